@@ -90,16 +90,6 @@ class TokenExchange:
         all-gathered."""
         return exchanged(self._rows(partial), self.group, scatter_rows, gather_rows)[None]
 
-    def gather_copies(self, share: Tensor) -> Tensor:
-        """Gather as `gather` for a computation that every rank repeats. Backward, a rank keeps its share of a gradient
-        that every rank has."""
-        return self._whole(exchanged(share.flatten(0, 1), self.group, gather_rows, _keep_rows))
-
-    def keep_share(self, whole: Tensor) -> Tensor:
-        """Return this rank's share of a tensor that every rank has computed, (batch, sequence, width). Backward,
-        gradients are all-gathered."""
-        return exchanged(self._rows(whole), self.group, _keep_rows, gather_rows)[None]
-
     @property
     def _padding(self) -> int:
         return -self.batch_size * self.seq_length % self.group.size()
@@ -129,15 +119,9 @@ def keep_columns(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
     return exchanged(whole, group, _keep_columns, _gather_columns)
 
 
-def exchange_around(
-    block: nn.Module, gather: Callable[[Tensor], Any], keep_share: Callable[[Tensor], Tensor] | None
-) -> None:
+def gather_before(block: nn.Module, gather: Callable[[Tensor], Any]) -> None:
     """Let a block that is called with a rank's share of the tokens compute with all tokens. The share is its first
-    argument, by position or by keyword.
-
-    `keep_share` returns the rank's share of an output that is equal on every rank. None: the block scatters its output
-    itself.
-    """
+    argument, by position or by keyword."""
     first = next(iter(inspect.signature(block.forward).parameters))
 
     def before(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -146,18 +130,6 @@ def exchange_around(
         return inputs, {**named, first: gather(named[first])}
 
     block.register_forward_pre_hook(before, with_kwargs=True)
-    if keep_share is not None:
-
-        def after(module: nn.Module, inputs: Any, output: Any) -> Any:
-            if isinstance(output, tuple):  # attention returns its weights too
-                return (keep_share(output[0]), *output[1:])
-            return keep_share(output)
-
-        block.register_forward_hook(after)
-
-
-def _keep_rows(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
-    return whole.chunk(group.size())[group.rank()].contiguous()
 
 
 def _keep_columns(whole: Tensor, group: dist.ProcessGroup) -> Tensor:

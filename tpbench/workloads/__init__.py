@@ -120,6 +120,8 @@ class Workload:
     """Results that only this workload's rows have, each with its meaning and unit."""
     job_only_fields: tuple[str, ...] = ()
     """Fields of the problem without a column: a row has them in the JSON of its job only."""
+    former_fields: Mapping[str, Any] = field(default_factory=dict)
+    """Fields that the problem no longer has, with the only value that is left: keys of stored jobs contain them."""
     headline: tuple[str, ...] = ()
     """The problem fields that name a cell in a progress line. A field that is null or 0 is left out."""
     options: tuple[Option, ...] = ()

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
-from tpbench.comm.collectives import TokenExchange, exchange_around, gather_columns, keep_columns, sharded_along
+from tpbench.comm.collectives import TokenExchange, gather_before, gather_columns, keep_columns, sharded_along
 from tpbench.workloads.train_step.model.configuration import UnknownArchitecture
 from tpbench.workloads.train_step.model.models import FusedNorm, decoder_parts, modules_in_order, rms_norm
 from tpbench.workloads.train_step.model.models import compile_layers as compile_layers
-from tpbench.workloads.train_step.problem import Style, TrainStep
-from tpbench.workloads.train_step.sharding.plan import Block, blocks, require_known_modules
+from tpbench.workloads.train_step.problem import TrainStep
+from tpbench.workloads.train_step.sharding.plan import Block, Style, blocks, require_known_modules
 
 HEAD_GATHERS = False
 """True if the head's input has all tokens also with the linear loss."""
@@ -38,11 +38,7 @@ def shard(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
     require_known_modules(problem, model)
     tokens = TokenExchange(tp.get_group(), problem.batch_size, problem.seq_length)
     for block in blocks(problem, model):
-        inner = model.get_submodule(block.name)
-        if block.replicated:
-            exchange_around(inner, tokens.gather_copies, tokens.keep_share)
-        else:
-            exchange_around(inner, tokens.gather, None)
+        gather_before(model.get_submodule(block.name), tokens.gather)
         for name, style in block.styles.items():
             model.set_submodule(name, _sharded_module(model.get_submodule(name), style, block, tp, tokens))
     for name, module in list(model.named_modules()):
@@ -65,9 +61,7 @@ def shard(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
 
 def _sharded_module(module: Any, style: Style, block: Block, tp: DeviceMesh, tokens: TokenExchange) -> ShardedModule:
     if isinstance(module, FusedNorm | nn.LayerNorm):
-        return ReplicatedNorm(module, tp, partial_gradient=block.sharded_inside)
-    if style == "replicated":
-        return ReplicatedLinear(module, tp)
+        return ReplicatedNorm(module, tp, partial_gradient=not block.gathers_columns)
     if style.startswith("colwise"):
         return ColumnLinear(module, tp, gather_output=style == "colwise_gather_output")
     return RowLinear(module, tp, tokens, split_input=style == "rowwise_split_input")
@@ -125,13 +119,6 @@ class RowLinear(ShardedModule):
             hidden = keep_columns(hidden, self.tokens.group)
         summed = self.tokens.scatter(F.linear(hidden, weight))
         return summed + bias[0] if bias else summed
-
-
-class ReplicatedLinear(ShardedModule):
-    """A linear layer that every rank computes whole, with all tokens."""
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return F.linear(hidden, *self.local_parameters)
 
 
 class ShardedEmbedding(ShardedModule):

@@ -176,7 +176,7 @@ def deepspeed_configuration(problem: TrainStep, context: Context, plan: Sequence
     """Return DeepSpeed's configuration.
 
     plan: how to shard the decoder layers. DeepSpeed could read the plan of transformers itself, but would not sum the
-    gradients of all norms over the ranks, and knows no `tp_mapping`.
+    gradients of all norms over the ranks.
     """
     zero: dict[str, Any] = {"stage": problem.zero_stage}
     if problem.zero_stage:
@@ -237,7 +237,7 @@ def _partition(plan: Sequence[Block]) -> dict[str, Any]:
             # DeepSpeed sums the gradients of each parameter of a replicated module.
             "patterns": [f".*{re.escape(name)}\\.{'[^.]+' if style == 'replicated' else 'weight'}$"],
             "partition_type": _PARTITION_TYPES[style],
-            "grad_allreduce": style == "replicated" and block.sharded_inside,
+            "grad_allreduce": style == "replicated",
         }
         for block in plan
         if not block.gathers_columns
