@@ -75,14 +75,12 @@ class EntropyLoss(_LossModule):
 
         logits: (rows, local vocab). target: as for `entropy_loss`.
         """
-        loss: Tensor = self._outside_of_graphs(self._forward, logits, target)
-        return loss
+        return self._outside_of_graphs(self._forward, logits, target)
 
     def _forward(self, logits: Tensor, target: Tensor) -> Tensor:
         if not (torch.is_grad_enabled() and logits.requires_grad):
             return entropy_loss(logits, target, grad="none", **self.settings).loss
-        loss: Tensor = _apply(_GradientsInForward, self._with_gradient, logits, target)
-        return loss
+        return _GradientsInForward.apply(self._with_gradient, logits, target)
 
     def _with_gradient(self, logits: Tensor, target: Tensor) -> tuple[Tensor, tuple[Tensor | None, ...], float]:
         settings, stored_scale = self.settings, 1.0
@@ -130,8 +128,7 @@ class LinearEntropyLoss(_LossModule):
         loss="logprob" returns log-probabilities and entropies, (rows,) each, unless other settings are chosen.
         hidden: (rows, h). weight: (local vocab, h). bias: (local vocab,).
         """
-        results: Tensor | tuple[Tensor, Tensor] = self._outside_of_graphs(self._forward, hidden, weight, target, bias)
-        return results
+        return self._outside_of_graphs(self._forward, hidden, weight, target, bias)
 
     def _forward(self, hidden: Tensor, weight: Tensor, target: Any, bias: Tensor | None) -> Any:
         device, settings = hidden.device.type, self.settings
@@ -148,8 +145,8 @@ class LinearEntropyLoss(_LossModule):
             return _losses(hidden, weight, bias, target, settings)
         recompute = settings.get("reduction", "mean") == "none" or settings.get("entropy")
         if recompute or hidden.dtype == torch.float16:
-            return _apply(_GradientsInBackward, hidden, weight, bias, target, settings)
-        return _apply(_GradientsInForward, self._with_gradients, hidden, weight, bias, target)
+            return _GradientsInBackward.apply(hidden, weight, bias, target, settings)
+        return _GradientsInForward.apply(self._with_gradients, hidden, weight, bias, target)
 
     def _with_gradients(
         self, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Any
@@ -163,10 +160,6 @@ def _losses(hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Any, se
     return result.loss if result.entropy is None else (result.loss, result.entropy)
 
 
-def _apply(function: Any, *arguments: Any) -> Any:
-    return function.apply(*arguments)
-
-
 class _GradientsInForward(torch.autograd.Function):
     """A loss whose forward computes the gradients of its inputs, and whose backward scales them in place."""
 
@@ -174,8 +167,7 @@ class _GradientsInForward(torch.autograd.Function):
     def forward(ctx: Any, compute: Callable[..., Any], *inputs: Any) -> Tensor:
         """`compute` returns the loss, the gradient of each input, and the factor that the gradients contain."""
         loss, ctx.gradients, ctx.stored_scale = compute(*inputs)
-        result: Tensor = loss
-        return result
+        return loss
 
     @staticmethod
     @once_differentiable
