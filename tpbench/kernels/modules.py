@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.autograd.function import once_differentiable
 
 from tpbench.kernels import checks
@@ -16,6 +17,14 @@ from tpbench.kernels.entropy import entropy_loss
 from tpbench.kernels.linear.function import linear_entropy_loss
 from tpbench.kernels.row_loss import fp16_gradient_scale
 from tpbench.kernels.two_pass.kernels import scale_rows
+
+
+def _call(function: Callable[..., Any], *arguments: Any) -> Any:
+    return function(*arguments)
+
+
+_uncompiled = _disable_dynamo(_call)
+"""The same as uncompiled code. torch.compiler.disable would import the compiler now, which takes seconds."""
 
 
 class _LossModule(torch.nn.Module):
@@ -32,11 +41,7 @@ class _LossModule(torch.nn.Module):
 
     def _outside_of_graphs(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call the function, as uncompiled code also within torch.compile."""
-        if torch.compiler.is_compiling():
-            from tpbench.kernels.eager import eager
-
-            return eager(function, *arguments)
-        return function(*arguments)
+        return (_uncompiled if torch.compiler.is_compiling() else _call)(function, *arguments)
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
