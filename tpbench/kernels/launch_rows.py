@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -26,13 +26,6 @@ MOST_REMEMBERED = 256
 
 _PLAIN = {Tensor, torch.nn.Parameter}
 """Types of tensors with memory of their own. Others, such as DTensor, may have none."""
-
-Strided: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
-"""Shape, strides and dtype of a new tensor."""
-
-# This function skips the parsing of arguments and the dispatcher, where torch.empty spends most of its time. Compiled
-# code of torch calls the same function. It allocates on the current device.
-_empty_strided: Callable[..., Tensor] | None = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
 
 
 @dataclass(frozen=True)
@@ -130,27 +123,25 @@ class RepeatedCall:
         """`how`: of the first call, with the launch of its kernel. The tensors are that call's results."""
         assert how.relaunch is not None
         self.how, self.relaunch, self.device = how, how.relaunch, row_loss.device
-        self.row_loss, self.grad = _strided(row_loss), None if grad is None else _strided(grad)
-        self.total = None if loss is row_loss else _strided(loss)
+        results = (grad, row_loss, None if loss is row_loss else loss)
+        self.forms = [
+            result if result is None else (tuple(result.shape), result.stride(), result.dtype) for result in results
+        ]
+        # This function skips the parsing of arguments and the dispatcher, where torch.empty_strided spends most of its
+        # time. Compiled code of torch calls the same function. It allocates on the current device.
+        empty = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None) if self.device.type == "cuda" else None
+        self.empty: Callable[..., Tensor] = empty or self._empty_strided
 
     def __call__(self, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Queue the kernel on the current stream. Return the loss, the row losses and the gradient."""
         with launching(self.device):
-            grad = None if self.grad is None else self._new(self.grad)
-            row_loss = self._new(self.row_loss)
-            total = None if self.total is None else self._new(self.total)
+            grad, row_loss, total = [form if form is None else self.empty(*form) for form in self.forms]
+            assert row_loss is not None
             self.relaunch(logits, target, grad, row_loss, total)
         return row_loss if total is None else total, row_loss, grad
 
-    def _new(self, like: Strided) -> Tensor:
-        if _empty_strided is None or self.device.type != "cuda":
-            shape, strides, dtype = like
-            return torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
-        return _empty_strided(*like)
-
-
-def _strided(tensor: Tensor) -> Strided:
-    return tuple(tensor.shape), tensor.stride(), tensor.dtype
+    def _empty_strided(self, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.empty_strided(shape, stride, dtype=dtype, device=self.device)
 
 
 _remembered: dict[Hashable, RepeatedCall] = {}

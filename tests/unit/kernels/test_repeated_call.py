@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -118,6 +119,7 @@ def host_steps(function: Callable[[], object]) -> list[str]:
         elif event == "c_call":
             called.append(function.__qualname__)
 
+    gc.collect()  # so that no object of an earlier call is deleted meanwhile
     sys.setprofile(record)
     try:
         function()

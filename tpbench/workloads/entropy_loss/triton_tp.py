@@ -38,15 +38,7 @@ def prepare(problem: EntropyLoss, shard: Shard) -> Step:
     def columns() -> dict[str, Any]:
         if last is None:
             return {}
-        found: dict[str, Any] = {"algorithm_used": last.algorithm, "block_used": last.block}
-        resources = worst_resources(last.kernels, shard.device)
-        if resources is not None:
-            found |= {
-                "registers": resources.registers,
-                "spilled_bytes": resources.spilled_bytes,
-                "shared_kib": resources.shared_bytes / 1024,
-                "occupancy": resources.occupancy,
-            }
-        return found
+        used = {"algorithm_used": last.algorithm, "block_used": last.block}
+        return used | worst_resources(last.kernels, shard.device)
 
     return Step(run, bytes_communicated=lambda: 0 if last is None else last.bytes_sent, columns=columns)

@@ -24,8 +24,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.utils.checkpoint import checkpoint
 
-from tpbench.comm.collectives import sharded_along
-from tpbench.comm.row_exchange import gather_before
+from tpbench.comm.collectives import gather_before, sharded_along
 from tpbench.workloads.train_step.model.configuration import UnknownArchitecture
 from tpbench.workloads.train_step.model.models import decoder_layers, decoder_parts
 from tpbench.workloads.train_step.problem import TrainStep

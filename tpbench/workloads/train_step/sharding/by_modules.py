@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
-from tpbench.comm.collectives import sharded_along
-from tpbench.comm.row_exchange import TokenExchange, gather_before, gather_columns, keep_columns
+from tpbench.comm.collectives import TokenExchange, gather_before, gather_columns, keep_columns, sharded_along
 from tpbench.workloads.train_step.model.configuration import UnknownArchitecture
 from tpbench.workloads.train_step.model.models import FusedNorm, decoder_parts, modules_in_order, rms_norm
 from tpbench.workloads.train_step.model.models import compile_layers as compile_layers
