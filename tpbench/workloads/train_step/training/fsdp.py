@@ -20,8 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tpbench.comm.symmetric_buffers import enable_symmetric_memory
 from tpbench.measure.session import Context
 from tpbench.workloads.train_step.model import models
-from tpbench.workloads.train_step.model.models import decoder_layers, decoder_parts
-from tpbench.workloads.train_step.model.weights import allocate, fill, place_buffers
+from tpbench.workloads.train_step.model.models import allocate, decoder_layers, decoder_parts, fill, place_buffers
 from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.sharding import by_dtensor, by_modules
 from tpbench.workloads.train_step.training.trainer import (
