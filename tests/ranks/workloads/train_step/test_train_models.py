@@ -141,7 +141,7 @@ def test_tied_embeddings_default_to_those_of_the_model_type(tmp_path: Path, monk
         assert problem.tied is tied
         assert sum(each.numel() for each in build(problem).parameters()) == estimates.parameters(problem)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(JobError, match=re.escape("lacks tie_word_embeddings, for which only the transformers package")):
+    with pytest.raises(JobError, match=re.escape("lacks tie_word_embeddings, and the transformers package, which")):
         resolve(folder_problem(tmp_path, model_type="gemma", tie_word_embeddings=None))
     assert resolve(folder_problem(tmp_path, model_type="gemma", tie_word_embeddings=True)).tied
     assert not resolve(folder_problem(tmp_path, tie_word_embeddings=None)).tied
