@@ -95,20 +95,6 @@ def test_all_errors_of_all_requests_come_at_once() -> None:
     assert len(str(caught.value).splitlines()) == 2
 
 
-def test_a_file_of_an_unregistered_variant_is_told_apart_from_an_unknown_variant(tmp_path: Path) -> None:
-    (tmp_path / "variant").mkdir()
-    file = tmp_path / "variant" / "tutorial_tp.yaml"
-    file.touch()
-    with pytest.raises(JobError) as caught:
-        plan([Request(0, {"variant": "tutorial_tp"}, [], [CONF, tmp_path])], ThisHost(0))
-    assert str(caught.value) == (
-        f"{file} names the variant tutorial_tp, but no workload registers it: register it in tpbench/workloads as step "
-        "2 of 'Adding a variant' in CONTRIBUTING.md shows"
-    )
-    with pytest.raises(JobError, match="no variant is called tutorial_tp"):
-        plan([Request(0, {"variant": "tutorial_tp"}, [], [CONF])], ThisHost(0))
-
-
 def test_what_a_workload_lacks_is_said_with_the_way_to_change_the_line() -> None:
     train = {**MODEL, "variant": "fsdp", "model": "tiny", "tp_size": 1, "dp_size": 2}
     with pytest.raises(JobError) as caught:

@@ -15,7 +15,6 @@ from tpbench.launcher.command_line.rewrites import command_line_variants
 from tpbench.launcher.options import GROUPS, command_line_names, example_values
 from tpbench.settings import JobError
 from tpbench.suggestions import printable, unknown
-from tpbench.workloads import variants
 
 LAUNCHERS = ("torchrun", "torchrun_slurm", "basic")
 MAX_CELLS = 10_000
@@ -91,14 +90,7 @@ def _errors(override: Override, folders: Sequence[Path]) -> list[str]:
         return [unknown("field", key, names | set(GROUPS), "python -m tpbench list fields")]
     valid = {file.stem for folder in folders for file in (folder / key).glob("*.yaml")}
     valid |= command_line_variants().keys() if key == "variant" else set()
-    missing = [choice for choice in _choices(override) if choice not in valid]
-    without_file = [choice for choice in missing if key == "variant" and choice in variants()]
-    errors = [unknown_choice(key, choice, valid) for choice in missing if choice not in without_file]
-    errors += [
-        f"variant={each} is registered in tpbench/workloads, but it has no file {folders[0].name}/variant/{each}.yaml: "
-        "write that file as step 3 of 'Adding a variant' in CONTRIBUTING.md shows"
-        for each in without_file
-    ]
+    errors = [unknown_choice(key, choice, valid) for choice in _choices(override) if choice not in valid]
     if key == "experiment" and not override.is_add():
         errors.append(f"experiments are added, with a plus: +{str(override.input_line).lstrip('+')}")
     return errors
