@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 from tpbench.measure.kernels_version import kernels_version
-from tpbench.measure.settings import MeasureSettings
+from tpbench.measure.session import MeasureSettings
 from tpbench.outside.variant import OutsideVariant, installed_names
 from tpbench.settings import JobError, defaults, parse, setting, spelled
 from tpbench.suggestions import unknown
@@ -91,7 +91,8 @@ class Job:
     def flat(self) -> dict[str, Any]:
         """Return all fields under their flat names, as plain values."""
         job_fields = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in _PARTS}
-        return {"workload": self.workload.name, **job_fields, **asdict(self.measure), **asdict(self.problem)}
+        of_problem = {**self.workload.former_fields, **asdict(self.problem)}
+        return {"workload": self.workload.name, **job_fields, **asdict(self.measure), **of_problem}
 
     @property
     def key(self) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import types
 import typing
@@ -46,7 +45,6 @@ def parse(cls: type, values: Mapping[str, Any]) -> Any:
     """Build the settings dataclass `cls` from plain values, each checked against its field's type and limits.
 
     Values may be strings, as a command line has them ("64", "true", "null").
-    A mapping for a field of type str becomes JSON.
 
     Raises:
         JobError: it names every invalid value and what would be valid.
@@ -88,7 +86,7 @@ def _coerce(field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
             raise JobError(f"{field.name}={spelled(value)} must be true or false")
         return answer
     if kind is str:
-        return json.dumps(value) if isinstance(value, Mapping) else str(value)
+        return str(value)
     return _number(field, kind, value)
 
 

@@ -18,7 +18,7 @@ UNFINISHED = """
 
 @WORKLOAD.variant("its step returns a tensor in place of an Output")
 def unfinished_tp(problem: EntropyLoss, shard: Any) -> Any:
-    from tpbench.workloads.entropy_loss.interface import Step
+    from tpbench.workloads.entropy_loss.inputs import Step
 
     return Step(lambda: shard.logits.sum())
 """

@@ -10,15 +10,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tests.support.ranks import Rank
-from tpbench.measure import stopwatch
+from tpbench.measure import clock
 from tpbench.measure.session import Context
 from tpbench.workloads.embedding_grad import WORKLOAD, EmbeddingGrad
 from tpbench.workloads.embedding_grad.bench import EmbeddingGradSession, ExchangeContext
-from tpbench.workloads.embedding_grad.exchanges.base import Exchange, sequence
+from tpbench.workloads.embedding_grad.exchanges import Exchange, sequence
+from tpbench.workloads.embedding_grad.exchanges.collectives import CountedCollectives
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
-from tpbench.workloads.embedding_grad.traffic.collectives import CountedCollectives
 
-DISTRIBUTIONS = ("uniform", "zipf", "bigram", "fixed", "one_owner", "one_rank", "none")
+DISTRIBUTIONS = ("uniform", "zipf", "fixed", "one_owner", "one_rank", "none")
 DTYPES = ("float32", "float16", "bfloat16")
 ON_GPUS = torch.cuda.is_available()
 HERE = sorted(
@@ -62,7 +62,7 @@ def new_session(
     here: Rank, cell: EmbeddingGrad, name: str, inputs: EmbeddingGradInputs | None = None
 ) -> EmbeddingGradSession:
     """Set up a session that measures each time once: these tests need no precise times."""
-    with mock.patch.dict(stopwatch.ITERATIONS, cpu=1, cuda=1):
+    with mock.patch.dict(clock.ITERATIONS, cpu=1, cuda=1):
         return EmbeddingGradSession(cell, WORKLOAD.variants[name], context(here), inputs)
 
 
@@ -82,22 +82,3 @@ def dense_mean(here: Rank, inputs: EmbeddingGradInputs, *, absolute: bool = Fals
     whole = whole.abs() if absolute else whole
     dist.all_reduce(whole, group=here.group)
     return inputs.slice_of(whole / here.world_size)
-
-
-class LoggedStream:
-    """CUDA stream that logs the host's calls. No device is involved."""
-
-    def __init__(self, lines: list[str], name: str) -> None:
-        self.lines, self.name = lines, name
-
-    def wait_stream(self, other: LoggedStream) -> None:
-        self.lines.append(f"{self.name} waits for {other.name}")
-
-    def wait_event(self, event: str) -> None:
-        self.lines.append(f"{self.name} waits for {event}")
-
-    def record_event(self) -> str:
-        return self.lines[-1]
-
-    def synchronize(self) -> None:
-        self.lines.append(f"host waits for {self.name}")

@@ -7,11 +7,10 @@ from typing import Any
 import torch
 
 from tests.support.ranks import Rank
-from tpbench.kernels.losses import LOSSES as LOSSES
+from tpbench.kernels import LOSSES as LOSSES
 from tpbench.measure.session import Context
 from tpbench.workloads.entropy_loss import EntropyLoss
-from tpbench.workloads.entropy_loss.inputs import make_shard
-from tpbench.workloads.entropy_loss.interface import Output, Shard
+from tpbench.workloads.entropy_loss.inputs import Output, Shard, make_shard
 from tpbench.workloads.entropy_loss.oracle import Oracle
 
 DTYPES = ("float32", "float16", "bfloat16")

@@ -8,7 +8,7 @@ wrong.
 from __future__ import annotations
 
 import ctypes
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from tpbench.comm import signals, symmetric_buffers
-from tpbench.comm.signals import StreamSignals
+from tpbench.comm import symmetric_buffers
+from tpbench.comm.symmetric_buffers import StreamSignals
 
 FLAG_SPACE = 1 << 20
 
@@ -204,7 +204,7 @@ class CapturedSignals(StreamSignals):
 
     def _call(self, name: str, address: int, value: int, flags: int) -> None:
         words = ctypes.c_uint64(address), ctypes.c_uint32(value), ctypes.c_uint(flags)
-        signals.call_driver(name, signals.current_stream(), *words)
+        symmetric_buffers.call_driver(name, symmetric_buffers.current_stream(), *words)
 
 
 class SimulatedBuffers(symmetric_buffers.SymmetricBuffers):
@@ -215,7 +215,7 @@ class SimulatedBuffers(symmetric_buffers.SymmetricBuffers):
         nobody: Any = None
         self.group, self.device = nobody, torch.device("cpu")
         self.copies: Any = machine.stream()
-        self.memory, self.outgrown, self.uses, self.allocations, self.capturing = {}, [], {}, 0, False
+        self.memory, self.outgrown, self.uses, self.allocations, self.capturing = {}, [], Counter(), 0, False
         addresses = [FLAG_SPACE * (1 + each) for each in range(ranks)]
         self.signals, self.captured_signals = StreamSignals(addresses, rank), CapturedSignals(addresses, rank)
         self.barriers = 0
@@ -246,6 +246,6 @@ def on_streams(monkeypatch: pytest.MonkeyPatch) -> Callable[[Machine], None]:
         }
         for name, value in fakes.items():
             monkeypatch.setattr(torch.cuda, name, value)
-        monkeypatch.setattr(signals, "cuda_driver", lambda: machine)
+        monkeypatch.setattr(symmetric_buffers, "cuda_driver", lambda: machine)
 
     return install

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tpbench.kernels.losses import KERNEL_LOSSES, LABEL_LOSSES
+from tpbench.kernels import KERNEL_LOSSES, LABEL_LOSSES
 from tpbench.launcher.options import command_line_names
 from tpbench.workloads import variants, workloads
 
@@ -29,7 +29,7 @@ def test_every_variant_has_its_file_and_a_preset_sets_options_that_its_variant_h
 
 
 def test_every_loss_has_its_file_and_its_formulas() -> None:
-    from tpbench.workloads.losses.two_logit_losses import TWO_LOGIT_LOSSES  # late: it imports torch
+    from tpbench.workloads.losses.formulas import TWO_LOGIT_LOSSES  # late: it imports torch
 
     assert {file.stem for file in (CONF / "loss").glob("*.yaml")} == set(KERNEL_LOSSES)
     assert {*LABEL_LOSSES, *TWO_LOGIT_LOSSES} == set(KERNEL_LOSSES)

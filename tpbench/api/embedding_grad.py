@@ -3,6 +3,6 @@ Exchange`."""
 
 from tpbench.outside.source import variant as variant
 from tpbench.workloads.embedding_grad.bench import ExchangeContext as ExchangeContext
-from tpbench.workloads.embedding_grad.exchanges.base import Exchange as Exchange
-from tpbench.workloads.embedding_grad.exchanges.base import Phase as Phase
+from tpbench.workloads.embedding_grad.exchanges import Exchange as Exchange
+from tpbench.workloads.embedding_grad.exchanges import Phase as Phase
 from tpbench.workloads.embedding_grad.problem import EmbeddingGrad as EmbeddingGrad

@@ -1,8 +1,8 @@
 """The types of variants of the linear loss: `my_fn(problem: LinearLoss, shard: Shard) -> Step`."""
 
 from tpbench.outside.source import variant as variant
-from tpbench.workloads.linear_loss.interface import Output as Output
-from tpbench.workloads.linear_loss.interface import Shard as Shard
-from tpbench.workloads.linear_loss.interface import Step as Step
+from tpbench.workloads.linear_loss.inputs import Output as Output
+from tpbench.workloads.linear_loss.inputs import Shard as Shard
+from tpbench.workloads.linear_loss.inputs import Step as Step
 from tpbench.workloads.linear_loss.problem import LinearLoss as LinearLoss
-from tpbench.workloads.vocabulary import IGNORED as IGNORED
+from tpbench.workloads.sizes import IGNORED as IGNORED

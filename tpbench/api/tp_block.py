@@ -1,10 +1,12 @@
 """The types of variants of the transformer block: `my_fn(problem: TpBlock, context: BlockContext) -> PreparedBlock`."""
 
 from tpbench.comm.parallel_linears import Pending as Pending
-from tpbench.comm.parallel_linears import PlainSchedule as PlainSchedule
 from tpbench.comm.parallel_linears import Schedule as Schedule
 from tpbench.outside.source import variant as variant
 from tpbench.workloads.tp_block.execution.prepared import BlockContext as BlockContext
 from tpbench.workloads.tp_block.execution.prepared import PreparedBlock as PreparedBlock
 from tpbench.workloads.tp_block.execution.prepared import prepare as prepare
 from tpbench.workloads.tp_block.problem import TpBlock as TpBlock
+
+PlainSchedule = Schedule
+"""Another name of `Schedule`, which runs products in one piece unless a child overrides them."""

@@ -3,7 +3,7 @@
 Activations and their gradients are (rows, features) matrices, sharded along the rows between two linears, in the order
 of the group's ranks. A weight is this rank's (out, in) part of W. p is the number of ranks.
 
-A new schedule is a class with the methods of `Schedule`: all linears, of any workload, can run under it.
+A new schedule is a child of `Schedule`: all linears, of any workload, can run under it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -23,69 +23,54 @@ Pending: TypeAlias = Callable[[], Tensor]
 """A result that may not be complete yet. Call it once: it returns the result, ready for the current stream."""
 
 
-class Schedule(Protocol):
+class Schedule(ABC):
     """The all-gather and reduce-scatter of tensor parallelism with their products, over `size` ranks.
 
     All methods are collective. Shards are equal runs of rows, in the order of the group's ranks. All tensors are
     contiguous matrices of one dtype, except `matrix`, which may be a transposed view.
+
+    Products run in one piece before or after their collective. Children define the two collectives, or override the
+    products with their collectives.
     """
 
-    @property
-    def rank(self) -> int:
-        """The rank in the group, not in the world."""
+    rank: int
+    """The rank in the group, not in the world."""
+    size: int
+    """The number of ranks in the group."""
+    group: dist.ProcessGroup | None = None
+    """The group, or None if the schedule does not communicate."""
+    divisor: int
+    """The number that must divide the rows of a product that is scattered."""
 
-    @property
-    def size(self) -> int:
-        """The number of ranks in the group."""
-
-    @property
-    def group(self) -> dist.ProcessGroup | None:
-        """The group, or None if the schedule does not communicate."""
-
-    @property
-    def divisor(self) -> int:
-        """The number that must divide the rows of a product that is scattered."""
-
+    @abstractmethod
     def gather(self, shard: Tensor) -> Pending:
         """All-gather (rows, columns) shards to (size * rows, columns). Valid until the next gather of any kind."""
+
+    def scatter(self, partial: Tensor) -> Tensor:
+        """Reduce-scatter a (rows, n) matrix: return this rank's (rows / size, n) of the sum over ranks."""
+        raise NotImplementedError
 
     def gather_matmul(self, shard: Tensor, matrix: Tensor, *, keep: bool = True) -> tuple[Tensor, Tensor]:
         """All-gather shards and multiply them by this rank's matrix (columns, n). Return both results.
 
         `keep`: the gathered tensor stays valid. Otherwise it is valid until the next gather of any kind.
         """
+        whole = self.gather(shard)()
+        return whole, whole @ matrix
 
     def matmul_scatter(self, whole: Tensor, matrix: Tensor, *, awaited: bool = False) -> Pending:
         """Multiply whole (rows, k) by matrix (k, n), and reduce-scatter the sum over ranks to (rows / size, n).
 
         `awaited`: the caller waits for the result at once and has no other work to overlap.
         """
-
-
-class PlainSchedule(ABC):
-    """Products in one piece before or after their collective. Children define the two collectives."""
-
-    @abstractmethod
-    def gather(self, shard: Tensor) -> Pending:
-        """All-gather (rows, columns) shards to (size * rows, columns)."""
-
-    @abstractmethod
-    def scatter(self, partial: Tensor) -> Tensor:
-        """Reduce-scatter a (rows, n) matrix: return this rank's (rows / size, n) of the sum over ranks."""
-
-    def gather_matmul(self, shard: Tensor, matrix: Tensor, *, keep: bool = True) -> tuple[Tensor, Tensor]:
-        whole = self.gather(shard)()
-        return whole, whole @ matrix
-
-    def matmul_scatter(self, whole: Tensor, matrix: Tensor, *, awaited: bool = False) -> Pending:
         summed = self.scatter(whole @ matrix)
         return lambda: summed
 
 
-class LocalSchedule(PlainSchedule):
+class LocalSchedule(Schedule):
     """One process with the whole of every tensor: no communication."""
 
-    rank, size, group, divisor = 0, 1, None, 1
+    rank, size, divisor = 0, 1, 1
 
     def gather(self, shard: Tensor) -> Pending:
         return lambda: shard
@@ -94,8 +79,10 @@ class LocalSchedule(PlainSchedule):
         return partial
 
 
-class SequentialSchedule(PlainSchedule):
+class SequentialSchedule(Schedule):
     """All-gather, product, reduce-scatter, one after the other. It can be compiled."""
+
+    group: dist.ProcessGroup
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)

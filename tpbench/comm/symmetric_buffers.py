@@ -1,23 +1,111 @@
-"""Buffers that all ranks of a group map for copies from and to peers, with the signals that order these copies."""
+"""Buffers that all ranks of a group map for copies from and to peers, with the signals that order these copies.
+
+A rank learns from a signal that a peer's copy has arrived. A wait on a channel takes the peer's signals in the order in
+which the peer sent them. Sending and waiting act on the current stream and return to the host at once. The CUDA driver
+has calls for this that torch does not offer.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import math
 import warnings
+from collections import Counter
+from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpbench.comm.signals import KernelSignals, StreamSignals
-from tpbench.kernels.symmetric import forbid_multicast
+from tpbench.kernels.collectives import forbid_multicast
 
+GREATER_OR_EQUAL = 0  # CU_STREAM_WAIT_VALUE_GEQ: cyclic comparison of 32 bits
+WITH_BARRIER = 0  # CU_STREAM_WRITE_VALUE_DEFAULT: earlier writes of the stream become visible first
 CHANNELS = 16
 """Number of signal channels that have flags."""
 ALIGNMENT = 1024
 """Alignment of each buffer's first byte, in bytes."""
+
+
+@cache
+def cuda_driver() -> Any:
+    """Load the CUDA driver's library. Raise OSError if there is none."""
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def driver_has(name: str) -> bool:
+    """Return true if the installed driver has a function of this name: older drivers lack some."""
+    return getattr(cuda_driver(), name, None) is not None
+
+
+def call_driver(name: str, *arguments: Any) -> None:
+    """Call a driver function with ctypes arguments. Raise RuntimeError if it returns an error code."""
+    if error := getattr(cuda_driver(), name)(*arguments):
+        raise RuntimeError(f"{name} failed with CUDA error {error}")
+
+
+def current_stream() -> ctypes.c_void_p:
+    """Return torch's current stream as an argument for `call_driver`."""
+    return ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+
+
+class StreamSignals:
+    """Signals by memory operations of the stream itself (cuStreamWriteValue32, cuStreamWaitValue32).
+
+    They need no SM, so that a product that fills the GPU does not delay them. Flags count up. A captured graph would
+    wait for numbers that have passed, therefore `send` and `wait` raise RuntimeError during capture.
+    """
+
+    def __init__(self, addresses: list[int], rank: int) -> None:
+        """Use the zeroed flags of each rank; `addresses[rank]` is where that rank's flags are mapped here."""
+        self.addresses, self.rank = addresses, rank
+        self.sent: Counter[tuple[int, int]] = Counter()
+        self.awaited: Counter[tuple[int, int]] = Counter()
+
+    def send(self, channel: int, peer: int) -> None:
+        """Signal a peer after all earlier work of the current stream."""
+        self.sent[channel, peer] += 1
+        address = self._flag(self.addresses[peer], channel, self.rank)
+        self._call("cuStreamWriteValue32_v2", address, self.sent[channel, peer], WITH_BARRIER)
+
+    def wait(self, channel: int, peer: int) -> None:
+        """Hold back later work of the current stream until the peer's next signal."""
+        self.awaited[channel, peer] += 1
+        address = self._flag(self.addresses[self.rank], channel, peer)
+        self._call("cuStreamWaitValue32_v2", address, self.awaited[channel, peer], GREATER_OR_EQUAL)
+
+    def _flag(self, begin: int, channel: int, sender: int) -> int:
+        """Return the address of the flag for a channel and a sender, among one rank's flags."""
+        return begin + 4 * (channel * len(self.addresses) + sender)
+
+    def _call(self, name: str, address: int, value: int, flags: int) -> None:
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("signals=stream cannot be captured in a CUDA graph: graph=false or signals=kernel")
+        words = ctypes.c_uint64(address), ctypes.c_uint32(value & 0xFFFFFFFF), ctypes.c_uint(flags)
+        call_driver(name, current_stream(), *words)
+
+
+@dataclass(frozen=True)
+class KernelSignals:
+    """Signals by torch's put_signal and wait_signal, which are kernels of one block.
+
+    They can be captured in a CUDA graph, but wait for a free SM. A send completes only after the receiver has waited
+    for the last signal on the same channel, because that wait resets the flag.
+    """
+
+    handle: Any
+    """A symmetric-memory handle whose signal pad serves no other purpose."""
+
+    def send(self, channel: int, peer: int) -> None:
+        """Signal a peer as `StreamSignals.send` does."""
+        self.handle.put_signal(peer, channel)
+
+    def wait(self, channel: int, peer: int) -> None:
+        """Wait for a peer as `StreamSignals.wait` does."""
+        self.handle.wait_signal(peer, channel)
 
 
 class SymmetricBuffers:
@@ -38,7 +126,7 @@ class SymmetricBuffers:
         """By name: the two buffers as one tensor of bytes, and its symmetric-memory handle."""
         self.outgrown: list[tuple[Tensor, Any]] = []
         """Replaced memory, kept because a running operation or a captured graph may hold its address."""
-        self.uses: dict[str, int] = {}
+        self.uses: Counter[str] = Counter()
         self.capturing = False
         """True if the last use was captured in a CUDA graph."""
         self.flags = self._allocated(4 * CHANNELS * self.size)
@@ -62,14 +150,13 @@ class SymmetricBuffers:
         Collective if the buffer must grow.
         """
         nbytes = -(-math.prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
-        if name not in self.memory or self.memory[name][0].nbytes < 2 * nbytes:
-            if name in self.memory:
-                self.outgrown.append(self.memory[name])
+        if name in self.memory and self.memory[name][0].nbytes < 2 * nbytes:
+            self.outgrown.append(self.memory.pop(name))
+        if name not in self.memory:
             self.memory[name] = self._allocated(2 * nbytes)
         memory, handle = self.memory[name]
-        use = self.uses.get(name, 0)
-        self.uses[name] = use + 1
-        offset = use % 2 * memory.nbytes // 2 // dtype.itemsize
+        offset = self.uses[name] % 2 * memory.nbytes // 2 // dtype.itemsize
+        self.uses[name] += 1
         return [handle.get_buffer(rank, shape, dtype, offset) for rank in range(self.size)]
 
     def barrier(self) -> None:
@@ -85,7 +172,6 @@ class SymmetricBuffers:
         Like the memory of torch's own fused operations, it comes from no pool: a buffer begins where its handle says.
         `kernels.symmetric` needs only addresses and may use torch's pool. Here `next` cuts tensors out of the handle's
         memory, and an offset in it would point to other bytes.
-        As a check each rank writes its number, and reads the number of each peer.
         """
         if torch.cuda.is_current_stream_capturing():
             raise RuntimeError("shared memory must be made before a CUDA graph is captured: run a step first")
@@ -94,13 +180,6 @@ class SymmetricBuffers:
         self._synchronize()  # all ranks have finished with the memory that this replaces
         mine = library._SymmetricMemory.empty_strided_p2p((nbytes,), [1], torch.uint8, self.device, name)
         handle = library._SymmetricMemory.rendezvous(mine)
-        mine.fill_(self.rank)
-        self._synchronize()
-        last_bytes = [handle.get_buffer(peer, (nbytes,), torch.uint8)[-1:].clone() for peer in range(self.size)]
-        seen = [int(byte) for byte in last_bytes]
-        if seen != list(range(self.size)):
-            raise RuntimeError(f"rank {self.rank} finds ranks {seen} in the memory of its peers")
-        self._synchronize()
         mine.zero_()
         self._synchronize()
         return mine, handle

@@ -19,7 +19,7 @@ import tpbench
 from tpbench.job import Job
 from tpbench.launcher.options import SweepOptions
 from tpbench.launcher.slurm.cluster import SlurmSettings
-from tpbench.measure.settings import MeasureSettings
+from tpbench.measure.session import MeasureSettings
 from tpbench.settings import spelled
 from tpbench.workloads import variants, workloads
 

@@ -30,7 +30,7 @@ from tpbench.console.fields import choice, names, settings_fields
 from tpbench.job import Job
 from tpbench.launcher.options import SweepOptions
 from tpbench.launcher.slurm.cluster import SlurmSettings
-from tpbench.measure.settings import MeasureSettings
+from tpbench.measure.session import MeasureSettings
 from tpbench.predict.command import main as predict
 from tpbench.report.command import main as report
 from tpbench.results import schema

@@ -1,44 +1,44 @@
 """Triton kernels with thin torch wrappers. They need torch and triton, and no other package of tpbench.
 
-The public names are imported on first use, so that `tpbench.kernels.losses` can be imported without torch.
+The functions and classes are imported on first use, so that the names of the losses can be imported without torch.
 """
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 if TYPE_CHECKING:
-    from tpbench.kernels.entropy.function import EntropyLossResult, entropy_loss
-    from tpbench.kernels.entropy.launch_rows import How
-    from tpbench.kernels.linear.call import LinearEntropyLossResult, LinearHow
-    from tpbench.kernels.linear.function import linear_entropy_loss
-    from tpbench.kernels.modules import EntropyLoss, LinearEntropyLoss
-    from tpbench.kernels.two_pass.kernels import block_for, bytes_exchanged
-
-__all__ = [
-    "EntropyLoss",
-    "EntropyLossResult",
-    "How",
-    "LinearEntropyLoss",
-    "LinearEntropyLossResult",
-    "LinearHow",
-    "block_for",
-    "bytes_exchanged",
-    "entropy_loss",
-    "linear_entropy_loss",
-]
+    from tpbench.kernels.entropy import EntropyLossResult as EntropyLossResult
+    from tpbench.kernels.entropy import entropy_loss as entropy_loss
+    from tpbench.kernels.launch_rows import How as How
+    from tpbench.kernels.linear.function import LinearEntropyLossResult as LinearEntropyLossResult
+    from tpbench.kernels.linear.function import LinearHow as LinearHow
+    from tpbench.kernels.linear.function import linear_entropy_loss as linear_entropy_loss
+    from tpbench.kernels.modules import EntropyLoss as EntropyLoss
+    from tpbench.kernels.modules import LinearEntropyLoss as LinearEntropyLoss
+    from tpbench.kernels.two_pass.kernels import block_for as block_for
+    from tpbench.kernels.two_pass.kernels import bytes_exchanged as bytes_exchanged
 
 _MODULES = {
     "EntropyLoss": "modules",
-    "EntropyLossResult": "entropy.function",
-    "How": "entropy.launch_rows",
+    "EntropyLossResult": "entropy",
+    "How": "launch_rows",
     "LinearEntropyLoss": "modules",
-    "LinearEntropyLossResult": "linear.call",
-    "LinearHow": "linear.call",
+    "LinearEntropyLossResult": "linear.function",
+    "LinearHow": "linear.function",
     "block_for": "two_pass.kernels",
     "bytes_exchanged": "two_pass.kernels",
-    "entropy_loss": "entropy.function",
+    "entropy_loss": "entropy",
     "linear_entropy_loss": "linear.function",
 }
+
+Loss = Literal["cross_entropy", "soft_cross_entropy", "reverse_kl", "forward_kl"]
+"""The losses that training minimises, and that the workload `entropy_loss` measures."""
+LOSSES: tuple[str, ...] = get_args(Loss)
+KernelLoss = Literal["cross_entropy", "soft_cross_entropy", "reverse_kl", "forward_kl", "logprob"]
+"""These losses, and the label's log-probability, which policy optimisation uses."""
+KERNEL_LOSSES: tuple[str, ...] = get_args(KernelLoss)
+LABEL_LOSSES = ("cross_entropy", "logprob")
+"""The losses whose target is a label of each row."""
 
 
 def __getattr__(name: str) -> Any:

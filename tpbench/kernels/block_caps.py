@@ -9,33 +9,17 @@ from __future__ import annotations
 
 import functools
 import json
-from dataclasses import dataclass
 from importlib import resources
+from typing import Any
 
 FILE = "block_caps.json"
 
 
-@dataclass(frozen=True)
-class Winner:
-    """The fastest block cap for one algorithm, loss and width."""
-
-    algorithm: str
-    loss: str
-    columns: int
-    """Columns that a rank held."""
-    block_cap: int
-    device_ms: float
-    tried: tuple[int, ...]
-    """The measured caps. A single one was measured, but not compared."""
-    source: str
-    """The rows with the measurements."""
-
-
 @functools.cache
-def winners() -> tuple[Winner, ...]:
-    """Return all entries of the file."""
-    entries = json.loads((resources.files(__package__) / FILE).read_text(encoding="utf-8"))["winners"]
-    return tuple(Winner(**{**entry, "tried": tuple(entry["tried"])}) for entry in entries)
+def winners() -> list[dict[str, Any]]:
+    """Return all entries of the file: the fastest block cap for an algorithm, a loss and the columns of a rank."""
+    entries: list[dict[str, Any]] = json.loads((resources.files(__package__) / FILE).read_text())["winners"]
+    return entries
 
 
 @functools.cache
@@ -45,8 +29,9 @@ def measured_cap(algorithm: str, loss: str, share: int) -> int:
     share: columns of each rank if the vocabulary is split evenly, so that all ranks choose the same cap. A loss that
     was not measured uses the caps of a loss with as many logits per column.
     """
-    alike = [winner for winner in winners() if winner.algorithm == algorithm]
-    candidates = [winner for winner in alike if winner.loss == loss] or [
-        winner for winner in alike if (winner.loss == "cross_entropy") == (loss == "cross_entropy")
+    alike = [winner for winner in winners() if winner["algorithm"] == algorithm]
+    candidates = [winner for winner in alike if winner["loss"] == loss] or [
+        winner for winner in alike if (winner["loss"] == "cross_entropy") == (loss == "cross_entropy")
     ]
-    return min(candidates, key=lambda winner: (winner.columns < share, abs(winner.columns - share))).block_cap
+    winner = min(candidates, key=lambda winner: (winner["columns"] < share, abs(winner["columns"] - share)))
+    return int(winner["block_cap"])

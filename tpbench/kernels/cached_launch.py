@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -107,56 +106,35 @@ cached_launch = functools.lru_cache(maxsize=256)(CachedLaunch)
 """Return the one `CachedLaunch` of a kernel with these constants."""
 
 
-@dataclass(frozen=True)
-class Multiprocessor:
-    """The resources of a multiprocessor that programs share."""
+def occupancy(registers: int, shared_bytes: int, warps: int, on: Any) -> float:
+    """Return the share of a multiprocessor's warps that programs with these registers and shared bytes can fill.
 
-    registers: int
-    threads: int
-    shared_bytes: int
-
-
-@dataclass(frozen=True)
-class KernelResources:
-    """The resources of one kernel, or of several kernels the worst value in each respect."""
-
-    registers: int
-    """Registers per thread."""
-    spilled_bytes: int
-    """Local memory per thread: registers that did not fit, and arrays with a variable index."""
-    shared_bytes: int
-    """Shared memory per program."""
-    occupancy: float
-    """Warps that can run at the same time, as a share of those that a multiprocessor has room for."""
-
-
-def occupancy(registers: int, shared_bytes: int, warps: int, on: Multiprocessor) -> float:
-    """Return the share of a multiprocessor's warps that programs with these registers and shared bytes can fill."""
+    on: the properties of the GPU.
+    """
     warp_registers = -(-max(1, registers) * WARP // _REGISTER_UNIT) * _REGISTER_UNIT
-    by_registers = on.registers // _QUARTERS // warp_registers * _QUARTERS // warps
-    by_threads = on.threads // (WARP * warps)
-    by_shared = on.shared_bytes // (shared_bytes + _RESERVED_BYTES)
-    return min(by_registers, by_threads, by_shared) * warps * WARP / on.threads
+    by_registers = on.regs_per_multiprocessor // _QUARTERS // warp_registers * _QUARTERS // warps
+    by_threads = on.max_threads_per_multi_processor // (WARP * warps)
+    by_shared = on.shared_memory_per_multiprocessor // (shared_bytes + _RESERVED_BYTES)
+    return float(min(by_registers, by_threads, by_shared) * warps * WARP / on.max_threads_per_multi_processor)
 
 
-def worst_resources(kernels: Iterable[Any], device: torch.device) -> KernelResources | None:
-    """Return the worst resources of compiled kernels, or None if Triton compiled none.
+def worst_resources(kernels: Iterable[Any], device: torch.device) -> dict[str, float]:
+    """Return the worst resources of compiled kernels by name, or none if Triton compiled none.
+
+    Registers are those of a thread, as are spilled_bytes of local memory: registers that did not fit, and arrays with a
+    variable index. shared_kib is of a program. occupancy is the warps that can run at the same time, as a share of
+    those that a multiprocessor has room for.
 
     kernels: what launches return, each None in Triton's interpreter.
     """
     compiled = [kernel for kernel in kernels if kernel is not None]
     if not compiled:
-        return None
-    limits: Any = torch.cuda.get_device_properties(device)  # torch's stub lacks the registers
-    on = Multiprocessor(
-        limits.regs_per_multiprocessor,
-        limits.max_threads_per_multi_processor,
-        limits.shared_memory_per_multiprocessor,
-    )
+        return {}
+    on = torch.cuda.get_device_properties(device)
     shapes = [(kernel.n_regs, kernel.metadata.shared, kernel.metadata.num_warps) for kernel in compiled]
-    return KernelResources(
-        registers=max(registers for registers, _, _ in shapes),
-        spilled_bytes=max(4 * kernel.n_spills for kernel in compiled),  # Triton counts words of local memory
-        shared_bytes=max(shared for _, shared, _ in shapes),
-        occupancy=min(occupancy(*shape, on) for shape in shapes),
-    )
+    return {
+        "registers": max(registers for registers, _, _ in shapes),
+        "spilled_bytes": max(4 * kernel.n_spills for kernel in compiled),  # Triton counts words of local memory
+        "shared_kib": max(shared for _, shared, _ in shapes) / 1024,
+        "occupancy": min(occupancy(*shape, on) for shape in shapes),
+    }

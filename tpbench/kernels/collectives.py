@@ -1,8 +1,9 @@
-"""Collectives of tensors, under one name for all versions of torch, and an all-gather of small Python values."""
+"""Collectives under one name for all versions of torch, an all-gather of small Python values, and NVLink multicast."""
 
 from __future__ import annotations
 
 import json
+import os
 import socket
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -16,6 +17,9 @@ all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_in
 """all_gather(gathered, own, group, async_op): gather along the first dimension, in rank order."""
 reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 """reduce_scatter(own, values, op, group, async_op): reduce, and keep this rank's part of the first dimension."""
+ENVIRONMENT = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0"}
+"""These variables turn NVLink multicast off: a process that dies with a multicast object mapped can leave the fabric
+unusable for other processes."""
 
 
 def gather_by_rank(values: Tensor, group: dist.ProcessGroup | None, world_size: int) -> Tensor:
@@ -60,6 +64,13 @@ def machine_id() -> tuple[str, str]:
 def same_machine(machine_ids: Iterable[Sequence[str]]) -> bool:
     """Return true if all ranks, each with its `machine_id`, run under one Linux kernel and one host name."""
     return len({tuple(machine) for machine in machine_ids}) == 1
+
+
+def forbid_multicast() -> None:
+    """Set the variables that turn NVLink multicast off. Raises RuntimeError if one is already set otherwise."""
+    for name, value in ENVIRONMENT.items():
+        if os.environ.setdefault(name, value) != value:
+            raise RuntimeError(f"symmetric memory needs {name}={value}, it is {os.environ[name]}")
 
 
 def _gather(values: Tensor, group: dist.ProcessGroup) -> list[Tensor]:

@@ -11,31 +11,38 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tpbench.kernels.cached_launch import cached_launch
-from tpbench.kernels.entropy import checks
-from tpbench.kernels.entropy.function import entropy_loss
+from tpbench.kernels import checks
+from tpbench.kernels.entropy import entropy_loss
 from tpbench.kernels.linear.function import linear_entropy_loss
 from tpbench.kernels.row_loss import fp16_gradient_scale
-from tpbench.kernels.two_pass.kernels import block_for, is_wide, launching, scale_kernel, tile
+from tpbench.kernels.two_pass.kernels import scale_rows
 
 
-def _settings_of(function: Callable[..., Any], *made_by_module: str) -> set[str]:
-    parameters = inspect.signature(function).parameters.values()
-    return {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY} - set(
-        made_by_module
-    )
+class _LossModule(torch.nn.Module):
+    """A module for a function. `settings`: the function's keyword arguments, except those that the module makes."""
+
+    def __init__(self, function: Callable[..., Any], made: set[str], settings: dict[str, Any]) -> None:
+        super().__init__()
+        parameters = inspect.signature(function).parameters.values()
+        known = {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY} - made
+        if unknown := sorted(settings.keys() - known):
+            name = type(self).__name__
+            raise TypeError(f"{name} has no setting {', '.join(unknown)}; there are {', '.join(sorted(known))}")
+        self.settings = settings
+
+    def _outside_of_graphs(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call the function, as uncompiled code also within torch.compile."""
+        if torch.compiler.is_compiling():
+            from tpbench.kernels.eager import eager
+
+            return eager(function, *arguments)
+        return function(*arguments)
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
 
 
-_ENTROPY_SETTINGS = _settings_of(entropy_loss, "grad", "row_grad", "entropy_grad", "entropy")
-_LINEAR_SETTINGS = _settings_of(linear_entropy_loss, "bias", "grad", "row_grad", "entropy_grad", "weight_grad")
-
-
-def _refuse_unknown(module: str, settings: dict[str, Any], known: set[str]) -> None:
-    if unknown := sorted(settings.keys() - known):
-        raise TypeError(f"{module} has no setting {', '.join(unknown)}; there are {', '.join(sorted(known))}")
-
-
-class EntropyLoss(torch.nn.Module):
+class EntropyLoss(_LossModule):
     """The autograd version of `entropy_loss`: forward computes loss and gradient, backward scales the gradient.
 
     `settings` are the keyword arguments of `entropy_loss` except grad, row_grad, entropy_grad and entropy. The gradient
@@ -56,86 +63,44 @@ class EntropyLoss(torch.nn.Module):
     """
 
     def __init__(self, *, in_place: bool = False, **settings: Any) -> None:
-        super().__init__()
         if "grad" in settings:
             raise TypeError(
                 "grad is made by EntropyLoss: choose between a new tensor and the logits' memory by in_place"
             )
-        _refuse_unknown("EntropyLoss", settings, _ENTROPY_SETTINGS)
+        super().__init__(entropy_loss, {"grad", "row_grad", "entropy_grad", "entropy"}, settings)
         self.in_place = in_place
-        self.settings = settings
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
         """Return the loss, an fp32 scalar, or (rows,) with reduction="none".
 
         logits: (rows, local vocab). target: as for `entropy_loss`.
         """
-        if torch.compiler.is_compiling():
-            from tpbench.kernels.eager import eager
-
-            result: Tensor = eager(self._forward, logits, target)
-            return result
-        return self._forward(logits, target)
+        loss: Tensor = self._outside_of_graphs(self._forward, logits, target)
+        return loss
 
     def _forward(self, logits: Tensor, target: Tensor) -> Tensor:
         if not (torch.is_grad_enabled() and logits.requires_grad):
             return entropy_loss(logits, target, grad="none", **self.settings).loss
-        apply: Any = _EntropyLoss.apply
-        result: Tensor = apply(logits, target, "in_place" if self.in_place else "new", self.settings)
-        return result
+        loss: Tensor = _apply(_GradientsInForward, self._with_gradient, logits, target)
+        return loss
+
+    def _with_gradient(self, logits: Tensor, target: Tensor) -> tuple[Tensor, tuple[Tensor | None, ...], float]:
+        settings, stored_scale = self.settings, 1.0
+        if logits.dtype == torch.float16 and settings.get("reduction", "mean") == "mean":
+            factors = {name: settings.get(name, 1.0) for name in ("grad_scale", "logits_scale")}
+            checks.tensor("logits", logits, ("rows", "local vocab"))
+            for name, factor in factors.items():
+                checks.number(name, factor, low=-math.inf)
+            stored_scale = fp16_gradient_scale(len(logits), *factors.values())
+            settings = {**settings, "grad_scale": factors["grad_scale"] * stored_scale}
+        result = entropy_loss(logits, target, grad="in_place" if self.in_place else "new", **settings)
+        return result.loss, (result.grad, None), stored_scale
 
     def extra_repr(self) -> str:
-        return ", ".join(f"{name}={value!r}" for name, value in {"in_place": self.in_place, **self.settings}.items())
+        return f"in_place={self.in_place}, {super().extra_repr()}".removesuffix(", ")
 
 
-class _EntropyLoss(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, target: Tensor, grad: Any, settings: dict[str, Any]) -> Tensor:
-        ctx.stored_scale = _stored_scale(logits, settings)
-        if ctx.stored_scale != 1.0:
-            settings = {**settings, "grad_scale": settings.get("grad_scale", 1.0) * ctx.stored_scale}
-        result = entropy_loss(logits, target, grad=grad, **settings)
-        ctx.grad = result.grad
-        return result.loss
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None]:
-        if ctx.grad is None:
-            raise RuntimeError("EntropyLoss keeps one gradient and gave it to an earlier backward: run forward again")
-        grad, ctx.grad = ctx.grad, None
-        if ctx.stored_scale != 1.0:
-            upstream = upstream / ctx.stored_scale
-        return scale_rows(grad, upstream.contiguous()), None, None, None
-
-
-def _stored_scale(logits: Tensor, settings: dict[str, Any]) -> float:
-    """Return the factor on the gradient between forward and backward (see `fp16_gradient_scale`)."""
-    if logits.dtype != torch.float16 or settings.get("reduction", "mean") != "mean":
-        return 1.0
-    checks.matrix("logits", logits)
-    factors = {name: settings.get(name, 1.0) for name in ("grad_scale", "logits_scale")}
-    for name, factor in factors.items():
-        checks.number(name, factor, low=-math.inf)
-    return fp16_gradient_scale(len(logits), *factors.values())
-
-
-def scale_rows(grad: Tensor, factor: Tensor) -> Tensor:
-    """Multiply (rows, columns) by a factor, () or (rows,), in place. Rows whose factor is 1 are not written."""
-    rows, columns = grad.shape
-    if grad.numel():
-        block = block_for(columns)
-        tile_rows, options = tile(rows, block)
-        wide = is_wide(columns, block, grad.stride())
-        scale = cached_launch(
-            scale_kernel, PER_ROW=factor.dim(), WIDE=wide, ROWS=tile_rows, BLOCK=block, **options
-        )  # fmt: skip
-        with launching(grad.device):
-            scale(-(-rows // tile_rows), (grad, factor), (rows, columns, *grad.stride()))
-    return grad
-
-
-class LinearEntropyLoss(torch.nn.Module):
+class LinearEntropyLoss(_LossModule):
     """The autograd version of `linear_entropy_loss`: it takes hidden states and the head's weight, and no logits.
 
     `settings` are the keyword arguments of `linear_entropy_loss` except those for gradients and the bias.
@@ -153,11 +118,9 @@ class LinearEntropyLoss(torch.nn.Module):
     """
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__()
-        _refuse_unknown("LinearEntropyLoss", settings, _LINEAR_SETTINGS)
         if settings.get("loss") == "logprob":
             settings = {"reduction": "none", "entropy": True, **settings}
-        self.settings = settings
+        super().__init__(linear_entropy_loss, {"bias", "grad", "row_grad", "entropy_grad", "weight_grad"}, settings)
 
     def forward(
         self, hidden: Tensor, weight: Tensor, target: Tensor | tuple[Tensor, Tensor], bias: Tensor | None = None
@@ -167,88 +130,88 @@ class LinearEntropyLoss(torch.nn.Module):
         loss="logprob" returns log-probabilities and entropies, (rows,) each, unless other settings are chosen.
         hidden: (rows, h). weight: (local vocab, h). bias: (local vocab,).
         """
-        if torch.compiler.is_compiling():
-            from tpbench.kernels.eager import eager
+        results: Tensor | tuple[Tensor, Tensor] = self._outside_of_graphs(self._forward, hidden, weight, target, bias)
+        return results
 
-            compiled: Tensor | tuple[Tensor, Tensor] = eager(self._forward, hidden, weight, target, bias)
-            return compiled
-        return self._forward(hidden, weight, target, bias)
-
-    def _forward(
-        self, hidden: Tensor, weight: Tensor, target: Tensor | tuple[Tensor, Tensor], bias: Tensor | None
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        device = hidden.device.type
+    def _forward(self, hidden: Tensor, weight: Tensor, target: Any, bias: Tensor | None) -> Any:
+        device, settings = hidden.device.type, self.settings
         if torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
-            factors = (hidden.to(dtype), weight.to(dtype))
             if isinstance(target, (tuple, list)):
                 target = (target[0].to(dtype), target[1].to(dtype))
             with torch.autocast(device, enabled=False):
-                return self._forward(*factors, target, None if bias is None else bias.to(dtype))
+                return self._forward(
+                    hidden.to(dtype), weight.to(dtype), target, None if bias is None else bias.to(dtype)
+                )
         tensors = [tensor for tensor in (hidden, weight, bias) if tensor is not None]
         if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
-            result = linear_entropy_loss(hidden, weight, target, bias=bias, grad=False, **self.settings)
-            return result.loss if result.entropy is None else (result.loss, result.entropy)
-        recompute = (
-            self.settings.get("reduction", "mean") == "none"
-            or bool(self.settings.get("entropy"))
-            or hidden.dtype == torch.float16
-        )
-        apply: Any = (_GradientsInBackward if recompute else _GradientsInForward).apply
-        results: Tensor | tuple[Tensor, Tensor] = apply(hidden, weight, bias, target, self.settings)
-        return results
+            return _losses(hidden, weight, bias, target, settings)
+        recompute = settings.get("reduction", "mean") == "none" or settings.get("entropy")
+        if recompute or hidden.dtype == torch.float16:
+            return _apply(_GradientsInBackward, hidden, weight, bias, target, settings)
+        return _apply(_GradientsInForward, self._with_gradients, hidden, weight, bias, target)
 
-    def extra_repr(self) -> str:
-        return ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
+    def _with_gradients(
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Any
+    ) -> tuple[Tensor, tuple[Tensor | None, ...], float]:
+        result = linear_entropy_loss(hidden, weight, target, bias=bias, **self.settings)
+        return result.loss, (result.grad_hidden, result.grad_weight, result.grad_bias, None), 1.0
+
+
+def _losses(hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Any, settings: dict[str, Any]) -> Any:
+    result = linear_entropy_loss(hidden, weight, target, bias=bias, grad=False, **settings)
+    return result.loss if result.entropy is None else (result.loss, result.entropy)
+
+
+def _apply(function: Any, *arguments: Any) -> Any:
+    return function.apply(*arguments)
 
 
 class _GradientsInForward(torch.autograd.Function):
-    """The loss whose forward computes the gradients, and whose backward scales them."""
+    """A loss whose forward computes the gradients of its inputs, and whose backward scales them in place."""
 
     @staticmethod
-    def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Any, settings: dict[str, Any]
-    ) -> Tensor:
-        result = linear_entropy_loss(hidden, weight, target, bias=bias, **settings)
-        ctx.grads = (result.grad_hidden, result.grad_weight, result.grad_bias)
-        return result.loss
+    def forward(ctx: Any, compute: Callable[..., Any], *inputs: Any) -> Tensor:
+        """`compute` returns the loss, the gradient of each input, and the factor that the gradients contain."""
+        loss, ctx.gradients, ctx.stored_scale = compute(*inputs)
+        result: Tensor = loss
+        return result
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.grads is None:
-            raise RuntimeError("LinearEntropyLoss gave its gradients to an earlier backward: run forward again")
-        grads, ctx.grads = ctx.grads, None
-        for grad in grads:
-            if grad is not None:
-                scale_rows(grad.view(1, -1) if grad.dim() == 1 else grad, upstream.contiguous())
-        return (*grads, None, None)
+        if ctx.gradients is None:
+            raise RuntimeError("this loss keeps one gradient and gave it to an earlier backward: run forward again")
+        gradients, ctx.gradients = ctx.gradients, None
+        upstream = (upstream if ctx.stored_scale == 1.0 else upstream / ctx.stored_scale).contiguous()
+        for gradient in gradients:
+            if gradient is not None:
+                scale_rows(gradient.view(1, -1) if gradient.dim() == 1 else gradient, upstream)
+        return (None, *gradients)
 
 
 class _GradientsInBackward(torch.autograd.Function):
-    """The loss whose backward computes the logits again, and the gradients from them."""
+    """A linear loss whose backward computes the logits again, and the gradients from them."""
 
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Any, settings: dict[str, Any]
-    ) -> Tensor | tuple[Tensor, Tensor]:
+    ) -> Any:
         ctx.settings = settings
         targets = target if isinstance(target, (tuple, list)) else (target,)
         ctx.save_for_backward(hidden, weight, bias, *targets)
-        result = linear_entropy_loss(hidden, weight, target, bias=bias, grad=False, **settings)
-        return result.loss if result.entropy is None else (result.loss, result.entropy)
+        return _losses(hidden, weight, bias, target, settings)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor, *entropy_upstream: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, *targets = ctx.saved_tensors
-        target = targets[0] if len(targets) == 1 else tuple(targets)
         sharded = ctx.settings.get("hidden_sharded") and ctx.settings.get("group") is not None
         rows = len(hidden) * (ctx.settings["group"].size() if sharded else 1)
         result = linear_entropy_loss(
             hidden,
             weight,
-            target,
+            targets[0] if len(targets) == 1 else tuple(targets),
             bias=bias,
             row_grad=upstream.float().expand(rows).contiguous(),
             entropy_grad=entropy_upstream[0].float().contiguous() if entropy_upstream else None,

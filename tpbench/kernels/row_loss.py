@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tpbench.kernels import LABEL_LOSSES
 from tpbench.kernels.collectives import gather_by_rank
-from tpbench.kernels.losses import LABEL_LOSSES
 
 MOST_FP16_SCALE = 2**14
 """Largest scale of fp16 gradients: with it they stay in fp16's range even if one row of many counts."""
@@ -43,42 +43,38 @@ class Vocabulary:
         """Columns of this rank without padding."""
         return min(max(self.size - self.start, 0), self.columns)
 
+    @classmethod
+    def of_shard(
+        cls, columns: int, device: torch.device, name: str, group: dist.ProcessGroup | None, start: int | None,
+        size: int | None,
+    ) -> Vocabulary:  # fmt: skip
+        """Return this rank's columns. Collective, unless `start` and `size` are given or there is one rank.
 
-def shard_of_vocabulary(
-    columns: int, group: dist.ProcessGroup | None, vocab_start: int | None, vocab_size: int | None,
-    device: torch.device, name: str = "logits",
-) -> Vocabulary:  # fmt: skip
-    """Return this rank's columns. Collective, unless vocab_start and vocab_size are given or there is one rank.
-
-    name: the argument that has the columns, for errors. Raises ValueError if the ranks' columns do not fit together.
-    """
-    world_size, rank = (1, 0) if group is None else (group.size(), group.rank())
-    if group is not None and world_size > 1:
-        if vocab_start is not None and vocab_size is not None:
-            return Vocabulary(vocab_start, vocab_size, columns, None, world_size, rank)
-        # Not cached by local size: if it changed on some ranks only, those would gather alone.
-        shard = torch.tensor([columns, -1 if vocab_start is None else vocab_start], device=device)
-        sizes, given = gather_by_rank(shard, group, world_size).T.tolist()
-        starts = [0, *itertools.accumulate(sizes)]
-        if wrong := [
-            member for member, start in enumerate(given) if start not in (-1, starts[member])
-        ]:  # on all ranks alike
-            raise ValueError(
-                "vocab_start must be where the columns of the ranks before end: "
-                + ", ".join(f"{starts[member]} on rank {member}, got {given[member]}" for member in wrong)
-            )
-        start, total, widest = starts[rank], starts[-1], max(sizes)
-    else:
-        start, total, widest = 0, columns, columns
-        if vocab_start not in (None, 0):
-            raise ValueError(
-                f"vocab_start must be 0 or None without a group of ranks that hold the rest, got {vocab_start}"
-            )
-    if total == 0:
-        raise ValueError(f"{name} must have a column, here or on another rank of the group")
-    if vocab_size is not None and vocab_size > total:
-        raise ValueError(f"vocab_size must be at most the {total} columns held in all, got {vocab_size}")
-    return Vocabulary(start, total if vocab_size is None else vocab_size, columns, widest, world_size, rank)
+        name: the argument that has the columns. Raises ValueError if the ranks' columns do not fit together.
+        """
+        world_size, rank = (1, 0) if group is None else (group.size(), group.rank())
+        total, widest, first = columns, columns, 0
+        if group is not None and world_size > 1:
+            if start is not None and size is not None:
+                return cls(start, size, columns, None, world_size, rank)
+            # Not cached by local size: if it changed on some ranks only, those would gather alone.
+            shard = torch.tensor([columns, -1 if start is None else start], device=device)
+            sizes, given = gather_by_rank(shard, group, world_size).T.tolist()
+            starts = [0, *itertools.accumulate(sizes)]
+            wrong = [member for member, start in enumerate(given) if start not in (-1, starts[member])]
+            if wrong:  # on all ranks alike
+                raise ValueError(
+                    "vocab_start must be where the columns of the ranks before end: "
+                    + ", ".join(f"{starts[member]} on rank {member}, got {given[member]}" for member in wrong)
+                )
+            first, total, widest = starts[rank], starts[-1], max(sizes)
+        elif start not in (None, 0):
+            raise ValueError(f"vocab_start must be 0 or None without a group of ranks that hold the rest, got {start}")
+        if total == 0:
+            raise ValueError(f"{name} must have a column, here or on another rank of the group")
+        if size is not None and size > total:
+            raise ValueError(f"vocab_size must be at most the {total} columns held in all, got {size}")
+        return cls(first, total if size is None else size, columns, widest, world_size, rank)
 
 
 @dataclass(frozen=True)
@@ -146,6 +142,16 @@ class Outputs:
     accumulate: bool = False
     """Add to `grad` instead of overwriting it."""
 
+    @classmethod
+    def allocated(
+        cls, rows: int, device: torch.device, entropy: bool, reduction: str, grad: Tensor | None = None,
+        accumulate: bool = False,
+    ) -> Outputs:  # fmt: skip
+        """Allocate all but the gradient. With reduction="none" there is no total."""
+        row_loss = torch.empty(rows, dtype=torch.float32, device=device)
+        total = None if reduction == "none" else torch.empty((), dtype=torch.float32, device=device)
+        return cls(row_loss, torch.empty_like(row_loss) if entropy else None, grad, total, accumulate)
+
 
 @dataclass(frozen=True)
 class Scaling:
@@ -168,9 +174,8 @@ class Scaling:
     def of_reduction(cls, reduction: str, loss: RowLoss, rows: int, **others: Any) -> Scaling:
         """Return the factors of "mean", "sum" or "none" over so many rows. `others`: the fields of the gradient."""
         is_mean = reduction == "mean" and rows > 0
-        if is_mean and loss.has_labels:
-            return cls(count=True, **others)
-        return cls(mean=1.0 / rows if is_mean else 1.0, **others)
+        count = is_mean and loss.has_labels
+        return cls(mean=1.0 / rows if is_mean and not count else 1.0, count=count, **others)
 
 
 def fp16_gradient_scale(rows: int, *factors: float) -> float:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ import torch.distributed as dist
 from triton import next_power_of_2
 from triton.runtime import driver
 
-from tpbench.kernels.collectives import gather_values, machine_id, same_machine
+from tpbench.kernels.collectives import forbid_multicast, gather_values, machine_id, same_machine
 
 WAIT_LIMIT_S = 120.0
 """How long a kernel waits for a peer's statistics, which may be late because its host compiles or loads.
@@ -26,9 +25,6 @@ After that the loss is NaN, and the next call raises, as does every later call: 
 correspond.
 """
 MOST_RANKS = 16
-ENVIRONMENT = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0"}
-"""These variables turn NVLink multicast off: a process that dies with a multicast object mapped can leave the fabric
-unusable for other processes."""
 _rendezvous_count = 0
 """Rendezvous of symmetric memory that this process has completed in this module."""
 
@@ -145,13 +141,6 @@ class PeerWorkspace(Workspace):
             [pointer + offset for pointer in handle.buffer_ptrs], dtype=torch.int64, device=self.device
         )
         self._kept.append((buffer, handle, self.peers))
-
-
-def forbid_multicast() -> None:
-    """Set the variables that turn NVLink multicast off. Raises RuntimeError if one is already set otherwise."""
-    for name, value in ENVIRONMENT.items():
-        if os.environ.setdefault(name, value) != value:
-            raise RuntimeError(f"symmetric memory needs {name}={value}, it is {os.environ[name]}")
 
 
 @functools.lru_cache(maxsize=64)

@@ -2,10 +2,10 @@
 
 The modules, in the order of a first reading:
 
-- Order of a measurement: `run` measures a `session`, as `settings` say. `scheduled` does so for a fixed number of
-  iterations. `rounds` let other cells run in between.
-- Times: `clock` has wall and device time, `stopwatch` times parts of an iteration, and `statistics` decides when the
-  median is precise. `ranks` gathers the numbers of all ranks.
+- Order of a measurement: `run` measures a `session`, until its settings are met or for a fixed number of iterations.
+  `rounds` let other cells run in between.
+- Times: `clock` has wall and device time and times parts of an iteration, and `statistics` decides when the median is
+  precise. `ranks` gathers the numbers of all ranks.
 - Trust: `audit` has three guards against stale results.
 - Memory and floors: `rank_memory`, and the `rates` of copies and of products.
 - GPU: `cuda_graph` captures a step. `gpu` reads clocks, throttling and the energy counter. `bottleneck` reads a trace

@@ -22,8 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpbench.measure.session import Context, Session, Verdict
-from tpbench.measure.settings import MeasureSettings
+from tpbench.measure.session import Context, MeasureSettings, Session, Verdict
 
 SLEEP_CYCLES = 40_000_000
 """About 20 ms: the device sleeps while the host queues the change of the inputs and the iteration."""

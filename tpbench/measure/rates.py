@@ -9,7 +9,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from tpbench.measure.stopwatch import Stopwatch
+from tpbench.measure.clock import Stopwatch
 
 COPIES = 9
 BYTES = {"cuda": 2**31, "cpu": 2**26}

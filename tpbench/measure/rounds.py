@@ -18,8 +18,7 @@ from tpbench.measure.audit import restore_before
 from tpbench.measure.clock import Clock
 from tpbench.measure.gpu import ClockWatch
 from tpbench.measure.ranks import gather_numbers
-from tpbench.measure.session import Context, Session
-from tpbench.measure.settings import MeasureSettings
+from tpbench.measure.session import Context, MeasureSettings, Session
 from tpbench.measure.statistics import precise_enough
 
 ROUNDS = 24

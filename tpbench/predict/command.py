@@ -188,7 +188,7 @@ def _picture(
         raise JobError(f"--picture {file} must end in .png or .svg")
     with style.drawing("feasible"):
         figure = draw([fitted[name] for name in plot.variants if name in fitted], plot, cells.cells, sizes[0])
-        file.write_bytes(style.png(figure) if form == "png" else style.svg(figure))
+        file.write_bytes(style.file_content(figure, form))
     print(f"predict: wrote {file}", file=sys.stderr)
 
 

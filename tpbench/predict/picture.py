@@ -111,6 +111,6 @@ def _marks(
             getattr(cell.size, plot.x[0]) * 1.05 ** (values.index(value) if value in values else 0),
             cell.size.tokens,
             "o" if fits else "X",
-            color=style.ink() if fits else style.colour(5), markersize=4 if fits else 6, linestyle="",
+            color=style.INK if fits else style.colour(5), markersize=4 if fits else 6, linestyle="",
             label=f"{cell.label}, measured: {'fits' if fits else 'out of memory'}",
         )  # fmt: skip

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from tpbench.report.analysis.metrics import Metric, counted, metric
-from tpbench.report.analysis.records import Record, is_measurement, value_text
+from tpbench.report.analysis.records import Record, value_text
 from tpbench.report.command_line import (
     TABLES,
     ReportParser,
@@ -30,13 +30,14 @@ from tpbench.report.command_line import (
 )
 from tpbench.report.compare.changes import (
     FAILED,
+    FAILS,
     SAME,
     UNCLEAR,
     CellChange,
     Comparison,
     compare_cells,
     geometric_mean,
-    observe,
+    observations,
 )
 from tpbench.report.compare.pairs import ACROSS, BESIDE, CellPair, cell_names, remarks, rows_by_cell
 from tpbench.report.plots import style
@@ -61,18 +62,11 @@ MANY = 40
 
 @dataclass(frozen=True)
 class Series:
-    """The measured rows of one cell on one kind of hardware, in time order."""
+    """The rows of one cell on one kind of hardware, in time order."""
 
     name: str
     levels: Sequence[tuple[Record, ...]]
-    """The rows of each level."""
-    failure: Record | None
-    """The newest row, if it failed after a measurement."""
-
-    @property
-    def pair(self) -> CellPair:
-        """The newest level as a pair with the level before it."""
-        return CellPair(self.name, *self.levels[-2:])
+    """The rows of each level. A failure after the last measurement is a level of its own."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -86,7 +80,7 @@ def main(arguments: Sequence[str]) -> int:
     frame = selected_rows(options)
     require_values(frame, shown)
     history = all_series(frame, shown)
-    pairs = [series.pair for series in history if len(series.levels) > 1]
+    pairs = [CellPair(series.name, *series.levels[-2:]) for series in history if len(series.levels) > 1]
     comparison = compare_cells(pairs, options.metric, options.threshold, ACROSS)
     if form in PICTURES:
         print_or_write(_picture(history, comparison, form), options.output)
@@ -94,7 +88,7 @@ def main(arguments: Sequence[str]) -> int:
         write_tables(_document(history, comparison, all_cells=options.all or form == "csv"), form, options.output)
     if not any(change.is_decided for change in comparison.changes):
         raise JobError("no cell was measured twice, so nothing was compared")
-    return int(any(series.failure for series in history) or any(change.fails() for change in comparison.changes))
+    return int(any(change.fails() for change in comparison.changes))
 
 
 def all_series(frame: pd.DataFrame, shown: Metric) -> list[Series]:
@@ -108,19 +102,20 @@ def all_series(frame: pd.DataFrame, shown: Metric) -> list[Series]:
     history = []
     for cell, machines in cells.items():
         for machine, rows in machines.items():
-            measured = [row for row in rows if is_measurement(row) and not row.get(BESIDE) and observe(row, shown)]
+            measured = [row for row in rows if not row.get(BESIDE) and observations([row], shown)]
             if measured:
                 name = f"{names[cell]} on {value_text(machine)}" if several else names[cell]
-                failure = rows[-1] if rows[-1]["status"] in FAILED else None
-                history.append(Series(name, _levels(measured), failure))
+                fails = rows[-1]["status"] in FAILED
+                levels = _levels(measured, fails)
+                history.append(Series(name, [*levels, tuple(rows[-1:])] if fails else levels))
     return history
 
 
-def _levels(rows: Sequence[Record]) -> list[tuple[Record, ...]]:
+def _levels(rows: Sequence[Record], fails: bool) -> list[tuple[Record, ...]]:
     """Divide rows in time order into levels. If all have the same code, packages and machine, the newest is a level."""
     stacks = itertools.groupby(rows, key=lambda row: [row.get(name) for name in STACK])
     levels = [tuple(group) for _, group in stacks]
-    return levels if len(levels) > 1 or len(rows) == 1 else [tuple(rows[:-1]), tuple(rows[-1:])]
+    return levels if len(levels) > 1 or len(rows) == 1 or fails else [tuple(rows[:-1]), tuple(rows[-1:])]
 
 
 def _lines(series: Series, change: CellChange | None, shown: Metric) -> list[list[TableCell | str]]:
@@ -128,27 +123,29 @@ def _lines(series: Series, change: CellChange | None, shown: Metric) -> list[lis
     lines: list[list[TableCell | str]] = []
     before: tuple[Record, ...] = ()
     for level in series.levels:
-        ratio = _mean(level, shown) / _mean(before, shown) if before else None
+        value = _mean(level, shown)
         newest = change if level is series.levels[-1] else None
         notes = newest.notes if newest else remarks(before, level, ACROSS) if before else ()
         commit = printable(value_text(level[-1].get("git_commit")))
         changed = " and changes" if level[-1].get("git_dirty") else ""
+        started = level[0].get("started_at")
+        kind = "bad" if newest and newest.fails() else ""
         lines.append([
-            printable(series.name), _moment(level[0]), TableCell(commit[:8] + changed, commit + changed),
-            str(len(level)), number_cell(_mean(level, shown), shown.write), number_cell(ratio, "{:.3f}".format),
-            number_cell(newest.p if newest else None, "{:.2g}".format), newest.verdict if newest else MISSING,
+            printable(series.name), f"{started:%Y-%m-%d %H:%M}" if started else MISSING,
+            TableCell(commit[:8] + changed, commit + changed), str(len(level)), number_cell(value or None, shown.write),
+            number_cell(value / _mean(before, shown) if value and before else None, "{:.3f}".format),
+            number_cell(newest.p if newest else None, "{:.2g}".format),
+            TableCell(newest.verdict, kind=kind) if newest else MISSING,
             printable("; ".join(notes), 300) or ("nothing that rows record" if before else MISSING),
         ])  # fmt: skip
         before = level
     return lines
 
 
-def _moment(row: Record) -> str:
-    return f"{row['started_at']:%Y-%m-%d %H:%M}" if row.get("started_at") else MISSING
-
-
 def _mean(level: Sequence[Record], shown: Metric) -> float:
-    return geometric_mean([observation for row in level if (observation := observe(row, shown))])
+    """Return the geometric mean of a level, or 0 of a failure."""
+    observed = observations(level, shown)
+    return geometric_mean(observed) if observed else 0.0
 
 
 def _changed(comparison: Comparison) -> list[str]:
@@ -159,27 +156,19 @@ def _changed(comparison: Comparison) -> list[str]:
 def _document(history: Sequence[Series], comparison: Comparison, *, all_cells: bool) -> Document:
     changes = {change.name: change for change in comparison.changes}
     shown, changed = comparison.metric, _changed(comparison)
-    failures: list[list[TableCell | str]] = [
-        [printable(series.name), value_text(row["status"]), printable(f"{_moment(row)}: {value_text(row['reason'])}")]
-        for series in history
-        if (row := series.failure)
-    ]
+    failing = sum(change.verdict == FAILS for change in comparison.changes)
     rows = sum(len(level) for series in history for level in series.levels)
     caption = (
         f"{shown.name} of {counted(len(history), 'cell')} in {counted(rows, 'row')}: the newest level of "
-        f"{len(changed)} changed, {len(failures)} fail{'s' if len(failures) == 1 else ''} now"
+        f"{len(changed) - failing} changed, {failing} fail{'s' if failing == 1 else ''} now"
     )
     listed, sentences = list(history), comparison.method()[:2]
     if not all_cells and sum(len(series.levels) for series in history) > MANY:
-        listed = [series for series in history if series.name in changed or series.failure]
+        listed = [series for series in history if series.name in changed]
         others = counted(len(history) - len(listed), "cell")
         sentences.insert(0, f"{others} did not change: --all lists their levels, too.")
     lines = [line for series in listed for line in _lines(series, changes.get(series.name), shown)]
-    tables = [
-        Table("Cells that fail now", ("cell", "status", "first failure"), failures),
-        Table("Levels", COLUMNS, lines),
-    ]
-    return Document([table for table in tables if table.rows], caption, sentences)
+    return Document([Table("", COLUMNS, lines)] if lines else [], caption, sentences)
 
 
 def _picture(history: Sequence[Series], comparison: Comparison, form: str) -> bytes:
@@ -191,13 +180,13 @@ def _picture(history: Sequence[Series], comparison: Comparison, form: str) -> by
 
 def _draw(history: Sequence[Series], comparison: Comparison) -> Figure:
     """Draw a line for each cell. Cells whose newest level changed have a colour and a name."""
-    changed = _changed(comparison)
+    shown, changed = comparison.metric, _changed(comparison)
     figure = style.new_figure(7.5, 3.6 + 0.18 * min(len(changed), len(style.LIGHT)))
     axes = figure.subplots()
     for series in history:
-        first = _mean(series.levels[0], comparison.metric)
-        rows = [row for level in series.levels for row in level if row.get("started_at")]
-        values = [float(row[comparison.metric.name]) / first for row in rows]
+        first = _mean(series.levels[0], shown)
+        rows = [row for level in series.levels if _mean(level, shown) for row in level if row.get("started_at")]
+        values = [float(row[shown.name]) / first for row in rows]
         index = changed.index(series.name) if series.name in changed else len(style.LIGHT)
         named = index < len(style.LIGHT)
         axes.plot(
@@ -205,7 +194,7 @@ def _draw(history: Sequence[Series], comparison: Comparison) -> Figure:
             marker=style.marker(index) if named else ".", label=style.short(series.name, 90) if named else None,
             zorder=2 if named else 1,
         )  # fmt: skip
-    axes.set_ylabel(f"{comparison.metric.name}, relative to the first level")
+    axes.set_ylabel(f"{shown.name}, relative to the first level")
     axes.tick_params(axis="x", rotation=30)
     axes.set_title(f"{counted(len(history), 'cell')}; named: the newest level changed")
     style.common_legend(figure, [axes], 1)

@@ -19,11 +19,11 @@ from tpbench.report.analysis.metrics import (
 )
 from tpbench.report.analysis.records import (
     HOST_BOUND,
-    MARK_WORDS,
     Record,
     caveat_mark,
     column_label,
     mark_meanings,
+    mark_word,
     marks,
     ratios_to_best,
     value_text,
@@ -105,7 +105,7 @@ def _cell(record: Record, shown: Metric, ratio: float | None, best: Record | Non
         note = f"{status}, {printable(record['reason'] or '')}"
         return TableCell("OOM" if status == "oom" else status, status, FAILED.get(status, ""), note=note)
     mark = marks(record, (shown.name,))
-    words, notes = [shown.write(float(value)) + mark], [MARK_WORDS[letter] for letter in mark]
+    words, notes = [shown.write(float(value)) + mark], [mark_word(letter) for letter in mark]
     if HOST_BOUND in mark and record["device_ms"] is not None:
         words.append(f"{_DEVICE} {number(record['device_ms'])}]")
     by_rounds = None

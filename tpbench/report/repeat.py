@@ -32,8 +32,8 @@ GROUPS = ("loss", "block_cap", "model", "measure")
 CHOSEN_BY_LAUNCHER = ("CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS")
 """Recorded environment variables that the launcher sets for each job."""
 
-_FROM_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.py:[A-Za-z_][A-Za-z0-9_]*")
-_ENTRY_POINT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_OUTSIDE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(\.py:[A-Za-z_][A-Za-z0-9_]*)?")
+"""Name of a variant in an installed package, or in a file as my_loss.py:fast_tp."""
 _PLAIN = re.compile(r"[\w./+:-]+")
 """Text that Hydra's grammar and a shell take as one word."""
 
@@ -86,20 +86,19 @@ def row_job(record: Mapping[str, Any]) -> Job:
     """Return the job of a row with the columns `job` and `variant_version`. Raises JobError as `row_command` does."""
     flat = _mapping(record["job"])
     variant, workload = str(flat.get("variant")), str(flat.get("workload"))
-    installed = is_from_outside(record) and variant not in variants() and _ENTRY_POINT.fullmatch(variant)
-    if (is_from_file(variant) or installed) and workload in workloads():
+    if (
+        is_from_outside(record)
+        and variant not in variants()
+        and workload in workloads()
+        and _OUTSIDE.fullmatch(variant)
+    ):
         return stored_job(flat, OutsideVariant.named(variant, workload))
     return stored_job(flat)
 
 
-def is_from_file(variant: object) -> bool:
-    """Return True for the name of a variant in a user's file, such as my_loss.py:fast_tp."""
-    return isinstance(variant, str) and _FROM_FILE.fullmatch(variant) is not None
-
-
 def is_from_outside(record: Mapping[str, Any]) -> bool:
     """Return True for a row of a variant from a user's file or from an installed package."""
-    return is_from_file(record.get("variant")) or record.get("variant_version") is not None
+    return ":" in str(record.get("variant")) or record.get("variant_version") is not None
 
 
 def _mapping(text: Any) -> dict[str, Any]:

@@ -6,7 +6,6 @@ A workload may also compute the tables and the picture of a study itself (`Study
 from __future__ import annotations
 
 import importlib
-import textwrap
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -38,8 +37,6 @@ from tpbench.workloads.study_data import Panel, Picture, Series
 
 OF_BEST = "of best"
 """Name of the column that compares a cell with the best."""
-_LETTERS = 44
-"""Letters of a panel's title in one line."""
 
 
 def studies() -> dict[str, dict[str, Study]]:
@@ -244,6 +241,6 @@ def _points(grid: RecordGrid, study: Study) -> Picture | None:
             )
             for column, cells in by_column.items()
         )
-        drawn.append(Panel(textwrap.fill(f"{problem}, {ranks} ranks", _LETTERS), series))
+        drawn.append(Panel(f"{problem}, {ranks} ranks", series))
     beside = " x ".join(column_label(grid.key_names[at]) for at in across)
-    return Picture(tuple(drawn), x + (f" (beside a point: {beside})" if beside else ""), y, ratios=False)
+    return Picture(tuple(drawn), x + (f" (beside a point: {beside})" if beside else ""), y, "from zero")

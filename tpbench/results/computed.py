@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tpbench.job import key_of
-from tpbench.measure.settings import MeasureSettings
+from tpbench.measure.session import MeasureSettings
 from tpbench.results.columns import TEXT
 from tpbench.results.schema import all_columns
 from tpbench.settings import defaults, spelled

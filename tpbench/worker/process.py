@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import tpbench
-from tpbench.workloads.returned import WrongReturn
+from tpbench.workloads.step import WrongReturn
 
 if TYPE_CHECKING:
     import torch

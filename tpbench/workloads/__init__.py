@@ -120,6 +120,8 @@ class Workload:
     """Results that only this workload's rows have, each with its meaning and unit."""
     job_only_fields: tuple[str, ...] = ()
     """Fields of the problem without a column: a row has them in the JSON of its job only."""
+    former_fields: Mapping[str, Any] = field(default_factory=dict)
+    """Fields that the problem no longer has, with the only value that is left: keys of stored jobs contain them."""
     headline: tuple[str, ...] = ()
     """The problem fields that name a cell in a progress line. A field that is null or 0 is left out."""
     options: tuple[Option, ...] = ()
@@ -144,10 +146,6 @@ class Workload:
     """Columns that a report can make a table of. 1: more is better, -1: less is better, 0: neither."""
     document: Callable[[Mapping[str, Any]], tuple[str, dict[str, Any]] | None] = lambda row: None
     """Return a row as a JSON document that this workload's users know, with its file name, or None."""
-    may_lack_errors: tuple[str, ...] = ()
-    """Columns of `error_limits` that a correct row may lack."""
-    moves_least: bool = False
-    """True if the module `limits` has `bytes_moved(problem, tp_size)`, the unavoidable bytes of a rank's iteration."""
     cost_model: Callable[[], CostModel] | None = None
     """Import and return the model that `scripts/predict.py` fits. None: the workload cannot be predicted."""
     scheduled: bool | Callable[[Any], bool] = False
@@ -183,19 +181,6 @@ class Workload:
             return prepare
 
         return register
-
-    def error_limits(self, problem: Any) -> dict[str, float]:
-        """Return the largest error of a correct row of a problem, by column. Without torch."""
-        limits: dict[str, float] = self._limits.error_limits(problem)
-        return limits
-
-    def least_bytes(self, problem: Any, tp_size: int) -> int:
-        """Return the unavoidable bytes of a rank's iteration, or 0 if they do not follow from the problem alone."""
-        return int(self._limits.bytes_moved(problem, tp_size)) if self.moves_least else 0
-
-    @property
-    def _limits(self) -> ModuleType:
-        return importlib.import_module(f"{__name__}.{self.name}.limits")
 
     @property
     def bench_module(self) -> str:

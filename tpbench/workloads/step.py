@@ -1,4 +1,4 @@
-"""A variant that is ready to run, and the part of a session that runs it, for variants that return a step."""
+"""A variant that is ready to run, the part of a session that runs it, and the check of what the variant returns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,31 @@ from torch import Tensor
 
 from tpbench.measure.audit import Inputs, tensors_of
 from tpbench.workloads import Variant
-from tpbench.workloads.returned import require
+
+
+class WrongReturn(TypeError):
+    """A variant returned a value of another type than its workload expects."""
+
+    def __init__(self, message: str, file: str, line: int) -> None:
+        super().__init__(message)
+        self.file, self.line = file, line
+        """The place where the variant's function is defined. No frame of the traceback lies there."""
+
+
+def require(value: Any, expected: type, variant: Variant, what: str) -> Any:
+    """Return the value that a variant returned. Raises WrongReturn if its type is not the expected one.
+
+    `what` names in the message what returned the value: the variant's function, or its step.
+    """
+    if isinstance(value, expected):
+        return value
+    names = [name for name in getattr(expected, "__annotations__", {}) if not name.startswith("_")]
+    fields = f" ({', '.join(names)})" if names else ""
+    code = variant.prepare.__code__
+    file, line = variant.place or (code.co_filename, code.co_firstlineno)
+    message = f"{what} of {variant.name} must return the type {expected.__name__}{fields}, not {type(value).__name__}"
+    raise WrongReturn(message, file, line)
+
 
 OutputT = TypeVar("OutputT")
 """The workload's result of an iteration on one rank."""

@@ -1,10 +1,10 @@
-"""Pictures that a workload computes from rows for a study. The report draws them."""
+"""Pictures of lines over panels. Plots of the report and studies of workloads make them, and the report draws them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,8 @@ class Series:
     """True for another clock of the series with the same label. Its line is dashed and left out of the legend."""
     texts: tuple[str, ...] = ()
     """Text beside each point. May be empty."""
+    crosses: tuple[float, ...] = ()
+    """Values of x at which memory ran out. Each has a cross at the top."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,10 @@ class Panel:
     title: str
     lines: tuple[Series, ...]
     vertical_lines: tuple[VerticalLine, ...] = ()
+    floor: tuple[tuple[float, float], ...] = ()
+    """Points of the lower limit of all series. A dashed line in the colour of text joins them."""
+    categories: tuple[str, ...] = ()
+    """Names of x = 0, 1, ... Empty: x is a number."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +50,13 @@ class Picture:
     panels: tuple[Panel, ...]
     x_label: str
     y_label: str
-    ratios: bool = True
-    """True: the y axis is logarithmic and shows ratios, and points are joined. False: both axes begin at 0, and points
-    are not joined."""
+    scale: Literal["ratios", "logarithmic", "percent", "from zero"] = "ratios"
+    """The y axis. Ratios are logarithmic, too. Percent are from 0 to at least 100. From zero, both axes begin at 0, and
+    points are not joined."""
     doubling: tuple[float, ...] = ()
     """Values of x that the axis marks, at equal distances if each is twice the one before. Empty: a linear axis."""
+    labels: tuple[str, ...] = ()
+    """Labels of series in the order of their colours. Empty: in the order of the alphabet."""
 
 
 def oldest_first(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -12,7 +12,7 @@ from tests.support.command import refused, tpbench
 from tpbench.report.analysis.verdicts import frame_warnings
 from tpbench.report.studies import study_document
 from tpbench.results.read import load
-from tpbench.workloads.tp_block.limits import TOLERANCE
+from tpbench.workloads.tp_block.problem import TOLERANCE
 
 
 def test_the_tiny_shape_runs_anywhere(tmp_path: Path) -> None:

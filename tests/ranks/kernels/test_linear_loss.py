@@ -332,8 +332,8 @@ def test_a_rank_without_a_vocabulary() -> None:
     ("error", "wrong"),
     [
         ("hidden", {"hidden": torch.zeros(9)}),
-        ("hidden and weight", {"hidden": torch.zeros(9, 15)}),
-        ("hidden and weight", {"hidden": torch.zeros(9, 16).bfloat16()}),
+        ("weight", {"hidden": torch.zeros(9, 15)}),
+        ("weight", {"hidden": torch.zeros(9, 16).bfloat16()}),
         ("weight", {"weight": torch.zeros(100, 16).long()}),
         ("bias", {"bias": torch.zeros(99)}),
         ("target", {"target": torch.zeros(8).long()}),

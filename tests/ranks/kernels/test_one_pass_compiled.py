@@ -16,6 +16,7 @@ from tpbench.kernels.one_pass import launch
 from tpbench.kernels.one_pass.kernels import one_pass_kernel, whole_row_kernel
 from tpbench.kernels.one_pass.launch import Form, OnePassLaunch, Prepared, prepare
 from tpbench.kernels.one_pass.tiling import Machine
+from tpbench.kernels.row_loss import Vocabulary
 from tpbench.kernels.symmetric import Workspace
 
 H200 = Machine(132, 232448)
@@ -47,9 +48,9 @@ def compile_kernel(loss: str, columns: int, world_size: int, logprob: bool) -> t
         for kernel in (one_pass_kernel, whole_row_kernel):
             monkeypatch.setattr(kernel, "device_caches", defaultdict(kernel.create_binder))  # this GPU's compiler
         prepared = prepare(
-            x, target, x, 0, loss=loss, logprob=logprob, valid=columns, vocab_start=0, vocab_size=columns * world_size,
-            ignore_index=-100, reduce=True, count=loss == "cross_entropy", z_loss=False, label_smoothing=False,
-            accumulate=False, block_cap="auto", share=columns, widest=None, rank=0, world_size=world_size,
+            x, target, x, 0, Vocabulary(0, columns * world_size, columns, None, world_size, 0), loss=loss,
+            logprob=logprob, ignore_index=-100, reduce=True, count=loss == "cross_entropy", z_loss=False,
+            block_cap="auto",
         )  # fmt: skip
         assert isinstance(prepared, Prepared), prepared
         logits, row_loss = torch.zeros(8, dtype=torch.bfloat16), torch.zeros(2)

@@ -11,7 +11,7 @@ from tests.support.simulated_time import simulated_time
 from tests.support.sleeping_sessions import Sleeper, answered, cpu_context
 from tpbench.measure import run as running
 from tpbench.measure.rounds import RoundRequest
-from tpbench.measure.settings import MeasureSettings
+from tpbench.measure.session import MeasureSettings
 
 
 def measured(here: Rank, settings: MeasureSettings, rounds: int) -> tuple[dict[str, Any], int, list[RoundRequest]]:

@@ -15,10 +15,8 @@ from tests.support.simulated_time import SimulatedTime, simulated_time
 from tests.support.sleeping_sessions import Sleeper, cpu_context
 from tests.support.tp_block import context
 from tpbench.measure import run as running
-from tpbench.measure.clock import SLEEP_CYCLES_PER_S, ColdCache, WallClock
-from tpbench.measure.session import IterationSchedule
-from tpbench.measure.settings import MeasureSettings
-from tpbench.measure.stopwatch import Stopwatch, do_nothing, paired_difference
+from tpbench.measure.clock import SLEEP_CYCLES_PER_S, ColdCache, Stopwatch, WallClock, do_nothing, paired_difference
+from tpbench.measure.session import IterationSchedule, MeasureSettings
 
 
 class Training(Sleeper):

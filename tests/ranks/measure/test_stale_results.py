@@ -17,10 +17,10 @@ from tests.support import cheats
 from tests.support.entropy_loss import context
 from tests.support.ranks import Rank, ranks_here, run_on_ranks
 from tests.support.train_step import mesh_context
-from tpbench.measure import gpu, stopwatch
+from tpbench.measure import clock, gpu
 from tpbench.measure import run as running
 from tpbench.measure.audit import Inputs
-from tpbench.measure.settings import MeasureSettings
+from tpbench.measure.session import MeasureSettings
 from tpbench.workloads import Variant
 from tpbench.workloads.embedding_grad import WORKLOAD as EXCHANGES
 from tpbench.workloads.embedding_grad import EmbeddingGrad
@@ -128,7 +128,7 @@ def on_fresh_inputs(here: Rank, kind: str) -> dict[str, str | None]:
     for variant in variants:
         runs_here = CUDA or variant.requires_cuda is not True
         if runs_here and not variant.unsupported_reason(problem, place.tp_size):
-            with mock.patch.dict(stopwatch.ITERATIONS, cpu=1, cuda=1):
+            with mock.patch.dict(clock.ITERATIONS, cpu=1, cuda=1):
                 session: Any = make(problem, variant, place)
             session.details = lambda columns: {}
             settings = replace(FRESH, max_iterations=3, fresh=variant.place is None)
@@ -164,7 +164,7 @@ def trained(here: Rank, fields: dict[str, Any]) -> dict[str, tuple[str | None, d
     problem = TrainStep(**{**TRAINING, **fields})
     results = {}
     for name in TRAININGS:
-        with mock.patch.dict(stopwatch.ITERATIONS, cpu=1, cuda=1):
+        with mock.patch.dict(clock.ITERATIONS, cpu=1, cuda=1):
             session = setup_training(problem, Variant(name, "", getattr(cheats, name), place=("file", 1)), place)
         verdict, columns = running.run(session, place, MeasureSettings(), 2.0, lambda message: None)
         results[name] = verdict.wrong, columns | verdict.columns

@@ -12,7 +12,7 @@ from tpbench.console.fields import Field, choice, settings_fields
 from tpbench.console.listing import description
 from tpbench.job import Job
 from tpbench.launcher.options import SweepOptions
-from tpbench.measure.settings import MeasureSettings
+from tpbench.measure.session import MeasureSettings
 from tpbench.settings import parse, spelled
 from tpbench.workloads import variants, workloads
 

@@ -2,73 +2,41 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from tests.support.fake_gpu import FakeGpu, fake_gpu, pointer
+from tests.support.fake_gpu import FakeGpu, pointer
 from tpbench.kernels import symmetric
-from tpbench.kernels.cached_launch import cached_launch
-from tpbench.kernels.one_pass import launch
-from tpbench.kernels.one_pass.kernels import one_pass_kernel, whole_row_kernel
 from tpbench.kernels.one_pass.launch import LOG2_E, Form, OnePassLaunch, Prepared, form, prepare
-from tpbench.kernels.one_pass.tiling import Machine
+from tpbench.kernels.row_loss import Vocabulary
 from tpbench.kernels.symmetric import PeerWorkspace, Workspace
 
-H200 = Machine(132, 232448)
 ROWS, COLUMNS = 6, 1024
 ROOM = torch.zeros(4 * ROWS * COLUMNS, dtype=torch.bfloat16)
 LABELS = torch.zeros(ROWS, dtype=torch.int64)
 LOSS = torch.zeros(ROWS + 1)
+SCALES: dict[str, float] = {
+    "logits_scale": 2.0, "temperature": 4.0, "z_loss": 0.25, "grad_scale": 3.0, "loss_scale": 0.5,
+}  # fmt: skip
+pytestmark = pytest.mark.usefixtures("h200")
 
 
 def logits(offset: int = 0, rows: int = ROWS, row_stride: int = COLUMNS) -> torch.Tensor:
     return ROOM.as_strided((rows, COLUMNS), (row_stride, 1), offset)
 
 
-@pytest.fixture(autouse=True)
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(launch, "machine", lambda device: H200)
-    # Caches of other tests stay as they are, and those of this test do not outlive it.
-    for kernel in (one_pass_kernel, whole_row_kernel):
-        monkeypatch.setattr(kernel, "device_caches", defaultdict(kernel.create_binder))
-    for remembering in (prepare, cached_launch):
-        remembering.cache_clear()
-    zeros = torch.zeros
-    monkeypatch.setattr(torch, "zeros", lambda *size, pin_memory=False, **how: zeros(*size, **how))
-    yield fake_gpu(monkeypatch)
-    for remembering in (prepare, cached_launch):
-        remembering.cache_clear()
-
-
-class Words:
-    """A workspace that only records how much memory is reserved."""
-
-    def __init__(self) -> None:
-        self.words, self.peers = (torch.zeros(2, dtype=torch.int64) for _ in range(2))
-        self.control, self.failed = (torch.zeros(2, dtype=torch.int32) for _ in range(2))
-        self.half = 0
-
-    def enter(self) -> None:
-        pass
-
-    def reserve(self, words: int) -> None:
-        self.half = max(self.half, words)
-
-
-OPTIONS: dict[str, Any] = {
-    "loss": "cross_entropy", "logprob": False, "valid": COLUMNS, "vocab_start": 0, "vocab_size": COLUMNS,
-    "ignore_index": -100, "reduce": True, "count": True, "z_loss": False, "label_smoothing": False,
-    "accumulate": False, "block_cap": "auto", "share": COLUMNS, "widest": None, "rank": 0, "world_size": 1,
-}  # fmt: skip
-
-
-def prepared(x: torch.Tensor, target: torch.Tensor, out: torch.Tensor | None, **changes: Any) -> Prepared | str:
-    return prepare(form(x), form(target), None if out is None else form(out), 0, **{**OPTIONS, **changes})
+def prepared(x: Any, target: Any, out: Any, shard: Vocabulary | None = None, **changes: Any) -> Prepared | str:
+    """Prepare a call with tensors or their forms. `shard`: all columns by default."""
+    forms = [each if each is None or isinstance(each, Form) else form(each) for each in (x, target, out)]
+    columns = x.shape[1]
+    options: dict[str, Any] = {
+        "loss": "cross_entropy", "logprob": False, "ignore_index": -100, "reduce": True, "count": True, "z_loss": False,
+        "block_cap": "auto",
+    }  # fmt: skip
+    return prepare(*forms, 0, shard or Vocabulary(0, columns, columns, None, 1, 0), **{**options, **changes})
 
 
 def by_name(gpu: FakeGpu) -> Any:
@@ -76,78 +44,65 @@ def by_name(gpu: FakeGpu) -> Any:
     last = gpu.launched[-1]
     found: dict[str, Any] = {}
     for name, value in zip(last.kernel.src.fn.arg_names, last.arguments, strict=True):
-        if hasattr(value, "_asdict"):
-            found |= value._asdict()
-        else:
-            found[name] = value
+        found |= value._asdict() if hasattr(value, "_asdict") else {name: value}
     return SimpleNamespace(**found)
 
 
-def launched(gpu: FakeGpu, x: torch.Tensor, workspace: Any, out: torch.Tensor | None = None, **changes: Any) -> Any:
-    """The kernel's arguments by name."""
-    found = prepared(x, LABELS, out, **changes)
-    assert isinstance(found, Prepared), found
-    scales = {"logits_scale": 2.0, "temperature": 1.0, "z_loss": 0.25, "grad_scale": 3.0, "loss_scale": 0.5}
-    OnePassLaunch(found, workspace, x.device, **scales)(x, LABELS, out, LOSS[:ROWS], LOSS[ROWS])
-    return by_name(gpu)
-
-
-def test_arguments_arrive_under_their_names(gpu: FakeGpu) -> None:
-    workspace = Words()
+def test_arguments_arrive_under_their_names(h200: FakeGpu) -> None:
+    workspace = Workspace(torch.device("cpu"))
     x, out = logits(row_stride=2 * COLUMNS), logits()
-    shard = {"world_size": 2, "rank": 1, "vocab_start": COLUMNS, "vocab_size": 2 * COLUMNS, "valid": 1000}
+    found = prepared(x, LABELS, out, Vocabulary(COLUMNS, COLUMNS + 1000, COLUMNS, None, 2, 1))
+    assert isinstance(found, Prepared), found
     for _ in range(2):  # as Triton binds them, and the short way
-        it = launched(gpu, x, workspace, out, **shard)
+        OnePassLaunch(found, workspace, x.device, **SCALES)(x, LABELS, out, LOSS[:ROWS], LOSS[ROWS])
+        it = by_name(h200)
         assert (it.logits, it.target, it.grad) == (pointer(x), pointer(LABELS), pointer(out))
         assert (it.row_losses, it.loss) == (pointer(LOSS[:ROWS]), pointer(LOSS[ROWS]))
         assert (it.words, it.peers) == (pointer(workspace.words), pointer(workspace.peers))
         assert (it.control, it.failed) == (pointer(workspace.control), pointer(workspace.failed))
         assert (it.n_rows, it.n_columns, it.n_valid, it.n_parts) == (ROWS, COLUMNS, 1000, 1)
         assert it.part_columns * 8 == COLUMNS
-        assert (it.vocab_start, it.vocab_size, it.ignore_index, it.rank) == (COLUMNS, 2 * COLUMNS, -100, 1)
+        assert (it.vocab_start, it.vocab_size, it.ignore_index, it.rank) == (COLUMNS, COLUMNS + 1000, -100, 1)
         assert (it.logits_row * 8, it.logits_column, it.grad_row * 8, it.grad_column) == (2 * COLUMNS, 1, COLUMNS, 1)
         assert (it.target_row, it.target_column) == (0, 0)
-        assert it.k == it.k_t == 2.0 * LOG2_E
+        assert (it.k, it.k_t) == (2.0 * LOG2_E, 0.5 * LOG2_E)
         assert (it.z_loss, it.grad_scale, it.loss_scale) == (0.25, 6.0, 0.5)
         assert it.limit_ns == 120 * 10**9
         assert it.half == workspace.half and it.capacity >= ROWS
         assert 3 * it.capacity * it.WORLD * it.SLOTS <= it.half  # words of the last row's last queue end in their half
         assert (it.LOSS, it.GRAD, it.REDUCE, it.COUNT, it.WORLD) == ("cross_entropy", True, True, True, 2)
         assert it.MASKED and it.ALIGNED
-    assert gpu.bound == 1 and gpu.launched[0] == gpu.launched[1]
+    assert h200.bound == 1 and h200.launched[0] == h200.launched[1]
 
 
-def test_target_logits_have_strides_and_a_scale_of_their_own(gpu: FakeGpu) -> None:
+def test_target_logits_have_strides_of_their_own(h200: FakeGpu) -> None:
     x, target, out = logits(row_stride=2 * COLUMNS), logits(row_stride=3 * COLUMNS), logits()
     found = prepared(x, target, out, loss="reverse_kl", count=False, reduce=False)
     assert isinstance(found, Prepared)
-    scales = {"logits_scale": 2.0, "temperature": 4.0, "z_loss": 0.0, "grad_scale": 3.0, "loss_scale": 1.0}
-    call = OnePassLaunch(found, Words(), x.device, **scales)  # type: ignore[arg-type]
+    call = OnePassLaunch(found, Workspace(torch.device("cpu")), x.device, **SCALES)
     call(x, target, out, LOSS[:ROWS], None)
-    it = by_name(gpu)
+    it = by_name(h200)
     assert (it.logits_row * 8, it.target_row * 8, it.grad_row * 8) == (2 * COLUMNS, 3 * COLUMNS, COLUMNS)
     assert (it.logits_column, it.target_column, it.grad_column) == (1, 1, 1)
-    assert (it.k, it.k_t) == (2.0 * LOG2_E, 0.5 * LOG2_E)
     assert it.loss == it.row_losses == pointer(LOSS[:ROWS]) and it.grad == pointer(out)
     call(x, target, None, LOSS[:ROWS], None)
-    assert by_name(gpu).grad == pointer(x)  # no gradient: an address all the same
+    assert by_name(h200).grad == pointer(x)  # no gradient: an address all the same
 
 
-def constants_of(prepared: Prepared) -> dict[str, Any]:
-    """The kernel's constants and launch options."""
-    options = dict(prepared.kernel.constants)
-    return {**options.pop("SPEC")._asdict(), **options}
+def formed(
+    rows: int, columns: int, loss: str, world_size: int = 1, stride: int = 0, vocab_size: int = 0, **changes: Any
+) -> tuple[Prepared, dict[str, Any]]:
+    """Prepare a call with bf16 logits of this form, and a gradient of the same form.
 
-
-def formed(rows: int, columns: int, loss: str, world_size: int = 1, stride: int = 0, **changes: Any) -> Prepared:
-    """Prepare a call with bf16 logits of this form, and a gradient of the same form."""
+    Returns it with the kernel's constants and launch options.
+    """
     x = Form((rows, columns), (stride or columns, 1), torch.bfloat16, 0)
     target = Form((rows,), (1,), torch.int64, 0) if loss == "cross_entropy" else x
-    shard = {"valid": columns, "vocab_size": columns * world_size, "share": columns, "world_size": world_size}
-    options = {**OPTIONS, **shard, "loss": loss, "count": loss == "cross_entropy", **changes}
-    found = prepare(x, target, x, 0, **options)
+    shard = Vocabulary(0, vocab_size or columns * world_size, columns, None, world_size, 0)
+    found = prepared(x, target, x, shard, loss=loss, **{"count": loss == "cross_entropy", **changes})
     assert isinstance(found, Prepared), found
-    return found
+    options = dict(found.kernel.constants)
+    return found, {**options.pop("SPEC")._asdict(), **options}
 
 
 @pytest.mark.parametrize(
@@ -168,8 +123,7 @@ def formed(rows: int, columns: int, loss: str, world_size: int = 1, stride: int 
 def test_what_it_is_compiled_and_launched_for(
     rows: int, columns: int, loss: str, world_size: int, programs: int, constants: dict[str, Any]
 ) -> None:
-    found = formed(rows, columns, loss, world_size)
-    given = constants_of(found)
+    found, given = formed(rows, columns, loss, world_size)
     assert found.programs == programs and given.items() >= constants.items()
     assert (given["LOSS"], given["GRAD"], given["REDUCE"], given["ALIGNED"]) == (loss, True, True, True)
     assert given["enable_fp_fusion"] is False  # or the ranks' losses differ in their last bit
@@ -182,15 +136,15 @@ def test_what_it_is_compiled_and_launched_for(
 
 
 def test_options_of_the_call_become_constants() -> None:
-    full = constants_of(formed(64, 32768, "cross_entropy"))
-    padded = constants_of(formed(64, 32768, "cross_entropy", valid=32000, vocab_size=32000))
+    _, full = formed(64, 32768, "cross_entropy")
+    _, padded = formed(64, 32768, "cross_entropy", vocab_size=32000)
     assert (full["MASKED"], padded["MASKED"], padded["FULL"]) == (False, True, True)
-    plain = constants_of(formed(64, 32768, "cross_entropy", reduce=False, count=False))
+    _, plain = formed(64, 32768, "cross_entropy", reduce=False, count=False)
     assert (plain["REDUCE"], plain["COUNT"], full["COUNT"]) == (False, False, True)
-    assert not full["LOGPROB"]
-    assert constants_of(formed(64, 32768, "cross_entropy", logprob=True)) == {**full, "LOGPROB": True}
-    apart = formed(64, 1001, "cross_entropy", world_size=2, stride=1003)
-    assert (constants_of(apart)["ALIGNED"], constants_of(apart)["VECTOR"]) == (False, 1)
+    _, logprob = formed(64, 32768, "cross_entropy", logprob=True)
+    assert not full["LOGPROB"] and logprob == {**full, "LOGPROB": True}
+    apart, constants = formed(64, 1001, "cross_entropy", world_size=2, stride=1003)
+    assert (constants["ALIGNED"], constants["VECTOR"]) == (False, 1)
     assert apart.integers[8][0:2] == apart.integers[8][4:6] == (1003, 1)
 
 
@@ -205,17 +159,16 @@ def test_words_have_two_halves_of_a_power_of_two() -> None:
 
 def test_what_one_pass_cannot_do(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = "its rows must be contiguous and made of whole 16-byte vectors"
-    assert prepared(logits(1), LABELS, None) == whole
-    assert prepared(logits(), LABELS, logits(1)) == whole
-    for strided in (logits(row_stride=COLUMNS + 1), logits().T.contiguous().T, logits()[:, :12]):
+    for x, out in ((logits(1), None), (logits(), logits(1)), (logits(row_stride=COLUMNS + 1), None)):
+        assert prepared(x, LABELS, out) == whole
+    for strided in (logits().T.contiguous().T, logits()[:, :12]):
         assert prepared(strided, LABELS, None) == whole
-    assert isinstance(prepared(logits(1), LABELS, None, world_size=2), Prepared)
-    for asked in ({"label_smoothing": True}, {"accumulate": True}):
-        assert "accumulates into no tensor" in str(prepared(logits(), LABELS, None, **asked))
+    two = Vocabulary(0, 2 * COLUMNS, COLUMNS, None, 2, 0)
+    assert isinstance(prepared(logits(1), LABELS, None, two), Prepared)
     assert "targets of the logits' dtype" in str(prepared(logits(), logits().float(), None, loss="reverse_kl"))
-    long = ROOM[: 2 * 8192].view(2, 8192)
-    assert "too long with block_cap=16" in str(prepared(long, LABELS, None, block_cap=16, share=8192))
-    assert "too uneven" in str(prepared(logits(), LABELS, None, world_size=2, share=COLUMNS // 2, widest=COLUMNS * 9))
+    assert "too long with block_cap=16" in str(prepared(ROOM[: 2 * 8192].view(2, 8192), LABELS, None, block_cap=16))
+    uneven = Vocabulary(0, COLUMNS, COLUMNS, COLUMNS * 9, 2, 0)
+    assert "too uneven" in str(prepared(logits(), LABELS, None, uneven))
     prepare.cache_clear()
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     assert "compute capability 8.0" in str(prepared(logits(), LABELS, None))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,14 +13,9 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from tests.support.fake_gpu import FakeGpu, fake_gpu, pointer
-from tpbench.kernels import entropy_loss, symmetric
-from tpbench.kernels.cached_launch import cached_launch
-from tpbench.kernels.entropy import checks, launch_rows
-from tpbench.kernels.losses import KERNEL_LOSSES, LABEL_LOSSES
-from tpbench.kernels.one_pass import launch
+from tests.support.fake_gpu import FakeGpu, pointer
+from tpbench.kernels import KERNEL_LOSSES, LABEL_LOSSES, checks, entropy_loss, launch_rows, symmetric
 from tpbench.kernels.one_pass.kernels import one_pass_kernel
-from tpbench.kernels.one_pass.tiling import Machine
 from tpbench.kernels.symmetric import PeerWorkspace, Workspace
 
 ROWS, COLUMNS = 6, 1024
@@ -43,26 +38,17 @@ def group() -> Iterator[dist.ProcessGroup]:
 
 
 @pytest.fixture(autouse=True)
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
-    zeros = torch.zeros
-    monkeypatch.setattr(torch, "zeros", lambda *size, pin_memory=False, **how: zeros(*size, **how))
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+def gpu(h200: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(launch, "machine", lambda device: Machine(132, 232448))
-    monkeypatch.setattr(one_pass_kernel, "device_caches", defaultdict(one_pass_kernel.create_binder))
-    monkeypatch.setattr(checks, "runnable", lambda *_: None)
+    monkeypatch.setattr(checks, "_runnable", lambda *_: None)
     monkeypatch.setattr(launch_rows, "launching", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(launch_rows, "INTERPRETED", False)
     peers = LocalWords(None, torch.device("cpu"))  # type: ignore[arg-type]
     monkeypatch.setattr(symmetric, "workspace", lambda group, device: peers)
     monkeypatch.setattr(symmetric, "stream_of", lambda device: 7)
     monkeypatch.setattr(launch_rows, "_remembered", {})
-    for remembering in (launch.prepare, cached_launch):
-        remembering.cache_clear()
-    yield fake_gpu(monkeypatch)
-    for remembering in (launch.prepare, cached_launch):
-        remembering.cache_clear()
+    return h200
 
 
 def call(group: Any, x: torch.Tensor = LOGITS[0], labels: torch.Tensor = LABELS[:ROWS], **changes: Any) -> Any:
@@ -133,6 +119,7 @@ def host_steps(function: Callable[[], object]) -> list[str]:
         elif event == "c_call":
             called.append(function.__qualname__)
 
+    gc.collect()  # so that no object of an earlier call is deleted meanwhile
     sys.setprofile(record)
     try:
         function()

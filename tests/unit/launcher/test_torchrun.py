@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tpbench.job import Job, parse_job
-from tpbench.kernels.symmetric import ENVIRONMENT
+from tpbench.kernels.collectives import ENVIRONMENT
 from tpbench.launcher import torchrun
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -15,8 +15,7 @@ from tests.support.lone_rank import lone_rank
 from tests.support.sleeping_sessions import cpu_context
 from tpbench.measure import audit as auditing
 from tpbench.measure.audit import GeneratedInputs, Inputs, tensors_of
-from tpbench.measure.session import Context, Costs, Verdict
-from tpbench.measure.settings import MeasureSettings
+from tpbench.measure.session import Context, Costs, MeasureSettings, Verdict
 
 CHANGED = "with changed inputs, after a correct result with the first ones: not twice the inputs"
 

@@ -11,8 +11,16 @@ from tests.support.lone_rank import lone_rank
 from tests.support.simulated_time import FakeEvents, simulated_time
 from tests.support.sleeping_sessions import cpu_context
 from tpbench.measure import clock
-from tpbench.measure.clock import ColdCache, DeviceClock, WallClock, abba_order
-from tpbench.measure.stopwatch import Stopwatch, _affordable, do_nothing, paired_difference
+from tpbench.measure.clock import (
+    ColdCache,
+    DeviceClock,
+    Stopwatch,
+    WallClock,
+    _affordable,
+    abba_order,
+    do_nothing,
+    paired_difference,
+)
 
 CPU = torch.device("cpu")
 

@@ -53,7 +53,7 @@ def test_comments_docstrings_names_of_files_and_other_kernels_do_not_count(copie
     for file in package.rglob("*.py"):
         file.write_text(file.read_text().replace("two_pass.state", "two_pass.renamed"))
     (package / "kernels/two_pass/state.py").rename(package / "kernels/two_pass/renamed.py")
-    (package / "workloads/embedding_grad/traffic/crossover_study.py").write_text("")
+    (package / "workloads/embedding_grad/crossover.py").write_text("")
     for file in (package / "kernels/linear").glob("*.py"):
         file.write_text(f"{file.read_text()}\nCHANGED = True\n")
     before, after = versions(FOLDER), versions(package)

@@ -18,7 +18,7 @@ from tests.support.sleeping_sessions import Sleeper, answered, cpu_context
 from tpbench.measure import clock
 from tpbench.measure.gpu import ClockWatch
 from tpbench.measure.rounds import MIN_ROUNDS, ROUNDS, ClockRounds, RoundRequest, next_cells, run_rounds
-from tpbench.measure.settings import MeasureSettings
+from tpbench.measure.session import MeasureSettings
 
 SETTINGS: dict[str, Any] = {"time_budget_s": 2.4, "min_iterations": 1, "max_iterations": 10**6, "precision": 0.0}
 

@@ -16,12 +16,11 @@ from tests.support.lone_rank import lone_rank
 from tests.support.ranks import Rank
 from tests.support.simulated_time import FakeEvents, SimulatedTime, simulated_time
 from tests.support.sleeping_sessions import Sleeper, cpu_context
-from tpbench.measure import clock, rank_memory, scheduled
+from tpbench.measure import clock, rank_memory
 from tpbench.measure import run as running
 from tpbench.measure.clock import WallClock
 from tpbench.measure.measured_columns import launch_samples
-from tpbench.measure.session import Context, IterationSchedule
-from tpbench.measure.settings import MeasureSettings
+from tpbench.measure.session import Context, IterationSchedule, MeasureSettings
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -240,11 +239,11 @@ def trained(
         memory.held, memory.peak = 3 * GIB, 5 * GIB
         monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
         monkeypatch.setattr(torch.cuda, "Event", FakeEvents(time, []))
-        monkeypatch.setattr(scheduled, "this_gpu", lambda device: None)
-        monkeypatch.setattr(scheduled, "iteration_columns", lambda *_: {"bound": "memory"})
+        monkeypatch.setattr(running, "this_gpu", lambda device: None)
+        monkeypatch.setattr(running, "iteration_columns", lambda *_: {"bound": "memory"})
         session, context = Training(here, time, 0.0, wrong), on_gpu(here) if cuda else cpu_context(here)
         wall = WallClock(CPU, mock.Mock())
-        _, columns = scheduled.run_scheduled(session, session.schedule, context, wall, 2.0, phases.append)
+        _, columns = running.run_scheduled(session, session.schedule, context, wall, 2.0, phases.append)
     return columns, session.events, phases
 
 

@@ -4,12 +4,11 @@ import csv
 import io
 import shutil
 
-import numpy as np
 import pytest
 
 from tests.support import synthetic
 from tpbench.report.command import main
-from tpbench.report.compare.changes import ALPHA, compare_cells, holm
+from tpbench.report.compare.changes import ALPHA, holm
 from tpbench.report.compare.pairs import ACROSS, pair_cells
 from tpbench.results.read import load
 from tpbench.results.schema import common_columns
@@ -102,22 +101,6 @@ def test_cells_come_go_break_and_heal(compare):
     }  # fmt: skip
 
 
-def test_noise_alone_is_rarely_an_alarm(tmp_path):
-    """Over a hundred cells of equal speed: the correction keeps the false alarms of a whole table under 5%."""
-    alarms = 0
-    random = np.random.default_rng(1)
-    for round_ in range(8):
-        frames = []
-        for side in ("before", "after"):
-            rows = [synthetic.cell("triton_tp", 1000 + vocab, 4) for vocab in range(12)]
-            for row in rows:
-                row["samples_ms"] = list(1 + 0.05 * random.standard_normal(30))
-            frames.append(load(synthetic.write(rows, tmp_path / f"{side}{round_}", side)))
-        changes = compare_cells(pair_cells(*frames), "time_ms", 0.0).changes
-        alarms += any(change.verdict in ("slower", "faster") for change in changes)
-    assert alarms <= 2
-
-
 def test_holm():
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert holm([]) == [] and holm([0.9, 0.8]) == [1.0, 1.0] and ALPHA == 0.05
@@ -147,9 +130,9 @@ def test_wrong_requests(tmp_path, capsys):
 
 def test_cells_that_all_vanish_are_no_pass(compare):
     code, lines, said = compare(cells(), [synthetic.cell("triton_tp", 1000, 4), synthetic.cell("quack", 32768, 4)])
-    sides = "Before: 2 cells, such as triton_tp vocab=32768 tp=4, triton_tp vocab=65536 tp=4. After: 2 cells, such as"
     assert (code, lines) == (2, {})
-    assert f"nothing can be compared, because no cell is on both sides. {sides} triton_tp vocab=1000" in said
+    assert "because none of 2 cells before and 2 after is on both sides" in said
+    assert "the two most similar have vocab=32768 before and vocab=1000 after" in said
 
 
 @pytest.mark.parametrize(
@@ -217,7 +200,7 @@ def test_a_metric_that_rows_lack(compare, tmp_path, capsys):
 @pytest.mark.parametrize(
     "before, after, said",
     [
-        ({"bound": "host"}, {"bound": "host"}, "bound by the host before and after"),
+        ({"bound": "host"}, {"bound": "host"}, "host-bound before and after"),
         ({"throttle_reasons": "none"}, {"throttle_reasons": "power thermal"}, "throttled after"),
         ({"gpu_count": 4}, {"gpu_count": 8}, "gpu_count 4 and 8"),
     ],

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from tests.support import synthetic
-from tpbench.report.analysis.metrics import metric
-from tpbench.report.compare.changes import ALPHA, Observation, alternating_blocks, compare_cells, scatter
+from tpbench.report.compare.changes import ALPHA, compare_cells
 from tpbench.report.compare.pairs import CellPair, pair_cells
 from tpbench.results.read import load
 
@@ -91,15 +90,6 @@ def test_repeated_sweeps_in_turns_see_more():
     assert in_turns.least_visible < 0.2 < one_after_the_other.least_visible < 1.3 * single.least_visible
     assert "repeat both sweeps in turns" in " ".join(single.method()) and single.scatter.freedom == 0
     assert "(18 more than one a side)" in " ".join(in_turns.method())
-
-
-def test_turns():
-    def at(*times):
-        return [Observation(0.0, 1.0, True, time) for time in times]
-
-    assert alternating_blocks(at(0, 2), at(1, 3)) == (2, 2) and alternating_blocks(at(0, 1), at(2, 3)) == (1, 1)
-    assert alternating_blocks(at(0, 1, 4), at(2)) == (2, 1) and alternating_blocks(at(0), at(0)) == (1, 1)
-    assert scatter(metric("time_ms"), [at(0), at(1)]).factor == 1.0
 
 
 def test_only_rows_of_equal_code_and_conditions_are_repeats(tmp_path):

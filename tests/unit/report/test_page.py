@@ -7,6 +7,7 @@ import pytest
 
 from tests.support import synthetic
 from tests.unit.report.test_tables import HOSTILE
+from tests.unit.report.test_verdicts import measured
 from tpbench import packages
 from tpbench.report.command import main
 from tpbench.report.page.html_page import page
@@ -96,7 +97,7 @@ def test_the_page_has_all_its_parts(source):
         assert name in names
     for words in (
         "55 ok, 1 oom, 3 skipped", "needs 8 GPUs, found 4", "asking for 40 GiB", "NVIDIA H200", "580.1", "floor",
-        "Share of the bandwidth by block cap", "Extra peak memory by size", "bootstrap interval",
+        "Share of the bandwidth by block cap", "Device time by size, with its floor", "bootstrap interval",
     ):  # fmt: skip
         assert words in made.text, words
 
@@ -142,7 +143,8 @@ def test_hostile_text(add, frame):
 def test_without_matplotlib(rows, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(style, "available", lambda: False)
     monkeypatch.setattr(packages, "checkout", lambda: None)
-    assert page(load(rows)).count("<svg") > 20  # a page draws its pictures itself
+    made = page(load(rows))
+    assert "<svg" not in made and made.count("Pictures need matplotlib: ") == 1
     assert main([str(rows), "--format", "png", "--plot", "time", "-o", str(tmp_path / "x.png")]) == 2
     assert "pip install 'tpbench[report]'" in capsys.readouterr().err
 
@@ -163,4 +165,29 @@ def test_machines_are_compared_and_a_row_below_its_floor_is_marked(tmp_path):
     assert [head for head, _ in heads] == ["workload", "problem", "NVIDIA B200", "NVIDIA H200"]
     assert [line[1][0] for line in lines] == ["tp=1", "tp=2"]
     assert all(line[3][0].startswith("triton_tp 0.") and line[3][1] == pytest.approx(2 * line[2][1]) for line in lines)
-    assert "¶ more than 5% faster than its floor" in made.text and "below floor" in made.text
+    assert "¶ faster than its floor: by more than 5%" in made.text and "below floor" in made.text
+
+
+def test_pictures_have_the_colours_of_the_page_and_texts_of_rows_do_nothing(add, frame):
+    for vocab in (1000, 2000):
+        for variant in ("triton_tp", HOSTILE):
+            add(variant, **measured(vocab / 1000, vocab=vocab, floor_ms=vocab / 2000, peak_gib=1.0))
+    made = page(frame())
+    pictures = re.findall("<svg.*?</svg>", made, re.DOTALL)
+    assert len(pictures) == 2 and all("var(--s0)" in svg and "var(--ink)" in svg for svg in pictures)
+    assert not re.search("#[0-9a-f]{6}", "".join(pictures))
+    ids = [set(re.findall(' id="(.*?)"', svg)) for svg in pictures]
+    assert not ids[0] & ids[1] and made.count("<script>") == 1
+
+
+def test_device_time_leads_on_a_page(add, frame):
+    for vocab in (1000, 2000, 4000):
+        add("triton_tp", **measured(vocab / 1000, vocab=vocab, floor_ms=vocab / 2000))
+        add("quack", **measured(vocab / 500, vocab=vocab, floor_ms=vocab / 2000))
+    made, by_wall = page(frame()), page(frame(), "time_ms")
+    assert made.index('data-name="verdicts"') < made.index('class="workload"') < made.index('data-name="device_ms"')
+    assert made.index('data-name="device_ms"') < made.index('data-name="time_ms"')
+    assert by_wall.index('data-name="time_ms"') < by_wall.index('data-name="device_ms"')
+    assert (
+        "Fastest: triton_tp in all 3 compared problems. quack takes 2.00 times as long (medians, device time)." in made
+    )

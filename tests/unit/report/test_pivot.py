@@ -41,15 +41,6 @@ def test_variants_side_by_side(add, frame):
     assert [note.text for note in report.notes] == ["oom: pytorch_gather vocab=131072 tp=8: asked for 4 GiB"]
 
 
-def test_a_varying_field_is_a_key(add, frame):
-    add("triton_tp", 1.0, seed=7)
-    add("triton_tp", 2.0, tokens=64, seed=7)
-    keys, _, lines = grid(pivot(frame()))
-    assert keys == ("vocab", "tp", "shard", "tokens")
-    assert [line[3] for line in lines] == ["64", "4096"]
-    assert pivot(frame()).tables[0].heading.endswith("cuda, seed=7")
-
-
 def test_options_are_columns(add, frame):
     add("triton_tp", 1.0, block_cap="16384")
     add("triton_tp", 1.0, block_cap="4096")

@@ -1,22 +1,20 @@
 """Single pictures show the numbers of the rows."""
 
-import io
-import itertools
+import dataclasses
 
 import numpy as np
 import pytest
 
 from tests.support import synthetic
+from tests.unit.report.test_verdicts import measured
 from tpbench.report import plots
 from tpbench.report.analysis.grid import RecordGrid, arrange_rows
 from tpbench.report.analysis.metrics import WALL, outliers
-from tpbench.report.analysis.verdicts import speedups
+from tpbench.report.analysis.verdicts import speedups, verdict_columns
 from tpbench.report.command import main
-from tpbench.report.plots import samples as samples_plot
-from tpbench.report.plots import speedups as speedups_plot
-from tpbench.report.plots import style
-from tpbench.report.plots.block_cap import shares
-from tpbench.report.plots.by_size import draw_by_size
+from tpbench.report.plots import by_size, style
+from tpbench.report.plots.by_cell import speedup, spread
+from tpbench.report.plots.by_size import shares
 from tpbench.report.plots.panels import draw_panels
 from tpbench.results.read import load
 from tpbench.workloads.study_data import Panel, Picture, Series
@@ -57,7 +55,7 @@ def test_impossible_pictures_are_explained(rows, capsys, arguments, said):
 
 
 def test_the_lines_are_the_rows(rows, grid):
-    figure = draw_by_size(grid, "time_ms", floor=True)
+    figure = by_size.draw(grid, "time_ms", floor=True)
     frame = load(rows)
     axes = next(axes for axes in figure.axes if axes.get_title() == "tp 4, tokens 4096")
     lines = {line.get_label(): line.get_ydata().tolist() for line in axes.get_lines()}
@@ -70,20 +68,13 @@ def test_the_lines_are_the_rows(rows, grid):
 
 def test_marks_between_decades_have_labels(grid):
     with style.drawing("x"):
-        figure = draw_by_size(grid, "time_ms")
-        style.svg(figure)  # makes the ticks
+        figure = by_size.draw(grid, "time_ms")
+        figure.draw_without_rendering()  # makes the ticks
     first, second = figure.axes[:2]
     low, high = first.get_ylim()
     shown = [tick.label1.get_text() for tick in first.yaxis.get_minor_ticks() if low <= tick.get_loc() <= high]
     assert {text.lstrip("0.")[0] for text in shown} == {"2", "5"}
     assert not any(tick.tick1line.get_visible() for tick in second.yaxis.get_minor_ticks())
-
-
-def test_shares_by_block_cap(rows, grid):
-    found = shares(grid)
-    line = found["triton_tp", "vocab=32768 tp=1 tokens=4096"]
-    assert sorted(line) == ["16384", "32768", "4096", "8192", "auto"]
-    assert max(line, key=line.get) == "auto" and min(line, key=line.get) == "32768"
 
 
 def test_a_share_is_that_of_a_measurement_at_one_of_several_block_caps(add, frame):
@@ -106,22 +97,13 @@ def test_large_speedups_are_on_a_logarithmic_axis(add, frame, farthest, scale):
     add("triton_tp", 1.0, samples_ms=steady)
     add("quack", farthest, samples_ms=farthest * steady)
     (made,) = arrange_rows(frame(), plots.COLUMNS).grids
-    (axes,) = speedups_plot.draw(made, WALL).axes
+    (axes,) = speedup(made, WALL).axes
     assert axes.get_xscale() == scale and axes.xaxis.get_major_formatter()(10, 0) == "10x"
     if scale == "log":
         label = axes.xaxis.get_minor_formatter()
         assert [label(value, 0) for value in (2, 3, 4, 5, 6, 7, 8, 9, 20, 0.3)] == [
             "2x", "3x", "", "5x", "", "", "", "", "20x", "0.3x",
         ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("letters", "inches", "columns"),
-    [(20, 6.0, 3), (20, 5.9, 2), (20, 4.0, 2), (20, 3.9, 1), (20, 1.0, 1), (1, 9.0, 3)],
-)
-def test_a_legend_has_as_many_columns_as_fit(letters, inches, columns):
-    """A column of 20 letters is two inches wide."""
-    assert style.legend_columns(["a", "x" * letters], inches + 0.01) == columns
 
 
 def test_a_figure_is_as_wide_as_its_longest_label():
@@ -141,35 +123,24 @@ def test_few_samples_have_no_outliers():
     assert list(outliers(np.array([0.0, 1.0, 2.0, 3.0, 4.0]))) == []
 
 
-@pytest.mark.parametrize("name", ["time", "block_cap", "samples"])
-def test_an_svg_is_the_one_that_matplotlib_saves(grid, name):
-    draw = plots.PLOTS[name].draw
-    with style.drawing("salt"):
-        saved = io.BytesIO()
-        metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        draw(grid).savefig(saved, format="svg", metadata=metadata)
-        assert style.svg(draw(grid)) == saved.getvalue()
-
-
 @pytest.mark.parametrize(
-    "draw, shown",
-    [(samples_plot.draw, RecordGrid.measured_cells), (speedups_plot.draw, lambda each: speedups(each, WALL))],
+    "draw, shown", [(spread, RecordGrid.measured_cells), (speedup, lambda each: speedups(each, WALL))]
 )
 def test_each_line_has_its_name_beside_it(grid, draw, shown):
     with style.drawing("x"):
         figure = draw(grid, WALL)
-        style.svg(figure)  # lays it out
+        figure.draw_without_rendering()
         (axes,) = figure.axes
-        assert [text.get_position()[1] for text in axes.texts] == list(range(len(list(shown(grid)))))
-        boxes = [text.get_window_extent(figure.canvas.get_renderer()) for text in axes.texts]
+        labels = [tick.label1 for tick in axes.yaxis.get_major_ticks()]
+        assert [text.get_position()[1] for text in labels] == list(range(len(list(shown(grid)))))
+        boxes = [text.get_window_extent() for text in labels]
     assert all(box.x0 >= 0 and box.x1 < axes.bbox.x0 for box in boxes)
-    assert all(upper.y0 > lower.y1 for upper, lower in itertools.pairwise(boxes))
 
 
 def test_spread_shows_percentiles_and_outliers(grid):
     cells = list(grid.measured_cells())
     with style.drawing("x"):
-        (axes,) = samples_plot.draw(grid, WALL).axes
+        (axes,) = spread(grid, WALL).axes
     reach, quartiles = ([segment[:, 0] for segment in lines.get_segments()] for lines in axes.collections[:2])
     dots = np.concatenate([line.get_xydata() for line in axes.get_lines() if line.get_marker() == "."])
     for height, (_, cell) in enumerate(cells):
@@ -181,7 +152,7 @@ def test_spread_shows_percentiles_and_outliers(grid):
 
 def test_intervals_of_speedups_stand_about_their_values(grid):
     with style.drawing("x"):
-        (axes,) = speedups_plot.draw(grid, WALL).axes
+        (axes,) = speedup(grid, WALL).axes
     found = speedups(grid, WALL)
     drawn = {}
     for values, _, (bars,) in axes.containers:
@@ -196,7 +167,7 @@ def test_the_varying_key_is_the_axis(add, frame):
     for tokens in (64, 128, 256):
         add("triton_tp", tokens / 100, tokens=tokens)
     (made,) = arrange_rows(frame(), plots.COLUMNS).grids
-    (axes,) = draw_by_size(made, "time_ms").axes
+    (axes,) = by_size.draw(made, "time_ms").axes
     assert axes.get_xlabel() == "tokens" and axes.get_title() == "vocab 32768, tp 2"
     assert axes.get_lines()[0].get_ydata().tolist() == [0.64, 1.28, 2.56]
 
@@ -207,10 +178,29 @@ def test_keys_that_change_together_are_panels(add, frame):
         for tokens in (64, 128, 256):
             add("triton_tp", tokens / 100, vocab=vocab, tp_size=tp_size, tokens=tokens)
     (made,) = arrange_rows(frame(), plots.COLUMNS).grids
-    first, second = draw_by_size(made, "time_ms").axes
+    first, second = by_size.draw(made, "time_ms").axes
     assert (first.get_title(), second.get_title()) == ("vocab 1000, tp 1", "vocab 2000, tp 2")
-    assert first.get_xlabel() == "tokens" and [text.get_text() for text in first.get_xticklabels()] == [
-        "64",
-        "128",
-        "256",
+    assert first.get_xlabel() == "tokens"
+    assert [text.get_text() for text in first.get_xticklabels()] == ["64", "128", "256"]
+
+
+def test_panels_without_a_line_may_be_left_out(add, frame):
+    for vocab, tp_size in ((1000, 1), (2000, 1), (2000, 4)):
+        add("triton_tp", 1.0, vocab=vocab, tp_size=tp_size)
+    (made,) = arrange_rows(frame(), plots.COLUMNS).grids
+    sized = by_size.with_sizes(made)
+    assert len(by_size.draw(made, "time_ms").axes) == 2 and [row.key[:2] for row in sized.rows] == [
+        (1000, 1),
+        (2000, 1),
     ]
+    assert by_size.with_sizes(dataclasses.replace(made, rows=made.rows[:1])) is None
+
+
+def test_names_along_an_axis_are_in_the_order_of_their_work(add, frame):
+    """Models are sorted by their floors, and what a model implies makes no panel of its own."""
+    trained = {"workload": "train_step", "seq_length": 2048, "loss": None, "vocab": None, "block_cap": None}
+    for model, layers, floor in (("qwen3_32b", 64, 9.0), ("qwen3_8b", 36, 2.0), ("qwen3_0p6b", 28, 0.1)):
+        add("ddp", **measured(2 * floor, floor_ms=floor, model=model, num_layers=layers), **trained)
+    (made,) = arrange_rows(frame(), (*plots.COLUMNS, *verdict_columns())).grids
+    (axes,) = by_size.draw(made, "device_ms").axes
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["qwen3_0p6b", "qwen3_8b", "qwen3_32b"]

@@ -6,7 +6,6 @@ import io
 import pytest
 
 from tpbench.report.command import main
-from tpbench.report.page.html_page import page
 from tpbench.report.studies import check_columns, study_document, study_picture
 from tpbench.settings import JobError
 from tpbench.workloads.study_data import Series
@@ -55,12 +54,6 @@ def test_every_format_has_every_cell(caps, tmp_path, capsys, chosen, form):
             assert float(rows[0]["time_ms/device_ms"]) == 0.2 / 0.148
         else:
             assert rows[0]["fraction_of_floor"] == "0.857"  # all digits, where a table has 85.7%
-
-
-def test_the_page_has_the_study_of_a_varying_option_only(caps, add, frame):
-    assert "168" in page(frame()).split('data-name="study block_cap"')[1]
-    rows = frame()
-    assert "study block_cap" not in page(rows[rows["block_cap"] == "4096"])
 
 
 def test_columns_and_ratios_of_each_cell(add, frame):

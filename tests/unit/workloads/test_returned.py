@@ -7,10 +7,9 @@ import torch
 
 from tpbench.worker.process import location
 from tpbench.workloads import Variant
-from tpbench.workloads.entropy_loss.interface import Output
-from tpbench.workloads.linear_loss.interface import Output as LinearOutput
-from tpbench.workloads.returned import WrongReturn, require
-from tpbench.workloads.step import Step, StepSession
+from tpbench.workloads.entropy_loss.inputs import Output
+from tpbench.workloads.linear_loss.inputs import Output as LinearOutput
+from tpbench.workloads.step import Step, StepSession, WrongReturn, require
 
 
 def prepare(problem, shard):

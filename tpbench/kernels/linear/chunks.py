@@ -8,7 +8,7 @@ started on some ranks only would never end then.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -49,6 +49,11 @@ class Chunks:
         step, part = self.most // self.shards, self.rows // self.shards
         return slice(index * step, min((index + 1) * step, part))
 
+    def rows_of(self, index: int) -> int:
+        """Return the number of rows of a chunk."""
+        rows = self.local(index)
+        return int(rows.stop - rows.start) * self.shards
+
     def take(self, values: Tensor, index: int) -> Tensor:
         """Return a chunk of a tensor of all rows: a view if ranks do not share rows, else contiguous, in rank order."""
         if self.shards == 1:
@@ -70,18 +75,11 @@ class Chunks:
         """Store the rows of all chunks, one chunk behind the other in `in_order`, if ranks share rows."""
         first = 0
         for index in range(len(self)):
-            rows = self.local(index)
-            last = first + int(rows.stop - rows.start) * self.shards
-            self.put(values, in_order[first:last], index)
-            first = last
+            self.put(values, in_order[first : first + self.rows_of(index)], index)
+            first += self.rows_of(index)
 
     def _by_rank(self, values: Tensor) -> Tensor:
         return values.view(self.shards, self.rows // self.shards, *values.shape[1:])
-
-
-def bytes_of_row(columns: int, dtypes: list[torch.dtype]) -> int:
-    """Return the workspace of one row: its logits, which their gradient overwrites, and its target logits."""
-    return sum(columns * dtype.itemsize for dtype in dtypes)
 
 
 def chunks_of(rows: int, shards: int, row_bytes: int, workspace_gib: float | Literal["auto"]) -> Chunks:
@@ -108,102 +106,82 @@ def workspace_gib_of(value: Any) -> None:
         raise ValueError(f"workspace_gib must be 'auto' or a positive number, got {value!r}")
 
 
-class HiddenStates(Protocol):
-    """The hidden states of all chunks, and the sum of their gradients over ranks."""
+class HiddenStates:
+    """The hidden states of all chunks, which every rank holds. Gradients of chunks are summed by all-reduces."""
+
+    def __init__(self, hidden: Tensor, grad: Tensor | None, group: dist.ProcessGroup | None, chunks: Chunks) -> None:
+        """`grad`: the memory for the gradient of `hidden`, summed over ranks."""
+        self.hidden, self.grad, self.group, self.chunks = hidden, grad, group, chunks
+        self.pending: list[Any] = []
 
     def chunk(self, index: int) -> Tensor:
         """Return the hidden states of a chunk, (rows of the chunk, h)."""
+        return self.chunks.take(self.hidden, index)
 
     def prefetch(self, index: int) -> None:
         """Start to fetch a chunk, if it exists."""
 
     def gradient(self, index: int) -> Tensor:
         """Return memory for this rank's part of a chunk's gradient, (rows of the chunk, h)."""
-
-    def send_gradient(self, index: int) -> None:
-        """Start to sum the chunk's gradient over ranks."""
-
-    def wait(self) -> None:
-        """Let the current stream wait for all that was started."""
-
-
-class WholeHiddenStates:
-    """Every rank holds all rows. Gradients of chunks are summed by all-reduces."""
-
-    def __init__(self, hidden: Tensor, grad: Tensor | None, group: dist.ProcessGroup | None, chunks: Chunks) -> None:
-        self.hidden, self.grad, self.group, self.chunks = hidden, grad, group, chunks
-        self.pending: list[Any] = []
-
-    def chunk(self, index: int) -> Tensor:
-        return self.chunks.take(self.hidden, index)
-
-    def prefetch(self, index: int) -> None:
-        pass
-
-    def gradient(self, index: int) -> Tensor:
         assert self.grad is not None
         return self.chunks.take(self.grad, index)
 
     def send_gradient(self, index: int) -> None:
+        """Start to sum the chunk's gradient over ranks."""
         if self.group is not None and self.group.size() > 1:
             self.pending.append(dist.all_reduce(self.gradient(index), group=self.group, async_op=True))
 
     def wait(self) -> None:
+        """Let the current stream wait for all that was started."""
         while self.pending:
             self.pending.pop().wait()
 
 
-class ShardedHiddenStates:
+class ShardedHiddenStates(HiddenStates):
     """Each rank holds an equal part of the rows. Chunks are gathered, and their gradients reduce-scattered."""
 
-    def __init__(self, hidden: Tensor, grad: Tensor | None, group: dist.ProcessGroup, chunks: Chunks) -> None:
-        self.hidden, self.grad, self.group, self.chunks = hidden, grad, group, chunks
+    def __init__(self, hidden: Tensor, grad: Tensor | None, group: dist.ProcessGroup | None, chunks: Chunks) -> None:
+        super().__init__(hidden, grad, group, chunks)
         shape = (2 if len(chunks) > 1 else 1, chunks.most, hidden.shape[1])
         self.gathered = hidden.new_empty(shape)
         self.summed = None if grad is None else hidden.new_empty(shape[1:])
-        self.pending: list[Any] = []
         self.prefetch(0)
-
-    def _rows(self, index: int) -> int:
-        rows = self.chunks.local(index)
-        return int(rows.stop - rows.start) * self.chunks.shards
 
     def chunk(self, index: int) -> Tensor:
         self.wait()
-        return self.gathered[index % len(self.gathered), : self._rows(index)]
+        return self._gathered(index)
 
     def prefetch(self, index: int) -> None:
         if index < len(self.chunks):
             part = self.hidden[self.chunks.local(index)].contiguous()
-            gathered = self.gathered[index % len(self.gathered), : self._rows(index)]
-            self.pending.append(all_gather(gathered, part, group=self.group, async_op=True))
+            self.pending.append(all_gather(self._gathered(index), part, group=self.group, async_op=True))
 
     def gradient(self, index: int) -> Tensor:
         assert self.summed is not None
-        return self.summed[: self._rows(index)]
+        return self.summed[: self.chunks.rows_of(index)]
 
     def send_gradient(self, index: int) -> None:
         assert self.grad is not None
         part = self.grad[self.chunks.local(index)]
         self.pending.append(reduce_scatter(part, self.gradient(index), group=self.group, async_op=True))
 
-    def wait(self) -> None:
-        while self.pending:
-            self.pending.pop().wait()
+    def _gathered(self, index: int) -> Tensor:
+        return self.gathered[index % len(self.gathered), : self.chunks.rows_of(index)]
 
 
 def hidden_states(hidden: Tensor, grad: Tensor | None, group: dist.ProcessGroup | None, chunks: Chunks) -> HiddenStates:
     """Return the hidden states of all rows. chunks.shards says whether ranks share them."""
-    if chunks.shards > 1:
-        assert group is not None
-        return ShardedHiddenStates(hidden, grad, group, chunks)
-    return WholeHiddenStates(hidden, grad, group, chunks)
+    return (ShardedHiddenStates if chunks.shards > 1 else HiddenStates)(hidden, grad, group, chunks)
 
 
-def bytes_sent(rows: int, width: int, itemsize: int, world_size: int, *, sharded: bool, grad: bool) -> int:
-    """Return the bytes that a rank sends: each of its parts to every peer once (gather, scatter), or twice."""
+def bytes_sent(chunks: Chunks, states: Tensor, world_size: int, grad: bool) -> int:
+    """Return the bytes that a rank sends of hidden states and of their gradients.
+
+    It sends each of its parts to every peer once (gather, scatter), or twice (all-reduce).
+    """
+    sharded = chunks.shards > 1
     matrices = (1 if sharded else 0) + (0 if not grad else 1 if sharded else 2)
-    return matrices * rows * width * itemsize * (world_size - 1) // world_size
+    return matrices * chunks.rows * states.shape[1] * states.itemsize * (world_size - 1) // world_size
 
 
 def multiply(left: Tensor, right: Tensor, out: Tensor, alpha: float = 1.0) -> None:

@@ -2,20 +2,69 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpbench.kernels.entropy import checks
-from tpbench.kernels.linear.call import LinearCall, LinearEntropyLossResult, losses_of_labels
-from tpbench.kernels.linear.chunks import bytes_of_row, chunks_of, workspace_gib_of
-from tpbench.kernels.losses import KERNEL_LOSSES, KernelLoss
-from tpbench.kernels.row_loss import Outputs, RowLoss, Scaling, shard_of_vocabulary
-from tpbench.kernels.two_pass.kernels import inverse_row_count, launching
+from tpbench.kernels import KernelLoss, checks
+from tpbench.kernels.launch_rows import How, launch_rows
+from tpbench.kernels.linear.chunks import (
+    Accumulation,
+    Chunks,
+    HiddenStates,
+    WeightGradient,
+    bytes_sent,
+    chunks_of,
+    compute_logits,
+    hidden_states,
+    multiply,
+    workspace_gib_of,
+)
+from tpbench.kernels.linear.statistics import LossesOfLabels, is_supported
+from tpbench.kernels.row_loss import Outputs, RowLoss, Scaling, Vocabulary, fp16_gradient_scale
+from tpbench.kernels.two_pass.kernels import inverse_row_count, reduced
 from tpbench.kernels.two_pass.state import INTERPRETED
+
+
+@dataclass(frozen=True)
+class LinearHow:
+    """This record says in which chunks and by which kernels a linear loss was computed, and which memory it used."""
+
+    chunks: int
+    chunk_rows: int
+    """Rows of a chunk; the last one may have fewer."""
+    workspace_gib: float
+    """Memory for the logits of a chunk, which their gradient overwrites, and for its target logits. If no logits are
+    stored: for the statistics of their tiles."""
+    rows: How | None
+    """The kernels of the first chunk's loss. None for no rows."""
+    weight_grad: Accumulation | None
+    """The way in which the weight's gradient was accumulated. None if there is none."""
+    bytes_sent: int
+    """Bytes that this rank sent to its peers: statistics of rows, hidden states and their gradients."""
+
+
+@dataclass(frozen=True)
+class LinearEntropyLossResult:
+    """The result of `linear_entropy_loss`."""
+
+    loss: Tensor
+    """fp32 scalar, or (rows,) with reduction="none". Every rank of the group has the same bits."""
+    row_loss: Tensor
+    """(rows,) fp32: each row's loss (or log-probability), 0 for a row that does not count."""
+    entropy: Tensor | None
+    """(rows,) fp32: entropy of each row's distribution in nats. None without `entropy=True`."""
+    grad_hidden: Tensor | None
+    """Like hidden: its gradient, summed over the ranks, times grad_scale."""
+    grad_weight: Tensor | None
+    """(local vocab, h): the weight's gradient times grad_scale, new, or `weight_grad` with the gradient added."""
+    grad_bias: Tensor | None
+    """(local vocab,): the bias's gradient times grad_scale."""
+    how: LinearHow
+    """The chunks and kernels that computed the loss."""
 
 
 @torch.no_grad()
@@ -69,31 +118,14 @@ def linear_entropy_loss(
         hidden: (rows, h) in bfloat16, float16 or float32, equal on all ranks. With hidden_sharded this rank's
             (rows / ranks, h): contiguous parts in rank order (sequence parallelism).
         weight: (local vocab, h), this rank's rows of the head, in the dtype of hidden.
-        target: one of
-
-            - for cross_entropy and logprob the labels of all rows, (rows,) int32 or int64, global columns;
-            - for the other losses target logits, (rows, local vocab);
-            - for the other losses (teacher_hidden, teacher_weight): the teacher's logits are computed in chunks too.
-              They are sharded like hidden and weight. The teacher has no bias and gets no gradient. A softcap applies
-              to its logits, too.
-        loss: cross_entropy, soft_cross_entropy, reverse_kl, forward_kl or logprob.
-        group: process group over which the vocabulary is sharded. None: this rank holds all of it.
-        vocab_start: the first global column of this rank.
-        vocab_size: columns of the whole vocabulary, without padding. Give it together with vocab_start; otherwise
-            every call gathers the ranks' sizes, and the host waits.
-        reduction: of the rows' losses: "mean" over the rows that count, "sum" or "none".
-        ignore_index: the label of rows that do not count.
-        logits_scale: positive factor on logits and target logits.
-        temperature: positive divisor of target logits, or for logprob of the logits.
-        label_smoothing: from 0 to 1, for cross_entropy.
-        z_loss: factor of an additional term of each row's loss, log(sum(exp(logits_scale * logits)))^2.
-        softcap: positive: logits become softcap * tanh(logits / softcap). None: no cap.
+        target: labels or target logits of all rows, as for `entropy_loss`. Instead of target logits also
+            (teacher_hidden, teacher_weight), sharded like hidden and weight: the teacher's logits are computed in
+            chunks too. The teacher has no bias and gets no gradient. A softcap applies to its logits, too.
+        loss, group, vocab_start, vocab_size, reduction, ignore_index, logits_scale, temperature, label_smoothing,
+            z_loss, softcap, entropy, grad_scale, row_grad, entropy_grad, block_cap, exchange: as for `entropy_loss`.
+            grad_scale is a factor on all gradients.
         bias: (local vocab,) in the dtype of the weight, or None.
-        entropy: also compute each row's entropy.
         grad: False computes no gradients.
-        grad_scale: factor on the gradients (not on the loss).
-        row_grad: (rows,) fp32, factor of each row on the gradient of its loss. None: 1.
-        entropy_grad: (rows,) fp32, factor of each row on the gradient of its entropy. None: 0.
         weight_grad: a tensor that the weight's gradient is added to, in the weight's dtype or in fp32, for example
             Megatron's main_grad. None: the gradient gets new memory in the weight's dtype.
         hidden_sharded: the rows of hidden are sharded over the group. Chunks are gathered, and their gradients are
@@ -101,9 +133,6 @@ def linear_entropy_loss(
         workspace_gib: bound of the memory for logits and target logits of a chunk, or for the statistics that replace
             them, for evenly split vocabularies. A small value means small chunks, of at least one row. "auto" means
             0.5 GiB, but at least 1024 rows.
-        block_cap: the largest column block of a kernel, a power of two. "auto": the fastest measured one.
-        exchange: path of the rows' statistics between ranks: "symmetric" (memory shared over NVLink), "nccl" (an
-            all-gather; choose it beside other streams with collectives), or "auto".
 
     A row that does not count contributes nothing, unless its hidden states are not finite: then 0 * inf makes the
     weight's gradient NaN, as in torch.
@@ -113,49 +142,158 @@ def linear_entropy_loss(
         RuntimeError: hidden on a CPU and not in Triton's interpreter; exchange="symmetric" if it is not available; a
             rank whose peer did not answer an earlier call.
     """
-    world_size = 1 if group is None else group.size()
-    shards = world_size if hidden_sharded else 1
-    checks.choice("loss", loss, KERNEL_LOSSES)
-    checks.call_options(group, vocab_start, vocab_size, reduction, ignore_index, block_cap, exchange)
-    checks.linear_tensors(hidden, weight, target, loss, bias, shards)
-    checks.weight_gradient(weight_grad, weight)
+    checks.options(
+        loss, group, vocab_start, vocab_size, reduction, ignore_index, logits_scale, temperature, label_smoothing,
+        z_loss, softcap, entropy, grad_scale, block_cap, exchange,
+    )  # fmt: skip
+    shards = 1 if group is None or not hidden_sharded else group.size()
+    checks.linear_tensors(
+        hidden, weight, target, loss, bias, weight_grad, row_grad, entropy_grad, entropy, shards, INTERPRETED
+    )
     workspace_gib_of(workspace_gib)
-    checks.runnable("hidden", hidden, INTERPRETED)
-    checks.loss_options(loss, logits_scale, temperature, label_smoothing, z_loss, softcap, entropy, grad_scale)
-    rows = len(hidden) * shards
-    checks.row_gradients(row_grad, entropy_grad, rows, hidden.device, entropy)
 
-    vocabulary = shard_of_vocabulary(len(weight), group, vocab_start, vocab_size, hidden.device, "weight")
+    rows, device = len(hidden) * shards, hidden.device
+    vocabulary = Vocabulary.of_shard(len(weight), device, "weight", group, vocab_start, vocab_size)
     if loss == "logprob":
         logits_scale, temperature = logits_scale / temperature, 1.0
-    has_teacher = isinstance(target, (tuple, list))
     cap = softcap or 0.0
     loss_of_row = RowLoss(
         loss, group, vocabulary, ignore_index, logits_scale, temperature, label_smoothing, z_loss, cap,
-        cap if has_teacher else 0.0, block_cap, exchange, "auto",
+        0.0 if isinstance(target, Tensor) else cap, block_cap, exchange, "auto",
     )  # fmt: skip
-    labels_only = not grad and loss_of_row.has_labels and label_smoothing == 0 and rows > 0
-    call: LinearCall | None = None
-    if not labels_only:
-        dtypes = [hidden.dtype, target[0].dtype] if has_teacher else [hidden.dtype]
-        chunks = chunks_of(rows, shards, bytes_of_row(vocabulary.share, dtypes), workspace_gib)
-        call = LinearCall(hidden, weight, bias, target, loss_of_row, chunks, grad)
-    outputs = Outputs(
-        torch.empty(rows, dtype=torch.float32, device=hidden.device),
-        torch.empty(rows, dtype=torch.float32, device=hidden.device) if entropy else None,
-        total=None if reduction == "none" else torch.zeros((), dtype=torch.float32, device=hidden.device),
-    )
+    call: _WithLogits | LossesOfLabels
+    if not grad and loss_of_row.has_labels and label_smoothing == 0 and rows > 0 and is_supported(hidden):
+        call = LossesOfLabels(hidden, weight, bias, target, loss_of_row, shards, workspace_gib, entropy)
+    else:
+        call = _WithLogits(hidden, weight, bias, target, loss_of_row, shards, workspace_gib, weight_grad, grad)
+    outputs = Outputs.allocated(rows, device, entropy, reduction)
     scaling = Scaling.of_reduction(
         reduction, loss_of_row, rows, grad_scale=grad_scale, row_grad=row_grad, entropy_grad=entropy_grad
     )
     if scaling.count:
         assert isinstance(target, Tensor)
-        with launching(hidden.device):
-            counted = inverse_row_count(target.contiguous(), vocabulary.size, ignore_index)
-        scaling = replace(scaling, inverse_count=counted)
-    if call is None:
-        assert isinstance(target, Tensor)
-        return losses_of_labels(
-            hidden, weight, bias, target, loss_of_row, shards, workspace_gib, outputs, scaling
-        )  # fmt: skip
-    return call.run(outputs, scaling, weight_grad)
+        scaling = replace(scaling, inverse_count=inverse_row_count(target.contiguous(), vocabulary.size, ignore_index))
+    how, sent = call.run(outputs, scaling)
+    gradient = call.weight_gradient
+    return LinearEntropyLossResult(
+        reduced(outputs, scaling.inverse_count, scaling.mean), outputs.row_loss, outputs.row_entropy, call.grad_hidden,
+        None if gradient is None else gradient.weight, None if gradient is None else gradient.bias,
+        LinearHow(
+            len(call.chunks), call.chunks.most, call.workspace / 2**30, how,
+            None if gradient is None else gradient.accumulation, sent + call.hidden_bytes(),
+        ),
+    )  # fmt: skip
+
+
+class _ChunkLogits:
+    """The logits hidden @ weight.T + bias of one chunk at a time, in memory that all chunks share."""
+
+    def __init__(self, states: HiddenStates, weight: Tensor, bias: Tensor | None, chunks: Chunks) -> None:
+        self.states, self.weight, self.bias = states, weight, bias
+        self.memory = weight.new_empty((chunks.most if len(chunks) else 0, len(weight)))
+
+    def compute(self, index: int) -> tuple[Tensor, Tensor]:
+        """Queue the product of a chunk.
+
+        Returns the chunk's hidden states, (rows of the chunk, h), and its logits, (rows of the chunk, local vocab).
+        """
+        hidden = self.states.chunk(index)
+        logits = self.memory[: len(hidden)]
+        compute_logits(hidden, self.weight, self.bias, logits)
+        return hidden, logits
+
+
+class _WithLogits:
+    """A call that computes logits, losses and, on request, gradients, and the memory that its chunks share.
+
+    The first product is queued at once, so that the GPU works while the host prepares the rest.
+    """
+
+    def __init__(
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Any, loss: RowLoss, shards: int,
+        workspace_gib: float | Literal["auto"], weight_grad: Tensor | None, grad: bool,
+    ) -> None:  # fmt: skip
+        """`target`: labels, target logits, or the teacher's hidden states and weight. `grad`: compute gradients."""
+        self.weight, self.target, self.loss = weight, target, loss
+        self.matrices = [hidden] if isinstance(target, Tensor) else [hidden, target[0]]
+        row_bytes = sum(loss.vocabulary.share * states.itemsize for states in self.matrices)
+        self.chunks = chunks_of(len(hidden) * shards, shards, row_bytes, workspace_gib)
+        self.grad_hidden = torch.empty(hidden.shape, dtype=hidden.dtype, device=hidden.device) if grad else None
+        self.states = hidden_states(hidden, self.grad_hidden, loss.group, self.chunks)
+        self.logits = _ChunkLogits(self.states, weight, bias, self.chunks)
+        self.first = self.logits.compute(0) if len(self.chunks) else None
+        self.weight_gradient = WeightGradient(weight, bias, weight_grad, len(self.chunks)) if grad else None
+        self.teacher: _ChunkLogits | None = None
+        if not isinstance(target, Tensor):
+            states = hidden_states(target[0], None, loss.group, self.chunks)
+            self.teacher = _ChunkLogits(states, target[1], None, self.chunks)
+
+    @property
+    def workspace(self) -> int:
+        """Bytes for the logits and the target logits of a chunk."""
+        return self.logits.memory.nbytes + (0 if self.teacher is None else self.teacher.memory.nbytes)
+
+    def run(self, outputs: Outputs, scaling: Scaling) -> tuple[How | None, int]:
+        """Compute the losses and gradients. Returns the kernels of a chunk, and the bytes of statistics that were sent.
+
+        `outputs`, `scaling`: of all rows.
+        """
+        states, gradient = self.states, self.weight_gradient
+        stored_scale = 1.0 if gradient is None else self._stored_scale(scaling)
+        scaling = replace(scaling, grad_scale=scaling.grad_scale * stored_scale)
+        how: How | None = None
+        sent = 0
+        for index in range(len(self.chunks)):
+            # `first` would keep this chunk's hidden states until the end.
+            (hidden, logits), self.first = self.first or self.logits.compute(index), None
+            if self.teacher is not None:
+                target = self.teacher.compute(index)[1]
+            else:
+                target = self.chunks.take(self.target, index)
+                target = target.contiguous() if self.loss.has_labels else target
+            states.wait()
+            how_chunk = self._launch(index, logits, target, outputs, scaling)
+            how, sent = how or how_chunk, sent + how_chunk.bytes_sent
+            if gradient is not None:
+                multiply(logits, self.weight, states.gradient(index), 1.0 / stored_scale)
+                states.send_gradient(index)
+            states.prefetch(index + 1)
+            if self.teacher is not None:
+                self.teacher.states.prefetch(index + 1)
+            if gradient is not None:
+                gradient.add(logits, hidden, 1.0 / stored_scale)
+        states.wait()
+        return how, sent
+
+    def _launch(self, index: int, logits: Tensor, target: Tensor, outputs: Outputs, scaling: Scaling) -> How:
+        """Compute the loss of a chunk and, in place, the logits' gradient."""
+
+        def chunk(values: Tensor | None) -> Tensor | None:
+            return None if values is None else self.chunks.take(values, index)
+
+        row_loss, row_entropy = self.chunks.take(outputs.row_loss, index), chunk(outputs.row_entropy)
+        of_chunk = Outputs(row_loss, row_entropy, None if self.grad_hidden is None else logits)
+        scaling = replace(scaling, row_grad=chunk(scaling.row_grad), entropy_grad=chunk(scaling.entropy_grad))
+        how = launch_rows(self.loss, logits, target, of_chunk, scaling)
+        self.chunks.put(outputs.row_loss, row_loss, index)
+        if outputs.row_entropy is not None and row_entropy is not None:
+            self.chunks.put(outputs.row_entropy, row_entropy, index)
+        return how
+
+    def _stored_scale(self, scaling: Scaling) -> float:
+        """Return the factor on the gradient of the logits in memory, by which its products are divided.
+
+        It is not 1 for the fp16 gradient of a mean (see `fp16_gradient_scale`).
+        """
+        is_mean = scaling.count or scaling.mean != 1.0
+        if self.weight.dtype != torch.float16 or not is_mean or scaling.row_grad is not None:
+            return 1.0
+        return fp16_gradient_scale(self.chunks.rows, scaling.grad_scale, self.loss.logits_scale)
+
+    def hidden_bytes(self) -> int:
+        """Return the bytes of hidden states and their gradients that this rank sent."""
+        grads = (self.grad_hidden is not None, False)
+        return sum(
+            bytes_sent(self.chunks, states, self.loss.vocabulary.world_size, grad)
+            for states, grad in zip(self.matrices, grads, strict=False)
+        )

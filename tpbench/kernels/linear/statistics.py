@@ -3,14 +3,11 @@
 The statistics of a row are those of `two_pass.state`. Exponents and entropies are in bits until a row is complete,
 because exp2 is the GPU's own instruction: exp would cost another multiplication.
 
-Where the GPU allows it, the head's product stores them, and no logits. A program of the product holds a tile of logits
-in registers and stores three or four numbers per row of it. A second kernel merges the tiles of a row. The product is
+The head's product stores them, and no logits. A program of the product holds a tile of logits in registers and stores
+two or three numbers per row of it. A second kernel merges the tiles of a row. The product is
 persistent: as many programs as multiprocessors compute one tile after the other, and load the next tile while they work
 on the statistics of the last one. Masks are selections and no branches. After a branch that reads the accumulator,
 ptxas would let matrix instructions run one after the other (its warning C7514), a third slower.
-
-Elsewhere a kernel reads logits. Each thread keeps a running state of its own columns, and threads merge once per row. A
-general tile reduces over its threads several times.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -19,6 +16,7 @@ general tile reduces over its threads several times.
 from __future__ import annotations
 
 import math
+from typing import Any, Literal
 
 import torch
 import triton
@@ -28,20 +26,14 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tpbench.kernels.cached_launch import cached_launch
 from tpbench.kernels.collectives import gather_by_rank
-from tpbench.kernels.entropy.launch_rows import How
-from tpbench.kernels.linear.chunks import compute_logits
-from tpbench.kernels.row_loss import RowLoss
+from tpbench.kernels.launch_rows import How
+from tpbench.kernels.linear.chunks import bytes_sent, chunks_of, hidden_states
+from tpbench.kernels.row_loss import Outputs, RowLoss, Scaling
 from tpbench.kernels.two_pass.kernels import bytes_exchanged, launching, losses_of_statistics, statistics_width
 from tpbench.kernels.two_pass.state import INTERPRETED, capped, reference, round_to, weigh
 
-_VECTOR = 8
-_REPEATS = 4
-_WARPS = 4
-_LANES = 32 * _WARPS
 NATS = tl.constexpr(math.log(2.0))
 """Nats in a bit."""
-_LEAST = tl.constexpr(-1e30)
-"""The least exponent. Its power of two is 0, and 0 times it is 0, while 0 times -inf would be NaN."""
 _ROWS, _COLUMNS, _WIDTH = 128, 256, 64
 """Rows, columns and summed elements of a tile. Other shapes were slower on H200."""
 _GROUP = 16
@@ -54,103 +46,6 @@ _HOPPER = 9
 """The compute capability for which tiles and speed were measured."""
 
 
-class RowStatistics:
-    """The statistics of all rows of a problem with labels, without label smoothing and without a gradient."""
-
-    def __init__(self, loss: RowLoss, rows: int, device: torch.device, entropy: bool) -> None:
-        self.loss, self.entropy = loss, entropy
-        self.values = torch.empty(
-            (statistics_width(loss.loss, 0.0, entropy), rows), dtype=torch.float32, device=device
-        )  # fmt: skip
-
-    def finish(self, labels: Tensor, row_loss: Tensor, row_entropy: Tensor | None) -> int:
-        """Exchange the statistics and store losses and entropies of all rows. Returns the bytes that this rank sent."""
-        world_size = self.loss.vocabulary.world_size
-        gathered = gather_by_rank(self.values, self.loss.group, world_size)
-        with launching(row_loss.device):
-            losses_of_statistics(self.loss, gathered, labels, row_loss, row_entropy)
-        return bytes_exchanged(len(labels), world_size, self.loss.loss, 0.0, self.entropy)
-
-
-class LabelStatistics(RowStatistics):
-    """The statistics of all rows, from the logits of some rows at a time."""
-
-    def __init__(self, loss: RowLoss, rows: int, weight: Tensor, bias: Tensor | None, entropy: bool, most: int) -> None:
-        """`most`: rows of a chunk."""
-        super().__init__(loss, rows, weight.device, entropy)
-        self.weight, self.bias = weight, bias
-        self.memory = weight.new_empty((most, len(weight)))
-
-    def store(self, hidden: Tensor, labels: Tensor, first: int) -> How:
-        """Queue the product of some rows and the kernel for their logits. Statistics are stored from row `first` on."""
-        vocabulary, rows = self.loss.vocabulary, len(hidden)
-        logits = self.memory[:rows]
-        compute_logits(hidden, self.weight, self.bias, logits)
-        kernel = cached_launch(
-            label_statistics_kernel, ENTROPY=int(self.entropy), SOFTCAP=float(self.loss.softcap), VECTOR=_VECTOR,
-            LANES=_LANES, REPEATS=_REPEATS, num_warps=_WARPS,
-        )  # fmt: skip
-        with launching(logits.device):
-            compiled = kernel(
-                rows, (logits, labels, self.values),
-                (self.values.shape[1], first, logits.stride(0), vocabulary.valid, vocabulary.start, vocabulary.size,
-                 self.loss.ignore_index), (self.loss.logits_scale, self.loss.logits_scale / math.log(2.0)),
-            )  # fmt: skip
-        return How("two_kernels", _VECTOR * _LANES * _REPEATS, 0, (compiled,))
-
-
-@triton.jit
-def label_statistics_kernel(
-    logits, target, statistics, n_rows, first_row, logits_row, n_valid, vocab_start, vocab_size, ignore_index,
-    logits_scale, scale_bits, ENTROPY: tl.constexpr, SOFTCAP: tl.constexpr, VECTOR: tl.constexpr, LANES: tl.constexpr,
-    REPEATS: tl.constexpr,
-):  # fmt: skip
-    """Store the state of the `n_valid` columns of one row in `statistics`, (3 or 4, n_rows) fp32, at first_row + row.
-
-    A tile is (REPEATS, LANES, VECTOR): a thread has REPEATS vectors of neighbouring columns.
-    """
-    row = tl.program_id(0).to(tl.int64)
-    label = tl.load(target + row).to(tl.int64)
-    counts = (label != ignore_index) & (label >= 0) & (label < vocab_size)
-    stop = tl.where(counts, n_valid, 0)  # rows that do not count are not read
-    lane = tl.arange(0, LANES)
-    repeat = tl.arange(0, REPEATS)[:, None, None]
-    of_tile = repeat * (LANES * VECTOR) + lane[None, :, None] * VECTOR + tl.arange(0, VECTOR)[None, None, :]
-    m = tl.full([LANES], float("-inf"), tl.float32)
-    s = tl.zeros([LANES], tl.float32)
-    h = tl.zeros([LANES], tl.float32)
-    begin = logits + row * logits_row
-    for start in range(0, stop, REPEATS * LANES * VECTOR):
-        column = start + of_tile
-        inside = column < n_valid
-        x = capped(tl.load(begin + column, mask=inside, other=float("-inf")).to(tl.float32), SOFTCAP)
-        if SOFTCAP > 0:
-            x = tl.where(inside, x, float("-inf"))
-        largest = tl.maximum(m, tl.max(tl.max(x, axis=2), axis=0))
-        r = reference(largest)
-        bits = (x - r[None, :, None]) * scale_bits
-        power = tl.exp2(bits)
-        factor = tl.exp2((m - r) * scale_bits)
-        if ENTROPY:
-            h = weigh(factor, h + s * ((reference(m) - r) * scale_bits))
-            bits = tl.maximum(bits, _LEAST, propagate_nan=tl.PropagateNan.ALL)
-            h += tl.sum(tl.sum(power * bits, axis=2), axis=0)
-        s = s * factor + tl.sum(tl.sum(power, axis=2), axis=0)
-        m = largest
-    of_row = tl.max(m, axis=0)
-    factor = tl.exp2((m - reference(of_row)) * scale_bits)
-    local = label - vocab_start
-    held = counts & (local >= 0) & (local < n_valid)
-    x_label = capped(tl.load(begin + local, mask=held, other=0.0).to(tl.float32), SOFTCAP) * logits_scale
-    place = statistics + first_row + row
-    tl.store(place, of_row * logits_scale)
-    tl.store(place + n_rows, tl.sum(s * factor, axis=0))
-    tl.store(place + 2 * n_rows, tl.where(held, x_label, 0.0))
-    if ENTROPY:
-        shift = (reference(m) - reference(of_row)) * scale_bits
-        tl.store(place + 3 * n_rows, tl.sum(weigh(factor, h + s * shift), axis=0) * NATS)
-
-
 def is_supported(hidden: Tensor) -> bool:
     """Return whether the product of these hidden states can store statistics. Equal on all ranks of like GPUs."""
     if hidden.dtype == torch.float32 or hidden.shape[1] * hidden.itemsize % _ALIGNMENT:
@@ -160,25 +55,56 @@ def is_supported(hidden: Tensor) -> bool:
 
 def bytes_of_tiles(columns: int, entropy: bool) -> int:
     """Return the workspace of one row: the statistics of its tiles."""
-    return -(-columns // _COLUMNS) * _tile_numbers(entropy) * 4
+    return -(-columns // _COLUMNS) * (2 + entropy) * 4
 
 
-def _tile_numbers(entropy: bool) -> int:
-    return 2 + entropy
+class LossesOfLabels:
+    """A call for losses and entropies of labels alone, and the memory for the statistics of its rows."""
 
+    weight_gradient = grad_hidden = None
 
-class ProductStatistics(RowStatistics):
-    """The statistics of all rows, from the product of hidden states and the head's weight."""
-
-    def __init__(self, loss: RowLoss, rows: int, weight: Tensor, bias: Tensor | None, entropy: bool, most: int) -> None:
-        """`most`: rows of a chunk."""
-        super().__init__(loss, rows, weight.device, entropy)
+    def __init__(
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Any, loss: RowLoss, shards: int,
+        workspace_gib: float | Literal["auto"], entropy: bool,
+    ) -> None:  # fmt: skip
+        self.hidden, self.weight, self.bias, self.labels = hidden, _aligned(weight), bias, labels
+        self.loss, self.entropy = loss, entropy
+        rows = len(hidden) * shards
+        self.chunks = chunks_of(rows, shards, bytes_of_tiles(loss.vocabulary.share, entropy), workspace_gib)
+        shape = (statistics_width(loss.loss, 0.0, entropy), rows)
+        self.values = torch.empty(shape, dtype=torch.float32, device=hidden.device)
+        """The statistics of the rows of all chunks, one chunk behind the other."""
         self.values[2] = 0.0  # each tile stores the logits of the labels that it holds
-        self.weight, self.bias = _aligned(weight), bias
-        tiles = -(-loss.vocabulary.valid // _COLUMNS)
-        self.memory = torch.empty((_tile_numbers(entropy), tiles, most), dtype=torch.float32, device=weight.device)
+        tiles = (2 + entropy, -(-loss.vocabulary.valid // _COLUMNS), self.chunks.most)
+        self.memory = torch.empty(tiles, dtype=torch.float32, device=hidden.device)
+        self.workspace = self.memory.nbytes
 
-    def store(self, hidden: Tensor, labels: Tensor, first: int) -> How:
+    def run(self, outputs: Outputs, scaling: Scaling) -> tuple[How | None, int]:
+        """Compute the losses. Returns the kernels of a chunk, and the bytes of statistics that this rank sent."""
+        loss, chunks = self.loss, self.chunks
+        states = hidden_states(self.hidden, None, loss.group, chunks)
+        labels = chunks.in_order(self.labels)
+        how: How | None = None
+        first = 0
+        for index in range(len(chunks)):
+            chunk = states.chunk(index)
+            states.prefetch(index + 1)  # no collective follows the product, so the next chunk is fetched beside it
+            how = self._store(chunk, labels[first : first + len(chunk)], first)
+            first += len(chunk)
+        gathered = gather_by_rank(self.values, loss.group, loss.vocabulary.world_size)
+        wanted = [rows for rows in (outputs.row_loss, outputs.row_entropy) if rows is not None]
+        in_order = wanted if chunks.shards == 1 else [torch.empty_like(rows) for rows in wanted]
+        with launching(self.hidden.device):
+            losses_of_statistics(loss, gathered, labels, in_order[0], in_order[1] if self.entropy else None)
+        for rows, of_chunks in zip(wanted, in_order, strict=True):
+            chunks.put_all(rows, of_chunks)
+        return how, bytes_exchanged(len(labels), loss.vocabulary.world_size, loss.loss, 0.0, self.entropy)
+
+    def hidden_bytes(self) -> int:
+        """Return the bytes of hidden states that this rank sent."""
+        return bytes_sent(self.chunks, self.hidden, self.loss.vocabulary.world_size, False)
+
+    def _store(self, hidden: Tensor, labels: Tensor, first: int) -> How:
         """Queue the product of some rows, whose statistics are stored from row `first` on."""
         vocabulary, rows = self.loss.vocabulary, len(hidden)
         tiles = self.memory.shape[1]
@@ -186,7 +112,6 @@ class ProductStatistics(RowStatistics):
             self.values[:2, first : first + rows] = torch.tensor([[float("-inf")], [0.0]], device=hidden.device)
             return How("two_kernels", _COLUMNS, 0, ())
         hidden = _aligned(hidden)
-        scale_bits = self.loss.logits_scale / math.log(2.0)
         programs = min(_processors(hidden.device), -(-rows // _ROWS) * tiles)
         product = cached_launch(
             product_statistics_kernel, ENTROPY=self.entropy, SOFTCAP=float(self.loss.softcap), PROGRAMS=programs,
@@ -194,7 +119,7 @@ class ProductStatistics(RowStatistics):
         )  # fmt: skip
         merge = cached_launch(merge_tiles_kernel, ENTROPY=self.entropy, TILES=_MERGED_TILES, ROWS=_MERGED_ROWS)
         strides = (*self.memory.stride()[:2], self.values.shape[1])
-        factors = (self.loss.logits_scale, scale_bits)
+        factors = (self.loss.logits_scale, self.loss.logits_scale / math.log(2.0))
         with launching(hidden.device):
             compiled = product(
                 programs,

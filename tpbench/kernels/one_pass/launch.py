@@ -20,6 +20,7 @@ from triton.compiler import CompiledKernel
 from tpbench.kernels import symmetric
 from tpbench.kernels.cached_launch import CachedLaunch, cached_launch, unobserved
 from tpbench.kernels.one_pass.tiling import Tiling, machine, tiling
+from tpbench.kernels.row_loss import Vocabulary
 
 LOG2_E = math.log2(math.e)
 
@@ -141,10 +142,8 @@ class Prepared:
 
 @functools.lru_cache(maxsize=256)
 def prepare(
-    logits: Form, target: Form, out: Form | None, device: int, *, loss: str, logprob: bool, valid: int,
-    vocab_start: int, vocab_size: int, ignore_index: int, reduce: bool, count: bool, z_loss: bool,
-    label_smoothing: bool, accumulate: bool, block_cap: int | str, share: int, widest: int | None, rank: int,
-    world_size: int,
+    logits: Form, target: Form, out: Form | None, device: int, vocabulary: Vocabulary, *, loss: str, logprob: bool,
+    ignore_index: int, reduce: bool, count: bool, z_loss: bool, block_cap: int | str,
 ) -> Prepared | str:  # fmt: skip
     """Prepare a call, or return the reason why the one-pass kernels cannot do it.
 
@@ -155,16 +154,18 @@ def prepare(
     """
     if torch.cuda.get_device_capability(device) < (8, 0):
         return "it needs a GPU of compute capability 8.0 or later"
-    if label_smoothing or accumulate:
-        return "it has no label_smoothing and accumulates into no tensor"
     if loss != "cross_entropy" and target.dtype != logits.dtype:
         return f"it needs targets of the logits' dtype, got {target.dtype} and {logits.dtype}"
     vectors = aligned(logits, target if loss != "cross_entropy" else None, out)
+    world_size, valid = vocabulary.world_size, vocabulary.valid
     if world_size == 1 and not vectors:
         return "its rows must be contiguous and made of whole 16-byte vectors"
     on = machine(device)
     rows, columns = logits.shape
-    plan = tiling(rows, columns, share, world_size, logits.dtype.itemsize, loss, block_cap, vectors, on, widest)
+    plan = tiling(
+        rows, columns, vocabulary.share, world_size, logits.dtype.itemsize, loss, block_cap, vectors, on,
+        vocabulary.widest,
+    )  # fmt: skip
     if isinstance(plan, str):
         return plan
     unit = plan.vector
@@ -190,13 +191,14 @@ def prepare(
         kernel=kernel,
         programs=walkers * plan.parts,
         integers=(
-            rows, columns, plan.parts, plan.part_columns // unit, valid, vocab_start, vocab_size, ignore_index,
+            rows, columns, plan.parts, plan.part_columns // unit, valid, vocabulary.start, vocabulary.size,
+            ignore_index,
             Strides(
                 logits.strides[0] // unit, logits.strides[1], of_target[0] // unit, of_target[1], of_grad[0] // unit,
                 of_grad[1],
             ),
         ),
-        rank=rank,
+        rank=vocabulary.rank,
         row_words=numbers * max(1, slots),
         words=numbers * rows * slots,
         bytes_sent=(world_size - 1) * rows * numbers * plan.slots * 8,

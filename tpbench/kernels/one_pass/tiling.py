@@ -89,14 +89,48 @@ def tiling(
     """
     share = columns if world_size == 1 else share
     cap = measured_cap("one_read", loss, share) if block_cap == "auto" else int(block_cap)
-    problem = _Problem(share, world_size, itemsize, loss, cap)
-    residency = _residency(problem, limits)
-    tiles, max_tile_columns = _tile_shape(problem, residency)
-    block = min(max_tile_columns, cap, problem.padded_columns // tiles)
+    has_labels = loss == "cross_entropy"
+    column_bytes = itemsize * (1 if has_labels else 2)  # the logit and, unless the target is a label, the target logit
+    padded, full = max(SMALLEST_BLOCK, next_power_of_2(share)), TILE_BYTES // column_bytes
+
+    # Six tiles of a row that fills a multiprocessor stay in shared memory, and two pass through a seventh place to
+    # registers. Otherwise two programs would share the row and wait for each other.
+    fits = limits.shared_bytes >= 7 * TILE_BYTES + RESERVED_BYTES
+    whole = world_size == 1 and fits and 4 * full < padded <= 8 * min(full, cap)
+    # Two programs per multiprocessor: one works while the other waits, if 128 registers per thread are enough. The
+    # launch is cooperative, so the driver refuses it if not all programs fit at once.
+    short = world_size > 1 and padded <= full * (2 if has_labels else 1)
+    # The smallest tile has a vector of 16 bytes per thread. Seven such tiles of 8 warps, twice, must fit, too.
+    smallest_tile = 8 * 32 * 16 * (column_bytes // itemsize)
+    programs_per_sm = 2 if short and limits.shared_bytes >= 2 * (7 * smallest_tile + RESERVED_BYTES) else 1
+    # Instructions limit the speed. Fewer warps repeat fewer of those that each warp executes once per row.
+    warps = 8 if world_size > 1 or (padded > 4 * full and not whole) else 16
+
+    tile_columns = full // programs_per_sm
+    if world_size > 1:
+        tiles = 4  # three hide the exchange
+    elif whole:
+        tiles = 8
+    elif padded <= 4 * tile_columns:
+        tiles = 2
+        if padded > 2 * tile_columns:
+            tile_columns *= 2  # a row that just fits: nothing to exchange
+    else:
+        tiles = 4
+    places = tiles - 1 if whole else 2 * tiles - 1
+    tiles_bytes = (limits.shared_bytes + RESERVED_BYTES) // programs_per_sm - 2 * RESERVED_BYTES
+    while places * tile_columns * column_bytes > tiles_bytes:
+        tile_columns //= 2
+    block = min(tile_columns, cap, padded // tiles)
     part_columns = tiles * block
     parts = max(1, -(-columns // part_columns))
-    ranks, slots = next_power_of_2(world_size), _slots(problem, parts, part_columns)
-    all_programs = limits.processors * residency.programs_per_sm
+
+    ranks = next_power_of_2(world_size)
+    if world_size > 1:
+        slots = next_power_of_2(2 * -(-share // part_columns))  # for shards of up to twice the even share
+    else:
+        slots = 0 if parts == 1 else next_power_of_2(parts)
+    all_programs = limits.processors * programs_per_sm
     if ranks * slots > MAX_WORDS or slots > all_programs:  # all parts of a row run at once
         return f"its rows are too long with block_cap={block_cap}"
     if world_size > 1 and (widest or columns) > slots * part_columns:
@@ -111,113 +145,27 @@ def tiling(
     tile_rows = min(
         (1 << power for power in range(4, -1, -1)),
         key=lambda many: (
-            many * block > max_tile_columns or many * ranks * slots > MAX_WORDS,
+            many * block > tile_columns or many * ranks * slots > MAX_WORDS,
             many * -(-rows // (many * walkers)),
         ),
     )
-    row_warps = min(residency.warps, tile_rows)
-    lanes = 32 * residency.warps // row_warps
+    row_warps = min(warps, tile_rows)
+    lanes = 32 * warps // row_warps
     vector = 16 // itemsize if whole_vectors else 1
     # Tiles reduced before the wait: all but the last, and one less if another program works during the wait.
-    waits_alone = loss != "cross_entropy" or residency.programs_per_sm == 1
-    tile_columns = -(-columns // (parts * tiles * vector)) * vector
+    waits_alone = not has_labels or programs_per_sm == 1
     return Tiling(
         rows=tile_rows,
         repeats=max(1, block // (lanes * vector)),
         lanes=lanes,
         vector=vector,
         row_warps=row_warps,
-        warps=residency.warps,
+        warps=warps,
         tiles=tiles,
-        programs_per_sm=residency.programs_per_sm,
+        programs_per_sm=programs_per_sm,
         parts=parts,
-        part_columns=tile_columns * tiles,
+        part_columns=-(-columns // (parts * tiles * vector)) * vector * tiles,
         slots=slots,
-        whole=residency.whole,
+        whole=whole,
         ahead=tiles - (1 if waits_alone else 2) if slots else 0,
     )
-
-
-@dataclass(frozen=True)
-class _Problem:
-    """The numbers that decide the shape of tiles. They are equal on all ranks."""
-
-    share: int
-    world_size: int
-    itemsize: int
-    loss: str
-    cap: int
-    """Most columns of a block."""
-
-    @property
-    def column_bytes(self) -> int:
-        """Bytes of a column of a row: the logit and, unless the target is a label, the target logit."""
-        return self.itemsize * (1 if self.loss == "cross_entropy" else 2)
-
-    @property
-    def padded_columns(self) -> int:
-        """The share's columns, increased to a power of two."""
-        return max(SMALLEST_BLOCK, int(next_power_of_2(self.share)))
-
-    @property
-    def full_tile_columns(self) -> int:
-        """Columns of a tile of TILE_BYTES."""
-        return TILE_BYTES // self.column_bytes
-
-
-@dataclass(frozen=True)
-class _Residency:
-    """The programs that a multiprocessor runs at once."""
-
-    whole: bool
-    """See `Tiling.whole`."""
-    programs_per_sm: int
-    warps: int
-    """Warps of a program."""
-    tiles_bytes: int
-    """Shared memory for the tiles of a program."""
-
-
-def _residency(problem: _Problem, limits: Machine) -> _Residency:
-    """Return whether a row fills a multiprocessor, and which programs a multiprocessor runs at once."""
-    padded, full = problem.padded_columns, problem.full_tile_columns
-    # Six tiles of a row that fills a multiprocessor stay in shared memory, and two pass through a seventh place to
-    # registers. Otherwise two programs would share the row and wait for each other.
-    fits = limits.shared_bytes >= 7 * TILE_BYTES + RESERVED_BYTES
-    whole = problem.world_size == 1 and fits and 4 * full < padded <= 8 * min(full, problem.cap)
-    # Two programs per multiprocessor: one works while the other waits, if 128 registers per thread are enough. The
-    # launch is cooperative, so the driver refuses it if not all programs fit at once.
-    short = problem.world_size > 1 and padded <= full * (2 if problem.loss == "cross_entropy" else 1)
-    # The smallest tile has a vector of 16 bytes per thread. Seven such tiles of 8 warps, twice, must fit, too.
-    smallest_tile = 8 * 32 * 16 * (problem.column_bytes // problem.itemsize)
-    programs = 2 if short and limits.shared_bytes >= 2 * (7 * smallest_tile + RESERVED_BYTES) else 1
-    # Instructions limit the speed. Fewer warps repeat fewer of those that each warp executes once per row.
-    exchanged = problem.world_size > 1 or (padded > 4 * full and not whole)
-    tiles_bytes = (limits.shared_bytes + RESERVED_BYTES) // programs - 2 * RESERVED_BYTES
-    return _Residency(whole, programs, 8 if exchanged else 16, tiles_bytes)
-
-
-def _tile_shape(problem: _Problem, residency: _Residency) -> tuple[int, int]:
-    """Return the tiles of a part of a row, and the most columns of a tile that fit in shared memory."""
-    max_tile_columns = problem.full_tile_columns // residency.programs_per_sm
-    if problem.world_size > 1:
-        tiles = 4  # three hide the exchange
-    elif residency.whole:
-        tiles = 8
-    elif problem.padded_columns <= 2 * max_tile_columns:
-        tiles = 2
-    elif problem.padded_columns <= 4 * max_tile_columns:
-        tiles, max_tile_columns = 2, 2 * max_tile_columns  # a row that just fits: nothing to exchange
-    else:
-        tiles = 4
-    places = tiles - 1 if residency.whole else 2 * tiles - 1
-    while places * max_tile_columns * problem.column_bytes > residency.tiles_bytes:
-        max_tile_columns //= 2
-    return tiles, max_tile_columns
-
-
-def _slots(problem: _Problem, parts: int, part_columns: int) -> int:
-    """Return the parts that each rank sends. See `Tiling.slots`."""
-    if problem.world_size > 1:
-        return int(next_power_of_2(2 * -(-problem.share // part_columns)))  # for shards of up to twice the even share
-    return 0 if parts == 1 else int(next_power_of_2(parts))

@@ -12,7 +12,6 @@ The statistics are the numbers of a row's state that the loss needs. `state` has
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 from typing import Any, Literal, NamedTuple
 
@@ -21,10 +20,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tpbench.kernels import LABEL_LOSSES
 from tpbench.kernels.block_caps import measured_cap
-from tpbench.kernels.cached_launch import CachedLaunch, cached_launch
+from tpbench.kernels.cached_launch import cached_launch
 from tpbench.kernels.collectives import gather_by_rank
-from tpbench.kernels.losses import LABEL_LOSSES
 from tpbench.kernels.row_loss import Outputs, RowLoss, Scaling
 from tpbench.kernels.two_pass.state import (
     INTERPRETED,
@@ -247,9 +246,7 @@ def statistics_width(loss: str, label_smoothing: float = 0.0, entropy: bool = Fa
     return (4 if label_smoothing else 3) + entropy
 
 
-def bytes_exchanged(
-    rows: int, world_size: int, loss: str, label_smoothing: float = 0.0, entropy: bool = False
-) -> int:  # fmt: skip
+def bytes_exchanged(rows: int, world_size: int, loss: str, label_smoothing: float = 0.0, entropy: bool = False) -> int:
     """Return the bytes that one rank sends in a call: its statistics, to each of its peers."""
     return (world_size - 1) * rows * statistics_width(loss, label_smoothing, entropy) * 4
 
@@ -257,53 +254,6 @@ def bytes_exchanged(
 def column_block(loss: RowLoss, columns: int) -> int:
     """Return the column block of these kernels for a loss over `columns` local columns."""
     return block_for(columns, loss.block_cap, loss.formula, loss.two_pass_algorithm, loss.vocabulary.share)
-
-
-class TwoPassPlan(NamedTuple):
-    """The launches of a call, without addresses and factors."""
-
-    block: int
-    programs: int
-    width: int
-    """Numbers of a row's state that are stored."""
-    shard: Shard
-    statistics: CachedLaunch
-    statistics_strides: MatrixStrides
-    gradient: CachedLaunch
-    gradient_strides: MatrixStrides
-
-
-@functools.lru_cache(maxsize=256)
-def _plan(
-    loss: RowLoss, shape: tuple[int, int], logits: tuple[int, int], target: tuple[int, int], grad: tuple[int, int],
-    entropy: bool, accumulate: bool,
-) -> TwoPassPlan:  # fmt: skip
-    """Return the launches for logits of this shape. logits, target, grad: strides, (0, 0) for a missing tensor.
-
-    Results are cached, because a call costs the host little time then.
-    """
-    rows, columns = shape
-    vocabulary = loss.vocabulary
-    width = statistics_width(loss.formula, loss.label_smoothing, entropy)
-    block = column_block(loss, columns)
-    tile_rows, options = tile(rows, block)
-    spec = TwoPassSpec(
-        loss.formula, SMOOTHED=loss.label_smoothing > 0, ENTROPY=entropy, ROWS=tile_rows, BLOCK=block,
-        SOFTCAP=float(loss.softcap), TARGET_SOFTCAP=float(loss.target_softcap),
-        WIDE=is_wide(columns, block, logits, target, grad),
-    )  # fmt: skip
-    gradient_spec = spec._replace(LOGPROB=loss.is_logprob, ACCUMULATE=accumulate)
-    return TwoPassPlan(
-        block=block,
-        programs=-(-rows // tile_rows),
-        width=width,
-        shard=Shard(vocabulary.valid, vocabulary.start, vocabulary.size, loss.ignore_index),
-        statistics=cached_launch(statistics_kernel, SPEC=spec, **options),
-        # Strides of the gradient would only specialise the kernel.
-        statistics_strides=MatrixStrides(*logits, *target, 0, 0),
-        gradient=cached_launch(loss_and_gradient_kernel, WIDTH=width, SPEC=gradient_spec, **options),
-        gradient_strides=MatrixStrides(*logits, *target, *grad),
-    )
 
 
 def launch(
@@ -314,48 +264,49 @@ def launch(
     Returns the column block, and the compiled kernels that read the logits (None in the interpreter).
     """
     rows, columns = logits.shape
-    grad, row_entropy, world_size = outputs.grad, outputs.row_entropy, loss.vocabulary.world_size
+    vocabulary, grad, row_entropy = loss.vocabulary, outputs.grad, outputs.row_entropy
     inverse_count = scaling.inverse_count
     if scaling.count and inverse_count is None:
-        inverse_count = inverse_row_count(target, loss.vocabulary.size, loss.ignore_index)
-    plan = _plan(
-        loss, logits.shape, logits.stride(), target.stride() if target.dim() == 2 else (0, 0),
-        (0, 0) if grad is None else grad.stride(), row_entropy is not None, outputs.accumulate,
-    )  # fmt: skip
+        inverse_count = inverse_row_count(target, vocabulary.size, loss.ignore_index)
+    entropy = row_entropy is not None
+    width = statistics_width(loss.formula, loss.label_smoothing, entropy)
+    block = column_block(loss, columns)
+    tile_rows, options = tile(rows, block)
+    programs = -(-rows // tile_rows)
+    of_target = target.stride() if target.dim() == 2 else (0, 0)
+    of_read = (*logits.stride(), *of_target)
+    of_grad = (0, 0) if grad is None else grad.stride()
+    shard = Shard(vocabulary.valid, vocabulary.start, vocabulary.size, loss.ignore_index)
     scales = LossScales(
         loss.logits_scale, loss.target_scale, loss.label_smoothing, loss.z_loss, loss.grad_scale(scaling),
         scaling.grad_scale,
     )  # fmt: skip
+    spec = TwoPassSpec(
+        loss.formula, SMOOTHED=loss.label_smoothing > 0, ENTROPY=entropy, ROWS=tile_rows, BLOCK=block,
+        SOFTCAP=float(loss.softcap), TARGET_SOFTCAP=float(loss.target_softcap),
+        WIDE=is_wide(columns, block, logits.stride(), of_target, of_grad),
+    )  # fmt: skip
     kernels = []
     gathered = None
     if loss.two_pass_algorithm == "two_kernels":
-        statistics = torch.empty((plan.width, rows), dtype=torch.float32, device=logits.device)
-        kernels.append(
-            plan.statistics(
-                plan.programs, (logits, target, statistics), (rows, plan.statistics_strides, plan.shard), scales
-            )
-        )  # fmt: skip
-        gathered = gather_by_rank(statistics, loss.group, world_size)
+        statistics = torch.empty((width, rows), dtype=torch.float32, device=logits.device)
+        states = cached_launch(statistics_kernel, SPEC=spec, **options)
+        # Strides of the gradient would only specialise the kernel.
+        strides = MatrixStrides._make((*of_read, 0, 0))
+        kernels.append(states(programs, (logits, target, statistics), (rows, strides, shard), scales))
+        gathered = gather_by_rank(statistics, loss.group, vocabulary.world_size)
         losses_of_statistics(loss, gathered, target, outputs.row_loss, row_entropy)
     if gathered is None or grad is not None:
+        spec = spec._replace(LOGPROB=loss.is_logprob, ACCUMULATE=outputs.accumulate)
+        gradient = cached_launch(loss_and_gradient_kernel, WIDTH=width, SPEC=spec, **options)
         pointers = (
             logits, target, gathered, inverse_count, outputs.row_loss, grad, row_entropy, scaling.row_grad,
             scaling.entropy_grad,
         )  # fmt: skip
-        integers = (rows, columns, world_size, plan.gradient_strides, plan.shard)
-        kernels.append(plan.gradient(plan.programs, pointers, integers, scales))
-    if outputs.total is not None:
-        reduce(outputs.row_loss, inverse_count, scaling.mean, outputs.total)
-    return plan.block, tuple(kernels)
-
-
-_ROWS_OF_LOSSES = 4096 if INTERPRETED else 128
-
-
-@functools.lru_cache(maxsize=256)
-def _launch_of_losses(formula: str, logprob: bool, smoothed: bool, entropy: bool, width: int) -> CachedLaunch:
-    spec = TwoPassSpec(formula, SMOOTHED=smoothed, ENTROPY=entropy, ROWS=_ROWS_OF_LOSSES, LOGPROB=logprob)
-    return cached_launch(row_loss_kernel, WIDTH=width, SPEC=spec)
+        strides = MatrixStrides._make((*of_read, *of_grad))
+        kernels.append(gradient(programs, pointers, (rows, columns, vocabulary.world_size, strides, shard), scales))
+    reduced(outputs, inverse_count, scaling.mean)
+    return block, tuple(kernels)
 
 
 def losses_of_statistics(
@@ -363,9 +314,13 @@ def losses_of_statistics(
 ) -> None:
     """Store losses and entropies of rows from all ranks' statistics, (world size, numbers, rows)."""
     world_size, width, rows = gathered.shape
-    kernel = _launch_of_losses(loss.formula, loss.is_logprob, loss.label_smoothing > 0, row_entropy is not None, width)
-    kernel(
-        -(-rows // _ROWS_OF_LOSSES), (target, gathered, row_loss, row_entropy),
+    block = 4096 if INTERPRETED else 128
+    spec = TwoPassSpec(
+        loss.formula, SMOOTHED=loss.label_smoothing > 0, ENTROPY=row_entropy is not None, ROWS=block,
+        LOGPROB=loss.is_logprob,
+    )  # fmt: skip
+    cached_launch(row_loss_kernel, WIDTH=width, SPEC=spec)(
+        -(-rows // block), (target, gathered, row_loss, row_entropy),
         (rows, world_size, loss.vocabulary.size, loss.ignore_index), (loss.label_smoothing, loss.z_loss),
     )  # fmt: skip
 
@@ -396,24 +351,38 @@ def inverse_row_count(labels: Tensor, vocab_size: int, ignore_index: int) -> Ten
     Labels are equal on all ranks, so nothing is exchanged.
     """
     inverse = torch.empty(1, dtype=torch.float32, device=labels.device)
-    _count(1, (labels, inverse), (labels.shape[0], vocab_size, ignore_index))
+    count = cached_launch(inverse_count_kernel, BLOCK=_REDUCE_BLOCK, num_warps=8)
+    with launching(labels.device):
+        count(1, (labels, inverse), (len(labels), vocab_size, ignore_index))
     return inverse
 
 
-def reduced(outputs: Outputs, scaling: Scaling) -> Tensor:
-    """Return the loss: the total, after it was reduced from the losses of rows, or these where no total is wanted."""
-    if outputs.total is None:
-        return outputs.row_loss
-    if len(outputs.row_loss):
-        with launching(outputs.row_loss.device):
-            reduce(outputs.row_loss, scaling.inverse_count, scaling.mean, outputs.total)
-    return outputs.total
+def reduced(outputs: Outputs, inverse_count: Tensor | None, factor: float) -> Tensor:
+    """Return the loss: the losses of rows, or their sum times the factors in `outputs.total`, if a total is wanted.
+
+    The sum has a fixed order. inverse_count: a factor in memory, or None.
+    """
+    row_loss, total = outputs.row_loss, outputs.total
+    if total is None:
+        return row_loss
+    if not len(row_loss):
+        return total.zero_()
+    kernel = cached_launch(reduce_kernel, BLOCK=_REDUCE_BLOCK, num_warps=8)
+    with launching(row_loss.device):
+        kernel(1, (row_loss, inverse_count, total), (len(row_loss),), (factor,))
+    return total
 
 
-def reduce(row_loss: Tensor, inverse_count: Tensor | None, factor: float, total: Tensor) -> None:
-    """Store factor * sum(row_loss), times inverse_count unless it is None, in `total`. The sum has a fixed order."""
-    _reduce(1, (row_loss, inverse_count, total), (row_loss.shape[0],), (factor,))
-
-
-_count = CachedLaunch(inverse_count_kernel, BLOCK=_REDUCE_BLOCK, num_warps=8)
-_reduce = CachedLaunch(reduce_kernel, BLOCK=_REDUCE_BLOCK, num_warps=8)
+def scale_rows(grad: Tensor, factor: Tensor) -> Tensor:
+    """Multiply (rows, columns) by a factor, () or (rows,), in place. Rows whose factor is 1 are not written."""
+    rows, columns = grad.shape
+    if grad.numel():
+        block = block_for(columns)
+        tile_rows, options = tile(rows, block)
+        wide = is_wide(columns, block, grad.stride())
+        scale = cached_launch(
+            scale_kernel, PER_ROW=factor.dim(), WIDE=wide, ROWS=tile_rows, BLOCK=block, **options
+        )  # fmt: skip
+        with launching(grad.device):
+            scale(-(-rows // tile_rows), (grad, factor), (rows, columns, *grad.stride()))
+    return grad

@@ -169,7 +169,7 @@ def arrange_rows(frame: pd.DataFrame, columns: Iterable[str] = (), *, all_rows: 
     """
     known = workloads()
     frame = comparable(frame)
-    records = row_records(frame if all_rows else newest(frame), columns, known)
+    records = row_records(frame if all_rows else newest(frame), columns)
     groups: dict[Key, list[Record]] = defaultdict(list)
     for record in records:
         workload = known.get(record["workload"])

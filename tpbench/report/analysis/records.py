@@ -16,35 +16,22 @@ from tpbench.results.read import plain_rows
 from tpbench.settings import spelled
 from tpbench.suggestions import printable
 from tpbench.tables import MISSING
-from tpbench.workloads import Workload
+from tpbench.workloads import Workload, workloads
 
 Record: TypeAlias = dict[str, Any]
 
-INTERPRETED = "*"
-SINGLE_PASS = "^"
-CAVEATS = {
-    INTERPRETED: "interpreted: correct, but no measurement",
-    SINGLE_PASS: "one pass served as warm-up, check and time: no measurement",
-}
-"""Marks beside the value of a correct row that is no measurement, with their meaning."""
-HOST_BOUND = "†"
-THROTTLED = "‡"
-GRAPH_MEMORY = "§"
-BELOW_FLOOR = "¶"
+INTERPRETED, SINGLE_PASS, HOST_BOUND, THROTTLED, GRAPH_MEMORY, BELOW_FLOOR = "*^†‡§¶"
 TOLERANCE = 0.05
 """Share by which a time may be below its floor: the bandwidths of the floor are measurements, too."""
-REMARKS = {
+MARKS = {
+    INTERPRETED: "interpreted: correct, but no measurement",
+    SINGLE_PASS: "one pass: it served as warm-up, check and time, so it is no measurement",
     HOST_BOUND: "host-bound: the device is idle for more than a fifth of the wall time",
     THROTTLED: "throttled: a GPU lowered its clocks while it measured (throttle_reasons)",
-    GRAPH_MEMORY: "peak_gib with graph_gib, the memory of CUDA graphs, which torch counts in part: an upper bound",
-    BELOW_FLOOR: f"more than {TOLERANCE:.0%} faster than its floor: the time, the floor or the result is wrong",
+    GRAPH_MEMORY: "with graph_gib: peak_gib with the memory of CUDA graphs, which torch counts in part: an upper bound",
+    BELOW_FLOOR: f"faster than its floor: by more than {TOLERANCE:.0%}, so the time, the floor or the result is wrong",
 }
-"""Marks beside the value of a measurement that a reader must not take at face value, with their meaning."""
-MARK_WORDS = {
-    INTERPRETED: "interpreted", SINGLE_PASS: "one pass", HOST_BOUND: "host-bound", THROTTLED: "throttled",
-    GRAPH_MEMORY: "with graph_gib", BELOW_FLOOR: "faster than its floor",
-}  # fmt: skip
-"""Marks in words, for CSV."""
+"""Marks beside values that a reader must not take at face value, with their meaning. The first two: no measurement."""
 
 _REQUIRED = (
     "row_id", "cell", "workload", "variant", "label", "status", "reason", "tokens", "vocab", "tp_size",
@@ -67,10 +54,10 @@ def comparable(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.assign(peak_gib=frame["peak_gib"] + frame["graph_gib"].fillna(0.0))
 
 
-def row_records(frame: pd.DataFrame, columns: Iterable[str], known: dict[str, Workload]) -> list[Record]:
+def row_records(frame: pd.DataFrame, columns: Iterable[str] = ()) -> list[Record]:
     """Return each row as a dictionary of the columns that every report reads and of `columns`. Missing is None."""
     names = dict.fromkeys((*_REQUIRED, *columns))
-    for workload in known.values():
+    for workload in workloads().values():
         names |= dict.fromkeys((*problem_fields(workload), *workload.pivot.rows, *workload.pivot.sections))
         names |= dict.fromkeys(workload.pivot.trajectories)
     names |= dict.fromkeys(("device", "hardware"))
@@ -98,7 +85,7 @@ def problem_identity(workload: Workload) -> dict[str, Any]:
 
 
 def caveat_mark(record: Record) -> str:
-    """Return the mark of `CAVEATS` for a row that is no measurement, or an empty string."""
+    """Return the mark of a row that is no measurement, or an empty string."""
     single_pass = record["warmed_up"] is not None and not record["warmed_up"]
     return INTERPRETED if record["interpreted"] else SINGLE_PASS if single_pass else ""
 
@@ -116,22 +103,17 @@ def ratios_to_best(records: Iterable[Record | None], shown: Metric) -> list[floa
 
 
 def remark_marks(record: Record) -> str:
-    """Return the marks of `REMARKS` about the times of a correct row, or an empty string."""
+    """Return the marks of `MARKS` about the times of a correct row, or an empty string."""
     if record["status"] != "ok":
         return ""
+    times = [record[name] for name in ("time_ms", "device_ms") if record.get(name) is not None]
+    least = (record.get("floor_ms") or 0.0) * (1 - TOLERANCE)
     marks = {
         HOST_BOUND: record.get("bound") == "host",
         THROTTLED: record.get("throttle_reasons") not in (None, "none"),
-        BELOW_FLOOR: is_below_floor(record),
+        BELOW_FLOOR: is_measurement(record) and any(time < least for time in times),
     }
     return "".join(mark for mark, holds in marks.items() if holds)
-
-
-def is_below_floor(record: Record) -> bool:
-    """Return true if a measured time is below the floor by more than the tolerance of the floor."""
-    times = [record[name] for name in ("time_ms", "device_ms") if record.get(name) is not None]
-    floor = record.get("floor_ms") or 0.0
-    return is_measurement(record) and any(time < floor * (1 - TOLERANCE) for time in times)
 
 
 def marks(record: Record, columns: Collection[str]) -> str:
@@ -148,9 +130,14 @@ def marks(record: Record, columns: Collection[str]) -> str:
     return caveat_mark(record) + remarks
 
 
+def mark_word(mark: str) -> str:
+    """Return a mark in words."""
+    return MARKS[mark].partition(":")[0]
+
+
 def mark_meanings(text: str) -> tuple[str, ...]:
     """Return a line for each mark in a text, in a fixed order."""
-    return tuple(f"{mark} {meaning}" for mark, meaning in (CAVEATS | REMARKS).items() if mark in text)
+    return tuple(f"{mark} {meaning}" for mark, meaning in MARKS.items() if mark in text)
 
 
 def column_label(name: str) -> str:

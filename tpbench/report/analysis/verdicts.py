@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -204,8 +205,7 @@ def shared_facts(grids: Sequence[RecordGrid]) -> dict[str, str]:
     return {name: text for name, text in grids[0].facts.items() if all(grid.facts.get(name) == text for grid in grids)}
 
 
-@dataclass(frozen=True)
-class ColumnSpeedup:
+class ColumnSpeedup(NamedTuple):
     """How many times faster the fastest column of a problem is than another."""
 
     problem: str
@@ -216,24 +216,23 @@ class ColumnSpeedup:
 
 def speedups(grid: RecordGrid, clock: ClockColumns) -> list[ColumnSpeedup]:
     """Compare the fastest column of each problem with each other column, by the samples of `clock`."""
-    compared = []
-    by_problem: dict[str, list[tuple[float, GridCell]]] = {}
+    by_problem: dict[str, list[tuple[float, GridCell]]] = defaultdict(list)
     for problem, cell in grid.measured_cells():
         samples = clean(cell.record[clock.samples_column])
         if len(samples) and (middle := float(np.median(samples))) > 0:
-            by_problem.setdefault(problem, []).append((middle, cell))
-    for problem, cells in by_problem.items():
-        _, fastest = min(cells, key=lambda item: item[0])
-        for _, cell in cells:
-            if cell is not fastest:
-                times = ratio_of_records(cell.record, fastest.record, clock)
-                compared.append(ColumnSpeedup(problem, fastest, cell, times))
-    return compared
+            by_problem[problem].append((middle, cell))
+    return [
+        ColumnSpeedup(problem, fastest, cell, ratio_of_records(cell.record, fastest.record, clock))
+        for problem, cells in by_problem.items()
+        for _, fastest in [min(cells, key=lambda item: item[0])]
+        for _, cell in cells
+        if cell is not fastest
+    ]
 
 
 def frame_warnings(frame: pd.DataFrame, *, all_rows: bool = False) -> tuple[str, ...]:
     """Return the sentences about the newest row of each cell of `frame`, or about every row."""
-    return tuple(disagreements(row_records(frame if all_rows else newest(frame), (), workloads())))
+    return tuple(disagreements(row_records(frame if all_rows else newest(frame))))
 
 
 def disagreements(rows: Iterable[Record]) -> dict[str, frozenset[str]]:

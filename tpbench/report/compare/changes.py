@@ -16,7 +16,7 @@ import numpy as np
 from scipy import stats
 
 from tpbench.report.analysis.metrics import CONFIDENCE, FEWEST, Metric, Ratio, clean, metric
-from tpbench.report.analysis.records import CAVEATS, Record, caveat_mark, is_measurement, value_text
+from tpbench.report.analysis.records import MARKS, Record, caveat_mark, is_measurement, value_text
 from tpbench.report.compare.pairs import CellPair, differences, remarks
 
 ALPHA = 0.05
@@ -173,7 +173,7 @@ def compare_cells(
 ) -> Comparison:
     """Return the change of every pair. `allowed` are columns in which the two rows may differ."""
     shown = metric(metric_name)
-    observed = [(_observations(pair.before_rows, shown), _observations(pair.after_rows, shown)) for pair in pairs]
+    observed = [(observations(pair.before_rows, shown), observations(pair.after_rows, shown)) for pair in pairs]
     scattered = scatter(shown, itertools.chain(*observed))
     changes = [
         _uncorrected(pair, shown, sides, scattered, threshold, allowed)
@@ -184,10 +184,6 @@ def compare_cells(
         change if change.p is None else _conclude(change, next(corrected), shown, threshold) for change in changes
     ]
     return Comparison(shown, threshold, tuple(concluded), scattered)
-
-
-def _observations(rows: Sequence[Record], shown: Metric) -> list[Observation]:
-    return [found for row in rows if is_measurement(row) and (found := observe(row, shown)) is not None]
 
 
 def _uncorrected(
@@ -211,7 +207,7 @@ def _uncorrected(
     if (before["status"], after["status"]) != ("ok", "ok"):
         return _of_statuses(change, before, after)
     if mark := caveat_mark(before) or caveat_mark(after):
-        return replace(change, notes=(CAVEATS[mark],))
+        return replace(change, notes=(MARKS[mark],))
     if lacking := [name for name, side in zip(("before", "after"), observed, strict=True) if not side]:
         return replace(change, notes=(f"no {shown.name} above 0 {' and '.join(lacking)}",))
     tested = difference(*observed, scattered)
@@ -259,20 +255,25 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return [float(p) for p in adjusted]
 
 
-def observe(record: Record, shown: Metric) -> Observation | None:
-    """Return what a row says about a metric, or None if it has no positive value."""
-    value = record.get(shown.name)
-    if value is None or not math.isfinite(value) or value <= 0:
-        return None
-    started = record["started_at"].timestamp() if record.get("started_at") else 0.0
-    log = math.log(value)
-    if is_counted(shown):
-        return Observation(log, LEAST_SPREAD**2, True, started)
-    samples = clean(record.get("device_samples_ms" if shown.name.startswith("device") else "samples_ms"))
-    if len(samples) < FEWEST or samples.min() <= 0:
-        return Observation(log, LEAST_SPREAD**2, False, started)
-    low, high = np.percentile(np.log(samples), [5, 95])
-    return Observation(log, LEAST_SPREAD**2 + float((high - low) / _NORMAL_5_TO_95) ** 2, True, started)
+def observations(rows: Iterable[Record], shown: Metric) -> list[Observation]:
+    """Return what rows say about a metric. Failures and rows without a positive value say nothing."""
+    return [
+        _observation(row, float(value), shown)
+        for row in rows
+        if is_measurement(row) and (value := row.get(shown.name)) is not None and 0 < value < math.inf
+    ]
+
+
+def _observation(row: Record, value: float, shown: Metric) -> Observation:
+    started = row["started_at"].timestamp() if row.get("started_at") else 0.0
+    variance, known = LEAST_SPREAD**2, True
+    if not is_counted(shown):
+        samples = clean(row.get("device_samples_ms" if shown.name.startswith("device") else "samples_ms"))
+        known = len(samples) >= FEWEST and samples.min() > 0
+        if known:
+            low, high = np.percentile(np.log(samples), [5, 95])
+            variance += float((high - low) / _NORMAL_5_TO_95) ** 2
+    return Observation(math.log(value), variance, known, started)
 
 
 def geometric_mean(observed: Sequence[Observation]) -> float:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import glob
+import itertools
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -41,6 +43,8 @@ FORMATS = (*TABLES, "html")
 _SHOWN = 4
 """Most cells that a message names."""
 _SHOWN_SWEEPS = 3
+_MOST_TRIED = 1000
+"""Most cells of a side among which a message looks for two similar ones."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -58,9 +62,7 @@ def main(arguments: Sequence[str]) -> int:
     before, after, remark = read_sides(options.before, options.after, options.rows)
     pairs = pair_cells(before, after)
     if not any(pair.before and pair.after for pair in pairs):
-        sides = ([pair.name for pair in pairs if pair.before], [pair.name for pair in pairs if pair.after])
-        had, has = (f"{len(names)} cells, such as {', '.join(names[:_SHOWN])}" for names in sides)
-        raise JobError(f"nothing can be compared, because no cell is on both sides. Before: {had}. After: {has}")
+        raise JobError(_why_unpaired(pairs))
     for side, frame in ((options.before, before), (options.after, after)):
         require_values(frame, shown, side)
     if remark:
@@ -143,13 +145,13 @@ def _summary(comparison: Comparison) -> str:
 
 def comparison_page(document: Document) -> str:
     """Return a self-contained HTML page."""
-    from tpbench.report.page.template import render_page
+    from tpbench.report.page import render_page
 
     return render_page(
         "comparison.html.j2",
         title="tpbench comparison",
         summary=f"{document.caption}.",
-        table=document.tables[0],
+        table=replace(document.tables[0], heading="comparison"),
         method=" ".join(map(str, document.notes)),
     )
 
@@ -162,6 +164,24 @@ def lost_cells(pairs: Sequence[CellPair]) -> list[str]:
     machines = {pair.after["hardware"] for pair in pairs if pair.after}
     gone = [(pair.name, pair.before) for pair in pairs if pair.before and not pair.after]
     return [name for name, row in gone if row["status"] == "ok" and row["hardware"] in machines]
+
+
+def _why_unpaired(pairs: Sequence[CellPair]) -> str:
+    """Return how many cells each side has, and in what the two most similar ones differ."""
+    before = [pair.name.split() for pair in pairs if pair.before]
+    after = [pair.name.split() for pair in pairs if pair.after]
+    tried = itertools.product(before[:_MOST_TRIED], after[:_MOST_TRIED])
+    empty: tuple[list[str], list[str]] = ([], [])
+    old, new = min(tried, key=lambda cells: len({*cells[0]} ^ {*cells[1]}), default=empty)
+    return (
+        f"nothing can be compared, because none of {len(before)} cells before and {len(after)} after is on both sides; "
+        f"the two most similar have {_lacking(new, old)} before and {_lacking(old, new)} after"
+    )
+
+
+def _lacking(cell: Sequence[str], other: Sequence[str]) -> str:
+    """Return the words of the other cell that this one lacks."""
+    return " ".join(word for word in other if word not in cell)
 
 
 def read_sides(before: str, after: str, places: Sequence[str]) -> tuple[pd.DataFrame, pd.DataFrame, str]:

@@ -17,6 +17,7 @@ from tpbench.report.analysis.records import (
     column_label,
     comparable,
     is_measurement,
+    mark_word,
     problem_fields,
     problem_identity,
     remark_marks,
@@ -49,7 +50,6 @@ _SPEEDS = {
     "memory_clock_mhz": "clock of the GPU's memory",
 }
 _SPEED_SHARE = 0.03
-_MARKS = {HOST_BOUND: "bound by the host", THROTTLED: "throttled", BELOW_FLOOR: "faster than its floor"}
 _ALWAYS = ("workload", "variant", "device", "graph", "fresh", "nodes", "tp_size", "dp_size")
 _ALWAYS_NAMED = ("vocab", "tp_size")
 _NAMED_FIRST = ("workload", "loss", "dtype", "tokens", "vocab", "tp_size")
@@ -160,9 +160,9 @@ def remarks(before: Sequence[Record], after: Sequence[Record], allowed: Iterable
     """Return differences between the runs of a cell that permit a comparison but must be noted."""
     old, new = before[-1], after[-1]
     notes = _differing([*_NOTED, *(name for name in ACROSS if name in allowed)], old, new)
-    for mark, words in _MARKS.items():
+    for mark in (HOST_BOUND, THROTTLED, BELOW_FLOOR):
         sides = [side for side, row in (("before", old), ("after", new)) if mark in remark_marks(row)]
-        notes += [f"{words} {' and '.join(sides)}"] if sides else []
+        notes += [f"{mark_word(mark)} {' and '.join(sides)}"] if sides else []
     processes = _processes(before), _processes(after)
     if processes[0] != processes[1]:
         notes.append(f"{processes[0]} processes before, {processes[1]} processes after")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pandas as pd
 
+from tpbench import packages
 from tpbench.report.analysis.grid import RecordGrid, arrange_rows, heading
 from tpbench.report.analysis.metrics import (
     CLOCKS,
@@ -36,13 +37,10 @@ from tpbench.report.analysis.verdicts import (
     verdict_columns,
     verdicts,
 )
-from tpbench.report.page import page_tables
-from tpbench.report.page.column_styles import Looks, assign_looks
-from tpbench.report.page.pictures import PageFigure, block_caps, by_problem, by_size, floor_shares
-from tpbench.report.page.template import render_page
-from tpbench.report.page.trace import step_traces
+from tpbench.report.page import page_tables, render_page
 from tpbench.report.pivot import failures, legend, metric_table
-from tpbench.report.plots import timeline
+from tpbench.report.plots import PLOTS, inline_picture, style, timeline
+from tpbench.report.plots.by_size import with_sizes
 from tpbench.results.schema import STATUSES, workload_columns
 from tpbench.tables import Table
 from tpbench.workloads import workloads
@@ -51,55 +49,8 @@ _COLUMNS = (
     *METRICS, *page_tables.MACHINE_FACTS, *verdict_columns(), *timeline.COLUMNS, "started_at", "finished_at", "log_dir",
     "time_ci_low_ms", "time_ci_high_ms", "device_ci_low_ms", "device_ci_high_ms",
 )  # fmt: skip
-_FIGURES = {
-    "device_ms": "Device time by size, with its floor",
-    "time_ms": "Wall time by size, with its floor",
-    "peak_gib": "Extra peak memory by size",
-}
-"""Titles of the folded pictures, by metric."""
-
-
-@dataclass(frozen=True)
-class StudySection:
-    """One study of a section."""
-
-    name: str
-    question: str
-    table: Table
-
-
-@dataclass(frozen=True)
-class PageSection:
-    """Everything that the page shows of one grid, folded."""
-
-    anchor: str
-    heading: str
-    size: str
-    """How many problems and columns it has."""
-    mixing: str
-    """A sentence about hosts and versions that its rows mix, or nothing."""
-    pivots: list[tuple[str, Table]]
-    """Tables of metrics with their captions, the leading one first."""
-    figures: list[PageFigure]
-    speedups: Table
-    distributions: Table
-    failures: Table
-    studies: list[StudySection]
-    every_cell: Table
-
-
-@dataclass(frozen=True)
-class WorkloadPart:
-    """The answer of one workload, its picture, and its sections."""
-
-    name: str
-    anchor: str
-    summary: str
-    answer: str
-    figure: PageFigure | None
-    figure_of: str
-    """The grid that the picture shows, if the workload has several."""
-    sections: list[PageSection]
+_PICTURES = ("block_cap", "timeline")
+"""Plots of a section, after that of its leading clock."""
 
 
 def page(frame: pd.DataFrame, metric_name: str | None = None, *, all_rows: bool = False) -> str:
@@ -116,10 +67,9 @@ def page(frame: pd.DataFrame, metric_name: str | None = None, *, all_rows: bool 
     warnings = disagreements(arranged.records)
     disputed = frozenset[str]().union(*warnings.values())
     found = [verdicts(grid, disputed) for grid in arranged.grids]
-    looks = assign_looks(arranged.grids)
     sections = zip(arranged.grids, found, itertools.count(), strict=False)
     parts = [
-        _part(name, list(group), metric_name, looks)
+        _part(name, list(group), metric_name)
         for name, group in itertools.groupby(sections, key=lambda each: each[0].workload)
     ]
     of_all = [verdict for of_grid in found for verdict in of_grid]
@@ -137,6 +87,7 @@ def page(frame: pd.DataFrame, metric_name: str | None = None, *, all_rows: bool 
         problems=len(of_all),
         side_by_side=page_tables.machines_side_by_side(of_all),
         parts=parts,
+        no_pictures="" if style.available() else f"Pictures need matplotlib: {packages.install_command('report')}",
         good=GOOD,
         doubts=DOUBTS,
         notes=[*_notes(metric_name), *legend([metric_table(grid, shown) for grid in arranged.grids], shown)],
@@ -159,37 +110,43 @@ def _summary(records: tuple[Record, ...], rows: int) -> str:
 
 
 def _part(
-    name: str, group: Sequence[tuple[RecordGrid, list[ProblemVerdict], int]], metric_name: str | None, looks: Looks
-) -> WorkloadPart:
+    name: str, group: Sequence[tuple[RecordGrid, list[ProblemVerdict], int]], metric_name: str | None
+) -> dict[str, Any]:
+    """Return what the page shows of one workload, by names in the template: its answer, its picture, its sections."""
     workload = workloads().get(name)
-    grids = [grid for grid, _, _ in group]
-    names = group_names(grids)
-    of_all = [each for _, of_grid, _ in group for each in of_grid]
-    figure, shown = _lead_figure([grid.problems for grid in grids], looks)
-    return WorkloadPart(
-        name=name,
-        anchor=f"workload-{re.sub('[^A-Za-z0-9]+', '-', name)}",
-        summary=workload.summary if workload else "",
-        answer=answer(of_all),
-        figure=figure,
-        figure_of="" if shown is None else names[shown],
-        sections=[
-            _section(grid, f"s{at}", text or "Tables and pictures", metric_name, looks)
+    names = group_names([grid for grid, _, _ in group])
+    return {
+        "name": name,
+        "anchor": f"workload-{re.sub('[^A-Za-z0-9]+', '-', name)}",
+        "summary": workload.summary if workload else "",
+        "answer": answer([each for _, of_grid, _ in group for each in of_grid]),
+        "figure": _lead_figure(name, [(grid.problems, text) for (grid, _, _), text in zip(group, names, strict=True)]),
+        "sections": [
+            _section(grid, f"s{at}", text or "Tables and pictures", metric_name)
             for (grid, _, at), text in zip(group, names, strict=True)
         ],
-    )
+    }
 
 
-def _lead_figure(grids: Sequence[RecordGrid], looks: Looks) -> tuple[PageFigure | None, int | None]:
-    """Return the one picture of a workload, and the index of its grid: that with most cells that has a picture."""
-    for at, grid in sorted(enumerate(grids), key=lambda each: -sum(1 for _ in each[1].cells())):
-        clock = _clock(grid)
-        shares = f"Share of the floor in % by size, {clock.name} time, higher is better"
-        figure = floor_shares(grid, clock.time_column, looks, shares)
-        title = f"{clock.name.capitalize()} time of each problem"
-        if figure := figure or by_problem(grid, clock.time_column, looks, title):
-            return figure, at
-    return None, None
+def _lead_figure(workload: str, grids: Sequence[tuple[RecordGrid, str]]) -> tuple[str, str] | None:
+    """Return the caption and the one picture of a workload: of the grid with the most cells that has a picture.
+
+    It shows times by size, or speed-ups if no problem was measured at two sizes.
+    """
+    ordered = sorted(grids, key=lambda each: -sum(1 for _ in each[0].cells()))
+    by_size = [(sized, "time", name) for grid, name in ordered if (sized := with_sizes(grid))]
+    for grid, plot, name in (*by_size, *((grid, "speedup", name) for grid, name in ordered)):
+        plot = plot if _clock(grid) is WALL else f"device_{plot}"
+        if figure := _figure(grid, plot, workload):
+            caption, svg = figure
+            return ": ".join(filter(None, (caption, name))), svg
+    return None
+
+
+def _figure(grid: RecordGrid, plot: str, anchor: str) -> tuple[str, str] | None:
+    """Return the caption of a plot and an `svg` element, or None if there is nothing to draw."""
+    svg = inline_picture(grid, plot, anchor) if style.available() else None
+    return None if svg is None else (PLOTS[plot].title, svg)
 
 
 def _clock(grid: RecordGrid) -> ClockColumns:
@@ -198,38 +155,42 @@ def _clock(grid: RecordGrid) -> ClockColumns:
     return next(timed, WALL)
 
 
-def _section(grid: RecordGrid, anchor: str, name: str, metric_name: str | None, looks: Looks) -> PageSection:
+def _section(grid: RecordGrid, anchor: str, name: str, metric_name: str | None) -> dict[str, Any]:
+    """Return what the page shows of one grid, folded, by names in the template."""
     lead = metric_name or _clock(grid).time_column
     shown = [metric(lead), *page_tables.metrics_with_values(grid, [each for each in TITLES if each != lead])]
-    drawn = grid.problems
-    figures = [by_size(drawn, each, looks, title) for each, title in _FIGURES.items()]
-    figures += [block_caps(drawn, looks, "Share of the bandwidth by block cap"), step_traces(drawn)]
-    return PageSection(
-        anchor=anchor,
-        heading=name,
-        size=f"{counted(len(grid.rows), 'problem')}, {counted(len(grid.columns), 'variant')} with options",
-        mixing=mixing_note(grid, "This section"),
-        pivots=[(_caption(each.name), page_tables.pivot_table(grid, each)) for each in shown],
-        figures=[figure for figure in figures if figure],
-        speedups=page_tables.speedup_table(grid),
-        distributions=page_tables.distribution_table(grid),
-        failures=page_tables.failure_table(grid),
-        studies=list(_studies(grid)),
-        every_cell=page_tables.complete_table(grid),
-    )
+    by_time = "time" if _clock(grid) is WALL else "device_time"
+    drawn = [(grid.problems, plot) for plot in _PICTURES]
+    if sized := with_sizes(grid.problems):
+        drawn.insert(0, (sized, by_time))
+    return {
+        "anchor": anchor,
+        "heading": name,
+        "size": f"{counted(len(grid.rows), 'problem')}, {counted(len(grid.columns), 'variant')} with options",
+        "mixing": mixing_note(grid, "This section"),
+        "pivots": [(_caption(each.name), page_tables.pivot_table(grid, each)) for each in shown],
+        "figures": [figure for of, plot in drawn if (figure := _figure(of, plot, anchor))],
+        "folded": [
+            ("Speed-ups with intervals", page_tables.speedup_table(grid)),
+            ("Distributions of samples", page_tables.distribution_table(grid)),
+            ("Failed cells", page_tables.failure_table(grid)),
+            *_studies(grid),
+            ("All numbers of every cell", page_tables.complete_table(grid)),
+        ],
+    }
 
 
 def _caption(name: str) -> str:
     return f"{TITLES[name]} ({name})" if name in TITLES else name
 
 
-def _studies(grid: RecordGrid) -> Iterable[StudySection]:
+def _studies(grid: RecordGrid) -> Iterator[tuple[str, Table]]:
     """Return the column studies of a grid. A study of an option is left out unless the option varies."""
     workload = workloads().get(grid.workload)
     for name, study in workload.studies.items() if workload else ():
         varies = not study.option or len({cell.record[study.option] for cell in grid.cells()} - {None}) > 1
         if study.columns and varies:
-            yield StudySection(name, study.question, page_tables.study_table(grid, name, study))
+            yield f"Study {name}: {study.question}", page_tables.study_table(grid, name, study)
 
 
 def _notes(metric_name: str | None) -> list[str]:

@@ -1,27 +1,61 @@
-"""Plots of a grid of records. To add one, write a module with a function under `@plot` and name it in `MODULES`.
+"""Plots of a grid of records, as files and in pages. A plot is a function from a grid to a figure; `PLOTS` names all.
 
-The modules, in the order of a first reading: `registry` has `@plot`, `style` the look of all plots. `by_size` draws a
-metric by size, for `time` and `memory`. `speedups`, `samples`, `block_cap` and `timeline` are the other plots, and
-`panels` draws the picture of a workload's study.
+The modules, in the order of a first reading: `style` is the look of all plots. `panels` draws lines over panels, for
+studies of workloads and for `by_size`. `by_cell` draws a line for each cell, `timeline` traced steps.
 """
 
 from __future__ import annotations
 
-import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
 
-from tpbench.report.analysis.grid import RecordGrids
-from tpbench.report.plots import style
+from tpbench.report.analysis.grid import RecordGrid, RecordGrids
+from tpbench.report.analysis.metrics import DEVICE, WALL
+from tpbench.report.plots import by_cell, by_size, style, timeline
 from tpbench.report.plots.panels import draw_panels
-from tpbench.report.plots.registry import PLOTS as PLOTS
 from tpbench.settings import JobError
 from tpbench.suggestions import unknown
 from tpbench.workloads.study_data import Picture
 
-MODULES = ("time", "block_cap", "memory", "speedups", "samples", "timeline")
-"""Modules of this folder that register plots, in the order of help."""
-for _module in MODULES:
-    importlib.import_module(f"{__name__}.{_module}")
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
+
+@dataclass(frozen=True)
+class Plot:
+    """One kind of picture."""
+
+    title: str
+    draw: Callable[[RecordGrid], Figure | None]
+    """Return the figure of a grid, or None if there is nothing to draw."""
+    columns: tuple[str, ...]
+    """Columns that the records must have."""
+
+
+PLOTS = {
+    "time": Plot(
+        "Wall time by size, with its floor", partial(by_size.draw, name="time_ms", floor=True), ("time_ms", "floor_ms")
+    ),
+    "device_time": Plot(
+        "Device time by size, with its floor",
+        partial(by_size.draw, name="device_ms", floor=True),
+        ("device_ms", "floor_ms"),
+    ),
+    "block_cap": Plot("Share of the bandwidth by block cap", by_size.draw_block_caps, ("fraction_of_floor",)),
+    "memory": Plot("Extra peak memory by size", partial(by_size.draw, name="peak_gib"), ("peak_gib",)),
+    "speedup": Plot("Speed-ups, wall time", partial(by_cell.speedup, clock=WALL), ("samples_ms",)),
+    "device_speedup": Plot("Speed-ups, device time", partial(by_cell.speedup, clock=DEVICE), ("device_samples_ms",)),
+    "samples": Plot("Samples about their median, wall time", partial(by_cell.spread, clock=WALL), ("samples_ms",)),
+    "device_samples": Plot(
+        "Samples about their median, device time",
+        partial(by_cell.spread, clock=DEVICE),
+        ("device_samples_ms",),
+    ),
+    "timeline": Plot("A step of one problem, by stream", timeline.draw, timeline.COLUMNS),
+}
+"""Every plot by its name on the command line, in the order of help."""
 COLUMNS = tuple(dict.fromkeys(column for plot in PLOTS.values() for column in plot.columns))
 """Columns that records need so that every plot can be drawn."""
 
@@ -46,6 +80,16 @@ def picture(arranged: RecordGrids, name: str, form: str) -> bytes:
         grid, figure = drawn[0]
         figure.suptitle(grid.heading, fontsize=8)
         return style.file_content(figure, form)
+
+
+def inline_picture(grid: RecordGrid, name: str, anchor: str) -> str | None:
+    """Return a plot of a grid as an `svg` element for a page, or None if there is nothing to draw.
+
+    `anchor`: the name of the grid on the page. The element's ids contain it, so that no two pictures share one.
+    """
+    with style.drawing(f"{name} {anchor}"):
+        figure = PLOTS[name].draw(grid)
+        return None if figure is None else style.inline_svg(figure)
 
 
 def study_picture(picture: Picture, name: str, form: str) -> bytes:

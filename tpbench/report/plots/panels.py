@@ -1,7 +1,8 @@
-"""The picture of a study: panels of ratios that a workload computed."""
+"""The figure of a picture: panels side by side with one y axis and one legend."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -14,61 +15,102 @@ if TYPE_CHECKING:
 
 PER_ROW = 3
 """Most panels side by side."""
+PANEL_WIDTH, PANEL_HEIGHT = 3.3, 3.2
+"""Size of a panel in inches."""
+NAME_LETTERS = 90
+"""Most letters of a name in the legend."""
+INCHES_PER_LETTER = 0.075
+"""Width of a letter of a tick's label or of a title."""
 
 
 def draw_panels(picture: Picture) -> Figure:
-    """Draw series, and the vertical lines in the colour of their series."""
-    labels = sorted({line.label for panel in picture.panels for line in panel.lines})
+    """Draw a picture. Series with the same label have the same colour and marker in all panels."""
+    series = {line.label for panel in picture.panels for line in panel.lines}
+    labels = picture.labels or sorted(series)
     across = min(PER_ROW, len(picture.panels))
     down = -(-len(picture.panels) // across)
-    figure = style.new_figure(
-        max(5.2, 3.6 * across, style.legend_inches(labels)), 3.4 * down + 0.2 * -(-len(labels) // 3)
-    )
-    grid = list(figure.subplots(down, across, sharey=True, squeeze=False).flat)
-    for axes in grid[len(picture.panels) :]:
-        axes.remove()
-    grid = grid[: len(picture.panels)]
-    for axes, panel in zip(grid, picture.panels, strict=True):
-        _draw_series(axes, panel, labels, joined=picture.ratios)
-        axes.set_title(panel.title)
+    texts = [style.short(label, NAME_LETTERS) for label in series]
+    width = max(5.2, PANEL_WIDTH * across, style.legend_inches(texts))
+    legend_columns = style.legend_columns(texts, width)
+    figure = style.new_figure(width, PANEL_HEIGHT * down + 0.2 * -(-len(texts) // legend_columns))
+    grid = figure.subplots(down, across, sharey=True, squeeze=False)
+    for axes in grid.flat[len(picture.panels) :]:
+        axes.set_visible(False)
+    letters = int(width / across / INCHES_PER_LETTER) - 6
+    for axes, panel in zip(grid.flat, picture.panels, strict=False):
+        _draw_panel(axes, panel, labels, joined=picture.scale != "from zero")
+        axes.set_title(textwrap.fill(panel.title, letters))
         axes.set_xlabel(picture.x_label)
-        _scale(axes, picture)
-    for axes in grid[::across]:
-        axes.set_ylabel(picture.y_label)
-    style.common_legend(figure, grid, style.legend_columns(labels, figure.get_figwidth()))
+        _scale_x(axes, picture, panel, letters)
+    for first, *others in grid:
+        first.set_ylabel(picture.y_label)
+        first.tick_params(axis="y", which="minor", labelsize=6)
+        for axes in others:  # minor ticks without labels are not worth the time to draw them
+            axes.tick_params(axis="y", which="minor", left=False)
+    _scale_y(grid[0][0], picture)  # all panels share its y axis
+    style.common_legend(figure, grid.flat, legend_columns)
     return figure
 
 
-def _draw_series(axes: Axes, panel: Panel, labels: Sequence[str], *, joined: bool) -> None:
+def _draw_panel(axes: Axes, panel: Panel, labels: Sequence[str], *, joined: bool) -> None:
     """Draw the series of one panel. The index of a label in `labels` chooses the colour and the marker."""
+    cross_height = 0.99
     for line in panel.lines:
-        index = labels.index(line.label)
-        xs, ys = zip(*line.points, strict=True)
-        axes.plot(
-            xs, ys, label=None if line.dashed else line.label, color=style.colour(index),
-            marker=style.marker(index), linestyle="--" if line.dashed else "-" if joined else "",
-            clip_on=joined,  # a point on an axis is drawn whole
-        )  # fmt: skip
+        index, label = labels.index(line.label), style.short(line.label, NAME_LETTERS)
+        if line.points:
+            axes.plot(
+                *zip(*line.points, strict=True), label=None if line.dashed else label, color=style.colour(index),
+                marker=style.marker(index), linestyle="--" if line.dashed else "-" if joined else "",
+                clip_on=joined,  # a point on an axis is drawn whole
+            )  # fmt: skip
         for at, text in zip(line.points, line.texts, strict=False):
             axes.annotate(text, at, (4, 3), textcoords="offset points", fontsize=6)
+        if line.crosses:
+            axes.plot(
+                line.crosses, [cross_height] * len(line.crosses), transform=axes.get_xaxis_transform(), linestyle="",
+                marker="x", clip_on=False, color=style.colour(index), label=f"{label}: out of memory",
+            )  # fmt: skip
+            cross_height -= 0.05
     for mark in panel.vertical_lines:
         colour = style.colour(labels.index(mark.label))
         axes.axvline(mark.x, color=colour, linestyle=":" if mark.dotted else "-", linewidth=1)
+    if panel.floor:
+        axes.plot(*zip(*panel.floor, strict=True), "--", color=style.INK, marker="_", label="floor")
 
 
-def _scale(axes: Axes, picture: Picture) -> None:
-    if picture.doubling:
+def _scale_x(axes: Axes, picture: Picture, panel: Panel, letters: int) -> None:
+    """Set the x axis. `letters` is how many letters of labels fit side by side."""
+    if panel.categories:
+        axes.set_xticks(range(len(panel.categories)), panel.categories)
+        axes.set_xlim(-0.3, len(panel.categories) - 0.7)
+        if sum(len(text) + 2 for text in panel.categories) > letters:
+            axes.tick_params(axis="x", rotation=60)
+    elif picture.doubling:
         axes.set_xscale("log", base=2)
         axes.set_xticks(picture.doubling, [f"{value:g}" for value in picture.doubling])
+        axes.set_xticks([], minor=True)
         axes.set_xlim(picture.doubling[0] / 1.3, picture.doubling[-1] * 1.3)
-        axes.minorticks_off()
-    if picture.ratios:
-        axes.axhline(1, color=style.ink(), linewidth=1)
+
+
+def _scale_y(axes: Axes, picture: Picture) -> None:
+    if picture.scale == "percent":
+        axes.set_ylim(0, max(100, axes.get_ylim()[1]))
+    elif picture.scale == "from zero":
+        xs, ys = zip(*(at for panel in picture.panels for line in panel.lines for at in line.points), strict=True)
+        axes.set_ylim(0, 1.1 * max(ys))
+        for each in axes.figure.axes:
+            each.set_xlim(0, 1.15 * max(xs))  # room for the text beside a point
+    else:
         axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}x")
-        if picture.doubling:
-            axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}x")
-        return
-    points = [point for each in picture.panels for line in each.lines for point in line.points]
-    axes.set_xlim(0, 1.15 * max(x for x, _ in points))  # room for the text beside a point
-    axes.set_ylim(0, 1.1 * max(y for _, y in points))
+        low, high = axes.get_ylim()
+        if picture.scale == "logarithmic":
+            low, high = min(low, high / 4), max(high, low * 4)  # room for one or two ticks with a label
+        unit = "x" if picture.scale == "ratios" else ""
+        digits = "25" if high > 5 * low else "23456789"
+        axes.set_yscale("log", subs=[int(digit) for digit in digits])
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}{unit}")
+        axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}{unit}" if f"{value:e}"[0] in digits else "")
+        axes.set_ylim(low, high)
+        if unit:
+            for each in axes.figure.axes:
+                each.axhline(1, color=style.INK, linewidth=1)

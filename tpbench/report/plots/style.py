@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tpbench import packages
@@ -25,12 +25,8 @@ DARK = (
 )  # fmt: skip
 """Colours of series on a light and on a dark background."""
 MARKERS = "os^DvP<"  # one fewer than colours, so that the pairs repeat late
-IN_LAYOUT = 8
-"""Names beside a plot whose extent decides about the width of its margin: the longest ones."""
-
-
 INK, FAINT, GROUND = "#222222", "#b3b3b3", "#ffffff"
-"""Colours of text, of grid lines and of the background."""
+"""Colours of text and of lines that belong to no series, of grid lines and of the background."""
 
 
 def available() -> bool:
@@ -56,7 +52,6 @@ def drawing(name: str) -> Iterator[None]:
         "font.family": "sans-serif",
         "font.size": 9,
         "axes.titlesize": 9,
-        "axes.titley": 1.0,  # the default position, without a search in each panel
         "axes.spines.top": False,
         "axes.spines.right": False,
         "axes.grid": True,
@@ -97,11 +92,6 @@ def legend_inches(texts: Sequence[str]) -> float:
     return 0.07 * max(map(len, texts), default=1) + 0.6
 
 
-def ink() -> str:
-    """Return the colour of text and of lines that belong to no series."""
-    return INK
-
-
 def common_legend(figure: Figure, panels: Iterable[Axes], columns: int) -> None:
     """Put one legend of all panels below them. Equal labels appear once."""
     handles: dict[str, Any] = {}
@@ -111,31 +101,9 @@ def common_legend(figure: Figure, panels: Iterable[Axes], columns: int) -> None:
 
 
 def name_lines(axes: Axes, names: Sequence[str]) -> None:
-    """Write names at the left, one for each height from 0 down, with a grid line across.
-
-    They look like ticks. But a tick consists of five artists, and hundreds of ticks would take most of the drawing
-    time. For the same reason only the longest names take part in the layout.
-    """
-    from matplotlib import rcParams
-    from matplotlib.markers import TICKLEFT
-
-    heights = range(len(names))
-    axes.set_yticks([])
+    """Write names at the left, one for each height from 0 down."""
+    axes.set_yticks(range(len(names)), names, fontsize=7)
     axes.set_ylim(len(names) - 0.4, -0.6)
-    across = axes.get_yaxis_transform()
-    axes.hlines(
-        heights, 0, 1, rcParams["grid.color"], linewidth=rcParams["grid.linewidth"], transform=across, zorder=1.5
-    )
-    axes.plot(
-        [0] * len(names), heights, linestyle="", marker=TICKLEFT, markersize=rcParams["ytick.major.size"],
-        markeredgewidth=rcParams["ytick.major.width"], color=ink(), transform=across, clip_on=False, zorder=1.5,
-    )  # fmt: skip
-    padding = rcParams["ytick.major.size"] + rcParams["ytick.major.pad"]
-    beside, vertical, horizontal = axes.get_yaxis_text1_transform(padding)
-    shortest_in_layout = min(sorted(map(len, names))[-IN_LAYOUT:], default=0)
-    for height, name in zip(heights, names, strict=True):
-        text = axes.text(0, height, name, transform=beside, va=vertical, ha=horizontal, fontsize=7)
-        text.set_in_layout(len(name) >= shortest_in_layout)
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -146,40 +114,31 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def file_content(figure: Figure, form: str) -> bytes:
-    """Return the figure as a file in the format "svg" or "png"."""
-    return png(figure) if form == "png" else svg(figure)
-
-
-def svg(figure: Figure) -> bytes:
-    """Return the figure as an SVG file without a date and a creator.
-
-    `savefig` would draw the figure twice, the first time only for its layout. Here the renderer that draws it also
-    serves the layout. Each text is measured once for all figures, because they name the same problems and variants.
-    """
-    from matplotlib.backends.backend_svg import FigureCanvasSVG, RendererSVG
-
-    out = io.StringIO()
-    figure.dpi = FigureCanvasSVG.fixed_dpi
-    metadata: dict[str, Any] = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    renderer: Any = RendererSVG(*figure.bbox.size, out, metadata=metadata)  # type: ignore[no-untyped-call]
-    renderer.get_text_width_height_descent = _text_measure()
-    canvas: Any = FigureCanvasSVG(figure)
-    canvas.get_renderer = lambda: renderer
-    figure.draw(renderer)
-    renderer.finalize()
-    return out.getvalue().encode()
-
-
-@functools.cache
-def _text_measure() -> Callable[..., tuple[float, float, float]]:
-    """Return the function with which the renderer measures texts, with a cache."""
-    from matplotlib.textpath import text_to_path
-
-    return functools.lru_cache(maxsize=4096)(text_to_path.get_text_width_height_descent)
-
-
-def png(figure: Figure) -> bytes:
-    """Return the figure as a PNG file."""
+    """Return the figure as a file in the format "svg" or "png", without a date and a creator."""
     out = io.BytesIO()
-    figure.savefig(out, format="png", dpi=160, metadata={"Software": None})
+    if form == "png":
+        figure.savefig(out, format="png", dpi=160, metadata={"Software": None})
+    else:
+        from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+        # `savefig` would draw the figure twice, once for its layout.
+        canvas: Any = FigureCanvasSVG(figure)
+        canvas.print_svg(out, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     return out.getvalue()
+
+
+def inline_svg(figure: Figure) -> str:
+    """Return the figure as an `svg` element in the colours of a page, which has a light and a dark set of them."""
+    text = file_content(figure, "svg").decode()
+    text = text[text.index("<svg") :]
+    text = _GROUP_ID.sub("", _HEIGHT.sub("", text, count=1))
+    for at, value in enumerate(LIGHT):
+        text = text.replace(value, f"var(--s{at})")
+    for value, name in ((INK, "--ink"), (FAINT, "--faint"), (GROUND, "--ground")):
+        text = text.replace(value, f"var({name})")
+    return text
+
+
+_HEIGHT = re.compile(r' height="[\d.]+pt"')
+_GROUP_ID = re.compile(r' id="[A-Za-z0-9.]+_\d+"')
+"""Ids of matplotlib's groups, which are the same in every figure. Nothing refers to them."""

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from tpbench.report.analysis.grid import RecordGrid
 from tpbench.report.analysis.records import Record
 from tpbench.report.plots import style
-from tpbench.report.plots.registry import plot
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,7 +20,6 @@ Cells = Sequence[tuple[str, Mapping[str, Any]]]
 """Names of columns, with their records."""
 
 
-@plot("timeline", "A step of one problem, by stream", columns=COLUMNS)
 def draw(grid: RecordGrid) -> Figure | None:
     """Draw the traced cells of one problem. Return None if no cell has a trace."""
     problem, cells = traced_cells(grid)
@@ -60,7 +58,7 @@ def _panels(title: str, cells: Cells) -> Figure:
                     for start, length, this, there in zip(starts, lengths, kinds, lane, strict=True)
                     if (this, there) == (kind, stream)
                 ]
-                colour = style.colour(kind) if kind < 2 else style.ink()
+                colour = style.colour(kind) if kind < 2 else style.INK
                 look: dict[str, Any] = {"color": colour, "alpha": 1.0 if kind < 2 else 0.3, "linewidth": 0}
                 axes.broken_barh(spans, (stream - 0.4, 0.8), label=name if stream == 0 else None, **look)
         end = max(start + length for start, length in zip(starts, lengths, strict=True))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -12,20 +11,17 @@ from torch import Tensor
 
 from tpbench.comm.collectives import gather_objects
 from tpbench.measure.audit import GeneratedInputs
+from tpbench.measure.clock import Stopwatch
 from tpbench.measure.session import Context, Costs, Verdict
-from tpbench.measure.stopwatch import Stopwatch
 from tpbench.workloads import Variant
-from tpbench.workloads.embedding_grad import oracle
-from tpbench.workloads.embedding_grad.exchanges.base import Exchange, sequence
-from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
+from tpbench.workloads.embedding_grad import crossover, oracle
+from tpbench.workloads.embedding_grad.exchanges import Exchange, sequence
+from tpbench.workloads.embedding_grad.exchanges.collectives import CountedCollectives, LinkRates, measure_link_rates
+from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs, busiest
 from tpbench.workloads.embedding_grad.problem import EmbeddingGrad
 from tpbench.workloads.embedding_grad.row_operations.search import searches_on_device
-from tpbench.workloads.embedding_grad.traffic import crossover, formulas
-from tpbench.workloads.embedding_grad.traffic.collectives import CountedCollectives, LinkRates, measure_link_rates
-from tpbench.workloads.embedding_grad.training_step.beside_exchange import KINDS, ForwardIndex, OtherParameters
-from tpbench.workloads.embedding_grad.training_step.overlap import OverlappedIteration, StandIn
-from tpbench.workloads.embedding_grad.training_step.traffic_iteration import TrafficIteration
-from tpbench.workloads.returned import require
+from tpbench.workloads.embedding_grad.training_step import OtherParameters, StandIn, TrainingStep, forward_index
+from tpbench.workloads.step import require
 
 
 @dataclass(frozen=True)
@@ -74,25 +70,15 @@ class EmbeddingGradSession:
         self.has_result = False
         self.saved: Tensor | None = None
         self.save()
-        self.stand_in: StandIn | None = None
-        self.index: ForwardIndex | None = None
-        self.without_exchange: TrafficIteration | None = None
         self.iterate = sequence(self.exchange.phases)
+        self.index = forward_index(self.inputs)
+        self.stand_in: StandIn | None = None
         if problem.overlap_ms:
             self.stand_in = StandIn(problem.overlap_ms, context.device, self.stopwatch)
-            self.iterate = self._training_step(self.stand_in)
+            beside = (self.stand_in, OtherParameters(self.inputs), self.index, context.device)
+            self.iterate = TrainingStep(problem, self.exchange.phases, *beside).run
+            self.without_exchange = TrainingStep(problem, (), *beside).run
         self.costs = costs(self.inputs, self.link_rates, self.exchange.expected_bytes())
-
-    def _training_step(self, stand_in: StandIn) -> Callable[[], None]:
-        """Return an iteration with the exchange beside the stand-in, and what else the problem asks for."""
-        problem, phases, device = self.problem, self.exchange.phases, self.inputs.device
-        if problem.index != "none":
-            self.index = KINDS[problem.index](self.inputs)
-        if not problem.other_mib:
-            return OverlappedIteration(phases, problem.transfers, stand_in, device, self.index).run
-        others = OtherParameters(self.inputs)
-        self.without_exchange = TrafficIteration(problem, (), stand_in, others, self.index, device)
-        return TrafficIteration(problem, phases, stand_in, others, self.index, device).run
 
     def step(self) -> None:
         """Run one exchange, beside the stand-in if there is one."""
@@ -121,27 +107,12 @@ class EmbeddingGradSession:
         if self.exchange.overwrites is not None and self.saved is not None:
             self.exchange.overwrites.copy_(self.saved)
 
-    @contextlib.contextmanager
-    def _gradient_before_the_exchange(self) -> Iterator[None]:
-        """Restore the gradient for some time. The result, which may lie in the same memory, is put back."""
-        part, before = self.exchange.overwrites, self.saved
-        if part is None or before is None:
-            yield
-            return
-        after = part.clone()
-        part.copy_(before)
-        try:
-            yield
-        finally:
-            part.copy_(after)
-
     def check(self) -> Verdict:
         """Compare the last step's slice with the oracle, and the sent bytes with the formula. Collective."""
         known_rows = self.exchange.known_rows()
         errors = oracle.compare(self.inputs, self.exchange.result())
         if known_rows is not None:
-            with self._gradient_before_the_exchange():
-                oracle.require_no_lost_rows(self.inputs, known_rows)
+            oracle.require_no_lost_rows(self.inputs, known_rows, self.saved)
         sent_bytes = gather_objects(self.comm.sent_bytes, self.comm.group)  # by sender, then by receiver
         rank_sent, expected = [sum(sizes) for sizes in sent_bytes], self.exchange.expected_bytes()
         self.costs = costs(self.inputs, self.link_rates, rank_sent)
@@ -152,7 +123,7 @@ class EmbeddingGradSession:
             wrong = f"{f'{wrong} and ' if wrong else ''}ranks sent {rank_sent} bytes, by the formula {expected}"
         columns = {
             **asdict(errors),
-            **asdict(self.link_rates),
+            **self.link_rates,
             **self.exchange.columns(),
             "density": self.inputs.density,
             "duplicate_rate": self.inputs.duplicate_rate,
@@ -166,24 +137,19 @@ class EmbeddingGradSession:
         details: dict[str, Any] = {}
         self.restore()
         if not searches_on_device(self.problem, self.inputs.device):  # the formula has no search
-            details["predicted_crossover"] = self._predicted_crossover(columns["copy_gb_per_s"])
+            size = (self.problem.table_rows, self.inputs.row_bytes, self.comm.world_size)
+            details["predicted_crossover"] = crossover.predicted(*size, columns["copy_gb_per_s"], self.link_rates)
         best_ms = columns.get("device_ms") or columns["time_ms"]
         details["exchange_gb_per_s"] = self.costs.bytes_communicated / best_ms / 1e6
-        details |= self._training_step_details(best_ms)
-        self.restore()
-        return details | self._phase_details()
-
-    def _training_step_details(self, iteration_ms: float) -> dict[str, float]:
-        """Measure what runs beside the exchange alone."""
-        details: dict[str, float] = {}
         if self.stand_in is not None:
             details["stand_in_ms"] = alone_ms = self.stopwatch.ms(self.stand_in.run)
-            if self.without_exchange is not None:
-                details["others_ms"] = alone_ms = self.stopwatch.ms(self.without_exchange.run)
-            details["exposed_ms"] = iteration_ms - alone_ms
+            if self.problem.other_mib:
+                details["others_ms"] = alone_ms = self.stopwatch.ms(self.without_exchange)
+            details["exposed_ms"] = best_ms - alone_ms
         if self.index is not None:
-            details["index_ms"] = self.stopwatch.ms(self._index_alone, on_host=True)
-        return details
+            details["index_ms"] = self.stopwatch.ms(self.index.run_alone, on_host=True)
+        self.restore()
+        return details | self._phase_details()
 
     def _phase_details(self) -> dict[str, float]:
         """Measure each phase alone, and by wall clock those that need no gradient and those that do."""
@@ -200,17 +166,6 @@ class EmbeddingGradSession:
             details["early_wall_ms"] = self.stopwatch.ms(sequence(early), on_host=True)
         return details
 
-    def _index_alone(self) -> None:
-        assert self.index is not None
-        self.index.prepare_next_step()
-        self.index.begin_forward()
-
-    def _predicted_crossover(self, copy_gb_per_s: float) -> float:
-        partition = self.inputs.partition
-        size = (partition.table_rows, self.inputs.row_bytes, partition.world_size)
-        rates = {name: rate for name, rate in asdict(self.link_rates).items() if name != "link_gb_per_s"}
-        return crossover.predicted(*size, copy_gb_per_s=copy_gb_per_s, **rates)
-
 
 def costs(inputs: EmbeddingGradInputs, link_rates: LinkRates, sent_bytes: list[int]) -> Costs:
     """Return the unavoidable costs on the busiest rank, a lower bound for every exchange."""
@@ -218,7 +173,7 @@ def costs(inputs: EmbeddingGradInputs, link_rates: LinkRates, sent_bytes: list[i
     return Costs(
         bytes_moved=bytes_moved,
         bytes_communicated=max(sent_bytes),
-        wire_ms=link_rates.transfer_ms(bytes_sent),
+        wire_ms=bytes_sent / link_rates["link_gb_per_s"] / 1e6,
         wire_beside_memory=True,
     )
 
@@ -232,7 +187,7 @@ def unavoidable_bytes(counts: Sequence[Sequence[int]], merged_rows: Sequence[int
     `counts`: touched rows, by the rank that touched them and then by owner. `merged_rows`: touched rows of each owner.
     """
     moved = max(sum(touched) + merged for touched, merged in zip(counts, merged_rows, strict=True))
-    return moved * row_bytes, formulas.busiest(counts) * row_bytes
+    return moved * row_bytes, busiest(counts) * row_bytes
 
 
 def setup(problem: EmbeddingGrad, variant: Variant, context: Context) -> EmbeddingGradSession:

@@ -1,8 +1,14 @@
-"""Inputs of one rank: the rows that its tokens touched, and the gradient that its backward passes left."""
+"""Inputs of one rank: its tokens' rows, the rows' partition over owners, and the gradient of its backward passes.
+
+A token's row is a function of (seed, rank, step, position), computed on the CPU. A rank's tokens do not depend on the
+number of ranks, except under `one_owner`, where the owner's share does.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -10,18 +16,105 @@ import torch
 from torch import Tensor
 
 from tpbench.workloads.embedding_grad.problem import EmbeddingGrad
-from tpbench.workloads.embedding_grad.tokens import RowPartition, token_rows
 from tpbench.workloads.hashing import hash_index, normal
 
 if TYPE_CHECKING:
     from tpbench.measure.session import Context
 
-
+_UNIFORM, _ZIPF, _SCATTER, _FIXED, _TEXT = range(33, 38)
 _ROWS, _COLUMNS = 49, 50
 """Streams of `hash_index`: independent numbers from one seed."""
 
+VOCABULARY = 50257
+"""Tokens of GPT-2's vocabulary, whose texts the speed record trains on."""
+
 CHUNK = {"cpu": 2**18, "cuda": 2**23}
 """Number of elements to compute or compare at once."""
+
+
+@dataclass(frozen=True)
+class RowPartition:
+    """Consecutive rows for each rank, the same number for all. Padding at the table's end makes the shares equal."""
+
+    table_rows: int
+    world_size: int
+
+    @property
+    def rows_per_rank(self) -> int:
+        """Rows of a rank, padding included."""
+        return -(-self.table_rows // self.world_size)
+
+    @property
+    def padded_rows(self) -> int:
+        """Rows of the padded table."""
+        return self.rows_per_rank * self.world_size
+
+    def first_row(self, rank: int) -> int:
+        """Return the first row of a rank."""
+        return rank * self.rows_per_rank
+
+    def unpadded_rows(self, rank: int) -> int:
+        """Return how many rows of a rank belong to the table: fewer, or none, on the last ranks."""
+        return max(0, min(self.rows_per_rank, self.table_rows - self.first_row(rank)))
+
+    @property
+    def bounds(self) -> list[int]:
+        """First row of each rank, then the end of the last rank's rows: `world_size + 1` numbers."""
+        return [self.first_row(rank) for rank in range(self.world_size + 1)]
+
+
+def token_rows(problem: EmbeddingGrad, partition: RowPartition, rank: int) -> Tensor:
+    """Return the rows of one rank's tokens, (accumulate, tokens) int32, or (accumulate, 0) if it touches none."""
+    seed, size, distribution = problem.seed, problem.table_rows, problem.distribution
+    position = torch.arange(problem.tokens_per_rank) + rank * problem.tokens_per_rank
+    if distribution == "none" or (distribution == "one_rank" and rank > 0):
+        position = position[:0]
+    if distribution == "zipf_bigram":
+        return bigram_rows(text_tokens(problem, rank), size)
+    if distribution == "fixed":
+        # An arithmetic progression modulo the table, whose step has no common factor with the table's rows.
+        start, step = map(int, hash_index(seed, _FIXED, torch.tensor([2 * rank, 2 * rank + 1])).tolist())
+        step = step % size or 1
+        while math.gcd(step, size) != 1:
+            step += 1
+        rows = ((position - rank * problem.tokens_per_rank) % problem.distinct_fixed * step + start) % size
+    elif distribution == "zipf":  # words scattered over the table
+        word = _zipf_words(hash_index(seed, _ZIPF, position), size)
+        rows = (hash_index(seed, _SCATTER, word) * size) >> 32
+    else:
+        drawn_from = partition.unpadded_rows(0) if distribution == "one_owner" else size
+        rows = (hash_index(seed, _UNIFORM, position) * drawn_from) >> 32
+    return rows.to(torch.int32).view(problem.accumulate, -1)
+
+
+def text_tokens(problem: EmbeddingGrad, rank: int) -> Tensor:
+    """Return the tokens of one rank's text under distribution=zipf_bigram, (accumulate, tokens) int32 on the CPU.
+
+    Token k - 1 of the vocabulary has probability log(1 + 1/k) / log(1 + VOCABULARY): about 1/k, as in natural language.
+    Real text has fewer distinct pairs, because neighbours depend on each other.
+    """
+    position = torch.arange(problem.tokens_per_rank) + rank * problem.tokens_per_rank
+    word = _zipf_words(hash_index(problem.seed, _TEXT, position), VOCABULARY)
+    return (word - 1).to(torch.int32).view(problem.accumulate, problem.tokens)
+
+
+def _zipf_words(hashed: Tensor, words: int) -> Tensor:
+    """Return for each hash a word from 1 to `words`: k with probability log(1 + 1/k) / log(1 + words)."""
+    return (hashed.double() / 2**32 * math.log(words + 1)).exp_().long().clamp_(1, words)
+
+
+def bigram_rows(tokens: Tensor, table_rows: int, out: Tensor | None = None) -> Tensor:
+    """Return the row of each token and the token before it, on the tokens' device.
+
+    The first token of a step has no token before it, and has the last row. Integers wrap, as int32 does on a GPU.
+
+    tokens: (steps, tokens) int32. out: tensor of the same shape and dtype for the result.
+    """
+    rows = torch.empty_like(tokens) if out is None else out
+    mixed = (tokens[:, 1:] * 36313).bitwise_xor_(tokens[:, :-1] * 27191)
+    torch.remainder(mixed, max(1, table_rows - 1), out=rows[:, 1:])
+    rows[:, :1] = table_rows - 1
+    return rows
 
 
 class EmbeddingGradInputs:
@@ -107,3 +200,14 @@ class EmbeddingGradInputs:
         """Share of tokens whose row another token of the rank has already touched, over all ranks."""
         tokens = sum(rows.numel() for rows in self.tokens)
         return 1.0 - sum(map(len, self.touched)) / tokens if tokens else 0.0
+
+
+def leaving(counts: Sequence[Sequence[int]]) -> list[int]:
+    """Return for each rank the number of touched rows that other ranks own. `counts`: by rank, then by owner."""
+    return [sum(row) - row[rank] for rank, row in enumerate(counts)]
+
+
+def busiest(counts: Sequence[Sequence[int]]) -> int:
+    """Return the most rows that any rank sends or receives: an all-to-all waits for that rank."""
+    arriving = leaving(list(zip(*counts, strict=True)))
+    return max(*leaving(counts), *arriving)

@@ -15,7 +15,7 @@ PHASES = ("counts", "ids", "gather", "values", "merge", "reduce")
 SEARCH_BY_DEVICE = {"cuda": "kernel", "cpu": "host"}
 """The search that search=auto stands for."""
 
-Distribution = Literal["uniform", "zipf", "bigram", "zipf_bigram", "fixed", "one_owner", "one_rank", "none"]
+Distribution = Literal["uniform", "zipf", "zipf_bigram", "fixed", "one_owner", "one_rank", "none"]
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ WORKLOAD = Workload(
     studies={
         "crossover": Study(
             "up to which density of touched rows is a sparse exchange faster?",
-            module="tpbench.workloads.embedding_grad.traffic.crossover_study",
+            module="tpbench.workloads.embedding_grad.crossover",
         )
     },
     reusable_process=True,

@@ -36,9 +36,18 @@ def _no_sparse_half(problem: EmbeddingGrad, tp_size: int) -> str | None:
     return "torch adds no sparse tensors in float16" if problem.dtype == "float16" else None
 
 
+SEARCHED: dict[str, Any] = {
+    "options": {"merge", "pinned", "search", "transfers"},
+    "requires": ("triton",),
+    "no_graph_reason": NO_GRAPH,
+    "uses_triton": _searches_with_triton,
+}
+"""Of exchanges that search for the touched rows on the host or on the device, and merge them."""
+
+
 @WORKLOAD.variant("reduce_scatter_tensor of the whole table", options={"transfers"}, no_graph_reason=_host_work)
 def dense_reduce_scatter(problem: EmbeddingGrad, context: Any) -> Any:
-    from tpbench.workloads.embedding_grad.exchanges.base import DenseReduceScatter
+    from tpbench.workloads.embedding_grad.exchanges import DenseReduceScatter
 
     return DenseReduceScatter(context.inputs, context.comm)
 
@@ -49,25 +58,17 @@ def dense_reduce_scatter(problem: EmbeddingGrad, context: Any) -> Any:
     no_graph_reason=_host_work,
 )
 def dense_all_reduce(problem: EmbeddingGrad, context: Any) -> Any:
-    from tpbench.workloads.embedding_grad.exchanges.base import DenseAllReduce
+    from tpbench.workloads.embedding_grad.exchanges import DenseAllReduce
 
     return DenseAllReduce(context.inputs, context.comm)
 
 
-@WORKLOAD.variant(
-    "touched rows to their owners by all-to-alls, for whose sizes the host waits",
-    options={"merge", "pinned", "search", "transfers"},
-    requires=("triton",),
-    no_graph_reason=NO_GRAPH,
-    uses_triton=_searches_with_triton,
-)
+@WORKLOAD.variant("touched rows to their owners by all-to-alls, for whose sizes the host waits", **SEARCHED)
 def sparse_all_to_all(problem: EmbeddingGrad, context: Any) -> Any:
     from tpbench.workloads.embedding_grad.exchanges.sparse import SparseAllToAll
-    from tpbench.workloads.embedding_grad.row_operations.merge import merge_for
     from tpbench.workloads.embedding_grad.row_operations.search import row_finder
 
-    inputs = context.inputs
-    return SparseAllToAll(inputs, context.comm, row_finder(problem, inputs), merge_for(problem, inputs))
+    return SparseAllToAll(context.inputs, context.comm, row_finder(context.inputs))
 
 
 @WORKLOAD.variant(
@@ -79,11 +80,9 @@ def sparse_all_to_all(problem: EmbeddingGrad, context: Any) -> Any:
 )
 def sparse_all_to_all_gpu(problem: EmbeddingGrad, context: Any) -> Any:
     from tpbench.workloads.embedding_grad.exchanges.sparse import SparseAllToAll
-    from tpbench.workloads.embedding_grad.row_operations.merge import merge_for
     from tpbench.workloads.embedding_grad.row_operations.search import SortingRowFinder
 
-    inputs = context.inputs
-    return SparseAllToAll(inputs, context.comm, SortingRowFinder(inputs), merge_for(problem, inputs))
+    return SparseAllToAll(context.inputs, context.comm, SortingRowFinder(context.inputs))
 
 
 @WORKLOAD.variant(
@@ -96,28 +95,20 @@ def sparse_all_to_all_gpu(problem: EmbeddingGrad, context: Any) -> Any:
 )
 def sparse_symmetric(problem: EmbeddingGrad, context: Any) -> Any:
     from tpbench.workloads.embedding_grad.exchanges.symmetric import SparseSymmetric, SparseSymmetricGpu, connect
-    from tpbench.workloads.embedding_grad.row_operations.search import CpuRowFinder
+    from tpbench.workloads.embedding_grad.row_operations.search import CpuRowFinder, DeviceSearch
 
     inputs, comm = context.inputs, context.comm
     if problem.search == "host":
         return SparseSymmetric(inputs, comm, CpuRowFinder(inputs, pinned=problem.pinned), connect(inputs))
-    return SparseSymmetricGpu(inputs, comm, connect(inputs))
+    return SparseSymmetricGpu(inputs, comm, DeviceSearch(inputs, by_owner=False), connect(inputs))
 
 
-@WORKLOAD.variant(
-    "all-gather of every rank's touched rows, as a coalesced COO tensor",
-    options={"merge", "pinned", "search", "transfers"},
-    requires=("triton",),
-    no_graph_reason=NO_GRAPH,
-    uses_triton=_searches_with_triton,
-)
+@WORKLOAD.variant("all-gather of every rank's touched rows, as a coalesced COO tensor", **SEARCHED)
 def sparse_all_gather(problem: EmbeddingGrad, context: Any) -> Any:
     from tpbench.workloads.embedding_grad.exchanges.sparse import SparseAllGather
-    from tpbench.workloads.embedding_grad.row_operations.merge import merge_for
     from tpbench.workloads.embedding_grad.row_operations.search import row_finder
 
-    inputs = context.inputs
-    return SparseAllGather(inputs, context.comm, row_finder(problem, inputs), merge_for(problem, inputs))
+    return SparseAllGather(context.inputs, context.comm, row_finder(context.inputs))
 
 
 @WORKLOAD.variant(
@@ -134,21 +125,9 @@ def torch_sparse_all_reduce(problem: EmbeddingGrad, context: Any) -> Any:
     return TorchSparseAllReduce(context.inputs, context.comm, CpuRowFinder(context.inputs, pinned=False))
 
 
-@WORKLOAD.variant(
-    "sparse_all_to_all below a density measured at the start, dense_reduce_scatter above it",
-    options={"merge", "pinned", "search", "transfers"},
-    requires=("triton",),
-    no_graph_reason=NO_GRAPH,
-    uses_triton=_searches_with_triton,
-)
+@WORKLOAD.variant("sparse_all_to_all below a density measured at the start, dense_reduce_scatter above it", **SEARCHED)
 def sparse_auto(problem: EmbeddingGrad, context: Any) -> Any:
-    from tpbench.workloads.embedding_grad.exchanges.auto import SparseAuto, calibrate
-    from tpbench.workloads.embedding_grad.exchanges.base import DenseReduceScatter
-    from tpbench.workloads.embedding_grad.exchanges.sparse import SparseAllToAll
-    from tpbench.workloads.embedding_grad.row_operations.merge import merge_for
+    from tpbench.workloads.embedding_grad.exchanges.auto import SparseAuto
     from tpbench.workloads.embedding_grad.row_operations.search import row_finder
 
-    inputs, comm = context.inputs, context.comm
-    dense = DenseReduceScatter(inputs, comm)
-    sparse = SparseAllToAll(inputs, comm, row_finder(problem, inputs), merge_for(problem, inputs))
-    return SparseAuto(inputs, comm, dense, sparse, calibrate(inputs, dense, sparse, context.stopwatch))
+    return SparseAuto(context.inputs, context.comm, row_finder(context.inputs), context.stopwatch)

@@ -10,13 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tpbench.workloads.entropy_loss.interface import Output, Shard, Step
+from tpbench.comm.collectives import sharded_along
+from tpbench.workloads.entropy_loss.inputs import Output, Shard, Step
 from tpbench.workloads.entropy_loss.problem import EntropyLoss
 from tpbench.workloads.lone_module import import_alone
-from tpbench.workloads.losses.in_torch import bytes_of_statistics, rows_that_count
-from tpbench.workloads.ring_bytes import bytes_of_all_reduce
-from tpbench.workloads.uneven_shards import sharded_along
-from tpbench.workloads.vocabulary import IGNORED
+from tpbench.workloads.losses.formulas import bytes_of_statistics, rows_that_count
+from tpbench.workloads.sizes import IGNORED, bytes_of_all_reduce
 
 
 def torch_loss_parallel(problem: EntropyLoss, shard: Shard) -> Step:
@@ -73,13 +72,12 @@ def _liger_sharded(shard: Shard) -> Step:
     from liger_kernel.transformers import LigerVocabParallelCrossEntropy
 
     function = LigerVocabParallelCrossEntropy(ignore_index=IGNORED)
-    count = rows_that_count(shard.target)
 
-    def loss_of(logits: Tensor) -> tuple[Tensor, Tensor]:
-        row_loss = function(logits[:, None], shard.target[:, None], shard.group)[:, 0]
-        return row_loss.sum() / count, row_loss
+    def row_losses(logits: Tensor) -> Tensor:
+        row_loss: Tensor = function(logits[:, None], shard.target[:, None], shard.group)[:, 0]
+        return row_loss
 
-    return Step(lambda: _differentiated(shard.logits, loss_of), bytes_communicated=_three_all_reduces(shard))
+    return _step_of_rows(shard, row_losses, _three_all_reduces(shard))
 
 
 def megatron(problem: EntropyLoss, shard: Shard) -> Step:
@@ -90,21 +88,16 @@ def megatron(problem: EntropyLoss, shard: Shard) -> Step:
     from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
 
     counts = shard.target != IGNORED
-    count = rows_that_count(shard.target)
     # Megatron subtracts the maximum in place from logits.float(), which is a copy unless the logits are fp32.
     overwritten = shard.logits.dtype == torch.float32
     work = shard.logits.clone() if overwritten else shard.logits
 
-    def loss_of(logits: Tensor) -> tuple[Tensor, Tensor]:
+    def row_losses(logits: Tensor) -> Tensor:
         losses = vocab_parallel_cross_entropy(logits[:, None], shard.target[:, None], tp_group=shard.group)[:, 0]
-        row_loss = torch.where(counts, losses, 0.0)
-        return row_loss.sum() / count, row_loss
+        return torch.where(counts, losses, 0.0)
 
-    return Step(
-        lambda: _differentiated(work, loss_of),
-        bytes_communicated=_three_all_reduces(shard),
-        restore=(lambda: _copy(work, shard.logits)) if overwritten else None,
-    )
+    step = _step_of_rows(replace(shard, logits=work), row_losses, _three_all_reduces(shard))
+    return replace(step, restore=lambda: _copy(work, shard.logits)) if overwritten else step
 
 
 def quack(problem: EntropyLoss, shard: Shard) -> Step:
@@ -131,21 +124,11 @@ def flash_attn(problem: EntropyLoss, shard: Shard) -> Step:
     needs a compiled extension, which the kernel does not use.
     """
     function = import_alone("flash_attn.ops.triton.cross_entropy", ("flash_attn",)).cross_entropy_loss
-    count = rows_that_count(shard.target)
-
-    def loss_of(logits: Tensor) -> tuple[Tensor, Tensor]:
-        row_loss, _ = function(
-            logits,
-            shard.target,
-            logit_scale=problem.logits_scale,
-            ignore_index=IGNORED,
-            process_group=shard.group,
-        )
-        return row_loss.sum() / count, row_loss
+    options = {"logit_scale": problem.logits_scale, "ignore_index": IGNORED, "process_group": shard.group}
 
     gathered = 4 * shard.tokens * (shard.tp_size - 1)
     summed = bytes_of_all_reduce(4 * shard.tokens, shard.tp_size)
-    return Step(lambda: _differentiated(shard.logits, loss_of), bytes_communicated=gathered + summed)
+    return _step_of_rows(shard, lambda logits: function(logits, shard.target, **options)[0], gathered + summed)
 
 
 def transformer_engine(problem: EntropyLoss, shard: Shard) -> Step:
@@ -165,14 +148,9 @@ def transformer_engine(problem: EntropyLoss, shard: Shard) -> Step:
         # The decorator is for the form that overwrites its input, which this variant does not call.
         stand_ins={"transformer_engine.pytorch.jit": {"no_torch_dynamo": lambda: lambda function: function}},
     ).parallel_cross_entropy
-    count = rows_that_count(shard.target)
-
-    def loss_of(logits: Tensor) -> tuple[Tensor, Tensor]:
-        row_loss = function(logits[None], shard.target[None], dist_process_group=shard.group, ignore_idx=IGNORED)[0]
-        return row_loss.sum() / count, row_loss
-
+    options = {"dist_process_group": shard.group, "ignore_idx": IGNORED}
     sent = 4 * 4 * shard.tokens * (shard.tp_size - 1)
-    return Step(lambda: _differentiated(shard.logits, loss_of), bytes_communicated=sent)
+    return _step_of_rows(shard, lambda logits: function(logits[None], shard.target[None], **options)[0], sent)
 
 
 def torchtitan(problem: EntropyLoss, shard: Shard) -> Step:
@@ -198,6 +176,17 @@ def torchtitan(problem: EntropyLoss, shard: Shard) -> Step:
 
 def _copy(target: Tensor, source: Tensor) -> None:
     target.copy_(source)
+
+
+def _step_of_rows(shard: Shard, row_losses: Callable[[Tensor], Tensor], sent: int) -> Step:
+    """Return the step of a project that computes each row's loss, (tokens,), from the local logits."""
+    count = rows_that_count(shard.target)
+
+    def loss_of(logits: Tensor) -> tuple[Tensor, Tensor]:
+        row_loss = row_losses(logits)
+        return row_loss.sum() / count, row_loss
+
+    return Step(lambda: _differentiated(shard.logits, loss_of), bytes_communicated=sent)
 
 
 def _differentiated(logits: Tensor, loss_of: Callable[[Tensor], tuple[Tensor, Tensor | None]]) -> Output:

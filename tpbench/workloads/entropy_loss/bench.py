@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 import torch.distributed as dist
 
 from tpbench.measure.session import Context, Costs, Verdict
 from tpbench.workloads import Variant
-from tpbench.workloads.entropy_loss.inputs import make_shard
-from tpbench.workloads.entropy_loss.interface import Output
-from tpbench.workloads.entropy_loss.limits import bytes_moved
-from tpbench.workloads.entropy_loss.oracle import Errors, Oracle
+from tpbench.workloads.entropy_loss.inputs import Output, make_shard
+from tpbench.workloads.entropy_loss.oracle import Errors, Oracle, bytes_moved
 from tpbench.workloads.entropy_loss.problem import EntropyLoss
 from tpbench.workloads.step import StepSession
 
@@ -29,8 +25,11 @@ class EntropyLossSession(StepSession[Output]):
     @property
     def costs(self) -> Costs:
         """Counted costs. The bytes that a variant sends may be known only after a step."""
-        counted = costs(self.problem, self.context.tp_size, self.bytes_communicated)
-        return replace(counted, communicates_in_kernels=self.run.columns().get("algorithm_used") == "one_read")
+        return Costs(
+            bytes_moved=bytes_moved(self.problem, self.context.tp_size),
+            bytes_communicated=self.bytes_communicated,
+            communicates_in_kernels=self.run.columns().get("algorithm_used") == "one_read",
+        )
 
     def check(self) -> Verdict:
         """Compare the output of the last step with the oracle, then free it."""
@@ -57,11 +56,6 @@ class EntropyLossSession(StepSession[Output]):
         dist.all_reduce(mean, dist.ReduceOp.SUM, group=self.context.dp_group)
         loss_error, grad_error, differs = worst.tolist()
         return Errors(float(mean) / self.context.dp_size, loss_error, grad_error, not differs, errors.grad_mismatch)
-
-
-def costs(problem: EntropyLoss, tp_size: int, bytes_communicated: int) -> Costs:
-    """Return the costs of a rank with the most columns."""
-    return Costs(bytes_moved=bytes_moved(problem, tp_size), bytes_communicated=bytes_communicated)
 
 
 def setup(problem: EntropyLoss, variant: Variant, context: Context) -> EntropyLossSession:

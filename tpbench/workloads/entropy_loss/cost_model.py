@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from tpbench.workloads.cost_model import CostModel, Counts, FeasibilityPlot, Question
-from tpbench.workloads.item_bytes import ITEM_BYTES
+from tpbench.workloads.sizes import ITEM_BYTES
 
 
 @dataclass(frozen=True)

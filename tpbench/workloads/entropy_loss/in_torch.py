@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from tpbench.comm.collectives import gather_rows
-from tpbench.workloads.entropy_loss.interface import Output, Shard, Step
+from tpbench.workloads.entropy_loss.inputs import Output, Shard, Step
 from tpbench.workloads.entropy_loss.problem import EntropyLoss
-from tpbench.workloads.losses.in_torch import row_losses, rows_that_count, whole
-from tpbench.workloads.losses.two_logit_losses import TWO_LOGIT_LOSSES
-from tpbench.workloads.vocabulary import IGNORED
+from tpbench.workloads.losses.formulas import TWO_LOGIT_LOSSES, row_losses, rows_that_count, whole
+from tpbench.workloads.sizes import IGNORED
 
 
 def prepare_manual(problem: EntropyLoss, shard: Shard) -> Step:

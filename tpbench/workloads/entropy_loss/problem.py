@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from tpbench.kernels.losses import Loss
+from tpbench.kernels import Loss
 from tpbench.settings import setting
 from tpbench.workloads import Option, Pivot, Study, Workload
 from tpbench.workloads.cost_model import CostModel
@@ -66,7 +66,6 @@ def _cost_model() -> CostModel:
 
 WORKLOAD = Workload(
     name="entropy_loss",
-    moves_least=True,
     summary="entropy loss over a sharded vocabulary, forward and backward",
     problem=EntropyLoss,
     headline=("loss", "tokens", "vocab"),

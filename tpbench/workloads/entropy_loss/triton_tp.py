@@ -6,9 +6,9 @@ from typing import Any
 
 from tpbench.kernels import How, entropy_loss
 from tpbench.kernels.cached_launch import worst_resources
-from tpbench.workloads.entropy_loss.interface import Output, Shard, Step
+from tpbench.workloads.entropy_loss.inputs import Output, Shard, Step
 from tpbench.workloads.entropy_loss.problem import EntropyLoss
-from tpbench.workloads.vocabulary import IGNORED
+from tpbench.workloads.sizes import IGNORED
 
 
 def prepare(problem: EntropyLoss, shard: Shard) -> Step:
@@ -38,15 +38,7 @@ def prepare(problem: EntropyLoss, shard: Shard) -> Step:
     def columns() -> dict[str, Any]:
         if last is None:
             return {}
-        found: dict[str, Any] = {"algorithm_used": last.algorithm, "block_used": last.block}
-        resources = worst_resources(last.kernels, shard.device)
-        if resources is not None:
-            found |= {
-                "registers": resources.registers,
-                "spilled_bytes": resources.spilled_bytes,
-                "shared_kib": resources.shared_bytes / 1024,
-                "occupancy": resources.occupancy,
-            }
-        return found
+        used = {"algorithm_used": last.algorithm, "block_used": last.block}
+        return used | worst_resources(last.kernels, shard.device)
 
     return Step(run, bytes_communicated=lambda: 0 if last is None else last.bytes_sent, columns=columns)

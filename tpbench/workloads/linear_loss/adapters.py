@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,12 +18,12 @@ from tpbench.workloads.linear_loss.in_torch import (
     differentiated,
     differentiated_rows,
 )
-from tpbench.workloads.linear_loss.interface import Output, Shard, Step
+from tpbench.workloads.linear_loss.inputs import Output, Shard, Step
 from tpbench.workloads.linear_loss.problem import LinearLoss
 from tpbench.workloads.linear_loss.variants import quack_chunk_rows
 from tpbench.workloads.lone_module import import_alone
-from tpbench.workloads.losses.in_torch import bytes_of_statistics, rows_that_count
-from tpbench.workloads.vocabulary import IGNORED
+from tpbench.workloads.losses.formulas import bytes_of_statistics, rows_that_count
+from tpbench.workloads.sizes import IGNORED
 
 
 def liger(problem: LinearLoss, shard: Shard) -> Step:
@@ -29,9 +31,7 @@ def liger(problem: LinearLoss, shard: Shard) -> Step:
     from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
 
     function = LigerFusedLinearCrossEntropyLoss(ignore_index=IGNORED)
-    return Step(
-        lambda: differentiated(problem, shard, lambda hidden, weight: function(weight, hidden, shard.labels).float())
-    )
+    return _step_of_mean(problem, shard, lambda hidden, weight: function(weight, hidden, shard.labels))
 
 
 def liger_cutedsl(problem: LinearLoss, shard: Shard) -> Step:
@@ -41,15 +41,8 @@ def liger_cutedsl(problem: LinearLoss, shard: Shard) -> Step:
     """
     from liger_kernel.ops.cutedsl.ops.fused_linear_cross_entropy_sm90 import liger_fused_linear_cross_entropy_sm90
 
-    return Step(
-        lambda: differentiated(
-            problem,
-            shard,
-            lambda hidden, weight: liger_fused_linear_cross_entropy_sm90(
-                hidden, weight, shard.labels, ignore_index=IGNORED
-            ),
-        )
-    )
+    function: Any = partial(liger_fused_linear_cross_entropy_sm90, ignore_index=IGNORED)
+    return _step_of_mean(problem, shard, lambda hidden, weight: function(hidden, weight, shard.labels))
 
 
 def cut_cross_entropy(problem: LinearLoss, shard: Shard) -> Step:
@@ -128,15 +121,8 @@ def quack(problem: LinearLoss, shard: Shard) -> Step:
 
     chunk_size = quack_chunk_rows(problem)
     assert chunk_size is not None  # the variant does not support others
-    return Step(
-        lambda: differentiated(
-            problem,
-            shard,
-            lambda hidden, weight: chunked_linear_cross_entropy(
-                hidden, weight, shard.labels, chunk_size=chunk_size, ignore_index=IGNORED
-            ).float(),
-        )
-    )
+    function: Any = partial(chunked_linear_cross_entropy, chunk_size=chunk_size, ignore_index=IGNORED)
+    return _step_of_mean(problem, shard, lambda hidden, weight: function(hidden, weight, shard.labels))
 
 
 def liger_native(problem: LinearLoss, shard: Shard) -> Step:
@@ -192,15 +178,11 @@ NVSHMEM_ENVIRONMENT = {
 
 def torch_linear_cross_entropy(problem: LinearLoss, shard: Shard) -> Step:
     """https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.linear_cross_entropy.html, in chunks."""
-    function: Any = F.linear_cross_entropy
     options: Any = torch.nn.LinearCrossEntropyOptions()
+    function: Any = partial(F.linear_cross_entropy, ignore_index=IGNORED, options=options)
+    return _step_of_mean(problem, shard, lambda hidden, weight: function(hidden, weight, shard.labels))
 
-    return Step(
-        lambda: differentiated(
-            problem,
-            shard,
-            lambda hidden, weight: function(
-                hidden, weight, shard.labels, ignore_index=IGNORED, options=options
-            ).float(),
-        )
-    )
+
+def _step_of_mean(problem: LinearLoss, shard: Shard, loss_of: Callable[[Tensor, Tensor], Tensor]) -> Step:
+    """Return the step of a project for one rank that computes the mean loss from hidden states and weight."""
+    return Step(lambda: differentiated(problem, shard, lambda hidden, weight: loss_of(hidden, weight).float()))

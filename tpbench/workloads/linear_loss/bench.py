@@ -8,15 +8,13 @@ from typing import Any
 
 import torch
 
+from tpbench.measure.clock import Stopwatch, do_nothing
 from tpbench.measure.ranks import gather_number
 from tpbench.measure.rates import compute_ms, gemm_tflops
 from tpbench.measure.session import Context, Costs, Verdict
-from tpbench.measure.stopwatch import Stopwatch, do_nothing
 from tpbench.workloads import Variant
-from tpbench.workloads.linear_loss.inputs import make_shard
-from tpbench.workloads.linear_loss.interface import Output, Shard
-from tpbench.workloads.linear_loss.limits import bytes_moved
-from tpbench.workloads.linear_loss.oracle import Oracle
+from tpbench.workloads.linear_loss.inputs import Output, Shard, make_shard
+from tpbench.workloads.linear_loss.oracle import Oracle, bytes_moved
 from tpbench.workloads.linear_loss.problem import LinearLoss
 from tpbench.workloads.step import StepSession
 

@@ -10,11 +10,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from tpbench.workloads.linear_loss.interface import Output, Shard, Step
+from tpbench.workloads.linear_loss.inputs import Output, Shard, Step
 from tpbench.workloads.linear_loss.problem import LinearLoss
-from tpbench.workloads.losses.in_torch import bytes_of_statistics, row_losses, rows_that_count, whole
-from tpbench.workloads.ring_bytes import bytes_of_all_reduce
-from tpbench.workloads.vocabulary import IGNORED
+from tpbench.workloads.losses.formulas import bytes_of_statistics, row_losses, rows_that_count, whole
+from tpbench.workloads.sizes import IGNORED, bytes_of_all_reduce
 
 
 def gather(problem: LinearLoss, shard: Shard) -> Step:

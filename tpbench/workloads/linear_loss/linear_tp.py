@@ -8,10 +8,9 @@ import torch
 import torch.distributed as dist
 
 from tpbench.kernels import LinearEntropyLossResult, LinearHow, entropy_loss, linear_entropy_loss
-from tpbench.workloads.linear_loss.interface import Output, Shard, Step
+from tpbench.workloads.linear_loss.inputs import Output, Shard, Step
 from tpbench.workloads.linear_loss.problem import LinearLoss
-from tpbench.workloads.ring_bytes import bytes_of_all_reduce
-from tpbench.workloads.vocabulary import IGNORED
+from tpbench.workloads.sizes import IGNORED, bytes_of_all_reduce
 
 
 def _options(problem: LinearLoss, shard: Shard) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from tpbench.kernels.losses import LABEL_LOSSES, KernelLoss
+from tpbench.kernels import LABEL_LOSSES, KernelLoss
 from tpbench.settings import setting
 from tpbench.workloads import Option, Pivot, Study, Workload
 
@@ -95,7 +95,6 @@ _PROFILE = (
 
 WORKLOAD = Workload(
     name="linear_loss",
-    moves_least=True,
     summary="head and entropy loss over a sharded vocabulary, forward and backward",
     problem=LinearLoss,
     headline=("loss", "tokens", "hidden", "vocab"),

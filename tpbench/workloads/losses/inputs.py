@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tpbench.workloads.hashing import hash_index, normal
-from tpbench.workloads.vocabulary import IGNORED
+from tpbench.workloads.sizes import IGNORED
 
 CHUNK = {"cuda": 2**23, "cpu": 2**18}
 """Elements that are computed at once, by type of device. A chunk needs about five temporaries of 4 bytes per element:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpbench.workloads.losses.two_logit_losses import TWO_LOGIT_LOSSES
+from tpbench.workloads.losses.formulas import TWO_LOGIT_LOSSES
 
 
 class VocabularyShard(Protocol):

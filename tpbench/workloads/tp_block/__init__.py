@@ -7,8 +7,8 @@ differ in when products and communication run: one after the other, or in chunks
 
 The modules, in the order of a first reading:
 
-- Job: `problem` has the fields, `variants` a function for each variant, `workload` the columns and the report's layout,
-  and `limits` the counted costs and the tolerances.
+- Job: `problem` has the fields and what a step must compute, move and send, `variants` a function for each variant,
+  and `workload` the columns and the report's layout.
 - Rank: `bench` is the session of a block. The folder `execution` has its layers, schedules and measurements.
 - Correctness: `inputs` makes activations and weights, and `oracle` computes in float64 and compares.
 - Report: `overlap_study` says at which length overlap starts to pay.

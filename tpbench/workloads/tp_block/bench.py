@@ -10,10 +10,10 @@ from torch import Tensor
 
 from tpbench.measure.audit import GeneratedInputs
 from tpbench.measure.bottleneck import columns_by_exposure
+from tpbench.measure.clock import Stopwatch
 from tpbench.measure.session import Context, Verdict
-from tpbench.measure.stopwatch import Stopwatch
 from tpbench.workloads import Variant
-from tpbench.workloads.returned import require
+from tpbench.workloads.step import require
 from tpbench.workloads.tp_block import oracle
 from tpbench.workloads.tp_block.execution import measurements
 from tpbench.workloads.tp_block.execution.layers import gradients

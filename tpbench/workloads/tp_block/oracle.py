@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from tpbench.measure.session import Verdict
 from tpbench.workloads.tp_block.execution.layers import rotary_angles
 from tpbench.workloads.tp_block.inputs import BlockInputs
-from tpbench.workloads.tp_block.limits import TOLERANCE
+from tpbench.workloads.tp_block.problem import TOLERANCE
 
 EPS = 1e-5
 

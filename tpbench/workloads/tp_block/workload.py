@@ -15,7 +15,6 @@ def _with_rotary(problem: TpBlock, chosen: frozenset[str]) -> TpBlock:
 
 WORKLOAD = Workload(
     name="tp_block",
-    moves_least=True,
     summary="transformer block under tensor and sequence parallelism, forward and backward",
     problem=TpBlock,
     headline=("hidden", "ffn", "tokens", "layers"),

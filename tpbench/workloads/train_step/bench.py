@@ -11,14 +11,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpbench.measure import rank_memory
+from tpbench.measure.clock import Stopwatch
 from tpbench.measure.ranks import on_any_rank
 from tpbench.measure.rates import compute_ms, gemm_tflops
 from tpbench.measure.session import Context, Costs, IterationSchedule, Verdict
-from tpbench.measure.stopwatch import Stopwatch
 from tpbench.workloads import Variant
-from tpbench.workloads.returned import require
-from tpbench.workloads.train_step.estimates import bytes_communicated, rank_flops
-from tpbench.workloads.train_step.model import sizes
+from tpbench.workloads.step import require
+from tpbench.workloads.train_step.estimates import bytes_communicated, parameters, rank_flops
 from tpbench.workloads.train_step.model.inputs import Batch, replica_batches
 from tpbench.workloads.train_step.oracle import compare, compute_reference
 from tpbench.workloads.train_step.problem import ITEM_BYTES, TrainStep
@@ -176,7 +175,7 @@ def costs(problem: TrainStep, variant: Variant, context: Context, tflops: float)
     Compute: this rank's operations of matrix products at `tflops`, the measured rate of a large product in TFLOP/s.
     Memory: each parameter and both of its moments, read once and written once, spread evenly over the ranks.
     """
-    states = 3 * sizes.parameters(problem) * ITEM_BYTES[problem.stored_dtype] // context.world_size
+    states = 3 * parameters(problem) * ITEM_BYTES[problem.stored_dtype] // context.world_size
     sent = bytes_communicated(problem, variant.name, context.tp_size, context.dp_size)
     flops = rank_flops(problem, variant.name, context.tp_size)
     return Costs(bytes_moved=2 * states, bytes_communicated=sent, flops=flops, compute_ms=compute_ms(flops, tflops))
@@ -185,7 +184,7 @@ def costs(problem: TrainStep, variant: Variant, context: Context, tflops: float)
 def setup(problem: TrainStep, variant: Variant, context: Context) -> TrainStepSession:
     """Return the session of one cell on this rank."""
     if context.device.type == "cuda":
-        from tpbench.kernels.symmetric import forbid_multicast
+        from tpbench.kernels.collectives import forbid_multicast
 
         forbid_multicast()  # before NCCL makes its communicators, which it does later
     return TrainStepSession(problem, variant, context)

@@ -1,38 +1,86 @@
-"""Estimate the memory, the operations and the communicated bytes of a rank from a problem's fields alone.
+"""Count the parameters and operations of a model, and estimate the memory and communicated bytes of a rank.
 
-Nothing runs for an estimate, and no model is made.
+A problem's fields are enough: nothing runs, and no model is made.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tpbench.workloads.train_step.model.sizes import (
-    attention_flops_per_token,
-    attention_parameters,
-    feed_forward_parameters,
-    flops_per_token,
-    parameters,
-    vocab_parameters,
-)
 from tpbench.workloads.train_step.problem import ITEM_BYTES, TrainStep
-from tpbench.workloads.train_step.sharding.styles import (
-    LayerStyles,
-    head_share,
-    key_value_parameters,
-    layer_styles,
-    layers_with_repeated_heads,
-)
 
 ZERO_BUFFER_ELEMENTS = 500_000_000
 """Elements of each of the two buffers in which DeepSpeed's ZeRO reduces gradients (DeepSpeed's default)."""
 LINEAR_LOSS_GIB = 0.5
 """Memory for the logits of a chunk of the linear loss: `AUTO_GIB` of tpbench/kernels/linear/chunks.py, which needs
 torch."""
+GATHERED_ATTENTION = ("olmo2", "olmo3", "phi3")
+"""Architectures whose plan gathers the columns of queries, keys and values on every rank."""
+GATHERED_FEED_FORWARD = ("phi3",)
+"""Architectures whose plan gathers the columns of gate and up on every rank."""
 NORMED_OUTPUT = ("olmo2", "olmo3", "gemma2", "gemma3_text")
 """Architectures with a norm behind a layer's last block. A repeated layer then needs the block's output."""
 JOINT_PRODUCTS = ("phi3",)
 """Architectures with one product for queries, keys and values, and one for gate and up."""
+FOUR_NORMS = ("gemma2", "gemma3_text")
+"""Architectures with a norm before and a norm after each block. Others have one norm for each block."""
+NORMS_OF_HEADS = ("qwen3", "gemma3_text")
+"""Architectures that normalise each head of queries and keys."""
+NORMS_OF_ALL_HEADS = ("olmo2", "olmo3")
+"""Architectures that normalise queries and keys over all heads together."""
+
+
+def layer_matmul_parameters(problem: TrainStep) -> int:
+    """Return the number of weights in the matrix products of one decoder layer."""
+    attention = (2 * problem.heads + 2 * problem.kv_heads) * problem.head_dim
+    return problem.hidden_size * (attention + problem.ffn_matrices * problem.ffn_size)
+
+
+def vocab_parameters(problem: TrainStep) -> int:
+    """Return the number of weights of the embedding, which is also that of the head."""
+    return problem.vocab * problem.hidden_size
+
+
+def matrix_parameters(problem: TrainStep) -> int:
+    """Return the number of weights of the trained model without norms and biases."""
+    return vocab_parameters(problem) * (1 if problem.tied else 2) + problem.depth * layer_matmul_parameters(problem)
+
+
+def parameters(problem: TrainStep) -> int:
+    """Return the number of weights of the trained model without biases and embeddings of positions."""
+    return matrix_parameters(problem) + problem.depth * _layer_norm_parameters(problem) + problem.hidden_size
+
+
+def _layer_norm_parameters(problem: TrainStep) -> int:
+    """Return the number of weights in the norms of one decoder layer."""
+    of_tokens = (4 if problem.architecture in FOUR_NORMS else 2) * problem.hidden_size
+    if problem.architecture in NORMS_OF_HEADS:
+        return of_tokens + 2 * problem.head_dim
+    if problem.architecture in NORMS_OF_ALL_HEADS:
+        return of_tokens + (problem.heads + problem.kv_heads) * problem.head_dim
+    return of_tokens
+
+
+def flops_per_token(problem: TrainStep) -> int:
+    """Return the operations of forward and backward pass for one token: 6 N + 12 L H D S, torchtitan's count.
+
+    N counts the weights of all matrix products: the head is included, the embedding's lookup is not. The second term
+    is attention's two products over the whole sequence, or over the window if that is shorter (L layers, H heads of
+    width D, S tokens). There is no discount for causality, and operations that checkpointing repeats are not counted.
+    """
+    products = problem.depth * layer_matmul_parameters(problem) + vocab_parameters(problem)
+    return 6 * products + attention_flops_per_token(problem)
+
+
+def step_flops(problem: TrainStep) -> int:
+    """Return the operations of one replica's model in one step."""
+    return flops_per_token(problem) * problem.tokens * problem.accumulate
+
+
+def attention_flops_per_token(problem: TrainStep) -> int:
+    """Return the operations of all layers for one token, forward and backward: queries x keys, and weights x values."""
+    full = (problem.depth - problem.window_layers) * problem.seq_length
+    return 12 * problem.heads * problem.head_dim * (full + problem.window_layers * (problem.window or 0))
 
 
 @dataclass(frozen=True)
@@ -96,25 +144,17 @@ def _layers_bytes(problem: TrainStep, variant: str, tp_size: int) -> int:
     # only up and the activated up.
     norms = 2 * (stored * hidden + compute * problem.hidden_size)
     rotated = 2 if problem.architecture.startswith("qwen3") else 1  # Qwen3 also keeps them before their norms
-    key_values = problem.kv_heads
-    if layers_with_repeated_heads(problem, variant, tp_size):
-        key_values = tp_size * len(head_share(problem, tp_size, 0).key_values)
-    heads = (3 + rotated) * problem.heads + (2 + rotated) * key_values
-    attention = compute * heads * problem.head_dim
+    heads = (3 + rotated) * problem.heads + (2 + rotated) * problem.kv_heads
+    attention: float = compute * heads * problem.head_dim
     if problem.attention == "eager":
         attention += 2 * problem.heads * problem.seq_length * compute
-    feed_forward = compute * (4 if problem.ffn_matrices == 3 else 2) * problem.ffn_size
-    # A rank has its share of the columns in column-wise layers, and all columns in gathered and replicated ones.
-    layers = [
-        norms
-        + attention / (tp_size if styles.attention == "colwise" else 1)
-        + feed_forward / (tp_size if styles.feed_forward == "colwise" else 1)
-        for styles in layer_styles(problem)
-    ]
-    per_token = sum(layers)
-    if problem.activation_checkpointing:
-        per_token = problem.depth * hidden * stored + max(layers)
-    return round(problem.tokens * per_token)
+    feed_forward: float = compute * (4 if problem.ffn_matrices == 3 else 2) * problem.ffn_size
+    # A rank has its share of the columns, and all columns in gathered layers.
+    attention /= 1 if problem.architecture in GATHERED_ATTENTION else tp_size
+    feed_forward /= 1 if problem.architecture in GATHERED_FEED_FORWARD else tp_size
+    layer = norms + attention + feed_forward
+    layers = problem.depth * hidden * stored + layer if problem.activation_checkpointing else problem.depth * layer
+    return round(problem.tokens * layers)
 
 
 def _logits_bytes(problem: TrainStep, variant: str, tp_size: int) -> int:
@@ -135,45 +175,25 @@ def _logits_bytes(problem: TrainStep, variant: str, tp_size: int) -> int:
 
 
 def parameters_per_rank(problem: TrainStep, variant: str, tp_size: int) -> int:
-    """Return the number of weights on one rank before replicas shard them.
-
-    Blocks that `tp_mapping` replicates are whole, so are the layers of repeated key-value heads and, with
-    vocab_parallel=false, AutoTP's embedding.
-    """
-    whole = layers_with_repeated_heads(problem, variant, tp_size) * key_value_parameters(problem)
-    whole += vocab_parameters(problem) if variant == "autotp" and not problem.vocab_parallel else 0
-    whole += sum(_replicated_parameters(problem, styles) for styles in layer_styles(problem))
+    """Return the number of weights on one rank before replicas shard them. With vocab_parallel=false, AutoTP's
+    embedding is whole."""
+    whole = vocab_parameters(problem) if variant == "autotp" and not problem.vocab_parallel else 0
     return whole + -(-(parameters(problem) - whole) // tp_size)
 
 
 def rank_flops(problem: TrainStep, variant: str, tp_size: int) -> int:
     """Return the operations of one rank in one step.
 
-    The ranks of a replica share the operations, except those that each of them repeats:
-
-    - blocks that `tp_mapping` replicates,
-    - attention, if the columns of queries, keys and values are gathered,
-    - keys and values of repeated heads,
-    - AutoTP's head, if it has the weight of a whole embedding.
+    The ranks of a replica share the operations, except those that each of them repeats: attention, if the columns of
+    queries, keys and values are gathered, and AutoTP's head, if it has the weight of a whole embedding.
     """
-    whole_head = variant == "autotp" and problem.tied and not problem.vocab_parallel
-    repeated = 6 * vocab_parameters(problem) * whole_head
-    for styles in layer_styles(problem):
-        repeated += attention_flops_per_token(problem) // problem.depth * (styles.attention != "colwise")
-        repeated += 6 * _replicated_parameters(problem, styles)
+    repeated = 0
+    if variant == "autotp" and problem.tied and not problem.vocab_parallel:
+        repeated += 6 * vocab_parameters(problem)
+    if problem.architecture in GATHERED_ATTENTION:
+        repeated += attention_flops_per_token(problem)
     shared = flops_per_token(problem) - repeated
-    if layers := layers_with_repeated_heads(problem, variant, tp_size):
-        # Instead of a share of the keys and values, a rank computes all heads that its queries use.
-        computed = max(len(head_share(problem, tp_size, rank).computed) for rank in range(tp_size))
-        more = tp_size * computed - problem.kv_heads
-        shared += 6 * layers * key_value_parameters(problem) // problem.kv_heads * more
     return (shared + tp_size * repeated) * problem.tokens * problem.accumulate // tp_size
-
-
-def _replicated_parameters(problem: TrainStep, styles: LayerStyles) -> int:
-    """Return the number of weights in the replicated blocks of a layer with these styles."""
-    attention = attention_parameters(problem) * (styles.attention == "replicated")
-    return attention + feed_forward_parameters(problem) * (styles.feed_forward == "replicated")
 
 
 def bytes_communicated(problem: TrainStep, variant: str, tp_size: int, dp_size: int) -> int:
@@ -183,9 +203,6 @@ def bytes_communicated(problem: TrainStep, variant: str, tp_size: int, dp_size: 
     """
     per_token = _autotp_bytes(problem) if variant == "autotp" else _sequence_parallel_bytes(problem, variant)
     sent = problem.accumulate * _exchanged_tokens(problem, variant, tp_size) * per_token * (tp_size - 1) // tp_size
-    # Ranks sum the gradients of repeated heads in fp32, after replicas have sharded them.
-    repeated = layers_with_repeated_heads(problem, variant, tp_size) * key_value_parameters(problem)
-    sent += 2 * ITEM_BYTES["float32"] * repeated // dp_size * (tp_size - 1) // tp_size
     return sent + _data_parallel_bytes(problem, variant, tp_size) * (dp_size - 1) // dp_size
 
 
@@ -204,30 +221,18 @@ def _autotp_bytes(problem: TrainStep) -> int:
     stored, compute = ITEM_BYTES[problem.stored_dtype], ITEM_BYTES[problem.dtype]
     checkpointed = problem.activation_checkpointing
     normed = checkpointed and problem.architecture in NORMED_OUTPUT
-    joint = problem.architecture in JOINT_PRODUCTS
     # Forward, in the computation's dtype: one all-reduce after o and one after down. Checkpointing repeats the first;
     # the second only if a norm follows. Backward, in the parameters' dtype: one for each product behind the input, of
     # queries, keys and values, and of gate and up.
-    blocks = (
-        (1 + checkpointed, 1 if joint else 3, _attention_columns(problem)),
-        (1 + normed, 1 if joint or problem.ffn_matrices == 2 else 2, _feed_forward_columns(problem)),
-    )
-    layers = 0
-    for layer in layer_styles(problem):
-        for (forward, backward, (first, last)), style in zip(
-            blocks, (layer.attention, layer.feed_forward), strict=True
-        ):
-            if style == "replicated":
-                continue
-            layers += 2 * problem.hidden_size * (forward * compute + backward * stored)
-            if style == "colwise_gather_output":
-                # Gathered columns, and the all-reduced gradients of the last product's input.
-                layers += compute * (first * (1 + checkpointed) + 2 * last)
+    products = 2 if problem.architecture in JOINT_PRODUCTS else 2 + problem.ffn_matrices
+    layer = 2 * problem.hidden_size * ((2 + checkpointed + normed) * compute + products * stored)
     # The embedding has one all-reduce forward, unless each rank has all of its rows; the head has one backward.
     head = problem.vocab_parallel or not problem.tied
     of_head = head * (compute if problem.train_loss == "tpbench_linear" else stored)
     gathered_logits = not problem.vocab_parallel and not problem.tied
     outside = 2 * problem.hidden_size * (problem.vocab_parallel * stored + of_head)
+    # The gradients of gathered columns are all-reduced.
+    layers = problem.depth * (layer + _gathered_bytes(problem, backward=2))
     return layers + outside + (problem.vocab * compute if gathered_logits else 0)
 
 
@@ -237,23 +242,10 @@ def _sequence_parallel_bytes(problem: TrainStep, variant: str) -> int:
     stored, compute = ITEM_BYTES[problem.stored_dtype], ITEM_BYTES[problem.dtype]
     checkpointed = problem.activation_checkpointing
     normed = checkpointed and problem.architecture in NORMED_OUTPUT
-    columns = (_attention_columns(problem), _feed_forward_columns(problem))
-    layers = 0
-    for layer in layer_styles(problem):
-        for is_last, style in enumerate((layer.attention, layer.feed_forward)):
-            # In the parameters' dtype: the all-gather of normed tensors, which checkpointing repeats, and the
-            # reduce-scatter of their gradients. A replicated block gathers, and scatters nothing.
-            # In the computation's dtype: the reduce-scatter of the last product, and the all-gather of its gradient.
-            # Checkpointing repeats the reduce-scatter of the first block, and the other one only if a norm follows.
-            gathers = 1 + checkpointed
-            if style == "replicated":
-                layers += problem.hidden_size * (gathers * stored + compute)
-                continue
-            scatters = 1 + (normed if is_last else checkpointed)
-            layers += problem.hidden_size * ((gathers + 1) * stored + (scatters + 1) * compute)
-            if style == "colwise_gather_output":
-                first, last = columns[is_last]
-                layers += compute * (first * (1 + checkpointed) + last)
+    # In the parameters' dtype: two all-gathers of normed tensors, which checkpointing repeats, and the reduce-scatters
+    # of their gradients. In the computation's dtype: the reduce-scatters of both blocks' last products, and the
+    # all-gathers of their gradients. Checkpointing repeats the first reduce-scatter; the second only if a norm follows.
+    layer = problem.hidden_size * ((4 + 2 * checkpointed) * stored + (4 + checkpointed + normed) * compute)
     # In the parameters' dtype: the collectives of embedding and head, forward and backward.
     in_stored, in_compute = 4, 0
     if problem.train_loss == "tpbench_linear":
@@ -263,17 +255,20 @@ def _sequence_parallel_bytes(problem: TrainStep, variant: str) -> int:
     if variant == "dtensor_tp" and problem.architecture.startswith("gemma"):
         in_stored += 1  # DTensor all-reduces the embedding for its factor, where a reduce-scatter would suffice
     outside = problem.hidden_size * (in_stored * stored + in_compute * compute)
+    layers = problem.depth * (layer + _gathered_bytes(problem, backward=1))
     return layers + outside + (0 if problem.vocab_parallel else problem.vocab * compute)
 
 
-def _attention_columns(problem: TrainStep) -> tuple[int, int]:
-    """Return the columns of queries, keys and values, and those of attention's last product's input."""
-    return (problem.heads + 2 * problem.kv_heads) * problem.head_dim, problem.heads * problem.head_dim
-
-
-def _feed_forward_columns(problem: TrainStep) -> tuple[int, int]:
-    """Return the columns of gate and up, and those of the last product's input."""
-    return (problem.ffn_matrices - 1) * problem.ffn_size, problem.ffn_size
+def _gathered_bytes(problem: TrainStep, backward: int) -> int:
+    """Return the bytes of a layer's gathered columns for one token: forward those of the first products, backward the
+    gradients of the last product's input, which count `backward` times."""
+    heads, forward = problem.heads, 1 + problem.activation_checkpointing
+    columns = 0
+    if problem.architecture in GATHERED_ATTENTION:
+        columns += problem.head_dim * (forward * (heads + 2 * problem.kv_heads) + backward * heads)
+    if problem.architecture in GATHERED_FEED_FORWARD:
+        columns += problem.ffn_size * (forward * (problem.ffn_matrices - 1) + backward)
+    return columns * ITEM_BYTES[problem.dtype]
 
 
 def _data_parallel_bytes(problem: TrainStep, variant: str, tp_size: int) -> int:

@@ -25,13 +25,12 @@ from torch import nn
 
 from tpbench.measure import rank_memory
 from tpbench.measure.session import Context
-from tpbench.workloads.train_step.estimates import estimate_memory
-from tpbench.workloads.train_step.model import models, sizes
+from tpbench.workloads.train_step.estimates import estimate_memory, step_flops
+from tpbench.workloads.train_step.model import models
 from tpbench.workloads.train_step.model.inputs import micro_batch, model_inputs, replica_batches
 from tpbench.workloads.train_step.model.weights import allocate, fill, place_buffers
 from tpbench.workloads.train_step.problem import NORM_GROWTH, TrainStep
-from tpbench.workloads.train_step.training.losses import torch_loss
-from tpbench.workloads.train_step.training.trainer import TorchTrainer, autocast
+from tpbench.workloads.train_step.training.trainer import TorchTrainer, autocast, torch_loss
 
 STEPS = 3
 UNCHECKED = "; later steps are not checked"
@@ -182,7 +181,7 @@ def _trained(problem: TrainStep, steps: int, context: Context) -> torch.Tensor |
 
 def _affordable(problem: TrainStep, steps: int, context: Context) -> bool:
     needed = estimate_memory(problem, "ddp", 1, 1).total
-    flops = sizes.step_flops(problem) * context.dp_size * steps
+    flops = step_flops(problem) * context.dp_size * steps
     available = MEMORY_SHARE * rank_memory.available_bytes(context.device)
     return needed <= available and flops <= MAX_FLOPS[context.device.type]
 

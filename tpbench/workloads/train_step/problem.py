@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal
 
-from tpbench.settings import JobError, setting
-from tpbench.suggestions import unknown
+from tpbench.settings import setting
 
-Style = Literal["colwise", "rowwise", "colwise_gather_output", "rowwise_split_input", "replicated"]
-"""How a module of a block is sharded.
-
-- colwise: a rank computes a share of a linear layer's output columns.
-- rowwise: a rank has a share of the input's columns. Outputs are summed over the ranks.
-- colwise_gather_output: as colwise. Then every rank gathers all output columns.
-- rowwise_split_input: as rowwise. A rank takes its columns of an input that it has whole.
-- replicated: every rank has the whole module.
-"""
-STYLES: tuple[str, ...] = get_args(Style)
 Dtype = Literal["bfloat16", "float16", "float32"]
 ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 """Bytes of one number, by dtype."""
@@ -71,10 +59,6 @@ class TrainStep:
     )
     window_layers: int = setting(
         0, help="trained layers with a sliding window, computed by tpbench; it cannot be set", low=0
-    )
-    tp_mapping: str | None = setting(
-        None,
-        help="styles of modules instead of the model's plan, such as {layers.*.mlp.up_proj: colwise}; null: the plan",
     )
     num_layers: int | None = setting(None, help="decoder layers to train; null: all layers of the model", low=1)
 
@@ -142,25 +126,3 @@ class TrainStep:
         if self.attention == "flash_attention_2" and self.dtype == "float32":
             complaints.append("attention=flash_attention_2 has no float32")
         return complaints
-
-
-def parse_mapping(text: str | None) -> dict[str, str]:
-    """Return the styles by pattern of module names, in order, from JSON such as `{"layers.*.mlp.up_proj": "colwise"}`.
-
-    Raises JobError for text that is no such object, and for a style that does not exist.
-    """
-    if text is None:
-        return {}
-    try:
-        content: Any = json.loads(text)
-    except (ValueError, RecursionError):
-        content = None
-    if not isinstance(content, dict) or not content:
-        raise JobError(
-            f"tp_mapping={text} must be an object of module patterns and styles, such as "
-            '{"layers.*.mlp.up_proj": "colwise"}'
-        )
-    for pattern, style in content.items():
-        if style not in STYLES:
-            raise JobError(f"tp_mapping, {pattern}: {unknown('style', style, STYLES)}")
-    return {pattern.removeprefix("model."): style for pattern, style in content.items()}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 from tpbench import packages
+from tpbench.workloads.train_step.estimates import GATHERED_ATTENTION
 from tpbench.workloads.train_step.model.resolve import KNOWN_ARCHITECTURES
 from tpbench.workloads.train_step.problem import TrainStep
-from tpbench.workloads.train_step.sharding.styles import unsupported_sizes
 from tpbench.workloads.train_step.workload import ALL, TENSOR_PARALLEL, WORKLOAD
 
 DDP_WARMUP_STEPS = 11
@@ -44,7 +45,7 @@ def _unsupported_by(variant: str) -> Callable[[TrainStep, int], str | None]:
                 "train_loss=tpbench_linear makes no whole logits, so there are none to gather: vocab_parallel must be "
                 "true"
             )
-        return unsupported_sizes(problem, variant, tp_size) or _unsupported_plan(problem, variant, tp_size)
+        return _unsupported_sizes(problem, variant, tp_size) or _unsupported_plan(problem, variant)
 
     return reason
 
@@ -60,18 +61,30 @@ def _unsupported_by_one_rank(variant: str, problem: TrainStep) -> str | None:
     return None
 
 
-def _unsupported_plan(problem: TrainStep, variant: str, tp_size: int) -> str | None:
-    """Return why the variant cannot shard the model by its plan and `tp_mapping`, or None if it can.
+def _unsupported_sizes(problem: TrainStep, variant: str, tp_size: int) -> str | None:
+    """Return why the ranks cannot share the heads and the columns of feed-forward layers, or None if they can."""
+    # Where ranks gather the columns of all heads, a rank's columns may end within a head, but not in AutoTP.
+    of_columns = problem.architecture in GATHERED_ATTENTION and variant != "autotp"
+    unit = problem.head_dim if of_columns else 1
+    common = math.gcd(unit * problem.heads, unit * problem.kv_heads, problem.ffn_size)
+    if common % tp_size == 0:
+        return None
+    return (
+        f"tp_size={tp_size} must divide heads={problem.heads}, kv_heads={problem.kv_heads} and "
+        f"ffn_size={problem.ffn_size} (valid: {', '.join(str(n) for n in range(1, common + 1) if common % n == 0)})"
+    )
+
+
+def _unsupported_plan(problem: TrainStep, variant: str) -> str | None:
+    """Return why the variant cannot shard the model by its plan, or None if it can.
 
     Models whose plans are known are not made for this check. Without the transformers package it is left out.
     """
-    if problem.architecture in KNOWN_ARCHITECTURES and problem.tp_mapping is None:
-        return None
-    if not packages.installed("transformers"):
+    if problem.architecture in KNOWN_ARCHITECTURES or not packages.installed("transformers"):
         return None
     from tpbench.workloads.train_step.sharding.plan import unsupported_model
 
-    return unsupported_model(problem, variant, tp_size)
+    return unsupported_model(problem, variant)
 
 
 def _no_graph(problem: TrainStep) -> str:

@@ -7,8 +7,7 @@ from typing import Any
 from tpbench import packages
 from tpbench.workloads import Option, Pivot, Study, Workload
 from tpbench.workloads.train_step.documents import json_document
-from tpbench.workloads.train_step.estimates import estimate_memory
-from tpbench.workloads.train_step.model import sizes
+from tpbench.workloads.train_step.estimates import estimate_memory, parameters
 from tpbench.workloads.train_step.model.resolve import PLAIN_LOGITS, resolve
 from tpbench.workloads.train_step.problem import ARCHITECTURE, NORM_GROWTH, TrainStep
 
@@ -28,7 +27,7 @@ def planned_columns(job: Any) -> dict[str, Any]:
     expected = estimate_memory(job.problem, job.variant, job.tp_size, job.dp_size, on_gpus=job.device != "cpu")
     return {
         "tokens": job.problem.tokens,
-        "parameters": sizes.parameters(job.problem),
+        "parameters": parameters(job.problem),
         **{f"expected_{part}_gib": getattr(expected, part) / 2**30 for part in MEMORY_PARTS},
         "expected_gib": expected.total / 2**30,
     }
@@ -64,6 +63,7 @@ WORKLOAD = Workload(
     summary="steps of training a transformer, tensor and data parallel",
     problem=TrainStep,
     headline=("model", "num_layers", "batch_size", "seq_length"),
+    former_fields={"tp_mapping": None},
     job_only_fields=(*ARCHITECTURE, "model_dir", "phase_steps", "profile", "log_interval"),
     scheduled=True,
     resolve=resolve,
@@ -109,7 +109,7 @@ WORKLOAD = Workload(
     pivot=Pivot(
         rows=("model", "num_layers", "seq_length", "dp_size", "tp_size"),
         sections=("dtype",),
-        implied=(*ARCHITECTURE, "model_dir", "tp_mapping"),
+        implied=(*ARCHITECTURE, "model_dir"),
         trajectories={"losses": 1.0, "grad_norms": NORM_GROWTH},
         loss_tolerance={"bfloat16": 2e-2, "float16": 2e-2, "float32": 1e-3},
     ),

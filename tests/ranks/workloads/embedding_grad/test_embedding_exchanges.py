@@ -1,21 +1,34 @@
-"""Every registered variant that runs here against the oracle: a new variant needs no test of its own."""
+"""Every registered variant that runs here against the oracle, and the choice of sparse_auto on real ranks."""
 
 from __future__ import annotations
 
 import itertools
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support.embedding_grad import DISTRIBUTIONS, DTYPES, HERE, dense_mean, new_session, prepared, problem, run
+from tests.support.embedding_grad import (
+    DISTRIBUTIONS,
+    DTYPES,
+    HERE,
+    FixedStopwatch,
+    dense_mean,
+    new_session,
+    prepared,
+    problem,
+    run,
+)
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tpbench.measure.session import Verdict
 from tpbench.workloads.embedding_grad import WORKLOAD, EmbeddingGrad
-from tpbench.workloads.embedding_grad.limits import TOLERANCE
+from tpbench.workloads.embedding_grad.exchanges import DenseReduceScatter, auto
+from tpbench.workloads.embedding_grad.oracle import TOLERANCE
+from tpbench.workloads.embedding_grad.row_operations.search import CpuRowFinder
 
 pytestmark = pytest.mark.skipif(not enough_gpus(4), reason="needs 4 GPUs, or none")
 
@@ -152,3 +165,81 @@ def test_sessions_agree_on_their_verdict(name: str) -> None:
         sent, received = one.columns["rank_bytes_sent"], one.columns["rank_bytes_received"]
         assert sent == received[::-1]  # each of two ranks receives what the other sends
     assert all(before.columns["grad_norm"] == after.columns["grad_norm"] for before, after in itertools.pairwise(first))
+
+
+class UnknownRows:
+    """Row finder that does not know the rows of a step."""
+
+    def find(self) -> None:
+        return None
+
+
+def choices(here: Rank, unknown: int | None) -> list[str]:
+    """Return the choices below, at and above the limit; rank `unknown` does not know its rows. Check each result."""
+    chosen = []
+    for limit in (0.0, 0.19, 0.2, 1.0):
+        # A fifth of the table, evenly spaced.
+        rows = [torch.arange(0, 100, 5, dtype=torch.int32)[None]] * here.world_size
+        inputs, comm, exchange = prepared(here, problem(table_rows=100, dtype="float32"), "sparse_auto", rows)
+        sparse_auto: Any = exchange
+        sparse_auto.limit = limit
+        if here.rank == unknown:
+            sparse_auto.finder = UnknownRows()
+        expected = dense_mean(here, inputs)
+        torch.testing.assert_close(run(exchange, comm).double(), expected, rtol=1e-6, atol=1e-6)
+        assert sum(comm.sent_bytes) == exchange.expected_bytes()[here.rank]
+        chosen.append(exchange.columns()["chosen"])
+    return chosen
+
+
+@pytest.mark.parametrize("unknown", [None, 0, 1])
+def test_all_ranks_choose_alike(unknown: int | None) -> None:
+    first, second = run_on_ranks(2, choices, unknown)
+    assert first == second == (["dense", "dense", "sparse", "sparse"] if unknown is None else ["dense"] * 4)
+
+
+def error_without_rows(here: Rank) -> str:
+    _, comm, exchange = prepared(here, problem(merge="index_add"), "sparse_all_to_all")
+    sparse: Any = exchange
+    sparse.finder = UnknownRows()
+    try:
+        run(exchange, comm)
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def test_a_sparse_exchange_without_rows_names_the_alternative() -> None:
+    assert all("sparse_auto" in message for message in run_on_ranks(2, error_without_rows))
+
+
+def calibrated(here: Rank) -> tuple[float, bool]:
+    """Calibrate where a reduction takes 10 ms and an exchange 1 ms plus 25 ms a whole table.
+
+    Return the limit, and if the gradient is unchanged.
+    """
+    cell = problem(merge="index_add")
+    inputs, comm, _ = prepared(here, cell, "dense_reduce_scatter")
+    before = inputs.grad.clone()
+    searched: list[int] = []
+
+    class SimulatedStopwatch(FixedStopwatch):
+        def ms(self, run: Any, restore: Any = None, *, on_host: bool = False) -> float:
+            run()
+            dense = getattr(run, "__func__", None) is DenseReduceScatter.reduce
+            return 10.0 if dense else 1.0 + 25.0 * searched[-1] / cell.table_rows
+
+    def finder(inputs: Any, tokens: torch.Tensor) -> CpuRowFinder:
+        searched.append(tokens.numel())
+        return CpuRowFinder(inputs, pinned=False, tokens=tokens)
+
+    stopwatch: Any = SimulatedStopwatch()
+    with mock.patch.object(auto, "row_finder", finder):
+        exchange = auto.SparseAuto(inputs, comm, CpuRowFinder(inputs, pinned=False), stopwatch)
+    return exchange.limit, torch.equal(inputs.grad, before)
+
+
+def test_the_limit_comes_from_measured_times() -> None:
+    for limit, unchanged in run_on_ranks(2, calibrated):
+        assert limit == pytest.approx(9 / 25, rel=0.01)
+        assert unchanged

@@ -1,19 +1,25 @@
-"""Errors that must never pass silently: lost rows, rows of other owners, wrong sums, wrong byte counts."""
+"""Errors that must never pass silently, the details of a row, and counts of rows through shared memory."""
 
 from __future__ import annotations
 
+import errno
 import itertools
+import os
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 from tests.support.embedding_grad import HERE, FixedStopwatch, context, new_session, prepared, problem, run
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
+from tpbench.comm import shared_memory_all_gather as module
 from tpbench.workloads.embedding_grad.bench import EmbeddingGradSession
+from tpbench.workloads.embedding_grad.exchanges.collectives import CountedCollectives, measure_link_rates
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
 from tpbench.workloads.embedding_grad.oracle import LostRows
-from tpbench.workloads.embedding_grad.traffic.collectives import CountedCollectives, LinkRates, measure_link_rates
 
 pytestmark = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
 
@@ -63,8 +69,8 @@ def test_an_error_of_one_rank_is_known_to_every_rank() -> None:
         assert "by the formula" in wrong_count
 
 
-def rates_after_a_hiccup(here: Rank) -> tuple[LinkRates, float]:
-    """Return link rates if the first series takes ten times as long as it should, and the correct latency."""
+def rates_after_a_hiccup(here: Rank) -> tuple[float, float]:
+    """Return the latency if the first series takes ten times as long as it should, and the correct one."""
     inputs = EmbeddingGradInputs(problem(), context(here))
     times_ms = iter([0.1, *itertools.repeat(0.01, 10)])
 
@@ -78,47 +84,46 @@ def rates_after_a_hiccup(here: Rank) -> tuple[LinkRates, float]:
 
     stopwatch: Any = HiccupStopwatch()
     comm = CountedCollectives(here.group, here.rank, here.world_size)
-    return measure_link_rates(inputs, comm, stopwatch), 0.01
+    return measure_link_rates(inputs, comm, stopwatch)["latency_ms"], 0.01
 
 
 def test_a_hiccup_is_not_the_latency() -> None:
-    for rates, latency_ms in run_on_ranks(2, rates_after_a_hiccup):
-        assert rates.latency_ms == latency_ms
+    for measured_ms, latency_ms in run_on_ranks(2, rates_after_a_hiccup):
+        assert measured_ms == latency_ms
 
 
-def predictions(here: Rank) -> list[tuple[dict[str, Any], float]]:
-    """Return a row's columns and its predicted crossover on two machines, one with a slower all-to-all."""
-    found = []
+def details_of(here: Rank) -> tuple[dict[str, Any], str | None]:
+    """Return a row's columns in a training step, and the verdict after one rank has a wrong index.
+
+    Each measured time is 1 ms, and the whole iteration takes 20 ms.
+    """
+    fields = {"overlap_ms": 1.0, "other_mib": 0.01, "other_count": 2}
+    cell = problem(distribution="zipf_bigram", index="early", merge="index_add", search="host", **fields)
+    session = new_session(here, cell, "sparse_all_to_all")
     stopwatch: Any = FixedStopwatch()
-    for slower in (1, 2):
-        session = stepped(here)
-        session.stopwatch = stopwatch
-        session.link_rates = LinkRates(90.0 / slower, 50.0 + 10 * slower, 1e-6 * slower, 40.0 / slower, 99.0)
-        columns = {**session.check().columns, "copy_gb_per_s": 300.0 + 100 * slower, "time_ms": 1.0}
-        found.append((columns, session.details(columns)["predicted_crossover"]))
-    return found
+    rates = {"all_to_all": 90.0, "reduce_scatter": 60.0, "upload": 40.0, "link": 99.0}
+    session.link_rates = {f"{name}_gb_per_s": rate for name, rate in rates.items()} | {"latency_ms": 1e-6}
+    session.stopwatch = stopwatch
+    session.step()
+    verdict = session.check()
+    assert verdict.wrong is None, verdict
+    details = session.details({**verdict.columns, "copy_gb_per_s": 400.0, "time_ms": 20.0})
+    session.restore()
+    session.step()
+    if here.rank == 1:
+        assert session.index is not None and session.index.rows is not None
+        session.index.rows[0, 3] += 1
+    return details, session.check().wrong
 
 
-def test_the_crossover_is_predicted_from_the_rows_own_link_rates() -> None:
-    for found in run_on_ranks(2, predictions):
-        for row, predicted in found:
-            byte = (1 + 4 / 24) / row["all_to_all_gb_per_s"] + 5 / row["copy_gb_per_s"]
-            byte += 4 / 24 * 2 / row["upload_gb_per_s"]
-            waiting = 5 * row["latency_ms"] * 1e6 / (101 * 24 / 2)
-            assert predicted == pytest.approx((1 / row["reduce_scatter_gb_per_s"] - waiting) / byte)
-        assert 0 < found[1][1] < found[0][1] < 1
-
-
-def error_of_own_rows(here: Rank) -> str:
-    comm = CountedCollectives(here.group, here.rank, here.world_size)
-    with pytest.raises(ValueError) as error:
-        comm.all_to_all(torch.empty(2, 3), torch.zeros(2, 3), [1, 1], [1, 1])
-    return str(error.value)
-
-
-def test_own_rows_cannot_be_sent() -> None:
-    for message in run_on_ranks(2, error_of_own_rows):
-        assert "would send itself 1 rows" in message
+def test_details_leave_out_what_runs_beside_the_exchange_and_predict_the_crossover() -> None:
+    byte = (1 + 4 / 24) / 90.0 + 5 / 400.0 + 4 / 24 * 2 / 40.0
+    for details, wrong in run_on_ranks(2, details_of):
+        for name in ("stand_in", "others", "index", "counts", "ids", "gather", "values", "merge"):
+            assert details[f"{name}_ms"] == 1.0
+        assert details["exposed_ms"] == 19.0
+        assert details["predicted_crossover"] == pytest.approx((1 / 60.0 - 5 * 1.0 / (101 * 24 / 2)) / byte)
+        assert wrong == "1 rows of the forward pass's index are wrong"
 
 
 def outcome_of_wrong_rows(here: Rank, merge: str) -> str:
@@ -147,3 +152,36 @@ def test_rows_of_other_owners_are_an_error(merge: str) -> None:
         pytest.skip("the error ends the process's CUDA context")
     first, second = run_on_ranks(2, outcome_of_wrong_rows, merge)
     assert first == "right" and second in ("MisplacedRow", "IndexError", "RuntimeError")
+
+
+def counted(here: Rank, folder: str, full: bool = False) -> tuple[bool, list[list[int]], list[int], list[int]]:
+    """Return if there is shared memory, the last counts of two exchanges after many, and the sent bytes."""
+    comm = CountedCollectives(here.group, here.rank, here.world_size)
+    with (
+        mock.patch.object(module, "SHARED_MEMORY", Path(folder)),
+        mock.patch.object(os, "posix_fallocate", allocator(full)),
+    ):
+        shared = comm.shared_memory is not None
+    for step in range(20):
+        gathered = comm.gather_counts([step, -1, here.rank, 0])
+        received = comm.exchange_counts([10 * here.rank + owner for owner in range(4)])
+    return shared, gathered, received, comm.sent_bytes
+
+
+def allocator(full: bool) -> Callable[..., None]:
+    def fail(*arguments: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    return fail if full else os.posix_fallocate
+
+
+@pytest.mark.skipif(not enough_gpus(4), reason="needs 4 GPUs, or none")
+@pytest.mark.parametrize(("exists", "full"), [(True, False), (True, True), (False, False)])
+def test_counts_are_the_same_with_and_without_shared_memory(exists: bool, full: bool, tmp_path: Path) -> None:
+    folder = tmp_path if exists else tmp_path / "missing"
+    for rank, (shared, gathered, received, sent) in enumerate(run_on_ranks(4, counted, str(folder), full)):
+        assert shared == (exists and not full)
+        assert gathered == [[19, -1, peer, 0] for peer in range(4)]
+        assert received == [10 * peer + rank for peer in range(4)]
+        assert sent == [0 if peer == rank else 20 * (4 + 1) * 8 for peer in range(4)]
+    assert not exists or not list(tmp_path.iterdir())

@@ -15,22 +15,18 @@ from torch import Tensor
 
 from tests.support.embedding_grad import DISTRIBUTIONS, DTYPES, context, problem
 from tpbench.workloads.embedding_grad import EmbeddingGrad
+from tpbench.workloads.embedding_grad.exchanges.collectives import CountedCollectives
 from tpbench.workloads.embedding_grad.exchanges.symmetric import (
-    ConnectedInboxes,
-    Inbox,
+    Inboxes,
     SparseSymmetric,
     SparseSymmetricGpu,
     addresses,
 )
-from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
-from tpbench.workloads.embedding_grad.limits import TOLERANCE
-from tpbench.workloads.embedding_grad.row_operations import merge_kernel, push_kernel, search_kernel
-from tpbench.workloads.embedding_grad.row_operations.merge import MisplacedRow
-from tpbench.workloads.embedding_grad.row_operations.push_kernel import push_rows
-from tpbench.workloads.embedding_grad.row_operations.search import CpuRowFinder, TouchedRows
-from tpbench.workloads.embedding_grad.row_operations.search_kernel import list_rows
-from tpbench.workloads.embedding_grad.traffic import formulas
-from tpbench.workloads.embedding_grad.traffic.collectives import CountedCollectives
+from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs, leaving
+from tpbench.workloads.embedding_grad.oracle import TOLERANCE
+from tpbench.workloads.embedding_grad.row_operations import merge_kernel, row_kernels
+from tpbench.workloads.embedding_grad.row_operations.row_kernels import list_rows, push_rows
+from tpbench.workloads.embedding_grad.row_operations.search import CpuRowFinder, DeviceSearch, MisplacedRow, TouchedRows
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="compiled kernels need GPU memory")
 
@@ -42,19 +38,19 @@ def all_ranks(
     inputs = [EmbeddingGradInputs(cell, context(rank=rank, ranks=ranks), tokens) for rank in range(ranks)]
     rows_per_rank = inputs[0].partition.rows_per_rank
     no_group: Any = None
-    inboxes: list[list[Inbox]] = [[] for _ in inputs]
-    for _ in range(2):
-        values = [one.grad.new_full((ranks - 1, rows_per_rank, cell.width), torch.nan) for one in inputs]
-        marks = [torch.zeros(ranks, rows_per_rank, dtype=torch.int32) for _ in inputs]
-        for rank, own in enumerate(inboxes):
-            own.append(Inbox(values[rank], marks[rank], addresses(values), addresses(marks)))
+    shape = (ranks - 1, rows_per_rank, cell.width)
+    values = [[one.grad.new_full(shape, torch.nan) for one in inputs] for _ in range(2)]
+    marks = [[torch.zeros(ranks, rows_per_rank, dtype=torch.int32) for _ in inputs] for _ in range(2)]
+    inboxes = Inboxes(addresses(values), addresses(marks), lambda: None, (values, marks))
     comms = [CountedCollectives(no_group, rank, ranks) for rank in range(ranks)]
-    connected = [ConnectedInboxes(own, lambda: None) for own in inboxes]
     if search == "device":
-        return [SparseSymmetricGpu(one, comm, more) for one, comm, more in zip(inputs, comms, connected, strict=True)]
+        return [
+            SparseSymmetricGpu(one, comm, DeviceSearch(one, by_owner=False), inboxes)
+            for one, comm in zip(inputs, comms, strict=True)
+        ]
     return [
-        SparseSymmetric(one, comm, CpuRowFinder(one, pinned=False), more)
-        for one, comm, more in zip(inputs, comms, connected, strict=True)
+        SparseSymmetric(one, comm, CpuRowFinder(one, pinned=False), inboxes)
+        for one, comm in zip(inputs, comms, strict=True)
     ]
 
 
@@ -113,11 +109,11 @@ def test_rows_of_earlier_exchanges_are_ignored(ranks: int, steps: list[list[list
         tokens = [torch.tensor(each, dtype=torch.int32).view(1, -1) for each in rows[:ranks]]
         for rank, one in enumerate(every):
             inputs = EmbeddingGradInputs(cell, context(rank=rank, ranks=ranks), tokens)
-            one.inputs = one.peers.inputs = inputs
+            one.inputs = inputs
             one.finder = CpuRowFinder(inputs, pinned=False)
         check(every)
-        leaving = formulas.leaving(every[0].inputs.counts)
-        assert [sum(one.comm.sent_bytes) for one in every] == [rows * (4 * width + 4) for rows in leaving]
+        sent = [rows * (4 * width + 4) for rows in leaving(every[0].inputs.counts)]
+        assert [sum(one.comm.sent_bytes) for one in every] == sent
 
 
 def test_a_rank_one_exchange_ahead_disturbs_no_other() -> None:
@@ -125,12 +121,12 @@ def test_a_rank_one_exchange_ahead_disturbs_no_other() -> None:
     every = all_ranks(problem(distribution="fixed", tokens=50, dtype="float32"), 2)
     expected, _ = mean(every)
     for one in every:
-        one.find()
+        one.begin()
         one.push()
     ahead = every[0]
     ahead.merge()
     ahead.inputs.grad.fill_(7.0)
-    ahead.find()
+    ahead.begin()
     ahead.push()
     every[1].merge()
     torch.testing.assert_close(every[1].result().double(), every[1].inputs.slice_of(expected), rtol=1e-6, atol=1e-6)
@@ -143,7 +139,7 @@ def test_with_the_search_on_the_gpu_the_host_reads_nothing(monkeypatch: pytest.M
     def refuse(*arguments: Any) -> Any:
         raise AssertionError("the host reads a tensor")
 
-    for module, kernel in ((search_kernel, "list_rows"), (push_kernel, "push_rows"), (merge_kernel, "merge_inbox")):
+    for module, kernel in ((row_kernels, "list_rows"), (row_kernels, "push_rows"), (merge_kernel, "merge_rows")):
         monkeypatch.setattr(module, kernel, lambda *arguments, **options: None)
     for reading in ("item", "tolist", "cpu", "numpy", "nonzero", "__int__", "__bool__", "__index__"):
         monkeypatch.setattr(torch.Tensor, reading, refuse)
@@ -170,7 +166,7 @@ def test_programs_of_any_size_push_each_row_once(blocks: tuple[int, int]) -> Non
     marks = [torch.zeros(ranks, rows_per_rank, dtype=torch.int32) for _ in range(ranks)]
     misplaced = torch.zeros(1, dtype=torch.int32)
     push_rows(
-        grad, rows, addresses(values)[None], addresses(marks)[None],
+        grad, rows, addresses([values]), addresses([marks]),
         epoch=torch.tensor([7], dtype=torch.int32), rank=rank, misplaced=misplaced, blocks=blocks,
     )  # fmt: skip
     for owner, (arrived, marked) in enumerate(zip(values, marks, strict=True)):

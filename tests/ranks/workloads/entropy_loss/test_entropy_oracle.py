@@ -13,8 +13,7 @@ from torch import Tensor
 from tests.support.entropy_loss import context, problem, right
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tpbench.workloads.entropy_loss import EntropyLoss
-from tpbench.workloads.entropy_loss.inputs import make_shard
-from tpbench.workloads.entropy_loss.interface import Output, Shard
+from tpbench.workloads.entropy_loss.inputs import Output, Shard, make_shard
 from tpbench.workloads.entropy_loss.oracle import Oracle
 
 

@@ -16,7 +16,7 @@ import torch
 from tests.support.entropy_loss import DTYPES
 from tests.support.linear_loss import context, problem
 from tests.support.ranks import Rank, ranks_here, run_on_ranks
-from tpbench.kernels.losses import KERNEL_LOSSES
+from tpbench.kernels import KERNEL_LOSSES
 from tpbench.measure.session import Verdict
 from tpbench.workloads.linear_loss import WORKLOAD, LinearLoss
 from tpbench.workloads.linear_loss.bench import _iterations, costs, setup

@@ -15,7 +15,7 @@ from tests.support.tp_block import block_context, largest_error, problem, run_on
 from tpbench.comm.parallel_linears import SequentialSchedule
 from tpbench.workloads.tp_block.execution import autotune
 from tpbench.workloads.tp_block.execution.prepared import prepare
-from tpbench.workloads.tp_block.limits import TOLERANCE
+from tpbench.workloads.tp_block.problem import TOLERANCE
 
 pytestmark = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
 

@@ -14,10 +14,10 @@ import torch.distributed as dist
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.tp_block import block_context, problem, run_once
 from tpbench.comm.parallel_linears import SequentialSchedule
-from tpbench.workloads.tp_block import limits
 from tpbench.workloads.tp_block.execution.measurements import StepCollectives
 from tpbench.workloads.tp_block.execution.prepared import prepare
 from tpbench.workloads.tp_block.execution.ring import RingSchedule
+from tpbench.workloads.tp_block.problem import bytes_sent
 
 pytestmark = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
 
@@ -36,7 +36,7 @@ class CountingSchedule(SequentialSchedule):
         return super().scatter(partial)
 
 
-def bytes_sent(here: Rank) -> list[tuple[int, int, int]]:
+def sent_bytes(here: Rank) -> list[tuple[int, int, int]]:
     """The bytes that a step sends, those of the collectives that are timed alone, and the counted ones."""
     found = []
     for part, keep in itertools.product(["block", "column", "row"], [True, False]):
@@ -50,12 +50,12 @@ def bytes_sent(here: Rank) -> list[tuple[int, int, int]]:
         with mock.patch.object(dist, "all_reduce") as all_reduce:
             timed.run()
         assert all_reduce.call_count == len(cell.norms)
-        found.append((schedule.sent + of_norms, matrices + of_norms, limits.bytes_sent(cell, here.world_size)))
+        found.append((schedule.sent + of_norms, matrices + of_norms, bytes_sent(cell, here.world_size)))
     return found
 
 
 def test_a_step_and_the_collectives_timed_as_its_communication_send_the_counted_bytes() -> None:
-    for of_parts in run_on_ranks(2, bytes_sent):
+    for of_parts in run_on_ranks(2, sent_bytes):
         for sent, timed, counted in of_parts:
             assert sent == timed == counted
 

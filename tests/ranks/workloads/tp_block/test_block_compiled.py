@@ -11,7 +11,7 @@ import torch
 
 from tests.support.ranks import Rank, run_on_ranks
 from tests.support.tp_block import block_context, largest_error, problem
-from tpbench.workloads.tp_block.limits import TOLERANCE
+from tpbench.workloads.tp_block.problem import TOLERANCE
 
 
 def fusions(here: Rank) -> tuple[list[dict[str, int]], float]:

@@ -10,11 +10,11 @@ import torch
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.tp_block import block_context, context, largest_error, problem
 from tpbench.measure.run import run
-from tpbench.measure.settings import MeasureSettings
+from tpbench.measure.session import MeasureSettings
 from tpbench.workloads.tp_block import WORKLOAD, bench
 from tpbench.workloads.tp_block.execution import autotune
 from tpbench.workloads.tp_block.execution.prepared import graphed, prepare
-from tpbench.workloads.tp_block.limits import TOLERANCE
+from tpbench.workloads.tp_block.problem import TOLERANCE
 
 pytestmark = [
     pytest.mark.cuda,

@@ -15,13 +15,13 @@ import torch
 
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.tp_block import FixedStopwatch, block_context, context, problem
+from tpbench.measure.clock import do_nothing
 from tpbench.measure.gpu_profiler import COMMUNICATION, OTHER, PRODUCT, Interval
 from tpbench.measure.rates import SIDE
-from tpbench.measure.stopwatch import do_nothing
 from tpbench.workloads.tp_block import WORKLOAD, bench
 from tpbench.workloads.tp_block.execution import measurements
 from tpbench.workloads.tp_block.execution.prepared import NoCommunicationSchedule, prepare
-from tpbench.workloads.tp_block.limits import TOLERANCE
+from tpbench.workloads.tp_block.problem import TOLERANCE
 
 needs_ranks = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

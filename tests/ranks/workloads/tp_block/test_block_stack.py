@@ -11,12 +11,12 @@ import torch
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.tp_block import FixedStopwatch, block_context, context, problem
 from tpbench.measure.run import run
-from tpbench.measure.settings import MeasureSettings
+from tpbench.measure.session import MeasureSettings
 from tpbench.workloads.tp_block import WORKLOAD
 from tpbench.workloads.tp_block.execution import measurements, stack
 from tpbench.workloads.tp_block.execution.measurements import MachineRates
 from tpbench.workloads.tp_block.execution.prepared import NoCommunicationSchedule, prepare
-from tpbench.workloads.tp_block.limits import TOLERANCE
+from tpbench.workloads.tp_block.problem import TOLERANCE
 
 HERE = sorted(name for name, each in WORKLOAD.variants.items() if torch.cuda.is_available() or not each.requires_cuda)
 STACK = {"layers": 2, "rotary": True, "steps": 4, "warmup_steps": 2}

@@ -22,8 +22,8 @@ from tests.support.tp_block import (
 from tpbench.workloads.tp_block import WORKLOAD, TpBlock
 from tpbench.workloads.tp_block.execution.prepared import prepare
 from tpbench.workloads.tp_block.inputs import BlockInputs
-from tpbench.workloads.tp_block.limits import TOLERANCE
 from tpbench.workloads.tp_block.oracle import expected_result
+from tpbench.workloads.tp_block.problem import TOLERANCE
 
 
 def on(*numbers: int) -> list[Any]:

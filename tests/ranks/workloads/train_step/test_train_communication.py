@@ -80,7 +80,6 @@ def sent_and_counted(here: Rank, name: str, tp_size: int, fields: dict[str, Any]
 
 
 AGAIN = {"activation_checkpointing": True, "accumulate": 2}
-REPLICATED = '{"layers.*.self_attn.*": "replicated"}'
 AUTOCAST = {"dtype": "bfloat16", "autocast": True}
 CASES: list[tuple[int, str, int, dict[str, Any]]] = [
     *((2, name, 2, each) for name in SHARDED for each in (
@@ -89,19 +88,16 @@ CASES: list[tuple[int, str, int, dict[str, Any]]] = [
     *((2, name, 1, each) for name in ("ddp", "fsdp") for each in ({}, {"tied": True, "accumulate": 2}, AUTOCAST)),
     *((2, "autotp", 1, {"zero_stage": stage, "accumulate": 2}) for stage in (0, 1, 2)),
     *((2, "autotp", 1, {"zero_stage": stage, **AUTOCAST}) for stage in (0, 1)),
-    *((ranks, "fsdp_dtensor", 2, {"kv_heads": 1}) for ranks in (2, 4)),
     *((2, name, 2, {"batch_size": 3, "seq_length": 7}) for name in SHARDED),
     (4, "autotp", 2, {"tied": True}), (4, "fsdp_dtensor", 2, {}), (4, "dtensor_tp", 2, {}),
     *((2, name, 2, {"train_loss": "tpbench_linear", **AUTOCAST}) for name in SHARDED),
-    # Columns that are gathered, replicated blocks, and norms behind blocks.
+    # Columns that are gathered, and norms behind blocks.
     (2, "fsdp_dtensor", 2, {"architecture": "phi3", **AUTOCAST}),
     (2, "autotp", 2, {"architecture": "phi3", **AUTOCAST}),
     *((2, name, 2, {"architecture": "olmo2", **AGAIN}) for name in ("autotp", "dtensor_tp")),
     (2, "autotp", 2, {"architecture": "phi", "ffn_matrices": 2}),
     *((2, name, 2, {"architecture": "gemma2", "tied": True, "attention": "eager", **AGAIN})
       for name in ("autotp", "fsdp_dtensor")),
-    *((2, name, 2, {"architecture": "olmo2", "activation_checkpointing": True, "tp_mapping": REPLICATED})
-      for name in SHARDED),
 ]  # fmt: skip
 
 
@@ -125,11 +121,8 @@ def computed_and_counted(here: Rank, name: str, fields: dict[str, Any]) -> tuple
 
 
 REPEATED: list[tuple[str, dict[str, Any]]] = [
-    ("fsdp_dtensor", {"kv_heads": 1}), ("fsdp_dtensor", {"heads": 6, "kv_heads": 3}),
     ("fsdp_dtensor", {}), ("autotp", {"accumulate": 2}), ("autotp", {"vocab_parallel": False, "tied": True}),
     *((name, {"architecture": each}) for name in ("autotp", "fsdp_dtensor") for each in ("olmo2", "phi3")),
-    *((name, {"tp_mapping": '{"layers.0.*": "replicated"}'}) for name in ("autotp", "fsdp_dtensor")),
-    *((name, {"tp_mapping": '{"layers.*.mlp.*": "replicated"}'}) for name in ("autotp", "fsdp_dtensor")),
 ]  # fmt: skip
 
 

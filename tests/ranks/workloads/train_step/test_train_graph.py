@@ -15,7 +15,7 @@ from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.train_step import mesh_context, reset_deepspeed_groups, tiny_problem
 from tpbench.measure import cuda_graph
 from tpbench.measure.run import run as measure
-from tpbench.measure.settings import MeasureSettings
+from tpbench.measure.session import MeasureSettings
 from tpbench.workloads.train_step import WORKLOAD
 from tpbench.workloads.train_step.bench import TrainStepSession
 from tpbench.workloads.train_step.variants import DDP_WARMUP_STEPS

@@ -18,15 +18,14 @@ from transformers.masking_utils import create_sliding_window_causal_mask
 from tests.support.command import ROOT
 from tests.support.train_step import CPU, config_json, folder_problem, single_context, tiny_problem, train_alone
 from tpbench.settings import JobError
-from tpbench.workloads.train_step import TrainStep
+from tpbench.workloads.train_step import TrainStep, estimates
 from tpbench.workloads.train_step.estimates import estimate_memory
-from tpbench.workloads.train_step.model import sizes
 from tpbench.workloads.train_step.model.configuration import UnknownArchitecture, model_configuration
 from tpbench.workloads.train_step.model.inputs import micro_batch, model_inputs
 from tpbench.workloads.train_step.model.models import build, materialise
 from tpbench.workloads.train_step.model.resolve import resolve
 from tpbench.workloads.train_step.problem import ITEM_BYTES
-from tpbench.workloads.train_step.training.losses import torch_loss
+from tpbench.workloads.train_step.training.trainer import torch_loss
 
 
 def test_initial_weights_of_a_seed_never_change_and_are_normal() -> None:
@@ -54,7 +53,7 @@ def test_a_model_file_makes_a_model_of_the_published_size(name: str) -> None:
     problem = TrainStep(**MODELS[name])
     assert problem.model == name
     count = sum(each.numel() for each in build(problem).parameters())
-    assert count == sizes.parameters(problem)
+    assert count == estimates.parameters(problem)
     if name in PUBLISHED:
         assert count == pytest.approx(PUBLISHED[name], rel=1e-3)
 
@@ -74,7 +73,7 @@ def test_the_flop_count_is_what_torch_counts(fields: dict[str, Any]) -> None:
     with FlopCounterMode(display=False) as counter:
         model(input_ids=batch.tokens, **model_inputs(problem, CPU))
     rotations = 2 * problem.seq_length * problem.head_dim // 2  # some versions of transformers rotate by a product
-    assert sizes.step_flops(problem) - 3 * counter.get_total_flops() in (0, -3 * rotations)
+    assert estimates.step_flops(problem) - 3 * counter.get_total_flops() in (0, -3 * rotations)
 
 
 @pytest.mark.parametrize(
@@ -128,21 +127,21 @@ def test_a_local_folder_describes_a_model(tmp_path: Path) -> None:
     assert resolve(problem) == problem
     model = build(problem)
     assert len(model.model.layers) == 2
-    assert sum(each.numel() for each in model.parameters()) == sizes.parameters(problem)
+    assert sum(each.numel() for each in model.parameters()) == estimates.parameters(problem)
     qwen3 = {"model_type": "qwen3", "num_attention_heads": 32, "num_key_value_heads": None}
     for changes, heads in (({}, (2, 16)), (qwen3, (32, 128)), (qwen3 | {"head_dim": 8}, (32, 8))):
         untied = resolve(folder_problem(folder, tie_word_embeddings=None, **changes))
         assert not untied.tied and (untied.kv_heads, untied.head_dim) == heads
-        assert sum(each.numel() for each in build(untied).parameters()) == sizes.parameters(untied)
+        assert sum(each.numel() for each in build(untied).parameters()) == estimates.parameters(untied)
 
 
 def test_tied_embeddings_default_to_those_of_the_model_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for architecture, tied in (("gemma", True), ("mistral", False)):
         problem = resolve(folder_problem(tmp_path, model_type=architecture, tie_word_embeddings=None, head_dim=16))
         assert problem.tied is tied
-        assert sum(each.numel() for each in build(problem).parameters()) == sizes.parameters(problem)
+        assert sum(each.numel() for each in build(problem).parameters()) == estimates.parameters(problem)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(JobError, match=re.escape("lacks tie_word_embeddings, for which only the transformers package")):
+    with pytest.raises(JobError, match=re.escape("lacks tie_word_embeddings, and the transformers package, which")):
         resolve(folder_problem(tmp_path, model_type="gemma", tie_word_embeddings=None))
     assert resolve(folder_problem(tmp_path, model_type="gemma", tie_word_embeddings=True)).tied
     assert not resolve(folder_problem(tmp_path, tie_word_embeddings=None)).tied
@@ -178,7 +177,7 @@ def test_the_window_of_a_folder_is_part_of_the_problem(
     assert resolve(problem) == problem
     whole = replace(problem, window=None, window_layers=0)
     saved = 12 * problem.heads * problem.head_dim * problem.window_layers * (16 - (width or 0))
-    assert sizes.flops_per_token(whole) - sizes.flops_per_token(problem) == saved
+    assert estimates.flops_per_token(whole) - estimates.flops_per_token(problem) == saved
     if width is not None:
         assert resolve(replace(problem, seq_length=width)).window is None
         with pytest.raises(UnknownArchitecture, match=f"has a sliding window of {width} tokens, and the job None"):
@@ -289,7 +288,10 @@ def test_a_feed_forward_layer_may_have_two_matrices(tmp_path: Path) -> None:
     for architecture in ("starcoder2", "phi"):
         problem = resolve(tiny_problem(architecture=architecture))
         weights = sum(each.numel() for name, each in build(problem).named_parameters() if not name.endswith("bias"))
-        assert problem.ffn_matrices == 2 and sizes.parameters(problem) - weights in (0, 2 * 32)  # Phi has fewer norms
+        assert problem.ffn_matrices == 2 and estimates.parameters(problem) - weights in (
+            0,
+            2 * 32,
+        )  # Phi has fewer norms
         assert resolve(problem) == problem
     for name in ("ffn_matrices", "window"):
         with pytest.raises(JobError, match=f"{name} is what the model's layers have: it cannot be set"):

@@ -12,7 +12,7 @@ import torch
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.train_step import mesh_context, reset_deepspeed_groups, single_context, tiny_problem
 from tpbench.measure.run import run as measure
-from tpbench.measure.settings import MeasureSettings
+from tpbench.measure.session import MeasureSettings
 from tpbench.workloads.train_step import WORKLOAD, oracle
 from tpbench.workloads.train_step.bench import TrainStepSession
 from tpbench.workloads.train_step.oracle import compare
@@ -62,7 +62,7 @@ def test_a_cell_trains_exactly_its_steps_and_times_their_phases() -> None:
         assert len(columns["losses"]) == len(columns["grad_norms"]) == 5
         assert columns["loss_value"] == columns["losses"][-1]
         assert columns["oracle"] == "3 steps by one process"
-        assert 0 < columns["loss_error"] < 1e-5 and 0 < columns["grad_error"] < 1e-4
+        assert columns["loss_error"] < 1e-5 and columns["grad_error"] < 1e-4
         phases_ms = [columns[f"step_{phase}_ms"] for phase in PHASES]
         for total_ms, *parts_ms in zip(columns["samples_ms"], *phases_ms, strict=True):
             # Phases and steps are of the slowest rank, which need not be the same one.

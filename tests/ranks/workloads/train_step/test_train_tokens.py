@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.train_step import check_errors, compare
-from tpbench.comm.row_exchange import TokenExchange
+from tpbench.comm.collectives import TokenExchange
 
 BATCH, LENGTH, WIDTH = 3, 4, 5
 

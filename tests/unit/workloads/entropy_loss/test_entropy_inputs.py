@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.support.entropy_loss import DTYPES, LOSSES, alone, context, problem
 from tpbench.workloads.entropy_loss.inputs import make_shard
 from tpbench.workloads.losses import inputs
-from tpbench.workloads.vocabulary import IGNORED, shard_bounds
+from tpbench.workloads.sizes import IGNORED, shard_bounds
 
 
 @given(vocab=st.integers(1, 10_000), tp_size=st.integers(1, 64))

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from tests.support.entropy_loss import DTYPES, LOSSES, alone, problem, right
 from tpbench.workloads.entropy_loss import EntropyLoss
-from tpbench.workloads.entropy_loss.interface import Output, Shard
+from tpbench.workloads.entropy_loss.inputs import Output, Shard
 from tpbench.workloads.entropy_loss.oracle import Errors, Oracle
 from tpbench.workloads.losses.oracle import relative_error
-from tpbench.workloads.vocabulary import IGNORED
+from tpbench.workloads.sizes import IGNORED
 
 INF = float("inf")
 

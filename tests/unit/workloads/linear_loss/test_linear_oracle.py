@@ -12,13 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.support.linear_loss import context, problem
-from tpbench.kernels.losses import KERNEL_LOSSES, LABEL_LOSSES
+from tpbench.kernels import KERNEL_LOSSES, LABEL_LOSSES
 from tpbench.workloads.linear_loss import LinearLoss, oracle
-from tpbench.workloads.linear_loss.inputs import make_shard
-from tpbench.workloads.linear_loss.interface import Output, Shard
+from tpbench.workloads.linear_loss.inputs import Output, Shard, make_shard
 from tpbench.workloads.linear_loss.oracle import Errors, Oracle
 from tpbench.workloads.losses.oracle import weighted
-from tpbench.workloads.vocabulary import IGNORED
+from tpbench.workloads.sizes import IGNORED
 
 INF = math.inf
 

@@ -7,6 +7,7 @@ products and copies can only be measured on GPUs.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from tests.support.tp_block_simulated import FLAG_SPACE, Costs, Machine, SimulatedBuffers, on_streams
 from tpbench.comm import parallel_linears
-from tpbench.comm.signals import StreamSignals
+from tpbench.comm.symmetric_buffers import StreamSignals
 from tpbench.workloads.tp_block.execution import copy_engine
 from tpbench.workloads.tp_block.execution.copy_engine import CopyEngineSchedule, copy_beside_compute, peer_runs
 
@@ -99,9 +100,9 @@ def test_replays_of_a_graph_are_right_at_any_speed(
     rows, k, n, ranks, replays = 2, 3, 4, 2, 5
 
     def work(engine: CopyEngineSchedule) -> list[Tensor]:
-        first, found = dict(engine.buffers.uses), []
+        first, found = Counter(engine.buffers.uses), []
         for _ in range(replays):
-            engine.buffers.uses, engine.buffers.capturing = dict(first), False
+            engine.buffers.uses, engine.buffers.capturing = Counter(first), False
             for operation in operations:
                 number = len(found)
                 shard, matrix = numbers(engine.rank, number, rows, k), numbers(engine.rank, number + 50, k, n)

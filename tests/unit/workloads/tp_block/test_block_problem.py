@@ -11,10 +11,11 @@ from tests.support.composed_jobs import composed, job
 from tests.support.tp_block import context, problem, unshard
 from tpbench.job import JobError, parse_job, unsupported_reason
 from tpbench.launcher.planning.plan import ThisHost, skip_reason
-from tpbench.workloads.tp_block import WORKLOAD, limits
+from tpbench.workloads.tp_block import WORKLOAD
 from tpbench.workloads.tp_block.execution.layers import ColumnParallelLinear, RMSNorm
 from tpbench.workloads.tp_block.execution.measurements import MachineRates
 from tpbench.workloads.tp_block.inputs import BlockInputs
+from tpbench.workloads.tp_block.problem import bytes_moved, bytes_sent, flops
 
 TINY = {"tokens": 64, "hidden": 64, "ffn": 160, "heads": 8, "kv_heads": 4, "head_dim": 8}
 
@@ -61,30 +62,30 @@ def test_a_stack_is_trained_with_rotary_embeddings_for_a_fixed_number_of_steps()
     stack = parse_job({"variant": "block_tp", "tp_size": 2, **TINY, "layers": 3})
     assert stack.problem.rotary and stack.scheduled and not one.problem.rotary and not one.scheduled
     assert not parse_job({"variant": "block_tp", "tp_size": 2, **TINY, "layers": 3}, chosen=["rotary"]).problem.rotary
-    for count in (limits.flops, limits.bytes_sent):
+    for count in (flops, bytes_sent):
         assert count(stack.problem, 2) == 3 * count(one.problem, 2)
-    weights = (limits.bytes_moved(one.problem, 2) - 2 * 2 * 2 * 64 * 64 // 2) // (2 * 2)
-    assert limits.bytes_moved(stack.problem, 2) == 2 * (3 * 3 * 2 * weights + 2 * 2 * 64 * 64 // 2)
+    weights = (bytes_moved(one.problem, 2) - 2 * 2 * 2 * 64 * 64 // 2) // (2 * 2)
+    assert bytes_moved(stack.problem, 2) == 2 * (3 * 3 * 2 * weights + 2 * 2 * 64 * 64 // 2)
 
 
 def test_counts_of_llama_8b() -> None:
     cell = problem(tokens=8192, hidden=4096, ffn=14336, heads=32, kv_heads=8, head_dim=128, dtype="bfloat16")
     weights = 4096 * 6144 + 4096 * 4096 + 3 * 4096 * 14336
-    assert limits.flops(cell, 4) == 3 * (2 * 8192 * weights + 2 * 8192**2 * 4096) // 4
+    assert flops(cell, 4) == 3 * (2 * 8192 * weights + 2 * 8192**2 * 4096) // 4
     matrix = 8192 * 4096 * 2
-    assert limits.bytes_sent(cell, 4) == (8 * matrix + 4 * 4096 * 2) * 3 // 4
+    assert bytes_sent(cell, 4) == (8 * matrix + 4 * 4096 * 2) * 3 // 4
     again = problem(**{**cell.__dict__, "save_gathered": False})
-    assert limits.bytes_sent(again, 4) - limits.bytes_sent(cell, 4) == 2 * matrix * 3 // 4
-    assert limits.bytes_sent(again, 4, least=True) == limits.bytes_sent(cell, 4)
-    assert limits.bytes_sent(cell, 1) == 0
-    assert limits.bytes_moved(cell, 1) == 2 * 2 * (weights + 2 * 4096 + 2 * 8192 * 4096)
+    assert bytes_sent(again, 4) - bytes_sent(cell, 4) == 2 * matrix * 3 // 4
+    assert bytes_sent(again, 4, least=True) == bytes_sent(cell, 4)
+    assert bytes_sent(cell, 1) == 0
+    assert bytes_moved(cell, 1) == 2 * 2 * (weights + 2 * 4096 + 2 * 8192 * 4096)
     assert MachineRates(1.0, 50.0).wire_ms(10**9) == pytest.approx(20.0)
     assert MachineRates(1.0, 0.0).wire_ms(0) == 0.0
 
 
-def test_plain_variants_run_no_kernels_of_tpbench() -> None:
+def test_variants_run_no_kernels_of_tpbench() -> None:
     """Their rows stay current when a kernel changes."""
-    for variant in ("block_no_tp", "block_tp", "block_tp_overlap"):
+    for variant in ("block_no_tp", "block_tp", "block_tp_overlap", "block_symm_mem", "block_copy_engine"):
         assert parse_job({"variant": variant, **TINY, "tp_size": 2}).kernels_version is None
 
 

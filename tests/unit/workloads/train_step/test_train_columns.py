@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.support.train_step import CPU, single_context, tiny_problem
-from tpbench.measure.gpu_profiler import intervals
+from tpbench.measure.bottleneck import intervals
 from tpbench.workloads.train_step.estimates import rank_flops
 from tpbench.workloads.train_step.training import measured_step
 from tpbench.workloads.train_step.training.measured_step import PhaseTimer, exposed_share, peak_tflops, throughput
@@ -91,14 +91,14 @@ def test_throughput_counts_replicas_and_accumulation() -> None:
 
 
 def test_model_flops_utilisation_counts_repeated_operations_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The operations of a rank may contain blocks that every rank of the replica repeats."""
+    """The operations of a rank may contain attention that every rank of the replica repeats."""
     monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "NVIDIA H200")
     context = replace(single_context(torch.device("cuda")), tp_size=2, world_size=2)
     shared = tiny_problem(dtype="bfloat16")
-    repeated = replace(shared, tp_mapping='{"layers.*": "replicated"}')
+    repeated = replace(shared, architecture="olmo2")
     found = {
         each: throughput(each, context, {"time_ms": 1.0, "flops": rank_flops(each, "fsdp_dtensor", 2)})
         for each in (shared, repeated)
     }
     assert found[shared]["mfu"] == found[repeated]["mfu"] == pytest.approx(found[shared]["tflops_per_gpu"] / 989)
-    assert found[repeated]["tflops_per_gpu"] > 1.5 * found[shared]["tflops_per_gpu"]
+    assert found[repeated]["tflops_per_gpu"] > found[shared]["tflops_per_gpu"]

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
 
 from tests.support.train_step import tiny_problem
 from tpbench.kernels.linear.chunks import AUTO_GIB
-from tpbench.workloads.train_step.estimates import LINEAR_LOSS_GIB, MemoryEstimate, estimate_memory
-from tpbench.workloads.train_step.model import sizes
+from tpbench.workloads.train_step.estimates import LINEAR_LOSS_GIB, estimate_memory, parameters
 
 
 def test_memory_of_parameters_by_variant() -> None:
     problem = tiny_problem(dtype="bfloat16", vocab=96)
-    count, embedding = sizes.parameters(problem), 96 * 32
+    count, embedding = parameters(problem), 96 * 32
     whole_model = estimate_memory(problem, "ddp", 1, 2)
     assert (whole_model.model, whole_model.gradients, whole_model.optimizer) == (2 * count, 2 * count, 4 * count)
     assert whole_model.total == 8 * count + whole_model.activations  # DDP's gradients are views of its buckets
@@ -40,30 +38,6 @@ def test_a_plan_that_gathers_columns_keeps_them_on_every_rank() -> None:
     token_bytes = tiny_problem().tokens * 2 * 4  # two layers, fp32
     assert layers["olmo2"] - layers["llama"] == token_bytes * heads // 2
     assert layers["phi3"] - layers["olmo2"] == token_bytes * columns // 2
-
-
-def test_a_mapping_decides_which_columns_and_weights_a_rank_has() -> None:
-    def estimate(variant: str = "fsdp_dtensor", **mapping: str) -> MemoryEstimate:
-        problem = tiny_problem(vocab=2, tp_mapping=json.dumps(mapping) if mapping else None)
-        return estimate_memory(problem, variant, 2, 1, on_gpus=False)
-
-    columns, weights = 4 * 64 * tiny_problem().tokens * 4, 3 * 32 * 64 * 4  # of one feed-forward block, fp32
-    usual = estimate()
-    gathered = estimate(**{"layers.*.mlp.down_proj": "rowwise_split_input", "layers.*.mlp.*": "colwise_gather_output"})
-    assert gathered.activations - usual.activations == 2 * columns // 2
-    assert gathered.model == usual.model
-    for variant in ("fsdp_dtensor", "autotp"):
-        plain, whole = estimate(variant), estimate(variant, **{"model.layers.1.mlp.*": "replicated"})
-        assert whole.activations - plain.activations == columns // 2
-        assert whole.model - plain.model == weights // 2
-    whole = estimate(**{"layers.*.self_attn.*": "replicated"})
-    assert whole.model - usual.model == 2 * 32 * 8 * (2 * 4 + 2 * 2) * 4 // 2
-    olmo = tiny_problem(architecture="olmo2", vocab=2)
-    columns_of_heads = replace(olmo, tp_mapping='{"layers.*.self_attn.q_proj": "colwise"}')
-    llama = replace(olmo, architecture="llama")
-    problems = (olmo, columns_of_heads, llama)
-    held = [estimate_memory(each, "fsdp_dtensor", 2, 1).activations for each in problems]
-    assert held[0] > held[1] == held[2]
 
 
 def test_the_linear_loss_needs_a_chunk_of_logits_and_the_gradients_of_its_inputs() -> None:

@@ -12,11 +12,9 @@ from huggingface_hub import constants
 
 from tests.support.composed_jobs import job
 from tests.support.train_step import config_json, single_context, tiny_problem
-from tpbench.settings import JobError, parse
+from tpbench.settings import JobError
 from tpbench.workloads.train_step import WORKLOAD, TrainStep
 from tpbench.workloads.train_step.model.resolve import resolve
-from tpbench.workloads.train_step.problem import parse_mapping
-from tpbench.workloads.train_step.sharding.styles import head_share
 from tpbench.workloads.train_step.training.autotp import deepspeed_configuration
 
 
@@ -40,11 +38,9 @@ def test_fields_that_cannot_be_trained_are_refused(fields: dict[str, Any], tp_si
 @pytest.mark.parametrize(
     ("name", "fields", "said"),
     [
-        ("fsdp_dtensor", {}, None),
-        ("dtensor_tp", {}, "it gives each key-value head to one rank: tp_size=4 must divide kv_heads=2; fsdp_dtensor"),
-        ("autotp", {}, "tp_size=4 must divide kv_heads=2"),
-        ("fsdp_dtensor", {"heads": 6, "kv_heads": 3}, "tp_size=4 must divide heads=6: a tp_mapping can replicate"),
-        ("fsdp_dtensor", {"ffn_size": 62}, "tp_size=4 must divide ffn_size=62"),
+        ("fsdp_dtensor", {"kv_heads": 4}, None),
+        ("autotp", {}, "tp_size=4 must divide heads=4, kv_heads=2 and ffn_size=64 (valid: 1, 2)"),
+        ("fsdp_dtensor", {"kv_heads": 4, "ffn_size": 62}, "ffn_size=62 (valid: 1, 2)"),
     ],
 )
 def test_ranks_share_heads_and_columns(name: str, fields: dict[str, Any], said: str | None) -> None:
@@ -52,25 +48,6 @@ def test_ranks_share_heads_and_columns(name: str, fields: dict[str, Any], said: 
     assert not problem.check(4, 1)
     reason = WORKLOAD.variants[name].unsupported_reason(problem, 4)
     assert reason is None if said is None else reason is not None and said in reason
-
-
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "tp_size", "shares", "group"),
-    [
-        (8, 4, 2, [(0, 1), (2, 3)], 2),
-        (8, 2, 4, [(0,), (0,), (1,), (1,)], 2),
-        (6, 3, 2, [(0, 0, 1), (1, 2, 2)], 1),
-        (12, 6, 4, [(0, 0, 1), (1, 2, 2), (3, 3, 4), (4, 5, 5)], 1),
-    ],
-)
-def test_each_query_has_its_key_value_head(
-    heads: int, kv_heads: int, tp_size: int, shares: list[tuple[int, ...]], group: int
-) -> None:
-    problem = tiny_problem(heads=heads, kv_heads=kv_heads)
-    found = [head_share(problem, tp_size, rank) for rank in range(tp_size)]
-    assert [each.key_values for each in found] == shares and {each.group for each in found} == {group}
-    used = [head for share in found for head in share.key_values for _ in range(share.group)]
-    assert used == [query // (heads // kv_heads) for query in range(heads)]
 
 
 def test_padded_tokens_leave_async_tp_nothing_to_overlap() -> None:
@@ -112,7 +89,6 @@ def test_changed_fields_are_part_of_the_models_name(tmp_path: Path) -> None:
         (config_json(rope_scaling="yes"), "describes no decoder: 'str' object"),
         (config_json(intermediate_size=-96), "ffn_size=-96 must be at least 1"),
         (config_json(vocab_size=12.5), "vocab=12.5 must be a whole number"),
-        (config_json(num_local_experts=8), "a mixture of experts (num_local_experts)"),
         (config_json(tie_word_embeddings="false"), 'tie_word_embeddings="false" must be true or false'),
         (config_json(tie_word_embeddings=None), "tie_word_embeddings=null must be true or false"),
     ],
@@ -129,44 +105,6 @@ def test_deepspeeds_configuration_has_the_overlap() -> None:
     for overlap in (False, True):
         configuration = deepspeed_configuration(tiny_problem(overlap=overlap), context)
         assert configuration["tensor_parallel"]["tp_overlap_comm"] is overlap
-
-
-def test_a_mapping_of_a_yaml_file_becomes_text_and_keeps_its_order() -> None:
-    mapping = {"model.layers.0.mlp.*": "replicated", "layers.*.mlp.up_proj": "colwise"}
-    problem = parse(TrainStep, {**vars(tiny_problem()), "tp_mapping": mapping})
-    assert list(parse_mapping(problem.tp_mapping).items()) == [
-        ("layers.0.mlp.*", "replicated"),
-        ("layers.*.mlp.up_proj", "colwise"),
-    ]
-    assert parse_mapping(None) == {}
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("{", "tp_mapping={ must be an object of module patterns and styles, such as"),
-        ("[1]", "tp_mapping=[1] must be an object"),
-        ("{}", "tp_mapping={} must be an object"),
-        (
-            '{"layers.*": "columnwise"}',
-            "layers.*: no style is called columnwise, did you mean colwise? (valid: colwise, ",
-        ),
-        ('{"layers.*": 1}', "layers.*: no style is called 1"),
-    ],
-)
-def test_a_bad_mapping_is_one_message(text: str, said: str) -> None:
-    with pytest.raises(JobError, match=re.escape(said)) as error:
-        resolve(tiny_problem(tp_mapping=text))
-    assert len(str(error.value).splitlines()) == 1
-
-
-def test_a_folder_may_hold_a_mapping_and_the_command_line_wins(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(config_json(model_type="unknown", tp_mapping={"layers.*": "columnwise"}))
-    with pytest.raises(JobError, match="no style is called columnwise"):
-        resolve(tiny_problem(model_dir=str(tmp_path)))
-    chosen = tiny_problem(model_dir=str(tmp_path), tp_mapping='{"layers.*": "row"}')
-    with pytest.raises(JobError, match="no style is called row,"):
-        resolve(chosen, frozenset({"tp_mapping"}))
 
 
 def test_an_id_is_looked_up_in_the_local_cache_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

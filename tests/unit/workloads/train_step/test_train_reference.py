@@ -32,7 +32,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(oracle, "first_loss", lambda problem, context: 7.0)
     monkeypatch.setattr(oracle, "estimate_memory", lambda *_: SimpleNamespace(total=70 * GIB))
     monkeypatch.setattr(oracle.rank_memory, "available_bytes", lambda device: 100 * GIB)
-    monkeypatch.setattr(oracle.sizes, "step_flops", lambda problem: 2e12 / 6)
+    monkeypatch.setattr(oracle, "step_flops", lambda problem: 2e12 / 6)
     monkeypatch.setattr(dist, "broadcast", lambda tensor, src: calls.append(("broadcast", tensor.shape, src)))
     return calls
 
@@ -58,7 +58,7 @@ def test_what_costs_too_much_is_a_forward_pass(much: str, log: list[Any], monkey
     if much == "memory":
         monkeypatch.setattr(oracle.rank_memory, "available_bytes", lambda device: 100 * GIB - 2)
     elif much == "operations":
-        monkeypatch.setattr(oracle.sizes, "step_flops", lambda problem: 2e12 / 6 + 1)
+        monkeypatch.setattr(oracle, "step_flops", lambda problem: 2e12 / 6 + 1)
     else:
         monkeypatch.setattr(oracle, "train_first_steps", lambda *_: torch.full((2, 3), torch.nan))
     assert compute_reference(cell(), CONTEXT) == Reference(FORWARD, (7.0,), ())
@@ -75,7 +75,7 @@ def test_what_costs_too_much_is_a_forward_pass(much: str, log: list[Any], monkey
 def test_a_variant_from_outside_is_compared_with_the_whole_run(
     flops: float, dtype: str, source: str, log: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(oracle.sizes, "step_flops", lambda problem: flops)
+    monkeypatch.setattr(oracle, "step_flops", lambda problem: flops)
     reference = compute_reference(cell(dtype=dtype), CONTEXT, whole_run=True)
     assert reference.source == source
     if source.startswith("all"):

@@ -7,13 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tpbench.measure.stopwatch import Stopwatch
-from tpbench.workloads.embedding_grad.exchanges.base import DenseReduceScatter, Exchange, Phase, sequence
+from tpbench.measure.clock import Stopwatch
+from tpbench.workloads.embedding_grad.exchanges import DenseReduceScatter, Phase, sequence
+from tpbench.workloads.embedding_grad.exchanges.collectives import COUNT_BYTES, CountedCollectives
 from tpbench.workloads.embedding_grad.exchanges.sparse import SparseAllToAll
-from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
-from tpbench.workloads.embedding_grad.row_operations.search import EvenlySpacedRows, KernelRowFinder
-from tpbench.workloads.embedding_grad.traffic import crossover, formulas
-from tpbench.workloads.embedding_grad.traffic.collectives import CountedCollectives
+from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs, busiest
+from tpbench.workloads.embedding_grad.row_operations.search import RowFinder, row_finder
 
 CALIBRATED_AT = (0.2, 0.8)
 """Densities at which the sparse exchange is timed. A line through both is within 1 or 2 % of its time in between."""
@@ -22,63 +21,76 @@ UNKNOWN = -1
 """Count that a rank sends if it does not know its touched rows."""
 
 
-class SparseAuto(Exchange):
-    """Dense or sparse exchange. All ranks gather all counts, and therefore choose alike without a further message."""
+class SparseAuto(SparseAllToAll):
+    """Dense or sparse exchange. All ranks gather all counts, and therefore choose alike without a further message.
+
+    It is dense above the density `limit`, or above the busiest rank's equivalent of that density.
+    """
 
     def __init__(
-        self,
-        inputs: EmbeddingGradInputs,
-        comm: CountedCollectives,
-        dense: DenseReduceScatter,
-        sparse: SparseAllToAll,
-        limit: float,
+        self, inputs: EmbeddingGradInputs, comm: CountedCollectives, finder: RowFinder, stopwatch: Stopwatch
     ) -> None:
-        """Choose dense above the density `limit`, or above the busiest rank's equivalent of that density."""
-        super().__init__(inputs, comm)
-        self.dense, self.sparse, self.limit = dense, sparse, limit
-        self.overwrites = sparse.overwrites
-        self.used: Exchange = dense
+        self.dense = DenseReduceScatter(inputs, comm)
+        super().__init__(inputs, comm, finder)
+        self.limit = self.calibrated(stopwatch)
         counts = Phase("counts", self.choose, after="batch", on_host=True)
-        later = [self._if_used(sparse, phase) for phase in sparse.phases[1:]]
-        self.phases = (counts, *later, self._if_used(dense, dense.phases[0]))
+        later = [self._if_chosen("sparse", phase) for phase in self.phases[1:]]
+        self.phases = (counts, *later, self._if_chosen("dense", self.dense.phases[0]))
+
+    def calibrated(self, stopwatch: Stopwatch) -> float:
+        """Return the density at which both take equal time on this machine. Collective; the same on every rank.
+
+        The times are of the device, on a CPU of the whole exchange. They include a search on the device, for which the
+        host waits. Touched rows are evenly spaced over the table, with the values that the gradient has there.
+        """
+        inputs, finder, table_rows = self.inputs, self.finder, self.inputs.problem.table_rows
+        saved_slice, points = inputs.own_slice.clone(), []
+        for density in CALIBRATED_AT:
+            rows = max(1, round(density * table_rows))
+            tokens = torch.arange(rows) * table_rows // rows
+            self.finder = row_finder(inputs, tokens.to(torch.int32)[None])
+            points.append((density, stopwatch.ms(sequence(self.phases))))
+        dense_ms = stopwatch.ms(self.dense.reduce)
+        self.finder = finder
+        self.release()
+        inputs.own_slice.copy_(saved_slice)
+        if inputs.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return equal_time(points[0], points[1], dense_ms)
 
     def choose(self) -> None:
         """Gather all counts and choose."""
-        touched = self.sparse.finder.find()
-        own_counts = touched.counts if touched is not None else [UNKNOWN] * self.comm.world_size
-        counts = self.comm.gather_counts(own_counts)
-        self.used = self.dense
-        if sparse_is_faster(counts, self.inputs.problem.table_rows, self.limit):
-            assert touched is not None
-            self.used, rank = self.sparse, self.inputs.rank
-            self.sparse.begin(touched, [0 if peer == rank else row[rank] for peer, row in enumerate(counts)])
+        touched, rank = self.finder.find(), self.inputs.rank
+        counts = self.comm.gather_counts(touched.counts if touched else [UNKNOWN] * self.comm.world_size)
+        self.touched, self.chosen = None, "dense"
+        if touched and sparse_is_faster(counts, self.inputs.problem.table_rows, self.limit):
+            self.chosen = "sparse"
+            self.begin(touched, [0 if peer == rank else row[rank] for peer, row in enumerate(counts)])
 
-    def _if_used(self, exchange: Exchange, phase: Phase) -> Phase:
+    def _if_chosen(self, kind: str, phase: Phase) -> Phase:
         def run() -> None:
-            if self.used is exchange:
+            if self.chosen == kind:
                 phase.run()
 
         return Phase(phase.name, run, phase.after, phase.on_host)
 
     def result(self) -> Tensor:
-        return self.used.result()
+        return super().result() if self.chosen == "sparse" else self.dense.result()
 
     def release(self) -> None:
+        super().release()
         self.dense.release()
-        self.sparse.release()
 
     def expected_bytes(self) -> list[int]:
         """Return the bytes of the chosen exchange, but with all counts of a rank sent to each peer."""
-        peers = self.comm.world_size - 1
-        all_counts = formulas.COUNT_BYTES * self.comm.world_size * peers
-        own_counts = formulas.COUNT_BYTES * peers if self.used is self.sparse else 0
-        return [sent + all_counts - own_counts for sent in self.used.expected_bytes()]
+        size = self.comm.world_size
+        sent = self.dense.expected_bytes()
+        if self.chosen == "sparse":
+            sent = [sparse - COUNT_BYTES * (size - 1) for sparse in super().expected_bytes()]
+        return [exchange + COUNT_BYTES * size * (size - 1) for exchange in sent]
 
     def columns(self) -> dict[str, Any]:
-        return {**self.used.columns(), "crossover_density": self.limit}
-
-    def known_rows(self) -> Tensor | None:
-        return self.used.known_rows()
+        return {**super().columns(), "crossover_density": self.limit}
 
 
 def sparse_is_faster(counts: list[list[int]], table_rows: int, limit: float) -> bool:
@@ -89,30 +101,12 @@ def sparse_is_faster(counts: list[list[int]], table_rows: int, limit: float) -> 
     if any(UNKNOWN in row for row in counts):
         return False
     ranks = len(counts)
-    return formulas.busiest(counts) * ranks / (ranks - 1) <= limit * table_rows
+    return busiest(counts) * ranks / (ranks - 1) <= limit * table_rows
 
 
-def calibrate(
-    inputs: EmbeddingGradInputs, dense: DenseReduceScatter, sparse: SparseAllToAll, stopwatch: Stopwatch
-) -> float:
-    """Return the density at which both take equal time on this machine. Collective; the same on every rank.
-
-    The times are of the device, on a CPU of the whole exchange. They include a search on the device, for which the host
-    waits, but not one on the host. Touched rows are evenly spaced over the table, with the values that the gradient has
-    there.
-    """
-    saved_slice, finder = inputs.own_slice.clone(), sparse.finder
-    points = []
-    for density in CALIBRATED_AT:
-        rows = max(1, round(density * inputs.problem.table_rows))
-        spaced = EvenlySpacedRows(inputs.partition, inputs.rank, inputs.device, rows)
-        sparse.finder = KernelRowFinder(inputs, spaced.numbers) if isinstance(finder, KernelRowFinder) else spaced
-        points.append((density, stopwatch.ms(sequence(sparse.phases))))
-    dense_ms = stopwatch.ms(dense.reduce)
-    sparse.finder = finder
-    sparse.release()
-    dense.release()
-    inputs.own_slice.copy_(saved_slice)
-    if inputs.device.type == "cuda":
-        torch.cuda.empty_cache()
-    return crossover.from_line(points[0], points[1], dense_ms)
+def equal_time(first: tuple[float, float], second: tuple[float, float], dense_ms: float) -> float:
+    """Return the density at which a line through two (density, ms) points reaches `dense_ms`, also outside them."""
+    slope = (second[1] - first[1]) / (second[0] - first[0])
+    if slope <= 0:  # noise, if latency is the whole time: sparse is faster at every density or at none
+        return float("inf") if first[1] <= dense_ms else 0.0
+    return max(0.0, first[0] + (dense_ms - first[1]) / slope)

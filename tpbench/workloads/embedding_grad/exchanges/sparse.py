@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from abc import abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from tpbench.workloads.embedding_grad.exchanges.base import Exchange, Phase
-from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
-from tpbench.workloads.embedding_grad.row_operations.merge import Merge
-from tpbench.workloads.embedding_grad.row_operations.search import RowFinder, TouchedRows
-from tpbench.workloads.embedding_grad.traffic import formulas
-from tpbench.workloads.embedding_grad.traffic.collectives import CountedCollectives
+from tpbench.workloads.embedding_grad.exchanges import Exchange, Phase
+from tpbench.workloads.embedding_grad.exchanges.collectives import COUNT_BYTES, CountedCollectives
+from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs, leaving
+from tpbench.workloads.embedding_grad.row_operations.search import MisplacedRow, RowFinder, TouchedRows
+
+ID_BYTES = 4
+"""Bytes of a row number as int32."""
+COO_ID_BYTES = 8
+"""Bytes of a row number as int64, as torch's COO tensors hold it."""
 
 
 class SparseExchange(Exchange):
@@ -27,6 +30,20 @@ class SparseExchange(Exchange):
         self.overwrites = inputs.own_slice
         self.touched: TouchedRows | None = None
 
+    def find(self) -> None:
+        """Find this rank's touched rows."""
+        self.touched = self.finder.find()
+        if self.touched is None:
+            raise RuntimeError(
+                "the touched rows are not known: only a dense exchange, or sparse_auto, can do this step"
+            )
+
+    @property
+    def rows(self) -> Tensor:
+        """Numbers of the touched rows, on the device. The first access starts their upload."""
+        assert self.touched is not None
+        return self.touched.rows
+
     def known_rows(self) -> Tensor | None:
         return None if self.touched is None else self.touched.rows
 
@@ -34,161 +51,169 @@ class SparseExchange(Exchange):
         self.touched = None
 
 
-def gather(table: Tensor, rows: Tensor, output: Tensor) -> None:
-    """Set `output[i] = table[rows[i]]`."""
-    if not table.is_cuda:
-        torch.index_select(table, 0, rows, out=output)
-        return
-    from tpbench.workloads.embedding_grad.row_operations.gather_kernel import gather_rows
+class SparseAllToAll(SparseExchange):
+    """All-to-alls of counts, of row numbers and of rows, which the owner merges. Rows of this rank stay in place.
 
-    gather_rows(table, rows, output)
-
-
-class MergingExchange(SparseExchange):
-    """Exchange that receives a segment of rows from each rank, numbers first, and merges them into its slice."""
-
-    def __init__(self, inputs: EmbeddingGradInputs, comm: CountedCollectives, finder: RowFinder, merge: Merge) -> None:
-        super().__init__(inputs, comm, finder)
-        self.merge = merge
-        self.received_ids: Tensor | None = None
-        self.received_values: Tensor | None = None
-        self.sent_values: Tensor | None = None
-        self.phases = (
-            Phase("counts", self.exchange_counts, after="batch", on_host=True),
-            Phase("ids", self.prepare_merge, after="forward"),
-            Phase("gather", self.gather),
-            Phase("values", self.exchange_values),
-            Phase("merge", self.merge_values),
-        )
-
-    @abstractmethod
-    def exchange_counts(self) -> None:
-        """Find this rank's touched rows and learn how many rows each rank sends."""
-
-    @abstractmethod
-    def exchange_ids(self) -> None:
-        """Receive the row numbers."""
-
-    @abstractmethod
-    def gather(self) -> None:
-        """Copy the rows to send out of the table."""
-
-    @abstractmethod
-    def exchange_values(self) -> None:
-        """Receive the rows."""
-
-    @abstractmethod
-    def segments(self) -> list[tuple[int, int]]:
-        """Return, by source rank, the start and the number of the received rows that this rank owns."""
-
-    def prepare_merge(self) -> None:
-        """Give the merge the numbers of the received rows and of this rank's own touched rows."""
-        self.exchange_ids()
-        assert self.touched is not None and self.received_ids is not None
-        own_count = self.touched.counts[self.inputs.rank]
-        own_rows = self.touched.rows[len(self.touched.rows) - own_count :]  # own rows come last
-        self.merge.place(own_rows, self.received_ids, self.segments())
-
-    def merge_values(self) -> None:
-        """Merge the received rows into this rank's slice."""
-        assert self.received_values is not None
-        self.merge(self.inputs.own_slice, self.received_values)
-
-    def result(self) -> Tensor:
-        self.merge.verify()
-        return self.inputs.own_slice
-
-    def release(self) -> None:
-        super().release()
-        self.received_ids = self.received_values = self.sent_values = None
-        self.merge.release()
-
-
-class SparseAllToAll(MergingExchange):
-    """All-to-alls of counts, of row numbers and of rows. Rows that this rank owns stay in place."""
+    With merge=triton the sums of touched rows are in fp32, in the order of ranks, with one rounding. With
+    merge=index_add they are in the gradient's dtype, on a GPU in no fixed order; then the whole slice is scaled.
+    """
 
     send_counts: list[int]
     """Number of rows that go to each rank."""
     receive_counts: list[int]
     """Number of rows that come from each rank."""
 
-    def exchange_counts(self) -> None:
-        touched = self.finder.find()
-        if touched is None:
-            raise RuntimeError(
-                "the touched rows are not known: only a dense exchange, or sparse_auto, can do this step"
+    def __init__(self, inputs: EmbeddingGradInputs, comm: CountedCollectives, finder: RowFinder) -> None:
+        super().__init__(inputs, comm, finder)
+        self.release()
+        self.scale = 1.0 / comm.world_size
+        self.first_row = inputs.partition.first_row(inputs.rank)
+        self.table: Tensor | None = None
+        """For merge=triton: by rank and row of this slice, the position of that rank's row among those received."""
+        if inputs.problem.merge == "triton":
+            self.table = torch.empty(
+                comm.world_size, inputs.partition.rows_per_rank, dtype=torch.int32, device=inputs.device
             )
-        self.begin(touched, self.comm.exchange_counts(_without(touched.counts, self.inputs.rank)))
+        self.misplaced = torch.zeros(1, dtype=torch.int32, device=inputs.device)
+        self.phases = (
+            Phase("counts", self.exchange_counts, after="batch", on_host=True),
+            Phase("ids", self.prepare_merge, after="forward"),
+            Phase("gather", self.gather),
+            Phase("values", self.exchange_values),
+            Phase("merge", self.merge),
+        )
+
+    def exchange_counts(self) -> None:
+        """Find this rank's touched rows and learn how many rows each rank sends."""
+        self.find()
+        assert self.touched is not None
+        self.begin(self.touched, self.comm.exchange_counts(self._without_own(self.touched.counts)))
 
     def begin(self, touched: TouchedRows, receive_counts: list[int]) -> None:
         """Start a step whose counts are known. All later phases run on the device."""
         self.touched, self.receive_counts = touched, receive_counts
-        self.send_counts = _without(touched.counts, self.inputs.rank)
+        self.send_counts = self._without_own(touched.counts)
 
-    def exchange_ids(self) -> None:
-        rows = self._rows_to_send
-        self.received_ids = rows.new_empty(sum(self.receive_counts))
-        self.comm.all_to_all(self.received_ids, rows, self.receive_counts, self.send_counts)
+    def _without_own(self, counts: list[int]) -> list[int]:
+        return [0 if owner == self.inputs.rank else count for owner, count in enumerate(counts)]
 
-    def gather(self) -> None:
-        grad, rows = self.inputs.grad, self._rows_to_send
-        self.sent_values = grad.new_empty(len(rows), grad.shape[1])
-        gather(grad, rows, self.sent_values)
-
-    def exchange_values(self) -> None:
-        assert self.sent_values is not None
-        self.received_values = self.sent_values.new_empty(sum(self.receive_counts), self.inputs.grad.shape[1])
-        self.comm.all_to_all(self.received_values, self.sent_values, self.receive_counts, self.send_counts)
+    def exchange_ids(self) -> Tensor:
+        """Return the row numbers that this rank receives."""
+        rows = self.rows[: sum(self.send_counts)]
+        received = rows.new_empty(sum(self.receive_counts))
+        self.comm.all_to_all(received, rows, self.receive_counts, self.send_counts)
+        return received
 
     def segments(self) -> list[tuple[int, int]]:
+        """Return, by source rank, the start and the number of the received rows that this rank owns."""
         starts = itertools.accumulate(self.receive_counts, initial=0)
         return list(zip(starts, self.receive_counts, strict=False))
 
-    @property
-    def _rows_to_send(self) -> Tensor:
+    def prepare_merge(self) -> None:
+        """Receive the row numbers, from which follows where the merge finds each row."""
+        self.received_ids = self.exchange_ids()
+        if self.table is None:
+            self.received_ids -= self.first_row
+            return
+        from tpbench.workloads.embedding_grad.row_operations.merge_kernel import place_rows
+
         assert self.touched is not None
-        return self.touched.rows[: sum(self.send_counts)]
+        own_count = self.touched.counts[self.inputs.rank]
+        place_rows(
+            self.rows[len(self.rows) - own_count :],  # own rows come last
+            self.received_ids,
+            self.segments(),
+            rank=self.inputs.rank,
+            first_row=self.first_row,
+            table=self.table,
+            misplaced=self.misplaced,
+        )
+
+    def gather(self) -> None:
+        """Copy the rows to send out of the table."""
+        self.sent_values = self._gathered(self.rows[: sum(self.send_counts)], sum(self.send_counts))
+
+    def _gathered(self, rows: Tensor, size: int) -> Tensor:
+        """Return (size, width), of which the first lines are the given rows of the table."""
+        table = self.inputs.grad
+        values = table.new_empty(size, table.shape[1])
+        if table.is_cuda:
+            from tpbench.workloads.embedding_grad.row_operations.row_kernels import gather_rows
+
+            gather_rows(table, rows, values[: len(rows)])
+        else:
+            torch.index_select(table, 0, rows, out=values[: len(rows)])
+        return values
+
+    def exchange_values(self) -> None:
+        """Receive the rows."""
+        self.received_values = self.sent_values.new_empty(sum(self.receive_counts), self.sent_values.shape[1])
+        self.comm.all_to_all(self.received_values, self.sent_values, self.receive_counts, self.send_counts)
+
+    def merge(self) -> None:
+        """Replace this rank's slice by the mean."""
+        own = self.inputs.own_slice
+        if self.table is None:
+            for start, stop in join_adjacent(self.segments()):
+                own.index_add_(0, self.received_ids[start:stop], self.received_values[start:stop])
+            own.mul_(self.scale)
+            return
+        from tpbench.workloads.embedding_grad.row_operations.merge_kernel import merge_rows
+
+        merge_rows(own, self.received_values, self.table, rank=self.inputs.rank, scale=self.scale)
+
+    def result(self) -> Tensor:
+        if misplaced := int(self.misplaced):
+            raise MisplacedRow(f"rank {self.inputs.rank} was sent {misplaced} rows that it does not own")
+        return self.inputs.own_slice
+
+    def release(self) -> None:
+        super().release()
+        self.received_ids = self.sent_values = self.received_values = self.inputs.grad.new_empty(0)
 
     def expected_bytes(self) -> list[int]:
-        return formulas.sparse_all_to_all(self.inputs.counts, self.inputs.row_bytes)
+        """Return for each rank: its rows that others own with their numbers, and a count for each peer."""
+        counts, peers = self.inputs.counts, self.comm.world_size - 1
+        return [rows * (self.inputs.row_bytes + ID_BYTES) + COUNT_BYTES * peers for rows in leaving(counts)]
 
 
-def _without(counts: list[int], rank: int) -> list[int]:
-    """Return the counts with 0 for this rank."""
-    return [0 if owner == rank else count for owner, count in enumerate(counts)]
+def join_adjacent(segments: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the starts and ends of segments, as one if they follow each other, and without empty ones."""
+    joined: list[tuple[int, int]] = []
+    for start, count in segments:
+        if count and joined and joined[-1][1] == start:
+            joined[-1] = (joined[-1][0], start + count)
+        elif count:
+            joined.append((start, start + count))
+    return joined
 
 
-class SparseAllGather(MergingExchange):
-    """All-gathers of row numbers (int64, as in torch's COO tensors) and of rows.
+class SparseAllGather(SparseAllToAll):
+    """All-gathers of row numbers (int64, as in torch's COO tensors) and of rows, of which the owner merges its own.
 
-    Both are padded to the rank that touched most rows. Each rank merges the rows that it owns.
+    Both are padded to the rank that touched most rows.
     """
 
     counts: list[list[int]]
     """Number of touched rows, by the rank that touched them and then their owner."""
-
-    @property
-    def padded_rows(self) -> int:
-        """Number of rows of the rank that touched most."""
-        return max(map(sum, self.counts))
+    padded_rows: int
+    """Number of rows of the rank that touched most."""
 
     def exchange_counts(self) -> None:
-        self.touched = self.finder.find()
+        self.find()
         assert self.touched is not None
         self.counts = self.comm.gather_counts(self.touched.counts)
+        self.padded_rows = max(map(sum, self.counts))
 
-    def exchange_ids(self) -> None:
-        assert self.touched is not None
-        own_ids = self.touched.rows.new_zeros(self.padded_rows).long()
-        own_ids[: len(self.touched.rows)] = self.touched.rows
-        self.received_ids = own_ids.new_empty(self.comm.world_size * self.padded_rows)
-        self.comm.all_gather(self.received_ids, own_ids)
+    def exchange_ids(self) -> Tensor:
+        own_ids = self.rows.new_zeros(self.padded_rows).long()
+        own_ids[: len(self.rows)] = self.rows
+        received = own_ids.new_empty(self.comm.world_size * self.padded_rows)
+        self.comm.all_gather(received, own_ids)
+        return received
 
     def gather(self) -> None:
-        assert self.touched is not None
-        grad, rows = self.inputs.grad, self.touched.rows
-        self.sent_values = grad.new_empty(self.padded_rows, grad.shape[1])
-        gather(grad, rows, self.sent_values[: len(rows)])
+        self.sent_values = self._gathered(self.rows, self.padded_rows)
 
     def exchange_values(self) -> None:
         assert self.sent_values is not None
@@ -197,18 +222,17 @@ class SparseAllGather(MergingExchange):
         self.comm.all_gather(self.received_values, self.sent_values)
 
     def segments(self) -> list[tuple[int, int]]:
-        return [self._segment(source) for source in range(self.comm.world_size)]
-
-    def _segment(self, source: int) -> tuple[int, int]:
-        """Return where the rows for this rank start in a source's list, in which the source's own rows come last."""
-        rank, counts = self.inputs.rank, self.counts[source]
-        if source == rank:
-            return (0, 0)
-        rows_before = sum(count for owner, count in enumerate(counts[:rank]) if owner != source)
-        return source * self.padded_rows + rows_before, counts[rank]
+        rank, found = self.inputs.rank, []
+        for source, counts in enumerate(self.counts):
+            # In a source's list the source's own rows come last.
+            before = sum(count for owner, count in enumerate(counts[:rank]) if owner != source)
+            found.append((0, 0) if source == rank else (source * self.padded_rows + before, counts[rank]))
+        return found
 
     def expected_bytes(self) -> list[int]:
-        return formulas.sparse_all_gather(self.inputs.counts, self.inputs.row_bytes)
+        """Return for each rank, times its peers: rows padded to the rank with most, their numbers, and all counts."""
+        size, most = self.comm.world_size, max(map(sum, self.inputs.counts))
+        return [(size - 1) * (most * (self.inputs.row_bytes + COO_ID_BYTES) + COUNT_BYTES * size)] * size
 
 
 class TorchSparseAllReduce(SparseExchange):
@@ -225,14 +249,9 @@ class TorchSparseAllReduce(SparseExchange):
             Phase("merge", self.copy_own_slice),
         )
 
-    def find(self) -> None:
-        """Find this rank's touched rows, without an exchange."""
-        self.touched = self.finder.find()
-
     def gather(self) -> None:
         """Build a COO tensor of the whole table from this rank's rows."""
-        assert self.touched is not None
-        rows = self.touched.rows.sort().values.long()
+        rows = self.rows.sort().values.long()
         values = self.inputs.grad.index_select(0, rows)
         self.own = torch.sparse_coo_tensor(
             rows[None], values, tuple(self.inputs.grad.shape), is_coalesced=True, check_invariants=False
@@ -258,4 +277,6 @@ class TorchSparseAllReduce(SparseExchange):
         self.own = self.total = None
 
     def expected_bytes(self) -> list[int]:
-        return formulas.sparse_all_reduce(self.inputs.counts, self.inputs.row_bytes)
+        """Return for each rank, times its peers: its rows with their numbers."""
+        sizes = [sum(row) * (self.inputs.row_bytes + COO_ID_BYTES) for row in self.inputs.counts]
+        return [(self.comm.world_size - 1) * size for size in sizes]

@@ -161,43 +161,33 @@ def place_rows(
             launch(programs, (table, listed, misplaced), (rows_per_rank,), varying=varying)
 
 
-def merge_rows(own: Tensor, values: Tensor, table: Tensor, *, rank: int, scale: float, blocks: Blocks = BLOCKS) -> None:
-    """Set own[i] = scale * (own[i] + sum of the other ranks' rows i), for each i that any rank touched.
-
-    `own`: (rows_per_rank, width) contiguous, overwritten in touched rows only.
-    `table`: (ranks, rows_per_rank) int32, from `place_rows`.
-    `values`: (received, width) contiguous, of own's dtype.
-    """
-    assert values.is_contiguous() and values.dtype == own.dtype
-    assert table.shape[1] == len(own) and values.shape[-1] == own.shape[1]
-    _launch(own, values, table, None, rank, len(table), 0, scale, blocks)
-
-
-def merge_inbox(
-    own: Tensor, inboxes: Tensor, marks: Tensor, epoch: Tensor, *, rank: int, scale: float, blocks: Blocks = BLOCKS
-) -> None:
-    """Do the same with rows that other ranks wrote into this rank's inbox, by `push_rows`.
-
-    `inboxes`, `marks`, `epoch`: the arguments of `push_rows`. A rank has touched the rows whose mark is `epoch`.
-    """
-    lines, ranks = inboxes.shape
-    assert marks.shape == inboxes.shape
-    _launch(own, inboxes, marks, epoch, rank, ranks, lines, scale, blocks)
-
-
-def _launch(
+def merge_rows(
     own: Tensor,
     values: Tensor,
     table: Tensor,
-    epoch: Tensor | None,
+    epoch: Tensor | None = None,
+    *,
     rank: int,
-    ranks: int,
-    inboxes: int,
     scale: float,
-    blocks: Blocks,
+    blocks: Blocks = BLOCKS,
 ) -> None:
+    """Set own[i] = scale * (own[i] + sum of the other ranks' rows i), for each i that any rank touched.
+
+    `own`: (rows_per_rank, width) contiguous, overwritten in touched rows only.
+    `values`: (received, width) contiguous, of own's dtype.
+    `table`: (ranks, rows_per_rank) int32, from `place_rows`.
+    `epoch`: with it, other ranks wrote the rows into this rank's inbox. Then `values`, `table` and `epoch` are the
+    arguments `inboxes`, `marks` and `epoch` of `push_rows`, and a rank has touched the rows whose mark is `epoch`.
+    """
     rows_per_rank, width = own.shape
     assert own.is_contiguous()
+    if epoch is None:
+        assert values.is_contiguous() and values.dtype == own.dtype
+        assert table.shape[1] == rows_per_rank and values.shape[-1] == width
+        ranks, inboxes = len(table), 0
+    else:
+        assert table.shape == values.shape
+        inboxes, ranks = values.shape
     block = min(blocks.block, triton.next_power_of_2(max(1, rows_per_rank)))
     columns = min(blocks.columns, triton.next_power_of_2(width))
     programs = triton.cdiv(rows_per_rank, block) * triton.cdiv(width, columns)

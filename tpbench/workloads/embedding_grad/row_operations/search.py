@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,10 +13,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tpbench.measure import cuda_graph
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
 from tpbench.workloads.embedding_grad.problem import SEARCH_BY_DEVICE, EmbeddingGrad
-from tpbench.workloads.embedding_grad.row_operations.merge import MisplacedRow
-from tpbench.workloads.embedding_grad.tokens import RowPartition
+
+
+class MisplacedRow(RuntimeError):
+    """Error: a rank has or was sent a row of the wrong owner, or outside the table."""
 
 
 @dataclass
@@ -41,113 +44,61 @@ class RowFinder(Protocol):
         """Return the rows of this step, or None if they are not known."""
 
 
-class TouchedMask:
-    """Mask, on the CPU, of the rows touched since the last `take`, over accumulated steps."""
-
-    def __init__(self, table_rows: int) -> None:
-        self.mask = np.zeros(table_rows, dtype=np.bool_)
-
-    def add(self, rows: NDArray[np.int32]) -> None:
-        """Mark the rows of one step's tokens, which may be in any order and repeat. Raise IndexError outside."""
-        if len(rows) and rows.min() < 0:  # numpy checks the upper bound, but counts negative numbers from the end
-            raise IndexError(f"row {rows.min()} is not in the table")
-        # numpy indexes with its own integer type directly, with others through small buffers.
-        self.mask[rows.astype(np.intp)] = True
-
-    def take(self) -> NDArray[np.intp]:
-        """Return the marked rows, distinct and sorted, and clear the mask."""
-        rows = np.flatnonzero(self.mask)
-        self.mask.fill(False)
-        return rows
-
-
 class CpuRowFinder:
     """Search on the CPU, without the GPU, as for hashed bigrams of the batch. The GPU gets an asynchronous copy."""
 
-    def __init__(self, inputs: EmbeddingGradInputs, *, pinned: bool) -> None:
-        self.inputs, self.mask = inputs, TouchedMask(inputs.problem.table_rows)
-        self.steps = [step.numpy() for step in inputs.own_tokens]
+    def __init__(self, inputs: EmbeddingGradInputs, *, pinned: bool, tokens: Tensor | None = None) -> None:
+        """Search among this rank's tokens, or among `tokens`, (steps, tokens) int32."""
+        tokens = inputs.own_tokens if tokens is None else tokens
+        self.steps, self.rank = [step.numpy() for step in tokens], inputs.rank
+        self.mask = np.zeros(inputs.problem.table_rows, dtype=np.bool_)
+        """The rows touched so far, over accumulated steps."""
         self.bounds = np.array(inputs.partition.bounds)
-        capacity = min(inputs.problem.table_rows, inputs.own_tokens.numel())
-        on_gpu = inputs.device.type == "cuda"
-        self.ring = PinnedRing(capacity, cuda_copy(inputs.device), pinned=True) if on_gpu and pinned else None
+        pinned = pinned and inputs.device.type == "cuda"
+        self.ring = PinnedRing(min(len(self.mask), tokens.numel()), inputs.device, pinned=pinned)
 
     def find(self) -> TouchedRows:
         for step in self.steps:
-            self.mask.add(step)
-        rows = self.mask.take()
+            # numpy checks the upper bound, but counts negative numbers from the end.
+            if len(step) and step.min() < 0:
+                raise IndexError(f"row {step.min()} is not in the table")
+            # numpy indexes with its own integer type directly, with others through small buffers.
+            self.mask[step.astype(np.intp)] = True
+        rows = np.flatnonzero(self.mask)
+        self.mask.fill(False)
         cuts = np.searchsorted(rows, self.bounds)
-        parts = own_last(rows, cuts, self.inputs.rank)
-        ring, device = self.ring, self.inputs.device
-        # The host waits for a copy from pageable memory.
-        upload = lambda: to_int32(parts).to(device) if ring is None else ring.upload(parts)  # noqa: E731
-        return TouchedRows(np.diff(cuts).tolist(), upload)
-
-
-def own_last(rows: NDArray[np.intp], cuts: NDArray[np.intp], rank: int) -> list[NDArray[np.intp]]:
-    """Split sorted rows into those of owners before this rank, those of owners after it, and this rank's own."""
-    start, stop = cuts[rank], cuts[rank + 1]
-    return [rows[:start], rows[stop:], rows[start:stop]]
-
-
-def to_int32(parts: list[NDArray[np.intp]]) -> Tensor:
-    """Concatenate row numbers into an int32 tensor."""
-    return torch.from_numpy(np.concatenate(parts, dtype=np.int32, casting="same_kind"))
-
-
-class EvenlySpacedRows:
-    """A given number of evenly spaced rows, for calibration. Each `find` copies them to the device, as a step does."""
-
-    def __init__(self, partition: RowPartition, rank: int, device: torch.device, rows: int) -> None:
-        spaced = np.arange(rows, dtype=np.intp) * partition.table_rows // rows
-        cuts = np.searchsorted(spaced, np.array(partition.bounds))
-        self.counts = np.diff(cuts).tolist()
-        numbers = to_int32(own_last(spaced, cuts, rank))
-        self.numbers = numbers.pin_memory() if device.type == "cuda" else numbers
-        self.device = device
-
-    def find(self) -> TouchedRows:
-        return TouchedRows(self.counts, lambda: self.numbers.to(self.device, non_blocking=True, copy=True))
-
-
-Copy = Callable[[Tensor], tuple[Tensor, Any]]
-"""Function that starts a copy to the device. It returns the tensor there and a torch.cuda.Event of the copy's end."""
+        start, stop = cuts[self.rank], cuts[self.rank + 1]
+        parts = [rows[:start], rows[stop:], rows[start:stop]]
+        return TouchedRows(np.diff(cuts).tolist(), lambda: self.ring.upload(parts))
 
 
 class PinnedRing:
-    """Ring of pinned int32 buffers. A buffer is written again only after the copy out of it has ended.
+    """Two int32 buffers for copies to a device. A buffer is written again only after the copy out of it has ended.
 
-    With two slots the host waits only if it is two steps ahead of the device.
+    The host waits only if it is two steps ahead of the device, or for each copy from memory that is not pinned.
     """
 
-    def __init__(self, capacity: int, copy: Copy, *, pinned: bool, slots: int = 2) -> None:
-        self.buffers = [torch.empty(capacity, dtype=torch.int32, pin_memory=pinned) for _ in range(slots)]
-        self.copy_ends: list[Any] = [None] * slots
-        self.copy = copy
+    def __init__(self, capacity: int, device: torch.device, *, pinned: bool) -> None:
+        self.buffers = [torch.empty(capacity, dtype=torch.int32, pin_memory=pinned) for _ in range(2)]
+        self.copy_ends: list[Any] = [None, None]
+        self.device, self.pinned = device, pinned
         self.slot = 0
 
     def upload(self, parts: Sequence[NDArray[np.integer[Any]]]) -> Tensor:
         """Return the concatenated `parts` as an int32 tensor on the device, whose copy may still be running."""
-        slot = self.slot = (self.slot + 1) % len(self.buffers)
-        copy_end = self.copy_ends[slot]
-        if copy_end is not None:
-            copy_end.synchronize()
+        slot = self.slot = 1 - self.slot
+        if self.copy_ends[slot] is not None:
+            self.copy_ends[slot].synchronize()
         filled = self.buffers[slot][: sum(map(len, parts))]
         np.concatenate(parts, out=filled.numpy(), casting="same_kind")
         uploaded, self.copy_ends[slot] = self.copy(filled)
         return uploaded
 
-
-def cuda_copy(device: torch.device) -> Copy:
-    """Return a `Copy` that copies on the current stream."""
-
-    def copy(filled: Tensor) -> tuple[Tensor, Any]:
-        uploaded = filled.to(device, non_blocking=True)
-        end = torch.cuda.Event()
-        end.record()
-        return uploaded, end
-
-    return copy
+    def copy(self, filled: Tensor) -> tuple[Tensor, Any]:
+        """Start a copy to the device on the current stream. Return the tensor there and an event of the copy's end."""
+        uploaded = filled.to(self.device, non_blocking=self.pinned, copy=True)
+        on_gpu = self.device.type == "cuda"
+        return uploaded, torch.cuda.current_stream(self.device).record_event() if on_gpu else None
 
 
 class Replayed:
@@ -160,7 +111,7 @@ class Replayed:
     def __init__(self, work: Callable[[], None], device: torch.device) -> None:
         self.work, self.device = work, device
         self.compiled = False
-        self.graph: torch.cuda.CUDAGraph | None = None
+        self.replay: Callable[[], None] | None = None
 
     def __call__(self) -> None:
         """Run the work; on a GPU queue it on the current stream."""
@@ -168,19 +119,9 @@ class Replayed:
             self.work()
             self.compiled = True
             return
-        if self.graph is None:
-            self.graph = self._captured()
-        self.graph.replay()
-
-    def _captured(self) -> torch.cuda.CUDAGraph:
-        graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream(self.device)
-        side.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(side):
-            # Threads of other libraries may call CUDA at the same time.
-            graph.capture_begin(capture_error_mode="thread_local")
-            self.work()
-            graph.capture_end()
-        return graph
+        if self.replay is None:
+            self.replay = cuda_graph.capture(self.work).replay
+        self.replay()
 
 
 class DeviceSearch:
@@ -191,7 +132,7 @@ class DeviceSearch:
 
     def __init__(self, inputs: EmbeddingGradInputs, *, by_owner: bool, tokens: Tensor | None = None) -> None:
         """Search among this rank's tokens, or among `tokens`, int32 rows of the table in any shape."""
-        partition, device = inputs.partition, inputs.device
+        partition, device, self.rank = inputs.partition, inputs.device, inputs.rank
         self.tokens = (inputs.own_tokens if tokens is None else tokens).to(device).contiguous()
         owners = partition.world_size if by_owner else 1
         self.rows_per_list = partition.padded_rows // owners
@@ -206,11 +147,11 @@ class DeviceSearch:
         """Function that queues the search. It increases `epoch` by 1, and fills `lists` and `counts`."""
 
     def _search(self) -> None:
-        from tpbench.workloads.embedding_grad.row_operations.search_kernel import list_rows
+        from tpbench.workloads.embedding_grad.row_operations import row_kernels
 
         self.epoch.add_(1)
         self.counts.zero_()
-        list_rows(
+        row_kernels.list_rows(
             self.tokens,
             self.stamps,
             self.epoch,
@@ -220,26 +161,21 @@ class DeviceSearch:
             misplaced=self.misplaced,
         )
 
+    def find(self) -> TouchedRows:
+        """Search by owner. The host waits for the numbers of rows."""
+        self.run()
+        counts: list[int] = self.counts.tolist()
+
+        def rows() -> Tensor:
+            lists = [rows[:count] for rows, count in zip(self.lists, counts, strict=True)]
+            return torch.cat([*lists[: self.rank], *lists[self.rank + 1 :], lists[self.rank]])
+
+        return TouchedRows(counts, rows)
+
     def verify(self) -> None:
         """Raise MisplacedRow if a token's row is not in the table."""
         if misplaced := int(self.misplaced):
             raise MisplacedRow(f"{misplaced} tokens have rows that are not of the table")
-
-
-class KernelRowFinder:
-    """Search on the device by the kernel. The host waits for the numbers of rows, one for each owner."""
-
-    def __init__(self, inputs: EmbeddingGradInputs, tokens: Tensor | None = None) -> None:
-        self.rank, self.search = inputs.rank, DeviceSearch(inputs, by_owner=True, tokens=tokens)
-
-    def find(self) -> TouchedRows:
-        self.search.run()
-        counts: list[int] = self.search.counts.tolist()
-        return TouchedRows(counts, partial(self._own_last, counts))
-
-    def _own_last(self, counts: list[int]) -> Tensor:
-        lists = [rows[:count] for rows, count in zip(self.search.lists, counts, strict=True)]
-        return torch.cat([*lists[: self.rank], *lists[self.rank + 1 :], lists[self.rank]])
 
 
 class SortingRowFinder:
@@ -263,8 +199,8 @@ def searches_on_device(problem: EmbeddingGrad, device: torch.device) -> bool:
     return (SEARCH_BY_DEVICE[device.type] if problem.search == "auto" else problem.search) == "kernel"
 
 
-def row_finder(problem: EmbeddingGrad, inputs: EmbeddingGradInputs) -> CpuRowFinder | KernelRowFinder:
+def row_finder(inputs: EmbeddingGradInputs, tokens: Tensor | None = None) -> RowFinder:
     """Return the search that the problem names, for an exchange whose host needs the numbers of rows."""
-    if searches_on_device(problem, inputs.device):
-        return KernelRowFinder(inputs)
-    return CpuRowFinder(inputs, pinned=problem.pinned)
+    if searches_on_device(inputs.problem, inputs.device):
+        return DeviceSearch(inputs, by_owner=True, tokens=tokens)
+    return CpuRowFinder(inputs, pinned=inputs.problem.pinned, tokens=tokens)

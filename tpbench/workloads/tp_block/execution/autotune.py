@@ -22,8 +22,7 @@ from typing import Any
 import torch
 
 from tpbench.comm.parallel_linears import LinearPlan, Schedule, SequentialSchedule
-from tpbench.measure.clock import Timed
-from tpbench.measure.stopwatch import do_nothing
+from tpbench.measure.clock import Timed, do_nothing
 from tpbench.workloads.tp_block.execution.measurements import linear_operation
 from tpbench.workloads.tp_block.execution.prepared import (
     BlockContext,

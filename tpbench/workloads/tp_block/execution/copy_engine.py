@@ -28,9 +28,15 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from tpbench.comm.parallel_linears import Pending
-from tpbench.comm.signals import KernelSignals, StreamSignals, call_driver, current_stream, driver_has
-from tpbench.comm.symmetric_buffers import SymmetricBuffers
+from tpbench.comm.parallel_linears import Pending, Schedule
+from tpbench.comm.symmetric_buffers import (
+    KernelSignals,
+    StreamSignals,
+    SymmetricBuffers,
+    call_driver,
+    current_stream,
+    driver_has,
+)
 
 STAGED, PARTIAL_SUM = range(2)
 """Signal channels: a staged shard, or a partial sum, is ready to be pulled."""
@@ -48,7 +54,7 @@ BESIDE_COMPUTE = 1  # CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE
 BATCH_COPY = "cuMemcpyBatchAsync_v2"
 
 
-class CopyEngineSchedule:
+class CopyEngineSchedule(Schedule):
     """Products of chunks by cuBLAS beside copies by the copy engines.
 
     `merged`: one product for all neighbouring peers' gathered chunks, which waits for the last of them.

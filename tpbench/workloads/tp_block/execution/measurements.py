@@ -26,6 +26,7 @@ from torch.profiler import ProfilerActivity, profile
 from tpbench.comm import parallel_linears
 from tpbench.comm.collectives import gather_rows, scatter_rows
 from tpbench.comm.parallel_linears import Schedule
+from tpbench.measure.clock import Stopwatch, do_nothing, paired_difference
 from tpbench.measure.gpu_profiler import (
     COMMUNICATION,
     PRODUCT,
@@ -38,11 +39,9 @@ from tpbench.measure.gpu_profiler import (
 )
 from tpbench.measure.rates import compute_ms, gemm_tflops
 from tpbench.measure.session import Context, Costs
-from tpbench.measure.stopwatch import Stopwatch, do_nothing, paired_difference
-from tpbench.workloads.tp_block import limits
 from tpbench.workloads.tp_block.execution.prepared import NoCommunicationSchedule, PreparedBlock
 from tpbench.workloads.tp_block.inputs import BlockInputs
-from tpbench.workloads.tp_block.problem import ShardedLinear, TpBlock
+from tpbench.workloads.tp_block.problem import ShardedLinear, TpBlock, bytes_moved, bytes_sent, flops
 
 SHARD_BYTES = {"cuda": 2**26, "cpu": 2**20}
 """Bytes of each rank in the all-gather that measures the bandwidth: large enough that its latency does not matter."""
@@ -69,13 +68,13 @@ class MachineRates:
 
     def costs(self, problem: TpBlock, size: int) -> Costs:
         """Return the costs of an iteration on one of `size` ranks at these rates."""
-        flops = limits.flops(problem, size)
+        operations = flops(problem, size)
         return Costs(
-            bytes_moved=limits.bytes_moved(problem, size),
-            bytes_communicated=limits.bytes_sent(problem, size),
-            flops=flops,
-            compute_ms=compute_ms(flops, self.gemm_tflops),
-            wire_ms=self.wire_ms(limits.bytes_sent(problem, size, least=True)),
+            bytes_moved=bytes_moved(problem, size),
+            bytes_communicated=bytes_sent(problem, size),
+            flops=operations,
+            compute_ms=compute_ms(operations, self.gemm_tflops),
+            wire_ms=self.wire_ms(bytes_sent(problem, size, least=True)),
         )
 
 

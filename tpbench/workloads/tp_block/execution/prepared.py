@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tpbench.comm.parallel_linears import LinearPlan, Pending, PlainSchedule, Schedule, SequentialSchedule
+from tpbench.comm.parallel_linears import LinearPlan, Pending, Schedule, SequentialSchedule
 from tpbench.measure import cuda_graph
-from tpbench.measure.stopwatch import Stopwatch
+from tpbench.measure.clock import Stopwatch
 from tpbench.workloads.tp_block.execution.layers import Planner, build
 from tpbench.workloads.tp_block.inputs import BlockInputs
 
@@ -53,13 +53,11 @@ class PreparedBlock:
     """Returns further columns of the variant, after a step."""
 
 
-class NoCommunicationSchedule(PlainSchedule):
+class NoCommunicationSchedule(Schedule):
     """The sequential schedule with its communication removed, to time a step's products alone. Results are wrong.
 
     A gathered tensor is replaced by copies of the first shard of that shape, so that products use real numbers.
     """
-
-    group = None
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size, self.divisor = rank, size, size

@@ -15,11 +15,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tpbench.measure import cuda_graph
+from tpbench.measure.clock import Stopwatch
 from tpbench.measure.rank_memory import held_bytes
 from tpbench.measure.session import Context, IterationSchedule, Verdict
-from tpbench.measure.stopwatch import Stopwatch
 from tpbench.workloads import Variant
-from tpbench.workloads.returned import require
+from tpbench.workloads.step import require
 from tpbench.workloads.tp_block.execution import measurements
 from tpbench.workloads.tp_block.execution.layers import RMSNorm
 from tpbench.workloads.tp_block.execution.prepared import BlockContext, GraphMemory, PreparedBlock, graph_memory

@@ -12,7 +12,7 @@ import transformers.modeling_utils  # noqa: F401  every model needs it: import i
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from tpbench.workloads.train_step.model import sizes
+from tpbench.workloads.train_step.estimates import matrix_parameters
 from tpbench.workloads.train_step.model.configuration import (
     UnknownArchitecture,
     model_configuration,
@@ -40,7 +40,7 @@ def build(problem: TrainStep, *, fused_norms: bool = True) -> Any:
     with refused_by_transformers(complaint), torch.device("meta"):
         model = AutoModelForCausalLM.from_config(configuration, dtype=getattr(torch, problem.stored_dtype))
     decoder_parts(model)
-    counted = sizes.matrix_parameters(problem)
+    counted = matrix_parameters(problem)
     actual = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() > 1)
     if actual != counted:
         raise UnknownArchitecture(

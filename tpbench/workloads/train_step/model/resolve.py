@@ -12,7 +12,7 @@ from typing import Any
 
 from tpbench import packages
 from tpbench.settings import JobError, parse
-from tpbench.workloads.train_step.problem import ARCHITECTURE, COMPUTED, TrainStep, parse_mapping
+from tpbench.workloads.train_step.problem import ARCHITECTURE, COMPUTED, TrainStep
 
 KNOWN_ARCHITECTURES = ("llama", "qwen3")
 """Architectures that need no check by the transformers package, whose import takes seconds. Their embeddings are not
@@ -55,8 +55,6 @@ def resolve(problem: TrainStep, chosen: frozenset[str] = frozenset()) -> TrainSt
         folder = model_folder(problem.model_dir)
         content = read(folder)
         fields = problem_fields(folder, content)
-        if "tp_mapping" in chosen:
-            fields.pop("tp_mapping", None)
         if "tied" not in fields:
             fields["tied"] = _tied_by_default(problem.model_dir, fields["architecture"])
         problem = parse(TrainStep, asdict(problem) | fields)
@@ -64,7 +62,6 @@ def resolve(problem: TrainStep, chosen: frozenset[str] = frozenset()) -> TrainSt
     elif changed:
         values = ",".join(f"{name}={getattr(problem, name)}" for name in changed)
         problem = replace(problem, model=f"{problem.model}[{values}]")
-    parse_mapping(problem.tp_mapping)
     if must_check and packages.installed("transformers"):
         from tpbench.workloads.train_step.model.configuration import with_window
         from tpbench.workloads.train_step.model.models import counted
@@ -85,8 +82,8 @@ def _tied_by_default(model_dir: str, architecture: Any) -> bool:
         return False
     if not packages.installed("transformers"):
         raise JobError(
-            f"model_dir={model_dir}: config.json lacks tie_word_embeddings, for which only the transformers package "
-            f"(not installed) knows the default of {architecture}. To install it: {packages.install_command('train')}"
+            f"model_dir={model_dir}: config.json lacks tie_word_embeddings, and the transformers package, which knows "
+            f"the default of {architecture}, is not installed. To install it: {packages.install_command('train')}"
         )
     from tpbench.workloads.train_step.model.configuration import tied_by_default
 
@@ -154,8 +151,6 @@ def model_name(folder: Path) -> str:
 def problem_fields(folder: Path, content: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of the problem that the content sets, with the file's types. `tied` is absent if the file does
     not set it. Raises JobError if the content describes no dense decoder."""
-    if experts := [name for name, value in content.items() if "expert" in name and value]:
-        raise JobError(f"model_dir={folder}: a mixture of experts ({experts[0]}), whose sizes are not counted")
     tied = content.get("tie_word_embeddings", False)
     if not isinstance(tied, bool):  # "false" would be true
         raise JobError(f"model_dir={folder}: tie_word_embeddings={json.dumps(tied)} must be true or false")
@@ -177,7 +172,6 @@ def problem_fields(folder: Path, content: dict[str, Any]) -> dict[str, Any]:
         "kv_heads": content.get("num_key_value_heads") or heads,
         "head_dim": head_dim,
         **({"tied": tied} if "tie_word_embeddings" in content else {}),
-        **({"tp_mapping": content["tp_mapping"]} if "tp_mapping" in content else {}),
         "rope_theta": theta,
         "rope_factor": factor,
         "norm_eps": content.get("rms_norm_eps", 1e-6),

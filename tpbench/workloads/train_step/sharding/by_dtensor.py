@@ -24,12 +24,11 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.utils.checkpoint import checkpoint
 
-from tpbench.comm.row_exchange import exchange_around
+from tpbench.comm.collectives import gather_before, sharded_along
 from tpbench.workloads.train_step.model.configuration import UnknownArchitecture
 from tpbench.workloads.train_step.model.models import decoder_layers, decoder_parts
-from tpbench.workloads.train_step.problem import Style, TrainStep
-from tpbench.workloads.train_step.sharding.plan import Block, blocks
-from tpbench.workloads.uneven_shards import sharded_along
+from tpbench.workloads.train_step.problem import TrainStep
+from tpbench.workloads.train_step.sharding.plan import Block, Style, blocks
 
 TOKENS, COLUMNS = Shard(1), Shard(-1)
 """Placements of hidden states, (batch, sequence, width)."""
@@ -56,13 +55,13 @@ def shard(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
     if hasattr(model.get_submodule(parts.norm), "weight"):
         plan[parts.norm] = SequenceParallel(use_local_output=True)
     for block in blocks(problem, model):
-        plan[block.name] = ExchangedTokens(problem.seq_length, replicated=block.replicated)
+        plan[block.name] = ExchangedTokens(problem.seq_length)
         plan |= {name: _style(style, block) for name, style in block.styles.items()}
     for number, layer in enumerate(decoder_layers(model)):
         names = (f"{parts.layers}.{number}.{name}" for name, norm in layer.named_children() if hasattr(norm, "weight"))
         plan |= {name: SequenceParallel(use_local_output=True) for name in names}
     # The hook of the head's own style takes the gathered tokens, so this one must come first.
-    ExchangedTokens(problem.seq_length, replicated=False)._apply(model.lm_head, tp)
+    ExchangedTokens(problem.seq_length)._apply(model.lm_head, tp)
     parallelize_module(model, tp, plan, src_data_rank=None)
     if problem.tied:
         model.lm_head.weight = model.get_input_embeddings().weight
@@ -100,29 +99,29 @@ def _style(style: Style, block: Block) -> ParallelStyle:
     if style == "rowwise_split_input":
         return RowwiseParallel(input_layouts=Replicate(), output_layouts=TOKENS)
     # Norms of queries and keys, (batch, sequence, heads, width), apply to each of a rank's heads.
-    return SequenceParallel(sequence_dim=2, use_local_output=True) if block.sharded_inside else ReplicatedModule()
+    return ReplicatedModule() if block.gathers_columns else SequenceParallel(sequence_dim=2, use_local_output=True)
 
 
 class ExchangedTokens(ParallelStyle):
     """All-gather the tokens of a block's hidden states, its first argument by position or by keyword.
 
-    A replicated block returns a rank's tokens. In other blocks a row-wise layer does. The shares may be unequal, so
-    DTensor cannot derive the length of the sequences from one of them.
+    The shares may be unequal, so DTensor cannot derive the length of the sequences from one of them.
     """
 
-    def __init__(self, seq_length: int, *, replicated: bool) -> None:
+    def __init__(self, seq_length: int) -> None:
         super().__init__()
-        self.seq_length, self.replicated = seq_length, replicated
+        self.seq_length = seq_length
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        def gather(share: Tensor) -> DTensor:
-            return sharded_along(TOKENS.dim, self.seq_length, share, device_mesh).redistribute(placements=[Replicate()])
+        uneven = self.seq_length % device_mesh.size() > 0
 
-        def keep_share(whole: Tensor) -> Tensor:
-            tokens = DTensor.from_local(whole, device_mesh, [Replicate()], run_check=False)
-            return tokens.redistribute(placements=[TOKENS]).to_local()
+        def gather(share: Tensor) -> Tensor:
+            tokens = sharded_along(TOKENS.dim, self.seq_length, share, device_mesh)
+            whole = tokens.redistribute(placements=[Replicate()])
+            # Without the padding the memory has gaps, which the DTensor's strides do not show: GPUs need a copy.
+            return whole.clone(memory_format=torch.contiguous_format) if uneven else whole
 
-        exchange_around(module, gather, keep_share if self.replicated else None)
+        gather_before(module, gather)
         return module
 
 

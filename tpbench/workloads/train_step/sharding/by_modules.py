@@ -17,14 +17,12 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
-from tpbench.comm.row_exchange import TokenExchange, exchange_around, gather_columns, keep_columns
+from tpbench.comm.collectives import TokenExchange, gather_before, gather_columns, keep_columns, sharded_along
 from tpbench.workloads.train_step.model.configuration import UnknownArchitecture
 from tpbench.workloads.train_step.model.models import FusedNorm, decoder_parts, modules_in_order, rms_norm
 from tpbench.workloads.train_step.model.models import compile_layers as compile_layers
-from tpbench.workloads.train_step.problem import Style, TrainStep
-from tpbench.workloads.train_step.sharding.plan import KEY_VALUE_LAYERS, Block, blocks, require_known_modules
-from tpbench.workloads.train_step.sharding.styles import HeadShare, head_share, needs_repeated_heads
-from tpbench.workloads.uneven_shards import sharded_along
+from tpbench.workloads.train_step.problem import TrainStep
+from tpbench.workloads.train_step.sharding.plan import Block, Style, blocks, require_known_modules
 
 HEAD_GATHERS = False
 """True if the head's input has all tokens also with the linear loss."""
@@ -37,24 +35,12 @@ def shard(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
 
     Raises UnknownArchitecture for a model with other modules, or whose plan has no correct computation.
     """
-    require_known_modules(problem, model, tp.size())
+    require_known_modules(problem, model)
     tokens = TokenExchange(tp.get_group(), problem.batch_size, problem.seq_length)
-    repeated = needs_repeated_heads(problem, tp.size())
-    share = head_share(problem, tp.size(), tp.get_local_rank())
     for block in blocks(problem, model):
-        inner = model.get_submodule(block.name)
-        if block.sharded_inside and hasattr(inner, "num_key_value_groups"):
-            inner.num_key_value_groups = share.group
-        if block.replicated:
-            exchange_around(inner, tokens.gather_copies, tokens.keep_share)
-        else:
-            exchange_around(inner, tokens.gather, None)
+        gather_before(model.get_submodule(block.name), tokens.gather)
         for name, style in block.styles.items():
-            module = model.get_submodule(name)
-            if style == "colwise" and repeated and name.rpartition(".")[2] in KEY_VALUE_LAYERS:
-                model.set_submodule(name, RepeatedHeadsLinear(module, tp, share, problem.head_dim))
-            else:
-                model.set_submodule(name, _sharded_module(module, style, block, tp, tokens))
+            model.set_submodule(name, _sharded_module(model.get_submodule(name), style, block, tp, tokens))
     for name, module in list(model.named_modules()):
         if isinstance(module, FusedNorm | nn.LayerNorm):
             model.set_submodule(name, ReplicatedNorm(module, tp))
@@ -75,9 +61,7 @@ def shard(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
 
 def _sharded_module(module: Any, style: Style, block: Block, tp: DeviceMesh, tokens: TokenExchange) -> ShardedModule:
     if isinstance(module, FusedNorm | nn.LayerNorm):
-        return ReplicatedNorm(module, tp, partial_gradient=block.sharded_inside)
-    if style == "replicated":
-        return ReplicatedLinear(module, tp)
+        return ReplicatedNorm(module, tp, partial_gradient=not block.gathers_columns)
     if style.startswith("colwise"):
         return ColumnLinear(module, tp, gather_output=style == "colwise_gather_output")
     return RowLinear(module, tp, tokens, split_input=style == "rowwise_split_input")
@@ -118,29 +102,6 @@ class ColumnLinear(ShardedModule):
         return columns if self.gathering_group is None else gather_columns(columns, self.gathering_group)
 
 
-class RepeatedHeadsLinear(ShardedModule):
-    """A linear layer of keys or values, whose heads several ranks repeat because there are too few for all ranks.
-
-    Each rank has the whole weight, computes the heads that its queries use, and has a share of the weight's gradient.
-    """
-
-    partial_gradient = True
-
-    def __init__(self, linear: nn.Linear, tp: DeviceMesh, share: HeadShare, head_dim: int) -> None:
-        super().__init__(linear, tp)
-        self.rows = slice(share.computed.start * head_dim, share.computed.stop * head_dim)
-        self.head_dim = head_dim
-        heads = [head - share.computed.start for head in share.key_values]
-        self.heads = None if len(heads) == len(share.computed) else heads
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        columns = F.linear(hidden, *(parameter[self.rows] for parameter in self.local_parameters))
-        if self.heads is None:
-            return columns
-        heads = columns.unflatten(-1, (-1, self.head_dim))
-        return torch.stack([heads[..., head, :] for head in self.heads], -2).flatten(-2)
-
-
 class RowLinear(ShardedModule):
     """A linear layer of which each rank has a shard of the input's columns. The outputs are summed over the ranks, and
     each rank keeps its share of the tokens.
@@ -158,13 +119,6 @@ class RowLinear(ShardedModule):
             hidden = keep_columns(hidden, self.tokens.group)
         summed = self.tokens.scatter(F.linear(hidden, weight))
         return summed + bias[0] if bias else summed
-
-
-class ReplicatedLinear(ShardedModule):
-    """A linear layer that every rank computes whole, with all tokens."""
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return F.linear(hidden, *self.local_parameters)
 
 
 class ShardedEmbedding(ShardedModule):
@@ -250,7 +204,7 @@ def compute_locally(part: nn.Module) -> None:
 def gradient_reduction(model: nn.Module, group: Any) -> Callable[[], None]:
     """Return the function that completes the gradients of a replica's model after its last backward pass.
 
-    Every rank has whole norms, repeated heads and biases of row-parallel layers, but only its share of their gradients.
+    Every rank has whole norms and biases of row-parallel layers, but only its share of their gradients.
     The function replaces the shares by their sums over the ranks, with one all-reduce in fp32.
     """
     partial = [module for module in model.modules() if isinstance(module, ShardedModule) and module.partial_gradient]

@@ -5,23 +5,26 @@ transformers gives most model types a plan (`base_model_tp_plan`): patterns of m
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any, cast
+from typing import Any, Literal, cast, get_args
 
 from torch import Tensor, nn
 
-from tpbench.suggestions import nearest
 from tpbench.workloads.train_step.model.configuration import UnknownArchitecture
 from tpbench.workloads.train_step.model.models import FusedNorm, build, decoder_layers, decoder_parts
-from tpbench.workloads.train_step.problem import STYLES, Style, TrainStep, parse_mapping
-from tpbench.workloads.train_step.sharding.styles import REPEATING, needs_repeated_heads
+from tpbench.workloads.train_step.problem import TrainStep
 
-KEY_VALUE_LAYERS = ("k_proj", "v_proj")
-"""Names of the layers that compute keys and values. Models of transformers with fewer key-value heads than query heads
-call them so."""
+Style = Literal["colwise", "rowwise", "colwise_gather_output", "rowwise_split_input", "replicated"]
+"""How a module of a block is sharded.
+
+- colwise: a rank computes a share of a linear layer's output columns.
+- rowwise: a rank has a share of the input's columns. Outputs are summed over the ranks.
+- colwise_gather_output: as colwise. Then every rank gathers all output columns.
+- rowwise_split_input: as rowwise. A rank takes its columns of an input that it has whole.
+- replicated: every rank has the whole module, a norm.
+"""
 SYNONYMS = {
     "colwise_rep": "colwise_gather_output",
     "rowwise_rep": "rowwise_split_input",
@@ -41,80 +44,49 @@ class Block:
     """The style of each module in the block that has parameters, by name in the model."""
 
     @property
-    def sharded_inside(self) -> bool:
-        """True if a rank has only its share of the columns or heads between the block's linear layers. Then a rank has
-        only its share of a replicated module's gradient."""
-        return "colwise" in self.styles.values()
-
-    @property
     def gathers_columns(self) -> bool:
-        """True if every rank has all columns between the block's linear layers, which are sharded."""
+        """True if every rank has all columns between the block's linear layers. Otherwise a rank has only its share of
+        the columns or heads there, and of a replicated module's gradient."""
         return "rowwise_split_input" in self.styles.values()
 
-    @property
-    def replicated(self) -> bool:
-        """True if every rank computes the whole block."""
-        return set(self.styles.values()) == {"replicated"}
 
+def unsupported_model(problem: TrainStep, variant: str) -> str | None:
+    """Return why the variant cannot shard the model by its plan, or None if it can.
 
-def unsupported_model(problem: TrainStep, variant: str, tp_size: int) -> str | None:
-    """Return why the variant cannot shard the model by its plan and `tp_mapping`, or None if it can.
-
-    The model is made without weights.
+    A layer of the model is made without weights.
     """
-    # A pattern of a mapping may name any layer. Without a mapping all layers have one plan.
-    depth = problem.depth if problem.tp_mapping else 1
     try:
-        model = build(replace(problem, num_layers=depth))
+        model = build(replace(problem, num_layers=1))
         blocks(problem, model)
-        if variant in REPEATING:
-            require_known_modules(problem, model, tp_size)
+        if variant in ("fsdp_dtensor", "fsdp_dtensor_async"):
+            require_known_modules(problem, model)
     except UnknownArchitecture as error:
         return str(error)
     return None
 
 
 def blocks(problem: TrainStep, model: Any) -> list[Block]:
-    """Return each block of the decoder layers with the styles of its modules.
+    """Return each block of the decoder layers with the styles of its modules: the children of decoder layers that
+    contain linear layers.
 
-    The first pattern that matches a module's name decides: patterns of `problem.tp_mapping` come first, then those of
-    the plan of transformers. Modules without a match are replicated. Raises UnknownArchitecture for a model without a
-    plan, for a plan that has no correct computation, and for a pattern of `tp_mapping` that matches nothing.
+    The first pattern of the plan that matches a module's name decides. Modules without a match are replicated. Raises
+    UnknownArchitecture for a model without a plan, and for a plan that has no correct computation.
     """
-    mapping = parse_mapping(problem.tp_mapping)
-    prefix = f"{model.base_model_prefix}."
-    modules = list(_modules(model))
-    plan = {**mapping}
-    for pattern, style in (model.config.base_model_tp_plan or {}).items():
-        plan.setdefault(pattern, style)
-    for name, module in modules:
-        layers = [f"{name}.{layer}".removesuffix(".").removeprefix(prefix) for layer in _linear(module)]
-        if not any(_planned(layer, plan) for layer in layers):
-            raise UnknownArchitecture(
-                f"transformers has no tensor-parallel plan of {name} of {problem.model} ({problem.architecture}): a "
-                "tp_mapping can be its plan"
-            )
-    result = [_block(name, module, plan, prefix, model.config.hidden_size) for name, module in modules]
-    names = {name.removeprefix(prefix) for block in result for name in block.styles}
-    for pattern in mapping:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            valid = dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name, count=1) for name in sorted(names))
-            raise UnknownArchitecture(
-                f"tp_mapping: {pattern} matches no module in the blocks of {problem.model}{nearest(pattern, valid)} "
-                f"(valid: {', '.join(valid)})"
-            )
     embedding = model.get_input_embeddings()
     if type(embedding) is not nn.Embedding and not hasattr(embedding, "scalar_embed_scale"):
         raise UnknownArchitecture(
             f"{problem.model} ({problem.architecture}) has an embedding of an unknown kind: {type(embedding).__name__}"
         )
-    for block in result:
-        if block.sharded_inside:
-            _check_norms(problem, model, block)
-    return result
+    layers = decoder_parts(model).layers
+    return [
+        _block(f"{layers}.{number}.{name}", child, problem, model)
+        for number, layer in enumerate(decoder_layers(model))
+        for name, child in layer.named_children()
+        if any(isinstance(module, nn.Linear) for module in child.modules())
+    ]
 
 
-def require_known_modules(problem: TrainStep, model: Any, tp_size: int) -> None:
+def require_known_modules(problem: TrainStep, model: Any) -> None:
     """Raise UnknownArchitecture for a model that tpbench's own layers cannot shard."""
     for name, module in model.named_modules():
         known = isinstance(module, nn.Linear | nn.Embedding | nn.LayerNorm | FusedNorm)
@@ -123,88 +95,52 @@ def require_known_modules(problem: TrainStep, model: Any, tp_size: int) -> None:
                 f"fsdp_dtensor and fsdp_dtensor_async shard linear layers, embeddings and norms; {name} of "
                 f"{problem.model} ({problem.architecture}) is a {type(module).__name__}"
             )
-    if not needs_repeated_heads(problem, tp_size):
-        return
-    for block in blocks(problem, model):
-        module = model.get_submodule(block.name)
-        if not block.sharded_inside or not hasattr(module, "head_dim"):
-            continue
-        layers = {name.rpartition(".")[2] for name in block.styles}
-        if not (layers.issuperset(KEY_VALUE_LAYERS) and hasattr(module, "num_key_value_groups")):
-            raise UnknownArchitecture(
-                f"{block.name} of {problem.model} ({problem.architecture}) has no {' and '.join(KEY_VALUE_LAYERS)} "
-                f"whose heads several ranks could repeat: tp_size must divide kv_heads={problem.kv_heads}"
-            )
 
 
-def _check_norms(problem: TrainStep, model: Any, block: Block) -> None:
-    """Raise UnknownArchitecture if a rank would need only a share of the weights of a block's norms."""
-    for name in block.styles:
-        module = model.get_submodule(name)
-        weight = getattr(module, "weight", None)
-        if isinstance(module, nn.Linear):
-            continue
-        if not isinstance(weight, Tensor):
-            raise UnknownArchitecture(
-                f"{name} of {problem.model} ({problem.architecture}), a {type(module).__name__}, has weights that each "
-                "rank would use for its share of the columns, which no variant knows"
-            )
-        if len(weight) != problem.head_dim:
-            raise UnknownArchitecture(
-                f"{name} of {problem.model} normalises {len(weight)} columns, and a rank would have a share of "
-                "them: colwise_gather_output with rowwise_split_input leaves every rank all columns"
-            )
-
-
-def _modules(model: Any) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the blocks by name: the children of decoder layers that contain linear layers."""
-    layers = decoder_parts(model).layers
-    for number, layer in enumerate(decoder_layers(model)):
-        for name, child in layer.named_children():
-            if _linear(child):
-                yield f"{layers}.{number}.{name}", child
-
-
-def _linear(module: nn.Module) -> list[str]:
-    """Return the names of the linear layers in a module."""
-    return [name for name, child in module.named_modules() if isinstance(child, nn.Linear)]
-
-
-def _planned(name: str, plan: Mapping[str, str]) -> str | None:
-    """Return the style of the first pattern that matches the name, or None."""
-    return next((style for pattern, style in plan.items() if fnmatchcase(name, pattern)), None)
-
-
-def _block(name: str, module: nn.Module, plan: Mapping[str, str], prefix: str, width: int) -> Block:
-    """Return the block of that name, which takes and returns hidden states of this width. Names in the plan lack the
-    prefix."""
+def _block(name: str, module: nn.Module, problem: TrainStep, model: Any) -> Block:
+    """Return the block of that name. Its linear layers take and return hidden states."""
     owners = {
         f"{name}.{inner}".removesuffix("."): owner
         for inner, owner in module.named_modules()
         if next(owner.parameters(recurse=False), None) is not None
     }
-    block = Block(name, {owner: _style(owner.removeprefix(prefix), plan) for owner in owners})
+    planned = {owner: _planned(owner, model) for owner in owners}
     linear = {name: owner for name, owner in owners.items() if isinstance(owner, nn.Linear)}
+    kinds = {planned[name] for name in linear}
+    if kinds == {None}:
+        raise UnknownArchitecture(
+            f"transformers has no tensor-parallel plan of {name} of {problem.model} ({problem.architecture})"
+        )
+    block = Block(name, {owner: cast("Style", style or "replicated") for owner, style in planned.items()})
     last = [name for name in linear if block.styles[name].startswith("rowwise")]
-    kinds = {block.styles[name] for name in linear}
     paired = kinds in ({"colwise", "rowwise"}, {"colwise_gather_output", "rowwise_split_input"}) and len(last) == 1
     # Hidden states enter the column-wise layers and leave the row-wise one.
-    fits = all((owner.out_features if name in last else owner.in_features) == width for name, owner in linear.items())
-    if kinds != {"replicated"} and not (paired and fits):
+    fits = all(
+        (owner.out_features if name in last else owner.in_features) == problem.hidden_size
+        for name, owner in linear.items()
+    )
+    if not (paired and fits):
         styles = ", ".join(f"{inner.removeprefix(name + '.')}: {style}" for inner, style in block.styles.items())
-        raise UnknownArchitecture(
-            f"the linear layers of {name} cannot be sharded as {styles} (valid: the last one rowwise and the others "
-            "colwise, or rowwise_split_input and colwise_gather_output, or all replicated)"
-        )
+        raise UnknownArchitecture(f"the linear layers of {name} cannot be sharded as {styles}")
+    for owner_name, owner in owners.items():
+        weight = getattr(owner, "weight", None)
+        of_heads = isinstance(weight, Tensor) and len(weight) == problem.head_dim
+        if not (block.gathers_columns or isinstance(owner, nn.Linear) or of_heads):
+            raise UnknownArchitecture(
+                f"{owner_name} of {problem.model} ({problem.architecture}), a {type(owner).__name__}, has weights that "
+                "each rank would use for its share of the columns, which no variant knows"
+            )
     return block
 
 
-def _style(name: str, plan: Mapping[str, str]) -> Style:
-    planned = _planned(name, plan) or "replicated"
-    style = SYNONYMS.get(planned, planned)
-    if style not in STYLES:
-        raise UnknownArchitecture(
-            f"the model's plan shards {name} as {planned}, which is not known (known: {', '.join(STYLES)}); "
-            "tp_mapping can give another style"
-        )
-    return cast("Style", style)
+def _planned(name: str, model: Any) -> str | None:
+    """Return the style of the plan's first pattern that matches the name, or None."""
+    name = name.removeprefix(f"{model.base_model_prefix}.")
+    plan = model.config.base_model_tp_plan or {}
+    style: str | None = next((style for pattern, style in plan.items() if fnmatchcase(name, pattern)), None)
+    if style is None:
+        return None
+    style = SYNONYMS.get(style, style)
+    if style not in get_args(Style):
+        raise UnknownArchitecture(f"the model's plan shards {name} as {style}, which tpbench does not know")
+    return style

@@ -19,15 +19,18 @@ from tpbench.workloads.train_step.model import models
 from tpbench.workloads.train_step.model.inputs import Batch, model_inputs
 from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.sharding.plan import Block, blocks
-from tpbench.workloads.train_step.training import losses
 from tpbench.workloads.train_step.training.trainer import (
     FIRST_FACTOR,
     PATIENCE,
+    Loss,
     MarkPhase,
     adamw,
     capturable,
     clip_divisor,
     ignore_phase,
+    loss_of_whole_logits,
+    tpbench_linear_loss,
+    tpbench_loss,
 )
 
 _PARTITION_TYPES = {"colwise": "column", "rowwise": "row", "replicated": "skip"}
@@ -145,17 +148,17 @@ def import_deepspeed(device: torch.device) -> Any:
     return deepspeed
 
 
-def _loss(problem: TrainStep, model: Any) -> losses.Loss:
+def _loss(problem: TrainStep, model: Any) -> Loss:
     """Return the loss of whole logits or, if the head is sharded, DeepSpeed's or tpbench's vocabulary-parallel loss."""
     from deepspeed.module_inject.layers import VocabParallelLinear
 
     head = next((module for module in model.modules() if isinstance(module, VocabParallelLinear)), None)
     if head is None:
-        return losses.loss_of_whole_logits(problem, model)
+        return loss_of_whole_logits(problem, model)
     if problem.train_loss == "tpbench_linear":
-        return losses.tpbench_linear_loss(problem, model, head, head.mp_group, head.vocab_start_index)
+        return tpbench_linear_loss(problem, model, head, head.mp_group, head.vocab_start_index)
     if problem.train_loss == "tpbench":
-        return losses.tpbench_loss(head.mp_group, head.vocab_start_index, problem.vocab)
+        return tpbench_loss(head.mp_group, head.vocab_start_index, problem.vocab)
 
     def loss(logits: Tensor, labels: Tensor) -> Tensor:
         result: Tensor = model.loss_function(logits, shift_labels=labels)
@@ -173,7 +176,7 @@ def deepspeed_configuration(problem: TrainStep, context: Context, plan: Sequence
     """Return DeepSpeed's configuration.
 
     plan: how to shard the decoder layers. DeepSpeed could read the plan of transformers itself, but would not sum the
-    gradients of all norms over the ranks, and knows no `tp_mapping`.
+    gradients of all norms over the ranks.
     """
     zero: dict[str, Any] = {"stage": problem.zero_stage}
     if problem.zero_stage:
@@ -234,7 +237,7 @@ def _partition(plan: Sequence[Block]) -> dict[str, Any]:
             # DeepSpeed sums the gradients of each parameter of a replicated module.
             "patterns": [f".*{re.escape(name)}\\.{'[^.]+' if style == 'replicated' else 'weight'}$"],
             "partition_type": _PARTITION_TYPES[style],
-            "grad_allreduce": style == "replicated" and block.sharded_inside,
+            "grad_allreduce": style == "replicated",
         }
         for block in plan
         if not block.gathers_columns

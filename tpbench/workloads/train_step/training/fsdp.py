@@ -24,8 +24,12 @@ from tpbench.workloads.train_step.model.models import decoder_layers, decoder_pa
 from tpbench.workloads.train_step.model.weights import allocate, fill, place_buffers
 from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.sharding import by_dtensor, by_modules
-from tpbench.workloads.train_step.training import losses
-from tpbench.workloads.train_step.training.trainer import TorchTrainer
+from tpbench.workloads.train_step.training.trainer import (
+    TorchTrainer,
+    loss_of_whole_logits,
+    tpbench_linear_loss,
+    tpbench_loss,
+)
 
 RESHAPES = (torch.ops.aten.view.default, torch.ops.aten.reshape.default)
 
@@ -58,11 +62,11 @@ def _mesh_trainer(problem: TrainStep, context: Context, sharding: ModuleType) ->
     if sharded_logits and problem.train_loss == "tpbench_linear":
         head, group = model.lm_head, context.tp_group
         sharded = not sharding.HEAD_GATHERS
-        loss = losses.tpbench_linear_loss(problem, model, head, group, vocab_start, hidden_sharded=sharded)
+        loss = tpbench_linear_loss(problem, model, head, group, vocab_start, hidden_sharded=sharded)
     elif sharded_logits and problem.train_loss == "tpbench":
-        loss = losses.tpbench_loss(context.tp_group, vocab_start, problem.vocab)
+        loss = tpbench_loss(context.tp_group, vocab_start, problem.vocab)
     else:
-        loss = losses.loss_of_whole_logits(problem, model)
+        loss = loss_of_whole_logits(problem, model)
     reduce_gradients = sharding.gradient_reduction(model, context.tp_group) if context.tp_size > 1 else None
 
     @contextlib.contextmanager
@@ -140,7 +144,7 @@ def ddp(problem: TrainStep, context: Context) -> TorchTrainer:
     models.materialise(model, context.device, problem.seed)
     if problem.compile:
         models.compile_layers(model)
-    loss = losses.loss_of_whole_logits(problem, model)
+    loss = loss_of_whole_logits(problem, model)
     devices = [context.device.index] if context.device.type == "cuda" else None
     wrapped = DistributedDataParallel(
         model, device_ids=devices, process_group=context.dp_group, gradient_as_bucket_view=True

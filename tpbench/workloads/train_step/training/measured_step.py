@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 from tpbench.measure import cuda_graph
 from tpbench.measure.gpu_profiler import COMMUNICATION, Interval, covered_ms, events, gpu_profile, intervals, keep_trace
 from tpbench.measure.session import Context
-from tpbench.workloads.train_step.model import sizes
+from tpbench.workloads.train_step.estimates import flops_per_token
 from tpbench.workloads.train_step.model.inputs import Batch
 from tpbench.workloads.train_step.problem import PHASES, TrainStep
 from tpbench.workloads.train_step.training.trainer import MarkPhase, Trainer
@@ -203,7 +203,7 @@ def throughput(problem: TrainStep, context: Context, columns: Mapping[str, Any])
     if context.device.type == "cuda":
         peak = peak_tflops(torch.cuda.get_device_name(context.device), problem.dtype)
         if peak is not None:
-            result |= {"peak_tflops": peak, "mfu": sizes.flops_per_token(problem) * tokens_per_s_per_gpu / 1e12 / peak}
+            result |= {"peak_tflops": peak, "mfu": flops_per_token(problem) * tokens_per_s_per_gpu / 1e12 / peak}
     return result
 
 

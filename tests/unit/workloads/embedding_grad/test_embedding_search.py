@@ -1,0 +1,101 @@
+"""Search for the touched rows on the CPU, the buffers through which they go to the GPU, and replays of GPU work."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support.embedding_grad import context, problem
+from tpbench.workloads.embedding_grad.exchanges.auto import UNKNOWN, equal_time, sparse_is_faster
+from tpbench.workloads.embedding_grad.exchanges.collectives import CountedCollectives
+from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs, busiest
+from tpbench.workloads.embedding_grad.row_operations import search
+from tpbench.workloads.embedding_grad.row_operations.search import CpuRowFinder, PinnedRing, Replayed
+
+
+def found(*steps: list[int], rank: int = 0) -> CpuRowFinder:
+    inputs = EmbeddingGradInputs(problem(table_rows=7), context(rank=rank))
+    return CpuRowFinder(inputs, pinned=False, tokens=torch.tensor(steps, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("row", [-1, 7])
+def test_rows_outside_the_table_are_an_error(row: int) -> None:
+    with pytest.raises(IndexError):
+        found([0, row]).find()
+
+
+@pytest.mark.parametrize(("rank", "rows"), [(0, [5, 6, 1, 3]), (1, [1, 3, 5, 6])])
+def test_rows_of_all_steps_are_listed_once_with_the_own_rows_last(rank: int, rows: list[int]) -> None:
+    finder = found([5, 1, 5], [6, 1, 3], rank=rank)
+    for _ in range(2):  # a second search starts anew
+        touched = finder.find()
+        assert touched.counts == [2, 2] and touched.rows.tolist() == rows
+
+
+class LateRing(PinnedRing):
+    """Ring whose device copies only when the host waits, like a device that is far behind the host."""
+
+    def __init__(self) -> None:
+        super().__init__(4, torch.device("cpu"), pinned=False)
+        self.waits = 0
+
+    def copy(self, filled: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        uploaded = torch.full_like(filled, -1)
+
+        def finish() -> None:
+            self.waits += 1
+            uploaded.copy_(filled)
+
+        return uploaded, mock.Mock(synchronize=finish)
+
+
+def test_a_pinned_buffer_is_not_written_before_its_copy_ended() -> None:
+    ring = LateRing()
+    uploaded = [ring.upload([np.array([step, step + 1], np.int32), np.array([7], np.int32)]) for step in range(6)]
+    assert ring.waits == 4  # and no more waits than necessary
+    assert [numbers.tolist() for numbers in uploaded[:4]] == [[step, step + 1, 7] for step in range(4)]
+
+
+def test_work_is_called_once_captured_once_and_then_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+
+    def capture(work: Any) -> Any:
+        lines.append("capture")
+        work()
+        return mock.Mock(replay=lambda: lines.append("replay"))
+
+    capturing = False
+    monkeypatch.setattr(search.cuda_graph, "capture", capture)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    run = Replayed(lambda: lines.append("work"), torch.device("cuda", 0))
+    for _ in range(3):
+        run()
+    assert lines == ["work", "capture", "work", "replay", "replay"]
+    capturing = True  # another graph holds the launches themselves
+    run()
+    assert lines[-1] == "work"
+
+
+def test_the_busiest_rank_decides_between_dense_and_sparse() -> None:
+    counts = [[5, 3, 0], [0, 9, 1], [2, 2, 2]]  # ranks send 3, 1 and 4 rows, and receive 2, 5 and 1
+    assert busiest(counts) == 5
+    assert sparse_is_faster(counts, table_rows=30, limit=0.25)  # 5 rows of others, as if 7.5 of 30 were touched
+    assert not sparse_is_faster(counts, table_rows=30, limit=0.24)
+    assert not sparse_is_faster([[5, 3], [UNKNOWN] * 2], table_rows=1000, limit=float("inf"))
+    assert sparse_is_faster([[0, 0], [0, 0]], table_rows=1, limit=0.0)
+
+
+def test_the_limit_lies_on_the_line_through_two_times() -> None:
+    assert equal_time((0.2, 1.0), (0.8, 2.0), 1.5) == pytest.approx(0.5)
+    assert equal_time((0.2, 1.0), (0.8, 1.0), 2.0) == float("inf")
+    assert equal_time((0.2, 1.0), (0.8, 0.9), 0.5) == 0.0
+
+
+def test_own_rows_cannot_be_pushed() -> None:
+    no_group: Any = None
+    with pytest.raises(ValueError, match="rank 1 would send itself 5 bytes"):
+        CountedCollectives(no_group, 1, 2).count_push([0, 5])

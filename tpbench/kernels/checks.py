@@ -1,0 +1,243 @@
+"""Checks of the arguments of `entropy_loss` and `linear_entropy_loss`. Errors name the argument and what is valid."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tpbench.kernels import KERNEL_LOSSES, LABEL_LOSSES
+
+FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+MAX_BLOCK = 65536
+MAX_COLUMNS = 2**31 - 1
+"""Columns are int32 in the kernels."""
+FP32_MAX = torch.finfo(torch.float32).max
+
+
+def choice(name: str, value: object, *valid: str) -> None:
+    """ValueError unless `value` is one of `valid`."""
+    if not (isinstance(value, str) and value in valid):
+        raise ValueError(f"{name} must be one of {', '.join(valid)}; got {value!r}")
+
+
+def number(name: str, value: object, *, low: float = 0.0, positive: bool = False, high: float = math.inf) -> None:
+    """TypeError unless a plain number; ValueError unless finite in fp32, >= `low` (`positive`: > 0) and <= `high`."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
+    if not -FP32_MAX <= value <= FP32_MAX or value < low or value > high or (positive and value == 0):
+        limits = " and greater than 0" if positive else f" and at least {low:g}" if low > -math.inf else ""
+        limits += "" if high == math.inf else f" and at most {high:g}"
+        raise ValueError(f"{name} must be finite in float32{limits}; got {value}")
+
+
+def whole(name: str, value: object, low: int = -(2**63), high: int = 2**63 - 1) -> None:
+    """TypeError unless an int; ValueError below `low` and above `high`."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, got {type(value).__name__}")
+    if value < low:
+        raise ValueError(f"{name} must be at least {low}, got {value}")
+    if value > high:
+        raise ValueError(f"{name} must be at most {high}, got {value}")
+
+
+def options(
+    loss: Any, group: Any, vocab_start: Any, vocab_size: Any, reduction: Any, ignore_index: Any, logits_scale: Any,
+    temperature: Any, label_smoothing: Any, z_loss: Any, softcap: Any, entropy: Any, grad_scale: Any, block_cap: Any,
+    exchange: Any, algorithm: Any = "auto",
+) -> None:  # fmt: skip
+    """Raise unless the options that concern no tensor are valid and fit together."""
+    choice("loss", loss, *KERNEL_LOSSES)
+    choice("reduction", reduction, "mean", "sum", "none")
+    choice("exchange", exchange, "auto", "nccl", "symmetric")
+    choice("algorithm", algorithm, "auto", "two_reads", "two_kernels", "one_read")
+    if group is not None and not isinstance(group, dist.ProcessGroup):
+        raise TypeError(f"group must be a torch.distributed process group that this rank is in, or None; got {group!r}")
+    whole("ignore_index", ignore_index)
+    if vocab_start is not None:
+        whole("vocab_start", vocab_start, 0, MAX_COLUMNS)
+    if vocab_size is not None:
+        whole("vocab_size", vocab_size, 1, MAX_COLUMNS)
+    if block_cap != "auto":
+        whole("block_cap", block_cap)
+        if not 16 <= block_cap <= MAX_BLOCK or block_cap & (block_cap - 1):
+            raise ValueError(f"block_cap must be 'auto' or a power of two from 16 to {MAX_BLOCK}, got {block_cap}")
+    number("logits_scale", logits_scale, positive=True)
+    number("temperature", temperature, positive=True)
+    number("label_smoothing", label_smoothing, high=1.0)
+    number("z_loss", z_loss)
+    number("grad_scale", grad_scale, low=-math.inf)
+    if softcap is not None:
+        number("softcap", softcap, positive=True)
+    if not isinstance(entropy, bool):
+        raise TypeError(f"entropy must be a bool, got {type(entropy).__name__}")
+    if not logits_scale / temperature <= FP32_MAX:
+        raise ValueError(f"temperature must leave logits_scale / temperature finite in float32, got {temperature}")
+    if loss == "cross_entropy" and temperature != 1.0:
+        raise ValueError(f"temperature softens target logits: it must be 1 for loss='cross_entropy', got {temperature}")
+    if loss != "cross_entropy" and label_smoothing:
+        raise ValueError(f"label_smoothing smooths labels: it must be 0 for loss={loss!r}, got {label_smoothing}")
+    if loss == "logprob" and z_loss:
+        raise ValueError(f"z_loss is a term of a loss: it must be 0 for loss='logprob', got {z_loss}")
+    if group is None or group.size() == 1:
+        return
+    if algorithm == "two_reads":
+        raise ValueError(
+            "algorithm='two_reads' makes loss and gradient in one kernel, on one rank: over ranks the exchange lies "
+            "between them; use 'two_kernels', 'one_read' or 'auto'"
+        )
+    needed = {"two_kernels": "nccl", "one_read": "symmetric"}.get(algorithm, exchange)
+    if exchange not in ("auto", needed):
+        raise ValueError(f"algorithm={algorithm!r} over ranks is exchange={needed!r}, got exchange={exchange!r}")
+
+
+def tensor(
+    name: str, value: Any, shape: Sequence[int | str], dtypes: tuple[torch.dtype, ...] = FLOATS,
+    device: torch.device | None = None, why: str = "",
+) -> None:  # fmt: skip
+    """Raise unless `value` is a tensor of this shape, in which a name stands for any size, dtype and device.
+
+    It must have memory of its own, unlike a DTensor. why: follows the dtypes in an error.
+    """
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
+    if hasattr(value, "to_local"):
+        raise TypeError(f"{name} must be this rank's tensor, got a DTensor: pass {name}.to_local()")
+    if value.dim() != len(shape) or any(
+        isinstance(wanted, int) and wanted != size for wanted, size in zip(shape, value.shape, strict=True)
+    ):
+        wanted_shape = ", ".join(map(str, shape)) + ("," if len(shape) == 1 else "")
+        raise ValueError(f"{name} must have shape ({wanted_shape}), got {tuple(value.shape)}")
+    if value.dtype not in dtypes:
+        names = [str(dtype).removeprefix("torch.") for dtype in (*dtypes, value.dtype)]
+        wanted_dtype = " or ".join(filter(None, [", ".join(names[:-2]), names[-2]]))
+        raise TypeError(f"{name} must be {wanted_dtype}{why}, got {names[-1]}")
+    if device is not None and value.device != device:
+        raise ValueError(f"{name} must be on {device}, got {value.device}")
+
+
+def _logits(name: str, value: Any, shape: Sequence[int | str], device: torch.device | None = None) -> None:
+    """Raise unless `value` is a dense matrix of a supported dtype, and not a negative view."""
+    tensor(name, value, shape, FLOATS, device)
+    if value.layout != torch.strided:
+        raise TypeError(f"{name} must be a dense tensor, got {value.layout}")
+    if value.is_neg():
+        raise ValueError(f"{name} must not be a negative view, as of a conjugate: call resolve_neg() on it")
+
+
+def _target(value: Any, loss: str, rows: int, columns: int, device: torch.device) -> None:
+    """Raise unless `value` is labels (rows,) for a loss of labels, else target logits."""
+    if loss in LABEL_LOSSES:
+        tensor("target", value, (rows,), (torch.int32, torch.int64), device, f", the labels of loss={loss!r}")
+    else:
+        _logits("target", value, (rows, columns), device)
+
+
+def _row_gradients(row_grad: Any, entropy_grad: Any, rows: int, device: torch.device, entropy: bool) -> None:
+    """Raise unless each is None or a contiguous (rows,) fp32 tensor."""
+    for name, value in (("row_grad", row_grad), ("entropy_grad", entropy_grad)):
+        if value is not None:
+            tensor(name, value, (rows,), (torch.float32,), device)
+            if not value.is_contiguous():
+                raise ValueError(f"{name} must be contiguous, got stride {value.stride()}")
+    if entropy_grad is not None and not entropy:
+        raise ValueError("entropy_grad needs entropy=True")
+
+
+def _runnable(name: str, value: Tensor, interpreted: bool) -> None:
+    """Raise unless the kernels can run on the tensor's device."""
+    if value.device.type not in ("cuda", "cpu"):
+        raise ValueError(f"{name} must be on a CUDA device, or on a CPU in Triton's interpreter; got {value.device}")
+    if not interpreted and value.device.type != "cuda":
+        raise RuntimeError(
+            f"{name} must be on a CUDA device, got {value.device}; on a CPU the kernels run in Triton's interpreter "
+            "only: set TRITON_INTERPRET=1 before triton is imported"
+        )
+
+
+def _writable(name: str, value: Tensor) -> None:
+    """ValueError if two elements share memory: programs that write them would race."""
+    reach = 0
+    for stride, size in sorted(
+        (stride, size) for size, stride in zip(value.shape, value.stride(), strict=True) if size > 1
+    ):
+        if stride <= reach:
+            raise ValueError(f"{name} must not overlap itself: shape {tuple(value.shape)}, strides {value.stride()}")
+        reach += (size - 1) * stride
+
+
+def _share_memory(a: Tensor, b: Tensor) -> bool:
+    """Return true if the tensors start at the same address or, if both are contiguous, overlap.
+
+    Tensors with gaps may be separate parts of one tensor, for example halves of its columns.
+    """
+    start_a, start_b = a.data_ptr(), b.data_ptr()
+    if not a.numel() or start_a == start_b:
+        return bool(a.numel())
+    if not (a.is_contiguous() and b.is_contiguous()):
+        return False
+    return start_a < start_b + b.numel() * b.itemsize and start_b < start_a + a.numel() * a.itemsize
+
+
+def entropy_tensors(
+    logits: Any, target: Any, loss: str, grad: Any, row_grad: Any, entropy_grad: Any, entropy: bool, interpreted: bool
+) -> None:
+    """Raise unless the tensors of `entropy_loss` are valid and fit together.
+
+    The overwritten tensor may be the target itself, since each element is read before it is written. It may not be a
+    shifted view of the target.
+    """
+    _logits("logits", logits, ("rows", "local vocab"))
+    _target(target, loss, len(logits), logits.shape[1], logits.device)
+    name, written = ("grad", grad) if isinstance(grad, Tensor) else ("logits", logits if grad == "in_place" else None)
+    if isinstance(grad, Tensor):
+        _logits("grad", grad, logits.shape, logits.device)
+    elif not (isinstance(grad, str) and grad in ("new", "in_place", "none")):
+        raise ValueError(f"grad must be one of new, in_place, none, or a tensor to accumulate into; got {grad!r}")
+    if written is not None:
+        _writable(name, written)
+        if name == "grad" and _share_memory(written, logits):
+            raise ValueError("grad must not share the logits' memory; to write over the logits say grad='in_place'")
+        if _share_memory(written, target) and (
+            (written.data_ptr(), written.stride(), written.dtype) != (target.data_ptr(), target.stride(), target.dtype)
+        ):
+            raise ValueError(f"target must not share memory with {name}, which are written over, unless it is the same")
+    _runnable("logits", logits, interpreted)
+    _row_gradients(row_grad, entropy_grad, len(logits), logits.device, entropy)
+
+
+def linear_tensors(
+    hidden: Any, weight: Any, target: Any, loss: str, bias: Any, weight_grad: Any, row_grad: Any, entropy_grad: Any,
+    entropy: bool, shards: int, interpreted: bool,
+) -> None:  # fmt: skip
+    """Raise unless the tensors of `linear_entropy_loss` are valid. shards: ranks that share the rows of `hidden`."""
+    _factors("hidden", hidden, ("rows", "h"), "weight", weight, "local vocab")
+    rows, device = len(hidden) * shards, hidden.device
+    if bias is not None:
+        tensor("bias", bias, (len(weight),), (weight.dtype,), device)
+    if loss not in LABEL_LOSSES and isinstance(target, (tuple, list)):
+        if len(target) != 2:
+            raise ValueError(f"target must be (teacher_hidden, teacher_weight) or logits, got {len(target)} values")
+        _factors("teacher_hidden", target[0], (len(hidden), "h"), "teacher_weight", target[1], len(weight), device)
+    else:
+        _target(target, loss, rows, len(weight), device)
+    if weight_grad is not None:
+        tensor("weight_grad", weight_grad, weight.shape, tuple({weight.dtype, torch.float32}), device)
+        _writable("weight_grad", weight_grad)
+    _runnable("hidden", hidden, interpreted)
+    _row_gradients(row_grad, entropy_grad, rows, device, entropy)
+
+
+def _factors(
+    name: str, left: Any, shape: tuple[int | str, str], other: str, right: Any, columns: int | str,
+    device: torch.device | None = None,
+) -> None:  # fmt: skip
+    """Raise unless left @ right.T is a product of matrices of one dtype on one device."""
+    tensor(name, left, shape, FLOATS, device)
+    tensor(other, right, (columns, left.shape[1]), (left.dtype,), left.device)
+    if left.shape[1] == 0:
+        raise ValueError(f"{name} and {other} must have a width h > 0")

@@ -1,0 +1,194 @@
+"""`entropy_loss`: the entropy loss and its gradient over a vocabulary sharded across tensor-parallel ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tpbench.kernels import KernelLoss, checks
+from tpbench.kernels.launch_rows import How, RepeatedCall, call_form, find, launch_rows, remember
+from tpbench.kernels.row_loss import Outputs, RowLoss, Scaling, Vocabulary
+from tpbench.kernels.two_pass.kernels import column_block
+from tpbench.kernels.two_pass.state import INTERPRETED
+
+
+@dataclass(frozen=True)
+class EntropyLossResult:
+    """The result of `entropy_loss`."""
+
+    loss: Tensor
+    """fp32 scalar, or (rows,) with reduction="none". Every rank of the group has the same bits."""
+    row_loss: Tensor
+    """(rows,) fp32: each row's loss (or log-probability), 0 for a row that does not count."""
+    entropy: Tensor | None
+    """(rows,) fp32: entropy of each row's p in nats, 0 for a row that does not count. None without `entropy=True`."""
+    grad: Tensor | None
+    """(rows, local vocab): gradient of the (reduced) loss with respect to the local logits, times grad_scale."""
+    how: How
+    """The algorithm and the kernels that computed the loss, and the bytes that this rank sent to other ranks."""
+
+
+def entropy_loss(
+    logits: Tensor,
+    target: Tensor,
+    *,
+    loss: KernelLoss = "cross_entropy",
+    group: dist.ProcessGroup | None = None,
+    vocab_start: int | None = None,
+    vocab_size: int | None = None,
+    reduction: Literal["mean", "sum", "none"] = "mean",
+    ignore_index: int = -100,
+    logits_scale: float = 1.0,
+    temperature: float = 1.0,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+    entropy: bool = False,
+    grad: Literal["new", "in_place", "none"] | Tensor = "new",
+    grad_scale: float = 1.0,
+    row_grad: Tensor | None = None,
+    entropy_grad: Tensor | None = None,
+    block_cap: int | Literal["auto"] = "auto",
+    exchange: Literal["auto", "nccl", "symmetric"] = "auto",
+    algorithm: Literal["auto", "two_reads", "two_kernels", "one_read"] = "auto",
+) -> EntropyLossResult:
+    """Compute the loss of each row and, in the same call, the gradient with respect to the local logits.
+
+    Notation: x = logits_scale * logits, p = softmax(x), t = logits_scale / temperature * target, and q = softmax(t).
+    With a softcap c, c * tanh(logits / c) takes the place of the logits (Gemma 2, arXiv:2408.00118, section 2).
+    Each softmax is over the whole vocabulary of V = vocab_size columns. A row's loss is
+
+    - cross_entropy: (1 - e) * -log p[label] + e * mean(-log p), with e = label_smoothing (Szegedy et al. 2016,
+      arXiv:1512.00567, section 7, as in torch.nn.functional.cross_entropy).
+      Gradient by x: p - (1 - e) * onehot(label) - e / V.
+    - soft_cross_entropy: -sum(q log p), gradient p - q (Hinton et al. 2015, arXiv:1503.02531, equation 2).
+    - forward_kl: KL(q || p) = sum(q (log q - log p)), gradient p - q (Kullback and Leibler 1951,
+      doi:10.1214/aoms/1177729694, equation 2.4). The loss of soft_cross_entropy is larger by the entropy of q.
+    - reverse_kl: KL(p || q) = sum(p (log p - log q)), gradient p * (log p - log q - KL(p || q)) (for language models
+      Gu et al. 2023, arXiv:2306.08543, equation 1).
+    - logprob: no loss but log p[label], the label's log-probability, with x = logits_scale / temperature * logits.
+      Policy optimisation needs it with the entropy, `entropy=True` (PPO, arXiv:1707.06347, equations 6 and 9).
+      Gradient by x: onehot(label) - p.
+
+    The entropy of a row is -sum(p log p). Its gradient by x is -p * (log p + entropy).
+
+    Each loss has the additional term z_loss * log(sum(exp(x)))^2, with gradient 2 * z_loss * log(sum(exp(x))) * p
+    (PaLM, arXiv:2204.02311, section 5). The softmax over tiles and ranks is computed online (Milakov and Gimelshein
+    2018, arXiv:1805.02867). The gradient is also scaled by logits_scale, by the reduction and by grad_scale. Scaling is
+    in fp32, and the gradient is rounded once.
+
+    Ranks exchange a few fp32 numbers per row, once. All ranks merge them in the same order, so the loss has the same
+    bits on all of them. The host does not wait for the device (except as described at vocab_start), so a CUDA graph can
+    capture the call. The function is no autograd operation; `tpbench.kernels.EntropyLoss` is one.
+
+    Args:
+        logits: (rows, local vocab) in bfloat16, float16 or float32, with any strides. On a GPU, or on a CPU in Triton's
+            interpreter.
+        target: for cross_entropy and logprob the labels, (rows,) int32 or int64, global columns, equal on all ranks. A
+            row does not count if its label is ignore_index or no column of the vocabulary: its loss and gradient are
+            zero, and its logits are not read. For the other losses the target logits, with the shape of the logits.
+        group: process group over which the vocabulary is sharded, contiguous in rank order. None: this rank holds all
+            of it.
+        vocab_start: the first global column of this rank. By default it follows from the ranks' local sizes. Unless
+            both vocab_start and vocab_size are given on all ranks, every call gathers the sizes, and the host waits.
+        vocab_size: columns of the whole vocabulary. Columns at or past it are padding: outside the softmax, and with a
+            zero gradient. By default all columns of all ranks.
+        reduction: of the rows' losses: "mean" over the rows that count (0 if none does), "sum" or "none".
+        logits_scale, temperature: positive. The temperature softens the target logits only, or for logprob the logits.
+        softcap: positive, or None for no cap. It does not apply to target logits.
+        entropy: also compute each row's entropy.
+        grad: "new" allocates a tensor like the logits. "in_place" overwrites the logits. "none" computes no gradient. A
+            tensor shaped like the logits, of any supported dtype, is added to in fp32. Autograd records the
+            overwriting. A later backward that needs the overwritten values raises RuntimeError.
+        grad_scale: factor on the gradient (not on the loss), for example of a loss scaler or of gradient accumulation.
+        row_grad, entropy_grad: (rows,) fp32: factors of each row on the gradient of its loss (1 by default) and of its
+            entropy (0 by default, without the factor of the reduction), such as upstream gradients.
+        block_cap: the largest column block of a kernel, a power of two. "auto" takes the fastest measured one
+            (`block_caps`). Nothing is tuned in the call, and all ranks choose the same.
+        exchange: the path of the statistics between ranks. On one rank nothing is exchanged: "nccl" is
+            algorithm="two_reads" there, the others are "one_read" if it fits.
+
+            - "symmetric": inside one kernel, which reads each logit once, through memory that the ranks share over
+              NVLink. The ranks set it up together on a group's first use.
+            - "nccl": between two kernels, by one all-gather through the group's backend (gloo on a CPU). Choose it if
+              collectives of other streams may run at the same time, for example FSDP's. The symmetric kernel occupies
+              the whole GPU until all ranks have answered: a collective that started on one rank only would block it.
+            - "auto": symmetric if the ranks are GPUs of one machine that reach each other's memory, else nccl.
+
+            The single kernel does not support label_smoothing, softcap, entropy, row_grad, a grad to accumulate into,
+            targets of another dtype, very long rows, or a rank with far more columns than its share. Then two kernels
+            run, for any exchange. If vocab_start and vocab_size are given, ranks do not know each other's columns, and
+            a rank with too many raises.
+        algorithm: the kernels.
+
+            - "two_reads": one kernel whose programs read their row twice, for its statistics and for its gradient. On
+              one rank only.
+            - "two_kernels": the first kernel stores each row's statistics, so that the second reads the logits once.
+            - "one_read": one persistent kernel that reads each logit once in all. Over several ranks it needs
+              exchange="symmetric".
+            - "auto": the exchange decides.
+
+    A row whose logits are all -inf has no softmax: its loss and gradient are NaN. A positive weight on a probability of
+    zero makes the loss infinite, which is correct. The gradient of reverse_kl is then NaN.
+
+    Raises:
+        TypeError, ValueError: an argument is invalid, or an algorithm that was asked for by name does not support the
+            call. The message names the argument and what is valid.
+        RuntimeError: logits on a CPU and not in the interpreter; exchange="symmetric" if it is not available; a
+            rank whose peer did not answer an earlier call (that call's loss is NaN).
+    """
+    options = (
+        loss, group, vocab_start, vocab_size, reduction, ignore_index, logits_scale, temperature, label_smoothing,
+        z_loss, softcap, entropy, grad_scale, block_cap, exchange, algorithm,
+    )  # fmt: skip
+    form = call_form(logits, target, (*options, grad, row_grad, entropy_grad))
+    if (repeated := find(form)) is not None:
+        reduced, row_loss, out = repeated(logits, target)
+        return EntropyLossResult(reduced, row_loss, None, out, repeated.how)
+    checks.options(*options)
+    checks.entropy_tensors(logits, target, loss, grad, row_grad, entropy_grad, entropy, INTERPRETED)
+
+    logits, target = logits.detach(), target.detach()
+    rows, columns = logits.shape
+    vocabulary = Vocabulary.of_shard(columns, logits.device, "logits", group, vocab_start, vocab_size)
+    if loss == "logprob":
+        logits_scale, temperature = logits_scale / temperature, 1.0
+    loss_of_row = RowLoss(
+        loss, group, vocabulary, ignore_index, logits_scale, temperature, label_smoothing, z_loss, softcap or 0.0, 0.0,
+        block_cap, exchange, algorithm,
+    )  # fmt: skip
+    # Without both sizes the ranks exchange them in each call.
+    repeatable = group is None or (vocab_start is not None and vocab_size is not None)
+    if loss_of_row.has_labels:
+        repeatable = repeatable and target.is_contiguous()
+        target = target.contiguous()
+    outputs = Outputs.allocated(
+        rows, logits.device, entropy, reduction, _gradient(logits, grad), accumulate=isinstance(grad, Tensor)
+    )
+    if rows == 0:
+        nothing = outputs.row_loss if outputs.total is None else outputs.total.zero_()
+        how = How(loss_of_row.two_pass_algorithm, column_block(loss_of_row, columns))
+        return EntropyLossResult(nothing, outputs.row_loss, outputs.row_entropy, outputs.grad, how)
+    scaling = Scaling.of_reduction(
+        reduction, loss_of_row, rows, grad_scale=grad_scale, row_grad=row_grad, entropy_grad=entropy_grad
+    )
+    how = launch_rows(loss_of_row, logits, target, outputs, scaling)
+    reduced = outputs.row_loss if outputs.total is None else outputs.total
+    if how.relaunch is not None and repeatable and grad in ("new", "none"):  # memory to overwrite is always checked
+        remember(form, RepeatedCall(how, reduced, outputs.row_loss, outputs.grad))
+    return EntropyLossResult(reduced, outputs.row_loss, outputs.row_entropy, outputs.grad, how)
+
+
+def _gradient(logits: Tensor, grad: str | Tensor) -> Tensor | None:
+    """Return the memory for the gradient."""
+    if isinstance(grad, str) and grad == "new":
+        return torch.empty_like(logits, memory_format=torch.contiguous_format)
+    out = grad.detach() if isinstance(grad, Tensor) else logits if grad == "in_place" else None
+    if out is not None:
+        # Else autograd would not notice that a tensor saved for an earlier operation's backward was overwritten.
+        torch.autograd.graph.increment_version(out)
+    return out

@@ -1,0 +1,184 @@
+"""The entropy loss of some rows of logits: choose the kernels, launch them, and repeat a call of the same form.
+
+All arguments of a first call are checked before. Two calls have one form if their options are equal, and each tensor's
+shape, strides, dtype, device and alignment. A repeated call skips checks, choices and torch's dispatcher. Only calls
+that one kernel does, and that write a new gradient or none, are repeated this way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from tpbench.kernels import symmetric
+from tpbench.kernels.one_pass.launch import OnePassLaunch, Prepared, form, prepare
+from tpbench.kernels.row_loss import Outputs, RowLoss, Scaling
+from tpbench.kernels.two_pass import kernels as two_pass
+from tpbench.kernels.two_pass.kernels import launching
+from tpbench.kernels.two_pass.state import INTERPRETED
+
+MOST_REMEMBERED = 256
+"""Most forms that are remembered. This bounds memory: the number of rows may differ by call."""
+
+_PLAIN = {Tensor, torch.nn.Parameter}
+"""Types of tensors with memory of their own. Others, such as DTensor, may have none."""
+
+
+@dataclass(frozen=True)
+class How:
+    """This record says which algorithm and kernels computed a loss, and how many bytes they sent to other ranks."""
+
+    algorithm: Literal["two_reads", "two_kernels", "one_read"]
+    block: int
+    """Columns of the kernels' block."""
+    bytes_sent: int = 0
+    """Bytes that this rank sent to its peers."""
+    kernels: tuple[Any, ...] = ()
+    """The compiled kernels that read the logits (see `kernel_resources`). Each is None in the interpreter."""
+    relaunch: OnePassLaunch | None = field(default=None, repr=False, compare=False)
+    """Does the same for other tensors of the same form, if one kernel computes everything."""
+
+
+def launch_rows(loss: RowLoss, logits: Tensor, target: Tensor, outputs: Outputs, scaling: Scaling) -> How:
+    """Queue the kernels for at least one row of logits on the current stream.
+
+    Raises RuntimeError or ValueError if an exchange or an algorithm that was asked for by name cannot do it.
+    """
+    peers = _peers(loss, logits.device)
+    if peers is not None:
+        prepared = _prepared(loss, logits, target, outputs, scaling)
+        if not isinstance(prepared, str):
+            return _one_pass(loss, prepared, None if peers == "one rank" else peers, logits, target, outputs, scaling)
+        if loss.algorithm == "one_read":
+            raise ValueError(
+                f"algorithm='one_read' cannot do this: {prepared}; use 'auto', 'two_kernels' or 'two_reads'"
+            )
+    with launching(logits.device):
+        block, kernels = two_pass.launch(loss, logits, target, outputs, scaling)
+    sent = two_pass.bytes_exchanged(
+        len(logits), loss.vocabulary.world_size, loss.loss, loss.label_smoothing, outputs.row_entropy is not None
+    )
+    return How(loss.two_pass_algorithm, block, sent, kernels)
+
+
+def _prepared(loss: RowLoss, logits: Tensor, target: Tensor, outputs: Outputs, scaling: Scaling) -> Prepared | str:
+    """Return the launch of a one-pass kernel without addresses and factors, or the reason why none can do it."""
+    needs_rows = outputs.row_entropy is not None or scaling.row_grad is not None
+    if needs_rows or outputs.accumulate or loss.label_smoothing or loss.softcap or loss.target_softcap:
+        return "it has no label_smoothing, no softcap, no entropy, no gradients of rows, and accumulates into no tensor"
+    return prepare(
+        form(logits), form(target), None if outputs.grad is None else form(outputs.grad), logits.device.index,
+        loss.vocabulary, loss=loss.formula, logprob=loss.is_logprob, ignore_index=loss.ignore_index,
+        reduce=outputs.total is not None, count=scaling.count, z_loss=loss.z_loss > 0, block_cap=loss.block_cap,
+    )  # fmt: skip
+
+
+def _one_pass(
+    loss: RowLoss, prepared: Prepared, peers: symmetric.PeerWorkspace | None, logits: Tensor, target: Tensor,
+    outputs: Outputs, scaling: Scaling,
+) -> How:  # fmt: skip
+    """Launch the kernel that reads each logit once."""
+    launch = OnePassLaunch(
+        prepared, peers, logits.device, logits_scale=loss.logits_scale, temperature=loss.temperature,
+        z_loss=loss.z_loss, grad_scale=loss.grad_scale(scaling), loss_scale=scaling.mean,
+    )  # fmt: skip
+    with launching(logits.device):
+        kernel = launch(logits, target, outputs.grad, outputs.row_loss, outputs.total, scaling.inverse_count)
+    relaunch = launch if scaling.inverse_count is None else None
+    return How("one_read", prepared.tiling.block, prepared.bytes_sent, (kernel,), relaunch)
+
+
+def _peers(loss: RowLoss, device: torch.device) -> symmetric.PeerWorkspace | Literal["one rank"] | None:
+    """Return the workspace through which ranks exchange inside a one-pass kernel.
+
+    "one rank": ranks exchange nothing. None: the two-pass kernels compute the loss.
+    """
+    algorithm, exchange = loss.algorithm, loss.exchange
+    if algorithm in ("two_reads", "two_kernels") or (exchange == "nccl" and algorithm == "auto"):
+        return None
+    by_name = algorithm == "one_read" or exchange == "symmetric"
+    asked = "algorithm='one_read'" if algorithm == "one_read" else "exchange='symmetric'"
+    if INTERPRETED:
+        if by_name:
+            raise RuntimeError(f"{asked} needs CUDA devices, not Triton's interpreter")
+        return None
+    if loss.group is None or loss.vocabulary.world_size == 1:
+        return "one rank"
+    workspace = symmetric.workspace(loss.group, device)
+    if isinstance(workspace, str):
+        if not by_name:
+            return None
+        raise RuntimeError(f"{asked} is not available: {workspace}; use exchange='nccl' or 'auto'")
+    return workspace
+
+
+class RepeatedCall:
+    """Repeats a call for other tensors of the same form. The results are those of `entropy_loss`."""
+
+    def __init__(self, how: How, loss: Tensor, row_loss: Tensor, grad: Tensor | None) -> None:
+        """`how`: of the first call, with the launch of its kernel. The tensors are that call's results."""
+        assert how.relaunch is not None
+        self.how, self.relaunch, self.device = how, how.relaunch, row_loss.device
+        results = (grad, row_loss, None if loss is row_loss else loss)
+        self.forms = [
+            result if result is None else (tuple(result.shape), result.stride(), result.dtype) for result in results
+        ]
+        # This function skips the parsing of arguments and the dispatcher, where torch.empty_strided spends most of its
+        # time. Compiled code of torch calls the same function. It allocates on the current device.
+        empty = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None) if self.device.type == "cuda" else None
+        self.empty: Callable[..., Tensor] = empty or self._empty_strided
+
+    def __call__(self, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Queue the kernel on the current stream. Return the loss, the row losses and the gradient."""
+        with launching(self.device):
+            grad, row_loss, total = [form if form is None else self.empty(*form) for form in self.forms]
+            assert row_loss is not None
+            self.relaunch(logits, target, grad, row_loss, total)
+        return row_loss if total is None else total, row_loss, grad
+
+    def _empty_strided(self, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.empty_strided(shape, stride, dtype=dtype, device=self.device)
+
+
+_remembered: dict[Hashable, RepeatedCall] = {}
+
+
+def call_form(logits: Any, target: Any, options: tuple[Any, ...]) -> Hashable | None:
+    """Return the form of a call, or None if such a call is never repeated.
+
+    Arguments may be anything: nothing is checked. Equal options of different types, such as 1 and True, make different
+    forms, because not all types are valid.
+    """
+    if not (type(logits) in _PLAIN and type(target) in _PLAIN):
+        return None
+    if logits.layout is not torch.strided or target.layout is not torch.strided:
+        return None
+    return (_tensor_form(logits), _tensor_form(target), options, tuple(map(type, options)))
+
+
+def _tensor_form(tensor: Any) -> Hashable:
+    return (
+        type(tensor), tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.data_ptr() % 16,
+        tensor.is_neg(),
+    )  # fmt: skip
+
+
+def find(form: Hashable | None) -> RepeatedCall | None:
+    """Return the repetition of a call of this form, or None if there was no such call."""
+    try:
+        return _remembered.get(form)
+    except TypeError:  # an option that has no hash is not valid
+        return None
+
+
+def remember(form: Hashable | None, call: RepeatedCall) -> None:
+    """Repeat later calls of this form. None: there is nothing to remember."""
+    if form is None:
+        return
+    if len(_remembered) >= MOST_REMEMBERED:
+        _remembered.clear()
+    _remembered[form] = call

@@ -1,0 +1,159 @@
+"""Collectives over the data-parallel group that count the bytes sent to each peer, and the rates that they reach."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from functools import cached_property, partial
+from statistics import median
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tpbench.comm import collectives, shared_memory_all_gather
+from tpbench.comm.shared_memory_all_gather import SharedMemoryAllGather
+from tpbench.measure.clock import Stopwatch
+from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
+
+COUNT_BYTES = 8
+"""Bytes of a count of rows."""
+
+
+class CountedCollectives:
+    """Collectives, and a count of their payload in bytes.
+
+    Each collective counts the bytes that it must send. A reduce-scatter counts one part for each peer. An all-reduce
+    counts that and the part of the sum that it sends back. The library's routing (rings, trees) does not matter.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, rank: int, world_size: int) -> None:
+        self.group, self.rank, self.world_size = group, rank, world_size
+        self.sent_bytes = [0] * world_size
+        """Bytes sent to each rank since `reset`; for this rank always 0."""
+
+    def reset(self) -> None:
+        """Set the counts to zero."""
+        self.sent_bytes = [0] * self.world_size
+
+    def all_to_all(self, received: Tensor, sent: Tensor, receive_rows: Sequence[int], send_rows: Sequence[int]) -> None:
+        """Send `send_rows[rank]` rows of `sent`, in rank order, to each rank. Raise ValueError for rows to itself."""
+        if send_rows[self.rank] or receive_rows[self.rank]:
+            raise ValueError(f"rank {self.rank} would send itself {send_rows[self.rank]} rows")
+        row_bytes = sent[0:1].nbytes if len(sent) else 0
+        self._count([rows * row_bytes for rows in send_rows])
+        dist.all_to_all_single(received, sent, list(receive_rows), list(send_rows), group=self.group)
+
+    def all_gather(self, gathered: Tensor, own: Tensor) -> None:
+        """Fill `gathered`, (world_size * rows, ...), with the (rows, ...) tensors of all ranks."""
+        self._count([own.nbytes] * self.world_size)
+        collectives.all_gather(gathered, own, group=self.group)
+
+    def reduce_scatter_mean(self, part: Tensor, whole: Tensor) -> None:
+        """Fill `part` with this rank's part of the mean of all ranks' `whole`."""
+        self._count([part.nbytes] * self.world_size)
+        collectives.reduce_scatter(part, whole, op=dist.ReduceOp.AVG, group=self.group)
+
+    def all_reduce_mean(self, whole: Tensor) -> None:
+        """Replace `whole` by its mean over all ranks."""
+        self._count([2 * whole.nbytes // self.world_size] * self.world_size)
+        dist.all_reduce(whole, op=dist.ReduceOp.AVG, group=self.group)
+
+    def sparse_all_reduce(self, own: Tensor) -> Tensor:
+        """Return the coalesced sum of the coalesced COO tensors of all ranks."""
+        self._count([own.indices().nbytes + own.values().nbytes] * self.world_size)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Sparse invariant checks")
+            dist.all_reduce(own, group=self.group)
+            return own.coalesce()
+
+    @cached_property
+    def shared_memory(self) -> SharedMemoryAllGather | None:
+        """All-gather for counts if all ranks run on one machine. The first access is collective."""
+        return shared_memory_all_gather.connect(self.group)
+
+    def exchange_counts(self, sent: Sequence[int]) -> list[int]:
+        """Return how many rows each rank has for this rank, given how many this rank has for each. On the CPU."""
+        self._count([COUNT_BYTES] * self.world_size)
+        if self.shared_memory is not None:
+            return [counts[self.rank] for counts in self.shared_memory.gather(sent)]
+        sent_counts = torch.tensor(sent, dtype=torch.int64)
+        received_counts = torch.empty_like(sent_counts)
+        dist.all_to_all_single(received_counts, sent_counts, group=self.group)
+        counts: list[int] = received_counts.tolist()
+        return counts
+
+    def gather_counts(self, own: Sequence[int]) -> list[list[int]]:
+        """Return the counts of all ranks, by rank. On the CPU."""
+        self._count([COUNT_BYTES * len(own)] * self.world_size)
+        if self.shared_memory is not None:
+            return self.shared_memory.gather(own)
+        own_counts = torch.tensor(own, dtype=torch.int64)
+        gathered = own_counts.new_empty(self.world_size * len(own_counts))
+        collectives.all_gather(gathered, own_counts, group=self.group)
+        counts: list[list[int]] = gathered.view(self.world_size, -1).tolist()
+        return counts
+
+    def count_push(self, sizes: Sequence[int]) -> None:
+        """Count the bytes that a kernel writes into each rank's memory. Raise ValueError for bytes to itself."""
+        if sizes[self.rank]:
+            raise ValueError(f"rank {self.rank} would send itself {sizes[self.rank]} bytes")
+        self._count(sizes)
+
+    def _count(self, sizes: Sequence[int]) -> None:
+        for peer, size in enumerate(sizes):
+            self.sent_bytes[peer] += 0 if peer == self.rank else size
+
+
+SERIES = 3
+"""Number of latency measurements, of which the least counts."""
+
+
+LinkRates: TypeAlias = dict[str, Any]
+"""Columns with bandwidths and a latency. Bandwidths are in 1e9 bytes that one rank sends a second while all send."""
+
+
+def measure_link_rates(inputs: EmbeddingGradInputs, comm: CountedCollectives, stopwatch: Stopwatch) -> LinkRates:
+    """Measure with the gradient, unchanged, as the sender's buffer. Collective; the same on every rank.
+
+    `link_gb_per_s` is that of the fastest single transfer; the others are medians.
+    """
+    rows_per_rank, ranks = inputs.partition.rows_per_rank, inputs.partition.world_size
+    output = inputs.grad.new_empty((ranks - 1) * rows_per_rank, inputs.grad.shape[1])
+
+    def all_to_all(rows: int) -> list[float]:
+        splits = [0 if rank == inputs.rank else rows for rank in range(ranks)]
+        received, sent = output[: sum(splits)], inputs.grad[: sum(splits)]
+        return stopwatch.samples_ms(lambda: comm.all_to_all(received, sent, splits, splits))
+
+    # A disturbance can outlast a whole series of such short transfers: the least of several series counts.
+    latency_ms = min(median(all_to_all(1)) for _ in range(SERIES))
+    transfers = [_without_latency(ms, latency_ms) for ms in all_to_all(rows_per_rank)]
+    dense = stopwatch.samples_ms(lambda: comm.reduce_scatter_mean(output[:rows_per_rank], inputs.grad))
+    megabytes = inputs.own_slice.nbytes * (ranks - 1) / 1e6
+    comm.reset()
+    return {
+        "all_to_all_gb_per_s": megabytes / median(transfers),
+        "reduce_scatter_gb_per_s": megabytes / median(dense),
+        "latency_ms": latency_ms,
+        "upload_gb_per_s": _upload_gb_per_s(inputs, stopwatch),
+        "link_gb_per_s": megabytes / min(*transfers, *dense),
+    }
+
+
+def _upload_gb_per_s(inputs: EmbeddingGradInputs, stopwatch: Stopwatch) -> float | None:
+    if inputs.device.type == "cpu":
+        return None
+    numbers = torch.zeros(len(inputs.grad), dtype=torch.int32, pin_memory=True)
+
+    def upload(count: int) -> None:
+        numbers[:count].to(inputs.device, non_blocking=True)
+
+    latency_ms, ms = (stopwatch.ms(partial(upload, count)) for count in (1, len(numbers)))
+    return numbers.nbytes / _without_latency(ms, latency_ms) / 1e6
+
+
+def _without_latency(ms: float, latency_ms: float) -> float:
+    """Subtract the latency, unless it is most of the time, as for small tables on a CPU."""
+    return ms - latency_ms if ms > 2 * latency_ms else ms

@@ -1,1 +1,0 @@
-"""What runs beside the exchange in a training step."""

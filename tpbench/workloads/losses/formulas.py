@@ -1,0 +1,97 @@
+"""The losses against target logits: their formulas for the oracle and for the variants in torch.
+
+With p = softmax(x) of the logits and q = softmax(t) of the target logits, a row's loss is a sum of terms over the
+vocabulary, each weighted with p or q. The formulas of one loss are written separately for each use, so that the oracle
+stays independent of the variants. Cross-entropy from labels has code of its own in each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tpbench.comm.collectives import gather_rows
+from tpbench.workloads.sizes import IGNORED, bytes_of_all_reduce, shard_bounds
+
+
+@dataclass(frozen=True)
+class TwoLogitLoss:
+    """A row's loss is the sum of weight * value.
+
+    Its gradient by x is p * (value - loss) if p is the weight, and p - q if q is.
+    """
+
+    weight: Literal["p", "q"]
+    value: Callable[[Tensor, Tensor], Tensor]
+    """For the oracle: the value of each column, from log p and log q."""
+    difference: Callable[[Tensor, Tensor], Tensor]
+    """For the closed form: the part of `value` that is no logarithm of a sum, from x and t."""
+    from_mean: Callable[[Tensor, Tensor, Tensor], Tensor]
+    """For the closed form: the loss, from the weighted mean of `difference`, log(sum(exp(x))) and log(sum(exp(t)))."""
+    whole: Callable[[Tensor, Tensor], Tensor]
+    """With torch's own losses: the loss of each row, from x and t with the whole vocabulary."""
+
+
+TWO_LOGIT_LOSSES: Mapping[str, TwoLogitLoss] = {
+    "soft_cross_entropy": TwoLogitLoss(
+        weight="q",
+        value=lambda log_p, log_q: -log_p,
+        difference=lambda x, t: x,
+        from_mean=lambda mean, log_z, log_z_target: log_z - mean,
+        whole=lambda x, t: F.cross_entropy(x, t.softmax(-1), reduction="none"),
+    ),
+    "forward_kl": TwoLogitLoss(
+        weight="q",
+        value=lambda log_p, log_q: log_q - log_p,
+        difference=lambda x, t: t - x,
+        from_mean=lambda mean, log_z, log_z_target: mean - log_z_target + log_z,
+        whole=lambda x, t: _kl_div(x.log_softmax(-1), t.log_softmax(-1)),
+    ),
+    "reverse_kl": TwoLogitLoss(
+        weight="p",
+        value=lambda log_p, log_q: log_p - log_q,
+        difference=lambda x, t: x - t,
+        from_mean=lambda mean, log_z, log_z_target: mean - log_z + log_z_target,
+        whole=lambda x, t: _kl_div(t.log_softmax(-1), x.log_softmax(-1)),
+    ),
+}
+
+
+def _kl_div(log_a: Tensor, log_b: Tensor) -> Tensor:
+    """Return KL(b || a) of each row."""
+    return F.kl_div(log_a, log_b, log_target=True, reduction="none").sum(-1)
+
+
+def whole(local: Tensor, vocab: int, tp_size: int, group: Any) -> Tensor:
+    """Return (tokens, vocab) from all ranks' columns. Backends gather equal sizes: a shorter shard is padded."""
+    if group is None:
+        return local.detach()
+    bounds = [shard_bounds(vocab, tp_size, rank) for rank in range(tp_size)]
+    widest = max(stop - start for start, stop in bounds)
+    if local.shape[1] < widest:
+        local = F.pad(local, (0, widest - local.shape[1]))
+    parts = gather_rows(local, group).view(tp_size, len(local), widest)
+    return torch.cat([part[:, : stop - start] for part, (start, stop) in zip(parts, bounds, strict=True)], dim=1)
+
+
+def row_losses(loss: str, x: Tensor, target: Tensor) -> Tensor:
+    """Return each row's loss, or log-probability for logprob, from logits and labels or target logits."""
+    if loss in TWO_LOGIT_LOSSES:
+        return TWO_LOGIT_LOSSES[loss].whole(x, target)
+    row_loss = F.cross_entropy(x, target, ignore_index=IGNORED, reduction="none")
+    return -row_loss if loss == "logprob" else row_loss
+
+
+def rows_that_count(labels: Tensor) -> Tensor:
+    """Return the number of rows whose label is not ignored, at least 1, as a tensor on the labels' device."""
+    return (labels != IGNORED).sum().clamp(min=1)
+
+
+def bytes_of_statistics(numbers: int, tokens: int, tp_size: int) -> int:
+    """Return the bytes that a rank sends in all-reduces of `numbers` fp32 numbers for each row."""
+    return bytes_of_all_reduce(numbers * 4 * tokens, tp_size)
