@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from tpbench.launcher.command_line import rewrites
-from tpbench.launcher.command_line.checks import check_overrides
+from tpbench.launcher.command_line.checks import check_overrides, options_first
 from tpbench.launcher.command_line.rewrites import (
     chosen_fields,
     flat_names,
     force_fields,
-    options_first,
     quote_numbers,
 )
 from tpbench.settings import JobError

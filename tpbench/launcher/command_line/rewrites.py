@@ -11,7 +11,6 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from tpbench.launcher.command_line.grammar import parse_options
 from tpbench.launcher.options import GROUPS, command_line_names
 from tpbench.outside import source
 from tpbench.outside.variant import OutsideVariant, from_entry_point, from_file, installed_names
@@ -25,18 +24,6 @@ _GROUP_CHOICE = re.compile(rf"[+~]?(?:{'|'.join(GROUPS)})=")
 _NESTED = re.compile(r"""[()\[\]{}'"\\]""")
 """Characters of a value that is more than a list of words."""
 _BARE_NUMBER = re.compile(r"(?<![\w'\".])(\d+)(?![\w'\".])")
-
-
-def options_first(arguments: Sequence[str]) -> list[str]:
-    """Return Hydra's options, such as -m, and after them all overrides.
-
-    Hydra's own parser rejects overrides after an option that itself stands after an override.
-    """
-    overrides = parse_options(arguments)[0].overrides
-    options = list(arguments)
-    for each in overrides:
-        options.remove(each)
-    return [*options, *overrides]
 
 
 def quote_numbers(arguments: Sequence[str]) -> list[str]:
