@@ -28,7 +28,7 @@ from tpbench.measure.session import Context
 from tpbench.workloads.train_step.estimates import estimate_memory, step_flops
 from tpbench.workloads.train_step.model import models
 from tpbench.workloads.train_step.model.inputs import micro_batch, model_inputs, replica_batches
-from tpbench.workloads.train_step.model.weights import allocate, fill, place_buffers
+from tpbench.workloads.train_step.model.models import allocate, fill, place_buffers
 from tpbench.workloads.train_step.problem import NORM_GROWTH, TrainStep
 from tpbench.workloads.train_step.training.trainer import TorchTrainer, autocast, torch_loss
 

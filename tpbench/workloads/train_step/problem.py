@@ -73,7 +73,7 @@ class TrainStep:
     warmup_steps: int = setting(5, help="steps before the measured steps", low=0)
     learning_rate: float = setting(1e-5, help="AdamW's learning rate, constant", low=0.0)
     weight_decay: float = setting(0.01, help="AdamW's decay, of all parameters", low=0.0)
-    max_grad_norm: float | None = setting(1.0, help="gradients are scaled down to this norm; null: never", low=0.0)
+    max_grad_norm: float | None = setting(1.0, help="gradients are scaled down to this norm; null: never", low=1e-6)
     dtype: Dtype = setting("bfloat16", help="dtype of parameters, gradients, optimizer states and computation")
     autocast: bool = setting(False, help="parameters and states in fp32, matrix products in dtype by torch.autocast")
     seed: int = setting(42, help="seed of initial weights and tokens", low=0, high=2**31 - 1)
@@ -110,19 +110,12 @@ class TrainStep:
 
     def check(self, tp_size: int, dp_size: int) -> list[str]:
         """Return one message for each combination of fields that cannot be trained on this mesh."""
-        complaints = []
-        if self.heads % self.kv_heads:
-            complaints.append(f"kv_heads={self.kv_heads} must divide heads={self.heads}")
-        if self.head_dim % 2:
-            complaints.append(f"head_dim={self.head_dim} must be even: rotary embeddings rotate pairs of numbers")
-        if self.depth > self.layers:
-            complaints.append(f"num_layers={self.num_layers} is more than the {self.layers} layers of {self.model}")
-        if self.max_grad_norm == 0:
-            complaints.append("max_grad_norm=0 would leave no gradient: null is for no clipping")
-        if self.dtype == "float16" and not self.autocast:
-            complaints.append("dtype=float16 needs autocast=true: parameters in fp32 and a scaled loss")
-        if self.dtype == "float32" and self.autocast:
-            complaints.append("autocast=true needs dtype=bfloat16 or float16: in float32 there is nothing to cast")
-        if self.attention == "flash_attention_2" and self.dtype == "float32":
-            complaints.append("attention=flash_attention_2 has no float32")
-        return complaints
+        half = self.dtype != "float32"
+        complaints = (
+            (self.heads % self.kv_heads, f"kv_heads={self.kv_heads} must divide heads={self.heads}"),
+            (self.depth > self.layers, f"num_layers={self.num_layers} is more than the {self.layers} of {self.model}"),
+            (self.dtype == "float16" and not self.autocast, "dtype=float16 needs autocast=true: its loss is scaled"),
+            (self.autocast and not half, "autocast=true needs dtype=bfloat16 or float16: there is nothing to cast"),
+            (self.attention == "flash_attention_2" and not half, "attention=flash_attention_2 has no float32"),
+        )
+        return [complaint for holds, complaint in complaints if holds]

@@ -41,8 +41,8 @@ def model_configuration(problem: TrainStep) -> Any:
     Raises UnknownArchitecture.
     """
     configuration = _configuration(problem)
-    window = _window(configuration)
-    if window is None or window >= problem.seq_length:
+    window = _window(configuration, problem.seq_length)
+    if window is None:
         _disable_window(configuration, problem.tokens)
     elif window != problem.window:
         raise UnknownArchitecture(
@@ -54,12 +54,10 @@ def model_configuration(problem: TrainStep) -> Any:
 def with_window(problem: TrainStep) -> TrainStep:
     """Return the problem with the window of its model, if that hides tokens. Raises UnknownArchitecture."""
     configuration = _configuration(problem)
-    window = _window(configuration)
-    if window is None or window >= problem.seq_length:
-        return replace(problem, window=None, window_layers=0)
+    window = _window(configuration, problem.seq_length)
     kinds = getattr(configuration, "layer_types", None)
     layers = kinds.count("sliding_attention") if kinds else configuration.num_hidden_layers
-    return replace(problem, window=window, window_layers=layers)
+    return replace(problem, window=window, window_layers=0 if window is None else layers)
 
 
 def tied_by_default(architecture: str) -> bool:
@@ -163,9 +161,9 @@ def _from_sizes(problem: TrainStep, common: dict[str, Any]) -> Any:
         )
 
 
-def _window(configuration: Any) -> int | None:
+def _window(configuration: Any, seq_length: int) -> int | None:
     """Return the number of latest tokens, including the current one, that some trained layer attends to; None if all
-    layers attend to all tokens.
+    layers attend to all tokens of a sequence.
 
     A model type ignores settings that its configuration class does not declare, even if config.json has them.
     """
@@ -173,11 +171,9 @@ def _window(configuration: Any) -> int | None:
     def declared(name: str, default: Any = None) -> Any:
         return getattr(configuration, name, default) if hasattr(type(configuration), name) else default
 
-    layer_types = declared("layer_types")
-    if not declared("use_sliding_window", True) or (layer_types and "sliding_attention" not in layer_types):
-        return None
-    width: int | None = declared("sliding_window")
-    return width
+    layer_types, width = declared("layer_types"), declared("sliding_window")
+    slides = declared("use_sliding_window", True) and (not layer_types or "sliding_attention" in layer_types)
+    return width if slides and width is not None and width < seq_length else None
 
 
 def _disable_window(configuration: Any, tokens: int) -> None:

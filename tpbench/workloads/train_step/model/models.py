@@ -1,8 +1,11 @@
-"""Build a problem's model from the transformers package without weights, and name the parts of its decoder."""
+"""Build a problem's model from the transformers package, name its parts, and give it its initial weights.
+
+Weights are hashed from the seed: every sharding gives the same bits, and each rank computes only its own shard.
+"""
 
 from __future__ import annotations
 
-import copy
+import zlib
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,8 +13,10 @@ import torch
 import torch.nn.functional as F
 import transformers.modeling_utils  # noqa: F401  every model needs it: import it before jobs are forked, not in each
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Shard
 from transformers import AutoModelForCausalLM
 
+from tpbench.workloads.hashing import NORMAL_DEVIATION, hash_index, normal
 from tpbench.workloads.train_step.estimates import matrix_parameters
 from tpbench.workloads.train_step.model.configuration import (
     UnknownArchitecture,
@@ -19,15 +24,22 @@ from tpbench.workloads.train_step.model.configuration import (
     refused_by_transformers,
 )
 from tpbench.workloads.train_step.model.inputs import model_inputs
-from tpbench.workloads.train_step.model.weights import materialise as materialise
 from tpbench.workloads.train_step.problem import TrainStep
+
+DEVIATION = 0.02
+"""Standard deviation of matrices, as in Qwen and Llama. Norms multiply by one at first (Gemma's, which add one to their
+weights, have zeros), and biases are zeros."""
+ADD_ONE = ("GemmaRMSNorm", "Gemma2RMSNorm", "Gemma3RMSNorm")
+"""Classes of RMS norms that multiply by one plus their weights."""
+_CHUNK_ELEMENTS = 2**22
+"""Elements computed at a time; several temporary tensors of this size exist at once."""
 
 
 def build(problem: TrainStep, *, fused_norms: bool = True) -> Any:
     """Return the model in training mode, with parameters on the meta device.
 
     Layers are checkpointed if the problem says so. Buffers of rotary embeddings are on the meta device too, and no
-    weight file has them: `weights.place_buffers` makes them on the real device. Raises UnknownArchitecture.
+    weight file has them: `place_buffers` makes them on the real device. Raises UnknownArchitecture.
     """
     configuration = model_configuration(problem)
     kind: Any = AutoModelForCausalLM._model_mapping[type(configuration)]
@@ -58,16 +70,14 @@ def build(problem: TrainStep, *, fused_norms: bool = True) -> Any:
 def counted(problem: TrainStep) -> TrainStep:
     """Return the problem with the number of matrices that the model's feed-forward layers have: 3 with a gate, 2
     without. Raises UnknownArchitecture if the sizes do not describe the model."""
-    one_layer = replace(problem, num_layers=1)
     try:
-        model = build(one_layer)
+        model = build(replace(problem, num_layers=1))
     except UnknownArchitecture as error:
-        matrices = 5 - problem.ffn_matrices
+        problem = replace(problem, ffn_matrices=5 - problem.ffn_matrices)
         try:
-            model = build(replace(one_layer, ffn_matrices=matrices))
+            model = build(replace(problem, num_layers=1))
         except UnknownArchitecture:
             raise error from None
-        problem = replace(problem, ffn_matrices=matrices)
     with refused_by_transformers(
         f"{problem.model} ({problem.architecture}) of transformers does not compute with the inputs of a training"
     ):
@@ -89,7 +99,8 @@ class DecoderParts:
 
 def decoder_parts(model: Any) -> DecoderParts:
     """Return the parts of a model, sharded or not. Raises UnknownArchitecture for weights in other parts."""
-    children = dict(getattr(model, model.base_model_prefix).named_children())
+    prefix = model.base_model_prefix
+    children = dict(getattr(model, prefix).named_children())
     embedding = next((name for name, child in children.items() if child is model.get_input_embeddings()), "")
     norm = next((name for name in reversed(children) if "norm" in name), "")
     others = [
@@ -103,7 +114,6 @@ def decoder_parts(model: Any) -> DecoderParts:
         raise UnknownArchitecture(
             f"{model.config.model_type} is no decoder of an embedding, layers, a norm and a linear lm_head{beside}"
         )
-    prefix = model.base_model_prefix
     return DecoderParts(f"{prefix}.{embedding}", f"{prefix}.layers", f"{prefix}.{norm}")
 
 
@@ -115,12 +125,8 @@ def decoder_layers(model: Any) -> Any:
 def modules_in_order(model: Any) -> list[nn.Module]:
     """Return the modules that hold all parameters, in the order of the forward pass: embedding, layers, norm, head."""
     parts = decoder_parts(model)
-    return [
-        model.get_submodule(parts.embedding),
-        *model.get_submodule(parts.layers),
-        model.get_submodule(parts.norm),
-        model.lm_head,
-    ]
+    embedding, norm = model.get_submodule(parts.embedding), model.get_submodule(parts.norm)
+    return [embedding, *decoder_layers(model), norm, model.lm_head]
 
 
 def compile_layers(model: Any) -> None:
@@ -155,30 +161,91 @@ def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float, weight_offset: floa
 def _fuse_norms(model: Any, fuse: bool) -> None:
     """Give each RMS norm the attribute `weight_offset`, the number that is added to its weight. With `fuse`, replace
     it. Layer norms of torch are one operation already."""
-    offsets: dict[Any, float | None] = {}
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            epsilon = getattr(child, "variance_epsilon", getattr(child, "eps", None))
-            weight = getattr(child, "weight", None)
-            if epsilon is None or weight is None or isinstance(child, nn.LayerNorm):
-                continue
-            key = (type(child), epsilon, len(weight))
-            if key not in offsets:
-                offsets[key] = _weight_offset(child, epsilon)
-            if (offset := offsets[key]) is not None:
-                child.weight_offset = offset
+            kind = type(child).__name__
+            if kind.endswith("RMSNorm") and hasattr(child, "weight"):
+                child.weight_offset = float(kind in ADD_ONE)
                 if fuse:
-                    setattr(parent, name, FusedNorm(weight, epsilon, offset))
+                    epsilon = getattr(child, "variance_epsilon", getattr(child, "eps", 0.0))
+                    setattr(parent, name, FusedNorm(child.weight, epsilon, child.weight_offset))
+
+
+def materialise(model: Any, device: torch.device, seed: int) -> None:
+    """Move the whole model to `device` and fill it with its initial weights."""
+    place_buffers(model, device)
+    allocate(model, device)
+    model.tie_weights()  # `allocate` gave tied modules separate memory
+    fill(model, "", seed)
+
+
+def place_buffers(model: Any, device: torch.device) -> None:
+    """Replace rotary embeddings on the meta device by new ones on `device`, and give other modules their buffers.
+
+    Raises UnknownArchitecture for a buffer that transformers does not initialise.
+    """
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            buffers = dict(child.named_buffers(recurse=False))
+            if not any(buffer.is_meta for buffer in buffers.values()):
+                continue
+            if next(child.parameters(recurse=False), None) is None:
+                with torch.device(device):
+                    setattr(parent, name, type(child)(model.config))
+                continue
+            for buffer_name, buffer in buffers.items():
+                setattr(child, buffer_name, torch.full_like(buffer, torch.nan, device=device))
+            model._init_weights(child)
+            if any(buffer.isnan().any() for buffer in child.buffers(recurse=False)):
+                raise UnknownArchitecture(
+                    f"{type(child).__name__} holds buffers, for which there are no initial values"
+                )
+
+
+def allocate(module: nn.Module, device: torch.device) -> None:
+    """Give the module's parameters uninitialised memory on `device`, and keep its buffers."""
+    buffers = dict(module.named_buffers())
+    module.to_empty(device=device)
+    for name, buffer in module.named_buffers():
+        buffer.copy_(buffers[name])
 
 
 @torch.no_grad()
-def _weight_offset(norm: nn.Module, epsilon: float) -> float | None:
-    """Return what an RMS norm adds to its weight, or None for a norm of another kind, from outputs for given
-    numbers."""
-    probe: Any = copy.deepcopy(norm).to_empty(device="cpu").float()
-    probe.weight.copy_(torch.linspace(-1.0, 2.0, len(probe.weight)))
-    hidden = torch.linspace(-2.0, 3.0, len(probe.weight))[None]
-    for offset in (0.0, 1.0):
-        if torch.allclose(probe(hidden), rms_norm(hidden, probe.weight, epsilon, offset), rtol=1e-4):
-            return offset
-    return None
+def fill(module: nn.Module, prefix: str, seed: int) -> None:
+    """Fill vectors of `module` with ones (biases with zeros), and matrices with normal numbers hashed from (seed, name,
+    row, column).
+
+    `prefix` is the module's name in the model with a dot at its end, or empty for the whole model.
+    """
+    offsets = {
+        f"{name}.weight".removeprefix("."): getattr(child, "weight_offset", 0.0)
+        for name, child in module.named_modules()
+    }
+    for name, parameter in module.named_parameters():
+        shard, (first_row, first_column) = _shard(parameter)
+        if parameter.dim() < 2:
+            shard.fill_(0.0 if name.endswith("bias") else 1.0 - offsets.get(name, 0.0))
+            continue
+        stream = zlib.crc32((prefix + name).encode()) & ~1
+        rows, columns = shard.shape
+        across = torch.arange(first_column, first_column + columns, device=shard.device)
+        column_hash = hash_index(seed, stream + 1, across)
+        step = max(1, _CHUNK_ELEMENTS // max(1, columns))
+        for start in range(0, rows, step):
+            part = shard[start : start + step]
+            down = torch.arange(first_row + start, first_row + start + len(part), device=shard.device)
+            numbers = normal(hash_index(seed, stream, down), column_hash)
+            part.copy_(numbers.mul_(DEVIATION / NORMAL_DEVIATION))
+
+
+def _shard(parameter: Tensor) -> tuple[Tensor, tuple[int, int]]:
+    """Return this rank's shard and the global row and column of its first element."""
+    if not isinstance(parameter, DTensor):
+        return parameter, (0, 0)
+    start = [0, 0]
+    (placement,) = parameter.placements  # over the tensor-parallel mesh: replicas shard later
+    if isinstance(placement, Shard):
+        size = parameter.shape[placement.dim]
+        chunk = -(-size // parameter.device_mesh.size())
+        start[placement.dim] = min(size, parameter.device_mesh.get_local_rank() * chunk)
+    return parameter.to_local(), (start[0], start[1])

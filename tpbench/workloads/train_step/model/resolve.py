@@ -99,20 +99,17 @@ def model_folder(model_dir: str) -> Path:
     Raises JobError for an id that the local cache does not hold.
     """
     folder = Path(model_dir)
-    if folder.exists() or not _ID.fullmatch(model_dir):
+    if folder.exists() or not _ID.fullmatch(model_dir) or not packages.installed("huggingface_hub"):
         return folder
-    if packages.installed("huggingface_hub"):
-        from huggingface_hub import constants, try_to_load_from_cache
+    from huggingface_hub import constants, try_to_load_from_cache
 
-        file = try_to_load_from_cache(model_dir, "config.json")
-        if isinstance(file, str):
-            return Path(file).parent
-        searched = f"nor in the cache of Hugging Face ({constants.HF_HUB_CACHE})"
-    else:
-        searched = "and huggingface_hub, which knows the cache of Hugging Face, is not installed"
+    file = try_to_load_from_cache(model_dir, "config.json")
+    if isinstance(file, str):
+        return Path(file).parent
     raise JobError(
-        f"model={model_dir} is neither a folder nor in conf/model {searched}. tpbench downloads nothing: "
-        f"`hf download {model_dir} config.json` puts the model's configuration into the cache"
+        f"model={model_dir} is neither a folder nor in conf/model nor in the cache of Hugging Face "
+        f"({constants.HF_HUB_CACHE}). tpbench downloads nothing: `hf download {model_dir} config.json` puts the "
+        "model's configuration into the cache"
     )
 
 

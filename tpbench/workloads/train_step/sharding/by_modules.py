@@ -22,7 +22,7 @@ from tpbench.workloads.train_step.model.configuration import UnknownArchitecture
 from tpbench.workloads.train_step.model.models import FusedNorm, decoder_parts, modules_in_order, rms_norm
 from tpbench.workloads.train_step.model.models import compile_layers as compile_layers
 from tpbench.workloads.train_step.problem import TrainStep
-from tpbench.workloads.train_step.sharding.plan import Block, Style, blocks, require_known_modules
+from tpbench.workloads.train_step.sharding.plan import Block, Style, blocks
 
 HEAD_GATHERS = False
 """True if the head's input has all tokens also with the linear loss."""
@@ -35,7 +35,6 @@ def shard(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
 
     Raises UnknownArchitecture for a model with other modules, or whose plan has no correct computation.
     """
-    require_known_modules(problem, model)
     tokens = TokenExchange(tp.get_group(), problem.batch_size, problem.seq_length)
     for block in blocks(problem, model):
         gather_before(model.get_submodule(block.name), tokens.gather)
@@ -62,6 +61,10 @@ def shard(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
 def _sharded_module(module: Any, style: Style, block: Block, tp: DeviceMesh, tokens: TokenExchange) -> ShardedModule:
     if isinstance(module, FusedNorm | nn.LayerNorm):
         return ReplicatedNorm(module, tp, partial_gradient=not block.gathers_columns)
+    if not isinstance(module, nn.Linear):
+        raise UnknownArchitecture(
+            f"fsdp_dtensor shards linear layers, embeddings and norms, not {type(module).__name__}"
+        )
     if style.startswith("colwise"):
         return ColumnLinear(module, tp, gather_output=style == "colwise_gather_output")
     return RowLinear(module, tp, tokens, split_input=style == "rowwise_split_input")

@@ -13,7 +13,7 @@ from typing import Any, Literal, cast, get_args
 from torch import Tensor, nn
 
 from tpbench.workloads.train_step.model.configuration import UnknownArchitecture
-from tpbench.workloads.train_step.model.models import FusedNorm, build, decoder_layers, decoder_parts
+from tpbench.workloads.train_step.model.models import build, decoder_layers, decoder_parts
 from tpbench.workloads.train_step.problem import TrainStep
 
 Style = Literal["colwise", "rowwise", "colwise_gather_output", "rowwise_split_input", "replicated"]
@@ -50,16 +50,11 @@ class Block:
         return "rowwise_split_input" in self.styles.values()
 
 
-def unsupported_model(problem: TrainStep, variant: str) -> str | None:
-    """Return why the variant cannot shard the model by its plan, or None if it can.
-
-    A layer of the model is made without weights.
-    """
+def unsupported_model(problem: TrainStep) -> str | None:
+    """Return why the ranks cannot share the model by its plan, or None if they can. One layer is made, without
+    weights."""
     try:
-        model = build(replace(problem, num_layers=1))
-        blocks(problem, model)
-        if variant in ("fsdp_dtensor", "fsdp_dtensor_async"):
-            require_known_modules(problem, model)
+        blocks(problem, build(replace(problem, num_layers=1)))
     except UnknownArchitecture as error:
         return str(error)
     return None
@@ -84,17 +79,6 @@ def blocks(problem: TrainStep, model: Any) -> list[Block]:
         for name, child in layer.named_children()
         if any(isinstance(module, nn.Linear) for module in child.modules())
     ]
-
-
-def require_known_modules(problem: TrainStep, model: Any) -> None:
-    """Raise UnknownArchitecture for a model that tpbench's own layers cannot shard."""
-    for name, module in model.named_modules():
-        known = isinstance(module, nn.Linear | nn.Embedding | nn.LayerNorm | FusedNorm)
-        if not known and next(module.parameters(recurse=False), None) is not None:
-            raise UnknownArchitecture(
-                f"fsdp_dtensor and fsdp_dtensor_async shard linear layers, embeddings and norms; {name} of "
-                f"{problem.model} ({problem.architecture}) is a {type(module).__name__}"
-            )
 
 
 def _block(name: str, module: nn.Module, problem: TrainStep, model: Any) -> Block:

@@ -20,10 +20,9 @@ from torch.nn.parallel import DistributedDataParallel
 from tpbench.comm.symmetric_buffers import enable_symmetric_memory
 from tpbench.measure.session import Context
 from tpbench.workloads.train_step.model import models
-from tpbench.workloads.train_step.model.models import decoder_layers, decoder_parts
-from tpbench.workloads.train_step.model.weights import allocate, fill, place_buffers
+from tpbench.workloads.train_step.model.models import allocate, decoder_layers, decoder_parts, fill, place_buffers
 from tpbench.workloads.train_step.problem import TrainStep
-from tpbench.workloads.train_step.sharding import by_dtensor, by_modules
+from tpbench.workloads.train_step.sharding import by_modules
 from tpbench.workloads.train_step.training.trainer import (
     TorchTrainer,
     loss_of_whole_logits,
@@ -34,20 +33,11 @@ from tpbench.workloads.train_step.training.trainer import (
 RESHAPES = (torch.ops.aten.view.default, torch.ops.aten.reshape.default)
 
 
-def fsdp_dtensor(problem: TrainStep, context: Context) -> TorchTrainer:
-    """Train on the (dp, tp) mesh with tpbench's sharded modules. With one tensor-parallel rank this is plain FSDP2."""
-    return _mesh_trainer(problem, context, by_modules)
+def fsdp_dtensor(problem: TrainStep, context: Context, sharding: ModuleType = by_modules) -> TorchTrainer:
+    """Train on the (dp, tp) mesh: FSDP2 over replicas, and tensor-parallel ranks by the module `sharding`.
 
-
-def dtensor_tp(problem: TrainStep, context: Context) -> TorchTrainer:
-    """Train on the (dp, tp) mesh with torch's `parallelize_module`: modules compute on DTensors."""
-    return _mesh_trainer(problem, context, by_dtensor)
-
-
-def _mesh_trainer(problem: TrainStep, context: Context, sharding: ModuleType) -> TorchTrainer:
-    """Return a trainer of the model that is sharded over tensor-parallel ranks, and by FSDP2 over replicas.
-
-    `sharding`: the module of the sharding over tensor-parallel ranks, `by_modules` or `by_dtensor`.
+    `by_modules` has tpbench's sharded modules, and `by_dtensor` torch's `parallelize_module`. With one tensor-parallel
+    rank this is plain FSDP2.
     """
     model = models.build(problem)
     place_buffers(model, context.device)
