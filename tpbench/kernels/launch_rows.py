@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tpbench.kernels import symmetric
-from tpbench.kernels.one_pass.launch import OnePassLaunch, Prepared, form, prepare
+from tpbench.kernels.one_pass.launch import LOG2_E, OnePassLaunch, Prepared, Scales, form, prepare
 from tpbench.kernels.row_loss import Outputs, RowLoss, Scaling
 from tpbench.kernels.two_pass import kernels as two_pass
 from tpbench.kernels.two_pass.kernels import launching
@@ -82,10 +82,10 @@ def _one_pass(
     outputs: Outputs, scaling: Scaling,
 ) -> How:  # fmt: skip
     """Launch the kernel that reads each logit once."""
-    launch = OnePassLaunch(
-        prepared, peers, logits.device, logits_scale=loss.logits_scale, temperature=loss.temperature,
-        z_loss=loss.z_loss, grad_scale=loss.grad_scale(scaling), loss_scale=scaling.mean,
-    )  # fmt: skip
+    k = loss.logits_scale * LOG2_E
+    grad_scale = loss.grad_scale(scaling) * loss.logits_scale
+    scales = Scales(k, k / loss.temperature, loss.z_loss, grad_scale, scaling.mean)
+    launch = OnePassLaunch(prepared, peers, logits.device, scales)
     with launching(logits.device):
         kernel = launch(logits, target, outputs.grad, outputs.row_loss, outputs.total, scaling.inverse_count)
     relaunch = launch if scaling.inverse_count is None else None

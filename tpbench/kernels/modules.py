@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.autograd.function import once_differentiable
 
 from tpbench.kernels import checks
@@ -16,6 +17,14 @@ from tpbench.kernels.entropy import entropy_loss
 from tpbench.kernels.linear.function import linear_entropy_loss
 from tpbench.kernels.row_loss import fp16_gradient_scale
 from tpbench.kernels.two_pass.kernels import scale_rows
+
+
+def _call(function: Callable[..., Any], *arguments: Any) -> Any:
+    return function(*arguments)
+
+
+_uncompiled = _disable_dynamo(_call)
+"""The same as uncompiled code. torch.compiler.disable would import the compiler now, which takes seconds."""
 
 
 class _LossModule(torch.nn.Module):
@@ -32,11 +41,7 @@ class _LossModule(torch.nn.Module):
 
     def _outside_of_graphs(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call the function, as uncompiled code also within torch.compile."""
-        if torch.compiler.is_compiling():
-            from tpbench.kernels.eager import eager
-
-            return eager(function, *arguments)
-        return function(*arguments)
+        return (_uncompiled if torch.compiler.is_compiling() else _call)(function, *arguments)
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
@@ -75,14 +80,12 @@ class EntropyLoss(_LossModule):
 
         logits: (rows, local vocab). target: as for `entropy_loss`.
         """
-        loss: Tensor = self._outside_of_graphs(self._forward, logits, target)
-        return loss
+        return self._outside_of_graphs(self._forward, logits, target)
 
     def _forward(self, logits: Tensor, target: Tensor) -> Tensor:
         if not (torch.is_grad_enabled() and logits.requires_grad):
             return entropy_loss(logits, target, grad="none", **self.settings).loss
-        loss: Tensor = _apply(_GradientsInForward, self._with_gradient, logits, target)
-        return loss
+        return _GradientsInForward.apply(self._with_gradient, logits, target)
 
     def _with_gradient(self, logits: Tensor, target: Tensor) -> tuple[Tensor, tuple[Tensor | None, ...], float]:
         settings, stored_scale = self.settings, 1.0
@@ -130,8 +133,7 @@ class LinearEntropyLoss(_LossModule):
         loss="logprob" returns log-probabilities and entropies, (rows,) each, unless other settings are chosen.
         hidden: (rows, h). weight: (local vocab, h). bias: (local vocab,).
         """
-        results: Tensor | tuple[Tensor, Tensor] = self._outside_of_graphs(self._forward, hidden, weight, target, bias)
-        return results
+        return self._outside_of_graphs(self._forward, hidden, weight, target, bias)
 
     def _forward(self, hidden: Tensor, weight: Tensor, target: Any, bias: Tensor | None) -> Any:
         device, settings = hidden.device.type, self.settings
@@ -148,8 +150,8 @@ class LinearEntropyLoss(_LossModule):
             return _losses(hidden, weight, bias, target, settings)
         recompute = settings.get("reduction", "mean") == "none" or settings.get("entropy")
         if recompute or hidden.dtype == torch.float16:
-            return _apply(_GradientsInBackward, hidden, weight, bias, target, settings)
-        return _apply(_GradientsInForward, self._with_gradients, hidden, weight, bias, target)
+            return _GradientsInBackward.apply(hidden, weight, bias, target, settings)
+        return _GradientsInForward.apply(self._with_gradients, hidden, weight, bias, target)
 
     def _with_gradients(
         self, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Any
@@ -163,10 +165,6 @@ def _losses(hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Any, se
     return result.loss if result.entropy is None else (result.loss, result.entropy)
 
 
-def _apply(function: Any, *arguments: Any) -> Any:
-    return function.apply(*arguments)
-
-
 class _GradientsInForward(torch.autograd.Function):
     """A loss whose forward computes the gradients of its inputs, and whose backward scales them in place."""
 
@@ -174,8 +172,7 @@ class _GradientsInForward(torch.autograd.Function):
     def forward(ctx: Any, compute: Callable[..., Any], *inputs: Any) -> Tensor:
         """`compute` returns the loss, the gradient of each input, and the factor that the gradients contain."""
         loss, ctx.gradients, ctx.stored_scale = compute(*inputs)
-        result: Tensor = loss
-        return result
+        return loss
 
     @staticmethod
     @once_differentiable

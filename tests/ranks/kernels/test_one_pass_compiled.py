@@ -14,7 +14,7 @@ from triton.compiler.compiler import compile as compile_for
 from tests.support.fake_gpu import fake_gpu
 from tpbench.kernels.one_pass import launch
 from tpbench.kernels.one_pass.kernels import one_pass_kernel, whole_row_kernel
-from tpbench.kernels.one_pass.launch import Form, OnePassLaunch, Prepared, prepare
+from tpbench.kernels.one_pass.launch import Form, OnePassLaunch, Prepared, Scales, prepare
 from tpbench.kernels.one_pass.tiling import Machine
 from tpbench.kernels.row_loss import Vocabulary
 from tpbench.kernels.symmetric import Workspace
@@ -55,10 +55,8 @@ def compile_kernel(loss: str, columns: int, world_size: int, logprob: bool) -> t
         assert isinstance(prepared, Prepared), prepared
         logits, row_loss = torch.zeros(8, dtype=torch.bfloat16), torch.zeros(2)
         labels = torch.zeros(2, dtype=torch.int64) if loss == "cross_entropy" else logits
-        OnePassLaunch(
-            prepared, Words(), logits.device, logits_scale=1.0, temperature=1.0, z_loss=0.0, grad_scale=1.0,
-            loss_scale=1.0,
-        )(logits, labels, logits, row_loss, row_loss)  # fmt: skip
+        scales = Scales(k=1.0, k_t=1.0, z_loss=0.0, grad_scale=1.0, loss_scale=1.0)
+        OnePassLaunch(prepared, Words(), logits.device, scales)(logits, labels, logits, row_loss, row_loss)
     options = {name: value for name, value in prepared.kernel.constants.items() if name != "SPEC"}
     compiled = compile_for(gpu.compiled[-1].src, target=GPUTarget("cuda", 90, 32), options=options)
     return prepared.kernel.kernel.__name__, compiled.asm["ptx"], compiled.metadata.shared

@@ -156,29 +156,36 @@ def run(world: int, launches: list[Launch], seed: int, rules: Rules = Rules(), c
     while True:
         for me in range(world):
             advance(ranks, me, rules)
-        able = [
-            (priority.setdefault(each, favour[me] + 0.3 * chance.random()), me, index)
+        programs = [
+            (priority.setdefault(each, favour[me] + 0.3 * chance.random()), me, each)
             for me, rank in enumerate(ranks)
-            for index, each in enumerate(rank.running)
-            if looked.get(each) != rank.version
+            for each in rank.running
         ]
+        able = [found for found in programs if looked.get(found[2]) != ranks[found[1]].version]
         if not able:
             if any(rank.running or rank.pending for rank in ranks):
                 raise Deadlock
             return steps
-        _, me, index = max(able)
-        each = ranks[me].running[index]
-        try:
-            looked[each] = next(each)
-        except StopIteration:
-            ranks[me].running.pop(index)
-            if not ranks[me].running and not ranks[me].waiting:
-                ranks[me].epoch += 1
-        steps += 1
-        if demote_at and steps >= demote_at[0]:
-            demote_at.pop(0)
-            favour[me] = -steps
-            priority = {other: value for other, value in priority.items() if other not in ranks[me].running}
+        highest, me, each = max(able, key=lambda found: found[0])
+        rivals = [(other, ranks[rank]) for level, rank, other in programs if level > highest]  # all of them wait
+        goes_on = True
+        while goes_on:
+            steps += 1
+            try:
+                looked[each] = next(each)
+            except StopIteration:
+                ranks[me].running.remove(each)
+                if not ranks[me].running and not ranks[me].waiting:
+                    ranks[me].epoch += 1
+                goes_on = False
+            else:
+                found_news = any(looked[other] != rank.version for other, rank in rivals)
+                goes_on = looked[each] == GOES_ON and not found_news
+            if demote_at and steps >= demote_at[0]:
+                demote_at.pop(0)
+                favour[me] = -steps
+                priority = {other: value for other, value in priority.items() if other not in ranks[me].running}
+                goes_on = False
 
 
 def launch_of(world: int, rows: int, width: int, slots: int, tile_rows: int, chance: random.Random) -> Launch:

@@ -10,7 +10,7 @@ import torch
 
 from tests.support.fake_gpu import FakeGpu, pointer
 from tpbench.kernels import symmetric
-from tpbench.kernels.one_pass.launch import LOG2_E, Form, OnePassLaunch, Prepared, form, prepare
+from tpbench.kernels.one_pass.launch import Form, OnePassLaunch, Prepared, Scales, form, prepare
 from tpbench.kernels.row_loss import Vocabulary
 from tpbench.kernels.symmetric import PeerWorkspace, Workspace
 
@@ -18,9 +18,7 @@ ROWS, COLUMNS = 6, 1024
 ROOM = torch.zeros(4 * ROWS * COLUMNS, dtype=torch.bfloat16)
 LABELS = torch.zeros(ROWS, dtype=torch.int64)
 LOSS = torch.zeros(ROWS + 1)
-SCALES: dict[str, float] = {
-    "logits_scale": 2.0, "temperature": 4.0, "z_loss": 0.25, "grad_scale": 3.0, "loss_scale": 0.5,
-}  # fmt: skip
+SCALES = Scales(k=2.0, k_t=0.5, z_loss=0.25, grad_scale=6.0, loss_scale=0.5)
 pytestmark = pytest.mark.usefixtures("h200")
 
 
@@ -54,7 +52,7 @@ def test_arguments_arrive_under_their_names(h200: FakeGpu) -> None:
     found = prepared(x, LABELS, out, Vocabulary(COLUMNS, COLUMNS + 1000, COLUMNS, None, 2, 1))
     assert isinstance(found, Prepared), found
     for _ in range(2):  # as Triton binds them, and the short way
-        OnePassLaunch(found, workspace, x.device, **SCALES)(x, LABELS, out, LOSS[:ROWS], LOSS[ROWS])
+        OnePassLaunch(found, workspace, x.device, SCALES)(x, LABELS, out, LOSS[:ROWS], LOSS[ROWS])
         it = by_name(h200)
         assert (it.logits, it.target, it.grad) == (pointer(x), pointer(LABELS), pointer(out))
         assert (it.row_losses, it.loss) == (pointer(LOSS[:ROWS]), pointer(LOSS[ROWS]))
@@ -65,8 +63,7 @@ def test_arguments_arrive_under_their_names(h200: FakeGpu) -> None:
         assert (it.vocab_start, it.vocab_size, it.ignore_index, it.rank) == (COLUMNS, COLUMNS + 1000, -100, 1)
         assert (it.logits_row * 8, it.logits_column, it.grad_row * 8, it.grad_column) == (2 * COLUMNS, 1, COLUMNS, 1)
         assert (it.target_row, it.target_column) == (0, 0)
-        assert (it.k, it.k_t) == (2.0 * LOG2_E, 0.5 * LOG2_E)
-        assert (it.z_loss, it.grad_scale, it.loss_scale) == (0.25, 6.0, 0.5)
+        assert Scales(it.k, it.k_t, it.z_loss, it.grad_scale, it.loss_scale) == SCALES
         assert it.limit_ns == 120 * 10**9
         assert it.half == workspace.half and it.capacity >= ROWS
         assert 3 * it.capacity * it.WORLD * it.SLOTS <= it.half  # words of the last row's last queue end in their half
@@ -79,7 +76,7 @@ def test_target_logits_have_strides_of_their_own(h200: FakeGpu) -> None:
     x, target, out = logits(row_stride=2 * COLUMNS), logits(row_stride=3 * COLUMNS), logits()
     found = prepared(x, target, out, loss="reverse_kl", count=False, reduce=False)
     assert isinstance(found, Prepared)
-    call = OnePassLaunch(found, Workspace(torch.device("cpu")), x.device, **SCALES)
+    call = OnePassLaunch(found, Workspace(torch.device("cpu")), x.device, SCALES)
     call(x, target, out, LOSS[:ROWS], None)
     it = by_name(h200)
     assert (it.logits_row * 8, it.target_row * 8, it.grad_row * 8) == (2 * COLUMNS, 3 * COLUMNS, COLUMNS)

@@ -10,9 +10,6 @@ on the statistics of the last one. Masks are selections and no branches. After a
 ptxas would let matrix instructions run one after the other (its warning C7514), a third slower.
 """
 
-# mypy: disable-error-code="no-untyped-def,untyped-decorator"
-# Triton decides the types of a kernel's arguments.
-
 from __future__ import annotations
 
 import math

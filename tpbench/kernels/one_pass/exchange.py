@@ -13,11 +13,6 @@ All parts of a row are at the same step of programs that run at the same time (a
 ends. A wait for a peer that died ends by its limit: then `failed` is set, and the missing numbers become NaN.
 """
 
-# mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
-# Triton decides the types of a kernel's arguments.
-# ruff: noqa: RET505, SIM108
-# Triton leaves a branch uncompiled only where both branches are written out.
-
 from typing import Any, NamedTuple
 
 from triton.experimental import gluon

@@ -18,16 +18,12 @@ states (see `exchange`). Meanwhile it works on the tiles of the next row. A row 
 multiprocessor by itself has a kernel of its own, `whole_row_kernel`.
 """
 
-# mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
-# Triton decides the types of a kernel's arguments.
-
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from tpbench.kernels.one_pass.exchange import first_look, open_exchange, receive_states, send_state, wait_limits
 from tpbench.kernels.one_pass.ptx import arrive, await_copies, barrier, opaque_true
 from tpbench.kernels.one_pass.rows import (
-    Sizes,
     finish,
     inverse_count,
     load_labels,
@@ -83,8 +79,8 @@ def one_pass_kernel(
     HELD: gl.constexpr = TILES - 1  # tiles that stay in shared memory, with a place for this row and one for the next
     LAST: gl.constexpr = TILES - 1  # the tile that passes on to registers
     FIRST_LOOK: gl.constexpr = AHEAD - 1 if AHEAD > 0 else 0
-    sizes = Sizes(n_rows, n_columns, n_parts, part_columns, n_valid, vocab_start, vocab_size, ignore_index)
-    walk = open_walk(logits, target, grad, strides, sizes, HELD, 2, SPEC)
+    walk = open_walk(logits, target, grad, strides, n_rows, n_columns, n_parts, part_columns, n_valid, vocab_start,
+                     vocab_size, ignore_index, HELD, 2, SPEC)  # fmt: skip
     epoch = 0
     if EXCHANGE:
         epoch = gl.load(mailbox.control) + 1
@@ -201,8 +197,8 @@ def whole_row_kernel(
     HELD: gl.constexpr = TILES - 2  # tiles that stay in shared memory; two pass on to registers:
     FIRST: gl.constexpr = TILES - 2
     LAST: gl.constexpr = TILES - 1
-    sizes = Sizes(n_rows, n_columns, n_parts, part_columns, n_valid, vocab_start, vocab_size, ignore_index)
-    walk = open_walk(logits, target, grad, strides, sizes, HELD, 1, SPEC)
+    walk = open_walk(logits, target, grad, strides, n_rows, n_columns, n_parts, part_columns, n_valid, vocab_start,
+                     vocab_size, ignore_index, HELD, 1, SPEC)  # fmt: skip
 
     # Copies of the first tiles start before anything else.
     row = rows_of_step(walk, 0, SPEC)  # (ROWS,)
@@ -268,7 +264,7 @@ def whole_row_kernel(
                 if SPEC.GRAD:
                     raw = ()
                     for neighbour in gl.static_range(tile_of_row, tile_of_row + READ):
-                        raw = raw + (load_tile(walk, 0, neighbour, neighbour, SPEC),)  # type: ignore[assignment]  # noqa: RUF005
+                        raw = raw + (load_tile(walk, 0, neighbour, neighbour, SPEC),)
                 for neighbour in gl.static_range(tile_of_row, tile_of_row + READ):
                     copy_tile(walk, 0, next_row, next_counts, neighbour, neighbour, SPEC)
             if SPEC.GRAD:

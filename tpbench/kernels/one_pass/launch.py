@@ -229,20 +229,16 @@ class OnePassLaunch:
     """The launch of a prepared call, for any tensors of its forms."""
 
     def __init__(
-        self, prepared: Prepared, peers: symmetric.Workspace | None, device: torch.device, *, logits_scale: float,
-        temperature: float, z_loss: float, grad_scale: float, loss_scale: float,
-    ) -> None:  # fmt: skip
+        self, prepared: Prepared, peers: symmetric.Workspace | None, device: torch.device, scales: Scales
+    ) -> None:
         """`peers`: the workspace of the group. None: one rank, which has a workspace for each stream."""
         self.prepared, self.peers, self.device = prepared, peers, device
-        k = float(logits_scale * LOG2_E)
-        self.scales = Scales(
-            k, k / temperature, float(z_loss), float(grad_scale * logits_scale), float(loss_scale)
-        )  # fmt: skip
+        self.scales = Scales(*map(float, scales))
         self.launches = 0
         self.kept: tuple[Any, ...] | None = None
         """The workspace, its size and the longest wait, for which the next two were made."""
-        self.run: Callable[..., None] = _not_launched
-        self.arguments: tuple[Any, ...] = ()
+        self.run: Callable[..., None]
+        self.arguments: tuple[Any, ...]
         """The arguments after the tensors of the call."""
 
     def __call__(
@@ -273,7 +269,3 @@ class OnePassLaunch:
             self.arguments = (mailbox, *prepared.integers, self.scales, *exchange, *kernel.constants_in_place)
             self.kept = workspace, half, symmetric.WAIT_LIMIT_S
         return compiled
-
-
-def _not_launched(*arguments: Any) -> None:
-    raise AssertionError("a launch is kept before it is repeated")

@@ -1,8 +1,5 @@
 """Layouts: which thread holds which element of a tile, of the states of its rows, and of the exchanged words."""
 
-# mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
-# Triton decides the types of a kernel's arguments.
-
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 

@@ -1,10 +1,5 @@
 """PTX instructions that Gluon has no function for, each under a name."""
 
-# mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
-# Triton decides the types of a kernel's arguments.
-# ruff: noqa: RET505
-# Triton leaves a branch uncompiled only where both branches are written out.
-
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
@@ -46,16 +41,13 @@ def await_copies(LATER: gl.constexpr):
 
 
 @gluon.jit
-def opaque_true(OPAQUE: gl.constexpr = True):
-    """Return true. If OPAQUE, the value is unknown to the compiler: a branch on it is a scheduling barrier.
+def opaque_true():
+    """Return true, a value that the compiler doesn't know: a branch on it is a scheduling barrier.
 
     Without the barrier the compiler computes as much as the registers hold before it starts copies and stores.
     """
-    if OPAQUE:
-        one = gl.inline_asm_elementwise("mov.u32 $0, %nctaid.y;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
-        return one > 0
-    else:
-        return gl.to_tensor(1) > 0
+    one = gl.inline_asm_elementwise("mov.u32 $0, %nctaid.y;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+    return one > 0
 
 
 @gluon.jit

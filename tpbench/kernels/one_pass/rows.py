@@ -1,10 +1,5 @@
 """The rows of a program: its walk from row to row, their labels, how many rows count, and the sum of their losses."""
 
-# mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
-# Triton decides the types of a kernel's arguments.
-# ruff: noqa: RET505
-# Triton leaves a branch uncompiled only where both branches are written out.
-
 from typing import Any, NamedTuple
 
 from triton.experimental import gluon
@@ -16,19 +11,6 @@ from tpbench.kernels.one_pass.tiles import Matrix, Part, Shared, allocate, part_
 
 BATCH = gl.constexpr(4096)
 """Rows whose labels or losses a program loads before it waits for the first of them."""
-
-
-class Sizes(NamedTuple):
-    """Integers that a one-pass kernel receives one by one (see `kernels.one_pass_kernel`)."""
-
-    n_rows: Any
-    n_columns: Any
-    n_parts: Any
-    part_columns: Any
-    n_valid: Any
-    vocab_start: Any
-    vocab_size: Any
-    ignore_index: Any
 
 
 class Walk(NamedTuple):
@@ -57,14 +39,15 @@ class Walk(NamedTuple):
 
 @gluon.jit
 def open_walk(
-    logits, target, grad, strides, sizes, HELD: gl.constexpr, PLACES: gl.constexpr, SPEC: gl.constexpr
+    logits, target, grad, strides, n_rows, n_columns, n_parts, part_columns, n_valid, vocab_start, vocab_size,
+    ignore_index, HELD: gl.constexpr, PLACES: gl.constexpr, SPEC: gl.constexpr,
 ):  # fmt: skip
     """Return the `Walk` of this program. It has PLACES places for each of HELD tiles, and one for the other tiles."""
-    part_number = gl.program_id(0) % sizes.n_parts
-    walker = gl.program_id(0) // sizes.n_parts
-    walkers = gl.num_programs(0) // sizes.n_parts
-    steps = gl.cdiv(gl.cdiv(sizes.n_rows, SPEC.ROWS) - walker, walkers)
-    part = part_of_row(part_number, sizes.part_columns, sizes.n_columns, sizes.n_valid, SPEC)
+    part_number = gl.program_id(0) % n_parts
+    walker = gl.program_id(0) // n_parts
+    walkers = gl.num_programs(0) // n_parts
+    steps = gl.cdiv(gl.cdiv(n_rows, SPEC.ROWS) - walker, walkers)
+    part = part_of_row(part_number, part_columns, n_columns, n_valid, SPEC)
     return Walk(
         Matrix(logits, strides.logits_row, strides.logits_column),
         Matrix(target, strides.target_row, strides.target_column),
@@ -72,14 +55,14 @@ def open_walk(
         allocate(logits.dtype.element_ty, HELD, PLACES, SPEC),
         part,
         part_number,
-        sizes.vocab_start + part.first * column_unit(SPEC),
+        vocab_start + part.first * column_unit(SPEC),
         walker,
         walkers,
         steps,
         gl.arange(0, SPEC.ROWS, row_layout(SPEC)),
-        sizes.n_rows,
-        sizes.vocab_size,
-        sizes.ignore_index,
+        n_rows,
+        vocab_size,
+        ignore_index,
     )
 
 

@@ -20,11 +20,6 @@ The kernels are compiled without contraction to multiply-adds, except those writ
 function of the same words on all ranks, however their shards specialise the kernel.
 """
 
-# mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
-# Triton decides the types of a kernel's arguments.
-# ruff: noqa: RET505
-# Triton leaves a branch uncompiled only where both branches are written out.
-
 from typing import Any, NamedTuple
 
 from triton.experimental import gluon

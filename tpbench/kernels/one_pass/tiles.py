@@ -1,10 +1,5 @@
 """Tiles of a part of a row: their elements, copies of them to shared memory, their states and their gradients."""
 
-# mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
-# Triton decides the types of a kernel's arguments.
-# ruff: noqa: RET505, SIM108
-# Triton leaves a branch uncompiled only where both branches are written out.
-
 from typing import Any, NamedTuple
 
 from triton.experimental import gluon
@@ -103,8 +98,8 @@ def _allocate_tiles(element: gl.constexpr, HELD: gl.constexpr, PLACES: gl.conste
     one_place: gl.constexpr = _places_shape(1, SPEC)
     shared = ()
     for _ in gl.static_range(HELD):
-        shared = shared + (gl.allocate_shared_memory(element, places, flat),)  # type: ignore[assignment]  # noqa: RUF005
-    return shared + (gl.allocate_shared_memory(element, one_place, flat),)  # noqa: RUF005
+        shared = shared + (gl.allocate_shared_memory(element, places, flat),)
+    return shared + (gl.allocate_shared_memory(element, one_place, flat),)
 
 
 @gluon.jit

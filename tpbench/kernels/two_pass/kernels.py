@@ -6,9 +6,6 @@ it with the statistics in memory between them, where ranks exchange theirs (`alg
 The statistics are the numbers of a row's state that the loss needs. `state` has a table of them.
 """
 
-# mypy: disable-error-code="no-untyped-def,untyped-decorator"
-# Triton decides the types of a kernel's arguments.
-
 from __future__ import annotations
 
 import contextlib

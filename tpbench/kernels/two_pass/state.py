@@ -31,11 +31,6 @@ Tiles are (ROWS, BLOCK). A program works on one row on a GPU, and on many in Tri
 operation and not per element.
 """
 
-# mypy: disable-error-code="assignment,no-untyped-def,untyped-decorator"
-# Triton decides the types of a kernel's arguments.
-# ruff: noqa: RET505, RUF005
-# Triton leaves a branch uncompiled only where both branches are written out.
-
 from typing import Any, NamedTuple
 
 import triton
