@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from torch.utils.flop_counter import FlopCounterMode
 from transformers.masking_utils import create_sliding_window_causal_mask
 
 from tests.support.command import ROOT
@@ -55,24 +54,6 @@ def test_a_model_file_makes_a_model_of_the_published_size(name: str) -> None:
     assert count == estimates.parameters(problem)
     if name in PUBLISHED:
         assert count == pytest.approx(PUBLISHED[name], rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [{}, {"tied": True}, {"heads": 8, "num_layers": 1}, {"architecture": "phi", "ffn_matrices": 2}],
-    ids=str,
-)
-def test_the_flop_count_is_what_torch_counts(fields: dict[str, Any]) -> None:
-    """The forward pass counts three times, because the backward pass has two products for each of its products.
-    Attention is eager, because torch does not count sdpa on a CPU."""
-    problem = tiny_problem(attention="eager", **fields)
-    model = build(problem)
-    materialise(model, CPU, 0)
-    batch = micro_batch(problem, 0, 0, 0, 1, CPU)
-    with FlopCounterMode(display=False) as counter:
-        model(input_ids=batch.tokens, **model_inputs(problem, CPU))
-    rotations = 2 * problem.seq_length * problem.head_dim // 2  # some versions of transformers rotate by a product
-    assert estimates.step_flops(problem) - 3 * counter.get_total_flops() in (0, -3 * rotations)
 
 
 @pytest.mark.parametrize(
