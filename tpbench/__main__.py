@@ -23,8 +23,8 @@ with packages.explain_missing():
     from tpbench.job import Job
     from tpbench.launcher import plugin
     from tpbench.launcher.command_line import rewrites
-    from tpbench.launcher.command_line.checks import check_overrides
-    from tpbench.launcher.command_line.rewrites import flat_names, force_fields, options_first, quote_numbers
+    from tpbench.launcher.command_line.checks import check_overrides, options_first
+    from tpbench.launcher.command_line.rewrites import flat_names, force_fields, quote_numbers
     from tpbench.launcher.interrupts import Terminated, raise_on_termination
     from tpbench.settings import JobError
     from tpbench.suggestions import printable

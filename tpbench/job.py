@@ -17,7 +17,7 @@ from typing import Any, Literal
 from tpbench.measure.kernels_version import kernels_version
 from tpbench.measure.session import MeasureSettings
 from tpbench.outside.variant import OutsideVariant, installed_names
-from tpbench.settings import JobError, aliases, defaults, parse, setting, spelled
+from tpbench.settings import JobError, defaults, parse, setting, spelled
 from tpbench.suggestions import unknown
 from tpbench.workloads import Variant, Workload, variants, workloads
 
@@ -135,12 +135,6 @@ def field_names(workload: Workload | None = None) -> set[str]:
     return names - {"problem", "outside"} - unused | {WORLD_SIZE}
 
 
-def field_aliases(workload: Workload | None = None) -> dict[str, str]:
-    """Return the aliases of the fields of one workload's jobs, or of any workload's, each with the field's name."""
-    problems = [owner.problem for owner in ([workload] if workload else workloads().values())]
-    return {alias: name for cls in (Job, MeasureSettings, *problems) for alias, name in aliases(cls).items()}
-
-
 @functools.cache
 def field_defaults(workload: str) -> dict[str, Any]:
     """Return the default of each field of this workload's jobs, under its flat name. A field may have none."""
@@ -192,8 +186,7 @@ def parse_job(
     workload, variant = _variant(values, from_outside)
     if (shape_of := values.get("shape_workload", workload.name)) != workload.name:
         raise JobError(_wrong_shape(variant, workload, shape_of, shapes or {}, from_outside is not None))
-    aliases = field_aliases(workload)
-    chosen = dict.fromkeys(aliases.get(name, name) for name in chosen)
+    chosen = dict.fromkeys(chosen)
     valid = field_names(workload).union(also_valid)
     complaints = [_no_such_field(workload, name, valid) for name in chosen if name not in valid]
     job = _parsed(_with_ranks(values), workload, complaints, from_outside)

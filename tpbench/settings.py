@@ -1,4 +1,4 @@
-"""Typed settings: dataclass fields with their help, limits and aliases. `parse` checks values against them."""
+"""Typed settings: dataclass fields with their help and limits. `parse` checks values against them."""
 
 from __future__ import annotations
 
@@ -22,18 +22,9 @@ def setting(
     help: str,
     low: float | None = None,
     high: float | None = None,
-    aliases: tuple[str, ...] = (),
 ) -> Any:
-    """Return a dataclass field with one line of help and, for numbers, inclusive limits.
-
-    `aliases` are other names, valid wherever the field is set. Rows and messages have the field's own name.
-    """
-    return dataclasses.field(default=default, metadata={"help": help, "low": low, "high": high, "aliases": aliases})
-
-
-def aliases(cls: type) -> dict[str, str]:
-    """Return the aliases of the class's fields, each with the field's name."""
-    return {alias: field.name for field in dataclasses.fields(cls) for alias in field.metadata.get("aliases", ())}
+    """Return a dataclass field with one line of help and, for numbers, inclusive limits."""
+    return dataclasses.field(default=default, metadata={"help": help, "low": low, "high": high})
 
 
 def defaults(cls: type) -> dict[str, Any]:
@@ -53,7 +44,7 @@ def spelled(value: Any) -> str:
 def parse(cls: type, values: Mapping[str, Any]) -> Any:
     """Build the settings dataclass `cls` from plain values, each checked against its field's type and limits.
 
-    Values may be strings, as a command line has them ("64", "true", "null"), and names may be aliases.
+    Values may be strings, as a command line has them ("64", "true", "null").
 
     Raises:
         JobError: it names every invalid value and what would be valid.
@@ -61,16 +52,12 @@ def parse(cls: type, values: Mapping[str, Any]) -> Any:
     hints = typing.get_type_hints(cls)
     complaints, parsed = [], {}
     for field in dataclasses.fields(cls):
-        alias = next((name for name in field.metadata.get("aliases", ()) if name in values), field.name)
-        if alias not in values:
+        if field.name not in values:
             if field.default is dataclasses.MISSING:
                 complaints.append(f"{field.name} is missing ({field.metadata['help']})")
             continue
-        # A configuration file sets each field, so a default beside an alias was not chosen.
-        if alias != field.name and str(values.get(field.name, field.default)) != str(field.default):
-            complaints.append(f"{alias} is another name of {field.name}: set one of them")
         try:
-            parsed[field.name] = _coerce(field, hints[field.name], values[alias])
+            parsed[field.name] = _coerce(field, hints[field.name], values[field.name])
         except JobError as error:
             complaints.append(str(error))
     if complaints:

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from tests.support.ranks import Rank
 from tpbench.measure.session import Context
+from tpbench.packages import installed
 from tpbench.workloads.train_step import WORKLOAD, TrainStep
 from tpbench.workloads.train_step.model.inputs import micro_batch, replica_batches
 from tpbench.workloads.train_step.training.trainer import Trainer
@@ -157,6 +158,8 @@ def prepared(name: str, problem: TrainStep, context: Context) -> Trainer:
 
 def reset_deepspeed_groups(here: Context | Rank) -> None:
     """Undo DeepSpeed's choice of a mesh. DeepSpeed allows one mesh per process, but these tests use several."""
+    if not installed("deepspeed"):
+        return
     os.environ["LOCAL_RANK"] = str(here.rank)
     from deepspeed.utils import groups
 

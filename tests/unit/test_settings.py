@@ -7,7 +7,7 @@ from typing import Literal
 
 import pytest
 
-from tpbench.settings import JobError, aliases, parse, setting
+from tpbench.settings import JobError, parse, setting
 from tpbench.suggestions import nearest, printable, unknown
 
 
@@ -48,7 +48,7 @@ class Settings:
     share: float = setting(0.5, help="a share", low=0.0, high=1.0)
     most: float | None = setting(None, help="a limit", high=10.0)
     flag: bool = setting(False, help="a flag")
-    way: Literal["first", "second", 2] = setting("first", help="a way", aliases=("method", "manner"))
+    way: Literal["first", "second", 2] = setting("first", help="a way")
 
 
 def parsed(**values: object) -> Settings:
@@ -86,7 +86,6 @@ def test_only_an_optional_field_can_be_null(none):
         ({"flag": "yes"}, "flag=yes must be true or false"),
         ({"flag": 1}, "flag=1 must be true or false"),
         ({"way": "secnd"}, "way=secnd does not exist, did you mean second? (valid: first, second, 2)"),
-        ({"way": 2, "method": "second"}, "method is another name of way: set one of them"),
     ],
 )
 def test_a_wrong_value_gets_one_line(values, said):
@@ -101,12 +100,6 @@ def test_a_missing_field_is_described_and_all_mistakes_are_told():
     assert str(caught.value).splitlines() == [
         "name is missing (a name)", "count=0 must be at least 1 (a number of things)", "flag=2 must be true or false",
     ]  # fmt: skip
-
-
-def test_an_alias_sets_its_field():
-    assert parsed(method="second").way == parsed(manner="second").way == "second"
-    assert parsed(method="second", way="first").way == "second"  # a default beside it was not set by anyone
-    assert aliases(Settings) == {"method": "way", "manner": "way"}
 
 
 def test_numbers_among_valid_names_are_sorted_by_value_and_come_first():

@@ -4,7 +4,7 @@ The modules, in the order of a first reading:
 
 - Entry: `plugin` registers the launchers with Hydra. It composes and plans the cells, and runs them with `sweep`, which
   tries failed ones again. `options` are those of a whole sweep, and `display` shows its progress.
-- `command_line` works before Hydra does: `rewrites` and `checks`, with the parser of `grammar`.
+- `command_line` works before Hydra does: `checks` explain mistakes, and `rewrites` do what Hydra has no setting for.
 - `planning`: `plan` makes cells of composed configurations and says why a machine cannot run one. `forecast` tells how
   long a cell takes, and `resume` which cells of a resumed sweep run.
 - A cell: `attempt` is one try at it, with its row. `failure` describes a job without a result.

@@ -6,14 +6,14 @@ import contextlib
 import shlex
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from tpbench.launcher.failure import current_phase, log_of
@@ -32,6 +32,9 @@ MAX_REASON, MAX_LENGTH = 300, 2000
 PHASE_POLL_S = 0.5
 """Seconds between two reads of the running cells' logs."""
 
+SPEED_PERIOD_S = 3600.0
+"""Period whose cells tell the time that is left, in seconds."""
+
 STYLES = {"ok": "green", "oom": "yellow", "skipped": "dim", "wrong": "red", "error": "red", "timeout": "red"}
 
 
@@ -41,8 +44,7 @@ class Running:
 
     cell: Cell
     status: str
-    began: float
-    """Time of `time.monotonic`, in seconds."""
+    began: float = field(default_factory=time.monotonic)
     phase: str = ""
     """Last phase that rank 0 has written to its log."""
 
@@ -70,8 +72,8 @@ class Display:
         """Indices of cells whose result `print_decisions` has printed already."""
         self.blocked_printed = False
         self.phases_read = -PHASE_POLL_S
-        columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
-        self.progress = Progress(TextColumn("cells"), *columns)
+        columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()
+        self.progress = Progress(TextColumn("cells"), *columns, speed_estimate_period=SPEED_PERIOD_S)
         self.task = self.progress.add_task("", total=total)
         self.live = Live(console=self.console, auto_refresh=False, transient=True) if self.console.is_terminal else None
 
@@ -86,7 +88,7 @@ class Display:
 
     def start(self, cell: Cell, status: str = "running") -> None:
         """Show a cell that begins."""
-        self.running[cell.index] = Running(cell, status, time.monotonic())
+        self.running[cell.index] = Running(cell, status)
         self.tick()
 
     def set_status(self, cell: Cell, status: str) -> None:
@@ -107,28 +109,28 @@ class Display:
         """Print once that no cell can run, because other processes have the devices."""
         if not self.blocked_printed:
             self.blocked_printed = True
-            self._print(printable(f"waiting: other jobs on this host use the devices that {cell} needs"))
+            self.note(f"waiting: other jobs on this host use the devices that {cell} needs")
 
-    def note(self, line: str) -> None:
-        """Print a line about the whole sweep."""
-        self._print(printable(line))
+    def note(self, line: str, max_length: int = 200) -> None:
+        """Print a line."""
+        self.console.print(printable(line, max_length), markup=False, highlight=False, soft_wrap=True)
 
     def print_decisions(self, cells: Iterable[tuple[Cell, bool, str]]) -> None:
         """Print for each cell of a resumed sweep whether it runs, and why."""
         for cell, runs, reason in cells:
             self.explained |= set() if runs else {cell.index}
-            self._print(printable(f"{'runs' if runs else 'done'} {cell}: {reason}"))
+            self.note(f"{'runs' if runs else 'done'} {cell}: {reason}")
 
     def retry(self, attempt: Attempt) -> None:
         """Print that an attempt at a cell failed, or was throttled, and that another one follows."""
         del self.running[attempt.cell.index]
         throttled = ", throttled" if attempt.throttled else ""
-        self._print(printable(f"retry {attempt.cell}: {_result(attempt)}{throttled}"))
+        self.note(f"retry {attempt.cell}: {_result(attempt)}{throttled}")
 
     def tick(self) -> None:
         """Redraw the table, if there is a terminal."""
         if self.live:
-            self.progress.update(self.task, completed=len(self.done), description=self._time_left())
+            self.progress.update(self.task, completed=len(self.done))
             self.live.update(Group(self._table(), self.progress), refresh=True)
 
     def finish(self, attempt: Attempt) -> None:
@@ -149,8 +151,8 @@ class Display:
             self.live.stop()
         again = shlex.join([*(each for each in arguments if not each.startswith("resume=")), "resume=true"])
         with contextlib.suppress(OSError):  # the terminal may be gone
-            self._print(f"Interrupted: {finished} of {self.total} cells have their rows. Run the others with")
-            self._print(f"    python -m tpbench {printable(again, 100_000)}")
+            self.note(f"Interrupted: {finished} of {self.total} cells have their rows. Run the others with")
+            print(f"    python -m tpbench {printable(again, 100_000)}", flush=True)
 
     def end(self, attempts: Sequence[Attempt]) -> None:
         """Print the sweep's table and the folder of its rows."""
@@ -182,30 +184,10 @@ class Display:
                 failed.setdefault(str(attempt.row["log_dir"]), attempt)
         for folder, attempt in list(failed.items())[:MAX_SHOWN]:
             log = log_of(Path(folder), str(attempt.reason))
-            self._print(printable(f"{attempt.status} of {attempt.cell}: the log is {_short(log)}", MAX_LENGTH))
+            short = log.relative_to(Path.cwd()) if log.is_relative_to(Path.cwd()) else log
+            self.note(f"{attempt.status} of {attempt.cell}: the log is {short}", MAX_LENGTH)
         if len(failed) > MAX_SHOWN:
-            self._print(f"{len(failed) - MAX_SHOWN} more cells failed: log_dir in their rows is the folder of the logs")
-
-    def _print(self, line: str) -> None:
-        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-    def _time_left(self) -> str:
-        """Return the time left, estimated from the mean time of the cells that ran.
-
-        A running cell that takes longer than the mean gives no estimate of its own end. The result is then a lower
-        bound (`more than`), or empty if no other cell is left.
-        """
-        ran = [seconds for attempt, seconds in self.done if attempt.status != "skipped" and seconds > 0.5]
-        if not ran:
-            return ""
-        mean = sum(ran) / len(ran)
-        running = [mean - each.seconds for each in self.running.values()]
-        waiting = self.total - len(self.done) - len(running)
-        left = (waiting * mean + sum(max(each, 0) for each in running)) / max(1, len(running))
-        if left < 1:
-            return ""
-        about = "about" if min(running, default=0) >= 0 else "more than"
-        return f"{about} {left / 60:.0f} min left" if left > 90 else f"{about} {left:.0f} s left"
+            self.note(f"{len(failed) - MAX_SHOWN} more cells failed: log_dir in their rows is the folder of the logs")
 
     def _table(self, shown: int = MAX_SHOWN) -> Table:
         table = Table(box=None, padding=(0, 1))
@@ -221,11 +203,6 @@ class Display:
             status = ": ".join(filter(None, (each.status, printable(each.phase))))
             table.add_row(str(each.cell.index), escape(str(each.cell)), escape(status), f"{each.seconds:.0f}")
         return table
-
-
-def _short(path: Path) -> str:
-    """Return the path as a user in the current folder would write it."""
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def _result(attempt: Attempt) -> str:

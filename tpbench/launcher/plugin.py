@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from tpbench import packages
 from tpbench.launcher.attempt import FAILURES
-from tpbench.launcher.command_line.rewrites import chosen_fields, command_line_variants, without_aliases
+from tpbench.launcher.command_line.rewrites import chosen_fields, command_line_variants
 from tpbench.launcher.host import Host
 from tpbench.launcher.hydra_internals import SweepComposer, plain_values
 from tpbench.launcher.options import SweepOptions
@@ -56,7 +56,7 @@ class TorchrunLauncher(Launcher):
         """Compose every job before the first one runs, so that a mistake in the last one is reported at once."""
         folders = _folders(self.config.hydra)
         requests = []
-        for index, overrides in enumerate(map(without_aliases, job_overrides), start=initial_job_idx):
+        for index, overrides in enumerate(job_overrides, start=initial_job_idx):
             values = self.composer.values(overrides, index)
             requests.append(Request(index, values, chosen_fields(overrides), folders))
         _run(requests, Path(self.config.hydra.sweep.dir), self.config.hydra.launcher)

@@ -110,39 +110,20 @@ def replaced_rows(frame: pd.DataFrame) -> list[Any]:
 
 
 def suspicious_rows(table: pa.Table, now: datetime.datetime | None = None) -> list[str]:
-    """Return a warning about rows that are dated after `now`, about different rows with one row_id, and about rows
-    whose device time misses work.
-
-    A copy of a row is not different. `now` is the present time unless it is given.
-    """
+    """Return a warning about rows that are dated after `now`, the present time unless it is given, and about rows whose
+    device time misses work."""
     limit = pa.scalar((now or datetime.datetime.now(datetime.UTC)) + _AHEAD, TIME)
     later = [pc.fill_null(pc.greater(table.column(name), limit), False) for name in ("started_at", "finished_at")]
     complaints = {
         "dated years ahead; of several rows of a cell the one with the latest date counts": (
             table.filter(pc.or_(*later)).column("row_id").to_pylist()
         ),
-        "different rows with one row_id; reports may show any of them": _different_of_one_name(table),
         "the device works for more than twice device_ms after a step has returned, so device_ms misses work on another "
         "stream: let that stream wait for the current one first, and the current one for it last": (
             _with_missed_work(table)
         ),
     }
     return [f"{_named(names)}: {complaint}" for complaint, names in complaints.items() if names]
-
-
-def _different_of_one_name(table: pa.Table) -> list[str]:
-    names = table.column("row_id")
-    counts = pc.value_counts(names.combine_chunks())
-    several = counts.field("values").filter(pc.greater(counts.field("counts"), 1)).drop_null()
-    copies = table.filter(pc.is_in(names, value_set=several))
-    first: dict[str, int] = {}
-    firsts = [first.setdefault(name, index) for index, name in enumerate(copies.column("row_id").to_pylist())]
-    expected = copies.take(pa.array(firsts, pa.int64()))
-    if expected.equals(copies):
-        return []
-    # NaN is not equal to itself, so the text of the values decides.
-    pairs = zip(expected.to_pylist(), copies.to_pylist(), strict=True)
-    return [row["row_id"] for row, copy in pairs if repr(row) != repr(copy)]
 
 
 def _with_missed_work(table: pa.Table) -> list[str]:

@@ -208,18 +208,15 @@ def _concatenate(tables: Sequence[pa.Table]) -> pa.Table:
     try:
         return pa.concat_tables([declared, *tables], promote_options="permissive").combine_chunks()
     except pa.ArrowException:  # the types of a column without a declared type differ
-        tables = [_with_texts(table, _of_several_types(tables)) for table in tables]
+        types: dict[str, set[pa.DataType]] = defaultdict(set)
+        for field in (field for table in tables for field in table.schema if not pa.types.is_null(field.type)):
+            types[field.name].add(field.type)
+        tables = [_with_texts(table, {name for name, kinds in types.items() if len(kinds) > 1}) for table in tables]
         return pa.concat_tables([declared, *tables], promote_options="permissive").combine_chunks()
 
 
-def _of_several_types(tables: Sequence[pa.Table]) -> set[str]:
-    types: dict[str, set[pa.DataType]] = defaultdict(set)
-    for field in (field for table in tables for field in table.schema if not pa.types.is_null(field.type)):
-        types[field.name].add(field.type)
-    return {name for name, kinds in types.items() if len(kinds) > 1}
-
-
 def _with_texts(table: pa.Table, names: set[str]) -> pa.Table:
+    """Return the table with those of its columns as text."""
     for name in names.intersection(table.column_names):
         values = table.column(name).to_pylist()
         texts = pa.array([None if value is None else str(value) for value in values], TEXT)

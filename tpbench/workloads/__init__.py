@@ -148,9 +148,6 @@ class Workload:
     """Return a row as a JSON document that this workload's users know, with its file name, or None."""
     cost_model: Callable[[], CostModel] | None = None
     """Import and return the model that `scripts/predict.py` fits. None: the workload cannot be predicted."""
-    cpu_core_s: Callable[[Any, int], float] = lambda problem, tp_size: 0.0
-    """Return the seconds of one rank on one CPU core for setup, two passes and the check, without Triton kernels. The
-    second argument is tp_size. A dry run shows this as a rough expectation."""
     scheduled: bool | Callable[[Any], bool] = False
     """True if the problem fixes the number of iterations, and each iteration continues the one before. No stop rule
     applies, and cells cannot be interleaved. Sessions are `ScheduledSession`s. May be a function of the problem."""

@@ -89,7 +89,5 @@ class CostModel:
     tuning_options: tuple[str, ...] = ()
     """Options that tune a kernel. A row that sets one is not fitted. A job that sets one is predicted as if it did
     not."""
-    interpreter_core_s: Callable[[Any], float] = lambda size: 0.0
-    """Return the seconds that Triton's interpreter takes for one rank's pass on one CPU core."""
     plot: FeasibilityPlot | None = None
     question: Question | None = None

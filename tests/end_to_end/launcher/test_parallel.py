@@ -40,14 +40,6 @@ def test_devices_of_another_process_are_free_when_it_ends(monkeypatch: pytest.Mo
     assert host.lease(job(4)) is not None
 
 
-def test_the_folder_of_locks_does_not_depend_on_tmpdir(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", "from tpbench.launcher import locks; print(locks.FOLDER)"],
-        cwd=ROOT, env={**environment(), "TMPDIR": str(tmp_path)}, text=True, capture_output=True, check=True,
-    )  # fmt: skip
-    assert done.stdout.strip() == str(locks.FOLDER)
-
-
 ON_TWO_CORES = """
 import os, pathlib
 from tpbench.__main__ import main

@@ -63,20 +63,11 @@ def test_a_file_is_read_once_for_all_cells(composer: SweepComposer, monkeypatch:
     assert {"shape/tiny_tp2", "shape/v131k_tp8", "variant/triton_tp"} <= {name.removesuffix(".yaml") for name in read}
 
 
-def test_a_value_may_refer_to_another_one(composer: SweepComposer) -> None:
+def test_values_may_refer_to_others_and_to_hydras_own_configuration(composer: SweepComposer) -> None:
     assert composer.values(["output_dir=o-${dp_size}", "dp_size=3"], 0)["output_dir"] == "o-3"
-
-
-def test_a_value_may_refer_to_hydras_own_configuration(composer: SweepComposer) -> None:
     line = "output_dir=o-${hydra:job.num}-${hydra:runtime.choices.loss}"
     assert composer.values([line, "loss=forward_kl"], 3)["output_dir"] == "o-3-forward_kl"
-
-
-def test_a_field_that_does_not_exist_is_an_error_of_hydra(composer: SweepComposer) -> None:
-    with pytest.raises(ConfigCompositionException, match="Could not override 'tokns'"):
-        composer.values(["tokns=4"], 0)
-
-
-def test_a_reference_to_nothing_is_an_error(composer: SweepComposer) -> None:
     with pytest.raises(JobError, match="refers to another one that cannot be found"):
         composer.values(["seed=${nothing}"], 0)
+    with pytest.raises(ConfigCompositionException, match="Could not override 'tokns'"):
+        composer.values(["tokns=4"], 0)

@@ -64,16 +64,6 @@ def test_the_first_of_a_hundred_cores_are_chosen_at_once() -> None:
     assert choose(free, 64, {}) == tuple(free[:64])
 
 
-def test_among_many_gpus_the_linked_ones_are_found_without_comparing_all_sets() -> None:
-    """Four islands of eight; the first has only seven left."""
-    free = [Device(str(each), str(each)) for each in range(1, 32)]
-    links = {
-        frozenset((str(a), str(b))): 400.0 if a // 8 == b // 8 else 1.0 for a, b in itertools.combinations(range(32), 2)
-    }
-    assert [int(each.name) for each in choose(free, 8, links)] == list(range(8, 16))
-    assert [int(each.name) for each in choose(free, 7, links)] == list(range(1, 8))
-
-
 def test_a_job_on_a_whole_cpu_needs_no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locks, "usable_gpus", list)
     host = Devices(split_cpu=False)

@@ -1,4 +1,4 @@
-"""Progress of a sweep: time left, phases of running cells, and submitted jobs."""
+"""Progress of a sweep: phases of running cells, and submitted jobs."""
 
 from __future__ import annotations
 
@@ -19,30 +19,6 @@ from tpbench.results.read import load, plain_rows
 def ended(of: Cell, sweep: Path, row: dict[str, Any] | None = None, note: str | None = None) -> Attempt:
     """Return an attempt with its row."""
     return replace(Attempt.plan(of, sweep, {}, number=1), row=row, note=note)
-
-
-@pytest.mark.parametrize(
-    ("done", "running", "total", "text"),
-    [
-        ([], [5.0], 4, ""),
-        ([10.0, 20.0], [5.0], 4, "about 25 s left"),
-        ([10.0, 20.0], [400.0], 4, "more than 15 s left"),
-        ([10.0, 20.0], [400.0], 3, ""),  # the last cell takes longer than the mean: no estimate
-        ([10.0, 20.0], [400.0, 5.0], 4, "more than 5 s left"),
-        ([100.0], [40.0], 11, "about 16 min left"),
-    ],
-)
-def test_the_time_left_is_never_zero(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, done: list[float], running: list[float], total: int, text: str
-) -> None:
-    monkeypatch.setattr(display.time, "monotonic", lambda: 1000.0)
-    shown = display.Display(total, tmp_path)
-    ended: Any = SimpleNamespace(status="ok")
-    shown.done = [(ended, seconds) for seconds in done]
-    shown.running = {
-        at: display.Running(cell(at, tmp_path), "running", 1000.0 - seconds) for at, seconds in enumerate(running)
-    }
-    assert shown._time_left() == text
 
 
 def test_cells_that_differ_in_their_seed_have_different_lines(

@@ -7,7 +7,7 @@ import pytest
 from tests.support import synthetic
 from tests.support.planned_jobs import job, train_job
 from tpbench.launcher import devices
-from tpbench.launcher.planning.forecast import Forecast, dry_run_text, plan_text
+from tpbench.launcher.planning.forecast import Forecast, dry_run_text
 from tpbench.launcher.planning.plan import Cell, distinguish
 from tpbench.launcher.planning.resume import decide
 from tpbench.results.read import load
@@ -21,7 +21,7 @@ def rows(tmp_path_factory):
 
 
 def text(*cells):
-    return plan_text(cells, Forecast(None), {})
+    return dry_run_text(cells, {}, Forecast(None))
 
 
 def test_a_plan(rows):
@@ -31,7 +31,7 @@ def test_a_plan(rows):
         Cell(2, job(tp_size=8), skip_reason="needs 8 GPUs, found 4"),
         Cell(3, job(), None, same_as=0),
     ]
-    lines = plan_text(cells, Forecast(rows, gpu_memory_gib=80.0), {}).splitlines()
+    lines = dry_run_text(cells, {}, Forecast(rows, gpu_memory_gib=80.0)).splitlines()
     assert "4 GPUs" in lines[1] and lines[1].endswith("0.7 min")
     assert "predicted to run out of memory: 120 GiB" in lines[2]
     assert lines[3].endswith("skipped: needs 8 GPUs, found 4") and lines[4].endswith("the same job as cell 0")
@@ -80,9 +80,9 @@ def test_a_plan_to_resume_shows_which_cells_run_and_why(tmp_path):
     of_cell = {"key": cells[0].job.key, "job": None, "kernels_version": cells[0].job.kernels_version}
     fields = {**of_cell, "status": "ok", "finished_at": datetime.now(UTC)}
     synthetic.write([{**row, **fields} for row in list(synthetic.cells())[:1]], tmp_path)
-    lines = plan_text(cells[:2], Forecast(None), decide(cells, {})).splitlines()
+    lines = dry_run_text(cells[:2], decide(cells, {}), Forecast(None)).splitlines()
     assert lines[1].endswith("  measured before")
     assert lines[2].endswith("0.5 min  missing: has no row yet")
     assert lines[-1].startswith("2 cells, 1 to run, at most 4 GPUs for one, about ")
-    nothing = plan_text(cells[:1], Forecast(None), decide(cells, {})).splitlines()[-1]
+    nothing = dry_run_text(cells[:1], decide(cells, {}), Forecast(None)).splitlines()[-1]
     assert nothing == "1 cell, 0 to run. Nothing was run."

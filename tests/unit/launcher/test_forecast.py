@@ -4,11 +4,9 @@ import pytest
 
 from tests.support import synthetic
 from tests.support.planned_jobs import job, train_job
-from tpbench.job import parse_job
 from tpbench.launcher import devices
-from tpbench.launcher.planning.forecast import START_S, Forecast, skip_predicted_oom, variant_label
+from tpbench.launcher.planning.forecast import Forecast, skip_predicted_oom, variant_label
 from tpbench.launcher.planning.plan import Cell
-from tpbench.measure.session import MeasureSettings
 from tpbench.results.read import load
 
 
@@ -59,44 +57,6 @@ def test_cells_are_skipped_by_rows_of_their_output_folder(tmp_path, monkeypatch)
 
 
 def test_labels_are_those_of_the_report():
-    assert variant_label(job("triton_tp", block_cap=4096)) == "triton_tp"
+    assert variant_label(job("triton_tp", block_cap=4096), ["block_cap"]) == "triton_tp"
     label = variant_label(job("pytorch_tp_manual", compile=True, graph=True))
     assert label == "pytorch_tp_manual compile=true graph=true"
-
-
-@pytest.mark.parametrize("variant", ["pytorch_gather", "triton_tp"])
-def test_the_time_on_a_cpu_depends_on_the_size(variant):
-    sizes = [(64, 1000), (4096, 32768), (4096, 131072), (65536, 131072)]
-    times = [
-        Forecast(None).seconds(job(variant, device="cpu", tp_size=2, tokens=tokens, vocab=vocab))
-        for tokens, vocab in sizes
-    ]
-    start = START_S + MeasureSettings().time_budget_s
-    assert times[0] == pytest.approx(start, abs=1)
-    assert times == sorted(times) and len(set(times)) == len(times)
-    works = [time - start for time in times]
-    assert works[2] == pytest.approx(4 * works[1])
-    assert works[3] == pytest.approx(64 * works[1])
-
-
-def test_other_workloads_on_a_cpu_depend_on_their_size_too():
-    block = {"hidden": 1024, "ffn": 4096, "heads": 16, "kv_heads": 4, "head_dim": 64, "device": "cpu", "tp_size": 2}
-    table = {"width": 256, "tokens": 64, "tp_size": 1, "dp_size": 2, "device": "cpu"}
-    for small, large in (
-        (parsed("block_tp", **block, tokens=64), parsed("block_tp", **block, tokens=8192)),
-        (parsed("dense_all_reduce", **table, table_rows=64), parsed("dense_all_reduce", **table, table_rows=10**7)),
-    ):
-        assert Forecast(None).seconds(large) > Forecast(None).seconds(small) + 60
-
-
-def test_the_quickest_row_of_a_cpu_is_the_start(tmp_path):
-    rows = [
-        synthetic.cell("pytorch_gather", vocab, 2, device="cpu", wall_s=wall_s)
-        for vocab, wall_s in ((32768, 9.0), (131072, 50.0))
-    ]
-    known = Forecast(load(synthetic.write(rows, tmp_path)))
-    assert known.seconds(job("pytorch_gather", device="cpu", tp_size=2, tokens=16, vocab=64)) == pytest.approx(9, abs=1)
-
-
-def parsed(variant, **values):
-    return parse_job({"variant": variant, **values})

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tpbench.launcher.command_line.checks import check_overrides
-from tpbench.launcher.command_line.grammar import parse_overrides
+from tpbench.launcher.command_line.checks import check_overrides, parse_overrides
 from tpbench.settings import JobError
 
 NAMES = {"tokens": "VALUE", "variant": "VALUE", "resume": "true"}

@@ -7,14 +7,12 @@ from pathlib import Path
 import pytest
 
 from tpbench.launcher.command_line import rewrites
-from tpbench.launcher.command_line.checks import check_overrides
+from tpbench.launcher.command_line.checks import check_overrides, options_first
 from tpbench.launcher.command_line.rewrites import (
     chosen_fields,
     flat_names,
     force_fields,
-    options_first,
     quote_numbers,
-    without_aliases,
 )
 from tpbench.settings import JobError
 
@@ -152,27 +150,6 @@ def test_chosen_fields_leave_out_groups_of_every_workload() -> None:
     chosen = chosen_fields(["variant=triton_tp", "tokens=64", "hydra.sweep.dir=x", "+experiment=e", "seed=1"])
     assert chosen == ["tokens", "seed"]
     assert chosen_fields(["variant=sparse_auto", "loss=forward_kl", "block_cap=4096"]) == ["loss", "block_cap"]
-
-
-@pytest.mark.parametrize("prefix", ["", "+", "++"])
-def test_aliases_of_fields(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rewrites, "field_aliases", lambda: {"impl": "variant", "method": "algorithm"})
-    assert without_aliases([f"{prefix}impl=a,b"]) == [f"{prefix}variant=a,b"]
-    assert without_aliases(["impls=x", "-m", "shape=impl"]) == ["impls=x", "-m", "shape=impl"]
-    assert force_fields(flat_names(["method=one_read"])) == ["++algorithm=one_read"]
-
-
-def test_a_registered_variant_without_its_file_is_told_apart_from_an_unknown_one(tmp_path: Path) -> None:
-    (tmp_path / "variant").mkdir()
-    (tmp_path / "variant" / "pytorch_gather.yaml").touch()
-    with pytest.raises(JobError) as caught:
-        check_overrides(["variant=triton_tp"], tmp_path)
-    assert str(caught.value) == (
-        f"variant=triton_tp is registered in tpbench/workloads, but it has no file {tmp_path.name}/variant/"
-        "triton_tp.yaml: write that file as step 3 of 'Adding a variant' in CONTRIBUTING.md shows"
-    )
-    with pytest.raises(JobError, match=r"^no variant is called tutorial_tp \(valid: pytorch_gather\)$"):
-        check_overrides(["variant=tutorial_tp"], tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -95,20 +95,6 @@ def test_all_errors_of_all_requests_come_at_once() -> None:
     assert len(str(caught.value).splitlines()) == 2
 
 
-def test_a_file_of_an_unregistered_variant_is_told_apart_from_an_unknown_variant(tmp_path: Path) -> None:
-    (tmp_path / "variant").mkdir()
-    file = tmp_path / "variant" / "tutorial_tp.yaml"
-    file.touch()
-    with pytest.raises(JobError) as caught:
-        plan([Request(0, {"variant": "tutorial_tp"}, [], [CONF, tmp_path])], ThisHost(0))
-    assert str(caught.value) == (
-        f"{file} names the variant tutorial_tp, but no workload registers it: register it in tpbench/workloads as step "
-        "2 of 'Adding a variant' in CONTRIBUTING.md shows"
-    )
-    with pytest.raises(JobError, match="no variant is called tutorial_tp"):
-        plan([Request(0, {"variant": "tutorial_tp"}, [], [CONF])], ThisHost(0))
-
-
 def test_what_a_workload_lacks_is_said_with_the_way_to_change_the_line() -> None:
     train = {**MODEL, "variant": "fsdp", "model": "tiny", "tp_size": 1, "dp_size": 2}
     with pytest.raises(JobError) as caught:
@@ -180,3 +166,28 @@ def test_every_variant_of_the_block_can_be_captured_with_the_signals_that_a_grap
     assert explicit[0].job.key == cell.job.key
     (eager,) = cells({**BLOCK, "variant": variant}, gpus=2)
     assert eager.job.problem.signals == "stream"
+
+
+TOO_MANY = "64 ranks would share 2 CPU cores, and max_ranks_per_core=8 allows 16: set max_ranks_per_core=32 to run them"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "host", "reasons"),
+    [
+        ((16, 64), ThisHost(0, cores=2), [None, TOO_MANY]),
+        ((64,), ThisHost(0, cores=2, max_ranks_per_core=32), [None]),  # as the reason proposes
+        ((64,), ThisHost(64, cores=2), [None]),
+        ((8,), ThisHost(0, cores=1), [None]),  # the largest shape
+    ],
+)
+def test_cores_limit_the_ranks_of_a_job_on_a_cpu(
+    sizes: tuple[int, ...], host: ThisHost, reasons: list[str | None]
+) -> None:
+    requests = [
+        Request(at, {"variant": "triton_tp", "tokens": 64, "vocab": 1000, "tp_size": size}, [], [CONF])
+        for at, size in enumerate(sizes)
+    ]
+    assert [cell.skip_reason for cell in plan(requests, host)] == reasons
+    if reasons[-1]:
+        with pytest.raises(JobError, match=f"^triton_tp: {TOO_MANY}$"):
+            plan(requests[-1:], host)

@@ -94,13 +94,6 @@ def test_a_row_of_other_kernels_than_the_variants_is_stale(tmp_path: Path) -> No
     assert decide([ours], facts)[0].reason == "measured before"
 
 
-def test_an_unknown_fact_counts_as_unchanged(tmp_path: Path) -> None:
-    one = cell(0, tmp_path)
-    measured(one)
-    software = {name: FACTS[name] for name in ("torch_version", "triton_version", "kernels_version")}
-    assert decide([one], software)[0].reason == "measured before"
-
-
 def test_a_row_replaces_earlier_failures_of_the_same_software_and_hardware(tmp_path: Path) -> None:
     one = cell(0, tmp_path)
     measured(one, "error", "of another machine", gpu_name="another GPU")

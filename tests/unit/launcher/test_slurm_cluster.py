@@ -43,18 +43,18 @@ def test_a_rejection_is_one_line() -> None:
     assert other.endswith("Invalid feature specification")
 
 
-def test_a_replica_that_no_node_holds_skips_the_cell() -> None:
-    nodes = Partition(gpus_per_node=8, cores_per_node=64, nodes=100)
-    assert nodes.skip_reason(job(tp_size=8, dp_size=100)) is None
-    assert nodes.skip_reason(job(tp_size=16)) == "needs 16 GPUs of one node, a node has 8"
-
-
-def test_more_nodes_than_there_are_skips_the_cell() -> None:
-    two = Partition(gpus_per_node=8, cores_per_node=64, nodes=2)
-    assert two.skip_reason(job(tp_size=4, dp_size=4)) is None
-    assert two.skip_reason(job(tp_size=4, dp_size=5)) == "needs 5 nodes, the partition has 2"
-    assert two.skip_reason(job(tp_size=4, dp_size=32, device="cpu")) is None
-    assert two.skip_reason(job(tp_size=4, dp_size=33, device="cpu")) == "needs 3 nodes, the partition has 2"
+@pytest.mark.parametrize(
+    ("sizes", "reason"),
+    [
+        ({"tp_size": 16}, "needs 16 GPUs of one node, a node has 8"),
+        ({"tp_size": 8, "dp_size": 2}, None),
+        ({"tp_size": 4, "dp_size": 5}, "needs 5 nodes, the partition has 2"),
+        ({"tp_size": 4, "dp_size": 32, "device": "cpu"}, None),
+        ({"tp_size": 4, "dp_size": 33, "device": "cpu"}, "needs 3 nodes, the partition has 2"),
+    ],
+)
+def test_a_job_that_is_too_big_for_the_partition_is_skipped(sizes: dict[str, Any], reason: str | None) -> None:
+    assert Partition(gpus_per_node=8, cores_per_node=64, nodes=2).skip_reason(job(**sizes)) == reason
 
 
 @pytest.mark.parametrize(("name", "nodes"), [(None, 12), ("gpu", 10)])

@@ -22,7 +22,7 @@ from tpbench.launcher.planning.plan import Cell
 from tpbench.launcher.slurm import cluster, submitted
 from tpbench.launcher.slurm.cluster import SlurmSettings
 from tpbench.launcher.slurm.runner import Slurm
-from tpbench.launcher.slurm.submitted import NO_JOB, closed, is_wanted, job_of, left_behind, record
+from tpbench.launcher.slurm.submitted import NO_JOB, closed, is_wanted, left_behind, record
 from tpbench.settings import JobError
 
 CONF = Path(__file__).resolve().parents[3] / "conf"
@@ -92,16 +92,6 @@ def test_a_cell_whose_submission_is_in_doubt_is_taken_over(tmp_path: Path) -> No
     assert list(left_behind([str(tmp_path)], {attempt.cell.job.key})) == []
 
 
-def test_only_attempts_without_a_row_are_left_behind(tmp_path: Path) -> None:
-    attempt = _begun(tmp_path)
-    (attempt.folder.parent / "slurm").mkdir()
-    record(attempt.folder, "7_0")
-    assert [job_of(each) for each in left_behind([str(tmp_path)], {attempt.cell.job.key})] == ["7_0"]
-    assert list(left_behind([str(tmp_path)], {"another"})) == []
-    attempt.close("ok")
-    assert list(left_behind([str(tmp_path)], {attempt.cell.job.key})) == []
-
-
 def test_an_abandoned_attempt_gets_no_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -114,14 +104,6 @@ def test_an_abandoned_attempt_gets_no_row(
     assert submitted.main([str(attempt.folder.parent)]) == 3
     assert "no job runs it: run the sweep again with resume=true" in capsys.readouterr().out
     assert not attempt.has_row
-
-
-def test_the_row_of_a_failed_attempt_is_deleted_for_good(tmp_path: Path) -> None:
-    attempt = _begun(tmp_path)
-    record(attempt.folder, "7_0")
-    _discard(attempt.close("error", "it failed"))
-    assert not attempt.has_row
-    assert closed(attempt, "COMPLETED") is None
 
 
 def test_the_job_of_an_abandoned_attempt_is_ended_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

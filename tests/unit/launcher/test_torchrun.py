@@ -34,18 +34,13 @@ def test_command(name: str) -> None:
     assert text == (GOLDEN / f"{name}.sh").read_text()
 
 
-def test_environment_of_a_cpu_job_hides_the_gpus_and_interprets_kernels() -> None:
-    env = torchrun.environment(job("tiny_tp2"), "row", {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "0,1"})
-    assert env["CUDA_VISIBLE_DEVICES"] == ""
-    assert env["TRITON_INTERPRET"] == "1"
-    assert env[torchrun.MARKER] == "row"
+def test_a_job_on_a_cpu_sees_no_gpu_and_interprets_kernels_and_one_on_gpus_never_does() -> None:
+    inherited = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "0,1"}
+    env = torchrun.environment(job("tiny_tp2"), "row", inherited)
+    assert (env["CUDA_VISIBLE_DEVICES"], env["TRITON_INTERPRET"], env[torchrun.MARKER]) == ("", "1", "row")
     assert "TRITON_INTERPRET" not in torchrun.environment(job("tiny_tp2", "pytorch_gather"), "row", {})
-
-
-def test_environment_of_a_gpu_job_never_interprets() -> None:
-    env = torchrun.environment(job("v131k_tp8"), "row", {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "0,1"})
-    assert "TRITON_INTERPRET" not in env
-    assert env["CUDA_VISIBLE_DEVICES"] == "0,1"
+    env = torchrun.environment(job("v131k_tp8"), "row", inherited)
+    assert "TRITON_INTERPRET" not in env and env["CUDA_VISIBLE_DEVICES"] == "0,1"
 
 
 def test_no_communicator_of_a_job_makes_multicast_objects() -> None:
@@ -55,23 +50,12 @@ def test_no_communicator_of_a_job_makes_multicast_objects() -> None:
     assert not torchrun.environment(job("tiny_tp2"), "row", {}).keys() & ENVIRONMENT.keys()
 
 
-def test_an_installed_package_is_not_put_before_what_the_user_put_on_the_path(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(torchrun, "INSTALLED", True)
-    assert torchrun.environment(job("tiny_tp2"), "row", {"PYTHONPATH": "/mine"})["PYTHONPATH"] == "/mine"
-    assert "PYTHONPATH" not in torchrun.environment(job("tiny_tp2"), "row", {})
-
-
-def test_environment_keeps_what_the_user_set() -> None:
-    mine = {"NCCL_SOCKET_IFNAME": "eth7", "OMP_NUM_THREADS": "5", "PYTHONPATH": "/mine"}
+def test_variables_of_the_user_stay_but_one_host_communicates_over_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = {"NCCL_SOCKET_IFNAME": "eth7", "GLOO_SOCKET_IFNAME": "eth7", "OMP_NUM_THREADS": "5", "PYTHONPATH": "/mine"}
     env = torchrun.environment(job("tiny_tp2"), "row", mine)
     assert env["OMP_NUM_THREADS"] == "5"
-    assert env["PYTHONPATH"].split(os.pathsep)[1] == "/mine"
-    assert torchrun.environment(job("tiny_tp2"), "row", mine, nodes=2)["NCCL_SOCKET_IFNAME"] == "eth7"
-
-
-def test_on_one_host_communication_stays_on_the_loopback_interface() -> None:
-    mine = {"NCCL_SOCKET_IFNAME": "eth7", "GLOO_SOCKET_IFNAME": "eth7"}
-    env = torchrun.environment(job("tiny_tp2"), "row", mine)
     assert {env["NCCL_SOCKET_IFNAME"], env["GLOO_SOCKET_IFNAME"]} <= {"lo", "lo0"}
+    assert torchrun.environment(job("tiny_tp2"), "row", mine, nodes=2)["NCCL_SOCKET_IFNAME"] == "eth7"
+    assert env["PYTHONPATH"].split(os.pathsep)[1] == "/mine"
+    monkeypatch.setattr(torchrun, "INSTALLED", True)  # then the package must not be before what the user put there
+    assert torchrun.environment(job("tiny_tp2"), "row", mine)["PYTHONPATH"] == "/mine"

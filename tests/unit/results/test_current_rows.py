@@ -90,13 +90,6 @@ def test_rows_are_from_the_future_two_years_ahead(name):
     assert three.startswith("row a and 2 more: dated years ahead")
 
 
-def test_copies_of_a_row_are_no_different_rows():
-    copies = [{"row_id": "a", "value": float("nan")}] * 2
-    assert suspicious_rows(table(*copies, {"row_id": "b"}, {"row_id": None}, {"row_id": None}), NOW) == []
-    (sentence,) = suspicious_rows(table(*copies, {"row_id": "a", "value": 1.0}, {"row_id": "b", "value": 2.0}), NOW)
-    assert sentence == "row a: different rows with one row_id; reports may show any of them"
-
-
 def test_rows_whose_device_works_for_long_after_a_step_has_returned_are_named():
     honest = {"row_id": "a", "time_ms": 3.05, "launch_ms": 1.0, "device_ms": 1.0}
     assert (

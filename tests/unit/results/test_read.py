@@ -69,16 +69,20 @@ def same(written, found):
     return bool(written == found)
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-@given(ROWS)
-def test_round_trip(tmp_path, made):
-    path = write_row(made, tmp_path / os.urandom(8).hex(), "r1")
-    frame, _ = complaints(path)  # such times may be suspicious
-    assert len(frame) == 1
-    for name, value in made.items():
-        if value is not None or name not in ("tpbench_version", *column_defaults()["entropy_loss"]):
-            text = value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
-            assert same(text, frame[name][0]), (name, value, frame[name][0])
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(st.lists(ROWS, min_size=1, max_size=8))
+def test_round_trip(tmp_path, rows):
+    folder = tmp_path / os.urandom(8).hex()
+    for index, made in enumerate(rows):
+        write_row(made, folder, f"r{index}")
+    frame, _ = complaints(folder)  # such times may be suspicious
+    assert len(frame) == len(rows)
+    stored = {row["row_id"]: row for row in frame.to_dict("records")}
+    for index, made in enumerate(rows):
+        for name, value in made.items():
+            if value is not None or name not in ("tpbench_version", *column_defaults()["entropy_loss"]):
+                text = value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
+                assert same(text, stored[f"r{index}"][name]), (name, value, stored[f"r{index}"][name])
 
 
 def test_the_package_has_load(tmp_path, row):
@@ -183,11 +187,11 @@ def test_copies_of_a_row_count_once_and_rows_are_in_the_order_in_which_they_were
 
 def test_a_flipped_bit_anywhere_in_a_row_file_is_named_and_skipped(tmp_path, row):
     content = write_row(row(), tmp_path / "whole", "r1").read_bytes()
-    for index, flipped in enumerate(flips(content, 400)):
+    for index, flipped in enumerate(flips(content, 100)):
         (tmp_path / f"{index}.parquet").write_bytes(flipped)
     frame, said = complaints(tmp_path)
     assert frame.row_id.tolist() == ["r1"]
-    assert {Path(sentence.split(": ")[0]).name for sentence in said} == {f"{index}.parquet" for index in range(400)}
+    assert {Path(sentence.split(": ")[0]).name for sentence in said} == {f"{index}.parquet" for index in range(100)}
 
 
 COMMITTED = sorted((*(ROOT / "outputs").glob("*/rows/*.parquet"), *(ROOT / "tpbench").rglob("rows/*.parquet")))
@@ -235,19 +239,6 @@ def test_a_misfit_does_not_cost_files_of_the_same_schema(tmp_path):
     frame, said = complaints(tmp_path)
     assert frame.row_id.tolist() == ["fits"]
     assert len(said) == 1 and "overflows.parquet" in said[0]
-
-
-def test_rows_dated_years_ahead_and_different_rows_of_one_name_are_named(tmp_path, row):
-    write_row(row(), tmp_path, "r1")
-    write_row(row(3600 * 24 * 365 * 40), tmp_path, "future")
-    write_row(row(), tmp_path / "copy", "r1")
-    write_row(row(1, time_ms=0.5), tmp_path / "other", "r2")
-    write_row(row(2, time_ms=0.6), tmp_path / "again", "r2")
-    frame, said = complaints(tmp_path)
-    assert sorted(frame.row_id) == ["future", "r1", "r2", "r2"]
-    assert [sentence.partition(";")[0] for sentence in said] == [
-        "row future: dated years ahead", "row r2: different rows with one row_id",
-    ]  # fmt: skip
 
 
 class Bomb:
@@ -337,7 +328,7 @@ def test_a_file_that_moves_into_another_is_found(tmp_path, row, monkeypatch):
 
 def test_a_writer_at_work(tmp_path, row):
     def work():
-        for index in range(150):
+        for index in range(60):
             path = write_row(row(index), tmp_path, f"r{index}")
             if index % 3 == 0:
                 path.unlink()
@@ -346,7 +337,7 @@ def test_a_writer_at_work(tmp_path, row):
     writer.start()
     while writer.is_alive():
         quietly(tmp_path)
-    assert len(quietly(tmp_path)) == 100
+    assert len(quietly(tmp_path)) == 40
 
 
 def test_a_row_that_is_older_than_a_field_has_the_fields_default(tmp_path):

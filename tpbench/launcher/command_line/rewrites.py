@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from tpbench.job import field_aliases
-from tpbench.launcher.command_line.grammar import parse_options
 from tpbench.launcher.options import GROUPS, command_line_names
 from tpbench.outside import source
 from tpbench.outside.variant import OutsideVariant, from_entry_point, from_file, installed_names
@@ -25,20 +23,7 @@ typed: list[str] = []
 _GROUP_CHOICE = re.compile(rf"[+~]?(?:{'|'.join(GROUPS)})=")
 _NESTED = re.compile(r"""[()\[\]{}'"\\]""")
 """Characters of a value that is more than a list of words."""
-_OVERRIDE = re.compile(r"([+~]*)(\w+)")
 _BARE_NUMBER = re.compile(r"(?<![\w'\".])(\d+)(?![\w'\".])")
-
-
-def options_first(arguments: Sequence[str]) -> list[str]:
-    """Return Hydra's options, such as -m, and after them all overrides.
-
-    Hydra's own parser rejects overrides after an option that itself stands after an override.
-    """
-    overrides = parse_options(arguments)[0].overrides
-    options = list(arguments)
-    for each in overrides:
-        options.remove(each)
-    return [*options, *overrides]
 
 
 def quote_numbers(arguments: Sequence[str]) -> list[str]:
@@ -50,9 +35,9 @@ def quote_numbers(arguments: Sequence[str]) -> list[str]:
 
 
 def flat_names(arguments: Sequence[str]) -> list[str]:
-    """Write `train.loss=tpbench` as `train_loss=tpbench`, aliases as names, and folders as `model_dir`."""
+    """Write `train.loss=tpbench` as `train_loss=tpbench`, and folders as `model_dir`."""
     flat = []
-    for argument in without_aliases(arguments):
+    for argument in arguments:
         name, equals, value = argument.partition("=")
         if name == "model" and "/" in value:
             flat += _model_and_folders(value)
@@ -76,17 +61,6 @@ def _model_and_folders(value: str) -> list[str]:
     folders = [choice for choice in choices if "/" in choice]
     overrides = [f"model={','.join(names)}"] if names else []
     return [*overrides, f"model_dir={','.join(['null'] * bool(names) + folders)}"] if folders else overrides
-
-
-def without_aliases(arguments: Iterable[str]) -> list[str]:
-    """Replace the aliases of fields by the fields' names."""
-    aliases = field_aliases()
-
-    def renamed(argument: str) -> str:
-        match = _OVERRIDE.match(argument)
-        return f"{match[1]}{aliases[match[2]]}{argument[match.end() :]}" if match and match[2] in aliases else argument
-
-    return [renamed(argument) for argument in arguments]
 
 
 def force_fields(arguments: Sequence[str]) -> list[str]:

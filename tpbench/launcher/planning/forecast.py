@@ -7,13 +7,11 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from tpbench.job import Job
 from tpbench.launcher import devices
-from tpbench.launcher.devices import available_cores
 from tpbench.launcher.planning.plan import Cell, ignored_notes
 from tpbench.launcher.planning.resume import ResumeDecision
 from tpbench.predict.cells import measured, predictable
@@ -44,16 +42,14 @@ class Forecast:
         self.gpu_memory_gib = gpu_memory_gib
         self.wall_s: dict[str, float] = {}
         self.typical_s: dict[tuple[str, int, str], float] = {}
-        self.quickest_s: dict[tuple[str, int, str], float] = {}
-        """By workload, world size and device, as `typical_s`: a small job takes hardly more than its start."""
+        """By workload, world size and device."""
         self.models: dict[str, Mapping[str, VariantModel]] = {}
         """By workload, then by variant."""
         if rows is None or rows.empty:
             return
         done = rows[rows["wall_s"].notna() & (rows["status"] == "ok")]
         self.wall_s = dict(done.groupby("key")["wall_s"].last())
-        similar = done.groupby(["workload", "world_size", "device"])["wall_s"]
-        self.typical_s, self.quickest_s = dict(similar.median()), dict(similar.min())
+        self.typical_s = dict(done.groupby(["workload", "world_size", "device"])["wall_s"].median())
         for name, workload in predictable().items():
             with contextlib.suppress(JobError):  # no row was measured on a GPU, so no model can be fitted
                 self.models[name] = models(measured(rows, workload))
@@ -71,25 +67,23 @@ class Forecast:
         """Return the expected wall time of a job in seconds, or None if it is unknown.
 
         The sources are, in this order: the last row of the same job, the median of similar jobs, and the time budget
-        of the measurement plus the start. Only the first holds for a workload whose problem fixes the iterations. On a
-        CPU the size decides: the quickest of similar jobs, or the budget and the start, plus the work on the cores.
+        of the measurement plus the start. Only the first holds for a workload whose problem fixes the iterations.
         """
-        if job.scheduled:
-            return self.wall_s.get(job.key)
-        kind = (job.workload.name, job.world_size, job.device)
         known = self.wall_s.get(job.key)
-        if job.device == "cpu":
-            start = self.quickest_s.get(kind) or START_S + job.measure.time_budget_s
-            return float(known or start + _work_s(job))
-        return float(known or self.typical_s.get(kind) or START_S + 2 * job.measure.time_budget_s)
+        if job.scheduled:
+            return known
+        similar = self.typical_s.get((job.workload.name, job.world_size, job.device))
+        return float(known or similar or START_S + 2 * job.measure.time_budget_s)
 
     def oom_reason(self, job: Job) -> str | None:
         """Return why a job is predicted to run out of memory, or None if it is not."""
         free_gib = job.memory_limit_gib or (self.gpu_memory_gib and self.gpu_memory_gib - RESERVE_GIB)
-        _, size = _cost_model(job)
-        if job.device != "cuda" or not free_gib or size is None:
+        if job.device != "cuda" or not free_gib or not job.workload.cost_model:
             return None
-        return predicted_oom(self.models.get(job.workload.name, {}), variant_label(job), size, free_gib)
+        cost_model = job.workload.cost_model()
+        size = cost_model.size_of(job.flat())
+        label = variant_label(job, cost_model.tuning_options)
+        return predicted_oom(self.models.get(job.workload.name, {}), label, size, free_gib) if size else None
 
 
 def skip_predicted_oom(cells: Sequence[Cell], forecast: Forecast) -> list[Cell]:
@@ -101,72 +95,50 @@ def skip_predicted_oom(cells: Sequence[Cell], forecast: Forecast) -> list[Cell]:
     return labelled
 
 
-def variant_label(job: Job) -> str:
+def variant_label(job: Job, tuning_options: Sequence[str] = ()) -> str:
     """Return a job's variant with its options, as a report's column names it.
 
     Tuning options, such as the block cap, are left out because they do not change the memory that a job needs.
     """
-    cost_model, _ = _cost_model(job)
-    tuning = cost_model.tuning_options if cost_model else ()
-    options = {name: value for name, value in job.chosen_options().items() if name not in tuning}
+    options = {name: value for name, value in job.chosen_options().items() if name not in tuning_options}
     if job.measure.graph:
         options["graph"] = True
     return " ".join([job.variant, *(f"{name}={spelled(value)}" for name, value in options.items())])
 
 
-def _cost_model(job: Job) -> tuple[Any, Any]:
-    """Return the cost model of the job's workload and the job's size in it. Each is None if there is none."""
-    cost_model = job.workload.cost_model() if job.workload.cost_model else None
-    return cost_model, cost_model.size_of(job.flat()) if cost_model else None
-
-
-def _work_s(job: Job) -> float:
-    """Return the seconds that setup, passes and check of a job take on this machine's cores."""
-    cost_model, size = _cost_model(job)
-    core_s = job.workload.cpu_core_s(job.problem, job.tp_size)
-    if cost_model and size is not None and job.interpreted:
-        core_s += cost_model.interpreter_core_s(size)
-    return core_s * max(1.0, job.world_size / available_cores())
-
-
-def dry_run_text(cells: Sequence[Cell], decisions: Mapping[int, ResumeDecision]) -> str:
-    """Return the plan with expectations for this machine, from stored rows."""
-    return plan_text(cells, Forecast.of(cells), decisions)
-
-
-def plan_text(cells: Sequence[Cell], forecast: Forecast, decisions: Mapping[int, ResumeDecision]) -> str:
+def dry_run_text(
+    cells: Sequence[Cell], decisions: Mapping[int, ResumeDecision], forecast: Forecast | None = None
+) -> str:
     """Return the plan as text: one line per cell, then the totals.
 
-    `decisions`: those of resume=true, by the cell's index; empty if all cells run anew.
+    Args:
+        cells: the cells of the sweep.
+        decisions: those of resume=true, by the cell's index; empty if all cells run anew.
+        forecast: expected times and memory. None: as stored rows say for this machine.
     """
-    grid = [["cell", "job", "device", "expected", ""]]
+    forecast = forecast or Forecast.of(cells)
+    grid = []
     expected = []
     for cell in cells:
-        no_run = _reason_not_to_run(cell, decisions)
-        seconds = None if no_run else forecast.seconds(cell.job)
+        decision = decisions.get(cell.index)
+        if cell.skip_reason:
+            no_run: str | None = f"skipped: {cell.skip_reason}"
+        elif cell.same_as is not None:
+            no_run = f"the same job as cell {cell.same_as}"
+        else:
+            no_run = decision.reason if decision and decision.row is not None else None
         ranks = cell.job.world_size
         device = _gpus(ranks) if cell.job.device == "cuda" else f"cpu, {ranks} ranks"
-        time = "-" if no_run else "unknown" if seconds is None else f"{seconds / 60:.1f} min"
-        remarks = [no_run] if no_run else [_reason_to_run(cell, decisions), forecast.oom_reason(cell.job)]
-        grid.append([str(cell.index), str(cell), device, time, "; ".join(filter(None, remarks))])
-        if not no_run:
+        if no_run:
+            time, remark = "-", no_run
+        else:
+            seconds = forecast.seconds(cell.job)
             expected.append((cell, seconds))
-    lines = aligned_lines(grid[0], grid[1:])
+            time = "unknown" if seconds is None else f"{seconds / 60:.1f} min"
+            remark = "; ".join(filter(None, [decision.reason if decision else None, forecast.oom_reason(cell.job)]))
+        grid.append([str(cell.index), str(cell), device, time, remark])
+    lines = aligned_lines(["cell", "job", "device", "expected", ""], grid)
     return "\n".join([*lines, "", *ignored_notes(cells), f"{_totals(len(cells), expected)}. Nothing was run.", ""])
-
-
-def _reason_not_to_run(cell: Cell, decisions: Mapping[int, ResumeDecision]) -> str | None:
-    if cell.skip_reason:
-        return f"skipped: {cell.skip_reason}"
-    if cell.same_as is not None:
-        return f"the same job as cell {cell.same_as}"
-    decision = decisions.get(cell.index)
-    return decision.reason if decision and decision.row is not None else None
-
-
-def _reason_to_run(cell: Cell, decisions: Mapping[int, ResumeDecision]) -> str | None:
-    """Return why resume=true runs a cell."""
-    return decisions[cell.index].reason if cell.index in decisions else None
 
 
 def _totals(cells: int, expected: Sequence[tuple[Cell, float | None]]) -> str:

@@ -16,7 +16,6 @@ from tpbench.launcher.devices import available_cores, too_many_ranks
 from tpbench.launcher.options import SWEEP_OPTION_NAMES, SweepOptions
 from tpbench.outside.variant import OutsideVariant
 from tpbench.settings import JobError, parse, spelled
-from tpbench.workloads import variants
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,6 @@ def plan(
     shapes = functools.cache(_shape_workloads)
     for request in requests:
         try:
-            _require_registered(request)
             shape_workloads = shapes(tuple(request.folders))
             job = parse_job(request.values, request.chosen, shape_workloads, SWEEP_OPTION_NAMES, outside)
         except JobError as error:
@@ -156,17 +154,6 @@ def sweep_options(requests: Sequence[Request]) -> SweepOptions:
             "order=interleaved needs reuse=true: the processes of interleaved cells stay alive between their rounds"
         )
     return options
-
-
-def _require_registered(request: Request) -> None:
-    """Raise JobError if a variant's file names a variant that no workload registers."""
-    name = str(request.values.get("variant"))
-    files = [folder / "variant" / f"{name}.yaml" for folder in request.folders]
-    if name not in variants() and (existing := [file for file in files if file.exists()]):
-        raise JobError(
-            f"{existing[0]} names the variant {name}, but no workload registers it: register it in "
-            "tpbench/workloads as step 2 of 'Adding a variant' in CONTRIBUTING.md shows"
-        )
 
 
 def _shape_workloads(folders: tuple[Path, ...]) -> dict[str, str]:

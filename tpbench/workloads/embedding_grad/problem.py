@@ -120,16 +120,10 @@ def expected_density(row: Mapping[str, Any]) -> float | None:
     return None if row.get("density") is None else float(f"{row['density']:.3g}")
 
 
-def _cpu_core_s(problem: EmbeddingGrad, tp_size: int) -> float:
-    """Return the seconds on one CPU core. dense_all_reduce took 6.3 s for a table of 251520 x 256."""
-    return 6.3 * problem.table_rows * problem.width / (251520 * 256)
-
-
 WORKLOAD = Workload(
     name="embedding_grad",
     summary="mean over data-parallel ranks of a sparsely touched embedding gradient, sharded over owners",
     problem=EmbeddingGrad,
-    cpu_core_s=_cpu_core_s,
     headline=("table_rows", "width", "tokens"),
     columns={
         **{each.name: each.metadata["help"] for each in fields(EmbeddingGrad) if each.name not in ("tokens", "dtype")},

@@ -88,17 +88,11 @@ def counts(variant: str, size: LossSize) -> Counts:
     return Counts(memory, {f"sent {size.loss}": unit}, time)
 
 
-def interpreter_core_s(size: LossSize) -> float:
-    """Return the interpreter's seconds on one core. It took 45 s for one rank's 4096 x 16384 logits."""
-    return 45.0 * size.shard / (4096 * 16384)
-
-
 COST_MODEL = CostModel(
     size=LossSize,
     size_of=size_of,
     counts=counts,
     tuning_options=("block_cap",),
-    interpreter_core_s=interpreter_core_s,
     plot=FeasibilityPlot(
         variants=("pytorch_gather", "triton_tp"),
         x=("vocab", (32768, 65536, 131072, 262144)),

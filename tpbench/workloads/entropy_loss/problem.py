@@ -64,11 +64,6 @@ def _cost_model() -> CostModel:
     return COST_MODEL
 
 
-def _cpu_core_s(problem: EntropyLoss, tp_size: int) -> float:
-    """Return the seconds on one CPU core. pytorch_gather took 8.6 s for 1024 x 32768 logits."""
-    return 8.6 * problem.tokens * problem.vocab / tp_size / (1024 * 32768)
-
-
 WORKLOAD = Workload(
     name="entropy_loss",
     summary="entropy loss over a sharded vocabulary, forward and backward",
@@ -117,6 +112,5 @@ WORKLOAD = Workload(
         )
     },
     cost_model=_cost_model,
-    cpu_core_s=_cpu_core_s,
     reusable_process=True,
 )

@@ -75,12 +75,6 @@ class LinearLoss:
         return complaints
 
 
-def _cpu_core_s(problem: LinearLoss, tp_size: int) -> float:
-    """Return the seconds on one CPU core. With 1024 tokens and 32768 columns, linear_gather took 4.7 s for a hidden
-    width of 64 and 8.3 s for one of 512."""
-    return (4.2 + problem.hidden / 124) * problem.tokens * problem.vocab / tp_size / (1024 * 32768)
-
-
 _PROFILE = (
     "time_ms",
     "device_ms",
@@ -144,6 +138,5 @@ WORKLOAD = Workload(
             axes=("above_outputs_gib", "time_ms"),
         )
     },
-    cpu_core_s=_cpu_core_s,
     reusable_process=True,
 )

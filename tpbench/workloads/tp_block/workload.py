@@ -5,18 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tpbench.workloads import Option, Pivot, Study, Workload
-from tpbench.workloads.tp_block.problem import TpBlock, flops
+from tpbench.workloads.tp_block.problem import TpBlock
 
 
 def _with_rotary(problem: TpBlock, chosen: frozenset[str]) -> TpBlock:
     """Return the problem with rotary embeddings if it is a stack, unless the user chose."""
     return replace(problem, rotary=True) if problem.layers and "rotary" not in chosen else problem
-
-
-def _cpu_core_s(problem: TpBlock, tp_size: int) -> float:
-    """Return the seconds on one CPU core. It took 2.9 s for a rank with 24e9 floating-point operations."""
-    passes = (problem.steps + problem.warmup_steps) / 2 if problem.layers else 1
-    return 2.9 * passes * flops(problem, tp_size) / 24e9
 
 
 WORKLOAD = Workload(
@@ -51,7 +45,6 @@ WORKLOAD = Workload(
         "timeline_kind": "traced step on rank 0: 0 product, 1 communication, 2 other",
         "timeline_lane": "traced step on rank 0: number of the stream (on a CPU: of the thread)",
     },
-    cpu_core_s=_cpu_core_s,
     options=(
         Option("save_gathered", ignorable=True),
         Option("signals", ignorable=True),

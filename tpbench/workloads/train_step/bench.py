@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tpbench.measure import rank_memory
 from tpbench.measure.clock import Stopwatch
-from tpbench.measure.ranks import on_any_rank
+from tpbench.measure.ranks import gather_number, on_any_rank
 from tpbench.measure.rates import compute_ms, gemm_tflops
 from tpbench.measure.session import Context, Costs, IterationSchedule, Verdict
 from tpbench.workloads import Variant
@@ -137,8 +137,8 @@ class TrainStepSession:
             "grad_norms": norms,
             "oracle": reference.source,
             "gemm_tflops": self.gemm_tflops,
-            "init_s": _max_over_ranks(self.init_s),
-            "steady_gib": _max_over_ranks(held_gib + self.graph_gib),
+            "init_s": max(gather_number(self.init_s, self.context)),
+            "steady_gib": max(gather_number(held_gib + self.graph_gib, self.context)),
         }
         anywhere = on_any_rank(bool(wrong), self.context)
         return Verdict(columns, wrong or ("the result is wrong on another rank" if anywhere else None))
@@ -161,12 +161,6 @@ class TrainStepSession:
         losses = both[0].contiguous()
         dist.all_reduce(losses, group=self.context.dp_group)
         return (losses / self.context.dp_size).tolist(), both[1].tolist()
-
-
-def _max_over_ranks(value: float) -> float:
-    largest = torch.tensor(value, dtype=torch.float64)
-    dist.all_reduce(largest, dist.ReduceOp.MAX)
-    return float(largest)
 
 
 def costs(problem: TrainStep, variant: Variant, context: Context, tflops: float) -> Costs:

@@ -121,7 +121,8 @@ def computed_and_counted(here: Rank, name: str, fields: dict[str, Any]) -> tuple
 
 
 REPEATED: list[tuple[str, dict[str, Any]]] = [
-    ("fsdp_dtensor", {}), ("autotp", {"accumulate": 2}), ("autotp", {"vocab_parallel": False, "tied": True}),
+    ("fsdp_dtensor", {}), ("fsdp_dtensor", {"architecture": "phi", "ffn_matrices": 2}),
+    ("autotp", {"heads": 8, "num_layers": 1, "accumulate": 2}), ("autotp", {"vocab_parallel": False, "tied": True}),
     *((name, {"architecture": each}) for name in ("autotp", "fsdp_dtensor") for each in ("olmo2", "phi3")),
 ]  # fmt: skip
 

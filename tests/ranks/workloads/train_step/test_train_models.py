@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +11,10 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from torch.utils.flop_counter import FlopCounterMode
 from transformers.masking_utils import create_sliding_window_causal_mask
 
 from tests.support.command import ROOT
-from tests.support.train_step import CPU, config_json, folder_problem, single_context, tiny_problem, train_alone
+from tests.support.train_step import CPU, config_json, folder_problem, tiny_problem
 from tpbench.settings import JobError
 from tpbench.workloads.train_step import TrainStep, estimates
 from tpbench.workloads.train_step.estimates import estimate_memory
@@ -56,24 +54,6 @@ def test_a_model_file_makes_a_model_of_the_published_size(name: str) -> None:
     assert count == estimates.parameters(problem)
     if name in PUBLISHED:
         assert count == pytest.approx(PUBLISHED[name], rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [{}, {"tied": True}, {"heads": 8, "num_layers": 1}, {"architecture": "phi", "ffn_matrices": 2}],
-    ids=str,
-)
-def test_the_flop_count_is_what_torch_counts(fields: dict[str, Any]) -> None:
-    """The forward pass counts three times, because the backward pass has two products for each of its products.
-    Attention is eager, because torch does not count sdpa on a CPU."""
-    problem = tiny_problem(attention="eager", **fields)
-    model = build(problem)
-    materialise(model, CPU, 0)
-    batch = micro_batch(problem, 0, 0, 0, 1, CPU)
-    with FlopCounterMode(display=False) as counter:
-        model(input_ids=batch.tokens, **model_inputs(problem, CPU))
-    rotations = 2 * problem.seq_length * problem.head_dim // 2  # some versions of transformers rotate by a product
-    assert estimates.step_flops(problem) - 3 * counter.get_total_flops() in (0, -3 * rotations)
 
 
 @pytest.mark.parametrize(
@@ -158,14 +138,10 @@ KINDS = ["full_attention", "sliding_attention", "full_attention"]
         ({"model_type": "mistral", "sliding_window": 8}, 8),
         ({"model_type": "mistral", "sliding_window": 15}, 15),  # longer than a shard of the sequence
         ({"model_type": "mistral", "sliding_window": 16}, None),
-        ({"model_type": "mistral"}, None),  # its default is 4096
         ({"sliding_window": 8}, None),  # Llama ignores it
         (QWEN2, None),
-        ({**SLIDES, "max_window_layers": 3}, None),
         ({**SLIDES, "max_window_layers": 2}, 8),
-        ({**SLIDES, "layer_types": KINDS}, 8),
         ({**SLIDES, "model_type": "qwen3", "head_dim": 16, "layer_types": KINDS}, 8),
-        ({"model_type": "ministral", "head_dim": 16, "sliding_window": 8, "layer_types": KINDS}, 8),
     ],
     ids=str,
 )
@@ -240,39 +216,16 @@ def test_a_folder_that_changed_since_planning_is_refused(tmp_path: Path) -> None
         ("youtu", "weights in matrices where a dense decoder of its sizes has"),
         ("bert", "bert"),
         ("gemma2", "transformers has no attention=sdpa for"),
-    ],
-)
-def test_an_unknown_architecture_is_refused_before_the_launch(architecture: str, said: str, tmp_path: Path) -> None:
-    with pytest.raises(JobError, match=re.escape(said)):
-        resolve(tiny_problem(architecture=architecture))
-    (tmp_path / "config.json").write_text(config_json(model_type=architecture))
-    with pytest.raises(JobError, match=re.escape(said)):
-        resolve(tiny_problem(model_dir=str(tmp_path)))
-
-
-@pytest.mark.parametrize(
-    ("architecture", "said"),
-    [
+        # Any error of transformers is one line.
         ("falcon", "transformers cannot make falcon of the sizes of tiny: AttributeError: property 'head_dim'"),
         ("zamba", "transformers cannot make zamba of the sizes of tiny: StrictDataclassClassValidationError: "),
         ("gemma4_text", "transformers cannot make tiny (gemma4_text) of its sizes: KeyError: 'full_attention'"),
     ],
 )
-def test_any_error_of_transformers_is_one_line(
-    architecture: str, said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    logger = logging.getLogger("transformers")
-    logger.addHandler(caplog.handler)
-    try:
-        with pytest.raises(JobError, match=re.escape(said)) as error:
-            resolve(tiny_problem(architecture=architecture))
-        with pytest.raises(JobError, match=r"transformers cannot take its config\.json"):
-            resolve(folder_problem(tmp_path, model_type="mistral", hidden_act=5))
-        for known in ("olmo2", "phi3"):  # no warning of a small vocabulary
-            model_configuration(tiny_problem(architecture=known))
-    finally:
-        logger.removeHandler(caplog.handler)
-    assert not any("\n" in each for each in (str(error.value), *caplog.messages))
+def test_an_unknown_architecture_is_refused_before_the_launch(architecture: str, said: str) -> None:
+    with pytest.raises(JobError, match=re.escape(said)) as error:
+        resolve(tiny_problem(architecture=architecture))
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -302,8 +255,3 @@ def test_dropout_of_a_folder_is_disabled(tmp_path: Path) -> None:
     content = {"model_type": "starcoder2", "residual_dropout": 0.1, "attention_dropout": 0.1}
     model = build(resolve(folder_problem(tmp_path, **content)))
     assert model.model.layers[0].mlp.residual_dropout == model.model.layers[0].self_attn.attention_dropout == 0.0
-
-
-def test_training_reduces_the_loss() -> None:
-    losses = train_alone(tiny_problem(tied=True), single_context(), 12).losses
-    assert losses[-1] < losses[0] - 0.4

@@ -1,4 +1,4 @@
-"""Weights and tokens of a rank in the mesh."""
+"""Weights of a rank, and one line for each model that no variant can shard."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ import pytest
 import torch
 
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
-from tests.support.train_step import CPU, SHARDED, mesh_context, named, prepared, tiny_problem, whole
+from tests.support.train_step import ARCHITECTURES, CPU, SHARDED, mesh_context, named, prepared, tiny_problem, whole
+from tpbench.packages import installed
+from tpbench.workloads.train_step import WORKLOAD
 from tpbench.workloads.train_step.estimates import parameters_per_rank
-from tpbench.workloads.train_step.model.configuration import UnknownArchitecture
-from tpbench.workloads.train_step.model.inputs import micro_batch
 from tpbench.workloads.train_step.model.models import build, materialise
-from tpbench.workloads.train_step.sharding import by_modules
-from tpbench.workloads.train_step.training.fsdp import device_mesh
 from tpbench.workloads.train_step.training.trainer import local_shard
 
 needs_two_gpus = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
@@ -62,6 +60,7 @@ def held_weights(here: Rank) -> list[tuple[int, int, int]]:
 
 
 @needs_two_gpus
+@pytest.mark.skipif(not installed("deepspeed"), reason="needs deepspeed")
 def test_a_rank_holds_its_shards() -> None:
     for of_rank in run_on_ranks(2, held_weights):
         for (name, expected_rows, fields), (rows, held, estimated) in zip(HELD, of_rank, strict=True):
@@ -69,33 +68,22 @@ def test_a_rank_holds_its_shards() -> None:
             assert held <= estimated <= 1.02 * held, (name, fields)  # the estimate has norms too
 
 
-def place_in_the_mesh(here: Rank) -> tuple[int, int, list[int], list[list[int]]]:
-    context = mesh_context(here, 2)
-    batch = micro_batch(tiny_problem(), 0, 0, context.dp_rank, context.dp_size, here.device)
-    mesh = device_mesh(context)
-    assert mesh["tp"].get_local_rank() == here.rank % 2 and mesh["dp"].get_local_rank() == here.rank // 2
-    return context.dp_rank, context.tp_rank, batch.tokens.flatten().tolist(), mesh.mesh.tolist()
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"architecture": "diffllama"}, "self_attn of tiny (diffllama)"),
+    ({"architecture": "stablelm"}, "no tensor-parallel plan of model.layers.0.self_attn of tiny (stablelm)"),
+    ({"architecture": "gpt2", "kv_heads": 4, "ffn_matrices": 2}, "gpt2 is no decoder of an embedding, layers"),
+]
 
 
-@pytest.mark.skipif(not enough_gpus(4), reason="needs 4 GPUs, or none")
-def test_the_mesh_is_row_major_and_a_replicas_ranks_have_one_batch() -> None:
-    places = run_on_ranks(4, place_in_the_mesh)
-    assert [(dp, tp) for dp, tp, *_ in places] == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    assert places[0][2] == places[1][2] != places[2][2] == places[3][2]
-    assert [mesh for *_, mesh in places] == [[[0, 1], [2, 3]]] * 4
-
-
-def error_of_an_unplanned_module(here: Rank) -> str:
-    problem, context = tiny_problem(), mesh_context(here, 2)
-    model = build(problem)
-    model.model.layers[1].mlp.extra = torch.nn.Linear(4, 4, device="meta")
-    with pytest.raises(UnknownArchitecture) as error:
-        by_modules.shard(problem, model, device_mesh(context)["tp"])
-    return str(error.value)
-
-
-@needs_two_gpus
-def test_a_plan_that_misses_a_parameter_is_refused() -> None:
-    for message in run_on_ranks(2, error_of_an_unplanned_module):
-        assert "the linear layers of model.layers.1.mlp cannot be sharded as" in message
-        assert "extra: replicated" in message
+@pytest.mark.parametrize(
+    ("fields", "message"), [*((fields, None) for fields in ARCHITECTURES), *REFUSED], ids=lambda value: str(value)[:50]
+)
+def test_a_model_that_no_variant_can_shard_is_refused_before_the_launch(
+    fields: dict[str, Any], message: str | None
+) -> None:
+    for name in SHARDED:
+        reason = WORKLOAD.variants[name].unsupported_reason(tiny_problem(**fields), 2)
+        if message is None:
+            assert reason is None
+        else:
+            assert reason is not None and message in reason and "\n" not in reason

@@ -10,7 +10,6 @@ from tests.support.command import ROOT
 from tests.support.composed_jobs import composed, job
 from tests.support.linear_loss import context, problem
 from tpbench.job import JobError, parse_job, unsupported_reason
-from tpbench.workloads.linear_loss import WORKLOAD
 from tpbench.workloads.linear_loss.inputs import make_shard
 
 SIZES = {"tokens": 12, "hidden": 16, "vocab": 101}
@@ -57,13 +56,6 @@ def test_variants_say_what_they_cannot_do() -> None:
     assert "does not support entropy=true (supported by: linear_tp, linear_unfused, linear_gather" in str(
         unsupported_reason(entropy)
     )
-
-
-@pytest.mark.parametrize(("hidden", "measured_s"), [(64, 4.7), (512, 8.3)])
-def test_a_dry_run_expects_the_measured_seconds_of_a_cpu(hidden: int, measured_s: float) -> None:
-    cell = problem(tokens=1024, hidden=hidden, vocab=32768)
-    assert WORKLOAD.cpu_core_s(cell, 1) == pytest.approx(measured_s, rel=0.01)
-    assert WORKLOAD.cpu_core_s(cell, 2) == WORKLOAD.cpu_core_s(cell, 1) / 2
 
 
 def test_upstream_gradients_are_those_of_the_rows_that_count() -> None:

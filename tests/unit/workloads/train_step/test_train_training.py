@@ -1,4 +1,4 @@
-"""Tokens, gradient norm, clipping and loss scale of the training loop."""
+"""Tokens, gradient norm, clipping and scaled losses of the training loop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from tests.support.train_step import CPU, single_context, tiny_problem
 from tpbench.workloads.train_step.model.inputs import Batch, micro_batch
 from tpbench.workloads.train_step.training.trainer import (
     FIRST_FACTOR,
-    LossScale,
     TorchTrainer,
     adamw,
     clip_divisor,
@@ -59,16 +58,8 @@ def test_all_weights_decay() -> None:
     weights = [torch.full((3,), 2.0, requires_grad=True), torch.full((2, 2), 2.0, requires_grad=True)]
     for weight in weights:
         weight.grad = torch.zeros_like(weight)
-    adamw(weights, tiny_problem(learning_rate=0.1, weight_decay=0.5)).step()
+    adamw(weights, tiny_problem(learning_rate=0.1, weight_decay=0.5), single_context()).step()
     assert all(torch.allclose(weight, torch.tensor(2.0 * (1 - 0.1 * 0.5))) for weight in weights)
-
-
-def test_the_loss_scale_halves_on_overflow_and_doubles_without() -> None:
-    scale = LossScale(factor=8.0, patience=2)
-    assert not scale.finite(torch.tensor(float("inf"))) and (scale.used, scale.factor) == (8.0, 4.0)
-    assert scale.finite(torch.tensor(1.0)) and scale.factor == 4.0
-    assert scale.finite(torch.tensor(1.0)) and (scale.used, scale.factor) == (4.0, 8.0)
-    assert not scale.finite(torch.tensor(float("nan"))) and scale.factor == 4.0
 
 
 def test_a_step_whose_gradients_overflow_is_skipped() -> None:
@@ -88,4 +79,4 @@ def test_a_step_whose_gradients_overflow_is_skipped() -> None:
         weights.append(model.weight.detach().clone())
     assert norms == [pytest.approx(math.sqrt(2) / 16), math.inf, pytest.approx(math.sqrt(2) / 16)]
     assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[1], weights[2])
-    assert trainer.scale is not None and float(trainer.scale.factor) == FIRST_FACTOR / 2
+    assert float(trainer.factor) == FIRST_FACTOR / 2

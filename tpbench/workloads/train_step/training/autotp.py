@@ -25,7 +25,6 @@ from tpbench.workloads.train_step.training.trainer import (
     Loss,
     MarkPhase,
     adamw,
-    capturable,
     clip_divisor,
     ignore_phase,
     loss_of_whole_logits,
@@ -56,7 +55,7 @@ class DeepSpeedTrainer:
         mpu = SimpleNamespace(get_data_parallel_world_size=lambda: context.dp_size)
         self.engine, *_ = deepspeed.initialize(
             model=model,
-            optimizer=lambda parameters: adamw(_flat(parameters), problem, capturable=capturable(context)),
+            optimizer=lambda parameters: adamw(_flat(parameters), problem, context),
             model_parameters=list(model.parameters()),
             mpu=mpu if context.tp_size > 1 else None,
             dist_init_required=False,

@@ -16,6 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from tpbench.measure import cuda_graph
 from tpbench.measure.gpu_profiler import COMMUNICATION, Interval, covered_ms, events, gpu_profile, intervals, keep_trace
+from tpbench.measure.ranks import gather_number
 from tpbench.measure.session import Context
 from tpbench.workloads.train_step.estimates import flops_per_token
 from tpbench.workloads.train_step.model.inputs import Batch
@@ -171,9 +172,8 @@ def profile_step(train: Callable[[], None], restore: Callable[[], None], context
     keep_trace(profiler, context)
     if not cuda:
         return {}
-    share = torch.tensor(exposed_share(intervals(events(profiler, on_gpu=True), on_gpu=True)), dtype=torch.float64)
-    dist.all_reduce(share, dist.ReduceOp.MAX)
-    return {"exposed_share": float(share)}
+    share = exposed_share(intervals(events(profiler, on_gpu=True), on_gpu=True))
+    return {"exposed_share": max(gather_number(share, context))}
 
 
 def exposed_share(timeline: Sequence[Interval]) -> float:

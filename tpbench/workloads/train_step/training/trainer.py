@@ -19,6 +19,11 @@ from tpbench.workloads.sizes import IGNORED
 from tpbench.workloads.train_step.model.inputs import Batch, model_inputs
 from tpbench.workloads.train_step.problem import TrainStep
 
+FIRST_FACTOR = 2.0**16
+"""Factor on the loss that keeps fp16 gradients out of the subnormal range (Micikevicius et al. 2018, arXiv:1710.03740,
+section 3.2). If a gradient overflows, the factor is halved and the step is skipped."""
+PATIENCE = 2000
+"""Steps without an overflow after which the factor is doubled."""
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Mean cross-entropy, a scalar, from the output of the model's head and labels (batch, sequence). The output is the
 logits, (batch, sequence, vocabulary or a shard of it). For `tpbench_linear_loss` it is the hidden states."""
@@ -100,9 +105,6 @@ def local_shard(value: Tensor) -> Tensor:
     return value.to_local() if isinstance(value, DTensor) else value
 
 
-FIRST_FACTOR = 2.0**16
-PATIENCE = 2000
-"""Steps without an overflow after which the loss scale is doubled."""
 MarkPhase = Callable[[str], None]
 """Callback at the beginning of a phase, with its name."""
 
@@ -152,9 +154,11 @@ class TorchTrainer:
             local_shard(parameter.detach()) if isinstance(parameter, DTensor) else parameter
             for parameter in self.parameters
         ]
-        self.optimizer: Any = adamw(self.shards, problem, capturable=capturable(context))
+        self.optimizer: Any = adamw(self.shards, problem, context)
         self.inputs = model_inputs(problem, context.device)
-        self.scale = LossScale(device=context.device) if problem.dtype == "float16" else None
+        self.scales_loss = problem.dtype == "float16"
+        self.factor = torch.full((), FIRST_FACTOR, device=context.device)
+        self.steps_without_overflow = torch.zeros((), dtype=torch.int32, device=context.device)
 
     def accumulate(self, batches: Sequence[Batch], mark: MarkPhase = ignore_phase) -> Tensor:
         total = torch.zeros((), dtype=torch.float32, device=self.context.device)
@@ -165,7 +169,7 @@ class TorchTrainer:
                     logits = self.model(input_ids=batch.tokens, **self.inputs).logits
                     loss = self.loss(logits, batch.labels) / len(batches)
                 mark("backward")
-                (loss if self.scale is None else loss * self.scale.factor).backward()
+                (loss * self.factor if self.scales_loss else loss).backward()
             total += local_shard(loss.detach())
         return total
 
@@ -173,13 +177,16 @@ class TorchTrainer:
     def update(self, mark: MarkPhase = ignore_phase) -> Tensor:
         mark("optimizer")
         norm = total_norm(self.parameters, self.context.device)
-        if self.scale is None:
-            self.optimizer.grad_scale = clip_divisor(norm, self.problem.max_grad_norm)
-        else:
-            norm = norm / self.scale.factor
-            divisor = clip_divisor(norm, self.problem.max_grad_norm)
-            self.optimizer.found_inf = (~self.scale.finite(norm)).float()  # the kernel skips the update if this is 1
-            self.optimizer.grad_scale = self.scale.used if divisor is None else self.scale.used * divisor
+        if self.scales_loss:
+            norm = norm / self.factor
+        divisor = clip_divisor(norm, self.problem.max_grad_norm)
+        if self.scales_loss:
+            divisor = self.factor * (1.0 if divisor is None else divisor)
+            # All ranks have this norm, so they skip the same updates: the kernel reads `found_inf`.
+            overflow = torch.logical_not(torch.isfinite(norm)).float()
+            torch._amp_update_scale_(self.factor, self.steps_without_overflow, overflow, 2.0, 0.5, PATIENCE)
+            self.optimizer.found_inf = overflow
+        self.optimizer.grad_scale = divisor
         for parameter, shard in zip(self.parameters, self.shards, strict=True):
             shard.grad = None if parameter.grad is None else local_shard(parameter.grad)
         self.optimizer.step()
@@ -188,16 +195,12 @@ class TorchTrainer:
         return norm
 
 
-def capturable(context: Context) -> bool:
-    """Return whether a CUDA graph will hold the update, whose step counts must then be on the GPU."""
-    return context.graph and context.device.type == "cuda"
-
-
-def adamw(parameters: Sequence[Tensor], problem: TrainStep, *, capturable: bool = False) -> torch.optim.Optimizer:
+def adamw(parameters: Sequence[Tensor], problem: TrainStep, context: Context) -> torch.optim.Optimizer:
     """Return the optimizer of every variant. It divides the gradients by its attribute `grad_scale`, if that is set.
 
-    A CUDA graph can hold the update if the optimizer is `capturable`.
+    If a CUDA graph will hold the update, step counts are on the GPU.
     """
+    capturable = context.graph and context.device.type == "cuda"
     return torch.optim.AdamW(
         parameters, lr=problem.learning_rate, weight_decay=problem.weight_decay, fused=True, capturable=capturable
     )
@@ -256,33 +259,3 @@ def clip_divisor(norm: Tensor, max_norm: float | None) -> Tensor | None:
     third of the update.
     """
     return None if max_norm is None else ((norm + 1e-6) / max_norm).clamp(min=1.0)
-
-
-class LossScale:
-    """A dynamic factor on the loss that keeps fp16 gradients out of the subnormal range. It stays on the device.
-
-    Source: Micikevicius et al. 2018, arXiv:1710.03740, section 3.2. If a gradient overflows, the factor is halved and
-    the step is skipped. After `patience` steps without an overflow the factor is doubled.
-    """
-
-    def __init__(
-        self, factor: float = FIRST_FACTOR, patience: int = PATIENCE, device: torch.device | None = None
-    ) -> None:
-        self.factor = torch.full((), factor, device=device)
-        """The factor of the next step, an fp32 scalar."""
-        self.used = self.factor.clone()
-        """The factor of the step that `finite` was last asked about."""
-        self.patience = patience
-        self._steps_without_overflow = torch.zeros((), dtype=torch.int32, device=device)
-
-    def finite(self, norm: Tensor) -> Tensor:
-        """Return whether the gradient norm is finite, so that the step counts, and adjust the factor for the next step.
-
-        The result is a boolean scalar on the device. The norm is that of all ranks' gradients, so all ranks decide
-        alike.
-        """
-        self.used = self.factor.clone()
-        finite = torch.isfinite(norm)
-        overflow = torch.logical_not(finite).float()
-        torch._amp_update_scale_(self.factor, self._steps_without_overflow, overflow, 2.0, 0.5, self.patience)
-        return finite

@@ -1,4 +1,4 @@
-"""Exchange of tokens between tensor-parallel ranks: without copies, and fused with products by async-TP."""
+"""Async-TP fuses the exchanges of tokens between tensor-parallel ranks with products."""
 
 from __future__ import annotations
 
@@ -8,55 +8,10 @@ from unittest import mock
 
 import pytest
 import torch
-from torch import Tensor
 from torch.fx import Graph
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.train_step import check_errors, compare
-from tpbench.comm.collectives import TokenExchange
-
-BATCH, LENGTH, WIDTH = 3, 4, 5
-
-
-class OperationCount(TorchDispatchMode):
-    """Count of dispatched operations, by name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count[func._opname] += 1
-        return func(*args, **(kwargs or {}))
-
-
-def gather_and_scatter(here: Rank) -> dict[str, Any]:
-    """Gather shares of the tokens, scatter the gathered tokens, and run both backward passes."""
-    tokens = TokenExchange(here.group, BATCH, LENGTH)
-    everybody = torch.arange(BATCH * LENGTH * WIDTH, dtype=torch.float32, device=here.device)
-    share = everybody.view(1, -1, WIDTH).chunk(here.world_size, 1)[here.rank].clone().requires_grad_()
-    with OperationCount() as operations:
-        gathered = tokens.gather(share)
-        scattered = tokens.scatter(gathered)
-        scattered.backward(torch.ones_like(scattered) * (here.rank + 1))
-    assert share.grad is not None
-    return {"count": operations.count, "gathered": gathered, "scattered": scattered, "gradient": share.grad}
-
-
-@pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
-def test_tokens_are_gathered_and_scattered_without_copies() -> None:
-    """Three sequences on two ranks: the first rank's share ends within a sequence."""
-    everybody = torch.arange(BATCH * LENGTH * WIDTH, dtype=torch.float32)
-    for rank, found in enumerate(run_on_ranks(2, gather_and_scatter)):
-        share: Tensor = everybody.view(1, -1, WIDTH).chunk(2, 1)[rank]
-        assert found["gathered"].equal(everybody.view(BATCH, LENGTH, WIDTH))
-        assert found["scattered"].equal(2 * share)
-        # The gradient of a rank's gathered tokens is that of its scattered tokens, summed over two ranks.
-        assert found["gradient"].equal(torch.full_like(share, 2.0 * (rank + 1)))
-        # copy_ is not among them, because gloo itself uses it.
-        assert not {"clone", "cat"} & found["count"].keys(), found["count"]
-
 
 FUSED = ("fused_all_gather_matmul", "fused_matmul_reduce_scatter")
 ALONE = ("all_gather_into_tensor", "reduce_scatter_tensor")
