@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from tpbench.tables import Table
 from tpbench.workloads.embedding_grad.problem import WORKLOAD
@@ -63,26 +62,23 @@ OPTIONS = {name: WORKLOAD.option_defaults[name] for name in ("merge", "search", 
 Row: TypeAlias = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Point:
-    """Time of a variant at one density: of the device and by wall clock."""
+class Point(NamedTuple):
+    """Times of a variant at one density, in ms: of the device, and by wall clock."""
 
     density: float
-    ms: float
-    wall_ms: float
-    dense: tuple[float, float] | None
-    """The same two times of the dense reduce-scatter, or None if none was measured in the group."""
+    times: tuple[float, float]
+    dense: tuple[float, float]
+    """The same two times of the dense reduce-scatter."""
     predicted: float | None
     """Density of the crossover by the formula."""
 
     @property
-    def speedups(self) -> tuple[float, float] | None:
+    def speedups(self) -> tuple[float, float]:
         """Ratios of the dense times and these."""
-        return None if self.dense is None else (self.dense[0] / self.ms, self.dense[1] / self.wall_ms)
+        return self.dense[0] / self.times[0], self.dense[1] / self.times[1]
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(NamedTuple):
     """Points that can be compared, by the variant and the options that it was run with, in order of density."""
 
     facts: Mapping[str, Any]
@@ -90,30 +86,20 @@ class Group:
     lines: Mapping[str, Sequence[Point]]
     suffix: str
     """What ran beside the exchange; and the software, if there are several versions."""
-    comparable: bool
-    """True if the dense reduce-scatter was measured, too."""
-
-    @property
-    def densities(self) -> list[float]:
-        """The measured densities, in order."""
-        return sorted({each.density for line in self.lines.values() for each in line})
 
 
-@dataclass(frozen=True)
-class Crossover:
+class Crossover(NamedTuple):
     """Density at which the dense exchange becomes faster than a variant."""
 
     variant: str
     measured: float | None
     predicted: float | None
-    measured_text: str
-    """The measured density, or the densities that were measured if no crossover lies between them."""
-    by_wall_clock: str
-    """The same of wall times."""
+    texts: tuple[str, str]
+    """The density by each clock, or the densities that were measured if no crossover lies between them."""
 
 
 def groups_of(rows: Sequence[Row]) -> list[Group]:
-    """Return the times of all correct rows.
+    """Return the times of all correct rows that can be compared with a dense reduce-scatter.
 
     A dense time is that of the newest dense row of the same density, or the median over those of any density, because a
     dense exchange sends the whole table. A replayed CUDA graph is no baseline, because most sparse exchanges cannot be
@@ -128,22 +114,27 @@ def groups_of(rows: Sequence[Row]) -> list[Group]:
     for key in sorted(newest, key=lambda key: [(value is None, value) for value in key]):
         facts, lines = dict(zip(GROUP, key, strict=True)), newest[key]
         dense = {density: _times_of(row) for density, row in lines.pop(DENSE, {}).items()}
-        usual = (median(ms for ms, _ in dense.values()), median(ms for _, ms in dense.values())) if dense else None
+        if not dense or not lines:
+            continue
+        usual = _medians(dense.values())
         points = {
             variant: [
-                Point(density, *_times_of(row), dense.get(density, usual), row["predicted_crossover"])
+                Point(density, _times_of(row), dense.get(density, usual), row["predicted_crossover"])
                 for density, row in sorted(lines[variant].items())
             ]
             for variant in sorted(lines)
         }
-        if points:
-            groups.append(Group(facts, points, _suffix(facts, several), bool(dense)))
+        groups.append(Group(facts, points, _suffix(facts, several)))
     return groups
 
 
 def _times_of(row: Row) -> tuple[float, float]:
-    """Return the time of the device, and that by wall clock."""
     return float(row["time_ms" if row["device_ms"] is None else "device_ms"]), float(row["time_ms"])
+
+
+def _medians(times: Iterable[tuple[float, float]]) -> tuple[float, float]:
+    on_device, by_wall_clock = zip(*times, strict=True)
+    return median(on_device), median(by_wall_clock)
 
 
 def _group_of(row: Row) -> tuple[Any, ...]:
@@ -164,23 +155,22 @@ def _suffix(facts: Row, several: bool) -> str:
     return beside + (f", {facts['software'] or 'unknown software'}" if several else "")
 
 
-def crossovers(group: Group) -> list[Crossover]:
-    """Return the crossover of each sparse variant, measured and predicted.
+def crossovers(group: Group) -> Iterator[Crossover]:
+    """Yield the crossover of each sparse variant, measured and predicted.
 
     Variants that choose the dense exchange themselves have none, and a single density has none.
     """
-    found = []
     for variant, line in group.lines.items():
-        dense = [each.dense for each in line if each.dense is not None]
-        if len(line) < 2 or not dense or variant.startswith(("dense", "sparse_auto")):
+        if len(line) < 2 or variant.startswith(("dense", "sparse_auto")):
             continue
-        measured, text = _measured([(each.density, each.ms) for each in line], median(ms for ms, _ in dense))
-        _, wall = _measured([(each.density, each.wall_ms) for each in line], median(ms for _, ms in dense))
-        predictions = [each.predicted for each in line if each.predicted is not None]
+        device, wall = (
+            _measured([(point.density, point.times[clock]) for point in line], dense_ms)
+            for clock, dense_ms in enumerate(_medians(point.dense for point in line))
+        )
+        predictions = [point.predicted for point in line if point.predicted is not None]
         described = variant.split()[0] == PREDICTED and not group.facts["overlap_ms"]
         prediction = median(predictions) if described and predictions else None
-        found.append(Crossover(variant, measured, prediction, text, wall))
-    return found
+        yield Crossover(variant, device[0], prediction, (device[1], wall[1]))
 
 
 def _measured(points: Sequence[tuple[float, float]], dense_ms: float) -> tuple[float | None, str]:
@@ -209,8 +199,8 @@ def tables(rows: Sequence[Row]) -> list[Table]:
         size = "width {width}, {dp_size} ranks, {distribution}".format(**group.facts) + group.suffix
         for end in crossovers(group):
             error = end.predicted / end.measured - 1 if end.measured and end.predicted is not None else None
-            texts = (end.measured_text, _percent(end.predicted), _percent(error), end.by_wall_clock)
-            lines.append((f"{end.variant}, {size}", *texts))
+            predicted = (_percent(end.predicted), _percent(error))
+            lines.append((f"{end.variant}, {size}", end.texts[0], *predicted, end.texts[1]))
     if lines:
         columns = ("variant", "measured", "predicted", "prediction error", "by wall clock")
         made.append(Table(f"density at which {DENSE} becomes faster", columns, tuple(lines)))
@@ -221,19 +211,9 @@ def _speedup_table(group: Group) -> Table:
     unmentioned = (0.0, "early", "none", "passes", "", None)
     facts = {name: str(value) for name, value in group.facts.items() if value not in unmentioned}
     heading = ", ".join(f"{name} {value}" for name, value in facts.items())
-    if not group.comparable:
-        lone = f"No row of {DENSE} was measured there: there is nothing to compare {', '.join(group.lines)} with."
-        return Table(heading, notes=(lone,))
-    cells = {
-        (each.density, variant): f"{each.speedups[0]:.2f}x"
-        for variant, line in group.lines.items()
-        for each in line
-        if each.speedups
-    }
-    lines = tuple(
-        (_percent(density), *(cells.get((density, variant), "-") for variant in group.lines))
-        for density in group.densities
-    )
+    columns = [{point.density: f"{point.speedups[0]:.2f}x" for point in line} for line in group.lines.values()]
+    densities = sorted({density for column in columns for density in column})
+    lines = tuple((_percent(density), *(column.get(density, "-") for column in columns)) for density in densities)
     return Table(heading, ("density", *group.lines), lines, facts)
 
 
@@ -242,16 +222,16 @@ def picture(rows: Sequence[Row]) -> Picture | None:
 
     If some exchanges ran alone, those beside a stand-in backward are left out: their time is mostly the stand-in's.
     """
-    groups = [group for group in groups_of(rows) if group.comparable]
+    groups = groups_of(rows)
     groups = [group for group in groups if not group.facts["overlap_ms"]] or groups
-    groups = [group for group in groups if len(group.densities) > 1] or groups
+    groups = [group for group in groups if any(len(line) > 1 for line in group.lines.values())] or groups
     panels = tuple(map(_panel, groups))
     return Picture(panels, "rows touched (%); dashed: by wall clock", f"speed-up over {DENSE}") if panels else None
 
 
 def _panel(group: Group) -> Panel:
     lines = tuple(
-        Series(variant, tuple((100 * each.density, each.speedups[clock]) for each in line if each.speedups), clock == 1)
+        Series(variant, tuple((100 * point.density, point.speedups[clock]) for point in line), clock == 1)
         for variant, line in group.lines.items()
         for clock in (0, 1)
     )

@@ -177,7 +177,7 @@ WORKLOAD = Workload(
     ),
     studies={
         "crossover": Study(
-            "up to which density of touched rows is a sparse exchange faster?",
+            "up to which density of touched rows is a sparse exchange faster than dense_reduce_scatter?",
             module="tpbench.workloads.embedding_grad.crossover",
         )
     },
