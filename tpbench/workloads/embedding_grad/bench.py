@@ -20,7 +20,7 @@ from tpbench.workloads.embedding_grad.exchanges.collectives import CountedCollec
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs, busiest
 from tpbench.workloads.embedding_grad.problem import EmbeddingGrad
 from tpbench.workloads.embedding_grad.row_operations.search import searches_on_device
-from tpbench.workloads.embedding_grad.training_step import OtherParameters, StandIn, TrainingStep, forward_index
+from tpbench.workloads.embedding_grad.training_step import ForwardIndex, OtherParameters, StandIn, TrainingStep
 from tpbench.workloads.step import require
 
 
@@ -73,7 +73,7 @@ class EmbeddingGradSession:
         self.saved: Tensor | None = None
         self.save()
         self.iterate = sequence(self.exchange.phases)
-        self.index = forward_index(self.inputs)
+        self.index = None if problem.index == "none" else ForwardIndex(self.inputs)
         self.stand_in: StandIn | None = None
         if problem.overlap_ms:
             self.stand_in = StandIn(problem.overlap_ms, context.device, self.stopwatch)

@@ -16,6 +16,7 @@ from tpbench.measure.clock import Stopwatch
 from tpbench.workloads.embedding_grad.exchanges import Phase, StepPoint, sequence
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs, bigram_rows, text_tokens
 from tpbench.workloads.embedding_grad.problem import EmbeddingGrad
+from tpbench.workloads.embedding_grad.row_operations.search import PinnedRing
 
 SIDE = 2048
 """Side of the square bf16 matrices whose products are the stand-in on a GPU.
@@ -25,6 +26,14 @@ Each product takes about 25 us. They keep the GPU busy as a backward pass would.
 
 FORWARD = 0.5
 """Length of the forward pass over that of the backward pass, which has two products for each of its one."""
+
+AFTER_BACKWARD = {
+    "passes": ("exchange",),
+    "first": ("exchange", "scatter", "gather"),
+    "between": ("scatter", "exchange", "gather"),
+    "last": ("scatter", "gather", "exchange"),
+}
+"""Parts of a step after its backward pass, by `transfer_order`."""
 
 
 class StandIn:
@@ -61,26 +70,44 @@ class StandIn:
 class ForwardIndex:
     """The table row of each token, which the forward pass reads. Later work of the current stream has it.
 
-    With index=late the CPU hashes right before the forward pass, and the host waits for the copy from pageable memory.
-    With index=device the tokens are on the GPU, which hashes in the forward pass.
+    With index=early the CPU hashes into pinned memory and copies on a stream, both during the step before. With
+    index=late it hashes right before the forward pass, and the host waits for the copy from pageable memory. With
+    index=device the tokens are on the GPU, which hashes in the forward pass.
     """
 
     def __init__(self, inputs: EmbeddingGradInputs) -> None:
         problem = inputs.problem
         self.table_rows, self.device = problem.table_rows, inputs.device
         self.expected = inputs.own_tokens
-        self.tokens = text_tokens(problem, inputs.rank)
-        if problem.index == "device":
-            self.tokens = self.tokens.to(self.device)
+        self.tokens = text_tokens(problem, inputs.rank).to(self.device if problem.index == "device" else "cpu")
         self.rows: Tensor | None = None
         """(accumulate, tokens) int32 on the device."""
+        self.stream: torch.cuda.Stream | None = None
+        self.ring: PinnedRing | None = None
+        if problem.index == "early":
+            self.stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+            self.ring = PinnedRing(self.tokens.numel(), self.device, pinned=self.stream is not None)
+        self.prepare_next_step()
 
     def begin_forward(self) -> None:
         """Set `rows` for the forward pass, which is queued next."""
-        self.rows = bigram_rows(self.tokens, self.table_rows).to(self.device)
+        if self.ring is None:
+            self.rows = bigram_rows(self.tokens, self.table_rows).to(self.device)
+            return
+        self.rows = self.next_rows
+        if self.stream is not None:
+            compute = torch.cuda.current_stream(self.device)
+            compute.wait_stream(self.stream)
+            self.rows.record_stream(compute)  # no copy overwrites rows before the passes have read them
 
     def prepare_next_step(self) -> None:
         """Begin the index of the next step. The host calls this after it has queued both passes of this step."""
+        if self.ring is not None:
+            with on(self.stream):
+                self.next_rows = self.ring.upload(self.tokens.numel(), self._hash).view_as(self.tokens)
+
+    def _hash(self, buffer: Tensor) -> None:
+        bigram_rows(self.tokens, self.table_rows, out=buffer.view_as(self.tokens))
 
     def run_alone(self) -> None:
         """Compute the index of one step, without the passes."""
@@ -92,54 +119,6 @@ class ForwardIndex:
         assert self.rows is not None
         wrong = int((self.rows.cpu() != self.expected).sum())
         return f"{wrong} rows of the forward pass's index are wrong" if wrong else None
-
-
-class EarlyIndex(ForwardIndex):
-    """Hash on the CPU into pinned memory and copy on a stream, both during the step before.
-
-    Two buffers alternate. The host writes a pinned buffer again only after the copy out of it has ended. A copy
-    overwrites rows on the GPU only after the passes that read them.
-    """
-
-    def __init__(self, inputs: EmbeddingGradInputs) -> None:
-        super().__init__(inputs)
-        self.stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
-        pinned = self.stream is not None
-        self.buffers = [torch.empty(self.tokens.shape, dtype=torch.int32, pin_memory=pinned) for _ in range(2)]
-        self.copied = [torch.empty_like(self.tokens, device=self.device) for _ in range(2)]
-        self.copy_ends: list[Any] = [None, None]
-        self.passes_end: list[Any] = [None, None]
-        self.slot = 0
-        self.prepare_next_step()
-
-    def begin_forward(self) -> None:
-        self.rows = self.copied[self.slot]
-        if self.stream is not None:
-            torch.cuda.current_stream(self.device).wait_event(self.copy_ends[self.slot])
-
-    def prepare_next_step(self) -> None:
-        """Hash the tokens of the next step and start their copy."""
-        if self.stream is not None:
-            self.passes_end[self.slot] = torch.cuda.current_stream(self.device).record_event()
-        slot = self.slot = 1 - self.slot
-        if self.copy_ends[slot] is not None:
-            self.copy_ends[slot].synchronize()
-        bigram_rows(self.tokens, self.table_rows, out=self.buffers[slot])
-        if self.stream is None:
-            self.copied[slot].copy_(self.buffers[slot])
-            return
-        with torch.cuda.stream(self.stream):
-            if self.passes_end[slot] is not None:
-                self.stream.wait_event(self.passes_end[slot])
-            self.copied[slot].copy_(self.buffers[slot], non_blocking=True)
-            self.copy_ends[slot] = self.stream.record_event()
-
-
-def forward_index(inputs: EmbeddingGradInputs) -> ForwardIndex | None:
-    """Return the index of the forward pass, or None if the problem leaves it out."""
-    if inputs.problem.index == "none":
-        return None
-    return EarlyIndex(inputs) if inputs.problem.index == "early" else ForwardIndex(inputs)
 
 
 class OtherParameters:
@@ -204,15 +183,15 @@ class TrainingStep:
     def run(self) -> None:
         """Run one iteration; on a GPU queue it, so that the current stream waits for all parts."""
         compute = torch.cuda.current_stream(self.device) if self.exchange_stream else None
-        self._wait(self.exchange_stream, compute)
-        self._wait(self.others_stream, compute)
+        wait(self.exchange_stream, compute)
+        wait(self.others_stream, compute)
         if self.index is not None:
             self.index.begin_forward()
         self._forward()
         forward_end = compute.record_event() if compute else None
         if not self.numbers:
             self._backward(compute)
-        with self._on(self.exchange_stream):
+        with on(self.exchange_stream):
             self.after_batch()
             if self.exchange_stream and forward_end:
                 self.exchange_stream.wait_event(forward_end)
@@ -221,16 +200,16 @@ class TrainingStep:
             self._backward(compute)
         if self.delayed and compute is not None:
             compute.synchronize()  # the host, too, starts late what could have run early
-        self._wait(self.exchange_stream, compute)
+        wait(self.exchange_stream, compute)
         self._after_backward(compute)
-        self._wait(compute, self.exchange_stream)
-        self._wait(compute, self.others_stream)
+        wait(compute, self.exchange_stream)
+        wait(compute, self.others_stream)
 
     def _forward(self) -> None:
         if self.order != "passes" or not self.numbers:
             self.stand_in.forward()
             return
-        with self._on(self.others_stream):
+        with on(self.others_stream):
             gathers = [self.others.gather(number) for number in self.numbers]
         for gather in gathers:
             gather.wait()
@@ -244,46 +223,38 @@ class TrainingStep:
             scatters = []
             for number in self.numbers:
                 self.stand_in.backward(1 / len(self.numbers))
-                self._wait(self.others_stream, compute)
-                with self._on(self.others_stream):
+                wait(self.others_stream, compute)
+                with on(self.others_stream):
                     scatters.append(self.others.scatter(number))
-            with self._on(self.others_stream):
+            with on(self.others_stream):
                 for scatter in scatters:
                     scatter.wait()
         if self.index is not None:
             self.index.prepare_next_step()
 
     def _after_backward(self, compute: torch.cuda.Stream | None) -> None:
-        if self.order in ("passes", "first"):
-            self._exchange()
-        if self.order == "passes":
-            return
-        self._wait(self.others_stream, compute)
-        self._all(self.others.scatter)
-        if self.order == "between":
-            self._exchange()
-        self._all(self.others.gather)
-        if self.order == "last":
-            self._exchange()
+        """Run the phases that need the gradient, and other transfers in their order."""
+        if self.order != "passes":
+            wait(self.others_stream, compute)
+        for number, part in enumerate(AFTER_BACKWARD[self.order]):
+            if part == "exchange":
+                if number > 0:
+                    wait(self.exchange_stream, self.others_stream)
+                with on(self.exchange_stream):
+                    self.after_backward()
+                continue
+            with on(self.others_stream):
+                transfer = self.others.scatter if part == "scatter" else self.others.gather
+                for work in [transfer(number) for number in self.numbers]:
+                    work.wait()
 
-    def _all(self, transfer: Any) -> None:
-        """Start a transfer of each parameter, then wait for all of them."""
-        with self._on(self.others_stream):
-            for work in [transfer(number) for number in self.numbers]:
-                work.wait()
 
-    def _exchange(self) -> None:
-        """Run the phases that need the gradient, after the transfers queued so far."""
-        if self.order in ("between", "last"):
-            self._wait(self.exchange_stream, self.others_stream)
-        with self._on(self.exchange_stream):
-            self.after_backward()
+def wait(waiting: torch.cuda.Stream | None, other: torch.cuda.Stream | None) -> None:
+    """Let a stream wait for another one. On a CPU there are none."""
+    if waiting is not None and other is not None:
+        waiting.wait_stream(other)
 
-    @staticmethod
-    def _wait(waiting: torch.cuda.Stream | None, other: torch.cuda.Stream | None) -> None:
-        if waiting is not None and other is not None:
-            waiting.wait_stream(other)
 
-    @staticmethod
-    def _on(stream: torch.cuda.Stream | None) -> AbstractContextManager[object]:
-        return nullcontext() if stream is None else torch.cuda.stream(stream)
+def on(stream: torch.cuda.Stream | None) -> AbstractContextManager[object]:
+    """Return a context in which work is queued on a stream. On a CPU there is none."""
+    return nullcontext() if stream is None else torch.cuda.stream(stream)

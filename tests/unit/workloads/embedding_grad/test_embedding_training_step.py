@@ -12,7 +12,7 @@ import torch
 from tests.support.embedding_grad import context, problem
 from tpbench.workloads.embedding_grad.exchanges import Phase
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
-from tpbench.workloads.embedding_grad.training_step import TrainingStep, forward_index
+from tpbench.workloads.embedding_grad.training_step import ForwardIndex, TrainingStep
 
 TEXT = problem(distribution="zipf_bigram", overlap_ms=1.0, table_rows=997, tokens=30)
 
@@ -87,7 +87,7 @@ AFTER = "exchange waits for others"
                 TO_OTHERS, "scatter 1", "scatter 0 ends", "scatter 1 ends", TO_EXCHANGE, "values",
             ],
         ),
-        ("first", [TO_EXCHANGE, "values", TO_OTHERS, *SCATTERS, *GATHERS]),
+        ("first", [TO_EXCHANGE, TO_OTHERS, "values", *SCATTERS, *GATHERS]),
         ("between", [TO_EXCHANGE, TO_OTHERS, *SCATTERS, AFTER, "values", *GATHERS]),
         ("last", [TO_EXCHANGE, TO_OTHERS, *SCATTERS, *GATHERS, AFTER, "values"]),
     ],
@@ -137,7 +137,7 @@ def test_without_other_transfers_both_passes_are_queued_first(
 
 @pytest.mark.parametrize("kind", ["early", "late", "device"])
 def test_the_forward_pass_gets_the_index_of_each_step(kind: str) -> None:
-    index: Any = forward_index(EmbeddingGradInputs(replace(TEXT, index=kind), context(rank=1)))
+    index: Any = ForwardIndex(EmbeddingGradInputs(replace(TEXT, index=kind), context(rank=1)))
     for _ in range(4):
         index.begin_forward()
         index.prepare_next_step()
@@ -150,7 +150,7 @@ def test_the_forward_pass_gets_the_index_of_each_step(kind: str) -> None:
 def test_an_early_index_is_of_the_tokens_before_the_forward_pass() -> None:
     """The index is hashed during the step before: tokens that come later must not change it."""
     for kind, kept in (("early", True), ("late", False)):
-        index: Any = forward_index(EmbeddingGradInputs(replace(TEXT, index=kind), context()))
+        index: Any = ForwardIndex(EmbeddingGradInputs(replace(TEXT, index=kind), context()))
         index.tokens = index.tokens + 1
         index.begin_forward()
         assert (index.complaint() is None) == kept

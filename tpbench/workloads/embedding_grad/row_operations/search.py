@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from tpbench.measure import cuda_graph
@@ -35,6 +33,12 @@ class TouchedRows:
     def rows(self) -> Tensor:
         """(touched,) int32 on the device: by owner, ascending, but this rank's own rows after those of all others."""
         return self.upload()
+
+
+def own_last(rows: Any, cuts: Any, rank: int) -> list[Any]:
+    """Return parts of sorted rows, cut where each owner's rows begin: those of others, then those of `rank`."""
+    start, stop = cuts[rank], cuts[rank + 1]
+    return [rows[:start], rows[stop:], rows[start:stop]]
 
 
 class RowFinder(Protocol):
@@ -67,9 +71,12 @@ class CpuRowFinder:
         rows = np.flatnonzero(self.mask)
         self.mask.fill(False)
         cuts = np.searchsorted(rows, self.bounds)
-        start, stop = cuts[self.rank], cuts[self.rank + 1]
-        parts = [rows[:start], rows[stop:], rows[start:stop]]
-        return TouchedRows(np.diff(cuts).tolist(), lambda: self.ring.upload(parts))
+        parts = own_last(rows, cuts, self.rank)
+
+        def fill(buffer: Tensor) -> None:
+            np.concatenate(parts, out=buffer.numpy(), casting="same_kind")
+
+        return TouchedRows(np.diff(cuts).tolist(), lambda: self.ring.upload(len(rows), fill))
 
 
 class PinnedRing:
@@ -84,13 +91,13 @@ class PinnedRing:
         self.device, self.pinned = device, pinned
         self.slot = 0
 
-    def upload(self, parts: Sequence[NDArray[np.integer[Any]]]) -> Tensor:
-        """Return the concatenated `parts` as an int32 tensor on the device, whose copy may still be running."""
+    def upload(self, size: int, fill: Callable[[Tensor], object]) -> Tensor:
+        """Return `size` numbers, which `fill` writes into a buffer, on the device. Their copy may still be running."""
         slot = self.slot = 1 - self.slot
         if self.copy_ends[slot] is not None:
             self.copy_ends[slot].synchronize()
-        filled = self.buffers[slot][: sum(map(len, parts))]
-        np.concatenate(parts, out=filled.numpy(), casting="same_kind")
+        filled = self.buffers[slot][:size]
+        fill(filled)
         uploaded, self.copy_ends[slot] = self.copy(filled)
         return uploaded
 
@@ -189,9 +196,7 @@ class SortingRowFinder:
     def find(self) -> TouchedRows:
         rows = torch.unique(self.tokens)
         cuts = torch.searchsorted(rows, self.bounds).tolist()
-        start, stop = cuts[self.rank], cuts[self.rank + 1]
-        counts = [after - before for before, after in itertools.pairwise(cuts)]
-        return TouchedRows(counts, lambda: torch.cat([rows[:start], rows[stop:], rows[start:stop]]))
+        return TouchedRows(np.diff(cuts).tolist(), lambda: torch.cat(own_last(rows, cuts, self.rank)))
 
 
 def searches_on_device(problem: EmbeddingGrad, device: torch.device) -> bool:
