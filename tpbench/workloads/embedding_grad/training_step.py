@@ -176,6 +176,8 @@ class TrainingStep:
         """True if a phase starts after the backward pass that could start before."""
         self.stand_in, self.others, self.index, self.device = stand_in, others, index, device
         self.order, self.numbers = problem.transfer_order, range(others.count)
+        self.beside = self.numbers if self.order == "passes" else range(0)
+        """Numbers of the parameters whose transfers run beside the passes."""
         on_gpu = device.type == "cuda"
         self.exchange_stream = torch.cuda.Stream(device) if on_gpu else None
         self.others_stream = torch.cuda.Stream(device) if on_gpu and others.count else None
@@ -206,29 +208,27 @@ class TrainingStep:
         wait(compute, self.others_stream)
 
     def _forward(self) -> None:
-        if self.order != "passes" or not self.numbers:
-            self.stand_in.forward()
-            return
         with on(self.others_stream):
-            gathers = [self.others.gather(number) for number in self.numbers]
+            gathers = [self.others.gather(number) for number in self.beside]
         for gather in gathers:
             gather.wait()
-            self.stand_in.forward(1 / len(self.numbers))
+            self.stand_in.forward(1 / len(self.beside))
+        if not self.beside:
+            self.stand_in.forward()
 
     def _backward(self, compute: torch.cuda.Stream | None) -> None:
         """Run the backward pass, then what the host does while the device is busy with it."""
-        if self.order != "passes" or not self.numbers:
-            self.stand_in.backward()
-        else:
-            scatters = []
-            for number in self.numbers:
-                self.stand_in.backward(1 / len(self.numbers))
-                wait(self.others_stream, compute)
-                with on(self.others_stream):
-                    scatters.append(self.others.scatter(number))
+        scatters = []
+        for number in self.beside:
+            self.stand_in.backward(1 / len(self.beside))
+            wait(self.others_stream, compute)
             with on(self.others_stream):
-                for scatter in scatters:
-                    scatter.wait()
+                scatters.append(self.others.scatter(number))
+        if not self.beside:
+            self.stand_in.backward()
+        with on(self.others_stream):
+            for scatter in scatters:
+                scatter.wait()
         if self.index is not None:
             self.index.prepare_next_step()
 

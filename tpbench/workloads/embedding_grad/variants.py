@@ -24,14 +24,6 @@ def _host_search(problem: EmbeddingGrad) -> str:
     return late or _host_work(problem)
 
 
-def _searches_with_triton(problem: EmbeddingGrad) -> bool:
-    return problem.search == "kernel" or _merges_with_triton(problem)
-
-
-def _merges_with_triton(problem: EmbeddingGrad) -> bool:
-    return problem.merge == "triton"
-
-
 def _no_sparse_half(problem: EmbeddingGrad, tp_size: int) -> str | None:
     return "torch adds no sparse tensors in float16" if problem.dtype == "float16" else None
 
@@ -40,7 +32,7 @@ SEARCHED: dict[str, Any] = {
     "options": {"merge", "pinned", "search", "transfers"},
     "requires": ("triton",),
     "no_graph_reason": NO_GRAPH,
-    "uses_triton": _searches_with_triton,
+    "uses_triton": lambda problem: problem.search == "kernel" or problem.merge == "triton",
 }
 """Of exchanges that search for the touched rows on the host or on the device, and merge them."""
 
@@ -76,7 +68,7 @@ def sparse_all_to_all(problem: EmbeddingGrad, context: Any) -> Any:
     options={"merge", "transfers"},
     requires=("triton",),
     no_graph_reason=NO_GRAPH,
-    uses_triton=_merges_with_triton,
+    uses_triton=lambda problem: problem.merge == "triton",
 )
 def sparse_all_to_all_gpu(problem: EmbeddingGrad, context: Any) -> Any:
     from tpbench.workloads.embedding_grad.exchanges.sparse import SparseAllToAll
@@ -127,7 +119,7 @@ def torch_sparse_all_reduce(problem: EmbeddingGrad, context: Any) -> Any:
 
 @WORKLOAD.variant("sparse_all_to_all below a density measured at the start, dense_reduce_scatter above it", **SEARCHED)
 def sparse_auto(problem: EmbeddingGrad, context: Any) -> Any:
-    from tpbench.workloads.embedding_grad.exchanges.auto import SparseAuto
+    from tpbench.workloads.embedding_grad.exchanges.sparse import SparseAuto
     from tpbench.workloads.embedding_grad.row_operations.search import row_finder
 
     return SparseAuto(context.inputs, context.comm, row_finder(context.inputs), context.stopwatch)

@@ -27,7 +27,7 @@ from tests.support.embedding_grad import (
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tpbench.measure.session import Verdict
 from tpbench.workloads.embedding_grad import WORKLOAD, EmbeddingGrad
-from tpbench.workloads.embedding_grad.exchanges import DenseReduceScatter, Exchange, auto
+from tpbench.workloads.embedding_grad.exchanges import DenseReduceScatter, Exchange, sparse
 from tpbench.workloads.embedding_grad.oracle import TOLERANCE
 from tpbench.workloads.embedding_grad.row_operations.search import CpuRowFinder
 
@@ -215,8 +215,8 @@ def calibrated(here: Rank) -> tuple[float, bool]:
         return CpuRowFinder(inputs, pinned=False, tokens=tokens)
 
     stopwatch: Any = SimulatedStopwatch()
-    with mock.patch.object(auto, "row_finder", finder):
-        exchange = auto.SparseAuto(inputs, comm, CpuRowFinder(inputs, pinned=False), stopwatch)
+    with mock.patch.object(sparse, "row_finder", finder):
+        exchange = sparse.SparseAuto(inputs, comm, CpuRowFinder(inputs, pinned=False), stopwatch)
     return exchange.limit, torch.equal(inputs.grad, before)
 
 
