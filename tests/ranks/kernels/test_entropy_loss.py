@@ -9,26 +9,34 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.support.kernel_reference import DTYPES, LOSSES, assert_right, far_away, make, reference
+from tests.support.kernel_reference import LOSSES, assert_right, far_away, make, reference
 from tpbench.kernels import EntropyLoss, entropy_loss
 
 INF = float("inf")
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+all_losses = pytest.mark.parametrize("loss", LOSSES)
 
 
 def check(
-    logits: torch.Tensor, target: torch.Tensor, *, block_cap: Any = "auto", algorithm: Any = "auto",
-    exchange: Any = "auto", **options: Any,
-) -> None:  # fmt: skip
-    """Compare the loss and its gradient with the reference, which has only the further options."""
-    result = entropy_loss(logits, target, block_cap=block_cap, algorithm=algorithm, exchange=exchange, **options)
-    assert result.grad is not None and result.grad.dtype == logits.dtype
-    assert result.loss.dtype == result.row_loss.dtype == torch.float32
-    assert_right(result.loss, result.row_loss, result.grad, reference(logits, target, **options))
+    logits: torch.Tensor, target: torch.Tensor, right: Any = None, *, block_cap: Any = "auto", algorithm: Any = "auto",
+    exchange: Any = "auto", grad: Any = "new", **options: Any,
+) -> torch.Tensor:  # fmt: skip
+    """Compare the loss and its gradient with the reference, which has only the further options. Return the gradient."""
+    right = right or reference(logits, target, **options)
+    result = entropy_loss(
+        logits, target, block_cap=block_cap, algorithm=algorithm, exchange=exchange, grad=grad, **options
+    )
+    assert result.grad is not None and result.loss.dtype == result.row_loss.dtype == torch.float32
+    assert isinstance(grad, torch.Tensor) or result.grad.dtype == logits.dtype
+    assert_right(result.loss, result.row_loss, result.grad, right)
+    return result.grad
 
 
-@pytest.mark.parametrize("block_cap", ["auto", 32])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize(
+    ("dtype", "block_cap"),
+    [(torch.float32, "auto"), (torch.float32, 32), (torch.float16, 32), (torch.bfloat16, 32), (torch.bfloat16, "auto")],
+)
+@all_losses
 def test_it_agrees_with_float64(
     loss: Any, dtype: torch.dtype, block_cap: Any, device: torch.device, algorithm: Any
 ) -> None:
@@ -38,26 +46,23 @@ def test_it_agrees_with_float64(
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("loss", LOSSES)
+@all_losses
 def test_reductions_and_scales(loss: Any, reduction: str, device: torch.device, algorithm: Any) -> None:
-    logits, target = make(loss, device=device)
-    check(
-        logits, target, loss=loss, reduction=reduction, grad_scale=-3.7, z_loss=1e-2, logits_scale=0.7, block_cap=64,
-        **algorithm,
-    )  # fmt: skip
+    options = {"loss": loss, "reduction": reduction, **algorithm}
+    check(*make(loss, device=device), grad_scale=-3.7, z_loss=1e-2, logits_scale=0.7, block_cap=64, **options)
+    none = entropy_loss(*make(loss, rows=0, device=device), **options)
+    assert none.loss.shape == ((0,) if reduction == "none" else ()) and none.loss.sum() == 0
+    assert none.grad is not None and none.grad.shape == (0, 100)
 
 
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-@pytest.mark.parametrize("grad", ["new", "none"])
+@pytest.mark.parametrize(("grad", "reduction"), [("new", "mean"), ("none", "none"), ("new", "none")])
 def test_a_log_probability_is_the_negative_cross_entropy(
     grad: Any, reduction: Any, device: torch.device, algorithm: Any
 ) -> None:
     logits, target = make("cross_entropy", device=device)
     target[3] = -100
-    options: dict[str, Any] = {"grad": grad, "reduction": reduction, "entropy": True, "logits_scale": 1.3}
-    loss, logprob = (
-        entropy_loss(logits, target, loss=each, **options, **algorithm) for each in ("cross_entropy", "logprob")
-    )
+    options: dict[str, Any] = {"grad": grad, "reduction": reduction, "entropy": True, "logits_scale": 1.3, **algorithm}
+    loss, logprob = (entropy_loss(logits, target, loss=each, **options) for each in ("cross_entropy", "logprob"))  # type: ignore[arg-type]
     assert torch.equal(logprob.loss, -loss.loss) and torch.equal(logprob.row_loss, -loss.row_loss)
     assert loss.entropy is not None and logprob.entropy is not None and torch.equal(logprob.entropy, loss.entropy)
     assert logprob.row_loss[3] == 0 and (logprob.row_loss <= 0).all() and (logprob.grad is None) == (grad == "none")
@@ -71,23 +76,21 @@ def test_label_smoothing(label_smoothing: float, device: torch.device, algorithm
     check(logits, target, label_smoothing=label_smoothing, z_loss=1e-3, block_cap=32, **algorithm)
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-@pytest.mark.parametrize("ignore_index", [-100, 5])
+@pytest.mark.parametrize(("dtype", "ignore_index"), [(torch.int32, -100), (torch.int64, -100), (torch.int64, 5)])
 def test_labels_that_do_not_count(dtype: torch.dtype, ignore_index: int, device: torch.device, algorithm: Any) -> None:
     logits, target = make("cross_entropy", device=device)
     target[:5] = torch.tensor([ignore_index, -1, 100, 2**31 - 1, -(2**31)])
     logits[:5, 7] = torch.tensor([math.nan, INF, -INF, math.nan, 0.0])  # not read
     target = target.to(dtype)
-    check(logits, target, ignore_index=ignore_index, block_cap=32, **algorithm)
-    result = entropy_loss(logits, target, ignore_index=ignore_index, **algorithm)
-    assert result.grad is not None and not result.grad[:5].any() and not result.row_loss[:5].any()
-    for grad in ("new", "in_place"):
-        nothing = entropy_loss(logits, torch.full_like(target, -100), grad=grad, **algorithm)  # type: ignore[arg-type]
+    grad = check(logits, target, ignore_index=ignore_index, block_cap=32, **algorithm)
+    assert not grad[:5].any()
+    for where in ("new", "in_place"):
+        nothing = entropy_loss(logits, torch.full_like(target, -100), grad=where, **algorithm)  # type: ignore[arg-type]
         assert nothing.grad is not None and nothing.loss.item() == 0 and not nothing.grad.any()
 
 
 @pytest.mark.parametrize("columns", [slice(0, 32), slice(32, 64), slice(90, 100), slice(0, 99)])
-@pytest.mark.parametrize("loss", LOSSES)
+@all_losses
 def test_tiles_of_minus_infinity(loss: Any, columns: slice, device: torch.device, algorithm: Any) -> None:
     logits, target = make(loss, device=device)
     logits[:, columns] = -INF
@@ -108,16 +111,13 @@ def test_weights_of_zero(loss: Any, device: torch.device, algorithm: Any) -> Non
     check(logits, target, loss=loss, block_cap=32, **algorithm)
 
 
-def test_an_infinite_loss_is_infinite(device: torch.device, algorithm: Any) -> None:
-    logits, target = make("cross_entropy", device=device)
-    logits[2, target[2]] = -INF
-    result = entropy_loss(logits, target, **algorithm)
+@pytest.mark.parametrize("loss", ["cross_entropy", "soft_cross_entropy"])
+def test_an_infinite_loss_is_infinite(loss: Any, device: torch.device, algorithm: Any) -> None:
+    logits, target = make(loss, device=device)
+    logits[2, target[2] if loss == "cross_entropy" else 40] = -INF
+    result = entropy_loss(logits, target, loss=loss, block_cap=32, **algorithm)
     assert result.row_loss[2] == INF and result.loss == INF
     assert result.grad is not None and result.grad.isfinite().all()
-    logits, target = make("soft_cross_entropy", device=device)
-    logits[2, 40] = -INF
-    result = entropy_loss(logits, target, loss="soft_cross_entropy", block_cap=32, **algorithm)
-    assert result.row_loss[2] == INF and result.grad is not None and result.grad.isfinite().all()
 
 
 def test_a_row_without_a_softmax_is_nan_and_harms_no_other(device: torch.device, algorithm: Any) -> None:
@@ -126,11 +126,11 @@ def test_a_row_without_a_softmax_is_nan_and_harms_no_other(device: torch.device,
     logits[2, 3] = math.nan
     result = entropy_loss(logits, target, block_cap=32, **algorithm)
     assert result.grad is not None
-    assert result.row_loss.isnan().tolist() == [row in (1, 2) for row in range(9)]
-    assert result.grad.isnan().any(1).tolist() == [row in (1, 2) for row in range(9)]
+    for wrong in (result.row_loss.isnan(), result.grad.isnan().any(1)):
+        assert wrong.tolist() == [row in (1, 2) for row in range(9)]
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@all_losses
 def test_a_large_common_offset_costs_no_precision(loss: Any, device: torch.device, algorithm: Any) -> None:
     logits, target = make(loss, device=device)
     check(far_away(logits, 4096.0), target, loss=loss, block_cap=32, **algorithm)
@@ -138,7 +138,7 @@ def test_a_large_common_offset_costs_no_precision(loss: Any, device: torch.devic
         check(far_away(logits, 0.0), far_away(target, -4096.0), loss=loss, block_cap=32, **algorithm)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@needs_cuda
 @pytest.mark.parametrize("loss", LOSSES[1:])
 @pytest.mark.parametrize(("rows", "vocab"), [(600, 4096), (300, 32768), (140, 65536), (40, 131072)])
 def test_a_large_common_offset_in_long_rows(loss: Any, rows: int, vocab: int, algorithm: Any) -> None:
@@ -147,21 +147,21 @@ def test_a_large_common_offset_in_long_rows(loss: Any, rows: int, vocab: int, al
 
 
 @pytest.mark.parametrize("grad", ["new", "in_place"])
-@pytest.mark.parametrize("loss", LOSSES)
+@all_losses
 def test_padding_stays_out_and_gets_zero(loss: Any, grad: Any, device: torch.device, algorithm: Any) -> None:
     logits, target = make(loss, device=device)
     if loss == "cross_entropy":
         target.clamp_(max=69)
     right = reference(logits, target, loss=loss, vocab_size=70)
     logits[:, 70:] = math.nan
-    result = entropy_loss(logits, target, loss=loss, vocab_size=70, grad=grad, block_cap=32, **algorithm)
-    assert result.grad is not None and not result.grad[:, 70:].any()
-    assert_right(result.loss, result.row_loss, result.grad, right)
+    result = check(logits, target, right, loss=loss, vocab_size=70, grad=grad, block_cap=32, **algorithm)
+    assert not result[:, 70:].any()
 
 
-@pytest.mark.parametrize("layout", ["rows apart", "transposed", "every other column"])
-@pytest.mark.parametrize("grad", ["new", "in_place"])
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize(
+    ("layout", "grad"), [("rows apart", "in_place"), ("transposed", "new"), ("every other column", "in_place")]
+)
+@all_losses
 def test_any_strides(loss: Any, grad: Any, layout: str, device: torch.device, algorithm: Any) -> None:
     plain, target = make(loss, device=device)
     room = torch.full((100, 400), 7.0, device=device)
@@ -169,32 +169,29 @@ def test_any_strides(loss: Any, grad: Any, layout: str, device: torch.device, al
     logits.copy_(plain)
     if loss != "cross_entropy":
         target = target.T.contiguous().T
-    result = entropy_loss(logits, target, loss=loss, grad=grad, block_cap=32, **algorithm)
-    assert result.grad is not None
-    assert_right(result.loss, result.row_loss, result.grad, reference(plain, target, loss=loss))
+    result = check(logits, target, reference(plain, target, loss=loss), loss=loss, grad=grad, block_cap=32, **algorithm)
     if grad == "in_place":
-        assert result.grad.data_ptr() == logits.data_ptr() and (room == 7.0).sum() == room.numel() - logits.numel()
+        assert result.data_ptr() == logits.data_ptr() and (room == 7.0).sum() == room.numel() - logits.numel()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@all_losses
 def test_where_the_gradient_goes(loss: Any, dtype: torch.dtype, device: torch.device, algorithm: Any) -> None:
     logits, target = make(loss, dtype=dtype, device=device)
-    new = entropy_loss(logits, target, loss=loss, block_cap=32, **algorithm)
-    assert new.grad is not None
-    nothing = entropy_loss(logits, target, loss=loss, block_cap=32, grad="none", **algorithm)
-    assert nothing.grad is None
-    torch.testing.assert_close(nothing.row_loss, new.row_loss, rtol=1e-6, atol=1e-6)  # another compilation
     main_grad = torch.ones(9, 100, device=device)
-    added = entropy_loss(logits, target, loss=loss, block_cap=32, grad=main_grad, **algorithm)
-    assert added.grad is not None and added.grad.data_ptr() == main_grad.data_ptr()
+    new, nothing, added, in_place = (
+        entropy_loss(logits, target, loss=loss, block_cap=32, grad=grad, **algorithm)
+        for grad in ("new", "none", main_grad, "in_place")
+    )
+    assert new.grad is not None and nothing.grad is None and added.grad is not None and in_place.grad is not None
+    torch.testing.assert_close(nothing.row_loss, new.row_loss, rtol=1e-6, atol=1e-6)  # another compilation
+    assert added.grad.data_ptr() == main_grad.data_ptr()
     torch.testing.assert_close(main_grad - 1, new.grad.float(), rtol=2**-7, atol=1e-6)
-    in_place = entropy_loss(logits, target, loss=loss, block_cap=32, grad="in_place", **algorithm)
-    assert in_place.grad is not None and in_place.grad.data_ptr() == logits.data_ptr()
+    assert in_place.grad.data_ptr() == logits.data_ptr()
     assert torch.equal(logits, new.grad) and torch.equal(in_place.row_loss, new.row_loss)
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@all_losses
 def test_the_gradient_is_scaled_before_it_is_rounded(loss: Any, device: torch.device, algorithm: Any) -> None:
     logits, target = make(loss, rows=7, dtype=torch.bfloat16, device=device)
     exact = target if loss == "cross_entropy" else target.float()
@@ -223,34 +220,21 @@ def test_offsets_past_2_to_the_31(far: str, transposed: bool, device: torch.devi
     moved = far.split()[0]
     tensors[moved] = _far_apart(tensors[moved], transposed)
     grad: Any = {"logits": "in_place", "target": "new", "grad": tensors["grad"]}[moved]
-    result = entropy_loss(tensors["logits"], tensors["target"], loss=loss, grad=grad, **algorithm)
-    assert result.grad is not None
-    assert_right(result.loss, result.row_loss, result.grad, reference(plain, target, loss=loss))
+    right = reference(plain, target, loss=loss)
+    check(tensors["logits"], tensors["target"], right, loss=loss, grad=grad, **algorithm)
     if "labels" in far:  # the module scales the gradient in place
         leaf = _far_apart(plain, transposed).requires_grad_()
         scaled = torch.autograd.grad(EntropyLoss(in_place=True, **algorithm)(leaf, target) * 2.0, leaf)[0]
-        right = reference(plain, target, grad_scale=2.0)
-        assert_right(right[0], right[1], scaled, right)
-
-
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("loss", LOSSES)
-def test_zero_tokens(loss: Any, reduction: Any, device: torch.device, algorithm: Any) -> None:
-    logits, target = make(loss, rows=0, device=device)
-    result = entropy_loss(logits, target, loss=loss, reduction=reduction, **algorithm)
-    assert result.loss.shape == ((0,) if reduction == "none" else ()) and result.loss.sum() == 0
-    assert result.grad is not None and result.grad.shape == (0, 100)
+        assert_right(right[0], right[1], scaled, reference(plain, target, grad_scale=2.0))
 
 
 @pytest.mark.parametrize("vocab", [1, 2, 17])
-@pytest.mark.parametrize("loss", LOSSES)
+@all_losses
 def test_small_vocabularies(loss: Any, vocab: int, device: torch.device, algorithm: Any) -> None:
     logits, target = make(loss, vocab=vocab, device=device)
-    result = entropy_loss(logits, target, loss=loss, **algorithm)
-    assert result.grad is not None
-    torch.testing.assert_close(
-        result.grad.double().cpu(), reference(logits, target, loss=loss)[2], rtol=1e-5, atol=1e-7
-    )
+    grad = entropy_loss(logits, target, loss=loss, **algorithm).grad
+    assert grad is not None
+    torch.testing.assert_close(grad.double().cpu(), reference(logits, target, loss=loss)[2], rtol=1e-5, atol=1e-7)
 
 
 def test_many_rows(device: torch.device, algorithm: Any) -> None:
@@ -263,33 +247,31 @@ def test_many_rows(device: torch.device, algorithm: Any) -> None:
         assert torch.equal(first.loss, second.loss)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-@pytest.mark.parametrize("loss", LOSSES)
+@needs_cuda
+@all_losses
 def test_a_graph_captures_it(loss: Any, algorithm: Any) -> None:
     logits, target = make(loss, device="cuda")
     entropy_loss(logits, target, loss=loss, **algorithm)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         result = entropy_loss(logits, target, loss=loss, **algorithm)
-    other, _ = make(loss, device="cuda", seed=1)
-    logits.copy_(other)
+    logits.copy_(make(loss, device="cuda", seed=1)[0])
     graph.replay()
     assert result.grad is not None
-    assert_right(result.loss, result.row_loss, result.grad, reference(other, target, loss=loss))
+    assert_right(result.loss, result.row_loss, result.grad, reference(logits, target, loss=loss))
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 GPUs")
-@pytest.mark.parametrize("loss", LOSSES)
+@all_losses
 def test_tensors_on_another_gpu_than_the_current(loss: Any, algorithm: Any) -> None:
     """Each GPU has its own copy of a compiled kernel, whichever was first."""
-    logits, target = make(loss, device="cuda:0")
-    here, there = ((logits.to(device), target.to(device)) for device in ("cuda:0", "cuda:1"))
+    here, there = (make(loss, device=device) for device in ("cuda:0", "cuda:1"))
     for tensors in (here, there, here, there):
         check(*tensors, loss=loss, **algorithm)
         assert torch.cuda.current_device() == 0
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@needs_cuda
 @pytest.mark.parametrize(
     ("rows", "vocab", "block_cap", "dtype"),
     [
@@ -303,7 +285,7 @@ def test_tensors_on_another_gpu_than_the_current(loss: Any, algorithm: Any) -> N
         (400, 32760, "auto", torch.float32),
     ],
 )
-@pytest.mark.parametrize("loss", LOSSES)
+@all_losses
 def test_rows_of_several_parts_and_tiles_of_several_rows(
     loss: Any, rows: int, vocab: int, block_cap: Any, dtype: torch.dtype, algorithm: Any
 ) -> None:
@@ -314,11 +296,8 @@ def test_rows_of_several_parts_and_tiles_of_several_rows(
         check(logits, target, loss=loss, block_cap=block_cap, logits_scale=1.2, **algorithm)
 
 
-VOCABS = [40000, 65536, 65544, 131072] if torch.cuda.is_available() else [1000]
-
-
-@pytest.mark.parametrize("vocab", VOCABS)
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("vocab", [40000, 65536, 65544, 131072] if torch.cuda.is_available() else [1000])
+@all_losses
 def test_long_rows_of_padding_and_minus_infinity(loss: Any, vocab: int, device: torch.device, algorithm: Any) -> None:
     """On a GPU: rows of one part and of several, of few tiles and whole."""
     if device.type == "cuda" and "exchange" not in algorithm:
@@ -331,51 +310,52 @@ def test_long_rows_of_padding_and_minus_infinity(loss: Any, vocab: int, device: 
     else:
         target[:, 8 : vocab // 3] = -INF
         (logits if loss == "reverse_kl" else target)[:, vocab // 2 : vocab // 2 + 77] = -INF
-    right = reference(logits, target, loss=loss, vocab_size=vocab - 16, z_loss=1e-3, grad_scale=3.0)
+    options = {"loss": loss, "vocab_size": vocab - 16, "z_loss": 1e-3, "grad_scale": 3.0}
+    right = reference(logits, target, **options)
     logits[:, vocab - 16 :] = math.nan
-    result = entropy_loss(
-        logits, target, loss=loss, vocab_size=vocab - 16, z_loss=1e-3, grad_scale=3.0, grad="in_place", **algorithm
-    )
-    assert result.grad is not None and not result.grad[:, vocab - 16 :].any()
-    assert_right(result.loss, result.row_loss, result.grad, right)
+    assert not check(logits, target, right, grad="in_place", **options, **algorithm)[:, vocab - 16 :].any()
 
 
 @pytest.mark.parametrize("grad", ["new", "in_place", "none"])
-@pytest.mark.parametrize("loss", LOSSES)
+@all_losses
 def test_extra_memory_is_the_gradient_and_a_few_numbers_a_row(
     loss: Any, grad: Any, device: torch.device, algorithm: Any
 ) -> None:
     rows, vocab = 512, 2048
     logits, target = make(loss, rows=rows, vocab=vocab, device=device)
     entropy_loss(logits.clone(), target, loss=loss, grad=grad, **algorithm)  # what is kept from call to call
-    before = allocated_bytes(device)
     with Allocations(logits, target) as allocations:
         result = entropy_loss(logits, target, loss=loss, grad=grad, **algorithm)
-    # A repeated call on a GPU makes its tensors without torch's dispatcher. So the allocator counts there.
-    made = allocated_bytes(device) - before if device.type == "cuda" else allocations.bytes
     assert (result.grad is None) == (grad == "none")
     gradient = rows * vocab * 4 if grad == "new" else 0
-    assert gradient <= made <= gradient + 64 * rows
-
-
-def allocated_bytes(device: torch.device) -> int:
-    """Return the bytes of all tensors that this process has made on the GPU, each rounded up to 512. CPU: 0."""
-    return int(torch.cuda.memory_stats(device)["allocated_bytes.all.allocated"]) if device.type == "cuda" else 0
+    assert gradient <= allocations.bytes <= gradient + 64 * rows
 
 
 class Allocations(TorchDispatchMode):
-    """Bytes of all tensors that torch makes, freed again or not, but for what these have."""
+    """Bytes of all tensors that torch makes, freed again or not, but for what these have.
+
+    A repeated call on a GPU makes its tensors without torch's dispatcher. So the allocator counts there. It rounds each
+    tensor up to 512 bytes.
+    """
 
     def __init__(self, *known: torch.Tensor) -> None:
         super().__init__()
         self.known = [each.untyped_storage() for each in known]
-        self.bytes = 0
+        self.on_cpu, self.before = 0, self._allocated()
+
+    @property
+    def bytes(self) -> int:
+        return self.on_cpu + self._allocated() - self.before
+
+    def _allocated(self) -> int:
+        on_gpu = self.known[0].device.type == "cuda"
+        return int(torch.cuda.memory_stats()["allocated_bytes.all.allocated"]) if on_gpu else 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        if isinstance(made, torch.Tensor):
+        if isinstance(made, torch.Tensor) and self.known[0].device.type == "cpu":
             storage = made.untyped_storage()
             if all(storage.data_ptr() != each.data_ptr() for each in self.known):
                 self.known.append(storage)  # so that no other gets its address
-                self.bytes += storage.nbytes()
+                self.on_cpu += storage.nbytes()
         return made

@@ -97,11 +97,10 @@ def check(world_size: int, cases: list[Case]) -> list[tuple[dict[str, Any], ...]
 @pytest.mark.parametrize("world_size", WORLDS)
 def test_every_loss_dtype_and_chunk_size(world_size: int, exchange: str) -> None:
     cases: list[Case] = []
-    dtypes = DTYPES if world_size <= 2 else DTYPES[:1]
-    for loss, dtype, rows, sharded in itertools.product(ALL_LOSSES, dtypes, (12, 5, 1), (False, True)):
-        if sharded > (world_size > 1) or (rows == 1 and world_size > 1):
-            continue
-        options = {"loss": loss, "exchange": exchange, "hidden_sharded": sharded}
+    chunks = (12, 5, 1) if world_size == 1 else (12, 5)
+    combinations = itertools.product(ALL_LOSSES, DTYPES if world_size <= 2 else DTYPES[:1], chunks)
+    for index, (loss, dtype, rows) in enumerate(combinations):
+        options = {"loss": loss, "exchange": exchange, "hidden_sharded": world_size > 1 and index // 2 % 2 == 0}
         options["workspace_gib"] = gib(rows, -(-101 // world_size), dtype.itemsize)
         if rows == 5:
             options["weight_grad"] = torch.randn(101, 16, generator=torch.Generator().manual_seed(2)) / 64
@@ -126,37 +125,30 @@ def test_the_weights_gradient_is_added(dtype: torch.dtype, to_fp32: bool) -> Non
 def test_options(world_size: int) -> None:
     """Three ranks differ from two where their numbers meet: in the reduce-scatter of sharded hidden states."""
     cases: list[Case] = []
-    for sharded, loss in itertools.product({1: (False,), 2: (False, True)}.get(world_size, (True,)), ALL_LOSSES):
-        options: dict[str, Any] = {"loss": loss, "hidden_sharded": sharded, "workspace_gib": gib(7, 34)}
+    row_grad, entropy_grad = torch.linspace(-1, 2, 12), torch.linspace(1, -2, 12)
+    for index, loss in enumerate(ALL_LOSSES):
+        sharded = world_size > 2 or (world_size == 2 and index % 2 == 0)
+        labels, usual = loss in ("cross_entropy", "logprob"), {"hidden_sharded": sharded, "workspace_gib": gib(7, 34)}
         hidden, weight, target = make_linear(loss, rows=12, vocab=101)
-        cases.append((hidden, weight, target, {**options, "softcap": 3.0, "bias": torch.linspace(-1, 1, 101)}))
-        upstream = {"row_grad": torch.linspace(-1, 2, 12), "entropy_grad": torch.linspace(1, -2, 12)}
-        cases.append((hidden, weight, target, {**options, "entropy": True, "reduction": "none", **upstream}))
-        cases.append(
-            (
-                hidden,
-                weight,
-                target,
-                {**options, "softcap": 2.5, "entropy": True, "entropy_grad": upstream["entropy_grad"]},
-            )
-        )
-        z_loss = {} if loss == "logprob" else {"z_loss": 1e-2}
-        cases.append(
-            (hidden, weight, target, {**options, "reduction": "sum", "logits_scale": 0.7, "grad_scale": -3.7, **z_loss})
-        )
-        if loss in ("cross_entropy", "logprob"):
-            target = target.clone()
-            target[:4] = torch.tensor([-100, -1, 101, 10**9])
+
+        def case(target: Any, loss: Any = loss, hidden: Any = hidden, weight: Any = weight, **options: Any) -> None:
+            cases.append((hidden, weight, target, {"loss": loss, **usual, **options}))  # noqa: B023
+
+        case(target, softcap=3.0, bias=torch.linspace(-1, 1, 101))
+        case(target, entropy=True, reduction="none", row_grad=row_grad, entropy_grad=entropy_grad)
+        case(target, softcap=2.5, entropy=True, entropy_grad=entropy_grad)
+        z_loss = 0.0 if loss == "logprob" else 1e-2
+        case(target, reduction="sum", logits_scale=0.7, grad_scale=-3.7, z_loss=z_loss)
+        if labels:
+            uncounted = torch.cat((torch.tensor([-100, -1, 101, 10**9]), target[4:]))
             smoothed = {"label_smoothing": 0.1, "z_loss": 1e-3} if loss == "cross_entropy" else {"temperature": 0.7}
-            cases.append((hidden, weight, target, {**options, **smoothed}))
-            cases.append((hidden, weight, torch.full_like(target, -100), {**options, "entropy": True}))
-            cases.append((hidden, weight, target.int().clamp(max=69), {**options, "vocab_size": 70}))
+            case(uncounted, **smoothed)
+            case(torch.full_like(target, -100), entropy=True)
+            case(target.int().clamp(max=69), vocab_size=70)
         else:
             teacher, teacher_weight, _ = make_linear(loss, rows=12, vocab=101, width=24, seed=4)
-            for cap in (None, 3.0):
-                cases.append(
-                    (hidden, weight, (teacher, teacher_weight), {**options, "temperature": 1.4, "softcap": cap})
-                )
+            case((teacher, teacher_weight), temperature=1.4)
+            case((teacher, teacher_weight), temperature=1.4, softcap=3.0)
     check(world_size, cases)
 
 
@@ -230,6 +222,8 @@ def test_without_gradients(world_size: int, dtype: torch.dtype) -> None:
         cases.append((hidden, weight, target, option))
     for shards in check(world_size, cases):
         assert shards[0]["chunks"] == 3
+    two_logits = [(*make_linear(loss), {"loss": loss, "grad": False, "workspace_gib": gib(4)}) for loss in LOSSES[1:]]
+    check(world_size, two_logits)
 
 
 @pytest.mark.parametrize("strided", [False, True])
@@ -257,11 +251,6 @@ def test_statistics_from_the_product(dtype: torch.dtype, strided: bool) -> None:
     for ours, expected in ((result.row_loss, right.row_loss), (result.entropy, right.entropy)):
         error = (ours.double().cpu() - expected).abs()
         assert error.median() < 1e-5 and error.max() < 8 * torch.finfo(dtype).eps
-
-
-@pytest.mark.parametrize("loss", LOSSES[1:])
-def test_without_gradients_of_two_logit_losses(loss: Any) -> None:
-    check(1, [(*make_linear(loss), {"loss": loss, "grad": False, "workspace_gib": gib(4)})])
 
 
 def test_fp16_gradients_of_a_mean_over_many_rows() -> None:

@@ -51,27 +51,12 @@ def _train(
     return losses
 
 
+def _torch_loss(hidden: Tensor, head: torch.nn.Linear, labels: Tensor) -> Tensor:
+    return F.cross_entropy(head(hidden), labels, ignore_index=-100)
+
+
 def _torch_losses() -> list[float]:
-    return _train(
-        DEVICE, lambda hidden, head, labels: F.cross_entropy(head(hidden), labels, ignore_index=-100), *_model(DEVICE)
-    )
-
-
-def _losses_under_autocast(loss_of: Any) -> list[float]:
-    with torch.autocast(DEVICE.type, torch.bfloat16):
-        return _train(DEVICE, loss_of, *_model(DEVICE))
-
-
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_under_autocast_a_toy_model_trains_as_with_torch(reduction: Any) -> None:
-    module = LinearEntropyLoss(reduction=reduction)
-
-    def of_linear(hidden: Tensor, head: torch.nn.Linear, labels: Tensor) -> Tensor:
-        loss: Tensor = module(hidden, head.weight, labels, head.bias)
-        return loss.sum() / loss.numel() * (1 if reduction == "mean" else ROWS / (ROWS - 1))  # one row is ignored
-
-    expected = _losses_under_autocast(lambda hidden, head, labels: F.cross_entropy(head(hidden), labels))
-    assert _losses_under_autocast(of_linear) == pytest.approx(expected, rel=2**-6)
+    return _train(DEVICE, _torch_loss, *_model(DEVICE))
 
 
 def _both_losses(hidden: Tensor, head: torch.nn.Linear, labels: Tensor) -> Tensor:
@@ -92,54 +77,47 @@ def test_compiled_or_checkpointed_the_modules_train_as_with_torch(compiled: bool
     assert _train(DEVICE, loss_of, *_model(DEVICE)) == pytest.approx(_torch_losses(), rel=1e-5)
 
 
+@pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_a_toy_model_trains_as_with_torch(reduction: Any) -> None:
+def test_a_toy_model_trains_as_with_torch(reduction: Any, autocast: bool) -> None:
     module = LinearEntropyLoss(reduction=reduction, workspace_gib=2 * VOCAB * 4 / 2**30)
 
     def loss_of(hidden: Tensor, head: torch.nn.Linear, labels: Tensor) -> Tensor:
         loss = module(hidden, head.weight, labels, head.bias)
         return loss.sum() / (labels != -100).sum() if reduction == "none" else loss
 
-    torch.testing.assert_close(_train(DEVICE, loss_of, *_model(DEVICE)), _torch_losses(), rtol=1e-5, atol=1e-6)
+    with torch.autocast(DEVICE.type, torch.bfloat16, enabled=autocast):
+        losses, expected = _train(DEVICE, loss_of, *_model(DEVICE)), _torch_losses()
+    assert losses == pytest.approx(expected, rel=2**-6 if autocast else 1e-5)
 
 
-def test_the_training_loop_of_the_readme_trains_as_with_torch() -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    loop = next(block for block in blocks if "EntropyLoss" in block)
-    generator = torch.Generator().manual_seed(0)
-    batches = [
-        (torch.randn(2, 3, WIDTH, generator=generator), torch.randint(VOCAB, (2, 3), generator=generator))
-        for _ in range(3)
-    ]
-    names: dict[str, Any] = {"tp_group": None, "tp_rank": 0, "tp": 1, "vocab": VOCAB, "losses": []}
-    names["batches"] = [(tokens.to(DEVICE), labels.to(DEVICE)) for tokens, labels in batches]
-    names["model"] = _model(DEVICE)[1]
-    names["optimizer"] = torch.optim.SGD(names["model"].parameters(), lr=0.5)
-    exec(loop.replace("    optimizer.step()", "    losses.append(float(loss))\n    optimizer.step()"), names)
-    model = _model(DEVICE)[1]
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    expected = []
-    for tokens, labels in names["batches"]:
-        loss = F.cross_entropy(model(tokens).flatten(0, 1), labels.flatten())
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        expected.append(float(loss.detach()))
-    torch.testing.assert_close(names["losses"], expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("page", ["README.md", "tpbench/docs/linear_loss.md"])
-def test_the_lines_of_a_page_train_as_with_torch(page: str) -> None:
+@pytest.mark.parametrize(
+    ("page", "module"),
+    [
+        ("README.md", "EntropyLoss("),
+        ("README.md", "LinearEntropyLoss("),
+        ("tpbench/docs/linear_loss.md", "LinearEntropyLoss("),
+    ],
+)
+def test_the_lines_of_a_page_train_as_with_torch(page: str, module: str) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     imports = "".join(re.findall(r"^from tpbench\.kernels import .*\n", "".join(blocks), re.MULTILINE))
-    lines = imports + next(block for block in blocks if "LinearEntropyLoss(" in block)
+    lines = imports + next(block for block in blocks if f" {module}" in block)
+    names: dict[str, Any] = {"tp_group": None, "tp_rank": 0, "tp": 1, "vocab": VOCAB}
+    if module == "EntropyLoss(":  # a whole training loop
+        body, head = _model(DEVICE)
+        names |= {"losses": [], "model": torch.nn.Sequential(body, torch.nn.Tanh(), head)}
+        names["batches"] = [(tokens[None], labels[None]) for tokens, labels in _batches(DEVICE)]
+        names["optimizer"] = torch.optim.SGD(names["model"].parameters(), lr=0.5 * 0.7)  # the factor of `_train`
+        exec(lines.replace("    optimizer.step()", "    losses.append(float(loss))\n    optimizer.step()"), names)
+        torch.testing.assert_close(names["losses"], _torch_losses(), rtol=1e-5, atol=1e-6)
+        return
 
     def loss_of(hidden: Tensor, head: torch.nn.Linear, labels: Tensor) -> Tensor:
         head.bias.data.zero_()
-        names: dict[str, Any] = {"tp_group": None, "tp_rank": 0, "tp": 1, "vocab": VOCAB, "head": head}
-        names |= {"hidden": hidden[None], "labels": labels[None]}
-        exec(lines.rstrip().removesuffix("loss.backward()"), names)  # `_train` calls it
-        loss: Tensor = names["loss"]
+        here = {**names, "head": head, "hidden": hidden[None], "labels": labels[None]}
+        exec(lines.rstrip().removesuffix("loss.backward()"), here)  # `_train` calls it
+        loss: Tensor = here["loss"]
         return loss
 
     def torch_loss(hidden: Tensor, head: torch.nn.Linear, labels: Tensor) -> Tensor:

@@ -67,27 +67,6 @@ def test_a_call_of_the_same_kind_skips_what_triton_would_do_again(
     assert isinstance(gpu.launched[1].arguments[4], float)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"x": POINTERS[torch.float32, 1]},
-        {"x": POINTERS[torch.bfloat16, 0]},
-        {"x": None},
-        {"n": 1},
-        {"n": 16},
-        {"n": 2**31},
-        {"step": 2},
-        {"late": 1},
-    ],
-)
-def test_another_kind_of_call_goes_tritons_way_once(
-    gpu: FakeGpu, launch: CachedLaunch, changes: dict[str, Any]
-) -> None:
-    usual, other = call(launch), call(launch, **changes)
-    assert gpu.bound == 2 and len(gpu.compiled) == 2 and other is not usual
-    assert call(launch, **changes) is other and call(launch) is usual and gpu.bound == 2
-
-
 def test_integers_that_the_kernel_is_not_specialised_for_make_one_kind(gpu: FakeGpu) -> None:
     launch = CachedLaunch(JITFunction(_kernel, do_not_specialize=["step", "scale", "late"]), SIZE=4, FLAG=True)
     for number in (1, 16, 7, 2**31 - 1):

@@ -41,16 +41,12 @@ class Launch:
     """Each warp walks down its own row of the tiles, without a barrier between warps."""
 
 
-def as_it_is(launch: Launch, epoch: int, half: int, row: int, queue: int, queues: int) -> int:
-    return word_at(epoch, half, row, queue, queues)
-
-
 @dataclass(frozen=True)
 class Rules:
     """The protocol, with parameters for its possible errors."""
 
     half: int = 64
-    place: Callable[[Launch, int, int, int, int, int], int] = as_it_is
+    place: Callable[[Launch, int, int, int, int, int], int] = lambda launch, *where: word_at(*where)
     resident: int | None = None
     """Programs of a rank that run at the same time; None: all."""
     missing: tuple[int, int] | None = None
@@ -188,13 +184,6 @@ def run(world: int, launches: list[Launch], seed: int, rules: Rules = Rules(), c
                 goes_on = False
 
 
-def launch_of(world: int, rows: int, width: int, slots: int, tile_rows: int, chance: random.Random) -> Launch:
-    parts = tuple(chance.randint(1, slots) for _ in range(world))
-    tiles = -(-rows // tile_rows)
-    walkers = tuple(chance.randint(1, tiles) for _ in range(world))
-    return Launch(rows, width, slots, tile_rows, parts, walkers, chance.random() < 0.5)
-
-
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[int, list[Launch]]:
     """Launches of changing shapes that fit half a buffer, over 1 to 5 ranks that share their rows differently."""
@@ -202,12 +191,13 @@ def cases(draw: st.DrawFn) -> tuple[int, list[Launch]]:
     chance = random.Random(draw(st.integers(0, 2**32)))
     launches = []
     for _ in range(draw(st.integers(2, 4))):
-        width, slots = chance.choice((3, 5)), chance.choice((1, 2, 4))
+        width, slots, tile_rows = chance.choice((3, 5)), chance.choice((1, 2, 4)), chance.randint(1, 2)
         most = Rules().half // width // (next_power_of_2(world) * slots)
         if most:
-            launches.append(
-                launch_of(world, chance.randint(1, min(most, 6)), width, slots, chance.randint(1, 2), chance)
-            )
+            rows = chance.randint(1, min(most, 6))
+            parts = tuple(chance.randint(1, slots) for _ in range(world))
+            walkers = tuple(chance.randint(1, -(-rows // tile_rows)) for _ in range(world))
+            launches.append(Launch(rows, width, slots, tile_rows, parts, walkers, chance.random() < 0.5))
     return world, launches
 
 
@@ -216,10 +206,6 @@ def cases(draw: st.DrawFn) -> tuple[int, list[Launch]]:
 def test_every_rank_reads_its_own_launch_and_no_wait_is_endless(case: tuple[int, list[Launch]], seed: int) -> None:
     world, launches = case
     run(world, launches, seed)
-
-
-FOUR = [Launch(4, 3, 1, 1, (1, 1, 1, 1), (4, 2, 1, 4))] * 4
-"""Four launches of four ranks, each of which walks down the rows in another stride."""
 
 
 def fails(world: int, launches: list[Launch], rules: Rules, tries: int = 40) -> bool:
@@ -232,12 +218,20 @@ def fails(world: int, launches: list[Launch], rules: Rules, tries: int = 40) -> 
     return False
 
 
-def test_four_ranks_under_many_schedules() -> None:
-    assert not fails(4, FOUR, Rules(), tries=60)
+FOUR = [Launch(4, 3, 1, 1, (1, 1, 1, 1), (4, 2, 1, 4))] * 4
+"""Four launches of four ranks, each of which walks down the rows in another stride."""
+WARPS = [Launch(5, 3, 1, 2, (1, 1, 1), (3, 2, 1), True)] * 3
+"""Warps that wait for their own rows."""
+PARTS = [Launch(4, 3, 2, 1, (2, 2), (2, 2))]
+TWO = [Launch(4, 3, 1, 1, (1, 1), (1, 4))] * 3
+SHAPES = [Launch(1, 5, 4, 1, (4, 1), (1, 1)), Launch(10, 3, 1, 5, (1, 1), (1, 2))] * 2
+"""A half has 64 words. 10 rows of 3 numbers for two ranks fill 60. 1 row of 5 numbers in 8 queues fills 40, where the
+second half would begin if halves depended on the shape."""
 
 
-def test_warps_that_wait_for_their_own_rows() -> None:
-    assert not fails(3, [Launch(5, 3, 1, 2, (1, 1, 1), (3, 2, 1), True)] * 3, Rules(), tries=40)
+@pytest.mark.parametrize("launches", [FOUR, WARPS, PARTS, TWO, SHAPES], ids=["four", "warps", "parts", "two", "shapes"])
+def test_ranks_under_many_schedules(launches: list[Launch]) -> None:
+    assert not fails(len(launches[0].parts), launches, Rules())
 
 
 def one_buffer(launch: Launch, epoch: int, half: int, row: int, queue: int, queues: int) -> int:
@@ -250,24 +244,15 @@ def halves_by_shape(launch: Launch, epoch: int, half: int, row: int, queue: int,
     return word_at(epoch, launch.width * pitch_of(capacity, queues), row, queue, queues)
 
 
-def test_one_buffer_for_all_launches_is_overwritten_too_early() -> None:
-    assert fails(2, [Launch(4, 3, 1, 1, (1, 1), (1, 4))] * 3, Rules(place=one_buffer))
-
-
-def test_halves_that_depend_on_the_shape_meet() -> None:
-    """A half has 64 words. 10 rows of 3 numbers for two ranks fill 60. 1 row of 5 numbers in 8 queues fills 40, where
-    its second half began."""
-    shapes = [Launch(1, 5, 4, 1, (4, 1), (1, 1)), Launch(10, 3, 1, 5, (1, 1), (1, 2))]
-    assert fails(2, shapes * 2, Rules(place=halves_by_shape))
-    assert not fails(2, shapes * 2, Rules())
+@pytest.mark.parametrize(("launches", "place"), [(TWO, one_buffer), (SHAPES, halves_by_shape)])
+def test_words_in_other_places_are_overwritten_too_early(launches: list[Launch], place: Callable[..., int]) -> None:
+    assert fails(2, launches, Rules(place=place))
 
 
 def test_programs_that_wait_for_room_stop_all_ranks() -> None:
     """Parts of a row wait for each other. So the launch is cooperative."""
-    launches = [Launch(4, 3, 2, 1, (2, 2), (2, 2))]
-    assert not fails(2, launches, Rules())
     with pytest.raises(Deadlock):
-        run(2, launches, 0, Rules(resident=1))
+        run(2, PARTS, 0, Rules(resident=1))
 
 
 @pytest.mark.parametrize("rank", range(4))

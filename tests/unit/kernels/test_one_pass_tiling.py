@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from tpbench.kernels.one_pass.tiling import MAX_WORDS, RESERVED_BYTES, Machine, Tiling, tiling
@@ -31,11 +33,9 @@ def test_a_row_that_fits_a_multiprocessor_is_one_programs(loss: str, longest: in
 @pytest.mark.parametrize(("loss", "columns"), [("cross_entropy", 131072 + 8), ("reverse_kl", 65536 + 8)])
 def test_padding_on_one_rank_is_room_that_a_row_needs(loss: str, columns: int) -> None:
     """vocab_size is less than the columns, to which a row's gradient has to be written all the same."""
-    for held in (columns - 8, columns // 2, columns):
-        for vocab_size in (columns - 8, columns // 2, 5):
-            plan = tiling(4096, held, min(held, vocab_size), 1, 2, loss, "auto", True, H200)
-            assert plan == tiling(4096, held, held, 1, 2, loss, "auto", True, H200)
-            assert isinstance(plan, Tiling) and not (plan.whole and plan.slots)
+    for held, vocab_size in itertools.product((columns - 8, columns // 2, columns), (columns - 8, columns // 2, 5)):
+        plan = tiling(4096, held, min(held, vocab_size), 1, 2, loss, "auto", True, H200)
+        assert plan == tiling(4096, held, held, 1, 2, loss, "auto", True, H200)
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "reverse_kl"])
@@ -43,46 +43,41 @@ def test_padding_on_one_rank_is_room_that_a_row_needs(loss: str, columns: int) -
 @pytest.mark.parametrize("on", [H200, Machine(108, 166912), Machine(84, 101376)], ids=["H200", "A100", "A10"])
 @pytest.mark.parametrize("cap", ["auto", 16, 256, 1024, 8192, 65536])
 def test_every_tiling_fits_the_machine(loss: str, itemsize: int, on: Machine, cap: int | str) -> None:
-    for share in (1, 8, 1000, 8192, 32768, 50264, 65536, 100000, 131072, 262144):
-        for world in (1, 2, 3, 16):
-            plan = tiling(4096, share, share, world, itemsize, loss, cap, True, on)
-            if isinstance(plan, str):
-                assert plan == f"its rows are too long with block_cap={cap}"
-                continue
-            places = plan.tiles - 1 if plan.whole else 2 * plan.tiles - 1
-            numbers = 1 if loss == "cross_entropy" else 2
-            bytes_of = places * plan.rows * plan.columns * itemsize * numbers + RESERVED_BYTES
-            assert bytes_of * plan.programs_per_sm <= on.shared_bytes + RESERVED_BYTES
-            assert plan.parts * plan.part_columns >= share > (plan.parts - 1) * plan.part_columns
-            assert plan.columns >= plan.block and plan.part_columns == plan.tiles * plan.block
-            assert cap == "auto" or plan.block <= int(cap)
-            ranks = 1 << (world - 1).bit_length()
-            assert plan.rows * ranks * plan.slots <= MAX_WORDS and plan.slots & (plan.slots - 1) == 0
-            assert max(plan.parts, plan.slots) <= on.processors * plan.programs_per_sm
-            assert (plan.slots == 0) == (world == 1 and plan.parts == 1) and plan.slots >= plan.parts * (plan.slots > 0)
-            assert not (plan.whole and plan.slots) and plan.ahead <= plan.tiles - 1
-            assert plan.registers * 32 * plan.warps * plan.programs_per_sm <= 65536
-            assert plan.lanes * plan.row_warps == 32 * plan.warps
+    shares = (1, 8, 1000, 8192, 32768, 50264, 65536, 100000, 131072, 262144)
+    for share, world in itertools.product(shares, (1, 2, 3, 16)):
+        plan = tiling(4096, share, share, world, itemsize, loss, cap, True, on)
+        if isinstance(plan, str):
+            assert plan == f"its rows are too long with block_cap={cap}"
+            continue
+        places = plan.tiles - 1 if plan.whole else 2 * plan.tiles - 1
+        numbers = 1 if loss == "cross_entropy" else 2
+        bytes_of = places * plan.rows * plan.columns * itemsize * numbers + RESERVED_BYTES
+        assert bytes_of * plan.programs_per_sm <= on.shared_bytes + RESERVED_BYTES
+        assert plan.parts * plan.part_columns >= share > (plan.parts - 1) * plan.part_columns
+        assert plan.columns >= plan.block and plan.part_columns == plan.tiles * plan.block
+        assert cap == "auto" or plan.block <= int(cap)
+        ranks = 1 << (world - 1).bit_length()
+        assert plan.rows * ranks * plan.slots <= MAX_WORDS and plan.slots & (plan.slots - 1) == 0
+        assert max(plan.parts, plan.slots) <= on.processors * plan.programs_per_sm
+        assert (plan.slots == 0) == (world == 1 and plan.parts == 1) and plan.slots >= plan.parts * (plan.slots > 0)
+        assert not (plan.whole and plan.slots) and plan.ahead <= plan.tiles - 1
+        assert plan.registers * 32 * plan.warps * plan.programs_per_sm <= 65536
+        assert plan.lanes * plan.row_warps == 32 * plan.warps
 
 
 def test_a_shard_of_twice_the_average_is_the_widest() -> None:
-    even = tiling(4096, 32768, 32768, 2, 2, "cross_entropy", "auto", True, H200)
-    wide = tiling(4096, 2 * 32768, 32768, 2, 2, "cross_entropy", "auto", True, H200)
-    assert (
-        isinstance(even, Tiling)
-        and isinstance(wide, Tiling)
-        and even.slots == wide.slots == 2 * even.parts == wide.parts
-    )
+    """Ranks that know the widest shard refuse it together: the rank that holds it, and the one that holds little."""
+
+    def plan(held: int, cap: int | str = "auto", widest: int | None = None) -> Tiling | str:
+        return tiling(4096, held, 32768, 2, 2, "cross_entropy", cap, True, H200, widest)
+
+    even, wide = plan(32768), plan(2 * 32768)
+    assert isinstance(even, Tiling) and isinstance(wide, Tiling)
+    assert even.slots == wide.slots == 2 * even.parts == wide.parts
+    assert plan(32768, widest=2 * 32768) == even
     with pytest.raises(ValueError, match="too uneven for exchange='symmetric', use exchange='nccl'"):
-        tiling(4096, 3 * 32768, 32768, 2, 2, "cross_entropy", "auto", True, H200)
-
-
-def test_ranks_that_know_the_widest_shard_refuse_it_together() -> None:
-    """The rank that holds it, and the one that holds little."""
+        plan(3 * 32768)
     for held in (3 * 32768, 32768 // 2):
-        plan = tiling(4096, held, 32768, 2, 2, "cross_entropy", "auto", True, H200, 3 * 32768)
-        assert plan == "its logits have 98304 columns on a rank of 32768 on the average: too uneven"
-        plan = tiling(4096, held, 32768, 2, 2, "cross_entropy", 16, True, H200, 3 * 32768)
-        assert plan == "its rows are too long with block_cap=16"
-    wide = tiling(4096, 32768, 32768, 2, 2, "cross_entropy", "auto", True, H200, 2 * 32768)
-    assert wide == tiling(4096, 32768, 32768, 2, 2, "cross_entropy", "auto", True, H200)
+        uneven = "its logits have 98304 columns on a rank of 32768 on the average: too uneven"
+        assert plan(held, widest=3 * 32768) == uneven
+        assert plan(held, 16, 3 * 32768) == "its rows are too long with block_cap=16"

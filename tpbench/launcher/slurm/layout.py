@@ -1,7 +1,6 @@
-"""What is asked of Slurm: the nodes of a job, and the arrays of many jobs.
+"""What is asked of Slurm: a partition that has room for the cells, and the nodes of each job.
 
-Tensor-parallel ranks share a node; replicas may be on several. An array has a maximum length, and a limit on the jobs
-that run at once.
+Tensor-parallel ranks share a node; replicas may be on several.
 """
 
 from __future__ import annotations
@@ -32,16 +31,10 @@ class Layout:
     ranks_per_node: int
     device: str
 
-    def resources(
-        self, settings: SlurmSettings, timeout_s: float, parallelism: int, after: str | None = None
-    ) -> dict[str, object]:
+    def resources(self, settings: SlurmSettings, timeout_s: float, after: str | None) -> dict[str, object]:
         """Return the parameters of an array under submitit's names.
 
-        Args:
-            settings: the user's options.
-            timeout_s: longest timeout of its jobs, in seconds.
-            parallelism: most jobs that may run at once.
-            after: number of an array that must end before this one begins.
+        `timeout_s` is the longest timeout of its jobs. `after`: number of the array that must end before it begins.
         """
         more = dict(settings.sbatch)
         if after:
@@ -57,7 +50,7 @@ class Layout:
             "account": settings.account,
             "qos": settings.qos,
             "constraint": settings.constraint,
-            "array_parallelism": parallelism,
+            "array_parallelism": settings.array_parallelism,
             "signal_delay_s": settings.signal_delay_s,
             "additional_parameters": {"requeue": True, **more},
         }
@@ -69,39 +62,6 @@ def layout(job: Job, ranks_per_node: int) -> Layout:
     fitting = ranks_per_node // job.tp_size
     replicas = max(count for count in range(1, max(fitting, 1) + 1) if job.dp_size % count == 0)
     return Layout(job.dp_size // replicas, replicas * job.tp_size, job.device)
-
-
-@dataclass(frozen=True)
-class ArrayPlan:
-    """One array of jobs."""
-
-    size: int
-    parallelism: int
-    """Most of its jobs that may run at once."""
-    after: int | None
-    """Index of the array that must end before this one begins, or None."""
-
-
-def split_into_arrays(jobs: int, max_length: int, parallelism: int) -> list[ArrayPlan]:
-    """Return the fewest arrays that hold the jobs, of about equal size.
-
-    All arrays together run at most `parallelism` jobs at once. Each array gets a share of that number. If there are
-    more arrays than shares, the other arrays wait for one of the first.
-    """
-    count = math.ceil(jobs / max_length)
-    shares = min(count, parallelism)
-    return [
-        ArrayPlan(
-            size=_share(jobs, count, index),
-            parallelism=_share(parallelism, shares, index % shares),
-            after=index - shares if index >= shares else None,
-        )
-        for index in range(count)
-    ]
-
-
-def _share(total: int, count: int, index: int) -> int:
-    return total // count + (index < total % count)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import math
 import shlex
 import time
 import warnings
@@ -17,7 +17,7 @@ from tpbench.launcher.options import SweepOptions
 from tpbench.launcher.planning.plan import Cell
 from tpbench.launcher.slurm import cluster
 from tpbench.launcher.slurm.cluster import ENDED, JobState, SlurmSettings
-from tpbench.launcher.slurm.layout import Layout, Partition, layout, split_into_arrays
+from tpbench.launcher.slurm.layout import Layout, Partition, layout
 from tpbench.launcher.slurm.submitted import SUBMITIT, closed, is_wanted, job_of, left_behind, mark_ended, record
 from tpbench.measure import machine
 from tpbench.settings import JobError, spelled
@@ -111,19 +111,19 @@ class Slurm:
         path = f"export PYTHONPATH={shlex.quote(str(torchrun.PACKAGE_ROOT))}${{PYTHONPATH:+:$PYTHONPATH}}"
         setup = [*([] if torchrun.INSTALLED else [path]), *self.settings.setup]
         timeout_s = max(attempt.cell.job.timeout_s for attempt in attempts)
-        left = iter(attempts)
-        arrays: list[str] = []
-        for part in split_into_arrays(len(attempts), cluster.max_array_length(), self.settings.array_parallelism):
-            after = None if part.after is None else arrays[part.after]
-            resources = shape.resources(self.settings, timeout_s, part.parallelism, after)
+        arrays = math.ceil(len(attempts) / cluster.max_array_length())
+        length = math.ceil(len(attempts) / arrays)
+        after: str | None = None  # together, the arrays may run no more jobs at once than one of them
+        for start in range(0, len(attempts), length):
+            resources = shape.resources(self.settings, timeout_s, after)
             executor.update_parameters(job_name="tpbench", setup=setup, **resources)
-            in_array = list(itertools.islice(left, part.size))
+            in_array = attempts[start : start + length]
             try:
                 with executor.batch():
                     jobs = [executor.submit(NodeTask(str(attempt.folder))) for attempt in in_array]
             except (FailedJobError, FailedSubmissionError, OSError) as error:
                 raise JobError(cluster.rejection_message(str(error))) from None
-            arrays.append(jobs[0].job_id.partition("_")[0])
+            after = jobs[0].job_id.partition("_")[0]
             for attempt, job in zip(in_array, jobs, strict=True):
                 record(attempt.folder, job.job_id)
             yield {job.job_id: attempt for attempt, job in zip(in_array, jobs, strict=True)}
