@@ -16,7 +16,7 @@ from tpbench.workloads.embedding_grad import WORKLOAD, EmbeddingGrad
 from tpbench.workloads.embedding_grad.bench import EmbeddingGradSession, ExchangeContext
 from tpbench.workloads.embedding_grad.exchanges import Exchange, sequence
 from tpbench.workloads.embedding_grad.exchanges.collectives import CountedCollectives
-from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
+from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs, leaving
 
 DISTRIBUTIONS = ("uniform", "zipf", "fixed", "one_owner", "one_rank", "none")
 DTYPES = ("float32", "float16", "bfloat16")
@@ -71,6 +71,23 @@ def run(exchange: Exchange, comm: CountedCollectives) -> Tensor:
     comm.reset()
     sequence(exchange.phases)()
     return exchange.result()
+
+
+def sent_by_formula(inputs: EmbeddingGradInputs, kind: str) -> list[int]:
+    """Return the bytes that each rank must send: `kind` is a variant, but sparse_auto is named by what it chose."""
+    ranks, counts, row_bytes = len(inputs.touched), inputs.counts, inputs.row_bytes
+    all_counts, most, leave = 8 * ranks, max(map(sum, counts)), leaving(counts)
+    to_each_peer = {
+        "dense_reduce_scatter": [inputs.own_slice.nbytes] * ranks,
+        "dense_all_reduce": [2 * inputs.own_slice.nbytes] * ranks,
+        "auto_dense": [inputs.own_slice.nbytes + all_counts] * ranks,
+        "sparse_all_gather": [most * (row_bytes + 8) + all_counts] * ranks,  # rows padded to the rank with most
+        "torch_sparse_all_reduce": [sum(row) * (row_bytes + 8) for row in counts],
+    }
+    if kind in to_each_peer:
+        return [(ranks - 1) * size for size in to_each_peer[kind]]
+    sent_counts = 0 if kind == "sparse_symmetric" else (ranks - 1) * all_counts
+    return [rows * (row_bytes + 4) + sent_counts for rows in leave]
 
 
 def dense_mean(here: Rank, inputs: EmbeddingGradInputs, *, absolute: bool = False) -> Tensor:

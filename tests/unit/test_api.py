@@ -93,7 +93,7 @@ def test_fields() -> None:
         (entropy_loss.EntropyLoss, {"from_labels"}),
         (entropy_loss.Shard, {"tokens", "device"}),
         (linear_loss.LinearLoss, {"from_labels", "trains"}),
-        (embedding_grad.Exchange, {"overwrites", "result", "release", "expected_bytes", "columns"}),
+        (embedding_grad.Exchange, {"overwrites", "result", "release", "columns"}),
         (tp_block.Schedule, {"gather_matmul", "matmul_scatter"}),
         (train_step.Trainer, {"accumulate", "update"}),
         (train_step.TorchTrainer, {"accumulate", "update"}),

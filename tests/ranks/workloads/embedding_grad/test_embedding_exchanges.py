@@ -22,11 +22,12 @@ from tests.support.embedding_grad import (
     prepared,
     problem,
     run,
+    sent_by_formula,
 )
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tpbench.measure.session import Verdict
 from tpbench.workloads.embedding_grad import WORKLOAD, EmbeddingGrad
-from tpbench.workloads.embedding_grad.exchanges import DenseReduceScatter, auto
+from tpbench.workloads.embedding_grad.exchanges import DenseReduceScatter, Exchange, auto
 from tpbench.workloads.embedding_grad.oracle import TOLERANCE
 from tpbench.workloads.embedding_grad.row_operations.search import CpuRowFinder
 
@@ -68,6 +69,11 @@ def cells(name: str, ranks: int) -> list[EmbeddingGrad]:
     return [cell for cell in different if variant.unsupported_reason(cell, 1) is None]
 
 
+def kind_of(name: str, exchange: Exchange) -> str:
+    """Return the kind of exchange by whose formula the sent bytes are checked."""
+    return f"auto_{exchange.chosen}" if name == "sparse_auto" else name
+
+
 def check_cells(here: Rank, name: str) -> int:
     """Run all cells, some twice: a second run must not see what the first run left."""
     chosen = cells(name, here.world_size)
@@ -81,7 +87,10 @@ def check_cells(here: Rank, name: str) -> int:
             tolerance = TOLERANCE[cell.dtype] if cell.dtype != "float32" else IN_FP32
             error = (result - expected).norm(dim=1)
             assert (error <= tolerance * absolute.norm(dim=1)).all(), (here.rank, cell, error.max())
-            assert sum(comm.sent_bytes) == exchange.expected_bytes()[here.rank], (here.rank, cell)
+            assert sum(comm.sent_bytes) == sent_by_formula(inputs, kind_of(name, exchange))[here.rank], (
+                here.rank,
+                cell,
+            )
     return len(chosen)
 
 
@@ -98,10 +107,7 @@ def check_tokens(here: Rank, cell: EmbeddingGrad, name: str, tokens: list[list[i
     result = run(exchange, comm).double()
     error = (result - expected).norm(dim=1)
     assert (error <= IN_FP32 * expected.norm(dim=1)).all(), (here.rank, result, expected)
-    assert sum(comm.sent_bytes) == exchange.expected_bytes()[here.rank]
-    if name == "sparse_all_to_all":
-        others = {row for row in tokens[here.rank] if row // inputs.partition.rows_per_rank != here.rank}
-        assert sum(comm.sent_bytes) == len(others) * (inputs.row_bytes + 4) + 8 * (here.world_size - 1)
+    assert sum(comm.sent_bytes) == sent_by_formula(inputs, kind_of(name, exchange))[here.rank]
 
 
 @st.composite
@@ -167,15 +173,8 @@ def test_sessions_agree_on_their_verdict(name: str) -> None:
     assert all(before.columns["grad_norm"] == after.columns["grad_norm"] for before, after in itertools.pairwise(first))
 
 
-class UnknownRows:
-    """Row finder that does not know the rows of a step."""
-
-    def find(self) -> None:
-        return None
-
-
-def choices(here: Rank, unknown: int | None) -> list[str]:
-    """Return the choices below, at and above the limit; rank `unknown` does not know its rows. Check each result."""
+def choices(here: Rank) -> list[str]:
+    """Return the choices below, at and above the limit. Check each result."""
     chosen = []
     for limit in (0.0, 0.19, 0.2, 1.0):
         # A fifth of the table, evenly spaced.
@@ -183,34 +182,16 @@ def choices(here: Rank, unknown: int | None) -> list[str]:
         inputs, comm, exchange = prepared(here, problem(table_rows=100, dtype="float32"), "sparse_auto", rows)
         sparse_auto: Any = exchange
         sparse_auto.limit = limit
-        if here.rank == unknown:
-            sparse_auto.finder = UnknownRows()
         expected = dense_mean(here, inputs)
         torch.testing.assert_close(run(exchange, comm).double(), expected, rtol=1e-6, atol=1e-6)
-        assert sum(comm.sent_bytes) == exchange.expected_bytes()[here.rank]
+        assert sum(comm.sent_bytes) == sent_by_formula(inputs, kind_of("sparse_auto", exchange))[here.rank]
         chosen.append(exchange.columns()["chosen"])
     return chosen
 
 
-@pytest.mark.parametrize("unknown", [None, 0, 1])
-def test_all_ranks_choose_alike(unknown: int | None) -> None:
-    first, second = run_on_ranks(2, choices, unknown)
-    assert first == second == (["dense", "dense", "sparse", "sparse"] if unknown is None else ["dense"] * 4)
-
-
-def error_without_rows(here: Rank) -> str:
-    _, comm, exchange = prepared(here, problem(merge="index_add"), "sparse_all_to_all")
-    sparse: Any = exchange
-    sparse.finder = UnknownRows()
-    try:
-        run(exchange, comm)
-    except RuntimeError as error:
-        return str(error)
-    return ""
-
-
-def test_a_sparse_exchange_without_rows_names_the_alternative() -> None:
-    assert all("sparse_auto" in message for message in run_on_ranks(2, error_without_rows))
+def test_all_ranks_choose_alike() -> None:
+    first, second = run_on_ranks(2, choices)
+    assert first == second == ["dense", "dense", "sparse", "sparse"]
 
 
 def calibrated(here: Rank) -> tuple[float, bool]:

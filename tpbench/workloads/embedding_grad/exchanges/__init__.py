@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -40,7 +39,7 @@ def sequence(phases: Sequence[Phase]) -> Callable[[], None]:
     return run
 
 
-class Exchange(ABC):
+class Exchange:
     """A variant on one rank. After all phases ran in order, `result` returns this rank's slice of the mean gradient."""
 
     phases: tuple[Phase, ...]
@@ -56,12 +55,8 @@ class Exchange(ABC):
         """Return (rows_per_rank, width) in the gradient's dtype: the mean gradient of this rank's rows."""
         return self.inputs.own_slice
 
-    def release(self) -> None:  # noqa: B027  # an exchange that keeps no memory need not override it
+    def release(self) -> None:
         """Free the memory of the last iteration."""
-
-    @abstractmethod
-    def expected_bytes(self) -> list[int]:
-        """Return the bytes that each rank should have sent in the last iteration, by formula."""
 
     def columns(self) -> dict[str, Any]:
         """Return row columns that describe the last iteration."""
@@ -94,10 +89,6 @@ class DenseReduceScatter(Exchange):
     def release(self) -> None:
         self.output = None
 
-    def expected_bytes(self) -> list[int]:
-        size = self.comm.world_size
-        return [self.inputs.own_slice.nbytes * (size - 1)] * size
-
 
 class DenseAllReduce(Exchange):
     """All-reduce in place: every rank gets the whole mean, as unsharded data parallelism needs it."""
@@ -108,7 +99,3 @@ class DenseAllReduce(Exchange):
         super().__init__(inputs, comm)
         self.overwrites = inputs.grad
         self.phases = (Phase("reduce", lambda: comm.all_reduce_mean(inputs.grad)),)
-
-    def expected_bytes(self) -> list[int]:
-        size = self.comm.world_size
-        return [2 * self.inputs.own_slice.nbytes * (size - 1)] * size

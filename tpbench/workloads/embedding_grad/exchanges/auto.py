@@ -9,16 +9,13 @@ from torch import Tensor
 
 from tpbench.measure.clock import Stopwatch
 from tpbench.workloads.embedding_grad.exchanges import DenseReduceScatter, Phase, sequence
-from tpbench.workloads.embedding_grad.exchanges.collectives import COUNT_BYTES, CountedCollectives
+from tpbench.workloads.embedding_grad.exchanges.collectives import CountedCollectives
 from tpbench.workloads.embedding_grad.exchanges.sparse import SparseAllToAll
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs, busiest
 from tpbench.workloads.embedding_grad.row_operations.search import RowFinder, row_finder
 
 CALIBRATED_AT = (0.2, 0.8)
 """Densities at which the sparse exchange is timed. A line through both is within 1 or 2 % of its time in between."""
-
-UNKNOWN = -1
-"""Count that a rank sends if it does not know its touched rows."""
 
 
 class SparseAuto(SparseAllToAll):
@@ -60,12 +57,11 @@ class SparseAuto(SparseAllToAll):
 
     def choose(self) -> None:
         """Gather all counts and choose."""
-        touched, rank = self.finder.find(), self.inputs.rank
-        counts = self.comm.gather_counts(touched.counts if touched else [UNKNOWN] * self.comm.world_size)
-        self.touched, self.chosen = None, "dense"
-        if touched and sparse_is_faster(counts, self.inputs.problem.table_rows, self.limit):
-            self.chosen = "sparse"
-            self.begin(touched, [0 if peer == rank else row[rank] for peer, row in enumerate(counts)])
+        self.exchange_counts()
+        self.chosen = "sparse" if sparse_is_faster(self.counts, self.inputs.problem.table_rows, self.limit) else "dense"
+
+    def known_rows(self) -> Tensor | None:
+        return super().known_rows() if self.chosen == "sparse" else None
 
     def _if_chosen(self, kind: str, phase: Phase) -> Phase:
         def run() -> None:
@@ -81,25 +77,12 @@ class SparseAuto(SparseAllToAll):
         super().release()
         self.dense.release()
 
-    def expected_bytes(self) -> list[int]:
-        """Return the bytes of the chosen exchange, but with all counts of a rank sent to each peer."""
-        size = self.comm.world_size
-        sent = self.dense.expected_bytes()
-        if self.chosen == "sparse":
-            sent = [sparse - COUNT_BYTES * (size - 1) for sparse in super().expected_bytes()]
-        return [exchange + COUNT_BYTES * size * (size - 1) for exchange in sent]
-
     def columns(self) -> dict[str, Any]:
         return {**super().columns(), "crossover_density": self.limit}
 
 
 def sparse_is_faster(counts: list[list[int]], table_rows: int, limit: float) -> bool:
-    """Return true if a sparse exchange of these counts is possible and faster.
-
-    It is not possible if a rank does not know its rows.
-    """
-    if any(UNKNOWN in row for row in counts):
-        return False
+    """Return true if a sparse exchange of these counts is faster."""
     ranks = len(counts)
     return busiest(counts) * ranks / (ranks - 1) <= limit * table_rows
 

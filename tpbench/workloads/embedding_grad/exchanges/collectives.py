@@ -42,27 +42,27 @@ class CountedCollectives:
         if send_rows[self.rank] or receive_rows[self.rank]:
             raise ValueError(f"rank {self.rank} would send itself {send_rows[self.rank]} rows")
         row_bytes = sent[0:1].nbytes if len(sent) else 0
-        self._count([rows * row_bytes for rows in send_rows])
+        self.count([rows * row_bytes for rows in send_rows])
         dist.all_to_all_single(received, sent, list(receive_rows), list(send_rows), group=self.group)
 
     def all_gather(self, gathered: Tensor, own: Tensor) -> None:
         """Fill `gathered`, (world_size * rows, ...), with the (rows, ...) tensors of all ranks."""
-        self._count([own.nbytes] * self.world_size)
+        self.count([own.nbytes] * self.world_size)
         collectives.all_gather(gathered, own, group=self.group)
 
     def reduce_scatter_mean(self, part: Tensor, whole: Tensor) -> None:
         """Fill `part` with this rank's part of the mean of all ranks' `whole`."""
-        self._count([part.nbytes] * self.world_size)
+        self.count([part.nbytes] * self.world_size)
         collectives.reduce_scatter(part, whole, op=dist.ReduceOp.AVG, group=self.group)
 
     def all_reduce_mean(self, whole: Tensor) -> None:
         """Replace `whole` by its mean over all ranks."""
-        self._count([2 * whole.nbytes // self.world_size] * self.world_size)
+        self.count([2 * whole.nbytes // self.world_size] * self.world_size)
         dist.all_reduce(whole, op=dist.ReduceOp.AVG, group=self.group)
 
     def sparse_all_reduce(self, own: Tensor) -> Tensor:
         """Return the coalesced sum of the coalesced COO tensors of all ranks."""
-        self._count([own.indices().nbytes + own.values().nbytes] * self.world_size)
+        self.count([own.indices().nbytes + own.values().nbytes] * self.world_size)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Sparse invariant checks")
             dist.all_reduce(own, group=self.group)
@@ -73,20 +73,9 @@ class CountedCollectives:
         """All-gather for counts if all ranks run on one machine. The first access is collective."""
         return shared_memory_all_gather.connect(self.group)
 
-    def exchange_counts(self, sent: Sequence[int]) -> list[int]:
-        """Return how many rows each rank has for this rank, given how many this rank has for each. On the CPU."""
-        self._count([COUNT_BYTES] * self.world_size)
-        if self.shared_memory is not None:
-            return [counts[self.rank] for counts in self.shared_memory.gather(sent)]
-        sent_counts = torch.tensor(sent, dtype=torch.int64)
-        received_counts = torch.empty_like(sent_counts)
-        dist.all_to_all_single(received_counts, sent_counts, group=self.group)
-        counts: list[int] = received_counts.tolist()
-        return counts
-
     def gather_counts(self, own: Sequence[int]) -> list[list[int]]:
         """Return the counts of all ranks, by rank. On the CPU."""
-        self._count([COUNT_BYTES * len(own)] * self.world_size)
+        self.count([COUNT_BYTES * len(own)] * self.world_size)
         if self.shared_memory is not None:
             return self.shared_memory.gather(own)
         own_counts = torch.tensor(own, dtype=torch.int64)
@@ -95,13 +84,8 @@ class CountedCollectives:
         counts: list[list[int]] = gathered.view(self.world_size, -1).tolist()
         return counts
 
-    def count_push(self, sizes: Sequence[int]) -> None:
-        """Count the bytes that a kernel writes into each rank's memory. Raise ValueError for bytes to itself."""
-        if sizes[self.rank]:
-            raise ValueError(f"rank {self.rank} would send itself {sizes[self.rank]} bytes")
-        self._count(sizes)
-
-    def _count(self, sizes: Sequence[int]) -> None:
+    def count(self, sizes: Sequence[int]) -> None:
+        """Count bytes sent to each rank, without those of this rank to itself: also those that a kernel writes."""
         for peer, size in enumerate(sizes):
             self.sent_bytes[peer] += 0 if peer == self.rank else size
 

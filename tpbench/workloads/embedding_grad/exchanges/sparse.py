@@ -9,14 +9,9 @@ import torch
 from torch import Tensor
 
 from tpbench.workloads.embedding_grad.exchanges import Exchange, Phase
-from tpbench.workloads.embedding_grad.exchanges.collectives import COUNT_BYTES, CountedCollectives
-from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs, leaving
+from tpbench.workloads.embedding_grad.exchanges.collectives import CountedCollectives
+from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
 from tpbench.workloads.embedding_grad.row_operations.search import MisplacedRow, RowFinder, TouchedRows
-
-ID_BYTES = 4
-"""Bytes of a row number as int32."""
-COO_ID_BYTES = 8
-"""Bytes of a row number as int64, as torch's COO tensors hold it."""
 
 
 class SparseExchange(Exchange):
@@ -33,10 +28,6 @@ class SparseExchange(Exchange):
     def find(self) -> None:
         """Find this rank's touched rows."""
         self.touched = self.finder.find()
-        if self.touched is None:
-            raise RuntimeError(
-                "the touched rows are not known: only a dense exchange, or sparse_auto, can do this step"
-            )
 
     @property
     def rows(self) -> Tensor:
@@ -58,6 +49,8 @@ class SparseAllToAll(SparseExchange):
     merge=index_add they are in the gradient's dtype, on a GPU in no fixed order; then the whole slice is scaled.
     """
 
+    counts: list[list[int]]
+    """Number of touched rows, by the rank that touched them and then their owner."""
     send_counts: list[int]
     """Number of rows that go to each rank."""
     receive_counts: list[int]
@@ -84,18 +77,13 @@ class SparseAllToAll(SparseExchange):
         )
 
     def exchange_counts(self) -> None:
-        """Find this rank's touched rows and learn how many rows each rank sends."""
+        """Find this rank's touched rows and gather the counts of all ranks. All later phases run on the device."""
         self.find()
         assert self.touched is not None
-        self.begin(self.touched, self.comm.exchange_counts(self._without_own(self.touched.counts)))
-
-    def begin(self, touched: TouchedRows, receive_counts: list[int]) -> None:
-        """Start a step whose counts are known. All later phases run on the device."""
-        self.touched, self.receive_counts = touched, receive_counts
-        self.send_counts = self._without_own(touched.counts)
-
-    def _without_own(self, counts: list[int]) -> list[int]:
-        return [0 if owner == self.inputs.rank else count for owner, count in enumerate(counts)]
+        rank = self.inputs.rank
+        self.counts = self.comm.gather_counts(self.touched.counts)
+        self.send_counts = [0 if owner == rank else count for owner, count in enumerate(self.counts[rank])]
+        self.receive_counts = [0 if source == rank else row[rank] for source, row in enumerate(self.counts)]
 
     def exchange_ids(self) -> Tensor:
         """Return the row numbers that this rank receives."""
@@ -117,8 +105,7 @@ class SparseAllToAll(SparseExchange):
             return
         from tpbench.workloads.embedding_grad.row_operations.merge_kernel import place_rows
 
-        assert self.touched is not None
-        own_count = self.touched.counts[self.inputs.rank]
+        own_count = self.counts[self.inputs.rank][self.inputs.rank]
         place_rows(
             self.rows[len(self.rows) - own_count :],  # own rows come last
             self.received_ids,
@@ -171,11 +158,6 @@ class SparseAllToAll(SparseExchange):
         super().release()
         self.received_ids = self.sent_values = self.received_values = self.inputs.grad.new_empty(0)
 
-    def expected_bytes(self) -> list[int]:
-        """Return for each rank: its rows that others own with their numbers, and a count for each peer."""
-        counts, peers = self.inputs.counts, self.comm.world_size - 1
-        return [rows * (self.inputs.row_bytes + ID_BYTES) + COUNT_BYTES * peers for rows in leaving(counts)]
-
 
 def join_adjacent(segments: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return the starts and ends of segments, as one if they follow each other, and without empty ones."""
@@ -194,16 +176,10 @@ class SparseAllGather(SparseAllToAll):
     Both are padded to the rank that touched most rows.
     """
 
-    counts: list[list[int]]
-    """Number of touched rows, by the rank that touched them and then their owner."""
-    padded_rows: int
-    """Number of rows of the rank that touched most."""
-
-    def exchange_counts(self) -> None:
-        self.find()
-        assert self.touched is not None
-        self.counts = self.comm.gather_counts(self.touched.counts)
-        self.padded_rows = max(map(sum, self.counts))
+    @property
+    def padded_rows(self) -> int:
+        """Number of rows of the rank that touched most."""
+        return max(map(sum, self.counts))
 
     def exchange_ids(self) -> Tensor:
         own_ids = self.rows.new_zeros(self.padded_rows).long()
@@ -216,7 +192,6 @@ class SparseAllGather(SparseAllToAll):
         self.sent_values = self._gathered(self.rows, self.padded_rows)
 
     def exchange_values(self) -> None:
-        assert self.sent_values is not None
         gathered_rows = self.comm.world_size * self.padded_rows
         self.received_values = self.sent_values.new_empty(gathered_rows, self.sent_values.shape[1])
         self.comm.all_gather(self.received_values, self.sent_values)
@@ -229,19 +204,13 @@ class SparseAllGather(SparseAllToAll):
             found.append((0, 0) if source == rank else (source * self.padded_rows + before, counts[rank]))
         return found
 
-    def expected_bytes(self) -> list[int]:
-        """Return for each rank, times its peers: rows padded to the rank with most, their numbers, and all counts."""
-        size, most = self.comm.world_size, max(map(sum, self.inputs.counts))
-        return [(size - 1) * (most * (self.inputs.row_bytes + COO_ID_BYTES) + COUNT_BYTES * size)] * size
-
 
 class TorchSparseAllReduce(SparseExchange):
     """All-reduce of a COO tensor: every rank gets the rows of all ranks, coalesced in the gradient's dtype."""
 
     def __init__(self, inputs: EmbeddingGradInputs, comm: CountedCollectives, finder: RowFinder) -> None:
         super().__init__(inputs, comm, finder)
-        self.own: Tensor | None = None
-        self.total: Tensor | None = None
+        self.release()
         self.phases = (
             Phase("counts", self.find, after="batch", on_host=True),
             Phase("gather", self.gather),
@@ -259,12 +228,10 @@ class TorchSparseAllReduce(SparseExchange):
 
     def all_reduce(self) -> None:
         """Sum over ranks."""
-        assert self.own is not None
         self.total = self.comm.sparse_all_reduce(self.own.clone())
 
     def copy_own_slice(self) -> None:
         """Copy the mean of this rank's rows into its slice."""
-        assert self.total is not None
         partition, rank = self.inputs.partition, self.inputs.rank
         rows = self.total.indices()[0]
         bounds = torch.tensor(partition.bounds[rank : rank + 2], device=rows.device)
@@ -274,9 +241,4 @@ class TorchSparseAllReduce(SparseExchange):
 
     def release(self) -> None:
         super().release()
-        self.own = self.total = None
-
-    def expected_bytes(self) -> list[int]:
-        """Return for each rank, times its peers: its rows with their numbers."""
-        sizes = [sum(row) * (self.inputs.row_bytes + COO_ID_BYTES) for row in self.inputs.counts]
-        return [(self.comm.world_size - 1) * size for size in sizes]
+        self.own = self.total = self.inputs.grad.new_empty(0)

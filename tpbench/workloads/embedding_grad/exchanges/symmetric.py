@@ -13,7 +13,7 @@ from tpbench.comm.collectives import on_one_machine
 from tpbench.workloads.embedding_grad.exchanges import Phase
 from tpbench.workloads.embedding_grad.exchanges.collectives import CountedCollectives
 from tpbench.workloads.embedding_grad.exchanges.sparse import SparseExchange
-from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs, leaving
+from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
 from tpbench.workloads.embedding_grad.row_operations import merge_kernel, row_kernels
 from tpbench.workloads.embedding_grad.row_operations.search import DeviceSearch, MisplacedRow, Replayed, RowFinder
 
@@ -125,19 +125,12 @@ class SparseSymmetric(SparseExchange):
 
     def _count(self, touched: Sequence[int]) -> None:
         """Count the bytes pushed to each rank, from the number of touched rows that each rank owns."""
-        row_bytes = self.inputs.row_bytes + MARK_BYTES
-        self.comm.count_push(
-            [0 if owner == self.inputs.rank else rows * row_bytes for owner, rows in enumerate(touched)]
-        )
+        self.comm.count([rows * (self.inputs.row_bytes + MARK_BYTES) for rows in touched])
 
     def result(self) -> Tensor:
         if misplaced := int(self.misplaced):
             raise MisplacedRow(f"rank {self.inputs.rank} touched {misplaced} rows that are not of the table")
         return self.inputs.own_slice
-
-    def expected_bytes(self) -> list[int]:
-        """Return for each rank: its rows that others own with their marks."""
-        return [rows * (self.inputs.row_bytes + MARK_BYTES) for rows in leaving(self.inputs.counts)]
 
     def columns(self) -> dict[str, Any]:
         return {**super().columns(), "workspace_gib": self.inboxes.gib}

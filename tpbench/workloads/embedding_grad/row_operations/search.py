@@ -40,8 +40,8 @@ class TouchedRows:
 class RowFinder(Protocol):
     """Search for the touched rows of each step."""
 
-    def find(self) -> TouchedRows | None:
-        """Return the rows of this step, or None if they are not known."""
+    def find(self) -> TouchedRows:
+        """Return the rows of this step."""
 
 
 class CpuRowFinder:
