@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
-from pathlib import Path
+from contextlib import ExitStack, suppress
 
 import numpy as np
 import torch.distributed as dist
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 
 from tpbench.comm.collectives import gather_objects, on_one_machine
 
-SHARED_MEMORY = Path("/dev/shm")
+SHARED_MEMORY = "/dev/shm"
 
 
 class SharedMemoryAllGather:
@@ -53,30 +52,18 @@ def connect(group: dist.ProcessGroup) -> SharedMemoryAllGather | None:
     if not on_one_machine(group):
         return None
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-    own_file = allocate_file(16 * ranks * ranks) if rank == 0 else None
-    file = gather_objects(str(own_file) if own_file else None, group)[0]
+    name: str | None = None
     words: NDArray[np.int64] | None = None
-    with suppress(OSError):
-        if file is not None:
-            words = np.memmap(file, np.int64, "r+", shape=(2, ranks, ranks))
-    all_mapped = all(gather_objects(words is not None, group))
-    if own_file:
-        own_file.unlink()  # so that a rank that dies leaves no file behind
+    with ExitStack() as until_mapped:  # then the file goes, so that a rank that dies later leaves none behind
+        with suppress(OSError):
+            if rank == 0:
+                file = until_mapped.enter_context(tempfile.NamedTemporaryFile(prefix="tpbench-", dir=SHARED_MEMORY))
+                # In a sparse file the first write to a hole kills the process (SIGBUS) if memory is full.
+                os.posix_fallocate(file.fileno(), 0, 16 * ranks * ranks)
+                name = file.name
+        file_of_all = gather_objects(name, group)[0]
+        with suppress(OSError):
+            if file_of_all is not None:
+                words = np.memmap(file_of_all, np.int64, "r+", shape=(2, ranks, ranks))
+        all_mapped = all(gather_objects(words is not None, group))
     return SharedMemoryAllGather(words, rank) if all_mapped and words is not None else None
-
-
-def allocate_file(size: int) -> Path | None:
-    """Create a file of `size` allocated bytes, or return None if there is no room.
-
-    A sparse file would not do: the first write to a hole kills the process (SIGBUS) if memory is full.
-    """
-    with suppress(OSError):
-        descriptor, name = tempfile.mkstemp(prefix="tpbench-all-gather-", dir=SHARED_MEMORY)
-        try:
-            os.posix_fallocate(descriptor, 0, size)
-            return Path(name)
-        except OSError:
-            Path(name).unlink()
-        finally:
-            os.close(descriptor)
-    return None

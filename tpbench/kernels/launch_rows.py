@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tpbench.kernels import symmetric
-from tpbench.kernels.one_pass.launch import LOG2_E, OnePassLaunch, Prepared, Scales, form, prepare
+from tpbench.kernels.one_pass.launch import LOG2_E, OnePassLaunch, Scales, form, prepare
 from tpbench.kernels.row_loss import Outputs, RowLoss, Scaling
 from tpbench.kernels.two_pass import kernels as two_pass
 from tpbench.kernels.two_pass.kernels import launching
@@ -50,13 +50,11 @@ def launch_rows(loss: RowLoss, logits: Tensor, target: Tensor, outputs: Outputs,
     """
     peers = _peers(loss, logits.device)
     if peers is not None:
-        prepared = _prepared(loss, logits, target, outputs, scaling)
-        if not isinstance(prepared, str):
-            return _one_pass(loss, prepared, None if peers == "one rank" else peers, logits, target, outputs, scaling)
+        how = _one_pass(loss, None if peers == "one rank" else peers, logits, target, outputs, scaling)
+        if not isinstance(how, str):
+            return how
         if loss.algorithm == "one_read":
-            raise ValueError(
-                f"algorithm='one_read' cannot do this: {prepared}; use 'auto', 'two_kernels' or 'two_reads'"
-            )
+            raise ValueError(f"algorithm='one_read' cannot do this: {how}; use 'auto', 'two_kernels' or 'two_reads'")
     with launching(logits.device):
         block, kernels = two_pass.launch(loss, logits, target, outputs, scaling)
     sent = two_pass.bytes_exchanged(
@@ -65,23 +63,21 @@ def launch_rows(loss: RowLoss, logits: Tensor, target: Tensor, outputs: Outputs,
     return How(loss.two_pass_algorithm, block, sent, kernels)
 
 
-def _prepared(loss: RowLoss, logits: Tensor, target: Tensor, outputs: Outputs, scaling: Scaling) -> Prepared | str:
-    """Return the launch of a one-pass kernel without addresses and factors, or the reason why none can do it."""
+def _one_pass(
+    loss: RowLoss, peers: symmetric.PeerWorkspace | None, logits: Tensor, target: Tensor, outputs: Outputs,
+    scaling: Scaling,
+) -> How | str:  # fmt: skip
+    """Launch the kernel that reads each logit once, or return the reason why none can do it."""
     needs_rows = outputs.row_entropy is not None or scaling.row_grad is not None
     if needs_rows or outputs.accumulate or loss.label_smoothing or loss.softcap or loss.target_softcap:
         return "it has no label_smoothing, no softcap, no entropy, no gradients of rows, and accumulates into no tensor"
-    return prepare(
+    prepared = prepare(
         form(logits), form(target), None if outputs.grad is None else form(outputs.grad), logits.device.index,
         loss.vocabulary, loss=loss.formula, logprob=loss.is_logprob, ignore_index=loss.ignore_index,
         reduce=outputs.total is not None, count=scaling.count, z_loss=loss.z_loss > 0, block_cap=loss.block_cap,
     )  # fmt: skip
-
-
-def _one_pass(
-    loss: RowLoss, prepared: Prepared, peers: symmetric.PeerWorkspace | None, logits: Tensor, target: Tensor,
-    outputs: Outputs, scaling: Scaling,
-) -> How:  # fmt: skip
-    """Launch the kernel that reads each logit once."""
+    if isinstance(prepared, str):
+        return prepared
     k = loss.logits_scale * LOG2_E
     grad_scale = loss.grad_scale(scaling) * loss.logits_scale
     scales = Scales(k, k / loss.temperature, loss.z_loss, grad_scale, scaling.mean)

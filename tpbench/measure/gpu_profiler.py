@@ -8,10 +8,11 @@ graphs (pytorch/pytorch#144455). So a process that has profiled a GPU runs no fu
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
@@ -45,6 +46,16 @@ def gpu_profile(*more: ProfilerActivity) -> profile:
     global _has_run
     _has_run = True
     return profile(activities=[*more, ProfilerActivity.CUDA])
+
+
+def profiled(step: Callable[[], None], context: Context) -> Any:
+    """Run a step under the profiler of CPU and GPU, wait for its end, and return the profiler."""
+    on_gpu = context.device.type == "cuda"
+    with gpu_profile(ProfilerActivity.CPU) if on_gpu else profile(activities=[ProfilerActivity.CPU]) as profiler:
+        step()
+        if on_gpu:
+            torch.cuda.synchronize(context.device)
+    return profiler
 
 
 def has_run() -> bool:

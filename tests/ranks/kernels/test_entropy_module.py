@@ -82,23 +82,17 @@ def test_gradients_in_fp16_stay_finite_with_any_factors(
 
 
 @pytest.mark.parametrize(
-    ("error", "names", "changes"),
+    ("names", "changes"),
     [
-        (ValueError, "logits must have shape", {"logits": LOGITS.half()[0, 0]}),
-        (TypeError, "grad_scale must be a number", {"grad_scale": "2"}),
-        (ValueError, "grad_scale must be finite", {"grad_scale": math.nan}),
-        (ValueError, "logits_scale must be finite in float32", {"logits_scale": 10**400}),
-        (ValueError, "logits_scale must be .* greater than 0", {"logits_scale": -1.0}),
-        (ValueError, "reduction must be one of", {"reduction": "avg"}),
+        ("logits must have shape", {"logits": LOGITS.half()[0, 0]}),
+        ("grad_scale must be finite", {"grad_scale": math.nan}),
+        ("logits_scale must be .* greater than 0", {"logits_scale": -1.0}),
     ],
 )
-def test_errors_name_the_argument_that_decides_the_scale_in_fp16(
-    error: type[Exception], names: str, changes: dict[str, Any], algorithm: dict[str, Any]
-) -> None:
-    options = dict(changes)
-    logits = options.pop("logits", LOGITS.half()).clone().requires_grad_()
-    with pytest.raises(error, match=names):
-        EntropyLoss(**options, **algorithm)(logits, LABELS)
+def test_errors_name_the_argument_that_decides_the_scale_in_fp16(names: str, changes: dict[str, Any]) -> None:
+    logits = changes.get("logits", LOGITS.half()).clone().requires_grad_()
+    with pytest.raises(ValueError, match=names):
+        EntropyLoss(**{name: value for name, value in changes.items() if name != "logits"})(logits, LABELS)
 
 
 def test_a_second_backward_raises(device: torch.device) -> None:
@@ -107,13 +101,11 @@ def test_a_second_backward_raises(device: torch.device) -> None:
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="run forward again"):
         loss.backward()
-
-
-def test_the_module_without_gradients(device: torch.device) -> None:
-    values, target = make("cross_entropy", device=device)
-    assert not EntropyLoss()(values, target).requires_grad
     with torch.no_grad():
-        assert not EntropyLoss(in_place=True)(values.clone().requires_grad_(), target).requires_grad
+        assert not EntropyLoss(in_place=True)(values, target).requires_grad
+
+
+def test_settings_are_those_of_the_function() -> None:
     with pytest.raises(TypeError, match="in_place"):
         EntropyLoss(grad="none")
     with pytest.raises(TypeError, match="no setting zloss; there are algorithm, block_cap, "):

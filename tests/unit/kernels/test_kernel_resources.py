@@ -30,15 +30,10 @@ H200, A10 = gpu(2048, 228), gpu(1536, 100)
     [
         (32, 0, 8, H200, 1.0),  # nothing in the way
         (33, 0, 8, H200, 0.75),  # 40 registers a thread: 48 warps
-        (64, 0, 32, H200, 0.5),
         (65, 0, 32, H200, 0.0),  # 1024 threads of 72 registers do not fit
         (128, 0, 16, H200, 0.25),
-        (128, 0, 4, H200, 0.25),
-        (168, 0, 4, H200, 12 / 64),
-        (255, 0, 8, H200, 8 / 64),
         (32, 100 * 1024, 8, H200, 16 / 64),  # two programs' shared memory
         (32, 114 * 1024, 8, H200, 8 / 64),  # and the reserved kilobyte of each
-        (32, 227 * 1024, 8, H200, 8 / 64),
         (32, 0, 32, A10, 32 / 48),  # a second program of 32 warps has no room
     ],
 )

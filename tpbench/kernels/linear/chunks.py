@@ -19,8 +19,8 @@ from tpbench.kernels.collectives import all_gather, reduce_scatter
 Accumulation = Literal["product", "blocks"]
 """How a product is added to fp32 memory: inside the product, or in blocks of rows that are converted before."""
 
-_BLOCK_ELEMENTS = 2**24
-"""Elements of a block that is converted to fp32."""
+_BLOCK_ROWS = 2048
+"""Rows of a block that is converted to fp32."""
 AUTO_GIB = 0.5
 """Workspace for workspace_gib="auto": 4096 rows of a vocabulary of 131,072 over two ranks, in bf16. With fewer rows the
 weight's gradient, which is read and written once per chunk, takes a larger share of its product."""
@@ -204,11 +204,9 @@ def add_product(left: Tensor, right: Tensor, out: Tensor, alpha: float = 1.0) ->
     if out.is_cuda and out.is_contiguous():
         torch.addmm(out, left, right, alpha=alpha, out_dtype=out.dtype, out=out)
         return "product"
-    rows = max(1, _BLOCK_ELEMENTS // max(1, left.shape[1], out.shape[1]))
     converted = right.to(out.dtype)
-    for first in range(0, len(out), rows):
-        block = out[first : first + rows]
-        block.addmm_(left[first : first + rows].to(out.dtype), converted, alpha=alpha)
+    for block, rows in zip(torch.split(out, _BLOCK_ROWS), torch.split(left, _BLOCK_ROWS), strict=True):
+        block.addmm_(rows.to(out.dtype), converted, alpha=alpha)
     return "blocks"
 
 

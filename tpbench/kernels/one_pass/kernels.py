@@ -1,10 +1,7 @@
 """The one-pass kernels: they read each logit once, and compute the loss of each row and its gradient.
 
-A *tile* is ROWS rows by at most REPEATS * LANES * VECTOR columns. Programs are persistent: each walks down the rows
-with the same *part* of each row, TILES neighbouring tiles. Asynchronous copies bring tiles to shared memory, two rows
-ahead. The last tile of a row then lives in registers. Its exponentials are relative to each thread's own maximum, and
-one factor per thread turns them into the gradient. The other tiles stay in shared memory until their gradient, which
-computes their exponentials again. The reduction over threads, with its barriers, happens once per row.
+A *tile* is ROWS rows by at most REPEATS * LANES * VECTOR columns, and a *part* of a row is TILES neighbouring tiles.
+README.md explains the kernels. The reduction over threads, with its barriers, happens once per row:
 
     for each row:
       1. load the last tile to registers, merge the state of the row, and send it
@@ -12,10 +9,6 @@ computes their exponentials again. The reduction over threads, with its barriers
       3. receive the states of all parts
       4. store the gradient of the last tile
       5. for each other tile: store its gradient, start to copy into the freed place, and reduce the next row's tile
-
-Where a row has several parts, on this GPU or on other ranks, each program sends its state and waits for the others'
-states (see `exchange`). Meanwhile it works on the tiles of the next row. A row that fills the shared memory of a
-multiprocessor by itself has a kernel of its own, `whole_row_kernel`.
 """
 
 from triton.experimental import gluon

@@ -21,7 +21,6 @@ import torch
 import torch._dynamo  # traces and optimizers need it: import it before jobs are forked, not in each
 import torch.distributed as dist
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
 
 from tpbench.comm import parallel_linears
 from tpbench.comm.collectives import gather_rows, scatter_rows
@@ -32,9 +31,9 @@ from tpbench.measure.gpu_profiler import (
     PRODUCT,
     Interval,
     events,
-    gpu_profile,
     intervals,
     keep_trace,
+    profiled,
     spans,
 )
 from tpbench.measure.rates import compute_ms, gemm_tflops
@@ -215,10 +214,7 @@ def trace_step(step: Callable[[], None], context: Context, *, keep: bool) -> dic
     if context.rank and not keep:
         queued_step()
         return {}
-    with gpu_profile(ProfilerActivity.CPU) if on_gpu else profile(activities=[ProfilerActivity.CPU]) as profiler:
-        queued_step()
-        if on_gpu:
-            torch.cuda.synchronize(context.device)
+    profiler = profiled(queued_step, context)
     if keep:
         keep_trace(profiler, context)
     timeline = intervals(events(profiler, on_gpu), on_gpu)

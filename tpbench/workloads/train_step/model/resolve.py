@@ -42,10 +42,8 @@ def resolve(problem: TrainStep, chosen: frozenset[str] = frozenset()) -> TrainSt
     them. Raises JobError if the folder describes no dense decoder, if `chosen` contradicts a folder, and if the
     transformers package does not have the model or makes a model of other sizes.
     """
-    if "config_hash" in chosen:
-        raise JobError("config_hash is of what the model's folder says: it cannot be set")
-    if computed := [name for name in COMPUTED if name in chosen]:
-        raise JobError(f"{computed[0]} is what the model's layers have: it cannot be set")
+    if computed := [name for name in ("config_hash", *COMPUTED) if name in chosen]:
+        raise JobError(f"{computed[0]} follows from the model: it cannot be set")
     problem = replace(problem, **{name: getattr(TrainStep, name) for name in COMPUTED})
     changed = [name for name in ARCHITECTURE if name in chosen]
     must_check = problem.architecture not in KNOWN_ARCHITECTURES

@@ -25,7 +25,6 @@ from torch.distributed.tensor.parallel import (
 from torch.utils.checkpoint import checkpoint
 
 from tpbench.comm.collectives import gather_before, sharded_along
-from tpbench.workloads.train_step.model.configuration import UnknownArchitecture
 from tpbench.workloads.train_step.model.models import decoder_layers, decoder_parts
 from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.sharding.plan import Block, Style, blocks
@@ -65,12 +64,6 @@ def shard(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
     parallelize_module(model, tp, plan, src_data_rank=None)
     if problem.tied:
         model.lm_head.weight = model.get_input_embeddings().weight
-    for name, parameter in model.named_parameters():
-        if not isinstance(parameter, DTensor):
-            raise UnknownArchitecture(
-                f"the plan does not know {name} of {problem.model} ({problem.architecture}), which is in no block and "
-                "no norm of a decoder layer"
-            )
 
 
 class ReplicatedModule(ParallelStyle):

@@ -27,9 +27,7 @@ from tpbench.workloads.train_step.training.trainer import (
     adamw,
     clip_divisor,
     ignore_phase,
-    loss_of_whole_logits,
-    tpbench_linear_loss,
-    tpbench_loss,
+    loss_of,
 )
 
 _PARTITION_TYPES = {"colwise": "column", "rowwise": "row", "replicated": "skip"}
@@ -153,11 +151,9 @@ def _loss(problem: TrainStep, model: Any) -> Loss:
 
     head = next((module for module in model.modules() if isinstance(module, VocabParallelLinear)), None)
     if head is None:
-        return loss_of_whole_logits(problem, model)
-    if problem.train_loss == "tpbench_linear":
-        return tpbench_linear_loss(problem, model, head, head.mp_group, head.vocab_start_index)
-    if problem.train_loss == "tpbench":
-        return tpbench_loss(head.mp_group, head.vocab_start_index, problem.vocab)
+        return loss_of(problem, model)
+    if problem.train_loss != "torch":
+        return loss_of(problem, model, head.mp_group, head.vocab_start_index)
 
     def loss(logits: Tensor, labels: Tensor) -> Tensor:
         result: Tensor = model.loss_function(logits, shift_labels=labels)

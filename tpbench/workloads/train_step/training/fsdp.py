@@ -13,6 +13,7 @@ from torch import nn
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.fx import Graph, Node
 from torch.nn.parallel import DistributedDataParallel
@@ -20,15 +21,11 @@ from torch.nn.parallel import DistributedDataParallel
 from tpbench.comm.symmetric_buffers import enable_symmetric_memory
 from tpbench.measure.session import Context
 from tpbench.workloads.train_step.model import models
+from tpbench.workloads.train_step.model.configuration import UnknownArchitecture
 from tpbench.workloads.train_step.model.models import allocate, decoder_layers, decoder_parts, fill, place_buffers
 from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.sharding import by_modules
-from tpbench.workloads.train_step.training.trainer import (
-    TorchTrainer,
-    loss_of_whole_logits,
-    tpbench_linear_loss,
-    tpbench_loss,
-)
+from tpbench.workloads.train_step.training.trainer import TorchTrainer, loss_of
 
 RESHAPES = (torch.ops.aten.view.default, torch.ops.aten.reshape.default)
 
@@ -44,19 +41,17 @@ def fsdp_dtensor(problem: TrainStep, context: Context, sharding: ModuleType = by
     mesh = device_mesh(context)
     if context.tp_size > 1:
         sharding.shard(problem, model, mesh["tp"])
+        if plain := [name for name, parameter in model.named_parameters() if not isinstance(parameter, DTensor)]:
+            raise UnknownArchitecture(f"{plain[0]} of {problem.model} ({problem.architecture}) is in no block or norm")
     if problem.compile:
         (sharding.compile_layers if context.tp_size > 1 else models.compile_layers)(model)
     shard_over_replicas(model, mesh["dp"], context.device, problem.seed)
     sharded_logits = context.tp_size > 1 and problem.vocab_parallel
     vocab_start = context.tp_rank * -(-problem.vocab // context.tp_size)
-    if sharded_logits and problem.train_loss == "tpbench_linear":
-        head, group = model.lm_head, context.tp_group
-        sharded = not sharding.HEAD_GATHERS
-        loss = tpbench_linear_loss(problem, model, head, group, vocab_start, hidden_sharded=sharded)
-    elif sharded_logits and problem.train_loss == "tpbench":
-        loss = tpbench_loss(context.tp_group, vocab_start, problem.vocab)
+    if sharded_logits:
+        loss = loss_of(problem, model, context.tp_group, vocab_start, hidden_sharded=not sharding.HEAD_GATHERS)
     else:
-        loss = loss_of_whole_logits(problem, model)
+        loss = loss_of(problem, model)
     reduce_gradients = sharding.gradient_reduction(model, context.tp_group) if context.tp_size > 1 else None
 
     @contextlib.contextmanager
@@ -134,7 +129,7 @@ def ddp(problem: TrainStep, context: Context) -> TorchTrainer:
     models.materialise(model, context.device, problem.seed)
     if problem.compile:
         models.compile_layers(model)
-    loss = loss_of_whole_logits(problem, model)
+    loss = loss_of(problem, model)
     devices = [context.device.index] if context.device.type == "cuda" else None
     wrapped = DistributedDataParallel(
         model, device_ids=devices, process_group=context.dp_group, gradient_as_bucket_view=True

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
 
 from tpbench.measure import cuda_graph
-from tpbench.measure.gpu_profiler import COMMUNICATION, Interval, covered_ms, events, gpu_profile, intervals, keep_trace
+from tpbench.measure.bottleneck import busy_ms
+from tpbench.measure.gpu_profiler import Interval, events, intervals, keep_trace, profiled
 from tpbench.measure.ranks import gather_number
 from tpbench.measure.session import Context
 from tpbench.workloads.train_step.estimates import flops_per_token
@@ -23,8 +23,8 @@ from tpbench.workloads.train_step.model.inputs import Batch
 from tpbench.workloads.train_step.problem import PHASES, TrainStep
 from tpbench.workloads.train_step.training.trainer import MarkPhase, Trainer
 
-Mark = tuple[str, "float | torch.cuda.Event"]
-"""A phase, and the time in seconds, or the event, of its begin."""
+Mark = tuple[str, Any]
+"""A phase, and the CUDA event or, on a CPU, the time in seconds of its begin."""
 PEAK_TFLOPS = {
     "H100 PCIe": (756, 378),
     "H100 NVL": (835, 418),
@@ -137,11 +137,8 @@ def _sum_ms(marks: Sequence[Mark], phase: str) -> float:
     return sum(_between_ms(begin, end) for (name, begin), (_, end) in pairs if name == phase)
 
 
-def _between_ms(begin: float | torch.cuda.Event, end: float | torch.cuda.Event) -> float:
-    if isinstance(begin, torch.cuda.Event) and isinstance(end, torch.cuda.Event):
-        return float(begin.elapsed_time(end))
-    assert isinstance(begin, float) and isinstance(end, float)
-    return (end - begin) * 1e3
+def _between_ms(begin: Any, end: Any) -> float:
+    return float(begin.elapsed_time(end)) if isinstance(begin, torch.cuda.Event) else (end - begin) * 1e3
 
 
 def phase_columns(times_ms: Sequence[Sequence[float]]) -> dict[str, Any]:
@@ -164,13 +161,9 @@ def profile_step(train: Callable[[], None], restore: Callable[[], None], context
     """
     restore()
     dist.barrier()
-    cuda = context.device.type == "cuda"
-    with gpu_profile(ProfilerActivity.CPU) if cuda else profile(activities=[ProfilerActivity.CPU]) as profiler:
-        train()
-        if cuda:
-            torch.cuda.synchronize(context.device)
+    profiler = profiled(train, context)
     keep_trace(profiler, context)
-    if not cuda:
+    if context.device.type != "cuda":
         return {}
     share = exposed_share(intervals(events(profiler, on_gpu=True), on_gpu=True))
     return {"exposed_share": max(gather_number(share, context))}
@@ -178,14 +171,8 @@ def profile_step(train: Callable[[], None], restore: Callable[[], None], context
 
 def exposed_share(timeline: Sequence[Interval]) -> float:
     """Return the share of the timeline, from its first begin to its last end, in which only communication runs."""
-    if not timeline:
-        return 0.0
-    first_ms, last_ms = (
-        min(work.start_ms for work in timeline),
-        max(work.start_ms + work.length_ms for work in timeline),
-    )
-    others = [work for work in timeline if work.kind != COMMUNICATION]
-    return (covered_ms(timeline) - covered_ms(others)) / (last_ms - first_ms)
+    length_ms = max((work.start_ms + work.length_ms for work in timeline), default=1.0)
+    return busy_ms(timeline)[1] / length_ms
 
 
 def throughput(problem: TrainStep, context: Context, columns: Mapping[str, Any]) -> dict[str, Any]:

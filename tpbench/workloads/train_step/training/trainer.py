@@ -29,11 +29,17 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 logits, (batch, sequence, vocabulary or a shard of it). For `tpbench_linear_loss` it is the hidden states."""
 
 
-def loss_of_whole_logits(problem: TrainStep, model: Any) -> Loss:
-    """Return the problem's loss for a model whose head is not sharded."""
+def loss_of(
+    problem: TrainStep, model: Any, group: Any = None, vocab_start: int = 0, *, hidden_sharded: bool = False
+) -> Loss:
+    """Return the problem's loss of a model.
+
+    `group` shards the head and the vocabulary, or is None; `vocab_start` is the first column on this rank.
+    `hidden_sharded` is that of `tpbench_linear_loss`.
+    """
     if problem.train_loss == "tpbench_linear":
-        return tpbench_linear_loss(problem, model, model.lm_head, None, 0)
-    return tpbench_loss(None, 0, problem.vocab) if problem.train_loss == "tpbench" else torch_loss
+        return tpbench_linear_loss(problem, model, group, vocab_start, hidden_sharded=hidden_sharded)
+    return tpbench_loss(group, vocab_start, problem.vocab) if problem.train_loss == "tpbench" else torch_loss
 
 
 def torch_loss(logits: Tensor, labels: Tensor) -> Tensor:
@@ -43,10 +49,7 @@ def torch_loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def tpbench_loss(group: Any, vocab_start: int, vocab: int) -> Loss:
-    """Return tpbench's fused loss and gradient. The gradient overwrites the logits.
-
-    `group` shards the vocabulary, or is None; `vocab_start` is the first column on this rank.
-    """
+    """Return tpbench's fused loss and gradient. The gradient overwrites the logits."""
     from tpbench.kernels import EntropyLoss
 
     # exchange="nccl" because FSDP's collectives run at the same time.
@@ -59,15 +62,12 @@ def tpbench_loss(group: Any, vocab_start: int, vocab: int) -> Loss:
     return loss
 
 
-def tpbench_linear_loss(
-    problem: TrainStep, model: Any, head: Any, group: Any, vocab_start: int, *, hidden_sharded: bool = False
-) -> Loss:
+def tpbench_linear_loss(problem: TrainStep, model: Any, group: Any, vocab_start: int, *, hidden_sharded: bool) -> Loss:
     """Return tpbench's loss of hidden states and the head's weight, which works in chunks of tokens.
 
     The head then returns its input and computes nothing. Its parameters are those of its latest forward pass, in which
-    FSDP gathers them. If the model caps its logits, so does the loss. `group` shards the vocabulary, or is None;
-    `vocab_start` is the first column on this rank. With `hidden_sharded` each rank has an equal part of the tokens, in
-    rank order; rows behind the last token do not count.
+    FSDP gathers them. If the model caps its logits, so does the loss. With `hidden_sharded` each rank has an equal part
+    of the tokens, in rank order; rows behind the last token do not count.
     """
     from tpbench.kernels import LinearEntropyLoss
 
@@ -76,7 +76,7 @@ def tpbench_linear_loss(
         group=group, vocab_start=vocab_start, vocab_size=problem.vocab, hidden_sharded=hidden_sharded, exchange="nccl",
         softcap=getattr(model.config, "final_logit_softcapping", None),
     )  # fmt: skip
-    dtype = getattr(torch, problem.dtype)
+    head, dtype = model.lm_head, getattr(torch, problem.dtype)
     latest: list[Any] = []
 
     def forward(hidden: Tensor) -> Tensor:
