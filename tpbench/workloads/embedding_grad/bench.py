@@ -181,6 +181,5 @@ def unavoidable_bytes(counts: Sequence[Sequence[int]], merged_rows: Sequence[int
     return moved * row_bytes, busiest(counts) * row_bytes
 
 
-def setup(problem: EmbeddingGrad, variant: Variant, context: Context) -> EmbeddingGradSession:
-    """Return the session of one cell on this rank."""
-    return EmbeddingGradSession(problem, variant, context)
+setup = EmbeddingGradSession
+"""The worker calls `setup(problem, variant, context)`."""

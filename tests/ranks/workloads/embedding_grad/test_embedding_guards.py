@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,7 @@ import torch
 from tests.support.embedding_grad import HERE, FixedStopwatch, context, new_session, prepared, problem, run
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tpbench.comm import shared_memory_all_gather as module
-from tpbench.workloads.embedding_grad.exchanges.collectives import CountedCollectives, measure_link_rates
+from tpbench.workloads.embedding_grad.exchanges.collectives import CountedCollectives
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
 from tpbench.workloads.embedding_grad.oracle import LostRows
 
@@ -56,29 +55,6 @@ def wrong_verdict(here: Rank) -> str | None:
 
 def test_an_error_of_one_rank_is_known_to_every_rank() -> None:
     assert all("grad_error" in str(wrong) for wrong in run_on_ranks(2, wrong_verdict))
-
-
-def rates_after_a_hiccup(here: Rank) -> tuple[float, float]:
-    """Return the latency if the first series takes ten times as long as it should, and the correct one."""
-    inputs = EmbeddingGradInputs(problem(), context(here))
-    times_ms = iter([0.1, *itertools.repeat(0.01, 10)])
-
-    class HiccupStopwatch:
-        def ms(self, run: Any, restore: Any = None, *, on_host: bool = False) -> float:
-            run()
-            return next(times_ms)
-
-        def samples_ms(self, run: Any) -> list[float]:
-            return [self.ms(run)]
-
-    stopwatch: Any = HiccupStopwatch()
-    comm = CountedCollectives(here.group, here.rank, here.world_size)
-    return measure_link_rates(inputs, comm, stopwatch)["latency_ms"], 0.01
-
-
-def test_a_hiccup_is_not_the_latency() -> None:
-    for measured_ms, latency_ms in run_on_ranks(2, rates_after_a_hiccup):
-        assert measured_ms == latency_ms
 
 
 def details_of(here: Rank) -> tuple[dict[str, Any], str | None]:

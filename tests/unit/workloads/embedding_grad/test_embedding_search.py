@@ -11,8 +11,7 @@ import torch
 from tests.support.embedding_grad import context, problem
 from tpbench.workloads.embedding_grad.exchanges.sparse import equal_time, sparse_is_faster
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs, busiest
-from tpbench.workloads.embedding_grad.row_operations import search
-from tpbench.workloads.embedding_grad.row_operations.search import CpuRowFinder, PinnedRing, Replayed
+from tpbench.workloads.embedding_grad.row_operations.search import CpuRowFinder, PinnedRing
 
 
 def found(*steps: list[int], rank: int = 0) -> CpuRowFinder:
@@ -56,26 +55,6 @@ def test_a_pinned_buffer_is_not_written_before_its_copy_ended() -> None:
     uploaded = [ring.upload(3, lambda buffer, step=step: buffer.fill_(step)) for step in range(6)]  # type: ignore[misc]
     assert ring.waits == 4  # and no more waits than necessary
     assert [numbers.tolist() for numbers in uploaded[:4]] == [[step] * 3 for step in range(4)]
-
-
-def test_work_is_called_once_captured_once_and_then_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines: list[str] = []
-
-    def capture(work: Any) -> Any:
-        lines.append("capture")
-        work()
-        return mock.Mock(replay=lambda: lines.append("replay"))
-
-    capturing = False
-    monkeypatch.setattr(search.cuda_graph, "capture", capture)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
-    run = Replayed(lambda: lines.append("work"), torch.device("cuda", 0))
-    for _ in range(3):
-        run()
-    assert lines == ["work", "capture", "work", "replay", "replay"]
-    capturing = True  # another graph holds the launches themselves
-    run()
-    assert lines[-1] == "work"
 
 
 def test_the_busiest_rank_decides_between_dense_and_sparse() -> None:

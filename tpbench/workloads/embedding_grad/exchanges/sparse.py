@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -143,13 +142,16 @@ class SparseAllToAll(SparseExchange):
         """Replace this rank's slice by the mean."""
         own = self.inputs.own_slice
         if self.table is None:
-            for start, stop in join_adjacent(self.segments()):
-                own.index_add_(0, self.received_ids[start:stop], self.received_values[start:stop])
+            self.add_received(own)
             own.mul_(self.scale)
             return
         from tpbench.workloads.embedding_grad.row_operations.merge_kernel import merge_rows
 
         merge_rows(own, self.received_values, self.table, rank=self.inputs.rank, scale=self.scale)
+
+    def add_received(self, own: Tensor) -> None:
+        """Add the received rows to this rank's slice, with merge=index_add."""
+        own.index_add_(0, self.received_ids, self.received_values)
 
     def result(self) -> Tensor:
         if misplaced := int(self.misplaced):
@@ -159,17 +161,6 @@ class SparseAllToAll(SparseExchange):
     def release(self) -> None:
         super().release()
         self.received_ids = self.sent_values = self.received_values = self.inputs.grad.new_empty(0)
-
-
-def join_adjacent(segments: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the starts and ends of segments, as one if they follow each other, and without empty ones."""
-    joined: list[tuple[int, int]] = []
-    for start, count in segments:
-        if count and joined and joined[-1][1] == start:
-            joined[-1] = (joined[-1][0], start + count)
-        elif count:
-            joined.append((start, start + count))
-    return joined
 
 
 class SparseAllGather(SparseAllToAll):
@@ -197,6 +188,10 @@ class SparseAllGather(SparseAllToAll):
         gathered_rows = self.comm.world_size * self.padded_rows
         self.received_values = self.sent_values.new_empty(gathered_rows, self.sent_values.shape[1])
         self.comm.all_gather(self.received_values, self.sent_values)
+
+    def add_received(self, own: Tensor) -> None:
+        for start, count in self.segments():
+            own.index_add_(0, self.received_ids[start : start + count], self.received_values[start : start + count])
 
     def segments(self) -> list[tuple[int, int]]:
         rank, found = self.inputs.rank, []
