@@ -84,9 +84,11 @@ class ForwardIndex:
         """(accumulate, tokens) int32 on the device."""
         self.stream: torch.cuda.Stream | None = None
         self.ring: PinnedRing | None = None
+        self.passes_end: Any = None
         if problem.index == "early":
             self.stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
             self.ring = PinnedRing(self.tokens.numel(), self.device, pinned=self.stream is not None)
+            self.copied = [torch.empty_like(self.tokens, device=self.device) for _ in range(2)]
         self.prepare_next_step()
 
     def begin_forward(self) -> None:
@@ -94,17 +96,20 @@ class ForwardIndex:
         if self.ring is None:
             self.rows = bigram_rows(self.tokens, self.table_rows).to(self.device)
             return
-        self.rows = self.next_rows
+        self.rows = self.copied[self.ring.slot]
         if self.stream is not None:
-            compute = torch.cuda.current_stream(self.device)
-            compute.wait_stream(self.stream)
-            self.rows.record_stream(compute)  # no copy overwrites rows before the passes have read them
+            torch.cuda.current_stream(self.device).wait_event(self.ring.copy_ends[self.ring.slot])
 
     def prepare_next_step(self) -> None:
         """Begin the index of the next step. The host calls this after it has queued both passes of this step."""
-        if self.ring is not None:
-            with on(self.stream):
-                self.next_rows = self.ring.upload(self.tokens.numel(), self._hash).view_as(self.tokens)
+        if self.ring is None:
+            return
+        with on(self.stream):
+            if self.stream is not None and self.passes_end is not None:
+                self.stream.wait_event(self.passes_end)  # the passes of the step before have read what is overwritten
+            self.ring.upload(self._hash, self.copied[1 - self.ring.slot].view(-1))
+        if self.stream is not None:
+            self.passes_end = torch.cuda.current_stream(self.device).record_event()
 
     def _hash(self, buffer: Tensor) -> None:
         bigram_rows(self.tokens, self.table_rows, out=buffer.view_as(self.tokens))

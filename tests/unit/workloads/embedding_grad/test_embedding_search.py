@@ -40,19 +40,19 @@ class LateRing(PinnedRing):
         super().__init__(4, torch.device("cpu"), pinned=False)
         self.waits = 0
 
-    def copy(self, filled: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        uploaded = torch.full_like(filled, -1)
-
+    def copy(self, filled: torch.Tensor, out: torch.Tensor) -> Any:
         def finish() -> None:
             self.waits += 1
-            uploaded.copy_(filled)
+            out.copy_(filled)
 
-        return uploaded, mock.Mock(synchronize=finish)
+        return mock.Mock(synchronize=finish)
 
 
 def test_a_pinned_buffer_is_not_written_before_its_copy_ended() -> None:
     ring = LateRing()
-    uploaded = [ring.upload(3, lambda buffer, step=step: buffer.fill_(step)) for step in range(6)]  # type: ignore[misc]
+    uploaded = [torch.full((3,), -1, dtype=torch.int32) for _ in range(6)]
+    for step, out in enumerate(uploaded):
+        ring.upload(lambda buffer, step=step: buffer.fill_(step), out)  # type: ignore[misc]
     assert ring.waits == 4  # and no more waits than necessary
     assert [numbers.tolist() for numbers in uploaded[:4]] == [[step] * 3 for step in range(4)]
 

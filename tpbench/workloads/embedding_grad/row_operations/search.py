@@ -76,7 +76,10 @@ class CpuRowFinder:
         def fill(buffer: Tensor) -> None:
             np.concatenate(parts, out=buffer.numpy(), casting="same_kind")
 
-        return TouchedRows(np.diff(cuts).tolist(), lambda: self.ring.upload(len(rows), fill))
+        def upload() -> Tensor:
+            return self.ring.upload(fill, torch.empty(len(rows), dtype=torch.int32, device=self.ring.device))
+
+        return TouchedRows(np.diff(cuts).tolist(), upload)
 
 
 class PinnedRing:
@@ -91,21 +94,20 @@ class PinnedRing:
         self.device, self.pinned = device, pinned
         self.slot = 0
 
-    def upload(self, size: int, fill: Callable[[Tensor], object]) -> Tensor:
-        """Return `size` numbers, which `fill` writes into a buffer, on the device. Their copy may still be running."""
+    def upload(self, fill: Callable[[Tensor], object], out: Tensor) -> Tensor:
+        """Let `fill` write numbers into a buffer, start their copy to `out` on the device, and return `out`."""
         slot = self.slot = 1 - self.slot
         if self.copy_ends[slot] is not None:
             self.copy_ends[slot].synchronize()
-        filled = self.buffers[slot][:size]
+        filled = self.buffers[slot][: len(out)]
         fill(filled)
-        uploaded, self.copy_ends[slot] = self.copy(filled)
-        return uploaded
+        self.copy_ends[slot] = self.copy(filled, out)
+        return out
 
-    def copy(self, filled: Tensor) -> tuple[Tensor, Any]:
-        """Start a copy to the device on the current stream. Return the tensor there and an event of the copy's end."""
-        uploaded = filled.to(self.device, non_blocking=self.pinned, copy=True)
-        on_gpu = self.device.type == "cuda"
-        return uploaded, torch.cuda.current_stream(self.device).record_event() if on_gpu else None
+    def copy(self, filled: Tensor, out: Tensor) -> Any:
+        """Start a copy on the current stream and return an event of its end."""
+        out.copy_(filled, non_blocking=self.pinned)
+        return torch.cuda.current_stream(self.device).record_event() if self.device.type == "cuda" else None
 
 
 class Replayed:
