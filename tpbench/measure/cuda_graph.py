@@ -5,6 +5,7 @@ All workloads capture here. A capture runs no kernel, so the first replay fills 
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -48,7 +49,15 @@ def capture(
         pool: memory of `torch.cuda.graph_pool_handle()`, which graphs may share that do not run at the same time.
     """
     graph = torch.cuda.CUDAGraph()
-    # NCCL's watchdog queries events in a thread of its own, which a global capture would forbid.
-    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-        result = work()
+    # A collection of garbage may free symmetric memory, which waits for the device and so invalidates a capture.
+    collects_garbage = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        # NCCL's watchdog queries events in a thread of its own, which a global capture would forbid.
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            result = work()
+    finally:
+        if collects_garbage:
+            gc.enable()
     return CapturedWork(result, graph.replay)
