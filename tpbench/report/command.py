@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from tpbench.report import plots
 from tpbench.report.analysis.grid import arrange_rows
 from tpbench.report.analysis.metrics import METRICS, metric
 from tpbench.report.command_line import (
@@ -27,6 +26,7 @@ from tpbench.report.command_line import (
     write_tables,
 )
 from tpbench.report.pivot import pivot
+from tpbench.report.plots import grid_plots
 from tpbench.report.repeat import print_command
 from tpbench.report.studies import check_columns, check_study, studies, study_document, study_picture
 from tpbench.results.current_rows import newest
@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
         help=f"one of: {', '.join(METRICS)}, or a number that a workload adds; an unknown name lists all (time_ms; in "
         "a page device_ms of rows that have it)",
     )
-    parser.add_argument("--plot", metavar="NAME", help=f"with png or svg, one of: {', '.join(plots.PLOTS)}")
+    parser.add_argument("--plot", metavar="NAME", help=f"with png or svg, one of: {', '.join(grid_plots.PLOTS)}")
     parser.add_argument(
         "--study",
         metavar="NAME",
@@ -107,11 +107,11 @@ def _report(options: argparse.Namespace) -> None:
     if form == "json":
         write_documents(frame, options.output or Path(), all_rows=options.all)
     elif form in PICTURES and options.study is not None:
-        picture = plots.study_picture(study_picture(frame, options.study), options.study, form)
+        picture = grid_plots.study_picture(study_picture(frame, options.study), options.study, form)
         print_or_write(picture, options.output)
     elif form in PICTURES:
-        arranged = arrange_rows(frame, plots.COLUMNS, all_rows=options.all)
-        print_or_write(plots.picture(arranged, options.plot, form), options.output)
+        arranged = arrange_rows(frame, grid_plots.COLUMNS)
+        print_or_write(grid_plots.picture(arranged, options.plot, form), options.output)
     elif columns or options.study is not None:
         write_tables(study_document(frame, options.study, columns, all_rows=options.all), form, options.output)
     else:
@@ -120,7 +120,7 @@ def _report(options: argparse.Namespace) -> None:
         if form == "html":
             from tpbench.report.page.html_page import page
 
-            print_or_write(page(frame, options.metric, all_rows=options.all), options.output)
+            print_or_write(page(frame, options.metric), options.output)
         else:
             document = pivot(frame, shown.name, all_rows=options.all, floor=options.floor, transpose=options.transpose)
             write_tables(document, form, options.output)
@@ -141,8 +141,8 @@ def _check(options: argparse.Namespace, form: str, *, with_columns: bool) -> Non
             raise JobError(f"--study is for --format {valid}; a page has the studies that its rows allow")
     elif is_picture != (options.plot is not None):
         raise JobError("a picture needs both: --format png or svg, and --plot NAME")
-    elif is_picture and options.plot not in plots.PLOTS:
-        raise JobError(unknown("plot", options.plot, plots.PLOTS))
+    elif is_picture and options.plot not in grid_plots.PLOTS:
+        raise JobError(unknown("plot", options.plot, grid_plots.PLOTS))
     if form in ("png", "html") and options.output is None and sys.stdout.isatty():
         raise JobError(f"--format {form} is for a file: say -o report.{form}")
 

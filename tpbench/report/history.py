@@ -16,6 +16,7 @@ import pandas as pd
 
 from tpbench.report.analysis.metrics import Metric, counted, metric
 from tpbench.report.analysis.records import Record, value_text
+from tpbench.report.analysis.uncertainty import geometric_mean, observations
 from tpbench.report.command_line import (
     TABLES,
     ReportParser,
@@ -29,17 +30,20 @@ from tpbench.report.command_line import (
     write_tables,
 )
 from tpbench.report.compare.changes import (
+    ACROSS,
+    BESIDE,
     FAILED,
     FAILS,
     SAME,
     UNCLEAR,
     CellChange,
+    CellPair,
     Comparison,
+    cell_names,
     compare_cells,
-    geometric_mean,
-    observations,
+    remarks,
+    rows_by_cell,
 )
-from tpbench.report.compare.pairs import ACROSS, BESIDE, CellPair, cell_names, remarks, rows_by_cell
 from tpbench.report.plots import style
 from tpbench.settings import JobError
 from tpbench.suggestions import printable

@@ -9,16 +9,9 @@ from dataclasses import replace
 import pandas as pd
 
 from tpbench.report.analysis.grid import RUN, GridRow, RecordGrid, RecordGrids, arrange_rows
-from tpbench.report.analysis.metrics import (
-    INTERLEAVED_METHOD,
-    Metric,
-    interleaved_ratio,
-    metric,
-    number,
-    ratio_text,
-)
+from tpbench.report.analysis.metrics import SAMPLES, Metric, metric, ratio_text
 from tpbench.report.analysis.records import (
-    HOST_BOUND,
+    UNDECIDED,
     Record,
     caveat_mark,
     column_label,
@@ -28,6 +21,7 @@ from tpbench.report.analysis.records import (
     ratios_to_best,
     value_text,
 )
+from tpbench.report.analysis.uncertainty import INTERLEAVED_METHOD, ratio_of_records
 from tpbench.report.analysis.verdicts import disagreements, mixing_note
 from tpbench.settings import JobError
 from tpbench.suggestions import printable
@@ -37,7 +31,6 @@ FLOOR = "floor"
 """Name of the column with the time of the unavoidable bytes and FLOPs."""
 FAILED = {"oom": "bad", "wrong": "bad", "timeout": "bad", "error": "bad", "skipped": "dim"}
 """Kinds of the cells of rows that are not ok, by status."""
-_DEVICE = "[device"
 _NOT_RUN = TableCell(MISSING, kind="dim")
 
 
@@ -51,14 +44,14 @@ def pivot(
 ) -> Document:
     """Return tables of the newest row of each cell, or of every row, by workload and hardware.
 
-    Each row is in exactly one cell (see `arrange_rows`). `floor` adds a column with the floor of the fastest row of
+    `floor` adds a column with the floor of the fastest row of
     each line. `transpose` returns a line for each variant and a column for each problem. Raises JobError for an unknown
     metric, and for a floor of a metric that is no time.
     """
     shown = metric(metric_name)  # first of all, because the name may be wrong
     if floor and not shown.is_time:
         raise JobError(f"{metric_name} has no floor: choose a time, such as --metric device_ms")
-    arranged = arrange_rows(frame, (metric_name, "floor_ms"), all_rows=all_rows)
+    arranged = arrange_rows(frame, (metric_name, "floor_ms", *SAMPLES.values()), all_rows=all_rows)
     tables = [metric_table(grid, shown, floor=floor) for grid in arranged.grids]
     notes = [TableCell(line, kind="dim") for line in legend(tables, shown)]
     for (status, reason), cells in failures(arranged).items():
@@ -106,16 +99,17 @@ def _cell(record: Record, shown: Metric, ratio: float | None, best: Record | Non
         return TableCell("OOM" if status == "oom" else status, status, FAILED.get(status, ""), note=note)
     mark = marks(record, (shown.name,))
     words, notes = [shown.write(float(value)) + mark], [mark_word(letter) for letter in mark]
-    if HOST_BOUND in mark and record["device_ms"] is not None:
-        words.append(f"{_DEVICE} {number(record['device_ms'])}]")
-    by_rounds = None
-    if best and record is not best and ratio is not None:
-        by_rounds = interleaved_ratio(record, best, shown.name)
-    if by_rounds:
-        words.append(f"({by_rounds.value:.3f}x, {by_rounds.low:.3f} to {by_rounds.high:.3f})")
-        notes.insert(0, f"{by_rounds.value!r}x interleaved, {by_rounds.low!r} to {by_rounds.high!r}")
+    compared = None
+    if best and record is not best and ratio is not None and shown.is_speed:
+        compared = ratio_of_records(record, best, shown)
+    undecided = UNDECIDED if compared and not compared.decided else ""
+    if compared and compared.interleaved:
+        words.append(f"({compared.value:.3f}x{undecided}, {compared.low:.3f} to {compared.high:.3f})")
+        notes.insert(0, f"{compared.value!r}x interleaved, {compared.low!r} to {compared.high!r}")
     elif ratio is not None:
-        words.append(f"({ratio_text(ratio)})")
+        words.append(f"({ratio_text(ratio)}{undecided})")
+    if undecided:
+        notes.append("undecided")
     if status != "ok":
         words.append(status)
         notes = [f"{status}, {printable(record['reason'] or '')}"]
@@ -150,8 +144,8 @@ def legend(tables: Sequence[Table], shown: Metric) -> list[str]:
     cells = [cell for table in tables for row in table.cells for cell in row[table.keys :]]
     text = " ".join(cell.text for cell in cells)
     lines = list(mark_meanings(text))
-    if _DEVICE in text:
-        lines.append("[device 2.000]: device time of a host-bound cell, in ms")
+    if UNDECIDED in text:
+        lines.append(f"{UNDECIDED} undecided: two runs may differ as much from the best of the line by chance alone")
     if any(cell.value == "ok" for cell in cells):
         lines.append(f"ok: correct, but without {shown.name}")
     if any("interleaved" in cell.note for cell in cells):

@@ -8,17 +8,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tpbench.report.analysis.metrics import FEWEST, Ratio, metric
-from tpbench.report.compare import changes, pairs
-from tpbench.report.compare.changes import (
-    CellChange,
-    Comparison,
-    Difference,
-    Observation,
-    Scatter,
-    compare_cells,
-)
-from tpbench.report.compare.pairs import CellPair
+from tpbench.report.analysis import uncertainty
+from tpbench.report.analysis.metrics import metric
+from tpbench.report.analysis.uncertainty import FEWEST, Observation, Ratio, Scatter
+from tpbench.report.compare import changes
+from tpbench.report.compare.changes import CellChange, CellPair, Comparison, compare_cells
 
 STEADY = [1.0 + 0.0001 * step for step in range(21)]
 
@@ -55,7 +49,7 @@ INTERPRETED, ONE_PASS = "interpreted: correct, but no measurement", "one pass: i
 def test_a_value_that_is_no_measurement_is_not_compared_on_either_side(at, mark, said):
     before, after = (record(**(mark if at in (side, "both") else {})) for side in ("before", "after"))
     found = change(before, after, allowed=("interpreted", "warmed_up"))
-    assert found.verdict == "not comparable" and found.note.startswith(said) and found.ratio is None
+    assert found.verdict == "not comparable" and found.notes[0].startswith(said) and found.ratio is None
 
 
 @pytest.mark.parametrize(
@@ -75,7 +69,7 @@ def test_statuses(before, after, verdict, fails):
     assert (found.verdict, found.fails()) == (verdict, fails)
     if (before, after) != ("ok", "ok"):
         reason = ": it broke" if (before, after) == ("ok", "error") else ""
-        assert found.note == f"{before}, then {after}{reason}" and found.p is None
+        assert found.notes[0] == f"{before}, then {after}{reason}" and found.p is None
     assert found.before == (1.0 if before == "ok" else None) and found.after == (1.0 if after == "ok" else None)
 
 
@@ -106,7 +100,11 @@ def test_memory_counts_from_a_mebibyte_on():
 def test_without_enough_samples_only_several_rows_tell():
     few = [1.0, 1.1, 0.9]
     one = change(record(samples_ms=few), slower(2.0, samples_ms=few))
-    assert (one.verdict, one.note, one.p) == ("not comparable", "too few samples to tell", None)
+    assert (one.verdict, one.notes[-1], one.p) == (
+        "not comparable",
+        "too few samples to tell: measure=default takes enough",
+        None,
+    )
     assert (one.ratio.value, one.ratio.low) == (pytest.approx(2.0), None)
     assert change(record(samples_ms=few), record(samples_ms=few, time_ms=1.02)).verdict == "same"
     rows = [[record(samples_ms=few, time_ms=value * (1 + 0.001 * at)) for at in range(3)] for value in (1.0, 2.0)]
@@ -116,11 +114,16 @@ def test_without_enough_samples_only_several_rows_tell():
     assert change(record(), slower(2.0, samples_ms=few)).verdict == "not comparable"  # one side knows its spread
 
 
-def test_a_value_that_is_not_positive_cannot_be_compared():
-    for value in (0.0, -1.0, math.nan, math.inf, None):
+def test_a_value_that_says_nothing_cannot_be_compared():
+    for value in (-1.0, math.nan, math.inf, None):
         found = change(record(), record(time_ms=value))
-        assert (found.verdict, found.note) == ("not comparable", "no time_ms above 0 after")
-    assert change(record(time_ms=0.0), record(time_ms=0.0)).note == "no time_ms above 0 before and after"
+        assert (found.verdict, found.notes) == ("not comparable", ("no time_ms after",))
+
+
+def test_a_metric_that_was_zero_and_is_not_any_more_is_worse():
+    for before, after, verdict in ((0.0, 1.0, "worse"), (1.0, 0.0, "better"), (0.0, 0.0, "same"), (0.0, 1e-4, "same")):
+        found = change(record(peak_gib=before), record(peak_gib=after), "peak_gib")
+        assert (found.verdict, found.ratio, found.fails()) == (verdict, None, verdict == "worse") and found.is_decided
 
 
 def test_what_was_tested_and_decided():
@@ -138,7 +141,7 @@ def test_what_was_tested_and_decided():
 def test_an_observation_has_the_spread_of_its_samples():
     when = datetime.datetime(2026, 11, 20, tzinfo=datetime.UTC)
     samples = np.exp(np.linspace(-1, 1, 201))
-    (found,) = changes.observations([record(time_ms=2.0, samples_ms=samples, started_at=when)], metric("time_ms"))
+    (found,) = uncertainty.observations([record(time_ms=2.0, samples_ms=samples, started_at=when)], metric("time_ms"))
     spread = 1.8 / (2 * stats.norm.ppf(0.95))  # percentiles 5 and 95 are 1.8 apart
     assert found == Observation(math.log(2.0), pytest.approx(1e-4 + spread**2), True, when.timestamp())
     on_device = record(device_ms=2.0, device_samples_ms=[2.0] * 10, samples_ms=None)
@@ -149,7 +152,7 @@ def test_an_observation_has_the_spread_of_its_samples():
         (on_device | {"device_samples_ms": None, "samples_ms": STEADY}, "device_ms", False),
         (record(samples_ms=None), "peak_gib", True),
     ):  # fmt: skip
-        (found,) = changes.observations([row], metric(name))
+        (found,) = uncertainty.observations([row], metric(name))
         assert (found.known, found.variance) == (known, 1e-4)
 
 
@@ -161,31 +164,31 @@ def of(*values, variance=1e-4, times=None):
 
 
 def test_a_difference_is_a_t_test_of_logarithms():
-    found = changes.difference(of(1.0), of(1.2), Scatter())
+    found = uncertainty.ratio(of(1.0), of(1.2), Scatter())
     error = math.sqrt(2e-4)
     reach = stats.t.ppf(0.975, 4) * error
     assert (found.freedom, found.error) == (4, pytest.approx(error))
-    assert dataclasses.astuple(found.ratio)[:3] == pytest.approx((1.2, 1.2 * math.exp(-reach), 1.2 * math.exp(reach)))
+    assert dataclasses.astuple(found)[:3] == pytest.approx((1.2, 1.2 * math.exp(-reach), 1.2 * math.exp(reach)))
     assert found.p == pytest.approx(2 * stats.t.sf(math.log(1.2) / error, 4))
-    assert changes.difference(of(1.2), of(1.0), Scatter()).p == pytest.approx(found.p)
+    assert uncertainty.ratio(of(1.2), of(1.0), Scatter()).p == pytest.approx(found.p)
 
 
 def test_rows_in_turns_count_each_and_a_block_of_rows_counts_once():
     wide, narrow = {"variance": 4e-4}, {"variance": 1e-4}
     before, after = of(1.0, 1.0, times=[1, 3], **wide), of(1.2, 1.2, times=[2, 4], **narrow)
-    in_turns = changes.difference(before, after, Scatter(4, 0.5, 0))
+    in_turns = uncertainty.ratio(before, after, Scatter(4, 0.5, 0))
     variance = 4 * 0.5 * 2.5e-4 / (4 + 2)  # no row differs from the one that it repeats
     assert in_turns.freedom == 4 + 4 - 2 and in_turns.error == pytest.approx(math.sqrt(variance * (1 / 2 + 1 / 2)))
     after = of(1.2, 1.2, times=[4, 5], **narrow)
-    block = changes.difference(before, after, Scatter(4, 0.5, 0))
+    block = uncertainty.ratio(before, after, Scatter(4, 0.5, 0))
     assert block.freedom == 4 and block.error == pytest.approx(math.sqrt(2 * 2.5e-4))  # at least what is assumed
-    apart = changes.difference(of(1.0, 1.5, times=[1, 2]), of(1.2, times=[3]), Scatter())
+    apart = uncertainty.ratio(of(1.0, 1.5, times=[1, 2]), of(1.2, times=[3]), Scatter())
     squares = math.log(1.5) ** 2 / 2
     assert apart.error == pytest.approx(math.sqrt(2 * (4e-4 + squares) / (4 + 1)))
 
 
 def test_the_least_visible_change_is_that_of_the_median_cell():
-    made = [Difference(Ratio(1.0), 1.0, error, 4.0) for error in (0.01, 0.02, 0.1)]
+    made = [Ratio(1.0, error=error, freedom=4.0) for error in (0.01, 0.02, 0.1)]
     cells = tuple(CellChange("cell", "same", 1.0, 1.0, each, p=1.0) for each in made)
     visible = Comparison(metric("time_ms"), 0.03, cells).least_visible
     assert visible == pytest.approx(math.expm1(0.02 * stats.t.ppf(1 - 0.05 / 2 / 3, 4)))
@@ -208,14 +211,22 @@ def test_rows_under_different_conditions_are_not_compared(fields, cpu, said):
     before, after = (
         record(device="cpu" if cpu else "cuda", **{name: pair[at] for name, pair in fields.items()}) for at in (0, 1)
     )
-    assert pairs.differences(before, after) == said
-    assert pairs.differences(before, after, allowed=tuple(fields)) == []
+    assert changes.differences(before, after) == said
+    assert changes.differences(before, after, allowed=tuple(fields)) == []
 
 
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
         ({"host": "a"}, {"host": "b"}, ["host a and b"]),
+        (
+            {"environment": '{"OMP_NUM_THREADS": "4", "NCCL_ALGO": "Ring", "CUDA_VISIBLE_DEVICES": "0"}'},
+            {"environment": '{"OMP_NUM_THREADS": "8", "CUDA_LAUNCH_BLOCKING": "1"}'},
+            ["CUDA_LAUNCH_BLOCKING unset and 1", "NCCL_ALGO Ring and unset", "OMP_NUM_THREADS 4 and 8"],
+        ),
+        ({"environment": "[]"}, {"environment": "{"}, []),
+        ({"cpu_count": 4}, {"cpu_count": 64}, ["cpu_count 4 and 64"]),
+        ({"package_versions": "a 1"}, {"package_versions": "a 2"}, ["package_versions a 1 and a 2"]),
         ({"git_commit": "0123456789abcdef"}, {"git_commit": "f" * 40}, ["git_commit 0123456789ab and ffffffffffff"]),
         ({"git_dirty": False}, {"git_dirty": True}, ["git_dirty false and true"]),
         ({"warm": True}, {"warm": False}, ["warm processes before, cold processes after"]),
@@ -227,7 +238,7 @@ def test_rows_under_different_conditions_are_not_compared(fields, cpu, said):
     ],
 )
 def test_remarks_about_runs_that_can_be_compared(before, after, said):
-    assert pairs.remarks([record(**before)], [record(**after)]) == said
+    assert changes.remarks([record(**before)], [record(**after)]) == said
 
 
 def test_rows_repeat_each_other_under_the_same_conditions():
@@ -237,6 +248,6 @@ def test_rows_repeat_each_other_under_the_same_conditions():
         {"interpreted": True},
     ]  # fmt: skip
     alike = newest | {"memory_limit_gib": 2.0}
-    assert pairs._repeated([alike, *(newest | other for other in others), newest]) == (alike, newest)
+    assert changes._repeated([alike, *(newest | other for other in others), newest]) == (alike, newest)
     for other in others:
-        assert pairs._repeated([newest, newest | other]) == (newest | other,)
+        assert changes._repeated([newest, newest | other]) == (newest | other,)

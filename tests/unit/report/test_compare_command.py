@@ -8,8 +8,7 @@ import pytest
 
 from tests.support import synthetic
 from tpbench.report.command import main
-from tpbench.report.compare.changes import ALPHA, holm
-from tpbench.report.compare.pairs import ACROSS, pair_cells
+from tpbench.report.compare.changes import ACROSS, ALPHA, holm, pair_cells
 from tpbench.results.read import load
 from tpbench.results.schema import common_columns
 
@@ -106,7 +105,7 @@ def test_holm():
     assert holm([]) == [] and holm([0.9, 0.8]) == [1.0, 1.0] and ALPHA == 0.05
 
 
-@pytest.mark.parametrize("form", ["text", "markdown", "html"])
+@pytest.mark.parametrize("form", ["text", "markdown"])
 def test_the_answer_comes_first_with_its_method(tmp_path, capsys, form):
     for name, factor in (("before", 1), ("after", 3)):
         synthetic.write(cells(factor=factor, run=name), tmp_path / name, name)
@@ -114,7 +113,7 @@ def test_the_answer_comes_first_with_its_method(tmp_path, capsys, form):
     paths = [str(tmp_path / "before"), str(tmp_path / "after")]
     assert main(["compare", *paths, "--format", form, "-o", str(out)]) == 1
     text = out.read_text()
-    assert text.startswith("<!doctype" if form == "html" else "2 cells compared in time_ms: 2 slower\n")
+    assert text.startswith("2 cells compared in time_ms: 2 slower\n")
     assert "t test" in text and "Of comparisons where nothing changed, at most 5% have a false alarm" in text
 
 
@@ -131,8 +130,7 @@ def test_wrong_requests(tmp_path, capsys):
 def test_cells_that_all_vanish_are_no_pass(compare):
     code, lines, said = compare(cells(), [synthetic.cell("triton_tp", 1000, 4), synthetic.cell("quack", 32768, 4)])
     assert (code, lines) == (2, {})
-    assert "because none of 2 cells before and 2 after is on both sides" in said
-    assert "the two most similar have vocab=32768 before and vocab=1000 after" in said
+    assert "no cell is on both sides: triton_tp vocab=32768 tp=4 is only before, triton_tp vocab=1000" in said
 
 
 @pytest.mark.parametrize(
@@ -193,8 +191,8 @@ def test_a_metric_that_rows_lack(compare, tmp_path, capsys):
     after = cells(run="again")
     after[0]["peak_gib"] = None
     code, lines, said = compare(cells(), after, "--metric", "peak_gib")
-    assert code == 0 and {line["note"] for line in lines.values()} == {"no peak_gib above 0 after", ""}
-    assert "1 of 2 cells could not be compared; 1 of them: no peak_gib above 0 after" in said
+    assert code == 0 and {line["note"] for line in lines.values()} == {"no peak_gib after", ""}
+    assert "1 of 2 cells could not be compared; 1 of them: no peak_gib after" in said
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from tests.support import synthetic
-from tpbench.report.compare.changes import ALPHA, compare_cells
-from tpbench.report.compare.pairs import CellPair, pair_cells
+from tpbench.report.compare.changes import ALPHA, CellPair, compare_cells, pair_cells
 from tpbench.results.read import load
 
 SWEEPS = json.loads(Path(__file__).with_name("repeated_sweeps.json").read_text())

@@ -70,35 +70,22 @@ def test_names_tell_rows_apart_before_numbers():
     assert found.distinguishing_keys((0, 1, 2)) == (1, 2) and found.distinguishing_keys((0, 2)) == (0, 2)
 
 
-def test_a_problem_has_the_newest_measurement_of_each_column():
-    def record(status="ok", **fields):
-        return {"status": status, "interpreted": False, "warmed_up": True} | fields
-
-    rows = {
-        (1, 1): record("oom"), (1, 2): record(), (1, 3): record(),
-        (2, 1): record(interpreted=True), (2, 2): record(), (3, 1): record("oom"), (3, 2): record("oom"),
-    }  # fmt: skip
-    found = grid(("a", "run"), rows, rows).problems
-    assert found.key_names == ("a",)
-    expected = {(1,): (rows[1, 2],), (2,): (rows[2, 2],), (3,): (rows[3, 1],)}
-    assert {row.key: row.records for row in found.rows} == expected
-
-
-def test_rows_of_one_cell_are_counted_from_the_newest(add, frame):
+def test_settings_of_the_measurement_split_no_problem(add, frame):
+    """The newest measurement of a cell has its place, and with all rows each has one."""
     for budget in (1.0, 2.0):
         add("triton_tp", budget, job={"time_budget_s": budget})
     for time_ms in (1.0, 2.0, 3.0):
         add("quack", time_ms)
+    add("quack", status="oom", job={"time_budget_s": 9})
+    (found,) = arrange_rows(frame()).grids
+    assert [cell.record["time_ms"] for cell in found.cells()] == [2.0, 3.0]
     (found,) = arrange_rows(frame(), all_rows=True).grids
     runs = {(cell.column, cell.key[-1]): cell.record["time_ms"] for cell in found.cells()}
-    assert found.key_names[-1] == "run" and len(found.problems.rows) == 1
+    assert found.key_names[-1] == "run"
     assert runs == {
-        ("triton_tp", 1): 2.0,
-        ("triton_tp", 2): 1.0,
-        ("quack", 1): 3.0,
-        ("quack", 2): 2.0,
-        ("quack", 3): 1.0,
-    }
+        ("triton_tp", 1): 2.0, ("triton_tp", 2): 1.0,
+        ("quack", 1): None, ("quack", 2): 3.0, ("quack", 3): 2.0, ("quack", 4): 1.0,
+    }  # fmt: skip
 
 
 def note(frame, **options):

@@ -7,14 +7,11 @@ import pytest
 
 from tests.support import synthetic
 from tests.unit.report.test_verdicts import measured
-from tpbench.report import plots
-from tpbench.report.analysis.grid import RecordGrid, arrange_rows
-from tpbench.report.analysis.metrics import WALL, outliers
+from tpbench.report.analysis.grid import arrange_rows
 from tpbench.report.analysis.verdicts import speedups, verdict_columns
 from tpbench.report.command import main
-from tpbench.report.plots import by_size, style
-from tpbench.report.plots.by_cell import speedup, spread
-from tpbench.report.plots.by_size import shares
+from tpbench.report.plots import grid_plots, style
+from tpbench.report.plots.grid_plots import draw_speedups
 from tpbench.report.plots.panels import draw_panels
 from tpbench.results.read import load
 from tpbench.workloads.study_data import Panel, Picture, Series
@@ -27,10 +24,10 @@ def rows(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def grid(rows):
-    return arrange_rows(load(rows), plots.COLUMNS).grids[0]
+    return arrange_rows(load(rows), grid_plots.COLUMNS).grids[0]
 
 
-@pytest.mark.parametrize("name", sorted(plots.PLOTS.keys() - {"timeline"}))  # whose rows have a trace
+@pytest.mark.parametrize("name", sorted(grid_plots.PLOTS))
 def test_each_as_a_file(rows, tmp_path, name):
     for form, start in (("png", b"\x89PNG"), ("svg", b"<?xml")):
         out = tmp_path / f"plot.{form}"
@@ -46,7 +43,10 @@ def test_each_as_a_file(rows, tmp_path, name):
         (["--format", "png", "--plot", "tme"], "no plot is called tme, did you mean time?"),
         (["--format", "png"], "a picture needs both"),
         (["--plot", "time"], "a picture needs both"),
-        (["--format", "svg", "--plot", "block_cap", "--loss", "reverse_kl"], "nothing for the plot block_cap"),
+        (
+            ["--format", "svg", "--plot", "time", "--variant", "pytorch_gather", "--only", "status=skipped"],
+            "nothing for the plot time",
+        ),
     ],
 )
 def test_impossible_pictures_are_explained(rows, capsys, arguments, said):
@@ -55,7 +55,7 @@ def test_impossible_pictures_are_explained(rows, capsys, arguments, said):
 
 
 def test_the_lines_are_the_rows(rows, grid):
-    figure = by_size.draw(grid, "time_ms", floor=True)
+    figure = grid_plots.draw(grid, "time_ms", floor=True)
     frame = load(rows)
     axes = next(axes for axes in figure.axes if axes.get_title() == "tp 4, tokens 4096")
     lines = {line.get_label(): line.get_ydata().tolist() for line in axes.get_lines()}
@@ -68,7 +68,7 @@ def test_the_lines_are_the_rows(rows, grid):
 
 def test_marks_between_decades_have_labels(grid):
     with style.drawing("x"):
-        figure = by_size.draw(grid, "time_ms")
+        figure = grid_plots.draw(grid, "time_ms")
         figure.draw_without_rendering()  # makes the ticks
     first, second = figure.axes[:2]
     low, high = first.get_ylim()
@@ -77,27 +77,13 @@ def test_marks_between_decades_have_labels(grid):
     assert not any(tick.tick1line.get_visible() for tick in second.yaxis.get_minor_ticks())
 
 
-def test_a_share_is_that_of_a_measurement_at_one_of_several_block_caps(add, frame):
-    for cap, changes in (
-        ("64", {}), ("128", {}), ("256", {"interpreted": True}), ("512", {"fraction_of_floor": None}),
-    ):  # fmt: skip
-        add("triton_tp", 1.0, **{"block_cap": cap, "fraction_of_floor": int(cap) / 256} | changes)
-    add("quack", 1.0, fraction_of_floor=0.5)
-    (made,) = arrange_rows(frame(), plots.COLUMNS).grids
-    ((variant, _),) = found = shares(made)
-    assert variant == "triton_tp" and list(found.values()) == [{"64": 0.25, "128": 0.5}]
-    (axes,) = plots.PLOTS["block_cap"].draw(made).axes
-    assert axes.get_lines()[0].get_xydata().tolist() == [[0, 25], [1, 50]]
-    assert [text.get_text() for text in axes.get_xticklabels()] == ["64", "128"]
-
-
 @pytest.mark.parametrize(("farthest", "scale"), [(3.5, "linear"), (40.0, "log")])
 def test_large_speedups_are_on_a_logarithmic_axis(add, frame, farthest, scale):
     steady = np.linspace(1.0, 1.001, 20)
     add("triton_tp", 1.0, samples_ms=steady)
     add("quack", farthest, samples_ms=farthest * steady)
-    (made,) = arrange_rows(frame(), plots.COLUMNS).grids
-    (axes,) = speedup(made, WALL).axes
+    (made,) = arrange_rows(frame(), grid_plots.COLUMNS).grids
+    (axes,) = draw_speedups(made, "time_ms").axes
     assert axes.get_xscale() == scale and axes.xaxis.get_major_formatter()(10, 0) == "10x"
     if scale == "log":
         label = axes.xaxis.get_minor_formatter()
@@ -117,43 +103,21 @@ def test_a_figure_is_as_wide_as_its_longest_label():
     assert whole.x0 <= inside.x0 and inside.x1 <= whole.x1
 
 
-def test_few_samples_have_no_outliers():
-    assert list(outliers(np.array([1.0, 1.0, 9.0]))) == []
-    assert list(outliers(np.array([1.0, 1.0, 1.0, 1.0, 9.0, -7.0]))) == [9.0, -7.0]
-    assert list(outliers(np.array([0.0, 1.0, 2.0, 3.0, 4.0]))) == []
-
-
-@pytest.mark.parametrize(
-    "draw, shown", [(spread, RecordGrid.measured_cells), (speedup, lambda each: speedups(each, WALL))]
-)
-def test_each_line_has_its_name_beside_it(grid, draw, shown):
+def test_each_line_has_its_name_beside_it(grid):
     with style.drawing("x"):
-        figure = draw(grid, WALL)
+        figure = draw_speedups(grid, "time_ms")
         figure.draw_without_rendering()
         (axes,) = figure.axes
         labels = [tick.label1 for tick in axes.yaxis.get_major_ticks()]
-        assert [text.get_position()[1] for text in labels] == list(range(len(list(shown(grid)))))
+        assert [text.get_position()[1] for text in labels] == list(range(len(speedups(grid, "time_ms"))))
         boxes = [text.get_window_extent() for text in labels]
     assert all(box.x0 >= 0 and box.x1 < axes.bbox.x0 for box in boxes)
 
 
-def test_spread_shows_percentiles_and_outliers(grid):
-    cells = list(grid.measured_cells())
-    with style.drawing("x"):
-        (axes,) = spread(grid, WALL).axes
-    reach, quartiles = ([segment[:, 0] for segment in lines.get_segments()] for lines in axes.collections[:2])
-    dots = np.concatenate([line.get_xydata() for line in axes.get_lines() if line.get_marker() == "."])
-    for height, (_, cell) in enumerate(cells):
-        away = 100 * (cell.record["samples_ms"] / np.median(cell.record["samples_ms"]) - 1)
-        assert reach[height] == pytest.approx(np.percentile(away, [5, 95]))
-        assert quartiles[height] == pytest.approx(np.percentile(away, [25, 75]))
-        assert max(dots[dots[:, 1] == height, 0]) == pytest.approx(max(away))  # two samples of each are 40% slower
-
-
 def test_intervals_of_speedups_stand_about_their_values(grid):
     with style.drawing("x"):
-        (axes,) = speedup(grid, WALL).axes
-    found = speedups(grid, WALL)
+        (axes,) = draw_speedups(grid, "time_ms").axes
+    found = speedups(grid, "time_ms")
     drawn = {}
     for values, _, (bars,) in axes.containers:
         for (value, height), ends in zip(values.get_xydata(), bars.get_segments(), strict=True):
@@ -166,8 +130,8 @@ def test_intervals_of_speedups_stand_about_their_values(grid):
 def test_the_varying_key_is_the_axis(add, frame):
     for tokens in (64, 128, 256):
         add("triton_tp", tokens / 100, tokens=tokens)
-    (made,) = arrange_rows(frame(), plots.COLUMNS).grids
-    (axes,) = by_size.draw(made, "time_ms").axes
+    (made,) = arrange_rows(frame(), grid_plots.COLUMNS).grids
+    (axes,) = grid_plots.draw(made, "time_ms").axes
     assert axes.get_xlabel() == "tokens" and axes.get_title() == "vocab 32768, tp 2"
     assert axes.get_lines()[0].get_ydata().tolist() == [0.64, 1.28, 2.56]
 
@@ -177,8 +141,8 @@ def test_keys_that_change_together_are_panels(add, frame):
     for vocab, tp_size in ((1000, 1), (2000, 2)):
         for tokens in (64, 128, 256):
             add("triton_tp", tokens / 100, vocab=vocab, tp_size=tp_size, tokens=tokens)
-    (made,) = arrange_rows(frame(), plots.COLUMNS).grids
-    first, second = by_size.draw(made, "time_ms").axes
+    (made,) = arrange_rows(frame(), grid_plots.COLUMNS).grids
+    first, second = grid_plots.draw(made, "time_ms").axes
     assert (first.get_title(), second.get_title()) == ("vocab 1000, tp 1", "vocab 2000, tp 2")
     assert first.get_xlabel() == "tokens"
     assert [text.get_text() for text in first.get_xticklabels()] == ["64", "128", "256"]
@@ -187,13 +151,13 @@ def test_keys_that_change_together_are_panels(add, frame):
 def test_panels_without_a_line_may_be_left_out(add, frame):
     for vocab, tp_size in ((1000, 1), (2000, 1), (2000, 4)):
         add("triton_tp", 1.0, vocab=vocab, tp_size=tp_size)
-    (made,) = arrange_rows(frame(), plots.COLUMNS).grids
-    sized = by_size.with_sizes(made)
-    assert len(by_size.draw(made, "time_ms").axes) == 2 and [row.key[:2] for row in sized.rows] == [
+    (made,) = arrange_rows(frame(), grid_plots.COLUMNS).grids
+    sized = grid_plots.with_sizes(made)
+    assert len(grid_plots.draw(made, "time_ms").axes) == 2 and [row.key[:2] for row in sized.rows] == [
         (1000, 1),
         (2000, 1),
     ]
-    assert by_size.with_sizes(dataclasses.replace(made, rows=made.rows[:1])) is None
+    assert grid_plots.with_sizes(dataclasses.replace(made, rows=made.rows[:1])) is None
 
 
 def test_names_along_an_axis_are_in_the_order_of_their_work(add, frame):
@@ -201,6 +165,6 @@ def test_names_along_an_axis_are_in_the_order_of_their_work(add, frame):
     trained = {"workload": "train_step", "seq_length": 2048, "loss": None, "vocab": None, "block_cap": None}
     for model, layers, floor in (("qwen3_32b", 64, 9.0), ("qwen3_8b", 36, 2.0), ("qwen3_0p6b", 28, 0.1)):
         add("ddp", **measured(2 * floor, floor_ms=floor, model=model, num_layers=layers), **trained)
-    (made,) = arrange_rows(frame(), (*plots.COLUMNS, *verdict_columns())).grids
-    (axes,) = by_size.draw(made, "device_ms").axes
+    (made,) = arrange_rows(frame(), (*grid_plots.COLUMNS, *verdict_columns())).grids
+    (axes,) = grid_plots.draw(made, "device_ms").axes
     assert [text.get_text() for text in axes.get_xticklabels()] == ["qwen3_0p6b", "qwen3_8b", "qwen3_32b"]

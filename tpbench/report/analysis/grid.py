@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
@@ -28,7 +28,7 @@ from tpbench.workloads import Pivot, Workload, workloads
 
 Key: TypeAlias = tuple[Any, ...]
 RUN = "run"
-"""Key that counts the rows of one cell from the newest, in a grid that has several rows of a cell."""
+"""Key that counts the rows of one cell from the newest, in a grid of all rows."""
 _EARLIEST = datetime.min.replace(tzinfo=UTC)
 
 
@@ -38,12 +38,6 @@ class GridRow:
 
     key: Key
     records: tuple[Record | None, ...]
-
-
-def _newest_measurement(runs: Sequence[Record | None]) -> Record | None:
-    """Return the first measurement among the runs of a cell, of which the newest is the first, or else the newest."""
-    records = [record for record in runs if record]
-    return next(filter(is_measurement, records), records[0] if records else None)
 
 
 class GridCell(NamedTuple):
@@ -84,23 +78,6 @@ class RecordGrid:
     def varying(self) -> tuple[int, ...]:
         """Indices of the independent keys in which rows differ, or all independent keys if no row differs."""
         return tuple(at for at in self.independent if len({row.key[at] for row in self.rows}) > 1) or self.independent
-
-    @cached_property
-    def problems(self) -> RecordGrid:
-        """The same grid with one row for each problem: the newest measurement of each column, or the newest record.
-
-        A cell that was measured again, for example with another time budget, makes no other problem.
-        """
-        if RUN not in self.key_names:
-            return self
-        groups: dict[Key, list[GridRow]] = defaultdict(list)
-        for row in self.rows:
-            groups[row.key[:-1]].append(row)
-        rows = tuple(
-            GridRow(key, tuple(map(_newest_measurement, zip(*(row.records for row in runs), strict=True))))
-            for key, runs in groups.items()
-        )
-        return replace(self, key_names=self.key_names[:-1], rows=rows, independent=self.independent[:-1])
 
     def distinguishing_keys(self, indices: Sequence[int]) -> tuple[int, ...]:
         """Return the keys that are needed to tell the rows apart, without those that follow from another of them."""
@@ -161,11 +138,12 @@ def heading(facts: dict[str, str]) -> str:
 
 
 def arrange_rows(frame: pd.DataFrame, columns: Iterable[str] = (), *, all_rows: bool = False) -> RecordGrids:
-    """Arrange the newest row of each cell, or every row, in one grid for each workload and kind of hardware.
+    """Arrange rows in one grid for each workload and kind of hardware.
 
     `columns` are the columns that records need besides keys. A field of the problem that varies becomes a key of the
-    grid's rows. An option that a variant was run with becomes a column of its own. If rows still share a cell, a key
-    counts them from the newest. So each row of the frame has exactly one place.
+    grid's rows. An option that a variant was run with becomes a column of its own. Settings of the measurement split
+    nothing: of several rows in one place the newest measurement stays. With `all_rows` every row has a place, and a key
+    counts those of one cell from the newest.
     """
     known = workloads()
     frame = comparable(frame)
@@ -186,25 +164,30 @@ def arrange_rows(frame: pd.DataFrame, columns: Iterable[str] = (), *, all_rows: 
         groups,
         key=lambda key: (positions.get(key[0], len(positions)), key[1] == "cpu", [sort_key(value) for value in key]),
     )
-    return RecordGrids(tuple(_grid(groups[key], known.get(key[0])) for key in ordered), tuple(records))
+    grids = [_grid(groups[key], known.get(key[0]), all_rows=all_rows) for key in ordered]
+    placed = {id(cell.record) for grid in grids for cell in grid.cells()}
+    return RecordGrids(tuple(grids), tuple(record for record in records if id(record) in placed))
 
 
-def _grid(records: list[Record], workload: Workload | None) -> RecordGrid:
+def _grid(records: list[Record], workload: Workload | None, *, all_rows: bool) -> RecordGrid:
     facts, keys = _split(records, workload)
-    columns = [(record["variant"], *chosen_options(record, workload)) for record in records]
-    runs: dict[Key, list[Record]] = defaultdict(list)
-    for record, column in zip(records, columns, strict=True):
-        runs[(*(record[name] for name in keys), column)].append(record)
-    if any(len(of_cell) > 1 for of_cell in runs.values()):
-        keys.append(RUN)
-        for of_cell in runs.values():
-            of_cell.sort(key=lambda record: record["finished_at"] or _EARLIEST, reverse=True)
-            for count, record in enumerate(of_cell, start=1):
-                record[RUN] = count
+    runs: dict[Key, dict[Key, list[Record]]] = defaultdict(lambda: defaultdict(list))
+    for record in sorted(records, key=lambda record: record["finished_at"] or _EARLIEST, reverse=True):
+        column = (record["variant"], *chosen_options(record, workload))
+        runs[tuple(record[name] for name in keys)][column].append(record)
+    ordered = sorted(
+        {column for row in runs.values() for column in row}, key=lambda item: _column_order(item, workload)
+    )
     cells: dict[Key, dict[Key, Record]] = defaultdict(dict)
-    for record, column in zip(records, columns, strict=True):
-        cells[tuple(record[name] for name in keys)][column] = record
-    ordered = sorted(set(columns), key=lambda column: _column_order(column, workload))
+    for key, row in runs.items():
+        for column, of_cell in row.items():
+            if all_rows:
+                for count, record in enumerate(of_cell, start=1):
+                    cells[*key, count][column] = record
+            else:
+                cells[key][column] = next(filter(is_measurement, of_cell), of_cell[0])
+    if all_rows:
+        keys.append(RUN)
     derived = workload.pivot.derived if workload else ()
     return RecordGrid(
         workload=facts["workload"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TypeAlias
 
 import pandas as pd
@@ -21,6 +21,7 @@ from tpbench.workloads import Workload, workloads
 Record: TypeAlias = dict[str, Any]
 
 INTERPRETED, SINGLE_PASS, HOST_BOUND, THROTTLED, GRAPH_MEMORY, BELOW_FLOOR = "*^†‡§¶"
+UNDECIDED = "~"
 TOLERANCE = 0.05
 """Share by which a time may be below its floor: the bandwidths of the floor are measurements, too."""
 MARKS = {
@@ -84,13 +85,13 @@ def problem_identity(workload: Workload) -> dict[str, Any]:
     return problem | {"dp_size": 1}
 
 
-def caveat_mark(record: Record) -> str:
+def caveat_mark(record: Mapping[str, Any]) -> str:
     """Return the mark of a row that is no measurement, or an empty string."""
     single_pass = record["warmed_up"] is not None and not record["warmed_up"]
     return INTERPRETED if record["interpreted"] else SINGLE_PASS if single_pass else ""
 
 
-def is_measurement(record: Record) -> bool:
+def is_measurement(record: Mapping[str, Any]) -> bool:
     """Return true if the row is correct and its times are measurements. Only such records are ranked."""
     return record["status"] == "ok" and not caveat_mark(record)
 

@@ -9,24 +9,12 @@ from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
-import numpy as np
 import pandas as pd
 
 from tpbench.report.analysis.grid import GridCell, GridRow, RecordGrid, heading
-from tpbench.report.analysis.metrics import (
-    CLOCKS,
-    WALL,
-    ClockColumns,
-    Ratio,
-    clean,
-    number,
-    ratio_of_records,
-    ratio_text,
-)
+from tpbench.report.analysis.metrics import CLOCK_NAMES, CLOCKS, SAMPLES, metric, number, ratio_text
 from tpbench.report.analysis.records import (
     BELOW_FLOOR,
-    HOST_BOUND,
-    THROTTLED,
     Record,
     column_label,
     is_measurement,
@@ -35,19 +23,16 @@ from tpbench.report.analysis.records import (
     row_records,
     value_text,
 )
+from tpbench.report.analysis.uncertainty import Ratio, ratio_of_records
 from tpbench.results.current_rows import newest
 from tpbench.suggestions import printable
 from tpbench.workloads import Workload, workloads
 
 DOUBTS = {
-    "tie": "the interval of the ratio to the runner-up contains 1",
+    "undecided": "two runs scatter as much as the fastest and the runner-up differ, or samples are too few to tell",
     "alone": "no second variant was measured",
-    "few samples": "too few samples for an interval",
-    "wall differs": "by wall time another variant, or other options, are the fastest",
+    "wall differs": "by wall time another variant is the fastest",
     "losses differ": "a warning names this problem",
-    "mixed": "fastest and runner-up differ in host, commit or kernel version",
-    "host-bound": "the device of the fastest or the runner-up is idle for more than a fifth of the wall time",
-    "throttled": "a GPU of the fastest or the runner-up lowered its clocks while it measured",
     "below floor": "the fastest or the runner-up is more than 5% faster than its floor, so something is wrong",
     "shared host": "another job ran on the host at the same time",
     "unmeasured": "no row is both correct and a measurement",
@@ -68,8 +53,8 @@ class ProblemVerdict:
 
     grid: RecordGrid
     row: GridRow
-    clock: ClockColumns
-    """The clock that decides: that of the device if all measured cells have its time, else the wall clock."""
+    clock: str
+    """The time that decides: `device_ms` if all measured cells have it, else `time_ms`."""
     order: tuple[GridCell, ...]
     """Measured cells, the fastest first."""
     ratio: Ratio | None
@@ -90,7 +75,7 @@ class ProblemVerdict:
     @property
     def time_ms(self) -> float:
         """The time of the fastest cell by the deciding clock, or 0 if no cell was measured."""
-        return float(self.order[0].record[self.clock.time_column]) if self.order else 0.0
+        return float(self.order[0].record[self.clock]) if self.order else 0.0
 
     @property
     def runner_up(self) -> GridCell | None:
@@ -100,23 +85,21 @@ class ProblemVerdict:
 
 def verdict_columns() -> tuple[str, ...]:
     """Return the columns that records need for a verdict, besides times."""
-    columns = [column for clock in CLOCKS for column in (clock.time_column, clock.samples_column)]
-    return (*PROVENANCE, "beside", "fraction_of_floor", "peak_gib", *columns)
+    return (*PROVENANCE, "beside", "fraction_of_floor", "peak_gib", *CLOCKS, *SAMPLES.values())
 
 
 def verdicts(grid: RecordGrid, disputed: Collection[str] = ()) -> list[ProblemVerdict]:
     """Return the verdict of each problem of a grid. `disputed`: ids of the rows of which a warning speaks."""
-    problems = grid.problems
-    return [_verdict(problems, row, disputed) for row in problems.rows]
+    return [_verdict(grid, row, disputed) for row in grid.rows]
 
 
 def _verdict(grid: RecordGrid, row: GridRow, disputed: Collection[str]) -> ProblemVerdict:
     cells = [cell for cell in grid.cells_of(row) if is_measurement(cell.record) and cell.record["time_ms"] is not None]
-    leading = (clock for clock in CLOCKS if cells and all(cell.record[clock.time_column] is not None for cell in cells))
-    clock = next(leading, WALL)
-    order = tuple(sorted(cells, key=lambda cell: float(cell.record[clock.time_column])))
+    leading = (clock for clock in CLOCKS if cells and all(cell.record[clock] is not None for cell in cells))
+    clock = next(leading, "time_ms")
+    order = tuple(sorted(cells, key=lambda cell: float(cell.record[clock])))
     second = _runner_up(order)
-    ratio = ratio_of_records(second.record, order[0].record, clock) if second else None
+    ratio = ratio_of_records(second.record, order[0].record, metric(clock)) if second else None
     return ProblemVerdict(grid, row, clock, order, ratio, _doubts(order, ratio, disputed))
 
 
@@ -129,17 +112,14 @@ def _doubts(order: Sequence[GridCell], ratio: Ratio | None, disputed: Collection
     if not order:
         return ("unmeasured",)
     records = [cell.record for cell in (order[0], _runner_up(order)) if cell]
-    marks = "".join(map(remark_marks, records))
+    by_wall = min(order, key=lambda cell: float(cell.record["time_ms"]))
+    slower = ratio_of_records(order[0].record, by_wall.record, metric("time_ms"))
     holds = {
-        "tie": ratio is not None and ratio.low is not None and ratio.low <= 1,
+        "undecided": ratio is not None and not ratio.decided,
         "alone": ratio is None,
-        "few samples": ratio is not None and ratio.low is None,
-        "wall differs": min(order, key=lambda cell: float(cell.record["time_ms"])) is not order[0],
+        "wall differs": by_wall.variant != order[0].variant and slower is not None and slower.decided,
         "losses differ": any(str(record["row_id"]) in disputed for record in records),
-        "mixed": bool(differing_provenance(records)),
-        "host-bound": HOST_BOUND in marks,
-        "throttled": THROTTLED in marks,
-        "below floor": BELOW_FLOOR in marks,
+        "below floor": any(BELOW_FLOOR in remark_marks(record) for record in records),
         "shared host": any(record["beside"] for record in records),
     }
     return tuple(name for name in DOUBTS if holds.get(name))
@@ -185,10 +165,10 @@ def answer(all_verdicts: Sequence[ProblemVerdict]) -> str:
     if behind:
         names = {other.variant for other, _ in behind}
         next_name = names.pop() if len(names) == 1 else "The next variant"
-        ratios = [float(other.record[verdict.clock.time_column]) / verdict.time_ms for other, verdict in behind]
+        ratios = [float(other.record[verdict.clock]) / verdict.time_ms for other, verdict in behind]
         text += f". {next_name} takes {ratio_text(median(ratios)).rstrip('x')} times as long"
     middle = "medians, " if count > 1 and (shares or behind) else ""
-    clocks = " or ".join(sorted({verdict.clock.name for verdict, _ in of_winner}))
+    clocks = " or ".join(sorted({CLOCK_NAMES[verdict.clock] for verdict, _ in of_winner}))
     return f"{text} ({middle}{clocks} time)."
 
 
@@ -214,20 +194,16 @@ class ColumnSpeedup(NamedTuple):
     ratio: Ratio
 
 
-def speedups(grid: RecordGrid, clock: ClockColumns) -> list[ColumnSpeedup]:
-    """Compare the fastest column of each problem with each other column, by the samples of `clock`."""
-    by_problem: dict[str, list[tuple[float, GridCell]]] = defaultdict(list)
-    for problem, cell in grid.measured_cells():
-        samples = clean(cell.record[clock.samples_column])
-        if len(samples) and (middle := float(np.median(samples))) > 0:
-            by_problem[problem].append((middle, cell))
-    return [
-        ColumnSpeedup(problem, fastest, cell, ratio_of_records(cell.record, fastest.record, clock))
-        for problem, cells in by_problem.items()
-        for _, fastest in [min(cells, key=lambda item: item[0])]
-        for _, cell in cells
-        if cell is not fastest
-    ]
+def speedups(grid: RecordGrid, clock: str) -> list[ColumnSpeedup]:
+    """Compare the fastest column of each problem with each other column by the median of a clock."""
+    found = []
+    for row in grid.rows:
+        cells = [cell for cell in grid.cells_of(row) if is_measurement(cell.record) and cell.record[clock]]
+        cells.sort(key=lambda cell: float(cell.record[clock]))
+        ratios = [(cell, ratio_of_records(cell.record, cells[0].record, metric(clock))) for cell in cells[1:]]
+        problem = grid.problem_name(row.key)
+        found += [ColumnSpeedup(problem, cells[0], cell, ratio) for cell, ratio in ratios if ratio]
+    return found
 
 
 def frame_warnings(frame: pd.DataFrame, *, all_rows: bool = False) -> tuple[str, ...]:

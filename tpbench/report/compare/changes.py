@@ -1,31 +1,50 @@
-"""Verdict on each pair of cells: a ratio with its uncertainty, and a word.
-
-The samples of one process are not independent of each other: a run as a whole may be faster or slower than the next. So
-a row counts as one observation. Its uncertainty is the spread of its samples, at least `LEAST_SPREAD`. Repeated rows of
-a cell show how far runs really scatter, and refine this assumption. The test is of logarithms.
-"""
+"""Cells of two sets of rows in pairs, and a verdict on each pair: faster, slower, failing, or not comparable."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import math
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
 
 import numpy as np
-from scipy import stats
+import pandas as pd
+from scipy import special
 
-from tpbench.report.analysis.metrics import CONFIDENCE, FEWEST, Metric, Ratio, clean, metric
-from tpbench.report.analysis.records import MARKS, Record, caveat_mark, is_measurement, value_text
-from tpbench.report.compare.pairs import CellPair, differences, remarks
+from tpbench.report.analysis.metrics import Metric, metric
+from tpbench.report.analysis.records import (
+    MARKS,
+    Record,
+    caveat_mark,
+    column_label,
+    comparable,
+    is_measurement,
+    mark_word,
+    problem_fields,
+    problem_identity,
+    remark_marks,
+    value_text,
+)
+from tpbench.report.analysis.uncertainty import (
+    CONFIDENCE,
+    Observation,
+    Ratio,
+    Scatter,
+    geometric_mean,
+    observations,
+    ratio,
+    scatter,
+)
+from tpbench.results.current_rows import hardware, replaced_rows
+from tpbench.results.read import plain_rows
+from tpbench.workloads import workloads
+
+CellIdentity: TypeAlias = tuple[tuple[str, Any], ...]
 
 ALPHA = 0.05
-LEAST_SPREAD = 0.01
-"""Least standard deviation that is assumed between two runs of a cell, as a share of the value."""
-PRIOR, PRIOR_OF_DEVICE = 4, 10
-"""Degrees of freedom of the assumption. It weighs as much as the differences of five repeated rows.
-
-Wall times have more outliers between runs than device times and counts have."""
 FEWEST_ROWS = 3
 """Fewest rows on each side that can be compared if they have too few samples."""
 RESOLUTION_GIB = 2**-10
@@ -34,47 +53,54 @@ SAME, UNCLEAR, INCOMPARABLE = "same", "unclear", "not comparable"
 FAILS, WORKS, GONE, ADDED = "fails now", "works now", "only before", "only after"
 SLOWER, FASTER, WORSE, BETTER = "slower", "faster", "worse", "better"
 FAILED = {"oom", "wrong", "timeout", "error"}
-_NORMAL_5_TO_95 = 2 * stats.norm.ppf(0.95)
 FALSE_ALARMS = (
     f"Of comparisons where nothing changed, at most {ALPHA:.0%} have a false alarm in any cell, if runs scatter no "
     "more than assumed"
 )
+MUST_AGREE = (
+    "gpu_name", "cpu_model", "driver_version", "cuda_version", "nccl_version", "torch_version", "triton_version",
+    "python_version", "backend", "interpreted", "warmed_up", "memory_limit_gib",
+)  # fmt: skip
+"""Columns that must be equal for two rows to be compared, if both rows have them.
+
+The model of the CPU counts on a CPU only. The memory limit counts on a GPU only, because on a CPU it is the memory that
+was free. Versions of tpbench and its kernels may differ, because a comparison shows their effect."""
+BESIDE = "beside"
+"""Column with the jobs that ran on the host at the same time. Two rows are compared only if both ran alone."""
+ACROSS = (*MUST_AGREE, BESIDE)
+"""Columns whose difference a user may allow."""
+_CODE = ("tpbench_version", "kernels_version", "variant_version", "git_commit", "git_dirty")
+_NOTED = ("host", "gpu_count", "cpu_count", "package_versions", *_CODE)
+"""Columns whose difference is noted but permitted. So are the recorded variables of the environment."""
+_OF_PLACE = ("CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+_SPEEDS = {
+    "copy_gb_per_s": "copy bandwidth of the machine",
+    "sm_clock_mhz": "clock of the GPU",
+    "memory_clock_mhz": "clock of the GPU's memory",
+}
+_SPEED_SHARE = 0.03
+_ALWAYS = ("workload", "variant", "device", "graph", "fresh", "nodes", "tp_size", "dp_size")
+_NAMED_FIRST = ("workload", "loss", "dtype", "tokens", "vocab", "tp_size")
 
 
 @dataclass(frozen=True)
-class Observation:
-    """A metric of one row."""
+class CellPair:
+    """One cell in both sets, or in one of them."""
 
-    log: float
-    """Natural logarithm of the value."""
-    variance: float
-    """Variance between runs that is assumed for `log`."""
-    known: bool
-    """False if there are too few samples to see their spread."""
-    started: float = 0.0
-    """Start of the job, in seconds since 1970. 0: unknown."""
+    name: str
+    before_rows: tuple[Record, ...]
+    after_rows: tuple[Record, ...]
+    """The newest row of the cell, and before it the rows that repeat it. Empty if the set has no such cell."""
 
+    @property
+    def before(self) -> Record | None:
+        """The newest row of the first set."""
+        return self.before_rows[-1] if self.before_rows else None
 
-@dataclass(frozen=True)
-class Scatter:
-    """Scatter of repeated rows of all cells, as a multiple of the variance that their samples let assume."""
-
-    prior: int = PRIOR
-    """Degrees of freedom of the assumption."""
-    factor: float = 1.0
-    freedom: int = 0
-    """Degrees of freedom: repeated rows minus one for each side of a cell. 0: no cell has repeated rows."""
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Ratio of two cells with its uncertainty."""
-
-    ratio: Ratio
-    p: float
-    error: float
-    """Standard error of the ratio's logarithm."""
-    freedom: float
+    @property
+    def after(self) -> Record | None:
+        """The newest row of the second set."""
+        return self.after_rows[-1] if self.after_rows else None
 
 
 @dataclass(frozen=True)
@@ -87,29 +113,19 @@ class CellChange:
     before: float | None = None
     after: float | None = None
     """The metric: the geometric mean of repeated rows."""
-    difference: Difference | None = None
-    """After over before, with its uncertainty."""
+    ratio: Ratio | None = None
+    """After over before."""
     p: float | None = None
-    """p value, corrected for the number of cells that were tested."""
+    """p value, corrected for the number of cells that were tested. None: the cell was not tested."""
     rows: tuple[int, int] = (0, 0)
     """Rows on each side that the ratio is made of."""
     notes: tuple[str, ...] = ()
 
     @property
-    def ratio(self) -> Ratio | None:
-        """After over before."""
-        return self.difference.ratio if self.difference else None
-
-    @property
-    def note(self) -> str:
-        """All notes in one line."""
-        return "; ".join(self.notes)
-
-    @property
     def is_decided(self) -> bool:
         """True for a cell that was compared. Two failures or two skipped cells are no comparison."""
         if self.verdict == SAME:
-            return self.ratio is not None
+            return self.ratio is not None or self.before is not None
         return self.verdict not in (INCOMPARABLE, GONE, ADDED)
 
     def fails(self) -> bool:
@@ -129,11 +145,12 @@ class Comparison:
     @property
     def least_visible(self) -> float | None:
         """The change that half of the tested cells would have to exceed to be called."""
-        tested = [change.difference for change in self.changes if change.difference and change.p is not None]
+        tested = [change.ratio for change in self.changes if change.ratio and change.p is not None]
         if not tested:
             return None
         level = 1 - ALPHA / 2 / len(tested)
-        return math.expm1(float(np.median([stats.t.ppf(level, each.freedom) * each.error for each in tested])))
+        reaches = [float(special.stdtrit(found.freedom, level)) * found.error for found in tested]
+        return math.expm1(float(np.median(reaches)))
 
     def method(self) -> list[str]:
         """Return what the verdicts mean, how runs scatter, and the false-alarm rate, as sentences."""
@@ -176,8 +193,7 @@ def compare_cells(
     observed = [(observations(pair.before_rows, shown), observations(pair.after_rows, shown)) for pair in pairs]
     scattered = scatter(shown, itertools.chain(*observed))
     changes = [
-        _uncorrected(pair, shown, sides, scattered, threshold, allowed)
-        for pair, sides in zip(pairs, observed, strict=True)
+        _change(pair, shown, sides, scattered, threshold, allowed) for pair, sides in zip(pairs, observed, strict=True)
     ]
     corrected = iter(holm([p for change in changes if (p := change.p) is not None]))
     concluded = [
@@ -186,7 +202,7 @@ def compare_cells(
     return Comparison(shown, threshold, tuple(concluded), scattered)
 
 
-def _uncorrected(
+def _change(
     pair: CellPair,
     shown: Metric,
     observed: tuple[list[Observation], list[Observation]],
@@ -208,21 +224,31 @@ def _uncorrected(
         return _of_statuses(change, before, after)
     if mark := caveat_mark(before) or caveat_mark(after):
         return replace(change, notes=(MARKS[mark],))
+    notes = tuple(remarks(pair.before_rows, pair.after_rows, allowed))
     if lacking := [name for name, side in zip(("before", "after"), observed, strict=True) if not side]:
-        return replace(change, notes=(f"no {shown.name} above 0 {' and '.join(lacking)}",))
-    tested = difference(*observed, scattered)
+        if old is None or new is None or not (math.isfinite(old) and math.isfinite(new)) or min(old, new) < 0:
+            return replace(change, notes=(f"no {shown.name} {' and '.join(lacking)}",))
+        above, below = verdict_words(shown)
+        verdict = SAME if _is_small(shown, old, new) else above if new > old else below
+        return replace(change, verdict=verdict, rows=(1, 1), notes=notes)  # from or to 0: no ratio says that
+    found = ratio(*observed, scattered)
     rows = len(observed[0]), len(observed[1])
     old, new = (
         geometric_mean(side) if len(side) > 1 else value for side, value in zip(observed, (old, new), strict=True)
     )
-    notes = tuple(remarks(pair.before_rows, pair.after_rows, allowed))
-    change = CellChange(pair.name, SAME, old, new, tested, tested.p, rows, notes)
+    change = CellChange(pair.name, SAME, old, new, found, found.p, rows, notes)
     if min(rows) >= FEWEST_ROWS or all(observation.known for side in observed for observation in side):
         return change
-    change = replace(change, p=None, difference=replace(tested, ratio=Ratio(tested.ratio.value)))
-    if abs(tested.ratio.value - 1) <= threshold:
+    change = replace(change, p=None, ratio=Ratio(found.value))
+    if abs(found.value - 1) <= threshold:
         return change
-    return replace(change, verdict=INCOMPARABLE, notes=(*notes, "too few samples to tell"))
+    too_few = "too few samples to tell: measure=default takes enough"
+    return replace(change, verdict=INCOMPARABLE, notes=(*notes, too_few))
+
+
+def _is_small(shown: Metric, old: float, new: float) -> bool:
+    """Return true for a difference that never counts."""
+    return old == new or (shown.name.endswith("_gib") and abs(new - old) < RESOLUTION_GIB)
 
 
 def _of_statuses(change: CellChange, before: Record, after: Record) -> CellChange:
@@ -238,12 +264,10 @@ def _of_statuses(change: CellChange, before: Record, after: Record) -> CellChang
 def _conclude(change: CellChange, p: float, shown: Metric, threshold: float) -> CellChange:
     """Return the change with its corrected p value and the verdict that follows from it."""
     assert change.ratio and change.before is not None and change.after is not None
-    ratio = change.ratio.value
-    below_resolution = shown.name.endswith("_gib") and abs(change.after - change.before) < RESOLUTION_GIB
-    if abs(ratio - 1) <= threshold or below_resolution:
+    if abs(change.ratio.value - 1) <= threshold or _is_small(shown, change.before, change.after):
         return replace(change, p=p)
     above, below = verdict_words(shown)
-    return replace(change, verdict=UNCLEAR if p >= ALPHA else above if ratio > 1 else below, p=p)
+    return replace(change, verdict=UNCLEAR if p >= ALPHA else above if change.ratio.value > 1 else below, p=p)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -255,84 +279,127 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return [float(p) for p in adjusted]
 
 
-def observations(rows: Iterable[Record], shown: Metric) -> list[Observation]:
-    """Return what rows say about a metric. Failures and rows without a positive value say nothing."""
-    return [
-        _observation(row, float(value), shown)
-        for row in rows
-        if is_measurement(row) and (value := row.get(shown.name)) is not None and 0 < value < math.inf
-    ]
+def pair_cells(before: pd.DataFrame, after: pd.DataFrame) -> list[CellPair]:
+    """Pair the rows of each cell with those of the other set, on the same hardware if possible."""
+    old, new = rows_by_cell(before), rows_by_cell(after)
+    names = cell_names([*old, *new])
+    pairs = []
+    for cell in dict.fromkeys([*new, *old]):
+        left, right = ({key: _repeated(rows) for key, rows in side.get(cell, {}).items()} for side in (old, new))
+        sides = [(left.pop(machine), right.pop(machine)) for machine in [*right] if machine in left]
+        sides += itertools.zip_longest(left.values(), right.values(), fillvalue=())
+        pairs += [CellPair(names[cell], *side) for side in sides]
+    return pairs
 
 
-def _observation(row: Record, value: float, shown: Metric) -> Observation:
-    started = row["started_at"].timestamp() if row.get("started_at") else 0.0
-    variance, known = LEAST_SPREAD**2, True
-    if not is_counted(shown):
-        samples = clean(row.get("device_samples_ms" if shown.name.startswith("device") else "samples_ms"))
-        known = len(samples) >= FEWEST and samples.min() > 0
-        if known:
-            low, high = np.percentile(np.log(samples), [5, 95])
-            variance += float((high - low) / _NORMAL_5_TO_95) ** 2
-    return Observation(math.log(value), variance, known, started)
+def _repeated(rows: Sequence[Record]) -> tuple[Record, ...]:
+    """Return the newest of some rows, after the rows that it repeats: runs of the same code on the same host."""
+    *older, newest = rows
+    names = [name for name in (*MUST_AGREE, *_CODE, "host", BESIDE) if name != "memory_limit_gib"]
+
+    def repeats(row: Record) -> bool:
+        return is_measurement(row) and all(row.get(name) == newest.get(name) for name in names)
+
+    return (*(filter(repeats, older) if is_measurement(newest) else ()), newest)
 
 
-def geometric_mean(observed: Sequence[Observation]) -> float:
-    """Return the geometric mean of the values."""
-    return math.exp(_mean_log(observed))
+def rows_by_cell(frame: pd.DataFrame) -> dict[CellIdentity, dict[Any, list[Record]]]:
+    """Return the rows of each cell by hardware, oldest first. Failures beside a measurement are left out."""
+    frame = comparable(frame)
+    frame = frame.drop(replaced_rows(frame))
+    frame = frame.assign(hardware=hardware(frame)["hardware"], when=frame["finished_at"].fillna(frame["started_at"]))
+    frame = frame.sort_values("when", kind="stable", na_position="first")
+    cells: dict[CellIdentity, dict[Any, list[Record]]] = defaultdict(lambda: defaultdict(list))
+    for record in plain_rows(frame):
+        cells[_identity(record)][record["hardware"]].append(record)
+    return cells
 
 
-def _mean_log(observed: Sequence[Observation]) -> float:
-    return float(np.mean([observation.log for observation in observed]))
+def _identity(record: Record) -> CellIdentity:
+    """Return the whole problem of a cell, options included. It does not depend on the defaults of the configuration."""
+    workload = workloads().get(record["workload"])
+    problem = dict.fromkeys(("loss", "dtype", "vocab", "tokens"))
+    if workload:
+        problem = problem_fields(workload) | problem_identity(workload)
+    defaults = dict.fromkeys(_ALWAYS) | problem | {"dp_size": 1, "nodes": 1, "graph": False, "fresh": False}
+    values = {name: default if record.get(name) is None else record[name] for name, default in defaults.items()}
+    plain = (bool, int, float, type(None))
+    return tuple(
+        (name, value if name != "block_cap" and isinstance(value, plain) else str(value))
+        for name, value in values.items()
+    )
 
 
-def is_counted(shown: Metric) -> bool:
-    """Return true if the metric is a number of bytes or operations."""
-    return shown.name == "flops" or shown.name.startswith("bytes_") or shown.name.endswith("_gib")
+def cell_names(cells: Collection[CellIdentity]) -> dict[CellIdentity, str]:
+    """Return the name of each cell: its variant, and the fields in which cells differ."""
+    seen: dict[str, set[Any]] = defaultdict(set)
+    for name, value in itertools.chain.from_iterable(cells):
+        seen[name].add(value)
+    defaults = {option for workload in workloads().values() for option in workload.option_defaults.items()}
+    shown = [name for name, values in seen.items() if name in ("vocab", "tp_size") or len(values) > 1]
+    shown.sort(key=lambda name: _NAMED_FIRST.index(name) if name in _NAMED_FIRST else len(_NAMED_FIRST))
+    names = {}
+    for cell in cells:
+        values = dict(cell)
+        words = [
+            f"{column_label(name)}={value_text(values[name])}"
+            for name in shown
+            if name != "variant" and values.get(name) is not None and (name, values[name]) not in defaults
+        ]
+        names[cell] = " ".join([value_text(values["variant"]), *words])
+    return names
 
 
-def scatter(shown: Metric, groups: Iterable[Sequence[Observation]]) -> Scatter:
-    """Return the scatter of repeated rows. A group is one cell on one side."""
-    prior = PRIOR_OF_DEVICE if is_counted(shown) or shown.name.startswith("device") else PRIOR
-    repeated = [group for group in groups if len(group) > 1]
-    freedom = sum(len(group) - 1 for group in repeated)
-    total = sum(_squares(group) / _assumed(group) for group in repeated)
-    return Scatter(prior, (prior + total) / (prior + freedom), freedom)
+def differences(before: Record, after: Record, allowed: Iterable[str] = ()) -> list[str]:
+    """Return why two rows must not be compared: differences in hardware, software and method."""
+    skipped = {*allowed, "memory_limit_gib" if before.get("device") == "cpu" else "cpu_model"}
+    return _differing([name for name in ACROSS if name not in skipped], before, after)
 
 
-def alternating_blocks(before: Sequence[Observation], after: Sequence[Observation]) -> tuple[int, int]:
-    """Return how many blocks of successive rows each side has, by their start: A B A B is (2, 2), A A B B is (1, 1)."""
-    order = sorted((observation.started, at) for at, side in enumerate((before, after)) for observation in side)
-    sides = [side for side, _ in itertools.groupby(side for _, side in order)]
-    return sides.count(0), sides.count(1)
+def remarks(before: Sequence[Record], after: Sequence[Record], allowed: Iterable[str] = ()) -> list[str]:
+    """Return differences between the runs of a cell that permit a comparison but must be noted."""
+    old, new = before[-1], after[-1]
+    notes = _differing([*_NOTED, *(name for name in ACROSS if name in allowed)], old, new)
+    variables = [_variables(row) for row in (old, new)]
+    for name in sorted({*variables[0], *variables[1]}) if all(variables) else ():
+        left, right = (value_text(of_side.get(name, "unset")) for of_side in variables)
+        notes += [f"{name} {left} and {right}"] if left != right else []
+    for mark in dict.fromkeys("".join(map(remark_marks, (old, new)))):
+        sides = [side for side, row in (("before", old), ("after", new)) if mark in remark_marks(row)]
+        notes.append(f"{mark_word(mark)} {' and '.join(sides)}")
+    processes = _processes(before), _processes(after)
+    if processes[0] != processes[1]:
+        notes.append(f"{processes[0]} processes before, {processes[1]} processes after")
+    for name, meaning in _SPEEDS.items():
+        if old.get(name) and new.get(name) and abs(new[name] / old[name] - 1) > _SPEED_SHARE:
+            notes.append(f"{meaning} {new[name] / old[name] - 1:+.0%}")
+    return notes
 
 
-def difference(before: Sequence[Observation], after: Sequence[Observation], scattered: Scatter) -> Difference:
-    """Return the ratio of after over before with its interval and p value, by a t test.
-
-    Its variance is the assumed one times the scatter of all cells, moderated by the cell's own repeated rows (Smyth,
-    Linear models and empirical Bayes methods, 2004, with a fixed number of prior degrees of freedom). Rows of one side
-    that follow each other count as one, because a drift of the machine affects all of them alike.
-    """
-    counts = alternating_blocks(before, after)
-    freedom = scattered.prior + sum(counts) - 2
-    assumed = (_assumed(before) + _assumed(after)) / 2
-    squares = _squares(before) + _squares(after)
-    repeated = len(before) + len(after) - 2
-    variance = (scattered.prior * scattered.factor * assumed + squares) / (scattered.prior + repeated)
-    if min(counts) < 2:
-        variance = max(variance, assumed)
-    error = math.sqrt(variance * sum(1 / count for count in counts))
-    log_ratio = _mean_log(after) - _mean_log(before)
-    reach = float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom)) * error
-    ratio = Ratio(math.exp(log_ratio), math.exp(log_ratio - reach), math.exp(log_ratio + reach))
-    return Difference(ratio, 2 * float(stats.t.sf(abs(log_ratio) / error, freedom)), error, freedom)
+def _variables(record: Record) -> dict[str, str]:
+    """Return the recorded variables of the environment, but for names of devices and interfaces."""
+    try:
+        found = json.loads(record.get("environment") or "{}")
+    except ValueError:
+        return {}
+    return {name: value for name, value in found.items() if name not in _OF_PLACE} if isinstance(found, dict) else {}
 
 
-def _assumed(side: Sequence[Observation]) -> float:
-    """Return the mean variance that is assumed for the rows of one side."""
-    return float(np.mean([observation.variance for observation in side]))
+def _processes(rows: Sequence[Record]) -> str:
+    """Return "warm" if earlier jobs ran in the processes or their torchrun, "cold" if none did."""
+    warm = {bool(row.get("warm") or row.get("jobs_before")) for row in rows}
+    return "cold and warm" if len(warm) > 1 else "warm" if warm == {True} else "cold"
 
 
-def _squares(group: Sequence[Observation]) -> float:
-    """Return the sum of squared deviations from the group's mean."""
-    return float(np.var([observation.log for observation in group]) * len(group))
+def _differing(names: Iterable[str], before: Record, after: Record) -> list[str]:
+    """Return the columns in which two rows differ, with both values. A missing value doesn't count as a difference."""
+    notes = []
+    for name in names:
+        old, new = before.get(name), after.get(name)
+        if name == BESIDE:
+            sides = [side for side, value in (("before", old), ("after", new)) if value]
+            notes += [f"other jobs ran beside it {' and '.join(sides)}"] if sides else []
+        elif old is not None and new is not None and old != new:
+            left, right = (value_text(value)[: 12 if name in _CODE else None] for value in (old, new))
+            notes.append(f"{name} {left} and {right}")
+    return notes

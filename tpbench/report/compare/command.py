@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import glob
-import itertools
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 
 import pandas as pd
@@ -20,31 +19,29 @@ from tpbench.report.command_line import (
     add_output,
     add_test,
     output_format,
-    print_or_write,
     read_rows,
     require_values,
     write_tables,
 )
 from tpbench.report.compare.changes import (
+    ACROSS,
     BETTER,
     FALSE_ALARMS,
     FASTER,
     INCOMPARABLE,
     CellChange,
+    CellPair,
     Comparison,
     compare_cells,
+    pair_cells,
 )
-from tpbench.report.compare.pairs import ACROSS, CellPair, pair_cells
 from tpbench.settings import JobError
 from tpbench.suggestions import printable, unknown
 from tpbench.tables import Document, Table, TableCell, number_cell
 
-FORMATS = (*TABLES, "html")
 _SHOWN = 4
 """Most cells that a message names."""
 _SHOWN_SWEEPS = 3
-_MOST_TRIED = 1000
-"""Most cells of a side among which a message looks for two similar ones."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -53,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
     Raises JobError for a wrong request, and if nothing was compared, because a check of nothing must not pass.
     """
     options = _parser().parse_args(arguments)
-    form = output_format(options, FORMATS)
+    form = output_format(options, tuple(TABLES))
     shown = metric(options.metric)
     allowed = options.across.split(",") if options.across else []
     for name in allowed:
@@ -62,19 +59,20 @@ def main(arguments: Sequence[str]) -> int:
     before, after, remark = read_sides(options.before, options.after, options.rows)
     pairs = pair_cells(before, after)
     if not any(pair.before and pair.after for pair in pairs):
-        raise JobError(_why_unpaired(pairs))
+        one, other = (
+            next(pair.name for pair in pairs if rows(pair)) for rows in (attrgetter("before"), attrgetter("after"))
+        )
+        raise JobError(
+            f"nothing can be compared, because no cell is on both sides: {one} is only before, {other} only after"
+        )
     for side, frame in ((options.before, before), (options.after, after)):
         require_values(frame, shown, side)
     if remark:
         print(f"report: {remark}", file=sys.stderr)
     comparison = compare_cells(pairs, options.metric, options.threshold, allowed)
-    document = comparison_document(comparison)
-    if form == "html":
-        print_or_write(comparison_page(document), options.output)
-    else:
-        write_tables(document, form, options.output)
+    write_tables(comparison_document(comparison), form, options.output)
     changes = comparison.changes
-    reasons = Counter(change.note for change in changes if change.verdict == INCOMPARABLE)
+    reasons = Counter("; ".join(change.notes) for change in changes if change.verdict == INCOMPARABLE)
     for reason, count in reasons.most_common(1):
         which = f"{reasons.total()} of {len(changes)} cells could not be compared; {count} of them: {reason}"
         print(f"report: warning: {which}", file=sys.stderr)
@@ -97,7 +95,7 @@ def comparison_document(comparison: Comparison) -> Document:
     A note that all compared cells have stands below the table, once. CSV has it in each line.
     """
     shown, worse = comparison.metric, comparison.metric.better or -1
-    noted = [change.notes for change in comparison.changes if change.difference]
+    noted = [change.notes for change in comparison.changes if change.ratio]
     shared = [note for note in noted[0] if all(note in notes for notes in noted)] if len(noted) > 1 else []
     changes = sorted(
         comparison.changes,
@@ -115,7 +113,7 @@ def comparison_document(comparison: Comparison) -> Document:
 def _cells(change: CellChange, comparison: Comparison, shared: Sequence[str]) -> list[TableCell | str]:
     kind = "bad" if change.fails() else "best" if change.verdict in (FASTER, BETTER) else ""
     ratio = change.ratio
-    notes = [note for note in change.notes if note not in shared or not change.difference]
+    notes = [note for note in change.notes if note not in shared or not change.ratio]
     return [
         printable(change.name),
         TableCell(change.verdict, kind=kind),
@@ -126,7 +124,7 @@ def _cells(change: CellChange, comparison: Comparison, shared: Sequence[str]) ->
         *(number_cell(value, comparison.metric.write) for value in (change.before, change.after)),
         number_cell(change.p, "{:.2g}".format),
         *map(str, change.rows),
-        TableCell(printable("; ".join(notes)), printable(change.note)),
+        TableCell(printable("; ".join(notes)), printable("; ".join(change.notes))),
     ]
 
 
@@ -143,19 +141,6 @@ def _summary(comparison: Comparison) -> str:
     return sentence + (f"; not compared: {unmeasured}" if others else "")
 
 
-def comparison_page(document: Document) -> str:
-    """Return a self-contained HTML page."""
-    from tpbench.report.page import render_page
-
-    return render_page(
-        "comparison.html.j2",
-        title="tpbench comparison",
-        summary=f"{document.caption}.",
-        table=replace(document.tables[0], heading="comparison"),
-        method=" ".join(map(str, document.notes)),
-    )
-
-
 def lost_cells(pairs: Sequence[CellPair]) -> list[str]:
     """Return the names of the cells that were measured before and have no row after.
 
@@ -164,24 +149,6 @@ def lost_cells(pairs: Sequence[CellPair]) -> list[str]:
     machines = {pair.after["hardware"] for pair in pairs if pair.after}
     gone = [(pair.name, pair.before) for pair in pairs if pair.before and not pair.after]
     return [name for name, row in gone if row["status"] == "ok" and row["hardware"] in machines]
-
-
-def _why_unpaired(pairs: Sequence[CellPair]) -> str:
-    """Return how many cells each side has, and in what the two most similar ones differ."""
-    before = [pair.name.split() for pair in pairs if pair.before]
-    after = [pair.name.split() for pair in pairs if pair.after]
-    tried = itertools.product(before[:_MOST_TRIED], after[:_MOST_TRIED])
-    empty: tuple[list[str], list[str]] = ([], [])
-    old, new = min(tried, key=lambda cells: len({*cells[0]} ^ {*cells[1]}), default=empty)
-    return (
-        f"nothing can be compared, because none of {len(before)} cells before and {len(after)} after is on both sides; "
-        f"the two most similar have {_lacking(new, old)} before and {_lacking(old, new)} after"
-    )
-
-
-def _lacking(cell: Sequence[str], other: Sequence[str]) -> str:
-    """Return the words of the other cell that this one lacks."""
-    return " ".join(word for word in other if word not in cell)
 
 
 def read_sides(before: str, after: str, places: Sequence[str]) -> tuple[pd.DataFrame, pd.DataFrame, str]:
@@ -207,22 +174,15 @@ def read_sides(before: str, after: str, places: Sequence[str]) -> tuple[pd.DataF
 
 
 def _rows(side: str, places: Sequence[str]) -> pd.DataFrame:
-    """Return the rows of one side. The folder of a sweep's logs, outputs/sweeps/ID, names the sweep."""
+    """Return the rows of one side: folders, files and globs, or sweeps of `places`."""
     names = [side] if _is_place(side) else [name for name in side.split(",") if name]
-    logs = [Path(name) for name in names if _is_place(name) and Path(name).absolute().parent.name == "sweeps"]
-    logs = [folder for folder in logs if not any(folder.rglob("*.parquet"))]
-    folders = [name for name in names if _is_place(name) and Path(name) not in logs]
-    if folders == names:
+    if not names or any(map(_is_place, names)):
         return read_rows(names or [side])
-    if folders:
-        raise JobError(f"{side}: name sweeps or folders on one side, not both")
-    where = list(dict.fromkeys(str(folder.parent.parent) for folder in logs)) or list(places)
     try:
-        frame = read_rows(where)
+        frame = read_rows(places)
     except JobError:
-        raise JobError(f"no such folder or file: {side}, and no sweeps in {', '.join(where)} (see --rows)") from None
-    chosen = [_sweep(Path(name).name, frame, where) for name in names]
-    return frame[frame["sweep_id"].isin(chosen)]
+        raise JobError(f"no such folder or file: {side}, and no sweeps in {', '.join(places)} (see --rows)") from None
+    return frame[frame["sweep_id"].isin([_sweep(name, frame, places) for name in names])]
 
 
 def _sweep(name: str, frame: pd.DataFrame, where: Sequence[str]) -> str:
@@ -263,5 +223,5 @@ def _parser() -> argparse.ArgumentParser:
     add_test(parser, 0.03)
     parser.add_argument("--across", metavar="A,B", help="compare although these differ, say torch_version")
     parser.add_argument("--allow-missing", action="store_true", help="pass although AFTER lacks cells of BEFORE")
-    add_output(parser, FORMATS)
+    add_output(parser, tuple(TABLES))
     return parser

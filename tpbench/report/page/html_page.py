@@ -14,17 +14,13 @@ from tpbench import packages
 from tpbench.report.analysis.grid import RecordGrid, arrange_rows, heading
 from tpbench.report.analysis.metrics import (
     CLOCKS,
-    INTERLEAVED_METHOD,
-    METHOD,
     METRICS,
-    OUTLIER,
     TITLES,
-    WALL,
-    ClockColumns,
     counted,
     metric,
 )
 from tpbench.report.analysis.records import Record
+from tpbench.report.analysis.uncertainty import INTERLEAVED_METHOD, METHOD
 from tpbench.report.analysis.verdicts import (
     DOUBTS,
     GOOD,
@@ -39,22 +35,20 @@ from tpbench.report.analysis.verdicts import (
 )
 from tpbench.report.page import page_tables, render_page
 from tpbench.report.pivot import failures, legend, metric_table
-from tpbench.report.plots import PLOTS, inline_picture, style, timeline
-from tpbench.report.plots.by_size import with_sizes
+from tpbench.report.plots import style
+from tpbench.report.plots.grid_plots import PLOTS, inline_picture, with_sizes
 from tpbench.results.schema import STATUSES, workload_columns
 from tpbench.tables import Table
 from tpbench.workloads import workloads
 
 _COLUMNS = (
-    *METRICS, *page_tables.MACHINE_FACTS, *verdict_columns(), *timeline.COLUMNS, "started_at", "finished_at", "log_dir",
+    *METRICS, *page_tables.MACHINE_FACTS, *verdict_columns(), "started_at", "finished_at", "log_dir",
     "time_ci_low_ms", "time_ci_high_ms", "device_ci_low_ms", "device_ci_high_ms",
 )  # fmt: skip
-_PICTURES = ("block_cap", "timeline")
-"""Plots of a section, after that of its leading clock."""
 
 
-def page(frame: pd.DataFrame, metric_name: str | None = None, *, all_rows: bool = False) -> str:
-    """Return one self-contained HTML page about the newest row of each cell of `frame`, or about every row.
+def page(frame: pd.DataFrame, metric_name: str | None = None) -> str:
+    """Return one self-contained HTML page about the newest row of each cell of `frame`.
 
     The tables of each section start with the metric of that name. By default they start with the device time, and with
     the wall time where no row has a device time.
@@ -62,7 +56,7 @@ def page(frame: pd.DataFrame, metric_name: str | None = None, *, all_rows: bool 
     if metric_name is not None:
         metric(metric_name)
     own = {name for columns in workload_columns().values() for name in columns}
-    arranged = arrange_rows(frame, [*_COLUMNS, *own], all_rows=all_rows)
+    arranged = arrange_rows(frame, [*_COLUMNS, *own])
     shown = metric(metric_name or "time_ms")
     warnings = disagreements(arranged.records)
     disputed = frozenset[str]().union(*warnings.values())
@@ -120,7 +114,7 @@ def _part(
         "anchor": f"workload-{re.sub('[^A-Za-z0-9]+', '-', name)}",
         "summary": workload.summary if workload else "",
         "answer": answer([each for _, of_grid, _ in group for each in of_grid]),
-        "figure": _lead_figure(name, [(grid.problems, text) for (grid, _, _), text in zip(group, names, strict=True)]),
+        "figure": _lead_figure(name, [(grid, text) for (grid, _, _), text in zip(group, names, strict=True)]),
         "sections": [
             _section(grid, f"s{at}", text or "Tables and pictures", metric_name)
             for (grid, _, at), text in zip(group, names, strict=True)
@@ -136,7 +130,7 @@ def _lead_figure(workload: str, grids: Sequence[tuple[RecordGrid, str]]) -> tupl
     ordered = sorted(grids, key=lambda each: -sum(1 for _ in each[0].cells()))
     by_size = [(sized, "time", name) for grid, name in ordered if (sized := with_sizes(grid))]
     for grid, plot, name in (*by_size, *((grid, "speedup", name) for grid, name in ordered)):
-        plot = plot if _clock(grid) is WALL else f"device_{plot}"
+        plot = plot if _clock(grid) == "time_ms" else f"device_{plot}"
         if figure := _figure(grid, plot, workload):
             caption, svg = figure
             return ": ".join(filter(None, (caption, name))), svg
@@ -149,31 +143,27 @@ def _figure(grid: RecordGrid, plot: str, anchor: str) -> tuple[str, str] | None:
     return None if svg is None else (PLOTS[plot].title, svg)
 
 
-def _clock(grid: RecordGrid) -> ClockColumns:
-    """Return the leading clock: device time where rows have it."""
-    timed = (clock for clock in CLOCKS if any(cell.record[clock.time_column] is not None for cell in grid.cells()))
-    return next(timed, WALL)
+def _clock(grid: RecordGrid) -> str:
+    """Return the median of the leading clock: the device time where rows have it."""
+    timed = (clock for clock in CLOCKS if any(cell.record[clock] is not None for cell in grid.cells()))
+    return next(timed, "time_ms")
 
 
 def _section(grid: RecordGrid, anchor: str, name: str, metric_name: str | None) -> dict[str, Any]:
     """Return what the page shows of one grid, folded, by names in the template."""
-    lead = metric_name or _clock(grid).time_column
+    lead = metric_name or _clock(grid)
     shown = [metric(lead), *page_tables.metrics_with_values(grid, [each for each in TITLES if each != lead])]
-    by_time = "time" if _clock(grid) is WALL else "device_time"
-    drawn = [(grid.problems, plot) for plot in _PICTURES]
-    if sized := with_sizes(grid.problems):
-        drawn.insert(0, (sized, by_time))
+    sized = with_sizes(grid)
+    figure = _figure(sized, "time" if _clock(grid) == "time_ms" else "device_time", anchor) if sized else None
     return {
         "anchor": anchor,
         "heading": name,
         "size": f"{counted(len(grid.rows), 'problem')}, {counted(len(grid.columns), 'variant')} with options",
         "mixing": mixing_note(grid, "This section"),
         "pivots": [(_caption(each.name), page_tables.pivot_table(grid, each)) for each in shown],
-        "figures": [figure for of, plot in drawn if (figure := _figure(of, plot, anchor))],
+        "figure": figure,
         "folded": [
             ("Speed-ups with intervals", page_tables.speedup_table(grid)),
-            ("Distributions of samples", page_tables.distribution_table(grid)),
-            ("Failed cells", page_tables.failure_table(grid)),
             *_studies(grid),
             ("All numbers of every cell", page_tables.complete_table(grid)),
         ],
@@ -204,7 +194,6 @@ def _notes(metric_name: str | None) -> list[str]:
         "fastest of its line",
         *(f"{each.name}: {each.doc}" for each in map(metric, shown)),
         f"trust: {GOOD}, or: {'; '.join(f'{name}: {meaning}' for name, meaning in DOUBTS.items())}",
-        f"intervals of medians: order statistics; of speed-ups: {METHOD}. Or, {INTERLEAVED_METHOD}",
-        f"distributions: {OUTLIER}",
+        f"intervals of medians: order statistics; of ratios: {METHOD}. Or, {INTERLEAVED_METHOD}",
         *(f"{status}: {meaning}" for status, meaning in STATUSES.items()),
     ]

@@ -11,21 +11,18 @@ import numpy as np
 
 from tpbench.report.analysis.grid import RecordGrid, RecordGrids
 from tpbench.report.analysis.metrics import (
+    CLOCK_NAMES,
     CLOCKS,
-    DEVICE,
-    WALL,
+    METRICS,
     Metric,
-    clean,
     counted,
     metric,
     number,
-    outliers,
     ratio_text,
 )
 from tpbench.report.analysis.records import Record, column_label, mark_meanings, problem_identity, value_text
 from tpbench.report.analysis.verdicts import GOOD, ProblemVerdict, group_names, mixing_note, selected, speedups
 from tpbench.report.pivot import FAILED, failures, metric_table
-from tpbench.report.plots import timeline
 from tpbench.report.repeat import row_command
 from tpbench.report.studies import cell_table, value_cell
 from tpbench.results.schema import workload_columns
@@ -50,8 +47,7 @@ _VERDICT_COLUMNS = (
     "problem", "fastest", "device time", "wall time", "runner-up", "of floor", "memory", "trust",
 )  # fmt: skip
 _MEASURES = (
-    "time_ms", "device_ms", "floor_ms", "fraction_of_floor", "gb_per_s", "copy_gb_per_s", "peak_gib", "bytes_moved",
-    "bytes_communicated", "loss_value", "loss_error", "grad_error", "launch_ms", "skew_ms", "iterations",
+    *METRICS, "time_ci_low_ms", "time_ci_high_ms", "device_ci_low_ms", "device_ci_high_ms", "row_id", "log_dir",
 )  # fmt: skip
 
 
@@ -111,8 +107,8 @@ def _verdict_cells(verdict: ProblemVerdict) -> list[TableCell]:
     return [
         TableCell(verdict.problem),
         TableCell(fastest.column),
-        _quantity(record["device_ms"], "ms", "best" if verdict.clock is DEVICE else ""),
-        _quantity(record["time_ms"], "ms", "best" if verdict.clock is WALL else ""),
+        _quantity(record["device_ms"], "ms", "best" if verdict.clock == "device_ms" else ""),
+        _quantity(record["time_ms"], "ms", "best" if verdict.clock == "time_ms" else ""),
         behind,
         TableCell(MISSING) if share is None else TableCell(f"{100 * share:.0f}%", float(share)),
         memory,
@@ -194,7 +190,7 @@ def _fastest(verdict: ProblemVerdict | None) -> TableCell:
         return TableCell(MISSING)
     second = verdict.runner_up
     behind = f"{ratio_text(verdict.ratio.value)} {second.column}" if second and verdict.ratio else ""
-    clock = "" if verdict.clock is DEVICE else f" {verdict.clock.name}"
+    clock = "" if verdict.clock == "device_ms" else " wall"
     text = f"{verdict.fastest.column} {number(verdict.time_ms)} ms{clock}"
     return TableCell(text, verdict.time_ms, "first", detail=behind)
 
@@ -207,19 +203,6 @@ def failure_groups(arranged: RecordGrids) -> Table:
         for (status, reason), cells in failures(arranged).items()
     ]  # fmt: skip
     return Table("failures", ["cells", "status", "reason", "which"], rows)
-
-
-def failure_table(grid: RecordGrid) -> Table:
-    """Return the cells that are not ok, with their whole reason and the folder of their logs."""
-    rows: list[list[TableCell | str]] = [
-        [grid.problem_text(cell.key), cell.column,
-         TableCell(value_text(cell.record["status"]), kind=FAILED.get(cell.record["status"], "")),
-         printable(cell.record["reason"] or "no reason given", 2000),
-         *(printable(str(cell.record[name] or MISSING)) for name in ("log_dir", "row_id"))]
-        for cell in grid.cells()
-        if cell.record["status"] != "ok"
-    ]  # fmt: skip
-    return Table("failed cells", ["problem", "variant", "status", "reason", "logs", "row"], rows)
 
 
 def pivot_table(grid: RecordGrid, shown: Metric) -> Table:
@@ -235,31 +218,6 @@ def metrics_with_values(grid: RecordGrid, names: Sequence[str]) -> list[Metric]:
     return [metric(name) for name in names if any(cell.record.get(name) is not None for cell in grid.cells())]
 
 
-def distribution_table(grid: RecordGrid) -> Table:
-    """Return percentiles and outliers of the samples of each measured cell."""
-    rows: list[list[TableCell | str]] = []
-    for problem, cell in grid.measured_cells():
-        for clock in CLOCKS:
-            samples = clean(cell.record[clock.samples_column])
-            if not len(samples):
-                continue
-            prefix = clock.time_column.removesuffix("_ms")
-            low, high = cell.record[f"{prefix}_ci_low_ms"], cell.record[f"{prefix}_ci_high_ms"]
-            known = low is not None and high is not None
-            p5, median, p95 = np.percentile(samples, [5, 50, 95])
-            far = len(outliers(samples))
-            rows.append([
-                problem, cell.column, clock.name, str(len(samples)), _quantity(median, "ms"),
-                f"{number(low)} to {number(high)} ms" if known else MISSING, _quantity(p5, "ms"), _quantity(p95, "ms"),
-                _quantity(samples.min(), "ms"), _quantity(samples.max(), "ms"),
-                f"{far} ({100 * far / len(samples):.1f}%)",
-                _quantity(cell.record["skew_ms"] if clock is WALL else None, "ms"),
-            ])  # fmt: skip
-    columns = ["problem", "variant", "clock", "samples", "median", "95% interval", "5th pct", "95th pct", "fastest",
-               "slowest", "outliers", "skew between ranks"]  # fmt: skip
-    return Table("distributions", columns, rows, exact=False)
-
-
 def speedup_table(grid: RecordGrid) -> Table:
     """Return the speed-ups of the fastest column of each problem over each other column."""
     rows: list[list[TableCell | str]] = []
@@ -267,7 +225,7 @@ def speedup_table(grid: RecordGrid) -> Table:
         for speedup in speedups(grid, clock):
             low, high = speedup.ratio.low, speedup.ratio.high
             rows.append([
-                speedup.problem, speedup.fastest.column, speedup.other.column, clock.name,
+                speedup.problem, speedup.fastest.column, speedup.other.column, CLOCK_NAMES[clock],
                 "interleaved" if speedup.ratio.interleaved else "one after the other",
                 TableCell(f"{speedup.ratio.value:.3g}x", speedup.ratio.value),
                 MISSING if low is None or high is None else f"{low:.3g}x to {high:.3g}x",
@@ -289,7 +247,7 @@ def complete_table(grid: RecordGrid) -> Table:
     for name in dict.fromkeys((*_MEASURES, *of_workload)):
         values = [record.get(name) for record in records]
         is_long = any(isinstance(value, (list, np.ndarray)) and len(value) > LONG for value in values)
-        if name in timeline.COLUMNS or is_long:
+        if is_long:
             continue
         is_plain = isinstance(values[0], (str, int, float)) and all(value == values[0] for value in values)
         if name in of_workload and len(records) > 1 and is_plain:

@@ -1,4 +1,4 @@
-"""The studies of the block, from synthetic rows: speed-ups of overlap by tokens, the profile table and the timeline."""
+"""The studies of the block, from synthetic rows: speed-ups of overlap by tokens and the profile table."""
 
 from __future__ import annotations
 
@@ -10,22 +10,13 @@ from typing import Any
 
 import pytest
 
-from tpbench.report import plots
-from tpbench.report.analysis.grid import arrange_rows
 from tpbench.report.command import main as report
-from tpbench.report.plots import style, timeline
-from tpbench.results.read import load
 from tpbench.results.write import write_row
 from tpbench.workloads.tp_block import overlap_study
 from tpbench.workloads.tp_block.overlap_study import pays_from, picture, speedups, tables
 
 SIZES = {"hidden": 4096, "ffn": 14336, "heads": 32, "kv_heads": 8, "head_dim": 128, "part": "block", "tp_size": 4}
-TRACE = {
-    "timeline_start_ms": [0.0, 0.5, 0.6, 3.0],
-    "timeline_ms": [0.4, 2.0, 1.0, 0.25],
-    "timeline_kind": [2.0, 0.0, 1.0, 2.0],
-    "timeline_lane": [0.0, 0.0, 1.0, 0.0],
-}
+TRACE = {}
 
 
 def row(variant: str, number: int, **changes: Any) -> dict[str, Any]:
@@ -124,32 +115,3 @@ def test_the_study_has_a_line_for_each_variant_and_option(rows: Path, capsys: py
     assert lines["block_tp"]["of best"] == "1.0" and float(lines["block_no_tp"]["of best"]) == pytest.approx(1.17, 0.01)
     assert lines["block_auto"]["hidden_share"].startswith("0.81") and lines["block_no_tp"]["hidden_share"] == ""
     assert lines["block_symm_mem"]["status"] == "skipped" and "overlap_fraction" not in lines["block_auto"]
-
-
-def test_the_timeline_is_drawn_from_rows(rows: Path, tmp_path: Path) -> None:
-    file = tmp_path / "step.svg"
-    assert report([str(rows), "--only", "tokens=8192", "--format", "svg", "--plot", "timeline", "-o", str(file)]) == 0
-    text = file.read_text()
-    for label in ("block_tp, 3.25 ms", "block_auto, 3.25 ms", "communication", "tokens=8192"):
-        assert label in text
-    assert "block_symm_mem" not in text and "block_tp save_gathered=false" not in text
-
-
-def test_its_bars_are_the_intervals(rows: Path) -> None:
-    (section,) = arrange_rows(load(rows), plots.COLUMNS).grids
-    with style.drawing("test"):
-        figure = timeline.draw(section)
-    assert figure is not None
-    first = figure.axes[0]
-    spans = [
-        tuple(round(float(value), 3) for value in (box.x0, box.x1 - box.x0, (box.y0 + box.y1) / 2))
-        for collection in first.collections
-        for box in (path.get_extents() for path in collection.get_paths())
-    ]
-    assert sorted(spans) == [(0.0, 0.4, 0.0), (0.5, 2.0, 0.0), (0.6, 1.0, 1.0), (3.0, 0.25, 0.0)]
-
-
-def test_rows_without_a_timeline_say_so(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    wanted = ["--format", "svg", "--plot", "timeline", "-o", "x.svg", "--only", "variant=block_symm_mem"]
-    assert report([str(rows), *wanted]) == 2
-    assert "these rows have nothing for the plot timeline" in capsys.readouterr().err

@@ -1,21 +1,28 @@
-"""Lines over sizes: a metric by the size of the problem, and the share of the bandwidth by block cap."""
+"""Plots of a grid of records, as files and in pages. `PLOTS` names all."""
 
 from __future__ import annotations
 
 import math
-import re
-from collections import defaultdict
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tpbench.report.analysis.grid import GridRow, RecordGrid
-from tpbench.report.analysis.metrics import TITLES, metric
+from tpbench.report.analysis.grid import GridRow, RecordGrid, RecordGrids
+from tpbench.report.analysis.metrics import CLOCK_NAMES, SAMPLES, TITLES, metric
 from tpbench.report.analysis.records import Record, column_label, is_measurement, sort_key, value_text
+from tpbench.report.analysis.verdicts import speedups
+from tpbench.report.plots import style
 from tpbench.report.plots.panels import draw_panels
+from tpbench.settings import JobError
+from tpbench.suggestions import unknown
 from tpbench.workloads.study_data import Panel, Picture, Series
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+COLUMNS = ("time_ms", "device_ms", "floor_ms", "peak_gib", *SAMPLES.values())
+"""Columns that records need so that every plot can be drawn."""
 
 
 def draw(grid: RecordGrid, name: str, *, floor: bool = False) -> Figure | None:
@@ -38,33 +45,6 @@ def draw(grid: RecordGrid, name: str, *, floor: bool = False) -> Figure | None:
     y_label = f"{TITLES.get(name, name).lower()} ({metric(name).unit})"
     x_label = column_label(grid.key_names[axis])
     return draw_panels(Picture(tuple(panels), x_label, y_label, "logarithmic", labels=grid.columns))
-
-
-def draw_block_caps(grid: RecordGrid) -> Figure | None:
-    """Draw a panel for each variant, a line for each problem. Return None if no variant was measured at two caps."""
-    lines = shares(grid)
-    if not lines:
-        return None
-    caps = tuple(sorted({cap for line in lines.values() for cap in line}, key=sort_key))
-    panels: dict[str, list[Series]] = {variant: [] for variant in sorted({variant for variant, _ in lines})}
-    for (variant, problem), line in lines.items():
-        points = tuple((at, 100 * line[cap]) for at, cap in enumerate(caps) if cap in line)
-        panels[variant].append(Series(problem, points))
-    drawn = tuple(Panel(variant, tuple(series), categories=caps) for variant, series in panels.items())
-    problems = tuple(dict.fromkeys(problem for _, problem in lines))
-    y_label = "share of the copy bandwidth (%)"
-    return draw_panels(Picture(drawn, "block cap (columns)", y_label, "percent", labels=problems))
-
-
-def shares(grid: RecordGrid) -> dict[tuple[str, str], dict[str, float]]:
-    """Return the share of the bandwidth by block cap, for each variant and problem that have two block caps."""
-    lines: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
-    for cell in grid.cells():
-        if is_measurement(cell.record) and cell.record["fraction_of_floor"] is not None:
-            variant = re.sub(r" block_cap=\S+", "", cell.column)
-            line = lines[variant, grid.problem_text(cell.key)]
-            line[value_text(cell.record["block_cap"])] = cell.record["fraction_of_floor"]
-    return {key: line for key, line in lines.items() if len(line) > 1}
 
 
 def size_axis(grid: RecordGrid) -> int:
@@ -134,3 +114,88 @@ def drawn_value(record: Record | None, name: str) -> float | None:
         return None
     value = record[name]
     return float(value) if value is not None and 0 < value < float("inf") else None
+
+
+def draw_speedups(grid: RecordGrid, clock: str) -> Figure | None:
+    """Draw a dot for each column of each problem but the fastest. Return None if nothing can be compared."""
+    found = speedups(grid, clock)
+    if not found:
+        return None
+    figure = style.new_figure(7.5, 0.9 + 0.21 * len(found))
+    axes = figure.subplots()
+    for column in sorted({each.other.column_index for each in found}):
+        heights = [height for height, each in enumerate(found) if each.other.column_index == column]
+        ratios = [found[height].ratio for height in heights]
+        below = [each.value - (each.low or each.value) for each in ratios]
+        above = [(each.high or each.value) - each.value for each in ratios]
+        axes.errorbar(
+            [each.value for each in ratios], heights, xerr=[below, above], capsize=2,
+            fmt=style.marker(column), color=style.colour(column),
+        )  # fmt: skip
+    axes.axvline(1, color=style.INK, linewidth=1)
+    if axes.get_xlim()[1] > 4:
+        axes.set_xscale("log")
+        axes.xaxis.set_minor_formatter(lambda value, _: f"{value:g}x" if f"{value:e}"[0] in "235" else "")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}x")
+    names = [style.short(f"{each.fastest.column} over {each.other.column}  {each.problem}", 90) for each in found]
+    style.name_lines(axes, names)
+    figure.supxlabel(f"speed-up of the fastest, {CLOCK_NAMES[clock]} time (95% interval)", fontsize=8)
+    return figure
+
+
+@dataclass(frozen=True)
+class Plot:
+    """One kind of picture."""
+
+    title: str
+    draw: Callable[[RecordGrid], Figure | None]
+    """Return the figure of a grid, or None if there is nothing to draw."""
+
+
+PLOTS = {
+    "time": Plot("Wall time by size, with its floor", partial(draw, name="time_ms", floor=True)),
+    "device_time": Plot("Device time by size, with its floor", partial(draw, name="device_ms", floor=True)),
+    "memory": Plot("Extra peak memory by size", partial(draw, name="peak_gib")),
+    "speedup": Plot("Speed-ups, wall time", partial(draw_speedups, clock="time_ms")),
+    "device_speedup": Plot("Speed-ups, device time", partial(draw_speedups, clock="device_ms")),
+}
+"""Every plot by its name on the command line, in the order of help."""
+
+
+def picture(arranged: RecordGrids, name: str, form: str) -> bytes:
+    """Return the plot of the one grid that has it, as an svg or png file.
+
+    Raises JobError if matplotlib or the plot is missing, or if several grids have it.
+    """
+    style.require()
+    if name not in PLOTS:
+        raise JobError(unknown("plot", name, PLOTS))
+    with style.drawing(name):
+        drawn = [(grid, figure) for grid in arranged.grids if (figure := PLOTS[name].draw(grid))]
+        if not drawn:
+            raise JobError(f"these rows have nothing for the plot {name}")
+        if len(drawn) > 1:
+            headings = "\n".join(f"  {grid.heading}" for grid, _ in drawn)
+            raise JobError(
+                f"the plot {name} shows one of these: choose with --loss, --dtype, --gpu-name ...\n{headings}"
+            )
+        grid, figure = drawn[0]
+        figure.suptitle(grid.heading, fontsize=8)
+        return style.file_content(figure, form)
+
+
+def inline_picture(grid: RecordGrid, name: str, anchor: str) -> str | None:
+    """Return a plot of a grid as an `svg` element for a page, or None if there is nothing to draw.
+
+    `anchor`: the name of the grid on the page. The element's ids contain it, so that no two pictures share one.
+    """
+    with style.drawing(f"{name} {anchor}"):
+        figure = PLOTS[name].draw(grid)
+        return None if figure is None else style.inline_svg(figure)
+
+
+def study_picture(picture: Picture, name: str, form: str) -> bytes:
+    """Return the picture of a study as an svg or png file. Raises JobError if matplotlib is missing."""
+    style.require()
+    with style.drawing(name):
+        return style.file_content(draw_panels(picture), form)
