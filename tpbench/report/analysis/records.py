@@ -21,7 +21,7 @@ from tpbench.workloads import Workload, workloads
 Record: TypeAlias = dict[str, Any]
 
 INTERPRETED, SINGLE_PASS, HOST_BOUND, THROTTLED, GRAPH_MEMORY, BELOW_FLOOR = "*^†‡§¶"
-UNDECIDED = "~"
+UNDECIDED = "?"
 TOLERANCE = 0.05
 """Share by which a time may be below its floor: the bandwidths of the floor are measurements, too."""
 MARKS = {
