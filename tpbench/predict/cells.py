@@ -79,12 +79,8 @@ def predictable() -> dict[str, Workload]:
 
 
 def cost_model_of(workload: Workload) -> CostModel:
-    """Return the workload's cost model. Raises JobError if it has none."""
-    if workload.cost_model is None:
-        raise JobError(
-            f"{workload.name} has no cost model, so nothing can be predicted of it (workloads with one: "
-            f"{', '.join(predictable())})"
-        )
+    """Return the cost model of a workload that has one."""
+    assert workload.cost_model
     return workload.cost_model()
 
 
@@ -92,8 +88,7 @@ def measured(frame: pd.DataFrame, workload: Workload, gpu: str | None = None) ->
     """Return the newest row of each cell of a workload that was measured, or ran out of memory, on one GPU model.
 
     `gpu` is a part of its name. Without it, and for a known GPU without rows, the model with the most cells is taken.
-    Cells that set a tuning option, such as a block cap, are left out. Raises JobError if the workload has no cost model
-    or no cell is left.
+    Cells that set a tuning option, such as a block cap, are left out. Raises JobError if no cell is left.
     """
     cost_model = cost_model_of(workload)
     by_gpu: dict[str, list[MeasuredCell]] = {}

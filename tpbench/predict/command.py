@@ -25,7 +25,7 @@ from tpbench.report.plots.grid_plots import study_picture
 from tpbench.settings import JobError
 from tpbench.suggestions import unknown
 from tpbench.tables import aligned_lines
-from tpbench.workloads import Workload, workloads
+from tpbench.workloads import Workload
 from tpbench.workloads.cost_model import ProblemSize
 from tpbench.workloads.study_data import Panel, Picture, Series
 
@@ -33,7 +33,7 @@ from tpbench.workloads.study_data import Panel, Picture, Series
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Return 1 if a validation misses its aims, and 2 for a question that cannot be answered."""
     try:
-        workload = _workload(arguments)
+        workload = next(iter(predictable().values()))
         options = _parser(workload).parse_args(arguments)
         cells = measured(read_rows(options.rows), workload, options.gpu)
         fitted = models(cells, errors=not options.picture)
@@ -52,17 +52,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"predict: {error}", file=sys.stderr)
         return 2
     return 0
-
-
-def _workload(arguments: Sequence[str] | None) -> Workload:
-    """Return the chosen workload: its cost model says which further options there are. Raises JobError."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--workload", default=next(iter(predictable())))
-    name = parser.parse_known_args(arguments)[0].workload
-    if name not in workloads():
-        raise JobError(unknown("workload", name, workloads()))
-    cost_model_of(workloads()[name])
-    return workloads()[name]
 
 
 def _parser(workload: Workload) -> argparse.ArgumentParser:
@@ -99,7 +88,6 @@ def _parser(workload: Workload) -> argparse.ArgumentParser:
     parser.add_argument(
         "--picture", type=Path, metavar="FILE", help="draw where a variant runs out of memory (.png, .svg)"
     )
-    parser.add_argument("--workload", default=workload.name, choices=predictable(), help=f"({workload.name})")
     return parser
 
 

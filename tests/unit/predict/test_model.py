@@ -85,8 +85,3 @@ def test_predicted_oom_of_a_cell(made):
     assert predicted_oom(made, "triton_tp", big, 80.0) is None
     assert predicted_oom(made, "pytorch_gather", Size(65536, 131072, 4, "forward_kl"), 80.0) is None
     assert predicted_oom(made, "of_the_future", big, 80.0) is None
-
-
-def test_a_workload_without_a_cost_model_gets_one_clear_message(rows):
-    with pytest.raises(JobError, match=r"tp_block has no cost model, .*\(workloads with one: entropy_loss\)"):
-        measured(load(rows), workloads()["tp_block"])
