@@ -20,7 +20,7 @@ import io
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import tpbench
@@ -91,7 +91,7 @@ def _tables(columns: Sequence[str], sections: Mapping[str, Iterable[Sequence[str
     return as_markdown(Document([Table(title, columns, list(rows)) for title, rows in sections.items()]))
 
 
-LISTS = {
+LISTS: dict[str, Callable[[], str]] = {
     "choices": _choices,
     "fields": lambda: f"```text\n{all_fields()}```\n",
     "columns": _columns,
