@@ -1,7 +1,5 @@
 """The doctor on this machine, with the commands that it runs."""
 
-import sys
-
 from tpbench.console import doctor, information
 from tpbench.console.doctor import Finding
 
@@ -16,10 +14,10 @@ def test_all_findings_of_this_machine(capsys, tmp_path):
     assert f"free in {tmp_path}" in printed
 
 
-def test_the_last_json_object_of_a_command():
-    assert doctor._probe([sys.executable, "-c", "print('noise'); print('{\"a\": 1}')"]) == {"a": 1}
-    assert "ZeroDivisionError" in doctor._probe([sys.executable, "-c", "1/0"])
-    assert "No such file" in doctor._probe(["/no/such/program"])
+def test_a_probe_that_fails(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "/no/such/folder")
+    monkeypatch.setattr(doctor.sys, "executable", "/bin/false")
+    assert doctor.probe(1) == {"error": "exit code 1"}
 
 
 def test_findings_of_a_cluster(monkeypatch, tmp_path):

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import tpbench
-from tpbench.console.catalogue import shapes
-from tpbench.console.listing import smallest, supported_shapes
+from tpbench.console.listing import example_command
 from tpbench.launcher.command_line.rewrites import find_outside, is_file_name
 from tpbench.outside import source
 from tpbench.settings import JobError
@@ -54,12 +53,9 @@ def _write(file: Path, workload: str) -> str:
     (function,) = (each.name for each in source.read(file).functions.values() if each.is_declared)
     variant = find_outside(f"{file}:{function}")
     assert variant is not None
-    candidates = [entry.name for entry in shapes(0, workload)]
-    shape = smallest(supported_shapes(variant.name, candidates, variant))
-    quick = "" if variant.of_workload.scheduled is True else " measure=quick"
     return (
         f"{file}: the function {function}, a variant of {workload}. It is correct as it is; make it faster.\n\n"
-        f"  python -m tpbench variant={file}:{function} shape={shape}{quick}  # check and time it\n"
+        f"  python -m tpbench variant={file}:{function} {example_command(variant)}  # check and time it\n"
         f"  python -m tpbench list variant={file}:{function}  # what tpbench reads from the file\n"
     )
 

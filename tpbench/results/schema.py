@@ -1,4 +1,4 @@
-"""The schema of rows: columns, types, version, the statuses of a cell, and the page that describes them."""
+"""The schema of rows: columns, types, version and the statuses of a cell."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import functools
 import re
 import types
 import typing
-from collections.abc import Iterable
 from typing import Any
 
 import pyarrow as pa
@@ -103,51 +102,3 @@ def type_of(value: Any) -> pa.DataType | None:
     if isinstance(value, datetime.datetime):
         return TIME if value.tzinfo else None
     return next((kind for cls, kind in _TYPES.items() if isinstance(value, cls)), None)
-
-
-_TYPE_NAMES = {"string": "text", "int64": "whole number", "double": "number", "bool": "true or false"}
-_HEAD = f"""\
-# Columns of a row
-
-Made by `python -m tpbench.console.pages`; schema version {SCHEMA_VERSION}. A row is one cell of a sweep, one Parquet
-file `rows/ROW_ID.parquet`. Any column may be empty: a cell that was skipped has no time. A result of a workload has the
-type of the value that the workload reported, so no type stands beside it.
-
-```python
-import tpbench
-
-tpbench.load("outputs")  # pandas; folders, files, globs or a list of these
-tpbench.load("outputs", status="ok", tp_size=[2, 4], columns=["variant", "vocab", "time_ms"])
-tpbench.load_table("outputs", workload="entropy_loss")  # the same as an Arrow table, for DuckDB or polars
-```
-
-`load` adds the column `label` after `variant`: the variant with those options that are not the defaults, as reports
-name it. Rows of different options have different labels, so use `pivot_table(columns="label")`. If all rows are of one
-workload, the frame has only that workload's columns.
-"""
-
-
-def page() -> str:
-    """Return the page outputs/SCHEMA.md, as Markdown."""
-    parts = [_HEAD, "## Every row\n", _table(common_columns().values())]
-    for workload, columns in workload_columns().items():
-        parts += [f"## Further columns of {workload}\n", _table(columns.values())]
-    statuses = "\n".join(f"| `{name}` | {meaning} |" for name, meaning in STATUSES.items())
-    parts += ["## status\n", f"| status | meaning |\n| --- | --- |\n{statuses}\n"]
-    return "\n".join(parts)
-
-
-def _table(columns: Iterable[Column]) -> str:
-    lines = ["| column | type | unit | meaning |", "| --- | --- | --- | --- |"]
-    for column in columns:
-        meaning = column.doc.replace("|", "\\|")
-        lines.append(f"| `{column.name}` | {_type(column.type)} | {column.unit} | {meaning} |")
-    return "\n".join(lines) + "\n"
-
-
-def _type(kind: pa.DataType) -> str:
-    if pa.types.is_timestamp(kind):
-        return "time, UTC"
-    if pa.types.is_list(kind):
-        return "list of numbers"
-    return _TYPE_NAMES.get(str(kind), "")
