@@ -72,20 +72,6 @@ def test_arguments_arrive_under_their_names(h200: FakeGpu) -> None:
     assert h200.bound == 1 and h200.launched[0] == h200.launched[1]
 
 
-def test_target_logits_have_strides_of_their_own(h200: FakeGpu) -> None:
-    x, target, out = logits(row_stride=2 * COLUMNS), logits(row_stride=3 * COLUMNS), logits()
-    found = prepared(x, target, out, loss="reverse_kl", count=False, reduce=False)
-    assert isinstance(found, Prepared)
-    call = OnePassLaunch(found, Workspace(torch.device("cpu")), x.device, SCALES)
-    call(x, target, out, LOSS[:ROWS], None)
-    it = by_name(h200)
-    assert (it.logits_row * 8, it.target_row * 8, it.grad_row * 8) == (2 * COLUMNS, 3 * COLUMNS, COLUMNS)
-    assert (it.logits_column, it.target_column, it.grad_column) == (1, 1, 1)
-    assert it.loss == it.row_losses == pointer(LOSS[:ROWS]) and it.grad == pointer(out)
-    call(x, target, None, LOSS[:ROWS], None)
-    assert by_name(h200).grad == pointer(x)  # no gradient: an address all the same
-
-
 def formed(rows: int, columns: int, loss: str, world_size: int) -> tuple[Prepared, dict[str, Any]]:
     """Prepare a call with bf16 logits of this form, and a gradient of the same form.
 
@@ -118,15 +104,6 @@ def test_what_it_is_compiled_and_launched_for(
     assert given["launch_cooperative_grid"] == (given["SLOTS"] > 0)  # or programs wait for some that never start
     numbers = 3 if loss == "cross_entropy" else 5
     assert found.bytes_sent == (world_size - 1) * 4096 * numbers * given["SLOTS"] * 8
-
-
-def test_words_have_two_halves_of_a_power_of_two() -> None:
-    workspace = Workspace(torch.device("cpu"))
-    workspace.reserve(100)
-    assert workspace.half == 128 and len(workspace.words) == 256 and not workspace.words.any()
-    kept = workspace.words
-    workspace.reserve(128)
-    assert workspace.words is kept
 
 
 def test_what_one_pass_cannot_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -276,7 +276,7 @@ def launch(
         statistics = torch.empty((width, rows), dtype=torch.float32, device=logits.device)
         states = cached_launch(statistics_kernel, SPEC=spec, **options)
         # Strides of the gradient would only specialise the kernel.
-        strides = Strides(*of_read, 0, 0)
+        strides = Strides._make((*of_read, 0, 0))
         kernels.append(states(programs, (logits, target, statistics), (rows, strides, shard), scales))
         gathered = gather_by_rank(statistics, loss.group, vocabulary.world_size)
         losses_of_statistics(loss, gathered, target, outputs.row_loss, row_entropy)
@@ -287,7 +287,7 @@ def launch(
             logits, target, gathered, inverse_count, outputs.row_loss, grad, row_entropy, scaling.row_grad,
             scaling.entropy_grad,
         )  # fmt: skip
-        strides = Strides(*of_read, *of_grad)
+        strides = Strides._make((*of_read, *of_grad))
         kernels.append(gradient(programs, pointers, (rows, columns, vocabulary.world_size, strides, shard), scales))
     reduced(outputs, inverse_count, scaling.mean)
     return block, tuple(kernels)
