@@ -47,8 +47,6 @@ class TableCell:
     """How many times worse than the best cell of its row. CSV has a column of these."""
     note: str = ""
     """Words that CSV adds about the number. Text and pages have marks instead."""
-    command: str = ""
-    """Command that a button in a page copies."""
     detail: str = ""
     """Text in a second line of a page."""
 

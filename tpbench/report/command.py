@@ -7,8 +7,10 @@ import importlib
 import json
 import os
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -37,7 +39,7 @@ from tpbench.workloads import workloads
 
 PICTURES = ("png", "svg")
 FORMATS = (*TABLES, "html", *PICTURES, "json")
-COMMANDS = {"compare": "tpbench.report.compare.command", "history": "tpbench.report.history"}
+COMMANDS = {"compare": "tpbench.report.compare", "history": "tpbench.report.history"}
 """Commands with options of their own, with their modules."""
 EPILOG = (
     "`report.py compare BEFORE AFTER` says what got slower between two sets of rows. `report.py history` "
@@ -150,26 +152,20 @@ def _check(options: argparse.Namespace, form: str, *, with_columns: bool) -> Non
 def write_documents(frame: pd.DataFrame, folder: Path, *, all_rows: bool = False) -> list[Path]:
     """Write a JSON file for the newest row of each cell, or for every row, whose workload defines a document.
 
-    The oldest row gets the plain name. If another result has that file already, the name gets the id of the row. Raises
-    JobError if there is nothing to write.
+    If several documents have one name, the id of the row follows it. Raises JobError if there is nothing to write.
     """
-    known = workloads()
-    documents = []
+    documents: dict[str, dict[str, Any]] = defaultdict(dict)
     for row in plain_rows(frame if all_rows else newest(frame)):
-        workload = known.get(row["workload"])
-        named = workload.document(row) if workload else None
-        if named is not None:
-            documents.append((*named, str(row["row_id"])))
+        if (workload := workloads().get(row["workload"])) and (named := workload.document(row)):
+            documents[named[0]][str(row["row_id"])] = named[1]
     if not documents:
         raise JobError("--format json: none of these rows is a correct row of a workload with JSON documents")
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for name, content, row_id in sorted(documents, key=lambda document: document[2]):
-        text = json.dumps(content, indent=2) + "\n"
-        file = folder / f"{name}.json"
-        if file.exists() and file.read_text(encoding="utf-8") != text:
-            file = folder / f"{name}_{row_id}.json"
-        file.write_text(text, encoding="utf-8")
-        print(f"report: wrote {file}", file=sys.stderr)
-        written.append(file)
+    for name, by_row in documents.items():
+        for row_id, content in by_row.items():
+            file = folder / f"{name}{f'_{row_id}' if len(by_row) > 1 else ''}.json"
+            file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+            print(f"report: wrote {file}", file=sys.stderr)
+            written.append(file)
     return written

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from tpbench.report import changes
 from tpbench.report.analysis import uncertainty
 from tpbench.report.analysis.metrics import metric
 from tpbench.report.analysis.uncertainty import FEWEST, Observation, Ratio, Scatter
-from tpbench.report.compare import changes
-from tpbench.report.compare.changes import CellChange, CellPair, Comparison, compare_cells
+from tpbench.report.changes import CellChange, CellPair, Comparison, compare_cells
 
 STEADY = [1.0 + 0.0001 * step for step in range(21)]
 

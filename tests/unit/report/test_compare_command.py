@@ -7,8 +7,8 @@ import shutil
 import pytest
 
 from tests.support import synthetic
+from tpbench.report.changes import ACROSS, ALPHA, holm, pair_cells
 from tpbench.report.command import main
-from tpbench.report.compare.changes import ACROSS, ALPHA, holm, pair_cells
 from tpbench.results.read import load
 from tpbench.results.schema import common_columns
 

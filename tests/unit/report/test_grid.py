@@ -88,9 +88,9 @@ def test_settings_of_the_measurement_split_no_problem(add, frame):
     }  # fmt: skip
 
 
-def note(frame, **options):
+def note(frame):
     (found,) = arrange_rows(frame()).grids
-    return mixing_note(found, **options)
+    return mixing_note(found)
 
 
 def test_a_note_counts_what_rows_mix(add, frame):
@@ -100,7 +100,7 @@ def test_a_note_counts_what_rows_mix(add, frame):
     add("liger", 1.0, vocab=1, host="b", git_commit="1")
     add("triton_tp", 1.0, vocab=2, host="a", git_commit="2")
     mixed = "mixes 2 hosts (a, b), 2 commits"
-    assert note(frame) == f"This table {mixed}" and note(frame, place="This section") == f"This section {mixed}"
+    assert note(frame) == f"This table {mixed}"
 
 
 def test_a_missing_value_does_not_count_as_a_difference():

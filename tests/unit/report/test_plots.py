@@ -2,16 +2,14 @@
 
 import dataclasses
 
-import numpy as np
 import pytest
 
 from tests.support import synthetic
 from tests.unit.report.test_verdicts import measured
 from tpbench.report.analysis.grid import arrange_rows
-from tpbench.report.analysis.verdicts import speedups, verdict_columns
+from tpbench.report.analysis.verdicts import verdict_columns
 from tpbench.report.command import main
 from tpbench.report.plots import grid_plots, style
-from tpbench.report.plots.grid_plots import draw_speedups
 from tpbench.report.plots.panels import draw_panels
 from tpbench.results.read import load
 from tpbench.workloads.study_data import Panel, Picture, Series
@@ -55,7 +53,7 @@ def test_impossible_pictures_are_explained(rows, capsys, arguments, said):
 
 
 def test_the_lines_are_the_rows(rows, grid):
-    figure = grid_plots.draw(grid, "time_ms", floor=True)
+    figure = grid_plots.draw(grid, "time_ms")
     frame = load(rows)
     axes = next(axes for axes in figure.axes if axes.get_title() == "tp 4, tokens 4096")
     lines = {line.get_label(): line.get_ydata().tolist() for line in axes.get_lines()}
@@ -77,21 +75,6 @@ def test_marks_between_decades_have_labels(grid):
     assert not any(tick.tick1line.get_visible() for tick in second.yaxis.get_minor_ticks())
 
 
-@pytest.mark.parametrize(("farthest", "scale"), [(3.5, "linear"), (40.0, "log")])
-def test_large_speedups_are_on_a_logarithmic_axis(add, frame, farthest, scale):
-    steady = np.linspace(1.0, 1.001, 20)
-    add("triton_tp", 1.0, samples_ms=steady)
-    add("quack", farthest, samples_ms=farthest * steady)
-    (made,) = arrange_rows(frame(), grid_plots.COLUMNS).grids
-    (axes,) = draw_speedups(made, "time_ms").axes
-    assert axes.get_xscale() == scale and axes.xaxis.get_major_formatter()(10, 0) == "10x"
-    if scale == "log":
-        label = axes.xaxis.get_minor_formatter()
-        assert [label(value, 0) for value in (2, 3, 4, 5, 6, 7, 8, 9, 20, 0.3)] == [
-            "2x", "3x", "", "5x", "", "", "", "", "20x", "0.3x",
-        ]  # fmt: skip
-
-
 def test_a_figure_is_as_wide_as_its_longest_label():
     label = "fsdp_dtensor_async compile=true train_loss=tpbench optimizer=tpbench graph=true"
     lines = (Series(label, ((1.0, 2.0),)), Series("ddp", ((2.0, 3.0),)))
@@ -101,30 +84,6 @@ def test_a_figure_is_as_wide_as_its_longest_label():
     (legend,) = figure.legends
     inside, whole = legend.get_window_extent(), figure.bbox
     assert whole.x0 <= inside.x0 and inside.x1 <= whole.x1
-
-
-def test_each_line_has_its_name_beside_it(grid):
-    with style.drawing("x"):
-        figure = draw_speedups(grid, "time_ms")
-        figure.draw_without_rendering()
-        (axes,) = figure.axes
-        labels = [tick.label1 for tick in axes.yaxis.get_major_ticks()]
-        assert [text.get_position()[1] for text in labels] == list(range(len(speedups(grid, "time_ms"))))
-        boxes = [text.get_window_extent() for text in labels]
-    assert all(box.x0 >= 0 and box.x1 < axes.bbox.x0 for box in boxes)
-
-
-def test_intervals_of_speedups_stand_about_their_values(grid):
-    with style.drawing("x"):
-        (axes,) = draw_speedups(grid, "time_ms").axes
-    found = speedups(grid, "time_ms")
-    drawn = {}
-    for values, _, (bars,) in axes.containers:
-        for (value, height), ends in zip(values.get_xydata(), bars.get_segments(), strict=True):
-            drawn[height] = (ends[0, 0], value, ends[1, 0])
-    assert [drawn[height] for height in range(len(found))] == [
-        pytest.approx((each.ratio.low, each.ratio.value, each.ratio.high)) for each in found
-    ]
 
 
 def test_the_varying_key_is_the_axis(add, frame):

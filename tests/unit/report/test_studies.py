@@ -29,16 +29,16 @@ def caps(add):
 def test_a_study_has_a_line_for_each_cell(caps, frame):
     gpu, cpu = study_document(frame(), "block_cap").tables
     assert tuple(gpu.columns) == (
-        "vocab", "tp", "shard", "variant", "status", "of best", "time_ms", "device_ms", "fraction_of_floor",
+        "variant", "status", "of best", "time_ms", "device_ms", "fraction_of_floor",
         "registers", "spilled_bytes", "occupancy",
     )  # fmt: skip
-    assert {line[3]: " ".join(line[4:]) for line in gpu.texts} == {
+    assert {line[0]: " ".join(line[1:]) for line in gpu.texts} == {
         "triton_tp block_cap=4096 algorithm=two_reads": "ok† 1.00x 0.200 0.148 85.7% 40 0 50.0%",
         "triton_tp block_cap=16384 algorithm=two_reads": "oom - - - - - - -",
         "triton_tp block_cap=32768 algorithm=two_reads": "ok 6.08x 1.000 0.900 14.0% 64 168 25.0%",
         "pytorch_gather compile=true": "ok - 1.700 - - - - -",
     }
-    assert cpu.texts[0][4] == "ok*" and "no measurement" in cpu.notes[0] and gpu.notes[0].startswith("† host-bound")
+    assert cpu.texts[0][1] == "ok*" and "no measurement" in cpu.notes[0] and gpu.notes[0].startswith("† host-bound")
 
 
 @pytest.mark.parametrize("form", ["text", "markdown", "csv"])

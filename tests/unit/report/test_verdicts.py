@@ -6,8 +6,8 @@ from tpbench.report.analysis.grid import arrange_rows
 from tpbench.report.analysis.verdicts import (
     DOUBTS,
     answer,
+    answers,
     disagreements,
-    selected,
     verdict_columns,
     verdicts,
 )
@@ -110,13 +110,12 @@ def test_the_sentence_of_many_problems(add, judge):
     assert answer([]) == "No row is both correct and a measurement."
 
 
-def test_the_first_table_has_a_problem_of_each_rank_count(add, judge):
-    for at in range(11):
-        for tp_size in (1, 2):
-            add("triton_tp", **measured(1.0 + at, vocab=1000 + at, tp_size=tp_size))
-            if at < 10:
-                add("quack", **measured(2.0 + at, vocab=1000 + at, tp_size=tp_size))
-    found = judge()
-    shown = selected(found)
-    assert [each.problem for each in shown] == ["vocab=1009 tp=1", "vocab=1009 tp=2"]
-    assert selected(found[:20]) == found[:20]
+def test_machines_are_judged_apart(add, judge):
+    """A toy row of a CPU changes no sentence about GPUs."""
+    add("triton_tp", **measured(1.0))
+    add("pytorch_gather", **measured(3.0))
+    (alone,) = answers(judge())
+    for variant, time in (("pytorch_gather", 1.0), ("pytorch_tp_manual", 2.0)):
+        add(variant, **measured(time, vocab=64, device_ms=None, device="cpu", gpu_name=None, cpu_model="EPYC"))
+    found = answers(judge())
+    assert found[0] == f"NVIDIA H200: {alone}" and found[1].startswith("EPYC: Fastest: pytorch_gather")

@@ -107,10 +107,6 @@ class RecordGrid:
             if record:
                 yield GridCell(row.key, index, column, record)
 
-    def measured_cells(self) -> Iterator[tuple[str, GridCell]]:
-        """Iterate over the cells that are correct and measurements, each with the name of its problem."""
-        return ((self.problem_name(cell.key), cell) for cell in self.cells() if is_measurement(cell.record))
-
     def problem_name(self, key: Key) -> str:
         """Return the keys of a row that are needed to tell it from the others, as text."""
         return self.problem_text(key, self.distinguishing_keys(self.varying))

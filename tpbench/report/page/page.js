@@ -62,10 +62,6 @@ function addTools(sheet) {
 // For a row of each table: [low, middle, high] of a bar. A bar is on a logarithmic axis.
 const SPANS = {
   "speed-ups": (cells) => [...cells[6].textContent.split(" to ").map(parseFloat), cellNumber(cells[5])],
-  "distributions": (cells) => {
-    const [median, p5, p95] = [4, 6, 7].map((at) => cellNumber(cells[at]));
-    return [p5 / median, p95 / median, 1];
-  },
 };
 
 function addBars(sheet) {
@@ -78,7 +74,7 @@ function addBars(sheet) {
   const least = Math.min(0, ...known), most = Math.max(0, ...known);
   const place = (value) => (100 * (value - least)) / (most - least || 1) + "%";
   const head = document.createElement("th");
-  head.textContent = sheet.dataset.name === "speed-ups" ? "1x to " + Math.exp(most).toPrecision(2) + "x" : "spread";
+  head.textContent = "1x to " + Math.exp(most).toPrecision(2) + "x";
   table.tHead.rows[0].append(head);
   rows.forEach((row, at) => {
     const bar = document.createElement("span");
@@ -125,17 +121,6 @@ function openVisible() {
 }
 
 document.addEventListener("toggle", openVisible, true);
-// A button copies the command that measures its row again.
-document.addEventListener("click", (event) => {
-  const button = event.target.closest("button.copy");
-  if (!button) return;
-  const field = document.createElement("textarea");  // works in a file, where a page may not use the clipboard itself
-  field.value = button.title;
-  document.body.append(field);
-  field.select();
-  button.textContent = document.execCommand("copy") ? "copied" : button.title;
-  field.remove();
-});
 // A link to a folded section opens it.
 function openTarget() {
   const target = location.hash.length > 1 && document.getElementById(location.hash.slice(1));

@@ -100,12 +100,6 @@ def common_legend(figure: Figure, panels: Iterable[Axes], columns: int) -> None:
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns)
 
 
-def name_lines(axes: Axes, names: Sequence[str]) -> None:
-    """Write names at the left, one for each height from 0 down."""
-    axes.set_yticks(range(len(names)), names, fontsize=7)
-    axes.set_ylim(len(names) - 0.4, -0.6)
-
-
 def new_figure(width: float, height: float) -> Figure:
     """Return an empty figure of that size in inches, without a window."""
     from matplotlib.figure import Figure

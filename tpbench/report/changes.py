@@ -367,9 +367,9 @@ def remarks(before: Sequence[Record], after: Sequence[Record], allowed: Iterable
     for mark in dict.fromkeys("".join(map(remark_marks, (old, new)))):
         sides = [side for side, row in (("before", old), ("after", new)) if mark in remark_marks(row)]
         notes.append(f"{mark_word(mark)} {' and '.join(sides)}")
-    processes = _processes(before), _processes(after)
-    if processes[0] != processes[1]:
-        notes.append(f"{processes[0]} processes before, {processes[1]} processes after")
+    one, other = ("warm" if row.get("warm") or row.get("jobs_before") else "cold" for row in (old, new))
+    if one != other:  # earlier jobs ran in the processes of one side, or in their torchrun
+        notes.append(f"{one} processes before, {other} processes after")
     for name, meaning in _SPEEDS.items():
         if old.get(name) and new.get(name) and abs(new[name] / old[name] - 1) > _SPEED_SHARE:
             notes.append(f"{meaning} {new[name] / old[name] - 1:+.0%}")
@@ -383,12 +383,6 @@ def _variables(record: Record) -> dict[str, str]:
     except ValueError:
         return {}
     return {name: value for name, value in found.items() if name not in _OF_PLACE} if isinstance(found, dict) else {}
-
-
-def _processes(rows: Sequence[Record]) -> str:
-    """Return "warm" if earlier jobs ran in the processes or their torchrun, "cold" if none did."""
-    warm = {bool(row.get("warm") or row.get("jobs_before")) for row in rows}
-    return "cold and warm" if len(warm) > 1 else "warm" if warm == {True} else "cold"
 
 
 def _differing(names: Iterable[str], before: Record, after: Record) -> list[str]:
