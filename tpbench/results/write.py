@@ -18,13 +18,15 @@ import pyarrow.parquet as pq
 
 import tpbench
 from tpbench.files import lock, sync_folder, write_durably
-from tpbench.results.columns import INT, REAL, TEXT
 from tpbench.results.row_files import with_checksum
 from tpbench.results.schema import (
     COLUMN_LIST,
+    INT,
     MARKER,
+    REAL,
     SCHEMA_VERSION,
     STATUSES,
+    TEXT,
     RowError,
     common_columns,
     type_of,
@@ -181,14 +183,10 @@ def _publish(temporary: Path, path: Path) -> None:
     except OSError as error:
         if error.errno not in _NO_HARD_LINKS:
             raise
-        _publish_by_rename(temporary, path)
-
-
-def _publish_by_rename(temporary: Path, path: Path) -> None:
-    """Check, then rename, under a lock that ends with its process. For file systems without hard links."""
-    with path.with_name(".lock").open("a") as file:
-        with contextlib.suppress(OSError):  # without locks a race of microseconds remains
-            lock(file.fileno(), wait=True)
-        if path.exists():
-            raise RowExists(errno.EEXIST, "this row has been written before", str(path))
-        temporary.rename(path)
+        # Check, then rename, under a lock that ends with its process.
+        with path.with_name(".lock").open("a") as file:
+            with contextlib.suppress(OSError):  # without locks a race of microseconds remains
+                lock(file.fileno(), wait=True)
+            if path.exists():
+                raise RowExists(errno.EEXIST, "this row has been written before", str(path)) from None
+            temporary.rename(path)
