@@ -24,6 +24,7 @@ from tpbench.results.schema import (
     COLUMN_LIST,
     FLAG,
     INT,
+    REAL,
     TEXT,
     all_columns,
     common_columns,
@@ -196,14 +197,12 @@ def _conform(table: pa.Table) -> pa.Table:
 def _concatenate(tables: Sequence[pa.Table]) -> pa.Table:
     """Return all tables as one with every declared column, in order, and then the other columns."""
     declared = pa.schema([(name, column.type) for name, column in all_columns().items()]).empty_table()
-    try:
-        return pa.concat_tables([declared, *tables], promote_options="permissive").combine_chunks()
-    except pa.ArrowException:  # the types of a column without a declared type differ
-        types: dict[str, set[pa.DataType]] = defaultdict(set)
-        for field in (field for table in tables for field in table.schema if not pa.types.is_null(field.type)):
-            types[field.name].add(field.type)
-        tables = [_with_texts(table, {name for name, kinds in types.items() if len(kinds) > 1}) for table in tables]
-        return pa.concat_tables([declared, *tables], promote_options="permissive").combine_chunks()
+    types: dict[str, set[pa.DataType]] = defaultdict(set)
+    for field in (field for table in tables for field in table.schema if not pa.types.is_null(field.type)):
+        types[field.name].add(field.type)
+    mixed = {name for name, kinds in types.items() if len(kinds - {INT, REAL}) + bool(kinds & {INT, REAL}) > 1}
+    tables = [_with_texts(table, mixed) for table in tables]
+    return pa.concat_tables([declared, *tables], promote_options="permissive").combine_chunks()
 
 
 def _with_texts(table: pa.Table, names: set[str]) -> pa.Table:
