@@ -129,7 +129,7 @@ def test_gpus_are_those_of_nvml(
 
 
 @pytest.mark.parametrize(("text", "threads"), [("", None), (" 4 ", 4), ("4,2", 4), ("0", ""), ("abc", ""), ("4,", "")])
-def test_threads_of_openmp(text: str, threads: int | None | str) -> None:
+def test_threads_of_openmp(text: str, threads: int | str | None) -> None:
     if threads == "":
         with pytest.raises(JobError, match=f"OMP_NUM_THREADS='{text}' must be a number of threads"):
             machine.omp_threads({"OMP_NUM_THREADS": text})
