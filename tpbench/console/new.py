@@ -50,7 +50,7 @@ def _write(file: Path, workload: str) -> str:
         raise JobError(f"there is no folder {file.parent}: make it first") from None
     except OSError as error:
         raise JobError(f"{file} cannot be written: {error.strerror}") from None
-    (function,) = (each.name for each in source.read(file).functions.values() if each.is_declared)
+    (function,) = (each.name for each in source.functions(file).values() if each.declared is not None)
     variant = find_outside(f"{file}:{function}")
     assert variant is not None
     return (

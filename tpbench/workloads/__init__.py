@@ -97,8 +97,6 @@ class Study:
     """Import path of a module that computes the study instead. Its `tables(rows)` returns a list of
     `tpbench.tables.Table`, its `picture(rows)` a `Picture` of `study_data`, or None. A row is a dictionary by column;
     missing is None."""
-    option: str = ""
-    """The option that the study is about: a page shows the study if that option has several values. Empty: always."""
     best_by: tuple[str, ...] = ()
     """Columns to compare a cell with the best one of its problem. The first that a row has is used."""
     compared_across: tuple[str, ...] = ()

@@ -76,6 +76,18 @@ def test_label_smoothing(label_smoothing: float, device: torch.device, algorithm
     check(logits, target, label_smoothing=label_smoothing, z_loss=1e-3, block_cap=32, **algorithm)
 
 
+@pytest.mark.parametrize("softcap", [1e-3, 1.0, 30.0, 100.0, 1e6, 1e30, 3e38])
+def test_any_softcap(softcap: float, device: torch.device, algorithm: Any) -> None:
+    logits, target = make("cross_entropy", device=device)
+    logits[::2] *= softcap / 10 if softcap < 1e6 else 10.0  # below the cap and around it
+    leaf = logits.double().requires_grad_()
+    right = torch.nn.functional.cross_entropy(softcap * (leaf / softcap).tanh(), target, reduction="none")
+    right.mean().backward()
+    result = entropy_loss(logits, target, softcap=softcap, block_cap=32, **algorithm)
+    torch.testing.assert_close(result.row_loss.double(), right, rtol=3e-6, atol=3e-6)
+    torch.testing.assert_close(result.grad, leaf.grad.float(), rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize(("dtype", "ignore_index"), [(torch.int32, -100), (torch.int64, -100), (torch.int64, 5)])
 def test_labels_that_do_not_count(dtype: torch.dtype, ignore_index: int, device: torch.device, algorithm: Any) -> None:
     logits, target = make("cross_entropy", device=device)
@@ -134,7 +146,12 @@ def test_a_row_without_a_softmax_is_nan_and_harms_no_other(device: torch.device,
 def test_a_large_common_offset_costs_no_precision(loss: Any, device: torch.device, algorithm: Any) -> None:
     logits, target = make(loss, device=device)
     check(far_away(logits, 4096.0), target, loss=loss, block_cap=32, **algorithm)
-    if loss != "cross_entropy":  # target logits need not be normalised
+    if loss == "cross_entropy":
+        smoothed: dict[str, Any] = {"label_smoothing": 0.1, "reduction": "none"}
+        logits = logits + 1e5
+        row_loss = entropy_loss(logits, target, block_cap=32, **smoothed, **algorithm).row_loss
+        torch.testing.assert_close(row_loss.cpu().double(), reference(logits, target, **smoothed)[1], rtol=1e-6, atol=0)
+    else:  # target logits need not be normalised
         check(far_away(logits, 0.0), far_away(target, -4096.0), loss=loss, block_cap=32, **algorithm)
 
 

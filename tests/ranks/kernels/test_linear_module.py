@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 from tests.support.command import ROOT
 from tests.support.kernel_reference import make_linear
@@ -203,6 +204,24 @@ def test_entropy_and_half_precision_through_the_reduced_loss() -> None:
         for leaf, other in zip(leaves, right, strict=True):
             assert leaf.grad is not None and other.grad is not None
             assert (leaf.grad.double() - other.grad).norm() <= 5e-3 * other.grad.norm()
+
+
+@pytest.mark.parametrize("settings", [{}, {"reduction": "none"}, {"loss": "reverse_kl"}])
+@pytest.mark.parametrize("learning", [("hidden",), ("weight",), ("bias",), ("hidden", "bias")])
+def test_a_frozen_input_costs_no_product(learning: tuple[str, ...], settings: dict[str, Any]) -> None:
+    hidden, weight, target = (each.to(DEVICE) for each in make_linear(settings.get("loss", "cross_entropy")))
+    values = {"hidden": hidden, "weight": weight, "bias": torch.linspace(-1, 1, len(weight), device=DEVICE)}
+    module, grads = LinearEntropyLoss(workspace_gib=4 * 100 * 4 / 2**30, **settings), []
+    for names in (tuple(values), learning):
+        leaves = {name: value.clone().requires_grad_(name in names) for name, value in values.items()}
+        with FlopCounterMode(display=False) as products:
+            module(leaves["hidden"], leaves["weight"], target, leaves["bias"]).sum().backward()
+        grads.append({name: leaf.grad for name, leaf in leaves.items()})
+    number = (2 if "reduction" in settings else 1) + len({*learning} - {"bias"})  # logits, perhaps again, and gradients
+    assert products.get_total_flops() == number * 2 * hidden.numel() * len(weight)
+    for name, grad in grads[1].items():
+        assert (grad is None) == (name not in learning)
+        assert grad is None or torch.equal(grad, grads[0][name])
 
 
 def _errors_of_dtensors(rank: Rank) -> list[str]:

@@ -100,7 +100,7 @@ def row_loss_kernel(
     """
     row, exists, counts, _label = rows_of_program(target, n_rows, vocab_size, ignore_index, SPEC)
     state = gathered_state(gathered, row, exists, n_rows, world_size, WIDTH, SPEC)
-    loss, _log_z = losses_of_rows(state, vocab_size, label_smoothing, z_loss, SPEC)
+    loss, _log_z = losses_of_rows(state, label_smoothing, z_loss, SPEC)
     tl.store(row_loss + row, tl.where(counts, loss, 0.0), mask=exists)
     if SPEC.ENTROPY:
         tl.store(row_entropy + row, tl.where(counts, entropies_of_rows(state), 0.0), mask=exists)
@@ -123,7 +123,7 @@ def loss_and_gradient_kernel(
         state = shard_state(logits, target, row, counts, label, strides, shard, scales, SPEC)
     else:
         state = gathered_state(gathered, row, exists, n_rows, world_size, WIDTH, SPEC)
-    loss, log_z = losses_of_rows(state, shard.vocab_size, scales.label_smoothing, scales.z_loss, SPEC)
+    loss, log_z = losses_of_rows(state, scales.label_smoothing, scales.z_loss, SPEC)
     if gathered is None:
         tl.store(row_loss + row, tl.where(counts, loss, 0.0), mask=exists)
         if SPEC.ENTROPY:
@@ -238,9 +238,7 @@ def block_for(
 
 def statistics_width(loss: str, label_smoothing: float = 0.0, entropy: bool = False) -> int:
     """Return the number of fp32 numbers per row that a rank contributes to the exchange."""
-    if loss not in LABEL_LOSSES:
-        return 5 + entropy
-    return (4 if label_smoothing else 3) + entropy
+    return (3 if loss in LABEL_LOSSES and not label_smoothing else 5) + entropy
 
 
 def bytes_exchanged(rows: int, world_size: int, loss: str, label_smoothing: float = 0.0, entropy: bool = False) -> int:

@@ -95,7 +95,6 @@ WORKLOAD = Workload(
     studies={
         "block_cap": Study(
             "why is one block cap slow?",
-            option="block_cap",
             best_by=("device_ms", "time_ms"),
             columns=(
                 "time_ms",

@@ -106,7 +106,6 @@ WORKLOAD = Workload(
         "overlap": Study(
             "by how much does overlap shorten each part, and where does it stop paying?",
             module="tpbench.workloads.tp_block.overlap_study",
-            option="part",
         ),
     },
     reusable_process=True,
