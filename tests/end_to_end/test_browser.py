@@ -84,12 +84,10 @@ def test_the_first_screen_is_an_answer_and_the_rest_is_drawn_when_opened(chromiu
     drawn = "return Array.from(document.querySelectorAll(arguments[0])).filter(part => part.checkVisibility()).length"
     figures, pictures = (chromium.execute_script(drawn, name) for name in ("figure", "figure svg"))
     assert figures == 1 and 0 < pictures < 20 and chromium.execute_script(drawn, ".sheet") == 2
-    assert chromium.find_elements("css selector", ".bar") == []
     first = chromium.find_element("css selector", "#s0 .verdicts tbody").text
     assert "triton_tp" in first and "good" in first
     unfold(chromium, "#s0")
-    assert chromium.execute_script(drawn, "#s0 .sheet") >= 5
-    assert len(chromium.find_elements("css selector", ".sheet[data-name=speed-ups] .bar b")) >= 10
+    assert chromium.execute_script(drawn, "#s0 .sheet") >= 4
     assert chromium.execute_script("return document.documentElement.scrollWidth") <= 1280
 
 
@@ -137,17 +135,6 @@ def test_visible_numbers_are_those_of_the_rows(chromium, report, rows):
         text, number = shown[row.vocab, row.tp_size, row.tokens]
         assert number == row.time_ms and float(text.split()[0]) == pytest.approx(row.time_ms, rel=5e-3)
         assert text.split()[1].rstrip("†") == "ms"
-
-
-def test_marked_numbers_are_sorted_as_numbers(chromium, report):
-    browser.look(chromium, report, 1280)
-    unfold(chromium, ".sheet[data-name=time_ms]")
-    sheet = chromium.find_element("css selector", ".sheet[data-name=time_ms]")
-    sheet.find_elements("css selector", "th button")[4].click()
-    texts = [text for text, _ in column(chromium, "time_ms", 4)]
-    times = [float(text.split("†")[0].split()[0]) for text in texts if text[0].isdigit()]
-    assert any("†" in text for text in texts) and any("†" not in text for text in texts[: len(times)])
-    assert times == sorted(times) and all(text[0].isdigit() for text in texts[: len(times)])
 
 
 def test_sort_and_filter(chromium, report):

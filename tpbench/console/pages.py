@@ -28,7 +28,7 @@ from tpbench.console.choices import sections_of
 from tpbench.console.listing import all_fields
 from tpbench.predict.command import main as predict
 from tpbench.report.command import main as report
-from tpbench.results.schema import STATUSES, common_columns, workload_columns
+from tpbench.results.schema import FLAG, INT, REAL, REALS, STATUSES, TEXT, TIME, common_columns, workload_columns
 from tpbench.settings import JobError
 from tpbench.tables import Document, Table, as_markdown
 
@@ -81,7 +81,7 @@ def _columns() -> str:
     return _tables(
         ("column", "type", "unit", "meaning"),
         {
-            title: [(column.name, _TYPES[str(column.type)], column.unit, column.doc) for column in columns.values()]
+            title: [(column.name, _TYPES.get(column.type, ""), column.unit, column.doc) for column in columns.values()]
             for title, columns in sections.items()
         },
     )
@@ -99,9 +99,13 @@ LISTS: dict[str, Callable[[], str]] = {
 }
 """Lists that are made from the code, by name."""
 _TYPES = {
-    "string": "text", "int64": "whole number", "double": "number", "bool": "true or false", "null": "",
-    "timestamp[us, tz=UTC]": "time, UTC", "list<item: double>": "list of numbers",
-}  # fmt: skip
+    TEXT: "text",
+    INT: "whole number",
+    REAL: "number",
+    FLAG: "true or false",
+    TIME: "time, UTC",
+    REALS: "list of numbers",
+}
 
 
 def main() -> int:

@@ -30,14 +30,9 @@ class Answer:
     question: Question | None = None
 
     @property
-    def free_gib(self) -> float:
-        """Memory of the operation, inputs included."""
-        return self.target.free_gib
-
-    @property
     def first_sentence(self) -> str:
         """The answer in one sentence, without a full stop."""
-        return first_sentence(self.predictions, self.question, self.free_gib)
+        return first_sentence(self.predictions, self.question, self.target.free_gib)
 
 
 def text(answers: Sequence[Answer]) -> str:
@@ -49,7 +44,7 @@ def text(answers: Sequence[Answer]) -> str:
 
 
 def _table(answer: Answer) -> str:
-    size, free, gpu = answer.size, answer.free_gib, answer.target.measured_on
+    size, free, gpu = answer.size, answer.target.free_gib, answer.target.measured_on
     columns = [
         "variant",
         "wall time",
@@ -129,8 +124,8 @@ def _answer_object(answer: Answer) -> dict[str, object]:
             "time_ms": _estimate_object(prediction.time_ms), "device_ms": _estimate_object(prediction.device_ms),
             "communication_ms": _estimate_object(prediction.communication_ms),
             "bytes_communicated": prediction.bytes_communicated, "peak_gib": _estimate_object(prediction.peak_gib),
-            "memory": prediction.memory_outcome(answer.free_gib),
-            "memory_reason": prediction.memory_reason(answer.free_gib),
+            "memory": prediction.memory_outcome(answer.target.free_gib),
+            "memory_reason": prediction.memory_reason(answer.target.free_gib),
             "beyond": extrapolation_factors(answer.models[prediction.label].cells, size),
         }
         for prediction in answer.predictions
@@ -139,7 +134,7 @@ def _answer_object(answer: Answer) -> dict[str, object]:
     return {
         "verdict": answer.first_sentence, "gpu": target.measured_on, "same_gpu": target.is_measured,
         "slowdown": target.slowdown, "gpu_memory_gib": target.memory_gib, "reserve_gib": RESERVE_GIB,
-        "free_gib": answer.free_gib, "inputs_gib": size.inputs_gib, **problem, "variants": variants,
+        "free_gib": answer.target.free_gib, "inputs_gib": size.inputs_gib, **problem, "variants": variants,
     }  # fmt: skip
 
 

@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         workload = next(iter(predictable().values()))
         options = _parser(workload).parse_args(arguments)
         cells = measured(read_rows(options.rows), workload, options.gpu)
-        fitted = models(cells, errors=not options.picture)
+        fitted = models(cells)
         if not fitted:
             raise JobError(f"no variant was measured in enough cells on {cells.gpu} to predict from")
         if options.picture:

@@ -241,13 +241,13 @@ def extrapolation_factors(cells: Sequence[MeasuredCell], size: ProblemSize) -> d
     return factors
 
 
-def models(measured: MeasuredCells, *, errors: bool = True) -> dict[str, VariantModel]:
-    """Return a model for each variant that was measured often enough. `errors=False` leaves out the slow part."""
+def models(measured: MeasuredCells) -> dict[str, VariantModel]:
+    """Return a model for each variant that was measured often enough."""
     by_label = {}
     for label in measured.labels:
         cells = tuple(cell for cell in measured.cells if cell.label == label and cell.status == "ok")
         if len({cell.size for cell in cells}) >= MIN_SIZES and any(cell.peak_gib is not None for cell in cells):
-            left_out = leave_out(measured.cost_model, cells, one_by_one(cells)) if errors else {}
+            left_out = leave_out(measured.cost_model, cells, one_by_one(cells))
             ran_out = tuple(cell for cell in measured.ran_out if cell.label == label)
             fits = Fits(measured.cost_model, label.split()[0], cells)
             by_label[label] = VariantModel(label, cells, fits, left_out, ran_out)

@@ -140,7 +140,7 @@ def _check(options: argparse.Namespace, form: str, *, with_columns: bool) -> Non
         check_study(options.study)
         if options.plot is not None or form not in (*TABLES, *PICTURES):
             valid = ", ".join((*TABLES, *PICTURES))
-            raise JobError(f"--study is for --format {valid}; a page has the studies that its rows allow")
+            raise JobError(f"--study is for --format {valid}")
     elif is_picture != (options.plot is not None):
         raise JobError("a picture needs both: --format png or svg, and --plot NAME")
     elif is_picture and options.plot not in grid_plots.PLOTS:

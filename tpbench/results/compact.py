@@ -2,8 +2,8 @@
 
 A reader sees every row once at any moment: the merged file appears before the single files are deleted, and a row that
 is found twice counts once. An index, written first, tells a writer that a row exists although its file is gone. Some
-files stay as they are: rows of status error and timeout (a sweep may retry these cells and delete the rows), broken and
-foreign files, and files of a newer tpbench. After a kill at any moment the next run continues.
+files stay as they are: rows of status error and timeout (a sweep may retry these cells and delete the rows), and files
+that are broken or foreign. After a kill at any moment the next run continues.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """`scripts/report.py` as users call it."""
 
-import sys
-
 import pytest
 
 from tpbench.report.command import main
@@ -80,26 +78,6 @@ def test_the_suffix_decides_the_format(add, tmp_path, name, beginning):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "terminals", "told"),
-    [
-        ([], (True, True), False),  # the table shows them on the same terminal
-        ([], (True, False), True),
-        ([], (False, True), True),
-        (["--format", "csv"], (True, True), True),
-        (["-o", "table.txt"], (True, True), True),
-    ],
-)
-def test_warnings_are_told_once(add, tmp_path, capsys, monkeypatch, arguments, terminals, told):
-    add("triton_tp", 1.0)
-    add("pytorch_gather", 1.0, loss_value=99.0)
-    monkeypatch.chdir(tmp_path)
-    for stream, is_terminal in zip((sys.stdout, sys.stderr), terminals, strict=True):
-        monkeypatch.setattr(stream, "isatty", lambda is_terminal=is_terminal: is_terminal)
-    assert main([str(tmp_path), *arguments]) == 0
-    assert ("different losses" in capsys.readouterr().err) == told
-
-
-@pytest.mark.parametrize(
     "arguments, said",
     [
         (["outputs", "--metrc", "x"], "report.py: no option is called --metrc, did you mean --metric? (report.py"),
@@ -112,17 +90,6 @@ def test_an_unknown_option_is_answered_in_one_line(capsys, arguments, said):
         main(arguments)
     printed = capsys.readouterr().err
     assert end.value.code == 2 and printed.startswith(said) and printed.count("\n") == 1
-
-
-@pytest.mark.parametrize("command", ["", "compare", "history"])
-@pytest.mark.parametrize(
-    ("program", "name"), [("/usr/bin/tpbench-report", "tpbench-report"), ("scripts/report.py", "report.py")]
-)
-def test_help_names_the_command_as_the_user_did(capsys, monkeypatch, program, name, command):
-    monkeypatch.setattr("sys.argv", [program])
-    with pytest.raises(SystemExit):
-        main([*command.split(), "--help"])
-    assert f"usage: {name} {command}".rstrip() + " [" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_misspelled_command_is_told_apart_from_a_folder(capsys):

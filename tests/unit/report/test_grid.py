@@ -46,25 +46,6 @@ def grid(names, keys, records=None, derived=()):
     return RecordGrid("w", {}, tuple(names), ("v",), rows, independent)
 
 
-def test_keys_that_vary_or_all_if_none_does():
-    found = grid(("a", "b", "c"), [(1, 2, 3), (1, 5, 4)], derived=("c",))
-    assert found.independent == (0, 1) and found.varying == (1,)
-    assert grid(("a", "b"), [(1, 2)]).varying == (0, 1)
-    assert found.problem_text((1, 5, 4)) == "a=1 b=5" and found.problem_text((1, 5, 4), [2]) == "c=4"
-
-
-@pytest.mark.parametrize(
-    ("keys", "at", "other", "determined"),
-    [
-        ([("x", 1), ("y", 2)], 1, 0, True),  # a name has one number
-        ([("x", 1), ("x", 2)], 1, 0, False),
-        ([(1, 10), (2, 20)], 1, 0, False),  # by chance
-    ],
-)
-def test_a_key_follows_from_a_name(keys, at, other, determined):
-    assert grid(("a", "b"), keys).follows(at, other) == determined
-
-
 def test_names_tell_rows_apart_before_numbers():
     found = grid(("layers", "model", "tokens"), [(2, "small", 1), (4, "large", 1), (4, "large", 2)])
     assert found.distinguishing_keys((0, 1, 2)) == (1, 2) and found.distinguishing_keys((0, 2)) == (0, 2)

@@ -16,7 +16,6 @@ from tpbench.report.page.page_tables import (
     machines,
     machines_line,
     pivot_table,
-    speedup_table,
     verdict_table,
 )
 from tpbench.settings import JobError
@@ -74,16 +73,6 @@ def test_a_table_of_a_metric(grid):
     assert (cells["triton_tp"].kind, cells["triton_tp"].value, cells["pytorch_gather"].kind) == ("best", 2.0, "")
     assert (cells["quack"].text, cells["quack"].kind) == ("OOM", "bad")
     assert table.notes[-1].startswith("† host-bound")
-
-
-def test_a_table_of_speed_ups(grid):
-    table = speedup_table(grid)
-    assert [row[3] for row in table.texts] == ["device", "wall"]
-    cells = line(table, 0)
-    assert [cells[name].text for name in ("fastest", "over", "measured", "speed-up")] == [
-        "triton_tp", "pytorch_gather", "one after the other", "3x",
-    ]  # fmt: skip
-    assert cells["95% interval"].text.count("x to ") == 1
 
 
 def test_a_table_of_every_cell_leaves_out_what_no_row_has(grid):

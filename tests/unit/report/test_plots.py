@@ -1,7 +1,5 @@
 """Single pictures show the numbers of the rows."""
 
-import dataclasses
-
 import pytest
 
 from tests.support import synthetic
@@ -9,10 +7,8 @@ from tests.unit.report.test_verdicts import measured
 from tpbench.report.analysis.grid import arrange_rows
 from tpbench.report.analysis.verdicts import verdict_columns
 from tpbench.report.command import main
-from tpbench.report.plots import grid_plots, style
-from tpbench.report.plots.panels import draw_panels
+from tpbench.report.plots import grid_plots
 from tpbench.results.read import load
-from tpbench.workloads.study_data import Panel, Picture, Series
 
 
 @pytest.fixture(scope="module")
@@ -64,28 +60,6 @@ def test_the_lines_are_the_rows(rows, grid):
     assert "pytorch_gather: out of memory" in [line.get_label() for line in failed.get_lines()]
 
 
-def test_marks_between_decades_have_labels(grid):
-    with style.drawing("x"):
-        figure = grid_plots.draw(grid, "time_ms")
-        figure.draw_without_rendering()  # makes the ticks
-    first, second = figure.axes[:2]
-    low, high = first.get_ylim()
-    shown = [tick.label1.get_text() for tick in first.yaxis.get_minor_ticks() if low <= tick.get_loc() <= high]
-    assert {text.lstrip("0.")[0] for text in shown} == {"2", "5"}
-    assert not any(tick.tick1line.get_visible() for tick in second.yaxis.get_minor_ticks())
-
-
-def test_a_figure_is_as_wide_as_its_longest_label():
-    label = "fsdp_dtensor_async compile=true train_loss=tpbench optimizer=tpbench graph=true"
-    lines = (Series(label, ((1.0, 2.0),)), Series("ddp", ((2.0, 3.0),)))
-    with style.drawing("panels"):
-        figure = draw_panels(Picture((Panel("one panel", lines),), "x", "y"))
-        figure.draw_without_rendering()
-    (legend,) = figure.legends
-    inside, whole = legend.get_window_extent(), figure.bbox
-    assert whole.x0 <= inside.x0 and inside.x1 <= whole.x1
-
-
 def test_the_varying_key_is_the_axis(add, frame):
     for tokens in (64, 128, 256):
         add("triton_tp", tokens / 100, tokens=tokens)
@@ -105,18 +79,6 @@ def test_keys_that_change_together_are_panels(add, frame):
     assert (first.get_title(), second.get_title()) == ("vocab 1000, tp 1", "vocab 2000, tp 2")
     assert first.get_xlabel() == "tokens"
     assert [text.get_text() for text in first.get_xticklabels()] == ["64", "128", "256"]
-
-
-def test_panels_without_a_line_may_be_left_out(add, frame):
-    for vocab, tp_size in ((1000, 1), (2000, 1), (2000, 4)):
-        add("triton_tp", 1.0, vocab=vocab, tp_size=tp_size)
-    (made,) = arrange_rows(frame(), grid_plots.COLUMNS).grids
-    sized = grid_plots.with_sizes(made)
-    assert len(grid_plots.draw(made, "time_ms").axes) == 2 and [row.key[:2] for row in sized.rows] == [
-        (1000, 1),
-        (2000, 1),
-    ]
-    assert grid_plots.with_sizes(dataclasses.replace(made, rows=made.rows[:1])) is None
 
 
 def test_names_along_an_axis_are_in_the_order_of_their_work(add, frame):

@@ -10,7 +10,6 @@ from tests.support.composed_jobs import composed
 from tests.support.composed_jobs import job as composed_job
 from tests.support.synthetic import cell
 from tpbench.job import stored_job
-from tpbench.report import repeat
 from tpbench.report.command import main
 from tpbench.report.repeat import row_command
 from tpbench.results.read import load, plain_rows
@@ -135,14 +134,3 @@ def test_a_row_of_an_installed_variant_has_a_command(tmp_path, capsys):
         row_command(of_a_package(variant_version=None))
     with pytest.raises(JobError, match="no variant is called"):
         row_command(of_a_package(job=json.dumps(FLAT | {"variant": "../fast_tp"})))
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (None, "null"), (True, "true"), (0, "0"), (2.5, "2.5"), ("a/b.c:d+e-f", "a/b.c:d+e-f"), ("", "''"),
-        ("a b", "'a b'"), ("a'b", "'a\\'b'"), ("a\\'b", "'a\\\\\\'b'"), ("a\\", "'a\\\\'"), ("a\\b", "'a\\b'"),
-    ],
-)  # fmt: skip
-def test_values_in_the_grammar_of_a_command_line(value, text):
-    assert repeat._text("name", value) == text

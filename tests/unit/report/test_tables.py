@@ -73,13 +73,6 @@ def test_csv_of_a_quantity_has_ratios_and_notes():
     ]
 
 
-def test_a_page_adds_numbers_that_the_text_does_not_have():
-    assert TABLE.sort_value(TableCell("0.3 ms", 0.25)) == 0.25 and TABLE.sort_value(TableCell("2", 2)) is None
-    assert [TABLE.sort_value(TableCell("x", value)) for value in (None, float("inf"), "oom")] == [None] * 3
-    assert Table("", exact=False).sort_value(TableCell("0.3 ms", 0.25)) is None
-    assert TABLE.numeric == [False, False, True, False]
-
-
 @pytest.mark.parametrize("width", [20, 400])
 @pytest.mark.parametrize("terminal", [True, False])
 def test_no_width_cuts_a_line(width, terminal):

@@ -3,8 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from tpbench.results.columns import FLAG, INT, REAL, REALS, TEXT
-from tpbench.results.schema import type_from_hint, type_of, workload_columns
+from tpbench.results.schema import FLAG, INT, REAL, REALS, TEXT, type_from_hint, type_of, workload_columns
 from tpbench.workloads import workloads
 
 

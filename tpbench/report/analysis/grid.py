@@ -21,8 +21,8 @@ from tpbench.report.analysis.records import (
     sort_key,
     value_text,
 )
-from tpbench.results.computed import chosen_options
 from tpbench.results.current_rows import newest
+from tpbench.results.read import chosen_options
 from tpbench.tables import MISSING
 from tpbench.workloads import Pivot, Workload, workloads
 

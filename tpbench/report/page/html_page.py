@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
@@ -37,7 +37,6 @@ from tpbench.report.pivot import failures, legend, metric_table
 from tpbench.report.plots import style
 from tpbench.report.plots.grid_plots import inline_picture, with_sizes
 from tpbench.results.schema import STATUSES, workload_columns
-from tpbench.tables import Table
 from tpbench.workloads import workloads
 
 _COLUMNS = (
@@ -144,25 +143,12 @@ def _section(
         "size": f"{counted(len(grid.rows), 'problem')}, {counted(len(grid.columns), 'variant')} with options",
         "pivots": [(_caption(each.name), page_tables.pivot_table(grid, each)) for each in shown],
         "figure": _figure(grid, anchor),
-        "folded": [
-            ("Speed-ups with intervals", page_tables.speedup_table(grid)),
-            *_studies(grid),
-            ("All numbers of every cell", page_tables.complete_table(grid)),
-        ],
+        "complete": page_tables.complete_table(grid),
     }
 
 
 def _caption(name: str) -> str:
     return f"{TITLES[name]} ({name})" if name in TITLES else name
-
-
-def _studies(grid: RecordGrid) -> Iterator[tuple[str, Table]]:
-    """Return the column studies of a grid. A study of an option is left out unless the option varies."""
-    workload = workloads().get(grid.workload)
-    for name, study in workload.studies.items() if workload else ():
-        varies = not study.option or len({cell.record[study.option] for cell in grid.cells()} - {None}) > 1
-        if study.columns and varies:
-            yield f"Study {name}: {study.question}", page_tables.study_table(grid, name, study)
 
 
 def _notes(metric_name: str | None) -> list[str]:

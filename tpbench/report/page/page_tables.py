@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -11,8 +10,6 @@ import numpy as np
 
 from tpbench.report.analysis.grid import RecordGrid, RecordGrids
 from tpbench.report.analysis.metrics import (
-    CLOCK_NAMES,
-    CLOCKS,
     METRICS,
     Metric,
     metric,
@@ -22,12 +19,10 @@ from tpbench.report.analysis.metrics import (
 from tpbench.report.analysis.records import (
     Record,
     column_label,
-    is_measurement,
     mark_meanings,
     problem_identity,
     value_text,
 )
-from tpbench.report.analysis.uncertainty import ratio_of_records
 from tpbench.report.analysis.verdicts import GOOD, ProblemVerdict
 from tpbench.report.pivot import FAILED, failures, metric_table
 from tpbench.report.studies import cell_table
@@ -74,7 +69,9 @@ def _verdict_cells(verdict: ProblemVerdict) -> list[TableCell]:
     record = fastest.record
     behind = TableCell(MISSING)
     if second and verdict.ratio:
-        behind = TableCell(f"{ratio_text(verdict.ratio.value)} {second.column}", verdict.ratio.value)
+        low, high = verdict.ratio.low, verdict.ratio.high
+        interval = "" if low is None or high is None else f"{ratio_text(low)} to {ratio_text(high)}"
+        behind = TableCell(f"{ratio_text(verdict.ratio.value)} {second.column}", verdict.ratio.value, detail=interval)
     share, memory = record["fraction_of_floor"], _quantity(record["peak_gib"], "GiB")
     if isinstance(memory.value, float) and memory.value < NO_MEMORY_GIB:
         memory = replace(memory, text=f"<{number(NO_MEMORY_GIB)} GiB")
@@ -178,29 +175,6 @@ def pivot_table(grid: RecordGrid, shown: Metric) -> Table:
 def metrics_with_values(grid: RecordGrid, names: Sequence[str]) -> list[Metric]:
     """Return the metrics for which some cell has a value."""
     return [metric(name) for name in names if any(cell.record.get(name) is not None for cell in grid.cells())]
-
-
-def speedup_table(grid: RecordGrid) -> Table:
-    """Return the speed-ups of the fastest column of each problem over each other column, by both clocks."""
-    rows: list[list[TableCell | str]] = []
-    for clock, row in itertools.product(CLOCKS, grid.rows):
-        cells = [cell for cell in grid.cells_of(row) if is_measurement(cell.record) and cell.record[clock]]
-        cells.sort(key=lambda cell: float(cell.record[clock]))
-        for cell in cells[1:]:
-            if ratio := ratio_of_records(cell.record, cells[0].record, metric(clock)):
-                rows.append([
-                    grid.problem_name(row.key), cells[0].column, cell.column, CLOCK_NAMES[clock],
-                    "interleaved" if ratio.interleaved else "one after the other",
-                    TableCell(f"{ratio.value:.3g}x", ratio.value),
-                    MISSING if ratio.low is None else f"{ratio.low:.3g}x to {ratio.high:.3g}x",
-                ])  # fmt: skip
-    columns = ["problem", "fastest", "over", "clock", "measured", "speed-up", "95% interval"]
-    return Table("speed-ups", columns, rows)
-
-
-def study_table(grid: RecordGrid, name: str, study: Study) -> Table:
-    """Return the numbers of a study for every cell."""
-    return replace(cell_table(grid, study), heading=f"study {name}")
 
 
 def complete_table(grid: RecordGrid) -> Table:
