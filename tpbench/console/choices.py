@@ -93,7 +93,7 @@ def _installed(name: str, gpus: int) -> Entry:
     except JobError as error:
         return Entry(name, "", f"no: {error}")
     available = availability(found.variant, gpus, found.of_workload.option_defaults)
-    return Entry(name, f"{found.summary} ({found.workload})", available)
+    return Entry(name, f"{found.variant.summary} ({found.workload})", available)
 
 
 def availability(variant: Variant, gpus: int, options: Mapping[str, Any]) -> str:

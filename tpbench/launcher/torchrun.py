@@ -14,6 +14,7 @@ from tpbench.launcher.attempt import Attempt
 from tpbench.launcher.devices import available_cores
 from tpbench.launcher.locks import Lease
 from tpbench.launcher.process import OUTPUT_DIR, ProcessTree
+from tpbench.measure.machine import omp_threads
 from tpbench.worker.start import MARKER
 from tpbench.worker.task import LIST_FILE, PROGRESS_FILE, JsonLines
 
@@ -110,6 +111,8 @@ def environment(
     else:
         env.pop("TRITON_INTERPRET", None)
         defaults |= NO_MULTICAST
+    if omp_threads(env) is None:
+        env.pop("OMP_NUM_THREADS", None)
     return {**defaults, **env}
 
 

@@ -85,7 +85,7 @@ def row_job(record: Mapping[str, Any]) -> Job:
     variant, workload = str(flat.get("variant")), str(flat.get("workload"))
     is_from_outside = ":" in variant or record.get("variant_version") is not None
     if is_from_outside and variant not in variants() and workload in workloads() and _OUTSIDE.fullmatch(variant):
-        return stored_job(flat, OutsideVariant.named(variant, workload))
+        return stored_job(flat, OutsideVariant(variant, workload))
     return stored_job(flat)
 
 

@@ -20,15 +20,7 @@ from tpbench.job import key_of
 from tpbench.measure.session import MeasureSettings
 from tpbench.results.current_rows import rows_with_missed_work
 from tpbench.results.row_files import Where, read_files, shown
-from tpbench.results.schema import (
-    COLUMN_LIST,
-    FLAG,
-    INT,
-    TEXT,
-    all_columns,
-    common_columns,
-    workload_columns,
-)
+from tpbench.results.schema import COLUMN_LIST, FLAG, INT, REAL, TEXT, all_columns, common_columns, workload_columns
 from tpbench.results.write import row_path, row_table
 from tpbench.settings import defaults, spelled
 from tpbench.suggestions import printable, unknown
@@ -196,14 +188,12 @@ def _conform(table: pa.Table) -> pa.Table:
 def _concatenate(tables: Sequence[pa.Table]) -> pa.Table:
     """Return all tables as one with every declared column, in order, and then the other columns."""
     declared = pa.schema([(name, column.type) for name, column in all_columns().items()]).empty_table()
-    try:
-        return pa.concat_tables([declared, *tables], promote_options="permissive").combine_chunks()
-    except pa.ArrowException:  # the types of a column without a declared type differ
-        types: dict[str, set[pa.DataType]] = defaultdict(set)
-        for field in (field for table in tables for field in table.schema if not pa.types.is_null(field.type)):
-            types[field.name].add(field.type)
-        tables = [_with_texts(table, {name for name, kinds in types.items() if len(kinds) > 1}) for table in tables]
-        return pa.concat_tables([declared, *tables], promote_options="permissive").combine_chunks()
+    types: dict[str, set[pa.DataType]] = defaultdict(set)
+    for field in (field for table in tables for field in table.schema if not pa.types.is_null(field.type)):
+        types[field.name].add(field.type)
+    mixed = {name for name, kinds in types.items() if len(kinds - {INT, REAL}) + bool(kinds & {INT, REAL}) > 1}
+    tables = [_with_texts(table, mixed) for table in tables]
+    return pa.concat_tables([declared, *tables], promote_options="permissive").combine_chunks()
 
 
 def _with_texts(table: pa.Table, names: set[str]) -> pa.Table:

@@ -55,11 +55,7 @@ COLUMNS = (
     Column("block_cap", TEXT, "largest column block that a kernel may use: auto or a number"),
     Column("dtype", TEXT, "dtype of the inputs"),
     Column("device", TEXT, "cuda or cpu"),
-    Column(
-        "interpreted",
-        FLAG,
-        "true if kernels ran in Triton's interpreter: results are correct, times are no measurement",
-    ),
+    Column("interpreted", FLAG, "true if kernels ran in Triton's interpreter: correct, but no measurement"),
     Column("graph", FLAG, "true if device times are of a replayed CUDA graph"),
     Column("fresh", FLAG, "true if the inputs changed before every timed iteration"),
     # Wall time of an iteration: from the barrier of all ranks to the end of the last rank. Device time: the same region
@@ -82,20 +78,14 @@ COLUMNS = (
     Column(
         "launch_ms",
         REAL,
-        "host time of an iteration on the slowest rank, from the call of the step until it returns, median; with waits "
-        "for the device within the step; null on a CPU, where the step itself computes",
+        "host time of the call of a step on the slowest rank, with its waits, median; null on CPUs",
         "ms",
     ),
     Column("skew_ms", REAL, "slowest minus fastest rank of an iteration, median", "ms"),
     Column("iterations", INT, "iterations timed by wall clock"),
     Column("warmed_up", FLAG, "false: one pass served as warm-up, check and time"),
     # Hardware limits.
-    Column(
-        "floor_ms",
-        REAL,
-        "least possible time: of the unavoidable bytes, of the FLOPs or of the wire, at measured rates",
-        "ms",
-    ),
+    Column("floor_ms", REAL, "least time of the unavoidable bytes, FLOPs and transfers, at measured rates", "ms"),
     Column("fraction_of_floor", REAL, "floor_ms over device_ms (on a CPU over time_ms)"),
     Column("gb_per_s", REAL, "bytes_moved over device_ms (on a CPU over time_ms)", "GB/s"),
     Column("copy_gb_per_s", REAL, "copy bandwidth measured on this machine, reads and writes counted", "GB/s"),
@@ -103,32 +93,11 @@ COLUMNS = (
     Column("bytes_communicated", INT, "bytes that the busiest rank sends in an iteration, counted", "bytes"),
     Column("flops", INT, "floating-point operations of the busiest rank in an iteration, counted", "FLOP"),
     # Bottleneck of an iteration, from a trace after the timed iterations. Null on a CPU.
-    Column(
-        "compute_share",
-        REAL,
-        "share of time_ms in which a kernel or copy runs that is no communication; without a trace by both clocks, or "
-        "null if they do not tell; a trace needs CUPTI and, unless the workload profiles by itself, reuse=false",
-    ),
-    Column(
-        "communication_share",
-        REAL,
-        "share of time_ms in which the device only communicates: NCCL kernels, copies between GPUs, waiting for peers; "
-        "null as compute_share",
-    ),
+    Column("compute_share", REAL, "share of time_ms in which a kernel or copy runs that is no communication"),
+    Column("communication_share", REAL, "share of time_ms in which the device only communicates or waits for peers"),
     Column("idle_share", REAL, "share of time_ms in which the device runs nothing; without a trace by device_ms"),
-    Column(
-        "bound",
-        TEXT,
-        "bottleneck. host: idle_share above 0.2; else wire: communication_share above compute_share; "
-        "else compute or memory: the longer of the times of flops and of bytes_moved at measured rates",
-    ),
-    Column(
-        "energy_j",
-        REAL,
-        "energy of the GPUs in an iteration, summed over ranks, from about 1 s of iterations without cold caches; "
-        "null without NVML's energy counter",
-        "J",
-    ),
+    Column("bound", TEXT, "bottleneck: host, wire, compute or memory"),
+    Column("energy_j", REAL, "energy of the GPUs in an iteration with warm caches, summed over ranks", "J"),
     # Memory.
     Column("peak_gib", REAL, "extra peak memory of an iteration, maximum over ranks", "GiB"),
     Column("rank_peak_gib", REALS, "extra peak memory of an iteration on each rank", "GiB"),
@@ -175,12 +144,7 @@ COLUMNS = (
     Column("memory_gib", REAL, "main memory of the first node", "GiB"),
     Column("sm_clock_mhz", REAL, "clock of the GPU's multiprocessors while it measured", "MHz"),
     Column("memory_clock_mhz", REAL, "clock of the GPU's memory while it measured", "MHz"),
-    Column(
-        "throttle_reasons",
-        TEXT,
-        "why a rank's GPU lowered its clocks while it measured: power, thermal, sync_boost, board_limit, reliability, "
-        "power_brake, hw_slowdown; none: it did not; null: NVML does not say",
-    ),
+    Column("throttle_reasons", TEXT, "why a rank's GPU lowered its clocks while it measured, or none; null: unknown"),
     # How the cell ran.
     Column("tries", INT, "attempts of this sweep at the cell; the row is of the last one"),
     Column("beside", TEXT, "rows of the jobs that ran on this host at the same time; null: none"),

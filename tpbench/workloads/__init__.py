@@ -116,6 +116,8 @@ class Workload:
     `check(tp_size, dp_size)` that returns a list of complaints."""
     columns: Mapping[str, str] = field(default_factory=dict)
     """Results that only this workload's rows have, each with its meaning and unit."""
+    variant_columns: tuple[str, ...] = ()
+    """Those of `columns` that a variant itself may set. Everything else of a row is measured."""
     job_only_fields: tuple[str, ...] = ()
     """Fields of the problem without a column: a row has them in the JSON of its job only."""
     former_fields: Mapping[str, Any] = field(default_factory=dict)

@@ -45,6 +45,7 @@ WORKLOAD = Workload(
         "timeline_kind": "traced step on rank 0: 0 product, 1 communication, 2 other",
         "timeline_lane": "traced step on rank 0: number of the stream (on a CPU: of the thread)",
     },
+    variant_columns=("chosen", "graph_gib", "workspace_gib"),
     options=(
         Option("save_gathered", ignorable=True),
         Option("signals", ignorable=True),
