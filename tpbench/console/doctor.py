@@ -47,10 +47,7 @@ def gpus() -> list[Finding]:
         return [Finding("GPUs", "note", f"none: {error}. Kernels run in Triton's interpreter", fix)]
     try:
         count = pynvml.nvmlDeviceGetCount()
-        findings = [finding for index in range(count) for finding in _gpu(pynvml, index)]
-        if machine.gpu_count() < count:
-            findings.append(Finding("GPUs", "note", f"CUDA_VISIBLE_DEVICES leaves {machine.gpu_count()} of {count}"))
-        return findings
+        return [finding for index in range(count) for finding in _gpu(pynvml, index)]
     finally:
         pynvml.nvmlShutdown()
 
@@ -77,25 +74,6 @@ def compiler() -> list[Finding]:
             findings.append(Finding("Triton", "fail", "no C compiler", "apt-get install gcc, or set CC"))
         if not Path(sysconfig.get_path("include"), "Python.h").exists():
             findings.append(Finding("Triton", "fail", "Python's headers are missing", "apt-get install python3-dev"))
-    return findings
-
-
-def slurm() -> list[Finding]:
-    """Check that jobs can be submitted to a Slurm cluster from here."""
-    if shutil.which("sbatch") is None:
-        return [Finding("Slurm", "note", "not installed: sweeps run on this machine")]
-    try:
-        done = subprocess.run(["sinfo", "--noheader", "-o", "%P %a %D"], capture_output=True, text=True, timeout=20)
-        failure = done.returncode and (" ".join(done.stderr.split())[:100] or f"sinfo exits with {done.returncode}")
-    except (OSError, subprocess.TimeoutExpired) as error:
-        failure = str(error)
-    if failure:
-        message = f"installed, but no cluster answers: {failure}"
-        return [Finding("Slurm", "note", message, "sinfo must work: ask the administrator whether slurmctld runs")]
-    partitions = len(done.stdout.splitlines())
-    findings = [Finding("Slurm", "ok", f"{partitions} partition{'s' * (partitions != 1)}")]
-    if not packages.installed("submitit"):
-        findings.append(Finding("Slurm", "fail", "submitit is not installed", packages.install_command("slurm")))
     return findings
 
 
@@ -161,7 +139,6 @@ def examine(output_dir: str) -> Iterator[Finding]:
     """Yield all findings, the quick ones first."""
     yield from gpus()
     yield from compiler()
-    yield from slurm()
     yield from disk(output_dir)
     count = machine.gpu_count()
     yield from torch_findings(probe(max(1, count)), count)

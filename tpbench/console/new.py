@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,8 +37,6 @@ def _write(file: Path, workload: str) -> str:
     """Write the file. Return its description with a command. Raises JobError if that is not possible."""
     if not is_file_name(file.name):
         raise JobError(f"{file.name} is no name for the file: take letters, digits and _ - . of ASCII, and end in .py")
-    if hidden := _importable(file.stem):
-        raise JobError(f"{file.name} would hide the module {file.stem} of {hidden} from your code: take another name")
     example = EXAMPLES / f"{workload}.py"
     try:
         with file.open("x") as new:
@@ -58,13 +55,3 @@ def _write(file: Path, workload: str) -> str:
         f"  python -m tpbench variant={file}:{function} {example_command(variant)}  # check and time it\n"
         f"  python -m tpbench list variant={file}:{function}  # what tpbench reads from the file\n"
     )
-
-
-def _importable(name: str) -> str:
-    """Return where an installed module of that name is, or nothing. Modules of the working folder do not count."""
-    if name in sys.stdlib_module_names:
-        return "Python"
-    spec = importlib.util.find_spec(name) if name.isidentifier() and name != "__main__" else None
-    if spec is None or spec.origin is None or Path.cwd() in Path(spec.origin).parents:
-        return ""
-    return "an installed package"

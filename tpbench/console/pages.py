@@ -28,17 +28,7 @@ from tpbench.console.choices import sections_of
 from tpbench.console.listing import all_fields
 from tpbench.predict.command import main as predict
 from tpbench.report.command import main as report
-from tpbench.results.schema import (
-    FLAG,
-    INT,
-    REAL,
-    REALS,
-    STATUSES,
-    TEXT,
-    TIME,
-    common_columns,
-    workload_columns,
-)
+from tpbench.results.schema import FLAG, INT, REAL, REALS, STATUSES, TEXT, TIME, common_columns, workload_columns
 from tpbench.settings import JobError
 from tpbench.tables import Document, Table, as_markdown
 

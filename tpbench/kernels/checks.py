@@ -79,6 +79,8 @@ def options(
     number("label_smoothing", label_smoothing, high=1.0)
     number("z_loss", z_loss)
     number("grad_scale", grad_scale, low=-math.inf)
+    if abs(grad_scale * logits_scale) > FP32_MAX:
+        raise ValueError(f"grad_scale must leave grad_scale * logits_scale finite in float32, got {grad_scale}")
     if softcap is not None:
         number("softcap", softcap, positive=True)
     if not isinstance(entropy, bool):

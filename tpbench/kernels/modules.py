@@ -89,10 +89,6 @@ class EntropyLoss(_LossModule):
     """
 
     def __init__(self, *, in_place: bool = False, **settings: Any) -> None:
-        if "grad" in settings:
-            raise TypeError(
-                "grad is made by EntropyLoss: choose between a new tensor and the logits' memory by in_place"
-            )
         super().__init__(entropy_loss, {"grad", "row_grad", "entropy_grad", "entropy"}, settings)
         self.in_place = in_place
 

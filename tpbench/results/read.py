@@ -20,16 +20,7 @@ from tpbench.job import key_of
 from tpbench.measure.session import MeasureSettings
 from tpbench.results.current_rows import rows_with_missed_work
 from tpbench.results.row_files import Where, read_files, shown
-from tpbench.results.schema import (
-    COLUMN_LIST,
-    FLAG,
-    INT,
-    REAL,
-    TEXT,
-    all_columns,
-    common_columns,
-    workload_columns,
-)
+from tpbench.results.schema import COLUMN_LIST, FLAG, INT, REAL, TEXT, all_columns, common_columns, workload_columns
 from tpbench.results.write import row_path, row_table
 from tpbench.settings import defaults, spelled
 from tpbench.suggestions import printable, unknown

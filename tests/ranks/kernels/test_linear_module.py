@@ -247,15 +247,3 @@ def test_a_dtensor_is_refused_with_the_call_that_is_right() -> None:
     message = "{} must be this rank's tensor, got a DTensor: pass {}.to_local()"
     expected = [message.format(name, name) for name in ("logits", "target", "weight")]
     assert run_on_ranks(ranks_here(2), _errors_of_dtensors) == [expected] * ranks_here(2)
-
-
-def test_a_second_backward_and_an_unknown_setting_raise() -> None:
-    hidden, weight, labels = (each.to(DEVICE) for each in make_linear())
-    loss = LinearEntropyLoss()(hidden.requires_grad_(), weight, labels)
-    loss.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="run forward again"):
-        loss.backward()
-    with pytest.raises(TypeError, match="no setting grad; there are block_cap"):
-        LinearEntropyLoss(grad=True)
-    with torch.no_grad():
-        assert not LinearEntropyLoss()(hidden, weight, labels).requires_grad

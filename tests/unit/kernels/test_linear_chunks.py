@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpbench.kernels.linear.chunks import chunks_of, workspace_gib_of
+from tpbench.kernels.linear.chunks import chunks_of
 
 
 @given(st.integers(0, 300), st.integers(1, 4), st.integers(1, 10**6), st.floats(1e-9, 4.0))
@@ -42,9 +42,3 @@ def test_chunks_are_of_about_equal_size(rows: int, gib: float, most: int) -> Non
 @pytest.mark.parametrize(("columns", "most"), [(65536, 4096), (131072, 2048), (2**20, 1024), (1000, 8192)])
 def test_a_workspace_of_its_own_choice(columns: int, most: int) -> None:
     assert chunks_of(8192, 1, columns * 2, "auto").most == most
-
-
-@pytest.mark.parametrize("value", [0, -1, "all", True, None])
-def test_a_workspace_that_is_none(value: object) -> None:
-    with pytest.raises(ValueError, match=r"^workspace_gib must be"):
-        workspace_gib_of(value)

@@ -18,9 +18,9 @@ from triton import next_power_of_2
 from triton.compiler import CompiledKernel
 
 from tpbench.kernels import symmetric
-from tpbench.kernels.cached_launch import CachedLaunch, cached_launch, unobserved
+from tpbench.kernels.cached_launch import CachedLaunch, cached_launch
 from tpbench.kernels.one_pass.tiling import Tiling, machine, tiling
-from tpbench.kernels.row_loss import Vocabulary
+from tpbench.kernels.row_loss import Strides, Vocabulary
 
 LOG2_E = math.log2(math.e)
 
@@ -66,20 +66,6 @@ class Specialization(NamedTuple):
     """Tiles of the next row that are reduced while the words of this row travel."""
     WHOLE: bool
     """A row fills the shared memory of a multiprocessor by itself."""
-
-
-class Strides(NamedTuple):
-    """Strides of the logits, targets and gradient. Those of rows are in vectors if ALIGNED, else all are in elements.
-
-    The strides of labels, which have the shape (rows,), are 0 and are not used.
-    """
-
-    logits_row: Any
-    logits_column: Any
-    target_row: Any
-    target_column: Any
-    grad_row: Any
-    grad_column: Any
 
 
 class Scales(NamedTuple):
@@ -256,7 +242,7 @@ class OnePassLaunch:
         # Any address stands for a missing tensor.
         tensors = (logits, target, logits if grad is None else grad, row_loss, row_loss if total is None else total)
         kernel, prepared = self.prepared.kernel, self.prepared
-        if (workspace, workspace.half, symmetric.WAIT_LIMIT_S) == self.kept and unobserved(kernel.kernel):
+        if (workspace, workspace.half, symmetric.WAIT_LIMIT_S) == self.kept:
             return self.run(*tensors, *self.arguments)
         workspace.reserve(prepared.words)
         half = workspace.half
