@@ -157,7 +157,8 @@ def _check(options: argparse.Namespace, form: str, *, with_columns: bool) -> Non
 def write_documents(frame: pd.DataFrame, folder: Path, *, all_rows: bool = False) -> list[Path]:
     """Write a JSON file for the newest row of each cell, or for every row, whose workload defines a document.
 
-    If several documents have one name, the id of the row follows it in all but the oldest. Raises JobError if there is nothing to write.
+    If several documents have one name, the id of the row follows it in all but the oldest. Raises JobError if there is
+    nothing to write.
     """
     documents: dict[str, dict[str, Any]] = defaultdict(dict)
     for row in plain_rows(frame if all_rows else newest(frame)):
