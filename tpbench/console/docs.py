@@ -19,7 +19,7 @@ PAGES = {file.stem: file for file in sorted((Path(tpbench.__file__).resolve().pa
 
 def main(arguments: Sequence[str]) -> int:
     """Print a page, or the list of all pages. The exit code is 0, or 2 for a page that does not exist."""
-    parser = argparse.ArgumentParser(prog="python -m tpbench docs", description="Print a page of the documentation.")
+    parser = argparse.ArgumentParser(prog="tpbench docs", description="Print a page of the documentation.")
     parser.add_argument("page", nargs="?", help="without it: the list of the pages")
     name = parser.parse_args(arguments).page
     if name is None:

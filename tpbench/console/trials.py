@@ -26,7 +26,7 @@ _EPILOG = "Further arguments are those of a sweep, such as device=cpu or loss=re
 def main(arguments: Sequence[str]) -> int:
     """Run `test` or `profile`, the first argument. The exit code is 0, 1 if a cell failed, 2 for a wrong request."""
     command, *rest = arguments
-    parser = argparse.ArgumentParser(prog=f"python -m tpbench {command}", epilog=_EPILOG)
+    parser = argparse.ArgumentParser(prog=f"tpbench {command}", epilog=_EPILOG)
     if command == "test":
         parser.description = "Check every variant that can run here against the oracle, on tiny shapes."
         parser.add_argument("workload", nargs="*", help=f"of {', '.join(workloads())} (all)")
@@ -82,7 +82,7 @@ def _result(cells: pd.DataFrame, missing: str | None) -> tuple[str, str, str]:
         return (
             "FAIL",
             "",
-            printable(str(wrong["reason"].iloc[0])) if len(wrong) else "no row: the messages above say why",
+            printable(str(wrong["reason"].iloc[0])) if len(wrong) else "no row: see the messages above",
         )
     errors = ran["grad_error"].fillna(ran["loss_error"])
     return "pass", "" if errors.isna().all() else f"{errors.max():.1e}", ""
