@@ -79,6 +79,8 @@ def options(
     number("label_smoothing", label_smoothing, high=1.0)
     number("z_loss", z_loss)
     number("grad_scale", grad_scale, low=-math.inf)
+    if abs(grad_scale * logits_scale) > FP32_MAX:
+        raise ValueError(f"grad_scale must leave grad_scale * logits_scale finite in float32, got {grad_scale}")
     if softcap is not None:
         number("softcap", softcap, positive=True)
     if not isinstance(entropy, bool):
@@ -137,7 +139,8 @@ def memory(name: str, value: Any) -> None:
     if value.layout != torch.strided:
         raise TypeError(f"{name} must be a dense tensor, got {value.layout}")
     try:
-        has_memory = value.data_ptr() != 0 or value.numel() == 0 or value.is_meta
+        is_fake = hasattr(value, "fake_mode")  # torch warns of its data_ptr()
+        has_memory = not is_fake and (value.data_ptr() != 0 or value.numel() == 0 or value.is_meta)
     except RuntimeError:
         has_memory = False
     if not has_memory:

@@ -161,10 +161,7 @@ def call_form(logits: Any, target: Any, options: tuple[Any, ...]) -> Hashable | 
 
 
 def _tensor_form(tensor: Any) -> Hashable:
-    return (
-        type(tensor), tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.data_ptr() % 16,
-        tensor.is_neg(),
-    )  # fmt: skip
+    return type(tensor), form(tensor), tensor.device, tensor.is_neg()
 
 
 def find(form: Hashable | None) -> RepeatedCall | None:

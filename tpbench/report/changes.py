@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
@@ -22,6 +21,7 @@ from tpbench.report.analysis.records import (
     column_label,
     comparable,
     is_measurement,
+    json_object,
     mark_word,
     problem_fields,
     problem_identity,
@@ -378,11 +378,7 @@ def remarks(before: Sequence[Record], after: Sequence[Record], allowed: Iterable
 
 def _variables(record: Record) -> dict[str, str]:
     """Return the recorded variables of the environment, but for names of devices and interfaces."""
-    try:
-        found = json.loads(record.get("environment") or "{}")
-    except ValueError:
-        return {}
-    return {name: value for name, value in found.items() if name not in _OF_PLACE} if isinstance(found, dict) else {}
+    return {name: value for name, value in json_object(record.get("environment")).items() if name not in _OF_PLACE}
 
 
 def _differing(names: Iterable[str], before: Record, after: Record) -> list[str]:

@@ -38,7 +38,7 @@ from tpbench.suggestions import nearest, unknown
 from tpbench.workloads import workloads
 
 PICTURES = ("png", "svg")
-FORMATS = (*TABLES, "html", *PICTURES, "json")
+FORMATS = (*TABLES, "html", *PICTURES)
 COMMANDS = {"compare": "tpbench.report.compare", "history": "tpbench.report.history"}
 """Commands with options of their own, with their modules."""
 EPILOG = (
@@ -106,8 +106,13 @@ def _report(options: argparse.Namespace) -> None:
         return
     _check(options, form, with_columns=bool(columns))
     frame = selected_rows(options)
-    if form == "json":
-        write_documents(frame, options.output or Path(), all_rows=options.all)
+    is_metric_table = not columns and options.study is None and options.metric is None
+    if form == "json" and options.output and not options.output.suffix:
+        write_documents(frame, options.output, all_rows=options.all)
+    elif form == "json" and is_metric_table:
+        rows = (frame if options.all else newest(frame)).dropna(axis="columns", how="all")
+        text = rows.to_json(orient="records", indent=2, date_format="iso", double_precision=15)
+        print_or_write(f"{text}\n", options.output)
     elif form in PICTURES and options.study is not None:
         picture = grid_plots.study_picture(study_picture(frame, options.study), options.study, form)
         print_or_write(picture, options.output)

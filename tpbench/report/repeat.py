@@ -6,7 +6,6 @@ Stored values are data: they become quoted arguments, and a value that no comman
 from __future__ import annotations
 
 import functools
-import json
 import re
 import shlex
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ import tpbench
 from tpbench.job import NOT_IN_KEY, Job, stored_job
 from tpbench.measure.machine import RECORDED_VARIABLES
 from tpbench.outside.variant import OutsideVariant
+from tpbench.report.analysis.records import json_object
 from tpbench.results.read import plain_rows
 from tpbench.settings import JobError
 from tpbench.suggestions import nearest, printable
@@ -64,7 +64,7 @@ def row_command(record: Mapping[str, Any]) -> str:
     """
     environment = {
         name: str(value)
-        for name, value in _mapping(record.get("environment") or "{}").items()
+        for name, value in json_object(record.get("environment")).items()
         if name in RECORDED_VARIABLES and name not in CHOSEN_BY_LAUNCHER
     }
     words = [f"{name}={shlex.quote(_printable(name, value))}" for name, value in environment.items()]
@@ -79,22 +79,14 @@ def _printable(name: str, text: str) -> str:
 
 def row_job(record: Mapping[str, Any]) -> Job:
     """Return the job of a row with the columns `job` and `variant_version`. Raises JobError as `row_command` does."""
-    flat = _mapping(record["job"])
+    flat = json_object(record["job"])
+    if not flat:
+        raise JobError("the row does not have its job")
     variant, workload = str(flat.get("variant")), str(flat.get("workload"))
     is_from_outside = ":" in variant or record.get("variant_version") is not None
     if is_from_outside and variant not in variants() and workload in workloads() and _OUTSIDE.fullmatch(variant):
         return stored_job(flat, OutsideVariant(variant, workload))
     return stored_job(flat)
-
-
-def _mapping(text: Any) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except (TypeError, ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise JobError("the row does not have its job")
-    return value
 
 
 def arguments(job: Job) -> list[str]:

@@ -151,7 +151,8 @@ def cell_table(grid: RecordGrid, study: Study) -> Table:
     columns = [column_label(grid.key_names[at]) for at in keys] + ["variant"]
     columns += [*(["status"] if has_status else []), *([OF_BEST] if compared else []), *shown]
     heading = ", ".join((grid.heading, *(f"{name}={value}" for name, value in shared.items())))
-    return Table(heading, columns, rows, {**grid.facts, **shared}, mark_meanings("".join(statuses)), exact=False)
+    notes = mark_meanings("".join(statuses))
+    return Table(heading, columns, rows, {**grid.facts, **shared}, notes, keys=len(keys) + 1, exact=False)
 
 
 def filled_columns(grid: RecordGrid, names: Sequence[str]) -> tuple[str, ...]:
@@ -172,7 +173,8 @@ def value_cell(name: str, record: Record) -> TableCell:
     value = record.get(name)
     if isinstance(value, float):
         return TableCell(f"{100 * value:.1f}%" if name in percentages() else number(value), value)
-    return TableCell(value_text(value))
+    is_count = isinstance(value, int) and not isinstance(value, bool)
+    return TableCell(value_text(value), value if is_count else None)
 
 
 def compared_with_best(grid: RecordGrid, study: Study) -> list[TableCell]:
@@ -190,7 +192,7 @@ def compared_with_best(grid: RecordGrid, study: Study) -> list[TableCell]:
         groups[tuple(value for key, value in pairs if key not in study.compared_across)].append(at)
     compared = [TableCell(MISSING)] * len(cells)
     for group in groups.values():
-        ratios = ratios_to_best((cells[at].record for at in group), metric(name))
+        ratios = ratios_to_best([cells[at].record for at in group], metric(name))
         for at, ratio in zip(group, ratios, strict=True):
             if ratio is not None:
                 compared[at] = TableCell(ratio_text(ratio), ratio)

@@ -48,6 +48,7 @@ ERRORS: list[tuple[type[Exception], str, dict[str, Any]]] = [
     (ValueError, "label_smoothing smooths", {"label_smoothing": 0.1, "loss": "forward_kl", "target": LOGITS}),
     (ValueError, "z_loss", {"z_loss": math.nan}),
     (ValueError, "grad_scale must be finite in float32; got inf", {"grad_scale": math.inf}),
+    (ValueError, "grad_scale must leave", {"grad_scale": 1e30, "logits_scale": 1e10}),
     (ValueError, "grad must be one of new, in_place, none", {"grad": "old"}),
     (ValueError, "grad must have shape", {"grad": LOGITS[:3]}),
     (ValueError, "grad must not overlap", {"grad": LOGITS[:1].expand(4, 8)}),

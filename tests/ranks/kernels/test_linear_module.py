@@ -78,6 +78,19 @@ def test_compiled_or_checkpointed_the_modules_train_as_with_torch(compiled: bool
     assert _train(DEVICE, loss_of, *_model(DEVICE)) == pytest.approx(_torch_losses(), rel=1e-5)
 
 
+def test_a_whole_step_may_be_compiled() -> None:
+    """Compiled autograd leaves backward out of its graphs, too."""
+    (tokens, labels), (_, head) = _batches(DEVICE)[0], _model(DEVICE)
+
+    def step(hidden: Tensor) -> None:
+        _both_losses(hidden, head, labels).backward()
+
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        torch.compile(step, backend="eager")(tokens)
+    (expected,) = torch.autograd.grad(_torch_loss(tokens, head, labels), head.weight)
+    torch.testing.assert_close(head.weight.grad, expected)
+
+
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_a_toy_model_trains_as_with_torch(reduction: Any, autocast: bool) -> None:
@@ -247,15 +260,3 @@ def test_a_dtensor_is_refused_with_the_call_that_is_right() -> None:
     message = "{} must be this rank's tensor, got a DTensor: pass {}.to_local()"
     expected = [message.format(name, name) for name in ("logits", "target", "weight")]
     assert run_on_ranks(ranks_here(2), _errors_of_dtensors) == [expected] * ranks_here(2)
-
-
-def test_a_second_backward_and_an_unknown_setting_raise() -> None:
-    hidden, weight, labels = (each.to(DEVICE) for each in make_linear())
-    loss = LinearEntropyLoss()(hidden.requires_grad_(), weight, labels)
-    loss.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="run forward again"):
-        loss.backward()
-    with pytest.raises(TypeError, match="no setting grad; there are block_cap"):
-        LinearEntropyLoss(grad=True)
-    with torch.no_grad():
-        assert not LinearEntropyLoss()(hidden, weight, labels).requires_grad

@@ -1,5 +1,8 @@
 """`scripts/report.py` as users call it."""
 
+import json
+import shutil
+
 import pytest
 
 from tpbench.report.command import main
@@ -32,7 +35,6 @@ def test_output_and_filters(add, tmp_path, capsys):
         (["rows", "--only", "tp_size=2,3"], "in these rows, no tp_size is called 3 (valid: 2)"),
         (["rows", "--only", "tokns=1"], "no column is called tokns, did you mean tokens? (all "),
         (["rows", "-o", "x.pdf"], "-o x.pdf: no format has the suffix .pdf: use .txt, .md, .htm, .csv, .html, "),
-        (["rows", "-o", "x.json"], "-o x.json: no format has the suffix .json"),
         (["rows", "-o", "x.svg"], "a picture needs both: --format png or svg, and --plot NAME"),
     ],
 )
@@ -48,7 +50,7 @@ def test_wrong_requests_are_explained(add, tmp_path, monkeypatch, capsys, argume
 def test_broken_files_and_disagreement_are_told(add, tmp_path, capsys):
     add("triton_tp", 1.0)
     add("pytorch_gather", 1.0, loss_value=99.0)
-    (tmp_path / "bad.parquet").write_text("bad")
+    (tmp_path / "rows" / "bad.parquet").write_text("bad")
     assert main([str(tmp_path)]) == 0
     printed = capsys.readouterr()
     assert "bad.parquet: skipped" in printed.err
@@ -64,7 +66,8 @@ def test_only_takes_several_values(add, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "name, beginning", [("x.html", "<!doctype html>"), ("x.md", "time_ms:"), ("x.csv", "workload,"), ("x", "time_ms:")]
+    "name, beginning",
+    [("x.html", "<!doctype html>"), ("x.md", "time_ms:"), ("x.csv", "workload,"), ("x", "time_ms:"), ("x.json", "[\n")],
 )
 def test_the_suffix_decides_the_format(add, tmp_path, name, beginning):
     add("triton_tp", 1.0)
@@ -101,3 +104,31 @@ def test_an_unknown_option_is_answered_in_one_line(capsys, arguments, said):
 def test_a_misspelled_command_is_told_apart_from_a_folder(capsys):
     assert main(["comapre", "before", "after"]) == 2
     assert capsys.readouterr().err == "report: no folder and no command is called comapre, did you mean compare?\n"
+
+
+def test_a_folder_of_outputs_means_the_user_s_own_rows(add, tmp_path, capsys):
+    """Without own rows it means the reference, and the report says so. More rows are shown if they are named."""
+    add("pytorch_gather", 2.0)
+    (tmp_path / "reference").mkdir()
+    shutil.move(tmp_path / "rows", tmp_path / "reference" / "rows")
+    assert main([str(tmp_path)]) == 0
+    printed = capsys.readouterr()
+    assert "pytorch_gather" in printed.out and "no rows of your own, so these are the reference rows" in printed.err
+    add("triton_tp", 1.0)
+    assert main([str(tmp_path)]) == 0
+    printed = capsys.readouterr()
+    assert "triton_tp" in printed.out and "pytorch_gather" not in printed.out and printed.err == ""
+    assert main([str(tmp_path), str(tmp_path / "reference")]) == 0
+    assert "pytorch_gather" in capsys.readouterr().out
+
+
+def test_plain_rows_as_json(add, tmp_path):
+    add("triton_tp", 1.0, samples_ms=[1.0, 2.0])
+    add("triton_tp", status="oom", reason="no room", vocab=1)
+    assert main([str(tmp_path), "-o", str(tmp_path / "rows.json")]) == 0
+    first, second = json.loads((tmp_path / "rows.json").read_text())
+    assert (first["time_ms"], first["samples_ms"], first["vocab"]) == (1.0, [1.0, 2.0], 32768)
+    assert (second["status"], second["time_ms"]) == ("oom", None) and "gpu_count" not in first
+    assert main([str(tmp_path), "--columns", "time_ms,vocab", "-o", str(tmp_path / "table.json")]) == 0
+    lines = {line["vocab"]: line for line in json.loads((tmp_path / "table.json").read_text())}
+    assert lines[32768]["variant"] == "triton_tp" and lines[32768]["time_ms"] == 1.0 and "time_ms" not in lines[1]

@@ -13,7 +13,6 @@ from torch import Tensor
 from tpbench.kernels import KernelLoss, checks
 from tpbench.kernels.launch_rows import How, launch_rows
 from tpbench.kernels.linear.chunks import (
-    Accumulation,
     Chunks,
     HiddenStates,
     WeightGradient,
@@ -22,7 +21,6 @@ from tpbench.kernels.linear.chunks import (
     compute_logits,
     hidden_states,
     multiply,
-    workspace_gib_of,
 )
 from tpbench.kernels.linear.statistics import LossesOfLabels, is_supported
 from tpbench.kernels.row_loss import Outputs, RowLoss, Scaling, Vocabulary, fp16_gradient_scale
@@ -42,8 +40,6 @@ class LinearHow:
     stored: for the statistics of their tiles."""
     rows: How | None
     """The kernels of the first chunk's loss. None for no rows."""
-    weight_grad: Accumulation | None
-    """The way in which the weight's gradient was accumulated. None if there is none."""
     bytes_sent: int
     """Bytes that this rank sent to its peers: statistics of rows, hidden states and their gradients."""
 
@@ -152,7 +148,8 @@ def linear_entropy_loss(
     checks.linear_tensors(
         hidden, weight, target, loss, bias, weight_grad, row_grad, entropy_grad, entropy, grad, shards, INTERPRETED
     )
-    workspace_gib_of(workspace_gib)
+    if workspace_gib != "auto":
+        checks.number("workspace_gib", workspace_gib, positive=True)
 
     rows, device = len(hidden) * shards, hidden.device
     vocabulary = Vocabulary.of_shard(len(weight), device, "weight", group, vocab_start, vocab_size)
@@ -182,10 +179,7 @@ def linear_entropy_loss(
     return LinearEntropyLossResult(
         reduced(outputs, scaling.inverse_count, scaling.mean), outputs.row_loss, outputs.row_entropy, call.grad_hidden,
         None if gradient is None else gradient.weight, None if gradient is None else gradient.bias,
-        LinearHow(
-            len(call.chunks), call.chunks.most, call.workspace / 2**30, how,
-            None if gradient is None else gradient.accumulation, sent + call.hidden_bytes(),
-        ),
+        LinearHow(len(call.chunks), call.chunks.most, call.workspace / 2**30, how, sent + call.hidden_bytes()),
     )  # fmt: skip
 
 

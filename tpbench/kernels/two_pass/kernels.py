@@ -21,7 +21,7 @@ from tpbench.kernels import LABEL_LOSSES
 from tpbench.kernels.block_caps import measured_cap
 from tpbench.kernels.cached_launch import cached_launch
 from tpbench.kernels.collectives import gather_by_rank
-from tpbench.kernels.row_loss import Outputs, RowLoss, Scaling
+from tpbench.kernels.row_loss import Outputs, RowLoss, Scaling, Strides
 from tpbench.kernels.two_pass.state import (
     INTERPRETED,
     TwoPassSpec,
@@ -52,17 +52,6 @@ class Shard(NamedTuple):
     vocab_start: Any
     vocab_size: Any
     ignore_index: Any
-
-
-class MatrixStrides(NamedTuple):
-    """Strides of the logits, target logits and gradient, in elements. 0 for one that is missing."""
-
-    logits_row: Any
-    logits_column: Any
-    target_row: Any
-    target_column: Any
-    grad_row: Any
-    grad_column: Any
 
 
 class LossScales(NamedTuple):
@@ -287,7 +276,7 @@ def launch(
         statistics = torch.empty((width, rows), dtype=torch.float32, device=logits.device)
         states = cached_launch(statistics_kernel, SPEC=spec, **options)
         # Strides of the gradient would only specialise the kernel.
-        strides = MatrixStrides._make((*of_read, 0, 0))
+        strides = Strides._make((*of_read, 0, 0))
         kernels.append(states(programs, (logits, target, statistics), (rows, strides, shard), scales))
         gathered = gather_by_rank(statistics, loss.group, vocabulary.world_size)
         losses_of_statistics(loss, gathered, target, outputs.row_loss, row_entropy)
@@ -298,7 +287,7 @@ def launch(
             logits, target, gathered, inverse_count, outputs.row_loss, grad, row_entropy, scaling.row_grad,
             scaling.entropy_grad,
         )  # fmt: skip
-        strides = MatrixStrides._make((*of_read, *of_grad))
+        strides = Strides._make((*of_read, *of_grad))
         kernels.append(gradient(programs, pointers, (rows, columns, vocabulary.world_size, strides, shard), scales))
     reduced(outputs, inverse_count, scaling.mean)
     return block, tuple(kernels)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import pandas as pd
@@ -96,11 +97,31 @@ def is_measurement(record: Mapping[str, Any]) -> bool:
     return record["status"] == "ok" and not caveat_mark(record)
 
 
-def ratios_to_best(records: Iterable[Record | None], shown: Metric) -> list[float | None]:
-    """Return for each record how many times worse it is than the best of them. Records that aren't ranked have None."""
-    ranked = (record if record and is_measurement(record) else {} for record in records)
-    values = [record.get(shown.name) for record in ranked]
-    return shown.ratios([math.nan if value is None else float(value) for value in values])
+def json_object(text: Any) -> dict[str, Any]:
+    """Return the JSON object that a column of a row has as text. Anything else gives an empty one."""
+    try:
+        value = json.loads(text)
+    except (TypeError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def ratios_to_best(records: Sequence[Record | None], shown: Metric) -> list[float | None]:
+    """Return for each record how many times worse it is than the best of them. Records that aren't ranked have None.
+
+    Records with inputs that change (`fresh`) and without are not ranked against each other.
+    """
+    ratios: list[float | None] = [None] * len(records)
+    for fresh in (False, True):
+        at = [
+            index for index, record in enumerate(records)
+            if record and is_measurement(record) and record.get(shown.name) is not None
+            and bool(record.get("fresh")) == fresh
+        ]  # fmt: skip
+        found = shown.ratios([float((records[index] or {})[shown.name]) for index in at])
+        for index, ratio in zip(at, found, strict=True):
+            ratios[index] = ratio
+    return ratios
 
 
 def remark_marks(record: Record) -> str:

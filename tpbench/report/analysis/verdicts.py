@@ -17,6 +17,7 @@ from tpbench.report.analysis.records import (
     Record,
     column_label,
     is_measurement,
+    json_object,
     problem_identity,
     remark_marks,
     row_records,
@@ -41,6 +42,8 @@ GOOD = "good"
 PROVENANCE = {"host": "hosts", "git_commit": "commits", "kernels_version": "kernel versions"}
 """Columns in which rows of a table should agree, with the plural of their meaning."""
 REPEAT = "Measure both again, and use neither until they agree"
+MEASURED_WITH = ("time_budget_s", "min_iterations", "max_iterations", "precision")
+"""Settings of the measurement. They split no problem."""
 DIVERGED = "Repeat with a lower learning_rate; if they still part, one of them is wrong"
 
 
@@ -53,7 +56,7 @@ class ProblemVerdict:
     clock: str
     """The time that decides: `device_ms` if all measured cells have it, else `time_ms`."""
     order: tuple[GridCell, ...]
-    """Measured cells, the fastest first."""
+    """Measured cells, the fastest first: those with inputs that change, or those without, whichever are more."""
     ratio: Ratio | None
     """Time of the runner-up over that of the fastest."""
     doubts: tuple[str, ...]
@@ -94,7 +97,8 @@ def _verdict(grid: RecordGrid, row: GridRow, disputed: Collection[str]) -> Probl
     cells = [cell for cell in grid.cells_of(row) if is_measurement(cell.record) and cell.record["time_ms"] is not None]
     leading = (clock for clock in CLOCKS if cells and all(cell.record[clock] is not None for cell in cells))
     clock = next(leading, "time_ms")
-    order = tuple(sorted(cells, key=lambda cell: float(cell.record[clock])))
+    alike = [[cell for cell in cells if bool(cell.record["fresh"]) == fresh] for fresh in (False, True)]
+    order = tuple(sorted(alike[len(alike[1]) > len(alike[0])], key=lambda cell: float(cell.record[clock])))
     second = _runner_up(order)
     ratio = ratio_of_records(second.record, order[0].record, metric(clock)) if second else None
     return ProblemVerdict(grid, row, clock, order, ratio, _doubts(order, ratio, disputed))
@@ -265,8 +269,12 @@ def differing_provenance(records: Iterable[Record]) -> dict[str, list[str]]:
 
 
 def mixing_note(grid: RecordGrid) -> str:
-    """Return a sentence about the hosts and versions that the rows of a grid mix. Empty: no rows differ in these."""
+    """Return a sentence about the hosts, versions and settings that the rows of a grid mix, or an empty text."""
     mixed = differing_provenance(cell.record for cell in grid.cells())
     hosts = f" ({', '.join(mixed['host'])})" if "host" in mixed else ""
     kinds = [f"{len(values)} {PROVENANCE[name]}{hosts if name == 'host' else ''}" for name, values in mixed.items()]
+    jobs = [json_object(cell.record["job"]) for cell in grid.cells()]
+    for name in MEASURED_WITH:
+        if len(values := sorted({str(job[name]) for job in jobs if name in job})) > 1:
+            kinds.append(f"{name} {printable(', '.join(values), 60)}")
     return f"This table mixes {', '.join(kinds)}" if kinds else ""
