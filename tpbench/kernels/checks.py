@@ -139,7 +139,8 @@ def memory(name: str, value: Any) -> None:
     if value.layout != torch.strided:
         raise TypeError(f"{name} must be a dense tensor, got {value.layout}")
     try:
-        has_memory = value.data_ptr() != 0 or value.numel() == 0 or value.is_meta
+        is_fake = hasattr(value, "fake_mode")  # torch warns of its data_ptr()
+        has_memory = not is_fake and (value.data_ptr() != 0 or value.numel() == 0 or value.is_meta)
     except RuntimeError:
         has_memory = False
     if not has_memory:

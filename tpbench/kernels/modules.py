@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -18,13 +19,19 @@ from tpbench.kernels.linear.function import linear_entropy_loss
 from tpbench.kernels.row_loss import fp16_gradient_scale
 from tpbench.kernels.two_pass.kernels import scale_rows
 
-
-def _call(function: Callable[..., Any], *arguments: Any) -> Any:
-    return function(*arguments)
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-_uncompiled = _disable_dynamo(_call)
-"""The same as uncompiled code. torch.compiler.disable would import the compiler now, which takes seconds."""
+def _outside_of_graphs(function: Function) -> Function:
+    """Return the function, which runs as uncompiled code also within torch.compile."""
+    # torch.compiler.disable would import the compiler now, which takes seconds.
+    uncompiled = _disable_dynamo(function)
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        return (uncompiled if torch.compiler.is_compiling() else function)(*arguments, **named)
+
+    return cast("Function", call)
 
 
 class _Settings(dict[str, Any]):
@@ -60,10 +67,6 @@ class _LossModule(torch.nn.Module):
             raise TypeError(f"{name} has no setting {', '.join(unknown)}; there are {', '.join(sorted(known))}")
         self.settings = _Settings(settings)
 
-    def _outside_of_graphs(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call the function, as uncompiled code also within torch.compile."""
-        return (_uncompiled if torch.compiler.is_compiling() else _call)(function, *arguments)
-
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
 
@@ -92,14 +95,12 @@ class EntropyLoss(_LossModule):
         super().__init__(entropy_loss, {"grad", "row_grad", "entropy_grad", "entropy"}, settings)
         self.in_place = in_place
 
+    @_outside_of_graphs
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
         """Return the loss, an fp32 scalar, or (rows,) with reduction="none".
 
         logits: (rows, local vocab). target: as for `entropy_loss`.
         """
-        return self._outside_of_graphs(self._forward, logits, target)
-
-    def _forward(self, logits: Tensor, target: Tensor) -> Tensor:
         for name, tensor in (("logits", logits), ("target", target)):
             checks.memory(name, tensor)  # torch.func would raise another error before the function's checks
         if not (torch.is_grad_enabled() and logits.requires_grad):
@@ -145,6 +146,7 @@ class LinearEntropyLoss(_LossModule):
             settings = {"reduction": "none", "entropy": True, **settings}
         super().__init__(linear_entropy_loss, {"bias", "grad", "row_grad", "entropy_grad", "weight_grad"}, settings)
 
+    @_outside_of_graphs
     def forward(
         self, hidden: Tensor, weight: Tensor, target: Tensor | tuple[Tensor, Tensor], bias: Tensor | None = None
     ) -> Tensor | tuple[Tensor, Tensor]:
@@ -153,9 +155,6 @@ class LinearEntropyLoss(_LossModule):
         loss="logprob" returns log-probabilities and entropies, (rows,) each, unless other settings are chosen.
         hidden: (rows, h). weight: (local vocab, h). bias: (local vocab,).
         """
-        return self._outside_of_graphs(self._forward, hidden, weight, target, bias)
-
-    def _forward(self, hidden: Tensor, weight: Tensor, target: Any, bias: Tensor | None) -> Any:
         tensors = {"hidden": hidden, "weight": weight} | ({} if bias is None else {"bias": bias})
         for name, tensor in [*tensors.items(), *([] if isinstance(target, (tuple, list)) else [("target", target)])]:
             checks.memory(name, tensor)
@@ -165,7 +164,7 @@ class LinearEntropyLoss(_LossModule):
             if isinstance(target, (tuple, list)):
                 target = (target[0].to(dtype), target[1].to(dtype))
             with torch.autocast(device, enabled=False):
-                return self._forward(
+                return self.forward(
                     hidden.to(dtype), weight.to(dtype), target, None if bias is None else bias.to(dtype)
                 )
         if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors.values())):
@@ -214,6 +213,7 @@ class _GradientsInForward(torch.autograd.Function):
         return loss
 
     @staticmethod
+    @_outside_of_graphs
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         _refuse_second_derivatives()
         if ctx.gradients is None:
@@ -239,6 +239,7 @@ class _GradientsInBackward(torch.autograd.Function):
         return _losses(hidden, weight, bias, target, settings)
 
     @staticmethod
+    @_outside_of_graphs
     def backward(ctx: Any, upstream: Tensor, *entropy_upstream: Tensor) -> tuple[Tensor | None, ...]:
         _refuse_second_derivatives()
         hidden, weight, bias, *targets = ctx.saved_tensors

@@ -42,7 +42,7 @@ FORMATS = (*TABLES, "html", *PICTURES)
 COMMANDS = {"compare": "tpbench.report.compare", "history": "tpbench.report.history"}
 """Commands with options of their own, with their modules."""
 EPILOG = (
-    "`report.py compare BEFORE AFTER` says what got slower between two sets of rows. `report.py history` "
+    "`tpbench compare BEFORE AFTER` says what got slower between two sets of rows. `tpbench history` "
     "shows a metric over time, by commit and package. Each has a --help."
 )
 

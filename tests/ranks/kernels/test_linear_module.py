@@ -78,6 +78,19 @@ def test_compiled_or_checkpointed_the_modules_train_as_with_torch(compiled: bool
     assert _train(DEVICE, loss_of, *_model(DEVICE)) == pytest.approx(_torch_losses(), rel=1e-5)
 
 
+def test_a_whole_step_may_be_compiled() -> None:
+    """Compiled autograd leaves backward out of its graphs, too."""
+    (tokens, labels), (_, head) = _batches(DEVICE)[0], _model(DEVICE)
+
+    def step(hidden: Tensor) -> None:
+        _both_losses(hidden, head, labels).backward()
+
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        torch.compile(step, backend="eager")(tokens)
+    (expected,) = torch.autograd.grad(_torch_loss(tokens, head, labels), head.weight)
+    torch.testing.assert_close(head.weight.grad, expected)
+
+
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_a_toy_model_trains_as_with_torch(reduction: Any, autocast: bool) -> None:
