@@ -4,7 +4,7 @@
 The ways are a torchrun for each cell (cold), a reused torchrun (warm), Hydra's own launcher (basic), and, to compare
 with, a bare torchrun of an empty worker.
 
-scripts/bench_overhead.py [--rounds 4] [--cells 2] [--tp-size 2] [--device cpu] [--ways cold,warm,basic]
+scripts/bench_overhead.py [--rounds 4] [--cells 2] [--tp-size 2] [--device cpu] [--ways cold warm basic]
 
 The ways alternate in each round, because the speed of a shared machine drifts. A ratio is the median of the rounds'
 ratios. The second number is the time of the whole sweep divided by its cells. It contains the start of Python and
@@ -23,7 +23,6 @@ from pathlib import Path
 import _checkout  # finds the package below
 
 import tpbench
-from tpbench.suggestions import unknown
 
 EMPTY = """
 import os, torch, torch.distributed as dist
@@ -84,28 +83,14 @@ WAYS = {
 }
 
 
-def _ways(text: str) -> list[str]:
-    chosen = text.split(",")
-    for each in chosen:
-        if each not in WAYS:
-            raise argparse.ArgumentTypeError(unknown("way", each, WAYS))
-    return chosen
-
-
-def _at_least_one(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text} must be a whole number above 0")
-    return int(text)
-
-
 def main() -> None:
     """Print a line for each way of running."""
     parser = argparse.ArgumentParser(prog="bench_overhead.py", description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=_at_least_one, default=4, help="measurements of each way (default: 4)")
-    parser.add_argument("--cells", type=_at_least_one, default=2, help="cells of a measurement (default: 2)")
-    parser.add_argument("--tp-size", type=_at_least_one, default=2, help="ranks (default: 2)")
+    parser.add_argument("--rounds", type=int, default=4, help="measurements of each way (default: 4)")
+    parser.add_argument("--cells", type=int, default=2, help="cells of a measurement (default: 2)")
+    parser.add_argument("--tp-size", type=int, default=2, help="ranks (default: 2)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
-    parser.add_argument("--ways", type=_ways, default=list(WAYS), help=f"of {','.join(WAYS)} (default: all)")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="default: all")
     options = parser.parse_args()
     common = (options.cells, options.tp_size, options.device)
     ways = ["bare", *dict.fromkeys(options.ways)]

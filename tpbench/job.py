@@ -196,6 +196,9 @@ def parse_job(
     job = replace(job, problem=workload.resolve(problem, frozenset(chosen)))
     if complaints := job.problem.check(job.tp_size, job.dp_size):
         raise JobError("\n".join(complaints))
+    fewest, most = job.measure.min_iterations, job.measure.max_iterations
+    if fewest > most and "min_iterations" in chosen:  # max_iterations alone limits the default of the other, too
+        raise JobError(f"min_iterations={fewest} must be at most max_iterations={most}")
     return job
 
 

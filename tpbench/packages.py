@@ -8,7 +8,7 @@ import importlib.metadata
 import importlib.util
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 REQUIRED = {
@@ -28,21 +28,14 @@ REQUIRED = {
 }
 """The module of each package that setup.cfg requires, with the package's name."""
 
-EXTRAS = {
-    "matplotlib": "report",
-    "submitit": "slurm",
-    "liger_kernel": "peers",
-    "megatron": "peers",
-    "quack": "peers",
-    "deepspeed": "train",
-    "transformers": "train",
-}
-"""The module of each optional package, with the extra of setup.cfg that installs it."""
-
-NEWER_PYTHON = {"megatron": (3, 12)}
-"""The module of each optional package that does not support all versions of Python, with the lowest version."""
-
-NO_EXTRA = {
+OPTIONAL = {
+    "matplotlib": "[report]",
+    "submitit": "[slurm]",
+    "liger_kernel": "[peers]",
+    "megatron": "[peers]",
+    "quack": "[peers]",
+    "deepspeed": "[train]",
+    "transformers": "[train]",
     "torchtitan": "torchtitan",
     "transformer_engine": "--no-deps transformer-engine",
     "flash_attn": "flash-attn --no-build-isolation",
@@ -51,7 +44,7 @@ NO_EXTRA = {
     "verl": "verl",
     "liger_cute_kernels": "'liger-cute-kernels[cu12]' nvidia-cuda-runtime-cu12",
 }
-"""The module of each optional package that no extra contains, with the arguments of pip that install it."""
+"""The module of each optional package, with an extra of setup.cfg that installs it, or the arguments of pip."""
 
 
 def installed(module: str) -> bool:
@@ -72,14 +65,11 @@ def versions(modules: Iterable[str]) -> str | None:
 @functools.cache  # a sweep asks for each of its cells
 def _versions_of(module: str) -> list[str]:
     packages = sorted(set(_packages_of_modules().get(module, ())))
-    if not packages and installed(module):
-        return [f"{module} unknown"]
-    return [f"{name} {importlib.metadata.version(name)}" for name in packages]
+    names = [f"{name} {importlib.metadata.version(name)}" for name in packages]
+    return names or [f"{module} unknown"] * installed(module)
 
 
-@functools.cache
-def _packages_of_modules() -> Mapping[str, list[str]]:
-    return importlib.metadata.packages_distributions()
+_packages_of_modules = functools.cache(importlib.metadata.packages_distributions)
 
 
 def checkout() -> Path | None:
@@ -105,13 +95,10 @@ def install_command(extra: str = "") -> str:
 
 
 def install_commands(modules: Iterable[str]) -> str:
-    """Return the commands that install these optional packages, and which of them need a newer Python than this one."""
-    modules = list(modules)
-    extras = dict.fromkeys(EXTRAS[name] for name in modules if name in EXTRAS)
-    others = [pip_install(NO_EXTRA[name]) for name in modules if name in NO_EXTRA]
-    newer = [name for name in modules if sys.version_info < NEWER_PYTHON.get(name, ())]
-    notes = [f"{name} needs Python {'.'.join(map(str, NEWER_PYTHON[name]))} or later" for name in newer]
-    return " and ".join([*map(install_command, extras), *others]) + (f" ({'; '.join(notes)})" if notes else "")
+    """Return the commands that install these optional packages."""
+    arguments = dict.fromkeys(OPTIONAL[name] for name in modules if name in OPTIONAL)
+    extras = [install_command(extra[1:-1]) for extra in arguments if extra.startswith("[")]
+    return " and ".join([*extras, *(pip_install(other) for other in arguments if not other.startswith("["))])
 
 
 def not_installed(modules: Iterable[str]) -> str:
@@ -124,26 +111,18 @@ def not_installed(modules: Iterable[str]) -> str:
 def explanation(error: ModuleNotFoundError) -> str | None:
     """Return how to install the package that the error is about, or None if tpbench does not declare it."""
     module = (error.name or "").partition(".")[0]
-    if module not in {**REQUIRED, **EXTRAS} or installed(module):  # an installed package may lack a part: a bug
+    if module not in {**REQUIRED, **OPTIONAL} or installed(module):  # an installed package may lack a part: a bug
         return None
-    if module in EXTRAS:
+    if module in OPTIONAL:
         return f"tpbench: this command {not_installed([module])}"
     missing = [package for name, package in REQUIRED.items() if name == module or not installed(name)]
     folder, version = checkout(), f"{sys.version_info[0]}.{sys.version_info[1]}"
+    environment = f"  {folder}/scripts/run [ARGUMENTS]  # in an environment that it makes in .venv\n" if folder else ""
     return (
         f"tpbench: packages are missing in the environment of {sys.executable}: {', '.join(missing)}\n"
-        f"There are two ways to install them. tpbench needs Linux and Python 3.11 to 3.13; this is Python {version}.\n"
-        f"  1. {folder / 'scripts' / 'run' if folder else 'scripts/run of a checkout'} [ARGUMENTS]\n"
-        "     makes an environment in .venv on first use, and runs `python -m tpbench ARGUMENTS` in it.\n"
-        f"  2. {install_command()}\n"
-        "     installs them into the environment of this Python."
+        f"tpbench needs Linux and Python 3.11 to 3.13; this is Python {version}. To run it, or to install them:\n"
+        f"{environment}  {install_command()}"
     )
-
-
-def require(module: str) -> None:
-    """Raise ModuleNotFoundError, as an import does, if the module is missing. The module is not imported."""
-    if not installed(module):
-        raise ModuleNotFoundError(f"No module named {module!r}", name=module)
 
 
 @contextlib.contextmanager

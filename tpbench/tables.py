@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import rich.table
+from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
@@ -47,8 +49,6 @@ class TableCell:
     """How many times worse than the best cell of its row. CSV has a column of these."""
     note: str = ""
     """Words that CSV adds about the number. Text and pages have marks instead."""
-    command: str = ""
-    """Command that a button in a page copies."""
     detail: str = ""
     """Text in a second line of a page."""
 
@@ -114,22 +114,51 @@ def number_cell(value: float | None, write: Callable[[float], str]) -> TableCell
 
 
 def show(document: Document, console: Console) -> None:
-    """Print a document without breaking or cutting a line, even if the console is narrow."""
-    console.print(as_text(document), soft_wrap=True)
+    """Print a document without breaking or cutting a line.
+
+    On a terminal, a table that is wider continues below, with its leading columns again.
+    """
+    console.print(as_text(document, console.width if console.is_terminal else None), soft_wrap=True)
 
 
-def as_text(document: Document) -> Text:
-    """Return a document with aligned columns and the styles of a terminal. `plain` of the result has no styles."""
+def as_text(document: Document, width: int | None = None) -> Text:
+    """Return a document with aligned columns and the styles of a terminal. `plain` of the result has no styles.
+
+    Tables that are wider than `width` are divided into blocks of columns.
+    """
     lines = [Text(document.caption, "dim"), Text()] if document.caption else []
     for table in document.tables:
         if table.heading:
             lines.append(Text(table.heading, "bold"))
-        lines += _aligned(table) if table.columns else []
+        blocks = _blocks(table, width) if width else [table]
+        for at, block in enumerate(blocks):
+            lines += [Text()] if at else []
+            lines += _aligned(block) if block.columns else []
         lines += [*(Text(note, "dim") for note in table.notes), Text()]
     lines += [Text(note.text, STYLES.get(note.kind, "")) for note in _notes(document)]
     while lines and not lines[-1].plain:
         lines.pop()
     return Text("\n").join(lines)
+
+
+def _blocks(table: Table, width: int) -> list[Table]:
+    """Divide the columns of a table into tables of at most that width. Each begins with the leading columns."""
+    texts = [*table.texts, list(table.columns)]
+    widths = [max(cell_len(row[at]) for row in texts) + 2 for at in range(len(table.columns))]
+    keys = list(range(table.keys or 1))
+    blocks = [[*keys]]
+    for at in range(len(keys), len(widths)):
+        if sum(widths[index] for index in [*blocks[-1], at]) > width and len(blocks[-1]) > len(keys):
+            blocks.append([*keys])
+        blocks[-1].append(at)
+    if len(blocks) < 2:
+        return [table]
+    return [
+        replace(
+            table, columns=[table.columns[at] for at in block], rows=[[row[at] for at in block] for row in table.rows]
+        )
+        for block in blocks
+    ]
 
 
 def aligned_lines(columns: Sequence[str], rows: Sequence[Sequence[TableCell | str]]) -> list[str]:
@@ -187,7 +216,7 @@ def _bullets(notes: Sequence[str]) -> list[str]:
 
 
 def as_csv(document: Document) -> str:
-    """Return one CSV table of all tables: their facts, their keys, then the other columns.
+    """Return one CSV table of all tables: their facts, their keys, then the other columns, without empty ones.
 
     With a `quantity` a column becomes two, and the last column has the notes of cells and the document's warnings.
     """
@@ -200,6 +229,7 @@ def as_csv(document: Document) -> str:
     leading += [name for table in tables for name in table.columns[: table.keys]]
     others = [name for table in tables for column in table.columns[table.keys :] for name in _csv_names(table, column)]
     columns = list(dict.fromkeys([*leading, *others, *notes]))
+    columns = [name for name in columns if any(name in row and _csv_item(row[name]) for row in rows)]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(map(_csv_item, map(TableCell, columns)))
@@ -229,3 +259,15 @@ def _csv_item(cell: TableCell) -> str:
     if isinstance(item, str):
         return "" if item == MISSING else f"'{item}" if item.startswith(_FORMULA) else item
     return str(item)
+
+
+def as_json(document: Document) -> str:
+    """Return the rows of all tables as objects, with all digits of their numbers and without missing values."""
+    objects = []
+    for table in document.tables:
+        for row in table.cells:
+            values = [
+                (name, cell.text if cell.value is None else cell.value) for name, cell in _csv_row(table, row).items()
+            ]
+            objects.append({name: value for name, value in values if value not in (MISSING, "")})
+    return json.dumps(objects, indent=2) + "\n"

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.support.command import ROOT, environment
 
 SCRIPT = [sys.executable, str(ROOT / "scripts" / "bench_overhead.py")]
@@ -16,25 +14,6 @@ SCRIPT = [sys.executable, str(ROOT / "scripts" / "bench_overhead.py")]
 
 def bench(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*SCRIPT, *arguments], capture_output=True, text=True, env=environment(), cwd=cwd)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--ways", "foo"), "argument --ways: no way is called foo (valid: basic, cold, warm)"),
-        (
-            ("--ways", "cold,wram"),
-            "argument --ways: no way is called wram, did you mean warm? (valid: basic, cold, warm)",
-        ),
-        (("--rounds", "0"), "argument --rounds: 0 must be a whole number above 0"),
-        (("--cells", "0"), "argument --cells: 0 must be a whole number above 0"),
-        (("--tp-size", "two"), "argument --tp-size: two must be a whole number above 0"),
-    ],
-)
-def test_what_cannot_be_measured_is_said(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:
-    done = bench(*arguments, cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1] == f"bench_overhead.py: error: {said}"
 
 
 def test_a_sweep_is_told_by_its_cells_and_as_a_whole(tmp_path: Path) -> None:

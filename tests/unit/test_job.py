@@ -52,6 +52,13 @@ def test_a_wrong_value_is_named_with_the_valid_ones(wrong: dict[str, object], me
         parse_job({**TINY, **wrong}, shapes={"good": "entropy_loss", "bad": "other"})
 
 
+def test_more_iterations_than_allowed_are_refused() -> None:
+    few = {**TINY, "min_iterations": 10, "max_iterations": 5}
+    with pytest.raises(JobError, match="min_iterations=10 must be at most max_iterations=5"):
+        parse_job(few, chosen=["min_iterations", "max_iterations"])
+    assert parse_job(few, chosen=["max_iterations"]).measure.max_iterations == 5
+
+
 @pytest.mark.parametrize(
     ("ranks", "sizes"),
     [

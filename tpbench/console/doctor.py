@@ -47,12 +47,7 @@ def gpus() -> list[Finding]:
         return [Finding("GPUs", "note", f"none: {error}. Kernels run in Triton's interpreter", fix)]
     try:
         count = pynvml.nvmlDeviceGetCount()
-        findings = [finding for index in range(count) for finding in _gpu(pynvml, index)]
-        if machine.gpu_count() < count:
-            findings.append(Finding("GPUs", "note", f"CUDA_VISIBLE_DEVICES leaves {machine.gpu_count()} of {count}"))
-        return findings or [
-            Finding("GPUs", "note", "the driver is installed, but finds no GPU", "ask the administrator")
-        ]
+        return [finding for index in range(count) for finding in _gpu(pynvml, index)]
     finally:
         pynvml.nvmlShutdown()
 
@@ -79,25 +74,6 @@ def compiler() -> list[Finding]:
             findings.append(Finding("Triton", "fail", "no C compiler", "apt-get install gcc, or set CC"))
         if not Path(sysconfig.get_path("include"), "Python.h").exists():
             findings.append(Finding("Triton", "fail", "Python's headers are missing", "apt-get install python3-dev"))
-    return findings
-
-
-def slurm() -> list[Finding]:
-    """Check that jobs can be submitted to a Slurm cluster from here."""
-    if shutil.which("sbatch") is None:
-        return [Finding("Slurm", "note", "not installed: sweeps run on this machine")]
-    try:
-        done = subprocess.run(["sinfo", "--noheader", "-o", "%P %a %D"], capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return [Finding("Slurm", "note", f"installed, but sinfo fails: {error}", "ask the administrator")]
-    if done.returncode:
-        answer = " ".join(done.stderr.split())[:100] or f"sinfo exits with {done.returncode}"
-        message = f"installed, but no cluster answers: {answer}"
-        return [Finding("Slurm", "note", message, "sinfo must work: ask the administrator whether slurmctld runs")]
-    partitions = len(done.stdout.splitlines())
-    findings = [Finding("Slurm", "ok", f"{partitions} partition{'s' * (partitions != 1)}")]
-    if not packages.installed("submitit"):
-        findings.append(Finding("Slurm", "fail", "submitit is not installed", packages.install_command("slurm")))
     return findings
 
 
@@ -128,16 +104,7 @@ def _free(subject: str, folder: Path, min_gib: float, fix: str) -> list[Finding]
     return [Finding(subject, "ok", message) if free_gib >= min_gib else Finding(subject, "fail", message, fix)]
 
 
-def optional_packages() -> list[Finding]:
-    """Report useful packages that are not installed."""
-    if packages.installed("matplotlib"):
-        return []
-    fix = f"to draw plots: {packages.install_command('report')}"
-    return [Finding("packages", "note", "matplotlib is not installed", fix)]
-
-
 TIMEOUT_S = 180
-_PROBE = "tpbench.console.torch_probe"
 _MARKS = {"ok": "ok  ", "note": "note", "fail": "FAIL"}
 
 
@@ -150,119 +117,90 @@ def main(arguments: Sequence[str]) -> int:
             print(f"tpbench: doctor has one argument, output_dir=DIR, and not {argument}", file=sys.stderr)
             return 2
         output_dir = value
-    failed: list[str] = []
+    failed: dict[str, None] = {}
     for finding in examine(output_dir):
-        failed += [finding.subject] if finding.state == "fail" else []
+        failed |= {finding.subject: None} if finding.state == "fail" else {}
         print(f"{_MARKS[finding.state]}  {finding.subject}: {finding.message}", flush=True)
         if finding.fix:
             print(f"      {'fix' if finding.state == 'fail' else 'hint'}: {finding.fix}", flush=True)
-    print(f"\nVerdict: {verdict(failed, machine.gpu_count(), available_cores())}")
-    return 1 if failed else 0
-
-
-def verdict(failed: Sequence[str], gpus: int, cores: int) -> str:
-    """Return the verdict: the problems, or what this machine can measure. `failed`: subjects of the failed checks."""
+    count, cores = machine.gpu_count(), available_cores()
     if failed:
-        problems = "one problem" if len(failed) == 1 else f"{len(failed)} problems"
-        return f"do not measure here before you fix {problems}: {', '.join(dict.fromkeys(failed))}"
-    if gpus:
-        return f"no problem found; this machine can measure on {gpus} GPU{'s' * (gpus > 1)}"
-    core = f"{cores} CPU core{'s' * (cores > 1)}"
-    return f"no problem found; sweeps run on {core}, where times of Triton kernels are no measurement"
+        print(f"\nVerdict: do not measure here before you fix: {', '.join(failed)}")
+        return 1
+    if count:
+        place = f"measure on {count} GPU{'s' * (count > 1)}"
+    else:
+        place = f"run sweeps on {cores} CPU cores, where times of Triton kernels are no measurement"
+    print(f"\nVerdict: no problem found; this machine can {place}")
+    return 0
 
 
 def examine(output_dir: str) -> Iterator[Finding]:
     """Yield all findings, the quick ones first."""
     yield from gpus()
     yield from compiler()
-    yield from slurm()
     yield from disk(output_dir)
-    yield from optional_packages()
-    probed = _probe([sys.executable, "-m", _PROBE])
-    if isinstance(probed, str):
-        yield Finding("torch", "fail", f"cannot be imported: {probed}", packages.pip_install("torch"))
-        return
-    yield from torch_findings(probed, machine.gpu_count())
-    if (ranks := probed["gpus"]) > 1:
-        yield from rank_findings(probe_ranks(ranks), ranks)
+    count = machine.gpu_count()
+    yield from torch_findings(probe(max(1, count)), count)
 
 
 def torch_findings(probed: Mapping[str, Any], present: int) -> Iterator[Finding]:
-    """Yield findings from one process's view of the machine. `present` is the number of GPUs that the driver has."""
-    version, gpus = probed["torch"], probed["gpus"]
-    build = f"CUDA {probed['cuda']}" if probed["cuda"] else "for the CPU"
-    if present and not probed["cuda"]:
-        yield Finding("torch", "fail", f"{version} is built {build}", "install a CUDA build of torch (pytorch.org)")
+    """Yield findings from torch's view of the machine. `present` is the number of GPUs that the driver has."""
+    if "torch" not in probed:
+        yield Finding("torch", "fail", f"cannot be used: {probed['error']}", packages.pip_install("torch"))
         return
-    if present and not gpus:
-        message = f"{version}, {build}: {probed.get('cuda_error', 'it sees no GPU')}"
-        yield Finding(
-            "torch",
-            "fail",
-            message,
-            "the driver must support this CUDA version: nvidia-smi prints the newest that it supports",
-        )
+    message = f"{probed['torch']}, built for {'CUDA ' + probed['cuda'] if probed['cuda'] else 'the CPU'}"
+    if present and not probed["gpus"]:
+        fix = "install a build of torch (pytorch.org) for a CUDA version that the driver supports: nvidia-smi prints it"
+        yield Finding("torch", "fail", f"{message}: {probed.get('cuda_error', 'it sees no GPU')}", fix)
         return
-    yield Finding("torch", "ok", f"{version}, built {build}")
-    if gpus:
-        yield Finding("NCCL", "ok", probed["nccl"])
-        for major, minor in [each for each in probed["capability"] if tuple(each) < (8, 0)][:1]:
-            message = f"a GPU has compute capability {major}.{minor}, and bfloat16 kernels need 8.0"
-            yield Finding("GPUs", "fail", message, "use a newer GPU, or leave this one out with CUDA_VISIBLE_DEVICES")
-    if gpus > 1 and (unreachable := probed["unreachable"]):
-        one, other = unreachable[0]
-        message = f"GPU {one} cannot reach GPU {other} ({len(unreachable)} such pairs)"
-        fix = "check NVLink (nvidia-smi topo -m) and, in a virtual machine or behind an IOMMU, ACS settings"
-        yield Finding("peer access", "fail", message, fix)
-    elif gpus > 1:
-        yield Finding("peer access", "ok", f"between all {gpus} GPUs")
-
-
-def rank_findings(probed: Mapping[str, Any] | str, gpus: int) -> Iterator[Finding]:
-    """Yield findings from a communication test of all ranks. `probed` is its error message if it failed."""
-    if isinstance(probed, str):
+    yield Finding("torch", "ok", message)
+    if probed["gpus"] and tuple(probed["capability"]) < (8, 0):
+        message = f"a GPU has compute capability {'.'.join(map(str, probed['capability']))}; bfloat16 kernels need 8.0"
+        yield Finding("GPUs", "fail", message, "use a newer GPU, or leave this one out with CUDA_VISIBLE_DEVICES")
+    if present < 2:
+        return
+    if not probed.get("all_reduce"):
+        reason = f"fails: {probed['error']}" if "error" in probed else "gives a wrong sum"
         fix = "NCCL_DEBUG=INFO says more; a small /dev/shm and wrong NCCL_SOCKET_IFNAME are usual causes"
-        yield Finding("NCCL", "fail", f"an all-reduce over {gpus} GPUs fails: {probed}", fix)
+        yield Finding("NCCL", "fail", f"{probed['nccl']}: an all-reduce over {present} GPUs {reason}", fix)
         return
-    if probed["nccl"]:
-        yield Finding("NCCL", "ok", f"an all-reduce over {gpus} GPUs gives the right sum")
+    yield Finding("NCCL", "ok", f"{probed['nccl']}: an all-reduce over {present} GPUs gives the right sum")
+    if probed["symmetric"]:
+        fix = "check NVLink (nvidia-smi topo -m); variants that need it are skipped, and exchange=nccl does not need it"
+        yield Finding("symmetric memory", "note", probed["symmetric"], fix)
     else:
-        yield Finding("NCCL", "fail", f"an all-reduce over {gpus} GPUs gives a wrong sum", "try another driver or NCCL")
-    if probed["symmetric"] is True:
-        yield Finding("symmetric memory", "ok", f"each of {gpus} ranks reads its neighbour's")
-    else:
-        message = "a rank reads wrong values" if probed["symmetric"] is False else str(probed["symmetric"])
-        fix = "variants that need it are skipped; exchange=nccl does not need it"
-        yield Finding("symmetric memory", "note", message, fix)
+        yield Finding("symmetric memory", "ok", f"each of {present} ranks reads its neighbour's")
 
 
-def probe_ranks(ranks: int) -> dict[str, Any] | str:
-    """Test the communication of all ranks of this host. They meet as those of jobs do: no port is open beyond loopback.
+def probe(ranks: int) -> dict[str, Any]:
+    """Return what torch sees here and, of several ranks, whether they can communicate; `error` if that failed.
 
-    Return the results of rank 0, or a message why there are none.
+    The ranks meet as those of jobs do: no port is open beyond loopback.
     """
     with tempfile.TemporaryDirectory(prefix="tpbench-doctor-") as folder:  # of mode 0700
-        store = f"{folder}/store"
-        torchrun = [
+        command = [
             sys.executable, "-m", "tpbench.worker.torchrun", "--nnodes=1", f"--nproc-per-node={ranks}",
             "--rdzv-backend=tpbench", "--rdzv-id=doctor", "--local-addr=127.0.0.1", f"--log-dir={folder}",
+            "-m", "tpbench.console.torch_probe",
         ]  # fmt: skip
         interface = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "lo")
-        return _probe([*torchrun, "-m", _PROBE, "--ranks"], {**os.environ, **interface, STORE_FILE: store})
-
-
-def _probe(command: Sequence[str], environment: Mapping[str, str] | None = None) -> dict[str, Any] | str:
-    """Return the last JSON object that a command prints, or a message why there is none."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment)
-    except subprocess.TimeoutExpired:
-        return f"no answer within {TIMEOUT_S} s"
-    except OSError as error:
-        return str(error)
-    for line in reversed(done.stdout.splitlines()):
-        if line.startswith("{"):
-            printed: dict[str, Any] = json.loads(line)
-            return printed
-    lines = [line for line in done.stderr.splitlines() if line.strip()]
+        environment = {**os.environ, **interface, STORE_FILE: f"{folder}/store"}
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment)
+        except subprocess.TimeoutExpired as error:
+            output = error.stdout.decode() if error.stdout else ""
+            return {"error": f"no answer within {TIMEOUT_S} s", **_printed(output)}
+    if done.returncode == 0:
+        return _printed(done.stdout)
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     errors = [line for line in lines if "Error" in line]
-    return (errors or lines or [f"exit code {done.returncode}"])[-1].strip()[:300]
+    return {"error": (errors or lines or [f"exit code {done.returncode}"])[-1][:300], **_printed(done.stdout)}
+
+
+def _printed(output: str) -> dict[str, Any]:
+    """Return the values of all lines of JSON."""
+    facts: dict[str, Any] = {}
+    for line in output.splitlines():
+        facts |= json.loads(line) if line.startswith("{") else {}
+    return facts

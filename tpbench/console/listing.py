@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
-import itertools
+import dataclasses
 import sys
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+import typing
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from tpbench import packages
-from tpbench.console import fields
-from tpbench.console.catalogue import INTERPRETED, PRESETS, Entry, availability, sections_of, shapes
-from tpbench.console.fields import CONF, WIDTH, names
+from tpbench.console.choices import CONF, INTERPRETED, PRESETS, Entry, availability, choice, names, sections_of, shapes
+from tpbench.job import Job, parse_job, unsupported_reason
+from tpbench.launcher.options import GROUPS, SweepOptions
+from tpbench.launcher.slurm.cluster import SlurmSettings
 from tpbench.measure import machine
+from tpbench.measure.session import MeasureSettings
 from tpbench.outside.variant import OutsideVariant
-from tpbench.settings import JobError
+from tpbench.settings import JobError, spelled
 from tpbench.suggestions import unknown
 from tpbench.tables import aligned_lines
 from tpbench.workloads import Variant, Workload, variants, workloads
 
+WIDTH = 100
+"""Most columns of a line."""
 _LABEL = 18
 """Columns of the overview's labels."""
-_MORE = (
-    ("list entropy_loss", "a workload: a line for each variant and shape, and its fields"),
-    ("list variant=triton_tp", "one choice: what it is, whether it runs here, its options, a command"),
-    ("list variants", "a line for each variant: whether it runs here, and what to install"),
-    ("list shapes", "a line for each shape; so do models, losses, experiments, fields"),
-    ("list all", "every choice with its line"),
-)
+_MORE = """\
+More:  python -m tpbench ...
+  list entropy_loss       a workload: a line for each variant and shape, and its fields
+  list variant=triton_tp  one choice: what it is, whether it runs here, its options, a command
+  list variants           a line for each variant, and whether it runs here
+  list shapes             a line for each shape; so do models, losses, experiments, fields
+  list all                every choice with its line
+"""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -41,11 +47,11 @@ def main(arguments: Sequence[str]) -> int:
             if equals:
                 print(description(group, name, gpus), end="")
             elif topic == "fields":
-                print(fields.all_fields(), end="")
+                print(all_fields(), end="")
             else:
                 _print_sections(topic, gpus)
             if topic in workloads():
-                print(fields.fields_of(topic), end="")
+                print(fields_of(topic), end="")
     except JobError as error:
         print(f"tpbench: {error}", file=sys.stderr)
         return 2
@@ -61,16 +67,16 @@ def overview(machine_text: str, gpus: int) -> str:
     for name in workloads():
         lines += _wrapped(f"  {name}", _marked_names(sections_of(name, gpus)[0][1]))
     presets = next(entries for title, entries in sections_of("variants", gpus) if title == PRESETS)
-    lines += _wrapped("  with options", (entry.name for entry in presets))
-    lines += ["", "shape=  by workload"]
-    lines += [_one_line(f"  {name}", _marked_names(shapes(gpus, name))) for name in workloads()]
+    lines += [*_wrapped("  with options", (entry.name for entry in presets)), "", "shape=  by workload"]
+    for name in workloads():
+        ordered = sorted(_marked_names(shapes(gpus, name)), key=lambda name: "tiny" not in name)
+        lines.append(
+            f"{f'  {name}':<{_LABEL}}{textwrap.shorten(' '.join(ordered), WIDTH - _LABEL, placeholder=' ...')}"
+        )
     lines.append("")
     for label, topic in (("model=", "models"), ("loss=", "losses"), ("+experiment=", "experiments")):
         lines += _wrapped(label, (entry.name for _, entries in sections_of(topic, gpus) for entry in entries))
-    width = max(len(command) for command, _ in _MORE)
-    lines += ["", "More:  python -m tpbench ..."]
-    lines += [f"  {command:<{width}}  {meaning}" for command, meaning in _MORE]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", _MORE])
 
 
 def _marked_names(entries: Sequence[Entry]) -> list[str]:
@@ -79,17 +85,6 @@ def _marked_names(entries: Sequence[Entry]) -> list[str]:
         "-" if entry.availability.startswith("no") else "~" * (entry.availability == INTERPRETED) for entry in entries
     ]
     return [f"{mark}{entry.name}" for mark, entry in zip(marks, entries, strict=True)]
-
-
-def _one_line(label: str, choices: Sequence[str]) -> str:
-    """Return a label and the names that fit behind it, the tiny shapes first, with the number of the others."""
-    ordered = sorted(choices, key=lambda name: not name.lstrip("-~").startswith("tiny"))
-    for count in range(len(ordered), 0, -1):
-        rest = f" and {len(ordered) - count} more" if count < len(ordered) else ""
-        line = f"{label:<{_LABEL}}{' '.join(ordered[:count])}{rest}"
-        if len(line) <= WIDTH:
-            return line
-    return label
 
 
 def _wrapped(label: str, choices: Iterable[str]) -> list[str]:
@@ -104,19 +99,6 @@ def _print_sections(topic: str, gpus: int) -> None:
     for title, entries in chosen:
         rows = [[f"  {entry.name}", entry.availability, entry.summary] for entry in entries]
         print(title, *aligned_lines([""] * 3, rows)[1:], "", sep="\n")
-    if topic in ("all", "variants", *workloads()):
-        owners = [workloads()[topic]] if topic in workloads() else list(workloads().values())
-        for command in _install_commands(owners):
-            print(command)
-
-
-def _install_commands(owners: Sequence[Workload]) -> list[str]:
-    """Return a line for each extra of which a variant's package is missing, with the command that installs it."""
-    required = {name for workload in owners for variant in workload.variants.values() for name in variant.requires}
-    missing = sorted(name for name in required & set(packages.EXTRAS) if not packages.installed(name))
-    by_extra = itertools.groupby(sorted(missing, key=packages.EXTRAS.__getitem__), key=packages.EXTRAS.__getitem__)
-    groups = [list(found) for _, found in by_extra]
-    return [f"To install {', '.join(found)}: {packages.install_commands(found)}" for found in groups]
 
 
 def _machine(gpus: int) -> str:
@@ -126,11 +108,62 @@ def _machine(gpus: int) -> str:
     return f"no GPU, {facts['cpu_count']} cores, {machine.available_memory_gib():.0f} GiB free"
 
 
+def all_fields() -> str:
+    """Return the fields of every job, of a measurement, of a whole sweep, of each workload and of Slurm."""
+    owners = {"every job": Job, "a measurement": MeasureSettings, "a whole sweep": SweepOptions}
+    values = _composed("triton_tp")
+    shared = [_section(owner, settings, values) for owner, settings in owners.items()]
+    slurm = _section("Slurm jobs: hydra.launcher.NAME=VALUE", SlurmSettings, {})
+    return "\n".join([*shared, *map(fields_of, workloads()), slurm])
+
+
+def fields_of(workload: str) -> str:
+    """Return the fields of one workload's problem, with the defaults that its first variant has."""
+    owner = workloads()[workload]
+    return _section(workload, owner.problem, _composed(next(iter(owner.variants))))
+
+
+def _section(owner: str, settings: type[Any], values: Mapping[str, Any]) -> str:
+    lines = _field_lines(settings, settings.__dataclass_fields__, values)
+    return "\n".join([f"Fields of {owner}, as NAME=DEFAULT", *lines]) + "\n"
+
+
+def _field_lines(settings: type[Any], chosen: Collection[str], values: Mapping[str, Any]) -> list[str]:
+    """Return wrapped lines for some fields: NAME=DEFAULT, then the help with the valid values.
+
+    `values` are those of a composed job without a shape: a field that is not among them comes from the shape.
+    """
+    texts = {}
+    hints = typing.get_type_hints(settings)
+    for field in dataclasses.fields(settings):
+        hint = hints[field.name]
+        holds_fields = hint is Any or any(map(dataclasses.is_dataclass, (hint, *typing.get_args(hint))))
+        if field.name not in chosen or holds_fields:
+            continue
+        value = values.get(field.name, field.default)
+        choices = typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else ()
+        limits = (("at least", field.metadata["low"]), ("at most", field.metadata["high"]))
+        known = " ".join(map(str, choices)) or ", ".join(
+            f"{words} {limit}" for words, limit in limits if limit is not None
+        )
+        owner = "from shape= or model=" if "model" in hints else "from shape="
+        notes = "; ".join(filter(None, (known, owner * (value is dataclasses.MISSING))))
+        head = f"{field.name}={'' if value is dataclasses.MISSING else spelled(value)}"
+        texts[head] = f"{field.metadata['help']}{f' [{notes}]' * bool(notes)}"
+    width = max(map(len, texts), default=0)
+    return [
+        line
+        for head, text in texts.items()
+        for line in textwrap.wrap(
+            text, WIDTH, initial_indent=f"  {head:<{width}}  ", subsequent_indent=" " * (width + 4)
+        )
+    ]
+
+
 def description(group: str, name: str, gpus: int) -> str:
     """Return the description of `group=name`. Raises JobError if there is none."""
     from tpbench.launcher.command_line import rewrites  # late, like the next one: they import Hydra
     from tpbench.launcher.command_line.checks import unknown_choice
-    from tpbench.launcher.options import GROUPS
 
     if group not in GROUPS:
         raise JobError(unknown("group", group, GROUPS))
@@ -142,14 +175,17 @@ def description(group: str, name: str, gpus: int) -> str:
     elif group == "variant" and name in variants():
         lines = _of_variant(name, *variants()[name], gpus)
     else:
-        lines = _of_file(group, name)
+        text = (CONF / group / f"{name}.yaml").read_text(encoding="utf-8")
+        kept = [f"  {line}".rstrip() for line in text.splitlines() if "@package" not in line]
+        lines = [*kept, "", f"This is conf/{group}/{name}.yaml."]
     return "\n".join([f"{group}={name}", *lines]) + "\n"
 
 
 def _of_variant(
     name: str, workload: Workload, variant: Variant, gpus: int, outside: OutsideVariant | None = None
 ) -> list[str]:
-    supported = supported_shapes(variant.name, [entry.name for entry in shapes(gpus, workload.name)], outside)
+    values = _composed(variant.name, outside)
+    supported = supported_shapes(values, outside)
     lines = [
         f"  {variant.summary}",
         f"  a variant of {workload.name}: {workload.summary}",
@@ -161,7 +197,7 @@ def _of_variant(
     if isinstance(variant.no_graph_reason, str) and variant.no_graph_reason:
         lines.append(f"  no graph=true: {variant.no_graph_reason}")
     lines += [f"  shapes: {' '.join(supported) or 'none'}", ""]
-    if options := fields.field_lines(workload.problem, variant.options, name):
+    if options := _field_lines(workload.problem, variant.options, values):
         lines += ["Its options, beside the fields of every job and of its workload:", *options]
     else:
         lines += ["It has no options beside the fields of every job and of its workload."]
@@ -169,38 +205,39 @@ def _of_variant(
     return [*lines, "", f"{run}{'' if workload.scheduled is True else ' measure=quick'}"]
 
 
-def _of_file(group: str, name: str) -> list[str]:
-    """Return the content of a choice's file, and its name."""
-    file = CONF / group / f"{name}.yaml"
-    kept = [line for line in file.read_text(encoding="utf-8").splitlines() if "@package" not in line]
-    return [*(f"  {line}".rstrip() for line in kept), "", f"This is conf/{group}/{file.name}."]
-
-
-def supported_shapes(variant: str, candidates: Sequence[str], outside: OutsideVariant | None = None) -> list[str]:
-    """Return those of the shapes that the variant supports, in their order.
-
-    `outside`: the variant, if it is not one of this package.
-    """
+def _composed(variant: str, outside: OutsideVariant | None = None) -> dict[str, Any]:
+    """Return what a job of the variant has without a shape. `outside`: the variant, if it is not of this package."""
     import hydra
     from omegaconf import OmegaConf
 
-    from tpbench.job import parse_job, unsupported_reason
     from tpbench.launcher.command_line import rewrites
 
     if outside:
         rewrites.register_choice(outside)
-    known: Mapping[str, OutsideVariant] = {outside.name: outside} if outside else {}
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        common: Any = OmegaConf.to_container(hydra.compose("config", [f"variant={variant}", "~shape"]))
+        values: Any = OmegaConf.to_container(hydra.compose("config", [f"variant={variant}", "~shape"]))
+    return dict(values)
+
+
+def supported_shapes(values: Mapping[str, Any], outside: OutsideVariant | None = None) -> list[str]:
+    """Return the shapes that a variant supports, smallest first. `values`: its composed job without a shape."""
+    known = {outside.name: outside} if outside else {}
+    workload = outside.workload if outside else variants()[values["variant"]][0].name
 
     def is_supported(shape: str) -> bool:
-        values = fields.choice("shape", shape)
-        model = fields.choice("model", values["model"]) if "model" in values else {}
-        return unsupported_reason(parse_job({**common, **model, **values}, outside=known)) is None
+        sizes = choice("shape", shape)
+        model = choice("model", sizes["model"]) if "model" in sizes else {}
+        return unsupported_reason(parse_job({**values, **model, **sizes}, outside=known)) is None
 
-    return [shape for shape in candidates if is_supported(shape)]
+    return [entry.name for entry in shapes(0, workload) if is_supported(entry.name)]
 
 
 def smallest(candidates: Sequence[str]) -> str:
     """Return the tiny shape if there is one, else the first shape, or NAME if there is none."""
     return next((name for name in candidates if name.startswith("tiny")), candidates[0] if candidates else "NAME")
+
+
+def example_command(variant: OutsideVariant) -> str:
+    """Return the job of a new variant that runs soonest, as the end of a command line."""
+    shape = smallest(supported_shapes(_composed(variant.name, variant), variant))
+    return f"shape={shape}{'' if variant.of_workload.scheduled is True else ' measure=quick'}"

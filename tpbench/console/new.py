@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import tpbench
-from tpbench.console.catalogue import shapes
-from tpbench.console.listing import smallest, supported_shapes
+from tpbench.console.listing import example_command
 from tpbench.launcher.command_line.rewrites import find_outside, is_file_name
 from tpbench.outside import source
 from tpbench.settings import JobError
@@ -21,9 +19,7 @@ EXAMPLES = Path(tpbench.__file__).resolve().parent / "api" / "examples"
 
 def main(arguments: Sequence[str]) -> int:
     """Write the file and print the command that runs it. The exit code is 0, or 2 if the file cannot be written."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tpbench new", description="Write a file with a variant to start from."
-    )
+    parser = argparse.ArgumentParser(prog="tpbench new", description="Write a file with a variant to start from.")
     parser.add_argument("file", help="the file to write, such as my_loss.py; it must not exist")
     parser.add_argument("--workload", choices=NAMES, default=NAMES[0], help=f"default: {NAMES[0]}")
     options = parser.parse_args(arguments)
@@ -39,8 +35,6 @@ def _write(file: Path, workload: str) -> str:
     """Write the file. Return its description with a command. Raises JobError if that is not possible."""
     if not is_file_name(file.name):
         raise JobError(f"{file.name} is no name for the file: take letters, digits and _ - . of ASCII, and end in .py")
-    if hidden := _importable(file.stem):
-        raise JobError(f"{file.name} would hide the module {file.stem} of {hidden} from your code: take another name")
     example = EXAMPLES / f"{workload}.py"
     try:
         with file.open("x") as new:
@@ -51,24 +45,11 @@ def _write(file: Path, workload: str) -> str:
         raise JobError(f"there is no folder {file.parent}: make it first") from None
     except OSError as error:
         raise JobError(f"{file} cannot be written: {error.strerror}") from None
-    (function,) = (each.name for each in source.read(file).functions.values() if each.is_declared)
+    (function,) = (each.name for each in source.functions(file).values() if each.declared is not None)
     variant = find_outside(f"{file}:{function}")
     assert variant is not None
-    candidates = [entry.name for entry in shapes(0, workload)]
-    shape = smallest(supported_shapes(variant.name, candidates, variant))
-    quick = "" if variant.of_workload.scheduled is True else " measure=quick"
     return (
         f"{file}: the function {function}, a variant of {workload}. It is correct as it is; make it faster.\n\n"
-        f"  python -m tpbench variant={file}:{function} shape={shape}{quick}  # check and time it\n"
+        f"  python -m tpbench variant={file}:{function} {example_command(variant)}  # check and time it\n"
         f"  python -m tpbench list variant={file}:{function}  # what tpbench reads from the file\n"
     )
-
-
-def _importable(name: str) -> str:
-    """Return where an installed module of that name is, or nothing. Modules of the working folder do not count."""
-    if name in sys.stdlib_module_names:
-        return "Python"
-    spec = importlib.util.find_spec(name) if name.isidentifier() and name != "__main__" else None
-    if spec is None or spec.origin is None or Path.cwd() in Path(spec.origin).parents:
-        return ""
-    return "an installed package"

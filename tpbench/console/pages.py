@@ -1,7 +1,7 @@
 """`python -m tpbench.console.pages`: write what pages show from the code and from the committed rows.
 
-It writes the reference of the command line, the list of columns, and the tables and pictures of all pages. A table in a
-page is a block: a comment with a command, its output, and a closing comment. Here is an example.
+A table in a page is a block: a comment with a command, or with the name of a list that is made from the code (one of
+`LISTS`), then its output, and a closing comment. Here is an example.
 
     <!-- scripts/report.py outputs/reference --loss cross_entropy --format markdown -->
 
@@ -20,27 +20,23 @@ import io
 import re
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import tpbench
-from tpbench.console.catalogue import sections
-from tpbench.console.fields import choice, names, settings_fields
-from tpbench.job import Job
-from tpbench.launcher.options import SweepOptions
-from tpbench.launcher.slurm.cluster import SlurmSettings
-from tpbench.measure.session import MeasureSettings
+from tpbench.console.choices import sections_of
+from tpbench.console.listing import all_fields
 from tpbench.predict.command import main as predict
 from tpbench.report.command import main as report
-from tpbench.results import schema
-from tpbench.settings import JobError, spelled
-from tpbench.workloads import workloads
+from tpbench.results.schema import FLAG, INT, REAL, REALS, STATUSES, TEXT, TIME, common_columns, workload_columns
+from tpbench.settings import JobError
+from tpbench.tables import Document, Table, as_markdown
 
 ROOT = Path(tpbench.__file__).resolve().parents[1]
 COMMANDS = {"report": report, "predict": predict}
 BLOCK = re.compile(
-    r"(?P<head><!-- scripts/(?P<script>report|predict)\.py (?P<arguments>(?:(?!\.svg -->)[^\n])*) -->\n)"
+    r"(?P<head><!-- (?:scripts/(?P<script>report|predict)\.py )?"
+    r"(?P<arguments>(?!end -->)(?:(?!\.svg -->)[^\n])*) -->\n)"
     r"(?:(?:(?!<!--).)*<!-- end -->\n)?",
     flags=re.DOTALL,
 )
@@ -48,9 +44,9 @@ PICTURE = re.compile(r"<!-- scripts/(?P<script>report|predict)\.py (?P<arguments
 
 
 def pages() -> list[Path]:
-    """Return the pages whose tables and figures come from rows. They exist only in a checkout."""
-    guides = sorted({*(ROOT / "tpbench/docs").glob("*.md")} - {ROOT / "tpbench/docs/reference.md"})
-    return [ROOT / "README.md", *guides, ROOT / "tpbench/kernels/README.md", ROOT / "outputs/README.md"]
+    """Return the pages with tables and figures from code and rows. They exist only in a checkout."""
+    guides = sorted((ROOT / "tpbench/docs").glob("*.md"))
+    return [ROOT / "README.md", *guides, ROOT / "tpbench/kernels/README.md", *sorted((ROOT / "outputs").glob("*.md"))]
 
 
 def with_tables(text: str) -> str:
@@ -60,8 +56,10 @@ def with_tables(text: str) -> str:
     )
 
 
-def _output(script: str, arguments: str) -> str:
-    """Return what a command prints. Output that is not Markdown becomes a code block."""
+def _output(script: str | None, arguments: str) -> str:
+    """Return what a command prints, or a list. Output that is not Markdown becomes a code block."""
+    if script is None:
+        return LISTS[arguments]()
     out, err = io.StringIO(), io.StringIO()
     with contextlib.chdir(ROOT), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = COMMANDS[script](shlex.split(arguments))
@@ -70,54 +68,44 @@ def _output(script: str, arguments: str) -> str:
     return out.getvalue() if "--format markdown" in arguments else f"```text\n{out.getvalue()}```\n"
 
 
-_HEAD = """\
-# Reference of the command line
-
-Made by `python -m tpbench.console.pages`. [The command line](command_line.md) explains how these are used.
-"""
-_DEFAULTS = """\
-A command line without the field gets the default. With "from `shape=`" the choice of that group sets the field; with
-"or from" only some choices do.
-"""
+def _choices() -> str:
+    return _tables(
+        ("name", "meaning"),
+        {title: [(entry.name, entry.summary) for entry in entries] for title, entries in sections_of("all", gpus=0)},
+    )
 
 
-def reference() -> str:
-    """Return the page of all choices and fields of the command line, as Markdown."""
-    parts = [_HEAD, "## Choices\n"]
-    for title, entries in sections(gpus=0):
-        rows = ((f"`{entry.name}`", entry.summary) for entry in entries)
-        parts += [f"### {' '.join(title.split())}\n", _table(("name", "meaning"), rows)]
-    parts += ["### block_cap=\n", " ".join(f"`{name}`" for name in names("block_cap")) + "\n"]
-    parts += ["### measure=\n", _table(("name", "fields"), _contents("measure"))]
-    parts.append("## Fields\n\n" + _DEFAULTS)
-    parts += _fields("of every job", Job)
-    parts += _fields("of a measurement", MeasureSettings)
-    parts += _fields("of a whole sweep", SweepOptions)
-    for workload in workloads().values():
-        parts += _fields(f"of {workload.name}", workload.problem)
-    parts += _fields("of Slurm jobs: hydra.launcher.NAME=VALUE", SlurmSettings)
-    return "\n".join(parts)
+def _columns() -> str:
+    sections = {"Every row": common_columns()}
+    sections |= {f"Further columns of {name}": added for name, added in workload_columns().items()}
+    return _tables(
+        ("column", "type", "unit", "meaning"),
+        {
+            title: [(column.name, _TYPES.get(column.type, ""), column.unit, column.doc) for column in columns.values()]
+            for title, columns in sections.items()
+        },
+    )
 
 
-def _contents(group: str) -> Iterable[tuple[str, str]]:
-    """Yield each choice of a group with the fields that it sets."""
-    for name in names(group):
-        fields = choice(group, name)
-        yield f"`{name}`", " ".join(f"`{field}={spelled(value)}`" for field, value in fields.items() if field != group)
+def _tables(columns: Sequence[str], sections: Mapping[str, Iterable[Sequence[str]]]) -> str:
+    return as_markdown(Document([Table(title, columns, list(rows)) for title, rows in sections.items()]))
 
 
-def _fields(owner: str, settings: type[Any]) -> list[str]:
-    rows = []
-    for field in settings_fields(settings):
-        default = [f"`{field.default}`" * (field.default is not None), f"from `{field.group}=`" * bool(field.group)]
-        values = " ".join(f"`{choice}`" for choice in field.choices) or field.limits
-        rows.append((f"`{field.name}`", " or ".join(filter(None, default)), values, field.help))
-    return [f"### Fields {owner}\n", _table(("name", "default", "values", "meaning"), rows)]
-
-
-def _table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    lines = [" | ".join(cell.replace("|", "\\|") for cell in cells) for cells in (heads, ["---"] * len(heads), *rows)]
-    return "".join(f"| {line} |\n" for line in lines)
+LISTS: dict[str, Callable[[], str]] = {
+    "choices": _choices,
+    "fields": lambda: f"```text\n{all_fields()}```\n",
+    "columns": _columns,
+    "statuses": lambda: _tables(("status", "meaning"), {"": STATUSES.items()}),
+}
+"""Lists that are made from the code, by name."""
+_TYPES = {
+    TEXT: "text",
+    INT: "whole number",
+    REAL: "number",
+    FLAG: "true or false",
+    TIME: "time, UTC",
+    REALS: "list of numbers",
+}
 
 
 def main() -> int:
@@ -126,7 +114,6 @@ def main() -> int:
         for script, arguments, _ in PICTURE.findall(page.read_text(encoding="utf-8")):
             _output(script, arguments)
     written = {page: with_tables(page.read_text(encoding="utf-8")) for page in pages()}
-    written |= {ROOT / "tpbench/docs/reference.md": reference(), ROOT / "outputs/SCHEMA.md": schema.page()}
     for page, text in written.items():
         if page.read_text(encoding="utf-8") != text:
             page.write_text(text, encoding="utf-8")

@@ -1,8 +1,7 @@
-"""Facts of this machine that only torch knows, printed as JSON on stdout. `doctor` runs this module as a process.
+"""Facts of this machine that only torch knows, printed as lines of JSON. `doctor` runs this module by torchrun.
 
-`python -m tpbench.console.torch_probe` prints the view of one process. Under `tpbench.worker.torchrun`, with `--ranks`,
-all ranks together test NCCL and symmetric memory: nothing but such a test shows that they work. Without GPUs they use
-gloo.
+All ranks together test an all-reduce and symmetric memory: nothing but such a test shows that they work. Without GPUs
+they use gloo.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from typing import Any
 from tpbench.launcher.torchrun import NO_MULTICAST
 
 
-def probe_process() -> dict[str, Any]:
-    """Return versions, and the pairs of GPUs that cannot reach each other directly."""
+def facts_of_torch() -> dict[str, Any]:
+    """Return versions, and what torch sees of the GPUs."""
     import torch
 
-    facts: dict[str, Any] = {"torch": torch.__version__, "cuda": torch.version.cuda, "gpus": 0, "unreachable": []}
+    facts: dict[str, Any] = {"torch": torch.__version__, "cuda": torch.version.cuda, "gpus": 0}
     if torch.version.cuda is None:
         return facts
     try:
@@ -28,21 +27,11 @@ def probe_process() -> dict[str, Any]:
         return {**facts, "cuda_error": str(error).splitlines()[0]}
     nccl: Any = torch.cuda.nccl
     gpus = range(torch.cuda.device_count())
-    return {
-        **facts,
-        "gpus": len(gpus),
-        "capability": [list(torch.cuda.get_device_capability(index)) for index in gpus],
-        "nccl": ".".join(map(str, nccl.version())),
-        "unreachable": [
-            [one, other]
-            for one in gpus
-            for other in gpus
-            if one != other and not torch.cuda.can_device_access_peer(one, other)
-        ],
-    }
+    capability = min(torch.cuda.get_device_capability(index) for index in gpus)
+    return {**facts, "gpus": len(gpus), "capability": capability, "nccl": ".".join(map(str, nccl.version()))}
 
 
-def probe_ranks() -> dict[str, Any]:
+def communication(rank: int, ranks: int, cuda: bool) -> dict[str, Any]:
     """Test an all-reduce and a read of a neighbour's symmetric memory, on all ranks. Return this rank's results."""
     import torch
     import torch.distributed as dist
@@ -50,8 +39,6 @@ def probe_ranks() -> dict[str, Any]:
 
     from tpbench.worker.rendezvous import store_of_agents
 
-    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    cuda = torch.cuda.is_available()
     device = torch.device("cuda", rank) if cuda else torch.device("cpu")
     store = PrefixStore("doctor", store_of_agents())
     if cuda:
@@ -61,7 +48,7 @@ def probe_ranks() -> dict[str, Any]:
     )
     ones = torch.ones(1024, device=device)
     dist.all_reduce(ones)
-    results: dict[str, Any] = {"nccl": bool((ones == ranks).all())}
+    results: dict[str, Any] = {"all_reduce": bool((ones == ranks).all())}
     try:
         import torch.distributed._symmetric_memory as symmetric
 
@@ -71,24 +58,25 @@ def probe_ranks() -> dict[str, Any]:
         buffer.fill_(rank)
         handle.barrier()
         neighbour = (rank + 1) % ranks
-        values = handle.get_buffer(neighbour, (1024,), torch.float32)
-        results["symmetric"] = bool((values == neighbour).all())
+        right = bool((handle.get_buffer(neighbour, (1024,), torch.float32) == neighbour).all())
+        results["symmetric"] = "" if right else "a rank reads wrong values"
         handle.barrier()
     except (RuntimeError, AttributeError, ImportError) as error:
-        results["symmetric"] = str(error).splitlines()[0] if str(error) else type(error).__name__
+        results["symmetric"] = next(iter(str(error).splitlines()), type(error).__name__)
     if cuda:
         torch.cuda.synchronize()
     return results
 
 
 def main() -> None:
-    """Print the facts, or the results of rank 0."""
-    if "--ranks" not in sys.argv:
-        print(json.dumps(probe_process()), flush=True)
-        return
+    """Print the facts and, of several ranks, the results of rank 0."""
     os.environ.update(NO_MULTICAST)
-    results = probe_ranks()
-    if os.environ["RANK"] == "0":
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    facts = facts_of_torch()
+    if rank == 0:
+        print(json.dumps(facts), flush=True)
+    results = communication(rank, ranks, facts["gpus"] >= ranks) if ranks > 1 else {}
+    if rank == 0:
         print(json.dumps(results), flush=True)
     sys.stdout.flush()
     os._exit(0)  # an orderly teardown may abort, after all results are printed

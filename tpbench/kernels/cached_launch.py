@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from triton import JITFunction, knobs
+from triton import JITFunction
 from triton.compiler import CompiledKernel
 from triton.runtime import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
@@ -63,7 +63,7 @@ class CachedLaunch:
         numbers = map(float, floats)
         floats = (floats._make(numbers),) if hasattr(floats, "_make") else tuple(numbers)
         arguments = (*pointers, *integers, *floats, *more_integers, *varying)
-        if not unobserved(self.kernel):
+        if not isinstance(self.kernel, JITFunction):  # Triton's interpreter
             return self.kernel[(programs,)](*arguments, **self.constants)
         alike = tuple([_kind_of_pointer(pointer) for pointer in pointers])
         widths = tuple([integer.bit_length() // 32 for integer in varying])  # Triton passes 32 bits if they suffice
@@ -87,19 +87,6 @@ def _kind_of_pointer(pointer: Any) -> Any:
     if isinstance(pointer, TensorDescriptor):
         return pointer.base.dtype, *pointer.block_shape
     return None if pointer is None else tuple([_kind_of_pointer(element) for element in pointer])
-
-
-def unobserved(kernel: Any) -> bool:
-    """Return whether no debugger or profiler watches the calls or changes the code that Triton compiles.
-
-    Hooks on launches are called either way.
-    """
-    return isinstance(kernel, JITFunction) and not (
-        kernel.pre_run_hooks
-        or knobs.runtime.debug
-        or knobs.compilation.instrumentation_mode
-        or knobs.runtime.add_stages_inspection_hook
-    )
 
 
 cached_launch = functools.lru_cache(maxsize=256)(CachedLaunch)

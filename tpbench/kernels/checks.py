@@ -9,14 +9,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from tpbench.kernels import KERNEL_LOSSES, LABEL_LOSSES
 
+LINEAR_INPUTS = ("hidden", "weight", "bias")
+"""The inputs of a linear loss that have gradients."""
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 MAX_BLOCK = 65536
 MAX_COLUMNS = 2**31 - 1
 """Columns are int32 in the kernels."""
 FP32_MAX = torch.finfo(torch.float32).max
+FP32_MIN = torch.finfo(torch.float32).smallest_normal
+MAX_SCALE = 1e20
+"""Largest factor on logits: with it, logits up to 1e18 stay finite in fp32."""
 
 
 def choice(name: str, value: object, *valid: str) -> None:
@@ -26,13 +32,15 @@ def choice(name: str, value: object, *valid: str) -> None:
 
 
 def number(name: str, value: object, *, low: float = 0.0, positive: bool = False, high: float = math.inf) -> None:
-    """TypeError unless a plain number; ValueError unless finite in fp32, >= `low` (`positive`: > 0) and <= `high`."""
+    """TypeError unless a plain number; ValueError unless 0 or normal in fp32, >= `low` (`positive`: > 0), <= `high`."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
     if not -FP32_MAX <= value <= FP32_MAX or value < low or value > high or (positive and value == 0):
         limits = " and greater than 0" if positive else f" and at least {low:g}" if low > -math.inf else ""
         limits += "" if high == math.inf else f" and at most {high:g}"
         raise ValueError(f"{name} must be finite in float32{limits}; got {value}")
+    if 0 < abs(value) < FP32_MIN:
+        raise ValueError(f"{name} must not be so small that float32 rounds it to 0 or to few bits; got {value}")
 
 
 def whole(name: str, value: object, low: int = -(2**63), high: int = 2**63 - 1) -> None:
@@ -66,17 +74,22 @@ def options(
         whole("block_cap", block_cap)
         if not 16 <= block_cap <= MAX_BLOCK or block_cap & (block_cap - 1):
             raise ValueError(f"block_cap must be 'auto' or a power of two from 16 to {MAX_BLOCK}, got {block_cap}")
-    number("logits_scale", logits_scale, positive=True)
+    number("logits_scale", logits_scale, positive=True, high=MAX_SCALE)
     number("temperature", temperature, positive=True)
     number("label_smoothing", label_smoothing, high=1.0)
     number("z_loss", z_loss)
     number("grad_scale", grad_scale, low=-math.inf)
+    if abs(grad_scale * logits_scale) > FP32_MAX:
+        raise ValueError(f"grad_scale must leave grad_scale * logits_scale finite in float32, got {grad_scale}")
     if softcap is not None:
         number("softcap", softcap, positive=True)
     if not isinstance(entropy, bool):
         raise TypeError(f"entropy must be a bool, got {type(entropy).__name__}")
-    if not logits_scale / temperature <= FP32_MAX:
-        raise ValueError(f"temperature must leave logits_scale / temperature finite in float32, got {temperature}")
+    if not FP32_MIN <= logits_scale / temperature <= MAX_SCALE:
+        raise ValueError(
+            f"temperature must leave logits_scale / temperature at most {MAX_SCALE:g} and normal in float32, got "
+            f"{temperature}"
+        )
     if loss == "cross_entropy" and temperature != 1.0:
         raise ValueError(f"temperature softens target logits: it must be 1 for loss='cross_entropy', got {temperature}")
     if loss != "cross_entropy" and label_smoothing:
@@ -101,12 +114,9 @@ def tensor(
 ) -> None:  # fmt: skip
     """Raise unless `value` is a tensor of this shape, in which a name stands for any size, dtype and device.
 
-    It must have memory of its own, unlike a DTensor. why: follows the dtypes in an error.
+    It must have memory of its own. why: follows the dtypes in an error.
     """
-    if not isinstance(value, Tensor):
-        raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
-    if hasattr(value, "to_local"):
-        raise TypeError(f"{name} must be this rank's tensor, got a DTensor: pass {name}.to_local()")
+    memory(name, value)
     if value.dim() != len(shape) or any(
         isinstance(wanted, int) and wanted != size for wanted, size in zip(shape, value.shape, strict=True)
     ):
@@ -120,11 +130,30 @@ def tensor(
         raise ValueError(f"{name} must be on {device}, got {value.device}")
 
 
-def _logits(name: str, value: Any, shape: Sequence[int | str], device: torch.device | None = None) -> None:
-    """Raise unless `value` is a dense matrix of a supported dtype, and not a negative view."""
-    tensor(name, value, shape, FLOATS, device)
+def memory(name: str, value: Any) -> None:
+    """Raise unless `value` is a tensor whose memory kernels can read, and that has no forward-mode derivative."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
+    if hasattr(value, "to_local"):
+        raise TypeError(f"{name} must be this rank's tensor, got a DTensor: pass {name}.to_local()")
     if value.layout != torch.strided:
         raise TypeError(f"{name} must be a dense tensor, got {value.layout}")
+    try:
+        is_fake = hasattr(value, "fake_mode")  # torch warns of its data_ptr()
+        has_memory = not is_fake and (value.data_ptr() != 0 or value.numel() == 0 or value.is_meta)
+    except RuntimeError:
+        has_memory = False
+    if not has_memory:
+        kind = "a tensor of torch.func or torch.vmap" if type(value) is Tensor else type(value).__name__
+        waiting = f": pass {name}.wait()" if hasattr(value, "trigger_wait") else ""
+        raise TypeError(f"{name} must have memory of its own, got {kind}{waiting}")
+    if forward_ad.unpack_dual(value).tangent is not None:  # type: ignore[no-untyped-call]
+        raise NotImplementedError(f"{name} has a tangent, but the losses have no forward-mode derivatives")
+
+
+def _logits(name: str, value: Any, shape: Sequence[int | str], device: torch.device | None = None) -> None:
+    """Raise unless `value` is a matrix of a supported dtype, and not a negative view."""
+    tensor(name, value, shape, FLOATS, device)
     if value.is_neg():
         raise ValueError(f"{name} must not be a negative view, as of a conjugate: call resolve_neg() on it")
 
@@ -212,9 +241,11 @@ def entropy_tensors(
 
 def linear_tensors(
     hidden: Any, weight: Any, target: Any, loss: str, bias: Any, weight_grad: Any, row_grad: Any, entropy_grad: Any,
-    entropy: bool, shards: int, interpreted: bool,
+    entropy: bool, grad: Any, shards: int, interpreted: bool,
 ) -> None:  # fmt: skip
     """Raise unless the tensors of `linear_entropy_loss` are valid. shards: ranks that share the rows of `hidden`."""
+    if not isinstance(grad, bool) and not (isinstance(grad, (tuple, list)) and set(grad) <= set(LINEAR_INPUTS)):
+        raise ValueError(f"grad must be true, false, or a tuple of names from {', '.join(LINEAR_INPUTS)}; got {grad!r}")
     _factors("hidden", hidden, ("rows", "h"), "weight", weight, "local vocab")
     rows, device = len(hidden) * shards, hidden.device
     if bias is not None:
@@ -228,6 +259,8 @@ def linear_tensors(
     if weight_grad is not None:
         tensor("weight_grad", weight_grad, weight.shape, tuple({weight.dtype, torch.float32}), device)
         _writable("weight_grad", weight_grad)
+        if not isinstance(grad, bool) and "weight" not in grad:
+            raise ValueError(f"weight_grad needs the weight's gradient, got grad={grad!r}")
     _runnable("hidden", hidden, interpreted)
     _row_gradients(row_grad, entropy_grad, rows, device, entropy)
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from tpbench.kernels import symmetric
 from tpbench.kernels.one_pass.launch import LOG2_E, OnePassLaunch, Scales, form, prepare
@@ -149,18 +150,18 @@ def call_form(logits: Any, target: Any, options: tuple[Any, ...]) -> Hashable | 
     Arguments may be anything: nothing is checked. Equal options of different types, such as 1 and True, make different
     forms, because not all types are valid.
     """
-    if not (type(logits) in _PLAIN and type(target) in _PLAIN):
+    if not (type(logits) in _PLAIN and type(target) in _PLAIN) or forward_ad._current_level >= 0:
         return None
     if logits.layout is not torch.strided or target.layout is not torch.strided:
         return None
-    return (_tensor_form(logits), _tensor_form(target), options, tuple(map(type, options)))
+    try:
+        return (_tensor_form(logits), _tensor_form(target), options, tuple(map(type, options)))
+    except RuntimeError:  # a tensor of torch.func has no memory
+        return None
 
 
 def _tensor_form(tensor: Any) -> Hashable:
-    return (
-        type(tensor), tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.data_ptr() % 16,
-        tensor.is_neg(),
-    )  # fmt: skip
+    return type(tensor), form(tensor), tensor.device, tensor.is_neg()
 
 
 def find(form: Hashable | None) -> RepeatedCall | None:

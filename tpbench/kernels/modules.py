@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import inspect
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
-from torch.autograd.function import once_differentiable
 
 from tpbench.kernels import checks
 from tpbench.kernels.entropy import entropy_loss
@@ -18,17 +19,44 @@ from tpbench.kernels.linear.function import linear_entropy_loss
 from tpbench.kernels.row_loss import fp16_gradient_scale
 from tpbench.kernels.two_pass.kernels import scale_rows
 
-
-def _call(function: Callable[..., Any], *arguments: Any) -> Any:
-    return function(*arguments)
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-_uncompiled = _disable_dynamo(_call)
-"""The same as uncompiled code. torch.compiler.disable would import the compiler now, which takes seconds."""
+def _outside_of_graphs(function: Function) -> Function:
+    """Return the function, which runs as uncompiled code also within torch.compile."""
+    # torch.compiler.disable would import the compiler now, which takes seconds.
+    uncompiled = _disable_dynamo(function)
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        return (uncompiled if torch.compiler.is_compiling() else function)(*arguments, **named)
+
+    return cast("Function", call)
+
+
+class _Settings(dict[str, Any]):
+    """Settings whose copies share the process group, which cannot be copied or saved."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Settings:
+        return _Settings(
+            {name: value if name == "group" else copy.deepcopy(value, memo) for name, value in self.items()}
+        )
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if self.get("group") is not None:
+            raise TypeError(
+                "a loss with a process group cannot be saved, since the group belongs to this process: save the "
+                "state_dict() of the model, in which the loss has nothing, and make the loss again"
+            )
+        return super().__reduce_ex__(protocol)
 
 
 class _LossModule(torch.nn.Module):
-    """A module for a function. `settings`: the function's keyword arguments, except those that the module makes."""
+    """A module for a function. `settings`: the function's keyword arguments, except those that the module makes.
+
+    The losses have first derivatives in reverse mode only: backward under create_graph=True and tensors with a tangent
+    raise NotImplementedError. Copies of a module share its process group.
+    """
 
     def __init__(self, function: Callable[..., Any], made: set[str], settings: dict[str, Any]) -> None:
         super().__init__()
@@ -37,11 +65,7 @@ class _LossModule(torch.nn.Module):
         if unknown := sorted(settings.keys() - known):
             name = type(self).__name__
             raise TypeError(f"{name} has no setting {', '.join(unknown)}; there are {', '.join(sorted(known))}")
-        self.settings = settings
-
-    def _outside_of_graphs(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call the function, as uncompiled code also within torch.compile."""
-        return (_uncompiled if torch.compiler.is_compiling() else _call)(function, *arguments)
+        self.settings = _Settings(settings)
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
@@ -68,34 +92,30 @@ class EntropyLoss(_LossModule):
     """
 
     def __init__(self, *, in_place: bool = False, **settings: Any) -> None:
-        if "grad" in settings:
-            raise TypeError(
-                "grad is made by EntropyLoss: choose between a new tensor and the logits' memory by in_place"
-            )
         super().__init__(entropy_loss, {"grad", "row_grad", "entropy_grad", "entropy"}, settings)
         self.in_place = in_place
 
+    @_outside_of_graphs
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
         """Return the loss, an fp32 scalar, or (rows,) with reduction="none".
 
         logits: (rows, local vocab). target: as for `entropy_loss`.
         """
-        return self._outside_of_graphs(self._forward, logits, target)
-
-    def _forward(self, logits: Tensor, target: Tensor) -> Tensor:
+        for name, tensor in (("logits", logits), ("target", target)):
+            checks.memory(name, tensor)  # torch.func would raise another error before the function's checks
         if not (torch.is_grad_enabled() and logits.requires_grad):
             return entropy_loss(logits, target, grad="none", **self.settings).loss
         return _GradientsInForward.apply(self._with_gradient, logits, target)
 
     def _with_gradient(self, logits: Tensor, target: Tensor) -> tuple[Tensor, tuple[Tensor | None, ...], float]:
-        settings, stored_scale = self.settings, 1.0
+        settings, stored_scale = dict(self.settings), 1.0
         if logits.dtype == torch.float16 and settings.get("reduction", "mean") == "mean":
             factors = {name: settings.get(name, 1.0) for name in ("grad_scale", "logits_scale")}
             checks.tensor("logits", logits, ("rows", "local vocab"))
             for name, factor in factors.items():
                 checks.number(name, factor, low=-math.inf)
             stored_scale = fp16_gradient_scale(len(logits), *factors.values())
-            settings = {**settings, "grad_scale": factors["grad_scale"] * stored_scale}
+            settings["grad_scale"] = factors["grad_scale"] * stored_scale
         result = entropy_loss(logits, target, grad="in_place" if self.in_place else "new", **settings)
         return result.loss, (result.grad, None), stored_scale
 
@@ -108,9 +128,10 @@ class LinearEntropyLoss(_LossModule):
 
     `settings` are the keyword arguments of `linear_entropy_loss` except those for gradients and the bias.
 
-    With reduction="mean" or "sum", forward also computes the gradients of hidden states, weight and bias, and backward
-    multiplies them by the upstream gradient, in place. If that is 1, which is tested on the device, nothing is
-    written. A second backward through the same forward raises RuntimeError.
+    Of hidden states, weight and bias, those that require no gradient get none, and cost no product for it. With
+    reduction="mean" or "sum", forward also computes the gradients, and backward multiplies them by the upstream
+    gradient, in place. If that is 1, which is tested on the device, nothing is written. A second backward through the
+    same forward raises RuntimeError.
 
     With reduction="none", loss="logprob", entropy=True or fp16 hidden states, forward computes no gradient, and
     backward computes the logits of each chunk again. This costs a fourth product. It is needed because every row has
@@ -125,6 +146,7 @@ class LinearEntropyLoss(_LossModule):
             settings = {"reduction": "none", "entropy": True, **settings}
         super().__init__(linear_entropy_loss, {"bias", "grad", "row_grad", "entropy_grad", "weight_grad"}, settings)
 
+    @_outside_of_graphs
     def forward(
         self, hidden: Tensor, weight: Tensor, target: Tensor | tuple[Tensor, Tensor], bias: Tensor | None = None
     ) -> Tensor | tuple[Tensor, Tensor]:
@@ -133,20 +155,19 @@ class LinearEntropyLoss(_LossModule):
         loss="logprob" returns log-probabilities and entropies, (rows,) each, unless other settings are chosen.
         hidden: (rows, h). weight: (local vocab, h). bias: (local vocab,).
         """
-        return self._outside_of_graphs(self._forward, hidden, weight, target, bias)
-
-    def _forward(self, hidden: Tensor, weight: Tensor, target: Any, bias: Tensor | None) -> Any:
+        tensors = {"hidden": hidden, "weight": weight} | ({} if bias is None else {"bias": bias})
+        for name, tensor in [*tensors.items(), *([] if isinstance(target, (tuple, list)) else [("target", target)])]:
+            checks.memory(name, tensor)
         device, settings = hidden.device.type, self.settings
         if torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
             if isinstance(target, (tuple, list)):
                 target = (target[0].to(dtype), target[1].to(dtype))
             with torch.autocast(device, enabled=False):
-                return self._forward(
+                return self.forward(
                     hidden.to(dtype), weight.to(dtype), target, None if bias is None else bias.to(dtype)
                 )
-        tensors = [tensor for tensor in (hidden, weight, bias) if tensor is not None]
-        if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
+        if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors.values())):
             return _losses(hidden, weight, bias, target, settings)
         recompute = settings.get("reduction", "mean") == "none" or settings.get("entropy")
         if recompute or hidden.dtype == torch.float16:
@@ -156,8 +177,25 @@ class LinearEntropyLoss(_LossModule):
     def _with_gradients(
         self, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Any
     ) -> tuple[Tensor, tuple[Tensor | None, ...], float]:
-        result = linear_entropy_loss(hidden, weight, target, bias=bias, **self.settings)
+        result = linear_entropy_loss(
+            hidden, weight, target, bias=bias, grad=_inputs_with_gradients(hidden, weight, bias), **self.settings
+        )
         return result.loss, (result.grad_hidden, result.grad_weight, result.grad_bias, None), 1.0
+
+
+def _inputs_with_gradients(*inputs: Tensor | None) -> tuple[Any, ...]:
+    """Return the names of the inputs of a linear loss that need a gradient."""
+    named = zip(checks.LINEAR_INPUTS, inputs, strict=True)
+    return tuple(name for name, tensor in named if tensor is not None and tensor.requires_grad)
+
+
+def _refuse_second_derivatives() -> None:
+    """Raise if this backward is to be differentiated: autograd would take its results for constants."""
+    if torch.is_grad_enabled():
+        raise NotImplementedError(
+            "this loss has no second derivatives, which create_graph=True asks for: compute it by "
+            "torch.nn.functional there"
+        )
 
 
 def _losses(hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Any, settings: dict[str, Any]) -> Any:
@@ -175,8 +213,9 @@ class _GradientsInForward(torch.autograd.Function):
         return loss
 
     @staticmethod
-    @once_differentiable
+    @_outside_of_graphs
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        _refuse_second_derivatives()
         if ctx.gradients is None:
             raise RuntimeError("this loss keeps one gradient and gave it to an earlier backward: run forward again")
         gradients, ctx.gradients = ctx.gradients, None
@@ -200,8 +239,9 @@ class _GradientsInBackward(torch.autograd.Function):
         return _losses(hidden, weight, bias, target, settings)
 
     @staticmethod
-    @once_differentiable
+    @_outside_of_graphs
     def backward(ctx: Any, upstream: Tensor, *entropy_upstream: Tensor) -> tuple[Tensor | None, ...]:
+        _refuse_second_derivatives()
         hidden, weight, bias, *targets = ctx.saved_tensors
         sharded = ctx.settings.get("hidden_sharded") and ctx.settings.get("group") is not None
         rows = len(hidden) * (ctx.settings["group"].size() if sharded else 1)
@@ -210,6 +250,7 @@ class _GradientsInBackward(torch.autograd.Function):
             weight,
             targets[0] if len(targets) == 1 else tuple(targets),
             bias=bias,
+            grad=_inputs_with_gradients(hidden, weight, bias),
             row_grad=upstream.float().expand(rows).contiguous(),
             entropy_grad=entropy_upstream[0].float().contiguous() if entropy_upstream else None,
             **ctx.settings,

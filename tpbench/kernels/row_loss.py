@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -125,6 +125,20 @@ class RowLoss:
         """Return the factor on the gradient of `formula` that the host knows."""
         scale = scaling.grad_scale * scaling.mean
         return -scale if self.is_logprob else scale
+
+
+class Strides(NamedTuple):
+    """Strides of the logits, target logits and gradient in elements, 0 for one that is missing. Kernels receive it.
+
+    With ALIGNED, the one-pass kernels have the strides of rows in vectors.
+    """
+
+    logits_row: Any
+    logits_column: Any
+    target_row: Any
+    target_column: Any
+    grad_row: Any
+    grad_column: Any
 
 
 @dataclass(frozen=True)

@@ -191,8 +191,6 @@ def _rank_reason(group: dist.ProcessGroup, device: torch.device) -> str:
         return f"the group has more than {MOST_RANKS} ranks"
     if "nccl" not in str(dist.get_backend_config(group)):  # a group may have another backend for CPU tensors
         return "the group's backend is not NCCL"
-    if torch.cuda.get_device_capability(device) < (8, 0):
-        return "the GPU is older than compute capability 8.0"
     try:
         importlib.import_module("torch.distributed._symmetric_memory")
         forbid_multicast()

@@ -20,7 +20,7 @@ from tpbench.launcher import failure
 from tpbench.launcher.planning.plan import Cell
 from tpbench.packages import versions
 from tpbench.results.read import load_row
-from tpbench.results.schema import all_columns, common_columns
+from tpbench.results.schema import RowError, all_columns, common_columns
 from tpbench.results.write import RowExists, row_exists, row_path, write_row
 from tpbench.settings import JobError
 from tpbench.worker.result import RESERVED_FILE, RESULT_FILE, Result
@@ -173,7 +173,11 @@ class Attempt:
         """Store the row: of the result that a rank saved or, if there is none, with this status and reason."""
         result = self._saved_result() or self.task.result(status, reason)
         try:
-            row = store(result, self.cell.job, self.task.folder)
+            try:
+                row = store(result, self.cell.job, self.task.folder)
+            except RowError as error:  # no value of a variant may end the sweep
+                result = self.task.result("error", f"the {result.status} result does not fit into a row: {error}")
+                row = store(result, self.cell.job, self.task.folder)
         except RowExists:  # another process has stored it: a Slurm task on its node, or collect
             row = load_row(self.cell.job.output_dir, self.task.row_id)
             Result.remove(self.task.folder)

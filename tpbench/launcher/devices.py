@@ -8,13 +8,13 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tpbench import files
 from tpbench.job import Job
-from tpbench.measure.machine import nvml_session, nvml_text
+from tpbench.measure.machine import nvml_session, visible_gpus
 from tpbench.settings import JobError
 
 
@@ -31,26 +31,7 @@ class Device:
 
 def usable_gpus() -> list[Device]:
     """Return the GPUs that CUDA_VISIBLE_DEVICES admits: a job started by this process could use them."""
-    with nvml_session() as nvml:
-        if nvml is None:
-            return []
-        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-        present = [nvml_text(nvml.nvmlDeviceGetUUID(each)) for each in handles]
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return [Device(uuid, uuid) for uuid in present]
-    names = filter(None, (each.strip() for each in visible.split(",")))
-    return [Device(_uuid(name, present), name) for name in names]
-
-
-def _uuid(name: str, present: Sequence[str]) -> str:
-    """Return the UUID of a GPU by its index or by a prefix of its UUID.
-
-    An unknown name stands for itself.
-    """
-    if name.isdigit() and int(name) < len(present):
-        return present[int(name)]
-    return next((uuid for uuid in present if uuid.startswith(name)), name)
+    return [Device(uuid, name) for uuid, name in visible_gpus()]
 
 
 def smallest_memory_gib() -> float | None:

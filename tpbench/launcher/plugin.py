@@ -107,7 +107,8 @@ def _run(requests: Sequence[Request], folder: Path, launcher: DictConfig) -> Non
             cells = skip_predicted_oom(cells, Forecast.of(cells))
         if options.dry_run:
             raise DryRun(cells, decide(cells, runner.facts) if options.resume else {})
-        packages.require("torch")  # the ranks import it, and this process does not
+        if not packages.installed("torch"):  # the ranks import it, and this process does not
+            raise ModuleNotFoundError(name="torch")
         attempts = run_sweep(cells, folder.absolute(), options, runner)
     except JobError as error:
         raise CompactHydraException(str(error)) from None

@@ -13,6 +13,7 @@ from tpbench.job import Job
 from tpbench.launcher.attempt import Attempt
 from tpbench.launcher.devices import Lease, available_cores
 from tpbench.launcher.process import OUTPUT_DIR, ProcessTree
+from tpbench.measure.machine import omp_threads
 from tpbench.worker.start import MARKER
 from tpbench.worker.task import LIST_FILE, PROGRESS_FILE, JsonLines
 
@@ -109,6 +110,8 @@ def environment(
     else:
         env.pop("TRITON_INTERPRET", None)
         defaults |= NO_MULTICAST
+    if omp_threads(env) is None:
+        env.pop("OMP_NUM_THREADS", None)
     return {**defaults, **env}
 
 

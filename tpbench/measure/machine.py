@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 
 import tpbench
+from tpbench.settings import JobError
 
 RECORDED_VARIABLES = (
     "CUDA_DEVICE_MAX_CONNECTIONS",
@@ -66,16 +67,47 @@ def recorded_environment(environment: Mapping[str, str] = os.environ) -> str:
     return json.dumps({name: environment[name] for name in RECORDED_VARIABLES if name in environment})
 
 
+def omp_threads(environment: Mapping[str, str] = os.environ) -> int | None:
+    """Return the number of threads that OMP_NUM_THREADS asks for, or None if it is not set or empty.
+
+    OpenMP allows a list, such as 4,2: of nested loops the outermost has the first number. Raises JobError for a text
+    that OpenMP does not allow.
+    """
+    text = environment.get("OMP_NUM_THREADS", "").strip()
+    if text and not re.fullmatch(r"\s*0*[1-9]\d*\s*(,\s*0*[1-9]\d*\s*)*", text):
+        raise JobError(f"OMP_NUM_THREADS={text!r} must be a number of threads, such as 8, or a list, such as 8,1")
+    return int(text.split(",")[0]) if text else None
+
+
 def gpu_count() -> int:
     """Return the number of GPUs that a job started here can use."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return len(visible_gpus())
+
+
+def visible_gpus() -> list[tuple[str, str]]:
+    """Return UUID and name of each GPU that a job started here can use.
+
+    The name is that of CUDA_VISIBLE_DEVICES, as the user wrote it, else the UUID. As in CUDA, the list ends before the
+    first name that is no GPU, such as -1. Parts of a GPU (MIG) keep the name that the user wrote.
+    """
     with nvml_session() as nvml:
         if nvml is None:
-            return 0
-        present = int(nvml.nvmlDeviceGetCount())
-        return (
-            present if visible is None else min(present, len([index for index in visible.split(",") if index.strip()]))
-        )
+            return []
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        present = [nvml_text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return [(uuid, uuid) for uuid in present]
+    gpus = []
+    for name in map(str.strip, visible.split(",")):
+        matching = [uuid for uuid in present if name and uuid.startswith(name)]
+        if name.isdecimal() and int(name) < len(present):
+            gpus.append((present[int(name)], name))
+        elif matching or name.startswith("MIG-"):
+            gpus.append((matching[0] if matching else name, name))
+        else:
+            break
+    return gpus
 
 
 def version(package: str) -> str | None:

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import importlib.util
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from tpbench.settings import JobError
-
-MAX_BYTES = 2**22
-"""Largest file that is read."""
 
 _EVALUATED_ON_RANKS = "unsupported_reason"
 """The argument of `variant` that need not be a literal."""
@@ -80,42 +76,23 @@ class Function:
     """True if it can be called with two positional arguments and nothing else."""
     summary: str
     """First line of the docstring."""
-    declared: Mapping[str, Any]
-    """Arguments of the decorator `variant`. Empty without one."""
-    is_declared: bool
+    declared: Mapping[str, Any] | None
+    """Arguments of the decorator `variant`, or None without one."""
 
 
-@dataclass(frozen=True)
-class SourceFile:
-    """The parsed content of a file."""
-
-    path: Path
-    functions: Mapping[str, Function]
-    others: Mapping[str, tuple[str, int]]
-    """Other names at the top level: what the name is, and its line."""
-    imports: Mapping[str, int]
-    """Top-level names of the packages that the module imports as it is loaded, each with its line."""
-    uses_triton: bool
-    """True if the file, or a file beside it that it imports, imports triton or tpbench's kernels."""
-
-    def place(self, line: int) -> str:
-        """Return `NAME:LINE`, for messages."""
-        return f"{self.path.name}:{line}"
-
-    def require_imports(self, optional: Collection[str]) -> None:
-        """Raise JobError if a package that the module imports on load is not installed, unless it is optional."""
-        for name, line in self.imports.items():
-            if name not in optional and not _beside(self.path, name) and importlib.util.find_spec(name) is None:
-                raise JobError(f"{self.place(line)}: no package is called {name}: install it")
+def functions(path: Path) -> dict[str, Function]:
+    """Return the functions of a file. Raises JobError in one line if there is no such file, or if it is no Python."""
+    return {
+        statement.name: _function(statement, path)
+        for statement in _parsed(path).body
+        if isinstance(statement, ast.FunctionDef)
+    }
 
 
-def read(path: Path) -> SourceFile:
-    """Parse a file. Raises JobError in one line if there is no such file, or if it is no Python."""
-    tree = _parsed(path)
-    functions = {function.name: function for function in _functions(tree, path)}
-    files = local_files(path)
-    imports, uses_triton = dict(_imports_on_load(tree)), any(map(_imports_triton, files))
-    return SourceFile(path, functions, dict(_others(tree)), imports, uses_triton)
+def uses_triton(path: Path) -> bool:
+    """Return true if the file, or a file beside it that it imports, imports triton or tpbench's kernels."""
+    names = [name for file in local_files(path) for node in ast.walk(_parsed(file)) for name in _imported(node)]
+    return any(f"{name}.".startswith(("triton.", "tpbench.kernels.")) for name in names)
 
 
 def version(path: Path, files: Sequence[Path] = ()) -> str:
@@ -130,62 +107,31 @@ def version(path: Path, files: Sequence[Path] = ()) -> str:
 
 def _parsed(path: Path) -> ast.Module:
     try:
-        if not path.is_file():
-            raise JobError(f"there is no file {path}")
-        if path.stat().st_size > MAX_BYTES:
-            raise JobError(f"{path.name} is larger than {MAX_BYTES // 2**20} MiB")
         return ast.parse(path.read_bytes(), str(path))
     except SyntaxError as error:
         raise JobError(f"{path.name}:{error.lineno or 1}: {error.msg}") from None
     except (ValueError, RecursionError, MemoryError) as error:
-        if isinstance(error, JobError):
-            raise
         raise JobError(f"{path.name} cannot be parsed as Python: {error}") from None
+    except FileNotFoundError:
+        raise JobError(f"there is no file {path}") from None
     except OSError as error:
         raise JobError(f"{path} cannot be read: {error.strerror}") from None
 
 
-def _top_level(body: Sequence[ast.stmt], guarded: bool = False) -> Iterator[tuple[ast.stmt, bool]]:
-    """Yield the statements that run when the module is loaded, and whether a condition or `try` guards them."""
-    for statement in body:
-        yield statement, guarded
-        if isinstance(statement, (ast.If, ast.Try)):
-            handlers = [handler.body for handler in statement.handlers] if isinstance(statement, ast.Try) else []
-            rest = statement.finalbody if isinstance(statement, ast.Try) else []
-            for part in (statement.body, *handlers, statement.orelse, rest):
-                yield from _top_level(part, True)
-
-
-def _functions(tree: ast.Module, path: Path) -> Iterator[Function]:
-    for statement, _ in _top_level(tree.body):
-        if isinstance(statement, ast.FunctionDef):
-            arguments = statement.args
-            positional = [*arguments.posonlyargs, *arguments.args]
-            required = len(positional) - len(arguments.defaults)
-            keyword_only = any(default is None for default in arguments.kw_defaults)
-            declaration = _declaration(statement)
-            yield Function(
-                statement.name,
-                statement.lineno,
-                [argument.arg for argument in positional],
-                not keyword_only and required <= 2 and (len(positional) >= 2 or arguments.vararg is not None),
-                (ast.get_docstring(statement) or "").partition("\n")[0],
-                {} if declaration is None else _arguments(declaration, path),
-                declaration is not None,
-            )
-
-
-def _others(tree: ast.Module) -> Iterator[tuple[str, tuple[str, int]]]:
-    for statement, _ in _top_level(tree.body):
-        if isinstance(statement, ast.ClassDef):
-            yield statement.name, ("a class", statement.lineno)
-        elif isinstance(statement, ast.AsyncFunctionDef):
-            yield statement.name, ("an async def", statement.lineno)
-        elif isinstance(statement, (ast.Assign, ast.AnnAssign)):
-            for target in statement.targets if isinstance(statement, ast.Assign) else [statement.target]:
-                if isinstance(target, ast.Name):
-                    kind = "lambda" if isinstance(statement.value, ast.Lambda) else "value"
-                    yield target.id, (f"a {kind}", statement.lineno)
+def _function(statement: ast.FunctionDef, path: Path) -> Function:
+    arguments = statement.args
+    positional = [*arguments.posonlyargs, *arguments.args]
+    required = len(positional) - len(arguments.defaults)
+    keyword_only = any(default is None for default in arguments.kw_defaults)
+    declaration = _declaration(statement)
+    return Function(
+        statement.name,
+        statement.lineno,
+        [argument.arg for argument in positional],
+        not keyword_only and required <= 2 and (len(positional) >= 2 or arguments.vararg is not None),
+        (ast.get_docstring(statement) or "").partition("\n")[0],
+        None if declaration is None else _arguments(declaration, path),
+    )
 
 
 def _declaration(function: ast.FunctionDef) -> ast.Call | None:
@@ -193,9 +139,7 @@ def _declaration(function: ast.FunctionDef) -> ast.Call | None:
     for decorator in function.decorator_list:
         if isinstance(decorator, ast.Call):
             name = decorator.func
-            if (isinstance(name, ast.Name) and name.id == "variant") or (
-                isinstance(name, ast.Attribute) and name.attr == "variant"
-            ):
+            if getattr(name, "id", getattr(name, "attr", "")) == "variant":  # @variant(...) or @api.variant(...)
                 return decorator
     return None
 
@@ -218,13 +162,6 @@ def _arguments(declaration: ast.Call, path: Path) -> dict[str, Any]:
     return arguments
 
 
-def _imports_on_load(tree: ast.Module) -> Iterator[tuple[str, int]]:
-    for statement, guarded in _top_level(tree.body):
-        if not guarded:
-            for name in _imported(statement):
-                yield name.partition(".")[0], statement.lineno
-
-
 def _imported(node: ast.AST) -> list[str]:
     """Return the full names of the modules that an import statement imports. Relative imports are left out."""
     if isinstance(node, ast.Import):
@@ -232,11 +169,6 @@ def _imported(node: ast.AST) -> list[str]:
     if isinstance(node, ast.ImportFrom) and node.module and not node.level:
         return [node.module]
     return []
-
-
-def _imports_triton(file: Path) -> bool:
-    names = [name for node in ast.walk(_parsed(file)) for name in _imported(node)]
-    return any(f"{name}.".startswith(("triton.", "tpbench.kernels.")) for name in names)
 
 
 def _beside(path: Path, name: str) -> list[Path]:

@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -44,24 +44,18 @@ class OutsideVariant:
 
     name: str
     """The name in rows and tables: FILE.py:FUNCTION, or the name of the entry point."""
-    path: str
-    """Absolute path of the file."""
-    module: str
-    """Name of the installed module. Empty for a file."""
-    function: str
-    line: int
-    """Line of the function."""
-    version: str
-    """Hash of the file and of the files beside it that it imports, or of the installed package's files."""
     workload: str = "entropy_loss"
-    summary: str = ""
-    options: tuple[str, ...] = ()
-    requires: tuple[str, ...] = ()
-    requires_cuda: bool = False
-    cpu_only_reason: str = ""
-    no_graph_reason: str = ""
-    process_settings: str = ""
-    uses_triton: bool = False
+    path: str = ""
+    """Absolute path of the file. Empty for a variant of which only a row is known: it cannot be loaded."""
+    module: str = ""
+    """Name of the installed module. Empty for a file."""
+    function: str = ""
+    line: int = 0
+    """Line of the function."""
+    version: str = ""
+    """Hash of the file and of the files beside it that it imports, or of the installed package's files."""
+    declared: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Fields of `Variant`."""
 
     @property
     def of_workload(self) -> Workload:
@@ -70,38 +64,18 @@ class OutsideVariant:
     @functools.cached_property
     def variant(self) -> Variant:
         """The variant. Its function loads the code when a rank calls it."""
+        declared = {"summary": "", **self.declared, "options": frozenset(self.declared.get("options", ()))}
         return Variant(
             self.name,
-            self.summary,
-            lambda problem, inputs: self.load()(problem, inputs),
-            options=frozenset(self.options),
-            requires=self.requires,
-            requires_cuda=self.requires_cuda,
-            cpu_only_reason=self.cpu_only_reason,
-            no_graph_reason=self.no_graph_reason,
-            process_settings=self.process_settings,
-            uses_triton=self.uses_triton,
+            prepare=lambda problem, inputs: self.load()(problem, inputs),
             place=(self.path, self.line),
+            **{**declared, "requires": tuple(self.declared.get("requires", ()))},
         )
 
     @property
     def files(self) -> tuple[Path, ...]:
         """The file with the function and the files beside it that it imports, or the installed package's files."""
         return tuple(_files(Path(self.path), self.module))
-
-    def plain(self) -> dict[str, Any]:
-        """Return the fields as JSON can store them."""
-        return asdict(self)
-
-    @classmethod
-    def from_plain(cls, values: Mapping[str, Any]) -> OutsideVariant:
-        """Return the variant that `plain` described. Nothing is loaded."""
-        return cls(**{**values, "options": tuple(values["options"]), "requires": tuple(values["requires"])})
-
-    @classmethod
-    def named(cls, name: str, workload: str) -> OutsideVariant:
-        """Return a variant of which a stored row has the name. It cannot be loaded."""
-        return cls(name, "", "", "", 0, "", workload)
 
     def refusal(self, problem: Any, tp_size: int) -> str | None:
         """Load the code and return why the function refuses the problem, or None. Only ranks call this."""
@@ -112,17 +86,16 @@ class OutsideVariant:
 
         Raises RuntimeError if the file has changed since the sweep began, and whatever the file raises.
         """
-        function: Callable[..., Any] = getattr(_module(self), self.function)
+        function: Callable[..., Any] = getattr(_module(Path(self.path), self.module, self.version), self.function)
         return function
 
 
 @functools.cache
-def _module(variant: OutsideVariant) -> ModuleType:
-    path = Path(variant.path)
-    if _version(path, variant.module) != variant.version:
+def _module(path: Path, name: str, version: str) -> ModuleType:
+    if source.version(path, _files(path, name)) != version:
         raise RuntimeError(f"{path.name} changed after the sweep began: run it again with resume=true")
-    if variant.module:
-        return importlib.import_module(variant.module)
+    if name:
+        return importlib.import_module(name)
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))  # last: a file beside it must not hide the standard library
     module = ModuleType(f"tpbench_file_{path.stem}")
@@ -155,12 +128,7 @@ def _located(name: str) -> tuple[str, str, Path]:
     Finding a module inside a package would import the package. So only the top-level package is searched for, and the
     rest of the path follows from the names.
     """
-    entry, *others = metadata.entry_points(group=GROUP, name=name) or [None]
-    if entry is None:
-        raise JobError(f"no installed package has a variant {name}")
-    if others:
-        packages = sorted({str(point.dist.name) for point in (entry, *others) if point.dist is not None})
-        raise JobError(f"several installed packages have a variant {name}: {', '.join(packages)}")
+    entry, *_ = metadata.entry_points(group=GROUP, name=name)
     if not entry.attr or "." in entry.attr:
         raise JobError(f"the entry point {name}={entry.value} must name a function, as MODULE:FUNCTION")
     top, *rest = entry.module.split(".")
@@ -181,45 +149,36 @@ def _package_files(module: str, file: Path) -> list[Path]:
     return sorted(file.parents[depth - 1].rglob("*.py")) if depth else [file]
 
 
-def _version(path: Path, module: str) -> str:
-    return source.version(path, _files(path, module))
-
-
 def _files(path: Path, module: str) -> list[Path]:
     return _package_files(module, path) if module else source.local_files(path)
 
 
 def _variant(name: str, path: Path, module: str, function: str) -> OutsideVariant:
-    file = source.read(path)
-    public = [name for name in file.functions if not name.startswith("_")]
-    if function in file.others and function not in file.functions:
-        kind, line = file.others[function]
-        raise JobError(f"{file.place(line)}: {function} is {kind}, and a variant needs a `def` at top level")
-    if function not in file.functions:
-        has = f"its functions: {', '.join(public)}" if public else "it has no function"
-        raise JobError(f"{file.path.name} has no function {function} ({has})")
-    parsed = file.functions[function]
+    functions = source.functions(path)
+    if function not in functions:
+        public = ", ".join(name for name in functions if not name.startswith("_"))
+        raise JobError(f"{path.name} has no function {function} (its functions: {public or 'none'})")
+    parsed = functions[function]
+    place = f"{path.name}:{parsed.line}"
     if not parsed.takes_two:
+        parameters = ", ".join(parsed.parameters)
         raise JobError(
-            f"{file.place(parsed.line)}: {function} must take two arguments, as {function}(problem, shard), not "
-            f"({', '.join(parsed.parameters)})"
+            f"{place}: {function} must take two arguments, as {function}(problem, shard), not ({parameters})"
         )
-    declared = _checked(parsed, file)
-    if not module:
-        file.require_imports(declared.get("requires", ()))
-    uses_triton = declared.pop("uses_triton", None)
+    declared = _checked(parsed, place)
+    workload = declared.pop("workload", "entropy_loss")
+    if declared.get("uses_triton") is None:
+        declared["uses_triton"] = source.uses_triton(path)
     for several in ("options", "requires"):
-        declared[several] = tuple(sorted(declared.get(several, ())))
+        declared[several] = sorted(declared.get(several, ()))
     declared["summary"] = declared.get("summary") or parsed.summary
-    return OutsideVariant(
-        name, str(path), module, function, parsed.line, _version(path, module),
-        uses_triton=file.uses_triton if uses_triton is None else uses_triton, **declared,
-    )  # fmt: skip
+    version = source.version(path, _files(path, module))
+    return OutsideVariant(name, workload, str(path), module, function, parsed.line, version, declared)
 
 
-def _checked(function: source.Function, file: source.SourceFile) -> dict[str, Any]:
+def _checked(function: source.Function, place: str) -> dict[str, Any]:
     """Return the declared arguments. Raises JobError for a name or a value that `variant` does not have."""
-    declared, place = dict(function.declared), file.place(function.line)
+    declared = dict(function.declared or {})
     for name, value in declared.items():
         if name not in _KINDS:
             raise JobError(f"{place}: {unknown('argument of @variant', name, [*_KINDS, 'unsupported_reason'])}")

@@ -10,7 +10,7 @@ from typing import Any
 
 from tpbench.predict.memory import LARGEST_ERROR, RESERVE_GIB, Estimate, Target
 from tpbench.predict.model import ERROR_BAR_SHARE, Prediction, VariantModel, extrapolation_factors
-from tpbench.report.analysis.metrics import number
+from tpbench.report.analysis.metrics import number, ratio_text
 from tpbench.tables import MISSING, aligned_lines
 from tpbench.workloads.cost_model import ProblemSize, Question
 
@@ -28,18 +28,11 @@ class Answer:
     models: Mapping[str, VariantModel]
     target: Target
     question: Question | None = None
-    filtered: bool = False
-    """True if the user chose the variants, so that others are not compared."""
-
-    @property
-    def free_gib(self) -> float:
-        """Memory of the operation, inputs included."""
-        return self.target.free_gib(self.size)
 
     @property
     def first_sentence(self) -> str:
         """The answer in one sentence, without a full stop."""
-        return first_sentence(self.predictions, self.question, self.free_gib, filtered=self.filtered)
+        return first_sentence(self.predictions, self.question, self.target.free_gib)
 
 
 def text(answers: Sequence[Answer]) -> str:
@@ -51,7 +44,7 @@ def text(answers: Sequence[Answer]) -> str:
 
 
 def _table(answer: Answer) -> str:
-    size, free, gpu = answer.size, answer.free_gib, answer.target.measured_on
+    size, free, gpu = answer.size, answer.target.free_gib, answer.target.measured_on
     columns = [
         "variant",
         "wall time",
@@ -73,7 +66,8 @@ def _table(answer: Answer) -> str:
     reasons = {prediction.label: prediction.memory_reason(free) for prediction in answer.predictions}
     notes = [
         answer.target.speed_text(),
-        answer.target.memory_text(size),
+        f"memory: {number(answer.target.memory_gib)} GiB of a GPU - {RESERVE_GIB:g} GiB reserve for CUDA, NCCL and "
+        f"fragments = {number(free)} GiB; inputs take {number(size.inputs_gib)} GiB of it",
         extrapolation(models, size),
         f"+-: {ERROR_BAR_SHARE:.0%} of the measured cells were missed by less when left out of the fit; the error "
         f"grows with each doubling beyond what was measured. {UNKNOWN}: the measured cells do not determine it, or "
@@ -130,8 +124,8 @@ def _answer_object(answer: Answer) -> dict[str, object]:
             "time_ms": _estimate_object(prediction.time_ms), "device_ms": _estimate_object(prediction.device_ms),
             "communication_ms": _estimate_object(prediction.communication_ms),
             "bytes_communicated": prediction.bytes_communicated, "peak_gib": _estimate_object(prediction.peak_gib),
-            "memory": prediction.memory_outcome(answer.free_gib),
-            "memory_reason": prediction.memory_reason(answer.free_gib),
+            "memory": prediction.memory_outcome(answer.target.free_gib),
+            "memory_reason": prediction.memory_reason(answer.target.free_gib),
             "beyond": extrapolation_factors(answer.models[prediction.label].cells, size),
         }
         for prediction in answer.predictions
@@ -140,50 +134,28 @@ def _answer_object(answer: Answer) -> dict[str, object]:
     return {
         "verdict": answer.first_sentence, "gpu": target.measured_on, "same_gpu": target.is_measured,
         "slowdown": target.slowdown, "gpu_memory_gib": target.memory_gib, "reserve_gib": RESERVE_GIB,
-        "beside": target.beside.name if target.beside else None,
-        "free_gib": answer.free_gib, "inputs_gib": size.inputs_gib, **problem, "variants": variants,
+        "free_gib": answer.target.free_gib, "inputs_gib": size.inputs_gib, **problem, "variants": variants,
     }  # fmt: skip
 
 
-_FEW_TIMES = 10
-
-
-def first_sentence(
-    predictions: Sequence[Prediction], question: Question | None, free: float, *, filtered: bool = False
-) -> str:
+def first_sentence(predictions: Sequence[Prediction], question: Question | None, free: float) -> str:
     """Return the answer to the workload's question, or without one the fastest variant that fits.
 
-    `free`: memory that the operation may use, inputs included, in GiB. If the variants were `filtered`, the answer
-    claims nothing about others.
+    `free`: memory that the operation may use, inputs included, in GiB.
     """
     asked = next((prediction for prediction in predictions if question and prediction.label == question.variant), None)
     others = [prediction for prediction in predictions if prediction is not asked]
     fitting = [prediction for prediction in others if prediction.memory_outcome(free) == "fits"]
     best = min(fitting, key=_order, default=None)
-    if asked is None or question is None:
-        return _fastest(fitting, best, others, free, filtered)
-    fits = asked.memory_outcome(free)
-    if fits == UNKNOWN:
-        return f"The memory of {question.variant} is unknown. {_fastest(fitting, best, others, free, filtered)}"
-    memory = f"{question.subject} takes {number(asked.peak_gib.value)} GiB"
-    if fits != "fits":
-        word = "does not fit" if fits == "OOM" else "may not fit"
-        none = "" if filtered else ", and no other variant with enough rows surely fits"
-        instead = f": use {best.label}, which does" if best else none
-        return f"{memory} and {word} into {number(free)} GiB{_because(asked, free)}{instead}"
+    if asked is None or question is None or not asked.peak_gib.known:
+        return _fastest(fitting, best, others, free)
+    memory, outcome = f"{question.subject} takes {number(asked.peak_gib.value)} GiB", asked.memory_outcome(free)
+    if outcome != "fits":
+        instead = f": use {best.label}, which does" if best else ""
+        return f"{memory} and {'does' if outcome == 'OOM' else 'may'} not fit into {number(free)} GiB{instead}"
     if best is None:
-        none = "" if filtered else "; no other variant with enough rows surely does"
-        return f"{memory} and fits into {number(free)} GiB{none}"
+        return f"{memory} and fits into {number(free)} GiB; no other predicted variant surely does"
     return f"{memory} {_against(asked, best, question)}"
-
-
-def _because(prediction: Prediction, free: float) -> str:
-    reason = prediction.memory_reason(free)
-    return f" ({reason})" if reason else ""
-
-
-def _known(estimate: Estimate | None) -> bool:
-    return estimate is not None and estimate.known
 
 
 def _order(prediction: Prediction) -> tuple[bool, float]:
@@ -195,39 +167,31 @@ def _order(prediction: Prediction) -> tuple[bool, float]:
 
 
 def _against(asked: Prediction, best: Prediction, question: Question) -> str:
-    clock = next((clock for clock in ("device_ms", "time_ms") if _known(getattr(asked, clock))), "time_ms")
-    mine, other = getattr(asked, clock), getattr(best, clock)
-    if not (_known(mine) and _known(other)):
-        smaller = f"{best.label} takes {number(best.peak_gib.value)} GiB"
-        return f"and fits, {smaller}: their times on this GPU are not known well enough to compare"
-    times = mine.value / other.value
-    shown = f"{times:.2g}" if times < _FEW_TIMES else f"{times:.0f}"
-    by = "device time" if clock == "device_ms" else "wall time"
-    if mine.low > other.high:
-        return f"and {shown} times as long as {best.label} ({by}): do not {question.action}"
-    if mine.high < other.low:
-        return f"and {shown} times as long as {best.label} ({by}): {question.action}"
-    return f"and about as long as {best.label} ({shown} times by {by}, within the error): memory decides"
+    for mine, other, by in (
+        (asked.device_ms, best.device_ms, "device time"),
+        (asked.time_ms, best.time_ms, "wall time"),
+    ):
+        if mine and other and mine.known and other.known:
+            times = f"{ratio_text(mine.value / other.value).rstrip('x')} times as long as {best.label} ({by})"
+            if mine.low > other.high:
+                return f"and {times}: do not {question.action}"
+            if mine.high < other.low:
+                return f"and {times}: {question.action}"
+            return f"and {times}, within the error: memory decides"
+    smaller = f"{best.label} takes {number(best.peak_gib.value)} GiB"
+    return f"and fits, {smaller}: their times on this GPU are not known well enough to compare"
 
 
 def _fastest(
-    fitting: Sequence[Prediction],
-    best: Prediction | None,
-    all_of_them: Sequence[Prediction],
-    free: float,
-    filtered: bool,
+    fitting: Sequence[Prediction], best: Prediction | None, all_of_them: Sequence[Prediction], free: float
 ) -> str:
     if best is None:
         smallest = min((one for one in all_of_them if one.peak_gib.known), key=lambda one: one.needed_gib, default=None)
         if smallest is None:
             return "No memory is known well enough"
-        return (
-            f"No {'chosen ' if filtered else ''}variant surely fits into {number(free)} GiB: the smallest, "
-            f"{smallest.label}, takes {number(smallest.needed_gib)} GiB{_because(smallest, free)}"
-        )
-    memory = f"takes {number(best.peak_gib.value)} GiB and fits"
+        needed = f"{smallest.label}, takes {number(smallest.needed_gib)} GiB with its inputs"
+        return f"No variant surely fits into {number(free)} GiB: the smallest, {needed}"
     unknown, value = _order(best)
-    if unknown:
-        return f"{best.label} {memory}; its time on this GPU is not known well enough"
-    alone = "" if len(fitting) == 1 else f", the fastest of {len(fitting)} that fit"
-    return f"{best.label} {memory}, in {number(value)} ms{alone}"
+    speed = "its time on this GPU is not known well enough" if unknown else f"it takes {number(value)} ms"
+    alone = "" if len(fitting) == 1 or unknown else f", the fastest of {len(fitting)} that fit"
+    return f"{best.label} takes {number(best.peak_gib.value)} GiB and fits; {speed}{alone}"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from tpbench.predict.memory import KNOWN_GPUS, known_gpu
 from tpbench.report.analysis.grid import arrange_rows
 from tpbench.report.analysis.records import caveat_mark
 from tpbench.settings import JobError
@@ -78,20 +79,16 @@ def predictable() -> dict[str, Workload]:
 
 
 def cost_model_of(workload: Workload) -> CostModel:
-    """Return the workload's cost model. Raises JobError if it has none."""
-    if workload.cost_model is None:
-        raise JobError(
-            f"{workload.name} has no cost model, so nothing can be predicted of it (workloads with one: "
-            f"{', '.join(predictable())})"
-        )
+    """Return the cost model of a workload that has one."""
+    assert workload.cost_model
     return workload.cost_model()
 
 
 def measured(frame: pd.DataFrame, workload: Workload, gpu: str | None = None) -> MeasuredCells:
     """Return the newest row of each cell of a workload that was measured, or ran out of memory, on one GPU model.
 
-    Without `gpu`, the model with the most cells is taken. Cells that set a tuning option, such as a block cap, are left
-    out. Raises JobError if the workload has no cost model, or if no cell is left.
+    `gpu` is a part of its name. Without it, and for a known GPU without rows, the model with the most cells is taken.
+    Cells that set a tuning option, such as a block cap, are left out. Raises JobError if no cell is left.
     """
     cost_model = cost_model_of(workload)
     by_gpu: dict[str, list[MeasuredCell]] = {}
@@ -105,14 +102,15 @@ def measured(frame: pd.DataFrame, workload: Workload, gpu: str | None = None) ->
         if not any(f" {name}=" in label for name in cost_model.tuning_options):
             numbers = [float(value) if isinstance(value := record[name], (int, float)) else None for name in _NUMBERS]
             by_gpu.setdefault(record["gpu_name"], []).append(MeasuredCell(label, size, record["status"], *numbers))
-    if gpu is not None and gpu not in by_gpu:
-        raise JobError(
-            f"no row was measured on {gpu} (there are: {', '.join(sorted(by_gpu)) or 'none'}): to predict for a GPU "
-            "without rows, name its --gpu-memory and --bandwidth instead"
-        )
     if not by_gpu:
         raise JobError(
             f"no row of {workload.name} was measured on a GPU: name a folder that has some, say outputs/reference"
         )
-    chosen = gpu or max(by_gpu, key=lambda name: len(by_gpu[name]))
+    named = [name for name in by_gpu if gpu and gpu.upper() in name.upper()]
+    if gpu and not named and not known_gpu(gpu):
+        raise JobError(
+            f"no row was measured on {gpu} (there are: {', '.join(sorted(by_gpu))}): to predict for a GPU without "
+            f"rows, name its --gpu-memory and --bandwidth instead, or one of {', '.join(KNOWN_GPUS)}"
+        )
+    chosen = max(named or by_gpu, key=lambda name: len(by_gpu[name]))
     return MeasuredCells(cost_model, chosen, tuple(by_gpu[chosen]))

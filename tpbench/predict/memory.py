@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tpbench.measure.machine import nvml_session, nvml_text
-from tpbench.predict.cells import MeasuredCells
 from tpbench.report.analysis.metrics import number
-from tpbench.workloads.cost_model import ProblemSize
+
+if TYPE_CHECKING:
+    from tpbench.predict.cells import MeasuredCells
 
 LARGEST_ERROR = 0.5
 """A number with a larger relative error is called unknown."""
@@ -47,49 +49,10 @@ SAME_SHARE = 0.05
 """GPUs whose memory differs by a smaller share count as the same."""
 
 
-@dataclass(frozen=True)
-class TrainedModel:
-    """A transformer in training that shares the GPU's memory with the measured operation."""
-
-    name: str
-    parameters: float
-    layers: int
-    hidden: int
-    gpus: int
-    """GPUs that it is trained on. Its states are sharded over all of them."""
-
-    def taken_gib(self, tokens: int, tp_size: int) -> float:
-        """Return the memory of a GPU that is taken before the operation. `ASSUMPTION` explains the formula."""
-        states = 16 * self.parameters / self.gpus
-        gathered = 2 * 2 * self.parameters / self.layers / tp_size
-        checkpoints = 2 * tokens * self.hidden * self.layers / tp_size
-        working = 34 * tokens * self.hidden / tp_size
-        return (states + gathered + checkpoints + working) / 2**30
-
-
-ASSUMPTION = (
-    "bf16 training with Adam, fully sharded: 16 bytes a parameter (weights 2, gradients 2, fp32 weights and moments "
-    "12) over all GPUs (8B on 8, 70B on 64, 405B on 512); two layers' weights gathered, sharded by tp; one "
-    "checkpointed input a layer (2 bytes x tokens x hidden) and one layer's activations (34 bytes x tokens x "
-    f"hidden), both sharded by tp; {RESERVE_GIB:g} GiB for CUDA, NCCL and fragments"
-)
-MODELS = {
-    model.name: model
-    for model in (
-        TrainedModel("8B", 8.03e9, 32, 4096, 8),
-        TrainedModel("70B", 70.6e9, 80, 8192, 64),
-        TrainedModel("405B", 405.9e9, 126, 16384, 512),
-    )
-}
-
-
-def free_gib(gpu_memory_gib: float, size: ProblemSize, model: TrainedModel | None = None) -> float:
-    """Return the memory of a GPU for the operation, inputs included."""
-    return gpu_memory_gib - RESERVE_GIB - (model.taken_gib(size.tokens, size.tp_size) if model else 0.0)
-
-
 DEFAULT_GIB = 80.0
 """Memory of the GPU if neither the user nor the rows say it."""
+KNOWN_GPUS = {"A100": (79.2, 2039.0), "H100": (79.2, 3350.0), "H200": (139.8, 4800.0), "B200": (178.4, 8000.0)}
+"""Memory in GiB and datasheet bandwidth in GB/s of SXM modules (A100: 80 GB), by a part of the GPU's name."""
 
 
 @dataclass(frozen=True)
@@ -103,43 +66,31 @@ class Target:
     """True if the target is the GPU of the rows, as far as its memory and bandwidth tell."""
     slowdown: float | None = 1.0
     """Bandwidth of the rows' GPU over that of the target. None: unknown, so times are withheld."""
-    beside: TrainedModel | None = None
     name: str = ""
-    """Name of the target if it is this machine's GPU and not that of the rows."""
+    """Name of the target if it is another GPU than that of the rows."""
 
-    def free_gib(self, size: ProblemSize) -> float:
-        """Return the memory of the operation, inputs included."""
-        return free_gib(self.memory_gib, size, self.beside)
-
-    def memory_text(self, size: ProblemSize) -> str:
-        """Return the terms of the free memory."""
-        terms = [f"{number(self.memory_gib)} GiB of a GPU", f"{RESERVE_GIB:g} GiB reserve for CUDA, NCCL and fragments"]
-        if self.beside:
-            taken = self.beside.taken_gib(size.tokens, size.tp_size)
-            terms.append(
-                f"{number(taken)} GiB for a model of {self.beside.name} in training on {self.beside.gpus} GPUs"
-            )
-        return (
-            f"memory: {' - '.join(terms)} = {number(self.free_gib(size))} GiB; "
-            f"inputs take {number(size.inputs_gib)} GiB of it"
-        )
+    @property
+    def free_gib(self) -> float:
+        """Memory of the operation, inputs included."""
+        return self.memory_gib - RESERVE_GIB
 
     def speed_text(self) -> str | None:
         """Return what was done with the times because the GPU is another one, or None if it is the same."""
         if self.is_measured:
             return None
-        other = (
-            f"the rows are of another GPU ({self.measured_on}{f', this machine has {self.name}' if self.name else ''})"
-        )
+        other = f"the rows are of another GPU ({self.measured_on}) than {self.name or 'yours'}"
         if self.slowdown is None:
-            return (
-                f"{other}, so times are withheld: --bandwidth GB_PER_S, the copy bandwidth of yours, scales them; "
-                f"--gpu {self.measured_on!r} shows them as measured"
-            )
+            return f"{other}, so times are withheld: --bandwidth GB_PER_S, the copy bandwidth of yours, scales them"
+        source = ", by the datasheets of both" if known_gpu(self.name) else ""
         return (
-            f"{other}: the part of a time that its bandwidth limits is multiplied by {number(self.slowdown)}; launches "
-            "and collectives are left as measured, and +- is that of the rows' GPU"
+            f"{other}: the part of a time that its bandwidth limits is multiplied by {number(self.slowdown)}{source}; "
+            "launches and collectives are left as measured, and +- is that of the rows' GPU"
         )
+
+
+def known_gpu(name: str) -> tuple[float, float] | None:
+    """Return memory in GiB and datasheet bandwidth in GB/s of a GPU whose name contains that of a known one."""
+    return next((facts for known, facts in KNOWN_GPUS.items() if known in name.upper()), None)
 
 
 def this_gpu() -> tuple[str, float] | None:
@@ -152,26 +103,26 @@ def this_gpu() -> tuple[str, float] | None:
 
 
 def find_target(
-    cells: MeasuredCells,
-    gpu: str | None = None,
-    memory_gib: float | None = None,
-    bandwidth: float | None = None,
-    beside: TrainedModel | None = None,
+    cells: MeasuredCells, gpu: str | None = None, memory_gib: float | None = None, bandwidth: float | None = None
 ) -> Target:
     """Return the GPU in question.
 
-    It is that of the rows if `gpu` names it, else one with `memory_gib` and `bandwidth` (GB/s, as in the column
-    copy_gb_per_s). If none of the three is given, it is this machine's GPU, or without one that of the rows.
+    It is the one that `gpu` names, or one with `memory_gib` and `bandwidth` (GB/s, as in the column copy_gb_per_s). If
+    none of the three is given, it is this machine's GPU, or without one that of the rows.
     """
-    name = ""
-    here = this_gpu() if gpu is None and memory_gib is None and bandwidth is None else None
-    if here is not None and here[0] != cells.gpu:
+    name = gpu or ""
+    if (gpu, memory_gib, bandwidth) == (None, None, None) and (here := this_gpu()):
         name, memory_gib = here
-    known = cells.memory_gib
-    same_memory = not (memory_gib and known) or abs(memory_gib / known - 1) <= SAME_SHARE
-    same = gpu is not None or (same_memory and not name)
+    if name.upper() in cells.gpu.upper():
+        name, memory_gib = "", memory_gib if gpu or not name else None
+    own, facts = known_gpu(cells.gpu), known_gpu(name)
+    memory_gib = memory_gib or (facts[0] if facts else None)
+    of_rows = cells.memory_gib
+    same = not name and (gpu is not None or not (memory_gib and of_rows) or abs(memory_gib / of_rows - 1) <= SAME_SHARE)
     slowdown: float | None = 1.0 if same else None
     if bandwidth is not None:
         slowdown = cells.copy_gb_per_s / bandwidth if cells.copy_gb_per_s else None
         same = same and slowdown is not None and abs(slowdown - 1) <= SAME_SHARE
-    return Target(memory_gib or known or DEFAULT_GIB, cells.gpu, same, slowdown, beside, name)
+    elif own and facts:
+        slowdown = own[1] / facts[1]
+    return Target(memory_gib or of_rows or DEFAULT_GIB, cells.gpu, same, slowdown, name)

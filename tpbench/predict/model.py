@@ -11,12 +11,12 @@ import functools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+from scipy import optimize
 
 from tpbench.predict.cells import MeasuredCell, MeasuredCells
-from tpbench.predict.fit import Fit, fit
 from tpbench.predict.memory import RESERVE_GIB, SAME_SHARE, Estimate
 from tpbench.report.analysis.metrics import number
 from tpbench.workloads.cost_model import CostModel, ProblemSize, Terms
@@ -25,8 +25,66 @@ MIN_SIZES = 4
 """A variant with fewer measured sizes is not predicted."""
 ERROR_BAR_SHARE = 0.9
 """Share of the left-out cells that lie within an error bar."""
-QUANTITIES = ("time_ms", "device_ms", "peak_gib")
-OUTCOMES = ("fits", "tight", "OOM")
+TIMES = ("time_ms", "device_ms")
+COUNTED = ("peak_gib", "bytes_communicated")
+TOLERANCE = 1e-3
+"""Share of a problem's terms that may lie outside what the measured cells determine."""
+
+_Array: TypeAlias = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A fitted sum of terms."""
+
+    coefficients: Mapping[str, float]
+    scales: Mapping[str, float]
+    """The usual size of each term, because times and bytes stand side by side."""
+    determined: _Array
+    """(directions, terms): an orthonormal basis of the scaled terms of the measured cells."""
+
+    def __call__(self, terms: Terms, slowdown: float = 1.0) -> float | None:
+        """Return the sum, or None if the measured cells do not determine it.
+
+        A sum is determined if its terms are a combination of the terms of measured cells. For example, rows of a
+        single tp size don't tell how the latency of collectives grows. `slowdown` multiplies the terms that a GPU's
+        memory bandwidth limits.
+        """
+        if any(value and not self.scales.get(name) for name, value in terms.items()):
+            return None
+        scaled = np.array([terms.get(name, 0.0) / scale if scale else 0.0 for name, scale in self.scales.items()])
+        rest = scaled - self.determined.T @ (self.determined @ scaled)
+        if np.linalg.norm(rest) > TOLERANCE * np.linalg.norm(scaled):
+            return None
+        return sum(
+            self.coefficients[name] * value * (slowdown if name.startswith("bytes") else 1.0)
+            for name, value in terms.items()
+            if value
+        )
+
+
+def fit(cells: Sequence[Terms], values: Sequence[float], explained: Sequence[float] | None = None) -> Fit:
+    """Fit by least squares of the relative error, with coefficients of at least zero.
+
+    `explained` is the part of each value that the terms need not explain.
+    """
+    names = list(dict.fromkeys(name for terms in cells for name in terms))
+    if not names:
+        return Fit({}, {}, np.zeros((0, 0)))
+    matrix: _Array = np.array([[terms.get(name, 0.0) for name in names] for terms in cells])
+    measured = np.asarray(values, dtype=np.float64)
+    weights = 1 / np.maximum(measured, 1e-9)
+    scales = np.abs(matrix).max(axis=0)
+    scaled = matrix / np.where(scales > 0, scales, 1.0)
+    solution, _ = optimize.nnls(
+        scaled * weights[:, None], (measured - (explained or 0.0)) * weights, maxiter=100 * len(names)
+    )
+    coefficients = solution / np.where(scales > 0, scales, 1.0)
+    _, singular, directions = np.linalg.svd(scaled, full_matrices=False)
+    determined = directions[singular > TOLERANCE * singular.max()]
+    return Fit(
+        dict(zip(names, coefficients.tolist(), strict=True)), dict(zip(names, scales.tolist(), strict=True)), determined
+    )
 
 
 class RanOut(NamedTuple):
@@ -52,8 +110,6 @@ class Prediction:
     bytes_communicated: float | None
     """None: unknown."""
     peak_gib: Estimate
-    largest_ok_gib: float = 0.0
-    """Largest predicted need of a measured cell of the variant that ran, inputs included."""
     ran_out: tuple[RanOut, ...] = ()
 
     @property
@@ -62,38 +118,25 @@ class Prediction:
         return float(self.size.inputs_gib) + self.peak_gib.value
 
     def memory_outcome(self, free_gib: float) -> str:
-        """Return `fits`, `OOM`, `unknown`, or `tight` if the error bar includes both. Measured cells can make it worse.
+        """Return `fits`, `OOM`, `unknown`, or `tight` if the error bar includes both.
 
-        From the need of a cell that ran out it is `OOM`, and `tight` if a cell with a larger need ran, or if only
-        cells with a smaller need ran.
+        It is `OOM` as well if a measured cell of the variant with no larger need ran out on a GPU with as much memory.
         """
         if not self.peak_gib.known:
             return "unknown"
-        return OUTCOMES[max(self._predicted_outcome(free_gib), self._measured_outcome(free_gib))]
+        low, high = (self.size.inputs_gib + bound for bound in (self.peak_gib.low, self.peak_gib.high))
+        return "OOM" if low > free_gib or self.memory_reason(free_gib) else "tight" if high > free_gib else "fits"
 
     def memory_reason(self, free_gib: float) -> str | None:
-        """Return the measured cells that make this outcome worse than the prediction alone, or None if none do."""
-        failed, outcome = self._smallest_ran_out(free_gib), self._measured_outcome(free_gib)
-        if failed is None or not self.peak_gib.known or outcome <= self._predicted_outcome(free_gib):
-            return None
-        largest = f", the largest that ran needs {number(self.largest_ok_gib)} GiB" if outcome == 1 else ""
-        return (
-            f"with its inputs it needs {number(self.needed_gib)} GiB, and a measured cell that needs "
-            f"{number(failed.needed_gib)} GiB ran out of memory within {number(failed.gpu_memory_gib)} GiB{largest}"
-        )
-
-    def _predicted_outcome(self, free_gib: float) -> int:
-        bounds = (self.size.inputs_gib + bound for bound in (self.peak_gib.low, self.peak_gib.high))
-        return sum(bound > free_gib for bound in bounds)
-
-    def _measured_outcome(self, free_gib: float) -> int:
-        failed = self._smallest_ran_out(free_gib)
-        return 0 if failed is None else (self.needed_gib >= failed[0]) + (self.needed_gib > self.largest_ok_gib)
-
-    def _smallest_ran_out(self, free_gib: float) -> RanOut | None:
-        """Return the cell with the smallest need that ran out although its GPU had at least as much memory."""
-        large = (cell for cell in self.ran_out if free_gib <= (cell.gpu_memory_gib - RESERVE_GIB) * (1 + SAME_SHARE))
-        return min(large, default=None)
+        """Return the measured cell that ran out of memory and needs no more than this one, if the prediction fits."""
+        fits = self.size.inputs_gib + self.peak_gib.low <= free_gib
+        for needed_gib, gpu_gib in self.ran_out:
+            if fits and needed_gib <= self.needed_gib and free_gib <= (gpu_gib - RESERVE_GIB) * (1 + SAME_SHARE):
+                return (
+                    f"it needs {number(self.needed_gib)} GiB with its inputs, and a measured cell that needs "
+                    f"{number(needed_gib)} GiB ran out of memory within {number(gpu_gib)} GiB"
+                )
+        return None
 
 
 class Fits:
@@ -109,20 +152,18 @@ class Fits:
         device_ms = [self.device(counts[cell].time) or 0.0 for cell in both]
         self.host = fit([_host_terms(cell.size) for cell in both], [cell.time_ms or 0.0 for cell in both], device_ms)
 
-    def sent_bytes(self, size: ProblemSize) -> float | None:
-        """Return the bytes that the busiest rank sends."""
-        return self.sent(self._counts(size).sent)
-
     def communication_ms(self, size: ProblemSize, slowdown: float = 1.0) -> float | None:
         """Return the part of the device time that the collectives take."""
         terms = self._counts(size).time
         return self.device({name: value for name, value in terms.items() if name.startswith("collective")}, slowdown)
 
     def __call__(self, name: str, size: ProblemSize, slowdown: float = 1.0) -> float | None:
-        """Return one of `QUANTITIES`. `slowdown` multiplies times that a GPU's memory bandwidth limits."""
+        """Return one of `TIMES` or `COUNTED`. `slowdown` multiplies times that a GPU's memory bandwidth limits."""
         counts = self._counts(size)
         if name == "peak_gib":
             return self.memory(counts.memory)
+        if name == "bytes_communicated":
+            return self.sent(counts.sent)
         device_ms, host_ms = self.device(counts.time, slowdown), self.host(_host_terms(size))
         if name == "device_ms" or device_ms is None:
             return device_ms
@@ -163,25 +204,27 @@ class VariantModel:
         `slowdown` is the memory bandwidth of the measured GPU over that of the GPU in question. None withholds times.
         """
         stretch = 1 + sum(math.log2(times) for times in extrapolation_factors(self.cells, size).values())
-        wall, device, memory = (stretch * self.error(name) for name in QUANTITIES)
+        wall, device, memory = (stretch * self.error(name) for name in (*TIMES, "peak_gib"))
         return Prediction(
             self.label,
             size,
             None if slowdown is None else Estimate.of(self.fits("time_ms", size, slowdown), wall),
             None if slowdown is None else Estimate.of(self.fits("device_ms", size, slowdown), device),
             None if slowdown is None else Estimate.of(self.fits.communication_ms(size, slowdown), device),
-            self.fits.sent_bytes(size),
+            self.fits("bytes_communicated", size),
             Estimate.of(self.fits("peak_gib", size), memory),
-            *self._memory_bounds,
+            self._ran_out,
         )
 
     @functools.cached_property
-    def _memory_bounds(self) -> tuple[float, tuple[RanOut, ...]]:
-        """The last two fields of predictions, from measured cells whose need is determined."""
-        peaks = {cell: self.fits("peak_gib", cell.size) for cell in (*self.cells, *self.ran_out)}
-        needs = {cell: float(cell.size.inputs_gib) + peak for cell, peak in peaks.items() if peak is not None}
-        failed = tuple(RanOut(needs[cell], cell.memory_limit_gib or 0.0) for cell in self.ran_out if cell in needs)
-        return max(needs[cell] for cell in self.cells if cell in needs), failed
+    def _ran_out(self) -> tuple[RanOut, ...]:
+        """The cells that ran out of memory and whose need is determined."""
+        needs = [(cell, self.fits("peak_gib", cell.size)) for cell in self.ran_out]
+        return tuple(
+            RanOut(float(cell.size.inputs_gib) + peak, cell.memory_limit_gib or 0.0)
+            for cell, peak in needs
+            if peak is not None
+        )
 
     def error(self, name: str) -> float:
         """Return the relative error that 90% of the left-out cells did not exceed."""
@@ -198,13 +241,13 @@ def extrapolation_factors(cells: Sequence[MeasuredCell], size: ProblemSize) -> d
     return factors
 
 
-def models(measured: MeasuredCells, *, errors: bool = True) -> dict[str, VariantModel]:
-    """Return a model for each variant that was measured often enough. `errors=False` leaves out the slow part."""
+def models(measured: MeasuredCells) -> dict[str, VariantModel]:
+    """Return a model for each variant that was measured often enough."""
     by_label = {}
     for label in measured.labels:
         cells = tuple(cell for cell in measured.cells if cell.label == label and cell.status == "ok")
         if len({cell.size for cell in cells}) >= MIN_SIZES and any(cell.peak_gib is not None for cell in cells):
-            left_out = leave_out(measured.cost_model, cells, one_by_one(cells)) if errors else {}
+            left_out = leave_out(measured.cost_model, cells, one_by_one(cells))
             ran_out = tuple(cell for cell in measured.ran_out if cell.label == label)
             fits = Fits(measured.cost_model, label.split()[0], cells)
             by_label[label] = VariantModel(label, cells, fits, left_out, ran_out)
@@ -223,14 +266,14 @@ def leave_out(
 
     A prediction that is unknown is not counted.
     """
-    errors: dict[str, list[float]] = {name: [] for name in QUANTITIES}
+    errors: dict[str, list[float]] = {name: [] for name in (*TIMES, *COUNTED)}
     for group in groups:
         others = [cell for cell in cells if cell.size not in group]
         if not any(cell.peak_gib is not None for cell in others):
             continue
         fits = Fits(cost_model, cells[0].label.split()[0], others)
         for cell in (cell for cell in cells if cell.size in group):
-            for name in QUANTITIES:
+            for name in (*TIMES, *COUNTED):
                 truth, predicted = getattr(cell, name), fits(name, cell.size)
                 if truth and predicted is not None:
                     errors[name].append(abs(predicted / truth - 1))

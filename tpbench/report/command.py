@@ -7,8 +7,10 @@ import importlib
 import json
 import os
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -36,11 +38,11 @@ from tpbench.suggestions import nearest, unknown
 from tpbench.workloads import workloads
 
 PICTURES = ("png", "svg")
-FORMATS = (*TABLES, "html", *PICTURES, "json")
-COMMANDS = {"compare": "tpbench.report.compare.command", "history": "tpbench.report.history"}
+FORMATS = (*TABLES, "html", *PICTURES)
+COMMANDS = {"compare": "tpbench.report.compare", "history": "tpbench.report.history"}
 """Commands with options of their own, with their modules."""
 EPILOG = (
-    "`report.py compare BEFORE AFTER` says what got slower between two sets of rows. `report.py history` "
+    "`tpbench compare BEFORE AFTER` says what got slower between two sets of rows. `tpbench history` "
     "shows a metric over time, by commit and package. Each has a --help."
 )
 
@@ -104,8 +106,13 @@ def _report(options: argparse.Namespace) -> None:
         return
     _check(options, form, with_columns=bool(columns))
     frame = selected_rows(options)
-    if form == "json":
-        write_documents(frame, options.output or Path(), all_rows=options.all)
+    is_metric_table = not columns and options.study is None and options.metric is None
+    if form == "json" and options.output and not options.output.suffix:
+        write_documents(frame, options.output, all_rows=options.all)
+    elif form == "json" and is_metric_table:
+        rows = (frame if options.all else newest(frame)).dropna(axis="columns", how="all")
+        text = rows.to_json(orient="records", indent=2, date_format="iso", double_precision=15)
+        print_or_write(f"{text}\n", options.output)
     elif form in PICTURES and options.study is not None:
         picture = grid_plots.study_picture(study_picture(frame, options.study), options.study, form)
         print_or_write(picture, options.output)
@@ -138,7 +145,7 @@ def _check(options: argparse.Namespace, form: str, *, with_columns: bool) -> Non
         check_study(options.study)
         if options.plot is not None or form not in (*TABLES, *PICTURES):
             valid = ", ".join((*TABLES, *PICTURES))
-            raise JobError(f"--study is for --format {valid}; a page has the studies that its rows allow")
+            raise JobError(f"--study is for --format {valid}")
     elif is_picture != (options.plot is not None):
         raise JobError("a picture needs both: --format png or svg, and --plot NAME")
     elif is_picture and options.plot not in grid_plots.PLOTS:
@@ -150,26 +157,21 @@ def _check(options: argparse.Namespace, form: str, *, with_columns: bool) -> Non
 def write_documents(frame: pd.DataFrame, folder: Path, *, all_rows: bool = False) -> list[Path]:
     """Write a JSON file for the newest row of each cell, or for every row, whose workload defines a document.
 
-    The oldest row gets the plain name. If another result has that file already, the name gets the id of the row. Raises
-    JobError if there is nothing to write.
+    If several documents have one name, the id of the row follows it in all but the oldest. Raises JobError if there is
+    nothing to write.
     """
-    known = workloads()
-    documents = []
+    documents: dict[str, dict[str, Any]] = defaultdict(dict)
     for row in plain_rows(frame if all_rows else newest(frame)):
-        workload = known.get(row["workload"])
-        named = workload.document(row) if workload else None
-        if named is not None:
-            documents.append((*named, str(row["row_id"])))
+        if (workload := workloads().get(row["workload"])) and (named := workload.document(row)):
+            documents[named[0]][str(row["row_id"])] = named[1]
     if not documents:
         raise JobError("--format json: none of these rows is a correct row of a workload with JSON documents")
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for name, content, row_id in sorted(documents, key=lambda document: document[2]):
-        text = json.dumps(content, indent=2) + "\n"
-        file = folder / f"{name}.json"
-        if file.exists() and file.read_text(encoding="utf-8") != text:
-            file = folder / f"{name}_{row_id}.json"
-        file.write_text(text, encoding="utf-8")
-        print(f"report: wrote {file}", file=sys.stderr)
-        written.append(file)
+    for name, by_row in documents.items():
+        for at, (row_id, content) in enumerate(sorted(by_row.items())):
+            file = folder / f"{name}{f'_{row_id}' if at else ''}.json"
+            file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+            print(f"report: wrote {file}", file=sys.stderr)
+            written.append(file)
     return written

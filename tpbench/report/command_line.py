@@ -27,15 +27,14 @@ TABLES: dict[str, Callable[[Document], str]] = {
     "text": lambda document: f"{tables.as_text(document).plain}\n",
     "markdown": tables.as_markdown,
     "csv": tables.as_csv,
+    "json": tables.as_json,
 }
 """Formats of tables, with their renderers."""
 SUFFIXES = {".txt": "text", ".md": "markdown", ".htm": "html"} | {
-    f".{name}": name for name in ("csv", "html", "png", "svg")
+    f".{name}": name for name in ("csv", "html", "png", "svg", "json")
 }
 _UNKNOWN = "unrecognized arguments: "
 """Start of argparse's message for unknown options."""
-_INSTALLED = "tpbench-report"
-"""The name of the command in an environment with the installed package. In a checkout it is report.py."""
 
 
 class ReportParser(argparse.ArgumentParser):
@@ -43,8 +42,7 @@ class ReportParser(argparse.ArgumentParser):
 
     def __init__(self, command: str = "", *, description: str, epilog: str | None = None) -> None:
         """`command`: the name of a command with options of its own. Empty: the report itself."""
-        program = _INSTALLED if Path(sys.argv[0]).name == _INSTALLED else "report.py"
-        super().__init__(prog=f"{program} {command}".rstrip(), description=description, epilog=epilog)
+        super().__init__(prog=f"tpbench {command or 'report'}", description=description, epilog=epilog)
 
     def error(self, message: str) -> NoReturn:
         """Print the message, with the option or filter that was meant, and exit with 2."""
@@ -89,8 +87,7 @@ def _share(text: str) -> float:
 def add_output(parser: argparse.ArgumentParser, formats: Sequence[str]) -> None:
     """Add the format and the file of the output."""
     parser.add_argument("--format", choices=formats, help="(that of the suffix of -o, else text)")
-    folder = " (json: a folder)" if "json" in formats else ""
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=f"write there, not to the screen{folder}")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write there, not to the screen")
 
 
 def read_rows(places: Sequence[str]) -> pd.DataFrame:
@@ -111,9 +108,20 @@ def read_rows(places: Sequence[str]) -> pd.DataFrame:
     return frame
 
 
+def _rows_of(place: str) -> str:
+    """Return where the rows of a sweep's output folder are: its own ones, or without any the reference beside them."""
+    own, reference = Path(place, "rows"), Path(place, "reference")
+    if any(own.rglob("*.parquet")):
+        return str(own)
+    if not any(reference.rglob("*.parquet")):
+        return place
+    print(f"report: {place} has no rows of your own, so these are the reference rows in {reference}", file=sys.stderr)
+    return str(reference)
+
+
 def selected_rows(options: argparse.Namespace) -> pd.DataFrame:
     """Return the rows that the filters select. Raises JobError for a filter that no row passes."""
-    frame = read_rows(options.where)
+    frame = read_rows([_rows_of(place) for place in options.where])
     filters = [(name, getattr(options, name)) for name in FILTERS if getattr(options, name) is not None]
     for name, value in [*filters, *parse_conditions(options.only)]:
         if name not in frame:

@@ -10,26 +10,13 @@ import argparse
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from tpbench.report.analysis.metrics import Metric, counted, metric
 from tpbench.report.analysis.records import Record, value_text
 from tpbench.report.analysis.uncertainty import geometric_mean, observations
-from tpbench.report.command_line import (
-    TABLES,
-    ReportParser,
-    add_filters,
-    add_output,
-    add_test,
-    output_format,
-    print_or_write,
-    require_values,
-    selected_rows,
-    write_tables,
-)
-from tpbench.report.compare.changes import (
+from tpbench.report.changes import (
     ACROSS,
     BESIDE,
     FAILED,
@@ -44,13 +31,24 @@ from tpbench.report.compare.changes import (
     remarks,
     rows_by_cell,
 )
-from tpbench.report.plots import style
+from tpbench.report.command_line import (
+    TABLES,
+    ReportParser,
+    add_filters,
+    add_output,
+    add_test,
+    output_format,
+    print_or_write,
+    require_values,
+    selected_rows,
+    write_tables,
+)
+from tpbench.report.plots.grid_plots import study_picture
 from tpbench.settings import JobError
 from tpbench.suggestions import printable
 from tpbench.tables import MISSING, Document, Table, TableCell, number_cell
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from tpbench.workloads.study_data import Panel, Picture
+from tpbench.workloads.study_data import Series as Line
 
 PICTURES = ("svg", "png")
 FORMATS = (*TABLES, *PICTURES)
@@ -87,7 +85,7 @@ def main(arguments: Sequence[str]) -> int:
     pairs = [CellPair(series.name, *series.levels[-2:]) for series in history if len(series.levels) > 1]
     comparison = compare_cells(pairs, options.metric, options.threshold, ACROSS)
     if form in PICTURES:
-        print_or_write(_picture(history, comparison, form), options.output)
+        print_or_write(study_picture(_picture(history, comparison), "history", form), options.output)
     else:
         write_tables(_document(history, comparison, all_cells=options.all or form == "csv"), form, options.output)
     if not any(change.is_decided for change in comparison.changes):
@@ -175,34 +173,20 @@ def _document(history: Sequence[Series], comparison: Comparison, *, all_cells: b
     return Document([Table("", COLUMNS, lines)] if lines else [], caption, sentences)
 
 
-def _picture(history: Sequence[Series], comparison: Comparison, form: str) -> bytes:
-    """Return the picture as a file: each row by its time, relative to the first level of its cell."""
-    style.require()
-    with style.drawing("history"):
-        return style.file_content(_draw(history, comparison), form)
-
-
-def _draw(history: Sequence[Series], comparison: Comparison) -> Figure:
-    """Draw a line for each cell. Cells whose newest level changed have a colour and a name."""
+def _picture(history: Sequence[Series], comparison: Comparison) -> Picture:
+    """Return each row relative to the first level of its cell, by days. Cells that did not change have one name."""
     shown, changed = comparison.metric, _changed(comparison)
-    figure = style.new_figure(7.5, 3.6 + 0.18 * min(len(changed), len(style.LIGHT)))
-    axes = figure.subplots()
+    starts = [row["started_at"] for series in history for level in series.levels for row in level if row["started_at"]]
+    lines = []
     for series in history:
+        rows = [row for level in series.levels if _mean(level, shown) for row in level if row["started_at"]]
         first = _mean(series.levels[0], shown)
-        rows = [row for level in series.levels if _mean(level, shown) for row in level if row.get("started_at")]
-        values = [float(row[shown.name]) / first for row in rows]
-        index = changed.index(series.name) if series.name in changed else len(style.LIGHT)
-        named = index < len(style.LIGHT)
-        axes.plot(
-            [row["started_at"] for row in rows], values, color=style.colour(index) if named else style.FAINT,
-            marker=style.marker(index) if named else ".", label=style.short(series.name, 90) if named else None,
-            zorder=2 if named else 1,
-        )  # fmt: skip
-    axes.set_ylabel(f"{shown.name}, relative to the first level")
-    axes.tick_params(axis="x", rotation=30)
-    axes.set_title(f"{counted(len(history), 'cell')}; named: the newest level changed")
-    style.common_legend(figure, [axes], 1)
-    return figure
+        points = [((row["started_at"] - min(starts)).total_seconds() / 86400, row[shown.name] / first) for row in rows]
+        label = series.name if series.name in changed else "no change"
+        lines.append(Line(label, tuple(points)))
+    title = f"{counted(len(history), 'cell')}; named: the newest level changed"
+    since = f"days since {min(starts):%Y-%m-%d}" if starts else "days"
+    return Picture((Panel(title, tuple(lines)),), since, f"{shown.name}, relative to the first level")
 
 
 def _parser() -> argparse.ArgumentParser:

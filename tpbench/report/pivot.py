@@ -86,8 +86,10 @@ def metric_table(grid: RecordGrid, shown: Metric, *, floor: bool = False) -> Tab
 def _cells(row: GridRow, shown: Metric) -> list[TableCell]:
     """Return the cells of one problem."""
     ranked = list(zip(row.records, ratios_to_best(row.records, shown), strict=True))
-    best = next((record for record, ratio in ranked if ratio == 1), None)
-    return [_cell(record, shown, ratio, best) if record else _NOT_RUN for record, ratio in ranked]
+    best = {bool(record["fresh"]): record for record, ratio in ranked[::-1] if record and ratio == 1}
+    return [
+        _cell(record, shown, ratio, best.get(bool(record["fresh"]))) if record else _NOT_RUN for record, ratio in ranked
+    ]
 
 
 def _cell(record: Record, shown: Metric, ratio: float | None, best: Record | None) -> TableCell:

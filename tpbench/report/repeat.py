@@ -6,10 +6,8 @@ Stored values are data: they become quoted arguments, and a value that no comman
 from __future__ import annotations
 
 import functools
-import json
 import re
 import shlex
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ import tpbench
 from tpbench.job import NOT_IN_KEY, Job, stored_job
 from tpbench.measure.machine import RECORDED_VARIABLES
 from tpbench.outside.variant import OutsideVariant
+from tpbench.report.analysis.records import json_object
 from tpbench.results.read import plain_rows
 from tpbench.settings import JobError
 from tpbench.suggestions import nearest, printable
@@ -39,7 +38,7 @@ _PLAIN = re.compile(r"[\w./+:-]+")
 
 
 def print_command(frame: pd.DataFrame, row_id: str) -> None:
-    """Print the command that measures a row's cell again. For a variant from outside, stderr says where to run it.
+    """Print the command that measures a row's cell again.
 
     `row_id` is the identifier of one of the rows, or the beginning or end of it. Raises JobError if no row or several
     rows have it, or if the row has no command.
@@ -55,10 +54,6 @@ def print_command(frame: pd.DataFrame, row_id: str) -> None:
         raise JobError(f"{len(rows)} rows match {shown}: {', '.join(rows['row_id'].head(3))}: name one of them whole")
     (record,) = plain_rows(rows)
     print(row_command(record), flush=True)
-    if is_from_outside(record):
-        file = str(record["variant"]).rpartition(":")[0]
-        where = f"in the folder of {file}" if file else "where its package is installed"
-        print(f"report: run this command {printable(where)}", file=sys.stderr)
 
 
 def row_command(record: Mapping[str, Any]) -> str:
@@ -69,7 +64,7 @@ def row_command(record: Mapping[str, Any]) -> str:
     """
     environment = {
         name: str(value)
-        for name, value in _mapping(record.get("environment") or "{}").items()
+        for name, value in json_object(record.get("environment")).items()
         if name in RECORDED_VARIABLES and name not in CHOSEN_BY_LAUNCHER
     }
     words = [f"{name}={shlex.quote(_printable(name, value))}" for name, value in environment.items()]
@@ -84,31 +79,14 @@ def _printable(name: str, text: str) -> str:
 
 def row_job(record: Mapping[str, Any]) -> Job:
     """Return the job of a row with the columns `job` and `variant_version`. Raises JobError as `row_command` does."""
-    flat = _mapping(record["job"])
-    variant, workload = str(flat.get("variant")), str(flat.get("workload"))
-    if (
-        is_from_outside(record)
-        and variant not in variants()
-        and workload in workloads()
-        and _OUTSIDE.fullmatch(variant)
-    ):
-        return stored_job(flat, OutsideVariant.named(variant, workload))
-    return stored_job(flat)
-
-
-def is_from_outside(record: Mapping[str, Any]) -> bool:
-    """Return True for a row of a variant from a user's file or from an installed package."""
-    return ":" in str(record.get("variant")) or record.get("variant_version") is not None
-
-
-def _mapping(text: Any) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except (TypeError, ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
+    flat = json_object(record["job"])
+    if not flat:
         raise JobError("the row does not have its job")
-    return value
+    variant, workload = str(flat.get("variant")), str(flat.get("workload"))
+    is_from_outside = ":" in variant or record.get("variant_version") is not None
+    if is_from_outside and variant not in variants() and workload in workloads() and _OUTSIDE.fullmatch(variant):
+        return stored_job(flat, OutsideVariant(variant, workload))
+    return stored_job(flat)
 
 
 def arguments(job: Job) -> list[str]:

@@ -80,7 +80,7 @@ def study_document(
     if not computed:
         grids = _grids(frame, by_workload, all_rows=all_rows)
         tables = [
-            cell_table(grid, by_workload[grid.workload], compact=bool(columns))
+            cell_table(grid, by_workload[grid.workload])
             for grid in grids
             if not columns or filled_columns(grid, columns)
         ]
@@ -120,24 +120,24 @@ def _printable(table: Table) -> Table:
     )
 
 
-def cell_table(grid: RecordGrid, study: Study, *, compact: bool = False) -> Table:
+def cell_table(grid: RecordGrid, study: Study) -> Table:
     """Return a line for each cell of a grid, with the columns of the study that some row has.
 
-    `compact`: keys with one value stand in the heading, and the column of the status is left out if all cells are ok.
+    Keys with one value stand in the heading, and the column of the status is left out if all cells are ok.
     """
     cells, compared, shown = list(grid.cells()), compared_with_best(grid, study), filled_columns(grid, study.columns)
     values = [{row.key[at] for row in grid.rows} for at in range(len(grid.key_names))]
-    keys = [at for at, distinct in enumerate(values) if len(distinct) > 1 or not compact]
+    keys = [at for at, distinct in enumerate(values) if len(distinct) > 1]
     shared = {
         column_label(name): value_text(*distinct)
         for name, distinct in zip(grid.key_names, values, strict=True)
-        if compact and len(distinct) == 1 and distinct != {None}
+        if len(distinct) == 1 and distinct != {None}
     }
     statuses = [
         value_text(cell.record["status"]) + (marks(cell.record, shown) if cell.record["status"] == "ok" else "")
         for cell in cells
     ]
-    has_status = not compact or set(statuses) != {"ok"}
+    has_status = set(statuses) != {"ok"}
     rows: list[list[TableCell | str]] = [
         [
             *(value_text(cell.key[at]) for at in keys),
@@ -151,7 +151,8 @@ def cell_table(grid: RecordGrid, study: Study, *, compact: bool = False) -> Tabl
     columns = [column_label(grid.key_names[at]) for at in keys] + ["variant"]
     columns += [*(["status"] if has_status else []), *([OF_BEST] if compared else []), *shown]
     heading = ", ".join((grid.heading, *(f"{name}={value}" for name, value in shared.items())))
-    return Table(heading, columns, rows, {**grid.facts, **shared}, mark_meanings("".join(statuses)), exact=False)
+    notes = mark_meanings("".join(statuses))
+    return Table(heading, columns, rows, {**grid.facts, **shared}, notes, keys=len(keys) + 1, exact=False)
 
 
 def filled_columns(grid: RecordGrid, names: Sequence[str]) -> tuple[str, ...]:
@@ -172,7 +173,8 @@ def value_cell(name: str, record: Record) -> TableCell:
     value = record.get(name)
     if isinstance(value, float):
         return TableCell(f"{100 * value:.1f}%" if name in percentages() else number(value), value)
-    return TableCell(value_text(value))
+    is_count = isinstance(value, int) and not isinstance(value, bool)
+    return TableCell(value_text(value), value if is_count else None)
 
 
 def compared_with_best(grid: RecordGrid, study: Study) -> list[TableCell]:
@@ -190,7 +192,7 @@ def compared_with_best(grid: RecordGrid, study: Study) -> list[TableCell]:
         groups[tuple(value for key, value in pairs if key not in study.compared_across)].append(at)
     compared = [TableCell(MISSING)] * len(cells)
     for group in groups.values():
-        ratios = ratios_to_best((cells[at].record for at in group), metric(name))
+        ratios = ratios_to_best([cells[at].record for at in group], metric(name))
         for at, ratio in zip(group, ratios, strict=True):
             if ratio is not None:
                 compared[at] = TableCell(ratio_text(ratio), ratio)

@@ -2,10 +2,10 @@
 
 The modules, in the order of a first reading:
 
-- Columns: `columns` are those of every row. `schema` adds those of workloads, and writes outputs/SCHEMA.md.
+- Columns: `schema` has those of every row and those of workloads.
 - Writing: `write` stores one row, durable or not at all.
-- Reading: `row_files` finds and checks files, `read` has `tpbench.load`, and `computed` has the columns that no file
-  has, or that a file may lack.
+- Reading: `row_files` finds and checks files, and `read` has `tpbench.load`, with the columns that no file has, or
+  that a file may lack.
 - Meaning: `current_rows` chooses the row that holds for a cell.
 - Merging: `compact` makes one file of many.
 """

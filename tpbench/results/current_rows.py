@@ -7,7 +7,6 @@ kernels and packages on the same hardware and driver. Whether it is older or new
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +14,6 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tpbench.results.columns import TIME
 from tpbench.suggestions import printable
 
 MEASURED = ("ok", "oom", "wrong")
@@ -28,8 +26,6 @@ HARDWARE = {"cuda": ("gpu_name", "driver_version"), "cpu": ("cpu_model",)}
 _MAY_LACK = ("package_versions", *(name for names in HARDWARE.values() for name in names))
 """Columns that a row may lack although its job ran with one value of them."""
 
-_AHEAD = datetime.timedelta(days=730)
-"""Difference that clocks of different machines may have. A clock that is merely wrong gives no warning."""
 _LONGER_WAIT, _WAIT_MS = 2.0, 0.1
 """The host may wait for the device for `_LONGER_WAIT` times the device time, and `_WAIT_MS` more. In 74 honest cells of
 0.008 to 8 ms on one H200, with and without graphs, it waited at most 0.008 ms longer than the device time."""
@@ -109,25 +105,8 @@ def replaced_rows(frame: pd.DataFrame) -> list[Any]:
     return replaced
 
 
-def suspicious_rows(table: pa.Table, now: datetime.datetime | None = None) -> list[str]:
-    """Return a warning about rows that are dated after `now`, the present time unless it is given, and about rows whose
-    device time misses work."""
-    limit = pa.scalar((now or datetime.datetime.now(datetime.UTC)) + _AHEAD, TIME)
-    later = [pc.fill_null(pc.greater(table.column(name), limit), False) for name in ("started_at", "finished_at")]
-    complaints = {
-        "dated years ahead; of several rows of a cell the one with the latest date counts": (
-            table.filter(pc.or_(*later)).column("row_id").to_pylist()
-        ),
-        "the device works for more than twice device_ms after a step has returned, so device_ms misses work on another "
-        "stream: let that stream wait for the current one first, and the current one for it last": (
-            _with_missed_work(table)
-        ),
-    }
-    return [f"{_named(names)}: {complaint}" for complaint, names in complaints.items() if names]
-
-
-def _with_missed_work(table: pa.Table) -> list[str]:
-    """Return the rows on whose GPUs work goes on for long after the end event.
+def rows_with_missed_work(table: pa.Table) -> list[str]:
+    """Return a warning about rows on whose GPUs work goes on for long after the end event, or nothing.
 
     When a step returns, all its launches are queued. So an honest device is idle after the time of an iteration.
     """
@@ -135,10 +114,12 @@ def _with_missed_work(table: pa.Table) -> list[str]:
         return []
     wait_ms = pc.subtract(table.column("time_ms"), table.column("launch_ms"))
     limit_ms = pc.add(pc.multiply(table.column("device_ms"), _LONGER_WAIT), _WAIT_MS)
-    names: list[str] = table.filter(pc.greater(wait_ms, limit_ms)).column("row_id").to_pylist()
-    return names
-
-
-def _named(names: list[str | None]) -> str:
-    distinct = list(dict.fromkeys(printable(str(name)) for name in names))
-    return f"row {distinct[0]}{f' and {len(distinct) - 1} more' if len(distinct) > 1 else ''}"
+    names = table.filter(pc.greater(wait_ms, limit_ms)).column("row_id").unique().to_pylist()
+    if not names:
+        return []
+    others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return [
+        f"row {printable(str(names[0]))}{others}: the device works for more than twice device_ms after a step has "
+        "returned, so device_ms misses work on another stream: let that stream wait for the current one first, and the "
+        "current one for it last"
+    ]

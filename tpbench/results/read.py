@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import json
+import typing
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,13 +16,15 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tpbench.results.columns import FLAG, INT, TEXT
-from tpbench.results.computed import LABEL, column_defaults, label_columns, with_defaults, with_keys, with_labels
-from tpbench.results.current_rows import suspicious_rows
-from tpbench.results.row_files import FileRows, Unreadable, Where, read_files, shown
-from tpbench.results.schema import COLUMN_LIST, SCHEMA_VERSION, all_columns, common_columns, workload_columns
+from tpbench.job import key_of
+from tpbench.measure.session import MeasureSettings
+from tpbench.results.current_rows import rows_with_missed_work
+from tpbench.results.row_files import Where, read_files, shown
+from tpbench.results.schema import COLUMN_LIST, FLAG, INT, REAL, TEXT, all_columns, common_columns, workload_columns
 from tpbench.results.write import row_path, row_table
+from tpbench.settings import defaults, spelled
 from tpbench.suggestions import printable, unknown
+from tpbench.workloads import Workload, workloads
 
 _ORDER = ("started_at", "cell", "row_id")
 _PANDAS_TYPES = {
@@ -38,7 +43,7 @@ def load(where: Where = "outputs", *, columns: Sequence[str] | None = None, **eq
 
     `columns` selects columns; the others are not read. Every other keyword is a column with the value, or the list of
     values, that rows must have: `load("outputs", status="ok", tp_size=[2, 4], columns=["variant", "vocab",
-    "time_ms"])`. outputs/SCHEMA.md lists the columns with their units.
+    "time_ms"])`. `python -m tpbench docs columns` lists the columns with their units.
 
     The frame has the columns in the schema's order, even those that no row fills. If all rows are of one workload, or
     `workload` names one, other workloads' columns are left out. After `variant` comes `label`, which no file has: the
@@ -70,19 +75,12 @@ def _load(where: Where, columns: Sequence[str] | None, equal: Mapping[str, Any])
         needed |= label_columns() if LABEL in needed else frozenset()
         needed |= {"workload"} if any(needed & fields.keys() for fields in column_defaults().values()) else frozenset()
         needed |= {"job"} if "key" in needed else frozenset()
-    reads, complaints = read_files(where, needed)
-    newer = [path for path, read in reads.items() if read.version > SCHEMA_VERSION]
-    if newer:
-        versions = ", ".join(sorted({str(reads[path].version) for path in newer}))
-        complaints.append(
-            f"{shown(newer[0])}{f' and {len(newer) - 1} more' if len(newer) > 1 else ''}: written by a newer tpbench "
-            f"(schema {versions}, this one knows {SCHEMA_VERSION}); columns that this one does not know are left out"
-        )
-    table, misfits, _ = combine(reads)
+    tables, complaints = read_files(where, needed)
+    table, misfits, _ = combine(tables)
     table = with_defaults(table)
     if needed is None or "key" in needed:
         table = with_keys(table)
-    for complaint in (*complaints, *misfits, *suspicious_rows(table)):
+    for complaint in (*complaints, *misfits, *rows_with_missed_work(table)):
         warnings.warn(complaint, RowWarning, stacklevel=3)
     if columns is None or LABEL in (*columns, *equal):
         table = with_labels(table)
@@ -140,64 +138,49 @@ def plain_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def read_table(where: Where) -> tuple[pa.Table, list[Path], list[str]]:
-    """Return the rows of all files as one table without duplicates, the files that were read, and complaints.
-
-    Files of a newer tpbench, and files that cannot be read, are left out, with one complaint for each.
-    """
-    reads, complaints = read_files(where, None)
-    current = {path: read for path, read in reads.items() if read.version <= SCHEMA_VERSION}
-    complaints += [f"{shown(path)}: left as it is, written by a newer tpbench" for path in reads if path not in current]
-    table, misfits, used = combine(current)
+    """Return the rows of all files as one table without duplicates, the files that were read, and complaints."""
+    tables, complaints = read_files(where, None)
+    table, misfits, used = combine(tables)
     return _in_order(table), used, complaints + misfits
 
 
-def combine(reads: Mapping[Path, FileRows]) -> tuple[pa.Table, list[str], list[Path]]:
-    """Return one table of the current schema, a complaint for each file that does not fit it, and the files that do.
+def combine(tables: Mapping[Path, pa.Table]) -> tuple[pa.Table, list[str], list[Path]]:
+    """Return all rows as one table, a complaint for each file that does not fit the schema, and the files that do.
 
     Files of equal schema are concatenated before any work per column: ten thousand files have a handful of schemas.
     """
-    groups: dict[tuple[int, bytes], dict[Path, pa.Table]] = defaultdict(dict)
-    for path, read in reads.items():
-        groups[read.version, read.table.schema.serialize().to_pybytes()][path] = read.table
-    tables: list[pa.Table] = []
+    groups: dict[Any, list[Path]] = defaultdict(list)
+    for path, table in tables.items():
+        groups[table.schema.serialize().to_pybytes()].append(path)
+    waiting = list(groups.values())
+    fitting: list[pa.Table] = []
     complaints: list[str] = []
     used: list[Path] = []
-    for (version, _), tables_by_path in groups.items():
+    for paths in waiting:
         try:
-            tables.append(_conform(pa.concat_tables(list(tables_by_path.values())).combine_chunks(), version))
-            used += tables_by_path
-            continue
-        except (Unreadable, pa.ArrowException, ValueError):
-            pass  # at least one of these files does not fit
-        for path, table in tables_by_path.items():
-            try:
-                tables.append(_conform(table, version))
-                used.append(path)
-            except (Unreadable, pa.ArrowException, ValueError) as error:
-                complaints.append(f"{shown(path)}: skipped, it is broken: {printable(str(error))}")
-    return _concatenate(tables), complaints, used
+            fitting.append(_conform(pa.concat_tables([tables[path] for path in paths]).combine_chunks()))
+            used += paths
+        except (pa.ArrowException, ValueError) as error:
+            if len(paths) > 1:  # at least one of these files does not fit
+                waiting += [[path] for path in paths]
+            else:
+                complaints.append(f"{shown(paths[0])}: skipped, it is broken: {printable(str(error))}")
+    return _concatenate(fitting), complaints, used
 
 
-def _conform(table: pa.Table, version: int) -> pa.Table:
-    """Return the table with its columns in the declared types.
-
-    An undeclared column stays, unless a newer tpbench wrote the file.
-    """
+def _conform(table: pa.Table) -> pa.Table:
+    """Return the table with its columns in the declared types. An undeclared column stays."""
     columns = all_columns()
     if len(set(table.column_names)) < len(table.column_names):
-        raise Unreadable("it has two columns of one name")
+        raise ValueError("it has two columns of one name")
     arrays = {}
     for name, array in zip(table.column_names, table.columns, strict=True):
-        declared = columns.get(name)
-        if declared is None and version > SCHEMA_VERSION:
-            continue
-        if declared is not None and not pa.types.is_null(declared.type) and array.type != declared.type:
+        declared = columns[name].type if name in columns else pa.null()
+        if not pa.types.is_null(declared) and array.type != declared:
             try:
-                array = array.cast(declared.type)
+                array = array.cast(declared)
             except pa.ArrowException:
-                if version > SCHEMA_VERSION:
-                    continue
-                raise Unreadable(f"column {name} is {array.type}, not {declared.type}") from None
+                raise ValueError(f"column {name} is {array.type}, not {declared}") from None
         arrays[name] = array
     return pa.table(arrays)
 
@@ -205,14 +188,12 @@ def _conform(table: pa.Table, version: int) -> pa.Table:
 def _concatenate(tables: Sequence[pa.Table]) -> pa.Table:
     """Return all tables as one with every declared column, in order, and then the other columns."""
     declared = pa.schema([(name, column.type) for name, column in all_columns().items()]).empty_table()
-    try:
-        return pa.concat_tables([declared, *tables], promote_options="permissive").combine_chunks()
-    except pa.ArrowException:  # the types of a column without a declared type differ
-        types: dict[str, set[pa.DataType]] = defaultdict(set)
-        for field in (field for table in tables for field in table.schema if not pa.types.is_null(field.type)):
-            types[field.name].add(field.type)
-        tables = [_with_texts(table, {name for name, kinds in types.items() if len(kinds) > 1}) for table in tables]
-        return pa.concat_tables([declared, *tables], promote_options="permissive").combine_chunks()
+    types: dict[str, set[pa.DataType]] = defaultdict(set)
+    for field in (field for table in tables for field in table.schema if not pa.types.is_null(field.type)):
+        types[field.name].add(field.type)
+    mixed = {name for name, kinds in types.items() if len(kinds - {INT, REAL}) + bool(kinds & {INT, REAL}) > 1}
+    tables = [_with_texts(table, mixed) for table in tables]
+    return pa.concat_tables([declared, *tables], promote_options="permissive").combine_chunks()
 
 
 def _with_texts(table: pa.Table, names: set[str]) -> pa.Table:
@@ -230,3 +211,88 @@ def _in_order(table: pa.Table) -> pa.Table:
     again = frame.duplicated(["row_id", "started_at", "finished_at"]) & frame["row_id"].notna()
     order = frame[~again].sort_values(list(_ORDER), kind="stable", na_position="first").index
     return table.take(pa.array(order, pa.int64()))
+
+
+LABEL = "label"
+"""Name of a column that no file has: the variant with the options that it was run with, as reports name it."""
+
+
+def with_keys(table: pa.Table) -> pa.Table:
+    """Return the table with the key of each stored job. A row whose job this version cannot read keeps its key."""
+    keys: dict[tuple[str | None, str | None], str | None] = {}
+    rows = list(zip(table.column("job").to_pylist(), table.column("key").to_pylist(), strict=True))
+    for job, key in dict.fromkeys(rows):
+        keys[job, key] = key if job is None else _key_of(job) or key
+    column = pa.array([keys[row] for row in rows], TEXT)
+    return table.set_column(table.column_names.index("key"), "key", column)
+
+
+def _key_of(job: str) -> str | None:
+    try:
+        return key_of(json.loads(job))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # a job may be any text
+        return None
+
+
+@functools.cache
+def column_defaults() -> dict[str, dict[str, Any]]:
+    """Return the default of each column that holds a field, by workload. Fields that may be null are left out."""
+    columns = all_columns()
+    defaults_by_workload: dict[str, dict[str, Any]] = {}
+    for name, workload in workloads().items():
+        types = typing.get_type_hints(MeasureSettings) | typing.get_type_hints(workload.problem)
+        fields = defaults(MeasureSettings) | defaults(workload.problem)
+        defaults_by_workload[name] = {
+            field: str(default) if columns[field].type == TEXT else default
+            for field, default in fields.items()
+            if field in columns and type(None) not in typing.get_args(types[field])
+        }
+    return defaults_by_workload
+
+
+def with_defaults(table: pa.Table) -> pa.Table:
+    """Return the table with the defaults of fields that rows lack."""
+    for workload, fields in column_defaults().items():
+        lacking = [name for name in fields if name in table.column_names and table.column(name).null_count]
+        if lacking:
+            of_workload = pc.fill_null(pc.equal(table.column("workload"), workload), False)
+        for name in lacking:
+            column = table.column(name)
+            default = pa.scalar(fields[name], column.type)
+            filled = pc.if_else(pc.and_(pc.is_null(column), of_workload), default, column)
+            table = table.set_column(table.column_names.index(name), name, filled)
+    return table
+
+
+def default_options(workload: Workload | None) -> dict[str, Any]:
+    """Return the options that a label names if their value differs from this default."""
+    return {**(workload.option_defaults if workload else {"block_cap": "auto"}), "graph": False, "fresh": False}
+
+
+def chosen_options(row: Mapping[str, Any], workload: Workload | None) -> tuple[tuple[str, Any], ...]:
+    """Return the names and values of a row's options that are not the defaults, in declared order."""
+    return tuple(
+        (name, row[name])
+        for name, default in default_options(workload).items()
+        if row.get(name) is not None and row[name] != default
+    )
+
+
+def label_columns() -> frozenset[str]:
+    """Return the columns from which labels are computed."""
+    options = {name for workload in workloads().values() for name in default_options(workload)}
+    return frozenset({"workload", "variant", *options, *default_options(None)})
+
+
+def with_labels(table: pa.Table) -> pa.Table:
+    """Return the table with the column `label` after `variant`. Rows of equal options have equal labels."""
+    names = [name for name in table.column_names if name in label_columns()]
+    rows = list(zip(*(table.column(name).to_pylist() for name in names), strict=True))
+    labels: dict[tuple[Any, ...], str | None] = {}
+    for values in dict.fromkeys(rows):
+        row = dict(zip(names, values, strict=True))
+        options = chosen_options(row, workloads().get(row["workload"]))
+        words = [row["variant"], *(f"{name}={spelled(value)}" for name, value in options)]
+        labels[values] = None if row["variant"] is None else " ".join(words)
+    texts = pa.array([labels[values] for values in rows], TEXT)
+    return table.add_column(table.column_names.index("variant") + 1, pa.field(LABEL, TEXT), texts)

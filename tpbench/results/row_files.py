@@ -1,7 +1,7 @@
 """Files of rows: where they are, their checksums, and the content of each as one Arrow table.
 
 A file that cannot be read costs a complaint, not the other files. Nothing in a file is evaluated: Arrow reads it, and
-its metadata is dropped except for the version of the schema.
+its metadata is dropped.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import os
 import stat
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
@@ -28,11 +27,6 @@ Where: TypeAlias = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 _THREADS = min(4, os.cpu_count() or 1)
 _LISTINGS = 3
 """Most times that the folder is listed: again if a file vanished, because its rows may be in a merged file now."""
-_MAX_BYTES = 2**32
-"""Largest file that is read, in bytes, and largest content of a compressed file by its metadata."""
-_MAX_ROWS = 10**7
-"""Most rows of one file."""
-
 _BEGIN, _END = b"\xfftpbench-sha256\xfe", b"\xfesha256-tpbench\xff"
 """Marks around the checksum. No valid text contains them. There are two, because a bit may change in one of them."""
 _FOOTER_END = 8
@@ -98,35 +92,28 @@ class Unreadable(Exception):
     """The reason why a file is skipped."""
 
 
-@dataclass(frozen=True)
-class FileRows:
-    """The content of one file."""
-
-    version: int
-    """Version of the schema that wrote the file."""
-    table: pa.Table
-
-
-def read_files(where: Where, columns: frozenset[str] | None) -> tuple[dict[Path, FileRows], list[str]]:
-    """Return the content of every readable file, and a complaint for each other file."""
-    reads: dict[Path, FileRows] = {}
+def read_files(where: Where, columns: frozenset[str] | None) -> tuple[dict[Path, pa.Table], list[str]]:
+    """Return the rows of every readable file, and a complaint for each other file."""
+    tables: dict[Path, pa.Table] = {}
     refused: dict[Path, str] = {}
     with ThreadPoolExecutor(_THREADS) as threads:
         for _ in range(_LISTINGS):
-            new = [path for path in row_files(where) if path not in reads and path not in refused]
+            new = [path for path in row_files(where) if path not in tables and path not in refused]
             vanished = False
             # Threads only for the disk: while Arrow parses such small files, it holds the interpreter lock.
             for path, content in zip(new, threads.map(_content, new), strict=True):
-                result = _parse(content, columns) if isinstance(content, bytes) else content
-                if isinstance(result, FileRows):
-                    reads[path] = result
-                elif result is None:
-                    vanished = True
-                else:
-                    refused[path] = f"{shown(path)}: skipped, {result}"
+                try:
+                    if isinstance(content, Unreadable):
+                        raise content
+                    if content is None:
+                        vanished = True
+                    else:
+                        tables[path] = _parse(content, columns)
+                except Unreadable as error:
+                    refused[path] = f"{shown(path)}: skipped, {error}"
             if not vanished:
                 break
-    return reads, list(refused.values())
+    return tables, list(refused.values())
 
 
 def _content(path: Path) -> bytes | Unreadable | None:
@@ -134,40 +121,33 @@ def _content(path: Path) -> bytes | Unreadable | None:
     try:
         # Without waiting: the opening of a pipe would wait for a writer.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 return Unreadable("it is no regular file")
-            if status.st_size > _MAX_BYTES:
-                return Unreadable(f"it is larger than {_MAX_BYTES} bytes")
-            return file.read(_MAX_BYTES)  # not mapped: truncating a mapped file would kill this process
+            return file.read()  # not mapped: truncating a mapped file would kill this process
     except FileNotFoundError:
         return None
     except (OSError, MemoryError) as error:
         return Unreadable(f"it cannot be opened: {getattr(error, 'strerror', None) or error}")
 
 
-def _parse(content: bytes, columns: frozenset[str] | None) -> FileRows | Unreadable:
-    """Return the file's rows with those columns, or why they cannot be read."""
+def _parse(content: bytes, columns: frozenset[str] | None) -> pa.Table:
+    """Return the file's rows with those columns. Raises Unreadable."""
     if is_damaged(content):
-        return Unreadable("it is broken: its checksum does not fit its content")
+        raise Unreadable("it is broken: its checksum does not fit its content")
     try:
         parquet = pq.ParquetFile(pa.BufferReader(content), pre_buffer=False, page_checksum_verification=True)
         marker = (parquet.metadata.metadata or {}).get(MARKER)
         if marker is None:
-            return Unreadable("it is not tpbench's")
-        version = int(marker)
-        if version < SCHEMA_VERSION:
-            return Unreadable(f"it has version {version} of the schema, and this tpbench reads {SCHEMA_VERSION}")
-        groups = (parquet.metadata.row_group(index) for index in range(parquet.metadata.num_row_groups))
-        if parquet.metadata.num_rows > _MAX_ROWS or sum(group.total_byte_size for group in groups) > _MAX_BYTES:
-            return Unreadable(f"it has more than {_MAX_ROWS} rows or {_MAX_BYTES} bytes")
+            raise Unreadable("it is not tpbench's")
+        if int(marker) != SCHEMA_VERSION:
+            raise Unreadable(f"it has version {int(marker)} of the schema, and this tpbench reads {SCHEMA_VERSION}")
         names = parquet.schema_arrow.names
         wanted = None if columns is None else [name for name in names if name in columns]
         table = parquet.read(columns=wanted, use_threads=False).replace_schema_metadata(None)
         table.validate(full=True)  # text that is not UTF-8 would fail much later
-        return FileRows(version, table)
+        return table
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, NotImplementedError, MemoryError) as error:
-        return Unreadable(f"it is broken: {printable(str(error))}")
+        raise Unreadable(f"it is broken: {printable(str(error))}") from None
 
 
 def shown(path: Path) -> str:

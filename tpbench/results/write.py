@@ -18,19 +18,21 @@ import pyarrow.parquet as pq
 
 import tpbench
 from tpbench.files import lock, sync_folder, write_durably
-from tpbench.results.columns import INT, REAL, TEXT
 from tpbench.results.row_files import with_checksum
 from tpbench.results.schema import (
     COLUMN_LIST,
+    INT,
     MARKER,
+    REAL,
     SCHEMA_VERSION,
     STATUSES,
+    TEXT,
     RowError,
     common_columns,
     type_of,
     workload_columns,
 )
-from tpbench.suggestions import unknown
+from tpbench.suggestions import printable, unknown
 
 _ROW_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=,+-]{0,199}")
 INDEX = ".compacted"
@@ -119,7 +121,8 @@ def row_table(row: Mapping[str, Any]) -> pa.Table:
         raise RowError(unknown("status", row["status"], STATUSES))
     arrays = {}
     for name, column in known.items():
-        value = _plain(row.get(name))
+        value = row.get(name)
+        value = value.tolist() if isinstance(value, (np.generic, np.ndarray)) else value
         kind = column.type
         if pa.types.is_null(kind):
             if value is None:
@@ -129,11 +132,6 @@ def row_table(row: Mapping[str, Any]) -> pa.Table:
     return pa.table(arrays)
 
 
-def _plain(value: Any) -> Any:
-    """Return numpy scalars and arrays as Python values."""
-    return value.tolist() if isinstance(value, (np.generic, np.ndarray)) else value
-
-
 def _array(name: str, kind: pa.DataType | None, value: Any) -> pa.Array:
     """Return one value as a column. Raises RowError for values that Arrow would convert: true to 1, local time to
     UTC."""
@@ -141,19 +139,15 @@ def _array(name: str, kind: pa.DataType | None, value: Any) -> pa.Array:
         return pa.nulls(1, kind)
     value_type = type_of(value)
     if value_type is None or (value_type != kind and (value_type, kind) != (INT, REAL)):
-        raise RowError(f"{name}={_short(value)} is a {type(value).__name__}: the column is {kind or 'of no such type'}")
+        column = kind or "of no such type"
+        raise RowError(f"{name}={printable(repr(value), 80)} is a {type(value).__name__}: the column is {column}")
     if kind == TEXT:
         # The output of a process may hold bytes that are not UTF-8; they must not cost the row.
         value = value.encode("utf-8", "backslashreplace").decode("utf-8")
     try:
         return pa.array([value], kind)
     except (pa.ArrowException, OverflowError) as error:
-        raise RowError(f"{name}={_short(value)} does not fit {kind}: {error}") from None
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+        raise RowError(f"{name}={printable(repr(value), 80)} does not fit {kind}: {error}") from None
 
 
 def parquet_bytes(table: pa.Table, *, compressed: bool = False) -> bytes:
@@ -181,14 +175,10 @@ def _publish(temporary: Path, path: Path) -> None:
     except OSError as error:
         if error.errno not in _NO_HARD_LINKS:
             raise
-        _publish_by_rename(temporary, path)
-
-
-def _publish_by_rename(temporary: Path, path: Path) -> None:
-    """Check, then rename, under a lock that ends with its process. For file systems without hard links."""
-    with path.with_name(".lock").open("a") as file:
-        with contextlib.suppress(OSError):  # without locks a race of microseconds remains
-            lock(file.fileno(), wait=True)
-        if path.exists():
-            raise RowExists(errno.EEXIST, "this row has been written before", str(path))
-        temporary.rename(path)
+        # Check, then rename, under a lock that ends with its process.
+        with path.with_name(".lock").open("a") as file:
+            with contextlib.suppress(OSError):  # without locks a race of microseconds remains
+                lock(file.fileno(), wait=True)
+            if path.exists():
+                raise RowExists(errno.EEXIST, "this row has been written before", str(path)) from None
+            temporary.rename(path)

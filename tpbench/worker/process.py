@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import tpbench
+from tpbench.measure.machine import omp_threads
 from tpbench.workloads.step import WrongReturn
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def device_of_rank(name: str) -> torch.device:
     import torch
 
     if name == "cpu":
-        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+        torch.set_num_threads(omp_threads() or 1)
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise RuntimeError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ class Task:
             "folder": str(self.folder.absolute()),
             "started_at": self.started_at.isoformat(),
             "columns": dict(self.columns),
-            "outside": self.job.outside.plain() if self.job.outside else None,
+            "outside": asdict(self.job.outside) if self.job.outside else None,
         }
         replace_file(file, json.dumps(content))
 
@@ -75,7 +75,7 @@ class Task:
         outside = content.get("outside")  # a task of an older version has none
         try:
             return cls(
-                stored_job(content["job"], OutsideVariant.from_plain(outside) if outside else None),
+                stored_job(content["job"], OutsideVariant(**outside) if outside else None),
                 content["row_id"],
                 Path(content["folder"]),
                 datetime.fromisoformat(content["started_at"]),

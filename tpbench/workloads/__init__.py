@@ -97,8 +97,6 @@ class Study:
     """Import path of a module that computes the study instead. Its `tables(rows)` returns a list of
     `tpbench.tables.Table`, its `picture(rows)` a `Picture` of `study_data`, or None. A row is a dictionary by column;
     missing is None."""
-    option: str = ""
-    """The option that the study is about: a page shows the study if that option has several values. Empty: always."""
     best_by: tuple[str, ...] = ()
     """Columns to compare a cell with the best one of its problem. The first that a row has is used."""
     compared_across: tuple[str, ...] = ()
@@ -118,6 +116,8 @@ class Workload:
     `check(tp_size, dp_size)` that returns a list of complaints."""
     columns: Mapping[str, str] = field(default_factory=dict)
     """Results that only this workload's rows have, each with its meaning and unit."""
+    variant_columns: tuple[str, ...] = ()
+    """Those of `columns` that a variant itself may set. Everything else of a row is measured."""
     job_only_fields: tuple[str, ...] = ()
     """Fields of the problem without a column: a row has them in the JSON of its job only."""
     former_fields: Mapping[str, Any] = field(default_factory=dict)

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from numbers import Integral, Real
 from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
 from tpbench.measure.audit import Inputs, tensors_of
-from tpbench.workloads import Variant
+from tpbench.suggestions import unknown
+from tpbench.workloads import Variant, Workload
 
 
 class WrongReturn(TypeError):
-    """A variant returned a value of another type than its workload expects."""
+    """A variant returned a value that its workload does not expect."""
 
-    def __init__(self, message: str, file: str, line: int) -> None:
+    def __init__(self, variant: Variant, message: str) -> None:
         super().__init__(message)
-        self.file, self.line = file, line
+        code = variant.prepare.__code__
+        self.file, self.line = variant.place or (code.co_filename, code.co_firstlineno)
         """The place where the variant's function is defined. No frame of the traceback lies there."""
 
 
@@ -30,10 +33,31 @@ def require(value: Any, expected: type, variant: Variant, what: str) -> Any:
         return value
     names = [name for name in getattr(expected, "__annotations__", {}) if not name.startswith("_")]
     fields = f" ({', '.join(names)})" if names else ""
-    code = variant.prepare.__code__
-    file, line = variant.place or (code.co_filename, code.co_firstlineno)
-    message = f"{what} of {variant.name} must return the type {expected.__name__}{fields}, not {type(value).__name__}"
-    raise WrongReturn(message, file, line)
+    returned = f"{what} of {variant.name} must return the type {expected.__name__}{fields}, not {type(value).__name__}"
+    raise WrongReturn(variant, returned)
+
+
+def bytes_sent(value: Any, variant: Variant) -> int:
+    """Return the bytes that a variant says its rank sends. Raises WrongReturn if it is no number of bytes."""
+    if isinstance(value, Integral) and not isinstance(value, bool) and 0 <= int(value) < 2**63:
+        return int(value)
+    raise WrongReturn(variant, f"bytes_communicated of {variant.name} must be an int of at least 0, not {value!r:.40}")
+
+
+def checked_columns(columns: Any, variant: Variant, workload: Workload) -> dict[str, Any]:
+    """Return the columns of a row that a variant sets.
+
+    Raises WrongReturn for a column that the workload doesn't leave to its variants, and for a value that is neither a
+    number nor a text.
+    """
+    for name, value in require(columns, Mapping, variant, "columns").items():
+        if name not in workload.variant_columns:
+            complaint = unknown("column of a variant", name, workload.variant_columns)
+            raise WrongReturn(variant, f"{variant.name} sets {name}: {complaint}")
+        if not (value is None or isinstance(value, (Real, str))):
+            kind = type(value).__name__
+            raise WrongReturn(variant, f"{variant.name} sets {name}: its value must be a number or a text, not {kind}")
+    return dict(columns)
 
 
 OutputT = TypeVar("OutputT")
@@ -72,6 +96,10 @@ class StepSession(Generic[OutputT]):
         self.audited = inputs is not None
         self.fresh = self.keeps_output = False
         self.run: Step[OutputT] = require(step, Step, variant, "the function")
+        for name, function in (("run", self.run.run), ("columns", self.run.columns), ("restore", self.run.restore)):
+            if not (callable(function) or (name == "restore" and function is None)):
+                kind = type(function).__name__
+                raise WrongReturn(variant, f"{name} of the step of {variant.name} must be a function, not {kind}")
         self.trusted = variant.place is None
         self.output: OutputT | None = None
 
@@ -79,7 +107,11 @@ class StepSession(Generic[OutputT]):
     def bytes_communicated(self) -> int:
         """Bytes that this rank sends in an iteration. They may be known only after a step."""
         sent = self.run.bytes_communicated
-        return sent() if callable(sent) else sent
+        return bytes_sent(sent() if callable(sent) else sent, self.variant)
+
+    def columns_of_variant(self, workload: Workload) -> dict[str, Any]:
+        """Return the columns of a row that the variant sets, after an iteration."""
+        return checked_columns(self.run.columns(), self.variant, workload)
 
     def step(self) -> None:
         """Run one iteration. The last output is freed first, so that two never exist at once."""

@@ -81,6 +81,6 @@ def test_no_socket_of_a_sweep_listens_beyond_loopback(kind: str, tmp_path: Path)
 
 def test_no_socket_of_the_doctors_ranks_listens_beyond_loopback(tmp_path: Path) -> None:
     """The same code runs over NCCL if there are GPUs."""
-    probe = "from tpbench.console.doctor import probe_ranks; print(probe_ranks(2))"
+    probe = "from tpbench.console.doctor import probe; print(probe(2))"
     assert listeners_of([sys.executable, "-c", probe], tmp_path) <= LOOPBACK
-    assert "{'nccl': True, 'symmetric': " in (tmp_path / "log").read_text()
+    assert "'all_reduce': True, 'symmetric': " in (tmp_path / "log").read_text()

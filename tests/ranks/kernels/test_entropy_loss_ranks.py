@@ -15,7 +15,6 @@ import torch
 from tests.support.kernel_reference import DTYPES, LOSSES, assert_right, far_away, make, reference
 from tests.support.ranks import Rank, RankError, enough_gpus, ranks_here, run_on_ranks
 from tpbench.kernels import entropy_loss, symmetric
-from tpbench.kernels.collectives import gather_values
 from tpbench.kernels.symmetric import unavailable_reason
 
 INF = float("inf")
@@ -122,28 +121,6 @@ def test_edge_cases(world_size: int, exchange: str) -> None:
 )
 def test_ranks_agree_on_symmetric_memory(ranks: list[tuple[str, str, str, int]], reason: str) -> None:
     assert (unavailable_reason(ranks) == "") == (reason == "") and reason in unavailable_reason(ranks)
-
-
-def _gathered(rank: Rank) -> list[Any]:
-    return gather_values(("größer" * rank.rank, rank.rank), rank.group, rank.device)
-
-
-def test_ranks_gather_values_of_any_length() -> None:
-    assert set(map(str, run_on_ranks(2, _gathered))) == {str([["", 0], ["größer", 1]])}
-
-
-@needs_cuda
-def test_after_a_wait_in_vain_every_call_raises() -> None:
-    logits, labels = make("cross_entropy", vocab=128, device="cuda")
-    entropy_loss(logits, labels, algorithm="one_read")
-    workspace = symmetric.local_workspace(logits.device)
-    workspace.failed.fill_(1)  # as a kernel would
-    try:
-        for _ in range(2):
-            with pytest.raises(RuntimeError, match="in vain for the statistics of another rank"):
-                entropy_loss(logits, labels, algorithm="one_read")
-    finally:
-        workspace.failed.zero_()
 
 
 def _left_alone(rank: Rank, logits: torch.Tensor, labels: torch.Tensor) -> tuple[bool, float, str]:

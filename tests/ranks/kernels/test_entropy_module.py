@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import math
+import pickle
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.optim.swa_utils import AveragedModel
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from tests.support.kernel_reference import LOSSES, make, reference
-from tpbench.kernels import EntropyLoss, entropy_loss
+from tests.support.kernel_reference import LOSSES, make, make_linear, reference
+from tpbench.kernels import EntropyLoss, LinearEntropyLoss, entropy_loss
 
 LOGITS, LABELS = make("cross_entropy", rows=4, vocab=8, device="cuda" if torch.cuda.is_available() else "cpu")
 
@@ -97,17 +105,67 @@ def test_errors_name_the_argument_that_decides_the_scale_in_fp16(names: str, cha
 
 def test_a_second_backward_raises(device: torch.device) -> None:
     values, target = make("cross_entropy", device=device)
-    loss = EntropyLoss()(values.requires_grad_(), target)
-    loss.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="run forward again"):
-        loss.backward()
+    leaf = HIDDEN.clone().requires_grad_()
+    for loss in (EntropyLoss()(values.requires_grad_(), target), LinearEntropyLoss()(leaf, WEIGHT, LABELS)):
+        loss.backward(retain_graph=True)
+        with pytest.raises(RuntimeError, match="run forward again"):
+            loss.backward()
     with torch.no_grad():
         assert not EntropyLoss(in_place=True)(values, target).requires_grad
+        assert not LinearEntropyLoss()(leaf, WEIGHT, LABELS).requires_grad
+
+
+LEAF = LOGITS.clone().requires_grad_()
+HIDDEN, WEIGHT, _ = (each.to(LOGITS.device) for each in make_linear(rows=4, vocab=8))
+CALLS: dict[str, tuple[Any, Any]] = {
+    "logits": (LOGITS, lambda logits: EntropyLoss()(logits, LABELS)),
+    "hidden": (HIDDEN, lambda hidden: LinearEntropyLoss()(hidden, WEIGHT, LABELS)),
+    "weight": (WEIGHT, lambda weight: sum(LinearEntropyLoss(loss="logprob")(HIDDEN, weight, LABELS)).sum()),
+    "target": (LOGITS, lambda target: EntropyLoss(loss="reverse_kl")(LEAF, target)),
+}
+"""By the name of an argument: a value for it, and a loss of the value."""
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_derivatives_that_do_not_exist_are_refused(name: str) -> None:
+    value, call = CALLS[name]
+    leaf = value.clone().requires_grad_()
+    if name != "target":
+        for loss_of in (call, torch.compile(call, backend="eager")):
+            with pytest.raises(NotImplementedError, match="no second derivatives, which create_graph=True asks for"):
+                torch.autograd.grad(loss_of(leaf), leaf, create_graph=True)
+    call(value)  # whose repetition must not skip the checks
+    for tensor in (value, leaf):
+        with forward_ad.dual_level(), pytest.raises(NotImplementedError, match=f"{name} has a tangent"):
+            call(forward_ad.make_dual(tensor, torch.ones_like(tensor)))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_tensors_without_memory_are_refused_by_name(name: str) -> None:
+    value, call = CALLS[name]
+    for transformed in (torch.func.grad(call), torch.vmap(call)):
+        with pytest.raises(TypeError, match=f"^{name} must have memory of its own, got a tensor of torch.func"):
+            transformed(value if transformed is not torch.vmap else value[None])
+    with FakeTensorMode() as mode, pytest.raises(TypeError, match="must have memory of its own, got FakeTensor"):
+        call(mode.from_tensor(value))
+    with pytest.raises(TypeError, match=rf"Async.*: pass {name}.wait\(\)"):
+        call(AsyncCollectiveTensor(value))
+
+
+def test_copies_share_the_group_and_a_saved_module_has_none() -> None:
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        loss = EntropyLoss(group=dist.group.WORLD, z_loss=0.5)
+        averaged = AveragedModel(torch.nn.Sequential(loss)).module[0]
+        assert averaged.settings == loss.settings and averaged.settings is not loss.settings
+        with pytest.raises(TypeError, match="a loss with a process group cannot be saved"):
+            torch.save(loss, io.BytesIO())
+    finally:
+        dist.destroy_process_group()
+    assert pickle.loads(pickle.dumps(EntropyLoss(z_loss=0.5))).settings == {"z_loss": 0.5}
 
 
 def test_settings_are_those_of_the_function() -> None:
-    with pytest.raises(TypeError, match="in_place"):
-        EntropyLoss(grad="none")
     with pytest.raises(TypeError, match="no setting zloss; there are algorithm, block_cap, "):
         EntropyLoss(zloss=0.5)
     assert "z_loss=0.5" in repr(EntropyLoss(z_loss=0.5))

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 from tests.support.command import ROOT
 from tests.support.kernel_reference import make_linear
@@ -75,6 +76,19 @@ def test_compiled_or_checkpointed_the_modules_train_as_with_torch(compiled: bool
     """torch.compile leaves the modules out of its graphs. Its frontend does, so the backend does not matter."""
     loss_of = torch.compile(_both_losses, backend="eager") if compiled else _checkpointed
     assert _train(DEVICE, loss_of, *_model(DEVICE)) == pytest.approx(_torch_losses(), rel=1e-5)
+
+
+def test_a_whole_step_may_be_compiled() -> None:
+    """Compiled autograd leaves backward out of its graphs, too."""
+    (tokens, labels), (_, head) = _batches(DEVICE)[0], _model(DEVICE)
+
+    def step(hidden: Tensor) -> None:
+        _both_losses(hidden, head, labels).backward()
+
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        torch.compile(step, backend="eager")(tokens)
+    (expected,) = torch.autograd.grad(_torch_loss(tokens, head, labels), head.weight)
+    torch.testing.assert_close(head.weight.grad, expected)
 
 
 @pytest.mark.parametrize("autocast", [False, True])
@@ -205,6 +219,24 @@ def test_entropy_and_half_precision_through_the_reduced_loss() -> None:
             assert (leaf.grad.double() - other.grad).norm() <= 5e-3 * other.grad.norm()
 
 
+@pytest.mark.parametrize("settings", [{}, {"reduction": "none"}, {"loss": "reverse_kl"}])
+@pytest.mark.parametrize("learning", [("hidden",), ("weight",), ("bias",), ("hidden", "bias")])
+def test_a_frozen_input_costs_no_product(learning: tuple[str, ...], settings: dict[str, Any]) -> None:
+    hidden, weight, target = (each.to(DEVICE) for each in make_linear(settings.get("loss", "cross_entropy")))
+    values = {"hidden": hidden, "weight": weight, "bias": torch.linspace(-1, 1, len(weight), device=DEVICE)}
+    module, grads = LinearEntropyLoss(workspace_gib=4 * 100 * 4 / 2**30, **settings), []
+    for names in (tuple(values), learning):
+        leaves = {name: value.clone().requires_grad_(name in names) for name, value in values.items()}
+        with FlopCounterMode(display=False) as products:
+            module(leaves["hidden"], leaves["weight"], target, leaves["bias"]).sum().backward()
+        grads.append({name: leaf.grad for name, leaf in leaves.items()})
+    number = (2 if "reduction" in settings else 1) + len({*learning} - {"bias"})  # logits, perhaps again, and gradients
+    assert products.get_total_flops() == number * 2 * hidden.numel() * len(weight)
+    for name, grad in grads[1].items():
+        assert (grad is None) == (name not in learning)
+        assert grad is None or torch.equal(grad, grads[0][name])
+
+
 def _errors_of_dtensors(rank: Rank) -> list[str]:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -228,15 +260,3 @@ def test_a_dtensor_is_refused_with_the_call_that_is_right() -> None:
     message = "{} must be this rank's tensor, got a DTensor: pass {}.to_local()"
     expected = [message.format(name, name) for name in ("logits", "target", "weight")]
     assert run_on_ranks(ranks_here(2), _errors_of_dtensors) == [expected] * ranks_here(2)
-
-
-def test_a_second_backward_and_an_unknown_setting_raise() -> None:
-    hidden, weight, labels = (each.to(DEVICE) for each in make_linear())
-    loss = LinearEntropyLoss()(hidden.requires_grad_(), weight, labels)
-    loss.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="run forward again"):
-        loss.backward()
-    with pytest.raises(TypeError, match="no setting grad; there are block_cap"):
-        LinearEntropyLoss(grad=True)
-    with torch.no_grad():
-        assert not LinearEntropyLoss()(hidden, weight, labels).requires_grad

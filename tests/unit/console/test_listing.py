@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.composed_jobs import job
-from tpbench.console import HELP, catalogue, information, listing
-from tpbench.console.fields import WIDTH
+from tpbench.console import COMMANDS, HELP, choices, information, listing
+from tpbench.console.listing import WIDTH
 from tpbench.job import field_names, unsupported_reason
 from tpbench.launcher.options import SWEEP_OPTION_NAMES
+from tpbench.launcher.slurm.cluster import SlurmSettings
 from tpbench.measure import machine
 from tpbench.workloads import variants
 
@@ -24,6 +25,27 @@ def test_help_is_printed(arguments, capsys):
 @pytest.mark.parametrize("arguments", [[], ["variant=triton_tp"], ["-m", "+experiment=peers"], ["--cfg", "job"]])
 def test_a_job_is_no_command_for_information(arguments):
     assert information(arguments) is None
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("list", "doctor")])
+def test_each_command_has_a_help_that_names_it(name, capsys):
+    with pytest.raises(SystemExit) as ended:
+        information([name, "--help"])
+    assert ended.value.code == 0 and f"usage: tpbench {name} " in capsys.readouterr().out
+    assert name in HELP
+
+
+def test_a_misspelled_command_is_named(capsys):
+    assert information(["reprot", "outputs"]) == 2
+    assert "no command is called reprot, did you mean report?" in capsys.readouterr().err
+
+
+def test_pages_are_listed_and_printed(capsys):
+    assert information(["docs"]) == 0
+    assert re.search(r"^numbers +How a number is made$", capsys.readouterr().out, re.MULTILINE)
+    assert information(["docs", "columns"]) == 0
+    assert capsys.readouterr().out.startswith("# Columns of a row\n")
+    assert information(["docs", "colums"]) == 2 and "did you mean columns" in capsys.readouterr().err
 
 
 def printed(capsys, *arguments):
@@ -41,7 +63,7 @@ def names(*groups):
 
 def test_the_list_has_every_choice(capsys):
     everything = printed(capsys, "all")
-    assert listed(everything) == names("variant", "shape", "model", "loss", "experiment") | set(variants())
+    assert listed(everything) == names("variant", "shape", "model", "loss", "experiment", "measure")
 
 
 @pytest.mark.parametrize("gpus", [0, 1, 8])
@@ -52,8 +74,6 @@ def test_the_overview_fits_a_screen_and_has_every_name(gpus):
     assert max(map(len, lines)) <= WIDTH
     words = {word.lstrip("~-") for word in text.split()}
     assert words >= names("variant", "model", "loss", "experiment") | set(variants()) | {"tiny_tp2", "tiny_train_tp2"}
-    more = sum(map(int, re.findall(r" and (\d+) more$", text, re.MULTILINE)))
-    assert len(words & names("shape")) + more == len(names("shape"))
     assert ("~triton_tp" in text) == (gpus == 0)
 
 
@@ -84,7 +104,7 @@ def test_a_workload_has_its_variants_shapes_and_fields(capsys):
 def test_the_list_of_fields_has_every_field(capsys):
     text = printed(capsys, "fields")
     found = {line.partition("=")[0].strip() for line in text.splitlines() if re.match(r"  \w+=", line)}
-    assert found == field_names() - {"world_size"} | SWEEP_OPTION_NAMES
+    assert found == field_names() - {"world_size"} | SWEEP_OPTION_NAMES | set(SlurmSettings.__dataclass_fields__)
     assert max(map(len, text.splitlines())) <= 100
 
 
@@ -110,6 +130,11 @@ def test_a_variant_over_ranks_only_has_no_shape_of_one_rank(capsys):
     assert "v131k_tp8" in shapes[1].split() and not [each for each in shapes[1].split() if each.endswith("_tp1")]
 
 
+def test_defaults_are_those_of_the_files_of_conf(capsys):
+    assert "  try_graphs=true " in printed(capsys, "variant=block_auto")
+    assert "  try_graphs=false " in printed(capsys, "tp_block") and "  batches=1 " in printed(capsys, "train_step")
+
+
 def test_another_choice_shows_its_file(capsys):
     text = printed(capsys, "shape=v131k_tp8")
     assert "vocab: 131072" in text and text.endswith("This is conf/shape/v131k_tp8.yaml.\n")
@@ -130,7 +155,7 @@ def test_a_wrong_topic_is_explained(topic, message, capsys):
 
 def test_the_list_has_the_reason_of_what_cannot_run():
     def availability(title, gpus):
-        found = [each for heading, each in catalogue.sections(gpus) if heading.startswith(title)]
+        found = [each for heading, each in choices.sections_of("all", gpus) if heading.startswith(title)]
         return {entry.name: entry.availability for each in found for entry in each}
 
     assert availability("shape=", 4)["v131k_tp8"] == "no: needs 8 GPUs, found 4"
@@ -141,5 +166,5 @@ def test_the_list_has_the_reason_of_what_cannot_run():
 
 
 def test_every_entry_has_a_summary():
-    for _, each in catalogue.sections(0):
+    for _, each in choices.sections_of("all", 0):
         assert all(entry.summary for entry in each)

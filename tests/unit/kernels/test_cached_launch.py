@@ -14,7 +14,7 @@ from triton.runtime.jit import JITFunction
 
 from tests.support.fake_gpu import FakeGpu, fake_gpu, pointer
 from tpbench.kernels import cached_launch as module
-from tpbench.kernels.cached_launch import CachedLaunch, cached_launch
+from tpbench.kernels.cached_launch import CachedLaunch
 
 MEMORY = torch.zeros(64, dtype=torch.int32)
 POINTERS = {
@@ -102,14 +102,6 @@ def test_whatever_the_calls_each_launches_what_triton_would(calls: list[dict[str
             assert ours == tritons
 
 
-def test_constants_and_options_are_a_launchs_own(gpu: FakeGpu) -> None:
-    kernel = JITFunction(_kernel)
-    options = [{"FLAG": True}, {"FLAG": False}, {"FLAG": True, "num_warps": 8}]
-    launches = [cached_launch(kernel, SIZE=4, **option) for option in options]
-    assert cached_launch(kernel, SIZE=4, FLAG=True) is launches[0]
-    assert len({call(launch) for launch in launches}) == len(gpu.compiled) == 3
-
-
 def test_each_device_has_its_own_and_the_stream_is_the_current_one(gpu: FakeGpu, launch: CachedLaunch) -> None:
     first = call(launch)
     gpu.device, gpu.stream = 1, 9
@@ -120,24 +112,7 @@ def test_each_device_has_its_own_and_the_stream_is_the_current_one(gpu: FakeGpu,
     assert [launched.stream for launched in gpu.launched] == [7, 9, 9, 9]
 
 
-@pytest.mark.parametrize(
-    ("knobs_of", "name", "value"),
-    [
-        (knobs.runtime, "debug", True),
-        (knobs.compilation, "instrumentation_mode", "proton"),
-        (knobs.runtime, "add_stages_inspection_hook", lambda *given: ("key", "hash")),
-    ],
-)
-def test_who_changes_what_is_compiled_gets_tritons_way(
-    gpu: FakeGpu, launch: CachedLaunch, monkeypatch: pytest.MonkeyPatch, knobs_of: Any, name: str, value: Any
-) -> None:
-    monkeypatch.setattr(knobs_of, name, value)
-    call(launch)
-    call(launch)
-    assert gpu.bound == 2
-
-
-def test_hooks_see_calls_and_launches(gpu: FakeGpu, launch: CachedLaunch) -> None:
+def test_hooks_see_launches(gpu: FakeGpu, launch: CachedLaunch) -> None:
     launches: list[Any] = []
 
     def enter(metadata: Any) -> None:
@@ -150,17 +125,6 @@ def test_hooks_see_calls_and_launches(gpu: FakeGpu, launch: CachedLaunch) -> Non
     finally:
         knobs.runtime.launch_enter_hook.remove(enter)
     assert gpu.bound == 1 and len(launches) == 2 and launches[0] == launches[1] and launches[0]["stream"] == 7
-    calls = []
-    launch.kernel.add_pre_run_hook(lambda *arguments, **constants: calls.append((arguments, constants["SIZE"])))
-    call(launch)
-    assert calls == [((X, Y, 5, 1, 0.5, 16), 4)] and gpu.bound == 2
-
-
-def test_nothing_is_remembered_of_a_compilation_that_was_called_off(
-    gpu: FakeGpu, launch: CachedLaunch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(knobs.runtime, "jit_cache_hook", lambda **given: True)
-    assert call(launch) is None and call(launch) is None and gpu.bound == 2 and not gpu.launched
 
 
 def test_its_memory_is_bounded(gpu: FakeGpu, launch: CachedLaunch) -> None:

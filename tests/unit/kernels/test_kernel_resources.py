@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from tpbench.kernels import block_for
 from tpbench.kernels.block_caps import measured_cap, winners
 from tpbench.kernels.cached_launch import occupancy, worst_resources
 
@@ -66,10 +65,6 @@ def test_a_kernel_says_what_it_was_compiled_to() -> None:
         assert 16 <= found["registers"] <= 255 and 0 < found["occupancy"] <= 1
 
 
-def test_a_block_is_a_power_of_two_up_to_the_cap() -> None:
-    assert [block_for(columns, 4096) for columns in (1, 100, 4096, 5000)] == [16, 128, 4096, 4096]
-
-
 @pytest.mark.parametrize("loss", ["cross_entropy", "soft_cross_entropy", "reverse_kl", "forward_kl"])
 @pytest.mark.parametrize("algorithm", ["two_reads", "two_kernels", "one_read"])
 def test_auto_is_the_narrowest_measured_width_that_fits(algorithm: str, loss: str) -> None:
@@ -78,8 +73,3 @@ def test_auto_is_the_narrowest_measured_width_that_fits(algorithm: str, loss: st
         assert measured_cap(algorithm, loss, columns) == measured_cap(algorithm, loss, columns - 1) == cap
     assert measured_cap(algorithm, loss, 1) == caps[min(caps)]
     assert measured_cap(algorithm, loss, 10**7) == caps[max(caps)]
-
-
-def test_a_loss_that_was_not_measured_uses_the_caps_of_one_with_as_many_logits() -> None:
-    caps = {winner["block_cap"] for winner in winners() if winner["loss"] != "cross_entropy"}
-    assert measured_cap("two_kernels", "another_kl", 65536) in caps

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpbench.kernels.linear.chunks import chunks_of, workspace_gib_of
+from tpbench.kernels.linear.chunks import chunks_of
 
 
 @given(st.integers(0, 300), st.integers(1, 4), st.integers(1, 10**6), st.floats(1e-9, 4.0))
@@ -32,19 +34,8 @@ def test_chunks_cover_all_rows_once_within_the_workspace(part: int, shards: int,
 
 
 @pytest.mark.parametrize(
-    ("rows", "gib", "most"),
-    [(8192, 0.5, 2048), (8192, 0.25, 1024), (8192, 100.0, 8192), (5000, 0.5, 1792), (7, 9, 7), (8200, 2.1, 8200)],
+    ("rows", "columns", "gib", "most"),
+    [(8192, 131072, 0.25, 1024), (5000, 131072, 0.5, 1792), (7, 131072, 9, 7), (8192, 2**20, "auto", 1024)],
 )
-def test_chunks_are_of_about_equal_size(rows: int, gib: float, most: int) -> None:
-    assert chunks_of(rows, 1, 131072 * 2, gib).most == most
-
-
-@pytest.mark.parametrize(("columns", "most"), [(65536, 4096), (131072, 2048), (2**20, 1024), (1000, 8192)])
-def test_a_workspace_of_its_own_choice(columns: int, most: int) -> None:
-    assert chunks_of(8192, 1, columns * 2, "auto").most == most
-
-
-@pytest.mark.parametrize("value", [0, -1, "all", True, None])
-def test_a_workspace_that_is_none(value: object) -> None:
-    with pytest.raises(ValueError, match=r"^workspace_gib must be"):
-        workspace_gib_of(value)
+def test_chunks_are_of_about_equal_size(rows: int, columns: int, gib: Any, most: int) -> None:
+    assert chunks_of(rows, 1, columns * 2, gib).most == most

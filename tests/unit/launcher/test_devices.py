@@ -62,7 +62,15 @@ class Nvml:
 
 @pytest.mark.parametrize(
     ("visible", "names"),
-    [(None, ["a1", "b2", "c3"]), ("2,0", ["c3", "a1"]), ("GPU-x", ["GPU-x"]), ("b", ["b2"]), ("", [])],
+    [
+        (None, ["a1", "b2", "c3"]),
+        ("2,0", ["c3", "a1"]),
+        ("GPU-x", []),
+        ("0,-1,2", ["a1"]),
+        ("MIG-x", ["MIG-x"]),
+        ("b", ["b2"]),
+        ("", []),
+    ],
 )
 def test_only_admitted_gpus_are_used(visible: str | None, names: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", Nvml)

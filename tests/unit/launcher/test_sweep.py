@@ -171,3 +171,14 @@ def test_signals_of_the_end_unwind_the_stack(number: signal.Signals) -> None:
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
+
+
+@pytest.mark.parametrize("columns", [{"bytes_communicated": 768.5}, {"bytes_moved": 10**30}, {"no_such_column": 1}])
+def test_a_result_that_fits_into_no_row_ends_only_its_cell(tmp_path: Path, columns: dict[str, Any]) -> None:
+    attempt = Attempt.plan(cell(0, tmp_path), tmp_path / "sweeps" / "s", FACTS, 1)
+    attempt.folder.parent.mkdir(parents=True)
+    attempt = attempt.begin()
+    attempt.task.result("ok", None, **columns).save(attempt.folder)
+    row = attempt.close().row
+    assert row is not None and row["status"] == "error"
+    assert row["reason"].startswith("the ok result does not fit into a row: ") and next(iter(columns)) in row["reason"]

@@ -16,6 +16,7 @@ import pytest
 import tpbench
 from tpbench.measure import machine
 from tpbench.results.schema import common_columns
+from tpbench.settings import JobError
 
 
 def test_facts_are_columns() -> None:
@@ -93,6 +94,9 @@ class FakeNvml:
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
         return index
 
+    def nvmlDeviceGetUUID(self, handle: int) -> str:
+        return f"GPU-{handle}"
+
     def nvmlDeviceGetName(self, handle: int) -> str | bytes:
         return (self.names or [])[handle]
 
@@ -122,6 +126,15 @@ def test_gpus_are_those_of_nvml(
     assert machine._gpus() == facts
     assert nvml.ended == (0 if names is None else 2)
     assert machine.facts()["gpu_count"] == facts["gpu_count"]  # type: ignore[index]
+
+
+@pytest.mark.parametrize(("text", "threads"), [("", None), (" 4 ", 4), ("4,2", 4), ("0", ""), ("abc", ""), ("4,", "")])
+def test_threads_of_openmp(text: str, threads: int | str | None) -> None:
+    if threads == "":
+        with pytest.raises(JobError, match=f"OMP_NUM_THREADS='{text}' must be a number of threads"):
+            machine.omp_threads({"OMP_NUM_THREADS": text})
+    else:
+        assert machine.omp_threads({"OMP_NUM_THREADS": text}) == threads
 
 
 def test_free_memory_is_within_the_limit_of_the_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

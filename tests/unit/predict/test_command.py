@@ -1,11 +1,15 @@
 """`scripts/predict.py` as users call it."""
 
+import dataclasses
 import json
+import re
 
 import pytest
 
 from tests.support import synthetic
 from tpbench.predict.command import main
+from tpbench.workloads import workloads
+from tpbench.workloads.entropy_loss.cost_model import COST_MODEL
 
 
 def test_text_answer(rows, capsys):
@@ -21,11 +25,11 @@ def test_text_answer(rows, capsys):
 
 
 def test_json_answer(rows, capsys):
-    assert main(["--format", "json", "--rows", rows, "--beside", "70B", "--loss", "reverse_kl"]) == 0
+    assert main(["--format", "json", "--rows", rows, "--gpu-memory", "100", "--loss", "reverse_kl"]) == 0
     said = json.loads(capsys.readouterr().out)
-    assert said["variants"]["triton_tp"]["memory"] == "fits" and said["free_gib"] < 121
-    time = said["variants"]["pytorch_gather"]["time_ms"]
-    assert time["low"] <= time["value"] <= time["high"]
+    assert said["variants"]["triton_tp"]["memory"] == "fits" and said["free_gib"] == 98
+    memory = said["variants"]["pytorch_gather"]["peak_gib"]
+    assert memory["low"] <= memory["value"] <= memory["high"]
 
 
 def test_validation(rows, capsys):
@@ -33,19 +37,24 @@ def test_validation(rows, capsys):
     said = capsys.readouterr().out
     assert "the aims are reached" in said and said.count("\none cell  ") == len(synthetic.VARIANTS) + 2
     assert "\n0 of 1 cells that ran out of memory are predicted to from the others" in said
-    assert "pytorch_gather, cross_entropy, tokens=65536 vocab=131072 tp_size=4, bfloat16: predicted fits, 120.0" in said
 
 
-def test_validation_predicts_a_cell_that_ran_out_from_a_smaller_one(tmp_path, capsys):
-    failed = [
-        synthetic.cell("pytorch_gather", 131072, 4, tokens=tokens, status="oom", reason="rank 0 ran out of memory")
-        for tokens in (61440, 65536)
-    ]
-    rows = [*(each for each in synthetic.cells() if each["status"] == "ok"), *failed]
-    assert main(["--validate", "--rows", str(synthetic.write(rows, tmp_path))]) == 0
-    said = capsys.readouterr().out
-    assert "1 of 2 cells that ran out of memory are predicted to" in said
-    assert "tokens=61440 vocab=131072 tp_size=4, bfloat16: predicted tight" in said and "tokens=65536" not in said
+@pytest.mark.parametrize("counted", ["memory", "sent"])
+def test_counts_that_scale_a_gather_by_its_shard_fail_the_validation(rows, capsys, monkeypatch, counted):
+    """A gather holds the logits of all ranks, and each rank sends to tp - 1 others."""
+
+    def by_shard(variant, size):
+        right = counts(variant, size)
+        wrong = {name: value / size.tp_size for name, value in getattr(right, counted).items()}
+        return dataclasses.replace(right, **{counted: wrong})
+
+    counts = COST_MODEL.counts
+    model = dataclasses.replace(COST_MODEL, counts=by_shard)
+    monkeypatch.setattr(workloads()["entropy_loss"], "cost_model", lambda: model)
+    assert main(["--validate", "--rows", rows]) == 1
+    printed = capsys.readouterr().out
+    assert "the aims are not reached" in printed
+    assert re.search("all cells of a tp size +pytorch_gather .* missed", printed)
 
 
 @pytest.mark.parametrize("form, start", [("png", b"\x89PNG"), ("svg", b"<?xml")])
@@ -55,7 +64,7 @@ def test_picture(rows, tmp_path, form, start):
     made = out.read_bytes()
     assert made.startswith(start)
     if form == "svg":
-        for words in ("80 GB GPU", "141 GB GPU", "8B", "70B", "405B", "predicted", "measured: fits", "out of memory"):
+        for words in ("GPU with 79.2 GiB", "pytorch_gather, tp 8", "tokens that fit, predicted"):
             assert words.encode() in made
 
 
@@ -65,10 +74,8 @@ def test_picture(rows, tmp_path, form, start):
         (["--rows", "nowhere"], "no such folder or file: nowhere"),
         (["--variant", "triton"], "no variant with enough cells is called triton, did you mean triton_tp?"),
         (["--loss", "forward_kl"], "loss=forward_kl was not measured on NVIDIA H200"),
-        (["--gpu", "H100"], "no row was measured on H100 (there are: NVIDIA H200)"),
+        (["--gpu", "L40"], "no row was measured on L40 (there are: NVIDIA H200)"),
         (["--vocab", "4", "--tp", "8"], "cannot be sharded"),
-        (["--workload", "tp_block"], "tp_block has no cost model"),
-        (["--workload", "tp_blok"], "no workload is called tp_blok, did you mean tp_block?"),
         (["--picture", "x.pdf"], "must end in .png or .svg"),
     ],
 )

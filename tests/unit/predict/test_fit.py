@@ -7,9 +7,8 @@ import pytest
 
 from tpbench.predict import memory as target
 from tpbench.predict.cells import MeasuredCell, MeasuredCells
-from tpbench.predict.fit import fit
 from tpbench.predict.memory import Estimate
-from tpbench.predict.model import Fits, Prediction, RanOut, VariantModel, models
+from tpbench.predict.model import Fits, Prediction, RanOut, VariantModel, fit, models
 from tpbench.workloads.cost_model import Counts
 
 
@@ -117,7 +116,7 @@ def test_a_model_needs_four_sizes_of_which_one_tells_the_memory():
     assert models(cells_of(*three, cell(sizes[3], status="oom"))) == {}
     found = models(cells_of(*four, cell(sizes[3], "w"), cell(Size(9), "w", "oom"), cell(Size(99), status="oom")))
     assert set(found) == {"v"} and [each.size.tokens for each in found["v"].ran_out] == [99]
-    assert found["v"].errors and not models(cells_of(*four), errors=False)["v"].errors
+    assert found["v"].errors
 
 
 # Memory
@@ -135,16 +134,11 @@ def test_the_error_bar_decides_about_memory(peak, error, outcome):
     assert prediction(peak, error).memory_outcome(10.0) == outcome
 
 
-@pytest.mark.parametrize(
-    ("needed", "outcome"), [(29.9, "fits"), (30.0, "fits"), (30.1, "tight"), (40.0, "OOM"), (50.0, "OOM")]
-)
-def test_measured_cells_bound_the_memory(needed, outcome):
+def test_measured_cells_bound_the_memory():
     failed = (RanOut(60.0, 52.0), RanOut(40.0, 52.0), RanOut(35.0, 12.0))
-    found = prediction(needed - 0.5, largest_ok_gib=30.0, ran_out=failed)
-    assert found.memory_outcome(52.5) == outcome  # five percent above what that GPU had left
-    assert prediction(0.0, ran_out=failed[1:2]).memory_outcome(52.6) == "fits"
-    between = [prediction(gib - 0.5, largest_ok_gib=45.0, ran_out=failed[1:2]) for gib in (39.9, 42.0, 46.0)]
-    assert [each.memory_outcome(50.0) for each in between] == ["fits", "tight", "OOM"]
+    outcomes = [prediction(needed - 0.5, ran_out=failed).memory_outcome(52.5) for needed in (30.0, 39.9, 40.0, 50.0)]
+    assert outcomes == ["fits", "fits", "OOM", "OOM"]  # 52.5 is five percent above what that GPU had left
+    assert prediction(45.0, ran_out=failed[1:2]).memory_outcome(52.6) == "fits"
 
 
 # The GPU in question
@@ -165,25 +159,8 @@ def test_the_gpu_in_question_is_that_of_the_rows_unless_something_says_otherwise
     assert target.find_target(cells_of(*slow), bandwidth=2000.0) == target.Target(80.0, "GPU", False, None)
     assert target.find_target(cells_of(*slow), memory_gib=40.0) == target.Target(40.0, "GPU", True)
     monkeypatch.setattr(target, "this_gpu", lambda: ("mine", 60.0))
-    assert target.find_target(cells) == target.Target(60.0, "GPU", False, None, name="mine")
+    assert target.find_target(cells) == target.Target(60.0, "GPU", False, None, "mine")
     for given in ({"gpu": "GPU"}, {"memory_gib": 100.0}, {"bandwidth": 4000.0}):
         assert target.find_target(cells, **given).name == "" and target.find_target(cells, **given).is_measured
     monkeypatch.setattr(target, "this_gpu", lambda: ("GPU", 60.0))
     assert target.find_target(cells).memory_gib == 100.0
-
-
-def test_the_gpu_of_this_machine_is_the_first_of_nvml(monkeypatch, request):
-    import contextlib
-
-    def session(count):
-        nvml = SimpleNamespace(
-            nvmlDeviceGetCount=lambda: count, nvmlDeviceGetHandleByIndex=lambda index: ("first", "second")[index],
-            nvmlDeviceGetName=lambda handle: handle.encode(),
-            nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(total=80 * 2**30),
-        )  # fmt: skip
-        return lambda: contextlib.nullcontext(None if count is None else nvml)
-
-    monkeypatch.undo()  # the stand-in of all other tests of this folder
-    for count, found in ((2, ("first", 80.0)), (0, None), (None, None)):
-        monkeypatch.setattr(target, "nvml_session", session(count))
-        assert target.this_gpu() == found

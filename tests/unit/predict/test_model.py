@@ -7,9 +7,8 @@ import pytest
 
 from tests.support import synthetic
 from tpbench.predict.cells import measured
-from tpbench.predict.memory import MODELS
+from tpbench.predict.command import most_tokens
 from tpbench.predict.model import extrapolation_factors, models, predicted_oom
-from tpbench.predict.picture import most_tokens
 from tpbench.results.read import load
 from tpbench.settings import JobError
 from tpbench.workloads import workloads
@@ -70,11 +69,11 @@ def test_extrapolation_has_a_larger_error(made):
 
 def test_the_limit_is_where_it_stops_fitting(made):
     gather = made["pytorch_gather"]
-    tokens = most_tokens(gather, Size(vocab=131072, tp_size=4), 80, None)
+    tokens = most_tokens(gather, Size(vocab=131072, tp_size=4), 80)
     size = Size(tokens, 131072, 4, "cross_entropy")
     assert size.inputs_gib + gather(size).peak_gib.value == pytest.approx(78, rel=0.01)
-    assert most_tokens(made["triton_tp"], Size(vocab=131072, tp_size=4), 80, None) > 10 * tokens
-    assert most_tokens(gather, Size(vocab=131072, tp_size=1), 3, MODELS["405B"]) == 0
+    assert most_tokens(made["triton_tp"], Size(vocab=131072, tp_size=4), 80) > 10 * tokens
+    assert most_tokens(gather, Size(vocab=131072, tp_size=1), 1) == 0
 
 
 def test_predicted_oom_of_a_cell(made):
@@ -82,12 +81,7 @@ def test_predicted_oom_of_a_cell(made):
     said = predicted_oom(made, "pytorch_gather", big, 80.0)
     assert said.startswith("predicted to run out of memory: 120 GiB") and said.endswith("80 GiB free")
     assert "a measured cell that needs 120.0 GiB ran out" in predicted_oom(made, "pytorch_gather", big, 137.8)
-    assert predicted_oom(made, "pytorch_gather", Size(49152, 131072, 4, "cross_entropy"), 137.8) is None  # may fit
+    assert predicted_oom(made, "pytorch_gather", Size(49152, 131072, 4, "cross_entropy"), 137.8) is None
     assert predicted_oom(made, "triton_tp", big, 80.0) is None
     assert predicted_oom(made, "pytorch_gather", Size(65536, 131072, 4, "forward_kl"), 80.0) is None
     assert predicted_oom(made, "of_the_future", big, 80.0) is None
-
-
-def test_a_workload_without_a_cost_model_gets_one_clear_message(rows):
-    with pytest.raises(JobError, match=r"tp_block has no cost model, .*\(workloads with one: entropy_loss\)"):
-        measured(load(rows), workloads()["tp_block"])

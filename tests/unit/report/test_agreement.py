@@ -1,12 +1,10 @@
 """Warnings about equal problems with different losses."""
 
-import math
-
 import pytest
 
 from tpbench.report.analysis.grid import arrange_rows
 from tpbench.report.analysis.records import problem_identity
-from tpbench.report.analysis.verdicts import _far_apart, disagreements, frame_warnings
+from tpbench.report.analysis.verdicts import disagreements, frame_warnings
 from tpbench.workloads import workloads
 
 TRAIN = workloads()["train_step"]
@@ -75,15 +73,3 @@ def test_the_tolerance_grows_from_step_to_step(excess):
         other = [5.0] * 4
         other[step] = 5.0 / (1 - excess * tolerance * GROWTH**step)
         assert bool(said(trained("fsdp", [5.0] * 4), trained("ddp", other))) == (excess > 1)
-
-
-def test_losses_may_differ_by_a_share_of_the_larger_one_or_of_one():
-    def losses(*values):
-        return [({"workload": "entropy_loss", "label": f"v{at}", "dp_size": 1, "tp_size": 2}, value)
-                for at, value in enumerate(values)]  # fmt: skip
-
-    for near, far, other in ((0.625, 0.626, 0.5), (7.0, 6.99, 8.0), (-7.0, -6.99, -8.0)):
-        assert _far_apart(losses(other, near), 0.125) == "" and _far_apart(losses(other, far), 0.125) != ""
-    assert _far_apart([], 0.1) == "" and _far_apart(losses(math.nan, math.nan), 0.1) == ""
-    sentence = _far_apart(losses(3.0, 1.0, math.nan, 2.0), 0.1)
-    assert sentence == "v1 (dp1 x tp2) 1.000 and v2 (dp1 x tp2) nan; a share of 0.1 is allowed"

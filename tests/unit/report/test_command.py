@@ -1,6 +1,7 @@
 """`scripts/report.py` as users call it."""
 
-import sys
+import json
+import shutil
 
 import pytest
 
@@ -34,7 +35,6 @@ def test_output_and_filters(add, tmp_path, capsys):
         (["rows", "--only", "tp_size=2,3"], "in these rows, no tp_size is called 3 (valid: 2)"),
         (["rows", "--only", "tokns=1"], "no column is called tokns, did you mean tokens? (all "),
         (["rows", "-o", "x.pdf"], "-o x.pdf: no format has the suffix .pdf: use .txt, .md, .htm, .csv, .html, "),
-        (["rows", "-o", "x.json"], "-o x.json: no format has the suffix .json"),
         (["rows", "-o", "x.svg"], "a picture needs both: --format png or svg, and --plot NAME"),
     ],
 )
@@ -50,7 +50,7 @@ def test_wrong_requests_are_explained(add, tmp_path, monkeypatch, capsys, argume
 def test_broken_files_and_disagreement_are_told(add, tmp_path, capsys):
     add("triton_tp", 1.0)
     add("pytorch_gather", 1.0, loss_value=99.0)
-    (tmp_path / "bad.parquet").write_text("bad")
+    (tmp_path / "rows" / "bad.parquet").write_text("bad")
     assert main([str(tmp_path)]) == 0
     printed = capsys.readouterr()
     assert "bad.parquet: skipped" in printed.err
@@ -66,7 +66,8 @@ def test_only_takes_several_values(add, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "name, beginning", [("x.html", "<!doctype html>"), ("x.md", "time_ms:"), ("x.csv", "workload,"), ("x", "time_ms:")]
+    "name, beginning",
+    [("x.html", "<!doctype html>"), ("x.md", "time_ms:"), ("x.csv", "workload,"), ("x", "time_ms:"), ("x.json", "[\n")],
 )
 def test_the_suffix_decides_the_format(add, tmp_path, name, beginning):
     add("triton_tp", 1.0)
@@ -80,31 +81,17 @@ def test_the_suffix_decides_the_format(add, tmp_path, name, beginning):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "terminals", "told"),
-    [
-        ([], (True, True), False),  # the table shows them on the same terminal
-        ([], (True, False), True),
-        ([], (False, True), True),
-        (["--format", "csv"], (True, True), True),
-        (["-o", "table.txt"], (True, True), True),
-    ],
-)
-def test_warnings_are_told_once(add, tmp_path, capsys, monkeypatch, arguments, terminals, told):
-    add("triton_tp", 1.0)
-    add("pytorch_gather", 1.0, loss_value=99.0)
-    monkeypatch.chdir(tmp_path)
-    for stream, is_terminal in zip((sys.stdout, sys.stderr), terminals, strict=True):
-        monkeypatch.setattr(stream, "isatty", lambda is_terminal=is_terminal: is_terminal)
-    assert main([str(tmp_path), *arguments]) == 0
-    assert ("different losses" in capsys.readouterr().err) == told
-
-
-@pytest.mark.parametrize(
     "arguments, said",
     [
-        (["outputs", "--metrc", "x"], "report.py: no option is called --metrc, did you mean --metric? (report.py"),
-        (["outputs", "--tp", "4"], "report.py: no option is called --tp: --only tp_size=VALUE selects rows (report.py"),
-        (["compare", "a", "b", "--treshold=1"], "report.py compare: no option is called --treshold=1, did you mean"),
+        (
+            ["outputs", "--metrc", "x"],
+            "tpbench report: no option is called --metrc, did you mean --metric? (tpbench",
+        ),
+        (
+            ["outputs", "--tp", "4"],
+            "tpbench report: no option is called --tp: --only tp_size=VALUE selects rows (tpbench",
+        ),
+        (["compare", "a", "b", "--treshold=1"], "tpbench compare: no option is called --treshold=1, did you mean"),
     ],
 )
 def test_an_unknown_option_is_answered_in_one_line(capsys, arguments, said):
@@ -114,17 +101,34 @@ def test_an_unknown_option_is_answered_in_one_line(capsys, arguments, said):
     assert end.value.code == 2 and printed.startswith(said) and printed.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", ["", "compare", "history"])
-@pytest.mark.parametrize(
-    ("program", "name"), [("/usr/bin/tpbench-report", "tpbench-report"), ("scripts/report.py", "report.py")]
-)
-def test_help_names_the_command_as_the_user_did(capsys, monkeypatch, program, name, command):
-    monkeypatch.setattr("sys.argv", [program])
-    with pytest.raises(SystemExit):
-        main([*command.split(), "--help"])
-    assert f"usage: {name} {command}".rstrip() + " [" in " ".join(capsys.readouterr().out.split())
-
-
 def test_a_misspelled_command_is_told_apart_from_a_folder(capsys):
     assert main(["comapre", "before", "after"]) == 2
     assert capsys.readouterr().err == "report: no folder and no command is called comapre, did you mean compare?\n"
+
+
+def test_a_folder_of_outputs_means_the_user_s_own_rows(add, tmp_path, capsys):
+    """Without own rows it means the reference, and the report says so. More rows are shown if they are named."""
+    add("pytorch_gather", 2.0)
+    (tmp_path / "reference").mkdir()
+    shutil.move(tmp_path / "rows", tmp_path / "reference" / "rows")
+    assert main([str(tmp_path)]) == 0
+    printed = capsys.readouterr()
+    assert "pytorch_gather" in printed.out and "no rows of your own, so these are the reference rows" in printed.err
+    add("triton_tp", 1.0)
+    assert main([str(tmp_path)]) == 0
+    printed = capsys.readouterr()
+    assert "triton_tp" in printed.out and "pytorch_gather" not in printed.out and printed.err == ""
+    assert main([str(tmp_path), str(tmp_path / "reference")]) == 0
+    assert "pytorch_gather" in capsys.readouterr().out
+
+
+def test_plain_rows_as_json(add, tmp_path):
+    add("triton_tp", 1.0, samples_ms=[1.0, 2.0])
+    add("triton_tp", status="oom", reason="no room", vocab=1)
+    assert main([str(tmp_path), "-o", str(tmp_path / "rows.json")]) == 0
+    first, second = json.loads((tmp_path / "rows.json").read_text())
+    assert (first["time_ms"], first["samples_ms"], first["vocab"]) == (1.0, [1.0, 2.0], 32768)
+    assert (second["status"], second["time_ms"]) == ("oom", None) and "gpu_count" not in first
+    assert main([str(tmp_path), "--columns", "time_ms,vocab", "-o", str(tmp_path / "table.json")]) == 0
+    lines = {line["vocab"]: line for line in json.loads((tmp_path / "table.json").read_text())}
+    assert lines[32768]["variant"] == "triton_tp" and lines[32768]["time_ms"] == 1.0 and "time_ms" not in lines[1]

@@ -1,18 +1,12 @@
 """Verdicts, uncertainties and conditions of a comparison, from small records without files."""
 
-import dataclasses
-import datetime
 import math
 
-import numpy as np
 import pytest
-from scipy import stats
 
-from tpbench.report.analysis import uncertainty
+from tpbench.report import changes
 from tpbench.report.analysis.metrics import metric
-from tpbench.report.analysis.uncertainty import FEWEST, Observation, Ratio, Scatter
-from tpbench.report.compare import changes
-from tpbench.report.compare.changes import CellChange, CellPair, Comparison, compare_cells
+from tpbench.report.changes import CellPair, Comparison, compare_cells
 
 STEADY = [1.0 + 0.0001 * step for step in range(21)]
 
@@ -136,62 +130,6 @@ def test_what_was_tested_and_decided():
     assert Comparison(metric("time_ms"), 0.03).least_visible is None
     (alone,) = compare_cells(sides[:1], "time_ms", 0.03).changes
     assert comparison.changes[0].p == pytest.approx(2 * alone.p)  # Holm's correction for two tests
-
-
-def test_an_observation_has_the_spread_of_its_samples():
-    when = datetime.datetime(2026, 11, 20, tzinfo=datetime.UTC)
-    samples = np.exp(np.linspace(-1, 1, 201))
-    (found,) = uncertainty.observations([record(time_ms=2.0, samples_ms=samples, started_at=when)], metric("time_ms"))
-    spread = 1.8 / (2 * stats.norm.ppf(0.95))  # percentiles 5 and 95 are 1.8 apart
-    assert found == Observation(math.log(2.0), pytest.approx(1e-4 + spread**2), True, when.timestamp())
-    on_device = record(device_ms=2.0, device_samples_ms=[2.0] * 10, samples_ms=None)
-    for row, name, known in (
-        (record(samples_ms=[1.0] * (FEWEST - 1)), "time_ms", False),
-        (record(samples_ms=[1.0] * FEWEST), "time_ms", True),
-        (record(samples_ms=[0.0, *STEADY]), "time_ms", False), (on_device, "device_ms", True),
-        (on_device | {"device_samples_ms": None, "samples_ms": STEADY}, "device_ms", False),
-        (record(samples_ms=None), "peak_gib", True),
-    ):  # fmt: skip
-        (found,) = uncertainty.observations([row], metric(name))
-        assert (found.known, found.variance) == (known, 1e-4)
-
-
-def of(*values, variance=1e-4, times=None):
-    return [
-        Observation(math.log(value), variance, True, started)
-        for value, started in zip(values, times or values, strict=True)
-    ]
-
-
-def test_a_difference_is_a_t_test_of_logarithms():
-    found = uncertainty.ratio(of(1.0), of(1.2), Scatter())
-    error = math.sqrt(2e-4)
-    reach = stats.t.ppf(0.975, 4) * error
-    assert (found.freedom, found.error) == (4, pytest.approx(error))
-    assert dataclasses.astuple(found)[:3] == pytest.approx((1.2, 1.2 * math.exp(-reach), 1.2 * math.exp(reach)))
-    assert found.p == pytest.approx(2 * stats.t.sf(math.log(1.2) / error, 4))
-    assert uncertainty.ratio(of(1.2), of(1.0), Scatter()).p == pytest.approx(found.p)
-
-
-def test_rows_in_turns_count_each_and_a_block_of_rows_counts_once():
-    wide, narrow = {"variance": 4e-4}, {"variance": 1e-4}
-    before, after = of(1.0, 1.0, times=[1, 3], **wide), of(1.2, 1.2, times=[2, 4], **narrow)
-    in_turns = uncertainty.ratio(before, after, Scatter(4, 0.5, 0))
-    variance = 4 * 0.5 * 2.5e-4 / (4 + 2)  # no row differs from the one that it repeats
-    assert in_turns.freedom == 4 + 4 - 2 and in_turns.error == pytest.approx(math.sqrt(variance * (1 / 2 + 1 / 2)))
-    after = of(1.2, 1.2, times=[4, 5], **narrow)
-    block = uncertainty.ratio(before, after, Scatter(4, 0.5, 0))
-    assert block.freedom == 4 and block.error == pytest.approx(math.sqrt(2 * 2.5e-4))  # at least what is assumed
-    apart = uncertainty.ratio(of(1.0, 1.5, times=[1, 2]), of(1.2, times=[3]), Scatter())
-    squares = math.log(1.5) ** 2 / 2
-    assert apart.error == pytest.approx(math.sqrt(2 * (4e-4 + squares) / (4 + 1)))
-
-
-def test_the_least_visible_change_is_that_of_the_median_cell():
-    made = [Ratio(1.0, error=error, freedom=4.0) for error in (0.01, 0.02, 0.1)]
-    cells = tuple(CellChange("cell", "same", 1.0, 1.0, each, p=1.0) for each in made)
-    visible = Comparison(metric("time_ms"), 0.03, cells).least_visible
-    assert visible == pytest.approx(math.expm1(0.02 * stats.t.ppf(1 - 0.05 / 2 / 3, 4)))
 
 
 @pytest.mark.parametrize(

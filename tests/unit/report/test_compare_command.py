@@ -7,10 +7,9 @@ import shutil
 import pytest
 
 from tests.support import synthetic
+from tpbench.report.changes import pair_cells
 from tpbench.report.command import main
-from tpbench.report.compare.changes import ACROSS, ALPHA, holm, pair_cells
 from tpbench.results.read import load
-from tpbench.results.schema import common_columns
 
 VOCABS = (32768, 65536)
 OOM = {"status": "oom", "reason": "asked for 4 GiB"}
@@ -100,11 +99,6 @@ def test_cells_come_go_break_and_heal(compare):
     }  # fmt: skip
 
 
-def test_holm():
-    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert holm([]) == [] and holm([0.9, 0.8]) == [1.0, 1.0] and ALPHA == 0.05
-
-
 @pytest.mark.parametrize("form", ["text", "markdown"])
 def test_the_answer_comes_first_with_its_method(tmp_path, capsys, form):
     for name, factor in (("before", 1), ("after", 3)):
@@ -115,16 +109,6 @@ def test_the_answer_comes_first_with_its_method(tmp_path, capsys, form):
     text = out.read_text()
     assert text.startswith("2 cells compared in time_ms: 2 slower\n")
     assert "t test" in text and "Of comparisons where nothing changed, at most 5% have a false alarm" in text
-
-
-def test_wrong_requests(tmp_path, capsys):
-    synthetic.write(cells(), tmp_path)
-    assert main(["compare", str(tmp_path), str(tmp_path), "--across", "driver"]) == 2
-    assert "did you mean driver_version?" in capsys.readouterr().err
-    assert main(["compare", str(tmp_path), "nowhere"]) == 2
-    with pytest.raises(SystemExit):
-        main(["compare", str(tmp_path), str(tmp_path), "--threshold", "3"])
-    assert set(ACROSS) <= set(common_columns())
 
 
 def test_cells_that_all_vanish_are_no_pass(compare):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.support import synthetic
-from tpbench.report.compare.changes import ALPHA, CellPair, compare_cells, pair_cells
+from tpbench.report.changes import ALPHA, CellPair, compare_cells, pair_cells
 from tpbench.results.read import load
 
 SWEEPS = json.loads(Path(__file__).with_name("repeated_sweeps.json").read_text())

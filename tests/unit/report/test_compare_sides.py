@@ -3,7 +3,7 @@
 import pytest
 
 from tests.support import synthetic
-from tpbench.report.compare.command import read_sides
+from tpbench.report.compare import read_sides
 from tpbench.settings import JobError
 
 SWEEPS = ("20261120-100000-aaaaaa", "20261121-100000-bbbbbb", "20261122-100000-cccccc", "20261123-100000-dddddd")

@@ -18,6 +18,8 @@ NOON = datetime.datetime(2026, 11, 20, 12, tzinfo=datetime.UTC)
         ({}, "", True), ({"interpreted": True}, "*", False), ({"warmed_up": False}, "^", False),
         ({"warmed_up": None}, "", True), ({"interpreted": True, "warmed_up": False}, "*", False),
         ({"status": "wrong"}, "", False), ({"interpreted": None}, "", True),
+        ({"time_ci_high_ms": 0.522, "device_ci_low_ms": 0.751}, "≠", False),
+        ({"time_ci_high_ms": 0.522, "device_ci_low_ms": 0.54}, "", True), ({"device_ci_low_ms": 0.751}, "", True),
     ],
 )  # fmt: skip
 def test_rows_that_are_no_measurements(fields, mark, measurement):
@@ -46,25 +48,6 @@ def grid(names, keys, records=None, derived=()):
     return RecordGrid("w", {}, tuple(names), ("v",), rows, independent)
 
 
-def test_keys_that_vary_or_all_if_none_does():
-    found = grid(("a", "b", "c"), [(1, 2, 3), (1, 5, 4)], derived=("c",))
-    assert found.independent == (0, 1) and found.varying == (1,)
-    assert grid(("a", "b"), [(1, 2)]).varying == (0, 1)
-    assert found.problem_text((1, 5, 4)) == "a=1 b=5" and found.problem_text((1, 5, 4), [2]) == "c=4"
-
-
-@pytest.mark.parametrize(
-    ("keys", "at", "other", "determined"),
-    [
-        ([("x", 1), ("y", 2)], 1, 0, True),  # a name has one number
-        ([("x", 1), ("x", 2)], 1, 0, False),
-        ([(1, 10), (2, 20)], 1, 0, False),  # by chance
-    ],
-)
-def test_a_key_follows_from_a_name(keys, at, other, determined):
-    assert grid(("a", "b"), keys).follows(at, other) == determined
-
-
 def test_names_tell_rows_apart_before_numbers():
     found = grid(("layers", "model", "tokens"), [(2, "small", 1), (4, "large", 1), (4, "large", 2)])
     assert found.distinguishing_keys((0, 1, 2)) == (1, 2) and found.distinguishing_keys((0, 2)) == (0, 2)
@@ -88,9 +71,9 @@ def test_settings_of_the_measurement_split_no_problem(add, frame):
     }  # fmt: skip
 
 
-def note(frame, **options):
+def note(frame):
     (found,) = arrange_rows(frame()).grids
-    return mixing_note(found, **options)
+    return mixing_note(found)
 
 
 def test_a_note_counts_what_rows_mix(add, frame):
@@ -100,7 +83,13 @@ def test_a_note_counts_what_rows_mix(add, frame):
     add("liger", 1.0, vocab=1, host="b", git_commit="1")
     add("triton_tp", 1.0, vocab=2, host="a", git_commit="2")
     mixed = "mixes 2 hosts (a, b), 2 commits"
-    assert note(frame) == f"This table {mixed}" and note(frame, place="This section") == f"This section {mixed}"
+    assert note(frame) == f"This table {mixed}"
+
+
+def test_a_note_names_settings_in_which_measurements_differ(add, frame):
+    for variant, budget in (("triton_tp", 0.5), ("quack", 3.0), ("quack", 2.0)):
+        add(variant, 1.0, job={"time_budget_s": budget, "precision": 0.01})
+    assert note(frame) == "This table mixes time_budget_s 0.5, 2.0"
 
 
 def test_a_missing_value_does_not_count_as_a_difference():

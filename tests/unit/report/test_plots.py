@@ -1,20 +1,14 @@
 """Single pictures show the numbers of the rows."""
 
-import dataclasses
-
-import numpy as np
 import pytest
 
 from tests.support import synthetic
 from tests.unit.report.test_verdicts import measured
 from tpbench.report.analysis.grid import arrange_rows
-from tpbench.report.analysis.verdicts import speedups, verdict_columns
+from tpbench.report.analysis.verdicts import verdict_columns
 from tpbench.report.command import main
-from tpbench.report.plots import grid_plots, style
-from tpbench.report.plots.grid_plots import draw_speedups
-from tpbench.report.plots.panels import draw_panels
+from tpbench.report.plots import grid_plots
 from tpbench.results.read import load
-from tpbench.workloads.study_data import Panel, Picture, Series
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +49,7 @@ def test_impossible_pictures_are_explained(rows, capsys, arguments, said):
 
 
 def test_the_lines_are_the_rows(rows, grid):
-    figure = grid_plots.draw(grid, "time_ms", floor=True)
+    figure = grid_plots.draw(grid, "time_ms")
     frame = load(rows)
     axes = next(axes for axes in figure.axes if axes.get_title() == "tp 4, tokens 4096")
     lines = {line.get_label(): line.get_ydata().tolist() for line in axes.get_lines()}
@@ -64,67 +58,6 @@ def test_the_lines_are_the_rows(rows, grid):
     assert lines["floor"] == here[here.variant == "triton_tp"].floor_ms.tolist()
     failed = next(axes for axes in figure.axes if axes.get_title() == "tp 4, tokens 65536")
     assert "pytorch_gather: out of memory" in [line.get_label() for line in failed.get_lines()]
-
-
-def test_marks_between_decades_have_labels(grid):
-    with style.drawing("x"):
-        figure = grid_plots.draw(grid, "time_ms")
-        figure.draw_without_rendering()  # makes the ticks
-    first, second = figure.axes[:2]
-    low, high = first.get_ylim()
-    shown = [tick.label1.get_text() for tick in first.yaxis.get_minor_ticks() if low <= tick.get_loc() <= high]
-    assert {text.lstrip("0.")[0] for text in shown} == {"2", "5"}
-    assert not any(tick.tick1line.get_visible() for tick in second.yaxis.get_minor_ticks())
-
-
-@pytest.mark.parametrize(("farthest", "scale"), [(3.5, "linear"), (40.0, "log")])
-def test_large_speedups_are_on_a_logarithmic_axis(add, frame, farthest, scale):
-    steady = np.linspace(1.0, 1.001, 20)
-    add("triton_tp", 1.0, samples_ms=steady)
-    add("quack", farthest, samples_ms=farthest * steady)
-    (made,) = arrange_rows(frame(), grid_plots.COLUMNS).grids
-    (axes,) = draw_speedups(made, "time_ms").axes
-    assert axes.get_xscale() == scale and axes.xaxis.get_major_formatter()(10, 0) == "10x"
-    if scale == "log":
-        label = axes.xaxis.get_minor_formatter()
-        assert [label(value, 0) for value in (2, 3, 4, 5, 6, 7, 8, 9, 20, 0.3)] == [
-            "2x", "3x", "", "5x", "", "", "", "", "20x", "0.3x",
-        ]  # fmt: skip
-
-
-def test_a_figure_is_as_wide_as_its_longest_label():
-    label = "fsdp_dtensor_async compile=true train_loss=tpbench optimizer=tpbench graph=true"
-    lines = (Series(label, ((1.0, 2.0),)), Series("ddp", ((2.0, 3.0),)))
-    with style.drawing("panels"):
-        figure = draw_panels(Picture((Panel("one panel", lines),), "x", "y"))
-        figure.draw_without_rendering()
-    (legend,) = figure.legends
-    inside, whole = legend.get_window_extent(), figure.bbox
-    assert whole.x0 <= inside.x0 and inside.x1 <= whole.x1
-
-
-def test_each_line_has_its_name_beside_it(grid):
-    with style.drawing("x"):
-        figure = draw_speedups(grid, "time_ms")
-        figure.draw_without_rendering()
-        (axes,) = figure.axes
-        labels = [tick.label1 for tick in axes.yaxis.get_major_ticks()]
-        assert [text.get_position()[1] for text in labels] == list(range(len(speedups(grid, "time_ms"))))
-        boxes = [text.get_window_extent() for text in labels]
-    assert all(box.x0 >= 0 and box.x1 < axes.bbox.x0 for box in boxes)
-
-
-def test_intervals_of_speedups_stand_about_their_values(grid):
-    with style.drawing("x"):
-        (axes,) = draw_speedups(grid, "time_ms").axes
-    found = speedups(grid, "time_ms")
-    drawn = {}
-    for values, _, (bars,) in axes.containers:
-        for (value, height), ends in zip(values.get_xydata(), bars.get_segments(), strict=True):
-            drawn[height] = (ends[0, 0], value, ends[1, 0])
-    assert [drawn[height] for height in range(len(found))] == [
-        pytest.approx((each.ratio.low, each.ratio.value, each.ratio.high)) for each in found
-    ]
 
 
 def test_the_varying_key_is_the_axis(add, frame):
@@ -146,18 +79,6 @@ def test_keys_that_change_together_are_panels(add, frame):
     assert (first.get_title(), second.get_title()) == ("vocab 1000, tp 1", "vocab 2000, tp 2")
     assert first.get_xlabel() == "tokens"
     assert [text.get_text() for text in first.get_xticklabels()] == ["64", "128", "256"]
-
-
-def test_panels_without_a_line_may_be_left_out(add, frame):
-    for vocab, tp_size in ((1000, 1), (2000, 1), (2000, 4)):
-        add("triton_tp", 1.0, vocab=vocab, tp_size=tp_size)
-    (made,) = arrange_rows(frame(), grid_plots.COLUMNS).grids
-    sized = grid_plots.with_sizes(made)
-    assert len(grid_plots.draw(made, "time_ms").axes) == 2 and [row.key[:2] for row in sized.rows] == [
-        (1000, 1),
-        (2000, 1),
-    ]
-    assert grid_plots.with_sizes(dataclasses.replace(made, rows=made.rows[:1])) is None
 
 
 def test_names_along_an_axis_are_in_the_order_of_their_work(add, frame):

@@ -11,7 +11,6 @@ import pytest
 from tests.support import synthetic
 from tpbench.report.analysis.metrics import METRICS, Metric, metric, number, ratio_text
 from tpbench.report.analysis.uncertainty import interleaved_ratio, ratio_of_records
-from tpbench.report.page.html_page import page
 from tpbench.report.pivot import pivot
 from tpbench.results.read import load
 from tpbench.settings import JobError
@@ -153,5 +152,3 @@ def test_reports_show_the_ratio_of_interleaved_cells_with_its_interval(tmp_path)
     value, low, high = map(float, note.groups())
     assert low < value < high and 1.24 < value < 1.26
     assert "interleaved, A B B A" not in as_text(pivot(frame, "peak_gib")).plain
-    html = page(frame, "device_ms")
-    assert html.count(">interleaved<") == 2 and html.count(">one after the other<") == 2

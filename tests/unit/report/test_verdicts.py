@@ -6,11 +6,12 @@ from tpbench.report.analysis.grid import arrange_rows
 from tpbench.report.analysis.verdicts import (
     DOUBTS,
     answer,
+    answers,
     disagreements,
-    selected,
     verdict_columns,
     verdicts,
 )
+from tpbench.report.pivot import pivot
 
 STEADY = [1.0 + 0.001 * at for at in range(12)]
 
@@ -110,13 +111,26 @@ def test_the_sentence_of_many_problems(add, judge):
     assert answer([]) == "No row is both correct and a measurement."
 
 
-def test_the_first_table_has_a_problem_of_each_rank_count(add, judge):
-    for at in range(11):
-        for tp_size in (1, 2):
-            add("triton_tp", **measured(1.0 + at, vocab=1000 + at, tp_size=tp_size))
-            if at < 10:
-                add("quack", **measured(2.0 + at, vocab=1000 + at, tp_size=tp_size))
-    found = judge()
-    shown = selected(found)
-    assert [each.problem for each in shown] == ["vocab=1009 tp=1", "vocab=1009 tp=2"]
-    assert selected(found[:20]) == found[:20]
+def test_machines_are_judged_apart(add, judge):
+    """A toy row of a CPU changes no sentence about GPUs."""
+    add("triton_tp", **measured(1.0))
+    add("pytorch_gather", **measured(3.0))
+    (alone,) = answers(judge())
+    for variant, time in (("pytorch_gather", 1.0), ("pytorch_tp_manual", 2.0)):
+        add(variant, **measured(time, vocab=64, device_ms=None, device="cpu", gpu_name=None, cpu_model="EPYC"))
+    found = answers(judge())
+    assert found[0] == f"NVIDIA H200: {alone}" and found[1].startswith("EPYC: Fastest: pytorch_gather")
+
+
+@pytest.mark.parametrize("others", [(), ("liger",)])
+def test_rows_whose_inputs_change_are_not_ranked_against_those_whose_inputs_do_not(add, frame, judge, others):
+    """The kind of which there are more rows decides a problem. A table shows both, each with its own best."""
+    add("triton_tp", **measured(2.0))
+    add("pytorch_gather", **measured(3.0))
+    for variant in ("quack", *others, *(["megatron"] if others else [])):
+        add(variant, **measured(1.0 if variant == "quack" else 1.5), fresh=True)
+    (verdict,) = judge()
+    assert verdict.fastest.column == ("quack fresh=true" if others else "triton_tp")
+    texts = pivot(frame(), "device_ms").tables[0].texts[0]
+    assert [text for text in texts if "(1.00x)" in text] == ["2.000 ms (1.00x)", "1.000 ms (1.00x)"]
+    assert "3.000 ms (1.50x)" in texts

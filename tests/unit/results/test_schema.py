@@ -1,21 +1,10 @@
-"""The schema of rows: types of columns, and the page that describes them."""
-
-from pathlib import Path
+"""The schema of rows: types of columns."""
 
 import pyarrow as pa
 import pytest
 
-from tpbench.results.columns import FLAG, INT, REAL, REALS, TEXT
-from tpbench.results.schema import STATUSES, all_columns, page, type_from_hint, type_of, workload_columns
+from tpbench.results.schema import FLAG, INT, REAL, REALS, TEXT, type_from_hint, type_of, workload_columns
 from tpbench.workloads import workloads
-
-
-def test_the_page_is_the_schema():
-    file = Path(__file__).parents[3] / "outputs" / "SCHEMA.md"
-    assert file.read_text() == page(), "run: python -m tpbench.console.pages"
-    for name, column in all_columns().items():
-        assert f"| `{name}` |" in page() and column.doc
-    assert list(STATUSES) == ["ok", "oom", "wrong", "timeout", "error", "skipped"]
 
 
 def test_workload_columns_have_the_types_of_their_fields():

@@ -16,11 +16,6 @@ from torch import Tensor
 
 from tpbench.kernels.collectives import all_gather, reduce_scatter
 
-Accumulation = Literal["product", "blocks"]
-"""How a product is added to fp32 memory: inside the product, or in blocks of rows that are converted before."""
-
-_BLOCK_ROWS = 2048
-"""Rows of a block that is converted to fp32."""
 AUTO_GIB = 0.5
 """Workspace for workspace_gib="auto": 4096 rows of a vocabulary of 131,072 over two ranks, in bf16. With fewer rows the
 weight's gradient, which is read and written once per chunk, takes a larger share of its product."""
@@ -98,12 +93,6 @@ def chunks_of(rows: int, shards: int, row_bytes: int, workspace_gib: float | Lit
     if rounded > allowed:
         rounded = max(allowed // unit, 1) * unit
     return Chunks(rows, rounded, shards)
-
-
-def workspace_gib_of(value: Any) -> None:
-    """Raise unless `value` is "auto" or a positive number."""
-    if value != "auto" and (isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0):
-        raise ValueError(f"workspace_gib must be 'auto' or a positive number, got {value!r}")
 
 
 class HiddenStates:
@@ -192,22 +181,17 @@ def multiply(left: Tensor, right: Tensor, out: Tensor, alpha: float = 1.0) -> No
         torch.addmm(out, left, right, beta=0, alpha=alpha, out=out)
 
 
-def add_product(left: Tensor, right: Tensor, out: Tensor, alpha: float = 1.0) -> Accumulation:
+def add_product(left: Tensor, right: Tensor, out: Tensor, alpha: float = 1.0) -> None:
     """Add alpha * left @ right to `out`, whose dtype is that of the factors or fp32. The sum is rounded once.
 
     torch adds to fp32 inside the product on CUDA devices only (out_dtype of torch.addmm, torch 2.11 to 2.13).
-    Elsewhere blocks of rows are converted to fp32 first, which needs memory for one block.
     """
     if out.dtype == left.dtype:
         torch.addmm(out, left, right, alpha=alpha, out=out)
-        return "product"
-    if out.is_cuda and out.is_contiguous():
+    elif out.is_cuda and out.is_contiguous():
         torch.addmm(out, left, right, alpha=alpha, out_dtype=out.dtype, out=out)
-        return "product"
-    converted = right.to(out.dtype)
-    for block, rows in zip(torch.split(out, _BLOCK_ROWS), torch.split(left, _BLOCK_ROWS), strict=True):
-        block.addmm_(rows.to(out.dtype), converted, alpha=alpha)
-    return "blocks"
+    else:
+        out.addmm_(left.to(out.dtype), right.to(out.dtype), alpha=alpha)
 
 
 def compute_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
@@ -221,27 +205,31 @@ def compute_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, out: Ten
 class WeightGradient:
     """The gradients of weight and bias, summed over chunks. The bias's sum is kept in fp32."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, given: Tensor | None, chunks: int) -> None:
-        """`given`: the tensor to add the weight's gradient to. None: the gradient gets new memory."""
+    def __init__(self, weight: Tensor | None, bias: Tensor | None, given: Tensor | None, chunks: int) -> None:
+        """`weight`, `bias`: None if there is none, or it needs no gradient.
+
+        `given`: the tensor to add the weight's gradient to. None: the gradient gets new memory.
+        """
         self.is_empty = given is None
         """True if the memory of `weight` is not yet defined."""
         empty = torch.empty if chunks else torch.zeros
-        self.weight = empty(weight.shape, dtype=weight.dtype, device=weight.device) if given is None else given
-        self.accumulation: Accumulation | None = None
+        self.weight = given
+        if weight is not None and given is None:
+            self.weight = empty(weight.shape, dtype=weight.dtype, device=weight.device)
         self._bias = bias
         self._bias_sum = None if bias is None else torch.zeros(bias.shape, dtype=torch.float32, device=bias.device)
 
     def add(self, grad_logits: Tensor, hidden: Tensor, factor: float) -> None:
         """Add factor * grad_logits.T @ hidden. grad_logits: (rows, local vocab), hidden: (rows, h)."""
-        if self.is_empty:
+        if self.weight is not None and self.is_empty:
             multiply(grad_logits.t(), hidden, self.weight, factor)
-            self.is_empty, self.accumulation = False, "product"
-        else:
-            self.accumulation = add_product(grad_logits.t(), hidden, self.weight, factor)
+            self.is_empty = False
+        elif self.weight is not None:
+            add_product(grad_logits.t(), hidden, self.weight, factor)
         if self._bias_sum is not None:
             self._bias_sum.add_(grad_logits.sum(0, dtype=torch.float32), alpha=factor)
 
     @property
     def bias(self) -> Tensor | None:
-        """The bias's gradient in the bias's dtype, (local vocab,). None without a bias."""
+        """The bias's gradient in the bias's dtype, (local vocab,), or None."""
         return None if self._bias is None or self._bias_sum is None else self._bias_sum.to(self._bias.dtype)

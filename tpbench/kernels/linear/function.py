@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -12,7 +13,6 @@ from torch import Tensor
 from tpbench.kernels import KernelLoss, checks
 from tpbench.kernels.launch_rows import How, launch_rows
 from tpbench.kernels.linear.chunks import (
-    Accumulation,
     Chunks,
     HiddenStates,
     WeightGradient,
@@ -21,7 +21,6 @@ from tpbench.kernels.linear.chunks import (
     compute_logits,
     hidden_states,
     multiply,
-    workspace_gib_of,
 )
 from tpbench.kernels.linear.statistics import LossesOfLabels, is_supported
 from tpbench.kernels.row_loss import Outputs, RowLoss, Scaling, Vocabulary, fp16_gradient_scale
@@ -41,8 +40,6 @@ class LinearHow:
     stored: for the statistics of their tiles."""
     rows: How | None
     """The kernels of the first chunk's loss. None for no rows."""
-    weight_grad: Accumulation | None
-    """The way in which the weight's gradient was accumulated. None if there is none."""
     bytes_sent: int
     """Bytes that this rank sent to its peers: statistics of rows, hidden states and their gradients."""
 
@@ -58,7 +55,7 @@ class LinearEntropyLossResult:
     entropy: Tensor | None
     """(rows,) fp32: entropy of each row's distribution in nats. None without `entropy=True`."""
     grad_hidden: Tensor | None
-    """Like hidden: its gradient, summed over the ranks, times grad_scale."""
+    """Like hidden: its gradient, summed over the ranks, times grad_scale. None, as the next two, if not computed."""
     grad_weight: Tensor | None
     """(local vocab, h): the weight's gradient times grad_scale, new, or `weight_grad` with the gradient added."""
     grad_bias: Tensor | None
@@ -86,7 +83,7 @@ def linear_entropy_loss(
     softcap: float | None = None,
     bias: Tensor | None = None,
     entropy: bool = False,
-    grad: bool = True,
+    grad: bool | Sequence[Literal["hidden", "weight", "bias"]] = True,
     grad_scale: float = 1.0,
     row_grad: Tensor | None = None,
     entropy_grad: Tensor | None = None,
@@ -125,7 +122,8 @@ def linear_entropy_loss(
             z_loss, softcap, entropy, grad_scale, row_grad, entropy_grad, block_cap, exchange: as for `entropy_loss`.
             grad_scale is a factor on all gradients.
         bias: (local vocab,) in the dtype of the weight, or None.
-        grad: False computes no gradients.
+        grad: False computes no gradients. Names, such as ("hidden",), compute the gradients of these inputs alone, and
+            skip the products of the others, as for a frozen head. All ranks must pass the same.
         weight_grad: a tensor that the weight's gradient is added to, in the weight's dtype or in fp32, for example
             Megatron's main_grad. None: the gradient gets new memory in the weight's dtype.
         hidden_sharded: the rows of hidden are sharded over the group. Chunks are gathered, and their gradients are
@@ -148,9 +146,10 @@ def linear_entropy_loss(
     )  # fmt: skip
     shards = 1 if group is None or not hidden_sharded else group.size()
     checks.linear_tensors(
-        hidden, weight, target, loss, bias, weight_grad, row_grad, entropy_grad, entropy, shards, INTERPRETED
+        hidden, weight, target, loss, bias, weight_grad, row_grad, entropy_grad, entropy, grad, shards, INTERPRETED
     )
-    workspace_gib_of(workspace_gib)
+    if workspace_gib != "auto":
+        checks.number("workspace_gib", workspace_gib, positive=True)
 
     rows, device = len(hidden) * shards, hidden.device
     vocabulary = Vocabulary.of_shard(len(weight), device, "weight", group, vocab_start, vocab_size)
@@ -161,11 +160,13 @@ def linear_entropy_loss(
         loss, group, vocabulary, ignore_index, logits_scale, temperature, label_smoothing, z_loss, cap,
         0.0 if isinstance(target, Tensor) else cap, block_cap, exchange, "auto",
     )  # fmt: skip
+    wanted: Sequence[str] = (checks.LINEAR_INPUTS if grad else ()) if isinstance(grad, bool) else grad
+    inputs = tuple(name for name in wanted if name != "bias" or bias is not None)
     call: _WithLogits | LossesOfLabels
-    if not grad and loss_of_row.has_labels and label_smoothing == 0 and rows > 0 and is_supported(hidden):
+    if not inputs and loss_of_row.has_labels and label_smoothing == 0 and rows > 0 and is_supported(hidden):
         call = LossesOfLabels(hidden, weight, bias, target, loss_of_row, shards, workspace_gib, entropy)
     else:
-        call = _WithLogits(hidden, weight, bias, target, loss_of_row, shards, workspace_gib, weight_grad, grad)
+        call = _WithLogits(hidden, weight, bias, target, loss_of_row, shards, workspace_gib, weight_grad, inputs)
     outputs = Outputs.allocated(rows, device, entropy, reduction)
     scaling = Scaling.of_reduction(
         reduction, loss_of_row, rows, grad_scale=grad_scale, row_grad=row_grad, entropy_grad=entropy_grad
@@ -178,10 +179,7 @@ def linear_entropy_loss(
     return LinearEntropyLossResult(
         reduced(outputs, scaling.inverse_count, scaling.mean), outputs.row_loss, outputs.row_entropy, call.grad_hidden,
         None if gradient is None else gradient.weight, None if gradient is None else gradient.bias,
-        LinearHow(
-            len(call.chunks), call.chunks.most, call.workspace / 2**30, how,
-            None if gradient is None else gradient.accumulation, sent + call.hidden_bytes(),
-        ),
+        LinearHow(len(call.chunks), call.chunks.most, call.workspace / 2**30, how, sent + call.hidden_bytes()),
     )  # fmt: skip
 
 
@@ -211,18 +209,25 @@ class _WithLogits:
 
     def __init__(
         self, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Any, loss: RowLoss, shards: int,
-        workspace_gib: float | Literal["auto"], weight_grad: Tensor | None, grad: bool,
+        workspace_gib: float | Literal["auto"], weight_grad: Tensor | None, inputs: tuple[str, ...],
     ) -> None:  # fmt: skip
-        """`target`: labels, target logits, or the teacher's hidden states and weight. `grad`: compute gradients."""
-        self.weight, self.target, self.loss = weight, target, loss
+        """`target`: labels, logits, or the teacher's hidden states and weight. `inputs`: those with gradients."""
+        self.weight, self.target, self.loss, self.has_gradient = weight, target, loss, bool(inputs)
         self.matrices = [hidden] if isinstance(target, Tensor) else [hidden, target[0]]
         row_bytes = sum(loss.vocabulary.share * states.itemsize for states in self.matrices)
         self.chunks = chunks_of(len(hidden) * shards, shards, row_bytes, workspace_gib)
-        self.grad_hidden = torch.empty(hidden.shape, dtype=hidden.dtype, device=hidden.device) if grad else None
+        self.grad_hidden = None
+        if "hidden" in inputs:
+            self.grad_hidden = torch.empty(hidden.shape, dtype=hidden.dtype, device=hidden.device)
         self.states = hidden_states(hidden, self.grad_hidden, loss.group, self.chunks)
         self.logits = _ChunkLogits(self.states, weight, bias, self.chunks)
         self.first = self.logits.compute(0) if len(self.chunks) else None
-        self.weight_gradient = WeightGradient(weight, bias, weight_grad, len(self.chunks)) if grad else None
+        self.weight_gradient: WeightGradient | None = None
+        if "weight" in inputs or "bias" in inputs:
+            self.weight_gradient = WeightGradient(
+                weight if "weight" in inputs else None, bias if "bias" in inputs else None, weight_grad,
+                len(self.chunks),
+            )  # fmt: skip
         self.teacher: _ChunkLogits | None = None
         if not isinstance(target, Tensor):
             states = hidden_states(target[0], None, loss.group, self.chunks)
@@ -239,7 +244,7 @@ class _WithLogits:
         `outputs`, `scaling`: of all rows.
         """
         states, gradient = self.states, self.weight_gradient
-        stored_scale = 1.0 if gradient is None else self._stored_scale(scaling)
+        stored_scale = self._stored_scale(scaling) if self.has_gradient else 1.0
         scaling = replace(scaling, grad_scale=scaling.grad_scale * stored_scale)
         how: How | None = None
         sent = 0
@@ -254,7 +259,7 @@ class _WithLogits:
             states.wait()
             how_chunk = self._launch(index, logits, target, outputs, scaling)
             how, sent = how or how_chunk, sent + how_chunk.bytes_sent
-            if gradient is not None:
+            if self.grad_hidden is not None:
                 multiply(logits, self.weight, states.gradient(index), 1.0 / stored_scale)
                 states.send_gradient(index)
             states.prefetch(index + 1)
@@ -272,7 +277,7 @@ class _WithLogits:
             return None if values is None else self.chunks.take(values, index)
 
         row_loss, row_entropy = self.chunks.take(outputs.row_loss, index), chunk(outputs.row_entropy)
-        of_chunk = Outputs(row_loss, row_entropy, None if self.grad_hidden is None else logits)
+        of_chunk = Outputs(row_loss, row_entropy, logits if self.has_gradient else None)
         scaling = replace(scaling, row_grad=chunk(scaling.row_grad), entropy_grad=chunk(scaling.entropy_grad))
         how = launch_rows(self.loss, logits, target, of_chunk, scaling)
         self.chunks.put(outputs.row_loss, row_loss, index)

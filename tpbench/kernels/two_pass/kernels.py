@@ -21,7 +21,7 @@ from tpbench.kernels import LABEL_LOSSES
 from tpbench.kernels.block_caps import measured_cap
 from tpbench.kernels.cached_launch import cached_launch
 from tpbench.kernels.collectives import gather_by_rank
-from tpbench.kernels.row_loss import Outputs, RowLoss, Scaling
+from tpbench.kernels.row_loss import Outputs, RowLoss, Scaling, Strides
 from tpbench.kernels.two_pass.state import (
     INTERPRETED,
     TwoPassSpec,
@@ -52,17 +52,6 @@ class Shard(NamedTuple):
     vocab_start: Any
     vocab_size: Any
     ignore_index: Any
-
-
-class MatrixStrides(NamedTuple):
-    """Strides of the logits, target logits and gradient, in elements. 0 for one that is missing."""
-
-    logits_row: Any
-    logits_column: Any
-    target_row: Any
-    target_column: Any
-    grad_row: Any
-    grad_column: Any
 
 
 class LossScales(NamedTuple):
@@ -100,7 +89,7 @@ def row_loss_kernel(
     """
     row, exists, counts, _label = rows_of_program(target, n_rows, vocab_size, ignore_index, SPEC)
     state = gathered_state(gathered, row, exists, n_rows, world_size, WIDTH, SPEC)
-    loss, _log_z = losses_of_rows(state, vocab_size, label_smoothing, z_loss, SPEC)
+    loss, _log_z = losses_of_rows(state, label_smoothing, z_loss, SPEC)
     tl.store(row_loss + row, tl.where(counts, loss, 0.0), mask=exists)
     if SPEC.ENTROPY:
         tl.store(row_entropy + row, tl.where(counts, entropies_of_rows(state), 0.0), mask=exists)
@@ -123,7 +112,7 @@ def loss_and_gradient_kernel(
         state = shard_state(logits, target, row, counts, label, strides, shard, scales, SPEC)
     else:
         state = gathered_state(gathered, row, exists, n_rows, world_size, WIDTH, SPEC)
-    loss, log_z = losses_of_rows(state, shard.vocab_size, scales.label_smoothing, scales.z_loss, SPEC)
+    loss, log_z = losses_of_rows(state, scales.label_smoothing, scales.z_loss, SPEC)
     if gathered is None:
         tl.store(row_loss + row, tl.where(counts, loss, 0.0), mask=exists)
         if SPEC.ENTROPY:
@@ -238,9 +227,7 @@ def block_for(
 
 def statistics_width(loss: str, label_smoothing: float = 0.0, entropy: bool = False) -> int:
     """Return the number of fp32 numbers per row that a rank contributes to the exchange."""
-    if loss not in LABEL_LOSSES:
-        return 5 + entropy
-    return (4 if label_smoothing else 3) + entropy
+    return (3 if loss in LABEL_LOSSES and not label_smoothing else 5) + entropy
 
 
 def bytes_exchanged(rows: int, world_size: int, loss: str, label_smoothing: float = 0.0, entropy: bool = False) -> int:
@@ -289,7 +276,7 @@ def launch(
         statistics = torch.empty((width, rows), dtype=torch.float32, device=logits.device)
         states = cached_launch(statistics_kernel, SPEC=spec, **options)
         # Strides of the gradient would only specialise the kernel.
-        strides = MatrixStrides._make((*of_read, 0, 0))
+        strides = Strides._make((*of_read, 0, 0))
         kernels.append(states(programs, (logits, target, statistics), (rows, strides, shard), scales))
         gathered = gather_by_rank(statistics, loss.group, vocabulary.world_size)
         losses_of_statistics(loss, gathered, target, outputs.row_loss, row_entropy)
@@ -300,7 +287,7 @@ def launch(
             logits, target, gathered, inverse_count, outputs.row_loss, grad, row_entropy, scaling.row_grad,
             scaling.entropy_grad,
         )  # fmt: skip
-        strides = MatrixStrides._make((*of_read, *of_grad))
+        strides = Strides._make((*of_read, *of_grad))
         kernels.append(gradient(programs, pointers, (rows, columns, vocabulary.world_size, strides, shard), scales))
     reduced(outputs, inverse_count, scaling.mean)
     return block, tuple(kernels)

@@ -8,17 +8,19 @@ the same arithmetic. All kernels use these letters. x and t are the scaled logit
 | m | maximum: max x | nats | all |
 | s | sum of exponentials: sum exp(x - m) | none | all |
 | x_label | logit of the label: x[label] where this rank holds it, else 0 | nats | of labels |
-| x_sum | sum of logits: sum x | nats | of labels, with label smoothing |
 | m_t | maximum of the target logits: max t | nats | against target logits |
-| s_t | sum of exponentials: sum exp(t - m_t) | none | against target logits |
-| a | sum of weighted differences, below | nats | against target logits |
+| s_t | sum of exponentials: sum exp(t - m_t) | none | against target logits; of labels, with label smoothing |
+| a | sum of weighted differences, below | nats | as s_t |
 | h | weighted sum of logits: sum exp(x - m) (x - m) | nats | all, if entropies are wanted |
 
 A number that the loss doesn't need is 0 here. `numbers_of` says which numbers a kernel stores for other kernels and
 ranks, and in which order. A suffix says which of two merged states a number is from: `w_1`, `w_2`.
 
+Label smoothing is a soft cross-entropy against equal target logits: there s_t is the number of columns.
+
 | loss | weight | difference |
 | --- | --- | --- |
+| label smoothing | 1 | x - m |
 | soft_cross_entropy | exp(t - m_t) | x - m |
 | forward_kl | exp(t - m_t) | (t - m_t) - (x - m) |
 | reverse_kl | exp(x - m) | (x - m) - (t - m_t) |
@@ -43,7 +45,6 @@ class State(NamedTuple):
     m: Any
     s: Any
     x_label: Any
-    x_sum: Any
     m_t: Any
     s_t: Any
     a: Any
@@ -100,9 +101,21 @@ def weigh(weight, difference):
 
 @triton.jit
 def capped(values, SOFTCAP: tl.constexpr):
-    """SOFTCAP * tanh(values / SOFTCAP), in fp32. SOFTCAP 0: no cap."""
+    """SOFTCAP * tanh(values / SOFTCAP), in fp32. SOFTCAP 0: no cap.
+
+    A difference from 1 has a rounding error as large as that of the cap. For small caps this is little, and another
+    form would take twice the instructions. Below half of a larger cap a polynomial in u^2 stands for tanh(u) / u, with
+    a relative error of 1.4e-9.
+    """
     if SOFTCAP > 0:
-        values = SOFTCAP * (2.0 * tl.sigmoid(2.0 / SOFTCAP * values) - 1.0)
+        of_cap = SOFTCAP * (2.0 * tl.sigmoid(2.0 / SOFTCAP * values) - 1.0)
+        if SOFTCAP > 64:
+            u_2 = values / SOFTCAP * (values / SOFTCAP)
+            ratio = 0.02147272 - 0.006947 * u_2
+            ratio = -0.33333333 + u_2 * (0.13333227 + u_2 * (-0.05393379 + u_2 * ratio))
+            values = tl.where(u_2 < 0.25, values + values * u_2 * ratio, of_cap)
+        else:
+            values = of_cap
     return values
 
 
@@ -147,14 +160,17 @@ def no_columns(row, SPEC: tl.constexpr):
     zero = row.to(tl.float32) * 0.0
     nothing = zero - float("inf")
     if SPEC.LOSS == "cross_entropy":
-        return State(nothing, zero, zero, zero, zero, zero, zero, zero)
+        return State(nothing, zero, zero, zero, zero, zero, zero)
     else:
-        return State(nothing, zero, zero, zero, nothing, zero, zero, zero)
+        return State(nothing, zero, zero, nothing, zero, zero, zero)
 
 
 @triton.jit
-def tile_state(x, t, mask, SPEC: tl.constexpr):
-    """The state of a tile, (ROWS, BLOCK) to (ROWS,), without x_label. With labels `t` is not used."""
+def tile_state(x, t, mask, columns, SPEC: tl.constexpr):
+    """The state of a tile, (ROWS, BLOCK) to (ROWS,), without x_label. With labels `t` is not used.
+
+    columns: number of columns in the mask.
+    """
     m = tl.max(x, axis=1)
     x = x - reference(m)[:, None]
     exp_x = tl.exp(x)
@@ -164,10 +180,12 @@ def tile_state(x, t, mask, SPEC: tl.constexpr):
     if SPEC.ENTROPY:
         h = tl.sum(weigh(exp_x, x), axis=1)
     if SPEC.LOSS == "cross_entropy":
-        x_sum = zero
+        s_t = zero
+        a = zero
         if SPEC.SMOOTHED:
-            x_sum = tl.sum(tl.where(mask, x + reference(m)[:, None], 0.0), axis=1)
-        return State(m, s, zero, x_sum, zero, zero, zero, h)
+            s_t = zero + columns
+            a = tl.sum(tl.where(mask, x, 0.0), axis=1)
+        return State(m, s, zero, zero, s_t, a, h)
     else:
         m_t = tl.max(t, axis=1)
         t = t - reference(m_t)[:, None]
@@ -179,7 +197,7 @@ def tile_state(x, t, mask, SPEC: tl.constexpr):
             terms = weigh(exp_t, t - x)
         else:
             terms = weigh(exp_x, x - t)
-        return State(m, s, zero, zero, m_t, s_t, tl.sum(terms, axis=1), h)
+        return State(m, s, zero, m_t, s_t, tl.sum(terms, axis=1), h)
 
 
 @triton.jit
@@ -210,7 +228,12 @@ def merge_two(one, two, SPEC: tl.constexpr):
     if SPEC.ENTROPY:
         h = weigh(w_1, one.h + one.s * shift_1) + weigh(w_2, two.h + two.s * shift_2)
     if SPEC.LOSS == "cross_entropy":
-        return State(m, s, one.x_label + two.x_label, one.x_sum + two.x_sum, one.m_t, one.s_t, one.a, h)
+        s_t = one.s_t
+        a = one.a
+        if SPEC.SMOOTHED:
+            s_t = one.s_t + two.s_t
+            a = (one.a + one.s_t * shift_1) + (two.a + two.s_t * shift_2)
+        return State(m, s, one.x_label + two.x_label, one.m_t, s_t, a, h)
     else:
         m_t = tl.maximum(one.m_t, two.m_t)
         r_t = reference(m_t)
@@ -219,7 +242,7 @@ def merge_two(one, two, SPEC: tl.constexpr):
         s_t = one.s_t * wt_1 + two.s_t * wt_2
         a_1 = _shifted(one, w_1, wt_1, shift_1, reference(one.m_t) - r_t, SPEC)
         a_2 = _shifted(two, w_2, wt_2, shift_2, reference(two.m_t) - r_t, SPEC)
-        return State(m, s, one.x_label, one.x_sum, m_t, s_t, a_1 + a_2, h)
+        return State(m, s, one.x_label, m_t, s_t, a_1 + a_2, h)
 
 
 @triton.jit
@@ -238,7 +261,8 @@ def shard_state(logits, target, row, counts, label, strides, shard, scales, SPEC
         if SPEC.LOSS != "cross_entropy":
             t = load_capped(target, row * strides.target_row, column * strides.target_column, mask, SPEC.TARGET_SOFTCAP)
             t = t * scales.target
-        state = merge_two(state, tile_state(x, t, mask, SPEC), SPEC)
+        columns = tl.minimum(shard.n_valid - start, SPEC.BLOCK)
+        state = merge_two(state, tile_state(x, t, mask, columns, SPEC), SPEC)
     if SPEC.LOSS == "cross_entropy":
         local = label - shard.vocab_start
         held = counts & (local >= 0) & (local < shard.n_valid)
@@ -246,7 +270,7 @@ def shard_state(logits, target, row, counts, label, strides, shard, scales, SPEC
             logits + row * strides.logits_row + local * strides.logits_column, mask=held, other=0.0
         )  # fmt: skip
         x_label = capped(x_label.to(tl.float32), SPEC.SOFTCAP) * scales.logits
-        return State(state.m, state.s, x_label, state.x_sum, state.m_t, state.s_t, state.a, state.h)
+        return State(state.m, state.s, x_label, state.m_t, state.s_t, state.a, state.h)
     else:
         return state
 
@@ -257,7 +281,7 @@ def numbers_of(state, SPEC: tl.constexpr):
     if SPEC.LOSS != "cross_entropy":
         numbers = (state.m, state.s, state.m_t, state.s_t, state.a)
     elif SPEC.SMOOTHED:
-        numbers = (state.m, state.s, state.x_label, state.x_sum)
+        numbers = (state.m, state.s, state.x_label, state.s_t, state.a)
     else:
         numbers = (state.m, state.s, state.x_label)
     if SPEC.ENTROPY:
@@ -272,18 +296,18 @@ def _load_state(place, n_rows, exists, SPEC: tl.constexpr):
     s = tl.load(place + n_rows, mask=exists, other=0.0)
     third = tl.load(place + 2 * n_rows, mask=exists, other=0.0)
     fourth = s
+    a = s
     h = s
     if SPEC.LOSS != "cross_entropy" or SPEC.SMOOTHED:
         fourth = tl.load(place + 3 * n_rows, mask=exists, other=0.0)
-    if SPEC.LOSS == "cross_entropy":
-        if SPEC.ENTROPY:
-            h = tl.load(place + (3 + SPEC.SMOOTHED) * n_rows, mask=exists, other=0.0)
-        return State(m, s, third, fourth, s, s, s, h)
-    else:
         a = tl.load(place + 4 * n_rows, mask=exists, other=0.0)
-        if SPEC.ENTROPY:
-            h = tl.load(place + 5 * n_rows, mask=exists, other=0.0)
-        return State(m, s, s, s, third, fourth, a, h)
+    if SPEC.ENTROPY:
+        NUMBERS: tl.constexpr = 3 if SPEC.LOSS == "cross_entropy" and not SPEC.SMOOTHED else 5
+        h = tl.load(place + NUMBERS * n_rows, mask=exists, other=0.0)
+    if SPEC.LOSS == "cross_entropy":
+        return State(m, s, third, s, fourth, a, h)
+    else:
+        return State(m, s, s, third, fourth, a, h)
 
 
 @triton.jit
@@ -297,7 +321,7 @@ def gathered_state(gathered, row, exists, n_rows, world_size, WIDTH: tl.constexp
 
 
 @triton.jit
-def losses_of_rows(state, vocab_size, label_smoothing, z_loss, SPEC: tl.constexpr):
+def losses_of_rows(state, label_smoothing, z_loss, SPEC: tl.constexpr):
     """The loss of each row, (ROWS,), and the log of its sum of exp, from the state of the whole vocabulary.
 
     With LOGPROB the label's log-probability takes the place of the loss.
@@ -307,7 +331,7 @@ def losses_of_rows(state, vocab_size, label_smoothing, z_loss, SPEC: tl.constexp
     if SPEC.LOSS == "cross_entropy":
         loss = log_s + (reference(state.m) - state.x_label)
         if SPEC.SMOOTHED:
-            of_all = log_s + (reference(state.m) - state.x_sum / vocab_size)
+            of_all = log_s - state.a / state.s_t
             loss = (1.0 - label_smoothing) * loss + label_smoothing * of_all
     elif SPEC.LOSS == "soft_cross_entropy":
         loss = log_s - state.a / state.s_t

@@ -150,7 +150,7 @@ def find_outside(choice: str) -> OutsideVariant | None:
         if not is_file_name(path.name):
             raise JobError(f"{path.name}: rename the file; its name may have letters, digits and _ - . of ASCII only")
         if not (function := match["function"]):
-            public = [name for name in source.read(path).functions if not name.startswith("_")]
+            public = [name for name in source.functions(path) if not name.startswith("_")]
             raise JobError(
                 f"variant={choice} names no function: write {choice.rstrip(':')}:FUNCTION "
                 f"(its functions: {', '.join(public) or 'none'})"

@@ -21,8 +21,8 @@ from tpbench.report.analysis.records import (
     sort_key,
     value_text,
 )
-from tpbench.results.computed import chosen_options
 from tpbench.results.current_rows import newest
+from tpbench.results.read import chosen_options
 from tpbench.tables import MISSING
 from tpbench.workloads import Pivot, Workload, workloads
 
@@ -106,10 +106,6 @@ class RecordGrid:
         for index, (column, record) in enumerate(zip(self.columns, row.records, strict=True)):
             if record:
                 yield GridCell(row.key, index, column, record)
-
-    def measured_cells(self) -> Iterator[tuple[str, GridCell]]:
-        """Iterate over the cells that are correct and measurements, each with the name of its problem."""
-        return ((self.problem_name(cell.key), cell) for cell in self.cells() if is_measurement(cell.record))
 
     def problem_name(self, key: Key) -> str:
         """Return the keys of a row that are needed to tell it from the others, as text."""

@@ -7,17 +7,17 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import NamedTuple
 
 import pandas as pd
 
 from tpbench.report.analysis.grid import GridCell, GridRow, RecordGrid, heading
-from tpbench.report.analysis.metrics import CLOCK_NAMES, CLOCKS, SAMPLES, metric, number, ratio_text
+from tpbench.report.analysis.metrics import CLOCK_NAMES, CLOCKS, SAMPLES, counted, metric, number, ratio_text
 from tpbench.report.analysis.records import (
     BELOW_FLOOR,
     Record,
     column_label,
     is_measurement,
+    json_object,
     problem_identity,
     remark_marks,
     row_records,
@@ -39,11 +39,11 @@ DOUBTS = {
 }
 """Trust marks with their meanings. A problem without any of these doubts is marked as `GOOD`."""
 GOOD = "good"
-SELECTED = 20
-"""Most problems of which a page shows every one at the top."""
 PROVENANCE = {"host": "hosts", "git_commit": "commits", "kernels_version": "kernel versions"}
 """Columns in which rows of a table should agree, with the plural of their meaning."""
 REPEAT = "Measure both again, and use neither until they agree"
+MEASURED_WITH = ("time_budget_s", "min_iterations", "max_iterations", "precision")
+"""Settings of the measurement. They split no problem."""
 DIVERGED = "Repeat with a lower learning_rate; if they still part, one of them is wrong"
 
 
@@ -56,7 +56,7 @@ class ProblemVerdict:
     clock: str
     """The time that decides: `device_ms` if all measured cells have it, else `time_ms`."""
     order: tuple[GridCell, ...]
-    """Measured cells, the fastest first."""
+    """Measured cells, the fastest first: those with inputs that change, or those without, whichever are more."""
     ratio: Ratio | None
     """Time of the runner-up over that of the fastest."""
     doubts: tuple[str, ...]
@@ -97,7 +97,8 @@ def _verdict(grid: RecordGrid, row: GridRow, disputed: Collection[str]) -> Probl
     cells = [cell for cell in grid.cells_of(row) if is_measurement(cell.record) and cell.record["time_ms"] is not None]
     leading = (clock for clock in CLOCKS if cells and all(cell.record[clock] is not None for cell in cells))
     clock = next(leading, "time_ms")
-    order = tuple(sorted(cells, key=lambda cell: float(cell.record[clock])))
+    alike = [[cell for cell in cells if bool(cell.record["fresh"]) == fresh] for fresh in (False, True)]
+    order = tuple(sorted(alike[len(alike[1]) > len(alike[0])], key=lambda cell: float(cell.record[clock])))
     second = _runner_up(order)
     ratio = ratio_of_records(second.record, order[0].record, metric(clock)) if second else None
     return ProblemVerdict(grid, row, clock, order, ratio, _doubts(order, ratio, disputed))
@@ -125,50 +126,49 @@ def _doubts(order: Sequence[GridCell], ratio: Ratio | None, disputed: Collection
     return tuple(name for name in DOUBTS if holds.get(name))
 
 
-def selected(all_verdicts: Sequence[ProblemVerdict]) -> list[ProblemVerdict]:
-    """Return the verdicts to show first: all if they are few, else the slowest problem of each grid and rank count.
-
-    A problem with a runner-up goes before one that a single variant ran.
-    """
-    if len(all_verdicts) <= SELECTED:
-        return list(all_verdicts)
-    chosen: dict[tuple[int, int], ProblemVerdict] = {}
-    for verdict in sorted(all_verdicts, key=lambda verdict: (bool(verdict.runner_up), verdict.time_ms)):
-        records = (record for record in verdict.row.records if record)
-        ranks = max(int(record["tp_size"] or 1) * int(record["dp_size"] or 1) for record in records)
-        chosen[id(verdict.grid), ranks] = verdict
-    shown = {id(verdict) for verdict in chosen.values() if verdict.order}
-    return [verdict for verdict in all_verdicts if id(verdict) in shown]
+def answers(all_verdicts: Sequence[ProblemVerdict]) -> list[str]:
+    """Return a sentence for each machine. Machines are judged apart: the order on a CPU says nothing about GPUs."""
+    by_machine: dict[str, list[ProblemVerdict]] = defaultdict(list)
+    for verdict in all_verdicts:
+        by_machine[verdict.grid.facts["hardware"]].append(verdict)
+    if len(by_machine) == 1:
+        return [answer(all_verdicts)]
+    return [f"{machine}: {answer(of_machine)}" for machine, of_machine in by_machine.items()]
 
 
 def answer(all_verdicts: Sequence[ProblemVerdict]) -> str:
     """Return the fastest variant, its share of the floor, and the ratio to the next variant, as sentences.
 
-    The floor is called the hardware limit there, because the sentences are read first.
-    Problems with a single measured cell count only if no problem has two.
+    A variant wins a problem only if the interval of the ratio to the next one excludes a tie. The floor is called the
+    hardware limit there, because the sentences are read first. Problems with a single measured cell count only if no
+    problem has two.
     """
     compared = [verdict for verdict in all_verdicts if verdict.runner_up]
-    decided = [(verdict, verdict.fastest) for verdict in compared or all_verdicts if verdict.fastest]
-    if not decided:
+    measured = [verdict for verdict in compared or all_verdicts if verdict.fastest]
+    if not measured:
         return "No row is both correct and a measurement."
-    won = Counter(fastest.variant for _, fastest in decided)
+    winners = [verdict for verdict in measured if not compared or (verdict.ratio and verdict.ratio.decided)]
+    if not winners:
+        return f"Undecided in {counted(len(measured), 'problem')}: two runs may differ as much by chance."
+    won = Counter(verdict.order[0].variant for verdict in winners)
     (winner, count), *others = won.most_common()
+    elsewhere = [f"{name} in {number_of}" for name, number_of in others]
+    elsewhere += [f"undecided in {len(measured) - len(winners)}"] if len(winners) < len(measured) else []
     kind = "compared problems" if compared else "problems"
-    where = "" if len(decided) == 1 else f" in {'all' if not others else f'{count} of'} {len(decided)} {kind}"
-    elsewhere = ", ".join(f"{name} in {number_of}" for name, number_of in others)
-    text = f"{'Fastest' if compared else 'Measured alone'}: {winner}{where}{elsewhere and f' ({elsewhere})'}"
-    of_winner = [(verdict, fastest) for verdict, fastest in decided if fastest.variant == winner]
-    shares = [fastest.record["fraction_of_floor"] for _, fastest in of_winner]
+    where = "" if len(measured) == 1 else f" in {f'{count} of' if elsewhere else 'all'} {len(measured)} {kind}"
+    text = f"{'Fastest' if compared else 'Measured alone'}: {winner}{where}"
+    text += f" ({', '.join(elsewhere)})" if elsewhere else ""
+    of_winner = [verdict for verdict in winners if verdict.order[0].variant == winner]
+    shares = [verdict.order[0].record["fraction_of_floor"] for verdict in of_winner]
     if shares := [share for share in shares if share is not None]:
         text += f", at {100 * median(shares):.0f}% of the hardware limit"
-    behind = [(verdict.runner_up, verdict) for verdict, _ in of_winner if verdict.runner_up]
-    if behind:
-        names = {other.variant for other, _ in behind}
+    ratios = [verdict.ratio.value for verdict in of_winner if verdict.ratio]
+    if ratios:
+        names = {verdict.runner_up.variant for verdict in of_winner if verdict.runner_up}
         next_name = names.pop() if len(names) == 1 else "The next variant"
-        ratios = [float(other.record[verdict.clock]) / verdict.time_ms for other, verdict in behind]
         text += f". {next_name} takes {ratio_text(median(ratios)).rstrip('x')} times as long"
-    middle = "medians, " if count > 1 and (shares or behind) else ""
-    clocks = " or ".join(sorted({CLOCK_NAMES[verdict.clock] for verdict, _ in of_winner}))
+    middle = "medians, " if count > 1 and (shares or ratios) else ""
+    clocks = " or ".join(sorted({CLOCK_NAMES[verdict.clock] for verdict in of_winner}))
     return f"{text} ({middle}{clocks} time)."
 
 
@@ -183,27 +183,6 @@ def shared_facts(grids: Sequence[RecordGrid]) -> dict[str, str]:
     if not grids:
         return {}
     return {name: text for name, text in grids[0].facts.items() if all(grid.facts.get(name) == text for grid in grids)}
-
-
-class ColumnSpeedup(NamedTuple):
-    """How many times faster the fastest column of a problem is than another."""
-
-    problem: str
-    fastest: GridCell
-    other: GridCell
-    ratio: Ratio
-
-
-def speedups(grid: RecordGrid, clock: str) -> list[ColumnSpeedup]:
-    """Compare the fastest column of each problem with each other column by the median of a clock."""
-    found = []
-    for row in grid.rows:
-        cells = [cell for cell in grid.cells_of(row) if is_measurement(cell.record) and cell.record[clock]]
-        cells.sort(key=lambda cell: float(cell.record[clock]))
-        ratios = [(cell, ratio_of_records(cell.record, cells[0].record, metric(clock))) for cell in cells[1:]]
-        problem = grid.problem_name(row.key)
-        found += [ColumnSpeedup(problem, cells[0], cell, ratio) for cell, ratio in ratios if ratio]
-    return found
 
 
 def frame_warnings(frame: pd.DataFrame, *, all_rows: bool = False) -> tuple[str, ...]:
@@ -289,12 +268,13 @@ def differing_provenance(records: Iterable[Record]) -> dict[str, list[str]]:
     return {name: distinct for name, distinct in values.items() if len(distinct) > 1}
 
 
-def mixing_note(grid: RecordGrid, place: str = "This table") -> str:
-    """Return a sentence about the hosts and versions that the rows of a grid mix. Empty: no rows differ in these.
-
-    `place` is the subject of the sentence: what shows the grid.
-    """
+def mixing_note(grid: RecordGrid) -> str:
+    """Return a sentence about the hosts, versions and settings that the rows of a grid mix, or an empty text."""
     mixed = differing_provenance(cell.record for cell in grid.cells())
     hosts = f" ({', '.join(mixed['host'])})" if "host" in mixed else ""
     kinds = [f"{len(values)} {PROVENANCE[name]}{hosts if name == 'host' else ''}" for name, values in mixed.items()]
-    return f"{place} mixes {', '.join(kinds)}" if kinds else ""
+    jobs = [json_object(cell.record["job"]) for cell in grid.cells()]
+    for name in MEASURED_WITH:
+        if len(values := sorted({str(job[name]) for job in jobs if name in job})) > 1:
+            kinds.append(f"{name} {printable(', '.join(values), 60)}")
+    return f"This table mixes {', '.join(kinds)}" if kinds else ""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 
 from tpbench import packages
-from tpbench.report.analysis.grid import RecordGrid, arrange_rows, heading
+from tpbench.report.analysis.grid import RecordGrid, arrange_rows
 from tpbench.report.analysis.metrics import (
     CLOCKS,
     METRICS,
@@ -26,25 +26,26 @@ from tpbench.report.analysis.verdicts import (
     GOOD,
     ProblemVerdict,
     answer,
+    answers,
     disagreements,
     group_names,
-    mixing_note,
-    shared_facts,
     verdict_columns,
     verdicts,
 )
 from tpbench.report.page import page_tables, render_page
 from tpbench.report.pivot import failures, legend, metric_table
 from tpbench.report.plots import style
-from tpbench.report.plots.grid_plots import PLOTS, inline_picture, with_sizes
+from tpbench.report.plots.grid_plots import inline_picture, with_sizes
 from tpbench.results.schema import STATUSES, workload_columns
-from tpbench.tables import Table
 from tpbench.workloads import workloads
 
 _COLUMNS = (
     *METRICS, *page_tables.MACHINE_FACTS, *verdict_columns(), "started_at", "finished_at", "log_dir",
     "time_ci_low_ms", "time_ci_high_ms", "device_ci_low_ms", "device_ci_high_ms",
 )  # fmt: skip
+
+UNFOLDED = 20
+"""Most problems of a page whose sections are open."""
 
 
 def page(frame: pd.DataFrame, metric_name: str | None = None) -> str:
@@ -72,13 +73,11 @@ def page(frame: pd.DataFrame, metric_name: str | None = None) -> str:
         "report.html.j2",
         title="tpbench report",
         summary=_summary(arranged.records, len(frame)),
-        measured_on=page_tables.machines_line(arranged.records, heading(_bare(shared_facts(arranged.grids)))),
+        measured_on=page_tables.machines_line(arranged.records),
         warnings=list(warnings),
         failures=page_tables.failure_groups(arranged),
         failed=f"{counted(failed, 'cell')} without a result",
-        verdicts=page_tables.verdict_groups(of_all),
-        every_verdict=page_tables.every_verdict(of_all),
-        problems=len(of_all),
+        unfolded=len(of_all) <= UNFOLDED,
         side_by_side=page_tables.machines_side_by_side(of_all),
         parts=parts,
         no_pictures="" if style.available() else f"Pictures need matplotlib: {packages.install_command('report')}",
@@ -89,16 +88,12 @@ def page(frame: pd.DataFrame, metric_name: str | None = None) -> str:
     )
 
 
-def _bare(facts: dict[str, str]) -> dict[str, str]:
-    return {name: text for name, text in facts.items() if name not in ("workload", "hardware", "device")}
-
-
 def _summary(records: tuple[Record, ...], rows: int) -> str:
     count = Counter(str(record["status"]) for record in records)
     known = (*STATUSES, *(set(count) - set(STATUSES)))
     by_status = ", ".join(f"{count[status]} {status}" for status in known if count[status])
     times = sorted(record["finished_at"] for record in records if record["finished_at"] is not None)
-    when = f" Measured {page_tables.period(times[0], times[-1])}." if times else ""
+    when = f" Measured {times[0]:%Y-%m-%d} to {times[-1]:%Y-%m-%d}." if times else ""
     older = f" ({rows - len(records)} older rows of the same cells are left out)" if rows > len(records) else ""
     return f"{len(records)} cells: {by_status}{older}.{when}"
 
@@ -113,34 +108,19 @@ def _part(
         "name": name,
         "anchor": f"workload-{re.sub('[^A-Za-z0-9]+', '-', name)}",
         "summary": workload.summary if workload else "",
-        "answer": answer([each for _, of_grid, _ in group for each in of_grid]),
-        "figure": _lead_figure(name, [(grid, text) for (grid, _, _), text in zip(group, names, strict=True)]),
+        "answers": answers([verdict for _, of_grid, _ in group for verdict in of_grid]),
         "sections": [
-            _section(grid, f"s{at}", text or "Tables and pictures", metric_name)
-            for (grid, _, at), text in zip(group, names, strict=True)
+            _section(grid, of_grid, f"s{at}", text or "Tables and pictures", metric_name)
+            for (grid, of_grid, at), text in zip(group, names, strict=True)
         ],
     }
 
 
-def _lead_figure(workload: str, grids: Sequence[tuple[RecordGrid, str]]) -> tuple[str, str] | None:
-    """Return the caption and the one picture of a workload: of the grid with the most cells that has a picture.
-
-    It shows times by size, or speed-ups if no problem was measured at two sizes.
-    """
-    ordered = sorted(grids, key=lambda each: -sum(1 for _ in each[0].cells()))
-    by_size = [(sized, "time", name) for grid, name in ordered if (sized := with_sizes(grid))]
-    for grid, plot, name in (*by_size, *((grid, "speedup", name) for grid, name in ordered)):
-        plot = plot if _clock(grid) == "time_ms" else f"device_{plot}"
-        if figure := _figure(grid, plot, workload):
-            caption, svg = figure
-            return ": ".join(filter(None, (caption, name))), svg
-    return None
-
-
-def _figure(grid: RecordGrid, plot: str, anchor: str) -> tuple[str, str] | None:
-    """Return the caption of a plot and an `svg` element, or None if there is nothing to draw."""
-    svg = inline_picture(grid, plot, anchor) if style.available() else None
-    return None if svg is None else (PLOTS[plot].title, svg)
+def _figure(grid: RecordGrid, anchor: str) -> tuple[str, str] | None:
+    """Return the caption and the picture of times by size, or None if no problem was measured at two sizes."""
+    sized, clock = with_sizes(grid), _clock(grid)
+    svg = inline_picture(sized, clock, anchor) if sized and style.available() else None
+    return None if svg is None else (f"{TITLES[clock]} by size, with its floor", svg)
 
 
 def _clock(grid: RecordGrid) -> str:
@@ -149,38 +129,26 @@ def _clock(grid: RecordGrid) -> str:
     return next(timed, "time_ms")
 
 
-def _section(grid: RecordGrid, anchor: str, name: str, metric_name: str | None) -> dict[str, Any]:
+def _section(
+    grid: RecordGrid, of_grid: Sequence[ProblemVerdict], anchor: str, name: str, metric_name: str | None
+) -> dict[str, Any]:
     """Return what the page shows of one grid, folded, by names in the template."""
     lead = metric_name or _clock(grid)
     shown = [metric(lead), *page_tables.metrics_with_values(grid, [each for each in TITLES if each != lead])]
-    sized = with_sizes(grid)
-    figure = _figure(sized, "time" if _clock(grid) == "time_ms" else "device_time", anchor) if sized else None
     return {
         "anchor": anchor,
         "heading": name,
+        "answer": answer(of_grid),
+        "verdicts": page_tables.verdict_table(of_grid),
         "size": f"{counted(len(grid.rows), 'problem')}, {counted(len(grid.columns), 'variant')} with options",
-        "mixing": mixing_note(grid, "This section"),
         "pivots": [(_caption(each.name), page_tables.pivot_table(grid, each)) for each in shown],
-        "figure": figure,
-        "folded": [
-            ("Speed-ups with intervals", page_tables.speedup_table(grid)),
-            *_studies(grid),
-            ("All numbers of every cell", page_tables.complete_table(grid)),
-        ],
+        "figure": _figure(grid, anchor),
+        "complete": page_tables.complete_table(grid),
     }
 
 
 def _caption(name: str) -> str:
     return f"{TITLES[name]} ({name})" if name in TITLES else name
-
-
-def _studies(grid: RecordGrid) -> Iterator[tuple[str, Table]]:
-    """Return the column studies of a grid. A study of an option is left out unless the option varies."""
-    workload = workloads().get(grid.workload)
-    for name, study in workload.studies.items() if workload else ():
-        varies = not study.option or len({cell.record[study.option] for cell in grid.cells()} - {None}) > 1
-        if study.columns and varies:
-            yield f"Study {name}: {study.question}", page_tables.study_table(grid, name, study)
 
 
 def _notes(metric_name: str | None) -> list[str]:

@@ -1,6 +1,6 @@
 "use strict";
-// Tables get a filter, heads that sort, bars, and labels for phones, when they are opened. Without this script the page is whole, only still.
-const NUMBER = /^[<+-]?(\d+(?:\.\d+)?(?:e[+-]?\d+)?)(?:$|[ %x(*^†‡§¶])/;
+// Tables get a filter, heads that sort, and labels for phones, when they are opened. Without this script the page is whole, only still.
+const NUMBER = /^[<+-]?(\d+(?:\.\d+)?(?:e[+-]?\d+)?)(?:$|[ %x(*^≠†‡§¶])/;
 
 function cellNumber(cell) {
   if ("v" in cell.dataset) return Number(cell.dataset.v);
@@ -59,46 +59,6 @@ function addTools(sheet) {
   });
 }
 
-// For a row of each table: [low, middle, high] of a bar. A bar is on a logarithmic axis.
-const SPANS = {
-  "speed-ups": (cells) => [...cells[6].textContent.split(" to ").map(parseFloat), cellNumber(cells[5])],
-  "distributions": (cells) => {
-    const [median, p5, p95] = [4, 6, 7].map((at) => cellNumber(cells[at]));
-    return [p5 / median, p95 / median, 1];
-  },
-};
-
-function addBars(sheet) {
-  const spans = SPANS[sheet.dataset.name];
-  if (!spans) return;
-  const table = sheet.querySelector("table");
-  const rows = Array.from(table.tBodies[0].rows);
-  const found = rows.map((row) => spans(row.cells).map((value) => Math.log(value)));
-  const known = found.flat().filter(Number.isFinite);
-  const least = Math.min(0, ...known), most = Math.max(0, ...known);
-  const place = (value) => (100 * (value - least)) / (most - least || 1) + "%";
-  const head = document.createElement("th");
-  head.textContent = sheet.dataset.name === "speed-ups" ? "1x to " + Math.exp(most).toPrecision(2) + "x" : "spread";
-  table.tHead.rows[0].append(head);
-  rows.forEach((row, at) => {
-    const bar = document.createElement("span");
-    bar.className = "bar";
-    const [low, high, middle] = found[at];
-    if (Number.isFinite(low) && Number.isFinite(high)) {
-      const line = document.createElement("i");
-      line.style.left = place(low);
-      line.style.width = (100 * (high - low)) / (most - least || 1) + "%";
-      bar.append(line);
-    }
-    if (Number.isFinite(middle)) {
-      const dot = document.createElement("b");
-      dot.style.left = place(middle);
-      bar.append(dot);
-    }
-    row.insertCell().append(bar);
-  });
-}
-
 // On a phone, each row of a table with keys becomes a block: its keys, then a line for each value that exists.
 function labelCells(sheet) {
   const keys = Number(sheet.dataset.keys);
@@ -114,7 +74,6 @@ function labelCells(sheet) {
 function openSheet(sheet) {
   if (sheet.dataset.open) return;
   sheet.dataset.open = "1";
-  addBars(sheet);
   addTools(sheet);
   labelCells(sheet);
 }
@@ -125,17 +84,6 @@ function openVisible() {
 }
 
 document.addEventListener("toggle", openVisible, true);
-// A button copies the command that measures its row again.
-document.addEventListener("click", (event) => {
-  const button = event.target.closest("button.copy");
-  if (!button) return;
-  const field = document.createElement("textarea");  // works in a file, where a page may not use the clipboard itself
-  field.value = button.title;
-  document.body.append(field);
-  field.select();
-  button.textContent = document.execCommand("copy") ? "copied" : button.title;
-  field.remove();
-});
 // A link to a folded section opens it.
 function openTarget() {
   const target = location.hash.length > 1 && document.getElementById(location.hash.slice(1));

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tpbench.report.analysis.grid import GridRow, RecordGrid, RecordGrids
-from tpbench.report.analysis.metrics import CLOCK_NAMES, SAMPLES, TITLES, metric
+from tpbench.report.analysis.metrics import SAMPLES, TITLES, metric
 from tpbench.report.analysis.records import Record, column_label, is_measurement, sort_key, value_text
-from tpbench.report.analysis.verdicts import speedups
 from tpbench.report.plots import style
 from tpbench.report.plots.panels import draw_panels
 from tpbench.settings import JobError
@@ -25,8 +22,11 @@ COLUMNS = ("time_ms", "device_ms", "floor_ms", "peak_gib", *SAMPLES.values())
 """Columns that records need so that every plot can be drawn."""
 
 
-def draw(grid: RecordGrid, name: str, *, floor: bool = False) -> Figure | None:
-    """Draw a metric: a panel for each world size, a line for each column. Return None if no cell has the metric."""
+def draw(grid: RecordGrid, name: str) -> Figure | None:
+    """Draw a metric: a panel for each world size, a line for each column, and the floor of times.
+
+    Return None if no cell has the metric.
+    """
     if all(drawn_value(cell.record, name) is None for cell in grid.cells()):
         return None
     axis = size_axis(grid)
@@ -40,7 +40,7 @@ def draw(grid: RecordGrid, name: str, *, floor: bool = False) -> Figure | None:
             crosses = [at for at, record in cells if record and record["status"] == "oom"]
             lines.append(Series(column, tuple(points), crosses=tuple(crosses)))
         if any(line.points or line.crosses for line in lines):
-            floors = lowest_floors(axis, rows) if floor else ()
+            floors = lowest_floors(axis, rows) if metric(name).is_time else ()
             panels.append(Panel(title, tuple(lines), floor=floors, categories=tuple(map(value_text, position))))
     y_label = f"{TITLES.get(name, name).lower()} ({metric(name).unit})"
     x_label = column_label(grid.key_names[axis])
@@ -116,50 +116,8 @@ def drawn_value(record: Record | None, name: str) -> float | None:
     return float(value) if value is not None and 0 < value < float("inf") else None
 
 
-def draw_speedups(grid: RecordGrid, clock: str) -> Figure | None:
-    """Draw a dot for each column of each problem but the fastest. Return None if nothing can be compared."""
-    found = speedups(grid, clock)
-    if not found:
-        return None
-    figure = style.new_figure(7.5, 0.9 + 0.21 * len(found))
-    axes = figure.subplots()
-    for column in sorted({each.other.column_index for each in found}):
-        heights = [height for height, each in enumerate(found) if each.other.column_index == column]
-        ratios = [found[height].ratio for height in heights]
-        below = [each.value - (each.low or each.value) for each in ratios]
-        above = [(each.high or each.value) - each.value for each in ratios]
-        axes.errorbar(
-            [each.value for each in ratios], heights, xerr=[below, above], capsize=2,
-            fmt=style.marker(column), color=style.colour(column),
-        )  # fmt: skip
-    axes.axvline(1, color=style.INK, linewidth=1)
-    if axes.get_xlim()[1] > 4:
-        axes.set_xscale("log")
-        axes.xaxis.set_minor_formatter(lambda value, _: f"{value:g}x" if f"{value:e}"[0] in "235" else "")
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}x")
-    names = [style.short(f"{each.fastest.column} over {each.other.column}  {each.problem}", 90) for each in found]
-    style.name_lines(axes, names)
-    figure.supxlabel(f"speed-up of the fastest, {CLOCK_NAMES[clock]} time (95% interval)", fontsize=8)
-    return figure
-
-
-@dataclass(frozen=True)
-class Plot:
-    """One kind of picture."""
-
-    title: str
-    draw: Callable[[RecordGrid], Figure | None]
-    """Return the figure of a grid, or None if there is nothing to draw."""
-
-
-PLOTS = {
-    "time": Plot("Wall time by size, with its floor", partial(draw, name="time_ms", floor=True)),
-    "device_time": Plot("Device time by size, with its floor", partial(draw, name="device_ms", floor=True)),
-    "memory": Plot("Extra peak memory by size", partial(draw, name="peak_gib")),
-    "speedup": Plot("Speed-ups, wall time", partial(draw_speedups, clock="time_ms")),
-    "device_speedup": Plot("Speed-ups, device time", partial(draw_speedups, clock="device_ms")),
-}
-"""Every plot by its name on the command line, in the order of help."""
+PLOTS = {"time": "time_ms", "device_time": "device_ms", "memory": "peak_gib"}
+"""Every plot by its name on the command line, with its metric by the size of the problem."""
 
 
 def picture(arranged: RecordGrids, name: str, form: str) -> bytes:
@@ -171,7 +129,7 @@ def picture(arranged: RecordGrids, name: str, form: str) -> bytes:
     if name not in PLOTS:
         raise JobError(unknown("plot", name, PLOTS))
     with style.drawing(name):
-        drawn = [(grid, figure) for grid in arranged.grids if (figure := PLOTS[name].draw(grid))]
+        drawn = [(grid, figure) for grid in arranged.grids if (figure := draw(grid, PLOTS[name]))]
         if not drawn:
             raise JobError(f"these rows have nothing for the plot {name}")
         if len(drawn) > 1:
@@ -185,12 +143,12 @@ def picture(arranged: RecordGrids, name: str, form: str) -> bytes:
 
 
 def inline_picture(grid: RecordGrid, name: str, anchor: str) -> str | None:
-    """Return a plot of a grid as an `svg` element for a page, or None if there is nothing to draw.
+    """Return the plot of a metric as an `svg` element for a page, or None if there is nothing to draw.
 
     `anchor`: the name of the grid on the page. The element's ids contain it, so that no two pictures share one.
     """
     with style.drawing(f"{name} {anchor}"):
-        figure = PLOTS[name].draw(grid)
+        figure = draw(grid, name)
         return None if figure is None else style.inline_svg(figure)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +44,12 @@ def require() -> None:
 
 @contextlib.contextmanager
 def drawing(name: str) -> Iterator[None]:
-    """Set the style under which a figure is made and written. `name` makes its ids the same in every run."""
+    """Set the style under which a figure is made and written. `name` makes its ids the same in every run.
+
+    The user's matplotlibrc and MPLBACKEND count for nothing: Jupyter sets a backend that other programs may lack.
+    """
+    if "matplotlib" not in sys.modules:
+        os.environ["MPLBACKEND"] = "agg"
     import matplotlib
 
     settings: Any = {  # matplotlib names hundreds of keys in its type
@@ -63,7 +70,9 @@ def drawing(name: str) -> Iterator[None]:
     }
     settings |= dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), GROUND)
     settings |= dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK)
-    with matplotlib.rc_context(settings):
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(settings)
         yield
 
 
@@ -98,12 +107,6 @@ def common_legend(figure: Figure, panels: Iterable[Axes], columns: int) -> None:
     for axes in panels:
         handles |= {text: handle for handle, text in zip(*axes.get_legend_handles_labels(), strict=True)}
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns)
-
-
-def name_lines(axes: Axes, names: Sequence[str]) -> None:
-    """Write names at the left, one for each height from 0 down."""
-    axes.set_yticks(range(len(names)), names, fontsize=7)
-    axes.set_ylim(len(names) - 0.4, -0.6)
 
 
 def new_figure(width: float, height: float) -> Figure:

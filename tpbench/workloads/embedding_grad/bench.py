@@ -13,15 +13,16 @@ from tpbench.comm.collectives import gather_objects
 from tpbench.measure.audit import GeneratedInputs
 from tpbench.measure.clock import Stopwatch
 from tpbench.measure.session import Context, Costs, Verdict
+from tpbench.suggestions import unknown
 from tpbench.workloads import Variant
 from tpbench.workloads.embedding_grad import crossover, oracle
-from tpbench.workloads.embedding_grad.exchanges import Exchange, sequence
+from tpbench.workloads.embedding_grad.exchanges import Exchange, Phase, sequence
 from tpbench.workloads.embedding_grad.exchanges.collectives import CountedCollectives, measure_link_rates
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs, busiest
-from tpbench.workloads.embedding_grad.problem import EmbeddingGrad
+from tpbench.workloads.embedding_grad.problem import PHASES, WORKLOAD, EmbeddingGrad
 from tpbench.workloads.embedding_grad.row_operations.search import searches_on_device
 from tpbench.workloads.embedding_grad.training_step import ForwardIndex, OtherParameters, StandIn, TrainingStep
-from tpbench.workloads.step import require
+from tpbench.workloads.step import WrongReturn, bytes_sent, checked_columns, require
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class EmbeddingGradSession:
     def __init__(
         self, problem: EmbeddingGrad, variant: Variant, context: Context, inputs: EmbeddingGradInputs | None = None
     ) -> None:
-        self.problem, self.inputs = problem, inputs or EmbeddingGradInputs(problem, context)
+        self.problem, self.variant, self.inputs = problem, variant, inputs or EmbeddingGradInputs(problem, context)
         self.comm = CountedCollectives(context.dp_group, context.dp_rank, context.dp_size)
         self.stopwatch = Stopwatch(context)
         self.link_rates = measure_link_rates(self.inputs, self.comm, self.stopwatch)
@@ -69,6 +70,9 @@ class EmbeddingGradSession:
         self.audited_inputs = ChangedGradient(self)
         prepared = variant.prepare(problem, ExchangeContext(self.inputs, self.comm, self.stopwatch))
         self.exchange: Exchange = require(prepared, Exchange, variant, "the function")
+        for phase in self.exchange.phases:
+            if require(phase, Phase, variant, "the exchange's phases").name not in PHASES:
+                raise WrongReturn(variant, f"{variant.name}: {unknown('phase of an exchange', phase.name, PHASES)}")
         self.has_result = False
         self.saved: Tensor | None = None
         self.save()
@@ -115,7 +119,7 @@ class EmbeddingGradSession:
         if known_rows is not None:
             oracle.require_no_lost_rows(self.inputs, known_rows, self.saved)
         sent_bytes = gather_objects(self.comm.sent_bytes, self.comm.group)  # by sender, then by receiver
-        rank_sent = [sum(sizes) for sizes in sent_bytes]
+        rank_sent = [bytes_sent(sum(sizes), self.variant) for sizes in sent_bytes]
         inputs = self.inputs
         moved, on_wire = unavoidable_bytes(inputs.counts, inputs.merged_rows, inputs.row_bytes)
         wire_ms = on_wire / self.link_rates["link_gb_per_s"] / 1e6
@@ -126,7 +130,7 @@ class EmbeddingGradSession:
         columns = {
             **asdict(errors),
             **self.link_rates,
-            **self.exchange.columns(),
+            **checked_columns(self.exchange.columns(), self.variant, WORKLOAD),
             "density": self.inputs.density,
             "duplicate_rate": self.inputs.duplicate_rate,
             "rank_bytes_sent": rank_sent,

@@ -154,6 +154,7 @@ WORKLOAD = Workload(
             for phase in PHASES
         },
     },
+    variant_columns=("chosen", "crossover_density", "workspace_gib"),
     options=(
         Option("merge", ignorable=True),
         Option("search", ignorable=True),

@@ -9,7 +9,7 @@ from tpbench.measure.session import Context, Costs, Verdict
 from tpbench.workloads import Variant
 from tpbench.workloads.entropy_loss.inputs import Output, make_shard
 from tpbench.workloads.entropy_loss.oracle import Errors, Oracle, bytes_moved
-from tpbench.workloads.entropy_loss.problem import EntropyLoss
+from tpbench.workloads.entropy_loss.problem import WORKLOAD, EntropyLoss
 from tpbench.workloads.step import StepSession
 
 
@@ -28,7 +28,7 @@ class EntropyLossSession(StepSession[Output]):
         return Costs(
             bytes_moved=bytes_moved(self.problem, self.context.tp_size),
             bytes_communicated=self.bytes_communicated,
-            communicates_in_kernels=self.run.columns().get("algorithm_used") == "one_read",
+            communicates_in_kernels=self.columns_of_variant(WORKLOAD).get("algorithm_used") == "one_read",
         )
 
     def check(self) -> Verdict:
@@ -39,7 +39,7 @@ class EntropyLossSession(StepSession[Output]):
             "loss_error": errors.loss_error,
             "grad_error": errors.grad_error,
             "loss_identical": errors.loss_identical,
-            **self.run.columns(),
+            **self.columns_of_variant(WORKLOAD),
         }
         return Verdict(columns, errors.complaint(self.problem))
 

@@ -78,6 +78,7 @@ WORKLOAD = Workload(
         "shared_kib": "shared memory per program: maximum over those kernels, KiB (triton_tp)",
         "occupancy": "share of a multiprocessor's warps that can be resident: minimum over those kernels (triton_tp)",
     },
+    variant_columns=("algorithm_used", "block_used", "registers", "spilled_bytes", "shared_kib", "occupancy"),
     options=(
         Option("block_cap", ignorable=True),
         Option("exchange", ignorable=True),
@@ -94,7 +95,6 @@ WORKLOAD = Workload(
     studies={
         "block_cap": Study(
             "why is one block cap slow?",
-            option="block_cap",
             best_by=("device_ms", "time_ms"),
             columns=(
                 "time_ms",

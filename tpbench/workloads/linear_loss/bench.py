@@ -15,7 +15,7 @@ from tpbench.measure.session import Context, Costs, Verdict
 from tpbench.workloads import Variant
 from tpbench.workloads.linear_loss.inputs import Output, Shard, make_shard
 from tpbench.workloads.linear_loss.oracle import Oracle, bytes_moved
-from tpbench.workloads.linear_loss.problem import LinearLoss
+from tpbench.workloads.linear_loss.problem import WORKLOAD, LinearLoss
 from tpbench.workloads.step import StepSession
 
 MOST_ROWS = 8192
@@ -46,7 +46,7 @@ class LinearLossSession(StepSession[Output]):
             "loss_error": errors.loss_error,
             "loss_identical": errors.loss_identical,
             "gemm_tflops": self.tflops,
-            **self.run.columns(),
+            **self.columns_of_variant(WORKLOAD),
         }
         if self.problem.entropy:
             columns["entropy_error"] = errors.entropy_error

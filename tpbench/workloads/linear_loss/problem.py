@@ -114,6 +114,7 @@ WORKLOAD = Workload(
         "gemm_tflops": "rate of a large square product in this dtype on this machine, TFLOP/s",
         "tflops": "floating-point operations of the busiest rank over the step's time, TFLOP/s",
     },
+    variant_columns=("chunks", "chunk_rows", "workspace_gib"),
     options=(
         Option("entropy"),
         Option("sequence_parallel"),

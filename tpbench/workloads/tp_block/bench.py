@@ -13,7 +13,7 @@ from tpbench.measure.bottleneck import columns_by_exposure
 from tpbench.measure.clock import Stopwatch
 from tpbench.measure.session import Context, Verdict
 from tpbench.workloads import Variant
-from tpbench.workloads.step import require
+from tpbench.workloads.step import checked_columns, require
 from tpbench.workloads.tp_block import oracle
 from tpbench.workloads.tp_block.execution import measurements
 from tpbench.workloads.tp_block.execution.layers import gradients
@@ -21,6 +21,7 @@ from tpbench.workloads.tp_block.execution.prepared import BlockContext, Prepared
 from tpbench.workloads.tp_block.execution.stack import StackSession
 from tpbench.workloads.tp_block.inputs import BlockInputs
 from tpbench.workloads.tp_block.problem import TpBlock
+from tpbench.workloads.tp_block.workload import WORKLOAD
 
 
 class ChangedActivations(GeneratedInputs):
@@ -43,7 +44,7 @@ class TpBlockSession:
     fresh = keeps_output = False
 
     def __init__(self, problem: TpBlock, variant: Variant, context: Context) -> None:
-        self.problem, self.context = problem, context
+        self.problem, self.variant, self.context = problem, variant, context
         self.inputs = BlockInputs(problem, context)
         self.stopwatch = Stopwatch(context)
         self.rates = measurements.machine_rates(self.inputs, self.stopwatch)
@@ -89,7 +90,8 @@ class TpBlockSession:
         """Compare the last step's output and gradients with the oracle, then free them."""
         verdict = oracle.compare(self.inputs, self._result())
         self.release()
-        return replace(verdict, columns={**verdict.columns, **asdict(self.rates), **self.prepared.columns()})
+        columns = checked_columns(self.prepared.columns(), self.variant, WORKLOAD)
+        return replace(verdict, columns={**verdict.columns, **asdict(self.rates), **columns})
 
     def details(self, columns: Mapping[str, Any]) -> dict[str, Any]:
         """Return columns about forward and backward alone, exposed communication and a traced step."""

@@ -45,6 +45,7 @@ WORKLOAD = Workload(
         "timeline_kind": "traced step on rank 0: 0 product, 1 communication, 2 other",
         "timeline_lane": "traced step on rank 0: number of the stream (on a CPU: of the thread)",
     },
+    variant_columns=("chosen", "graph_gib", "workspace_gib"),
     options=(
         Option("save_gathered", ignorable=True),
         Option("signals", ignorable=True),
@@ -105,7 +106,6 @@ WORKLOAD = Workload(
         "overlap": Study(
             "by how much does overlap shorten each part, and where does it stop paying?",
             module="tpbench.workloads.tp_block.overlap_study",
-            option="part",
         ),
     },
     reusable_process=True,

@@ -19,13 +19,14 @@ from tpbench.measure.clock import Stopwatch
 from tpbench.measure.rank_memory import held_bytes
 from tpbench.measure.session import Context, IterationSchedule, Verdict
 from tpbench.workloads import Variant
-from tpbench.workloads.step import require
+from tpbench.workloads.step import checked_columns, require
 from tpbench.workloads.tp_block.execution import measurements
 from tpbench.workloads.tp_block.execution.layers import RMSNorm
 from tpbench.workloads.tp_block.execution.prepared import BlockContext, GraphMemory, PreparedBlock, graph_memory
 from tpbench.workloads.tp_block.inputs import BlockInputs
 from tpbench.workloads.tp_block.oracle import ForwardPass, complaint, squared_norm
 from tpbench.workloads.tp_block.problem import TpBlock
+from tpbench.workloads.tp_block.workload import WORKLOAD
 
 CAPTURED_STEP = 1
 """The step that is captured in a graph and then replayed, counted from 0. The optimizer has its states by then."""
@@ -41,7 +42,7 @@ class StackSession:
         held = held_bytes(context.device)
         # A new process would take longer than all steps of a stack.
         self.schedule = IterationSchedule(problem.warmup_steps, problem.steps, held, traced=False)
-        self.problem, self.context = problem, context
+        self.problem, self.variant, self.context = problem, variant, context
         self.inputs = BlockInputs(problem, context)
         stopwatch = Stopwatch(context)
         self.rates = measurements.machine_rates(self.inputs, stopwatch)
@@ -96,7 +97,7 @@ class StackSession:
             "grad_norms": grad_norms,
             **errors,
             **asdict(self.rates),
-            **self.prepared.columns(),
+            **checked_columns(self.prepared.columns(), self.variant, WORKLOAD),
         }
         if self.graph_memory is not None:
             columns["graph_gib"] = self.graph_memory.gib

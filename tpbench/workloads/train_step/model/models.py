@@ -48,7 +48,8 @@ def build(problem: TrainStep, *, fused_norms: bool = True) -> Any:
             f"transformers has no attention=sdpa for {problem.model} ({problem.architecture}); attention=eager can be "
             "trained"
         )
-    complaint = f"transformers cannot make {problem.model} ({problem.architecture}) of its sizes"
+    source = "config.json" if problem.model_dir else "sizes"
+    complaint = f"transformers cannot make {problem.model} ({problem.architecture}) of its {source}"
     with refused_by_transformers(complaint), torch.device("meta"):
         model = AutoModelForCausalLM.from_config(configuration, dtype=getattr(torch, problem.stored_dtype))
     decoder_parts(model)

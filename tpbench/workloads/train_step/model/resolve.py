@@ -15,8 +15,8 @@ from tpbench.settings import JobError, parse
 from tpbench.workloads.train_step.problem import ARCHITECTURE, COMPUTED, TrainStep
 
 KNOWN_ARCHITECTURES = ("llama", "qwen3")
-"""Architectures that need no check by the transformers package, whose import takes seconds. Their embeddings are not
-tied if a config.json does not say."""
+"""Architectures whose sizes need no check by the transformers package, whose import takes seconds. Their embeddings are
+not tied if a config.json does not say."""
 PLAIN_LOGITS = ("llama", "qwen", "mistral", "ministral", "olmo", "phi", "gemma")
 """Beginnings of the model types whose logits are those of the head, or capped as the configuration says."""
 _ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
@@ -56,7 +56,7 @@ def resolve(problem: TrainStep, chosen: frozenset[str] = frozenset()) -> TrainSt
         if "tied" not in fields:
             fields["tied"] = _tied_by_default(problem.model_dir, fields["architecture"])
         problem = parse(TrainStep, asdict(problem) | fields)
-        must_check = problem.architecture not in KNOWN_ARCHITECTURES or bool(content.get("use_sliding_window"))
+        must_check = True  # any key of config.json may have a value with which no model can be made
     elif changed:
         values = ",".join(f"{name}={getattr(problem, name)}" for name in changed)
         problem = replace(problem, model=f"{problem.model}[{values}]")

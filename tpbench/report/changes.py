@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
@@ -22,6 +21,7 @@ from tpbench.report.analysis.records import (
     column_label,
     comparable,
     is_measurement,
+    json_object,
     mark_word,
     problem_fields,
     problem_identity,
@@ -367,9 +367,9 @@ def remarks(before: Sequence[Record], after: Sequence[Record], allowed: Iterable
     for mark in dict.fromkeys("".join(map(remark_marks, (old, new)))):
         sides = [side for side, row in (("before", old), ("after", new)) if mark in remark_marks(row)]
         notes.append(f"{mark_word(mark)} {' and '.join(sides)}")
-    processes = _processes(before), _processes(after)
-    if processes[0] != processes[1]:
-        notes.append(f"{processes[0]} processes before, {processes[1]} processes after")
+    one, other = ("warm" if row.get("warm") or row.get("jobs_before") else "cold" for row in (old, new))
+    if one != other:  # earlier jobs ran in the processes of one side, or in their torchrun
+        notes.append(f"{one} processes before, {other} processes after")
     for name, meaning in _SPEEDS.items():
         if old.get(name) and new.get(name) and abs(new[name] / old[name] - 1) > _SPEED_SHARE:
             notes.append(f"{meaning} {new[name] / old[name] - 1:+.0%}")
@@ -378,17 +378,7 @@ def remarks(before: Sequence[Record], after: Sequence[Record], allowed: Iterable
 
 def _variables(record: Record) -> dict[str, str]:
     """Return the recorded variables of the environment, but for names of devices and interfaces."""
-    try:
-        found = json.loads(record.get("environment") or "{}")
-    except ValueError:
-        return {}
-    return {name: value for name, value in found.items() if name not in _OF_PLACE} if isinstance(found, dict) else {}
-
-
-def _processes(rows: Sequence[Record]) -> str:
-    """Return "warm" if earlier jobs ran in the processes or their torchrun, "cold" if none did."""
-    warm = {bool(row.get("warm") or row.get("jobs_before")) for row in rows}
-    return "cold and warm" if len(warm) > 1 else "warm" if warm == {True} else "cold"
+    return {name: value for name, value in json_object(record.get("environment")).items() if name not in _OF_PLACE}
 
 
 def _differing(names: Iterable[str], before: Record, after: Record) -> list[str]:

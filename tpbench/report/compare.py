@@ -13,17 +13,7 @@ from pathlib import Path
 import pandas as pd
 
 from tpbench.report.analysis.metrics import counted, metric
-from tpbench.report.command_line import (
-    TABLES,
-    ReportParser,
-    add_output,
-    add_test,
-    output_format,
-    read_rows,
-    require_values,
-    write_tables,
-)
-from tpbench.report.compare.changes import (
+from tpbench.report.changes import (
     ACROSS,
     BETTER,
     FALSE_ALARMS,
@@ -34,6 +24,16 @@ from tpbench.report.compare.changes import (
     Comparison,
     compare_cells,
     pair_cells,
+)
+from tpbench.report.command_line import (
+    TABLES,
+    ReportParser,
+    add_output,
+    add_test,
+    output_format,
+    read_rows,
+    require_values,
+    write_tables,
 )
 from tpbench.settings import JobError
 from tpbench.suggestions import printable, unknown

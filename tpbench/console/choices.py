@@ -1,4 +1,4 @@
-"""The choices of the command line: their summaries, whether a machine can run each, and the topics of `list`."""
+"""The choices of the command line: what each is, whether a machine can run it, and the sections of `list`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import yaml
+
+import tpbench
 from tpbench import packages
-from tpbench.console import fields
-from tpbench.console.fields import CONF, names
 from tpbench.outside.variant import from_entry_point, installed_names
 from tpbench.settings import JobError, spelled
 from tpbench.suggestions import unknown
 from tpbench.workloads import Variant, Workload, variants, workloads
 
+CONF = Path(tpbench.__file__).resolve().parent / "conf"
 AVAILABLE = "yes"
 INTERPRETED = "interpreted: correct, but no measurement"
 PRESETS = "variant=  with options"
@@ -40,38 +42,43 @@ class Entry:
     """`yes`, or the reason or the condition."""
 
 
+def names(group: str) -> list[str]:
+    """Return the choices of a configuration group."""
+    return sorted(file.stem for file in (CONF / group).glob("*.yaml"))
+
+
+def choice(group: str, name: str) -> dict[str, Any]:
+    """Return the values that a file of conf/ sets, with the choices of other groups, such as `model`, that it makes."""
+    values: dict[str, Any] = yaml.safe_load((CONF / group / f"{name}.yaml").read_text(encoding="utf-8"))
+    made = [item for item in values.pop("defaults", ()) if isinstance(item, dict)]
+    return {str(key).rpartition("/")[2]: name for item in made for key, name in item.items()} | values
+
+
 def sections_of(topic: str, gpus: int) -> list[tuple[str, list[Entry]]]:
-    """Return the sections of a topic: `all`, a kind of choices such as `shapes`, or the name of a workload.
+    """Return the headings and entries of a topic: `all`, a kind of choices such as `shapes`, or a workload's name.
 
     The first section of a workload has its variants. Raises JobError if there is no such topic.
     """
     if topic in workloads():
-        workload = workloads()[topic]
-        return [variant_section(workload, gpus), ("shape=", shapes(gpus, topic))]
-    all_sections = [*sections(gpus), *installed_section(gpus)]
-    if topic == "all":
-        return all_sections
-    if topic not in TOPICS:
+        return [_variants(workloads()[topic], gpus), ("shape=", shapes(gpus, topic))]
+    if topic not in ("all", *TOPICS):
         raise JobError(unknown("topic of list", topic, ("all", "fields", *TOPICS, *workloads(), "variant=NAME")))
-    return [(title, entries) for title, entries in all_sections if title.startswith(TOPICS[topic])]
-
-
-def sections(gpus: int) -> list[tuple[str, list[Entry]]]:
-    """Return all entries under their headings, for a machine with that many GPUs."""
     models = "model=  of train_step, with any of its shapes; or a path to a local folder with a config.json"
-    presets = [entry for entry in _commented("variant") if entry.name not in variants()]
-    return [
-        *(variant_section(workload, gpus) for workload in workloads().values()),
-        (PRESETS, presets),
+    installed = [_installed(name, gpus) for name in installed_names()]
+    sections = [
+        *(_variants(workload, gpus) for workload in workloads().values()),
+        (PRESETS, [entry for entry in _commented("variant") if entry.name not in variants()]),
         ("shape=", shapes(gpus)),
         (models, _commented("model")),
         ("loss=", _commented("loss")),
         ("+experiment=  with -m", _commented("experiment")),
+        ("measure=", _commented("measure")),
+        *([("variant=  of installed packages", installed)] if installed else []),
     ]
+    return [section for section in sections if section[0].startswith(TOPICS.get(topic, ""))]
 
 
-def variant_section(workload: Workload, gpus: int) -> tuple[str, list[Entry]]:
-    """Return the heading and the entries of a workload's variants."""
+def _variants(workload: Workload, gpus: int) -> tuple[str, list[Entry]]:
     entries = [
         Entry(name, variant.summary, availability(variant, gpus, workload.option_defaults))
         for name, variant in workload.variants.items()
@@ -79,18 +86,14 @@ def variant_section(workload: Workload, gpus: int) -> tuple[str, list[Entry]]:
     return f"variant=  of {workload.name}, {workload.summary}", entries
 
 
-def installed_section(gpus: int) -> list[tuple[str, list[Entry]]]:
-    """Return the variants of installed packages, if there are any. None of the packages is imported."""
-    entries = []
-    for name in installed_names():
-        try:
-            found = from_entry_point(name)
-        except JobError as error:
-            entries.append(Entry(name, f"no: {error}"))
-        else:
-            available = availability(found.variant, gpus, found.of_workload.option_defaults)
-            entries.append(Entry(name, f"{found.summary} ({found.workload})", available))
-    return [("variant=  of installed packages", entries)] if entries else []
+def _installed(name: str, gpus: int) -> Entry:
+    """Return the entry of a variant of an installed package. The package is not imported."""
+    try:
+        found = from_entry_point(name)
+    except JobError as error:
+        return Entry(name, "", f"no: {error}")
+    available = availability(found.variant, gpus, found.of_workload.option_defaults)
+    return Entry(name, f"{found.variant.summary} ({found.workload})", available)
 
 
 def availability(variant: Variant, gpus: int, options: Mapping[str, Any]) -> str:
@@ -107,28 +110,25 @@ def availability(variant: Variant, gpus: int, options: Mapping[str, Any]) -> str
 
 def shapes(gpus: int, workload: str = "") -> list[Entry]:
     """Return the shapes with their sizes, smallest first: all of them, or those of one workload."""
-    values = {name: fields.choice("shape", name) for name in names("shape")}
-
-    def order(name: str) -> tuple[str, int, int, str]:
-        return values[name]["shape_workload"], _ranks(values[name]), values[name].get("vocab", 0), name
-
-    chosen = [name for name in sorted(values, key=order) if workload in ("", values[name]["shape_workload"])]
-    return [Entry(name, _sizes(values[name]), _enough(_ranks(values[name]), gpus)) for name in chosen]
+    shapes = [(choice("shape", name), name) for name in names("shape")]
+    shapes.sort(key=lambda shape: (shape[0]["shape_workload"], _ranks(shape[0]), shape[0].get("vocab", 0)))
+    entries = []
+    for values, name in shapes:
+        owner = values.pop("shape_workload")
+        if workload in ("", owner):
+            sizes = " ".join(f"{field}={spelled(value)}" for field, value in values.items())
+            entries.append(Entry(name, f"{owner}: {sizes}", _enough(_ranks(values), gpus)))
+    return entries
 
 
 def _commented(group: str) -> list[Entry]:
     """Return the choices of a group. The summary of a choice is the first comment in its file."""
-    return [Entry(name, _comment(CONF / group / f"{name}.yaml")) for name in names(group)]
-
-
-def _comment(file: Path) -> str:
-    lines = file.read_text(encoding="utf-8").splitlines()
-    return next((line.lstrip("# ") for line in lines if line.startswith("#") and "@package" not in line), "")
-
-
-def _sizes(values: Mapping[str, Any]) -> str:
-    sizes = " ".join(f"{name}={spelled(value)}" for name, value in values.items() if name != "shape_workload")
-    return f"{values['shape_workload']}: {sizes}"
+    entries = []
+    for name in names(group):
+        lines = (CONF / group / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+        comments = (line.lstrip("# ") for line in lines if line.startswith("#") and "@package" not in line)
+        entries.append(Entry(name, next(comments, "")))
+    return entries
 
 
 def _ranks(values: Mapping[str, Any]) -> int:
