@@ -7,7 +7,6 @@ import shlex
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -15,12 +14,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from tpbench.launcher.failure import log_of
+from tpbench.launcher.attempt import Attempt, log_of
 from tpbench.launcher.planning.plan import Cell
 from tpbench.suggestions import printable
-
-if TYPE_CHECKING:
-    from tpbench.launcher.attempt import Attempt
 
 MAX_SHOWN = 12
 """Most running cells, and most paths of logs, that are shown."""

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from tpbench.launcher import interrupts, torchrun
+from tpbench.launcher import host, interrupts
 from tpbench.launcher.attempt import Attempt, abandon
 from tpbench.launcher.display import Display
 from tpbench.launcher.options import SweepOptions
@@ -108,8 +108,8 @@ class Slurm:
                 create_secret(attempt.folder)
             attempt.task.save(attempt.task_file)
         executor = SlurmExecutor(attempts[0].folder.parent / SUBMITIT, max_num_timeout=self.settings.requeues)
-        path = f"export PYTHONPATH={shlex.quote(str(torchrun.PACKAGE_ROOT))}${{PYTHONPATH:+:$PYTHONPATH}}"
-        setup = [*([] if torchrun.INSTALLED else [path]), *self.settings.setup]
+        path = f"export PYTHONPATH={shlex.quote(str(host.PACKAGE_ROOT))}${{PYTHONPATH:+:$PYTHONPATH}}"
+        setup = [*([] if host.INSTALLED else [path]), *self.settings.setup]
         timeout_s = max(attempt.cell.job.timeout_s for attempt in attempts)
         arrays = math.ceil(len(attempts) / cluster.max_array_length())
         length = math.ceil(len(attempts) / arrays)
