@@ -8,6 +8,7 @@ import contextlib
 import json
 import re
 import signal
+import sysconfig
 import uuid
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -32,6 +33,11 @@ AGENT_LOG = "torchrun.log"
 TAIL_LINES = 12
 TAIL_BYTES = 16_384
 
+_STACK = "Stack (most recent call first)"
+_FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
+"""What faulthandler writes of a thread, and of each of its frames, the innermost first."""
+_STDLIB = sysconfig.get_path("stdlib")
+
 _NATIVE_OOM = re.compile(r"std::bad_alloc|[Cc]annot allocate memory|out of memory")
 """Messages of C++ code that runs out of memory: a thread of gloo or NCCL ends the process before Python can."""
 
@@ -42,9 +48,14 @@ def _describe(agent_code: int | None, timeout_s: float, agent_log: Path, log_dir
     `agent_code` is torchrun's exit code, None if the job ran too long.
     """
     if agent_code is None:
-        lines = "\n".join(f"rank {rank}: {tail(_stderr(log_dir, rank), lines=3)}" for rank in ranks(log_dir))
+        lines = "\n".join(f"rank {rank}: {_last_words(_stderr(log_dir, rank))}" for rank in ranks(log_dir))
         return "timeout", _join(f"still running after {timeout_s:g} s", lines)
     failures = load_failures(_folder(agent_log))
+    failed = {failure.local_rank for failure in failures}
+    quiet = [rank for rank in ranks(log_dir) if rank not in failed]
+    if quiet and (agent_code == 0 or (failures and is_consequence(agent_log))):
+        lines = tail(_stderr(log_dir, quiet[0]), lines=3)
+        return "error", _join(f"rank {quiet[0]} ended with exit code 0 before its result, as os._exit(0) does", lines)
     if not failures:
         return "error", _join(f"torchrun ended with {_code(agent_code)}", tail(agent_log))
     # torchrun ends the other ranks with SIGTERM, and they may fail before it notices which rank was the first.
@@ -93,6 +104,16 @@ def _folder(agent_log: Path) -> Path:
 
 def _stderr(log_dir: Path, rank: int) -> Path:
     return next(iter(log_dir.glob(f"*/attempt_0/{rank}/stderr.log")), log_dir / "none")
+
+
+def _last_words(log: Path) -> str:
+    """Return the last lines of a rank, and the line of code at which it is if it wrote its stack."""
+    words, _, stack = _text(log).partition(_STACK)
+    places = [(Path(file), line, name) for file, line, name in _FRAME.findall(stack)]
+    of_user = [place for place in places if not {"site-packages", "dist-packages", "tpbench"} & set(place[0].parts)]
+    of_user = [place for place in of_user if not str(place[0]).startswith(_STDLIB)]
+    at = [f"now in {file.name}:{line} ({name})" for file, line, name in (of_user or places)[:1]]
+    return "\n".join([*words.strip().splitlines()[-3:], *at])
 
 
 def _code(code: int) -> str:

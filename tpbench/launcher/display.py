@@ -6,6 +6,7 @@ import contextlib
 import shlex
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console, Group
@@ -126,7 +127,8 @@ class Display:
             self.live.stop()
         rows = {str(attempt.row["row_id"]): attempt.row for attempt in attempts if attempt.row is not None}
         if rows:
-            show(pivot(frame_of(rows.values())), self.console)
+            table = pivot(frame_of(rows.values()))  # without reasons, which the lines of the cells have said
+            show(replace(table, notes=[note for note in table.notes if note.kind == "dim"]), self.console)
         self._print_logs(attempts)
         folders = sorted({f"{attempt.cell.job.output_dir}/rows" for attempt in attempts})
         print(f"{len(rows)} row{'s' * (len(rows) != 1)} in {', '.join(folders)}; logs in {self.folder}", flush=True)

@@ -195,6 +195,8 @@ class Torchrun:
             return None
         if code is not None:
             self.end()
+        else:
+            self.tree.write_stacks()
         # Read the logs of a torchrun that hangs before its end: a rank that receives SIGTERM adds lines.
         status, reason = cause.failure(code)
         self.end()

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from tpbench.worker.process import WorkerProcess, context_of, device_of_rank, location, torch_columns
 from tpbench.worker.result import ERROR, PEER_LOST
-from tpbench.worker.start import die_with_parent, import_once, parent_runs_job
+from tpbench.worker.start import STACK_SIGNAL, die_with_parent, import_once, parent_runs_job
 from tpbench.worker.task import PROGRESS_FILE, TASK_FILE, JsonLines, Task
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ def main(file: Path) -> NoReturn:
     global started
     die_with_parent()
     faulthandler.enable()
+    faulthandler.register(STACK_SIGNAL, all_threads=False)
     process = WorkerProcess()
     if file.name == TASK_FILE:
         task = Task.load(file)
@@ -90,7 +91,7 @@ def run(tasks: Tasks) -> bool:
     """
     try:
         return tasks.run()
-    except Exception as error:
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
         traceback.print_exc()
         if _PEER_LOST.search(str(error)):  # the rank that broke the collective knows the reason
             leave(PEER_LOST)
@@ -232,7 +233,7 @@ def _save(task: Task, status: str, reason: str | None, **columns: Any) -> None:
     task.result(status, reason, environment=machine.recorded_environment(), **columns).save(task.folder)
 
 
-def _save_failure(task: Task, error: Exception) -> None:
+def _save_failure(task: Task, error: BaseException) -> None:
     from tpbench.measure import rank_memory
 
     rank_memory.lift_limit()

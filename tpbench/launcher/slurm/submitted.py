@@ -139,6 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("sweep", type=Path, help="a sweep's folder: OUTPUT_DIR/sweeps/SWEEP_ID")
     sweep: Path = parser.parse_args(arguments).sweep.absolute()
+    cluster.drop_client_variables()
     try:
         if not (attempts := attempts_of(sweep)):
             parser.error(f"{sweep} is no sweep's folder: it contains no cells")
