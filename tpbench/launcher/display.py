@@ -128,7 +128,10 @@ class Display:
         rows = {str(attempt.row["row_id"]): attempt.row for attempt in attempts if attempt.row is not None}
         if rows:
             table = pivot(frame_of(rows.values()))  # without reasons, which the lines of the cells have said
-            show(replace(table, notes=[note for note in table.notes if note.kind == "dim"]), self.console)
+            show(
+                replace(table, notes=[note for note in table.notes if getattr(note, "kind", "dim") == "dim"]),
+                self.console,
+            )
         self._print_logs(attempts)
         folders = sorted({f"{attempt.cell.job.output_dir}/rows" for attempt in attempts})
         print(f"{len(rows)} row{'s' * (len(rows) != 1)} in {', '.join(folders)}; logs in {self.folder}", flush=True)
