@@ -7,8 +7,6 @@ import os
 import sys
 from collections.abc import Sequence
 
-from tpbench.suggestions import nearest
-
 HELP = """\
 tpbench: which implementation of a tensor-parallel operation is correct, fastest
 and smallest on your machines, and how close is it to the hardware limit?
@@ -75,7 +73,4 @@ def _run(arguments: Sequence[str]) -> int | None:
     if {"-h", "--help"} & set(arguments) or name == "help":
         print(HELP, end="")
         return 0
-    if name.isalpha() and (meant := nearest(name, COMMANDS)):
-        print(f"tpbench: no command is called {name}{meant}", file=sys.stderr)
-        return 2
     return None

@@ -35,11 +35,6 @@ def test_each_command_has_a_help_that_names_it(name, capsys):
     assert name in HELP
 
 
-def test_a_misspelled_command_is_named(capsys):
-    assert information(["reprot", "outputs"]) == 2
-    assert "no command is called reprot, did you mean report?" in capsys.readouterr().err
-
-
 def test_pages_are_listed_and_printed(capsys):
     assert information(["docs"]) == 0
     assert re.search(r"^numbers +How a number is made$", capsys.readouterr().out, re.MULTILINE)
@@ -108,6 +103,18 @@ def test_the_list_of_fields_has_every_field(capsys):
     assert max(map(len, text.splitlines())) <= 100
 
 
+@pytest.mark.parametrize("option", ["--config-dir={}", "hydra.searchpath=[{}]", "hydra.searchpath=[file://{}]"])
+def test_the_list_knows_the_folders_of_a_site(option, tmp_path, monkeypatch, capsys):
+    (tmp_path / "shape").mkdir()
+    sizes = "shape_workload: entropy_loss\ntokens: 8\nvocab: 40\ntp_size: 2\n"
+    (tmp_path / "shape/mine.yaml").write_text(f"# @package _global_\n{sizes}")
+    monkeypatch.setattr(choices, "folders", [choices.CONF])
+    option = option.format(tmp_path)
+    assert "mine" in listed(printed(capsys, "shapes", option))
+    assert " mine " in printed(capsys, option, "variant=triton_tp")
+    assert "tokens: 8" in printed(capsys, "shape=mine", option)
+
+
 def test_a_variant_has_its_options_and_a_command(capsys):
     text = printed(capsys, "variant=triton_tp")
     assert "variant of entropy_loss" in text
@@ -137,7 +144,7 @@ def test_defaults_are_those_of_the_files_of_conf(capsys):
 
 def test_another_choice_shows_its_file(capsys):
     text = printed(capsys, "shape=v131k_tp8")
-    assert "vocab: 131072" in text and text.endswith("This is conf/shape/v131k_tp8.yaml.\n")
+    assert "vocab: 131072" in text and text.endswith("conf/shape/v131k_tp8.yaml.\n")
 
 
 @pytest.mark.parametrize(
