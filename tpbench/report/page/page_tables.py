@@ -43,7 +43,7 @@ MACHINE_FACTS = {
     "git_dirty": "uncommitted changes", "host": "host",
 }  # fmt: skip
 """Columns of rows that describe the machine and its software, with the names of the table's columns."""
-VERDICT_COLUMNS = ("problem", "fastest", "time", "runner-up", "of floor", "memory", "wall time", "trust")
+VERDICT_COLUMNS = ("problem", "fastest", "time", "runner-up", "trust", "of floor", "memory", "wall time")
 _MEASURES = (
     *METRICS, "time_ci_low_ms", "time_ci_high_ms", "device_ci_low_ms", "device_ci_high_ms", "finished_at",
     "row_id", "log_dir",
@@ -56,7 +56,7 @@ def _quantity(value: float | None, unit: str = "", kind: str = "") -> TableCell:
 
 
 def verdict_table(verdicts: Sequence[ProblemVerdict]) -> Table:
-    """Return a line for each problem of a grid, the slowest first. The last cell has the names of its doubts."""
+    """Return a line for each problem of a grid, the slowest first."""
     rows = [_verdict_cells(verdict) for verdict in sorted(verdicts, key=lambda verdict: -verdict.time_ms)]
     return Table("verdicts", VERDICT_COLUMNS, rows)
 
@@ -65,9 +65,9 @@ def _verdict_cells(verdict: ProblemVerdict) -> list[TableCell]:
     trust = TableCell(", ".join(verdict.doubts) or GOOD)
     fastest, second = verdict.fastest, verdict.runner_up
     if fastest is None:
-        return [TableCell(verdict.problem), *[TableCell(MISSING)] * (len(VERDICT_COLUMNS) - 2), trust]
+        return [TableCell(verdict.problem), *[TableCell(MISSING)] * 3, trust, *[TableCell(MISSING)] * 3]
     record = fastest.record
-    behind = TableCell(MISSING)
+    behind, won = TableCell(MISSING), "best" if verdict.ratio and verdict.ratio.decided else ""
     if second and verdict.ratio:
         low, high = verdict.ratio.low, verdict.ratio.high
         interval = "" if low is None or high is None else f"{ratio_text(low)} to {ratio_text(high)}"
@@ -78,12 +78,12 @@ def _verdict_cells(verdict: ProblemVerdict) -> list[TableCell]:
     return [
         TableCell(verdict.problem),
         TableCell(fastest.column),
-        _quantity(verdict.time_ms, "ms" if verdict.clock == "device_ms" else "ms wall", "best"),
+        _quantity(verdict.time_ms, "ms" if verdict.clock == "device_ms" else "ms wall", won),
         behind,
+        trust,
         TableCell(MISSING) if share is None else TableCell(f"{100 * share:.0f}%", float(share)),
         memory,
         _quantity(record["time_ms"], "ms"),
-        trust,
     ]
 
 
