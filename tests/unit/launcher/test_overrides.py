@@ -131,9 +131,15 @@ def test_lists_of_choices_and_units_are_written_out(argument: str, written: str)
     assert flat_names([argument]) == [written]
 
 
-def test_all_variants_are_those_of_the_shape() -> None:
+def test_all_variants_are_those_of_the_shape(tmp_path: Path) -> None:
     names = list(workloads()["tp_block"].variants)
-    assert flat_names(["shape=tiny_block_tp2", "variant=all"])[1] == f"variant={','.join(names)}"
+    written = f"variant={','.join(names)}"
+    assert flat_names(["shape=tiny_block_tp2", "variant=all"])[1] == written
+    assert flat_names(["+experiment=tp_stack", "variant=all"])[1] == written
+    (tmp_path / "shape").mkdir()
+    (tmp_path / "shape/mine.yaml").write_text("shape_workload: tp_block\n")
+    for option in ([f"--config-dir={tmp_path}"], ["--config-dir", str(tmp_path)]):
+        assert flat_names([*option, "shape=mine", "variant=all"])[-1] == written
 
 
 def test_an_experiment_needs_its_plus() -> None:

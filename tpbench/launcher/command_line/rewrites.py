@@ -69,14 +69,34 @@ def _listed(group: str, value: str, arguments: Sequence[str]) -> str:
     pattern = re.fullmatch(r"glob\(([^(),=\[\]]*)\)", value)
     if pattern is None and (group, value) != ("variant", "all"):
         return value
-    valid = sorted(file.stem for file in (CONF / group).glob("*.yaml"))
+    valid = sorted({file.stem for folder in _folders(arguments) for file in (folder / group).glob("*.yaml")})
     if group == "variant":
-        shapes = [argument.partition("=")[2] for argument in arguments if argument.startswith("shape=")] or ["tiny_tp2"]
-        files = [CONF / "shape" / f"{shape}.yaml" for shape in _listed("shape", shapes[-1], arguments).split(",")]
-        owners = {yaml.safe_load(file.read_text())["shape_workload"] for file in files if file.is_file()}
+        owners = {
+            values["shape_workload"] for shape in _shapes(arguments) for values in _read("shape", shape, arguments)
+        }
         valid = [name for name, (workload, _) in variants().items() if workload.name in owners]
     chosen = [name for name in valid if pattern is None or fnmatch.fnmatch(name, pattern[1].strip("'\""))]
     return ",".join(chosen) or value
+
+
+def _shapes(arguments: Sequence[str]) -> list[str]:
+    """Return the shapes of a command line: its own, those of its experiment, or the default one."""
+    values = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
+    for experiment in _read("experiment", values.get("+experiment", ""), arguments):
+        values = {**((experiment.get("hydra") or {}).get("sweeper") or {}).get("params", {}), **values}
+    return _listed("shape", str(values.get("shape", "tiny_tp2")), arguments).split(",")
+
+
+def _read(group: str, name: str, arguments: Sequence[str]) -> list[dict[str, Any]]:
+    files = (folder / group / f"{name}.yaml" for folder in _folders(arguments))
+    return [yaml.safe_load(file.read_text()) for file in files if file.is_file()][:1]
+
+
+def _folders(arguments: Sequence[str]) -> list[Path]:
+    """Return the folders of configuration files that are known before Hydra runs: the package's and --config-dir."""
+    pairs = zip(("", *arguments), arguments, strict=False)
+    named = [word.partition("=")[2] for word in arguments if word.startswith("--config-dir=")]
+    return [CONF, *map(Path, named), *(Path(word) for before, word in pairs if before in ("--config-dir", "-cd"))]
 
 
 @functools.cache
