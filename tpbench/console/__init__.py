@@ -70,6 +70,11 @@ def _run(arguments: Sequence[str]) -> int | None:
         shared = list(COMMANDS.values()).count(module) > 1 and name != "report"
         code: int = importlib.import_module(module).main([name, *rest] if shared else rest)
         return code
+    if name in ("-sc", "--shell-completion") and "query=bash" in rest:
+        from tpbench.console.completion import candidates
+
+        print(" ".join(candidates(os.environ["COMP_LINE"], COMMANDS)))
+        return 0
     if {"-h", "--help"} & set(arguments) or name == "help":
         print(HELP, end="")
         return 0
