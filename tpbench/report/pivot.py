@@ -85,13 +85,15 @@ def metric_table(grid: RecordGrid, shown: Metric, *, floor: bool = False) -> Tab
 
 
 def _cells(row: GridRow, shown: Metric) -> list[TableCell]:
-    """Return the cells of one problem."""
+    """Return the cells of one problem. The best has its kind only if no other variant may be as good."""
     ranked = list(zip(row.records, ratios_to_best(row.records, shown), strict=True))
     best = {bool(record["fresh"]): record for record, ratio in ranked[::-1] if record and ratio == 1}
     cells = [
         _cell(record, shown, ratio, best.get(bool(record["fresh"]))) if record else _NOT_RUN for record, ratio in ranked
     ]
-    is_tied = any(cell.note.endswith(UNDECIDED_WORD) for cell in cells)
+    tied = [record for record, cell in zip(row.records, cells, strict=True) if cell.note.endswith(UNDECIDED_WORD)]
+    winners = {record["variant"] for record in best.values()}
+    is_tied = any(record and record["variant"] not in winners for record in tied)
     return [replace(cell, kind="") if is_tied and cell.kind == "best" else cell for cell in cells]
 
 

@@ -12,7 +12,6 @@ from tpbench.report.analysis.grid import RecordGrid, RecordGrids
 from tpbench.report.analysis.metrics import (
     METRICS,
     Metric,
-    metric,
     number,
     ratio_text,
 )
@@ -148,11 +147,8 @@ def _fastest(verdict: ProblemVerdict | None) -> TableCell:
     """Return the fastest variant with its time, and in a second line the runner-up with its ratio."""
     if verdict is None or verdict.fastest is None:
         return TableCell(MISSING)
-    second = verdict.runner_up
-    behind = f"{ratio_text(verdict.ratio.value)} {second.column}" if second and verdict.ratio else ""
-    clock = "" if verdict.clock == "device_ms" else " wall"
-    text = f"{verdict.fastest.column} {number(verdict.time_ms)} ms{clock}"
-    return TableCell(text, verdict.time_ms, "first", detail=behind)
+    _, fastest, time, behind, *_ = _verdict_cells(verdict)
+    return TableCell(f"{fastest.text} {time.text}", verdict.time_ms, "first", detail=behind.text)
 
 
 def failure_groups(arranged: RecordGrids) -> Table:
@@ -170,11 +166,6 @@ def pivot_table(grid: RecordGrid, shown: Metric) -> Table:
     table = metric_table(grid, shown)
     marks = mark_meanings(" ".join(cell.text for row in table.cells for cell in row[table.keys :]))
     return replace(table, notes=[*table.notes, *marks], exact=shown.name in ("time_ms", "device_ms"))
-
-
-def metrics_with_values(grid: RecordGrid, names: Sequence[str]) -> list[Metric]:
-    """Return the metrics for which some cell has a value."""
-    return [metric(name) for name in names if any(cell.record.get(name) is not None for cell in grid.cells())]
 
 
 def complete_table(grid: RecordGrid) -> Table:

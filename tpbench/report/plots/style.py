@@ -108,12 +108,12 @@ def legend_inches(texts: Sequence[str]) -> float:
     return 0.07 * max(map(len, texts), default=1) + 0.6
 
 
-def common_legend(figure: Figure, panels: Iterable[Axes], columns: int) -> None:
-    """Put one legend of all panels below them. Equal labels appear once."""
+def common_legend(figure: Figure, panels: Iterable[Axes], columns: int, place: Any) -> None:
+    """Put one legend of all panels at a place outside of them. Equal labels appear once."""
     handles: dict[str, Any] = {}
     for axes in panels:
         handles |= {text: handle for handle, text in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns)
+    figure.legend(handles.values(), handles.keys(), loc=place, ncols=columns)
 
 
 def new_figure(width: float, height: float) -> Figure:
