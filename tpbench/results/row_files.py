@@ -18,7 +18,7 @@ from typing import TypeAlias
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tpbench.results.schema import MARKER, SCHEMA_VERSION
+from tpbench.results.schema import FILLED, MARKER, SCHEMA_VERSION
 from tpbench.suggestions import printable
 
 Where: TypeAlias = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
@@ -141,8 +141,9 @@ def _parse(content: bytes, columns: frozenset[str] | None) -> pa.Table:
             raise Unreadable("it is not tpbench's")
         if int(marker) != SCHEMA_VERSION:
             raise Unreadable(f"it has version {int(marker)} of the schema, and this tpbench reads {SCHEMA_VERSION}")
-        names = parquet.schema_arrow.names
-        wanted = None if columns is None else [name for name in names if name in columns]
+        filled = parquet.metadata.metadata.get(FILLED, b"").decode()
+        names = filled.split(",") if filled else parquet.schema_arrow.names
+        wanted = [name for name in names if columns is None or name in columns]
         table = parquet.read(columns=wanted, use_threads=False).replace_schema_metadata(None)
         table.validate(full=True)  # text that is not UTF-8 would fail much later
         return table
