@@ -100,10 +100,22 @@ class LossOracle:
         held = self.counts[rows] & (label >= 0) & (label < self.shard.columns)
         return label.where(held, torch.zeros_like(label)), held
 
-    def identical(self, outputs: Iterable[tuple[Tensor | None, int]]) -> bool:
-        """Return whether all ranks have the same bits in each output, of which each has so many numbers."""
-        all_bits = torch.cat([bits(values, count, self.shard.device) for values, count in outputs])
-        lowest, highest = (self.reduce(all_bits.clone(), op) for op in (dist.ReduceOp.MIN, dist.ReduceOp.MAX))
+    def identical(self, outputs: Iterable[tuple[Any, int]]) -> bool:
+        """Return whether all ranks have the same bits in each output, of which each has so many numbers.
+
+        Numbers of an output with another count are left out, so that all ranks can reduce as many.
+        """
+        bits = []
+        for values, count in outputs:
+            there = isinstance(values, Tensor) and values.numel() == count
+            numbers = (
+                values.reshape(-1).to(self.shard.device) if there else torch.zeros(count, device=self.shard.device)
+            )
+            bits += [
+                torch.tensor([there], dtype=torch.int32, device=self.shard.device),
+                numbers.float().view(torch.int32),
+            ]
+        lowest, highest = (self.reduce(torch.cat(bits), op) for op in (dist.ReduceOp.MIN, dist.ReduceOp.MAX))
         return torch.equal(lowest, highest)
 
     def sum(self, values: Tensor) -> Tensor:
@@ -268,17 +280,3 @@ def relative_error(got: Tensor, right: Tensor) -> Tensor:
     got, right = got.double(), right.double()
     error = (got - right).abs() / right.abs().clamp(min=1.0)
     return torch.where(got == right, 0.0, error.nan_to_num(nan=math.inf, posinf=math.inf))
-
-
-def bits(values: Tensor | None, count: int, device: torch.device) -> Tensor:
-    """Return (1 + count,) int32: the number of values, and the bits of each in fp32.
-
-    Without values, or with another number of them, the bits are 0. The shape depends on `count` alone, so all ranks can
-    reduce the result even if their variants returned different shapes.
-    """
-    numel = -1 if values is None else values.numel()
-    result = torch.zeros(1 + count, dtype=torch.int32, device=device)
-    result[0] = numel
-    if values is not None and numel == count:
-        result[1:] = values.reshape(-1).float().view(torch.int32)
-    return result

@@ -76,7 +76,7 @@ def test_the_oracle_agrees_with_torch(loss: str, elements: int, entropy: bool, m
     assert errors.columns["loss_value"] == pytest.approx(float(exact(found.problem, found.shard).loss), rel=1e-12)
     assert (
         errors.columns["loss_error"] < 2**-22
-        and errors.columns["entropy_error"] < 2**-22
+        and errors.columns.get("entropy_error", 0) < 2**-22
         and errors.columns["grad_error"] < 2**-20
     )
     assert errors.wrong is None and errors.columns["loss_identical"]
@@ -131,7 +131,7 @@ def test_errors_are_those_of_the_worst_row() -> None:
 @pytest.mark.parametrize("name", ["loss", "row_loss", "entropy", "grad_hidden", "grad_weight"])
 @pytest.mark.parametrize("how", ["nan", "infinite", "another shape"])
 def test_planted_errors_are_infinite(name: str, how: str) -> None:
-    cell, found, output = made()
+    _, found, output = made()
     value = getattr(output, name).clone()
     if how == "another shape":
         value = value[..., :-1] if value.ndim else value.reshape(1, 1)
@@ -145,7 +145,7 @@ def test_planted_errors_are_infinite(name: str, how: str) -> None:
 
 @pytest.mark.parametrize("name", ["entropy", "grad_hidden", "grad_weight"])
 def test_a_missing_result_is_an_error(name: str) -> None:
-    cell, found, output = made()
+    _, found, output = made()
     assert f"rank 0: {name} is None, expected (" in str(found.compare(replace(output, **{name: None})).wrong)
 
 
@@ -204,6 +204,6 @@ def test_zero_times_the_logarithm_of_zero_is_zero() -> None:
 
 
 def test_on_one_rank_all_rows_are_its_own() -> None:
-    cell, found, output = made(sequence_parallel=True)
+    _, found, output = made(sequence_parallel=True)
     assert found.shard.group is None and found.hidden is found.shard.hidden
     assert found.compare(output).wrong is None
