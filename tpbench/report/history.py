@@ -87,7 +87,9 @@ def main(arguments: Sequence[str]) -> int:
     if form in PICTURES:
         print_or_write(study_picture(_picture(history, comparison), "history", form), options.output)
     else:
-        write_tables(_document(history, comparison, all_cells=options.all or form == "csv"), form, options.output)
+        write_tables(
+            _document(history, comparison, all_cells=options.all or form in ("csv", "json")), form, options.output
+        )
     if not any(change.is_decided for change in comparison.changes):
         raise JobError("no cell was measured twice, so nothing was compared")
     return int(any(change.fails() for change in comparison.changes))
