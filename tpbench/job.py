@@ -300,6 +300,7 @@ def _with_ranks(values: Mapping[str, Any]) -> Mapping[str, Any]:
 def _without_ignored_options(workload: Workload, variant: Variant, problem: Any) -> Any:
     """Set options that this variant ignores to their defaults, so that equal jobs have equal keys."""
     ignored = {option.name for option in workload.options if option.ignorable} - variant.options
+    ignored |= {name for name, values in variant.option_values.items() if getattr(problem, name) not in values}
     return replace(problem, **{name: workload.option_defaults[name] for name in ignored})
 
 

@@ -70,7 +70,7 @@ class MeasuredCells:
 
     def counts(self, label: str, size: Any) -> Counts:
         """Return what a variant with its options does on a problem of this size."""
-        return self.cost_model.counts(label.split()[0], size)
+        return self.cost_model.counts(label, size)
 
 
 def predictable() -> dict[str, Workload]:

@@ -31,6 +31,8 @@ class Variant:
     """The implementation. Each workload defines its signature. It imports heavy modules when called, not before."""
     options: frozenset[str] = frozenset()
     """Names of the workload's `options` that this variant supports."""
+    option_values: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """The values of an ignorable option, if the variant has only these. It runs other values as the default."""
     requires: tuple[str, ...] = ()
     """Importable names of the packages without which the variant is skipped."""
     requires_cuda: bool | Callable[[Any], bool] = False
@@ -181,6 +183,19 @@ class Workload:
             return prepare
 
         return register
+
+    def variant_of(self, name: str, function: str, summary: str, **traits: Any) -> None:
+        """Register a variant whose function, `MODULE.FUNCTION` of the workload's folder, is imported by ranks only.
+
+        `traits`: the fields of `Variant`.
+        """
+        module, _, attribute = function.rpartition(".")
+
+        def prepare(*arguments: Any) -> Any:
+            return getattr(importlib.import_module(f"{__name__}.{self.name}.{module}"), attribute)(*arguments)
+
+        prepare.__name__ = name
+        self.variant(summary, **traits)(prepare)
 
     @property
     def bench_module(self) -> str:
