@@ -40,6 +40,8 @@ def row_files(where: Where) -> list[Path]:
     name that matches nothing.
     """
     places = [where] if isinstance(where, (str, os.PathLike)) else list(where)
+    if "" in places:
+        raise FileNotFoundError("the name of a place of rows is empty (is a variable of the shell not set?)")
     return sorted({path.absolute() for place in places for path in _expand(Path(place))})
 
 
@@ -138,7 +140,7 @@ def _parse(content: bytes, columns: frozenset[str] | None) -> pa.Table:
         parquet = pq.ParquetFile(pa.BufferReader(content), pre_buffer=False, page_checksum_verification=True)
         marker = (parquet.metadata.metadata or {}).get(MARKER)
         if marker is None:
-            raise Unreadable("it is not tpbench's")
+            raise Unreadable("its metadata has no version of the schema: another program wrote it, or wrote it again")
         if int(marker) != SCHEMA_VERSION:
             raise Unreadable(f"it has version {int(marker)} of the schema, and this tpbench reads {SCHEMA_VERSION}")
         filled = parquet.metadata.metadata.get(FILLED, b"").decode()
