@@ -8,6 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tpbench.launcher.options import COMMANDS
+
 HELP = """\
 tpbench: which implementation of a tensor-parallel operation is correct, fastest
 and smallest on your machines, and how close is it to the hardware limit?
@@ -35,22 +37,6 @@ Write NAME=VALUE; with -m, NAME=VALUE1,VALUE2 makes a job of each combination.
   --hydra-help  Hydra's own options, among them shell completion
   --version     the version
 """
-
-COMMANDS = {
-    "report": "tpbench.report.command",
-    "compare": "tpbench.report.command",
-    "history": "tpbench.report.command",
-    "predict": "tpbench.predict.command",
-    "collect": "tpbench.launcher.slurm.submitted",
-    "compact": "tpbench.results.compact",
-    "list": "tpbench.console.listing",
-    "doctor": "tpbench.console.doctor",
-    "docs": "tpbench.console.docs",
-    "new": "tpbench.console.new",
-    "test": "tpbench.console.trials",
-    "profile": "tpbench.console.trials",
-}
-"""Commands, each with the module whose `main` takes its arguments. A module of several commands takes the name, too."""
 
 
 def information(arguments: Sequence[str]) -> int | None:

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.composed_jobs import job
-from tpbench.console import COMMANDS, HELP, choices, information, listing
+from tpbench.console import HELP, choices, information, listing
 from tpbench.console.listing import WIDTH
 from tpbench.job import field_names, unsupported_reason
-from tpbench.launcher.options import SWEEP_OPTION_NAMES
+from tpbench.launcher.options import COMMANDS, SWEEP_OPTION_NAMES
 from tpbench.launcher.slurm.cluster import SlurmSettings
 from tpbench.measure import machine
 from tpbench.workloads import variants
