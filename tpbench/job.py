@@ -61,6 +61,8 @@ class Job:
             return None
         if self.outside:
             return kernels_version(self.outside.files)
+        if self.implementation.file:
+            return kernels_version((self.implementation.file,))
         code = self.implementation.prepare.__code__
         return kernels_version((Path(code.co_filename),), code.co_name)
 

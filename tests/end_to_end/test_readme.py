@@ -14,9 +14,9 @@ import yaml
 
 from tests.support import synthetic
 from tests.support.command import DEFAULT, ROOT, environment, forked, tpbench
-from tpbench.console import COMMANDS as COMMANDS_OF_TPBENCH
 from tpbench.console import information
 from tpbench.launcher.command_line.checks import check_overrides
+from tpbench.launcher.options import COMMANDS as COMMANDS_OF_TPBENCH
 from tpbench.workloads import variants
 
 README = (ROOT / "README.md").read_text()

@@ -197,7 +197,7 @@ def _parser() -> argparse.ArgumentParser:
         description="A metric of every cell over time, by commit and by software stack. Exit code 1 if the newest "
         "level of a cell is worse than the one before or its newest row failed, 2 if no cell was measured twice.",
         epilog="A level is the geometric mean of rows that follow each other with the same code, packages and machine; "
-        "if all rows of a cell have the same, the newest row is a level. The test is that of `report.py compare`.",
+        "if all rows of a cell have the same, the newest row is a level. The test is that of `tpbench compare`.",
     )
     add_filters(parser)
     add_test(parser, 0.02)

@@ -11,6 +11,7 @@ import functools
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -49,6 +50,8 @@ class Variant:
     that reason."""
     process_settings: str = ""
     """Settings of the whole process that the variant changes. No other job runs in its processes. Empty: none."""
+    file: Path | None = None
+    """The module of the implementation, if `prepare` only imports it: the kernels of this module are those that run."""
     place: tuple[str, int] | None = None
     """File and line of a function outside this package. None for a variant of this package."""
 
@@ -195,7 +198,8 @@ class Workload:
             return getattr(importlib.import_module(f"{__name__}.{self.name}.{module}"), attribute)(*arguments)
 
         prepare.__name__ = name
-        self.variant(summary, **traits)(prepare)
+        file = Path(__file__).parent.joinpath(self.name, *module.split(".")).with_suffix(".py")
+        self.variant(summary, file=file, **traits)(prepare)
 
     @property
     def bench_module(self) -> str:

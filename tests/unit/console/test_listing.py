@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.composed_jobs import job
-from tpbench.console import COMMANDS, HELP, choices, information, listing
+from tpbench.console import HELP, choices, information, listing
 from tpbench.console.listing import WIDTH
 from tpbench.job import field_names, unsupported_reason
-from tpbench.launcher.options import SWEEP_OPTION_NAMES
+from tpbench.launcher.options import COMMANDS, SWEEP_OPTION_NAMES
 from tpbench.launcher.slurm.cluster import SlurmSettings
 from tpbench.measure import machine
 from tpbench.workloads import variants
@@ -146,7 +146,10 @@ def test_a_variant_has_its_options_and_a_command(capsys):
 
 @pytest.mark.parametrize("name", sorted(variants()))
 def test_the_command_of_a_variant_is_a_job_that_the_variant_supports(name):
-    line = listing.description("variant", name, 0).splitlines()[-1]
+    text = listing.description("variant", name, 0)
+    if "  shapes: none" in text:
+        pytest.skip("the variant runs on no shape here: it needs a newer Python")
+    line = text.splitlines()[-1]
     overrides = line.removeprefix("python -m tpbench ").split()
     assert unsupported_reason(job(*overrides)) is None
 

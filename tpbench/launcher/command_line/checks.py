@@ -19,14 +19,9 @@ from hydra.errors import OverrideParseException
 
 from tpbench.launcher.command_line.rewrites import command_line_variants
 from tpbench.launcher.hydra_internals import options_parser
-from tpbench.launcher.options import GROUPS, command_line_names, example_values
+from tpbench.launcher.options import COMMANDS, GROUPS, command_line_names, example_values
 from tpbench.settings import JobError
 from tpbench.suggestions import nearest, printable, unknown
-
-COMMANDS = (
-    "list", "doctor", "docs", "test", "profile", "new", "report", "compare", "history", "predict", "collect", "compact",
-)  # fmt: skip
-"""Words that may stand in place of overrides, as the first argument."""
 
 _SEVERAL = re.compile(r"\s+(?=[+~]*[\w./]+=)")
 """White space before another NAME= within one argument."""
@@ -116,6 +111,8 @@ def _explanation(argument: str, before: str, names: Mapping[str, str]) -> str:
         separate = " ".join(map(shlex.quote, parts))
         return f"'{argument}' is one argument, because of the quotes: write {len(parts)} arguments, {separate}"
     if not equals:
+        if argument in COMMANDS:
+            return f"{argument} is a command: write it first, as python -m tpbench {argument} ..."
         if argument in names:
             return f"{argument} has no value: write {argument}={names[argument]}"
         several = f"-m {before},{argument}" if "=" in before else "-m NAME=VALUE1,VALUE2"
