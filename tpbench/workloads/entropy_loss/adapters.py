@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -122,6 +123,8 @@ def fast_llm(problem: EntropyLoss, shard: Shard) -> Step:
     It returns the mean loss and its gradient. Ranks all-reduce each row's maximum and sum of each distribution, and a
     part of its loss. `PYTHONPATH=CHECKOUT` is enough: the modules of the kernels need nothing else of Fast-LLM.
     """
+    if sys.version_info < (3, 12):
+        raise RuntimeError("Fast-LLM needs Python 3.12")
     from fast_llm.functional.config import EntropyLossType, TargetFormat
     from fast_llm.functional.triton.entropy_loss import triton_entropy_loss_forward_backward
 

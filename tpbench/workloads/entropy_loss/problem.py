@@ -5,7 +5,6 @@ Each other project is called through its public interface. A variant is skipped 
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from typing import Literal
 
@@ -143,12 +142,6 @@ def _even_shards(problem: EntropyLoss, tp_size: int) -> str | None:
     return uneven(problem, tp_size) or _labels_only(problem, tp_size)
 
 
-def _fast_llm(problem: EntropyLoss, tp_size: int) -> str | None:
-    if sys.version_info < (3, 12):
-        return "Fast-LLM needs Python 3.12"
-    return uneven(problem, tp_size) if problem.from_labels else None
-
-
 def _torchtitan(problem: EntropyLoss, tp_size: int) -> str | None:
     if tp_size == 1:
         return "unsharded it is F.cross_entropy"
@@ -195,7 +188,7 @@ WORKLOAD.variant_of(
     "Fast-LLM's Triton kernels, which shard the vocabulary, from the checkout that PYTHONPATH names",
     requires=("fast_llm",),
     requires_cuda=True,
-    unsupported_reason=_fast_llm,
+    unsupported_reason=lambda problem, tp_size: uneven(problem, tp_size) if problem.from_labels else None,
 )
 WORKLOAD.variant_of(
     "quack",
