@@ -20,11 +20,21 @@ from tpbench.job import key_of
 from tpbench.measure.session import MeasureSettings
 from tpbench.results.current_rows import rows_with_missed_work
 from tpbench.results.row_files import Where, read_files, shown
-from tpbench.results.schema import COLUMN_LIST, FLAG, INT, REAL, TEXT, all_columns, common_columns, workload_columns
+from tpbench.results.schema import (
+    COLUMN_LIST,
+    FLAG,
+    INT,
+    REAL,
+    STATUSES,
+    TEXT,
+    all_columns,
+    common_columns,
+    workload_columns,
+)
 from tpbench.results.write import row_path, row_table
 from tpbench.settings import defaults, spelled
 from tpbench.suggestions import printable, unknown
-from tpbench.workloads import Workload, workloads
+from tpbench.workloads import Workload, variants, workloads
 
 _ORDER = ("started_at", "cell", "row_id")
 _PANDAS_TYPES = {
@@ -41,8 +51,8 @@ class RowWarning(UserWarning):
 def load(where: Where = "outputs", *, columns: Sequence[str] | None = None, **equal: Any) -> pd.DataFrame:
     """Return all rows in `where`: a folder with its subfolders, a file, a glob, or a list of these.
 
-    `columns` selects columns; the others are not read. Every other keyword is a column with the value, or the list of
-    values, that rows must have: `load("outputs", status="ok", tp_size=[2, 4], columns=["variant", "vocab",
+    `columns` selects one column or several; the others are not read. Every other keyword is a column with the value, or
+    the list of values, that rows must have: `load("outputs", status="ok", tp_size=[2, 4], columns=["variant", "vocab",
     "time_ms"])`. `python -m tpbench docs columns` lists the columns with their units.
 
     The frame has the columns in the schema's order, even those that no row fills. If all rows are of one workload, or
@@ -53,7 +63,7 @@ def load(where: Where = "outputs", *, columns: Sequence[str] | None = None, **eq
     Whole numbers, truth values and text are nullable, samples are arrays, times are UTC. Rows are in the order in which
     they were made. A row that is found twice, because its file was copied or merged, counts once. A broken file, or one
     of another program, is skipped with a RowWarning that names it. Raises FileNotFoundError if there is no such place,
-    ValueError for a column that does not exist.
+    ValueError for a column, status, workload or variant that does not exist.
     """
     return _frame(_load(where, columns, equal))
 
@@ -69,6 +79,7 @@ def _frame(table: pa.Table) -> pd.DataFrame:
 
 
 def _load(where: Where, columns: Sequence[str] | None, equal: Mapping[str, Any]) -> pa.Table:
+    columns = [columns] if isinstance(columns, str) else columns
     needed = None
     if columns is not None:
         needed = frozenset({*columns, *equal, *_ORDER, "finished_at"})
@@ -88,6 +99,7 @@ def _load(where: Where, columns: Sequence[str] | None, equal: Mapping[str, Any])
         if name not in table.column_names:
             raise ValueError(unknown("column", name, table.column_names, COLUMN_LIST))
     for name, value in equal.items():
+        _check_names(name, value, table.column(name))
         table = table.filter(_has(table.column(name), name, value))
     table = _in_order(table)
     return _without_other_workloads(table, equal) if columns is None else table.select(list(dict.fromkeys(columns)))
@@ -101,6 +113,16 @@ def _without_other_workloads(table: pa.Table, equal: Mapping[str, Any]) -> pa.Ta
         return table
     foreign = all_columns().keys() - common_columns().keys() - workload_columns().get(workloads[0], {}).keys()
     return table.select([name for name in table.column_names if name not in foreign])
+
+
+def _check_names(name: str, value: Any, column: pa.ChunkedArray) -> None:
+    """Raise ValueError if a status, workload or variant does not exist, neither in tpbench nor in the rows."""
+    known: Mapping[str, Iterable[str]] = {"status": STATUSES, "workload": workloads(), "variant": variants()}
+    if name in known:
+        names = {*known[name], *column.unique().drop_null().to_pylist()}
+        for item in value if isinstance(value, (list, tuple, set, frozenset)) else [value]:
+            if item is not None and item not in names:
+                raise ValueError(unknown(name, item, names))
 
 
 def _has(column: pa.ChunkedArray, name: str, value: Any) -> pa.Array:

@@ -18,7 +18,7 @@ from typing import TypeAlias
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tpbench.results.schema import MARKER, SCHEMA_VERSION
+from tpbench.results.schema import FILLED, MARKER, SCHEMA_VERSION
 from tpbench.suggestions import printable
 
 Where: TypeAlias = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
@@ -40,6 +40,8 @@ def row_files(where: Where) -> list[Path]:
     name that matches nothing.
     """
     places = [where] if isinstance(where, (str, os.PathLike)) else list(where)
+    if "" in places:
+        raise FileNotFoundError("the name of a place of rows is empty (is a variable of the shell not set?)")
     return sorted({path.absolute() for place in places for path in _expand(Path(place))})
 
 
@@ -138,11 +140,12 @@ def _parse(content: bytes, columns: frozenset[str] | None) -> pa.Table:
         parquet = pq.ParquetFile(pa.BufferReader(content), pre_buffer=False, page_checksum_verification=True)
         marker = (parquet.metadata.metadata or {}).get(MARKER)
         if marker is None:
-            raise Unreadable("it is not tpbench's")
+            raise Unreadable("its metadata has no version of the schema: another program wrote it, or wrote it again")
         if int(marker) != SCHEMA_VERSION:
             raise Unreadable(f"it has version {int(marker)} of the schema, and this tpbench reads {SCHEMA_VERSION}")
-        names = parquet.schema_arrow.names
-        wanted = None if columns is None else [name for name in names if name in columns]
+        filled = parquet.metadata.metadata.get(FILLED, b"").decode()
+        names = filled.split(",") if filled else parquet.schema_arrow.names
+        wanted = [name for name in names if columns is None or name in columns]
         table = parquet.read(columns=wanted, use_threads=False).replace_schema_metadata(None)
         table.validate(full=True)  # text that is not UTF-8 would fail much later
         return table

@@ -21,6 +21,7 @@ from tpbench.files import lock, sync_folder, write_durably
 from tpbench.results.row_files import with_checksum
 from tpbench.results.schema import (
     COLUMN_LIST,
+    FILLED,
     INT,
     MARKER,
     REAL,
@@ -158,7 +159,8 @@ def parquet_bytes(table: pa.Table, *, compressed: bool = False) -> bytes:
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, table.schema, write_page_checksum=True, **options) as writer:
         writer.write_table(table)
-        writer.add_key_value_metadata({MARKER.decode(): str(SCHEMA_VERSION)})
+        filled = "" if compressed else ",".join(name for name in table.column_names if not table[name].null_count)
+        writer.add_key_value_metadata({MARKER.decode(): str(SCHEMA_VERSION), FILLED.decode(): filled})
     return with_checksum(bytes(sink.getvalue()))
 
 
