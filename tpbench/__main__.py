@@ -83,7 +83,8 @@ def main() -> None:
         cause = f"\n{error.__cause__}" if isinstance(error.__cause__, OmegaConfBaseException) else ""
         sys.exit(_message(f"{error}{cause}"))
     except OSError as error:  # Hydra creates folders, which fails on a full disk or without permission
-        sys.exit(_message(f"{error} (a folder that cannot be used: set another output_dir=DIR)"))
+        folder, of_sweep, _ = str(error.filename).partition("/sweeps/")
+        sys.exit(_message(f"output_dir={folder} cannot be written: {error.strerror}" if of_sweep else str(error)))
     except (KeyboardInterrupt, Terminated):
         sys.exit(130)
     except Exception as error:
