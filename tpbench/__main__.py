@@ -19,11 +19,10 @@ with packages.explain_missing():
     from omegaconf.errors import OmegaConfBaseException
 
     from tpbench import console
-    from tpbench.launcher import sweep
+    from tpbench.launcher import interrupts, sweep
     from tpbench.launcher.command_line import rewrites
     from tpbench.launcher.command_line.checks import check_overrides, options_first
     from tpbench.launcher.command_line.rewrites import flat_names, force_fields, quote_numbers
-    from tpbench.launcher.interrupts import Terminated, raise_on_termination
     from tpbench.settings import JobError
     from tpbench.suggestions import printable
 
@@ -75,7 +74,7 @@ def main() -> None:
         sys.exit(code)
     OmegaConf.register_new_resolver("tpbench.sweep_id", _sweep_id, use_cache=True, replace=True)
     sweep.register()
-    raise_on_termination()
+    interrupts.exit_at_once()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises errors, which are printed here without a stack
     try:
         _run(sys.argv[1:])
@@ -85,8 +84,8 @@ def main() -> None:
     except OSError as error:  # Hydra creates folders, which fails on a full disk or without permission
         folder, of_sweep, _ = str(error.filename).partition("/sweeps/")
         sys.exit(_message(f"output_dir={folder} cannot be written: {error.strerror}" if of_sweep else str(error)))
-    except (KeyboardInterrupt, Terminated):
-        sys.exit(130)
+    except interrupts.Terminated:
+        sys.exit(interrupts.EXIT_CODE)
     except Exception as error:
         if _passed_through_tpbench(error):
             raise

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +16,6 @@ from tpbench.launcher import sweep
 from tpbench.launcher.attempt import Attempt, discard_rows, store_left_results
 from tpbench.launcher.display import Display
 from tpbench.launcher.host import _require_folders
-from tpbench.launcher.interrupts import Terminated, raise_on_termination
 from tpbench.launcher.options import SweepOptions
 from tpbench.launcher.planning.plan import Cell, PlanningTarget, ThisHost
 from tpbench.results.read import plain_rows
@@ -155,22 +153,6 @@ def test_a_removed_folder_ends_the_sweep_in_one_line(tmp_path: Path) -> None:
     attempt = Attempt.plan(cell(0, tmp_path), tmp_path / "sweep", FACTS, 1)
     with pytest.raises(JobError, match=r"sweep/0 was removed while its job ran.* resume=true$"):
         _require_folders([attempt])
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_signals_of_the_end_unwind_the_stack(number: signal.Signals) -> None:
-    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
-        raise_on_termination()
-        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
-        raise_on_termination()
-        with pytest.raises(Terminated):
-            signal.raise_signal(number)
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
 
 
 @pytest.mark.parametrize("columns", [{"bytes_communicated": 768.5}, {"bytes_moved": 10**30}, {"no_such_column": 1}])
