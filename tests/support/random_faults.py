@@ -55,10 +55,11 @@ def disturbed_sweep(fault: str, mode: str, folder: Path, seeds: int, chance: ran
     """
     outputs = folder / "outputs"
     kept = len(finished(outputs))
-    sweep = (*SMALL, *MODES[mode], f"seed={','.join(map(str, range(seeds)))}", "resume=true")
+    options = {option.partition("=")[0]: option for option in (*SMALL, *MODES[mode])}.values()
+    sweep = (*options, f"seed={','.join(map(str, range(seeds)))}", "resume=true")
     running = Running("-m", *sweep, cwd=folder)
     if fault in SIGNALS:
-        time.sleep(chance.uniform(1, 12))  # also before the sweep begins
+        time.sleep(chance.uniform(1, 9))  # also before the sweep begins
     else:
         running.wait_for_workers()
         time.sleep(chance.uniform(0, 2))
