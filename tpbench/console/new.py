@@ -11,7 +11,7 @@ import tpbench
 from tpbench.console.listing import example_command
 from tpbench.launcher.command_line.rewrites import find_outside, is_file_name
 from tpbench.outside import source
-from tpbench.settings import JobError
+from tpbench.settings import JobError, path_argument
 from tpbench.workloads import NAMES
 
 EXAMPLES = Path(tpbench.__file__).resolve().parent / "api" / "examples"
@@ -20,11 +20,11 @@ EXAMPLES = Path(tpbench.__file__).resolve().parent / "api" / "examples"
 def main(arguments: Sequence[str]) -> int:
     """Write the file and print the command that runs it. The exit code is 0, or 2 if the file cannot be written."""
     parser = argparse.ArgumentParser(prog="tpbench new", description="Write a file with a variant to start from.")
-    parser.add_argument("file", help="the file to write, such as my_loss.py; it must not exist")
+    parser.add_argument("file", type=path_argument, help="the file to write, such as my_loss.py; it must not exist")
     parser.add_argument("--workload", choices=NAMES, default=NAMES[0], help=f"default: {NAMES[0]}")
     options = parser.parse_args(arguments)
     try:
-        print(_write(Path(options.file), options.workload), end="")
+        print(_write(options.file, options.workload), end="")
     except JobError as error:
         print(f"tpbench: {error}", file=sys.stderr)
         return 2

@@ -93,6 +93,8 @@ POLL_S = 0.5
 ANSWER_S = 60.0
 """Longest wait for an answer of Slurm. A controller that is down keeps its clients waiting for minutes."""
 
+END_S = 300.0
+"""Longest wait for the end of jobs that were cancelled."""
 
 _CLIENT_VARIABLE = re.compile(r"(SBATCH|SQUEUE|SACCT|SINFO|SCANCEL|SCONTROL)_")
 _DEFAULTS_OF_USERS = {"SBATCH_PARTITION", "SBATCH_ACCOUNT", "SBATCH_QOS", "SBATCH_CONSTRAINT", "SBATCH_RESERVATION"}
@@ -218,8 +220,10 @@ def cancel(job_ids: Sequence[str]) -> None:
 
 def cancel_and_wait(job_ids: Iterable[str]) -> None:
     """Cancel the jobs that have not ended, and wait until all have. After that no job writes a row."""
-    asked = set(job_ids)
+    asked, deadline = set(job_ids), time.monotonic() + END_S
     while left := sorted(asked - {job_id for job_id, state in states(asked).items() if state in ENDED}):
+        if time.monotonic() > deadline:
+            raise JobError(f"Slurm has not ended {', '.join(left)} in {END_S:.0f} s: see squeue, then resume=true")
         cancel(left)
         interrupts.sleep(POLL_S)
 

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from tpbench.launcher import host, interrupts
+from tpbench.launcher import interrupts, torchrun
 from tpbench.launcher.attempt import Attempt, abandon
 from tpbench.launcher.display import Display
 from tpbench.launcher.options import SweepOptions
@@ -31,9 +31,8 @@ class Slurm:
     """Runs cells as jobs of a Slurm cluster."""
 
     def __init__(self, settings: SlurmSettings, options: SweepOptions) -> None:
-        if (options.retries or options.throttle == "retry") and not options.wait:
-            name = "retries" if options.retries else "throttle=retry"
-            raise JobError(f"{name} needs wait=true: with wait=false the sweep exits before its jobs end")
+        if options.retries and not options.wait:
+            raise JobError("retries needs wait=true: with wait=false the sweep exits before its jobs end")
         of_one_host = {"order": "interleaved", "reuse": True, "parallel": "auto"}
         if asked := [name for name, value in of_one_host.items() if getattr(options, name) == value]:
             said = " and ".join(f"{name}={spelled(of_one_host[name])}" for name in asked)
@@ -109,8 +108,8 @@ class Slurm:
                 create_secret(attempt.folder)
             attempt.task.save(attempt.task_file)
         executor = SlurmExecutor(attempts[0].folder.parent / SUBMITIT, max_num_timeout=self.settings.requeues)
-        path = f"export PYTHONPATH={shlex.quote(str(host.PACKAGE_ROOT))}${{PYTHONPATH:+:$PYTHONPATH}}"
-        setup = [*([] if host.INSTALLED else [path]), *map(_required, self.settings.setup)]
+        path = f"export PYTHONPATH={shlex.quote(str(torchrun.PACKAGE_ROOT))}${{PYTHONPATH:+:$PYTHONPATH}}"
+        setup = [*([] if torchrun.INSTALLED else [path]), *map(_required, self.settings.setup)]
         timeout_s = max(attempt.cell.job.timeout_s for attempt in attempts)
         arrays = math.ceil(len(attempts) / cluster.max_array_length())
         length = math.ceil(len(attempts) / arrays)
