@@ -375,7 +375,7 @@ def test_what_does_not_exist(rows):
         with pytest.raises(ValueError, match=rf"no {name} is called \w+.* \(valid: .*(entropy_loss|ok|triton_tp)"):
             tpbench.load(rows, **{name: value})
     assert tpbench.load(rows, columns="time_ms").columns.tolist() == ["time_ms"]
-    with pytest.raises(FileNotFoundError, match="is empty"):
+    with pytest.raises(ValueError, match="is empty"):
         tpbench.load("")
     with pytest.raises(ValueError, match="tp_size='two': the column is int64"):
         tpbench.load(rows, tp_size="two")
