@@ -178,8 +178,8 @@ def _rows(side: str, places: Sequence[str]) -> pd.DataFrame:
     names = [str(user_path(side, "a side"))]
     if not _is_place(names[0]):
         names = [str(user_path(name, "a side")) for name in side.split(",") if name]
-    if any(map(_is_place, names)):
-        return read_rows(names)
+    if not names or any(map(_is_place, names)):
+        return read_rows(names or [side])
     places = [str(user_path(place, "--rows")) for place in places]
     try:
         frame = read_rows(places)
