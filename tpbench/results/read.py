@@ -7,7 +7,7 @@ import json
 import typing
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,21 @@ from tpbench.job import key_of
 from tpbench.measure.session import MeasureSettings
 from tpbench.results.current_rows import rows_with_missed_work
 from tpbench.results.row_files import Where, read_files, shown
-from tpbench.results.schema import COLUMN_LIST, FLAG, INT, REAL, TEXT, all_columns, common_columns, workload_columns
+from tpbench.results.schema import (
+    COLUMN_LIST,
+    FLAG,
+    INT,
+    REAL,
+    STATUSES,
+    TEXT,
+    all_columns,
+    common_columns,
+    workload_columns,
+)
 from tpbench.results.write import row_path, row_table
 from tpbench.settings import defaults, spelled
 from tpbench.suggestions import printable, unknown
-from tpbench.workloads import Workload, workloads
+from tpbench.workloads import Workload, variants, workloads
 
 _ORDER = ("started_at", "cell", "row_id")
 _PANDAS_TYPES = {
@@ -38,11 +48,11 @@ class RowWarning(UserWarning):
     """A file was skipped, or read in part. The message names the file."""
 
 
-def load(where: Where = "outputs", *, columns: Sequence[str] | None = None, **equal: Any) -> pd.DataFrame:
+def load(where: Where = "outputs", *, columns: str | Sequence[str] | None = None, **equal: Any) -> pd.DataFrame:
     """Return all rows in `where`: a folder with its subfolders, a file, a glob, or a list of these.
 
-    `columns` selects columns; the others are not read. Every other keyword is a column with the value, or the list of
-    values, that rows must have: `load("outputs", status="ok", tp_size=[2, 4], columns=["variant", "vocab",
+    `columns` selects one column or several; the others are not read. Every other keyword is a column with the value, or
+    the list of values, that rows must have: `load("outputs", status="ok", tp_size=[2, 4], columns=["variant", "vocab",
     "time_ms"])`. outputs/SCHEMA.md lists the columns with their units.
 
     The frame has the columns in the schema's order, even those that no row fills. If all rows are of one workload, or
@@ -53,12 +63,13 @@ def load(where: Where = "outputs", *, columns: Sequence[str] | None = None, **eq
     Whole numbers, truth values and text are nullable, samples are arrays, times are UTC. Rows are in the order in which
     they were made. A row that is found twice, because its file was copied or merged, counts once. A broken file, or one
     of another program, is skipped with a RowWarning that names it. Raises FileNotFoundError if there is no such place,
-    ValueError for a column that does not exist.
+    ValueError for a column that does not exist, and for a status, workload or variant that neither a row nor this
+    tpbench has.
     """
     return _frame(_load(where, columns, equal))
 
 
-def load_table(where: Where = "outputs", *, columns: Sequence[str] | None = None, **equal: Any) -> pa.Table:
+def load_table(where: Where = "outputs", *, columns: str | Sequence[str] | None = None, **equal: Any) -> pa.Table:
     """Return the same rows as `load`, as an Arrow table for DuckDB, polars and others."""
     return _load(where, columns, equal)
 
@@ -68,7 +79,8 @@ def _frame(table: pa.Table) -> pd.DataFrame:
     return frame
 
 
-def _load(where: Where, columns: Sequence[str] | None, equal: Mapping[str, Any]) -> pa.Table:
+def _load(where: Where, columns: str | Sequence[str] | None, equal: Mapping[str, Any]) -> pa.Table:
+    columns = [columns] if isinstance(columns, str) else columns
     needed = None
     if columns is not None:
         needed = frozenset({*columns, *equal, *_ORDER, "finished_at"})
@@ -107,11 +119,23 @@ def _has(column: pa.ChunkedArray, name: str, value: Any) -> pa.Array:
     """Return a mask of the rows that have the value, or one of the values in a list."""
     values = list(value) if isinstance(value, (list, tuple, set, frozenset)) else [value]
     kind = TEXT if pa.types.is_null(column.type) else column.type
+    valid = _CHOICES[name]() if name in _CHOICES else ()
+    for unheard in [value for value in values if valid and value is not None and value not in valid]:
+        if unheard not in (in_rows := column.unique().drop_null().to_pylist()):
+            raise ValueError(unknown(name, unheard, {*valid, *in_rows}))
     try:
         wanted = pa.array(values, kind)
     except (pa.ArrowException, TypeError, OverflowError):
         raise ValueError(f"{name}={value!r}: the column is {kind}") from None
     return pc.is_in(column.cast(kind), value_set=wanted)
+
+
+_CHOICES: Mapping[str, Callable[[], Collection[str]]] = {
+    "status": lambda: STATUSES,
+    "workload": workloads,
+    "variant": variants,
+}
+"""Names that rows may have, by column."""
 
 
 def load_row(output_dir: str, row_id: str) -> dict[str, Any]:
