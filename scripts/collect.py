@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Store the rows of a sweep that was left to Slurm, and print its cells: `scripts/collect.py --help`."""
+"""Store the rows of a sweep that Slurm runs: `python -m tpbench collect` without an installation."""
 
 import sys
 

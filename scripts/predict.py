@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Predict what was not measured: `scripts/predict.py --help`."""
+"""Predict what was not measured: `python -m tpbench predict` without an installation."""
 
 import sys
 

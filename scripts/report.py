@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Print what was measured: `scripts/report.py outputs --help`."""
+"""Print what was measured: `python -m tpbench report` without an installation."""
 
 import sys
 

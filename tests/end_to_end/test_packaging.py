@@ -73,6 +73,10 @@ def test_it_runs_a_new_variant_as_the_readme_shows_and_reads_its_rows(installed:
     probe = f"import tpbench; print(tpbench.__file__); print(tpbench.load('outputs')[{columns}].to_json())"
     seen = subprocess.run([sys.executable, "-c", probe], cwd=tmp_path, env=env, capture_output=True, text=True)
     file, text = seen.stdout.splitlines()
+    for command in ("report outputs", "docs columns", "docs sweeps", "list"):
+        line = [sys.executable, "-m", "tpbench", *command.split()]
+        printed = subprocess.run(line, cwd=tmp_path, env=env, capture_output=True, text=True, check=True).stdout
+        assert len(printed.splitlines()) > 5
     assert Path(file).is_relative_to(os.path.realpath(installed)) or Path(file).is_relative_to(installed)
     rows = json.loads(text)
     assert list(rows["variant"].values()) == ["my_loss.py:fast_tp", "pytorch_gather", "my_loss.py:stores_its_answer"]

@@ -83,26 +83,17 @@ class TokenExchange:
 
         Backward, gradients are summed over the ranks and scattered.
         """
-        return self._whole(exchanged(share.flatten(0, 1), self.group, gather_rows, scatter_rows))
+        rows = exchanged(share.flatten(0, 1), self.group, gather_rows, scatter_rows)
+        tokens = self.batch_size * self.seq_length
+        return (rows if len(rows) == tokens else rows[:tokens]).view(self.batch_size, self.seq_length, -1)
 
     def scatter(self, partial: Tensor) -> Tensor:
         """Sum (batch, sequence, width) over the ranks, and return this rank's share. Backward, gradients are
         all-gathered."""
-        return exchanged(self._rows(partial), self.group, scatter_rows, gather_rows)[None]
-
-    @property
-    def _padding(self) -> int:
-        return -self.batch_size * self.seq_length % self.group.size()
-
-    def _whole(self, rows: Tensor) -> Tensor:
-        """Return gathered rows, without those of the padding, as (batch, sequence, width)."""
-        tokens = rows[: self.batch_size * self.seq_length] if self._padding else rows
-        return tokens.view(self.batch_size, self.seq_length, rows.shape[-1])
-
-    def _rows(self, whole: Tensor) -> Tensor:
-        """Return (batch, sequence, width) as rows that the ranks divide."""
-        rows = whole.flatten(0, 1)
-        return F.pad(rows, (0, 0, 0, self._padding)) if self._padding else rows
+        rows = partial.flatten(0, 1)
+        if padding := -len(rows) % self.group.size():
+            rows = F.pad(rows, (0, 0, 0, padding))
+        return exchanged(rows, self.group, scatter_rows, gather_rows)[None]
 
 
 def gather_columns(shard: Tensor, group: dist.ProcessGroup) -> Tensor:

@@ -1,10 +1,13 @@
-"""Commands of `python -m tpbench` that run no job: help, list, new and doctor. Nothing here imports torch."""
+"""Commands of `python -m tpbench` beside jobs and sweeps. Nothing here imports torch."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Sequence
+
+from tpbench.suggestions import nearest
 
 HELP = """\
 tpbench: which implementation of a tensor-parallel operation is correct, fastest
@@ -12,11 +15,14 @@ and smallest on your machines, and how close is it to the hardware limit?
 
   python -m tpbench list          what there is, and whether it can run here
   python -m tpbench doctor        problems of this machine, each with a fix
+  python -m tpbench test          every variant on tiny shapes: right or wrong
   python -m tpbench new FILE.py   a variant of your own to start from
   python -m tpbench               one small job
   python -m tpbench -m variant=triton_tp,pytorch_gather shape=v131k_tp8  a sweep
   python -m tpbench -m +experiment=tp_entropy_loss                 a whole table
-  python scripts/report.py outputs                            what was measured
+  python -m tpbench report outputs                            what was measured
+  python -m tpbench docs [PAGE]   the guides
+  Also: compare, history, predict, collect, compact, profile; each has --help.
 
 Write NAME=VALUE; with -m, NAME=VALUE1,VALUE2 makes a job of each combination.
   variant shape model loss block_cap measure     groups: `list` shows values
@@ -31,6 +37,22 @@ Write NAME=VALUE; with -m, NAME=VALUE1,VALUE2 makes a job of each combination.
   --version     the version
 """
 
+COMMANDS = {
+    "report": "tpbench.report.command",
+    "compare": "tpbench.report.command",
+    "history": "tpbench.report.command",
+    "predict": "tpbench.predict.command",
+    "collect": "tpbench.launcher.slurm.submitted",
+    "compact": "tpbench.results.compact",
+    "list": "tpbench.console.listing",
+    "doctor": "tpbench.console.doctor",
+    "docs": "tpbench.console.docs",
+    "new": "tpbench.console.new",
+    "test": "tpbench.console.trials",
+    "profile": "tpbench.console.trials",
+}
+"""Commands, each with the module whose `main` takes its arguments. A module of several commands takes the name, too."""
+
 
 def information(arguments: Sequence[str]) -> int | None:
     """Run the command that the arguments name and return its exit code, or return None if they name a job."""
@@ -44,19 +66,16 @@ def information(arguments: Sequence[str]) -> int | None:
 
 
 def _run(arguments: Sequence[str]) -> int | None:
-    if arguments and arguments[0] == "new":  # it has a --help of its own
-        from tpbench.console import new
-
-        return new.main(arguments[1:])
-    if {"-h", "--help"} & set(arguments) or list(arguments) == ["help"]:
+    name, rest = arguments[0] if arguments else "", list(arguments[1:])
+    if name in COMMANDS and not (name in ("list", "doctor") and {"-h", "--help"} & set(rest)):
+        module = COMMANDS[name]
+        shared = list(COMMANDS.values()).count(module) > 1 and name != "report"
+        code: int = importlib.import_module(module).main([name, *rest] if shared else rest)
+        return code
+    if {"-h", "--help"} & set(arguments) or name == "help":
         print(HELP, end="")
         return 0
-    if arguments and arguments[0] == "list":
-        from tpbench.console import listing
-
-        return listing.main(arguments[1:])
-    if arguments and arguments[0] == "doctor":
-        from tpbench.console import doctor
-
-        return doctor.main(arguments[1:])
+    if name.isalpha() and (meant := nearest(name, COMMANDS)):
+        print(f"tpbench: no command is called {name}{meant}", file=sys.stderr)
+        return 2
     return None

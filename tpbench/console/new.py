@@ -19,9 +19,7 @@ EXAMPLES = Path(tpbench.__file__).resolve().parent / "api" / "examples"
 
 def main(arguments: Sequence[str]) -> int:
     """Write the file and print the command that runs it. The exit code is 0, or 2 if the file cannot be written."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tpbench new", description="Write a file with a variant to start from."
-    )
+    parser = argparse.ArgumentParser(prog="tpbench new", description="Write a file with a variant to start from.")
     parser.add_argument("file", help="the file to write, such as my_loss.py; it must not exist")
     parser.add_argument("--workload", choices=NAMES, default=NAMES[0], help=f"default: {NAMES[0]}")
     options = parser.parse_args(arguments)

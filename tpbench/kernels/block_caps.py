@@ -26,12 +26,8 @@ def winners() -> list[dict[str, Any]]:
 def measured_cap(algorithm: str, loss: str, share: int) -> int:
     """Return the winner of the narrowest measured width that `share` fits into, or else of the widest.
 
-    share: columns of each rank if the vocabulary is split evenly, so that all ranks choose the same cap. A loss that
-    was not measured uses the caps of a loss with as many logits per column.
+    share: columns of each rank if the vocabulary is split evenly, so that all ranks choose the same cap.
     """
-    alike = [winner for winner in winners() if winner["algorithm"] == algorithm]
-    candidates = [winner for winner in alike if winner["loss"] == loss] or [
-        winner for winner in alike if (winner["loss"] == "cross_entropy") == (loss == "cross_entropy")
-    ]
+    candidates = [winner for winner in winners() if (winner["algorithm"], winner["loss"]) == (algorithm, loss)]
     winner = min(candidates, key=lambda winner: (winner["columns"] < share, abs(winner["columns"] - share)))
     return int(winner["block_cap"])

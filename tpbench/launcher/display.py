@@ -172,7 +172,7 @@ class Display:
         print(f"{len(rows)} row{'s' * (len(rows) != 1)} in {', '.join(folders)}; logs in {self.folder}", flush=True)
         if submitted := [attempt for attempt in attempts if attempt.row is None]:
             sweeps = sorted({str(attempt.folder.parent) for attempt in submitted})  # also earlier sweeps
-            collect = "; ".join(shlex.join(["scripts/collect.py", each]) for each in sweeps)
+            collect = "; ".join(shlex.join(["python", "-m", "tpbench", "collect", each]) for each in sweeps)
             how = f"{collect} or the same command with resume=true collects them"
             print(f"{len(submitted)} jobs are left to Slurm: {how}")
 

@@ -37,7 +37,7 @@ class SweepOptions:
     dry_run: bool = setting(False, help="show the plan: cells, GPUs, expected minutes and OOMs; run nothing")
     skip_predicted_oom: bool = setting(False, help="skip cells that are predicted to run out of memory")
     wait: bool = setting(
-        True, help="false: submit the jobs to Slurm and exit; scripts/collect.py or resume=true collects the rows"
+        True, help="false: submit the jobs to Slurm and exit; `tpbench collect` or resume=true collects the rows"
     )
 
 

@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser(workload: Workload) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="predict.py",
+        prog="tpbench predict",
         description=f"Time, communication and memory of any problem ({workload.summary}), from a model fitted to rows.",
         epilog="Sizes may be lists and have a unit: --tp 4,8 --vocab 128k (k is 1024).",
     )

@@ -42,7 +42,7 @@ FORMATS = (*TABLES, "html", *PICTURES)
 COMMANDS = {"compare": "tpbench.report.compare", "history": "tpbench.report.history"}
 """Commands with options of their own, with their modules."""
 EPILOG = (
-    "`report.py compare BEFORE AFTER` says what got slower between two sets of rows. `report.py history` "
+    "`tpbench compare BEFORE AFTER` says what got slower between two sets of rows. `tpbench history` "
     "shows a metric over time, by commit and package. Each has a --help."
 )
 
@@ -157,7 +157,8 @@ def _check(options: argparse.Namespace, form: str, *, with_columns: bool) -> Non
 def write_documents(frame: pd.DataFrame, folder: Path, *, all_rows: bool = False) -> list[Path]:
     """Write a JSON file for the newest row of each cell, or for every row, whose workload defines a document.
 
-    If several documents have one name, the id of the row follows it. Raises JobError if there is nothing to write.
+    If several documents have one name, the id of the row follows it in all but the oldest. Raises JobError if there is
+    nothing to write.
     """
     documents: dict[str, dict[str, Any]] = defaultdict(dict)
     for row in plain_rows(frame if all_rows else newest(frame)):
@@ -168,8 +169,8 @@ def write_documents(frame: pd.DataFrame, folder: Path, *, all_rows: bool = False
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for name, by_row in documents.items():
-        for row_id, content in by_row.items():
-            file = folder / f"{name}{f'_{row_id}' if len(by_row) > 1 else ''}.json"
+        for at, (row_id, content) in enumerate(sorted(by_row.items())):
+            file = folder / f"{name}{f'_{row_id}' if at else ''}.json"
             file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
             print(f"report: wrote {file}", file=sys.stderr)
             written.append(file)

@@ -35,8 +35,6 @@ SUFFIXES = {".txt": "text", ".md": "markdown", ".htm": "html"} | {
 }
 _UNKNOWN = "unrecognized arguments: "
 """Start of argparse's message for unknown options."""
-_INSTALLED = "tpbench-report"
-"""The name of the command in an environment with the installed package. In a checkout it is report.py."""
 
 
 class ReportParser(argparse.ArgumentParser):
@@ -44,8 +42,7 @@ class ReportParser(argparse.ArgumentParser):
 
     def __init__(self, command: str = "", *, description: str, epilog: str | None = None) -> None:
         """`command`: the name of a command with options of its own. Empty: the report itself."""
-        program = _INSTALLED if Path(sys.argv[0]).name == _INSTALLED else "report.py"
-        super().__init__(prog=f"{program} {command}".rstrip(), description=description, epilog=epilog)
+        super().__init__(prog=f"tpbench {command or 'report'}", description=description, epilog=epilog)
 
     def error(self, message: str) -> NoReturn:
         """Print the message, with the option or filter that was meant, and exit with 2."""

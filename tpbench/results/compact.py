@@ -8,8 +8,11 @@ that are broken or foreign. After a kill at any moment the next run continues.
 
 from __future__ import annotations
 
+import argparse
 import os
 import secrets
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,3 +84,21 @@ def _sources(read: list[Path], table: pa.Table) -> list[Path]:
 def publish(table: pa.Table, rows: Path) -> None:
     """Write many rows into one file of the folder: whole and durable, or not at all."""
     replace_file(rows / f"{MERGED}{secrets.token_hex(8)}.parquet", parquet_bytes(table, compressed=True))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run `python -m tpbench compact`. Return 0, or 1 if the rows cannot be merged."""
+    parser = argparse.ArgumentParser(
+        prog="tpbench compact",
+        description="Merge the rows of an output folder into one file, which reads faster. May run beside a sweep.",
+    )
+    parser.add_argument("output_dir", nargs="?", default="outputs", help="default: outputs")
+    try:
+        counts = compact(parser.parse_args(arguments).output_dir)
+    except (OSError, Busy) as error:
+        print(f"tpbench: {error}", file=sys.stderr)
+        return 1
+    for complaint in counts.complaints:
+        print(f"tpbench: {complaint}", file=sys.stderr)
+    print(f"{counts.rows} rows merged; {counts.files_before} files before, {counts.files_after} now")
+    return 0

@@ -53,7 +53,7 @@ def load(where: Where = "outputs", *, columns: str | Sequence[str] | None = None
 
     `columns` selects one column or several; the others are not read. Every other keyword is a column with the value, or
     the list of values, that rows must have: `load("outputs", status="ok", tp_size=[2, 4], columns=["variant", "vocab",
-    "time_ms"])`. outputs/SCHEMA.md lists the columns with their units.
+    "time_ms"])`. `python -m tpbench docs columns` lists the columns with their units.
 
     The frame has the columns in the schema's order, even those that no row fills. If all rows are of one workload, or
     `workload` names one, other workloads' columns are left out. After `variant` comes `label`, which no file has: the

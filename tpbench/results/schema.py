@@ -166,8 +166,8 @@ SCHEMA_VERSION = 2
 MARKER = b"tpbench.schema_version"
 """Key in a Parquet file's metadata: it marks the file as tpbench's and holds the version of its schema."""
 
-COLUMN_LIST = "outputs/SCHEMA.md"
-"""The generated page that describes every column."""
+COLUMN_LIST = "python -m tpbench docs columns"
+"""The command that prints the description of every column."""
 
 STATUSES = {
     "ok": "correct and measured",

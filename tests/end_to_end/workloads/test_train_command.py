@@ -108,7 +108,7 @@ def test_the_training_study(rows: list[dict[str, Any]], swept: Any) -> None:
     speeds = [float(each) for each in frame["tokens_per_s_per_gpu"]]
     as_fast = sum(f"{max(speeds) / each:.2f}" == "1.00" for each in speeds)  # as fast as the best, to two digits
     assert sum(line["of best"] == "1.00x" for line in lines) == as_fast
-    assert all(line["model"] == "tiny_qwen3" and float(line["expected_gib"]) > 0 for line in lines)
+    assert table.facts["model"] == "tiny_qwen3" and all(float(line["expected_gib"]) > 0 for line in lines)
     assert not pivot(frame, "tokens_per_s_per_gpu").warnings
 
 
@@ -231,4 +231,8 @@ def test_out_of_memory_names_the_expected_memory(tmp_path: Path) -> None:
     assert held == pytest.approx(66e9 / 2**30, rel=0.01)  # 8 bytes a parameter over four ranks
     (table,) = study_document(package.load(tmp_path), "training").tables
     (line,) = (dict(zip(table.columns, each, strict=True)) for each in table.texts)
-    assert (line["model"], line["status"], line["expected_gib"]) == ("qwen3_32b", "oom", number(row["expected_gib"]))
+    assert (table.facts["model"], line["status"], line["expected_gib"]) == (
+        "qwen3_32b",
+        "oom",
+        number(row["expected_gib"]),
+    )

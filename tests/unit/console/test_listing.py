@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.composed_jobs import job
-from tpbench.console import HELP, choices, information, listing
+from tpbench.console import COMMANDS, HELP, choices, information, listing
 from tpbench.console.listing import WIDTH
 from tpbench.job import field_names, unsupported_reason
 from tpbench.launcher.options import SWEEP_OPTION_NAMES
@@ -25,6 +25,27 @@ def test_help_is_printed(arguments, capsys):
 @pytest.mark.parametrize("arguments", [[], ["variant=triton_tp"], ["-m", "+experiment=peers"], ["--cfg", "job"]])
 def test_a_job_is_no_command_for_information(arguments):
     assert information(arguments) is None
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("list", "doctor")])
+def test_each_command_has_a_help_that_names_it(name, capsys):
+    with pytest.raises(SystemExit) as ended:
+        information([name, "--help"])
+    assert ended.value.code == 0 and f"usage: tpbench {name} " in capsys.readouterr().out
+    assert name in HELP
+
+
+def test_a_misspelled_command_is_named(capsys):
+    assert information(["reprot", "outputs"]) == 2
+    assert "no command is called reprot, did you mean report?" in capsys.readouterr().err
+
+
+def test_pages_are_listed_and_printed(capsys):
+    assert information(["docs"]) == 0
+    assert re.search(r"^numbers +How a number is made$", capsys.readouterr().out, re.MULTILINE)
+    assert information(["docs", "columns"]) == 0
+    assert capsys.readouterr().out.startswith("# Columns of a row\n")
+    assert information(["docs", "colums"]) == 2 and "did you mean columns" in capsys.readouterr().err
 
 
 def printed(capsys, *arguments):

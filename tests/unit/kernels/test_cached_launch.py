@@ -14,7 +14,7 @@ from triton.runtime.jit import JITFunction
 
 from tests.support.fake_gpu import FakeGpu, fake_gpu, pointer
 from tpbench.kernels import cached_launch as module
-from tpbench.kernels.cached_launch import CachedLaunch, cached_launch
+from tpbench.kernels.cached_launch import CachedLaunch
 
 MEMORY = torch.zeros(64, dtype=torch.int32)
 POINTERS = {
@@ -100,14 +100,6 @@ def test_whatever_the_calls_each_launches_what_triton_would(calls: list[dict[str
             call(CachedLaunch(kernel, SIZE=4, FLAG=False), **changes)  # remembers nothing
             ours, tritons = gpu.launched[-2:]
             assert ours == tritons
-
-
-def test_constants_and_options_are_a_launchs_own(gpu: FakeGpu) -> None:
-    kernel = JITFunction(_kernel)
-    options = [{"FLAG": True}, {"FLAG": False}, {"FLAG": True, "num_warps": 8}]
-    launches = [cached_launch(kernel, SIZE=4, **option) for option in options]
-    assert cached_launch(kernel, SIZE=4, FLAG=True) is launches[0]
-    assert len({call(launch) for launch in launches}) == len(gpu.compiled) == 3
 
 
 def test_each_device_has_its_own_and_the_stream_is_the_current_one(gpu: FakeGpu, launch: CachedLaunch) -> None:

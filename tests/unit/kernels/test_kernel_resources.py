@@ -73,8 +73,3 @@ def test_auto_is_the_narrowest_measured_width_that_fits(algorithm: str, loss: st
         assert measured_cap(algorithm, loss, columns) == measured_cap(algorithm, loss, columns - 1) == cap
     assert measured_cap(algorithm, loss, 1) == caps[min(caps)]
     assert measured_cap(algorithm, loss, 10**7) == caps[max(caps)]
-
-
-def test_a_loss_that_was_not_measured_uses_the_caps_of_one_with_as_many_logits() -> None:
-    caps = {winner["block_cap"] for winner in winners() if winner["loss"] != "cross_entropy"}
-    assert measured_cap("two_kernels", "another_kl", 65536) in caps

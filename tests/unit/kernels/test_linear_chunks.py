@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -32,13 +34,8 @@ def test_chunks_cover_all_rows_once_within_the_workspace(part: int, shards: int,
 
 
 @pytest.mark.parametrize(
-    ("rows", "gib", "most"),
-    [(8192, 0.5, 2048), (8192, 0.25, 1024), (8192, 100.0, 8192), (5000, 0.5, 1792), (7, 9, 7), (8200, 2.1, 8200)],
+    ("rows", "columns", "gib", "most"),
+    [(8192, 131072, 0.25, 1024), (5000, 131072, 0.5, 1792), (7, 131072, 9, 7), (8192, 2**20, "auto", 1024)],
 )
-def test_chunks_are_of_about_equal_size(rows: int, gib: float, most: int) -> None:
-    assert chunks_of(rows, 1, 131072 * 2, gib).most == most
-
-
-@pytest.mark.parametrize(("columns", "most"), [(65536, 4096), (131072, 2048), (2**20, 1024), (1000, 8192)])
-def test_a_workspace_of_its_own_choice(columns: int, most: int) -> None:
-    assert chunks_of(8192, 1, columns * 2, "auto").most == most
+def test_chunks_are_of_about_equal_size(rows: int, columns: int, gib: Any, most: int) -> None:
+    assert chunks_of(rows, 1, columns * 2, gib).most == most

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch._decomp.decompositions_for_jvp  # before the fixture replaces torch.zeros, which it compiles
 import torch.distributed as dist
+from torch.autograd import forward_ad
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.support.fake_gpu import FakeGpu, pointer
@@ -121,6 +123,10 @@ def test_arguments_that_only_look_equal_are_still_refused(
     assert launch_rows._remembered
     with pytest.raises(error):
         call(group, **invalid)
+    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="logits has a tangent"):
+        call(group, **valid, x=forward_ad.make_dual(*LOGITS))
+    with pytest.raises(TypeError, match="logits must have memory"):
+        torch.vmap(lambda x: call(group, **valid, x=x))(LOGITS)
 
 
 def test_another_workspace_limit_or_a_lost_peer_is_noticed(

@@ -63,10 +63,8 @@ def test_submitted_jobs_are_collected_from_their_own_sweeps(tmp_path: Path, caps
     shown = display.Display(3, tmp_path / "this")
     left = [ended(cell(at, tmp_path), tmp_path / name) for at, name in enumerate(["one", "two", "one"])]
     shown.end(left)
-    assert (
-        f"3 jobs are left to Slurm: scripts/collect.py {tmp_path}/one; scripts/collect.py {tmp_path}/two or the same"
-        in capsys.readouterr().out
-    )
+    collect = "; ".join(f"python -m tpbench collect {tmp_path}/{name}" for name in ("one", "two"))
+    assert f"3 jobs are left to Slurm: {collect} or the same" in capsys.readouterr().out
 
 
 def test_a_failed_cell_shows_the_path_of_its_log(

@@ -83,9 +83,15 @@ def test_the_suffix_decides_the_format(add, tmp_path, name, beginning):
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        (["outputs", "--metrc", "x"], "report.py: no option is called --metrc, did you mean --metric? (report.py"),
-        (["outputs", "--tp", "4"], "report.py: no option is called --tp: --only tp_size=VALUE selects rows (report.py"),
-        (["compare", "a", "b", "--treshold=1"], "report.py compare: no option is called --treshold=1, did you mean"),
+        (
+            ["outputs", "--metrc", "x"],
+            "tpbench report: no option is called --metrc, did you mean --metric? (tpbench",
+        ),
+        (
+            ["outputs", "--tp", "4"],
+            "tpbench report: no option is called --tp: --only tp_size=VALUE selects rows (tpbench",
+        ),
+        (["compare", "a", "b", "--treshold=1"], "tpbench compare: no option is called --treshold=1, did you mean"),
     ],
 )
 def test_an_unknown_option_is_answered_in_one_line(capsys, arguments, said):

@@ -18,6 +18,8 @@ NOON = datetime.datetime(2026, 11, 20, 12, tzinfo=datetime.UTC)
         ({}, "", True), ({"interpreted": True}, "*", False), ({"warmed_up": False}, "^", False),
         ({"warmed_up": None}, "", True), ({"interpreted": True, "warmed_up": False}, "*", False),
         ({"status": "wrong"}, "", False), ({"interpreted": None}, "", True),
+        ({"time_ci_high_ms": 0.522, "device_ci_low_ms": 0.751}, "≠", False),
+        ({"time_ci_high_ms": 0.522, "device_ci_low_ms": 0.54}, "", True), ({"device_ci_low_ms": 0.751}, "", True),
     ],
 )  # fmt: skip
 def test_rows_that_are_no_measurements(fields, mark, measurement):

@@ -220,7 +220,6 @@ class OnePassLaunch:
         """`peers`: the workspace of the group. None: one rank, which has a workspace for each stream."""
         self.prepared, self.peers, self.device = prepared, peers, device
         self.scales = Scales(*map(float, scales))
-        self.launches = 0
         self.kept: tuple[Any, ...] | None = None
         """The workspace, its size and the longest wait, for which the next two were made."""
         self.run: Callable[..., None]
@@ -249,8 +248,7 @@ class OnePassLaunch:
         mailbox = Mailbox(workspace.words, workspace.peers, workspace.control, workspace.failed)
         exchange = (prepared.rank, half // prepared.row_words, half, int(symmetric.WAIT_LIMIT_S * 1e9))
         compiled = kernel(prepared.programs, (*tensors, mailbox), prepared.integers, self.scales, exchange)
-        self.launches += 1
-        if self.launches > 1 and isinstance(compiled, CompiledKernel):  # many calls are made once
+        if isinstance(compiled, CompiledKernel):
             self.run = compiled[prepared.programs, 1, 1]
             self.arguments = (mailbox, *prepared.integers, self.scales, *exchange, *kernel.constants_in_place)
             self.kept = workspace, half, symmetric.WAIT_LIMIT_S

@@ -142,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     The exit code is 0 if all cells ended well, 1 if one failed, and 3 if some are not done yet.
     """
     parser = argparse.ArgumentParser(
-        prog="collect.py",
+        prog="tpbench collect",
         description="Write the rows of Slurm jobs that ended without one, and print the state of each cell.",
         epilog="The exit code is 0 if all cells ended well, 1 if one failed, 3 if some are not done yet.",
     )

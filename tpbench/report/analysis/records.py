@@ -21,26 +21,28 @@ from tpbench.workloads import Workload, workloads
 
 Record: TypeAlias = dict[str, Any]
 
-INTERPRETED, SINGLE_PASS, HOST_BOUND, THROTTLED, GRAPH_MEMORY, BELOW_FLOOR = "*^†‡§¶"
+INTERPRETED, SINGLE_PASS, CONTRADICTED, HOST_BOUND, THROTTLED, GRAPH_MEMORY, BELOW_FLOOR = "*^≠†‡§¶"
 UNDECIDED = "?"
 TOLERANCE = 0.05
-"""Share by which a time may be below its floor: the bandwidths of the floor are measurements, too."""
+"""Share by which a time may be below its floor, or a device time above its wall time: both are measurements."""
 MARKS = {
     INTERPRETED: "interpreted: correct, but no measurement",
     SINGLE_PASS: "one pass: it served as warm-up, check and time, so it is no measurement",
+    CONTRADICTED: "clocks contradict: the device time exceeds the wall time by more than both intervals and "
+    f"{TOLERANCE:.0%}, so it is no measurement",
     HOST_BOUND: "host-bound: the device is idle for more than a fifth of the wall time",
     THROTTLED: "throttled: a GPU lowered its clocks while it measured (throttle_reasons)",
     GRAPH_MEMORY: "with graph_gib: peak_gib with the memory of CUDA graphs, which torch counts in part: an upper bound",
     BELOW_FLOOR: f"faster than its floor: by more than {TOLERANCE:.0%}, so the time, the floor or the result is wrong",
 }
-"""Marks beside values that a reader must not take at face value, with their meaning. The first two: no measurement."""
+"""Marks beside values that a reader must not take at face value. A row with one of the first three isn't ranked."""
 
 _REQUIRED = (
     "row_id", "cell", "workload", "variant", "label", "status", "reason", "tokens", "vocab", "tp_size",
     "dp_size", "loss", "block_cap", "dtype", "interpreted", "warmed_up", "graph", "fresh", "nodes",
     "loss_value", "job", "environment", "variant_version", "interleaved", "round_ms", "device_round_ms", "host",
     "git_commit", "kernels_version", "finished_at", "bound", "throttle_reasons", "time_ms", "device_ms",
-    "floor_ms", "graph_gib",
+    "floor_ms", "graph_gib", "time_ci_high_ms", "device_ci_low_ms",
 )  # fmt: skip
 _LABELS = {"tp_size": "tp", "dp_size": "dp"}
 
@@ -89,7 +91,10 @@ def problem_identity(workload: Workload) -> dict[str, Any]:
 def caveat_mark(record: Mapping[str, Any]) -> str:
     """Return the mark of a row that is no measurement, or an empty string."""
     single_pass = record["warmed_up"] is not None and not record["warmed_up"]
-    return INTERPRETED if record["interpreted"] else SINGLE_PASS if single_pass else ""
+    device, wall = record.get("device_ci_low_ms"), record.get("time_ci_high_ms")
+    contradicted = device is not None and wall is not None and device > (1 + TOLERANCE) * wall
+    marks = {INTERPRETED: record["interpreted"], SINGLE_PASS: single_pass, CONTRADICTED: contradicted}
+    return next((mark for mark, holds in marks.items() if holds), "")
 
 
 def is_measurement(record: Mapping[str, Any]) -> bool:

@@ -1,0 +1,58 @@
+"""`test` and `profile`: which sweep they run, and what they say about its rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tpbench.console import information, trials
+from tpbench.measure import machine
+from tpbench.results.write import write_row
+
+OK = {"status": "ok", "grad_error": 0.002}
+WRONG = {"status": "wrong", "reason": "grad_error 1"}
+SKIPPED = {"status": "skipped", "reason": "it is for one GPU"}
+
+
+def test_each_variant_of_a_workload_passes_fails_or_did_not_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = {"triton_tp": [OK, SKIPPED], "pytorch_tp_manual": [OK, WRONG], "torch_loss_parallel": [SKIPPED]}
+
+    def sweep(*arguments: str) -> None:
+        values = dict(argument.split("=", 1) for argument in arguments)
+        assert set(rows) <= set(values["variant"].split(",")) and values["shape"] == "tiny_tp2"
+        assert values["loss"] == "reverse_kl" and "quack" not in values["variant"]
+        for variant, cells in rows.items():
+            for index, cell in enumerate(cells):
+                row = {"workload": "entropy_loss", "variant": variant, **cell}
+                write_row(row, values["output_dir"], f"{variant}{index}")
+
+    monkeypatch.setattr(trials, "_sweep", sweep)
+    monkeypatch.setattr(machine, "gpu_count", lambda: 0)
+    assert information(["test", "entropy_loss", "loss=reverse_kl"]) == 1
+    lines = {words[1]: " ".join(words[2:]) for words in map(str.split, capsys.readouterr().out.splitlines())}
+    assert lines["triton_tp"] == "pass 2.0e-03"
+    assert lines["pytorch_tp_manual"] == "FAIL grad_error 1"
+    assert lines["torch_loss_parallel"] == "not run it is for one GPU"
+    assert lines["pytorch_gather"] == "FAIL no row: see the messages above"
+
+
+def test_a_profile_compares_four_variants_in_one_table(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def sweep(*arguments: str) -> int:
+        values = dict(argument.split("=", 1) for argument in arguments)
+        assert values["layers"] == "3" and values["shape"] == "tiny_block_tp2"
+        for variant in values["variant"].split(","):
+            row = {"workload": "tp_block", "variant": variant, "status": "ok", "key": variant, "device": "cpu"}
+            write_row({**row, "grad_norm": 2.5}, values["output_dir"], variant)
+        return 0
+
+    monkeypatch.setattr(trials, "_sweep", sweep)
+    monkeypatch.setattr(machine, "gpu_count", lambda: 0)
+    assert information(["profile", "layers=3", f"output_dir={tmp_path}"]) == 0
+    printed = capsys.readouterr().out
+    for word in ("block_no_tp", "block_tp_overlap", "block_copy_engine", "grad_norm", "2.5"):
+        assert word in printed

@@ -1,0 +1,36 @@
+"""`python -m tpbench docs [PAGE]`: the pages that are shipped with the package."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.markdown import Markdown
+
+import tpbench
+from tpbench.suggestions import unknown
+from tpbench.tables import aligned_lines
+
+PAGES = {file.stem: file for file in sorted((Path(tpbench.__file__).resolve().parent / "docs").glob("*.md"))}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print a page, or the list of all pages. The exit code is 0, or 2 for a page that does not exist."""
+    parser = argparse.ArgumentParser(prog="tpbench docs", description="Print a page of the documentation.")
+    parser.add_argument("page", nargs="?", help="without it: the list of the pages")
+    name = parser.parse_args(arguments).page
+    if name is None:
+        titles = [
+            [page, file.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")] for page, file in PAGES.items()
+        ]
+        print(*aligned_lines(("page", "title"), titles), sep="\n")
+    elif name in PAGES:
+        text = PAGES[name].read_text(encoding="utf-8")
+        Console().print(Markdown(text)) if sys.stdout.isatty() else print(text, end="")
+    else:
+        print(f"tpbench: {unknown('page', name, PAGES)}", file=sys.stderr)
+        return 2
+    return 0

@@ -1,0 +1,97 @@
+"""`python -m tpbench test` and `profile`: a sweep with a fixed composition, and the table that answers it."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+
+import pandas as pd
+
+from tpbench.console.choices import sections_of
+from tpbench.measure import machine
+from tpbench.report.command import main as report
+from tpbench.results.read import load
+from tpbench.settings import JobError
+from tpbench.suggestions import printable
+from tpbench.tables import aligned_lines
+from tpbench.workloads import workloads
+
+_EPILOG = "Further arguments are those of a sweep, such as device=cpu or loss=reverse_kl."
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run `test` or `profile`, the first argument. The exit code is 0, 1 if a cell failed, 2 for a wrong request."""
+    command, *rest = arguments
+    parser = argparse.ArgumentParser(prog=f"tpbench {command}", epilog=_EPILOG)
+    if command == "test":
+        parser.description = "Check every variant that can run here against the oracle, on tiny shapes."
+        parser.add_argument("workload", nargs="*", help=f"of {', '.join(workloads())} (all)")
+    else:
+        parser.description = "Train blocks without parallelism, with it, and with two kinds of overlap: loss and costs."
+    names = [argument for argument in rest if "=" not in argument]
+    options = parser.parse_args(names)
+    overrides = [argument for argument in rest if "=" in argument]
+    try:
+        return _test(options.workload or list(workloads()), overrides) if command == "test" else _profile(overrides)
+    except JobError as error:
+        print(f"tpbench: {error}", file=sys.stderr)
+        return 2
+
+
+def _sweep(*arguments: str) -> int:
+    """Run a sweep, with its progress on stderr. Return its exit code."""
+    return subprocess.run([sys.executable, "-m", "tpbench", "-m", *arguments], stdout=sys.stderr).returncode
+
+
+def _test(names: Sequence[str], overrides: Sequence[str]) -> int:
+    gpus = machine.gpu_count()
+    folder = tempfile.mkdtemp(prefix="tpbench-test-")
+    lines: list[list[str]] = []
+    for name in names:
+        (_, entries), (_, shapes) = sections_of(name, gpus)
+        missing = {entry.name: entry.availability for entry in entries if entry.availability.startswith("no")}
+        variants = ",".join(entry.name for entry in entries if entry.name not in missing)
+        tiny = ",".join(shape.name for shape in shapes if "tiny" in shape.name)
+        sizes = ["tp_size=1", "dp_size=1"] if gpus == 1 else []
+        scheduled = workloads()[name].scheduled is True
+        quick = ["steps=4"] if scheduled else ["measure=quick", "time_budget_s=0", "min_iterations=1"]
+        _sweep(f"variant={variants}", f"shape={tiny}", *sizes, *quick, "reuse=true", f"output_dir={folder}", *overrides)
+        rows = load(folder, workload=name)
+        for entry in entries:
+            lines.append([name, entry.name, *_result(rows[rows["variant"] == entry.name], missing.get(entry.name))])
+    print(*aligned_lines(("workload", "variant", "result", "error", "reason"), lines), sep="\n")
+    failed = sum(line[2] == "FAIL" for line in lines)
+    if failed:
+        print(f"{failed} variants fail; rows and logs are in {folder}")
+    else:
+        shutil.rmtree(folder)
+    return int(failed > 0)
+
+
+def _result(cells: pd.DataFrame, missing: str | None) -> tuple[str, str, str]:
+    """Return the verdict on a variant, the largest error, and the reason why it did not run or is wrong."""
+    ran = cells[cells["status"] != "skipped"]
+    wrong = ran[ran["status"] != "ok"]
+    if missing or (len(cells) and not len(ran)):
+        return "not run", "", (missing or printable(str(cells["reason"].iloc[0]))).removeprefix("no: ")
+    if len(wrong) or not len(ran):
+        return (
+            "FAIL",
+            "",
+            printable(str(wrong["reason"].iloc[0])) if len(wrong) else "no row: see the messages above",
+        )
+    errors = ran["grad_error"].fillna(ran["loss_error"])
+    return "pass", "" if errors.isna().all() else f"{errors.max():.1e}", ""
+
+
+def _profile(overrides: Sequence[str]) -> int:
+    variants = "variant=block_no_tp,block_tp,block_tp_overlap,block_copy_engine"
+    tiny = ["shape=tiny_block_tp2", "tokens=64"] if machine.gpu_count() < 2 else []
+    folder = next((text.partition("=")[2] for text in overrides if text.startswith("output_dir=")), "outputs/profile")
+    code = _sweep("+experiment=tp_stack", variants, "graph=false", *tiny, f"output_dir={folder}", *overrides)
+    columns = "loss_value,grad_norm,time_ms,peak_gib"
+    return code or report([folder, "--workload", "tp_block", "--columns", columns])
