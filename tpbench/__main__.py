@@ -7,7 +7,6 @@ import sys
 import time
 import traceback
 import uuid
-from collections.abc import Sequence
 from pathlib import Path
 
 import tpbench
@@ -20,7 +19,6 @@ with packages.explain_missing():
     from omegaconf.errors import OmegaConfBaseException
 
     from tpbench import console
-    from tpbench.job import Job
     from tpbench.launcher import plugin
     from tpbench.launcher.command_line import rewrites
     from tpbench.launcher.command_line.checks import check_overrides, options_first
@@ -85,30 +83,13 @@ def main() -> None:
         cause = f"\n{error.__cause__}" if isinstance(error.__cause__, OmegaConfBaseException) else ""
         sys.exit(_message(f"{error}{cause}"))
     except OSError as error:  # Hydra creates folders, which fails on a full disk or without permission
-        sys.exit(_message(_folder_error(error, sys.argv[1:])))
+        sys.exit(_message(f"{error} (a folder that cannot be used: set another output_dir=DIR)"))
     except (KeyboardInterrupt, Terminated):
         sys.exit(130)
     except Exception as error:
         if _passed_through_tpbench(error):
             raise
         sys.exit(_message(f"Hydra cannot use this configuration: {type(error).__name__}: {error}"))
-
-
-def _folder_error(error: OSError, arguments: Sequence[str]) -> str:
-    """Return the message for an error, with the name of the output folder if the error is about that folder."""
-    given = [argument.partition("=")[2] for argument in arguments if argument.lstrip("+").startswith("output_dir=")]
-    folders = (given[-1] if given else Job.output_dir).split(",")
-    for folder in (name.strip("'\" ") for name in folders):
-        if error.filename is not None and _related(Path(folder), Path(str(error.filename))):
-            reason = f"{error.strerror} ({error.filename})"
-            return f"output_dir={folder} cannot be written: {reason}; set another output_dir=DIR"
-    return str(error)
-
-
-def _related(one: Path, other: Path) -> bool:
-    """Return whether the paths are equal or one of them contains the other."""
-    one, other = one.absolute(), other.absolute()
-    return one.is_relative_to(other) or other.is_relative_to(one)
 
 
 def _message(text: str) -> str:

@@ -61,6 +61,8 @@ class Job:
             return None
         if self.outside:
             return kernels_version(self.outside.files)
+        if self.implementation.file:
+            return kernels_version((self.implementation.file,))
         code = self.implementation.prepare.__code__
         return kernels_version((Path(code.co_filename),), code.co_name)
 
@@ -300,6 +302,7 @@ def _with_ranks(values: Mapping[str, Any]) -> Mapping[str, Any]:
 def _without_ignored_options(workload: Workload, variant: Variant, problem: Any) -> Any:
     """Set options that this variant ignores to their defaults, so that equal jobs have equal keys."""
     ignored = {option.name for option in workload.options if option.ignorable} - variant.options
+    ignored |= {name for name, values in variant.option_values.items() if getattr(problem, name) not in values}
     return replace(problem, **{name: workload.option_defaults[name] for name in ignored})
 
 

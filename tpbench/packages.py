@@ -38,6 +38,7 @@ OPTIONAL = {
     "transformers": "[train]",
     "torchtitan": "torchtitan",
     "transformer_engine": "--no-deps transformer-engine",
+    "fast_llm": "--no-deps git+https://github.com/ServiceNow/Fast-LLM",
     "flash_attn": "flash-attn --no-build-isolation",
     "cut_cross_entropy": "cut-cross-entropy",
     "cutlass": "nvidia-cutlass-dsl",

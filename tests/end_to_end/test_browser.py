@@ -65,7 +65,7 @@ def test_it_opens_and_fits(chromium, report, width, dark):
     answers = "return document.querySelector('.answer').getBoundingClientRect().bottom"
     assert 0 < chromium.execute_script(answers) < 450
     unfold(chromium, "main")
-    ends = "return Array.from(document.querySelectorAll('.verdicts td'), cell => cell.getBoundingClientRect().right)"
+    ends = "return Array.from(document.querySelectorAll('.verdicts :is(td, th)'), c => c.getBoundingClientRect().right)"
     assert 0 < max(chromium.execute_script(ends)) <= width  # the last column is on the screen, too
     assert chromium.get_log("browser") == []
     assert chromium.execute_script("return document.documentElement.scrollWidth") <= width

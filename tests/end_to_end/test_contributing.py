@@ -17,7 +17,7 @@ PAGE = (ROOT / "CONTRIBUTING.md").read_text()
 UNFINISHED = """
 
 @WORKLOAD.variant("its step returns a tensor in place of an Output")
-def unfinished_tp(problem: EntropyLoss, shard: Any) -> Any:
+def unfinished_tp(problem, shard):
     from tpbench.workloads.entropy_loss.inputs import Step
 
     return Step(lambda: shard.logits.sum())
@@ -33,8 +33,8 @@ def test_adding_a_variant(tmp_path):
     )
     workload = tmp_path / "tpbench" / "workloads" / "entropy_loss"
     (workload / "tutorial.py").write_text(implementation)
-    with (workload / "variants.py").open("a") as file:
-        file.write(f"\n\n{name}{UNFINISHED}")
+    with (workload / "problem.py").open("a") as file:
+        file.write(f"{name}{UNFINISHED}")
     (tmp_path / "conf" / "variant" / "tutorial_tp.yaml").write_text(configuration)
     unfinished = configuration.replace("tutorial_tp", "unfinished_tp")
     (tmp_path / "conf" / "variant" / "unfinished_tp.yaml").write_text(unfinished)
@@ -57,7 +57,7 @@ def test_adding_a_variant(tmp_path):
     assert losses["tutorial_tp"] == pytest.approx(losses["pytorch_gather"], rel=1e-3)
     for tool in (["ruff", "check", "--config", str(ROOT / "pyproject.toml")], ["ruff", "format", "--check"]):
         checked = subprocess.run(
-            [sys.executable, "-m", *tool, str(workload / "tutorial.py"), str(workload / "variants.py")],
+            [sys.executable, "-m", *tool, str(workload / "tutorial.py"), str(workload / "problem.py")],
             cwd=ROOT, capture_output=True, text=True,
         )  # fmt: skip
         assert checked.returncode == 0, checked.stdout
@@ -66,7 +66,7 @@ def test_adding_a_variant(tmp_path):
 def check_unfinished(reason, printed, folder):
     """Check that the mistake in the unfinished variant is named with its place and its log."""
     assert re.fullmatch(
-        r"rank [01]: WrongReturn in tpbench/workloads/entropy_loss/variants\.py:\d+: the step of unfinished_tp must "
+        r"rank [01]: WrongReturn in tpbench/workloads/entropy_loss/problem\.py:\d+: the step of unfinished_tp must "
         r"return the type Output \(loss, row_loss, grad, grad_factor\), not Tensor",
         reason,
     )

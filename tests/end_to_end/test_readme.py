@@ -5,15 +5,18 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.support import synthetic
-from tests.support.command import DEFAULT, ROOT, forked, tpbench
-from tpbench.console import COMMANDS as COMMANDS_OF_TPBENCH
+from tests.support.command import DEFAULT, ROOT, environment, forked, tpbench
 from tpbench.console import information
 from tpbench.launcher.command_line.checks import check_overrides
+from tpbench.launcher.options import COMMANDS as COMMANDS_OF_TPBENCH
 from tpbench.workloads import variants
 
 README = (ROOT / "README.md").read_text()
@@ -78,3 +81,41 @@ def test_every_variant_and_choice_is_named() -> None:
     groups = ("variant", "shape", "model", "loss", "block_cap", "measure")
     choices = {file.stem for group in groups for file in (ROOT / "conf" / group).glob("*")}
     assert [name for name in sorted({*variants(), *choices}) if not re.search(rf"\b{name}\b", text)] == []
+
+
+def test_the_workflow_fails_for_a_slower_variant(tmp_path: Path) -> None:
+    """Its commands run for a first commit, and for one that sleeps."""
+    workflow = re.findall(r"```yaml\n(.*?)```", (ROOT / "tpbench/docs/ci.md").read_text(), flags=re.DOTALL)[0]
+    commands = [step["run"] for step in yaml.safe_load(workflow)["jobs"]["measure"]["steps"] if "run" in step]
+    script = "\n".join(commands).replace("shape=v32k_tp1", "shape=tiny_tp2 device=cpu measure=quick time_budget_s=2")
+    script = script.replace("cross_entropy,reverse_kl", "cross_entropy").replace("device_ms", "time_ms")
+    example = (ROOT / "tpbench/api/examples/entropy_loss.py").read_text()
+    env = environment() | {"ROWS": str(tmp_path / "rows"), "GITHUB_STEP_SUMMARY": str(tmp_path / "summary")}
+    env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
+    for commit, body, code in (("a", "", 0), ("b", "        __import__('time').sleep(0.05)\n", 1)):
+        head = "    def run() -> Output:\n"
+        (tmp_path / "my_loss.py").write_text(example.replace(head, head + body))
+        line = ["bash", "-eo", "pipefail", "-c", script]
+        done = subprocess.run(line, cwd=tmp_path, env=env | {"GITHUB_SHA": commit}, capture_output=True, text=True)
+        assert done.returncode == code, done.stderr
+    assert "| my_loss.py:fast_tp vocab=1000 tp=2 | slower |" in (tmp_path / "summary").read_text()
+    assert (tmp_path / "rows/last").readlink() == Path("a")
+
+
+def test_the_files_of_the_page_on_configuration_compose(tmp_path: Path) -> None:
+    page = (ROOT / "tpbench/docs/configuration.md").read_text()
+    shape, experiment, site = re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL)
+    for name, text in (("shape/ours", shape), ("experiment/ours", experiment), ("site", site)):
+        (tmp_path / f"site/{name}.yaml").parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"site/{name}.yaml").write_text(text.replace("/data/rows", "rows"))
+    lines = (
+        ["-m", "+experiment=ours", "--config-dir", "site"],
+        ["-m", "variant=pytorch_gather", "--config-dir", "site", "-cn", "site"],
+        ["-m", "variant=pytorch_gather", "shape=ours", "hydra.searchpath=[site]"],
+    )
+    cells = []
+    for line in lines:
+        done = tpbench(*line, "device=cpu", "dry_run=true", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        cells.append(done.stdout.count("tokens=8192 vocab=151936 tp_size=2"))
+    assert cells == [4, 1, 1]

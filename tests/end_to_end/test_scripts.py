@@ -71,6 +71,15 @@ def test_a_reader_that_stops_reading(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize(
+    ("redirection", "code", "said"), [("> /dev/full", 1, "tpbench: [Errno 28] No space left"), (">&-", 0, "")]
+)
+def test_a_full_or_closed_output_is_no_traceback(redirection: str, code: int, said: str) -> None:
+    line = ["bash", "-c", f"{sys.executable} -m tpbench docs columns {redirection}"]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == code and "Traceback" not in done.stderr and done.stderr.startswith(said)
+
+
 def test_a_rank_imports_neither_pandas_nor_arrow_nor_scipy(tmp_path: Path) -> None:
     """Each would cost every job a third of a second or more, and does not load under a memory limit just hit."""
     code = (

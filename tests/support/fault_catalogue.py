@@ -6,8 +6,8 @@ SMALL = ("variant=pytorch_tp_manual", "tokens=16", "vocab=64", "tp_size=2", "mea
          "max_iterations=3", "device=cpu")  # fmt: skip
 SINGLE = (*SMALL, "tp_size=1")
 """A job of one rank, for faults that meet the launcher or its disk."""
-WITHOUT_END = ("time_budget_s=1000000", "min_iterations=1000000", "max_iterations=1000000")
-"""Settings of a job that never ends by itself. A time budget ends a job even before its least number of iterations."""
+WITHOUT_END = ("time_budget_s=1000000", "precision=0", "max_iterations=1000000")
+"""Settings of a job that never ends by itself."""
 ENDLESS = ("variant=triton_tp", "tokens=2048", "vocab=16384", "tp_size=2", "device=cpu", *WITHOUT_END)
 
 AT_RANDOM_MOMENTS = (

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tpbench.job import Job, parse_job
-from tpbench.launcher import locks
+from tpbench.launcher import devices
 from tpbench.launcher.devices import Device
 
 
@@ -17,8 +17,6 @@ def job(ranks: int, device: str = "cuda") -> Job:
 
 
 def pretend_four_gpus(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Pretend that this host has four GPUs, with a link between 0 and 2 and a link between 1 and 3."""
-    monkeypatch.setattr(locks, "FOLDER", folder)
-    monkeypatch.setattr(locks, "usable_gpus", lambda: [Device(f"GPU-{each}", str(each)) for each in range(4)])
-    pairs = {frozenset(("GPU-0", "GPU-2")): 400.0, frozenset(("GPU-1", "GPU-3")): 400.0}
-    monkeypatch.setattr(locks, "links", lambda uuids: pairs)
+    """Pretend that this host has four GPUs."""
+    monkeypatch.setattr(devices, "FOLDER", folder)
+    monkeypatch.setattr(devices, "usable_gpus", lambda: [Device(f"GPU-{each}", str(each)) for each in range(4)])

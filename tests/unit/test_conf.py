@@ -42,16 +42,6 @@ def test_files_set_only_fields_that_exist(file: Path) -> None:
     assert set(values(file)) - {"shape_workload"} <= command_line_names()
 
 
-@pytest.mark.parametrize(
-    "name", ["v32k_tp2", "v32k_tp4", "v65k_tp4", "v131k_tp4", "v131k_tp8", "v32k_tp1", "v65k_tp1", "v131k_tp1"]
-)
-def test_shape_names_say_what_they_hold(name: str) -> None:
-    shape = values(CONF / "shape" / f"{name}.yaml")
-    vocab, tp_size = name.removeprefix("v").split("k_tp")
-    assert shape["tokens"] == 4096
-    assert (int(str(shape["vocab"])) // 1000, shape["tp_size"]) == (int(vocab), int(tp_size))
-
-
 def test_workloads_name_fields_that_exist() -> None:
     for name, workload in workloads().items():
         assert workload.name == name

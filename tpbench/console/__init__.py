@@ -6,8 +6,9 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
-from tpbench.suggestions import nearest
+from tpbench.launcher.options import COMMANDS
 
 HELP = """\
 tpbench: which implementation of a tensor-parallel operation is correct, fastest
@@ -37,32 +38,22 @@ Write NAME=VALUE; with -m, NAME=VALUE1,VALUE2 makes a job of each combination.
   --version     the version
 """
 
-COMMANDS = {
-    "report": "tpbench.report.command",
-    "compare": "tpbench.report.command",
-    "history": "tpbench.report.command",
-    "predict": "tpbench.predict.command",
-    "collect": "tpbench.launcher.slurm.submitted",
-    "compact": "tpbench.results.compact",
-    "list": "tpbench.console.listing",
-    "doctor": "tpbench.console.doctor",
-    "docs": "tpbench.console.docs",
-    "new": "tpbench.console.new",
-    "test": "tpbench.console.trials",
-    "profile": "tpbench.console.trials",
-}
-"""Commands, each with the module whose `main` takes its arguments. A module of several commands takes the name, too."""
-
 
 def information(arguments: Sequence[str]) -> int | None:
     """Run the command that the arguments name and return its exit code, or return None if they name a job."""
+    if sys.stdout is None:  # the shell has closed it: `>&-`
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
     try:
         code = _run(arguments)
         sys.stdout.flush()
         return code
-    except BrokenPipeError:  # `| head` has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the exit would flush, and fail again
+        if isinstance(error, BrokenPipeError):  # `| head` has read enough
+            return 0
+        gone = " (is the working folder deleted?)" if isinstance(error, FileNotFoundError) else ""
+        print(f"tpbench: {error}{gone}", file=sys.stderr)
+        return 1
 
 
 def _run(arguments: Sequence[str]) -> int | None:
@@ -72,10 +63,12 @@ def _run(arguments: Sequence[str]) -> int | None:
         shared = list(COMMANDS.values()).count(module) > 1 and name != "report"
         code: int = importlib.import_module(module).main([name, *rest] if shared else rest)
         return code
+    if name in ("-sc", "--shell-completion") and "query=bash" in rest:
+        from tpbench.console.completion import candidates
+
+        print(" ".join(candidates(os.environ["COMP_LINE"], COMMANDS)))
+        return 0
     if {"-h", "--help"} & set(arguments) or name == "help":
         print(HELP, end="")
         return 0
-    if name.isalpha() and (meant := nearest(name, COMMANDS)):
-        print(f"tpbench: no command is called {name}{meant}", file=sys.stderr)
-        return 2
     return None

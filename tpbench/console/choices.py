@@ -18,6 +18,8 @@ from tpbench.suggestions import unknown
 from tpbench.workloads import Variant, Workload, variants, workloads
 
 CONF = Path(tpbench.__file__).resolve().parent / "conf"
+folders = [CONF]
+"""Folders of configuration files. `list` adds those of its options."""
 AVAILABLE = "yes"
 INTERPRETED = "interpreted: correct, but no measurement"
 PRESETS = "variant=  with options"
@@ -44,12 +46,17 @@ class Entry:
 
 def names(group: str) -> list[str]:
     """Return the choices of a configuration group."""
-    return sorted(file.stem for file in (CONF / group).glob("*.yaml"))
+    return sorted({file.stem for folder in folders for file in (folder / group).glob("*.yaml")})
+
+
+def choice_file(group: str, name: str) -> Path:
+    """Return the file of a choice."""
+    return next(file for folder in folders if (file := folder / group / f"{name}.yaml").is_file())
 
 
 def choice(group: str, name: str) -> dict[str, Any]:
     """Return the values that a file of conf/ sets, with the choices of other groups, such as `model`, that it makes."""
-    values: dict[str, Any] = yaml.safe_load((CONF / group / f"{name}.yaml").read_text(encoding="utf-8"))
+    values: dict[str, Any] = yaml.safe_load(choice_file(group, name).read_text(encoding="utf-8"))
     made = [item for item in values.pop("defaults", ()) if isinstance(item, dict)]
     return {str(key).rpartition("/")[2]: name for item in made for key, name in item.items()} | values
 
@@ -125,7 +132,7 @@ def _commented(group: str) -> list[Entry]:
     """Return the choices of a group. The summary of a choice is the first comment in its file."""
     entries = []
     for name in names(group):
-        lines = (CONF / group / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+        lines = choice_file(group, name).read_text(encoding="utf-8").splitlines()
         comments = (line.lstrip("# ") for line in lines if line.startswith("#") and "@package" not in line)
         entries.append(Entry(name, next(comments, "")))
     return entries

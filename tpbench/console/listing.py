@@ -10,7 +10,19 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from tpbench import packages
-from tpbench.console.choices import CONF, INTERPRETED, PRESETS, Entry, availability, choice, names, sections_of, shapes
+from tpbench.console import choices
+from tpbench.console.choices import (
+    CONF,
+    INTERPRETED,
+    PRESETS,
+    Entry,
+    availability,
+    choice,
+    choice_file,
+    names,
+    sections_of,
+    shapes,
+)
 from tpbench.job import Job, parse_job, unsupported_reason
 from tpbench.launcher.options import GROUPS, SweepOptions
 from tpbench.launcher.slurm.cluster import SlurmSettings
@@ -40,6 +52,7 @@ def main(arguments: Sequence[str]) -> int:
     """Print the list. The exit code is 0, or 2 for invalid arguments."""
     gpus = machine.gpu_count()
     try:
+        arguments = _with_folders(arguments)
         if not arguments:
             print(overview(_machine(gpus), gpus), end="")
         for topic in arguments:
@@ -56,6 +69,20 @@ def main(arguments: Sequence[str]) -> int:
         print(f"tpbench: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _with_folders(arguments: Sequence[str]) -> Sequence[str]:
+    """Return the topics. Add the folders of --config-dir, -cn and hydra.searchpath, which sweeps have too."""
+    if not any(argument.startswith(("-", "hydra.")) for argument in arguments):
+        return arguments
+    from tpbench.launcher.command_line.checks import config_folders, parse_options, parse_overrides
+
+    parsed, unknown_options = parse_options(arguments)
+    if unknown_options:
+        raise JobError(f"list has no option {unknown_options[0]}, but --config-dir, -cn and hydra.searchpath=[DIR]")
+    search = [argument for argument in parsed.overrides if argument.startswith("hydra.")]
+    choices.folders[:] = config_folders(CONF, parsed, parse_overrides(search))
+    return [argument for argument in parsed.overrides if argument not in search]
 
 
 def overview(machine_text: str, gpus: int) -> str:
@@ -87,9 +114,9 @@ def _marked_names(entries: Sequence[Entry]) -> list[str]:
     return [f"{mark}{entry.name}" for mark, entry in zip(marks, entries, strict=True)]
 
 
-def _wrapped(label: str, choices: Iterable[str]) -> list[str]:
+def _wrapped(label: str, words: Iterable[str]) -> list[str]:
     """Return lines with a label before the first one."""
-    lines = textwrap.wrap(" ".join(choices), WIDTH - _LABEL, break_long_words=False, break_on_hyphens=False)
+    lines = textwrap.wrap(" ".join(words), WIDTH - _LABEL, break_long_words=False, break_on_hyphens=False)
     return [f"{label if at == 0 else '':<{_LABEL}}{line}" for at, line in enumerate(lines)]
 
 
@@ -141,9 +168,9 @@ def _field_lines(settings: type[Any], chosen: Collection[str], values: Mapping[s
         if field.name not in chosen or holds_fields:
             continue
         value = values.get(field.name, field.default)
-        choices = typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else ()
+        valid = typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else ()
         limits = (("at least", field.metadata["low"]), ("at most", field.metadata["high"]))
-        known = " ".join(map(str, choices)) or ", ".join(
+        known = " ".join(map(str, valid)) or ", ".join(
             f"{words} {limit}" for words, limit in limits if limit is not None
         )
         owner = "from shape= or model=" if "model" in hints else "from shape="
@@ -175,9 +202,10 @@ def description(group: str, name: str, gpus: int) -> str:
     elif group == "variant" and name in variants():
         lines = _of_variant(name, *variants()[name], gpus)
     else:
-        text = (CONF / group / f"{name}.yaml").read_text(encoding="utf-8")
+        file = choice_file(group, name)
+        text = file.read_text(encoding="utf-8")
         kept = [f"  {line}".rstrip() for line in text.splitlines() if "@package" not in line]
-        lines = [*kept, "", f"This is conf/{group}/{name}.yaml."]
+        lines = [*kept, "", f"This is {file}."]
     return "\n".join([f"{group}={name}", *lines]) + "\n"
 
 

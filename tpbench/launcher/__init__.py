@@ -10,5 +10,5 @@ The modules, in the order of a first reading:
 - A cell: `attempt` is one try at it, with its row. `failure` describes a job without a result.
 - `host` runs attempts here, and `slurm` as Slurm jobs. Both use `torchrun`, which runs one or many attempts. `process`
   supervises what was started, and `interrupts` notes the signals that end a sweep.
-- `locks` keep two sweeps from the same cell or device: each torchrun leases the best connected ones of `devices`.
+- `devices` are leased to one torchrun at a time; locks keep two sweeps from the same cell or device.
 """

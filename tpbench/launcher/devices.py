@@ -1,20 +1,21 @@
-"""The GPUs of this host as NVML reports them, and the limit of the ranks on its CPU cores."""
+"""Devices and locks: sweeps that run at the same time never share a device of this host, and never run the same cell.
+
+The kernel drops a lock when the last process that holds it ends: the launcher, or a torchrun that outlives the launcher
+by a moment."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 
+from tpbench import files
 from tpbench.job import Job
-from tpbench.measure.machine import nvml_session, nvml_text, visible_gpus
-
-NVLINK_WEIGHT = 100.0
-"""Weight of one NVLink. It is greater than the weight of any path over PCIe, which is at most 1."""
+from tpbench.measure.machine import nvml_session, visible_gpus
+from tpbench.settings import JobError
 
 
 @dataclass(frozen=True)
@@ -42,39 +43,6 @@ def smallest_memory_gib() -> float | None:
         return min((int(nvml.nvmlDeviceGetMemoryInfo(each).total) / 2**30 for each in handles), default=None)
 
 
-def links(uuids: Sequence[str]) -> dict[frozenset[str], float]:
-    """Return a weight for each pair of GPUs: their number of NVLinks first, then their closeness over PCIe."""
-    with nvml_session() as nvml:
-        if nvml is None:
-            return {}
-        handles: dict[str, Any] = {}
-        for uuid in uuids:
-            with contextlib.suppress(nvml.NVMLError):
-                handles[uuid] = nvml.nvmlDeviceGetHandleByUUID(uuid)
-        peers = {uuid: _nvlink_peers(nvml, handle) for uuid, handle in handles.items()}
-        weights = {}
-        for (one, a), (two, b) in itertools.combinations(handles.items(), 2):
-            with contextlib.suppress(nvml.NVMLError):
-                bus = nvml_text(nvml.nvmlDeviceGetPciInfo(b).busId).lower()
-                # NVML's levels grow with the distance, from the same board (0) to another socket (50).
-                closeness = 1 - nvml.nvmlDeviceGetTopologyCommonAncestor(a, b) / 100
-                weights[frozenset((one, two))] = NVLINK_WEIGHT * peers[one].count(bus) + closeness
-        return weights
-
-
-def _nvlink_peers(nvml: Any, handle: Any) -> list[str]:
-    """Return the PCI address at the far end of each active NVLink.
-
-    With NVSwitch that is the address of a switch. All pairs of GPUs are then connected equally well.
-    """
-    peers = []
-    for link in range(nvml.NVML_NVLINK_MAX_LINKS):
-        with contextlib.suppress(nvml.NVMLError):
-            if nvml.nvmlDeviceGetNvLinkState(handle, link):
-                peers.append(nvml_text(nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId).lower())
-    return peers
-
-
 def available_cores() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -89,3 +57,136 @@ def too_many_ranks(job: Job, cores: int, ranks_per_core: int) -> str | None:
         f"{job.world_size} ranks would share {cores} CPU core{'s' * (cores > 1)}, and max_ranks_per_core="
         f"{ranks_per_core} allows {ranks_per_core * cores}: set max_ranks_per_core={needed} to run them"
     )
+
+
+FOLDER = Path("/tmp/tpbench-devices")
+"""Folder of the lock files. All users of the host share it, so it does not depend on a user's TMPDIR."""
+
+
+@dataclass(frozen=True)
+class Lease:
+    """Devices that this process has until it closes the lease."""
+
+    devices: tuple[Device, ...] = ()
+    locks: tuple[int, ...] = ()
+    """Open lock files. The processes that use the devices inherit them, so that they keep the locks too."""
+    beside_others: bool = False
+    """True if another process had devices of this host when these were leased."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    cores: tuple[int, ...] = ()
+    """Cores to run on. If empty, all cores."""
+
+    def close(self) -> None:
+        """Drop the locks of this process."""
+        for each in self.locks:
+            os.close(each)
+
+
+class Devices:
+    """The GPUs of this host that this process may use and, if `split_cpu`, its CPU cores."""
+
+    def __init__(self, split_cpu: bool) -> None:
+        self.gpus = usable_gpus()
+        cores = sorted(os.sched_getaffinity(0)) if split_cpu and hasattr(os, "sched_getaffinity") else []
+        self.cores = [Device(f"core-{each}", str(each)) for each in cores]
+        self.leased: set[str] = set()
+
+    def lease(self, job: Job) -> Lease | None:
+        """Lease the first free devices for the job, or return None if too few are free.
+
+        A job on a CPU whose cores are not split gets an empty lease: it may use all cores.
+        """
+        pool = self.gpus if job.device == "cuda" else self.cores
+        if not pool:
+            return Lease()
+        count = min(job.world_size, len(pool))
+        locks = {
+            each: file for each in pool if each.name not in self.leased and (file := _locked_file(each)) is not None
+        }
+        beside_others = len(locks) + len(self.leased & {each.name for each in pool}) < len(pool)
+        chosen = tuple(locks)[:count] if len(locks) >= count else ()
+        for device, file in locks.items():
+            if device not in chosen:
+                os.close(file)
+        if not chosen:
+            return None
+        self.leased |= {each.name for each in chosen}
+        cuda = job.device == "cuda"
+        return Lease(
+            chosen,
+            tuple(locks[each] for each in chosen),
+            beside_others,
+            {"CUDA_VISIBLE_DEVICES": ",".join(each.visible for each in chosen)} if cuda else {},
+            () if cuda else tuple(int(each.visible) for each in chosen),
+        )
+
+    def release(self, lease: Lease) -> None:
+        """Make the devices of a lease free again."""
+        self.leased -= {each.name for each in lease.devices}
+        lease.close()
+
+
+def _locked_file(device: Device) -> int | None:
+    """Return the open, locked file of a device, or None if another process has the lock.
+
+    Raises JobError if the file cannot be opened.
+    """
+    path = FOLDER / f"{device.name}.lock"
+    try:
+        file = _open(path)
+    except OSError as error:
+        raise JobError(
+            f"{path} cannot be opened ({error.strerror}): sweeps share devices by locks in {FOLDER}, so all users of "
+            "this host must be able to create files there"
+        ) from None
+    if files.lock(file):
+        return file
+    os.close(file)
+    return None
+
+
+def _open(path: Path) -> int:
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+    with contextlib.suppress(FileNotFoundError):
+        return os.open(path, flags)  # no O_CREAT: fs.protected_regular forbids it for a file of another user
+    old = os.umask(0)  # other users must be able to lock the file later
+    try:
+        path.parent.mkdir(mode=0o1777, exist_ok=True)
+        return os.open(path, flags | os.O_CREAT, 0o666)
+    finally:
+        os.umask(old)
+
+
+class CellLocks:
+    """Locks on cells, so that sweeps that run at the same time on one output folder do not run a cell twice.
+
+    Each lock is one byte of a hidden file, held until it is released or this process ends. All cells of an output
+    folder share one file, so nothing has to be cleaned up.
+    """
+
+    def __init__(self, output_dirs: Iterable[str]) -> None:
+        self._files: dict[str, int] = {}
+        for output_dir in output_dirs:
+            with contextlib.suppress(OSError):
+                path = Path(output_dir, "rows", ".claims")
+                self._files[output_dir] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+
+    def acquire(self, job: Job) -> bool:
+        """Lock the cell. Return False if another live sweep holds its lock, and True if locks are unavailable."""
+        with contextlib.suppress(KeyError, OSError):
+            return files.lock(self._files[job.output_dir], _byte(job))
+        return True
+
+    def release(self, job: Job) -> None:
+        """Unlock the cell."""
+        with contextlib.suppress(KeyError, OSError):
+            files.unlock(self._files[job.output_dir], _byte(job))
+
+    def close(self) -> None:
+        """Release all locks."""
+        while self._files:
+            os.close(self._files.popitem()[1])
+
+
+def _byte(job: Job) -> int:
+    return int(job.key[:15], 16)

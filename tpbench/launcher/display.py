@@ -1,4 +1,4 @@
-"""Progress of a running sweep: a live table on a terminal, and one line per cell elsewhere."""
+"""Progress of a running sweep: a line for each cell that has ended and, on a terminal, the cells that run now."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import shlex
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from tpbench.launcher.failure import current_phase, log_of
+from tpbench.launcher.failure import log_of
 from tpbench.launcher.planning.plan import Cell
 from tpbench.suggestions import printable
 
@@ -24,34 +23,13 @@ if TYPE_CHECKING:
     from tpbench.launcher.attempt import Attempt
 
 MAX_SHOWN = 12
-"""Most finished cells in the live table. More would not fit on the screen."""
+"""Most running cells, and most paths of logs, that are shown."""
 
 MAX_REASON, MAX_LENGTH = 300, 2000
 """Most characters of a reason, whose first third names the failed line, and of a line with a path."""
 
-PHASE_POLL_S = 0.5
-"""Seconds between two reads of the running cells' logs."""
-
 SPEED_PERIOD_S = 3600.0
 """Period whose cells tell the time that is left, in seconds."""
-
-STYLES = {"ok": "green", "oom": "yellow", "skipped": "dim", "wrong": "red", "error": "red", "timeout": "red"}
-
-
-@dataclass
-class Running:
-    """A cell that has begun."""
-
-    cell: Cell
-    status: str
-    began: float = field(default_factory=time.monotonic)
-    phase: str = ""
-    """Last phase that rank 0 has written to its log."""
-
-    @property
-    def seconds(self) -> float:
-        """Seconds since the cell began."""
-        return time.monotonic() - self.began
 
 
 class Display:
@@ -64,14 +42,13 @@ class Display:
         self.console = Console()
         self.folder = folder
         self.total = total
-        self.done: list[tuple[Attempt, float]] = []
-        """Finished cells with their seconds."""
-        self.running: dict[int, Running] = {}
-        """Running cells by index."""
+        self.done = 0
+        """Number of finished cells."""
+        self.running: dict[int, tuple[Cell, str, float]] = {}
+        """Running cells by index, with their status and the time at which they began."""
         self.explained: set[int] = set()
         """Indices of cells whose result `print_decisions` has printed already."""
         self.blocked_printed = False
-        self.phases_read = -PHASE_POLL_S
         columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()
         self.progress = Progress(TextColumn("cells"), *columns, speed_estimate_period=SPEED_PERIOD_S)
         self.task = self.progress.add_task("", total=total)
@@ -88,22 +65,13 @@ class Display:
 
     def start(self, cell: Cell, status: str = "running") -> None:
         """Show a cell that begins."""
-        self.running[cell.index] = Running(cell, status)
+        self.running[cell.index] = (cell, status, time.monotonic())
         self.tick()
 
     def set_status(self, cell: Cell, status: str) -> None:
         """Show a new status of a running cell."""
-        if cell.index in self.running:
-            self.running[cell.index].status = status
-
-    def read_phases(self, attempts: Iterable[Attempt]) -> None:
-        """Read the phase of running attempts from their logs, if there is a terminal that shows it."""
-        if self.live and time.monotonic() - self.phases_read > PHASE_POLL_S:
-            self.phases_read = time.monotonic()
-            shown = dict(list(self.running.items())[:MAX_SHOWN])
-            for attempt in attempts:
-                if attempt.cell.index in shown:
-                    shown[attempt.cell.index].phase = current_phase(attempt.folder)
+        if running := self.running.get(cell.index):
+            self.running[cell.index] = (cell, status, running[2])
 
     def blocked(self, cell: Cell) -> None:
         """Print once that no cell can run, because other processes have the devices."""
@@ -130,19 +98,17 @@ class Display:
     def tick(self) -> None:
         """Redraw the table, if there is a terminal."""
         if self.live:
-            self.progress.update(self.task, completed=len(self.done))
+            self.progress.update(self.task, completed=self.done)
             self.live.update(Group(self._table(), self.progress), refresh=True)
 
     def finish(self, attempt: Attempt) -> None:
         """Show the result of a cell that has its row."""
         running = self.running.pop(attempt.cell.index, None)
-        seconds = running.seconds if running else 0.0
-        self.done.append((attempt, seconds))
-        if not self.live and attempt.cell.index not in self.explained:
-            print(
-                f"[{len(self.done)}/{self.total}] {printable(str(attempt.cell))}: {_result(attempt)} ({seconds:.0f} s)",
-                flush=True,
-            )
+        seconds = time.monotonic() - running[2] if running else 0.0
+        self.done += 1
+        if attempt.cell.index not in self.explained:
+            place, cell = f"[{self.done}/{self.total}]", printable(str(attempt.cell))
+            self.note(f"{place} {cell}: {_result(attempt)} ({seconds:.0f} s)", MAX_LENGTH)
         self.tick()
 
     def interrupted(self, finished: int, arguments: Sequence[str]) -> None:
@@ -162,8 +128,6 @@ class Display:
 
         if self.live:
             self.live.stop()
-            if self.total > 1:
-                self.console.print(self._table(self.total))
         rows = {str(attempt.row["row_id"]): attempt.row for attempt in attempts if attempt.row is not None}
         if rows:
             show(pivot(frame_of(rows.values())), self.console)
@@ -189,19 +153,11 @@ class Display:
         if len(failed) > MAX_SHOWN:
             self.note(f"{len(failed) - MAX_SHOWN} more cells failed: log_dir in their rows is the folder of the logs")
 
-    def _table(self, shown: int = MAX_SHOWN) -> Table:
-        table = Table(box=None, padding=(0, 1))
-        for column in ("cell", "job", "result", "s"):
-            table.add_column(column, justify="right" if column in ("cell", "s") else "left", overflow="fold")
-        if len(self.done) > shown:
-            table.add_row("", f"({len(self.done) - shown} before)", "", "")
-        for attempt, seconds in self.done[-shown:]:
-            style = STYLES.get(attempt.status, "")
-            result = f"[{style}]{escape(_result(attempt))}[/]"
-            table.add_row(str(attempt.cell.index), escape(str(attempt.cell)), result, f"{seconds:.0f}")
-        for each in list(self.running.values())[:shown]:
-            status = ": ".join(filter(None, (each.status, printable(each.phase))))
-            table.add_row(str(each.cell.index), escape(str(each.cell)), escape(status), f"{each.seconds:.0f}")
+    def _table(self) -> Table:
+        """Return the running cells."""
+        table = Table(box=None, padding=(0, 1), show_header=False)
+        for cell, status, began in list(self.running.values())[:MAX_SHOWN]:
+            table.add_row(str(cell.index), escape(str(cell)), escape(status), f"{time.monotonic() - began:.0f} s")
         return table
 
 

@@ -14,9 +14,6 @@ AGENT_LOG = "torchrun.log"
 TAIL_LINES = 12
 TAIL_BYTES = 16_384
 
-_SAID = re.compile(r"^\[[\d.]+ s\] rank \d+: (.+)$", re.MULTILINE)
-"""A line of a rank's stderr that tells what the rank begins."""
-
 _NATIVE_OOM = re.compile(r"std::bad_alloc|[Cc]annot allocate memory|out of memory")
 """Messages of C++ code that runs out of memory: a thread of gloo or NCCL ends the process before Python can."""
 
@@ -43,12 +40,6 @@ def is_consequence(agent_log: Path) -> bool:
     """Return True if all failed ranks of this node only lost their peers: then another node knows the reason."""
     codes = [failure.exit_code for failure in load_failures(_folder(agent_log))]
     return bool(codes) and all(code in (-signal.SIGTERM, PEER_LOST) for code in codes)
-
-
-def current_phase(folder: Path) -> str:
-    """Return what rank 0 of a running job does now, or an empty string if it has not said anything yet."""
-    logs = sorted(folder.rglob("attempt_0/0/stderr.log"))
-    return next(reversed(_SAID.findall(_text(logs[-1]))), "") if logs else ""
 
 
 def log_of(folder: Path, reason: str) -> Path:

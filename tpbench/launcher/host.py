@@ -9,8 +9,8 @@ from typing import Any
 from tpbench.job import Job
 from tpbench.launcher import interrupts
 from tpbench.launcher.attempt import Attempt, store_left_results
+from tpbench.launcher.devices import Devices, Lease
 from tpbench.launcher.display import Display
-from tpbench.launcher.locks import Devices, Lease
 from tpbench.launcher.options import SweepOptions
 from tpbench.launcher.planning.plan import Cell, ThisHost
 from tpbench.launcher.process import end_orphans
@@ -63,7 +63,6 @@ class Host:
                         torchrun.again = []
                     if torchrun.over:
                         self._drop(torchrun)
-                display.read_phases(attempt for torchrun in self.torchruns for attempt in torchrun.running)
                 display.tick()
                 interrupts.sleep(POLL_S)
         finally:

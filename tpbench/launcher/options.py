@@ -44,6 +44,23 @@ class SweepOptions:
 GROUPS = ("variant", "shape", "model", "loss", "block_cap", "measure", "experiment")
 """The folders of conf/ of which the command line names a choice."""
 
+COMMANDS = {
+    "report": "tpbench.report.command",
+    "compare": "tpbench.report.command",
+    "history": "tpbench.report.command",
+    "predict": "tpbench.predict.command",
+    "collect": "tpbench.launcher.slurm.submitted",
+    "compact": "tpbench.results.compact",
+    "list": "tpbench.console.listing",
+    "doctor": "tpbench.console.doctor",
+    "docs": "tpbench.console.docs",
+    "new": "tpbench.console.new",
+    "test": "tpbench.console.trials",
+    "profile": "tpbench.console.trials",
+}
+"""Words that may stand in place of a job, as the first argument, each with the module whose `main` takes the others. A
+module of several commands takes the word, too."""
+
 SWEEP_OPTION_NAMES = frozenset(each.name for each in fields(SweepOptions))
 
 

@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from tpbench import packages
 from tpbench.launcher.attempt import FAILURES
+from tpbench.launcher.command_line.checks import check_roots
 from tpbench.launcher.command_line.rewrites import chosen_fields, command_line_variants
 from tpbench.launcher.host import Host
 from tpbench.launcher.hydra_internals import SweepComposer, plain_values
@@ -54,6 +55,7 @@ class TorchrunLauncher(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Compose every job before the first one runs, so that a mistake in the last one is reported at once."""
+        check_roots(self.config, self.config.hydra.runtime.choices)
         folders = _folders(self.config.hydra)
         requests = []
         for index, overrides in enumerate(job_overrides, start=initial_job_idx):
@@ -85,6 +87,7 @@ def register() -> None:
 def run_single(config: DictConfig) -> None:
     """Run one job, for a command line without `-m`. Raises CompactHydraException if the job failed."""
     hydra_config = HydraConfig.get()
+    check_roots(config, hydra_config.runtime.choices)
     lines: Any = OmegaConf.to_container(hydra_config.overrides.task)  # ${...} in a line stays as it is
     request = Request(0, plain_values(config), chosen_fields(lines), _folders(hydra_config))
     _run([request], Path(hydra_config.runtime.output_dir), hydra_config.launcher)

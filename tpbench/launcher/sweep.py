@@ -15,9 +15,9 @@ from tpbench.files import NO_SPACE
 from tpbench.launcher import interrupts
 from tpbench.launcher.attempt import Attempt, discard_rows
 from tpbench.launcher.command_line import rewrites
+from tpbench.launcher.devices import CellLocks
 from tpbench.launcher.display import Display
 from tpbench.launcher.interrupts import Terminated
-from tpbench.launcher.locks import CellLocks
 from tpbench.launcher.options import SweepOptions
 from tpbench.launcher.planning import resume
 from tpbench.launcher.planning.plan import Cell, PlanningTarget, ignored_notes

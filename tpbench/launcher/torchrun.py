@@ -11,8 +11,7 @@ from pathlib import Path
 
 from tpbench.job import Job
 from tpbench.launcher.attempt import Attempt
-from tpbench.launcher.devices import available_cores
-from tpbench.launcher.locks import Lease
+from tpbench.launcher.devices import Lease, available_cores
 from tpbench.launcher.process import OUTPUT_DIR, ProcessTree
 from tpbench.measure.machine import omp_threads
 from tpbench.worker.start import MARKER

@@ -91,18 +91,12 @@ def _text(estimate: Estimate | None, unit: str) -> str:
 
 def extrapolation(models: Sequence[VariantModel], size: ProblemSize) -> str | None:
     """Return one sentence about the fields of the size that lie outside the measured range, or None."""
-    factors: dict[str, list[float]] = {}
+    factors: dict[str, float] = {}
     for model in models:
         for name, times in extrapolation_factors(model.cells, size).items():
-            factors.setdefault(name, []).append(times)
-    if not factors:
-        return None
-    parts = []
-    for name, all_times in factors.items():
-        low, high = f"{min(all_times):.3g}", f"{max(all_times):.3g}"
-        of = "all variants" if len(all_times) == len(models) else f"{len(all_times)} of {len(models)} variants"
-        parts.append(f"{name}={getattr(size, name)} {low if low == high else f'{low} to {high}'} times ({of})")
-    return f"extrapolates beyond what was measured: {', '.join(parts)}"
+            factors[name] = max(times, factors.get(name, times))
+    parts = [f"{name}={getattr(size, name)} {times:.3g} times" for name, times in factors.items()]
+    return f"extrapolates beyond what was measured, at most: {', '.join(parts)}" if parts else None
 
 
 def as_json(answers: Sequence[Answer]) -> str:

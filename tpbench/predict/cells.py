@@ -70,7 +70,7 @@ class MeasuredCells:
 
     def counts(self, label: str, size: Any) -> Counts:
         """Return what a variant with its options does on a problem of this size."""
-        return self.cost_model.counts(label.split()[0], size)
+        return self.cost_model.counts(label, size)
 
 
 def predictable() -> dict[str, Workload]:
@@ -103,9 +103,7 @@ def measured(frame: pd.DataFrame, workload: Workload, gpu: str | None = None) ->
             numbers = [float(value) if isinstance(value := record[name], (int, float)) else None for name in _NUMBERS]
             by_gpu.setdefault(record["gpu_name"], []).append(MeasuredCell(label, size, record["status"], *numbers))
     if not by_gpu:
-        raise JobError(
-            f"no row of {workload.name} was measured on a GPU: name a folder that has some, say outputs/reference"
-        )
+        raise JobError(f"no row of {workload.name} was measured on a GPU: name a folder that has some with --rows")
     named = [name for name in by_gpu if gpu and gpu.upper() in name.upper()]
     if gpu and not named and not known_gpu(gpu):
         raise JobError(

@@ -142,8 +142,8 @@ class Prediction:
 class Fits:
     """The fits of one variant's memory, sent bytes and times to measured cells."""
 
-    def __init__(self, cost_model: CostModel, variant: str, cells: Sequence[MeasuredCell]) -> None:
-        self._counts = functools.partial(cost_model.counts, variant)
+    def __init__(self, cost_model: CostModel, label: str, cells: Sequence[MeasuredCell]) -> None:
+        self._counts = functools.partial(cost_model.counts, label)
         counts = {cell: self._counts(cell.size) for cell in cells}
         self.memory = _fit([(count.memory, cell.peak_gib) for cell, count in counts.items()])
         self.sent = _fit([(count.sent, cell.bytes_communicated) for cell, count in counts.items() if count.sent])
@@ -249,7 +249,7 @@ def models(measured: MeasuredCells) -> dict[str, VariantModel]:
         if len({cell.size for cell in cells}) >= MIN_SIZES and any(cell.peak_gib is not None for cell in cells):
             left_out = leave_out(measured.cost_model, cells, one_by_one(cells))
             ran_out = tuple(cell for cell in measured.ran_out if cell.label == label)
-            fits = Fits(measured.cost_model, label.split()[0], cells)
+            fits = Fits(measured.cost_model, label, cells)
             by_label[label] = VariantModel(label, cells, fits, left_out, ran_out)
     return by_label
 
@@ -271,7 +271,7 @@ def leave_out(
         others = [cell for cell in cells if cell.size not in group]
         if not any(cell.peak_gib is not None for cell in others):
             continue
-        fits = Fits(cost_model, cells[0].label.split()[0], others)
+        fits = Fits(cost_model, cells[0].label, others)
         for cell in (cell for cell in cells if cell.size in group):
             for name in (*TIMES, *COUNTED):
                 truth, predicted = getattr(cell, name), fits(name, cell.size)

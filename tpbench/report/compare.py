@@ -123,7 +123,7 @@ def _cells(change: CellChange, comparison: Comparison, shared: Sequence[str]) ->
         ),
         *(number_cell(value, comparison.metric.write) for value in (change.before, change.after)),
         number_cell(change.p, "{:.2g}".format),
-        *map(str, change.rows),
+        *(TableCell(str(count), count) for count in change.rows),
         TableCell(printable("; ".join(notes)), printable("; ".join(change.notes))),
     ]
 

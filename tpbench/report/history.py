@@ -87,7 +87,9 @@ def main(arguments: Sequence[str]) -> int:
     if form in PICTURES:
         print_or_write(study_picture(_picture(history, comparison), "history", form), options.output)
     else:
-        write_tables(_document(history, comparison, all_cells=options.all or form == "csv"), form, options.output)
+        write_tables(
+            _document(history, comparison, all_cells=options.all or form in ("csv", "json")), form, options.output
+        )
     if not any(change.is_decided for change in comparison.changes):
         raise JobError("no cell was measured twice, so nothing was compared")
     return int(any(change.fails() for change in comparison.changes))
@@ -195,7 +197,7 @@ def _parser() -> argparse.ArgumentParser:
         description="A metric of every cell over time, by commit and by software stack. Exit code 1 if the newest "
         "level of a cell is worse than the one before or its newest row failed, 2 if no cell was measured twice.",
         epilog="A level is the geometric mean of rows that follow each other with the same code, packages and machine; "
-        "if all rows of a cell have the same, the newest row is a level. The test is that of `report.py compare`.",
+        "if all rows of a cell have the same, the newest row is a level. The test is that of `tpbench compare`.",
     )
     add_filters(parser)
     add_test(parser, 0.02)

@@ -29,6 +29,7 @@ from tpbench.tables import MISSING, Document, Table, TableCell
 
 FLOOR = "floor"
 """Name of the column with the time of the unavoidable bytes and FLOPs."""
+UNDECIDED_WORD = "undecided"
 FAILED = {"oom": "bad", "wrong": "bad", "timeout": "bad", "error": "bad", "skipped": "dim"}
 """Kinds of the cells of rows that are not ok, by status."""
 _NOT_RUN = TableCell(MISSING, kind="dim")
@@ -84,12 +85,16 @@ def metric_table(grid: RecordGrid, shown: Metric, *, floor: bool = False) -> Tab
 
 
 def _cells(row: GridRow, shown: Metric) -> list[TableCell]:
-    """Return the cells of one problem."""
+    """Return the cells of one problem. The best has its kind only if no other variant may be as good."""
     ranked = list(zip(row.records, ratios_to_best(row.records, shown), strict=True))
     best = {bool(record["fresh"]): record for record, ratio in ranked[::-1] if record and ratio == 1}
-    return [
+    cells = [
         _cell(record, shown, ratio, best.get(bool(record["fresh"]))) if record else _NOT_RUN for record, ratio in ranked
     ]
+    tied = [record for record, cell in zip(row.records, cells, strict=True) if cell.note.endswith(UNDECIDED_WORD)]
+    winners = {record["variant"] for record in best.values()}
+    is_tied = any(record and record["variant"] not in winners for record in tied)
+    return [replace(cell, kind="") if is_tied and cell.kind == "best" else cell for cell in cells]
 
 
 def _cell(record: Record, shown: Metric, ratio: float | None, best: Record | None) -> TableCell:
@@ -111,7 +116,7 @@ def _cell(record: Record, shown: Metric, ratio: float | None, best: Record | Non
     elif ratio is not None:
         words.append(f"({ratio_text(ratio)}{undecided})")
     if undecided:
-        notes.append("undecided")
+        notes.append(UNDECIDED_WORD)
     if status != "ok":
         words.append(status)
         notes = [f"{status}, {printable(record['reason'] or '')}"]

@@ -51,8 +51,8 @@ def compact(output_dir: str | os.PathLike[str], *, single_rows_only: bool = Fals
     Raises FileNotFoundError if there are no rows, Busy while another process merges.
     """
     rows = Path(output_dir, "rows")
-    if not rows.is_dir():
-        raise FileNotFoundError(f"no rows in {os.fspath(output_dir)}: it has no folder rows")
+    if not os.fspath(output_dir) or not rows.is_dir():
+        raise FileNotFoundError(f"no rows in {os.fspath(output_dir)!r}: it has no folder rows")
     with (rows / ".compacting").open("a") as file:
         if not lock(file.fileno()):
             raise Busy(f"{rows} is being merged by another process")
@@ -65,7 +65,7 @@ def compact(output_dir: str | os.PathLike[str], *, single_rows_only: bool = Fals
         if len(going) <= 1:
             return MergeCounts(len(table), len(files), len(files), complaints)
         add_to_index(rows, (path.stem for path in going if not path.name.startswith(MERGED)))
-        publish(table, rows)
+        replace_file(rows / f"{MERGED}{secrets.token_hex(8)}.parquet", parquet_bytes(table, compressed=True))
         for path in going:
             path.unlink(missing_ok=True)
         sync_folder(rows)
@@ -79,11 +79,6 @@ def _sources(read: list[Path], table: pa.Table) -> list[Path]:
     """
     names = set(table["row_id"].to_pylist())
     return [path for path in read if path.name.startswith(MERGED) or path.stem in names]
-
-
-def publish(table: pa.Table, rows: Path) -> None:
-    """Write many rows into one file of the folder: whole and durable, or not at all."""
-    replace_file(rows / f"{MERGED}{secrets.token_hex(8)}.parquet", parquet_bytes(table, compressed=True))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

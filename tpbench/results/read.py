@@ -7,7 +7,7 @@ import json
 import typing
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +63,7 @@ def load(where: Where = "outputs", *, columns: str | Sequence[str] | None = None
     Whole numbers, truth values and text are nullable, samples are arrays, times are UTC. Rows are in the order in which
     they were made. A row that is found twice, because its file was copied or merged, counts once. A broken file, or one
     of another program, is skipped with a RowWarning that names it. Raises FileNotFoundError if there is no such place,
-    ValueError for a column that does not exist, and for a status, workload or variant that neither a row nor this
-    tpbench has.
+    ValueError for a column, status, workload or variant that does not exist.
     """
     return _frame(_load(where, columns, equal))
 
@@ -100,6 +99,7 @@ def _load(where: Where, columns: str | Sequence[str] | None, equal: Mapping[str,
         if name not in table.column_names:
             raise ValueError(unknown("column", name, table.column_names, COLUMN_LIST))
     for name, value in equal.items():
+        _check_names(name, value, table.column(name))
         table = table.filter(_has(table.column(name), name, value))
     table = _in_order(table)
     return _without_other_workloads(table, equal) if columns is None else table.select(list(dict.fromkeys(columns)))
@@ -115,27 +115,25 @@ def _without_other_workloads(table: pa.Table, equal: Mapping[str, Any]) -> pa.Ta
     return table.select([name for name in table.column_names if name not in foreign])
 
 
+def _check_names(name: str, value: Any, column: pa.ChunkedArray) -> None:
+    """Raise ValueError if a status, workload or variant does not exist, neither in tpbench nor in the rows."""
+    known: Mapping[str, Iterable[str]] = {"status": STATUSES, "workload": workloads(), "variant": variants()}
+    if name in known:
+        names = {*known[name], *column.unique().drop_null().to_pylist()}
+        for item in value if isinstance(value, (list, tuple, set, frozenset)) else [value]:
+            if item is not None and item not in names:
+                raise ValueError(unknown(name, item, names))
+
+
 def _has(column: pa.ChunkedArray, name: str, value: Any) -> pa.Array:
     """Return a mask of the rows that have the value, or one of the values in a list."""
     values = list(value) if isinstance(value, (list, tuple, set, frozenset)) else [value]
     kind = TEXT if pa.types.is_null(column.type) else column.type
-    valid = _CHOICES[name]() if name in _CHOICES else ()
-    for unheard in [value for value in values if valid and value is not None and value not in valid]:
-        if unheard not in (in_rows := column.unique().drop_null().to_pylist()):
-            raise ValueError(unknown(name, unheard, {*valid, *in_rows}))
     try:
         wanted = pa.array(values, kind)
     except (pa.ArrowException, TypeError, OverflowError):
         raise ValueError(f"{name}={value!r}: the column is {kind}") from None
     return pc.is_in(column.cast(kind), value_set=wanted)
-
-
-_CHOICES: Mapping[str, Callable[[], Collection[str]]] = {
-    "status": lambda: STATUSES,
-    "workload": workloads,
-    "variant": variants,
-}
-"""Names that rows may have, by column."""
 
 
 def load_row(output_dir: str, row_id: str) -> dict[str, Any]:

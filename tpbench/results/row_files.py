@@ -39,11 +39,11 @@ def row_files(where: Where) -> list[Path]:
     """Return every Parquet file that `where` names, sorted, without duplicates.
 
     Folders are searched recursively. Hidden names are temporary files and are skipped. Raises FileNotFoundError for a
-    name that matches nothing, ValueError for an empty text, which would be the current folder.
+    name that matches nothing.
     """
     places = [where] if isinstance(where, (str, os.PathLike)) else list(where)
     if "" in places:
-        raise ValueError("the place of the rows is an empty text: name a folder, a file or a pattern")
+        raise FileNotFoundError("the name of a place of rows is empty (is a variable of the shell not set?)")
     return sorted({path.absolute() for place in places for path in _expand(Path(place))})
 
 

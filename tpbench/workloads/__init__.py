@@ -11,6 +11,7 @@ import functools
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -31,6 +32,8 @@ class Variant:
     """The implementation. Each workload defines its signature. It imports heavy modules when called, not before."""
     options: frozenset[str] = frozenset()
     """Names of the workload's `options` that this variant supports."""
+    option_values: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """The values of an ignorable option, if the variant has only these. It runs other values as the default."""
     requires: tuple[str, ...] = ()
     """Importable names of the packages without which the variant is skipped."""
     requires_cuda: bool | Callable[[Any], bool] = False
@@ -47,6 +50,8 @@ class Variant:
     that reason."""
     process_settings: str = ""
     """Settings of the whole process that the variant changes. No other job runs in its processes. Empty: none."""
+    file: Path | None = None
+    """The module of the implementation, if `prepare` only imports it: the kernels of this module are those that run."""
     place: tuple[str, int] | None = None
     """File and line of a function outside this package. None for a variant of this package."""
 
@@ -181,6 +186,20 @@ class Workload:
             return prepare
 
         return register
+
+    def variant_of(self, name: str, function: str, summary: str, **traits: Any) -> None:
+        """Register a variant whose function, `MODULE.FUNCTION` of the workload's folder, is imported by ranks only.
+
+        `traits`: the fields of `Variant`.
+        """
+        module, _, attribute = function.rpartition(".")
+
+        def prepare(*arguments: Any) -> Any:
+            return getattr(importlib.import_module(f"{__name__}.{self.name}.{module}"), attribute)(*arguments)
+
+        prepare.__name__ = name
+        file = Path(__file__).parent.joinpath(self.name, *module.split(".")).with_suffix(".py")
+        self.variant(summary, file=file, **traits)(prepare)
 
     @property
     def bench_module(self) -> str:

@@ -85,7 +85,8 @@ class CostModel:
     size_of: Callable[[Mapping[str, Any]], Any | None]
     """Return the size of a row or of a job's flat fields, or None if one is missing or unknown."""
     counts: Callable[[str, Any], Counts]
-    """Return what a variant, given by its name, does on a problem of this size."""
+    """Return what a variant does on a problem of this size. The first argument is its name, then its options, such as
+    `pytorch_tp_manual exchange=all_reduce`."""
     tuning_options: tuple[str, ...] = ()
     """Options that tune a kernel. A row that sets one is not fitted. A job that sets one is predicted as if it did
     not."""

@@ -12,16 +12,16 @@ import pytest
 import tpbench as package
 from tests.support.command import ROOT, environment, tpbench
 from tests.support.four_gpu_host import job, pretend_four_gpus
-from tpbench.launcher import locks
-from tpbench.launcher.locks import Devices
+from tpbench.launcher import devices
+from tpbench.launcher.devices import Devices
 
 
 def test_devices_of_another_process_are_free_when_it_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pretend_four_gpus(monkeypatch, tmp_path / "locks")
     probe = (
-        "from pathlib import Path; from tpbench.launcher import locks;"
-        f"locks.FOLDER = Path({str(locks.FOLDER)!r});"
-        "files = [locks._locked_file(locks.Device(f'GPU-{each}', str(each))) for each in (0, 2)];"
+        "from pathlib import Path; from tpbench.launcher import devices;"
+        f"devices.FOLDER = Path({str(devices.FOLDER)!r});"
+        "files = [devices._locked_file(devices.Device(f'GPU-{each}', str(each))) for each in (0, 2)];"
         "print(None not in files, flush=True); input()"
     )
     other = subprocess.Popen([sys.executable, "-c", probe], cwd=ROOT, env=environment(), text=True,
@@ -43,9 +43,9 @@ def test_devices_of_another_process_are_free_when_it_ends(monkeypatch: pytest.Mo
 ON_TWO_CORES = """
 import os, pathlib
 from tpbench.__main__ import main
-from tpbench.launcher import locks
+from tpbench.launcher import devices
 os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
-locks.FOLDER = pathlib.Path("locks").absolute()
+devices.FOLDER = pathlib.Path("locks").absolute()
 main()
 """
 """Program that runs as on a machine with two cores and without other jobs."""

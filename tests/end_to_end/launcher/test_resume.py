@@ -12,7 +12,7 @@ import tpbench as package
 from tests.support.command import ROOT, Running, environment, tpbench
 from tests.support.held_ranks import Held
 from tests.support.launcher_rows import cell
-from tpbench.launcher.locks import CellLocks
+from tpbench.launcher.devices import CellLocks
 from tpbench.launcher.slurm import submitted
 
 CELLS = ("-m", "variant=pytorch_tp_manual", "seed=1,2,3,4", "tokens=16", "vocab=64", "tp_size=1", "measure=quick",
@@ -72,7 +72,7 @@ def test_locks_exclude_other_processes_and_end_with_their_owner(tmp_path: Path) 
     assert ours.acquire(one.job)
     probe = (
         "from pathlib import Path; from tests.support.launcher_rows import cell;"
-        "from tpbench.launcher.locks import CellLocks;"
+        "from tpbench.launcher.devices import CellLocks;"
         f"folder = Path({str(tmp_path)!r}); claims = CellLocks([str(folder)]);"
         "print(claims.acquire(cell(0, folder).job), claims.acquire(cell(1, folder, seed=1).job), flush=True); input()"
     )

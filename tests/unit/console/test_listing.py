@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.composed_jobs import job
-from tpbench.console import COMMANDS, HELP, choices, information, listing
+from tpbench.console import HELP, choices, information, listing
 from tpbench.console.listing import WIDTH
 from tpbench.job import field_names, unsupported_reason
-from tpbench.launcher.options import SWEEP_OPTION_NAMES
+from tpbench.launcher.options import COMMANDS, SWEEP_OPTION_NAMES
 from tpbench.launcher.slurm.cluster import SlurmSettings
 from tpbench.measure import machine
 from tpbench.workloads import variants
@@ -35,9 +35,24 @@ def test_each_command_has_a_help_that_names_it(name, capsys):
     assert name in HELP
 
 
-def test_a_misspelled_command_is_named(capsys):
-    assert information(["reprot", "outputs"]) == 2
-    assert "no command is called reprot, did you mean report?" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("tpbench rep", "report"),
+        ("tpbench -m rep", ""),
+        ("tpbench variant=triton_tp,pytorch_tp_manual_c", "variant=triton_tp,pytorch_tp_manual_compiled"),
+        ("tpbench -m loss=reverse_kl,", "loss=reverse_kl,cross_entropy loss=reverse_kl,forward_kl"),
+        ("tpbench dtype=", "dtype=bfloat16 dtype=float16 dtype=float32"),
+        ("tpbench graph=", "graph=true graph=false"),
+        ("tpbench tokens=8 voc", "vocab= vocab_parallel="),
+        ("tpbench +experiment=two", "+experiment=two_gpus"),
+        ("tpbench hydra/launcher=torchrun_", "hydra/launcher=torchrun_slurm"),
+    ],
+)
+def test_completion_knows_commands_fields_and_values(line, words, monkeypatch, capsys):
+    monkeypatch.setenv("COMP_LINE", line)
+    assert information(["-sc", "query=bash"]) == 0
+    assert capsys.readouterr().out.split()[: max(1, len(words.split()))] == words.split()
 
 
 def test_pages_are_listed_and_printed(capsys):
@@ -108,6 +123,18 @@ def test_the_list_of_fields_has_every_field(capsys):
     assert max(map(len, text.splitlines())) <= 100
 
 
+@pytest.mark.parametrize("option", ["--config-dir={}", "hydra.searchpath=[{}]", "hydra.searchpath=[file://{}]"])
+def test_the_list_knows_the_folders_of_a_site(option, tmp_path, monkeypatch, capsys):
+    (tmp_path / "shape").mkdir()
+    sizes = "shape_workload: entropy_loss\ntokens: 8\nvocab: 40\ntp_size: 2\n"
+    (tmp_path / "shape/mine.yaml").write_text(f"# @package _global_\n{sizes}")
+    monkeypatch.setattr(choices, "folders", [choices.CONF])
+    option = option.format(tmp_path)
+    assert "mine" in listed(printed(capsys, "shapes", option))
+    assert " mine " in printed(capsys, option, "variant=triton_tp")
+    assert "tokens: 8" in printed(capsys, "shape=mine", option)
+
+
 def test_a_variant_has_its_options_and_a_command(capsys):
     text = printed(capsys, "variant=triton_tp")
     assert "variant of entropy_loss" in text
@@ -119,7 +146,10 @@ def test_a_variant_has_its_options_and_a_command(capsys):
 
 @pytest.mark.parametrize("name", sorted(variants()))
 def test_the_command_of_a_variant_is_a_job_that_the_variant_supports(name):
-    line = listing.description("variant", name, 0).splitlines()[-1]
+    text = listing.description("variant", name, 0)
+    if "  shapes: none" in text:
+        pytest.skip("the variant runs on no shape here: it needs a newer Python")
+    line = text.splitlines()[-1]
     overrides = line.removeprefix("python -m tpbench ").split()
     assert unsupported_reason(job(*overrides)) is None
 
@@ -137,7 +167,7 @@ def test_defaults_are_those_of_the_files_of_conf(capsys):
 
 def test_another_choice_shows_its_file(capsys):
     text = printed(capsys, "shape=v131k_tp8")
-    assert "vocab: 131072" in text and text.endswith("This is conf/shape/v131k_tp8.yaml.\n")
+    assert "vocab: 131072" in text and text.endswith("conf/shape/v131k_tp8.yaml.\n")
 
 
 @pytest.mark.parametrize(

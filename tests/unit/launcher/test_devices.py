@@ -1,8 +1,7 @@
-"""Leases of devices, and the choice of the best connected ones."""
+"""Leases of devices."""
 
 from __future__ import annotations
 
-import itertools
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,9 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.four_gpu_host import job, pretend_four_gpus
-from tpbench.launcher import devices, locks
-from tpbench.launcher.devices import Device
-from tpbench.launcher.locks import Devices, choose
+from tpbench.launcher import devices
+from tpbench.launcher.devices import Device, Devices
 from tpbench.settings import JobError
 
 
@@ -22,10 +20,10 @@ def four_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("four_gpus")
-def test_two_linked_pairs_are_all() -> None:
+def test_two_pairs_are_all() -> None:
     host = Devices(split_cpu=True)
     taken = [host.lease(job(2)), host.lease(job(2))]
-    assert [each and each.environment["CUDA_VISIBLE_DEVICES"] for each in taken] == ["0,2", "1,3"]
+    assert [each and each.environment["CUDA_VISIBLE_DEVICES"] for each in taken] == ["0,1", "2,3"]
     assert host.lease(job(1)) is None
     assert taken[0] is not None
     host.release(taken[0])
@@ -36,39 +34,19 @@ def test_two_linked_pairs_are_all() -> None:
     assert not single.beside_others
 
 
-@pytest.mark.usefixtures("four_gpus")
-def test_a_single_gpu_leaves_a_linked_pair() -> None:
-    host = Devices(split_cpu=True)
-    shares = [host.lease(job(1)), host.lease(job(2)), host.lease(job(1))]
-    assert [each and each.environment["CUDA_VISIBLE_DEVICES"] for each in shares] == ["0", "1,3", "2"]
-
-
 def test_a_missing_folder_for_locks_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(locks, "FOLDER", tmp_path / "file")
-    monkeypatch.setattr(locks, "usable_gpus", lambda: [Device("GPU-0", "0")])
+    monkeypatch.setattr(devices, "FOLDER", tmp_path / "file")
+    monkeypatch.setattr(devices, "usable_gpus", lambda: [Device("GPU-0", "0")])
     with pytest.raises(JobError, match=r"file/GPU-0\.lock cannot be opened .*all users"):
         Devices(split_cpu=False).lease(job(1))
 
 
-def test_the_first_of_equal_devices_are_chosen() -> None:
-    free = [Device(str(each), str(each)) for each in range(4)]
-    assert [each.name for each in choose(free, 2, {})] == ["0", "1"]
-    full = {frozenset(pair): 1.0 for pair in itertools.combinations("0123", 2)}
-    assert [each.name for each in choose(free, 2, full)] == ["0", "1"]
-
-
-def test_the_first_of_a_hundred_cores_are_chosen_at_once() -> None:
-    """Cores have no links. A comparison of all sets would take years."""
-    free = [Device(f"core-{each}", str(each)) for each in range(128)]
-    assert choose(free, 64, {}) == tuple(free[:64])
-
-
 def test_a_job_on_a_whole_cpu_needs_no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locks, "usable_gpus", list)
+    monkeypatch.setattr(devices, "usable_gpus", list)
     host = Devices(split_cpu=False)
     first, second = host.lease(job(2, "cpu")), host.lease(job(2, "cpu"))
-    assert first == second == locks.Lease()
+    assert first == second == devices.Lease()
 
 
 class Nvml:

@@ -17,9 +17,7 @@ from tpbench.launcher.host import Host, own_torchrun_reason, problem_of
 from tpbench.launcher.options import SweepOptions
 from tpbench.worker.task import PROGRESS_FILE, TASK_FILE, JsonLines, Task
 
-QUIET: Any = SimpleNamespace(
-    start=lambda *_: None, blocked=lambda *_: None, tick=lambda: None, read_phases=lambda attempts: list(attempts)
-)
+QUIET: Any = SimpleNamespace(start=lambda *_: None, blocked=lambda *_: None, tick=lambda: None)
 """A display that shows nothing."""
 
 

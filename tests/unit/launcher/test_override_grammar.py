@@ -21,7 +21,8 @@ EXPLANATIONS = {
     "tokens": "tokens has no value: write tokens=VALUE",
     "resume": "resume has no value: write resume=true",
     "lst": "'lst' has no value, did you mean list? (write NAME=VALUE, or several values as -m NAME=VALUE1,VALUE2; "
-    "commands: list, doctor, new)",
+    "commands: report, compare, history, predict, collect, compact, list, doctor, docs, new, test, profile)",
+    "list": "list is a command: write it first, as python -m tpbench list ...",
     "variant = a": "'variant = a' has spaces: write variant=a",
     "": "an argument is empty: write NAME=VALUE (is a variable of the shell not set?)",
     "tokens==64": "tokens==64 has two equals signs: write tokens=64",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tpbench.launcher.command_line import rewrites
-from tpbench.launcher.command_line.checks import check_overrides, options_first
+from tpbench.launcher.command_line.checks import check_overrides, check_roots, options_first
 from tpbench.launcher.command_line.rewrites import (
     chosen_fields,
     flat_names,
@@ -15,6 +15,7 @@ from tpbench.launcher.command_line.rewrites import (
     quote_numbers,
 )
 from tpbench.settings import JobError
+from tpbench.workloads import workloads
 
 CONF = Path(__file__).resolve().parents[3] / "conf"
 
@@ -92,6 +93,53 @@ def test_choices_of_a_user_s_folder_are_known(tmp_path: Path) -> None:
     check_overrides(["shape=mine", f"--config-dir={tmp_path}"], CONF)
     with pytest.raises(JobError, match="no shape is called mine"):
         check_overrides(["shape=mine"], CONF)
+
+
+def test_choices_of_the_search_path_are_known(tmp_path: Path) -> None:
+    (tmp_path / "site/shape").mkdir(parents=True)
+    (tmp_path / "site/shape/mine.yaml").write_text("# @package _global_\ntokens: 3\n")
+    (tmp_path / "site.yaml").write_text(f"hydra:\n  searchpath: [file://{tmp_path}/site]\n")
+    check_overrides(["shape=mine", f"hydra.searchpath=[file://{tmp_path}/site]"], CONF)
+    check_overrides(["shape=mine", f"--config-dir={tmp_path}", "-cn", "site"], CONF)
+
+
+def test_a_field_cannot_be_deleted() -> None:
+    with pytest.raises(JobError, match="~dtype deletes a field"):
+        check_overrides(["~dtype"], CONF)
+
+
+def test_a_group_at_the_root_of_a_file_is_refused() -> None:
+    check_roots({"model": "a", "loss": "cross_entropy"}, {"model": "a", "shape": "b"})
+    for group in ("shape", "measure", "model"):
+        with pytest.raises(JobError, match=f"`{group}: x` at the root .*: write it in .* `- override {group}: x`"):
+            check_roots({group: "x"}, {group: "default"})
+
+
+@pytest.mark.parametrize(
+    ("argument", "written"),
+    [
+        ("block_cap=choice(4096,8192)", "block_cap=4096,8192"),
+        ("block_cap=glob(*6)", "block_cap=4096"),
+        ("loss=glob('*kl')", "loss=forward_kl,reverse_kl"),
+        ("variant=glob(*tp*)", "variant=triton_tp,pytorch_tp_manual"),
+        ("variant=glob(nothing*)", "variant=glob(nothing*)"),
+        ("vocab=128k,1000,2K", "vocab=131072,1000,2048"),
+        ("output_dir=128k", "output_dir=128k"),
+    ],
+)
+def test_lists_of_choices_and_units_are_written_out(argument: str, written: str) -> None:
+    assert flat_names([argument]) == [written]
+
+
+def test_all_variants_are_those_of_the_shape(tmp_path: Path) -> None:
+    names = list(workloads()["tp_block"].variants)
+    written = f"variant={','.join(names)}"
+    assert flat_names(["shape=tiny_block_tp2", "variant=all"])[1] == written
+    assert flat_names(["+experiment=tp_stack", "variant=all"])[1] == written
+    (tmp_path / "shape").mkdir()
+    (tmp_path / "shape/mine.yaml").write_text("shape_workload: tp_block\n")
+    for option in ([f"--config-dir={tmp_path}"], ["--config-dir", str(tmp_path)]):
+        assert flat_names([*option, "shape=mine", "variant=all"])[-1] == written
 
 
 def test_an_experiment_needs_its_plus() -> None:

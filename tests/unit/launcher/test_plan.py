@@ -116,11 +116,11 @@ def ignoring(*jobs: dict[str, Any]) -> list[str]:
 
 
 def test_an_ignored_option_is_named_once_for_each_variant() -> None:
-    options = {"exchange": "nccl", "tokens": 64}
+    options = {"algorithm": "one_read", "tokens": 64}
     jobs = [
         {"variant": name, "block_cap": cap, **options} for name in ("triton_tp", *PLAIN) for cap in ("4096", "8192")
     ]
-    assert ignoring(*jobs) == [f"{name} has no block_cap, exchange: ignored" for name in PLAIN]
+    assert ignoring(*jobs) == [f"{name} has no block_cap, algorithm: ignored" for name in PLAIN]
 
 
 def test_an_option_with_its_default_is_not_called_ignored() -> None:

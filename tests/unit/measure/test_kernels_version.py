@@ -20,8 +20,12 @@ VARIANTS = ("triton_tp", "linear_tp", "sparse_symmetric")
 def versions(package: Path) -> list[str | None]:
     """Return the versions of three variants, each of another workload, in a copy of the package."""
     kernels_version.cache_clear()
-    places = (Path(variants()[name][1].prepare.__code__.co_filename).relative_to(FOLDER) for name in VARIANTS)
-    return [kernels_version((package / place,), name, package) for place, name in zip(places, VARIANTS, strict=True)]
+    implementations = [variants()[name][1] for name in VARIANTS]
+    files = [variant.file or Path(variant.prepare.__code__.co_filename) for variant in implementations]
+    return [
+        kernels_version((package / file.relative_to(FOLDER),), "" if variant.file else variant.name, package)
+        for file, variant in zip(files, implementations, strict=True)
+    ]
 
 
 @pytest.fixture

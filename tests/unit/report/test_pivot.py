@@ -220,3 +220,16 @@ def test_a_transposed_table_has_a_line_for_each_variant(add, frame):
     )
     assert report.tables[0].heading.endswith("tokens=4096, tp=2")
     assert report.caption.endswith("twice the fastest of its column")
+
+
+def test_a_winner_has_a_colour_only_if_no_other_cell_may_be_as_fast(add, frame):
+    noisy = [1.0 + 0.1 * at for at in range(-6, 7)]
+    add("triton_tp", 1.0, samples_ms=noisy)
+    add("quack", 1.3, samples_ms=[1.3 * each for each in noisy])
+    add("triton_tp", 1.0, vocab=1000)
+    add("triton_tp", 1.0, vocab=1000, graph=True)
+    add("quack", 1.3, vocab=1000)
+    decided, tied = ([(cell.text, cell.kind) for cell in row[3:]] for row in pivot(frame()).tables[0].cells)
+    assert decided == [("1.000 ms (1.00x)", "best"), ("1.000 ms (1.00x?)", "best"), ("1.300 ms (1.30x)", "")]
+    assert tied == [("1.000 ms (1.00x)", ""), ("-", "dim"), ("1.300 ms (1.30x?)", "")]
+    assert "undecided" in as_csv(pivot(frame())) and "? undecided" in as_text(pivot(frame())).plain

@@ -1,9 +1,8 @@
 """The schema of rows: types of columns."""
 
 import pyarrow as pa
-import pytest
 
-from tpbench.results.schema import FLAG, INT, REAL, REALS, TEXT, type_from_hint, type_of, workload_columns
+from tpbench.results.schema import FLAG, INT, REAL, TEXT, workload_columns
 from tpbench.workloads import workloads
 
 
@@ -19,22 +18,3 @@ def test_workloads_that_share_a_column_agree_on_its_type():
     for name in workloads():
         for column in workload_columns()[name].values():
             assert kinds.setdefault(column.name, column.type) == column.type, column.name
-
-
-@pytest.mark.parametrize(
-    ("value", "kind"),
-    [
-        (True, FLAG), (1, INT), (1.0, REAL), ("a", TEXT), ([1, 2.5], REALS), ((1,), REALS), ([], REALS),
-        ([1, True], None), (["a"], None), ({}, None), (None, None),
-    ],
-)  # fmt: skip
-def test_types_of_values(value, kind):
-    assert type_of(value) == kind
-
-
-@pytest.mark.parametrize(
-    ("hint", "kind"),
-    [(int, INT), (float | None, REAL), (int | str, TEXT), (bool, FLAG), (list, TEXT), (int | float, TEXT)],
-)
-def test_types_of_hints(hint, kind):
-    assert type_from_hint(hint) == kind

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import re
 import shlex
@@ -9,7 +10,7 @@ from argparse import Namespace
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -18,12 +19,9 @@ from hydra.errors import OverrideParseException
 
 from tpbench.launcher.command_line.rewrites import command_line_variants
 from tpbench.launcher.hydra_internals import options_parser
-from tpbench.launcher.options import GROUPS, command_line_names, example_values
+from tpbench.launcher.options import COMMANDS, GROUPS, command_line_names, example_values
 from tpbench.settings import JobError
 from tpbench.suggestions import nearest, printable, unknown
-
-COMMANDS = ("list", "doctor", "new")
-"""Words that may stand in place of overrides, as the first argument."""
 
 _SEVERAL = re.compile(r"\s+(?=[+~]*[\w./]+=)")
 """White space before another NAME= within one argument."""
@@ -113,6 +111,8 @@ def _explanation(argument: str, before: str, names: Mapping[str, str]) -> str:
         separate = " ".join(map(shlex.quote, parts))
         return f"'{argument}' is one argument, because of the quotes: write {len(parts)} arguments, {separate}"
     if not equals:
+        if argument in COMMANDS:
+            return f"{argument} is a command: write it first, as python -m tpbench {argument} ..."
         if argument in names:
             return f"{argument} has no value: write {argument}={names[argument]}"
         several = f"-m {before},{argument}" if "=" in before else "-m NAME=VALUE1,VALUE2"
@@ -137,7 +137,7 @@ def _explanation(argument: str, before: str, names: Mapping[str, str]) -> str:
 
 LAUNCHERS = ("torchrun", "torchrun_slurm", "basic")
 MAX_CELLS = 10_000
-"""Most cells of one sweep. Every cell is composed before the first one runs, in 2 to 20 ms each."""
+"""Most cells of one sweep. Every cell is composed before the first one runs, in about 60 ms each."""
 
 _ENVIRONMENT = re.compile(r"\$\{\s*oc\.(env|\$)")
 _CODE = "_target_"
@@ -162,7 +162,7 @@ def check_overrides(arguments: Sequence[str], conf: Path) -> None:
         raise JobError("\n".join(_no_option(each, names) for each in unrecognised))
     overrides = parse_overrides(parsed.overrides, names)
     _require_safe(overrides)
-    folders = [conf, *([Path(parsed.config_dir)] if parsed.config_dir else [])]
+    folders = config_folders(conf, parsed, overrides)
     errors = [error for each in overrides for error in _errors(each, folders)]
     # An experiment is a sweep without -m.
     if not (parsed.multirun or any(each.key_or_group in ("experiment", "hydra.mode") for each in overrides)):
@@ -174,6 +174,39 @@ def check_overrides(arguments: Sequence[str], conf: Path) -> None:
     errors += _launcher_errors(overrides, conf)
     if errors:
         raise JobError("\n".join(dict.fromkeys(errors)))
+
+
+def config_folders(conf: Path, parsed: Namespace, overrides: Sequence[Override]) -> list[Path]:
+    """Return the folders of configuration files: the package's, that of --config-dir and those of hydra.searchpath."""
+    folders = [conf, *([Path(parsed.config_dir)] if parsed.config_dir else [])]
+    places = [place for each in overrides if each.key_or_group == "hydra.searchpath" for place in _texts(each.value())]
+    for file in [folder / f"{(parsed.config_name or 'config').removesuffix('.yaml')}.yaml" for folder in folders]:
+        content = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else None
+        places += ((content or {}).get("hydra") or {}).get("searchpath") or []
+    for place in places:
+        kind, _, rest = place.rpartition("://")
+        if kind == "pkg":
+            spec = importlib.util.find_spec(rest.partition("/")[0].partition(".")[0])
+            roots = (spec and spec.submodule_search_locations) or []
+            folders += [Path(root, *rest.replace("/", ".").split(".")[1:]) for root in roots]
+        else:
+            folders.append(Path(rest))
+    return folders
+
+
+def check_roots(config: Any, choices: Mapping[str, Any]) -> None:
+    """Raise JobError if a configuration file has a group at its root, where it selects no file. `choices`: Hydra's."""
+    for group in ("shape", "model", "measure"):
+        value = config.get(group)
+        if value is not None and value != choices.get(group):
+            raise JobError(
+                f"`{group}: {value}` at the root of a configuration file selects nothing: write it in the file's "
+                f"defaults, as `- override {group}: {value}`"
+            )
+
+
+def _texts(values: Any) -> list[str]:
+    return [str(getattr(value, "text", value)) for value in values] if isinstance(values, list) else []
 
 
 def _no_option(option: str, names: Mapping[str, str]) -> str:
@@ -197,8 +230,10 @@ def _errors(override: Override, folders: Sequence[Path]) -> list[str]:
     key = override.key_or_group
     if key == "hydra/launcher":
         return [unknown("launcher", each, LAUNCHERS) for each in _choices(override) if each not in LAUNCHERS]
-    if key.startswith("hydra") or override.is_delete():
+    if key.startswith("hydra"):
         return []
+    if override.is_delete():
+        return [] if key in GROUPS else [f"~{key} deletes a field, which jobs need: give it a value instead"]
     if key not in GROUPS:
         names = command_line_names()
         if key in names:

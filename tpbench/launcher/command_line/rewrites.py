@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import fnmatch
 import functools
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+import tpbench
 from tpbench.launcher.options import GROUPS, command_line_names
 from tpbench.outside import source
 from tpbench.outside.variant import OutsideVariant, from_entry_point, from_file, installed_names
 from tpbench.settings import JobError
 from tpbench.workloads import variants, workloads
+
+CONF = Path(tpbench.__file__).resolve().parent / "conf"
 
 typed: list[str] = []
 """The command line as the user typed it. `sys.argv` holds the one that Hydra gets."""
@@ -35,17 +41,72 @@ def quote_numbers(arguments: Sequence[str]) -> list[str]:
 
 
 def flat_names(arguments: Sequence[str]) -> list[str]:
-    """Write `train.loss=tpbench` as `train_loss=tpbench`, and folders as `model_dir`."""
+    """Write `train.loss=tpbench` as `train_loss=tpbench`, folders as `model_dir`, 128k as 131072, patterns as lists."""
     flat = []
     for argument in arguments:
         name, equals, value = argument.partition("=")
+        if name in GROUPS:
+            value = _listed(name, value, arguments)
+        elif name in _whole_numbers():
+            value = _KIBI.sub(lambda match: str(1024 * int(match[1])), value)
         if name == "model" and "/" in value:
             flat += _model_and_folders(value)
         elif name.replace(".", "_") in command_line_names():
             flat.append(f"{name.replace('.', '_')}{equals}{value}")
         else:
-            flat.append(argument)
+            flat.append(f"{name}{equals}{value}")
     return flat
+
+
+def _listed(group: str, value: str, arguments: Sequence[str]) -> str:
+    """Return `choice(A,B)`, `glob(PATTERN)` and, of variants, `all` as a list of choices.
+
+    Hydra's sweeper takes numbers among them for no choices. Variants are those of the workloads of the line's shapes,
+    without presets.
+    """
+    if (choices := re.fullmatch(r"choice\(([^()]*)\)", value)) is not None:
+        return choices[1]
+    pattern = re.fullmatch(r"glob\(([^(),=\[\]]*)\)", value)
+    if pattern is None and (group, value) != ("variant", "all"):
+        return value
+    valid = sorted({file.stem for folder in _folders(arguments) for file in (folder / group).glob("*.yaml")})
+    if group == "variant":
+        owners = {
+            values["shape_workload"] for shape in _shapes(arguments) for values in _read("shape", shape, arguments)
+        }
+        valid = [name for name, (workload, _) in variants().items() if workload.name in owners]
+    chosen = [name for name in valid if pattern is None or fnmatch.fnmatch(name, pattern[1].strip("'\""))]
+    return ",".join(chosen) or value
+
+
+def _shapes(arguments: Sequence[str]) -> list[str]:
+    """Return the shapes of a command line: its own, those of its experiment, or the default one."""
+    values = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
+    for experiment in _read("experiment", values.get("+experiment", ""), arguments):
+        values = {**((experiment.get("hydra") or {}).get("sweeper") or {}).get("params", {}), **values}
+    return _listed("shape", str(values.get("shape", "tiny_tp2")), arguments).split(",")
+
+
+def _read(group: str, name: str, arguments: Sequence[str]) -> list[dict[str, Any]]:
+    files = (folder / group / f"{name}.yaml" for folder in _folders(arguments))
+    return [yaml.safe_load(file.read_text()) for file in files if file.is_file()][:1]
+
+
+def _folders(arguments: Sequence[str]) -> list[Path]:
+    """Return the folders of configuration files that are known before Hydra runs: the package's and --config-dir."""
+    pairs = zip(("", *arguments), arguments, strict=False)
+    named = [word.partition("=")[2] for word in arguments if word.startswith("--config-dir=")]
+    return [CONF, *map(Path, named), *(Path(word) for before, word in pairs if before in ("--config-dir", "-cd"))]
+
+
+@functools.cache
+def _whole_numbers() -> frozenset[str]:
+    """Return the names of the fields of problems that are whole numbers."""
+    problems = [workload.problem for workload in workloads().values()]
+    return frozenset(field.name for problem in problems for field in fields(problem) if str(field.type) == "int")
+
+
+_KIBI = re.compile(r"(?<![\w.])(\d+)[kK](?!\w)")
 
 
 def _model_and_folders(value: str) -> list[str]:

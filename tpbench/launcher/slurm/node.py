@@ -16,7 +16,7 @@ from submitit.core.utils import DelayedSubmission, UncompletedJobError
 
 from tpbench.launcher import failure
 from tpbench.launcher.attempt import Attempt
-from tpbench.launcher.locks import Lease
+from tpbench.launcher.devices import Lease
 from tpbench.launcher.slurm import cluster
 from tpbench.launcher.slurm.submitted import record
 from tpbench.launcher.torchrun import LOOPBACK, Rendezvous, Torchrun

@@ -152,6 +152,5 @@ class Slurm:
                     del waiting[job_id]
                     self.tried[attempt.cell.index] = job_id
                     yield done
-            display.read_phases(waiting.values())
             display.tick()
             interrupts.sleep(0.2)

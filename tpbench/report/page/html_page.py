@@ -134,14 +134,14 @@ def _section(
 ) -> dict[str, Any]:
     """Return what the page shows of one grid, folded, by names in the template."""
     lead = metric_name or _clock(grid)
-    shown = [metric(lead), *page_tables.metrics_with_values(grid, [each for each in TITLES if each != lead])]
+    others = [name for name in TITLES if name != lead and any(cell.record[name] is not None for cell in grid.cells())]
     return {
         "anchor": anchor,
         "heading": name,
         "answer": answer(of_grid),
         "verdicts": page_tables.verdict_table(of_grid),
         "size": f"{counted(len(grid.rows), 'problem')}, {counted(len(grid.columns), 'variant')} with options",
-        "pivots": [(_caption(each.name), page_tables.pivot_table(grid, each)) for each in shown],
+        "pivots": [(_caption(name), page_tables.pivot_table(grid, metric(name))) for name in (lead, *others)],
         "figure": _figure(grid, anchor),
         "complete": page_tables.complete_table(grid),
     }

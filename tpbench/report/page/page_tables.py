@@ -12,7 +12,6 @@ from tpbench.report.analysis.grid import RecordGrid, RecordGrids
 from tpbench.report.analysis.metrics import (
     METRICS,
     Metric,
-    metric,
     number,
     ratio_text,
 )
@@ -43,7 +42,7 @@ MACHINE_FACTS = {
     "git_dirty": "uncommitted changes", "host": "host",
 }  # fmt: skip
 """Columns of rows that describe the machine and its software, with the names of the table's columns."""
-VERDICT_COLUMNS = ("problem", "fastest", "time", "runner-up", "of floor", "memory", "wall time", "trust")
+VERDICT_COLUMNS = ("problem", "fastest", "time", "runner-up", "trust", "of floor", "memory", "wall time")
 _MEASURES = (
     *METRICS, "time_ci_low_ms", "time_ci_high_ms", "device_ci_low_ms", "device_ci_high_ms", "finished_at",
     "row_id", "log_dir",
@@ -56,7 +55,7 @@ def _quantity(value: float | None, unit: str = "", kind: str = "") -> TableCell:
 
 
 def verdict_table(verdicts: Sequence[ProblemVerdict]) -> Table:
-    """Return a line for each problem of a grid, the slowest first. The last cell has the names of its doubts."""
+    """Return a line for each problem of a grid, the slowest first."""
     rows = [_verdict_cells(verdict) for verdict in sorted(verdicts, key=lambda verdict: -verdict.time_ms)]
     return Table("verdicts", VERDICT_COLUMNS, rows)
 
@@ -65,9 +64,9 @@ def _verdict_cells(verdict: ProblemVerdict) -> list[TableCell]:
     trust = TableCell(", ".join(verdict.doubts) or GOOD)
     fastest, second = verdict.fastest, verdict.runner_up
     if fastest is None:
-        return [TableCell(verdict.problem), *[TableCell(MISSING)] * (len(VERDICT_COLUMNS) - 2), trust]
+        return [TableCell(verdict.problem), *[TableCell(MISSING)] * 3, trust, *[TableCell(MISSING)] * 3]
     record = fastest.record
-    behind = TableCell(MISSING)
+    behind, won = TableCell(MISSING), "best" if verdict.ratio and verdict.ratio.decided else ""
     if second and verdict.ratio:
         low, high = verdict.ratio.low, verdict.ratio.high
         interval = "" if low is None or high is None else f"{ratio_text(low)} to {ratio_text(high)}"
@@ -78,12 +77,12 @@ def _verdict_cells(verdict: ProblemVerdict) -> list[TableCell]:
     return [
         TableCell(verdict.problem),
         TableCell(fastest.column),
-        _quantity(verdict.time_ms, "ms" if verdict.clock == "device_ms" else "ms wall", "best"),
+        _quantity(verdict.time_ms, "ms" if verdict.clock == "device_ms" else "ms wall", won),
         behind,
+        trust,
         TableCell(MISSING) if share is None else TableCell(f"{100 * share:.0f}%", float(share)),
         memory,
         _quantity(record["time_ms"], "ms"),
-        trust,
     ]
 
 
@@ -148,11 +147,8 @@ def _fastest(verdict: ProblemVerdict | None) -> TableCell:
     """Return the fastest variant with its time, and in a second line the runner-up with its ratio."""
     if verdict is None or verdict.fastest is None:
         return TableCell(MISSING)
-    second = verdict.runner_up
-    behind = f"{ratio_text(verdict.ratio.value)} {second.column}" if second and verdict.ratio else ""
-    clock = "" if verdict.clock == "device_ms" else " wall"
-    text = f"{verdict.fastest.column} {number(verdict.time_ms)} ms{clock}"
-    return TableCell(text, verdict.time_ms, "first", detail=behind)
+    _, fastest, time, behind, *_ = _verdict_cells(verdict)
+    return TableCell(f"{fastest.text} {time.text}", verdict.time_ms, "first", detail=behind.text)
 
 
 def failure_groups(arranged: RecordGrids) -> Table:
@@ -170,11 +166,6 @@ def pivot_table(grid: RecordGrid, shown: Metric) -> Table:
     table = metric_table(grid, shown)
     marks = mark_meanings(" ".join(cell.text for row in table.cells for cell in row[table.keys :]))
     return replace(table, notes=[*table.notes, *marks], exact=shown.name in ("time_ms", "device_ms"))
-
-
-def metrics_with_values(grid: RecordGrid, names: Sequence[str]) -> list[Metric]:
-    """Return the metrics for which some cell has a value."""
-    return [metric(name) for name in names if any(cell.record.get(name) is not None for cell in grid.cells())]
 
 
 def complete_table(grid: RecordGrid) -> Table:

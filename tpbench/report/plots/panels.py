@@ -30,9 +30,12 @@ def draw_panels(picture: Picture) -> Figure:
     across = min(PER_ROW, len(picture.panels))
     down = -(-len(picture.panels) // across)
     texts = [style.short(label, NAME_LETTERS) for label in series]
-    width = max(5.2, PANEL_WIDTH * across, style.legend_inches(texts))
-    legend_columns = style.legend_columns(texts, width)
-    figure = style.new_figure(width, PANEL_HEIGHT * down + 0.2 * -(-len(texts) // legend_columns))
+    width, columns, place = max(5.2, PANEL_WIDTH * across, style.legend_inches(texts)), 1, "outside right upper"
+    if len(picture.panels) > 1:
+        columns, place = style.legend_columns(texts, width), "outside lower center"
+        figure = style.new_figure(width, PANEL_HEIGHT * down + 0.2 * -(-len(texts) // columns))
+    else:
+        figure = style.new_figure(5.2 + style.legend_inches(texts), max(PANEL_HEIGHT, 0.2 * len(texts)))
     grid = figure.subplots(down, across, sharey=True, squeeze=False)
     for axes in grid.flat[len(picture.panels) :]:
         axes.set_visible(False)
@@ -48,7 +51,7 @@ def draw_panels(picture: Picture) -> Figure:
         for axes in others:  # minor ticks without labels are not worth the time to draw them
             axes.tick_params(axis="y", which="minor", left=False)
     _scale_y(grid[0][0], picture)  # all panels share its y axis
-    style.common_legend(figure, grid.flat, legend_columns)
+    style.common_legend(figure, grid.flat, columns, place)
     return figure
 
 

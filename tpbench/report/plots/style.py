@@ -29,6 +29,13 @@ DARK = (
 MARKERS = "os^DvP<"  # one fewer than colours, so that the pairs repeat late
 INK, FAINT, GROUND = "#222222", "#b3b3b3", "#ffffff"
 """Colours of text and of lines that belong to no series, of grid lines and of the background."""
+_DARK_MODE = "".join(
+    f'[style*="{part}: {light}"] {{ {part}: {dark} !important }} '
+    for light, dark in zip((*LIGHT, INK, FAINT, GROUND), (*DARK, "#e4e6e8", "#3a4048", "#15181b"), strict=True)
+    for part in ("fill", "stroke")
+)
+_DARK_MODE = f" <style>@media (prefers-color-scheme: dark) {{ {_DARK_MODE}}}</style>"
+"""Style of an svg file: browsers show it in dark colours to readers who prefer these."""
 
 
 def available() -> bool:
@@ -101,12 +108,12 @@ def legend_inches(texts: Sequence[str]) -> float:
     return 0.07 * max(map(len, texts), default=1) + 0.6
 
 
-def common_legend(figure: Figure, panels: Iterable[Axes], columns: int) -> None:
-    """Put one legend of all panels below them. Equal labels appear once."""
+def common_legend(figure: Figure, panels: Iterable[Axes], columns: int, place: Any) -> None:
+    """Put one legend of all panels at a place outside of them. Equal labels appear once."""
     handles: dict[str, Any] = {}
     for axes in panels:
         handles |= {text: handle for handle, text in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns)
+    figure.legend(handles.values(), handles.keys(), loc=place, ncols=columns)
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -127,12 +134,13 @@ def file_content(figure: Figure, form: str) -> bytes:
         # `savefig` would draw the figure twice, once for its layout.
         canvas: Any = FigureCanvasSVG(figure)
         canvas.print_svg(out, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+        return out.getvalue().replace(b" <defs>", f"{_DARK_MODE}\n <defs>".encode(), 1)
     return out.getvalue()
 
 
 def inline_svg(figure: Figure) -> str:
     """Return the figure as an `svg` element in the colours of a page, which has a light and a dark set of them."""
-    text = file_content(figure, "svg").decode()
+    text = file_content(figure, "svg").decode().replace(_DARK_MODE, "")
     text = text[text.index("<svg") :]
     text = _GROUP_ID.sub("", _HEIGHT.sub("", text, count=1))
     for at, value in enumerate(LIGHT):

@@ -13,6 +13,5 @@ local logits, in the logits' dtype. A temperature softens the targets only, as i
 (Fast-LLM's convention). To soften both distributions, set `logits_scale`.
 """
 
-from tpbench.workloads.entropy_loss import variants as variants
 from tpbench.workloads.entropy_loss.problem import WORKLOAD as WORKLOAD
 from tpbench.workloads.entropy_loss.problem import EntropyLoss as EntropyLoss

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -114,6 +115,35 @@ def quack(problem: EntropyLoss, shard: Shard) -> Step:
         return Output(row_loss.sum() * factor, row_loss, grad, factor)
 
     return Step(run)
+
+
+def fast_llm(problem: EntropyLoss, shard: Shard) -> Step:
+    """https://github.com/ServiceNow/Fast-LLM: triton_entropy_loss_forward_backward of fast_llm/functional/triton.
+
+    It returns the mean loss and its gradient. Ranks all-reduce each row's maximum and sum of each distribution, and a
+    part of its loss. `PYTHONPATH=CHECKOUT` is enough: the modules of the kernels need nothing else of Fast-LLM.
+    """
+    if sys.version_info < (3, 12):
+        raise RuntimeError("Fast-LLM needs Python 3.12")
+    from fast_llm.functional.config import EntropyLossType, TargetFormat
+    from fast_llm.functional.triton.entropy_loss import triton_entropy_loss_forward_backward
+
+    options = {
+        "loss_mask": None,
+        "grad_output": 1.0,
+        "group": shard.group,
+        "logits_scale_factor": problem.logits_scale,
+        "temperature": problem.temperature,
+        "target_format": TargetFormat.labels if problem.from_labels else TargetFormat.logits,
+        "entropy_loss_type": EntropyLossType(problem.loss.removeprefix("soft_")),
+        "divisor": float(rows_that_count(shard.target) if problem.from_labels else shard.tokens),
+    }
+
+    def run() -> Output:
+        loss, *_, grad = triton_entropy_loss_forward_backward(shard.logits, shard.target, **options)
+        return Output(loss, None, grad)
+
+    return Step(run, bytes_of_statistics(3 if problem.from_labels else 5, shard.tokens, shard.tp_size))
 
 
 def flash_attn(problem: EntropyLoss, shard: Shard) -> Step:

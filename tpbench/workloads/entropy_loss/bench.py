@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import torch
-import torch.distributed as dist
-
+from tpbench.comm.collectives import gather_objects
 from tpbench.measure.session import Context, Costs, Verdict
 from tpbench.workloads import Variant
 from tpbench.workloads.entropy_loss.inputs import Output, make_shard
-from tpbench.workloads.entropy_loss.oracle import Errors, Oracle, bytes_moved
+from tpbench.workloads.entropy_loss.oracle import Oracle, bytes_moved
 from tpbench.workloads.entropy_loss.problem import WORKLOAD, EntropyLoss
 from tpbench.workloads.step import StepSession
 
@@ -33,29 +31,21 @@ class EntropyLossSession(StepSession[Output]):
 
     def check(self) -> Verdict:
         """Compare the output of the last step with the oracle, then free it."""
-        errors = self._over_replicas(Oracle(self.problem, self.shard).compare(self.take_output()))
-        columns = {
-            "loss_value": errors.loss_value,
-            "loss_error": errors.loss_error,
-            "grad_error": errors.grad_error,
-            "loss_identical": errors.loss_identical,
-            **self.columns_of_variant(WORKLOAD),
-        }
-        return Verdict(columns, errors.complaint(self.problem))
+        verdict = Oracle(self.problem, self.shard).compare(self.take_output())
+        verdict.columns.update(self.columns_of_variant(WORKLOAD))
+        return verdict if self.context.dp_size == 1 else self._over_replicas(verdict)
 
-    def _over_replicas(self, errors: Errors) -> Errors:
+    def _over_replicas(self, verdict: Verdict) -> Verdict:
         """Return the mean loss and the largest errors of all data-parallel replicas: all ranks get the same verdict."""
-        if self.context.dp_size == 1:
-            return errors
-        worst = torch.tensor(
-            [errors.loss_error, errors.grad_error, not errors.loss_identical],
-            dtype=torch.float64, device=self.context.device,
-        )  # fmt: skip
-        mean = torch.tensor(errors.loss_value, dtype=torch.float64, device=self.context.device)
-        dist.all_reduce(worst, dist.ReduceOp.MAX, group=self.context.dp_group)
-        dist.all_reduce(mean, dist.ReduceOp.SUM, group=self.context.dp_group)
-        loss_error, grad_error, differs = worst.tolist()
-        return Errors(float(mean) / self.context.dp_size, loss_error, grad_error, not differs, errors.grad_mismatch)
+        columns, wrong = zip(*gather_objects((verdict.columns, verdict.wrong), self.context.dp_group), strict=True)
+        merged = {
+            **verdict.columns,
+            "loss_value": sum(each["loss_value"] for each in columns) / len(columns),
+            "loss_identical": all(each["loss_identical"] for each in columns),
+            **{name: max(each[name] for each in columns) for name in ("loss_error", "grad_error")},
+        }
+        reasons = [f"replica {replica}: {reason}" for replica, reason in enumerate(wrong) if reason]
+        return Verdict(merged, reasons[0] if reasons else None)
 
 
 def setup(problem: EntropyLoss, variant: Variant, context: Context) -> EntropyLossSession:

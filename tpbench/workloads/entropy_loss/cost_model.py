@@ -63,13 +63,15 @@ def size_of(values: Mapping[str, Any]) -> LossSize | None:
 
 GATHERING = ("pytorch_gather",)
 """Variants that gather the logits of the whole vocabulary, and work on all of them on each rank."""
-REDUCING = ("torch_loss_parallel", "liger", "megatron", "torchtitan")
+REDUCING = ("torch_loss_parallel", "liger", "megatron", "torchtitan", "fast_llm")
 """Variants that all-reduce numbers of each row. All others gather such numbers from every rank."""
 
 
-def counts(variant: str, size: LossSize) -> Counts:
+def counts(label: str, size: LossSize) -> Counts:
     """Return what a variant does: it works on its shard, or on the logits of the whole vocabulary."""
+    variant, *options = label.split()
     gathers, ranks = variant in GATHERING, size.tp_size
+    reduces = variant in REDUCING or "exchange=all_reduce" in options
     worked = float((size.full if gathers else size.shard) * size.item)
     memory = {"a row": float(size.tokens), f"worked {size.loss}": worked}
     if ranks == 1:
@@ -78,7 +80,7 @@ def counts(variant: str, size: LossSize) -> Counts:
         memory[f"gathered {size.loss}"] = worked
         unit = float(size.shard * size.item * (ranks - 1))
     else:
-        unit = size.tokens * (ranks - 1) / (ranks if variant in REDUCING else 1)
+        unit = size.tokens * (ranks - 1) / (ranks if reduces else 1)
     time = {
         f"launches {size.loss}": 1.0,
         f"bytes {size.loss}": worked,

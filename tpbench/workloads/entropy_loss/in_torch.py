@@ -1,22 +1,25 @@
 """pytorch_tp_manual and pytorch_gather: the entropy loss in torch operations.
 
 pytorch_tp_manual is the kernels' algorithm with a closed form of the gradient: statistics of the local shard, one
-packed all-gather, then loss and gradient; fp32 throughout. pytorch_gather has the whole vocabulary on every rank, and
+packed all-gather (exchange=all_reduce: all-reduces of the maxima, then of the sums), then loss and gradient; fp32
+throughout. pytorch_gather has the whole vocabulary on every rank, and
 uses torch's own losses and autograd.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from tpbench.comm.collectives import gather_rows
 from tpbench.workloads.entropy_loss.inputs import Output, Shard, Step
 from tpbench.workloads.entropy_loss.problem import EntropyLoss
-from tpbench.workloads.losses.formulas import TWO_LOGIT_LOSSES, row_losses, rows_that_count, whole
+from tpbench.workloads.losses.formulas import TWO_LOGIT_LOSSES, bytes_of_statistics, row_losses, rows_that_count, whole
 from tpbench.workloads.sizes import IGNORED
 
 
@@ -32,18 +35,42 @@ def prepare_manual(problem: EntropyLoss, shard: Shard) -> Step:
         statistics = torch.compile(statistics, fullgraph=True, dynamic=False)
         finish = torch.compile(finish, fullgraph=True, dynamic=False)
 
+    exchange: Any = _all_gather
+    sent = (shard.tp_size - 1) * shard.tokens * algorithm.width * 4
+    if problem.exchange == "all_reduce":
+        exchange = functools.partial(_all_reduce, algorithm)
+        sent = bytes_of_statistics(algorithm.width, shard.tokens, shard.tp_size)
+
     def run() -> Output:
         local = statistics(shard.logits, shard.target)
-        return Output(*finish(shard.logits, shard.target, _all_gather(local, shard)))
+        return Output(*finish(shard.logits, shard.target, exchange(local, shard)))
 
-    return Step(run, bytes_communicated=(shard.tp_size - 1) * shard.tokens * algorithm.width * 4)
+    return Step(run, bytes_communicated=sent)
 
 
 def _all_gather(local: Tensor, shard: Shard) -> Tensor:
-    """Return (tp_size, width, tokens), in rank order."""
+    """Return the statistics of all ranks, (tp_size, width, tokens), in rank order."""
     if shard.group is None:
         return local[None]
     return gather_rows(local, shard.group).view(shard.tp_size, *local.shape)
+
+
+def _all_reduce(algorithm: _Labels | _TwoLogits, local: Tensor, shard: Shard) -> Tensor:
+    """Return the statistics of the whole vocabulary, (1, width, tokens), by all-reduces of maxima, then of sums."""
+    if shard.group is None:
+        return local[None]
+    maxima, sums = list(algorithm.maxima), list(algorithm.sums)
+    result = local.clone()
+    highest = local[maxima]
+    dist.all_reduce(highest, dist.ReduceOp.MAX, group=shard.group)
+    scaled = [row for row, maximum in algorithm.sums.items() if maximum is not None]
+    of_rows = [row for row in algorithm.sums.values() if row is not None]
+    result[maxima] = highest
+    result[scaled] *= (local[of_rows] - result[of_rows]).exp()
+    total = result[sums]
+    dist.all_reduce(total, group=shard.group)
+    result[sums] = total
+    return result[None]
 
 
 def _product(values: Tensor, factor: float) -> Tensor:
@@ -78,6 +105,9 @@ class _Labels:
     """Cross-entropy from labels. The statistics of a row are (m, s, x[label])."""
 
     width = 3
+    maxima = (0,)
+    sums: Mapping[int, int | None] = {1: 0, 2: None}
+    """The statistics that are sums, with the maximum that each one's exponents are relative to."""
 
     def __init__(self, problem: EntropyLoss, shard: Shard) -> None:
         self.scale, self.start = problem.logits_scale, shard.vocab_start
@@ -110,10 +140,12 @@ class _TwoLogits:
     """Losses against target logits. The statistics of a row are (m, s, m_t, s_t, weighted sum of the difference)."""
 
     width = 5
+    maxima = (0, 2)
 
     def __init__(self, problem: EntropyLoss, shard: Shard) -> None:
         self.loss, self.scale = TWO_LOGIT_LOSSES[problem.loss], problem.logits_scale
         self.target_scale = problem.logits_scale / problem.temperature
+        self.sums: Mapping[int, int | None] = {1: 0, 3: 2, 4: 0 if self.loss.weight == "p" else 2}
 
     def _scaled(self, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         return _product(logits.float(), self.scale), _product(target.float(), self.target_scale)

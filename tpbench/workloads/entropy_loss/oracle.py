@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
+from tpbench.measure.session import Verdict
 from tpbench.workloads.entropy_loss.inputs import Output, Shard
 from tpbench.workloads.entropy_loss.problem import EntropyLoss
-from tpbench.workloads.losses.oracle import LossOracle, complaint
+from tpbench.workloads.losses.oracle import Comparison, LossOracle
 from tpbench.workloads.sizes import ITEM_BYTES
 
 LOSS_TOLERANCE = 2.0**-16
@@ -56,27 +55,6 @@ BLOCK = {"cpu": 2**17, "cuda": 2**21}
 into the cache."""
 
 
-@dataclass(frozen=True)
-class Errors:
-    """Errors of an output, over all ranks that share the vocabulary. A NaN makes an error inf."""
-
-    loss_value: float
-    """The correct loss, in float64."""
-    loss_error: float
-    """Largest |loss - right| / max(1, |right|), over the rows and their mean."""
-    grad_error: float
-    """Largest ||grad - right|| / ||right|| of a row of the whole vocabulary. Errors below half the smallest number of
-    the dtype do not count: a variant cannot avoid underflow. A row whose gradient is zero must be exactly zero."""
-    loss_identical: bool
-    """True if all ranks have the same bits in the loss and in the rows' losses."""
-    grad_mismatch: str = ""
-    """Complaint about a gradient of this rank whose shape or dtype is not that of the logits. Empty if it is."""
-
-    def complaint(self, problem: EntropyLoss) -> str | None:
-        """Return why the output is wrong, or None if it is correct."""
-        return complaint(self, error_limits(problem), problem.dtype, {"grad_error": self.grad_mismatch})
-
-
 class Oracle(LossOracle):
     """The correct result of one problem. Construction and comparison are collective over the shard's group."""
 
@@ -99,16 +77,28 @@ class Oracle(LossOracle):
         """Return the gradient of the mean loss by the local logits of some rows, in float64."""
         return self.gradient_of_mean(*self._log_probabilities(rows), self.row_loss[rows], rows)
 
-    def compare(self, output: Output) -> Errors:
-        """Return the errors of `output`."""
-        right = torch.tensor(self.loss, device=self.shard.device)
-        return Errors(
-            self.loss,
-            self.loss_error(output.loss, output.row_loss, right, self.row_loss),
-            self._grad_error(output.grad, output.grad_factor),
-            self.identical([(output.loss, 1), (output.row_loss, self.shard.tokens)]),
-            self._mismatch(output.grad),
-        )
+    def compare(self, output: Output) -> Verdict:
+        """Return the errors of `output`.
+
+        The gradient's is that of the worst row of the whole vocabulary. Errors below half the smallest number of the
+        dtype do not count: a variant cannot avoid underflow. A row whose gradient is zero must be exactly zero.
+        """
+        logits, tokens = self.shard.logits, self.problem.tokens
+        outputs: dict[str, Any] = {
+            "loss": (output.loss, (), None),
+            "grad": (output.grad, tuple(logits.shape), logits.dtype),
+        }
+        if output.row_loss is not None:
+            outputs["row_loss"] = output.row_loss, (tokens,), None
+        comparison = Comparison(self, error_limits(self.problem), outputs)
+        comparison.elements("loss", torch.tensor(self.loss, device=self.shard.device))
+        comparison.elements("row_loss", self.row_loss)
+        if "grad" in comparison.got:
+            slack = torch.finfo(logits.dtype).smallest_normal * torch.finfo(logits.dtype).eps / 2
+            for rows in self.blocks(BLOCK):
+                got = output.grad[rows].double() * output.grad_factor
+                comparison.rows("grad", got, self.gradient(rows), slack, rows.start, whole_columns=self.problem.vocab)
+        return comparison.verdict(self.loss, self.identical([(output.loss, 1), (output.row_loss, tokens)]))
 
     def _x(self, rows: slice) -> Tensor:
         x: Tensor = self.shard.logits[rows].double() * self.scale
@@ -122,21 +112,3 @@ class Oracle(LossOracle):
         """Return log p of the local logits and, for a loss against target logits, log q."""
         log_p = self._x(rows) - self.log_z[rows, None]
         return log_p, None if self.labels is not None else self._t(rows) - self.log_z_target[rows, None]
-
-    def _mismatch(self, grad: Tensor) -> str:
-        got, right = (f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in (grad, self.shard.logits))
-        return "" if got == right else f"the gradient is {got}, and the local logits are {right}"
-
-    def _grad_error(self, grad: Tensor, factor: Tensor | float) -> float:
-        # Columns: squared error, squared right gradient, elements that are not zero.
-        sums = torch.full((self.shard.tokens, 3), math.inf, dtype=torch.float64, device=self.shard.device)
-        if not self._mismatch(grad):
-            slack = torch.finfo(grad.dtype).smallest_normal * torch.finfo(grad.dtype).eps / 2
-            for rows in self.blocks(BLOCK):
-                got, right = grad[rows].double() * factor, self.gradient(rows)
-                error = ((got - right).abs_() - slack).clamp_(min=0.0)
-                sums[rows] = torch.stack((error.square_().sum(-1), right.square_().sum(-1), (got != 0).sum(-1)), dim=1)
-        error, right, nonzero = self.reduce(sums, dist.ReduceOp.SUM).unbind(1)
-        relative = torch.where(right > 0, (error / right).sqrt(), torch.where(nonzero > 0, math.inf, 0.0))
-        relative = torch.where(error.isnan() | right.isnan() | relative.isnan(), math.inf, relative)
-        return float(relative.max())

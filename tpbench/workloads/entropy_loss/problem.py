@@ -1,4 +1,7 @@
-"""The problem of the entropy loss: its fields, its columns in a row, and its layout in a report."""
+"""The problem of the entropy loss: its fields, its columns in a row, its layout in a report, and its variants.
+
+Each other project is called through its public interface. A variant is skipped if its package is not installed.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from tpbench.kernels import Loss
 from tpbench.settings import setting
 from tpbench.workloads import Option, Pivot, Study, Workload
 from tpbench.workloads.cost_model import CostModel
+from tpbench.workloads.losses import labels_only, no_other_loss, uneven
 
 
 @dataclass(frozen=True)
@@ -26,9 +30,10 @@ class EntropyLoss:
     )
     ignored: float = setting(0.0, help="share of rows whose label is ignored (cross_entropy)", low=0.0, high=1.0)
     block_cap: Literal["auto", 4096, 8192, 16384, 32768] = setting("auto", help="largest column block of a kernel")
-    exchange: Literal["auto", "nccl", "symmetric"] = setting(
+    exchange: Literal["auto", "nccl", "symmetric", "all_reduce"] = setting(
         "auto",
-        help="triton_tp's exchange of statistics: nccl (all-gather), symmetric (memory shared over NVLink), auto",
+        help="exchange of statistics: nccl (all-gather), symmetric (triton_tp: memory shared over NVLink), all_reduce "
+        "(pytorch_tp_manual: of the maxima, then of the sums), auto",
     )
     algorithm: Literal["auto", "two_reads", "two_kernels", "one_read"] = setting(
         "auto",
@@ -113,4 +118,126 @@ WORKLOAD = Workload(
     },
     cost_model=_cost_model,
     reusable_process=True,
+)
+
+
+def _no_such_exchange(problem: EntropyLoss, tp_size: int) -> str | None:
+    """Return why the kernels' algorithm cannot use the exchange over these ranks, or None if it can."""
+    if problem.exchange == "all_reduce":
+        return "exchange=all_reduce is of pytorch_tp_manual"
+    if tp_size > 1 and problem.algorithm == "two_reads":
+        return "algorithm=two_reads makes loss and gradient in one kernel: over ranks the exchange lies between them"
+    exchange = {"two_kernels": "nccl", "one_read": "symmetric"}.get(problem.algorithm, problem.exchange)
+    if tp_size > 1 and problem.exchange not in ("auto", exchange):
+        return f"algorithm={problem.algorithm} over ranks is exchange={exchange}, got exchange={problem.exchange}"
+    return None
+
+
+def _labels_only(problem: EntropyLoss, tp_size: int) -> str | None:
+    """Return why a cross-entropy from labels, without a scale of the logits, cannot do the problem."""
+    return labels_only(problem) or ("it has no logits_scale" if problem.logits_scale != 1.0 else None)
+
+
+def _even_shards(problem: EntropyLoss, tp_size: int) -> str | None:
+    return uneven(problem, tp_size) or _labels_only(problem, tp_size)
+
+
+def _torchtitan(problem: EntropyLoss, tp_size: int) -> str | None:
+    if tp_size == 1:
+        return "unsharded it is F.cross_entropy"
+    if problem.vocab % tp_size not in (0, tp_size - 1):
+        return f"it needs a vocab whose shards differ only on the last rank, got {problem.vocab} and {tp_size}"
+    return _labels_only(problem, tp_size)
+
+
+WORKLOAD.variant_of(
+    "triton_tp",
+    "triton_tp.prepare",
+    "our fused Triton kernels on the local shard; one exchange of a few scalars a row",
+    options={"block_cap", "exchange", "algorithm"},
+    requires=("triton",),
+    uses_triton=True,
+    requires_cuda=lambda problem: problem.algorithm == "one_read" or problem.exchange == "symmetric",
+    unsupported_reason=_no_such_exchange,
+)
+WORKLOAD.variant_of(
+    "pytorch_tp_manual",
+    "in_torch.prepare_manual",
+    "the same algorithm in torch operations (compile=true: torch.compile)",
+    options={"compile", "exchange"},
+    option_values={"exchange": ("auto", "all_reduce")},
+)
+WORKLOAD.variant_of(
+    "pytorch_gather",
+    "in_torch.prepare_gather",
+    "all-gather the logits to the whole vocabulary, then torch's own loss (compile=true: torch.compile)",
+    options={"compute_dtype", "compile"},
+)
+WORKLOAD.variant_of(
+    "torch_loss_parallel",
+    "adapters.torch_loss_parallel",
+    "torch's own: F.cross_entropy of a sharded DTensor under loss_parallel()",
+    options={"compute_dtype"},
+    unsupported_reason=lambda problem, tp_size: (
+        "unsharded it is pytorch_gather" if tp_size == 1 else _even_shards(problem, tp_size)
+    ),
+)
+WORKLOAD.variant_of(
+    "fast_llm",
+    "adapters.fast_llm",
+    "Fast-LLM's Triton kernels, which shard the vocabulary, from the checkout that PYTHONPATH names",
+    requires=("fast_llm",),
+    requires_cuda=True,
+    unsupported_reason=lambda problem, tp_size: uneven(problem, tp_size) if problem.from_labels else None,
+)
+WORKLOAD.variant_of(
+    "quack",
+    "adapters.quack",
+    "QuACK's CuTe kernel: forward and gradient (of the sum) in one launch",
+    requires=("quack",),
+    requires_cuda=True,
+    unsupported_reason=lambda problem, tp_size: "it is for one GPU" if tp_size > 1 else _labels_only(problem, tp_size),
+)
+WORKLOAD.variant_of(
+    "megatron",
+    "adapters.megatron",
+    "Megatron-LM's vocab_parallel_cross_entropy, in torch operations and fp32",
+    requires=("megatron",),
+    unsupported_reason=lambda problem, tp_size: (
+        "it needs a group of ranks" if tp_size == 1 else _even_shards(problem, tp_size)
+    ),
+)
+WORKLOAD.variant_of(
+    "liger",
+    "adapters.liger",
+    "Liger's Triton kernel; the gradient takes the logits' memory (tp 1) or fp32 memory (tp > 1)",
+    options={"compute_dtype"},
+    requires=("liger_kernel",),
+    requires_cuda=True,
+    unsupported_reason=_even_shards,
+)
+WORKLOAD.variant_of(
+    "flash_attn",
+    "adapters.flash_attn",
+    "flash-attention's Triton kernel, which shards the vocabulary",
+    requires=("flash_attn",),
+    requires_cuda=True,
+    unsupported_reason=lambda problem, tp_size: uneven(problem, tp_size) or no_other_loss(problem),
+)
+WORKLOAD.variant_of(
+    "transformer_engine",
+    "adapters.transformer_engine",
+    "Transformer Engine's Triton kernel, which shards the vocabulary",
+    requires=("transformer_engine",),
+    requires_cuda=True,
+    unsupported_reason=lambda problem, tp_size: (
+        "it takes bfloat16 and float32 only" if problem.dtype == "float16" else _even_shards(problem, tp_size)
+    ),
+)
+WORKLOAD.variant_of(
+    "torchtitan",
+    "adapters.torchtitan",
+    "torchtitan's hand-written loss of a sharded vocabulary, in torch operations and fp32",
+    requires=("torchtitan",),
+    unsupported_reason=_torchtitan,
 )

@@ -10,6 +10,5 @@ mode=train the gradients are those of a sum over the rows: an upstream gradient 
 entropy=true, another one times the entropy.
 """
 
-from tpbench.workloads.linear_loss import variants as variants
 from tpbench.workloads.linear_loss.problem import WORKLOAD as WORKLOAD
 from tpbench.workloads.linear_loss.problem import LinearLoss as LinearLoss

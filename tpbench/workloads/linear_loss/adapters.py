@@ -19,8 +19,7 @@ from tpbench.workloads.linear_loss.in_torch import (
     differentiated_rows,
 )
 from tpbench.workloads.linear_loss.inputs import Output, Shard, Step
-from tpbench.workloads.linear_loss.problem import LinearLoss
-from tpbench.workloads.linear_loss.variants import quack_chunk_rows
+from tpbench.workloads.linear_loss.problem import LinearLoss, quack_chunk_rows
 from tpbench.workloads.lone_module import import_alone
 from tpbench.workloads.losses.formulas import bytes_of_statistics, rows_that_count
 from tpbench.workloads.sizes import IGNORED

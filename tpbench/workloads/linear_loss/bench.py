@@ -40,21 +40,9 @@ class LinearLossSession(StepSession[Output]):
 
     def check(self) -> Verdict:
         """Compare the output of the last step with the oracle, then free it."""
-        errors = Oracle(self.problem, self.shard).compare(self.take_output())
-        columns: dict[str, Any] = {
-            "loss_value": errors.loss_value,
-            "loss_error": errors.loss_error,
-            "loss_identical": errors.loss_identical,
-            "gemm_tflops": self.tflops,
-            **self.columns_of_variant(WORKLOAD),
-        }
-        if self.problem.entropy:
-            columns["entropy_error"] = errors.entropy_error
-        if self.problem.trains:
-            columns["grad_error"] = errors.grad_error
-            columns["hidden_grad_error"] = errors.hidden_grad_error
-            columns["weight_grad_error"] = errors.weight_grad_error
-        return Verdict(columns, errors.complaint(self.problem))
+        verdict = Oracle(self.problem, self.shard).compare(self.take_output())
+        verdict.columns.update({"gemm_tflops": self.tflops, **self.columns_of_variant(WORKLOAD)})
+        return verdict
 
     def details(self, columns: Mapping[str, Any]) -> dict[str, Any]:
         """Return columns about the products alone, timed alternately with the step. Collective."""

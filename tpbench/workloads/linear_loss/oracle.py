@@ -4,16 +4,16 @@ Logits are exact here, while variants round them to their dtype. So tolerances a
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tpbench.measure.session import Verdict
 from tpbench.workloads.linear_loss.inputs import Output, Shard
 from tpbench.workloads.linear_loss.problem import LinearLoss
-from tpbench.workloads.losses.oracle import LossOracle, complaint, relative_error, weighted
+from tpbench.workloads.losses.oracle import Comparison, LossOracle, weighted
 from tpbench.workloads.sizes import ITEM_BYTES
 
 LOSS_TOLERANCE = {"bfloat16": 2.0**-5, "float16": 2.0**-8, "float32": 2.0**-14}
@@ -46,7 +46,7 @@ def error_limits(problem: LinearLoss) -> dict[str, float]:
         limits["entropy_error"] = ENTROPY_TOLERANCE[problem.dtype]
     if problem.trains:
         gradient = GRADIENT_TOLERANCE[problem.dtype] * gradient_factor(problem)
-        limits |= dict.fromkeys(("grad_error", "hidden_grad_error", "weight_grad_error"), gradient)
+        limits |= dict.fromkeys(("hidden_grad_error", "weight_grad_error"), gradient)
     return limits
 
 
@@ -68,28 +68,6 @@ BLOCK = {"cpu": 2**20, "cuda": 2**26}
 """Elements of a block of logits. About six float64 temporaries of it exist at once: 3 GiB on a GPU."""
 
 
-@dataclass(frozen=True)
-class Errors:
-    """Errors of an output, over all ranks. A NaN or a missing result makes an error inf."""
-
-    loss_value: float
-    loss_error: float
-    entropy_error: float
-    hidden_grad_error: float
-    weight_grad_error: float
-    loss_identical: bool
-
-    @property
-    def grad_error(self) -> float:
-        """The larger error of the two gradients."""
-        return max(self.hidden_grad_error, self.weight_grad_error)
-
-    def complaint(self, problem: LinearLoss) -> str | None:
-        """Return why the output is wrong, or None if it is correct."""
-        limits = {name: limit for name, limit in error_limits(problem).items() if name != "grad_error"}
-        return complaint(self, limits, problem.dtype, {})
-
-
 class Oracle(LossOracle):
     """Compares outputs of one problem. Collective over the shard's group."""
 
@@ -102,16 +80,28 @@ class Oracle(LossOracle):
         self.hidden = self._whole(shard.hidden)
         self.teacher = None if shard.teacher is None else self._whole(shard.teacher[0])
 
-    def compare(self, output: Output) -> Errors:
-        """Return the errors of `output`, whose gradients must not be changed meanwhile."""
-        shard, tokens = self.shard, self.problem.tokens
-        row_loss, entropy, hidden_error = (
-            torch.zeros(tokens, dtype=torch.float64, device=shard.device) for _ in range(3)
-        )
+    def compare(self, output: Output) -> Verdict:
+        """Return the errors of `output`, whose gradients must not be changed meanwhile.
+
+        The error of the weight's gradient is that of the worst row, where ||right|| is at least the root mean square of
+        all rows: rows of columns that are no label and have small probabilities are smaller than the rounding errors of
+        sums.
+        """
+        shard, tokens, trains = self.shard, self.problem.tokens, self.problem.trains
+        outputs: dict[str, Any] = {"loss": (output.loss, (), None)}
+        if output.row_loss is not None:
+            outputs["row_loss"] = output.row_loss, (tokens,), None
+        if self.problem.entropy:
+            outputs["entropy"] = output.entropy, (tokens,), None
+        if trains:
+            outputs["grad_hidden"] = output.grad_hidden, tuple(shard.hidden.shape), None
+            outputs["grad_weight"] = output.grad_weight, tuple(shard.weight.shape), None
+        comparison = Comparison(self, error_limits(self.problem), outputs)
+        row_loss, entropy = (torch.zeros(tokens, dtype=torch.float64, device=shard.device) for _ in range(2))
         weight = shard.weight.double()
         teacher_weight = None if shard.teacher is None else shard.teacher[1].double()
-        right_weight = torch.zeros_like(weight) if self.problem.trains else None
-        got_hidden = self._whole_gradient(output.grad_hidden)
+        right_weight = torch.zeros_like(weight) if trains else None
+        hidden_grad = self._whole(comparison.got["grad_hidden"]) if "grad_hidden" in comparison.got else None
         for rows in self.blocks(BLOCK):
             hidden = self.hidden[rows].double()
             log_p = self._log_softmax(hidden @ weight.t() / self.divisor)
@@ -127,23 +117,26 @@ class Oracle(LossOracle):
                     grad = self._upstream_gradient(log_p, entropy[rows], rows)
                 del log_p, log_q
                 right_weight.addmm_(grad.t(), hidden)
-                hidden_error[rows] = _row_errors(got_hidden, self.sum(grad @ weight), rows)
+                right_hidden = self.sum(grad @ weight)
+                if hidden_grad is not None:
+                    slack = torch.finfo(hidden_grad.dtype).smallest_normal
+                    comparison.rows("grad_hidden", hidden_grad[rows].double(), right_hidden, slack, rows.start)
         right_loss = row_loss.sum() * self.inverse_count
-        entropy_error = 0.0
-        if self.problem.entropy:
-            got = torch.full_like(entropy, math.nan) if output.entropy is None else output.entropy
-            entropy_error = self.worst(relative_error(got, entropy).max())
-        weight_error = 0.0
-        if right_weight is not None:
-            weight_error = self.worst(_weight_error(output.grad_weight, right_weight))
-        return Errors(
-            float(right_loss),
-            self.loss_error(output.loss, output.row_loss, right_loss, row_loss),
-            entropy_error,
-            self.worst(hidden_error.max()) if self.problem.trains else 0.0,
-            weight_error,
-            self.identical([(output.loss, 1), (output.row_loss, tokens), (output.entropy, tokens)]),
-        )
+        comparison.elements("loss", right_loss)
+        comparison.elements("row_loss", row_loss)
+        comparison.elements("entropy", entropy)
+        if right_weight is not None and "grad_weight" in comparison.got:
+            usual = right_weight.norm(dim=-1).square().mean().sqrt()
+            got = comparison.got["grad_weight"]
+            step = max(1, BLOCK[shard.device.type] // self.problem.hidden)
+            for first in range(0, len(got), step):
+                part, right = got[first : first + step].double(), right_weight[first : first + step]
+                comparison.rows("grad_weight", part, right, torch.finfo(got.dtype).smallest_normal, first, least=usual)
+        identical = self.identical([(output.loss, 1), (output.row_loss, tokens), (output.entropy, tokens)])
+        verdict = comparison.verdict(float(right_loss), identical)
+        if trains:
+            verdict.columns["grad_error"] = max(verdict.columns[f"{name}_grad_error"] for name in ("hidden", "weight"))
+        return verdict
 
     def _log_softmax(self, logits: Tensor) -> Tensor:
         return logits - self.log_sum_exp(logits)[:, None]
@@ -170,35 +163,3 @@ class Oracle(LossOracle):
         parts = [torch.empty_like(rows) for _ in range(self.shard.tp_size)]
         dist.all_gather(parts, rows.contiguous(), group=self.shard.group)
         return torch.cat(parts)
-
-    def _whole_gradient(self, grad: Tensor | None) -> Tensor | None:
-        """Return all rows of the hidden states' gradient, or None if it is missing or has another shape on any rank."""
-        wrong = grad is None or grad.shape != self.shard.hidden.shape
-        if self.worst(torch.tensor(float(wrong), device=self.shard.device)) or grad is None:
-            return None
-        return self._whole(grad)
-
-
-def _row_errors(got: Tensor | None, right: Tensor, rows: slice) -> Tensor:
-    """Return ||got - right|| / ||right|| of each row. A row whose gradient is zero must be zero."""
-    if got is None or got[rows].shape != right.shape:
-        return torch.full((len(right),), math.inf, dtype=torch.float64, device=right.device)
-    slack = torch.finfo(got.dtype).smallest_normal
-    error = ((got[rows].double() - right).abs() - slack).clamp_(min=0.0).norm(dim=-1)
-    norm = right.norm(dim=-1)
-    relative = torch.where(norm > 0, error / norm, torch.where(error > 0, math.inf, 0.0))
-    return relative.nan_to_num(nan=math.inf, posinf=math.inf)
-
-
-def _weight_error(got: Tensor | None, right: Tensor) -> Tensor:
-    """Return the largest ||row - right|| / ||right||, where ||right|| is at least the root mean square of all rows.
-
-    Rows of columns that are no label and have small probabilities are smaller than the rounding errors of sums.
-    """
-    if got is None or got.shape != right.shape:
-        return torch.tensor(math.inf, dtype=torch.float64, device=right.device)
-    error = (right - got).abs_().sub_(torch.finfo(got.dtype).smallest_normal).clamp_(min=0.0).norm(dim=-1)
-    norm = right.norm(dim=-1)
-    usual = norm.square().mean().sqrt()
-    relative = error / norm.clamp(min=usual) if usual > 0 else torch.where(error > 0, math.inf, error)
-    return relative.max().nan_to_num(nan=math.inf, posinf=math.inf)

@@ -7,13 +7,16 @@ all-reduces of one number per row. Blocks of rows bound its memory.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tpbench.comm.collectives import gather_objects
+from tpbench.measure.session import Verdict
 from tpbench.workloads.losses.formulas import TWO_LOGIT_LOSSES
 
 
@@ -97,26 +100,31 @@ class LossOracle:
         held = self.counts[rows] & (label >= 0) & (label < self.shard.columns)
         return label.where(held, torch.zeros_like(label)), held
 
-    def loss_error(self, loss: Tensor, row_loss: Tensor | None, right: Tensor, right_rows: Tensor) -> float:
-        """Return the largest `relative_error` of the mean loss and, if a variant has them, of the rows' losses."""
-        errors = [relative_error(loss, right)]
-        if row_loss is not None:
-            errors.append(relative_error(row_loss, right_rows))
-        return self.worst(torch.stack([error.max() for error in errors if error.numel()]).max())
+    def identical(self, outputs: Iterable[tuple[Any, int]]) -> bool:
+        """Return whether all ranks have the same bits in each output, of which each has so many numbers.
 
-    def identical(self, outputs: Iterable[tuple[Tensor | None, int]]) -> bool:
-        """Return whether all ranks have the same bits in each output, of which each has so many numbers."""
-        all_bits = torch.cat([bits(values, count, self.shard.device) for values, count in outputs])
-        lowest, highest = (self.reduce(all_bits.clone(), op) for op in (dist.ReduceOp.MIN, dist.ReduceOp.MAX))
+        Numbers of an output with another count are left out, so that all ranks can reduce as many.
+        """
+        bits = []
+        for values, count in outputs:
+            there = isinstance(values, Tensor) and values.numel() == count
+            numbers = (
+                values.reshape(-1).to(self.shard.device) if there else torch.zeros(count, device=self.shard.device)
+            )
+            bits += [
+                torch.tensor([there], dtype=torch.int32, device=self.shard.device),
+                numbers.float().view(torch.int32),
+            ]
+        lowest, highest = (self.reduce(torch.cat(bits), op) for op in (dist.ReduceOp.MIN, dist.ReduceOp.MAX))
         return torch.equal(lowest, highest)
-
-    def worst(self, error: Tensor) -> float:
-        """Return the largest error of all ranks."""
-        return float(self.reduce(error.double().reshape(1), dist.ReduceOp.MAX))
 
     def sum(self, values: Tensor) -> Tensor:
         """Return the sum over the ranks."""
         return self.reduce(values, dist.ReduceOp.SUM)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return one value of each rank, as JSON returns it."""
+        return [value] if self.shard.group is None else gather_objects(value, self.shard.group)
 
     def reduce(self, values: Tensor, op: dist.ReduceOp.RedOpType) -> Tensor:
         """Return the values of all ranks, combined."""
@@ -126,18 +134,140 @@ class LossOracle:
         return values
 
 
-def complaint(errors: Any, limits: Mapping[str, float], dtype: str, instead: Mapping[str, str]) -> str | None:
-    """Return why an output is wrong, or None if it is correct.
+COLUMN = {
+    "loss": "loss_error", "row_loss": "loss_error", "entropy": "entropy_error", "grad": "grad_error",
+    "grad_hidden": "hidden_grad_error", "grad_weight": "weight_grad_error",
+}  # fmt: skip
+"""By name of an output, the column of its error."""
 
-    errors: an object with an attribute for each limit. A NaN is above every limit. instead: texts that replace that of
-    an error above its limit, unless they are empty.
-    """
-    wrong = [
-        instead.get(name) or f"{name} {getattr(errors, name):.3g} is above {limit:.3g}"
-        for name, limit in limits.items()
-        if not getattr(errors, name) <= limit
-    ]
-    return f"{' and '.join(wrong)} ({dtype})" if wrong else None
+
+@dataclass
+class Differences:
+    """Elements of an output on one rank that differ from the right ones, and the first of them."""
+
+    count: int = 0
+    total: int = 0
+    index: list[int] = field(default_factory=list)
+    expected: float = 0.0
+    got: float = 0.0
+
+    def add(self, got: Tensor, expected: Tensor, differ: Tensor, first_row: int) -> None:
+        """Count the elements of some rows."""
+        count = int(differ.sum())
+        self.total += differ.numel()
+        if count and not self.count:
+            self.index = index = differ.nonzero()[0].tolist()
+            self.expected, self.got = float(expected[tuple(index)]), float(got[tuple(index)])
+            self.index = [index[0] + first_row, *index[1:]] if index else []
+        self.count += count
+
+
+class Comparison:
+    """Compares an iteration's outputs with the right ones. Collective over the oracle's ranks."""
+
+    def __init__(
+        self,
+        oracle: LossOracle,
+        limits: Mapping[str, float],
+        outputs: Mapping[str, tuple[Any, tuple[int, ...], torch.dtype | None]],
+    ) -> None:
+        """`limits`: the largest error of a correct output, by column. `outputs`: each output with its right shape and,
+        if only one is right, dtype."""
+        self.oracle, self.limits = oracle, limits
+        device = oracle.shard.device
+        malformed = {name: _malformed(name, *output, device) for name, output in outputs.items()}
+        by_rank = oracle.gather({name: text for name, text in malformed.items() if text})
+        self.malformed: dict[str, str] = {}
+        for rank, texts in reversed(list(enumerate(by_rank))):
+            self.malformed |= {name: f"rank {rank}: {text}" for name, text in texts.items()}
+        wrong = {COLUMN[name] for name in self.malformed}
+        self.errors = {
+            column: torch.tensor(math.inf if column in wrong else 0.0, dtype=torch.float64, device=device)
+            for column in limits
+        }
+        self.got = {name: value for name, (value, *_) in outputs.items() if name not in self.malformed}
+        self.differences = {name: Differences() for name in outputs}
+
+    def elements(self, name: str, right: Tensor) -> None:
+        """Compare each element of an output, unless it is malformed on a rank."""
+        if name in self.got:
+            error = relative_error(self.got[name], right)
+            self._record(name, error, self.got[name], right, lambda limit: ~(error <= limit))
+
+    def rows(
+        self, name: str, got: Tensor, right: Tensor, slack: float, first_row: int, *,
+        whole_columns: int | None = None, least: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """Compare rows of a gradient by norm: ||got - right|| / ||right||.
+
+        A right element of zero must be zero. Errors of other elements below `slack` don't count.
+
+        Args:
+            whole_columns: The columns over all ranks, if each rank holds a part of every row.
+            least: The least ||right||.
+        """
+        error = torch.where(right == 0, got.abs(), ((got - right).abs_() - slack).clamp_(min=0.0))
+        squares = torch.stack((error.square().sum(-1), right.square().sum(-1)))
+        error_norm, norm = (squares if whole_columns is None else self.oracle.sum(squares)).sqrt()
+        norm = norm if least is None else norm.clamp(min=least)
+        relative = torch.where(norm > 0, error_norm / norm, torch.where(error_norm == 0, 0.0, math.inf))
+        relative = relative.nan_to_num(nan=math.inf, posinf=math.inf)
+        share = norm[:, None] / math.sqrt(whole_columns or right.shape[1])
+        # A row above the limit has an element above this one.
+        self._record(
+            name, relative, got, right,
+            lambda limit: ~(relative <= limit)[:, None] & ~(error <= limit * share), first_row,
+        )  # fmt: skip
+
+    def _record(
+        self, name: str, error: Tensor, got: Tensor, right: Tensor, differ: Callable[[float], Tensor],
+        first_row: int = 0,
+    ) -> None:  # fmt: skip
+        column = COLUMN[name]
+        if error.numel():
+            self.errors[column] = torch.maximum(self.errors[column], error.max())
+        self.differences[name].add(got, right, differ(self.limits[column]), first_row)
+
+    def verdict(self, loss_value: float, loss_identical: bool) -> Verdict:
+        """Return the errors of all ranks, and why the outputs are wrong. Equal on every rank."""
+        worst = self.oracle.reduce(torch.stack(list(self.errors.values())), dist.ReduceOp.MAX)
+        errors = dict(zip(self.errors, worst.tolist(), strict=True))
+        wrong = [column for column, limit in self.limits.items() if not errors[column] <= limit]
+        columns = {"loss_value": loss_value, **errors, "loss_identical": loss_identical}
+        if not wrong:
+            return Verdict(columns, None)
+        by_rank = self.oracle.gather({name: vars(found) for name, found in self.differences.items() if found.count})
+        places = dict(self.malformed)
+        for rank, found in enumerate(by_rank):
+            places |= {name: _place(rank, name, **found[name]) for name in found.keys() - places.keys()}
+        reasons = [
+            ": ".join([
+                f"{column} {errors[column]:.3g} is above {self.limits[column]:.3g}",
+                *(text for name, text in places.items() if COLUMN[name] == column),
+            ])
+            for column in wrong
+        ]  # fmt: skip
+        return Verdict(columns, f"{' and '.join(reasons)} ({self.oracle.problem.dtype})")
+
+
+def _malformed(
+    name: str, value: Any, shape: tuple[int, ...], dtype: torch.dtype | None, device: torch.device
+) -> str | None:
+    """Return how an output differs in type, shape, dtype or device from the right one, or None if it doesn't."""
+    dtypes = "" if dtype is None else f" {dtype}"
+    expected = f"{shape}{dtypes} on {device.type}"
+    got = "None" if value is None else f"of the type {type(value).__name__}"
+    if isinstance(value, Tensor):
+        dtypes = "" if dtype is None else f" {value.dtype}"
+        got = f"{tuple(value.shape)}{dtypes} on {value.device.type}"
+    return None if got == expected else f"{name} is {got}, expected {expected}"
+
+
+def _place(rank: int, name: str, count: int, total: int, index: list[int], expected: float, got: float) -> str:
+    if not index:
+        return f"rank {rank}: {name} is {got:.6g}, expected {expected:.6g}"
+    values = f"expected {expected:.6g}, got {got:.6g}"
+    return f"rank {rank}: {count} of {total} elements of {name} differ, the first at {index}: {values}"
 
 
 def weighted(weight: Tensor, value: Tensor) -> Tensor:
@@ -146,26 +276,7 @@ def weighted(weight: Tensor, value: Tensor) -> Tensor:
 
 
 def relative_error(got: Tensor, right: Tensor) -> Tensor:
-    """Return |got - right| / max(1, |right|) in float64: 0 for equal values, even infinite; inf for a NaN.
-
-    A tensor of another shape has the error (1,) inf.
-    """
-    if got.shape != right.shape:
-        return torch.full((1,), math.inf, dtype=torch.float64, device=right.device)
+    """Return |got - right| / max(1, |right|) in float64: 0 for equal values, even infinite; inf for a NaN."""
     got, right = got.double(), right.double()
     error = (got - right).abs() / right.abs().clamp(min=1.0)
     return torch.where(got == right, 0.0, error.nan_to_num(nan=math.inf, posinf=math.inf))
-
-
-def bits(values: Tensor | None, count: int, device: torch.device) -> Tensor:
-    """Return (1 + count,) int32: the number of values, and the bits of each in fp32.
-
-    Without values, or with another number of them, the bits are 0. The shape depends on `count` alone, so all ranks can
-    reduce the result even if their variants returned different shapes.
-    """
-    numel = -1 if values is None else values.numel()
-    result = torch.zeros(1 + count, dtype=torch.int32, device=device)
-    result[0] = numel
-    if values is not None and numel == count:
-        result[1:] = values.reshape(-1).float().view(torch.int32)
-    return result

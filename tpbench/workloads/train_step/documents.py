@@ -90,7 +90,8 @@ def _breakdown(
 ) -> dict[str, float | None]:
     """Return each phase's share of the average step in percent. An older row has only the medians of its phases.
 
-    Each phase is of its slowest rank, so that the sum may be above 100 and `other_pct` below 0.
+    In older rows each phase is of the rank that was slowest in it. If they add up to more than the step, `other_pct` is
+    null.
     """
     shares: dict[str, float | None] = {}
     for phase, seconds in phases_s.items():
@@ -99,7 +100,7 @@ def _breakdown(
         phase_s = statistics.fmean(recorded) if recorded else None if median_ms is None else median_ms / 1e3
         shares[f"{phase}_pct"] = None if phase_s is None else 100 * phase_s / average_s
     parts = [share for share in shares.values() if share is not None]
-    return shares | {"other_pct": 100 - sum(parts) if len(parts) == len(PHASES) else None}
+    return shares | {"other_pct": 100 - sum(parts) if len(parts) == len(PHASES) and sum(parts) <= 100 else None}
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:

@@ -81,7 +81,7 @@ def compared(here: Rank, cell: EntropyLoss, error: str) -> tuple[bool, str | Non
     elif here.rank == here.world_size - 1:
         output = ON_LAST_RANK[error](output)
     errors = oracle.compare(output)
-    return errors.loss_identical, errors.complaint(cell)
+    return errors.columns["loss_identical"], errors.wrong
 
 
 RIGHT = ("none", "last bit", "one rank's missing rows")

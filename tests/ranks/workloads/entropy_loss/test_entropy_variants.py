@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import sys
 from typing import Any
 
 import pytest
@@ -30,6 +31,8 @@ def cells(name: str, tp_size: int) -> list[EntropyLoss]:
     found += [problem(loss=loss, logits_scale=0.7, temperature=1.9) for loss in LOSSES[1:]]
     if "block_cap" in variant.options:
         found.append(problem(loss="forward_kl", vocab=9000, tokens=3, block_cap=4096))
+    if name == "pytorch_tp_manual":
+        found += [problem(loss=loss, exchange="all_reduce") for loss in LOSSES]
     if "compute_dtype" in variant.options:
         found += [
             problem(loss=loss, dtype=dtype, compute_dtype="logits") for loss, dtype in itertools.product(LOSSES, dtypes)
@@ -53,6 +56,8 @@ def test_each_variant_agrees_with_the_oracle(name: str, tp_size: int) -> None:
     for package in variant.requires:
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"needs {package}")
+    if name == "fast_llm" and sys.version_info < (3, 12):
+        pytest.skip("needs Python 3.12")
     if (variant.requires_cuda is True and not torch.cuda.is_available()) or not enough_gpus(tp_size):
         pytest.skip("needs GPUs")
     if not cells(name, tp_size):
@@ -92,12 +97,14 @@ def _communicated(here: Rank | None, name: str, cell: EntropyLoss) -> int:
         ("triton_tp", "reverse_kl", 13 * 5 * 4),
         ("pytorch_tp_manual", "cross_entropy", 13 * 3 * 4),
         ("pytorch_tp_manual", "forward_kl", 13 * 5 * 4),
+        ("pytorch_tp_manual all_reduce", "cross_entropy", 13 * 3 * 4),
         ("pytorch_gather", "cross_entropy", 13 * 51 * 2),
         ("pytorch_gather", "forward_kl", 13 * 51 * 2 * 2),
     ],
 )
 def test_bytes_sent(name: str, loss: str, sent: int) -> None:
-    cell = problem(loss=loss, exchange="nccl") if name == "triton_tp" else problem(loss=loss)
+    name, *exchange = name.split()
+    cell = problem(loss=loss, exchange=(exchange or ["nccl" if name == "triton_tp" else "auto"])[0])
     assert _communicated(None, name, cell) == 0
     if enough_gpus(2):
         assert run_on_ranks(2, _communicated, name, cell) == [sent, sent]

@@ -103,9 +103,9 @@ def test_the_oracle_notices_a_wrong_loss_and_a_missing_entropy() -> None:
     session.step()
     assert session.output is not None
     oracle = Oracle(session.problem, session.shard)
-    assert oracle.compare(session.output).complaint(session.problem) is None
-    assert oracle.compare(replace(session.output, loss=session.output.loss * 1.1)).loss_error > 0.05
-    assert "entropy_error inf" in str(oracle.compare(replace(session.output, entropy=None)).complaint(session.problem))
+    assert oracle.compare(session.output).wrong is None
+    assert oracle.compare(replace(session.output, loss=session.output.loss * 1.1)).columns["loss_error"] > 0.05
+    assert "entropy_error inf" in str(oracle.compare(replace(session.output, entropy=None)).wrong)
 
 
 def complaints_about_the_last_rank(here: Rank) -> dict[str, tuple[str | None, bool]]:
@@ -121,7 +121,7 @@ def complaints_about_the_last_rank(here: Rank) -> dict[str, tuple[str | None, bo
                 continue
             changed: dict[str, Any] = {name: other} if here.rank == here.world_size - 1 else {}
             errors = Oracle(cell, session.shard).compare(replace(output, **changed))
-            found[f"{name} {kind}"] = errors.complaint(cell), errors.loss_identical
+            found[f"{name} {kind}"] = errors.wrong, errors.columns["loss_identical"]
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from statistics import median
 from typing import Any
 from unittest import mock
 
@@ -65,9 +64,8 @@ def test_a_cell_trains_exactly_its_steps_and_times_their_phases() -> None:
         assert columns["loss_error"] < 1e-5 and columns["grad_error"] < 1e-4
         phases_ms = [columns[f"step_{phase}_ms"] for phase in PHASES]
         for total_ms, *parts_ms in zip(columns["samples_ms"], *phases_ms, strict=True):
-            # Phases and steps are of the slowest rank, which need not be the same one.
-            assert all(part_ms > 0 for part_ms in parts_ms) and max(parts_ms) <= total_ms
-        assert [columns[f"{phase}_ms"] for phase in PHASES] == [median(each) for each in phases_ms]
+            assert all(part_ms > 0 for part_ms in parts_ms) and sum(parts_ms) <= total_ms
+        assert sum(columns[f"{phase}_ms"] for phase in PHASES) <= columns["time_ms"]
         held, peaks = columns["iteration_held_gib"], columns["iteration_peak_gib"]
         assert len(held) == len(peaks) == 4 and columns["peak_gib"] == max(peaks)
         assert all(0 < low <= high for low, high in zip(held, peaks, strict=True))

@@ -23,6 +23,7 @@ from tpbench.workloads.train_step.oracle import LOSS_TOLERANCE, NORM_TOLERANCE
 
 BOTH = {"accumulate": 2, "activation_checkpointing": True}
 EAGER = {"tied": True, "attention": "eager"}
+TIED_BIAS = {"architecture": "phi", "ffn_matrices": 2, "tied": True}
 ODD = {"seq_length": 15, "batch_size": 1}
 LINEAR = {"train_loss": "tpbench_linear"}
 CASES: list[tuple[int, str, int, dict[str, Any]]] = [
@@ -57,6 +58,8 @@ CASES: list[tuple[int, str, int, dict[str, Any]]] = [
     (2, "autotp", 2, {"architecture": "olmo2", "zero_stage": 0, **BOTH}),
     (2, "autotp", 2, {"architecture": "phi3", "vocab_parallel": False, "overlap": True}),
     (2, "fsdp_dtensor", 2, {"architecture": "olmo"}),  # norms without weights
+    # A tied head with a bias of its own.
+    (2, "fsdp", 1, TIED_BIAS), *((2, name, 2, TIED_BIAS) for name in SHARDED),
 ]  # fmt: skip
 
 COMPILED = [

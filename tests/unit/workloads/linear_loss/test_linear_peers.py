@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.linear_loss import problem
 from tpbench.workloads.linear_loss import WORKLOAD
-from tpbench.workloads.linear_loss.variants import quack_chunk_rows
+from tpbench.workloads.linear_loss.problem import quack_chunk_rows
 
 
 @pytest.mark.parametrize(

@@ -114,3 +114,5 @@ def test_documents_of_older_rows_have_null_for_what_was_not_recorded() -> None:
     assert list(first) == STEP_KEYS and first["forward_time_s"] is None and first["memory_peak_gb"] is None
     assert summary["timing_breakdown"]["optimizer_pct"] == pytest.approx(30)  # of the median
     assert summary["timing_breakdown"]["other_pct"] == pytest.approx(40)
+    overlong = json_document({**ROW, "step_forward_ms": [60.0, 80.0]})  # each phase of its slowest rank
+    assert overlong is not None and overlong[1]["summary"]["timing_breakdown"]["other_pct"] is None

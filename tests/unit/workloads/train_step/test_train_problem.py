@@ -100,7 +100,9 @@ def test_deepspeeds_configuration_has_the_overlap() -> None:
 
 def test_an_id_is_looked_up_in_the_local_cache_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    missing = "model=Someone/Tiny-1B is neither a folder nor in conf/model nor in the cache of Hugging Face"
+    missing = (
+        "model=Someone/Tiny-1B is neither a folder nor a name of `tpbench list models` nor in the cache of Hugging Face"
+    )
     with pytest.raises(JobError, match=re.escape(missing) + ".*tpbench downloads nothing"):
         resolve(tiny_problem(model_dir="Someone/Tiny-1B"))
     snapshot = tmp_path / "models--Someone--Tiny-1B/snapshots/0123"

@@ -105,7 +105,7 @@ def model_folder(model_dir: str) -> Path:
     if isinstance(file, str):
         return Path(file).parent
     raise JobError(
-        f"model={model_dir} is neither a folder nor in conf/model nor in the cache of Hugging Face "
+        f"model={model_dir} is neither a folder nor a name of `tpbench list models` nor in the cache of Hugging Face "
         f"({constants.HF_HUB_CACHE}). tpbench downloads nothing: `hf download {model_dir} config.json` puts the "
         "model's configuration into the cache"
     )

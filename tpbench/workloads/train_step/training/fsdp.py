@@ -114,9 +114,11 @@ def shard_over_replicas(model: Any, dp: DeviceMesh, device: torch.device, seed: 
     for name in (parts.embedding, parts.norm):
         make(model.get_submodule(name))
     if tied:
+        head.weight = None
+    make(head)  # its bias too, which some tied models have
+    if tied:
         head.weight = embedding.weight
     else:
-        make(head)
         shard(embedding)
         # The forward pass needs these last and the backward pass first, so they are not freed in between.
         shard([model.get_submodule(parts.norm), head], reshard_after_forward=False)

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -142,15 +141,22 @@ def _between_ms(begin: Any, end: Any) -> float:
 
 
 def phase_columns(times_ms: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """Return `step_forward_ms` and so on, the slowest rank's time in each step, and their medians, `forward_ms`.
+    """Return `step_forward_ms` and so on, the times of each step on its slowest rank, and `forward_ms` and so on, those
+    of the median step.
 
+    One rank gives all phases of a step, and one step those of the row. So they add up to at most the step's time.
     times_ms: this rank's times by step and phase, (steps, phases). Collective.
     """
-    slowest_ms = torch.tensor(times_ms, dtype=torch.float64)
-    dist.all_reduce(slowest_ms, dist.ReduceOp.MAX)
-    by_phase = dict(zip(PHASES, slowest_ms.T.tolist(), strict=True))
-    medians = {f"{phase}_ms": float(np.median(steps_ms)) for phase, steps_ms in by_phase.items()}
-    return medians | {f"step_{phase}_ms": steps_ms for phase, steps_ms in by_phase.items()}
+    own_ms = torch.tensor(times_ms, dtype=torch.float64)
+    gathered_ms = [torch.empty_like(own_ms) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered_ms, own_ms)
+    ranks_ms = torch.stack(gathered_ms)  # (ranks, steps, phases)
+    slowest = ranks_ms.sum(2).argmax(0)
+    steps_ms = ranks_ms[slowest, torch.arange(len(slowest))]
+    median_step = int(steps_ms.sum(1).argsort()[(len(steps_ms) - 1) // 2])
+    by_phase = dict(zip(PHASES, steps_ms.T.tolist(), strict=True))
+    medians = {f"{phase}_ms": by_step[median_step] for phase, by_step in by_phase.items()}
+    return medians | {f"step_{phase}_ms": by_step for phase, by_step in by_phase.items()}
 
 
 def profile_step(train: Callable[[], None], restore: Callable[[], None], context: Context) -> dict[str, Any]:
