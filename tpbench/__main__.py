@@ -19,7 +19,7 @@ with packages.explain_missing():
     from omegaconf.errors import OmegaConfBaseException
 
     from tpbench import console
-    from tpbench.launcher import plugin
+    from tpbench.launcher import sweep
     from tpbench.launcher.command_line import rewrites
     from tpbench.launcher.command_line.checks import check_overrides, options_first
     from tpbench.launcher.command_line.rewrites import flat_names, force_fields, quote_numbers
@@ -42,7 +42,7 @@ _failures: list[HydraException | JobError | ModuleNotFoundError] = []
 @hydra.main(version_base="1.3", config_path=CONF, config_name="config")
 def _hydra_main(config: DictConfig) -> None:
     try:
-        plugin.run_single(config)
+        sweep.run_single(config)
     except (HydraException, JobError, ModuleNotFoundError) as error:
         _failures.append(error)
 
@@ -59,7 +59,7 @@ def _run(arguments: list[str]) -> None:
         _hydra_main()
         if _failures:
             raise _failures[0]
-    except plugin.DryRun as planned:
+    except sweep.DryRun as planned:
         from tpbench.launcher.planning.forecast import dry_run_text  # late: it imports scipy
 
         print(dry_run_text(planned.cells, planned.decisions), end="")
@@ -74,7 +74,7 @@ def main() -> None:
     if (code := console.information(sys.argv[1:])) is not None:
         sys.exit(code)
     OmegaConf.register_new_resolver("tpbench.sweep_id", _sweep_id, use_cache=True, replace=True)
-    plugin.register()
+    sweep.register()
     raise_on_termination()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises errors, which are printed here without a stack
     try:
@@ -83,7 +83,8 @@ def main() -> None:
         cause = f"\n{error.__cause__}" if isinstance(error.__cause__, OmegaConfBaseException) else ""
         sys.exit(_message(f"{error}{cause}"))
     except OSError as error:  # Hydra creates folders, which fails on a full disk or without permission
-        sys.exit(_message(f"{error} (a folder that cannot be used: set another output_dir=DIR)"))
+        folder, of_sweep, _ = str(error.filename).partition("/sweeps/")
+        sys.exit(_message(f"output_dir={folder} cannot be written: {error.strerror}" if of_sweep else str(error)))
     except (KeyboardInterrupt, Terminated):
         sys.exit(130)
     except Exception as error:

@@ -278,6 +278,8 @@ def _parsed(
             complaints += str(error).splitlines()
     if complaints:
         raise JobError("\n".join(complaints))
+    if not values.get("output_dir", Job.output_dir):
+        raise JobError("output_dir is empty: write output_dir=FOLDER")
     job: Job = replace(parts["job"], measure=parts["measure"], problem=parts["problem"], outside=outside)
     return job
 

@@ -47,7 +47,7 @@ def test_predict_from_anywhere_without_torch(tmp_path: Path) -> None:
     ("modules", "heavy"),
     [
         ("tpbench", {"torch", "pandas", "pyarrow"}),
-        ("tpbench.launcher.plugin, tpbench.results.read, tpbench.report", {"torch", "triton"}),
+        ("tpbench.launcher.sweep, tpbench.results.read, tpbench.report", {"torch", "triton"}),
     ],
 )
 def test_imports_are_cheap(modules: str, heavy: set[str]) -> None:

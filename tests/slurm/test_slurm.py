@@ -21,7 +21,7 @@ import tpbench as package
 from tests.support.command import ROOT, Found, Running, environment, tpbench, until
 from tests.support.fault_catalogue import WITHOUT_END
 from tests.support.held_ranks import Held
-from tpbench.launcher.torchrun import MARKER
+from tpbench.launcher.host import MARKER
 from tpbench.results.current_rows import newest
 
 pytestmark = pytest.mark.usefixtures("slurm")

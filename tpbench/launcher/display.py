@@ -6,8 +6,8 @@ import contextlib
 import shlex
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -15,12 +15,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from tpbench.launcher.failure import log_of
+from tpbench.launcher.attempt import Attempt, log_of
 from tpbench.launcher.planning.plan import Cell
 from tpbench.suggestions import printable
-
-if TYPE_CHECKING:
-    from tpbench.launcher.attempt import Attempt
 
 MAX_SHOWN = 12
 """Most running cells, and most paths of logs, that are shown."""
@@ -130,7 +127,11 @@ class Display:
             self.live.stop()
         rows = {str(attempt.row["row_id"]): attempt.row for attempt in attempts if attempt.row is not None}
         if rows:
-            show(pivot(frame_of(rows.values())), self.console)
+            table = pivot(frame_of(rows.values()))  # without reasons, which the lines of the cells have said
+            show(
+                replace(table, notes=[note for note in table.notes if getattr(note, "kind", "dim") == "dim"]),
+                self.console,
+            )
         self._print_logs(attempts)
         folders = sorted({f"{attempt.cell.job.output_dir}/rows" for attempt in attempts})
         print(f"{len(rows)} row{'s' * (len(rows) != 1)} in {', '.join(folders)}; logs in {self.folder}", flush=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from tpbench.worker.start import MARKER, STORE_FILE, die_with_parent
+from tpbench.worker.start import MARKER, STACK_SIGNAL, STORE_FILE, die_with_parent
 
 LAUNCHER = "TPBENCH_LAUNCHER"
 """Environment variable of every process of a job: the launcher that started it, to tell whether that is dead."""
@@ -24,6 +24,9 @@ OUTPUT_DIR = "TPBENCH_OUTPUT_DIR"
 
 KILL_S = 30.0
 """Longest wait for processes that were killed. One that waits for a broken disk may not end at all."""
+
+STACK_S = 0.5
+"""Time in which ranks write their stacks."""
 
 
 def _identity(pid: int) -> str | None:
@@ -89,6 +92,16 @@ class ProcessTree:
                 pass_fds=tuple(keep),
                 preexec_fn=bind,
             )
+
+    def write_stacks(self) -> None:
+        """Let each rank write its stack to its log. A rank that has no handler of the signal yet writes none."""
+        for process, environ in _marked():
+            with contextlib.suppress(OSError, psutil.Error):
+                status = Path(f"/proc/{process.pid}/status").read_text()
+                caught = int(status.partition("SigCgt:")[2].split()[0], 16) >> (STACK_SIGNAL - 1) & 1
+                if environ[MARKER] == self.marker and caught and "tpbench.worker.rank" in process.cmdline():
+                    process.send_signal(STACK_SIGNAL)
+        time.sleep(STACK_S)
 
     def end(self, grace_s: float = 5.0) -> None:
         """End the agent, which ends its workers, then every process that is left. Returns when all have ended."""

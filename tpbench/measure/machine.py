@@ -191,8 +191,15 @@ def _git() -> dict[str, Any]:
     if not (root / ".git").exists():
         return {}
     try:
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=True)
-        status = subprocess.run(["git", "status", "--porcelain"], cwd=root, capture_output=True, text=True, check=True)
+        commit, status = _output(root, "rev-parse", "HEAD"), _output(root, "status", "--porcelain")
     except (OSError, subprocess.CalledProcessError):
         return {}
-    return {"git_commit": commit.stdout.strip(), "git_dirty": bool(status.stdout.strip())}
+    return {"git_commit": commit, "git_dirty": bool(status)}
+
+
+def _output(root: Path, *command: str) -> str:
+    """Return what git prints about a checkout. A git hook has variables such as GIT_DIR, of another repository."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    return subprocess.run(
+        ["git", *command], cwd=root, env=env, capture_output=True, text=True, check=True
+    ).stdout.strip()

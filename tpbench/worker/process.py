@@ -151,9 +151,6 @@ class WorkerProcess:
 
     def __init__(self) -> None:
         self.tasks_done = 0
-        self._random_states: tuple[Any, ...] | None = None
-        self.agreement: Any = None
-        """Process group in which the ranks agree on a lack of memory."""
         self._free_bytes = 0
         """Free memory of the GPU after the first task."""
 
@@ -166,15 +163,12 @@ class WorkerProcess:
             ctypes.CDLL(None).malloc_trim(0)  # memory that C's allocator keeps would not count in the next peak
 
     def reset_random_numbers(self) -> None:
-        """Set every random number generator to its state before the first task."""
+        """Set every random number generator to the same state before each task."""
         import torch
 
-        if self._random_states is None:
-            self._random_states = (random.getstate(), np.random.get_state(), torch.initial_seed())
-        python_state, numpy_state, seed = self._random_states
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
-        torch.manual_seed(seed)
+        random.seed(0)
+        np.random.seed(0)
+        torch.manual_seed(0)
 
     def reason_to_end(self, device: torch.device, world_size: int) -> str:
         """Return why this process may not run another task, or an empty string if it may.

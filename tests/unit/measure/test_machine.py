@@ -165,5 +165,6 @@ def test_a_checkout_with_changes_is_dirty(tmp_path: Path, monkeypatch: pytest.Mo
         subprocess.run(line.split(), cwd=tmp_path, check=True)
     found = machine._git()
     assert len(found["git_commit"]) == 40 and found["git_dirty"] is False
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))  # as in a hook of another repository
     (tmp_path / "new").touch()
     assert machine._git() == {**found, "git_dirty": True}

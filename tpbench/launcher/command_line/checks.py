@@ -300,6 +300,10 @@ def _require_safe(overrides: Sequence[Override]) -> None:
 def _unsafe_parts(override: Override) -> list[str]:
     line, key = str(override.input_line), str(override.key_or_group)
     errors = []
+    if key == "output_dir" and not override.is_delete() and {"", "null", "None"}.intersection(_choices(override)):
+        errors.append("output_dir is empty: write output_dir=FOLDER (is a variable of the shell not set?)")
+    if key == "hydra.job.chdir":
+        errors.append(f"{line}: every path counts from the folder in which tpbench starts, so no job changes it")
     if _CODE in line:
         errors.append(f"{printable(line)}: {_CODE} names Python code, which the command line may not")
     if _ENVIRONMENT.search(line) and key != "output_dir" and not key.startswith("hydra"):

@@ -40,11 +40,20 @@ def quote_numbers(arguments: Sequence[str]) -> list[str]:
     return [_BARE_NUMBER.sub(r"'\1'", each) if _GROUP_CHOICE.match(each) else each for each in arguments]
 
 
+_PATHS = ("output_dir", "model", "model_dir")
+"""Fields that may hold paths of folders."""
+_HOME = re.compile(r"(?:(?<=,)|^)~(?=/|,|$)")
+"""The home folder at the start of a path. The shell replaces it only in some places."""
+
+
 def flat_names(arguments: Sequence[str]) -> list[str]:
     """Write `train.loss=tpbench` as `train_loss=tpbench`, folders as `model_dir`, 128k as 131072, patterns as lists."""
     flat = []
     for argument in arguments:
         name, equals, value = argument.partition("=")
+        if name in _PATHS:
+            value = _HOME.sub(str(Path.home()), value)
+            argument = f"{name}={value}"
         if name in GROUPS:
             value = _listed(name, value, arguments)
         elif name in _whole_numbers():

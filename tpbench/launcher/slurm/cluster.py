@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
@@ -48,9 +49,9 @@ class SlurmSettings:
     signal_delay_s: int = setting(90, help="seconds before the time limit at which Slurm signals the job", low=1)
     poll_s: float = setting(2.0, help="seconds between two queries of the queue", low=0.1)
     setup: tuple[str, ...] = setting(
-        (), help='shell lines to run on each node beforehand, such as ["module load cuda"]'
+        (), help='shell lines to run beforehand, such as ["module load cuda"]; one that fails ends the job'
     )
-    sbatch: tuple[tuple[str, str], ...] = setting(
+    sbatch: tuple[tuple[str, str | bool], ...] = setting(
         (),
         help="further arguments of sbatch, with a plus: '+hydra.launcher.sbatch={mail-type: END, reservation: tests}'",
     )
@@ -67,7 +68,12 @@ class SlurmSettings:
         if not isinstance(setup, list) or not isinstance(sbatch, Mapping):
             raise JobError("setup must be a list of shell lines, sbatch a mapping such as {mail-type: END}")
         plain: SlurmSettings = parse(cls, {name: value for name, value in values.items() if name not in _COMPOUND})
-        arguments = tuple((str(name), str(value)) for name, value in sbatch.items())
+        # submitit writes an argument whose value is true without one, as in `--exclusive`.
+        arguments = tuple(
+            (str(name), value if value is True else str(value))
+            for name, value in sbatch.items()
+            if value is not False and value is not None
+        )
         return replace(plain, setup=tuple(map(str, setup)), sbatch=arguments)
 
 
@@ -85,6 +91,20 @@ POLL_S = 0.5
 
 ANSWER_S = 60.0
 """Longest wait for an answer of Slurm. A controller that is down keeps its clients waiting for minutes."""
+
+
+_CLIENT_VARIABLE = re.compile(r"(SBATCH|SQUEUE|SACCT|SINFO|SCANCEL|SCONTROL)_")
+_DEFAULTS_OF_USERS = {"SBATCH_PARTITION", "SBATCH_ACCOUNT", "SBATCH_QOS", "SBATCH_CONSTRAINT", "SBATCH_RESERVATION"}
+
+
+def drop_client_variables(settings: SlurmSettings | None = None) -> None:
+    """Delete variables of this process's environment that would change what Slurm's commands do or answer.
+
+    A user's defaults of settings that are null stay. sbatch would prefer the others to its arguments in a script.
+    """
+    for name in filter(_CLIENT_VARIABLE.match, list(os.environ)):
+        if name not in _DEFAULTS_OF_USERS or getattr(settings, name.removeprefix("SBATCH_").lower(), None):
+            del os.environ[name]
 
 
 class JobState(str):
@@ -150,7 +170,7 @@ def max_array_length() -> int:
 def rejection_message(stderr: str) -> str:
     """Return one line for the user when Slurm rejects jobs, from the several lines of sbatch."""
     lines = [line.removeprefix("sbatch: error: ").strip() for line in stderr.splitlines()]
-    message = f"Slurm rejects the jobs: {'; '.join(dict.fromkeys(filter(None, lines)))}"
+    message = f"Slurm rejects the jobs: {'; '.join(dict.fromkeys(filter(None, lines))) or 'sbatch gives no reason'}"
     if not re.search("SubmitJob|job submit limit", stderr):
         return message
     return (

@@ -38,7 +38,7 @@ class Layout:
         """
         more = dict(settings.sbatch)
         if after:
-            more["dependency"] = ",".join(filter(None, [more.get("dependency"), f"afterany:{after}"]))
+            more["dependency"] = ",".join(map(str, filter(None, [more.get("dependency"), f"afterany:{after}"])))
         parameters: dict[str, object] = {
             "nodes": self.nodes,
             "ntasks_per_node": 1,  # torchrun starts the ranks

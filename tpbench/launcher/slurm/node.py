@@ -14,12 +14,11 @@ import psutil
 from submitit import JobEnvironment
 from submitit.core.utils import DelayedSubmission, UncompletedJobError
 
-from tpbench.launcher import failure
-from tpbench.launcher.attempt import Attempt
+from tpbench.launcher.attempt import Attempt, is_consequence
 from tpbench.launcher.devices import Lease
+from tpbench.launcher.host import LOOPBACK, Rendezvous, Torchrun
 from tpbench.launcher.slurm import cluster
 from tpbench.launcher.slurm.submitted import record
-from tpbench.launcher.torchrun import LOOPBACK, Rendezvous, Torchrun
 from tpbench.measure import machine
 from tpbench.worker.start import MARKER, SECRET, load_secret
 
@@ -94,7 +93,7 @@ def _run(attempt: Attempt, rendezvous: Rendezvous) -> None:
     while (
         rendezvous.nodes > 1
         and not (attempt.has_row or attempt.has_result)
-        and failure.is_consequence(attempt.agent_log)
+        and is_consequence(attempt.agent_log)
         and time.monotonic() < deadline
     ):
         time.sleep(0.2)

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from tpbench.launcher import interrupts, torchrun
+from tpbench.launcher import host, interrupts
 from tpbench.launcher.attempt import Attempt, abandon
 from tpbench.launcher.display import Display
 from tpbench.launcher.options import SweepOptions
@@ -39,6 +39,7 @@ class Slurm:
             said = " and ".join(f"{name}={spelled(of_one_host[name])}" for name in asked)
             raise JobError(f"{said}: works on one host only, with hydra/launcher=torchrun")
         self.settings, self.wait = settings, options.wait
+        cluster.drop_client_variables(settings)
         self.target = Partition.find(settings)
         # The software is the cluster's too; its GPUs are unknown here, and each row names them.
         software = ("torch_version", "triton_version", "tpbench_version", "git_commit", "git_dirty")
@@ -108,8 +109,8 @@ class Slurm:
                 create_secret(attempt.folder)
             attempt.task.save(attempt.task_file)
         executor = SlurmExecutor(attempts[0].folder.parent / SUBMITIT, max_num_timeout=self.settings.requeues)
-        path = f"export PYTHONPATH={shlex.quote(str(torchrun.PACKAGE_ROOT))}${{PYTHONPATH:+:$PYTHONPATH}}"
-        setup = [*([] if torchrun.INSTALLED else [path]), *self.settings.setup]
+        path = f"export PYTHONPATH={shlex.quote(str(host.PACKAGE_ROOT))}${{PYTHONPATH:+:$PYTHONPATH}}"
+        setup = [*([] if host.INSTALLED else [path]), *map(_required, self.settings.setup)]
         timeout_s = max(attempt.cell.job.timeout_s for attempt in attempts)
         arrays = math.ceil(len(attempts) / cluster.max_array_length())
         length = math.ceil(len(attempts) / arrays)
@@ -154,3 +155,9 @@ class Slurm:
                     yield done
             display.tick()
             interrupts.sleep(0.2)
+
+
+def _required(line: str) -> str:
+    """Return a shell line that ends the job if it fails. Its output is in the log that the row of the cell quotes."""
+    failed = shlex.quote(f"this line of hydra.launcher.setup failed: {line}")
+    return f"{{ {line}\n}} || {{ echo {failed} >&2; exit 1; }}"

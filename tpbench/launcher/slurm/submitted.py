@@ -11,8 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import Any
 
-from tpbench.launcher import failure
-from tpbench.launcher.attempt import FAILURES, Attempt
+from tpbench.launcher.attempt import FAILURES, Attempt, last_lines, tail
 from tpbench.launcher.planning.plan import distinguish
 from tpbench.launcher.slurm import cluster
 from tpbench.launcher.slurm.cluster import ENDED
@@ -76,7 +75,7 @@ def closed(attempt: Attempt, state: str) -> Attempt | None:
     status, cause = CAUSES.get(state, ("error", "before it wrote a row"))
     job_id = job_of(attempt)
     submitit_log = attempt.folder.parent / SUBMITIT / f"{job_id}_0_log.err"
-    lines = failure.last_lines(attempt.folder) or failure.tail(submitit_log)
+    lines = last_lines(attempt.folder) or tail(submitit_log)
     logs = f"; the last lines:\n{lines}" if lines else ""
     return attempt.close(status, f"Slurm job {job_id} ended {cause} ({state}){logs}")
 
@@ -140,6 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("sweep", type=Path, help="a sweep's folder: OUTPUT_DIR/sweeps/SWEEP_ID")
     sweep: Path = parser.parse_args(arguments).sweep.absolute()
+    cluster.drop_client_variables()
     try:
         if not (attempts := attempts_of(sweep)):
             parser.error(f"{sweep} is no sweep's folder: it contains no cells")
