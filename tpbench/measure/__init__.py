@@ -2,8 +2,8 @@
 
 The modules, in the order of a first reading:
 
-- Order of a measurement: `run` measures a `session`, until its settings are met or for a fixed number of iterations.
-  `rounds` let other cells run in between.
+- Order of a measurement: `run` measures a `session`, until the `stop_rules` are met or for a fixed number of
+  iterations.
 - Times: `clock` has wall and device time and times parts of an iteration, and `statistics` decides when the median is
   precise. `ranks` gathers the numbers of all ranks.
 - Trust: `audit` has three guards against stale results.

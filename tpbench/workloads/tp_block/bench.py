@@ -9,7 +9,6 @@ from typing import Any
 from torch import Tensor
 
 from tpbench.measure.audit import GeneratedInputs
-from tpbench.measure.bottleneck import columns_by_exposure
 from tpbench.measure.clock import Stopwatch
 from tpbench.measure.session import Context, Verdict
 from tpbench.workloads import Variant
@@ -106,8 +105,6 @@ class TpBlockSession:
         details |= measurements.exposed_communication(
             self.inputs, self.prepared, self.stopwatch, self.step, self.release
         )
-        if columns.get("device_ms") and "exposed_ms" in details:  # a trace of the iterations replaces these columns
-            details |= columns_by_exposure(details["exposed_ms"], columns, self.costs.compute_ms)
         details |= measurements.trace_step(self.step, self.context, keep=self.problem.profile)
         self.release()
         return details
