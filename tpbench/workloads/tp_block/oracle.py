@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from tpbench.comm.collectives import gather_objects
+from tpbench.comm.collectives import exchanged, gather_objects
 from tpbench.measure.session import Verdict
 from tpbench.workloads.tp_block.execution.layers import rotary_angles
 from tpbench.workloads.tp_block.inputs import BlockInputs
@@ -86,9 +85,9 @@ class ForwardPass:
         """Return the output of x (tokens, hidden), or of a rank's columns of it for the part `row`."""
         part = self.problem.part
         if part == "column":
-            return _CopyToRanks.apply(x, self.group) @ self.weights["up"].t()
+            return _copied_to_ranks(x, self.group) @ self.weights["up"].t()
         if part == "row":
-            return _SumOverRanks.apply(x @ self.weights["down"].t(), self.group)
+            return _summed_over_ranks(x @ self.weights["down"].t(), self.group)
         if part == "mlp":
             return self._mlp(x)
         x = x + self._attention(self._norm(x, "attention_norm"))
@@ -98,12 +97,12 @@ class ForwardPass:
         return x * (x.square().mean(-1, keepdim=True) + EPS).rsqrt() * self.weights[name]
 
     def _mlp(self, x: Tensor) -> Tensor:
-        gate, up = (_CopyToRanks.apply(x, self.group) @ self.weights["up"].t()).chunk(2, dim=-1)
-        return _SumOverRanks.apply((gate * torch.sigmoid(gate) * up) @ self.weights["down"].t(), self.group)
+        gate, up = (_copied_to_ranks(x, self.group) @ self.weights["up"].t()).chunk(2, dim=-1)
+        return _summed_over_ranks((gate * torch.sigmoid(gate) * up) @ self.weights["down"].t(), self.group)
 
     def _attention(self, x: Tensor) -> Tensor:
         heads, kv_heads = self.problem.heads // self.size, self.problem.kv_heads // self.size
-        product = _CopyToRanks.apply(x, self.group) @ self.weights["qkv"].t()
+        product = _copied_to_ranks(x, self.group) @ self.weights["qkv"].t()
         columns = product.split(self.problem.head_dim, dim=-1)
         rotated = [_rotated(head) if self.problem.rotary else head for head in columns[: heads + kv_heads]]
         outputs = []
@@ -111,7 +110,7 @@ class ForwardPass:
             key = heads + head // (heads // kv_heads)
             # The (rows, rows) matrices of all heads would not fit: the backward pass computes them again.
             outputs.append(checkpoint(_head, rotated[head], rotated[key], columns[key + kv_heads], use_reentrant=False))
-        return _SumOverRanks.apply(torch.cat(outputs, dim=-1) @ self.weights["out"].t(), self.group)
+        return _summed_over_ranks(torch.cat(outputs, dim=-1) @ self.weights["out"].t(), self.group)
 
 
 def _rotated(x: Tensor) -> Tensor:
@@ -129,29 +128,14 @@ def _head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return functional.softmax(scores, dim=-1) @ v
 
 
-class _CopyToRanks(torch.autograd.Function):
-    """Identity before column-parallel products. The backward pass sums the ranks' partial gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return _sum_over_ranks(grads[0], ctx.group), None
+def _copied_to_ranks(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return x, for column-parallel products. The backward pass sums the ranks' partial gradients."""
+    return exchanged(x, group, lambda same, _: same.view_as(same), _sum_over_ranks)
 
 
-class _SumOverRanks(torch.autograd.Function):
-    """Sum of the ranks' partial products. The backward pass is the identity."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
-        return _sum_over_ranks(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return grads[0], None
+def _summed_over_ranks(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return the sum of the ranks' partial products. The backward pass is the identity."""
+    return exchanged(x, group, _sum_over_ranks, lambda gradient, _: gradient)
 
 
 def _sum_over_ranks(part: Tensor, group: dist.ProcessGroup) -> Tensor:
