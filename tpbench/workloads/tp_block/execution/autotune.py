@@ -12,6 +12,7 @@ graphs, which need few launches.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -20,19 +21,21 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tpbench.comm.parallel_linears import LinearPlan, Schedule, SequentialSchedule
+from tpbench.comm.parallel_linears import LinearPlan, LocalSchedule, Schedule, SequentialSchedule
+from tpbench.comm.symmetric_buffers import SymmetricBuffers
 from tpbench.measure.clock import do_nothing
+from tpbench.workloads.tp_block.execution.copy_engine import CopyEngineSchedule
 from tpbench.workloads.tp_block.execution.layers import Planner
 from tpbench.workloads.tp_block.execution.measurements import linear_operation
 from tpbench.workloads.tp_block.execution.prepared import (
     BlockContext,
     PreparedBlock,
-    free_graphs,
     graphed,
     prepare,
     workspace_columns,
 )
-from tpbench.workloads.tp_block.execution.ring import RingSchedule
+from tpbench.workloads.tp_block.execution.torch_schedules import RingSchedule, SymmMemSchedule
+from tpbench.workloads.tp_block.inputs import BlockInputs
 from tpbench.workloads.tp_block.problem import ShardedLinear
 
 PLAIN, MIXED = "plain", "mixed"
@@ -153,8 +156,9 @@ class ScheduleTuner:
         if best.plan != MIXED:
             self.chosen = dict.fromkeys(self.chosen, best.plan)
         del eager
-        if on_gpu:
-            free_graphs()
+        if on_gpu:  # the callables of graphs are parts of reference cycles
+            gc.collect()
+            torch.cuda.empty_cache()
 
     def _graphed(self, eager: Mapping[Candidate, PreparedBlock]) -> dict[Candidate, PreparedBlock]:
         """The same steps as graphs. They share the memory of their intermediate results."""
@@ -194,22 +198,25 @@ def prepare_fastest(context: BlockContext) -> PreparedBlock:
     return graphed(prepared) if tuner.graphs else prepared
 
 
+def schedule_named(name: str, inputs: BlockInputs) -> Schedule:
+    """Return a new schedule of that name: local, plain, ring, symm_mem or copy_engine."""
+    if name == "local":
+        return LocalSchedule()
+    if name == "copy_engine":
+        return CopyEngineSchedule(SymmetricBuffers(inputs.group, inputs.device, inputs.problem.signals))
+    return {PLAIN: SequentialSchedule, "ring": RingSchedule, "symm_mem": SymmMemSchedule}[name](inputs.group)
+
+
 def available_schedules(context: BlockContext) -> dict[str, Schedule]:
     """Return the schedules that this machine can run for this problem, by name."""
-    inputs, problem = context.inputs, context.inputs.problem
-    schedules: dict[str, Schedule] = {PLAIN: SequentialSchedule(inputs.group)}
-    if problem.tokens % inputs.size**2 == 0:
-        schedules["ring"] = RingSchedule(inputs.group)
+    inputs = context.inputs
+    names = [PLAIN, *(["ring"] if inputs.problem.tokens % inputs.size**2 == 0 else [])]
     if inputs.device.type == "cuda":
-        from tpbench.comm.symmetric_buffers import SymmetricBuffers
-        from tpbench.workloads.tp_block.execution.copy_engine import CopyEngineSchedule
-        from tpbench.workloads.tp_block.execution.symm_mem import SymmMemSchedule
-
-        buffers = SymmetricBuffers(inputs.group, inputs.device, problem.signals)
-        schedules["symm_mem"] = SymmMemSchedule(inputs.group)
-        schedules["copy_engine"] = CopyEngineSchedule(buffers)
-        if inputs.size > 2:  # a single peer has no neighbour to merge with
-            schedules["copy_engine_merged"] = CopyEngineSchedule(buffers, merged=True)
+        names += ["symm_mem", "copy_engine"]
+    schedules = {name: schedule_named(name, inputs) for name in names}
+    engine = schedules.get("copy_engine")
+    if isinstance(engine, CopyEngineSchedule) and inputs.size > 2:  # a single peer has no neighbour to merge with
+        schedules["copy_engine_merged"] = CopyEngineSchedule(engine.buffers, merged=True)
     return schedules
 
 

@@ -24,7 +24,7 @@ from tpbench.comm.parallel_linears import (
     row_parallel,
     with_summed_gradient,
 )
-from tpbench.workloads.tp_block.execution.ring import RingSchedule
+from tpbench.workloads.tp_block.execution.torch_schedules import RingSchedule
 from tpbench.workloads.tp_block.problem import ShardedLinear, TpBlock
 
 Planner = Callable[[ShardedLinear], LinearPlan]

@@ -61,19 +61,15 @@ class MachineRates:
     gather_gb_per_s: float
     """Bytes that a rank receives in a large all-gather, in 1e9 bytes per second. 0 for one rank."""
 
-    def wire_ms(self, received: int) -> float:
-        """Return the least time in ms to receive that many bytes."""
-        return received / self.gather_gb_per_s / 1e6 if received else 0.0
-
     def costs(self, problem: TpBlock, size: int) -> Costs:
         """Return the costs of an iteration on one of `size` ranks at these rates."""
-        operations = flops(problem, size)
+        operations, received = flops(problem, size), bytes_sent(problem, size, least=True)
         return Costs(
             bytes_moved=bytes_moved(problem, size),
             bytes_communicated=bytes_sent(problem, size),
             flops=operations,
             compute_ms=compute_ms(operations, self.gemm_tflops),
-            wire_ms=self.wire_ms(bytes_sent(problem, size, least=True)),
+            wire_ms=received / self.gather_gb_per_s / 1e6 if received else 0.0,
         )
 
 

@@ -22,7 +22,7 @@ from tpbench.workloads import Variant
 from tpbench.workloads.step import checked_columns, require
 from tpbench.workloads.tp_block.execution import measurements
 from tpbench.workloads.tp_block.execution.layers import RMSNorm
-from tpbench.workloads.tp_block.execution.prepared import BlockContext, GraphMemory, PreparedBlock, graph_memory
+from tpbench.workloads.tp_block.execution.prepared import BlockContext, PreparedBlock, with_gib
 from tpbench.workloads.tp_block.inputs import BlockInputs
 from tpbench.workloads.tp_block.oracle import ForwardPass, complaint, squared_norm
 from tpbench.workloads.tp_block.problem import TpBlock
@@ -59,7 +59,7 @@ class StackSession:
             capturable=context.device.type == "cuda",
         )
         self.costs = self.rates.costs(problem, self.prepared.size)
-        self.graph_memory: GraphMemory | None = None
+        self.graph_columns: dict[str, Any] = {}
         self.replay: Callable[[], None] | None = None
         self.steps_done = 0
         self.now = torch.zeros(2, device=context.device, dtype=torch.float64)
@@ -69,8 +69,8 @@ class StackSession:
     def step(self) -> None:
         """Run one training step, from the second one on as the replay of a CUDA graph if the job has graph=true."""
         if self.context.graph and self.steps_done == CAPTURED_STEP:
-            with graph_memory() as self.graph_memory:
-                self.replay = cuda_graph.capture(self._train).replay
+            captured, self.graph_columns["graph_gib"] = with_gib(lambda: cuda_graph.capture(self._train))
+            self.replay = captured.replay
         (self.replay or self._train)()
         self.steps_done += 1
 
@@ -98,9 +98,8 @@ class StackSession:
             **errors,
             **asdict(self.rates),
             **checked_columns(self.prepared.columns(), self.variant, WORKLOAD),
+            **self.graph_columns,
         }
-        if self.graph_memory is not None:
-            columns["graph_gib"] = self.graph_memory.gib
         return Verdict(columns, complaint(errors, self.problem.dtype))
 
     def details(self, columns: Mapping[str, Any]) -> dict[str, Any]:
