@@ -127,7 +127,7 @@ def _first_passes(
     def one_pass(step: Callable[[], None]) -> tuple[np.ndarray[Any, Any], float]:
         with rank_memory.extra_peak(context.device) as peak:
             samples = wall.samples(step, session.restore, 1)
-        return np.array(gather_number(samples[0], context)), peak.gib
+        return np.array(gather_number(samples[0], context)), peak.peak_gib[0]
 
     context.say("first pass")
     last_ms, peak_gib = one_pass(session.step)

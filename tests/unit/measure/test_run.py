@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from typing import Any
 from unittest import mock
 
@@ -172,7 +173,8 @@ def test_the_launch_ends_when_the_step_returns_not_when_the_device_is_idle(
         monkeypatch.setattr(running, "this_gpu", lambda _: None)
         monkeypatch.setattr(running, "iteration_columns", lambda *_: {})
         monkeypatch.setattr(running, "_captured", lambda *_: lambda: time.sleep(replay_s or 0.0))
-        monkeypatch.setattr(rank_memory, "extra_peak", lambda _: contextlib.nullcontext(rank_memory.Peak()))
+        peak: Any = mock.Mock(peak_gib=[math.nan])
+        monkeypatch.setattr(rank_memory, "extra_peak", lambda _: contextlib.nullcontext(peak))
         monkeypatch.setattr(rank_memory, "fill_freed_with_nan", lambda *_: None)
         session = Launching(here, time, 0.002)
         wanted = MeasureSettings(graph=replay_s is not None, **settings)
