@@ -62,7 +62,7 @@ def own_names(arguments: Sequence[str]) -> list[str]:
     """
     plain = _without_dashes(arguments)
     values = dict(argument.split("=", 1) for argument in plain if "=" in argument)
-    names = [_own_name(*argument.split("=", 1), plain) if "=" in argument else argument for argument in plain]
+    names = [_own_name(argument, plain) if "=" in argument else argument for argument in plain]
     if "impl" in values and "shape" not in values:
         names.append(_OLDER_SHAPE)
     if plain != list(arguments):
@@ -70,7 +70,8 @@ def own_names(arguments: Sequence[str]) -> list[str]:
     return names
 
 
-def _own_name(name: str, value: str, arguments: Sequence[str]) -> str:
+def _own_name(argument: str, arguments: Sequence[str]) -> str:
+    name, _, value = argument.partition("=")
     if name == "no_vocab_parallel":
         value = {"true": "false", "false": "true"}.get(value.lower(), value)
     elif name == "num_training_steps":
