@@ -8,7 +8,7 @@ The modules, in the order of a first reading:
   precise. `ranks` gathers the numbers of all ranks.
 - Trust: `audit` has three guards against stale results.
 - Memory and floors: `rank_memory`, and the `rates` of copies and of products.
-- GPU: `cuda_graph` captures a step. `gpu` reads clocks, throttling and the energy counter. `bottleneck` reads a trace
-  of `gpu_profiler`.
+- GPU: `cuda_graph` captures a step. `gpu` reads clocks, throttling and the energy counter. `gpu_trace` says from a
+  profile what bounds an iteration.
 - Results: `measured_columns` of a row. `machine` describes the machine, and `kernels_version` the code of the kernels.
 """

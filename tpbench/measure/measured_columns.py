@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from tpbench.measure.bottleneck import bottleneck_columns
 from tpbench.measure.clock import WallClock
 from tpbench.measure.gpu import SAMPLE_S, NvmlGpu, iteration_energy_j
+from tpbench.measure.gpu_trace import bottleneck_columns
 from tpbench.measure.rank_memory import IterationMemory
 from tpbench.measure.ranks import gather_number, gather_numbers
 from tpbench.measure.session import Context, Costs, DetailedSession, Session

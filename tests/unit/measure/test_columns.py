@@ -87,25 +87,6 @@ def test_the_copy_bandwidth_counts_bytes_read_and_written_of_the_slowest_rank(
     assert rates.copy_gb_per_s(CPU) == pytest.approx(4e6 / 2.0 / 1e9)
 
 
-def test_device_times_of_copies_are_between_neighbouring_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    marks = itertools.accumulate(range(1, 100))
-
-    class Event:
-        def __init__(self, enable_timing: bool) -> None:
-            assert enable_timing
-
-        def record(self) -> None:
-            self.at = next(marks)
-
-        def elapsed_time(self, end: Any) -> float:
-            return float(end.at - self.at)
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
-    seconds = rates._device_seconds(torch.zeros(1), torch.ones(1))
-    assert seconds == [each / 1e3 for each in range(2, rates.COPIES + 3)]
-
-
 def test_the_rate_of_products_counts_two_operations_for_each_term() -> None:
     class Watch:
         def ms(self, multiply: Any) -> float:

@@ -19,7 +19,6 @@ from tests.support.sleeping_sessions import Sleeper, cpu_context, run
 from tpbench.measure import clock, rank_memory
 from tpbench.measure import run as running
 from tpbench.measure.clock import WallClock
-from tpbench.measure.measured_columns import launch_samples
 from tpbench.measure.session import Context, IterationSchedule, MeasureSettings
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -181,15 +180,6 @@ def test_the_launch_ends_when_the_step_returns_not_when_the_device_is_idle(
         columns = run(session, on_gpu(here), wanted)[1]
     assert columns["launch_ms"] == pytest.approx(2 * launch_ms)
     assert columns["time_ms"] == pytest.approx(2 * (launch_ms + 3.0))
-
-
-def test_a_wait_for_the_device_within_the_step_is_a_part_of_the_launch(here: Rank) -> None:
-    with simulated_time() as time:
-        wall = WallClock(CPU, mock.Mock())
-        wall.samples(lambda: time.sleep(0.004), lambda: None, 1)
-    (launch,) = launch_samples(wall, 1, on_gpu(here)) or []
-    assert launch.tolist() == pytest.approx([4.0, 8.0])
-    assert launch_samples(wall, 1, cpu_context(here)) is None
 
 
 class Training(Logging):

@@ -16,7 +16,7 @@ import torch
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.tp_block import FixedStopwatch, block_context, context, problem
 from tpbench.measure.clock import do_nothing
-from tpbench.measure.gpu_profiler import COMMUNICATION, OTHER, PRODUCT, Interval
+from tpbench.measure.gpu_trace import COMMUNICATION, OTHER, PRODUCT, Interval
 from tpbench.measure.rates import SIDE
 from tpbench.workloads.tp_block import WORKLOAD, bench
 from tpbench.workloads.tp_block.execution import measurements

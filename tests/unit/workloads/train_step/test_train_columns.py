@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.support.train_step import CPU, single_context, tiny_problem
-from tpbench.measure.gpu_profiler import Event, intervals
+from tpbench.measure.gpu_trace import Event, intervals
 from tpbench.workloads.train_step.estimates import rank_flops
 from tpbench.workloads.train_step.training import measured_step
 from tpbench.workloads.train_step.training.measured_step import PhaseTimer, exposed_share, peak_tflops, throughput

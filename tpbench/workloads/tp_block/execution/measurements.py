@@ -26,7 +26,7 @@ from tpbench.comm import parallel_linears
 from tpbench.comm.collectives import gather_rows, scatter_rows
 from tpbench.comm.parallel_linears import Schedule
 from tpbench.measure.clock import Stopwatch, do_nothing, paired_difference
-from tpbench.measure.gpu_profiler import (
+from tpbench.measure.gpu_trace import (
     COMMUNICATION,
     PRODUCT,
     Interval,

@@ -10,19 +10,20 @@ import pytest
 import torch
 from torch._C._autograd import DeviceType
 
-from tpbench.measure import bottleneck, gpu_profiler, measured_columns
-from tpbench.measure.bottleneck import between_markers, share_columns
-from tpbench.measure.gpu_profiler import (
+from tpbench.measure import gpu_trace, measured_columns
+from tpbench.measure.gpu_trace import (
     COMMUNICATION,
     OTHER,
     PRODUCT,
     Event,
     Interval,
+    between_markers,
     busy_ms,
     covered_ms,
     events,
     intervals,
     kind_of,
+    share_columns,
 )
 from tpbench.measure.session import Costs, IterationSchedule
 
@@ -46,10 +47,6 @@ def test_work_of_two_streams_counts_once_and_hidden_communication_not_at_all() -
     assert busy(*kernels, hidden) == pytest.approx((5.0, 0.0))
     assert busy(*kernels, hidden, half_hidden) == pytest.approx((5.0, 2.0))
     assert busy(*kernels, kernel(ALL_REDUCE, 8, 1), half_hidden) == pytest.approx((5.0, 3.0))
-
-
-def test_an_empty_trace_is_idle() -> None:
-    assert busy() == (0.0, 0.0)
 
 
 def test_iterations_lie_between_pairs_of_markers() -> None:
@@ -95,11 +92,11 @@ def columns_of(
     """The columns on a rank with this trace. `on_peer`: the busy times of another rank, else equal to this one's."""
     costs = Costs(bytes_moved=10**9, bytes_communicated=sent, communicates_in_kernels=in_kernels, compute_ms=2.0)
     if traced is not None:
-        monkeypatch.setattr(bottleneck, "_traced", lambda *_: traced)
-    monkeypatch.setattr(bottleneck, "gather_number", lambda value, _: [float(value)] * 2)
+        monkeypatch.setattr(gpu_trace, "_traced", lambda *_: traced)
+    monkeypatch.setattr(gpu_trace, "gather_number", lambda value, _: [float(value)] * 2)
     monkeypatch.setattr(measured_columns, "iteration_energy_j", lambda *_: None)
     monkeypatch.setattr(
-        bottleneck,
+        gpu_trace,
         "gather_numbers",
         lambda values, _: [np.array(pair) for pair in zip(values, on_peer or values, strict=True)],
     )
@@ -133,7 +130,7 @@ def test_without_a_trace_the_clocks_tell_what_they_can(monkeypatch: pytest.Monke
 def test_long_iterations_are_traced_once(time_ms: float, iterations: int, monkeypatch: pytest.MonkeyPatch) -> None:
     traced: list[int] = []
     monkeypatch.setitem(TIMES, "time_ms", time_ms)
-    monkeypatch.setattr(bottleneck, "_traced", lambda *arguments: traced.append(arguments[3]) or [])
+    monkeypatch.setattr(gpu_trace, "_traced", lambda *arguments: traced.append(arguments[3]) or [])
     found = columns_of(monkeypatch, None)
     assert traced == [iterations] and "compute_share" not in found
 
@@ -149,7 +146,7 @@ def test_a_trace_with_little_of_a_replayed_step_tells_nothing(monkeypatch: pytes
 def test_a_process_that_runs_further_jobs_is_traced_only_if_it_was_profiled_or_trains(
     profiled: bool, traces: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_profiler, "_has_run", profiled)
+    monkeypatch.setattr(gpu_trace, "_has_run", profiled)
     found = columns_of(monkeypatch, [[kernel(GEMM, 0, 3.5)]], stays=True)
     assert ("compute_share" in found) == traces
     schedule = IterationSchedule(warmup_iterations=1, iterations=1, held_before=0)
@@ -163,13 +160,13 @@ def test_a_process_that_runs_further_jobs_is_traced_only_if_it_was_profiled_or_t
 def test_without_cupti_the_iterations_run_and_there_is_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[int] = []
     said: list[str] = []
-    monkeypatch.setattr(gpu_profiler, "_has_run", False)  # restored after the test
+    monkeypatch.setattr(gpu_trace, "_has_run", False)  # restored after the test
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     wall: Any = SimpleNamespace(samples=lambda step, restore, iterations: [step() for _ in range(iterations)])
     here: Any = SimpleNamespace(device=torch.device("cuda"), say=said.append)
     with pytest.warns(UserWarning, match="CUDA is not available"):
-        assert bottleneck._traced(lambda: ran.append(1), lambda: None, wall, 3, here) == []
+        assert gpu_trace._traced(lambda: ran.append(1), lambda: None, wall, 3, here) == []
     assert len(ran) == 3 and said[0].startswith("no trace: ")
 
 
