@@ -63,8 +63,8 @@ TIMES = {"time_ms": 4.0, "bytes_moved": 10**9, "copy_gb_per_s": 1000.0}  # memor
 @pytest.mark.parametrize(
     ("busy_ms", "communication_ms", "compute_ms", "shares", "bound"),
     [
-        (2.8, 0.4, 2.0, (0.7, 0.1, 0.2), "compute"),
-        (2.8, 0.4, 0.5, (0.7, 0.1, 0.2), "memory"),
+        (2.84, 0.4, 2.0, (0.71, 0.1, 0.19), "compute"),
+        (2.84, 0.4, 0.5, (0.71, 0.1, 0.19), "memory"),
         (0.4, 2.76, 2.0, (0.1, 0.69, 0.21), "host"),
         (1.6, 1.64, 2.0, (0.4, 0.41, 0.19), "wire"),
         (3.0, 2.0, 2.0, (0.6, 0.4, 0.0), "compute"),  # the traced iterations were slower
