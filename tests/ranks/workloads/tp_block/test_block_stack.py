@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
+from tests.support.sleeping_sessions import run
 from tests.support.tp_block import FixedStopwatch, block_context, context, problem
-from tpbench.measure.run import run
 from tpbench.measure.session import MeasureSettings
 from tpbench.workloads.tp_block import WORKLOAD
 from tpbench.workloads.tp_block.execution import measurements, stack
@@ -32,7 +32,7 @@ def measured(here: Rank, name: str, dtype: str, broken: bool = False) -> dict[st
         session = stack.StackSession(cell, WORKLOAD.variants[name], where)
     if broken:
         session.prepared = prepare(block_context(here, cell), NoCommunicationSchedule(here.rank, here.world_size))
-    verdict, columns = run(session, where, MeasureSettings(), 1.0, lambda _: None)
+    verdict, columns = run(session, where, MeasureSettings())
     return {**verdict.columns, **columns, "wrong": verdict.wrong}
 
 
