@@ -27,6 +27,10 @@ from tpbench.workloads.tp_block.inputs import BlockInputs
 from tpbench.workloads.tp_block.problem import TOLERANCE
 
 EPS = 1e-5
+"""Of the RMSNorms."""
+
+BETAS, ADAM_EPS, WEIGHT_DECAY = (0.9, 0.999), 1e-8, 0.01
+"""Arguments of AdamW beside the learning rate: torch's defaults."""
 
 
 @dataclass(frozen=True)
@@ -247,3 +251,55 @@ def squared_norm(grads: Mapping[str, Tensor], inputs: BlockInputs) -> float:
 
 def _nan_as_inf(value: float) -> float:
     return math.inf if math.isnan(value) else value
+
+
+def expected_trajectory(inputs: BlockInputs, steps: int) -> Tensor:
+    """Train for `steps` steps in float64. Collective over the tp group, with the same result on every rank.
+
+    Returns the loss and gradient norm of each step: (2, steps).
+
+    After each step the weights are rounded to the dtype in which a variant stores them: in bf16 a small update of a
+    large weight is lost, and others become larger.
+    """
+    problem = inputs.problem
+    layers = [
+        {name: part.double().requires_grad_() for name, part in parts.items()}
+        for parts in (inputs.weights_of(inputs.rank, inputs.size, layer) for layer in range(problem.layers))
+    ]
+    x, target = inputs.x(0, 1).double(), inputs.target(0, 1).double()
+    weights = [weight for layer in layers for weight in layer.values()]
+    moments = [(torch.zeros_like(weight), torch.zeros_like(weight)) for weight in weights]
+    losses, grad_norms = [], []
+    for step in range(1, steps + 1):
+        y = x
+        for layer in layers:
+            y = ForwardPass(inputs, layer).run(y)
+        loss = (y - target).square().mean()
+        loss.backward()
+        losses.append(float(loss.detach()))
+        grad_norms.append(_grad_norm(inputs, layers))
+        with torch.no_grad():
+            for weight, (mean, square) in zip(weights, moments, strict=True):
+                _update(weight, mean, square, step, problem.learning_rate)
+                weight.copy_(weight.to(inputs.dtype))
+    return torch.tensor([losses, grad_norms], dtype=torch.float64)
+
+
+def _update(weight: Tensor, mean: Tensor, square: Tensor, step: int, learning_rate: float) -> None:
+    """One step of AdamW. The decay is decoupled from the gradient."""
+    grad = weight.grad
+    assert grad is not None
+    first, second = BETAS
+    mean.mul_(first).add_((1 - first) * grad)
+    square.mul_(second).add_((1 - second) * grad**2)
+    weight.mul_(1 - learning_rate * WEIGHT_DECAY)
+    weight.sub_(learning_rate * mean / (1 - first**step) / ((square / (1 - second**step)).sqrt() + ADAM_EPS))
+    weight.grad = None
+
+
+def _grad_norm(inputs: BlockInputs, layers: list[dict[str, Tensor]]) -> float:
+    """The norm of the gradients of all layers' weights, over all ranks."""
+    grads = ({name: part.grad for name, part in layer.items() if part.grad is not None} for layer in layers)
+    square = torch.tensor(math.fsum(squared_norm(of_layer, inputs) for of_layer in grads), dtype=torch.float64)
+    dist.all_reduce(square, group=inputs.group)
+    return math.sqrt(square)

@@ -9,5 +9,4 @@ The modules, in the order of a first reading:
 - `prepared`: what a variant returns, a block that runs eagerly, compiled or as CUDA graphs.
 - `autotune`: trials of schedules for block_auto.
 - `measurements` beside the time of a step.
-- `stack`: a stack of blocks that is trained (layers=N).
 """
