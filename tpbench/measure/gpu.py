@@ -5,7 +5,6 @@ Without NVML nothing is known.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -54,39 +53,38 @@ class NvmlGpu:
     nvml: Any
     handle: Any
 
+    def ask(self, function: str, *arguments: Any) -> Any:
+        """Return what a function of NVML answers about this GPU, or None if NVML does not know it."""
+        try:
+            return getattr(self.nvml, function)(self.handle, *arguments)
+        except self.nvml.NVMLError:
+            return None
+
     def clocks_mhz(self) -> dict[str, Any]:
         """Return the columns of the present clocks. Empty if NVML does not know them."""
-        nvml = self.nvml
-        try:
-            return {
-                "sm_clock_mhz": nvml.nvmlDeviceGetClockInfo(self.handle, nvml.NVML_CLOCK_SM),
-                "memory_clock_mhz": nvml.nvmlDeviceGetClockInfo(self.handle, nvml.NVML_CLOCK_MEM),
-            }
-        except nvml.NVMLError:
-            return {}
+        kinds = {"sm_clock_mhz": self.nvml.NVML_CLOCK_SM, "memory_clock_mhz": self.nvml.NVML_CLOCK_MEM}
+        clocks = {name: self.ask("nvmlDeviceGetClockInfo", kind) for name, kind in kinds.items()}
+        return {} if None in clocks.values() else clocks
 
     def energy_j(self) -> float | None:
         """Return the energy in J that the GPU has used since its driver was loaded, or None if it does not count."""
-        try:
-            return float(self.nvml.nvmlDeviceGetTotalEnergyConsumption(self.handle)) / 1e3
-        except self.nvml.NVMLError:
-            return None
+        used_mj = self.ask("nvmlDeviceGetTotalEnergyConsumption")
+        return None if used_mj is None else float(used_mj) / 1e3
 
     def violations_ns(self) -> dict[str, int]:
         """Return for each reason the time in ns during which it has lowered the clocks, where NVML counts it."""
         counted = {}
         for reason, (policies, _) in THROTTLE_REASONS.items():
             for policy in policies:
-                with contextlib.suppress(self.nvml.NVMLError):
-                    number = getattr(self.nvml, f"NVML_PERF_POLICY_{policy}")
-                    counted[reason] = int(self.nvml.nvmlDeviceGetViolationStatus(self.handle, number).violationTime)
+                number = getattr(self.nvml, f"NVML_PERF_POLICY_{policy}")
+                if (status := self.ask("nvmlDeviceGetViolationStatus", number)) is not None:
+                    counted[reason] = int(status.violationTime)
         return counted
 
     def throttled_now(self) -> set[str] | None:
         """Return the reasons that lower the clocks now, or None if NVML does not know."""
-        try:
-            state = self.nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self.handle)
-        except self.nvml.NVMLError:
+        state = self.ask("nvmlDeviceGetCurrentClocksThrottleReasons")
+        if state is None:
             return None
         bits = {
             reason: [getattr(self.nvml, f"nvmlClocksThrottleReason{name}") for name in names]
