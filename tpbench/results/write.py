@@ -34,6 +34,7 @@ from tpbench.results.schema import (
     workload_columns,
 )
 from tpbench.suggestions import printable, unknown
+from tpbench.workloads.definition import register_stored
 
 _ROW_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=,+-]{0,199}")
 INDEX = ".compacted"
@@ -112,6 +113,7 @@ def write_row(row: Mapping[str, Any], output_dir: str | os.PathLike[str], row_id
 
 def row_table(row: Mapping[str, Any]) -> pa.Table:
     """Return the row as an Arrow table of one line, in the schema's types and order. Raises RowError."""
+    register_stored([row.get("workload_definition")])
     common = common_columns()
     added = workload_columns().get(row.get("workload") or "", {})
     known = common | added
