@@ -50,7 +50,7 @@ class RowWarning(UserWarning):
     """A file was skipped, or read in part. The message names the file."""
 
 
-def load(where: Where = "outputs", *, columns: Sequence[str] | None = None, **equal: Any) -> pd.DataFrame:
+def load(where: Where = "outputs", *, columns: str | Sequence[str] | None = None, **equal: Any) -> pd.DataFrame:
     """Return all rows in `where`: a folder with its subfolders, a file, a glob, or a list of these.
 
     `columns` selects one column or several; the others are not read. Every other keyword is a column with the value, or
@@ -70,7 +70,7 @@ def load(where: Where = "outputs", *, columns: Sequence[str] | None = None, **eq
     return _frame(_load(where, columns, equal))
 
 
-def load_table(where: Where = "outputs", *, columns: Sequence[str] | None = None, **equal: Any) -> pa.Table:
+def load_table(where: Where = "outputs", *, columns: str | Sequence[str] | None = None, **equal: Any) -> pa.Table:
     """Return the same rows as `load`, as an Arrow table for DuckDB, polars and others."""
     return _load(where, columns, equal)
 
@@ -80,7 +80,7 @@ def _frame(table: pa.Table) -> pd.DataFrame:
     return frame
 
 
-def _load(where: Where, columns: Sequence[str] | None, equal: Mapping[str, Any]) -> pa.Table:
+def _load(where: Where, columns: str | Sequence[str] | None, equal: Mapping[str, Any]) -> pa.Table:
     columns = [columns] if isinstance(columns, str) else columns
     needed = None
     if columns is not None:
@@ -174,10 +174,9 @@ def combine(tables: Mapping[Path, pa.Table]) -> tuple[pa.Table, list[str], list[
     Files of equal schema are concatenated before any work per column: ten thousand files have a handful of schemas. The
     workloads of users' files that rows define are known from then on, in their newest form.
     """
-    defined = [
-        table.select([DEFINITION, "started_at"]) for table in tables.values() if DEFINITION in table.column_names
-    ]
-    register_stored(row[DEFINITION] for row in oldest_first(row for table in defined for row in table.to_pylist()))
+    defining = [table for table in tables.values() if {DEFINITION, "started_at"} <= set(table.column_names)]
+    rows = (row for table in defining for row in table.select([DEFINITION, "started_at"]).to_pylist())
+    register_stored(row[DEFINITION] for row in oldest_first(rows))
     groups: dict[Any, list[Path]] = defaultdict(list)
     for path, table in tables.items():
         groups[table.schema.serialize().to_pybytes()].append(path)
