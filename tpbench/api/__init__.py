@@ -35,10 +35,10 @@ from tpbench.api.entropy_loss import Output as Output
 from tpbench.api.entropy_loss import Shard as Shard
 from tpbench.api.entropy_loss import Step as Step
 from tpbench.api.entropy_loss import variant as variant
-from tpbench.measure.session import Context as Context
+from tpbench.measure.session import Context as _Context
 from tpbench.measure.session import Costs as Costs
 from tpbench.settings import setting as setting
 from tpbench.workloads import Workload as Workload
 
-Rank = Context
+Rank = _Context
 """A rank's place, its device and the seed of its inputs."""

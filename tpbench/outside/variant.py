@@ -85,7 +85,7 @@ class OutsideVariant:
         """The file with the function and the files beside it that it imports, or the installed package's files."""
         return tuple(_files(Path(self.path), self.module))
 
-    def refusal(self, problem: Any, tp_size: int, dp_size: int) -> str | None:
+    def refusal(self, problem: Any, tp_size: int, dp_size: int = 1) -> str | None:
         """Load the code and return why it refuses the problem, or None. Only ranks call this."""
         if self.definition is None:
             return source.refusal(self.load(), problem, tp_size)

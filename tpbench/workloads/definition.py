@@ -73,6 +73,7 @@ def described(definition: Mapping[str, Any]) -> Workload:
             str(definition["title"]),
             name=definition["name"],
             columns={OUTPUT_ERROR: "largest error of an output against the float64 reference, relative"},
+            metrics={OUTPUT_ERROR: -1},
             headline=tuple(name for name in names if name != "seed"),
             reusable_process=True,
             definition=definition,

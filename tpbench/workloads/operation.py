@@ -95,7 +95,7 @@ class OperationSession(StepSession[dict[str, Tensor]]):
         counts = (counted.bytes_moved, counted.bytes_communicated, counted.flops)
         moved, sent, flops = map(max, zip(*gather_objects(counts, _all_ranks()), strict=True))
         stopwatch = Stopwatch(self.rank)
-        times = {"wire_beside_memory": True}
+        times: dict[str, Any] = {"wire_beside_memory": True}
         if flops and self.dtype is not None:
             times["compute_ms"] = compute_ms(flops, gemm_tflops(self.dtype, self.rank.device, stopwatch))
         if sent and self.rank.world_size > 1:

@@ -21,9 +21,10 @@ class WrongReturn(TypeError):
     def __init__(self, source: Variant | Callable[..., Any], message: str) -> None:
         """`source`: the variant, or a function of its workload, that returned the value."""
         super().__init__(message)
-        variant = isinstance(source, Variant)
-        code = inspect.unwrap(source.prepare if variant else source).__code__
-        self.file, self.line = (source.place if variant else None) or (code.co_filename, code.co_firstlineno)
+        place, function = (source.place, source.prepare) if isinstance(source, Variant) else (None, source)
+        code = inspect.unwrap(function).__code__
+        defined: tuple[str, int] = place or (code.co_filename, code.co_firstlineno)
+        self.file, self.line = defined
         """The place where the function is defined. No frame of the traceback lies there."""
 
 
