@@ -154,8 +154,8 @@ class Comparison:
         if only one is right, dtype."""
         self.oracle, self.limits = oracle, limits
         device = oracle.shard.device
-        malformed = {name: malformed(name, *output, device) for name, output in outputs.items()}
-        by_rank = oracle.gather({name: text for name, text in malformed.items() if text})
+        complaints = {name: malformed(name, *output, device) for name, output in outputs.items()}
+        by_rank = oracle.gather({name: text for name, text in complaints.items() if text})
         self.malformed: dict[str, str] = {}
         for rank, texts in reversed(list(enumerate(by_rank))):
             self.malformed |= {name: f"rank {rank}: {text}" for name, text in texts.items()}
