@@ -50,8 +50,10 @@ class Job:
 
     def set_up(self, context: Context) -> Session:
         """Return the variant set up on this rank. Only ranks call this. Collective."""
-        workload, problem = self.outside.loaded(self.problem) if self.outside else (self.workload, self.problem)
-        return workload.set_up(problem, self.implementation, context)
+        workload, variant, problem = self.workload, self.implementation, self.problem
+        if self.outside:
+            workload, variant, problem = self.outside.loaded(problem)
+        return workload.set_up(problem, variant, context)
 
     @property
     def uses_triton(self) -> bool:

@@ -12,7 +12,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -75,7 +75,7 @@ class OutsideVariant:
         declared = {"summary": "", **self.declared, "options": frozenset(self.declared.get("options", ()))}
         return Variant(
             self.name,
-            prepare=lambda *arguments: self.load()(*arguments),
+            prepare=lambda problem, inputs: self.load()(problem, inputs),
             place=(self.path, self.line),
             **{**declared, "requires": tuple(self.declared.get("requires", ()))},
         )
@@ -89,27 +89,27 @@ class OutsideVariant:
         """Load the code and return why it refuses the problem, or None. Only ranks call this."""
         if self.definition is None:
             return source.refusal(self.load(), problem, tp_size)
-        workload, problem = self.loaded(problem)
+        _, variant, problem = self.loaded(problem)
         complaints = problem.check(tp_size, dp_size) if hasattr(problem, "check") else []
-        return complaints[0] if complaints else workload.variants[self.function].unsupported_reason(problem, tp_size)
+        return complaints[0] if complaints else variant.unsupported_reason(problem, tp_size)
 
-    def loaded(self, problem: Any) -> tuple[Workload, Any]:
-        """Load the code and return the workload with its functions, and the problem as its own class. Only ranks call
-        this. A workload of this package stays as it is, and so does its problem."""
+    def loaded(self, problem: Any) -> tuple[Workload, Variant, Any]:
+        """Load the code and return the workload and the variant with their functions, and the problem as its own class.
+
+        Only ranks call this. A workload of this package stays as it is, and so does its problem.
+        """
         if self.definition is None:
-            return self.of_workload, problem
+            return self.of_workload, self.variant, problem
         workload = workloads_of(load_module(Path(self.path), self.module, self.version))[self.workload]
-        return workload, workload.problem(**asdict(problem))
+        variant = replace(workload.variants[self.function], name=self.name, place=(self.path, self.line))
+        return workload, variant, workload.problem(**asdict(problem))
 
     def load(self) -> Callable[..., Any]:
         """Load the code and return the function. Only ranks call this.
 
         Raises RuntimeError if the file has changed since the sweep began, and whatever the file raises.
         """
-        module = load_module(Path(self.path), self.module, self.version)
-        if self.definition:
-            return workloads_of(module)[self.workload].variants[self.function].prepare
-        function: Callable[..., Any] = getattr(module, self.function)
+        function: Callable[..., Any] = getattr(load_module(Path(self.path), self.module, self.version), self.function)
         return function
 
 

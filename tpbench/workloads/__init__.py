@@ -57,6 +57,9 @@ class Variant:
     that reason."""
     process_settings: str = ""
     """Settings of the whole process that the variant changes. No other job runs in its processes. Empty: none."""
+    bytes_communicated: Callable[[Any, Any], int] | None = None
+    """`(problem, rank)`: the bytes that a rank sends, if the workload declares functions and this variant sends other
+    bytes than its costs say."""
     file: Path | None = None
     """The module of the implementation, if `prepare` only imports it: the kernels of this module are those that run."""
     place: tuple[str, int] | None = None

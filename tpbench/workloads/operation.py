@@ -45,7 +45,8 @@ class OperationSession(StepSession[dict[str, Tensor]]):
         prepared = variant.prepare(problem, self.inputs, self.rank)
         step = Step(prepared) if callable(prepared) and not isinstance(prepared, Step) else prepared
         super().__init__(variant, step, dict, Inputs(list(self.inputs.values())))
-        self.expected_bytes = self.counted.bytes_communicated
+        declared = variant.bytes_communicated
+        self.expected_bytes = declared(problem, self.rank) if declared else self.counted.bytes_communicated
 
     @property
     def costs(self) -> Costs:

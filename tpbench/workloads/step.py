@@ -119,7 +119,7 @@ class StepSession(Generic[OutputT]):
         """Bytes that this rank sends in an iteration. They may be known only after a step."""
         sent = self.run.bytes_communicated
         if sent is _undeclared:
-            return self.expected_bytes
+            sent = self.expected_bytes
         return bytes_sent(sent() if callable(sent) else sent, self.variant)
 
     def columns_of_variant(self, workload: Workload) -> dict[str, Any]:
