@@ -51,7 +51,8 @@ def _run(arguments: list[str]) -> None:
     """Run the job or the sweep that the arguments describe, or print its plan."""
     rewrites.typed[:] = arguments
     completes = bool({"-sc", "--shell-completion"} & set(arguments))  # then Hydra has arguments of its own
-    arguments = flat_names(rewrites.replace_file_variants(arguments if completes else options_first(arguments)))
+    arguments = arguments if completes else options_first(rewrites.own_names(arguments))
+    arguments = flat_names(rewrites.replace_file_variants(arguments))
     arguments += rewrites.shape_of_workload(arguments)
     if not completes:
         check_overrides(arguments, Path(CONF))
