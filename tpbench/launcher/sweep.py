@@ -35,7 +35,16 @@ from tpbench.launcher.hydra_internals import SweepComposer, plain_values
 from tpbench.launcher.interrupts import Terminated
 from tpbench.launcher.options import SweepOptions
 from tpbench.launcher.planning import resume
-from tpbench.launcher.planning.plan import Cell, PlanningTarget, Request, ignored_notes, plan, sweep_options
+from tpbench.launcher.planning.plan import (
+    Cell,
+    PlanningTarget,
+    Request,
+    ignored_notes,
+    plan,
+    sweep_options,
+    takes_long_without_gpu,
+    tiny_shapes,
+)
 from tpbench.launcher.planning.resume import ResumeDecision, decide
 from tpbench.results.compact import Busy, compact
 from tpbench.settings import JobError
@@ -313,6 +322,10 @@ def _run(requests: Sequence[Request], folder: Path, launcher: DictConfig) -> Non
             raise DryRun(cells, decide(cells, runner.facts) if options.resume else {})
         if not packages.installed("torch"):  # the ranks import it, and this process does not
             raise ModuleNotFoundError(name="torch")
+        if not options.resume and any(takes_long_without_gpu(cell, runner.target) for cell in cells):
+            from tpbench.launcher.planning.forecast import no_gpu_note  # late: it imports scipy
+
+            print(no_gpu_note(cells, tiny_shapes(requests)), flush=True)
         attempts = run_sweep(cells, folder.absolute(), options, runner)
     except JobError as error:
         raise CompactHydraException(str(error)) from None

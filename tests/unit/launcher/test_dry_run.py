@@ -37,7 +37,7 @@ def test_a_plan(rows):
     assert lines[3].endswith("skipped: needs 8 GPUs, found 4") and lines[4].endswith("the same job as cell 0")
     assert (
         lines[-1]
-        == "4 cells, 2 to run, at most 4 GPUs for one, about 1.3 minutes one after the other. Nothing was run."
+        == "4 cells, 2 to run, at most 4 GPUs for one, about 1.1 minutes one after the other. Nothing was run."
     )
 
 
@@ -59,7 +59,7 @@ def test_from_the_output_folder(tmp_path, monkeypatch):
 
 def test_without_rows():
     lines = text(Cell(0, job(), None), Cell(1, job(device="cpu", tp_size=2, vocab=1000), None))
-    assert "predicted" not in lines and "cpu, 2 ranks" in lines and "0.5 min" in lines
+    assert "predicted" not in lines and "cpu, 2 ranks" in lines and "0.3 min" in lines
 
 
 def test_an_unknown_time_is_not_part_of_the_total():

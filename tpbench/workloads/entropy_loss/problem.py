@@ -117,6 +117,7 @@ WORKLOAD = Workload(
         )
     },
     cost_model=_cost_model,
+    least_gib=lambda job: _cost_model().size_of(job.flat()).inputs_gib,
     reusable_process=True,
 )
 
