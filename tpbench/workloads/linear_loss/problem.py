@@ -86,7 +86,8 @@ class LinearLoss:
 def least_gib(job: Any) -> float:
     """Return the memory of a rank's part of the weight and of the hidden states, with their gradients, in GiB."""
     problem: LinearLoss = job.problem
-    rows = problem.tokens / (job.tp_size if problem.sequence_parallel else 1) + problem.vocab / job.tp_size
+    ranks = int(job.tp_size)
+    rows = problem.tokens / (ranks if problem.sequence_parallel else 1) + problem.vocab / ranks
     return (1 + problem.trains) * rows * problem.hidden * ITEM_BYTES[problem.dtype] / 2**30
 
 
