@@ -159,6 +159,7 @@ def key_of(flat: Mapping[str, Any]) -> str:
     values = {**field_defaults(flat["workload"]), **flat}
     if _holds(workloads()[flat["workload"]].scheduled, SimpleNamespace(**values)):
         values |= {name: _MEASURE_DEFAULTS[name] for name in UNUSED_IF_SCHEDULED}
+    values |= workloads()[flat["workload"]].outside_key
     for name in NOT_IN_KEY:
         del values[name]
     return hashlib.sha256(_sorted_json(values).encode()).hexdigest()[:16]

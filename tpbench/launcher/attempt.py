@@ -337,6 +337,8 @@ def new_task(job: Job, folder: Path, **columns: Any) -> Task:
 def store(result: Result, job: Job, folder: Path) -> dict[str, Any]:
     """Write the row of a result and return it, with None for empty columns. Then delete the result's file.
 
+    If the workload has JSON documents, the newest one of each name is in the job's output folder, too.
+
     `folder` is the cell's. Raises RowExists if the row is there already, OSError if the disk does not take it.
     """
     reason = result.reason
@@ -355,7 +357,12 @@ def store(result: Result, job: Job, folder: Path) -> dict[str, Any]:
     }
     write_row(row, job.output_dir, result.row_id)
     Result.remove(folder)
-    return {name: row.get(name) for name in all_columns()} | row
+    row = {name: row.get(name) for name in all_columns()} | row
+    if document := job.workload.document(row):
+        with contextlib.suppress(OSError):  # the row has all of it
+            file = Path(job.output_dir, f"{document[0]}.json")
+            file.write_text(json.dumps(document[1], indent=2) + "\n", encoding="utf-8")
+    return row
 
 
 def discard_rows(output_dir: str, rows: Sequence[Mapping[str, Any]]) -> None:

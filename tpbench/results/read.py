@@ -48,7 +48,7 @@ class RowWarning(UserWarning):
     """A file was skipped, or read in part. The message names the file."""
 
 
-def load(where: Where = "outputs", *, columns: Sequence[str] | None = None, **equal: Any) -> pd.DataFrame:
+def load(where: Where = "outputs", *, columns: str | Sequence[str] | None = None, **equal: Any) -> pd.DataFrame:
     """Return all rows in `where`: a folder with its subfolders, a file, a glob, or a list of these.
 
     `columns` selects one column or several; the others are not read. Every other keyword is a column with the value, or
@@ -68,7 +68,7 @@ def load(where: Where = "outputs", *, columns: Sequence[str] | None = None, **eq
     return _frame(_load(where, columns, equal))
 
 
-def load_table(where: Where = "outputs", *, columns: Sequence[str] | None = None, **equal: Any) -> pa.Table:
+def load_table(where: Where = "outputs", *, columns: str | Sequence[str] | None = None, **equal: Any) -> pa.Table:
     """Return the same rows as `load`, as an Arrow table for DuckDB, polars and others."""
     return _load(where, columns, equal)
 
@@ -78,7 +78,7 @@ def _frame(table: pa.Table) -> pd.DataFrame:
     return frame
 
 
-def _load(where: Where, columns: Sequence[str] | None, equal: Mapping[str, Any]) -> pa.Table:
+def _load(where: Where, columns: str | Sequence[str] | None, equal: Mapping[str, Any]) -> pa.Table:
     columns = [columns] if isinstance(columns, str) else columns
     needed = None
     if columns is not None:

@@ -166,10 +166,6 @@ SCHEMA_VERSION = 2
 MARKER = b"tpbench.schema_version"
 """Key in a Parquet file's metadata: it marks the file as tpbench's and holds the version of its schema."""
 
-FILLED = b"tpbench.filled_columns"
-"""Key in the metadata of a file with one row: its columns that have a value, separated by commas. Most of the time of
-reading would go to the others. Empty: unknown."""
-
 COLUMN_LIST = "python -m tpbench docs columns"
 """The command that prints the description of every column."""
 

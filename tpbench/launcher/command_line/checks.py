@@ -159,7 +159,8 @@ def check_overrides(arguments: Sequence[str], conf: Path) -> None:
     parsed, unrecognised = parse_options(arguments)
     names = example_values()
     if unrecognised:
-        raise JobError("\n".join(_no_option(each, names) for each in unrecognised))
+        advice = "python -m tpbench --help lists them"
+        raise JobError("\n".join(f"no such option: {each} ({advice})" for each in unrecognised))
     overrides = parse_overrides(parsed.overrides, names)
     _require_safe(overrides)
     folders = config_folders(conf, parsed, overrides)
@@ -207,13 +208,6 @@ def check_roots(config: Any, choices: Mapping[str, Any]) -> None:
 
 def _texts(values: Any) -> list[str]:
     return [str(getattr(value, "text", value)) for value in values] if isinstance(values, list) else []
-
-
-def _no_option(option: str, names: Mapping[str, str]) -> str:
-    name, _, value = option.lstrip("-").partition("=")
-    if (field := name.replace("-", "_")) in names:
-        return f"{option}: fields have no dashes in front, write {field}={value or names[field]}"
-    return f"no such option: {option} (python -m tpbench --help lists them)"
 
 
 def unknown_choice(group: str, choice: str, valid: Collection[str]) -> str:

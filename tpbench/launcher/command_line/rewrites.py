@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import functools
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -40,6 +41,63 @@ def quote_numbers(arguments: Sequence[str]) -> list[str]:
     return [_BARE_NUMBER.sub(r"'\1'", each) if _GROUP_CHOICE.match(each) else each for each in arguments]
 
 
+ALIASES = {
+    "impl": "variant",
+    "model_name": "model",
+    "attn_impl": "attention",
+    "gradient_accumulation_steps": "accumulate",
+    "use_vocab_parallel": "vocab_parallel",
+    "no_vocab_parallel": "vocab_parallel",
+    "num_training_steps": "steps",
+}
+"""Names of an older benchmark of AutoTP and FSDP2, each with the name here. Its steps include those of the warm-up."""
+_OLDER_SHAPE = "shape=qwen3_32b_tp4"
+"""What a command line with `impl` trains if it names no shape, as the older benchmark does."""
+
+
+def own_names(arguments: Sequence[str]) -> list[str]:
+    """Write `impl=autotp` as `variant=autotp`, and so on for all `ALIASES`.
+
+    Raises JobError with the whole right command line if fields have dashes in front, as in `--impl autotp`.
+    """
+    plain = _without_dashes(arguments)
+    values = dict(argument.split("=", 1) for argument in plain if "=" in argument)
+    names = [_own_name(argument, plain) if "=" in argument else argument for argument in plain]
+    if "impl" in values and "shape" not in values:
+        names.append(_OLDER_SHAPE)
+    if plain != list(arguments):
+        raise JobError(f"fields have no dashes in front: write python -m tpbench {shlex.join(names)}")
+    return names
+
+
+def _own_name(argument: str, arguments: Sequence[str]) -> str:
+    name, _, value = argument.partition("=")
+    if name == "no_vocab_parallel":
+        value = {"true": "false", "false": "true"}.get(value.lower(), value)
+    elif name == "num_training_steps":
+        files = [*_read("workload", "train_step", arguments), *_read("shape", _shapes(arguments)[0], arguments)]
+        settings = [*files, dict(argument.split("=", 1) for argument in arguments if "=" in argument)]
+        steps = str([each["warmup_steps"] for each in settings if "warmup_steps" in each][-1])
+        if not (steps.isdecimal() and all(total.isdecimal() and int(total) > int(steps) for total in value.split(","))):
+            raise JobError(f"{name}={value} includes warmup_steps={steps}: it must be a larger number")
+        value = ",".join(str(int(total) - int(steps)) for total in value.split(","))
+    return f"{ALIASES.get(name, name)}={value}"
+
+
+def _without_dashes(arguments: Sequence[str]) -> list[str]:
+    """Write `--impl autotp` as `impl=autotp`, for names of fields; other options are Hydra's."""
+    names = command_line_names() | ALIASES.keys() | set(GROUPS)
+    words, plain = list(arguments), []
+    while words:
+        name, equals, value = words.pop(0).partition("=")
+        if name.startswith("--") and (field := name.removeprefix("--").replace("-", "_")) in names:
+            if not equals:
+                value = words.pop(0) if words and not words[0].startswith("-") and "=" not in words[0] else "true"
+            name, equals = field, "="
+        plain.append(f"{name}{equals}{value}")
+    return plain
+
+
 _PATHS = ("output_dir", "model", "model_dir")
 """Fields that may hold paths of folders."""
 _HOME = re.compile(r"(?:(?<=,)|^)~(?=/|,|$)")
@@ -59,7 +117,7 @@ def flat_names(arguments: Sequence[str]) -> list[str]:
         elif name in _whole_numbers():
             value = _KIBI.sub(lambda match: str(1024 * int(match[1])), value)
         if name == "model" and "/" in value:
-            flat += _model_and_folders(value)
+            flat += _model_and_folders(value, arguments)
         elif name.replace(".", "_") in command_line_names():
             flat.append(f"{name.replace('.', '_')}{equals}{value}")
         else:
@@ -118,7 +176,7 @@ def _whole_numbers() -> frozenset[str]:
 _KIBI = re.compile(r"(?<![\w.])(\d+)[kK](?!\w)")
 
 
-def _model_and_folders(value: str) -> list[str]:
+def _model_and_folders(value: str, arguments: Sequence[str]) -> list[str]:
     """Return the overrides that `model=VALUE` stands for, if VALUE has an id of Hugging Face or a path to a folder.
 
     The id `Qwen/Qwen3-8B` becomes `model=qwen3_8b`. A folder, and an id without a file in conf/model, becomes a
@@ -126,7 +184,7 @@ def _model_and_folders(value: str) -> list[str]:
     folder is combined with each name. The resulting equal jobs run once.
     """
     choices = [value] if _NESTED.search(value) else value.split(",")
-    choices = [file_of(choice) or choice for choice in choices]
+    choices = [file_of(choice, arguments) or choice if "/" in choice else choice for choice in choices]
     names = [choice for choice in choices if "/" not in choice]
     folders = [choice for choice in choices if "/" in choice]
     overrides = [f"model={','.join(names)}"] if names else []
@@ -155,19 +213,17 @@ def _fields_of_some_workloads() -> frozenset[str]:
     return frozenset(command_line_names() - shared)
 
 
-_FILES = {
-    **{f"Qwen/Qwen3-{size}B": f"qwen3_{size.replace('.', 'p')}b" for size in ("0.6", "1.7", "4", "8", "14", "32")},
-    "meta-llama/Llama-3.2-1B": "llama3_1b",
-    **{f"meta-llama/Llama-3.1-{size}B": f"llama3_{size}b" for size in (8, 70, 405)},
-}
+def file_of(choice: str, arguments: Sequence[str] = ()) -> str | None:
+    """Return the name of the file in a conf/model that has the sizes of a model, given by its id, or None.
 
-
-def file_of(choice: str) -> str | None:
-    """Return the name of the file in conf/model that has the sizes of a model, given by its id, or None.
-
-    A folder of this name takes precedence.
+    A tuned model has the sizes of its base. A folder of this name takes precedence.
     """
-    return None if Path(choice).is_dir() else _FILES.get(choice)
+    if Path(choice).is_dir():
+        return None
+    for file in (file for folder in _folders(arguments) for file in sorted((folder / "model").glob("*.yaml"))):
+        if {choice, choice.removesuffix("-Instruct")} & set(yaml.safe_load(file.read_text()).get("hub_ids", ())):
+            return file.stem
+    return None
 
 
 _VARIANT = "variant="

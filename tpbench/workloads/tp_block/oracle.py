@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from tpbench.comm.collectives import gather_objects
 from tpbench.measure.session import Verdict
 from tpbench.workloads.tp_block.execution.layers import rotary_angles
 from tpbench.workloads.tp_block.inputs import BlockInputs
@@ -162,7 +163,8 @@ def _sum_over_ranks(part: Tensor, group: dist.ProcessGroup) -> Tensor:
 def compare(inputs: BlockInputs, result: BlockResult) -> Verdict:
     """Compare a result with the oracle's. Collective over the tp group, with the same verdict on every rank.
 
-    An error of a tensor is the largest ||row - expected|| / ||expected||. A NaN in the result counts as inf.
+    An error of a tensor is the largest ||row - expected|| / ||expected||. A NaN in the result counts as inf. A wrong
+    result names the first rank, row and column of the tensor with the largest error.
     """
     expected = expected_result(inputs)
     upstream = inputs.grad(inputs.rank, inputs.size).double()
@@ -177,9 +179,10 @@ def compare(inputs: BlockInputs, result: BlockResult) -> Verdict:
     )
     dist.all_reduce(sums, group=inputs.group)
     loss, expected_loss, square, expected_square = sums.tolist()
-    of_gradients = {"input": row_error(result.grad_input, expected.grad_input)}
-    of_gradients |= {name: row_error(result.grads.get(name), grad) for name, grad in expected.grads.items()}
-    largest = torch.tensor([row_error(result.output, expected.output), *of_gradients.values()], dtype=torch.float64)
+    right = {"output": expected.output, "input": expected.grad_input, **expected.grads}
+    got = {"output": result.output, "input": result.grad_input, **result.grads}
+    errors = {name: row_errors(got.get(name), tensor) for name, tensor in right.items()}
+    largest = torch.stack([rows.max().cpu() for rows in errors.values()])
     dist.all_reduce(largest, dist.ReduceOp.MAX, group=inputs.group)
     output_error, *grad_errors = largest.tolist()
     grad_error = max(grad_errors)
@@ -194,11 +197,33 @@ def compare(inputs: BlockInputs, result: BlockResult) -> Verdict:
     }
     checked = {
         "output_error": output_error,
-        f"grad_error (of {list(of_gradients)[grad_errors.index(grad_error)]})": grad_error,
+        f"grad_error (of {list(right)[1 + grad_errors.index(grad_error)]})": grad_error,
         "loss_error": loss_error,
         "the relative error of grad_norm": _nan_as_inf(norm_error),
     }
-    return Verdict(columns, complaint(checked, inputs.problem.dtype))
+    wrong = complaint(checked, inputs.problem.dtype)
+    if wrong is not None:
+        worst = list(right)[int(largest.argmax())]
+        place = _place(worst, got.get(worst), right[worst], errors[worst], TOLERANCE[inputs.problem.dtype])
+        places = enumerate(gather_objects(place, inputs.group))
+        wrong = ": ".join([wrong, *(f"rank {rank}: {text}" for rank, text in places if text)][:2])
+    return Verdict(columns, wrong)
+
+
+def _place(name: str, got: Tensor | None, expected: Tensor, errors: Tensor, limit: float) -> str | None:
+    """Return where this rank's part of a tensor differs from the right one, or None if it doesn't."""
+    name = name if name == "output" else f"the gradient of {name}"
+    if got is None or got.shape != expected.shape:
+        shape = None if got is None else tuple(got.shape)
+        return f"{name} is {shape}, expected {tuple(expected.shape)}"
+    rows = (errors > limit).nonzero().flatten().tolist()
+    if not rows:
+        return None
+    row = rows[0]
+    values, right = torch.atleast_2d(got)[row], torch.atleast_2d(expected)[row]
+    column = int((values - right).abs().nan_to_num(nan=math.inf).argmax())
+    count = f"{len(rows)} of {len(errors)} rows of {name} differ, row {row} first and most in column {column}"
+    return f"{count}: expected {right[column]:.6g}, got {values[column]:.6g}"
 
 
 def complaint(errors: Mapping[str, float], dtype: str) -> str | None:
@@ -208,13 +233,19 @@ def complaint(errors: Mapping[str, float], dtype: str) -> str | None:
     return f"{' and '.join(wrong)} ({dtype})" if wrong else None
 
 
-def row_error(got: Tensor | None, expected: Tensor) -> float:
-    """Return the largest ||row - expected|| / ||expected||: inf for a NaN, a wrong shape or a missing tensor."""
+def row_errors(got: Tensor | None, expected: Tensor) -> Tensor:
+    """Return ||row - expected|| / ||expected|| of each row: inf for a NaN, a wrong shape or a missing tensor.
+
+    A vector is one row.
+    """
+    right = torch.atleast_2d(expected)
     if got is None or got.shape != expected.shape:
-        return math.inf
+        return right.new_full((len(right),), math.inf)
     norm = torch.linalg.vector_norm
-    error = norm(got.double() - expected, dim=-1) / norm(expected, dim=-1).clamp_min(torch.finfo(torch.float64).tiny)
-    return float(error.nan_to_num(nan=math.inf).max())
+    error = norm(torch.atleast_2d(got).double() - right, dim=-1) / norm(right, dim=-1).clamp_min(
+        torch.finfo(torch.float64).tiny
+    )
+    return error.nan_to_num(nan=math.inf)
 
 
 def _loss(output: Tensor, upstream: Tensor) -> float:

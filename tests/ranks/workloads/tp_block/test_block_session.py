@@ -59,6 +59,7 @@ def test_the_oracle_finds_wrong_results_and_all_ranks_agree() -> None:
     assert right is None and error < TOLERANCE["float32"] / 4
     assert silent is not None and "output_error" in silent and "grad_error" in silent
     assert lost is not None and "grad_error (of input) inf" in lost and infinite == math.inf
+    assert "rank 1: 1 of 16 rows of the gradient of input differ, row 15 first and most in column 0" in lost
 
 
 class PresetStopwatch:
