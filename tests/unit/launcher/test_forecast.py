@@ -9,7 +9,7 @@ from tests.support import synthetic
 from tests.support.planned_jobs import job, train_job
 from tpbench.job import parse_job
 from tpbench.launcher import devices
-from tpbench.launcher.planning.forecast import Forecast, no_gpu_note, skip_predicted_oom, variant_label
+from tpbench.launcher.planning.forecast import Forecast, no_gpu_note, skip_predicted_oom
 from tpbench.launcher.planning.plan import Cell, ThisHost, takes_long_without_gpu
 from tpbench.results.read import load
 
@@ -109,9 +109,3 @@ def test_cells_are_skipped_by_rows_of_their_output_folder(tmp_path, monkeypatch)
     small = Cell(1, job(output_dir=out), None)
     skipped, kept = skip_predicted_oom([big, small], Forecast.of([big, small]))
     assert kept == small and skipped.skip_reason.endswith("78 GiB free (skip_predicted_oom=true)")
-
-
-def test_labels_are_those_of_the_report():
-    assert variant_label(job("triton_tp", block_cap=4096), ["block_cap"]) == "triton_tp"
-    label = variant_label(job("pytorch_tp_manual", compile=True, graph=True))
-    assert label == "pytorch_tp_manual compile=true graph=true"

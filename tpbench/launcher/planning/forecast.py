@@ -12,13 +12,13 @@ import pandas as pd
 
 from tpbench.job import Job
 from tpbench.launcher import devices
-from tpbench.launcher.planning.plan import Cell, ignored_notes, seconds_on_cpu
+from tpbench.launcher.planning.plan import Cell, PlanningTarget, ThisHost, ignored_notes, seconds_on_cpu
 from tpbench.launcher.planning.resume import ResumeDecision
 from tpbench.measure import machine
 from tpbench.predict.cells import measured, predictable
 from tpbench.predict.memory import RESERVE_GIB, SAME_SHARE, known_gpu
 from tpbench.predict.model import VariantModel, models, predicted_oom
-from tpbench.results.read import load
+from tpbench.results.read import chosen_options, load
 from tpbench.settings import JobError, spelled
 from tpbench.tables import aligned_lines
 
@@ -121,7 +121,9 @@ class Forecast:
             return None
         cost_model = job.workload.cost_model()
         size = cost_model.size_of(job.flat())
-        label = variant_label(job, cost_model.tuning_options)
+        options = chosen_options(job.flat(), job.workload)
+        named = [f"{name}={spelled(value)}" for name, value in options if name not in cost_model.tuning_options]
+        label = " ".join([job.variant, *named])
         return predicted_oom(self.models.get(job.workload.name, {}), label, size, free_gib) if size else None
 
     def remarks(self, job: Job) -> list[str]:
@@ -150,28 +152,23 @@ def skip_predicted_oom(cells: Sequence[Cell], forecast: Forecast) -> list[Cell]:
     return labelled
 
 
-def variant_label(job: Job, tuning_options: Sequence[str] = ()) -> str:
-    """Return a job's variant with its options, as a report's column names it.
-
-    Tuning options, such as the block cap, are left out because they do not change the memory that a job needs.
-    """
-    options = {name: value for name, value in job.chosen_options().items() if name not in tuning_options}
-    if job.measure.graph:
-        options["graph"] = True
-    return " ".join([job.variant, *(f"{name}={spelled(value)}" for name, value in options.items())])
-
-
 def dry_run_text(
-    cells: Sequence[Cell], decisions: Mapping[int, ResumeDecision], forecast: Forecast | None = None
+    cells: Sequence[Cell],
+    decisions: Mapping[int, ResumeDecision],
+    target: PlanningTarget,
+    scripts: Sequence[str] = (),
+    forecast: Forecast | None = None,
 ) -> str:
-    """Return the plan as text: one line per cell, then the totals.
+    """Return the plan as text: one line per cell, then the scripts that a cluster gets, and the totals.
 
     Args:
         cells: the cells of the sweep.
         decisions: those of resume=true, by the cell's index; empty if all cells run anew.
-        forecast: expected times and memory. None: as stored rows say for this machine.
+        target: the machine that the cells are planned for.
+        scripts: those of Slurm.
+        forecast: expected times and memory. None: as stored rows say for the target.
     """
-    forecast = forecast or Forecast.of(cells)
+    forecast = forecast or Forecast.of(cells, isinstance(target, ThisHost))
     grid = []
     expected = []
     for cell in cells:
@@ -184,6 +181,8 @@ def dry_run_text(
             no_run = decision.reason if decision and decision.row is not None else None
         ranks = cell.job.world_size
         device = _gpus(ranks) if cell.job.device == "cuda" else f"cpu, {ranks} ranks"
+        if (nodes := target.nodes_of(cell.job)) > 1:
+            device = f"{device} on {nodes} nodes"
         if no_run:
             time, remark = "-", no_run
         else:
@@ -193,7 +192,9 @@ def dry_run_text(
             remark = "; ".join([*([decision.reason] if decision else []), *forecast.remarks(cell.job)])
         grid.append([str(cell.index), str(cell), device, time, remark])
     lines = aligned_lines(["cell", "job", "device", "expected", ""], grid)
-    return "\n".join([*lines, "", *ignored_notes(cells), f"{_totals(len(cells), expected)}. Nothing was run.", ""])
+    return "\n".join(
+        [*lines, *scripts, "", *ignored_notes(cells), f"{_totals(len(cells), expected)}. Nothing was run.", ""]
+    )
 
 
 def _totals(cells: int, expected: Sequence[tuple[Cell, float | None]]) -> str:

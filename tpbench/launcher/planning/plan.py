@@ -212,6 +212,9 @@ class PlanningTarget(Protocol):
     def device(self) -> Literal["cuda", "cpu"]:
         """The device that device=auto means on this target."""
 
+    def nodes_of(self, job: Job) -> int:
+        """Return the number of nodes that the job takes."""
+
     def skip_reason(self, job: Job) -> str | None:
         """Return why the target has too few GPUs or nodes for the job, or None if it has enough."""
 
@@ -227,6 +230,9 @@ class ThisHost:
     @property
     def device(self) -> Literal["cuda", "cpu"]:
         return "cuda" if self.gpus else "cpu"
+
+    def nodes_of(self, job: Job) -> int:
+        return 1
 
     def skip_reason(self, job: Job) -> str | None:
         if job.device == "cuda" and job.world_size > self.gpus:
