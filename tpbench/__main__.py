@@ -62,9 +62,7 @@ def _run(arguments: list[str]) -> None:
         if _failures:
             raise _failures[0]
     except sweep.DryRun as planned:
-        from tpbench.launcher.planning.forecast import dry_run_text  # late: it imports scipy
-
-        print(dry_run_text(planned.cells, planned.decisions), end="")
+        print(planned, end="")
 
 
 @packages.explain_missing()

@@ -157,6 +157,8 @@ class Workload:
     """Return the columns that follow from the job alone. Every row of the workload has them, also after a failure."""
     expected_memory: Callable[[Any], str] = lambda job: ""
     """Return the expected memory of a rank as text, for the reason of a row that ran out of memory."""
+    least_gib: Callable[[Any], float | None] = lambda job: None
+    """Return the memory that a rank surely needs, such as that of its inputs, in GiB, or None if it is unknown."""
     unsupported_reason: Callable[[Any], str | None] = lambda job: None
     """Return why this installation or the job's device cannot run a (valid) job with any variant, or None if it can."""
     percentages: tuple[str, ...] = ()
