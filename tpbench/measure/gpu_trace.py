@@ -212,7 +212,7 @@ def share_columns(
     whole_ms = max(columns["time_ms"], busy_compute_ms + communication_ms)
     compute, communication = busy_compute_ms / whole_ms, communication_ms / whole_ms
     idle = max(0.0, 1 - compute - communication)
-    memory_ms = columns["bytes_moved"] / columns["copy_gb_per_s"] / 1e6
+    memory_ms = columns.get("bytes_moved", 0) / columns["copy_gb_per_s"] / 1e6
     bound = "compute" if compute_ms > memory_ms else "memory"
     if communication > compute:
         bound = "wire"

@@ -13,9 +13,6 @@ import torch
 
 from tpbench.measure import machine
 
-SHARE_OF_FREE = 0.9
-"""Fraction of a CPU machine's free memory that the ranks share. The rest is for the launcher and the page cache."""
-
 _REQUESTED = re.compile(r"[Tt]ried to allocate ([\d.]+) ?(bytes|KiB|MiB|GiB|TiB)?")
 _UNITS = {None: 1, "bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
@@ -32,7 +29,7 @@ def limit(device: torch.device, wanted_gib: float | None, ranks_here: int) -> fl
         if wanted_gib is not None:
             torch.cuda.set_per_process_memory_fraction(min(1.0, wanted_gib / total), device)
         return min(total, wanted_gib or total)
-    gib = wanted_gib or SHARE_OF_FREE * machine.available_memory_gib() / ranks_here
+    gib = wanted_gib or machine.memory_share_gib(ranks_here)
     used = _status_bytes("VmData")
     if not math.isnan(used):
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)

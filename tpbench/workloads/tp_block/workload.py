@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tpbench.workloads import Option, Pivot, Study, Workload
-from tpbench.workloads.tp_block.problem import TpBlock
+from tpbench.workloads.sizes import ITEM_BYTES
+from tpbench.workloads.tp_block.problem import TpBlock, linear_weights
 
 
 def _with_rotary(problem: TpBlock, chosen: frozenset[str]) -> TpBlock:
@@ -17,6 +18,7 @@ WORKLOAD = Workload(
     name="tp_block",
     summary="transformer block under tensor and sequence parallelism, forward and backward",
     problem=TpBlock,
+    least_gib=lambda job: 2 * linear_weights(job.problem, job.tp_size) * ITEM_BYTES[job.problem.dtype] / 2**30,
     headline=("hidden", "ffn", "tokens", "layers"),
     columns={
         "output_error": "largest ||row - right|| / ||right|| of the output against the float64 oracle",
