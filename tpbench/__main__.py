@@ -50,7 +50,9 @@ def _run(arguments: list[str]) -> None:
     """Run the job or the sweep that the arguments describe."""
     rewrites.typed[:] = arguments
     completes = bool({"-sc", "--shell-completion"} & set(arguments))  # then Hydra has arguments of its own
-    arguments = rewrites.replace_file_variants(flat_names(arguments if completes else options_first(arguments)))
+    arguments = arguments if completes else options_first(rewrites.own_names(arguments))
+    arguments = flat_names(rewrites.replace_file_variants(arguments))
+    arguments += rewrites.shape_of_workload(arguments)
     if not completes:
         check_overrides(arguments, Path(CONF))
     sys.argv[1:] = force_fields(quote_numbers(arguments))

@@ -206,6 +206,7 @@ def new_task(job: Job, folder: Path, **columns: Any) -> Task:
         "interpreted": job.interpreted,
         "kernels_version": job.kernels_version,
         "variant_version": job.outside.version if job.outside else None,
+        "workload_definition": json.dumps(job.workload.definition) if job.workload.definition else None,
         "package_versions": versions(job.implementation.requires),
         "job": json.dumps(flat, sort_keys=True),
         **job.workload.planned_columns(job),
@@ -216,6 +217,8 @@ def new_task(job: Job, folder: Path, **columns: Any) -> Task:
 
 def store(result: Result, job: Job, folder: Path) -> dict[str, Any]:
     """Write the row of a result and return it, with None for empty columns. Then delete the result's file.
+
+    If the workload has JSON documents, the newest one of each name is in the job's output folder, too.
 
     `folder` is the cell's. Raises RowExists if the row is there already, OSError if the disk does not take it.
     """
@@ -235,7 +238,12 @@ def store(result: Result, job: Job, folder: Path) -> dict[str, Any]:
     }
     write_row(row, job.output_dir, result.row_id)
     Result.remove(folder)
-    return {name: row.get(name) for name in all_columns()} | row
+    row = {name: row.get(name) for name in all_columns()} | row
+    if document := job.workload.document(row):
+        with contextlib.suppress(OSError):  # the row has all of it
+            file = Path(job.output_dir, f"{document[0]}.json")
+            file.write_text(json.dumps(document[1], indent=2) + "\n", encoding="utf-8")
+    return row
 
 
 def discard_rows(output_dir: str, rows: Sequence[Mapping[str, Any]]) -> None:

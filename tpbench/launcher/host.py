@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from tpbench.job import Job
@@ -44,6 +45,10 @@ class Host:
         """
         store_left_results({cell.job.output_dir for cell in cells}, {cell.job.key for cell in cells})
         return {}
+
+    def scripts(self, cells: Sequence[Cell], folder: Path) -> list[str]:
+        """Return the scripts that a cluster would get: none."""
+        return []
 
     def run(self, attempts: Sequence[Attempt], display: Display) -> Iterator[Attempt]:
         """Yield each attempt as soon as it has its row. Ends every process when the generator is closed."""

@@ -35,7 +35,15 @@ from tpbench.launcher.hydra_internals import SweepComposer, plain_values
 from tpbench.launcher.interrupts import Terminated
 from tpbench.launcher.options import SweepOptions
 from tpbench.launcher.planning import resume
-from tpbench.launcher.planning.plan import Cell, Request, ignored_notes, plan, sweep_options
+from tpbench.launcher.planning.plan import (
+    Cell,
+    Request,
+    ignored_notes,
+    plan,
+    sweep_options,
+    takes_long_without_gpu,
+    tiny_shapes,
+)
 from tpbench.results.compact import Busy, compact
 from tpbench.settings import JobError
 
@@ -280,13 +288,19 @@ def _run(requests: Sequence[Request], folder: Path, launcher: DictConfig) -> Non
 
             cells = forecast.skip_predicted_oom(cells, forecast.Forecast.of(cells))
         if options.dry_run:
-            from tpbench.launcher.planning import forecast
+            from tpbench.launcher.planning.forecast import dry_run_text
 
             decisions = resume.decide(cells, runner.facts) if options.resume else {}
-            print(forecast.dry_run_text(cells, decisions), end="")
+            kept = {index for index, decision in decisions.items() if decision.row is not None}
+            scripts = runner.scripts([cell for cell in cells if cell.runs and cell.index not in kept], folder)
+            print(dry_run_text(cells, decisions, runner.target, scripts), end="")
             return
         if not packages.installed("torch"):  # the ranks import it, and this process does not
             raise ModuleNotFoundError(name="torch")
+        if not options.resume and any(takes_long_without_gpu(cell, runner.target) for cell in cells):
+            from tpbench.launcher.planning.forecast import no_gpu_note  # late: it imports scipy
+
+            print(no_gpu_note(cells, tiny_shapes(requests)), flush=True)
         attempts = run_sweep(cells, folder.absolute(), options, runner)
     except JobError as error:
         raise CompactHydraException(str(error)) from None

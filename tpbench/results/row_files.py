@@ -10,7 +10,7 @@ import glob
 import hashlib
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeAlias
@@ -18,7 +18,7 @@ from typing import TypeAlias
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tpbench.results.schema import FILLED, MARKER, SCHEMA_VERSION
+from tpbench.results.schema import MARKER, SCHEMA_VERSION
 from tpbench.settings import user_path
 from tpbench.suggestions import printable
 
@@ -30,6 +30,8 @@ _LISTINGS = 3
 """Most times that the folder is listed: again if a file vanished, because its rows may be in a merged file now."""
 _BEGIN, _END = b"\xfftpbench-sha256\xfe", b"\xfesha256-tpbench\xff"
 """Marks around the checksum. No valid text contains them. There are two, because a bit may change in one of them."""
+_ADDED = ("label", "__index_level_0__")
+"""Columns that a file has if pandas wrote it from a frame of `load`. They are not read."""
 _FOOTER_END = 8
 """The last bytes of a Parquet file: the length of the footer and `PAR1`."""
 
@@ -74,13 +76,13 @@ def with_checksum(content: bytes) -> bytes:
     return before + _digest(before, after) + after
 
 
-def is_damaged(content: bytes) -> bool:
-    """Return True if the file has a checksum, or a part of one, that does not fit its bytes."""
+def has_right_checksum(content: bytes) -> bool | None:
+    """Return whether the file's checksum, or the part of one that it has, fits its bytes. None if it has none."""
     begin, end = content.rfind(_BEGIN), content.rfind(_END)
     if begin < 0 and end < 0:
-        return False
+        return None
     start, view = begin + len(_BEGIN), memoryview(content)
-    return begin < 0 or end < 0 or _digest(view[:start], view[end:]) != content[start:end]
+    return begin >= 0 and end >= 0 and _digest(view[:start], view[end:]) == content[start:end]
 
 
 def _digest(before: bytes | memoryview, after: bytes | memoryview) -> bytes:
@@ -100,56 +102,75 @@ def read_files(where: Where, columns: frozenset[str] | None) -> tuple[dict[Path,
     with ThreadPoolExecutor(_THREADS) as threads:
         for _ in range(_LISTINGS):
             new = [path for path in row_files(where) if path not in tables and path not in refused]
-            vanished = False
-            # Threads only for the disk: while Arrow parses such small files, it holds the interpreter lock.
-            for path, content in zip(new, threads.map(_content, new), strict=True):
-                try:
-                    if isinstance(content, Unreadable):
-                        raise content
-                    if content is None:
-                        vanished = True
-                    else:
-                        tables[path] = _parse(content, columns)
-                except Unreadable as error:
-                    refused[path] = f"{shown(path)}: skipped, {error}"
-            if not vanished:
+            found = dict(zip(new, threads.map(lambda path: _table(path, columns), new), strict=True))
+            for path, table in found.items():
+                if isinstance(table, Unreadable):
+                    refused[path] = f"{shown(path)}: skipped, {table}"
+                elif table is not None:
+                    tables[path] = table
+            if None not in found.values():
                 break
     return tables, list(refused.values())
 
 
-def _content(path: Path) -> bytes | Unreadable | None:
-    """Return the file's bytes, or why it cannot be read, or None if it was deleted."""
+def _table(path: Path, columns: frozenset[str] | None) -> pa.Table | Unreadable | None:
+    """Return the file's rows, or why it cannot be read, or None if it was deleted."""
+    try:
+        return _parse(_content(path), columns)
+    except FileNotFoundError:
+        return None
+    except Unreadable as error:
+        return error
+
+
+def _content(path: Path) -> bytes:
+    """Return the file's bytes. Raises FileNotFoundError and Unreadable."""
     try:
         # Without waiting: the opening of a pipe would wait for a writer.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                return Unreadable("it is no regular file")
+                raise Unreadable("it is no regular file")
             return file.read()  # not mapped: truncating a mapped file would kill this process
     except FileNotFoundError:
-        return None
+        raise
     except (OSError, MemoryError) as error:
-        return Unreadable(f"it cannot be opened: {getattr(error, 'strerror', None) or error}")
+        raise Unreadable(f"it cannot be opened: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _parse(content: bytes, columns: frozenset[str] | None) -> pa.Table:
     """Return the file's rows with those columns. Raises Unreadable."""
-    if is_damaged(content):
+    is_right = has_right_checksum(content)
+    if is_right is False:
         raise Unreadable("it is broken: its checksum does not fit its content")
     try:
         parquet = pq.ParquetFile(pa.BufferReader(content), pre_buffer=False, page_checksum_verification=True)
-        marker = (parquet.metadata.metadata or {}).get(MARKER)
-        if marker is None:
-            raise Unreadable("its metadata has no version of the schema: another program wrote it, or wrote it again")
-        if int(marker) != SCHEMA_VERSION:
-            raise Unreadable(f"it has version {int(marker)} of the schema, and this tpbench reads {SCHEMA_VERSION}")
-        filled = parquet.metadata.metadata.get(FILLED, b"").decode()
-        names = filled.split(",") if filled else parquet.schema_arrow.names
+        names = [name for name in parquet.schema_arrow.names if name not in _ADDED]
+        version = _version(parquet, names)
+        if version != SCHEMA_VERSION:
+            raise Unreadable(f"it has version {version} of the schema, and this tpbench reads {SCHEMA_VERSION}")
         wanted = [name for name in names if columns is None or name in columns]
         table = parquet.read(columns=wanted, use_threads=False).replace_schema_metadata(None)
-        table.validate(full=True)  # text that is not UTF-8 would fail much later
+        if not is_right:
+            table.validate(full=True)  # text that is not UTF-8 would fail much later
         return table
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, NotImplementedError, MemoryError) as error:
         raise Unreadable(f"it is broken: {printable(str(error))}") from None
+
+
+def _version(parquet: pq.ParquetFile, names: Sequence[str]) -> int:
+    """Return the version of the schema of a file's rows. Raises Unreadable if they are not tpbench's.
+
+    A program that rewrites a file, such as pandas or DuckDB, keeps the column and drops the metadata.
+    """
+    marker = (parquet.metadata.metadata or {}).get(MARKER)
+    if marker is not None:
+        return int(marker)
+    if lacking := [name for name in ("row_id", "schema_version") if name not in names]:
+        raise Unreadable(f"it is not tpbench's: it has no column {' and no column '.join(lacking)}")
+    versions = set(parquet.read(columns=["schema_version"]).column(0).to_pylist())
+    if len(versions) != 1 or None in versions:
+        raise Unreadable("its rows have no version of the schema, or several")
+    return int(versions.pop())
 
 
 def shown(path: Path) -> str:

@@ -21,7 +21,6 @@ from tpbench.files import lock, sync_folder, write_durably
 from tpbench.results.row_files import with_checksum
 from tpbench.results.schema import (
     COLUMN_LIST,
-    FILLED,
     INT,
     MARKER,
     REAL,
@@ -34,6 +33,7 @@ from tpbench.results.schema import (
     workload_columns,
 )
 from tpbench.suggestions import printable, unknown
+from tpbench.workloads.definition import register_stored
 
 _ROW_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=,+-]{0,199}")
 INDEX = ".compacted"
@@ -88,7 +88,7 @@ def add_to_index(rows: Path, row_ids: Iterable[str]) -> None:
 def write_row(row: Mapping[str, Any], output_dir: str | os.PathLike[str], row_id: str) -> Path:
     """Write `row` to OUTPUT_DIR/rows/ROW_ID.parquet and return that path.
 
-    Columns that are not in `row` are null; row_id, schema_version and tpbench_version are added. When this returns, the
+    The file has only columns with a value. row_id, schema_version and tpbench_version are added. When this returns, the
     row survives a power cut. Raises RowError for a column that does not exist or a value that its type cannot hold,
     RowExists if the row is there already, and OSError if the disk does not take it. After an error nothing is left.
     """
@@ -111,7 +111,12 @@ def write_row(row: Mapping[str, Any], output_dir: str | os.PathLike[str], row_id
 
 
 def row_table(row: Mapping[str, Any]) -> pa.Table:
-    """Return the row as an Arrow table of one line, in the schema's types and order. Raises RowError."""
+    """Return the row as an Arrow table of one line, in the schema's types and order.
+
+    It lacks the columns without a value, about half of them: to read these would take half of the time. Readers add
+    them. Raises RowError.
+    """
+    register_stored([row.get("workload_definition")])
     common = common_columns()
     added = workload_columns().get(row.get("workload") or "", {})
     known = common | added
@@ -124,20 +129,15 @@ def row_table(row: Mapping[str, Any]) -> pa.Table:
     for name, column in known.items():
         value = row.get(name)
         value = value.tolist() if isinstance(value, (np.generic, np.ndarray)) else value
-        kind = column.type
-        if pa.types.is_null(kind):
-            if value is None:
-                continue  # without a value its type is unknown; readers add it as null
-            kind = type_of(value)
-        arrays[name] = _array(name, kind, value)
+        if value is not None:
+            kind = type_of(value) if pa.types.is_null(column.type) else column.type
+            arrays[name] = _array(name, kind, value)
     return pa.table(arrays)
 
 
 def _array(name: str, kind: pa.DataType | None, value: Any) -> pa.Array:
     """Return one value as a column. Raises RowError for values that Arrow would convert: true to 1, local time to
     UTC."""
-    if value is None:
-        return pa.nulls(1, kind)
     value_type = type_of(value)
     if value_type is None or (value_type != kind and (value_type, kind) != (INT, REAL)):
         column = kind or "of no such type"
@@ -159,8 +159,7 @@ def parquet_bytes(table: pa.Table, *, compressed: bool = False) -> bytes:
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, table.schema, write_page_checksum=True, **options) as writer:
         writer.write_table(table)
-        filled = "" if compressed else ",".join(name for name in table.column_names if not table[name].null_count)
-        writer.add_key_value_metadata({MARKER.decode(): str(SCHEMA_VERSION), FILLED.decode(): filled})
+        writer.add_key_value_metadata({MARKER.decode(): str(SCHEMA_VERSION)})
     return with_checksum(bytes(sink.getvalue()))
 
 

@@ -8,9 +8,11 @@ from tests.support import synthetic
 from tests.support.planned_jobs import job, train_job
 from tpbench.launcher import devices
 from tpbench.launcher.planning.forecast import Forecast, dry_run_text
-from tpbench.launcher.planning.plan import Cell, distinguish
+from tpbench.launcher.planning.plan import Cell, ThisHost, distinguish
 from tpbench.launcher.planning.resume import decide
 from tpbench.results.read import load
+
+HOST = ThisHost(4)
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +23,7 @@ def rows(tmp_path_factory):
 
 
 def text(*cells):
-    return dry_run_text(cells, {}, Forecast(None))
+    return dry_run_text(cells, {}, HOST, forecast=Forecast(None))
 
 
 def test_a_plan(rows):
@@ -31,13 +33,13 @@ def test_a_plan(rows):
         Cell(2, job(tp_size=8), skip_reason="needs 8 GPUs, found 4"),
         Cell(3, job(), None, same_as=0),
     ]
-    lines = dry_run_text(cells, {}, Forecast(rows, gpu_memory_gib=80.0)).splitlines()
+    lines = dry_run_text(cells, {}, HOST, forecast=Forecast(rows, gpu_memory_gib=80.0)).splitlines()
     assert "4 GPUs" in lines[1] and lines[1].endswith("0.7 min")
     assert "predicted to run out of memory: 120 GiB" in lines[2]
     assert lines[3].endswith("skipped: needs 8 GPUs, found 4") and lines[4].endswith("the same job as cell 0")
     assert (
         lines[-1]
-        == "4 cells, 2 to run, at most 4 GPUs for one, about 1.3 minutes one after the other. Nothing was run."
+        == "4 cells, 2 to run, at most 4 GPUs for one, about 1.1 minutes one after the other. Nothing was run."
     )
 
 
@@ -52,14 +54,14 @@ def test_from_the_output_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     out = str(tmp_path / "out")
     big = Cell(0, job("pytorch_gather", tokens=65536, output_dir=out), None)
-    assert "predicted" not in dry_run_text([big], {})
+    assert "predicted" not in dry_run_text([big], {}, HOST)
     synthetic.write(synthetic.cells(), out)
-    assert "predicted to run out of memory" in dry_run_text([big], {})
+    assert "predicted to run out of memory" in dry_run_text([big], {}, HOST)
 
 
 def test_without_rows():
     lines = text(Cell(0, job(), None), Cell(1, job(device="cpu", tp_size=2, vocab=1000), None))
-    assert "predicted" not in lines and "cpu, 2 ranks" in lines and "0.5 min" in lines
+    assert "predicted" not in lines and "cpu, 2 ranks" in lines and "0.3 min" in lines
 
 
 def test_an_unknown_time_is_not_part_of_the_total():
@@ -80,9 +82,9 @@ def test_a_plan_to_resume_shows_which_cells_run_and_why(tmp_path):
     of_cell = {"key": cells[0].job.key, "job": None, "kernels_version": cells[0].job.kernels_version}
     fields = {**of_cell, "status": "ok", "finished_at": datetime.now(UTC)}
     synthetic.write([{**row, **fields} for row in list(synthetic.cells())[:1]], tmp_path)
-    lines = dry_run_text(cells[:2], decide(cells, {}), Forecast(None)).splitlines()
+    lines = dry_run_text(cells[:2], decide(cells, {}), HOST, forecast=Forecast(None)).splitlines()
     assert lines[1].endswith("  measured before")
     assert lines[2].endswith("0.5 min  missing: has no row yet")
     assert lines[-1].startswith("2 cells, 1 to run, at most 4 GPUs for one, about ")
-    nothing = dry_run_text(cells[:1], decide(cells, {}), Forecast(None)).splitlines()[-1]
+    nothing = dry_run_text(cells[:1], decide(cells, {}), HOST, forecast=Forecast(None)).splitlines()[-1]
     assert nothing == "1 cell, 0 to run. Nothing was run."

@@ -174,6 +174,8 @@ def test_fields_of_some_workloads_are_forced(argument: str, forced: str) -> None
         ("model=./models/mine", "model_dir=./models/mine"),
         ("model=qwen3_8b,llama3_8b", "model=qwen3_8b,llama3_8b"),
         ("model=Qwen/Qwen3-0.6B,meta-llama/Llama-3.1-8B", "model=qwen3_0p6b,llama3_8b"),
+        ("model=meta-llama/Llama-3-8B,meta-llama/Meta-Llama-3-8B", "model=llama3_0_8b,llama3_0_8b"),
+        ("model=Qwen/Qwen2.5-7B-Instruct", "model=qwen2p5_7b"),
         ("model=Qwen/Qwen9-1B", "model_dir=Qwen/Qwen9-1B"),
         ("hydra.launcher.partition=gpu", "hydra.launcher.partition=gpu"),
         ("no.such=1", "no.such=1"),
@@ -188,10 +190,42 @@ def test_models_of_names_and_of_folders_are_swept_together() -> None:
     assert flat_names(["model=a,./b,c,/d"]) == ["model=a,c", "model_dir=null,./b,/d"]
 
 
-def test_every_model_id_names_a_file() -> None:
-    files = {path.stem for path in (CONF / "model").glob("*.yaml")}
-    assert set(rewrites._FILES.values()) <= files
-    assert {name for name in files if not name.startswith("tiny")} - set(rewrites._FILES.values()) == set()
+@pytest.mark.parametrize(
+    ("line", "written"),
+    [
+        ("impl=autotp", "variant=autotp shape=qwen3_32b_tp4"),
+        (
+            "impl=fsdp shape=tiny_train_tp2 attn_impl=eager gradient_accumulation_steps=2 num_training_steps=10",
+            "variant=fsdp shape=tiny_train_tp2 attention=eager accumulate=2 steps=8",
+        ),
+        ("num_training_steps=10,20 shape=qwen3_8b_tp4", "steps=5,15 shape=qwen3_8b_tp4"),
+        ("num_training_steps=10 warmup_steps=3", "steps=7 warmup_steps=3"),
+        ("use_vocab_parallel=false", "vocab_parallel=false"),
+        ("no_vocab_parallel=true log_interval=2", "vocab_parallel=false log_interval=2"),
+    ],
+)
+def test_names_of_the_older_benchmark(line: str, written: str) -> None:
+    assert rewrites.own_names(line.split()) == written.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "right"),
+    [
+        (
+            "--impl autotp --model_name Qwen/Qwen3-32B --dp_size 2 --num_training_steps=100 --no_vocab_parallel",
+            "variant=autotp model=Qwen/Qwen3-32B dp_size=2 steps=95 vocab_parallel=false shape=qwen3_32b_tp4",
+        ),
+        ("-m seed=1 --tokens=5 --dry-run", "-m seed=1 tokens=5 dry_run=true"),
+    ],
+)
+def test_dashes_are_answered_with_the_whole_right_line(line: str, right: str) -> None:
+    with pytest.raises(JobError, match=f"no dashes in front: write python -m tpbench {right}$"):
+        rewrites.own_names(line.split())
+
+
+def test_steps_of_the_older_benchmark_include_the_warm_up() -> None:
+    with pytest.raises(JobError, match="num_training_steps=5 includes warmup_steps=5: it must be a larger number"):
+        rewrites.own_names(["shape=qwen3_8b_tp4", "num_training_steps=5"])
 
 
 def test_chosen_fields_leave_out_groups_of_every_workload() -> None:
@@ -203,8 +237,6 @@ def test_chosen_fields_leave_out_groups_of_every_workload() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--dry-run"], "--dry-run: fields have no dashes in front, write dry_run=true"),
-        (["seed=1", "--tokens=5", "tp_size=2"], "--tokens=5: fields have no dashes in front, write tokens=5"),
         (["--frobnicate", "seed=1"], "no such option: --frobnicate (python -m tpbench --help lists them)"),
         (["tp=4"], "no field is called tp, did you mean tp_size?"),
         (["variant=triton_pt"], "no variant is called triton_pt, did you mean triton_tp"),

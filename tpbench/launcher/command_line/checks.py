@@ -161,7 +161,8 @@ def check_overrides(arguments: Sequence[str], conf: Path) -> None:
     parsed, unrecognised = parse_options(arguments)
     names = example_values()
     if unrecognised:
-        raise JobError("\n".join(_no_option(each, names) for each in unrecognised))
+        advice = "python -m tpbench --help lists them"
+        raise JobError("\n".join(f"no such option: {each} ({advice})" for each in unrecognised))
     overrides = parse_overrides(parsed.overrides, names)
     _require_safe(overrides)
     folders = config_folders(conf, parsed, overrides)
@@ -211,13 +212,6 @@ def _texts(values: Any) -> list[str]:
     return [str(getattr(value, "text", value)) for value in values] if isinstance(values, list) else []
 
 
-def _no_option(option: str, names: Mapping[str, str]) -> str:
-    name, _, value = option.lstrip("-").partition("=")
-    if (field := name.replace("-", "_")) in names:
-        return f"{option}: fields have no dashes in front, write {field}={value or names[field]}"
-    return f"no such option: {option} (python -m tpbench --help lists them)"
-
-
 def unknown_choice(group: str, choice: str, valid: Collection[str]) -> str:
     """Return a sentence for a choice that a group does not have."""
     words = re.findall(r"[\w.-]+", choice)
@@ -245,7 +239,8 @@ def _errors(override: Override, folders: Sequence[Path]) -> list[str]:
             return [f"{key} is an option of Slurm's launcher: write {launcher} hydra.launcher.{override.input_line}"]
         return [unknown("field", key, names | set(GROUPS), "python -m tpbench list fields")]
     valid = {file.stem for folder in folders for file in (folder / key).glob("*.yaml")}
-    valid |= command_line_variants().keys() if key == "variant" else set()
+    named = command_line_variants().values()
+    valid |= {each.name if key == "variant" else each.workload for each in named if key == "variant" or each.definition}
     errors = [unknown_choice(key, choice, valid) for choice in _choices(override) if choice not in valid]
     if key == "experiment" and not override.is_add():
         errors.append(f"experiments are added, with a plus: +{str(override.input_line).lstrip('+')}")

@@ -105,6 +105,7 @@ def test_every_registered_variant_has_cases() -> None:
     [
         # A rank adds the bias of a row-parallel layer to its tokens. The last token makes shares unequal.
         ({"model_type": "llama", "attention_bias": True, "mlp_bias": True}, {"seq_length": 17}),
+        ({"model_type": "llama", "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, {}),
         # Transformers takes a rank's tokens, here two sequences, for one sequence that is longer than the window.
         ({"model_type": "mistral", "sliding_window": 5}, {"batch_size": 4, "window": 5, "window_layers": 2}),
         (

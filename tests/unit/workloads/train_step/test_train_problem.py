@@ -11,7 +11,7 @@ import pytest
 from huggingface_hub import constants
 
 from tests.support.composed_jobs import job
-from tests.support.train_step import config_json, single_context, tiny_problem
+from tests.support.train_step import config_json, folder_problem, single_context, tiny_problem
 from tpbench.settings import JobError
 from tpbench.workloads.train_step import WORKLOAD
 from tpbench.workloads.train_step.model.resolve import resolve
@@ -89,6 +89,12 @@ def test_a_folder_without_a_dense_decoder_is_refused(content: str | None, said: 
         (tmp_path / "config.json").write_text(content)
     with pytest.raises(JobError, match=re.escape(said)):
         resolve(tiny_problem(model_dir=str(tmp_path)))
+
+
+def test_a_model_that_reads_values_of_its_inputs_is_not_refused(tmp_path: Path) -> None:
+    """Before the launch, models compute on tensors without values."""
+    problem = resolve(folder_problem(tmp_path, rope_scaling={"rope_type": "dynamic", "factor": 2.0}))
+    assert problem.config_hash
 
 
 def test_deepspeeds_configuration_has_the_overlap() -> None:

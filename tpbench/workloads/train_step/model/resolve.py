@@ -14,7 +14,7 @@ from tpbench import packages
 from tpbench.settings import JobError, parse, user_path
 from tpbench.workloads.train_step.problem import ARCHITECTURE, COMPUTED, TrainStep
 
-KNOWN_ARCHITECTURES = ("llama", "qwen3")
+KNOWN_ARCHITECTURES = ("llama", "qwen2", "qwen3")
 """Architectures whose sizes need no check by the transformers package, whose import takes seconds. Their embeddings are
 not tied if a config.json does not say."""
 PLAIN_LOGITS = ("llama", "qwen", "mistral", "ministral", "olmo", "phi", "gemma")
