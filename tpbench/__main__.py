@@ -54,7 +54,7 @@ def _run(arguments: list[str]) -> None:
     arguments = arguments if completes else options_first(rewrites.own_names(arguments))
     arguments = rewrites.replace_file_variants(flat_names(arguments))
     if not completes:
-        check_overrides(arguments, Path(CONF))
+        check_overrides(arguments)
     sys.argv[1:] = force_fields(quote_numbers(arguments))
     try:
         _hydra_main()

@@ -22,7 +22,6 @@ from tpbench.settings import JobError
 from tpbench.worker.task import Task
 from tpbench.workloads.entropy_loss import EntropyLoss
 
-CONF = Path(__file__).resolve().parents[3] / "conf"
 PROBLEM = {"tokens": 8, "vocab": 40, "tp_size": 1, "device": "cpu"}
 
 FILE = """\
@@ -59,7 +58,7 @@ def test_the_command_line_names_a_function_of_a_file(folder: Path) -> None:
     arguments = ["-m", "variant=../my_loss.py:fast_tp,triton_tp", "seed=1,2"]
     renamed = rewrites.replace_file_variants(arguments)
     assert renamed == ["-m", "variant=my_loss.py:fast_tp,triton_tp", "seed=1,2"]
-    check_overrides(renamed, CONF)
+    check_overrides(renamed)
     found = rewrites.command_line_variants()["my_loss.py:fast_tp"]
     assert (found.path, found.line) == (str(folder / "my_loss.py"), 6)
     assert found.variant.summary == "Add one to the shard."
@@ -77,7 +76,7 @@ def test_spellings(value: str, folder: Path) -> None:
     (inside / "my_loss.py").write_text(FILE.replace("from helper import NUMBER", "NUMBER = 7"))
     renamed = rewrites.replace_file_variants(["-m", "variant=" + value.format(folder=inside)])
     assert renamed[1] == "variant=" + value.format(folder="").replace("/", "")
-    check_overrides(renamed, CONF)
+    check_overrides(renamed)
 
 
 @pytest.mark.parametrize(
