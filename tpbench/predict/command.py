@@ -25,7 +25,7 @@ from tpbench.report.plots.grid_plots import study_picture
 from tpbench.settings import JobError
 from tpbench.suggestions import unknown
 from tpbench.tables import aligned_lines
-from tpbench.workloads import Workload
+from tpbench.workloads import Workload, workloads
 from tpbench.workloads.cost_model import ProblemSize
 from tpbench.workloads.study_data import Panel, Picture, Series
 
@@ -35,6 +35,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         workload = next(iter(predictable().values()))
         options = _parser(workload).parse_args(arguments)
+        if options.workload not in predictable():
+            raise JobError(
+                f"the time and memory of {options.workload} are unknown: it has no cost model (known: "
+                f"{', '.join(predictable())}); with dry_run=true a sweep shows what its inputs need"
+            )
         cells = measured(read_rows(options.rows), workload, options.gpu)
         fitted = models(cells)
         if not fitted:
@@ -62,6 +67,7 @@ def _parser(workload: Workload) -> argparse.ArgumentParser:
     )
     for field in fields(cost_model_of(workload).size):
         _add_size(parser, field, workload)
+    parser.add_argument("--workload", default=workload.name, choices=workloads(), help=f"({workload.name})")
     parser.add_argument(
         "--gpu-memory",
         type=_positive_float,

@@ -76,6 +76,7 @@ def test_picture(rows, tmp_path, form, start):
         (["--loss", "forward_kl"], "loss=forward_kl was not measured on NVIDIA H200"),
         (["--gpu", "L40"], "no row was measured on L40 (there are: NVIDIA H200)"),
         (["--vocab", "4", "--tp", "8"], "cannot be sharded"),
+        (["--workload", "linear_loss"], "the time and memory of linear_loss are unknown: it has no cost model (known: e"),
         (["--picture", "x.pdf"], "must end in .png or .svg"),
     ],
 )
