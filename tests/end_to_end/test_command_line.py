@@ -31,7 +31,7 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["compile=true"], ["triton_tp does not support compile=true (supported by: pytorch_tp_manual, pytorch_gather)"]),
     (["vocab=1"], ["vocab=1 cannot be sharded over tp_size=2"]),
     (["tokens"], ["tokens has no value: write tokens=VALUE"]),
-    (["-m", "tokens=64,", "128"], ["'tokens=64, 128' has spaces: write tokens=64,128"]),
+    (["-m", "tokens=64,", "128"], ["beside a comma, which no space may follow", "as -m tokens=64,128)"]),
     (["--frobnicate"], ["no such option: --frobnicate"]),
     (["--tokens=64"], ["write tokens=64"]),
     (["partition=gpu"], ["hydra/launcher=torchrun_slurm hydra.launcher.partition=gpu"]),

@@ -80,27 +80,15 @@ def test_a_sweep_without_m_is_refused() -> None:
     check_overrides(["+experiment=tp_entropy_loss", "variant=triton_tp,pytorch_gather"])
 
 
-@pytest.mark.parametrize(
-    "argument", ["variant=glob(*)", "+experiment=tp_entropy_loss", "hydra.sweep.dir=x", "seed=1,2"]
-)
-def test_names_that_exist_pass(argument: str) -> None:
-    check_overrides(["-m", argument])
-
-
-def test_choices_of_a_user_s_folder_are_known(tmp_path: Path) -> None:
-    (tmp_path / "shape").mkdir()
-    (tmp_path / "shape" / "mine.yaml").write_text("# @package _global_\ntokens: 3\n")
-    check_overrides(["shape=mine", f"--config-dir={tmp_path}"])
-    with pytest.raises(JobError, match="no shape is called mine"):
-        check_overrides(["shape=mine"])
-
-
 def test_choices_of_the_search_path_are_known(tmp_path: Path) -> None:
     (tmp_path / "site/shape").mkdir(parents=True)
     (tmp_path / "site/shape/mine.yaml").write_text("# @package _global_\ntokens: 3\n")
     (tmp_path / "site.yaml").write_text(f"hydra:\n  searchpath: [file://{tmp_path}/site]\n")
     check_overrides(["shape=mine", f"hydra.searchpath=[file://{tmp_path}/site]"])
     check_overrides(["shape=mine", f"--config-dir={tmp_path}", "-cn", "site"])
+    check_overrides(["shape=mine", f"--config-dir={tmp_path}/site"])
+    with pytest.raises(JobError, match="no shape is called mine"):
+        check_overrides(["shape=mine"])
 
 
 def test_a_field_cannot_be_deleted() -> None:

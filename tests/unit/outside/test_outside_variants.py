@@ -256,6 +256,6 @@ def test_new_writes_a_file_that_can_run(workload: str, folder: Path, capsys: pyt
     (name,) = (each.removeprefix("variant=") for each in command if each.startswith("variant="))
     found = rewrites.find_outside(name)
     assert found is not None and found.workload == workload and found.variant.summary
-    assert information(["new", "start.py"]) == 2 and "start.py exists already" in capsys.readouterr().err
-    assert information(["new", "sub/x.py"]) == 2 and "there is no folder sub: make it first" in capsys.readouterr().err
+    assert information(["new", "start.py"]) == 2 and "start.py cannot be written: File" in capsys.readouterr().err
+    assert information(["new", "sub/x.py"]) == 2 and "cannot be written: No such file" in capsys.readouterr().err
     assert information(["new", "no.txt"]) == 2 and "no.txt is no name for the file" in capsys.readouterr().err
