@@ -52,7 +52,8 @@ def _run(arguments: list[str]) -> None:
     rewrites.typed[:] = arguments
     completes = bool({"-sc", "--shell-completion"} & set(arguments))  # then Hydra has arguments of its own
     arguments = arguments if completes else options_first(rewrites.own_names(arguments))
-    arguments = rewrites.replace_file_variants(flat_names(arguments))
+    arguments = flat_names(rewrites.replace_file_variants(arguments))
+    arguments += rewrites.shape_of_workload(arguments)
     if not completes:
         check_overrides(arguments)
     sys.argv[1:] = force_fields(quote_numbers(arguments))

@@ -72,5 +72,5 @@ def command_line_names(workload: Workload | None = None) -> set[str]:
 def example_values() -> dict[str, str]:
     """Return a value for each name of the command line, for messages: `true` for a switch, else `VALUE`."""
     settings = (Job, MeasureSettings, SweepOptions, *(each.problem for each in workloads().values()))
-    switches = {each.name for cls in settings for each in fields(cls) if each.type == "bool"}
+    switches = {each.name for cls in settings for each in fields(cls) if each.type in ("bool", bool)}
     return {name: "true" if name in switches else "VALUE" for name in command_line_names() | set(GROUPS)}

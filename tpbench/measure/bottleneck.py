@@ -128,7 +128,7 @@ def _all_columns(shares: Shares, columns: Mapping[str, Any], compute_ms: float) 
 
 
 def _memory_ms(columns: Mapping[str, Any]) -> float:
-    return float(columns["bytes_moved"] / columns["copy_gb_per_s"] / 1e6)
+    return float(columns.get("bytes_moved", 0) / columns["copy_gb_per_s"] / 1e6)
 
 
 def busy_ms(timeline: Sequence[Interval]) -> tuple[float, float]:

@@ -47,15 +47,16 @@ def cost_columns(costs: Costs, copy_gb_per_s: float) -> dict[str, Any]:
 
     floor_ms = max(bytes_moved / copy_gb_per_s + wire_ms, compute_ms): memory traffic and communication, or products.
     If they can only run one after the other, it is their sum. With `wire_beside_memory` the longer of memory traffic
-    and communication counts, not both.
+    and communication counts, not both. Without counted bytes there is no floor.
     """
+    columns = {"bytes_communicated": costs.bytes_communicated, "copy_gb_per_s": copy_gb_per_s}
+    if costs.bytes_moved is None:
+        return columns
     moving_ms = costs.bytes_moved / copy_gb_per_s / 1e6
     memory_ms = max(moving_ms, costs.wire_ms) if costs.wire_beside_memory else moving_ms + costs.wire_ms
-    return {
+    return columns | {
         "bytes_moved": costs.bytes_moved,
-        "bytes_communicated": costs.bytes_communicated,
         "flops": costs.flops,
-        "copy_gb_per_s": copy_gb_per_s,
         "floor_ms": memory_ms + costs.compute_ms if costs.consecutive else max(memory_ms, costs.compute_ms),
     }
 
@@ -84,8 +85,9 @@ def time_columns(
         best_ms = columns["device_ms"]
     if launches is not None:
         columns["launch_ms"] = float(np.median([ranks.max() for ranks in launches]))
-    columns["fraction_of_floor"] = columns["floor_ms"] / best_ms
-    columns["gb_per_s"] = columns["bytes_moved"] / best_ms / 1e6
+    if "floor_ms" in columns:
+        columns["fraction_of_floor"] = columns["floor_ms"] / best_ms
+        columns["gb_per_s"] = columns["bytes_moved"] / best_ms / 1e6
     if isinstance(session, DetailedSession):
         say("timing details")
         columns |= session.details(columns)

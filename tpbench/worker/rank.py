@@ -179,7 +179,7 @@ class Tasks:
 
         task, job = self.now, self.now.job
         columns = self.columns[place] = torch_columns(device)
-        if job.outside is not None and (refusal := job.outside.refusal(job.problem, job.tp_size)):
+        if job.outside is not None and (refusal := job.outside.refusal(job.problem, job.tp_size, job.dp_size)):
             if RANK == 0:
                 _save(task, "skipped", refusal, **columns)
             return
@@ -189,7 +189,7 @@ class Tasks:
         columns |= {"memory_limit_gib": limit, "jobs_before": jobs_before}
         say("setting up")
         copy = copy_gb_per_s(device)
-        session = job.workload.bench.setup(job.problem, job.implementation, context)
+        session = job.set_up(context)
         interleaved = len(self.tasks) > 1
         self.measurements[place] = measurement(
             session, context, job.measure, copy, say, job.interpreted, interleaved=interleaved

@@ -169,7 +169,7 @@ def test_the_ranks_load_the_code_and_refuse_what_it_refuses(folder: Path) -> Non
     assert found.refusal(EntropyLoss(8, 40), 1) == "7"  # helper.py lies beside the file
     assert found.variant.prepare(None, 3) == 4
     (folder / "my_loss.py").write_text(FILE + "# edited")
-    variant._module.cache_clear()  # as another process would see it
+    variant.load_module.cache_clear()  # as another process would see it
     with pytest.raises(RuntimeError, match=r"my_loss\.py changed after the sweep began: run it again with resume=true"):
         found.load()
 

@@ -189,7 +189,8 @@ def _errors(override: Override, folders: Sequence[Path]) -> list[str]:
             return [f"{key} is an option of Slurm's launcher: write {launcher} hydra.launcher.{override.input_line}"]
         return [unknown("field", key, names | set(GROUPS), "python -m tpbench list fields")]
     valid = {file.stem for folder in folders for file in (folder / key).glob("*.yaml")}
-    valid |= command_line_variants().keys() if key == "variant" else set()
+    named = command_line_variants().values()
+    valid |= {each.name if key == "variant" else each.workload for each in named if key == "variant" or each.definition}
     errors = [unknown_choice(key, choice, valid) for choice in _choices(override) if choice not in valid]
     if key == "experiment" and not override.is_add():
         errors.append(f"experiments are added, with a plus: +{str(override.input_line).lstrip('+')}")

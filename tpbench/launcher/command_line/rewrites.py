@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import functools
 import importlib.util
 import itertools
 import re
@@ -18,11 +17,14 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 import tpbench
-from tpbench.launcher.options import GROUPS, command_line_names
-from tpbench.outside import source
-from tpbench.outside.variant import OutsideVariant, from_entry_point, from_file, installed_names
+from tpbench.job import WORLD_SIZE, Job
+from tpbench.launcher.options import GROUPS, SWEEP_OPTION_NAMES, command_line_names
+from tpbench.measure.session import MeasureSettings
+from tpbench.outside.variant import OutsideVariant, from_entry_point, from_file, installed_names, names_in
+from tpbench.results.read import LABEL
+from tpbench.results.schema import INT, TEXT, common_columns, type_from_hint
 from tpbench.settings import JobError
-from tpbench.workloads import variants, workloads
+from tpbench.workloads import cached_until_registered, variants, workloads
 
 CONF = Path(tpbench.__file__).resolve().parent / "conf"
 
@@ -193,11 +195,11 @@ def _options(arguments: Sequence[str], long: str, short: str) -> list[str]:
     return [*joined, *(value for word, value in itertools.pairwise(arguments) if word in (long, short))]
 
 
-@functools.cache
+@cached_until_registered
 def _whole_numbers() -> frozenset[str]:
     """Return the names of the fields of problems that are whole numbers."""
     problems = [workload.problem for workload in workloads().values()]
-    return frozenset(field.name for problem in problems for field in fields(problem) if str(field.type) == "int")
+    return frozenset(field.name for problem in problems for field in fields(problem) if field.type in ("int", int))
 
 
 _KIBI = re.compile(r"(?<![\w.])(\d+)[kK](?!\w)")
@@ -234,9 +236,12 @@ def chosen_fields(overrides: Sequence[str]) -> list[str]:
     return [key for key in keys if key not in groups and not key.startswith("hydra")]
 
 
-@functools.cache
+@cached_until_registered
 def _fields_of_some_workloads() -> frozenset[str]:
-    shared: set[str] = set.intersection(*map(command_line_names, workloads().values()))
+    shared: set[str] = set.intersection(
+        *(command_line_names(each) for each in workloads().values() if not each.definition)
+    )
+    shared -= {name.name for each in workloads().values() if each.definition for name in fields(each.problem)}
     return frozenset(command_line_names() - shared)
 
 
@@ -303,10 +308,9 @@ def find_outside(choice: str) -> OutsideVariant | None:
         if not is_file_name(path.name):
             raise JobError(f"{path.name}: rename the file; its name may have letters, digits and _ - . of ASCII only")
         if not (function := match["function"]):
-            public = [name for name in source.functions(path) if not name.startswith("_")]
             raise JobError(
                 f"variant={choice} names no function: write {choice.rstrip(':')}:FUNCTION "
-                f"(its functions: {', '.join(public) or 'none'})"
+                f"(its functions: {', '.join(names_in(path)) or 'none'})"
             )
         if name := re.fullmatch(r"([A-Za-z_]\w*)\s+\w+=.*", function):
             rest = function[name.end(1) :].strip()
@@ -328,9 +332,40 @@ def is_file_name(name: str) -> bool:
 
 
 def register_choice(variant: OutsideVariant) -> None:
-    """Make the variant a choice of Hydra's group `variant`."""
+    """Make the variant a choice of Hydra's group `variant`. A workload from outside is a shape without sizes."""
     node: dict[str, Any] = {"defaults": [f"/workload/{variant.workload}", "_self_"], "variant": variant.name}
-    ConfigStore.instance().store(group="variant", name=variant.name, node=node, package="_global_", provider="tpbench")
+    if variant.definition:
+        _require_free_names(variant)
+        del node["defaults"]
+        _store("shape", variant.workload, {"shape_workload": variant.workload, "tp_size": None})
+    _store("variant", variant.name, node)
+
+
+def _store(group: str, name: str, node: dict[str, Any]) -> None:
+    ConfigStore.instance().store(group=group, name=name, node=node, package="_global_", provider="tpbench")
+
+
+def _require_free_names(variant: OutsideVariant) -> None:
+    """Raise JobError if a field of the variant's workload has the name of another field, option or column."""
+    taken = {each.name for cls in (Job, MeasureSettings) for each in fields(cls)} | SWEEP_OPTION_NAMES | {WORLD_SIZE}
+    taken |= {*GROUPS, *ALIASES, LABEL, *common_columns()} - {"seed", *SHARED_COLUMNS}
+    for each in fields(variant.of_workload.problem):
+        if each.name in taken or type_from_hint(each.type) != SHARED_COLUMNS.get(each.name, type_from_hint(each.type)):
+            file = Path(variant.path).name
+            raise JobError(
+                f"{file}: the field {each.name} of {variant.workload} has a name that tpbench uses: rename it"
+            )
+
+
+SHARED_COLUMNS = {"tokens": INT, "vocab": INT, "dtype": TEXT}
+"""Columns of every row that hold fields of problems, with their types."""
+
+
+def shape_of_workload(arguments: Sequence[str]) -> list[str]:
+    """Return the shape that a command line without one has, if it names variants of a workload from outside."""
+    workloads = [variant.workload for variant in _named.values() if variant.definition]
+    given = any(argument.startswith("shape=") for argument in arguments)
+    return [f"shape={workloads[0]}"] if workloads and not given else []
 
 
 def _remember(choice: str) -> str:
@@ -340,6 +375,12 @@ def _remember(choice: str) -> str:
     if known != found:
         raise JobError(
             f"{known.path} and {found.path} have the same name in rows, {found.name}: rename one of the files"
+        )
+    others = [other for other in _named.values() if other.definition and other.workload == found.workload]
+    if found.definition and any(other.definition != found.definition for other in others):
+        raise JobError(
+            f"{others[0].path} and {found.path} declare different workloads called {found.workload}: "
+            "write Workload(..., name=...) in one of them"
         )
     register_choice(found)
     return found.name

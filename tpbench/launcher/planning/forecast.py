@@ -224,9 +224,10 @@ def no_gpu_note(cells: Sequence[Cell], tiny_shapes: Mapping[str, str]) -> str:
     most_s = max(cell.job.timeout_s for cell, _ in expected)
     parts = [f"about {_minutes(known)}"] * bool(known)
     parts += [f"up to {_minutes(most_s)} (timeout_s) for each of {unknown} cells whose time is unknown"] * bool(unknown)
+    note = f"no GPU here: the run takes {' and '.join(parts)} on the CPU, and its times are no measurement of a GPU"
     workload = expected[0][0].job.workload.name
+    if workload not in tiny_shapes:  # a user's own
+        return note
     variants = dict.fromkeys(cell.job.variant for cell, _ in expected if cell.job.workload.name == workload)
-    return (
-        f"no GPU here: the run takes {' and '.join(parts)} on the CPU, and its times are no measurement of a GPU. "
-        f"This takes seconds: python -m tpbench -m variant={','.join(variants)} shape={tiny_shapes[workload]}"
-    )
+    shape = tiny_shapes[workload]
+    return f"{note}. This takes seconds: python -m tpbench -m variant={','.join(variants)} shape={shape}"

@@ -120,7 +120,13 @@ def ignored_notes(cells: Sequence[Cell]) -> list[str]:
         for name in cell.ignored:
             owner, ignored = (cell.job.workload.name, settings) if name in unused else (cell.job.variant, options)
             ignored.setdefault(owner, {})[name] = None
+    uncounted = {
+        cell.job.workload.name: None
+        for cell in cells
+        if cell.job.workload.definition and not cell.job.workload.definition["costs"]
+    }
     return [
+        *(f"{workload} counts no costs, so its rows have no floor: declare them with .costs" for workload in uncounted),
         *(f"{variant} has no {', '.join(names)}: ignored" for variant, names in options.items()),
         *(
             f"{workload} ignores {', '.join(names)} where its problem fixes the iterations (steps=2 makes it short)"
