@@ -34,7 +34,7 @@ class SweepOptions:
     max_ranks_per_core: int = setting(
         8, help="most ranks of a job for each CPU core; a job on the CPU with more is skipped", low=1
     )
-    dry_run: bool = setting(False, help="show the plan: cells, GPUs, expected minutes and OOMs; run nothing")
+    dry_run: bool = setting(False, help="show the plan: cells, GPUs, nodes, expected minutes and OOMs; run nothing")
     skip_predicted_oom: bool = setting(False, help="skip cells that are predicted to run out of memory")
     wait: bool = setting(
         True, help="false: submit the jobs to Slurm and exit; `tpbench collect` or resume=true collects the rows"
