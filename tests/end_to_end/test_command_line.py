@@ -33,7 +33,7 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["tokens"], ["tokens has no value: write tokens=VALUE"]),
     (["-m", "tokens=64,", "128"], ["beside a comma, which no space may follow", "as -m tokens=64,128)"]),
     (["--frobnicate"], ["no such option: --frobnicate"]),
-    (["--tokens=64"], ["write tokens=64"]),
+    (["--tokens=64"], ["write python -m tpbench tokens=64"]),
     (["partition=gpu"], ["hydra/launcher=torchrun_slurm hydra.launcher.partition=gpu"]),
     (["tp_size=1,2"], ["tp_size=1,2 is a sweep", "-m"]),
     (["-m", "seed=range(0,1000000000)"], ["this sweep has 1000000000 cells; one sweep has at most 10000"]),
