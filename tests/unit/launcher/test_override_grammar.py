@@ -7,8 +7,6 @@ import pytest
 from tpbench.launcher.command_line.checks import parse_overrides
 from tpbench.settings import JobError
 
-NAMES = {"tokens": "VALUE", "variant": "VALUE", "resume": "true"}
-
 EXPLANATIONS = {
     "variant=pytorch_gather,": "variant=pytorch_gather,: a value is missing beside a comma, which no space may follow: "
     "write variant=pytorch_gather",
@@ -16,7 +14,6 @@ EXPLANATIONS = {
     "variant=triton_tp shape=tiny_tp2": "'variant=triton_tp shape=tiny_tp2' is one argument, because of the quotes: "
     "write 2 arguments, variant=triton_tp shape=tiny_tp2",
     "tokens": "tokens has no value: write tokens=VALUE",
-    "resume": "resume has no value: write resume=true",
     "lst": "'lst' has no value, did you mean list? (write NAME=VALUE, or several values as -m NAME=VALUE1,VALUE2; "
     "commands: report, compare, history, predict, collect, compact, list, doctor, docs, new, test, profile)",
     "list": "list is a command: write it first, as python -m tpbench list ...",
@@ -32,13 +29,13 @@ EXPLANATIONS = {
 @pytest.mark.parametrize("argument", EXPLANATIONS)
 def test_each_mistake_has_its_explanation(argument: str) -> None:
     with pytest.raises(JobError) as caught:
-        parse_overrides([argument], NAMES)
+        parse_overrides([argument])
     assert str(caught.value) == EXPLANATIONS[argument]
 
 
 def test_a_word_behind_an_override_is_perhaps_another_value_of_it() -> None:
     with pytest.raises(JobError, match=r"^'b' has no value \(write NAME=VALUE, or several values as -m variant=a,b\)$"):
-        parse_overrides(["variant=a", "b"], NAMES)
+        parse_overrides(["variant=a", "b"])
 
 
 def test_what_the_explanations_propose_is_valid() -> None:

@@ -9,7 +9,6 @@ from argparse import Namespace
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NoReturn
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -18,7 +17,7 @@ from hydra.errors import OverrideParseException
 
 from tpbench.launcher.command_line.rewrites import command_line_variants, config_folders
 from tpbench.launcher.hydra_internals import options_parser
-from tpbench.launcher.options import COMMANDS, GROUPS, command_line_names, example_values
+from tpbench.launcher.options import COMMANDS, GROUPS, command_line_names
 from tpbench.launcher.slurm.cluster import SlurmSettings
 from tpbench.settings import JobError
 from tpbench.suggestions import nearest, printable, unknown
@@ -59,18 +58,15 @@ def options_first(arguments: Sequence[str]) -> list[str]:
     return [*options, *overrides]
 
 
-def parse_overrides(arguments: Sequence[str], names: Mapping[str, str] = MappingProxyType({})) -> list[Override]:
-    """Return the parsed overrides. `names`: what may stand before an equals sign, with a value, for the messages.
-
-    Raises JobError with one line for each argument that is not an override.
-    """
+def parse_overrides(arguments: Sequence[str]) -> list[Override]:
+    """Return the parsed overrides. Raises JobError with one line for each argument that is not an override."""
     parser = OverridesParser.create()
     overrides, errors = [], []
     for before, argument in zip(("", *arguments), arguments, strict=False):
         try:
             overrides += parser.parse_overrides([argument])
         except OverrideParseException:
-            errors.append(_explanation(argument, before, names))
+            errors.append(_explanation(argument, before))
         except ValueError as error:  # a number with thousands of digits
             errors.append(f"{argument}: {error}")
     if errors:
@@ -78,7 +74,7 @@ def parse_overrides(arguments: Sequence[str], names: Mapping[str, str] = Mapping
     return overrides
 
 
-def _explanation(argument: str, before: str, names: Mapping[str, str]) -> str:
+def _explanation(argument: str, before: str) -> str:
     """Return what is wrong with an argument, and an argument that would be right. `before`: the argument before it."""
     name, equals, value = argument.partition("=")
     if not argument.strip():
@@ -89,8 +85,8 @@ def _explanation(argument: str, before: str, names: Mapping[str, str]) -> str:
     if not equals:
         if argument in COMMANDS:
             return f"{argument} is a command: write it first, as python -m tpbench {argument} ..."
-        if argument in names:
-            return f"{argument} has no value: write {argument}={names[argument]}"
+        if argument in command_line_names() | set(GROUPS):
+            return f"{argument} has no value: write {argument}=VALUE"
         several = f"-m {before.rstrip(',')},{argument}" if "=" in before else "-m NAME=VALUE1,VALUE2"
         commands = f"; commands: {', '.join(COMMANDS)}" * (not before)
         meant = "" if before else nearest(argument, COMMANDS)
@@ -131,11 +127,10 @@ def check_overrides(arguments: Sequence[str]) -> None:
     """
     _require_printable(arguments)
     parsed, unrecognised = parse_options(arguments)
-    names = example_values()
     if unrecognised:
         advice = "python -m tpbench --help lists them"
         raise JobError("\n".join(f"no such option: {each} ({advice})" for each in unrecognised))
-    overrides = parse_overrides(parsed.overrides, names)
+    overrides = parse_overrides(parsed.overrides)
     _require_safe(overrides)
     folders = config_folders(arguments)
     errors = [error for each in overrides for error in _errors(each, folders)]
