@@ -109,8 +109,7 @@ def test_spellings(value: str, folder: Path) -> None:
         (
             "f.py:a compile=true",
             "def a(x, y): ...",
-            "variant=f.py:a compile=true has a space: write each NAME=VALUE as a word of its own, as variant=f.py:a "
-            "compile=true, without quotes around both",
+            "f.py has no function a compile=true",
         ),
         ("=cmd.py:a", "", "=cmd.py: rename the file; its name may have letters, digits and _ - . of ASCII only"),
         ("f|g.py:a", "", "f|g.py: rename the file; its name may have letters, digits and _ - . of ASCII only"),

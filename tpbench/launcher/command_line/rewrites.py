@@ -312,12 +312,6 @@ def find_outside(choice: str) -> OutsideVariant | None:
                 f"variant={choice} names no function: write {choice.rstrip(':')}:FUNCTION "
                 f"(its functions: {', '.join(names_in(path)) or 'none'})"
             )
-        if name := re.fullmatch(r"([A-Za-z_]\w*)\s+\w+=.*", function):
-            rest = function[name.end(1) :].strip()
-            raise JobError(
-                f"variant={choice} has a space: write each NAME=VALUE as a word of its own, as "
-                f"variant={match['path']}:{name[1]} {rest}, without quotes around both"
-            )
         return from_file(path, function)
     if match := _WITHOUT_ENDING.fullmatch(choice.strip()):
         raise JobError(f"variant={choice}: write the file with its ending, as {match['path']}.py:{match['function']}")
