@@ -74,12 +74,6 @@ def test_a_wrong_value_of_an_option_is_named(arguments: list[str], message: str)
     assert str(caught.value).startswith(message)
 
 
-def test_a_sweep_without_m_is_refused() -> None:
-    with pytest.raises(JobError, match=r"variant=triton_tp,pytorch_gather is a sweep: add -m"):
-        check_overrides(["variant=triton_tp,pytorch_gather", "shape=tiny_tp2"])
-    check_overrides(["+experiment=tp_entropy_loss", "variant=triton_tp,pytorch_gather"])
-
-
 def test_choices_of_the_search_path_are_known(tmp_path: Path) -> None:
     (tmp_path / "site/shape").mkdir(parents=True)
     (tmp_path / "site/shape/mine.yaml").write_text("# @package _global_\ntokens: 3\n")
