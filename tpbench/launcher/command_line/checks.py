@@ -7,18 +7,17 @@ import re
 import shlex
 from argparse import Namespace
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
+import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, RangeSweep
 from hydra.errors import OverrideParseException
 
-from tpbench.launcher.command_line.rewrites import command_line_variants, config_folders
+from tpbench.launcher.command_line.rewrites import CONF, command_line_variants, config_folders
 from tpbench.launcher.hydra_internals import options_parser
 from tpbench.launcher.options import COMMANDS, GROUPS, command_line_names
-from tpbench.launcher.slurm.cluster import SlurmSettings
 from tpbench.settings import JobError
 from tpbench.suggestions import nearest, printable, unknown
 
@@ -106,7 +105,7 @@ def _explanation(argument: str, before: str) -> str:
     )
 
 
-SLURM_OPTIONS = frozenset(each.name for each in fields(SlurmSettings))
+SLURM_OPTIONS = frozenset(yaml.safe_load((CONF / "hydra/launcher/torchrun_slurm.yaml").read_text())) - {"_target_"}
 LAUNCHERS = ("torchrun", "torchrun_slurm", "basic")
 MAX_CELLS = 10_000
 """Most cells of one sweep. Every cell is composed before the first one runs, in about 60 ms each."""
