@@ -59,9 +59,7 @@ def described(definition: Mapping[str, Any]) -> Workload:
     Raises ValueError for data that `definition_of` did not make: a row file may hold anything.
     """
     try:
-        fields = [
-            (each["name"], _hint(each), _setting(each)) for each in definition["fields"] if each["name"].isidentifier()
-        ]
+        fields = [(each["name"], _hint(each), _setting(each)) for each in definition["fields"]]
         problem = dataclasses.make_dataclass(
             str(definition["name"]), fields, frozen=True, namespace={"check": lambda self, tp_size, dp_size: []}
         )

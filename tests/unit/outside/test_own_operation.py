@@ -54,7 +54,7 @@ MISTAKES = {
     "my_op.py: reference must take 3 arguments, as reference(problem, inputs, rank), not (problem)": (
         "def reference(problem, inputs, rank)", "def reference(problem)",
     ),
-    "my_op.py:22: TypeError: no argument of a variant is called needs_cuda, did you mean requires_cuda? (valid: ": (
+    "my_op.py:21: TypeError: no argument of a variant is called needs_cuda, did you mean requires_cuda? (valid: ": (
         '@work.variant("copies")', '@work.variant("copies", needs_cuda=True)',
     ),
     "my_op.py: MyCopy: the field tokens has no help: write tokens = setting(": ('setting(8, help="rows", low=1)', "8"),
@@ -109,7 +109,7 @@ def test_a_file_declares_fields_variants_and_columns(folder: Path) -> None:
     assert job.outside is not None
     workload, variant, problem = job.outside.loaded(job.problem)
     assert type(problem).__name__ == "MyCopy" and problem.delay_ms == 2.0 and problem.seed == 0
-    assert "reference" in workload.functions and variant.place == (str(folder / "my_op.py"), 22)
+    assert "reference" in workload.functions and variant.place == (str(folder / "my_op.py"), 21)
 
 
 @pytest.mark.parametrize("message", MISTAKES)
