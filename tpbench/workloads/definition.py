@@ -16,9 +16,6 @@ from typing import Any, Literal
 from tpbench.settings import setting
 from tpbench.workloads import NAMES, Workload, register, workloads
 
-OUTPUT_ERROR = "output_error"
-"""Column of the largest error of an output."""
-
 _TYPES: dict[str, Any] = {"int": int, "float": float, "str": str, "bool": bool}
 _FROM_FILES: set[str] = set()
 """Workloads that this process's command line has named a file of. Definitions in rows don't replace them."""
@@ -70,8 +67,6 @@ def described(definition: Mapping[str, Any]) -> Workload:
             problem,
             str(definition["title"]),
             name=definition["name"],
-            columns={OUTPUT_ERROR: "largest error of an output against the float64 reference, relative"},
-            metrics={OUTPUT_ERROR: -1},
             headline=tuple(name for name in names if name != "seed"),
             reusable_process=True,
             definition=definition,

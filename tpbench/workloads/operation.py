@@ -18,7 +18,6 @@ from tpbench.measure.clock import Stopwatch
 from tpbench.measure.rates import compute_ms, gemm_tflops
 from tpbench.measure.session import Context, Costs, Verdict
 from tpbench.workloads import Variant, Workload
-from tpbench.workloads.definition import OUTPUT_ERROR
 from tpbench.workloads.differences import Differences, malformed, place_of
 from tpbench.workloads.step import Step, StepSession, WrongReturn
 
@@ -70,7 +69,7 @@ class OperationSession(StepSession[dict[str, Tensor]]):
         error, wrong = self._compare(got, right)
         ranks = gather_objects((error if math.isfinite(error) else None, wrong), _all_ranks())
         worst = max(math.inf if value is None else value for value, _ in ranks)
-        return Verdict({OUTPUT_ERROR: worst}, next((text for _, text in ranks if text), None))
+        return Verdict({"output_error": worst}, next((text for _, text in ranks if text), None))
 
     def _computed(self, what: str, *arguments: Any, twice: bool = True) -> dict[str, Tensor]:
         """Return the tensors that a function of the workload returns. Raises WrongReturn for anything else.
@@ -126,7 +125,7 @@ class OperationSession(StepSession[dict[str, Tensor]]):
             worst = max(worst, error)
             if found.count and wrong is None:
                 place = place_of(self.rank.rank, name, **vars(found))
-                wrong = f"{OUTPUT_ERROR} {error:.3g} is above {limit:.3g} ({of_dtype}): {place}"
+                wrong = f"output_error {error:.3g} is above {limit:.3g} ({of_dtype}): {place}"
                 wrong += " (nan: memory that was never written)" if math.isnan(found.got) else ""
         return worst, wrong
 
