@@ -17,8 +17,6 @@ from tpbench.settings import setting
 from tpbench.workloads import NAMES, Workload, register, workloads
 
 _TYPES: dict[str, Any] = {"int": int, "float": float, "str": str, "bool": bool}
-_FROM_FILES: set[str] = set()
-"""Workloads that this process's command line has named a file of. Definitions in rows don't replace them."""
 
 
 def definition_of(workload: Workload) -> dict[str, Any]:
@@ -85,23 +83,20 @@ def _setting(field: Mapping[str, Any]) -> Any:
     return setting(**default, help=str(field["help"]), low=field["low"], high=field["high"])
 
 
-def known(definition: Mapping[str, Any], from_file: bool = False) -> Workload:
-    """Return the workload of a definition, after registering it in this process. Raises ValueError as `described`.
-
-    `from_file`: the command line has named the workload's file. Otherwise a row has the definition.
-    """
-    name = definition.get("name")
-    present = workloads().get(str(name))
-    if present is None or (present.definition != definition and (from_file or name not in _FROM_FILES)):
+def known(definition: Mapping[str, Any]) -> Workload:
+    """Return the workload of a definition, after registering it in this process. Raises ValueError as `described`."""
+    present = workloads().get(str(definition.get("name")))
+    if present is None or present.definition != definition:
         present = described(definition)
         register(present)
-    if from_file:
-        _FROM_FILES.add(present.name)
     return present
 
 
 def register_stored(definitions: Iterable[Any]) -> None:
-    """Register the workloads of rows, given as JSON, oldest first. Values of another form are left out."""
+    """Register the workloads of rows, given as JSON, newest first: the first form of a name that this process meets
+    stays, such as that of a file that the command line names. Values of another form are left out."""
     for text in dict.fromkeys(map(str, definitions)):
-        with contextlib.suppress(ValueError, AttributeError, RecursionError):
-            known(json.loads(text))
+        with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            definition = json.loads(text)
+            if definition["name"] not in workloads():
+                known(definition)

@@ -82,7 +82,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def forget() -> None:
     """Forget workloads of users' files, as another process would."""
     workloads._registered.clear()
-    definition._FROM_FILES.clear()
     for cached in workloads._caches:
         cached.cache_clear()
 
