@@ -55,7 +55,7 @@ def _run(arguments: list[str]) -> None:
     arguments = flat_names(rewrites.replace_file_variants(arguments))
     arguments += rewrites.shape_of_workload(arguments)
     if not completes:
-        check_overrides(arguments, Path(CONF))
+        check_overrides(arguments)
     sys.argv[1:] = force_fields(quote_numbers(arguments))
     try:
         _hydra_main()

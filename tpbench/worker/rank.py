@@ -26,7 +26,7 @@ from tpbench.worker.task import PROGRESS_FILE, TASK_FILE, JsonLines, Task
 if TYPE_CHECKING:
     import torch
 
-    from tpbench.measure.rounds import RoundRequest
+    from tpbench.measure.stop_rules import RoundRequest
 
 _PEER_LOST = re.compile(
     r"Connection closed by peer|Connection reset by peer|Broken pipe|ncclRemoteError|gloo/transport"
@@ -122,7 +122,7 @@ class Tasks:
         import torch
         import torch.distributed as dist
 
-        from tpbench.measure.rounds import next_cells
+        from tpbench.measure.stop_rules import next_cells
 
         device = device_of_rank(job.device)
         self.process.begin_tasks()
@@ -191,9 +191,7 @@ class Tasks:
         copy = copy_gb_per_s(device)
         session = job.set_up(context)
         interleaved = len(self.tasks) > 1
-        self.measurements[place] = measurement(
-            session, context, job.measure, copy, say, job.interpreted, interleaved=interleaved
-        )
+        self.measurements[place] = measurement(session, context, job.measure, copy, job.interpreted, interleaved)
         del session
         self._go_on(place, None)
 

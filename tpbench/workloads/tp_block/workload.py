@@ -42,10 +42,6 @@ WORKLOAD = Workload(
         "gemm_share": "share of gemm_tflops that the step reaches",
         "gather_gb_per_s": "bandwidth of a large all-gather on this machine, bytes that a rank receives",
         "overlap_fraction": "share of the communication time of a traced step during which a product runs (GPUs)",
-        "timeline_start_ms": "traced step on rank 0: start of each interval, ms",
-        "timeline_ms": "traced step on rank 0: length of each interval, ms",
-        "timeline_kind": "traced step on rank 0: 0 product, 1 communication, 2 other",
-        "timeline_lane": "traced step on rank 0: number of the stream (on a CPU: of the thread)",
     },
     variant_columns=("chosen", "graph_gib", "workspace_gib"),
     options=(
