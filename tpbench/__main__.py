@@ -52,18 +52,17 @@ def _run(arguments: list[str]) -> None:
     rewrites.typed[:] = arguments
     completes = bool({"-sc", "--shell-completion"} & set(arguments))  # then Hydra has arguments of its own
     arguments = arguments if completes else options_first(rewrites.own_names(arguments))
-    arguments = rewrites.replace_file_variants(flat_names(arguments))
+    arguments = flat_names(rewrites.replace_file_variants(arguments))
+    arguments += rewrites.shape_of_workload(arguments)
     if not completes:
-        check_overrides(arguments, Path(CONF))
+        check_overrides(arguments)
     sys.argv[1:] = force_fields(quote_numbers(arguments))
     try:
         _hydra_main()
         if _failures:
             raise _failures[0]
     except sweep.DryRun as planned:
-        from tpbench.launcher.planning.forecast import dry_run_text  # late: it imports scipy
-
-        print(dry_run_text(planned.cells, planned.decisions), end="")
+        print(planned, end="")
 
 
 @packages.explain_missing()

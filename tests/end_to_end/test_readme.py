@@ -50,7 +50,7 @@ def test_each_command_runs(folder: Path) -> None:
     for code, ended in forked([[*words, "dry_run=true"] for words in SWEEPS if "my_loss" not in str(words)], folder):
         assert code == 0, (ended / "stderr").read_text()
         assert "2 cells" in (ended / "stdout").read_text()
-    check_overrides(DEFAULT, ROOT / "conf")
+    check_overrides(DEFAULT)
 
 
 def test_the_training_loop_trains_as_one_process_does(tmp_path: Path) -> None:

@@ -75,14 +75,14 @@ def _with_folders(arguments: Sequence[str]) -> Sequence[str]:
     """Return the topics. Add the folders of --config-dir, -cn and hydra.searchpath, which sweeps have too."""
     if not any(argument.startswith(("-", "hydra.")) for argument in arguments):
         return arguments
-    from tpbench.launcher.command_line.checks import config_folders, parse_options, parse_overrides
+    from tpbench.launcher.command_line.checks import parse_options
+    from tpbench.launcher.command_line.rewrites import config_folders
 
     parsed, unknown_options = parse_options(arguments)
     if unknown_options:
         raise JobError(f"list has no option {unknown_options[0]}, but --config-dir, -cn and hydra.searchpath=[DIR]")
-    search = [argument for argument in parsed.overrides if argument.startswith("hydra.")]
-    choices.folders[:] = config_folders(CONF, parsed, parse_overrides(search))
-    return [argument for argument in parsed.overrides if argument not in search]
+    choices.folders[:] = config_folders(arguments)
+    return [argument for argument in parsed.overrides if not argument.startswith("hydra.")]
 
 
 def overview(machine_text: str, gpus: int) -> str:

@@ -23,33 +23,22 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("file", help="the file to write, such as my_loss.py; it must not exist")
     parser.add_argument("--workload", choices=NAMES, default=NAMES[0], help=f"default: {NAMES[0]}")
     options = parser.parse_args(arguments)
+    file, workload = Path(options.file), options.workload
     try:
-        print(_write(Path(options.file), options.workload), end="")
-    except JobError as error:
-        print(f"tpbench: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
-def _write(file: Path, workload: str) -> str:
-    """Write the file. Return its description with a command. Raises JobError if that is not possible."""
-    if not is_file_name(file.name):
-        raise JobError(f"{file.name} is no name for the file: take letters, digits and _ - . of ASCII, and end in .py")
-    example = EXAMPLES / f"{workload}.py"
-    try:
+        if not is_file_name(file.name):
+            raise JobError(f"{file.name} is no name for the file: take letters, digits and _ - . of ASCII; end in .py")
         with file.open("x") as new:
-            new.write(example.read_text())
-    except FileExistsError:
-        raise JobError(f"{file} exists already") from None
-    except FileNotFoundError:
-        raise JobError(f"there is no folder {file.parent}: make it first") from None
-    except OSError as error:
-        raise JobError(f"{file} cannot be written: {error.strerror}") from None
-    (function,) = (each.name for each in source.functions(file).values() if each.declared is not None)
-    variant = find_outside(f"{file}:{function}")
-    assert variant is not None
-    return (
+            new.write((EXAMPLES / f"{workload}.py").read_text())
+        (function,) = (each.name for each in source.functions(file).values() if each.declared is not None)
+        variant = find_outside(f"{file}:{function}")
+        assert variant is not None
+    except (JobError, OSError) as error:
+        reason = f"{file} cannot be written: {error.strerror}" if isinstance(error, OSError) else error
+        print(f"tpbench: {reason}", file=sys.stderr)
+        return 2
+    print(
         f"{file}: the function {function}, a variant of {workload}. It is correct as it is; make it faster.\n\n"
         f"  python -m tpbench variant={file}:{function} {example_command(variant)}  # check and time it\n"
-        f"  python -m tpbench list variant={file}:{function}  # what tpbench reads from the file\n"
+        f"  python -m tpbench list variant={file}:{function}  # what tpbench reads from the file"
     )
+    return 0

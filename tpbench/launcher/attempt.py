@@ -326,6 +326,7 @@ def new_task(job: Job, folder: Path, **columns: Any) -> Task:
         "interpreted": job.interpreted,
         "kernels_version": job.kernels_version,
         "variant_version": job.outside.version if job.outside else None,
+        "workload_definition": json.dumps(job.workload.definition) if job.workload.definition else None,
         "package_versions": versions(job.implementation.requires),
         "job": json.dumps(flat, sort_keys=True),
         **job.workload.planned_columns(job),

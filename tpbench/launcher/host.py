@@ -275,6 +275,10 @@ class Host:
         store_left_results(output_dirs, {cell.job.key for cell in cells})
         return {}
 
+    def scripts(self, cells: Sequence[Cell], folder: Path) -> list[str]:
+        """Return the scripts that a cluster would get: none."""
+        return []
+
     def run(self, attempts: Sequence[Attempt], display: Display) -> Iterator[Attempt]:
         """Yield each attempt as soon as it has its row. Ends every process when the generator is closed."""
         waiting = self._attempts_started_together(attempts)

@@ -35,8 +35,17 @@ from tpbench.launcher.hydra_internals import SweepComposer, plain_values
 from tpbench.launcher.interrupts import Terminated
 from tpbench.launcher.options import SweepOptions
 from tpbench.launcher.planning import resume
-from tpbench.launcher.planning.plan import Cell, PlanningTarget, Request, ignored_notes, plan, sweep_options
-from tpbench.launcher.planning.resume import ResumeDecision, decide
+from tpbench.launcher.planning.plan import (
+    Cell,
+    PlanningTarget,
+    Request,
+    ignored_notes,
+    plan,
+    sweep_options,
+    takes_long_without_gpu,
+    tiny_shapes,
+)
+from tpbench.launcher.planning.resume import decide
 from tpbench.results.compact import Busy, compact
 from tpbench.settings import JobError
 
@@ -67,6 +76,9 @@ class Runner(Protocol):
         Afterwards only this sweep makes rows of these cells. Returns, by the cell's index, the description of a job
         that still runs: the sweep waits for it and does not start the cell again.
         """
+
+    def scripts(self, cells: Sequence[Cell], folder: Path) -> list[str]:
+        """Return the scripts that a cluster would get for these cells; `folder`: of the sweep. On this host: none."""
 
     def run(self, attempts: Sequence[Attempt], display: Display) -> Iterator[Attempt]:
         """Begin the attempts in any order, and yield each one as soon as it has its row."""
@@ -235,11 +247,7 @@ HYDRA_MODULE = "hydra_plugins.tpbench"
 
 
 class DryRun(HydraException):
-    """End of a dry run. It carries the planned cells and, with resume=true, the decision on each by its index."""
-
-    def __init__(self, cells: Sequence[Cell], decisions: Mapping[int, ResumeDecision]) -> None:
-        super().__init__("dry run")
-        self.cells, self.decisions = cells, decisions
+    """End of a dry run, with the text to print."""
 
 
 class TorchrunLauncher(Launcher):
@@ -310,9 +318,18 @@ def _run(requests: Sequence[Request], folder: Path, launcher: DictConfig) -> Non
 
             cells = skip_predicted_oom(cells, Forecast.of(cells))
         if options.dry_run:
-            raise DryRun(cells, decide(cells, runner.facts) if options.resume else {})
+            from tpbench.launcher.planning.forecast import dry_run_text
+
+            decisions = decide(cells, runner.facts) if options.resume else {}
+            kept = {index for index, decision in decisions.items() if decision.row is not None}
+            scripts = runner.scripts([cell for cell in cells if cell.runs and cell.index not in kept], folder)
+            raise DryRun(dry_run_text(cells, decisions, runner.target, scripts))
         if not packages.installed("torch"):  # the ranks import it, and this process does not
             raise ModuleNotFoundError(name="torch")
+        if not options.resume and any(takes_long_without_gpu(cell, runner.target) for cell in cells):
+            from tpbench.launcher.planning.forecast import no_gpu_note  # late: it imports scipy
+
+            print(no_gpu_note(cells, tiny_shapes(requests)), flush=True)
         attempts = run_sweep(cells, folder.absolute(), options, runner)
     except JobError as error:
         raise CompactHydraException(str(error)) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
@@ -15,13 +16,16 @@ from tpbench.workloads import Variant, Workload
 
 
 class WrongReturn(TypeError):
-    """A variant returned a value that its workload does not expect."""
+    """A variant, or a function of a workload, returned a value that is not expected."""
 
-    def __init__(self, variant: Variant, message: str) -> None:
+    def __init__(self, source: Variant | Callable[..., Any], message: str) -> None:
+        """`source`: the variant, or a function of its workload, that returned the value."""
         super().__init__(message)
-        code = variant.prepare.__code__
-        self.file, self.line = variant.place or (code.co_filename, code.co_firstlineno)
-        """The place where the variant's function is defined. No frame of the traceback lies there."""
+        place, function = (source.place, source.prepare) if isinstance(source, Variant) else (None, source)
+        code = inspect.unwrap(function).__code__
+        defined: tuple[str, int] = place or (code.co_filename, code.co_firstlineno)
+        self.file, self.line = defined
+        """The place where the function is defined. No frame of the traceback lies there."""
 
 
 def require(value: Any, expected: type, variant: Variant, what: str) -> Any:
@@ -64,13 +68,18 @@ OutputT = TypeVar("OutputT")
 """The workload's result of an iteration on one rank."""
 
 
+def _undeclared() -> int:
+    return 0
+
+
 @dataclass(frozen=True)
 class Step(Generic[OutputT]):
     """A variant ready to run: calling it is one iteration."""
 
     run: Callable[[], OutputT]
-    bytes_communicated: int | Callable[[], int] = 0
-    """Bytes that this rank sends in an iteration. A function if only an iteration shows the number."""
+    bytes_communicated: int | Callable[[], int] = _undeclared
+    """Bytes that this rank sends in an iteration. A function if only an iteration shows the number. Default: those of
+    the workload's costs, or none."""
     columns: Callable[[], Mapping[str, Any]] = dict
     """Return further columns of the row, after an iteration. They are equal on every rank."""
     restore: Callable[[], None] | None = None
@@ -95,6 +104,8 @@ class StepSession(Generic[OutputT]):
         self.audited_inputs = inputs or Inputs([])
         self.audited = inputs is not None
         self.fresh = self.keeps_output = False
+        self.expected_bytes = 0
+        """Bytes that this rank sends unless the step declares others."""
         self.run: Step[OutputT] = require(step, Step, variant, "the function")
         for name, function in (("run", self.run.run), ("columns", self.run.columns), ("restore", self.run.restore)):
             if not (callable(function) or (name == "restore" and function is None)):
@@ -107,6 +118,8 @@ class StepSession(Generic[OutputT]):
     def bytes_communicated(self) -> int:
         """Bytes that this rank sends in an iteration. They may be known only after a step."""
         sent = self.run.bytes_communicated
+        if sent is _undeclared:
+            sent = self.expected_bytes
         return bytes_sent(sent() if callable(sent) else sent, self.variant)
 
     def columns_of_variant(self, workload: Workload) -> dict[str, Any]:

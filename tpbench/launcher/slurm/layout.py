@@ -103,12 +103,16 @@ class Partition:
         """Return the most ranks of the job that one node holds."""
         return self.gpus_per_node if job.device == "cuda" else self.cores_per_node
 
+    def nodes_of(self, job: Job) -> int:
+        """Return the number of nodes that the job takes."""
+        return layout(job, self.max_ranks_per_node(job)).nodes
+
     def skip_reason(self, job: Job) -> str | None:
         """Return why the partition is too small for the job, or None if it is not."""
         if job.tp_size > (most := self.max_ranks_per_node(job)):
             unit = "GPUs" if job.device == "cuda" else "ranks"
             return f"needs {job.tp_size} {unit} of one node, a node has {most}"
-        if (nodes := layout(job, most).nodes) > self.nodes:
+        if (nodes := self.nodes_of(job)) > self.nodes:
             return f"needs {nodes} nodes, the partition has {self.nodes}"
         return None
 
