@@ -238,7 +238,11 @@ def _save_failure(task: Task, error: BaseException) -> None:
     shortage = rank_memory.shortage(error)
     if shortage is None:
         place = location(error)
-        _save(task, "error", f"rank {RANK}: {type(error).__name__}{f' in {place}' if place else ''}: {error}")
+        _save(
+            task,
+            "error",
+            f"rank {RANK}: {type(error).__name__}{f' in {place}' if place else ''}{f': {error}' if str(error) else ''}",
+        )
         return
     asked = f" asking for {shortage / 2**30:.3g} GiB" if shortage else ""
     _save(task, "oom", f"rank {RANK} ran out of memory{asked}", oom_rank=RANK, oom_bytes=shortage or None)
