@@ -109,7 +109,7 @@ class Display:
             if attempt.row is not None and attempt.status in ("error", "timeout") and attempt.cell.same_as is None:
                 log = log_of(Path(attempt.row["log_dir"]), str(attempt.reason))
                 short = log.relative_to(Path.cwd()) if log.is_relative_to(Path.cwd()) else log
-                self.note(f"    the log is {short}", MAX_LENGTH)
+                self.note(f"the log is {short}", MAX_LENGTH)
         self.tick()
 
     def interrupted(self, finished: int, arguments: Sequence[str]) -> None:

@@ -65,8 +65,8 @@ def test_a_failed_cell_shows_the_path_of_its_log(
     shown.finish(ended(replace(cells[0], same_as=0), tmp_path, rows[0]))
     lines = [line for line in capsys.readouterr().out.splitlines() if "the log is" in line]
     assert lines == [
-        "    the log is sweeps/0/torchrun/attempt_0/1/stderr.log",
-        "    the log is sweeps/1",
+        "the log is sweeps/0/torchrun/attempt_0/1/stderr.log",
+        "the log is sweeps/1",
     ]
 
 
