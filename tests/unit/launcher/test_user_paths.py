@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import tpbench
-from tests.support.command import environment
 from tests.support.planned_jobs import job
 from tpbench.launcher.command_line.rewrites import find_outside, flat_names
 from tpbench.launcher.options import COMMANDS
@@ -78,17 +75,3 @@ def test_fields_functions_and_files_of_variants_follow_the_rule(monkeypatch: pyt
         find_outside("~/nothing.py:f")
     with pytest.raises(JobError, match="~nobody-here is the home of no user"):
         user_path("~nobody-here/x")
-
-
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("mkdir gone; cd gone; rmdir ../gone; {}", "the working folder was deleted"),
-        ("{} >/dev/full", "the output cannot be written: No space left on device"),
-    ],
-)
-def test_a_folder_and_an_output_that_are_gone_are_named(line: str, said: str, tmp_path: Path) -> None:
-    command = f"{sys.executable} -m tpbench dry_run=true device=cpu"
-    done = subprocess.run(line.format(command), shell=True, cwd=tmp_path, env=environment(), capture_output=True)
-    assert done.returncode == 1
-    assert done.stderr.decode().startswith(f"tpbench: {said}")
