@@ -16,7 +16,7 @@ from typing import Any, Literal
 from tpbench.measure.kernels_version import kernels_version
 from tpbench.measure.session import Context, MeasureSettings, Session
 from tpbench.outside.variant import OutsideVariant, installed_names
-from tpbench.settings import JobError, defaults, parse, setting, spelled
+from tpbench.settings import JobError, defaults, parse, setting, spelled, user_path
 from tpbench.suggestions import unknown
 from tpbench.workloads import Variant, Workload, cached_until_registered, variants, workloads
 
@@ -215,6 +215,10 @@ def _wrong_shape(
     variant: Variant, workload: Workload, shape_of: str, shapes: Mapping[str, str], from_outside: bool
 ) -> str:
     """Return the message for a shape of another workload than the variant's. `shapes`: shape names to workloads."""
+    if workload.definition:
+        return (
+            f"variant={variant.name} is of {workload.name}, which has no shapes: write its fields as NAME=VALUE instead"
+        )
     fitting = sorted(shape for shape, owner in shapes.items() if owner == workload.name)
     advice = f'; a variant of {shape_of} needs the decorator @variant(workload="{shape_of}")' if from_outside else ""
     return (
@@ -285,8 +289,7 @@ def _parsed(
             complaints += str(error).splitlines()
     if complaints:
         raise JobError("\n".join(complaints))
-    if not values.get("output_dir", Job.output_dir):
-        raise JobError("output_dir is empty: write output_dir=FOLDER")
+    parts["job"] = replace(parts["job"], output_dir=str(user_path(parts["job"].output_dir, "output_dir")))
     job: Job = replace(parts["job"], measure=parts["measure"], problem=parts["problem"], outside=outside)
     return job
 

@@ -24,7 +24,6 @@ def rows(tmp_path_factory):
 def test_expected_times(rows):
     known = Forecast(rows)
     assert known.seconds(job("triton_tp", vocab=32768, tp_size=1)) == 12.0
-    assert known.seconds(job(tp_size=4)) == 40.0
     assert known.seconds(job(tp_size=16)) == 31.0
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fnmatch
+import importlib.util
+import itertools
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -21,7 +23,7 @@ from tpbench.measure.session import MeasureSettings
 from tpbench.outside.variant import OutsideVariant, from_entry_point, from_file, installed_names, names_in
 from tpbench.results.read import LABEL
 from tpbench.results.schema import INT, TEXT, common_columns, type_from_hint
-from tpbench.settings import JobError
+from tpbench.settings import JobError, user_path
 from tpbench.workloads import cached_until_registered, variants, workloads
 
 CONF = Path(tpbench.__file__).resolve().parent / "conf"
@@ -100,20 +102,13 @@ def _without_dashes(arguments: Sequence[str]) -> list[str]:
     return plain
 
 
-_PATHS = ("output_dir", "model", "model_dir")
-"""Fields that may hold paths of folders."""
-_HOME = re.compile(r"(?:(?<=,)|^)~(?=/|,|$)")
-"""The home folder at the start of a path. The shell replaces it only in some places."""
-
-
 def flat_names(arguments: Sequence[str]) -> list[str]:
     """Write `train.loss=tpbench` as `train_loss=tpbench`, folders as `model_dir`, 128k as 131072, patterns as lists."""
     flat = []
     for argument in arguments:
         name, equals, value = argument.partition("=")
-        if name in _PATHS:
-            value = _HOME.sub(str(Path.home()), value)
-            argument = f"{name}={value}"
+        if name in ("output_dir", "model", "model_dir"):  # Hydra's grammar has no ~
+            value = ",".join(str(user_path(path)) if path.startswith("~") else path for path in value.split(","))
         if name in GROUPS:
             value = _listed(name, value, arguments)
         elif name in _whole_numbers():
@@ -138,7 +133,7 @@ def _listed(group: str, value: str, arguments: Sequence[str]) -> str:
     pattern = re.fullmatch(r"glob\(([^(),=\[\]]*)\)", value)
     if pattern is None and (group, value) != ("variant", "all"):
         return value
-    valid = sorted({file.stem for folder in _folders(arguments) for file in (folder / group).glob("*.yaml")})
+    valid = sorted({file.stem for folder in config_folders(arguments) for file in (folder / group).glob("*.yaml")})
     if group == "variant":
         owners = {
             values["shape_workload"] for shape in _shapes(arguments) for values in _read("shape", shape, arguments)
@@ -149,23 +144,48 @@ def _listed(group: str, value: str, arguments: Sequence[str]) -> str:
 
 
 def _shapes(arguments: Sequence[str]) -> list[str]:
-    """Return the shapes of a command line: its own, those of its experiment, or the default one."""
+    """Return the shapes of a command line: its own, those of its experiment, or that of its configuration file."""
     values = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
     for experiment in _read("experiment", values.get("+experiment", ""), arguments):
         values = {**((experiment.get("hydra") or {}).get("sweeper") or {}).get("params", {}), **values}
-    return _listed("shape", str(values.get("shape", "tiny_tp2")), arguments).split(",")
+    files = _primary((), [CONF]), _primary(arguments, config_folders(arguments))
+    defaults = [item for content in files for item in content.get("defaults", ()) if isinstance(item, dict)]
+    chosen = {str(key).split()[-1].strip("/"): choice for item in defaults for key, choice in item.items()}
+    return _listed("shape", str(values.get("shape", chosen["shape"])), arguments).split(",")
 
 
 def _read(group: str, name: str, arguments: Sequence[str]) -> list[dict[str, Any]]:
-    files = (folder / group / f"{name}.yaml" for folder in _folders(arguments))
+    files = (folder / group / f"{name}.yaml" for folder in config_folders(arguments))
     return [yaml.safe_load(file.read_text()) for file in files if file.is_file()][:1]
 
 
-def _folders(arguments: Sequence[str]) -> list[Path]:
-    """Return the folders of configuration files that are known before Hydra runs: the package's and --config-dir."""
-    pairs = zip(("", *arguments), arguments, strict=False)
-    named = [word.partition("=")[2] for word in arguments if word.startswith("--config-dir=")]
-    return [CONF, *map(Path, named), *(Path(word) for before, word in pairs if before in ("--config-dir", "-cd"))]
+def config_folders(arguments: Sequence[str]) -> list[Path]:
+    """Return the folders of configuration files: the package's, that of --config-dir and those of hydra.searchpath."""
+    folders = [CONF, *map(Path, _options(arguments, "--config-dir", "-cd"))]
+    lists = [word.partition("=")[2].strip("[]") for word in arguments if word.startswith("hydra.searchpath=")]
+    places = [place.strip("'\" ") for text in lists for place in text.split(",")]
+    for place in [*places, *((_primary(arguments, folders).get("hydra") or {}).get("searchpath") or [])]:
+        kind, _, rest = place.rpartition("://")
+        if kind == "pkg":
+            spec = importlib.util.find_spec(rest.partition("/")[0].partition(".")[0])
+            roots = (spec and spec.submodule_search_locations) or []
+            folders += [Path(root, *rest.replace("/", ".").split(".")[1:]) for root in roots]
+        else:
+            folders.append(Path(rest))
+    return folders
+
+
+def _primary(arguments: Sequence[str], folders: Sequence[Path]) -> dict[str, Any]:
+    """Return the content of the configuration file that --config-name names."""
+    name = [*_options(arguments, "--config-name", "-cn"), "config"][0].removesuffix(".yaml")
+    files = [file for folder in folders if (file := folder / f"{name}.yaml").is_file()]
+    return yaml.safe_load(files[0].read_text(encoding="utf-8")) or {} if files else {}
+
+
+def _options(arguments: Sequence[str], long: str, short: str) -> list[str]:
+    """Return the values of an option of Hydra."""
+    joined = [word.partition("=")[2] for word in arguments if word.startswith(f"{long}=")]
+    return [*joined, *(value for word, value in itertools.pairwise(arguments) if word in (long, short))]
 
 
 @cached_until_registered
@@ -225,7 +245,7 @@ def file_of(choice: str, arguments: Sequence[str] = ()) -> str | None:
     """
     if Path(choice).is_dir():
         return None
-    for file in (file for folder in _folders(arguments) for file in sorted((folder / "model").glob("*.yaml"))):
+    for file in (file for folder in config_folders(arguments) for file in sorted((folder / "model").glob("*.yaml"))):
         if {choice, choice.removesuffix("-Instruct")} & set(yaml.safe_load(file.read_text()).get("hub_ids", ())):
             return file.stem
     return None
@@ -277,19 +297,13 @@ def replace_file_variants(arguments: Sequence[str]) -> list[str]:
 def find_outside(choice: str) -> OutsideVariant | None:
     """Return the variant from outside that a value of `variant=` means, or None. Raises JobError."""
     if match := _FILE.fullmatch(choice.strip()):
-        path = Path(match["path"]).expanduser()
+        path = user_path(match["path"], "the file of a variant")
         if not is_file_name(path.name):
             raise JobError(f"{path.name}: rename the file; its name may have letters, digits and _ - . of ASCII only")
         if not (function := match["function"]):
             raise JobError(
                 f"variant={choice} names no function: write {choice.rstrip(':')}:FUNCTION "
                 f"(its functions: {', '.join(names_in(path)) or 'none'})"
-            )
-        if name := re.fullmatch(r"([A-Za-z_]\w*)\s+\w+=.*", function):
-            rest = function[name.end(1) :].strip()
-            raise JobError(
-                f"variant={choice} has a space: write each NAME=VALUE as a word of its own, as "
-                f"variant={match['path']}:{name[1]} {rest}, without quotes around both"
             )
         return from_file(path, function)
     if match := _WITHOUT_ENDING.fullmatch(choice.strip()):

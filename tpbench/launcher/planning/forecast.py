@@ -15,18 +15,19 @@ from tpbench.launcher import devices
 from tpbench.launcher.planning.plan import Cell, PlanningTarget, ThisHost, ignored_notes, seconds_on_cpu
 from tpbench.launcher.planning.resume import ResumeDecision
 from tpbench.measure import machine
-from tpbench.predict.cells import measured, predictable
+from tpbench.predict.cells import cost_models, measured
 from tpbench.predict.memory import RESERVE_GIB, SAME_SHARE, known_gpu
 from tpbench.predict.model import VariantModel, models, predicted_oom
 from tpbench.results.read import chosen_options, load
 from tpbench.settings import JobError, spelled
 from tpbench.tables import aligned_lines
+from tpbench.workloads import workloads
 
 REFERENCE_DIR = "outputs/reference"
 """Folder of the reference rows, which add to the rows in the cells' own output folders."""
 
 START_S = 25.0
-"""Seconds to start the processes and import torch, if no row says better."""
+"""Seconds to start the processes of a job on GPUs and import torch, if no row says better."""
 
 
 class Forecast:
@@ -45,8 +46,6 @@ class Forecast:
         """
         self.gpu_memory_gib, self.cpu_memory_gib = gpu_memory_gib, cpu_memory_gib
         self.wall_s: dict[str, float] = {}
-        self.typical_s: dict[tuple[str, int, str], float] = {}
-        """By workload, world size and device."""
         self.ran_out_within: dict[str, float] = {}
         """By the key of a job whose last row is `oom`: the memory of a rank, in GiB."""
         self.models: dict[str, Mapping[str, VariantModel]] = {}
@@ -56,11 +55,9 @@ class Forecast:
         last = rows.drop_duplicates("key", keep="last")
         self.wall_s = dict(last[last["status"].isin(["ok", "oom"])].set_index("key")["wall_s"].dropna())
         self.ran_out_within = {row["key"]: _memory_of(row) for _, row in last[last["status"] == "oom"].iterrows()}
-        done = rows[rows["wall_s"].notna() & (rows["status"] == "ok")]
-        self.typical_s = dict(done.groupby(["workload", "world_size", "device"])["wall_s"].median())
-        for name, workload in predictable().items():
+        for name in cost_models():
             with contextlib.suppress(JobError):  # no row was measured on a GPU, so no model can be fitted
-                self.models[name] = models(measured(rows, workload))
+                self.models[name] = models(measured(rows, workloads()[name]))
 
     @classmethod
     def of(cls, cells: Sequence[Cell], on_this_host: bool = True) -> Forecast:
@@ -78,17 +75,13 @@ class Forecast:
     def seconds(self, job: Job) -> float | None:
         """Return the expected wall time of a job in seconds, or None if it is unknown.
 
-        The sources are, in this order: the last row of the same job, what the workload counts (on a CPU) or the median
-        of similar jobs, and the time budget of the measurement plus the start. Only the first holds for a workload
-        whose problem fixes the iterations.
+        It is that of the last row of the same job; else, unless the problem fixes the iterations, what the workload
+        counts (on a CPU), or the time budget of the measurement plus the start.
         """
         known = self.wall_s.get(job.key)
         if known or job.scheduled:
             return known
-        if job.device == "cpu":
-            return seconds_on_cpu(job)
-        similar = self.typical_s.get((job.workload.name, job.world_size, job.device))
-        return float(similar or START_S + 2 * job.measure.time_budget_s)
+        return seconds_on_cpu(job) if job.device == "cpu" else START_S + 2 * job.measure.time_budget_s
 
     def limited_seconds(self, job: Job) -> float | None:
         """Return the expected wall time of a job that ends early at its timeout, or because its memory is too small."""
@@ -231,9 +224,10 @@ def no_gpu_note(cells: Sequence[Cell], tiny_shapes: Mapping[str, str]) -> str:
     most_s = max(cell.job.timeout_s for cell, _ in expected)
     parts = [f"about {_minutes(known)}"] * bool(known)
     parts += [f"up to {_minutes(most_s)} (timeout_s) for each of {unknown} cells whose time is unknown"] * bool(unknown)
+    note = f"no GPU here: the run takes {' and '.join(parts)} on the CPU, and its times are no measurement of a GPU"
     workload = expected[0][0].job.workload.name
+    if workload not in tiny_shapes:  # a user's own
+        return note
     variants = dict.fromkeys(cell.job.variant for cell, _ in expected if cell.job.workload.name == workload)
-    return (
-        f"no GPU here: the run takes {' and '.join(parts)} on the CPU, and its times are no measurement of a GPU. "
-        f"This takes seconds: python -m tpbench -m variant={','.join(variants)} shape={tiny_shapes[workload]}"
-    )
+    shape = tiny_shapes[workload]
+    return f"{note}. This takes seconds: python -m tpbench -m variant={','.join(variants)} shape={shape}"
