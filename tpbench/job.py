@@ -215,6 +215,10 @@ def _wrong_shape(
     variant: Variant, workload: Workload, shape_of: str, shapes: Mapping[str, str], from_outside: bool
 ) -> str:
     """Return the message for a shape of another workload than the variant's. `shapes`: shape names to workloads."""
+    if workload.definition:
+        return (
+            f"variant={variant.name} is of {workload.name}, which has no shapes: write its fields as NAME=VALUE instead"
+        )
     fitting = sorted(shape for shape, owner in shapes.items() if owner == workload.name)
     advice = f'; a variant of {shape_of} needs the decorator @variant(workload="{shape_of}")' if from_outside else ""
     return (

@@ -111,7 +111,7 @@ def _last_words(log: Path) -> str:
     words, _, stack = _text(log).partition(_STACK)
     places = [(Path(file), line, name) for file, line, name in _FRAME.findall(stack)]
     of_user = [place for place in places if not {"site-packages", "dist-packages", "tpbench"} & set(place[0].parts)]
-    of_user = [place for place in of_user if not str(place[0]).startswith(_STDLIB)]
+    of_user = [place for place in of_user if not str(place[0]).startswith((_STDLIB, "<"))]
     at = [f"now in {file.name}:{line} ({name})" for file, line, name in (of_user or places)[:1]]
     return "\n".join([*words.strip().splitlines()[-3:], *at])
 

@@ -65,6 +65,10 @@ def _workload(workload: Workload, path: Path) -> dict[str, Any]:
         _require_signature(what, function)
     if not workload.variants:
         raise _Mistake(f'the workload {name} has no variants: decorate a function with its .variant("one line")')
+    if workload.options or any(variant.options for variant in workload.variants.values()):
+        raise _Mistake(
+            f"the workload {name}: options are for workloads of tpbench; refuse values in unsupported_reason"
+        )
     try:
         definition = definition_of(workload)
     except (ValueError, TypeError, NameError) as error:

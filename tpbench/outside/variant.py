@@ -67,7 +67,7 @@ class OutsideVariant:
 
     @property
     def of_workload(self) -> Workload:
-        return known(self.definition, from_file=True) if self.definition else workloads()[self.workload]
+        return known(self.definition) if self.definition else workloads()[self.workload]
 
     @functools.cached_property
     def variant(self) -> Variant:

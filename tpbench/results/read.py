@@ -176,7 +176,7 @@ def combine(tables: Mapping[Path, pa.Table]) -> tuple[pa.Table, list[str], list[
     """
     defining = [table for table in tables.values() if {DEFINITION, "started_at"} <= set(table.column_names)]
     rows = (row for table in defining for row in table.select([DEFINITION, "started_at"]).to_pylist())
-    register_stored(row[DEFINITION] for row in oldest_first(rows))
+    register_stored(row[DEFINITION] for row in reversed(oldest_first(rows)))
     groups: dict[Any, list[Path]] = defaultdict(list)
     for path, table in tables.items():
         groups[table.schema.serialize().to_pybytes()].append(path)

@@ -16,12 +16,7 @@ from typing import Any, Literal
 from tpbench.settings import setting
 from tpbench.workloads import NAMES, Workload, register, workloads
 
-OUTPUT_ERROR = "output_error"
-"""Column of the largest error of an output."""
-
 _TYPES: dict[str, Any] = {"int": int, "float": float, "str": str, "bool": bool}
-_FROM_FILES: set[str] = set()
-"""Workloads that this process's command line has named a file of. Definitions in rows don't replace them."""
 
 
 def definition_of(workload: Workload) -> dict[str, Any]:
@@ -59,9 +54,7 @@ def described(definition: Mapping[str, Any]) -> Workload:
     Raises ValueError for data that `definition_of` did not make: a row file may hold anything.
     """
     try:
-        fields = [
-            (each["name"], _hint(each), _setting(each)) for each in definition["fields"] if each["name"].isidentifier()
-        ]
+        fields = [(each["name"], _hint(each), _setting(each)) for each in definition["fields"]]
         problem = dataclasses.make_dataclass(
             str(definition["name"]), fields, frozen=True, namespace={"check": lambda self, tp_size, dp_size: []}
         )
@@ -72,8 +65,6 @@ def described(definition: Mapping[str, Any]) -> Workload:
             problem,
             str(definition["title"]),
             name=definition["name"],
-            columns={OUTPUT_ERROR: "largest error of an output against the float64 reference, relative"},
-            metrics={OUTPUT_ERROR: -1},
             headline=tuple(name for name in names if name != "seed"),
             reusable_process=True,
             definition=definition,
@@ -92,23 +83,20 @@ def _setting(field: Mapping[str, Any]) -> Any:
     return setting(**default, help=str(field["help"]), low=field["low"], high=field["high"])
 
 
-def known(definition: Mapping[str, Any], from_file: bool = False) -> Workload:
-    """Return the workload of a definition, after registering it in this process. Raises ValueError as `described`.
-
-    `from_file`: the command line has named the workload's file. Otherwise a row has the definition.
-    """
-    name = definition.get("name")
-    present = workloads().get(str(name))
-    if present is None or (present.definition != definition and (from_file or name not in _FROM_FILES)):
+def known(definition: Mapping[str, Any]) -> Workload:
+    """Return the workload of a definition, after registering it in this process. Raises ValueError as `described`."""
+    present = workloads().get(str(definition.get("name")))
+    if present is None or present.definition != definition:
         present = described(definition)
         register(present)
-    if from_file:
-        _FROM_FILES.add(present.name)
     return present
 
 
 def register_stored(definitions: Iterable[Any]) -> None:
-    """Register the workloads of rows, given as JSON, oldest first. Values of another form are left out."""
+    """Register the workloads of rows, given as JSON, newest first: the first form of a name that this process meets
+    stays, such as that of a file that the command line names. Values of another form are left out."""
     for text in dict.fromkeys(map(str, definitions)):
-        with contextlib.suppress(ValueError, AttributeError, RecursionError):
-            known(json.loads(text))
+        with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            definition = json.loads(text)
+            if definition["name"] not in workloads():
+                known(definition)

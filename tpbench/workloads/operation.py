@@ -18,9 +18,8 @@ from tpbench.measure.clock import Stopwatch
 from tpbench.measure.rates import compute_ms, gemm_tflops
 from tpbench.measure.session import Context, Costs, Verdict
 from tpbench.workloads import Variant, Workload
-from tpbench.workloads.definition import OUTPUT_ERROR
 from tpbench.workloads.differences import Differences, malformed, place_of
-from tpbench.workloads.step import Step, StepSession, WrongReturn
+from tpbench.workloads.step import Step, StepSession, WrongReturn, bytes_sent
 
 TOLERANCES = {"bfloat16": 2.0**-6, "float16": 2.0**-9, "float32": 2.0**-15, "float64": 2.0**-36}
 """By dtype, the largest error of a correct output, unless the workload says otherwise. The first two are four times the
@@ -41,17 +40,14 @@ class OperationSession(StepSession[dict[str, Tensor]]):
         self.dtype = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=None)
         """The least precise dtype of the inputs, whose tolerance holds for all outputs."""
         self.compared = False
-        self.counted = self._counted()
-        prepared = variant.prepare(problem, self.inputs, self.rank)
-        step = Step(prepared) if callable(prepared) and not isinstance(prepared, Step) else prepared
-        super().__init__(variant, step, dict, Inputs(list(self.inputs.values())))
-        declared = variant.bytes_communicated
-        self.expected_bytes = declared(problem, self.rank) if declared else self.counted.bytes_communicated
-
-    @property
-    def costs(self) -> Costs:
-        """The costs that the workload counts, and the bytes that the variant sends."""
-        return replace(self.counted, bytes_communicated=self.bytes_communicated)
+        self.costs = self._counted()
+        if (declared := variant.bytes_communicated) is not None:
+            self.costs = replace(self.costs, bytes_communicated=bytes_sent(declared(problem, self.rank), variant))
+        step = variant.prepare(problem, self.inputs, self.rank)
+        if not callable(step):
+            kind = type(step).__name__
+            raise WrongReturn(variant, f"{variant.name} must return its step, a function without arguments, not {kind}")
+        super().__init__(variant, Step(step), dict, Inputs(list(self.inputs.values())))
 
     def outputs(self) -> list[Tensor]:
         """Return the tensors of the last step's output."""
@@ -70,7 +66,7 @@ class OperationSession(StepSession[dict[str, Tensor]]):
         error, wrong = self._compare(got, right)
         ranks = gather_objects((error if math.isfinite(error) else None, wrong), _all_ranks())
         worst = max(math.inf if value is None else value for value, _ in ranks)
-        return Verdict({OUTPUT_ERROR: worst}, next((text for _, text in ranks if text), None))
+        return Verdict({"output_error": worst}, next((text for _, text in ranks if text), None))
 
     def _computed(self, what: str, *arguments: Any, twice: bool = True) -> dict[str, Tensor]:
         """Return the tensors that a function of the workload returns. Raises WrongReturn for anything else.
@@ -81,7 +77,7 @@ class OperationSession(StepSession[dict[str, Tensor]]):
         first = {name: value.cpu() for name, value in _tensors(function, *arguments).items()} if twice else None
         values = _tensors(function, *arguments)
         for name in {**(first or values), **values}:
-            if first and not (name in first and name in values and _equal(first[name], values[name].cpu())):
+            if first and not (name in first and name in values and _same_bits(first[name], values[name].cpu())):
                 raise WrongReturn(function, f"{function.__name__} computes another {name} when it is called twice")
         return values
 
@@ -126,7 +122,7 @@ class OperationSession(StepSession[dict[str, Tensor]]):
             worst = max(worst, error)
             if found.count and wrong is None:
                 place = place_of(self.rank.rank, name, **vars(found))
-                wrong = f"{OUTPUT_ERROR} {error:.3g} is above {limit:.3g} ({of_dtype}): {place}"
+                wrong = f"output_error {error:.3g} is above {limit:.3g} ({of_dtype}): {place}"
                 wrong += " (nan: memory that was never written)" if math.isnan(found.got) else ""
         return worst, wrong
 
@@ -178,8 +174,6 @@ def _tensors(function: Callable[..., Any], *arguments: Any) -> dict[str, Tensor]
     raise WrongReturn(function, f"{function.__name__} must return a dictionary of tensors, not {kind}")
 
 
-def _equal(left: Tensor, right: Tensor) -> bool:
-    """Return True if both are equal in shape, dtype and each element, where NaN equals NaN."""
-    if left.shape != right.shape or left.dtype != right.dtype:
-        return False
-    return bool(((left == right) | ((left != left) & (right != right))).all())
+def _same_bits(left: Tensor, right: Tensor) -> bool:
+    bits = (tensor.reshape(-1).contiguous().view(torch.uint8) for tensor in (left, right))
+    return left.shape == right.shape and left.dtype == right.dtype and torch.equal(*bits)

@@ -68,18 +68,13 @@ OutputT = TypeVar("OutputT")
 """The workload's result of an iteration on one rank."""
 
 
-def _undeclared() -> int:
-    return 0
-
-
 @dataclass(frozen=True)
 class Step(Generic[OutputT]):
     """A variant ready to run: calling it is one iteration."""
 
     run: Callable[[], OutputT]
-    bytes_communicated: int | Callable[[], int] = _undeclared
-    """Bytes that this rank sends in an iteration. A function if only an iteration shows the number. Default: those of
-    the workload's costs, or none."""
+    bytes_communicated: int | Callable[[], int] = 0
+    """Bytes that this rank sends in an iteration. A function if only an iteration shows the number."""
     columns: Callable[[], Mapping[str, Any]] = dict
     """Return further columns of the row, after an iteration. They are equal on every rank."""
     restore: Callable[[], None] | None = None
@@ -104,8 +99,6 @@ class StepSession(Generic[OutputT]):
         self.audited_inputs = inputs or Inputs([])
         self.audited = inputs is not None
         self.fresh = self.keeps_output = False
-        self.expected_bytes = 0
-        """Bytes that this rank sends unless the step declares others."""
         self.run: Step[OutputT] = require(step, Step, variant, "the function")
         for name, function in (("run", self.run.run), ("columns", self.run.columns), ("restore", self.run.restore)):
             if not (callable(function) or (name == "restore" and function is None)):
@@ -118,8 +111,6 @@ class StepSession(Generic[OutputT]):
     def bytes_communicated(self) -> int:
         """Bytes that this rank sends in an iteration. They may be known only after a step."""
         sent = self.run.bytes_communicated
-        if sent is _undeclared:
-            sent = self.expected_bytes
         return bytes_sent(sent() if callable(sent) else sent, self.variant)
 
     def columns_of_variant(self, workload: Workload) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,14 @@ class SignalledLock:
 
     def __exit__(self, *error: object) -> None:
         self.release()
+
+
+@pytest.fixture(autouse=True)
+def interruptible() -> Iterator[None]:
+    """Take SIGINT even if a shell started the tests in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
