@@ -108,7 +108,7 @@ class Forecast:
             return f"expected to run out of memory: its last run did, within {limit:.3g} GiB"
         least_gib = job.workload.least_gib(job)
         if least_gib and least_gib > free_gib:
-            needed = job.workload.expected_memory(job) or f"its inputs take {least_gib:.3g} GiB of each rank"
+            needed = job.workload.expected_memory(job) or f"a rank needs at least {least_gib:.3g} GiB"
             return f"predicted to run out of memory: {needed}, {free_gib:.3g} GiB free"
         if not job.workload.cost_model:
             return None
