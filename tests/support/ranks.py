@@ -20,6 +20,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ import torch.distributed as dist
 
 ANSWER_TIMEOUT_S = 280.0
 """Long, because ranks of other tests may use the same cores, and on GPUs each rank compiles its kernels."""
+JOIN_TIMEOUT_S = 120.0
+"""For the start of a group and for each collective: a rank that waits longer raises, and so names where it waits."""
 GRACE_S = 5.0
 """Seconds in which the other ranks may answer after one failed. They may wait for it in a collective."""
 
@@ -162,7 +165,8 @@ def _serve(rank: int, world_size: int, store: str, pipe: Connection) -> None:
         device = torch.device("cuda", rank)
         torch.cuda.set_device(device)
     backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
-    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=world_size)
+    limit = timedelta(seconds=JOIN_TIMEOUT_S)
+    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=world_size, timeout=limit)
     assert dist.group.WORLD is not None
     here = Rank(rank, world_size, dist.group.WORLD, device)
     pipe.send((True, pickle.dumps(None)))

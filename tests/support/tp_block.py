@@ -18,7 +18,7 @@ from tpbench.workloads.tp_block import TpBlock
 from tpbench.workloads.tp_block.execution.layers import gradients
 from tpbench.workloads.tp_block.execution.prepared import BlockContext, PreparedBlock
 from tpbench.workloads.tp_block.inputs import BlockInputs
-from tpbench.workloads.tp_block.oracle import BlockResult, own_part, row_error
+from tpbench.workloads.tp_block.oracle import BlockResult, own_part, row_errors
 from tpbench.workloads.tp_block.problem import ShardedLinear
 
 PARTS = ("block", "mlp", "column", "row")
@@ -135,7 +135,7 @@ def errors_against_one_process(result: BlockResult, cell: TpBlock, inputs: Block
     assert set(result.grads) == set(expected.grads)
     pairs = {"output": (result.output, expected.output), "input": (result.grad_input, expected.grad_input)}
     pairs |= {name: (result.grads[name], grad) for name, grad in expected.grads.items()}
-    return {name: row_error(got.cpu(), right.double()) for name, (got, right) in pairs.items()}
+    return {name: float(row_errors(got.cpu(), right.double()).max()) for name, (got, right) in pairs.items()}
 
 
 def largest_error(cell: TpBlock, context: BlockContext, prepared: PreparedBlock) -> float:

@@ -221,7 +221,7 @@ def entropy_tensors(
     shifted view of the target.
     """
     _logits("logits", logits, ("rows", "local vocab"))
-    _target(target, loss, len(logits), logits.shape[1], logits.device)
+    _target(target, loss, logits.shape[0], logits.shape[1], logits.device)
     name, written = ("grad", grad) if isinstance(grad, Tensor) else ("logits", logits if grad == "in_place" else None)
     if isinstance(grad, Tensor):
         _logits("grad", grad, logits.shape, logits.device)
@@ -236,7 +236,7 @@ def entropy_tensors(
         ):
             raise ValueError(f"target must not share memory with {name}, which are written over, unless it is the same")
     _runnable("logits", logits, interpreted)
-    _row_gradients(row_grad, entropy_grad, len(logits), logits.device, entropy)
+    _row_gradients(row_grad, entropy_grad, logits.shape[0], logits.device, entropy)
 
 
 def linear_tensors(

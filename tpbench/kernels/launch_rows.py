@@ -59,7 +59,7 @@ def launch_rows(loss: RowLoss, logits: Tensor, target: Tensor, outputs: Outputs,
     with launching(logits.device):
         block, kernels = two_pass.launch(loss, logits, target, outputs, scaling)
     sent = two_pass.bytes_exchanged(
-        len(logits), loss.vocabulary.world_size, loss.loss, loss.label_smoothing, outputs.row_entropy is not None
+        logits.shape[0], loss.vocabulary.world_size, loss.loss, loss.label_smoothing, outputs.row_entropy is not None
     )
     return How(loss.two_pass_algorithm, block, sent, kernels)
 

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpbench.measure.session import Context, MeasureSettings, Session, Verdict
+from tpbench.measure.session import Context, MeasureSettings, Session
 
 SLEEP_CYCLES = 40_000_000
 """About 20 ms: the device sleeps while the host queues the change of the inputs and the iteration."""
@@ -181,8 +181,3 @@ def changed_inputs_reason(session: AuditedSession, step: Callable[[], None], con
     step()
     wrong = session.check().wrong
     return f"with changed inputs, after a correct result with the first ones: {wrong}" if wrong else None
-
-
-def refused(verdict: Verdict, reason: str | None) -> Verdict:
-    """Return the verdict, with that reason if there is one."""
-    return Verdict(verdict.columns, reason) if reason else verdict

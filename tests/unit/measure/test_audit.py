@@ -143,12 +143,6 @@ def test_a_gpu_sleeps_before_the_inputs_change(monkeypatch: pytest.MonkeyPatch, 
     assert events == ["synchronize", "barrier", "sleep", "change", "restore", "step", "check"]
 
 
-def test_a_reason_refuses_a_verdict() -> None:
-    verdict = Verdict({"loss_value": 1.0}, None)
-    assert auditing.refused(verdict, None) is verdict
-    assert auditing.refused(verdict, "late") == Verdict({"loss_value": 1.0}, "late")
-
-
 def floats() -> Tensor:
     return torch.linspace(0.5, 9.0, 200, dtype=torch.float64).reshape(100, 2)
 

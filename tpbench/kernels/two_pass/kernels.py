@@ -9,6 +9,7 @@ The statistics are the numbers of a row's state that the loss needs. `state` has
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 from typing import Any, Literal, NamedTuple
 
@@ -212,6 +213,7 @@ def scale_kernel(
             tl.store(place, round_to(scaled, values.dtype.element_ty), mask=mask)
 
 
+@functools.lru_cache(maxsize=256)  # every call asks for it
 def block_for(
     columns: int, block_cap: int | Literal["auto"] = "auto", loss: str = "cross_entropy",
     algorithm: Literal["two_reads", "two_kernels"] = "two_kernels", share: int | None = None,
@@ -337,7 +339,7 @@ def inverse_row_count(labels: Tensor, vocab_size: int, ignore_index: int) -> Ten
     inverse = torch.empty(1, dtype=torch.float32, device=labels.device)
     count = cached_launch(inverse_count_kernel, BLOCK=_REDUCE_BLOCK, num_warps=8)
     with launching(labels.device):
-        count(1, (labels, inverse), (len(labels), vocab_size, ignore_index))
+        count(1, (labels, inverse), (labels.shape[0], vocab_size, ignore_index))
     return inverse
 
 
@@ -349,11 +351,11 @@ def reduced(outputs: Outputs, inverse_count: Tensor | None, factor: float) -> Te
     row_loss, total = outputs.row_loss, outputs.total
     if total is None:
         return row_loss
-    if not len(row_loss):
+    if not row_loss.shape[0]:
         return total.zero_()
     kernel = cached_launch(reduce_kernel, BLOCK=_REDUCE_BLOCK, num_warps=8)
     with launching(row_loss.device):
-        kernel(1, (row_loss, inverse_count, total), (len(row_loss),), (factor,))
+        kernel(1, (row_loss, inverse_count, total), (row_loss.shape[0],), (factor,))
     return total
 
 

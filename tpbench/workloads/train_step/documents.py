@@ -6,8 +6,12 @@ import json
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
+import yaml
+
+import tpbench
 from tpbench.tables import Table
 from tpbench.workloads.train_step.problem import PHASES
 
@@ -28,8 +32,9 @@ Row: TypeAlias = Mapping[str, Any]
 def json_document(row: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
     """Return the file name (without ending) and the content for a measured row, or None for any other row.
 
-    The content is the job as `config`, every measured step, and a summary. Times are device times if the row has them.
-    GB are 10^9 bytes. Values that an older row lacks, such as phases of each step, are null.
+    The content is the job as `config`, every measured step, and a summary, as an older benchmark of AutoTP and FSDP2
+    writes them. Steps count from the first warm-up step, 0. Times are device times if the row has them. GB are 10^9
+    bytes. Values that an older row lacks, such as phases of each step, are null.
     """
     samples_ms = row.get("device_samples_ms")
     samples_ms = row.get("samples_ms") if samples_ms is None else samples_ms
@@ -45,7 +50,7 @@ def json_document(row: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
     held_gb, peak_gb = (_numbers(row, f"iteration_{name}_gib", GB_PER_GIB, count) for name in ("held", "peak"))
     steps = [
         {
-            "step": step + 1,
+            "step": job["warmup_steps"] + step,
             "loss": losses[step],
             "step_time_s": seconds[step],
             **{f"{phase}_time_s": phases_s[phase][step] for phase in PHASES},
@@ -61,6 +66,8 @@ def json_document(row: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
         "num_steps": count,
         "avg_step_time_ms": 1e3 * average_s,
         "std_step_time_ms": 1e3 * statistics.stdev(seconds) if count > 1 else 0.0,
+        "min_step_time_ms": 1e3 * min(seconds),
+        "max_step_time_ms": 1e3 * max(seconds),
         "avg_tokens_per_sec": tokens / average_s,
         "avg_samples_per_sec": samples / average_s,
         "avg_loss": statistics.fmean(losses),
@@ -73,10 +80,28 @@ def json_document(row: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
 
 
 def _config(row: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the job's fields. The first ones have the names and the order of older benchmarks."""
-    names = {"model_name": job["model"], "impl": row["variant"], "tp_size": row["tp_size"], "dp_size": row["dp_size"]}
-    first = names | {name: job[name] for name in ("batch_size", "seq_length", "autocast")}
-    return first | {name: value for name, value in job.items() if name not in (*first, "model", "variant")}
+    """Return the configuration in the older benchmark's names and order, and then the job's other fields."""
+    older = {
+        "model_name": _hub_id(job["model"]),
+        "impl": row["variant"],
+        **{name: job[name] for name in ("tp_size", "dp_size", "batch_size", "seq_length", "learning_rate", "dtype")},
+        "autocast": job["autocast"],
+        "num_training_steps": job["warmup_steps"] + job["steps"],
+        "warmup_steps": job["warmup_steps"],
+        "gradient_accumulation_steps": job["accumulate"],
+        "activation_checkpointing": job["activation_checkpointing"],
+        "world_size": row["world_size"],
+        "dataset_name": "synthetic",
+        "dataset_percentage": None,
+    }
+    return older | {name: value for name, value in job.items() if name not in (*older, "model", "variant")}
+
+
+def _hub_id(model: str) -> str:
+    """Return the id of a model of conf/model, or the name of another model."""
+    file = Path(tpbench.__file__).parent / f"conf/model/{model}.yaml"
+    content = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return str(content.get("hub_ids", [model])[0])
 
 
 def _numbers(row: Mapping[str, Any], column: str, factor: float, count: int) -> list[float | None]:

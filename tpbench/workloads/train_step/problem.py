@@ -60,7 +60,7 @@ class TrainStep:
     window_layers: int = setting(
         0, help="trained layers with a sliding window, computed by tpbench; it cannot be set", low=0
     )
-    num_layers: int | None = setting(None, help="decoder layers to train; null: all layers of the model", low=1)
+    num_layers: int | None = setting(None, help="decoder layers to train; null or 0: all layers of the model", low=0)
 
     batch_size: int = setting(1, help="sequences of a replica in one micro-batch", low=1)
     seq_length: int = setting(2048, help="tokens of a sequence", low=2)
@@ -91,7 +91,7 @@ class TrainStep:
 
     phase_steps: int = setting(3, help="above 0: time the phases of each measured step; 0: do not", low=0)
     profile: bool = setting(False, help="keep the profiler trace of one additional step")
-    log_interval: int = setting(5, help="steps between two lines of progress; 0: none", low=0)
+    log_interval: int = setting(10, help="steps between two lines of progress; 0: none", low=0)
 
     @property
     def tokens(self) -> int:

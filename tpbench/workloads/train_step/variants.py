@@ -11,7 +11,7 @@ from tpbench import packages
 from tpbench.workloads.train_step.estimates import GATHERED_ATTENTION
 from tpbench.workloads.train_step.model.resolve import KNOWN_ARCHITECTURES
 from tpbench.workloads.train_step.problem import TrainStep
-from tpbench.workloads.train_step.workload import ALL, TENSOR_PARALLEL, WORKLOAD
+from tpbench.workloads.train_step.workload import ALL, AUTOTP, TENSOR_PARALLEL, WORKLOAD
 
 DDP_WARMUP_STEPS = 11
 """Steps before DistributedDataParallel can be captured: it times its first ten by events (torch's notes on CUDA)."""
@@ -30,10 +30,6 @@ def _unsupported_by(variant: str, problem: TrainStep, tp_size: int) -> str | Non
     if tp_size == 1:
         if variant in ("dtensor_tp", "fsdp_dtensor_async"):
             return "with tp_size=1 there is nothing to parallelize: it would be fsdp"
-        if not problem.vocab_parallel:
-            return "with tp_size=1 the vocabulary is not sharded: vocab_parallel=false has no meaning"
-        if problem.overlap:
-            return "with tp_size=1 there are no all-reduces to overlap: overlap=true has no meaning"
         return None
     if variant == "fsdp_dtensor_async" and problem.tokens % tp_size:
         return (
@@ -92,7 +88,7 @@ def _variant(
 
 @_variant(
     "autotp", "DeepSpeed AutoTP by the model's own plan, ZeRO 0 to 2 over replicas",
-    TENSOR_PARALLEL | {"zero_stage", "overlap"}, requires=("transformers", "deepspeed"),
+    TENSOR_PARALLEL | AUTOTP, requires=("transformers", "deepspeed"),
 )  # fmt: skip
 def autotp(problem: TrainStep, context: Any) -> Any:
     from tpbench.workloads.train_step.training.autotp import DeepSpeedTrainer

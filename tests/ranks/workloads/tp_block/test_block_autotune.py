@@ -52,7 +52,8 @@ def choices(here: Rank) -> dict[str, tuple[dict[str, str], float]]:
         tuner = autotune.ScheduleTuner(replace(context, stopwatch=stopwatch), schedules)
         tuner.choose()
         of_operations = [len(schedules)] * 2 * len(cell.linears)
-        assert stopwatch.tried == [*of_operations, 3], "all schedules for an operation; both and the mixture for a step"
+        # All schedules for an operation. For a step both and the mixture: on a GPU by two clocks.
+        assert stopwatch.tried == of_operations + [3] * (2 if here.device.type == "cuda" else 1)
         assert tuner.columns()["chosen"].startswith(f"qkv forward: {tuner.chosen['qkv forward']}, ")
         found[best_step] = tuner.chosen, largest_error(cell, context, prepare(context, tuner.plan))
     return found

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.support.train_step import CPU, single_context, tiny_problem
-from tpbench.measure.bottleneck import intervals
+from tpbench.measure.gpu_trace import Event, intervals
 from tpbench.workloads.train_step.estimates import rank_flops
 from tpbench.workloads.train_step.training import measured_step
 from tpbench.workloads.train_step.training.measured_step import PhaseTimer, exposed_share, peak_tflops, throughput
@@ -30,7 +30,7 @@ from tpbench.workloads.train_step.training.measured_step import PhaseTimer, expo
     ],
 )
 def test_the_share_of_exposed_communication(kernels: list[tuple[str, int, int, int]], share: float) -> None:
-    assert exposed_share(intervals(kernels, on_gpu=True)) == pytest.approx(share)
+    assert exposed_share(intervals(Event(*kernel) for kernel in kernels)) == pytest.approx(share)
 
 
 def test_a_phase_timer_adds_up_phases_that_come_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,17 +60,23 @@ def test_differences_by_step_are_of_equal_problems_only() -> None:
     )
 
 
+CONFIG_KEYS = [
+    "model_name", "impl", "tp_size", "dp_size", "batch_size", "seq_length", "learning_rate", "dtype", "autocast",
+    "num_training_steps", "warmup_steps", "gradient_accumulation_steps", "activation_checkpointing", "world_size",
+    "dataset_name", "dataset_percentage",
+]  # fmt: skip
 STEP_KEYS = [
     "step", "loss", "step_time_s", "forward_time_s", "backward_time_s", "optimizer_time_s", "tokens_per_sec",
     "samples_per_sec", "memory_allocated_gb", "memory_peak_gb",
 ]  # fmt: skip
 SUMMARY_KEYS = [
-    "num_steps", "avg_step_time_ms", "std_step_time_ms", "avg_tokens_per_sec", "avg_samples_per_sec", "avg_loss",
-    "final_loss", "peak_memory_gb", "timing_breakdown",
+    "num_steps", "avg_step_time_ms", "std_step_time_ms", "min_step_time_ms", "max_step_time_ms", "avg_tokens_per_sec",
+    "avg_samples_per_sec", "avg_loss", "final_loss", "peak_memory_gb", "timing_breakdown",
 ]  # fmt: skip
 JOB = {
-    "model": "tiny", "variant": "autotp", "tp_size": 2, "dp_size": 2, "batch_size": 2, "seq_length": 8, "accumulate": 3,
-    "autocast": True, "seed": 7,
+    "model": "qwen3_32b", "variant": "autotp", "tp_size": 2, "dp_size": 2, "batch_size": 2, "seq_length": 8,
+    "accumulate": 3, "autocast": True, "seed": 7, "learning_rate": 1e-5, "dtype": "bfloat16", "warmup_steps": 5,
+    "steps": 2, "activation_checkpointing": False,
 }  # fmt: skip
 ROW = {
     "status": "ok", "job": json.dumps(JOB), "variant": "autotp", "tp_size": 2, "dp_size": 2, "world_size": 4,
@@ -86,12 +92,13 @@ def test_only_measured_rows_make_documents() -> None:
     assert result is not None
     name, content = result
     assert name == "results_autotp_tp2_dp2" and list(content) == ["config", "steps", "summary"]
-    names = ["model_name", "impl", "tp_size", "dp_size", "batch_size", "seq_length", "autocast"]
-    assert list(content["config"])[:7] == names and content["config"]["seed"] == 7
+    config = content["config"]
+    assert list(config)[: len(CONFIG_KEYS)] == CONFIG_KEYS and (config["seed"], config["world_size"]) == (7, 4)
+    assert (config["model_name"], config["num_training_steps"]) == ("Qwen/Qwen3-32B", 7)
     first, last = content["steps"]
     assert list(first) == STEP_KEYS
     assert (first["loss"], last["loss"]) == (8.0, 7.0)  # warm-up is not among them
-    assert (first["step"], first["step_time_s"], first["backward_time_s"]) == (1, 0.05, 0.02)
+    assert (first["step"], first["step_time_s"], first["backward_time_s"]) == (5, 0.05, 0.02)  # after the warm-up
     assert first["tokens_per_sec"] == 2 * 8 * 3 * 2 / 0.05 == 8 * first["samples_per_sec"]
     assert (last["memory_allocated_gb"], last["memory_peak_gb"]) == (2 * 2**30 / 1e9, 2.5 * 2**30 / 1e9)
     summary = content["summary"]

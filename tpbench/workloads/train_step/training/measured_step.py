@@ -13,8 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpbench.measure import cuda_graph
-from tpbench.measure.bottleneck import busy_ms
-from tpbench.measure.gpu_profiler import Interval, events, intervals, keep_trace, profiled
+from tpbench.measure.gpu_trace import Interval, busy_ms, events, intervals, keep_trace, profiled
 from tpbench.measure.ranks import gather_number
 from tpbench.measure.session import Context
 from tpbench.workloads.train_step.estimates import flops_per_token
@@ -171,7 +170,7 @@ def profile_step(train: Callable[[], None], restore: Callable[[], None], context
     keep_trace(profiler, context)
     if context.device.type != "cuda":
         return {}
-    share = exposed_share(intervals(events(profiler, on_gpu=True), on_gpu=True))
+    share = exposed_share(intervals(events(profiler)))
     return {"exposed_share": max(gather_number(share, context))}
 
 
