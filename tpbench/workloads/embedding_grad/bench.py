@@ -33,24 +33,6 @@ class ExchangeContext:
     stopwatch: Stopwatch
 
 
-class ChangedGradient(GeneratedInputs):
-    """The gradient of a session. A change takes the numbers of another seed, in the same rows."""
-
-    def __init__(self, session: EmbeddingGradSession) -> None:
-        super().__init__([session.inputs.grad], session.problem.seed)
-        self.session = session
-
-    def generate(self, seed: int) -> list[Tensor]:
-        inputs, grad = self.session.inputs, torch.zeros_like(self.tensors[0])
-        inputs.problem = replace(self.session.problem, seed=seed)  # the oracle's numbers are then of this seed, too
-        inputs.fill(grad)
-        return [grad]
-
-    def change(self, drawn: Mapping[int, Tensor] | None = None) -> None:
-        super().change(drawn)
-        self.session.save()
-
-
 class EmbeddingGradSession:
     """A variant on this rank's gradient. Variants from outside this package are audited."""
 
@@ -66,7 +48,7 @@ class EmbeddingGradSession:
         self.stopwatch = Stopwatch(context)
         self.link_rates = measure_link_rates(self.inputs, self.comm, self.stopwatch)
         self.trusted, self.audited = variant.place is None, variant.place is not None
-        self.audited_inputs = ChangedGradient(self)
+        self.audited_inputs = GeneratedInputs([self.inputs.grad], problem.seed, self._gradient_of, self.save)
         prepared = variant.prepare(problem, ExchangeContext(self.inputs, self.comm, self.stopwatch))
         self.exchange: Exchange = require(prepared, Exchange, variant, "the function")
         for phase in self.exchange.phases:
@@ -99,6 +81,13 @@ class EmbeddingGradSession:
         if not self.keeps_output:
             self.exchange.release()
             self.has_result = False
+
+    def _gradient_of(self, seed: int) -> list[Tensor]:
+        """The numbers of another seed in the same rows, for the oracle too."""
+        grad = torch.zeros_like(self.inputs.grad)
+        self.inputs.problem = replace(self.problem, seed=seed)
+        self.inputs.fill(grad)
+        return [grad]
 
     def save(self) -> None:
         """Save what the exchange overwrites."""
