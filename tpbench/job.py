@@ -16,7 +16,7 @@ from typing import Any, Literal
 from tpbench.measure.kernels_version import kernels_version
 from tpbench.measure.session import Context, MeasureSettings, Session
 from tpbench.outside.variant import OutsideVariant, installed_names
-from tpbench.settings import JobError, defaults, parse, setting, spelled
+from tpbench.settings import JobError, defaults, parse, setting, spelled, user_path
 from tpbench.suggestions import unknown
 from tpbench.workloads import Variant, Workload, cached_until_registered, variants, workloads
 
@@ -289,8 +289,7 @@ def _parsed(
             complaints += str(error).splitlines()
     if complaints:
         raise JobError("\n".join(complaints))
-    if not values.get("output_dir", Job.output_dir):
-        raise JobError("output_dir is empty: write output_dir=FOLDER")
+    parts["job"] = replace(parts["job"], output_dir=str(user_path(parts["job"].output_dir, "output_dir")))
     job: Job = replace(parts["job"], measure=parts["measure"], problem=parts["problem"], outside=outside)
     return job
 

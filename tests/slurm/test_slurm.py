@@ -21,8 +21,8 @@ import tpbench as package
 from tests.support.command import ROOT, Found, Running, environment, tpbench, until
 from tests.support.fault_catalogue import WITHOUT_END
 from tests.support.held_ranks import Held
-from tpbench.launcher.host import MARKER
 from tpbench.results.current_rows import newest
+from tpbench.worker.start import MARKER
 
 pytestmark = pytest.mark.usefixtures("slurm")
 

@@ -11,7 +11,7 @@ import tpbench
 from tpbench.console.listing import OWN_SIZE, example_command
 from tpbench.launcher.command_line.rewrites import find_outside, is_file_name
 from tpbench.outside import source
-from tpbench.settings import JobError
+from tpbench.settings import JobError, path_argument
 from tpbench.workloads import NAMES
 
 OPERATION = "new"
@@ -22,11 +22,11 @@ EXAMPLES = Path(tpbench.__file__).resolve().parent / "api" / "examples"
 def main(arguments: Sequence[str]) -> int:
     """Write the file and print the command that runs it. The exit code is 0, or 2 if the file cannot be written."""
     parser = argparse.ArgumentParser(prog="tpbench new", description="Write a file with a variant to start from.")
-    parser.add_argument("file", help="the file to write, such as my_loss.py; it must not exist")
+    parser.add_argument("file", type=path_argument, help="the file to write, such as my_loss.py; it must not exist")
     help_text = f"of the variant ({NAMES[0]}); {OPERATION}: an operation of your own"
     parser.add_argument("--workload", choices=(*NAMES, OPERATION), default=NAMES[0], help=help_text)
     options = parser.parse_args(arguments)
-    file, workload = Path(options.file), options.workload
+    file, workload = options.file, options.workload
     try:
         if not is_file_name(file.name):
             raise JobError(f"{file.name} is no name for the file: take letters, digits and _ - . of ASCII; end in .py")

@@ -16,10 +16,6 @@ class SweepOptions:
 
     resume: bool = setting(False, help="run only cells without a finished row of the same software and hardware")
     retries: int = setting(0, help="times that a cell runs again after an error or a timeout", low=0, high=100)
-    throttle: Literal["mark", "retry"] = setting(
-        "mark",
-        help="retry: measure a cell again, up to 2 times, if a GPU lowered its clocks; mark: only reports mark it",
-    )
     reuse: bool = setting(
         False, help="run all jobs of one world size and environment in one torchrun, which stays alive"
     )

@@ -1,4 +1,4 @@
-"""The rates that this machine reaches, from which floors are computed: of copies and of matrix products."""
+"""The rates that this machine reaches, from which floors are computed: of copies, products and all-gathers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import time
 import torch
 import torch.distributed as dist
 
+from tpbench.kernels.collectives import all_gather
 from tpbench.measure.clock import Stopwatch
 
 COPIES = 9
@@ -17,6 +18,10 @@ BYTES = {"cuda": 2**31, "cpu": 2**26}
 
 SIDE = {"cuda": 8192, "cpu": 512}
 """Rows and columns of the square matrices that are multiplied."""
+
+SHARD_BYTES = {"cuda": 2**26, "cpu": 2**20}
+"""Bytes of each rank in the all-gather that measures the bandwidth between ranks: large enough that its latency does
+not matter."""
 
 
 def copy_gb_per_s(device: torch.device) -> float:
@@ -67,6 +72,14 @@ def gemm_tflops(dtype: torch.dtype, device: torch.device, stopwatch: Stopwatch) 
         torch.mm(left, right, out=product)
 
     return 2 * side**3 / stopwatch.ms(multiply) / 1e9
+
+
+def gather_gb_per_s(device: torch.device, group: dist.ProcessGroup, stopwatch: Stopwatch) -> float:
+    """Return the bytes that a rank receives in a large all-gather, in 1e9 bytes per second. Collective."""
+    shard = torch.zeros(SHARD_BYTES[device.type], dtype=torch.uint8, device=device)
+    whole = shard.new_empty(group.size() * len(shard))
+    milliseconds = stopwatch.ms(lambda: all_gather(whole, shard, group=group))
+    return shard.nbytes * (group.size() - 1) / milliseconds / 1e6
 
 
 def compute_ms(flops: int, tflops: float) -> float:

@@ -22,7 +22,7 @@ from tpbench.predict.memory import KNOWN_GPUS, RESERVE_GIB, find_target
 from tpbench.predict.model import COUNTED, TIMES, VariantModel, leave_out, models, one_by_one
 from tpbench.report.command_line import read_rows
 from tpbench.report.plots.grid_plots import study_picture
-from tpbench.settings import JobError
+from tpbench.settings import JobError, path_argument
 from tpbench.suggestions import unknown
 from tpbench.tables import aligned_lines
 from tpbench.workloads import Workload, workloads
@@ -92,7 +92,7 @@ def _parser(workload: Workload) -> argparse.ArgumentParser:
         help="predict measured cells, tp sizes and the largest sizes from the others, and show the errors",
     )
     parser.add_argument(
-        "--picture", type=Path, metavar="FILE", help="draw where a variant runs out of memory (.png, .svg)"
+        "--picture", type=path_argument, metavar="FILE", help="draw where a variant runs out of memory (.png, .svg)"
     )
     return parser
 

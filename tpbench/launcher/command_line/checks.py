@@ -18,7 +18,7 @@ from hydra.errors import OverrideParseException
 from tpbench.launcher.command_line.rewrites import CONF, command_line_variants, config_folders
 from tpbench.launcher.hydra_internals import options_parser
 from tpbench.launcher.options import COMMANDS, GROUPS, command_line_names
-from tpbench.settings import JobError
+from tpbench.settings import JobError, user_path
 from tpbench.suggestions import nearest, printable, unknown
 
 _SEVERAL = re.compile(r"\s+(?=[+~]*[\w./]+=)")
@@ -50,11 +50,13 @@ def options_first(arguments: Sequence[str]) -> list[str]:
 
     Hydra's own parser rejects overrides after an option that itself stands after an override.
     """
-    overrides = parse_options(arguments)[0].overrides
+    parsed, _ = parse_options(arguments)
     options = list(arguments)
-    for each in overrides:
+    for each in parsed.overrides:
         options.remove(each)
-    return [*options, *overrides]
+    if (given := parsed.config_dir) is not None:
+        options = [option.replace(given, str(user_path(given, "--config-dir"))) for option in options]
+    return [*options, *parsed.overrides]
 
 
 def parse_overrides(arguments: Sequence[str]) -> list[Override]:
@@ -229,10 +231,6 @@ def _require_safe(overrides: Sequence[Override]) -> None:
 def _unsafe_parts(override: Override) -> list[str]:
     line, key = str(override.input_line), str(override.key_or_group)
     errors = []
-    if key == "output_dir" and not override.is_delete() and {"", "null", "None"}.intersection(_choices(override)):
-        errors.append("output_dir is empty: write output_dir=FOLDER (is a variable of the shell not set?)")
-    if key == "hydra.job.chdir":
-        errors.append(f"{line}: every path counts from the folder in which tpbench starts, so no job changes it")
     if _CODE in line:
         errors.append(f"{printable(line)}: {_CODE} names Python code, which the command line may not")
     if _ENVIRONMENT.search(line) and key != "output_dir" and not key.startswith("hydra"):

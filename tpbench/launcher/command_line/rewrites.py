@@ -23,7 +23,7 @@ from tpbench.measure.session import MeasureSettings
 from tpbench.outside.variant import OutsideVariant, from_entry_point, from_file, installed_names, names_in
 from tpbench.results.read import LABEL
 from tpbench.results.schema import INT, TEXT, common_columns, type_from_hint
-from tpbench.settings import JobError
+from tpbench.settings import JobError, user_path
 from tpbench.workloads import cached_until_registered, variants, workloads
 
 CONF = Path(tpbench.__file__).resolve().parent / "conf"
@@ -102,20 +102,13 @@ def _without_dashes(arguments: Sequence[str]) -> list[str]:
     return plain
 
 
-_PATHS = ("output_dir", "model", "model_dir")
-"""Fields that may hold paths of folders."""
-_HOME = re.compile(r"(?:(?<=,)|^)~(?=/|,|$)")
-"""The home folder at the start of a path. The shell replaces it only in some places."""
-
-
 def flat_names(arguments: Sequence[str]) -> list[str]:
     """Write `train.loss=tpbench` as `train_loss=tpbench`, folders as `model_dir`, 128k as 131072, patterns as lists."""
     flat = []
     for argument in arguments:
         name, equals, value = argument.partition("=")
-        if name in _PATHS:
-            value = _HOME.sub(str(Path.home()), value)
-            argument = f"{name}={value}"
+        if name in ("output_dir", "model", "model_dir"):  # Hydra's grammar has no ~
+            value = ",".join(str(user_path(path)) if path.startswith("~") else path for path in value.split(","))
         if name in GROUPS:
             value = _listed(name, value, arguments)
         elif name in _whole_numbers():
@@ -304,7 +297,7 @@ def replace_file_variants(arguments: Sequence[str]) -> list[str]:
 def find_outside(choice: str) -> OutsideVariant | None:
     """Return the variant from outside that a value of `variant=` means, or None. Raises JobError."""
     if match := _FILE.fullmatch(choice.strip()):
-        path = Path(match["path"]).expanduser()
+        path = user_path(match["path"], "the file of a variant")
         if not is_file_name(path.name):
             raise JobError(f"{path.name}: rename the file; its name may have letters, digits and _ - . of ASCII only")
         if not (function := match["function"]):

@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 import re
 import shutil
-import subprocess
 from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
 from tpbench.job import Job
+from tpbench.launcher.slurm import cluster
 from tpbench.launcher.slurm.cluster import SlurmSettings
 from tpbench.measure import machine
 from tpbench.settings import JobError
@@ -119,11 +119,11 @@ class Partition:
 
 def _sinfo(*options: str) -> list[str]:
     """Return the lines of sinfo. Raises JobError if no cluster answers."""
-    answer = subprocess.run(["sinfo", "--noheader", *options], capture_output=True, text=True)
-    if answer.returncode:
-        reason = " ".join(answer.stderr.split())[:200]
-        raise JobError(f"hydra/launcher=torchrun_slurm needs a Slurm cluster, and none answers: sinfo says {reason}")
-    return answer.stdout.splitlines()
+    answered = cluster.answer("sinfo", "--noheader", *options)
+    if answered is None or answered.returncode:
+        reason = f"sinfo says {' '.join(answered.stderr.split())[:200]}" if answered else "sinfo is silent"
+        raise JobError(f"hydra/launcher=torchrun_slurm needs a Slurm cluster, and none answers: {reason}")
+    return answered.stdout.splitlines()
 
 
 def _torch_without_cuda() -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tpbench.job import Job
-from tpbench.launcher import host, interrupts
+from tpbench.launcher import interrupts, torchrun
 from tpbench.launcher.attempt import Attempt, abandon
 from tpbench.launcher.display import Display
 from tpbench.launcher.options import SweepOptions
@@ -34,9 +34,8 @@ class Slurm:
     """Runs cells as jobs of a Slurm cluster."""
 
     def __init__(self, settings: SlurmSettings, options: SweepOptions) -> None:
-        if (options.retries or options.throttle == "retry") and not options.wait:
-            name = "retries" if options.retries else "throttle=retry"
-            raise JobError(f"{name} needs wait=true: with wait=false the sweep exits before its jobs end")
+        if options.retries and not options.wait:
+            raise JobError("retries needs wait=true: with wait=false the sweep exits before its jobs end")
         of_one_host = {"order": "interleaved", "reuse": True, "parallel": "auto"}
         if asked := [name for name, value in of_one_host.items() if getattr(options, name) == value]:
             said = " and ".join(f"{name}={spelled(of_one_host[name])}" for name in asked)
@@ -119,8 +118,8 @@ class Slurm:
             warnings.simplefilter("ignore")
             from submitit import SlurmExecutor
         executor = SlurmExecutor(folder / SUBMITIT, max_num_timeout=self.settings.requeues)
-        path = f"export PYTHONPATH={shlex.quote(str(host.PACKAGE_ROOT))}${{PYTHONPATH:+:$PYTHONPATH}}"
-        setup = [*([] if host.INSTALLED else [path]), *map(_required, self.settings.setup)]
+        path = f"export PYTHONPATH={shlex.quote(str(torchrun.PACKAGE_ROOT))}${{PYTHONPATH:+:$PYTHONPATH}}"
+        setup = [*([] if torchrun.INSTALLED else [path]), *map(_required, self.settings.setup)]
         resources = shape.resources(self.settings, max(job.timeout_s for job in jobs), after)
         executor.update_parameters(job_name="tpbench", setup=setup, **resources)
         return executor
