@@ -15,12 +15,11 @@ from tpbench.measure.clock import Stopwatch
 from tpbench.measure.session import Context, Costs, Verdict
 from tpbench.suggestions import unknown
 from tpbench.workloads import Variant
-from tpbench.workloads.embedding_grad import crossover, oracle
+from tpbench.workloads.embedding_grad import oracle
 from tpbench.workloads.embedding_grad.exchanges import Exchange, Phase, sequence
 from tpbench.workloads.embedding_grad.exchanges.collectives import CountedCollectives, measure_link_rates
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs, busiest
 from tpbench.workloads.embedding_grad.problem import PHASES, WORKLOAD, EmbeddingGrad
-from tpbench.workloads.embedding_grad.row_operations.search import searches_on_device
 from tpbench.workloads.embedding_grad.training_step import ForwardIndex, OtherParameters, StandIn, TrainingStep
 from tpbench.workloads.step import WrongReturn, bytes_sent, checked_columns, require
 
@@ -103,10 +102,7 @@ class EmbeddingGradSession:
 
     def check(self) -> Verdict:
         """Compare the last step's slice with the oracle. Collective."""
-        known_rows = self.exchange.known_rows()
         errors = oracle.compare(self.inputs, self.exchange.result())
-        if known_rows is not None:
-            oracle.require_no_lost_rows(self.inputs, known_rows, self.saved)
         sent_bytes = gather_objects(self.comm.sent_bytes, self.comm.group)  # by sender, then by receiver
         rank_sent = [bytes_sent(sum(sizes), self.variant) for sizes in sent_bytes]
         inputs = self.inputs
@@ -128,12 +124,9 @@ class EmbeddingGradSession:
         return Verdict(columns, wrong)
 
     def details(self, columns: Mapping[str, Any]) -> dict[str, Any]:
-        """Measure each phase alone and the time beyond the stand-in, and predict the crossover. Collective."""
+        """Measure each phase alone and the time beyond the stand-in. Collective."""
         details: dict[str, Any] = {}
         self.restore()
-        if not searches_on_device(self.problem, self.inputs.device):  # the formula has no search
-            size = (self.problem.table_rows, self.inputs.row_bytes, self.comm.world_size)
-            details["predicted_crossover"] = crossover.predicted(*size, columns["copy_gb_per_s"], self.link_rates)
         best_ms = columns.get("device_ms") or columns["time_ms"]
         details["exchange_gb_per_s"] = self.costs.bytes_communicated / best_ms / 1e6
         if self.stand_in is not None:

@@ -16,28 +16,16 @@ def _host_work(problem: EmbeddingGrad) -> str:
     return ""
 
 
-def _host_search(problem: EmbeddingGrad) -> str:
-    """Return why a graph cannot hold the step of an exchange that may search for the rows on the host."""
-    if problem.search == "host":
-        return "with search=host the host searches for the touched rows"
-    late = "with transfers=late the host waits for the backward pass" if problem.transfers == "late" else ""
-    return late or _host_work(problem)
-
-
-def _no_sparse_half(problem: EmbeddingGrad, tp_size: int) -> str | None:
-    return "torch adds no sparse tensors in float16" if problem.dtype == "float16" else None
-
-
 SEARCHED: dict[str, Any] = {
-    "options": {"merge", "pinned", "search", "transfers"},
+    "options": {"search"},
     "requires": ("triton",),
     "no_graph_reason": NO_GRAPH,
-    "uses_triton": lambda problem: problem.search == "kernel" or problem.merge == "triton",
+    "uses_triton": True,
 }
 """Of exchanges that search for the touched rows on the host or on the device, and merge them."""
 
 
-@WORKLOAD.variant("reduce_scatter_tensor of the whole table", options={"transfers"}, no_graph_reason=_host_work)
+@WORKLOAD.variant("reduce_scatter_tensor of the whole table", no_graph_reason=_host_work)
 def dense_reduce_scatter(problem: EmbeddingGrad, context: Any) -> Any:
     from tpbench.workloads.embedding_grad.exchanges import DenseReduceScatter
 
@@ -46,7 +34,6 @@ def dense_reduce_scatter(problem: EmbeddingGrad, context: Any) -> Any:
 
 @WORKLOAD.variant(
     "all_reduce of the whole table, of which each rank uses its slice",
-    options={"transfers"},
     no_graph_reason=_host_work,
 )
 def dense_all_reduce(problem: EmbeddingGrad, context: Any) -> Any:
@@ -65,10 +52,9 @@ def sparse_all_to_all(problem: EmbeddingGrad, context: Any) -> Any:
 
 @WORKLOAD.variant(
     "sparse_all_to_all whose touched rows are found by torch.unique on the device",
-    options={"merge", "transfers"},
     requires=("triton",),
     no_graph_reason=NO_GRAPH,
-    uses_triton=lambda problem: problem.merge == "triton",
+    uses_triton=True,
 )
 def sparse_all_to_all_gpu(problem: EmbeddingGrad, context: Any) -> Any:
     from tpbench.workloads.embedding_grad.exchanges.sparse import SparseAllToAll
@@ -79,20 +65,17 @@ def sparse_all_to_all_gpu(problem: EmbeddingGrad, context: Any) -> Any:
 
 @WORKLOAD.variant(
     "touched rows into their owners' memory by one kernel over NVLink; one node",
-    options={"pinned", "search", "transfers"},
     requires=("triton",),
     requires_cuda=True,
-    no_graph_reason=_host_search,
+    no_graph_reason=_host_work,
     uses_triton=True,
 )
 def sparse_symmetric(problem: EmbeddingGrad, context: Any) -> Any:
-    from tpbench.workloads.embedding_grad.exchanges.symmetric import SparseSymmetric, SparseSymmetricGpu, connect
-    from tpbench.workloads.embedding_grad.row_operations.search import CpuRowFinder, DeviceSearch
+    from tpbench.workloads.embedding_grad.exchanges.symmetric import SparseSymmetric, connect
+    from tpbench.workloads.embedding_grad.row_operations.search import DeviceSearch
 
-    inputs, comm = context.inputs, context.comm
-    if problem.search == "host":
-        return SparseSymmetric(inputs, comm, CpuRowFinder(inputs, pinned=problem.pinned), connect(inputs))
-    return SparseSymmetricGpu(inputs, comm, DeviceSearch(inputs, by_owner=False), connect(inputs))
+    inputs = context.inputs
+    return SparseSymmetric(inputs, context.comm, DeviceSearch(inputs, by_owner=False), connect(inputs))
 
 
 @WORKLOAD.variant("all-gather of every rank's touched rows, as a coalesced COO tensor", **SEARCHED)
@@ -101,20 +84,6 @@ def sparse_all_gather(problem: EmbeddingGrad, context: Any) -> Any:
     from tpbench.workloads.embedding_grad.row_operations.search import row_finder
 
     return SparseAllGather(context.inputs, context.comm, row_finder(context.inputs))
-
-
-@WORKLOAD.variant(
-    "torch's all_reduce of a sparse COO tensor",
-    options={"transfers"},
-    no_graph_reason=NO_GRAPH,
-    cpu_only_reason="NCCL has no sparse all-reduce",
-    unsupported_reason=_no_sparse_half,
-)
-def torch_sparse_all_reduce(problem: EmbeddingGrad, context: Any) -> Any:
-    from tpbench.workloads.embedding_grad.exchanges.sparse import TorchSparseAllReduce
-    from tpbench.workloads.embedding_grad.row_operations.search import CpuRowFinder
-
-    return TorchSparseAllReduce(context.inputs, context.comm, CpuRowFinder(context.inputs, pinned=False))
 
 
 @WORKLOAD.variant("sparse_all_to_all below a density measured at the start, dense_reduce_scatter above it", **SEARCHED)

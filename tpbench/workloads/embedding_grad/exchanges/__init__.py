@@ -62,10 +62,6 @@ class Exchange:
         """Return row columns that describe the last iteration."""
         return {"chosen": self.chosen}
 
-    def known_rows(self) -> Tensor | None:
-        """Return the rows that the last iteration took as touched, or None if it sent the whole table."""
-        return None
-
 
 class DenseReduceScatter(Exchange):
     """Reduce-scatter: each owner gets its part of the mean, as a sharded optimizer needs it."""
