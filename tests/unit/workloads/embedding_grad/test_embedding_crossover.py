@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.command import ROOT
 from tests.support.embedding_grad import context, problem
-from tpbench.measure.measured_columns import cost_columns
+from tpbench.measure.run import cost_columns
 from tpbench.measure.session import Costs
 from tpbench.report.command import main as report
 from tpbench.results.read import load, plain_rows
