@@ -37,9 +37,14 @@ def main() -> int:
     entries = []
     for key, tried in rows.groupby(place):
         best = tried.iloc[0]
-        entry = dict(zip(place, key, strict=True)) | {"block_cap": int(best["block_cap"])}
-        entry |= {"device_ms": round(float(best["device_ms"]), 4), "tried": sorted(tried["block_cap"].tolist())}
-        entries.append(f"    {json.dumps(entry | {'source': ', '.join(asked.rows)})}")
+        entry = {
+            **dict(zip(place, key, strict=True)),
+            "block_cap": int(best["block_cap"]),
+            "device_ms": round(float(best["device_ms"]), 4),
+            "tried": sorted(tried["block_cap"].tolist()),
+            "source": ", ".join(asked.rows),
+        }
+        entries.append(f"    {json.dumps(entry)}")
     measured_on = {name: rows[name].tolist()[0] for name in MACHINE}
     print('{\n  "measured_on": ' + json.dumps(measured_on) + ',\n  "winners": [\n' + ",\n".join(entries) + "\n  ]\n}")
     return 0
