@@ -65,7 +65,7 @@ WORKLOAD = Workload(
     summary="steps of training a transformer, tensor and data parallel",
     problem=TrainStep,
     headline=("model", "num_layers", "batch_size", "seq_length"),
-    former_fields={"tp_mapping": None},
+    former_fields={"tp_mapping": None, "window": None, "window_layers": 0},
     job_only_fields=(*ARCHITECTURE, "model_dir", "phase_steps", "profile", "log_interval"),
     scheduled=True,
     resolve=resolve,
@@ -91,7 +91,7 @@ WORKLOAD = Workload(
         "step_backward_ms": "backward passes of each measured step on its slowest rank, ms",
         "step_optimizer_ms": "clipping and update of each measured step on its slowest rank, ms",
         "exposed_share": "share of a step in which a rank communicates and computes nothing, largest of all ranks; "
-        "new rows have it only with profile=true, and always communication_share",
+        "only older rows have it, and newer ones communication_share",
         "steady_gib": "memory held between steps, largest of all ranks, GiB",
         "expected_model_gib": "estimated memory of a rank's parameters, GiB",
         "expected_gradients_gib": "estimated memory of a rank's gradients, GiB",

@@ -36,37 +36,21 @@ class UnknownArchitecture(TypeError):
 
 
 def model_configuration(problem: TrainStep) -> Any:
-    """Return the transformers configuration of a problem, with full attention if a window hides no token.
-
-    Raises UnknownArchitecture.
-    """
+    """Return the transformers configuration of a problem, with full attention. Raises UnknownArchitecture."""
     configuration = _configuration(problem)
-    window = _window(configuration, problem.seq_length)
-    if window is None:
-        _disable_window(configuration, problem.tokens)
-    elif window != problem.window:
+    if (window := _window(configuration)) is not None and window < problem.seq_length:
         raise UnknownArchitecture(
-            f"{problem.model} has a sliding window of {window} tokens, and the job {problem.window}"
+            f"{problem.model} ({problem.architecture}) has a sliding window of {window} tokens, and tpbench trains "
+            f"full attention only: seq_length={window} can be trained, or a config.json with a longer window"
         )
+    _disable_window(configuration, problem.tokens)
     return configuration
 
 
-def with_window(problem: TrainStep) -> TrainStep:
-    """Return the problem with the window of its model, if that hides tokens. Raises UnknownArchitecture."""
-    configuration = _configuration(problem)
-    window = _window(configuration, problem.seq_length)
-    kinds = getattr(configuration, "layer_types", None)
-    layers = kinds.count("sliding_attention") if kinds else configuration.num_hidden_layers
-    return replace(problem, window=window, window_layers=0 if window is None else layers)
-
-
-def tied_by_default(architecture: str) -> bool:
-    """Return whether embedding and head share a weight in models of this type whose config.json does not say.
-
-    Raises UnknownArchitecture.
-    """
-    _check_exists(architecture)
-    return bool(getattr(AutoConfig.for_model(architecture), "tie_word_embeddings", False))
+def with_tied(problem: TrainStep) -> TrainStep:
+    """Return the problem whose `tied` is that of transformers, which knows a model type's default. Raises
+    UnknownArchitecture."""
+    return replace(problem, tied=bool(getattr(_configuration(problem), "tie_word_embeddings", False)))
 
 
 @contextlib.contextmanager
@@ -161,7 +145,7 @@ def _from_sizes(problem: TrainStep, common: dict[str, Any]) -> Any:
         )
 
 
-def _window(configuration: Any, seq_length: int) -> int | None:
+def _window(configuration: Any) -> int | None:
     """Return the number of latest tokens, including the current one, that some trained layer attends to; None if all
     layers attend to all tokens of a sequence.
 
@@ -171,9 +155,10 @@ def _window(configuration: Any, seq_length: int) -> int | None:
     def declared(name: str, default: Any = None) -> Any:
         return getattr(configuration, name, default) if hasattr(type(configuration), name) else default
 
-    layer_types, width = declared("layer_types"), declared("sliding_window")
+    layer_types = declared("layer_types")
     slides = declared("use_sliding_window", True) and (not layer_types or "sliding_attention" in layer_types)
-    return width if slides and width is not None and width < seq_length else None
+    width: int | None = declared("sliding_window")
+    return width if slides else None
 
 
 def _disable_window(configuration: Any, tokens: int) -> None:

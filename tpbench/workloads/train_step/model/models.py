@@ -83,10 +83,9 @@ def counted(problem: TrainStep) -> TrainStep:
     with refused_by_transformers(
         f"{problem.model} ({problem.architecture}) of transformers does not compute with the inputs of a training"
     ):
-        length = 1 + (problem.window or 1)
-        tokens = torch.zeros(1, length, dtype=torch.int64, device="meta")
+        tokens = torch.zeros(1, 2, dtype=torch.int64, device="meta")
         try:
-            model(input_ids=tokens, **model_inputs(replace(problem, seq_length=length), tokens.device))
+            model(input_ids=tokens, **model_inputs(replace(problem, seq_length=2), tokens.device))
         except Exception as error:
             # Some models read values, such as the largest position. Only a tensor without values cannot give them.
             if not re.search(r"meta\b", str(error), re.IGNORECASE):

@@ -12,11 +12,10 @@ from typing import Any
 
 from tpbench import packages
 from tpbench.settings import JobError, parse
-from tpbench.workloads.train_step.problem import ARCHITECTURE, COMPUTED, TrainStep
+from tpbench.workloads.train_step.problem import ARCHITECTURE, TrainStep
 
 KNOWN_ARCHITECTURES = ("llama", "qwen2", "qwen3")
-"""Architectures whose sizes need no check by the transformers package, whose import takes seconds. Their embeddings are
-not tied if a config.json does not say."""
+"""Architectures whose sizes need no check by the transformers package, whose import takes seconds."""
 PLAIN_LOGITS = ("llama", "qwen", "mistral", "ministral", "olmo", "phi", "gemma")
 """Beginnings of the model types whose logits are those of the head, or capped as the configuration says."""
 _ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
@@ -42,53 +41,29 @@ def resolve(problem: TrainStep, chosen: frozenset[str] = frozenset()) -> TrainSt
     them. Raises JobError if the folder describes no dense decoder, if `chosen` contradicts a folder, and if the
     transformers package does not have the model or makes a model of other sizes.
     """
-    if computed := [name for name in ("config_hash", *COMPUTED) if name in chosen]:
+    if computed := [name for name in ("config_hash", "ffn_matrices") if name in chosen]:
         raise JobError(f"{computed[0]} follows from the model: it cannot be set")
-    problem = replace(problem, **{name: getattr(TrainStep, name) for name in COMPUTED})
+    problem = replace(problem, ffn_matrices=TrainStep.ffn_matrices)
     changed = [name for name in ARCHITECTURE if name in chosen]
     must_check = problem.architecture not in KNOWN_ARCHITECTURES
     if problem.model_dir:
         if changed:
             raise JobError(f"model_dir={problem.model_dir} says what the model is: not {', '.join(changed)} too")
         folder = model_folder(problem.model_dir)
-        content = read(folder)
-        fields = problem_fields(folder, content)
-        if "tied" not in fields:
-            fields["tied"] = _tied_by_default(problem.model_dir, fields["architecture"])
-        problem = parse(TrainStep, asdict(problem) | fields)
+        problem = parse(TrainStep, asdict(problem) | problem_fields(folder, read(folder)))
         must_check = True  # any key of config.json may have a value with which no model can be made
     elif changed:
         values = ",".join(f"{name}={getattr(problem, name)}" for name in changed)
         problem = replace(problem, model=f"{problem.model}[{values}]")
     if must_check and packages.installed("transformers"):
-        from tpbench.workloads.train_step.model.configuration import with_window
+        from tpbench.workloads.train_step.model.configuration import with_tied
         from tpbench.workloads.train_step.model.models import counted
 
         try:
-            problem = counted(with_window(problem))
+            problem = counted(with_tied(problem))
         except (TypeError, ValueError) as error:
             raise JobError(str(error)) from None
     return replace(problem, num_layers=problem.depth)
-
-
-def _tied_by_default(model_dir: str, architecture: Any) -> bool:
-    """Return whether models of this type are tied if their config.json does not say.
-
-    Raises JobError if only the transformers package knows and it is not installed.
-    """
-    if architecture in KNOWN_ARCHITECTURES:
-        return False
-    if not packages.installed("transformers"):
-        raise JobError(
-            f"model_dir={model_dir}: config.json lacks tie_word_embeddings, and the transformers package, which knows "
-            f"the default of {architecture}, is not installed. To install it: {packages.install_command('train')}"
-        )
-    from tpbench.workloads.train_step.model.configuration import tied_by_default
-
-    try:
-        return tied_by_default(str(architecture))
-    except TypeError as error:
-        raise JobError(str(error)) from None
 
 
 def model_folder(model_dir: str) -> Path:
@@ -144,8 +119,8 @@ def model_name(folder: Path) -> str:
 
 
 def problem_fields(folder: Path, content: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of the problem that the content sets, with the file's types. `tied` is absent if the file does
-    not set it. Raises JobError if the content describes no dense decoder."""
+    """Return the fields of the problem that the content sets, with the file's types. Raises JobError if the content
+    describes no dense decoder."""
     tied = content.get("tie_word_embeddings", False)
     if not isinstance(tied, bool):  # "false" would be true
         raise JobError(f"model_dir={folder}: tie_word_embeddings={json.dumps(tied)} must be true or false")
@@ -166,7 +141,7 @@ def problem_fields(folder: Path, content: dict[str, Any]) -> dict[str, Any]:
         "config_hash": config_hash,
         "kv_heads": content.get("num_key_value_heads") or heads,
         "head_dim": head_dim,
-        **({"tied": tied} if "tie_word_embeddings" in content else {}),
+        "tied": tied,
         "rope_theta": theta,
         "rope_factor": factor,
         "norm_eps": content.get("rms_norm_eps", 1e-6),

@@ -66,9 +66,7 @@ class DeepSpeedTrainer:
             )
         self.parameters = list(self.model.parameters())
         self.loss = _loss(problem, self.model)
-        # Arguments of the engine may not contain a dictionary of masks: DeepSpeed compares them between the ranks.
-        inputs = model_inputs(problem, context.device)
-        self.model.register_forward_pre_hook(lambda _, args, named: (args, {**named, **inputs}), with_kwargs=True)
+        self.inputs = model_inputs(problem, context.device)
 
     def accumulate(self, batches: Sequence[Batch], mark: MarkPhase = ignore_phase) -> Tensor:
         """The engine divides gradients by the number of micro-batches, and counts micro-batches to know the last."""
@@ -77,7 +75,7 @@ class DeepSpeedTrainer:
             if index:
                 self.engine.step()  # not an update: the engine advances to the next micro-batch
             mark("forward")
-            logits = self.engine(input_ids=batch.tokens).logits
+            logits = self.engine(input_ids=batch.tokens, **self.inputs).logits
             loss = self.loss(logits, batch.labels)
             mark("backward")
             self.engine.backward(loss)
