@@ -12,6 +12,7 @@ import yaml
 
 from tpbench import packages
 from tpbench.job import Job, parse_job, unsupported_reason
+from tpbench.launcher.command_line.rewrites import model_files
 from tpbench.launcher.devices import available_cores, too_many_ranks
 from tpbench.launcher.options import SWEEP_OPTION_NAMES, SweepOptions
 from tpbench.outside.variant import OutsideVariant
@@ -65,6 +66,8 @@ def plan(
     for request in requests:
         try:
             shape_workloads = shapes(tuple(request.folders))
+            if ".py:" in str(file := request.values.get("model_dir")) and file not in model_files:
+                raise JobError(f"model_dir={file}: only a command line may name a file, as model=FILE.py:NAME")
             job = parse_job(request.values, request.chosen, shape_workloads, SWEEP_OPTION_NAMES, outside)
         except JobError as error:
             errors += str(error).splitlines()

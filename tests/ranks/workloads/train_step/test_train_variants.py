@@ -11,14 +11,19 @@ from unittest import mock
 import pytest
 import torch
 
+from tests.support.command import ROOT
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.train_step import (
     ARCHITECTURES,
     SHARDED,
     check_errors,
     compare,
+    tiny_problem,
 )
+from tpbench.settings import JobError
 from tpbench.workloads.train_step import WORKLOAD
+from tpbench.workloads.train_step.model import builders
+from tpbench.workloads.train_step.model.resolve import resolve
 from tpbench.workloads.train_step.oracle import LOSS_TOLERANCE, NORM_TOLERANCE
 
 BOTH = {"accumulate": 2, "activation_checkpointing": True}
@@ -117,6 +122,26 @@ def test_biases_rotations_and_windows_of_a_folder(
     (tmp_path / "config.json").write_text(json.dumps(sizes | content))
     folder = {"model_dir": str(tmp_path), "architecture": content["model_type"], **fields}
     test_a_variant_equals_one_process(2, name, 2, folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "tp_size", "more"),
+    [*((name, 2, {}) for name in SHARDED), ("fsdp", 1, BOTH), ("ddp", 1, {}), ("fsdp_dtensor", 2, BOTH)],
+)
+def test_a_model_that_transformers_does_not_have(name: str, tp_size: int, more: dict[str, Any], tmp_path: Path) -> None:
+    """The one of the page."""
+    page = (ROOT / "tpbench/docs/models.md").read_text()
+    (tmp_path / "my_model.py").write_text(page.partition("```python\n")[2].partition("```")[0])
+    model = f"{tmp_path}/my_model.py:relu_squared"
+    problem = resolve(tiny_problem(model_dir=model, num_layers=2))
+    assert (problem.model, problem.ffn_matrices, problem.layers) == ("relu_squared", 2, 4)
+    sizes = {"num_layers": 2, "ffn_matrices": 2, **builders.problem_fields(model), "model_dir": model}
+    test_a_variant_equals_one_process(2, name, tp_size, sizes | more)
+    (tmp_path / "my_model.py").write_text("import nosuch")
+    with pytest.raises(
+        JobError, match=r"my_model\.py:other cannot be used: ModuleNotFoundError: No module named 'nosuch'"
+    ):
+        resolve(tiny_problem(model_dir=f"{tmp_path}/my_model.py:other"))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="compile=true needs a GPU")

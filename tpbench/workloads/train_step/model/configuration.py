@@ -50,7 +50,7 @@ def model_configuration(problem: TrainStep) -> Any:
 def with_tied(problem: TrainStep) -> TrainStep:
     """Return the problem whose `tied` is that of transformers, which knows a model type's default. Raises
     UnknownArchitecture."""
-    return replace(problem, tied=bool(getattr(_configuration(problem), "tie_word_embeddings", False)))
+    return replace(problem, tied=bool(getattr(model_configuration(problem), "tie_word_embeddings", False)))
 
 
 @contextlib.contextmanager

@@ -49,8 +49,7 @@ def resolve(problem: TrainStep, chosen: frozenset[str] = frozenset()) -> TrainSt
     if problem.model_dir:
         if changed:
             raise JobError(f"model_dir={problem.model_dir} says what the model is: not {', '.join(changed)} too")
-        folder = model_folder(problem.model_dir)
-        problem = parse(TrainStep, asdict(problem) | problem_fields(folder, read(folder)))
+        problem = parse(TrainStep, asdict(problem) | _model_fields(problem.model_dir))
         must_check = True  # any key of config.json may have a value with which no model can be made
     elif changed:
         values = ",".join(f"{name}={getattr(problem, name)}" for name in changed)
@@ -60,10 +59,26 @@ def resolve(problem: TrainStep, chosen: frozenset[str] = frozenset()) -> TrainSt
         from tpbench.workloads.train_step.model.models import counted
 
         try:
-            problem = counted(with_tied(problem))
+            problem = counted(problem if is_builder(problem.model_dir) else with_tied(problem))
         except (TypeError, ValueError) as error:
             raise JobError(str(error)) from None
     return replace(problem, num_layers=problem.depth)
+
+
+def is_builder(model_dir: str | None) -> bool:
+    """Return True if this is FILE.py:NAME: a model that a user's file builds."""
+    return ".py:" in (model_dir or "")
+
+
+def _model_fields(model_dir: str) -> dict[str, Any]:
+    if is_builder(model_dir):
+        if not packages.installed("transformers"):
+            raise JobError(f"model={model_dir} {packages.not_installed(['transformers'])}")
+        from tpbench.workloads.train_step.model import builders
+
+        return builders.problem_fields(model_dir)
+    folder = model_folder(model_dir)
+    return problem_fields(folder, read(folder))
 
 
 def model_folder(model_dir: str) -> Path:

@@ -24,7 +24,7 @@ from torch.distributed.tensor.parallel import (
 from torch.utils.checkpoint import checkpoint
 
 from tpbench.comm.collectives import gather_before
-from tpbench.workloads.train_step.model.models import decoder_layers, decoder_parts
+from tpbench.workloads.train_step.model.models import decoder_layers
 from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.sharding.plan import Block, Style, blocks
 
@@ -41,7 +41,7 @@ def shard(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
     """
     # The linear loss lets the head return its input, all tokens, instead of logits.
     sharded_logits = problem.vocab_parallel and problem.train_loss != "tpbench_linear"
-    parts = decoder_parts(model)
+    parts = model.parts
     plan: dict[str, ParallelStyle] = {
         parts.embedding: RowwiseParallel(input_layouts=Replicate(), output_layouts=TOKENS),
         "lm_head": ColwiseParallel(

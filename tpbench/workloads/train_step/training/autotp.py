@@ -268,7 +268,7 @@ def _replace_layers(problem: TrainStep, model: Any, plan: Sequence[Block], group
         # AutoTP would divide the number of heads of such a block by the number of ranks.
         model.get_submodule(block.name).replaced = block.gathers_columns
     if problem.vocab_parallel and not problem.tied:
-        name = models.decoder_parts(model).embedding
+        name = model.parts.embedding
         replace(name, layers.VocabParallelEmbedding(model.get_input_embeddings(), group, name="embed_tokens"))
 
 
