@@ -80,8 +80,7 @@ WORKLOAD = Workload(
         "samples_per_s": "sequences of all replicas and micro-batches divided by the median step's time",
         "samples_per_s_per_gpu": "samples_per_s divided by the number of ranks",
         "tflops_per_gpu": "flops divided by the median step's time, TFLOP/s",
-        "mfu": "model FLOPs utilisation: the model's operations by time and number of ranks, divided by peak_tflops; "
-        "operations that several ranks repeat count once",
+        "mfu": "model FLOPs utilisation: the model's operations by time and number of ranks, divided by peak_tflops",
         "peak_tflops": "dense peak of the GPU in dtype by its datasheet, TFLOP/s",
         "gemm_tflops": "measured rate of a large square matrix product in this dtype, TFLOP/s",
         "forward_ms": "forward passes of the median step on its slowest rank, ms",

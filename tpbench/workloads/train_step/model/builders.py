@@ -23,7 +23,7 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from tpbench.settings import JobError
 from tpbench.suggestions import unknown
-from tpbench.workloads.train_step.model.configuration import UnknownArchitecture
+from tpbench.workloads.train_step.model.configuration import UnknownArchitecture, sizes
 from tpbench.workloads.train_step.problem import TrainStep
 
 BUILT = "built"
@@ -120,13 +120,7 @@ def problem_fields(model_file: str) -> dict[str, Any]:
         "model": config.name,
         "architecture": BUILT,
         "config_hash": file_hash,
-        "hidden_size": config.hidden_size,
-        "ffn_size": config.intermediate_size,
-        "layers": config.num_hidden_layers,
-        "heads": config.num_attention_heads,
-        "kv_heads": config.num_key_value_heads,
-        "head_dim": config.hidden_size // config.num_attention_heads,
-        "vocab": config.vocab_size,
+        **sizes(config),
         "tied": model.lm_head.weight is builder.get_embedding_module(model).weight,
     }
 

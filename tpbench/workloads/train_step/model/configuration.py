@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,16 @@ from tpbench.suggestions import nearest
 from tpbench.workloads.train_step.model import resolve
 from tpbench.workloads.train_step.problem import TrainStep
 
+SIZES = {
+    "hidden_size": "hidden_size",
+    "ffn_size": "intermediate_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "vocab": "vocab_size",
+}
+"""The names of sizes in a configuration, by field of the problem."""
+LOCAL = {"local_files_only": True, "trust_remote_code": False}
 LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """Rotary scaling of Llama 3.1 to 3.3; only the factor differs (https://github.com/meta-llama/llama-models)."""
 MASKLESS_SDPA = "sdpa_without_masks"
@@ -47,10 +56,19 @@ def model_configuration(problem: TrainStep) -> Any:
     return configuration
 
 
-def with_tied(problem: TrainStep) -> TrainStep:
-    """Return the problem whose `tied` is that of transformers, which knows a model type's default. Raises
-    UnknownArchitecture."""
-    return replace(problem, tied=bool(getattr(model_configuration(problem), "tie_word_embeddings", False)))
+def sizes(configuration: Any) -> dict[str, Any]:
+    """Return the fields of the problem for the sizes of a configuration."""
+    found = {field: getattr(configuration, name) for field, name in SIZES.items()}
+    return found | {"head_dim": getattr(configuration, "head_dim", None) or found["hidden_size"] // found["heads"]}
+
+
+def folder_sizes(folder: Path, architecture: str) -> dict[str, Any]:
+    """Return the fields of the problem that a folder's config.json sets. Raises UnknownArchitecture."""
+    _check_exists(architecture)
+    with refused_by_transformers(f"model_dir={folder}: transformers cannot take its config.json"):
+        configuration = AutoConfig.from_pretrained(str(folder), **LOCAL)
+        tied = bool(getattr(configuration, "tie_word_embeddings", False))
+        return {"architecture": architecture, "tied": tied, **sizes(configuration)}
 
 
 @contextlib.contextmanager
@@ -111,7 +129,7 @@ def _from_folder(problem: TrainStep, common: dict[str, Any]) -> Any:
             f"model_dir={folder}: its config.json was changed after this job had been made from it"
         )
     with refused_by_transformers(f"model_dir={folder}: transformers cannot take its config.json"):
-        configuration = AutoConfig.from_pretrained(folder, local_files_only=True, **common)
+        configuration = AutoConfig.from_pretrained(folder, **LOCAL, **common)
     layer_types = getattr(configuration, "layer_types", None)
     configuration.num_hidden_layers = problem.depth
     if layer_types is not None:

@@ -87,6 +87,8 @@ def build(problem: TrainStep, *, fused_norms: bool = True) -> Any:
 def counted(problem: TrainStep) -> TrainStep:
     """Return the problem with the number of matrices that the model's feed-forward layers have: 3 with a gate, 2
     without. Raises UnknownArchitecture if the sizes do not describe the model."""
+    if problem.architecture != builders.BUILT:
+        model_configuration(problem)  # the kinds of all layers, of which the model below has one
     try:
         model = build(replace(problem, num_layers=1))
     except UnknownArchitecture as error:
@@ -132,7 +134,7 @@ def _decoder_parts(problem: TrainStep, model: Any) -> DecoderParts:
     others = [name for name in rest if name != norm]
     has_head = hasattr(getattr(model, "lm_head", None), "weight")
     if others or not (has_head and embedding and norm and isinstance(layers, nn.ModuleList)):
-        beside = f": it has weights in {', '.join(others)}" if others else ""
+        beside = f": it has weights in {', '.join(others[:3])}" if others else ""
         raise UnknownArchitecture(
             f"{problem.architecture} is no decoder of an embedding, layers, a norm and a linear lm_head{beside}"
         )

@@ -1,5 +1,4 @@
-"""Complete the model that a problem names: from a local folder's config.json, without the transformers package if that
-is possible. Nothing is downloaded."""
+"""Complete the model that a problem names, by a local folder's config.json or a user's file. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -19,17 +18,6 @@ KNOWN_ARCHITECTURES = ("llama", "qwen2", "qwen3")
 PLAIN_LOGITS = ("llama", "qwen", "mistral", "ministral", "olmo", "phi", "gemma")
 """Beginnings of the model types whose logits are those of the head, or capped as the configuration says."""
 _ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
-_KEYS = {
-    "architecture": "model_type",
-    "hidden_size": "hidden_size",
-    "ffn_size": "intermediate_size",
-    "layers": "num_hidden_layers",
-    "heads": "num_attention_heads",
-    "vocab": "vocab_size",
-}
-"""Required keys of config.json, by field of the problem."""
-_DEFAULTS = {"qwen3": {"head_dim": 128, "num_key_value_heads": 32}}
-"""Values that transformers uses for keys that config.json lacks, by model type, if other sizes do not imply them."""
 _SAVING_KEYS = ("transformers_version", "_name_or_path", "torch_dtype", "dtype")
 """Keys that describe how the file was saved. They are not part of the model: the problem sets the trained dtype."""
 
@@ -55,30 +43,33 @@ def resolve(problem: TrainStep, chosen: frozenset[str] = frozenset()) -> TrainSt
         values = ",".join(f"{name}={getattr(problem, name)}" for name in changed)
         problem = replace(problem, model=f"{problem.model}[{values}]")
     if must_check and packages.installed("transformers"):
-        from tpbench.workloads.train_step.model.configuration import with_tied
         from tpbench.workloads.train_step.model.models import counted
 
         try:
-            problem = counted(problem if is_builder(problem.model_dir) else with_tied(problem))
+            problem = counted(problem)
         except (TypeError, ValueError) as error:
             raise JobError(str(error)) from None
     return replace(problem, num_layers=problem.depth)
 
 
-def is_builder(model_dir: str | None) -> bool:
-    """Return True if this is FILE.py:NAME: a model that a user's file builds."""
-    return ".py:" in (model_dir or "")
-
-
 def _model_fields(model_dir: str) -> dict[str, Any]:
-    if is_builder(model_dir):
-        if not packages.installed("transformers"):
-            raise JobError(f"model={model_dir} {packages.not_installed(['transformers'])}")
+    """Return the fields of the problem that a folder or a builder of a user's file sets."""
+    if not packages.installed("transformers"):
+        raise JobError(f"model_dir={model_dir} {packages.not_installed(['transformers'])}")
+    if ".py:" in model_dir:
         from tpbench.workloads.train_step.model import builders
 
         return builders.problem_fields(model_dir)
     folder = model_folder(model_dir)
-    return problem_fields(folder, read(folder))
+    content = read(folder)
+    from tpbench.workloads.train_step.model import configuration
+
+    try:
+        sizes = configuration.folder_sizes(folder, str(content["model_type"]))
+    except TypeError as error:
+        raise JobError(str(error)) from None
+    names = {"model": model_name(folder), "model_dir": str(folder.resolve()), "config_hash": fingerprint(content)}
+    return names | sizes
 
 
 def model_folder(model_dir: str) -> Path:
@@ -102,15 +93,14 @@ def model_folder(model_dir: str) -> Path:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Return the content of the folder's config.json. Raises JobError if it cannot be read or lacks a required key."""
+    """Return the content of the folder's config.json. Raises JobError if it cannot be read or lacks `model_type`."""
     file = folder / "config.json"
     try:
         content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise JobError(f"model_dir={folder}: {file} cannot be read: {error}") from None
-    missing = [name for name in _KEYS.values() if name not in content] if isinstance(content, dict) else ["an object"]
-    if missing:
-        raise JobError(f"model_dir={folder}: {file} lacks {', '.join(missing)}")
+    if not isinstance(content, dict) or "model_type" not in content:
+        raise JobError(f"model_dir={folder}: {file} lacks model_type")
     return content
 
 
@@ -131,33 +121,3 @@ def model_name(folder: Path) -> str:
     if folder.parent.name == "snapshots" and repository.startswith("models--"):
         return repository.removeprefix("models--").replace("--", "/")
     return folder.name
-
-
-def problem_fields(folder: Path, content: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of the problem that the content sets, with the file's types. Raises JobError if the content
-    describes no dense decoder."""
-    tied = content.get("tie_word_embeddings", False)
-    if not isinstance(tied, bool):  # "false" would be true
-        raise JobError(f"model_dir={folder}: tie_word_embeddings={json.dumps(tied)} must be true or false")
-    config_hash = fingerprint(content)
-    content = _DEFAULTS.get(str(content["model_type"]), {}) | content
-    hidden, heads = content["hidden_size"], content["num_attention_heads"]
-    rope = content.get("rope_parameters") or content.get("rope_scaling") or {}
-    try:
-        head_dim = content.get("head_dim") or int(hidden) // int(heads)
-        theta = float(rope.get("rope_theta") or content.get("rope_theta", 10000.0))
-        factor = float(rope.get("factor", 1.0))
-    except (TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
-        raise JobError(f"model_dir={folder}: its config.json describes no decoder: {error}") from None
-    return {
-        **{field: content[name] for field, name in _KEYS.items()},
-        "model": model_name(folder),
-        "model_dir": str(folder.resolve()),
-        "config_hash": config_hash,
-        "kv_heads": content.get("num_key_value_heads") or heads,
-        "head_dim": head_dim,
-        "tied": tied,
-        "rope_theta": theta,
-        "rope_factor": factor,
-        "norm_eps": content.get("rms_norm_eps", 1e-6),
-    }
