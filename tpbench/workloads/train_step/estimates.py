@@ -135,7 +135,7 @@ def _logits_bytes(problem: TrainStep, variant: str, tp_size: int) -> int:
     if problem.train_loss == "tpbench_linear":
         item = ITEM_BYTES[problem.dtype]
         chunk = min(problem.tokens * columns * item, LINEAR_LOSS_GIB * 2**30)
-        tokens = problem.tokens / (1 if variant in ("autotp", "dtensor_tp") else tp_size)
+        tokens = problem.tokens / (1 if variant == "autotp" else tp_size)
         return round(chunk + (columns + tokens) * problem.hidden_size * item)
     per_token = columns * 2 * ITEM_BYTES[problem.dtype]  # logits and their gradient
     if problem.train_loss == "torch":  # in fp32: log-probabilities and their gradient; with DTensor, one copy more
@@ -155,7 +155,7 @@ def bytes_communicated(problem: TrainStep, variant: str, tp_size: int, dp_size: 
 
     Under autocast the residual stream has the parameters' dtype, and outputs of products have the computation's dtype.
     """
-    per_token = _autotp_bytes(problem) if variant == "autotp" else _sequence_parallel_bytes(problem, variant)
+    per_token = _autotp_bytes(problem) if variant == "autotp" else _sequence_parallel_bytes(problem)
     sent = problem.accumulate * problem.tokens * per_token * (tp_size - 1) // tp_size
     return sent + _data_parallel_bytes(problem, variant, tp_size) * (dp_size - 1) // dp_size
 
@@ -177,7 +177,7 @@ def _autotp_bytes(problem: TrainStep) -> int:
     return problem.depth * layer + outside + (problem.vocab * compute if gathered_logits else 0)
 
 
-def _sequence_parallel_bytes(problem: TrainStep, variant: str) -> int:
+def _sequence_parallel_bytes(problem: TrainStep) -> int:
     """Return the bytes of all collectives on one token's activations. There is an all-gather before attention and
     before feed-forward, and a reduce-scatter after each; embedding and head have one collective each."""
     stored, compute = ITEM_BYTES[problem.stored_dtype], ITEM_BYTES[problem.dtype]
@@ -189,9 +189,7 @@ def _sequence_parallel_bytes(problem: TrainStep, variant: str) -> int:
     # In the parameters' dtype: the collectives of embedding and head, forward and backward.
     in_stored, in_compute = 4, 0
     if problem.train_loss == "tpbench_linear":
-        # The loss gathers the tokens, and scatters their gradient, after the cast. In dtensor_tp the head gathers the
-        # tokens before the cast, and the loss all-reduces their gradient.
-        in_stored, in_compute = in_stored - (1 if variant == "dtensor_tp" else 2), 2
+        in_stored, in_compute = 2, 2  # the loss gathers the tokens, and scatters their gradient, after the cast
     outside = problem.hidden_size * (in_stored * stored + in_compute * compute)
     return problem.depth * layer + outside + (0 if problem.vocab_parallel else problem.vocab * compute)
 

@@ -34,6 +34,8 @@ def _unsupported_by(variant: str, problem: TrainStep, tp_size: int) -> str | Non
     if variant != "autotp" and tokens % tp_size:
         sizes = f"seq_length={problem.seq_length}" if variant == "dtensor_tp" else f"batch_size x seq_length={tokens}"
         return f"the ranks share the tokens: tp_size={tp_size} must divide {sizes}"
+    if problem.train_loss == "tpbench_linear" and variant == "dtensor_tp":
+        return "its head returns logits of torch's DTensors: fsdp_dtensor has train_loss=tpbench_linear"
     if problem.train_loss == "tpbench_linear" and not problem.vocab_parallel:
         return "train_loss=tpbench_linear makes no whole logits that could be gathered: vocab_parallel must be true"
     common = math.gcd(problem.heads, problem.kv_heads, problem.ffn_size)

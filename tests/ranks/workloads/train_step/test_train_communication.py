@@ -89,7 +89,7 @@ CASES: list[tuple[int, str, int, dict[str, Any]]] = [
     *((2, "autotp", 1, {"zero_stage": stage, "accumulate": 2}) for stage in (0, 1, 2)),
     *((2, "autotp", 1, {"zero_stage": stage, **AUTOCAST}) for stage in (0, 1)),
     (4, "autotp", 2, {"tied": True}), (4, "fsdp_dtensor", 2, {}), (4, "dtensor_tp", 2, {}),
-    *((2, name, 2, {"train_loss": "tpbench_linear", **AUTOCAST}) for name in SHARDED),
+    *((2, name, 2, {"train_loss": "tpbench_linear", **AUTOCAST}) for name in ("fsdp_dtensor", "autotp")),
     (2, "autotp", 2, {"architecture": "phi", "ffn_matrices": 2}),
 ]  # fmt: skip
 

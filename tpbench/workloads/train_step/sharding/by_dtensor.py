@@ -30,8 +30,6 @@ from tpbench.workloads.train_step.sharding.plan import Block, Style, blocks
 
 TOKENS, COLUMNS = Shard(1), Shard(-1)
 """Placements of hidden states, (batch, sequence, width)."""
-HEAD_GATHERS = True
-"""True if the head's input has all tokens also with the linear loss."""
 
 
 def shard(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
@@ -39,15 +37,13 @@ def shard(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
 
     Raises UnknownArchitecture for a model whose plan has no correct computation.
     """
-    # The linear loss lets the head return its input, all tokens, instead of logits.
-    sharded_logits = problem.vocab_parallel and problem.train_loss != "tpbench_linear"
     parts = model.parts
     plan: dict[str, ParallelStyle] = {
         parts.embedding: RowwiseParallel(input_layouts=Replicate(), output_layouts=TOKENS),
         "lm_head": ColwiseParallel(
-            input_layouts=Replicate(),
-            output_layouts=COLUMNS if sharded_logits else Replicate(),
-            use_local_output=not sharded_logits,
+            input_layouts=TOKENS,
+            output_layouts=COLUMNS if problem.vocab_parallel else Replicate(),
+            use_local_output=not problem.vocab_parallel,
         ),
     }
     if hasattr(model.get_submodule(parts.norm), "weight"):
@@ -58,8 +54,6 @@ def shard(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
     for number, layer in enumerate(decoder_layers(model)):
         names = (f"{parts.layers}.{number}.{name}" for name, norm in layer.named_children() if hasattr(norm, "weight"))
         plan |= {name: SequenceParallel(use_local_output=True) for name in names}
-    # The hook of the head's own style takes the gathered tokens, so this one must come first.
-    ExchangedTokens()._apply(model.lm_head, tp)
     parallelize_module(model, tp, plan, src_data_rank=None)
     if problem.tied:
         model.lm_head.weight = model.get_input_embeddings().weight

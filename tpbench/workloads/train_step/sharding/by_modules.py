@@ -24,8 +24,6 @@ from tpbench.workloads.train_step.model.models import compile_layers as compile_
 from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.sharding.plan import Block, Style, blocks
 
-HEAD_GATHERS = False
-"""True if the head's input has all tokens also with the linear loss."""
 _REPLICATED = Replicate()
 
 

@@ -49,7 +49,7 @@ def fsdp_dtensor(problem: TrainStep, context: Context, sharding: ModuleType = by
     sharded_logits = context.tp_size > 1 and problem.vocab_parallel
     vocab_start = context.tp_rank * -(-problem.vocab // context.tp_size)
     if sharded_logits:
-        loss = loss_of(problem, model, context.tp_group, vocab_start, hidden_sharded=not sharding.HEAD_GATHERS)
+        loss = loss_of(problem, model, context.tp_group, vocab_start, hidden_sharded=True)
     else:
         loss = loss_of(problem, model)
     reduce_gradients = sharding.gradient_reduction(model, context.tp_group) if context.tp_size > 1 else None
