@@ -124,7 +124,7 @@ def _decoder_parts(problem: TrainStep, model: Any) -> DecoderParts:
     """Return the parts of a model. Raises UnknownArchitecture for weights in other parts."""
     names = {module: name for name, module in model.named_modules()}
     own = problem.architecture == builders.BUILT
-    layers = model.get_layers() if own else getattr(getattr(model, model.base_model_prefix), "layers", None)
+    layers = model.get_layers() if own else getattr(getattr(model, model.base_model_prefix, None), "layers", None)
     embedding, prefix = names.get(model.get_input_embeddings(), ""), names.get(layers, "")
     outside = [name for name in names.values() if name and not f"{name}.".startswith(f"{prefix}.")]
     weighted = [name for name in outside if next(model.get_submodule(name).parameters(recurse=False), None) is not None]
