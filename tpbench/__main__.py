@@ -19,12 +19,11 @@ with packages.explain_missing():
     from omegaconf.errors import OmegaConfBaseException
 
     from tpbench import console
-    from tpbench.launcher import sweep
+    from tpbench.launcher import interrupts, sweep
     from tpbench.launcher.command_line import rewrites
     from tpbench.launcher.command_line.checks import check_overrides, options_first
     from tpbench.launcher.command_line.rewrites import flat_names, force_fields, quote_numbers
-    from tpbench.launcher.interrupts import Terminated, raise_on_termination
-    from tpbench.settings import JobError
+    from tpbench.settings import JobError, user_path
     from tpbench.suggestions import printable
 
 CONF = str(Path(__file__).resolve().parent / "conf")
@@ -48,22 +47,18 @@ def _hydra_main(config: DictConfig) -> None:
 
 
 def _run(arguments: list[str]) -> None:
-    """Run the job or the sweep that the arguments describe, or print its plan."""
+    """Run the job or the sweep that the arguments describe."""
     rewrites.typed[:] = arguments
     completes = bool({"-sc", "--shell-completion"} & set(arguments))  # then Hydra has arguments of its own
     arguments = arguments if completes else options_first(rewrites.own_names(arguments))
-    arguments = rewrites.replace_file_variants(flat_names(arguments))
+    arguments = flat_names(rewrites.replace_file_variants(arguments))
+    arguments += rewrites.shape_of_workload(arguments)
     if not completes:
-        check_overrides(arguments, Path(CONF))
+        check_overrides(arguments)
     sys.argv[1:] = force_fields(quote_numbers(arguments))
-    try:
-        _hydra_main()
-        if _failures:
-            raise _failures[0]
-    except sweep.DryRun as planned:
-        from tpbench.launcher.planning.forecast import dry_run_text  # late: it imports scipy
-
-        print(dry_run_text(planned.cells, planned.decisions), end="")
+    _hydra_main()
+    if _failures:
+        raise _failures[0]
 
 
 @packages.explain_missing()
@@ -75,8 +70,9 @@ def main() -> None:
     if (code := console.information(sys.argv[1:])) is not None:
         sys.exit(code)
     OmegaConf.register_new_resolver("tpbench.sweep_id", _sweep_id, use_cache=True, replace=True)
+    OmegaConf.register_new_resolver("tpbench.path", lambda name, path: str(user_path(path, name)), replace=True)
     sweep.register()
-    raise_on_termination()
+    interrupts.exit_at_once()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises errors, which are printed here without a stack
     try:
         _run(sys.argv[1:])
@@ -86,12 +82,23 @@ def main() -> None:
     except OSError as error:  # Hydra creates folders, which fails on a full disk or without permission
         folder, of_sweep, _ = str(error.filename).partition("/sweeps/")
         sys.exit(_message(f"output_dir={folder} cannot be written: {error.strerror}" if of_sweep else str(error)))
-    except (KeyboardInterrupt, Terminated):
-        sys.exit(130)
+    except interrupts.Terminated:
+        sys.exit(interrupts.EXIT_CODE)
     except Exception as error:
+        if refused := _job_error(error):
+            sys.exit(_message(str(refused)))
         if _passed_through_tpbench(error):
             raise
         sys.exit(_message(f"Hydra cannot use this configuration: {type(error).__name__}: {error}"))
+
+
+def _job_error(error: BaseException | None) -> JobError | None:
+    """Return the JobError that caused another error: OmegaConf wraps those of a path that is refused."""
+    while error:
+        if isinstance(error, JobError):
+            return error
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def _message(text: str) -> str:

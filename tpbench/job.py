@@ -5,7 +5,6 @@ Configuration becomes a `Job` here and nowhere else.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -15,11 +14,11 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 from tpbench.measure.kernels_version import kernels_version
-from tpbench.measure.session import MeasureSettings
+from tpbench.measure.session import Context, MeasureSettings, Session
 from tpbench.outside.variant import OutsideVariant, installed_names
-from tpbench.settings import JobError, defaults, parse, setting, spelled
+from tpbench.settings import JobError, defaults, parse, setting, spelled, user_path
 from tpbench.suggestions import unknown
-from tpbench.workloads import Variant, Workload, variants, workloads
+from tpbench.workloads import Variant, Workload, cached_until_registered, variants, workloads
 
 
 @dataclass(frozen=True)
@@ -48,6 +47,13 @@ class Job:
     @property
     def implementation(self) -> Variant:
         return self.outside.variant if self.outside else variants()[self.variant][1]
+
+    def set_up(self, context: Context) -> Session:
+        """Return the variant set up on this rank. Only ranks call this. Collective."""
+        workload, variant, problem = self.workload, self.implementation, self.problem
+        if self.outside:
+            workload, variant, problem = self.outside.loaded(problem)
+        return workload.set_up(problem, variant, context)
 
     @property
     def uses_triton(self) -> bool:
@@ -137,7 +143,7 @@ def field_names(workload: Workload | None = None) -> set[str]:
     return names - {"problem", "outside"} - unused | {WORLD_SIZE}
 
 
-@functools.cache
+@cached_until_registered
 def field_defaults(workload: str) -> dict[str, Any]:
     """Return the default of each field of this workload's jobs, under its flat name. A field may have none."""
     values = defaults(Job) | defaults(MeasureSettings) | defaults(workloads()[workload].problem)
@@ -209,6 +215,10 @@ def _wrong_shape(
     variant: Variant, workload: Workload, shape_of: str, shapes: Mapping[str, str], from_outside: bool
 ) -> str:
     """Return the message for a shape of another workload than the variant's. `shapes`: shape names to workloads."""
+    if workload.definition:
+        return (
+            f"variant={variant.name} is of {workload.name}, which has no shapes: write its fields as NAME=VALUE instead"
+        )
     fitting = sorted(shape for shape, owner in shapes.items() if owner == workload.name)
     advice = f'; a variant of {shape_of} needs the decorator @variant(workload="{shape_of}")' if from_outside else ""
     return (
@@ -279,8 +289,7 @@ def _parsed(
             complaints += str(error).splitlines()
     if complaints:
         raise JobError("\n".join(complaints))
-    if not values.get("output_dir", Job.output_dir):
-        raise JobError("output_dir is empty: write output_dir=FOLDER")
+    parts["job"] = replace(parts["job"], output_dir=str(user_path(parts["job"].output_dir, "output_dir")))
     job: Job = replace(parts["job"], measure=parts["measure"], problem=parts["problem"], outside=outside)
     return job
 

@@ -128,9 +128,14 @@ def explanation(error: ModuleNotFoundError) -> str | None:
 
 @contextlib.contextmanager
 def explain_missing() -> Iterator[None]:
-    """End the program with exit code 1 and an explanation if a package of tpbench is missing. It is a decorator too."""
+    """End the program with exit code 1 and an explanation if a package of tpbench is missing, and quietly at Ctrl-C.
+
+    It is a decorator too.
+    """
     try:
         yield
+    except KeyboardInterrupt:
+        sys.exit(130)
     except ModuleNotFoundError as error:
         if text := explanation(error):
             sys.exit(text)

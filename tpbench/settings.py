@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import math
 import types
 import typing
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from tpbench.suggestions import nearest
@@ -109,3 +111,25 @@ def _number(field: dataclasses.Field[Any], kind: type, value: Any) -> int | floa
         )
         raise JobError(f"{name}={spelled(value)} must be {limits} ({field.metadata['help']})")
     return number
+
+
+def user_path(path: object, name: str = "a path") -> Path:
+    """Return a path that a user gave, with ~ as the home folder. Every command takes its paths through this function.
+
+    Raises JobError, with the name of the field, for a path that is empty or null, or in the home of nobody.
+    """
+    text = "" if path is None else str(path)
+    if not text.strip() or text in ("null", "None"):
+        raise JobError(f"{name} is empty (is a variable of the shell not set?)")
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise JobError(f"{name}={text}: {text.partition('/')[0]} is the home of no user") from None
+
+
+def path_argument(text: str) -> Path:
+    """Return the same for a parser of arguments, which names the option itself."""
+    try:
+        return user_path(text)
+    except JobError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

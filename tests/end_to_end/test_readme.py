@@ -50,7 +50,7 @@ def test_each_command_runs(folder: Path) -> None:
     for code, ended in forked([[*words, "dry_run=true"] for words in SWEEPS if "my_loss" not in str(words)], folder):
         assert code == 0, (ended / "stderr").read_text()
         assert "2 cells" in (ended / "stdout").read_text()
-    check_overrides(DEFAULT, ROOT / "conf")
+    check_overrides(DEFAULT)
 
 
 def test_the_training_loop_trains_as_one_process_does(tmp_path: Path) -> None:
@@ -83,22 +83,22 @@ def test_every_variant_and_choice_is_named() -> None:
     assert [name for name in sorted({*variants(), *choices}) if not re.search(rf"\b{name}\b", text)] == []
 
 
-def test_the_workflow_fails_for_a_slower_variant(tmp_path: Path) -> None:
-    """Its commands run for a first commit, and for one that sleeps."""
+def test_the_workflow_fails_for_a_worse_variant(tmp_path: Path) -> None:
+    """Its commands run for a first commit, and for one that needs 512 MiB more, which no busy machine hides."""
     workflow = re.findall(r"```yaml\n(.*?)```", (ROOT / "tpbench/docs/ci.md").read_text(), flags=re.DOTALL)[0]
     commands = [step["run"] for step in yaml.safe_load(workflow)["jobs"]["measure"]["steps"] if "run" in step]
-    script = "\n".join(commands).replace("shape=v32k_tp1", "shape=tiny_tp2 device=cpu measure=quick time_budget_s=2")
-    script = script.replace("cross_entropy,reverse_kl", "cross_entropy").replace("device_ms", "time_ms")
+    script = "\n".join(commands).replace("shape=v32k_tp1", "shape=tiny_tp2 device=cpu measure=quick")
+    script = script.replace("cross_entropy,reverse_kl", "cross_entropy").replace("device_ms", "peak_gib")
     example = (ROOT / "tpbench/api/examples/entropy_loss.py").read_text()
     env = environment() | {"ROWS": str(tmp_path / "rows"), "GITHUB_STEP_SUMMARY": str(tmp_path / "summary")}
     env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
-    for commit, body, code in (("a", "", 0), ("b", "        __import__('time').sleep(0.05)\n", 1)):
+    for commit, body, code in (("a", "", 0), ("b", "        __import__('torch').ones(2**27)\n", 1)):
         head = "    def run() -> Output:\n"
         (tmp_path / "my_loss.py").write_text(example.replace(head, head + body))
         line = ["bash", "-eo", "pipefail", "-c", script]
         done = subprocess.run(line, cwd=tmp_path, env=env | {"GITHUB_SHA": commit}, capture_output=True, text=True)
         assert done.returncode == code, done.stderr
-    assert "| my_loss.py:fast_tp vocab=1000 tp=2 | slower |" in (tmp_path / "summary").read_text()
+    assert "| my_loss.py:fast_tp vocab=1000 tp=2 | worse |" in (tmp_path / "summary").read_text()
     assert (tmp_path / "rows/last").readlink() == Path("a")
 
 

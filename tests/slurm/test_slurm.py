@@ -21,8 +21,8 @@ import tpbench as package
 from tests.support.command import ROOT, Found, Running, environment, tpbench, until
 from tests.support.fault_catalogue import WITHOUT_END
 from tests.support.held_ranks import Held
-from tpbench.launcher.host import MARKER
 from tpbench.results.current_rows import newest
+from tpbench.worker.start import MARKER
 
 pytestmark = pytest.mark.usefixtures("slurm")
 
@@ -277,7 +277,10 @@ def test_slurm_gives_no_gpu_to_two_jobs(gpus: int, at_once: int, tmp_path: Path)
 
 
 def test_two_nodes(tmp_path: Path) -> None:
-    done = tpbench(*SLURM, *TINY, "dp_size=2", "hydra.launcher.gpus_per_node=2", cwd=tmp_path)
+    line = (*SLURM, *TINY, "dp_size=2", "hydra.launcher.gpus_per_node=2")
+    planned = tpbench(*line, "dry_run=true", cwd=tmp_path).stdout
+    assert "cpu, 4 ranks on 2 nodes" in planned and "#SBATCH --nodes=2\n" in planned
+    done = tpbench(*line, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (row,) = rows(tmp_path)
     assert (row["status"], row["nodes"], row["world_size"], row["host"]) == ("ok", 2, 4, "left")

@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import io
 import json
+import os
 import random
 import subprocess
 import sys
@@ -23,7 +24,7 @@ import tpbench
 from tests.support import synthetic
 from tests.support.command import FORKED_COMMANDS, environment
 from tests.support.fault_catalogue import AT_RANDOM_MOMENTS
-from tests.support.random_faults import disturbed_sweep
+from tests.support.random_faults import MODES, SIGNALS, disturbed_sweep
 from tpbench.report.command import main as report
 from tpbench.results.compact import compact
 from tpbench.results.read import RowWarning
@@ -54,8 +55,17 @@ VALUES = (
 def kill(chance: random.Random, folder: Path) -> int:
     """Disturb a sweep twice in one folder. Return the number of trials."""
     for seeds in (1, 2):
-        disturbed_sweep(chance.choice(AT_RANDOM_MOMENTS), folder, seeds, chance)
+        disturbed_sweep(chance.choice(AT_RANDOM_MOMENTS), "cold", folder, seeds, chance)
     return 2
+
+
+def interrupt(chance: random.Random, folder: Path) -> int:
+    """Send a signal to a sweep at a random moment. It ends soon, and leaves nothing. Return 0 if it had ended before.
+
+    Slurm takes part if the environment leads to one.
+    """
+    modes = [mode for mode in MODES if mode != "slurm" or "SLURM_CONF" in os.environ]
+    return int(disturbed_sweep(chance.choice(list(SIGNALS)), chance.choice(modes), folder, 2, chance))
 
 
 def flip(chance: random.Random, folder: Path) -> int:
@@ -126,6 +136,7 @@ def hostile_lines(chance: random.Random, folder: Path) -> int:
 
 ATTACKS: dict[str, Callable[[random.Random, Path], int]] = {
     "kills of a sweep": kill,
+    "signals to a sweep": interrupt,
     "bit flips": flip,
     "hostile rows": hostile_rows,
     "hostile command lines": hostile_lines,
@@ -145,11 +156,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="campaign", description=__doc__.partition("\n")[0])
     parser.add_argument("--minutes", type=float, required=True, help="how long to attack")
     parser.add_argument("--seed", type=int, default=0, help="number of the first trial")
+    parser.add_argument("--attack", choices=ATTACKS, help="only this attack")
     asked = parser.parse_args()
+    attacks = {asked.attack: ATTACKS[asked.attack]} if asked.attack else ATTACKS
     deadline, seed = time.monotonic() + 60 * asked.minutes, asked.seed
     trials, failures = Counter[str](), Counter[str]()
     while time.monotonic() < deadline:
-        for name, attack in ATTACKS.items():
+        for name, attack in attacks.items():
             with tempfile.TemporaryDirectory() as folder:
                 try:
                     trials[name] += attack(random.Random(seed), Path(folder))
@@ -159,7 +172,7 @@ def main() -> int:
                     print(f"{name}, --seed {seed}: {type(error).__name__}: {str(error)[-2000:]}", file=sys.stderr)
         seed += 1
     print("| attack | trials | failures |\n| --- | --- | --- |")
-    for name in ATTACKS:
+    for name in attacks:
         print(f"| {name} | {trials[name]} | {failures[name]} |")
     return 1 if failures else 0
 

@@ -17,6 +17,7 @@ AT_RANDOM_MOMENTS = (
     "kill -9 of everything",
     "SIGTERM of the launcher",
     "SIGINT of the launcher",
+    "SIGHUP of the launcher",
 )
 
 FAULTS = (

@@ -18,6 +18,7 @@ def job(variant: str = "triton_tp", **values: Any) -> Job:
     return parse_job({"variant": variant, **plain, **values})
 
 
-def train_job() -> Job:
+def train_job(**values: Any) -> Job:
     """Return a train step, whose problem fixes the number of iterations."""
-    return parse_job({**MODEL, "variant": "fsdp", "model": "large", "tp_size": 1, "dp_size": 4, "device": "cpu"})
+    plain = {"variant": "fsdp", "model": "large", "tp_size": 1, "dp_size": 4, "device": "cpu"}
+    return parse_job({**MODEL, **plain, **values})

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from tests.support.ranks import Rank
 from tests.support.simulated_time import SimulatedTime
-from tpbench.measure.rounds import RoundRequest
-from tpbench.measure.session import Context, Costs, Verdict
+from tpbench.measure.run import measurement
+from tpbench.measure.session import Context, Costs, MeasureSettings, Session, Verdict
+from tpbench.measure.stop_rules import RoundRequest
 
 Result = TypeVar("Result")
 
@@ -46,6 +47,13 @@ class Sleeper:
 
     def check(self) -> Verdict:
         return Verdict({"loss_value": 1.0}, self.wrong)
+
+
+def run(
+    session: Session, context: Context, settings: MeasureSettings, interpreted: bool = False
+) -> tuple[Verdict, dict[str, Any]]:
+    """Return the result of a measurement by itself, on a machine that copies 2 GB/s."""
+    return answered(measurement(session, context, settings, 2.0, interpreted), 0)[1]
 
 
 def answered(

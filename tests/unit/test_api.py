@@ -13,7 +13,7 @@ from tpbench import api
 from tpbench.api import embedding_grad, entropy_loss, linear_loss, models, tp_block, train_step
 
 NAMES = {
-    api: "IGNORED EntropyLoss Output Shard Step variant",
+    api: "Costs IGNORED EntropyLoss Output Rank Shard Step Workload setting variant",
     entropy_loss: "IGNORED EntropyLoss Output Shard Step variant",
     linear_loss: "IGNORED LinearLoss Output Shard Step variant",
     embedding_grad: "EmbeddingGrad Exchange ExchangeContext Phase variant",
@@ -41,8 +41,8 @@ FIELDS: list[tuple[Any, str]] = [
     ),
     (
         embedding_grad.EmbeddingGrad,
-        "table_rows width tokens accumulate distribution duplicates dtype seed overlap_ms transfers index other_mib "
-        "other_count transfer_order merge search pinned",
+        "table_rows width tokens accumulate distribution dtype seed overlap_ms index other_mib "
+        "other_count transfer_order search",
     ),
     (
         tp_block.TpBlock,
@@ -57,6 +57,7 @@ FIELDS: list[tuple[Any, str]] = [
         train_step.Context,
         "rank world_size tp_rank tp_size dp_rank dp_size tp_group dp_group device graph folder say process_stays",
     ),
+    (api.Costs, "bytes_moved bytes_communicated flops"),
     (embedding_grad.ExchangeContext, "inputs comm stopwatch"),
     (embedding_grad.Phase, "name run after on_host"),
     (tp_block.BlockContext, "inputs stopwatch"),
@@ -114,4 +115,5 @@ def test_arguments() -> None:
     assert names(api.Step.__origin__)[:4] == ["run", "bytes_communicated", "columns", "restore"]  # type: ignore[attr-defined]
     step = list(inspect.signature(api.Step.__origin__).parameters.values())  # type: ignore[attr-defined]
     assert all(parameter.default is not inspect.Parameter.empty for parameter in step[1:])
+    assert names(api.Workload)[:3] == ["problem", "summary", "tolerances"]
     assert names(api.variant) == VARIANT.split()

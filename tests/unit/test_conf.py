@@ -39,7 +39,7 @@ def test_every_loss_has_its_file_and_its_formulas() -> None:
 def test_files_set_only_fields_that_exist(file: Path) -> None:
     if file.parent.name == "launcher":
         return
-    assert set(values(file)) - {"shape_workload"} <= command_line_names()
+    assert set(values(file)) - {"shape_workload", "hub_ids"} <= command_line_names()
 
 
 def test_workloads_name_fields_that_exist() -> None:

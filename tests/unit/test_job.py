@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.planned_jobs import MODEL
 from tpbench.job import Job, field_names, key_of, parse_job, stored_job, unsupported_reason
 from tpbench.launcher.options import SweepOptions
 from tpbench.results.read import load
@@ -21,26 +19,13 @@ TINY = {"variant": "triton_tp", "tp_size": 2, "tokens": 64, "vocab": 1000}
 BIGRAM = {"tp_size": 1, "dp_size": 2, "table_rows": 1001, "width": 32, "tokens": 64}
 
 
-def test_command_line_strings_become_typed_fields() -> None:
-    job = parse_job(
-        {**TINY, "tokens": "64", "tp_size": "3", "graph": "TRUE", "memory_limit_gib": "null", "block_cap": "4096"}
-    )
-    assert (job.problem.tokens, job.tp_size, job.measure.graph, job.memory_limit_gib) == (64, 3, True, None)
-    assert job.problem.block_cap == 4096
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
         ({"variant": "triton"}, "no variant is called triton, did you mean triton_tp.*valid: .*pytorch_gather"),
         ({"loss": "revers_kl"}, "loss=revers_kl does not exist, did you mean reverse_kl.*valid: cross_entropy"),
         ({"dtype": "bf16"}, "dtype=bf16 .*valid: bfloat16, float16, float32"),
-        ({"tokens": 0}, "tokens=0 must be at least 1"),
-        ({"tokens": 2.5}, "tokens=2.5 must be a whole number"),
-        ({"tokens": True}, "tokens=true must be a whole number"),
         ({"tp_size": -1}, "tp_size=-1 must be at least 1"),
-        ({"temperature": "inf"}, "temperature=inf must be a number"),
-        ({"graph": "maybe"}, "graph=maybe must be true or false"),
         ({"vocab": 1}, "vocab=1 cannot be sharded over tp_size=2"),
         ({"temperature": 2}, "temperature=2.0 .* loss=cross_entropy has none"),
         ({"loss": "reverse_kl", "ignored": 0.5}, "ignored=0.5 needs labels"),
@@ -85,12 +70,6 @@ def test_ranks_are_counted(ranks: dict[str, object], sizes: tuple[int, int] | st
     assert "world_size" not in job.flat()
 
 
-def test_all_mistakes_are_reported_together() -> None:
-    with pytest.raises(JobError) as caught:
-        parse_job({**TINY, "tokens": 0, "dtype": "half", "precision": -1}, chosen=["steps"])
-    assert len(str(caught.value).splitlines()) == 4
-
-
 @given(
     tokens=st.integers(1, 10**6),
     vocab=st.integers(64, 10**6),
@@ -119,15 +98,6 @@ def test_the_key_is_of_the_resolved_job() -> None:
         {"variant": "pytorch_gather"},
     ):
         assert parse_job({**TINY, **change}).key != job.key
-
-
-def test_an_option_that_a_variant_does_not_have_is_ignored_or_unsupported() -> None:
-    assert parse_job({**TINY, "variant": "pytorch_gather", "block_cap": 4096}).problem.block_cap == "auto"
-    assert re.search(
-        "does not support compile=true .supported by: pytorch_tp_manual",
-        unsupported_reason(parse_job({**TINY, "compile": True})) or "",
-    )
-    assert unsupported_reason(parse_job({**TINY, "variant": "pytorch_tp_manual", "compile": True})) is None
 
 
 def test_graph_with_a_variant_that_cannot_be_captured() -> None:
@@ -160,11 +130,20 @@ def test_a_stored_job_of_another_version_has_a_key_too() -> None:
 
 @pytest.mark.parametrize("folder", ["outputs/reference", "outputs/options", "tpbench/kernels/rows"])
 def test_committed_rows_are_of_jobs_of_this_version(folder: str) -> None:
-    """But for rows of an optimizer kernel that was removed."""
+    """But for rows of options and variants that were removed."""
     rows = load(ROOT / folder, columns=["job", "key"])
     jobs = [json.loads(job) for job in rows["job"]]
     assert [key_of(job) for job in jobs] == rows["key"].tolist()
-    present = [job for job in jobs if job.get("optimizer") != "tpbench"]
+    removed = {
+        ("optimizer", "tpbench"), ("merge", "index_add"), ("pinned", False), ("transfers", "late"),
+        ("transfers", "beside"), ("variant", "torch_sparse_all_reduce"),
+    }  # fmt: skip
+    present = [
+        job
+        for job in jobs
+        if not any(job.get(name) == value for name, value in removed)
+        and (job["variant"], job.get("search")) != ("sparse_symmetric", "host")
+    ]
     assert [stored_job(job).key for job in present] == [key_of(job) for job in present]
 
 
@@ -177,29 +156,6 @@ def test_a_job_says_its_sizes_and_what_is_not_the_default() -> None:
     stack = parse_job({**BLOCK, "tp_size": 2, "layers": 3})
     assert str(stack) == "block_tp hidden=64 ffn=160 tokens=64 layers=3 tp_size=2"
     assert "layers" not in str(parse_job({**BLOCK, "tp_size": 2}))
-
-
-def test_fields_of_a_measurement_are_no_fields_of_scheduled_iterations() -> None:
-    scheduled = workloads()["train_step"]
-    assert "world_size" in field_names() & field_names(scheduled) and "problem" not in field_names()
-    assert "precision" in field_names() - field_names(scheduled)
-    assert "precision" in field_names(workloads()["entropy_loss"])
-    with pytest.raises(JobError) as caught:
-        parse_job({**MODEL, "variant": "fsdp", "model": "x", "tp_size": 1, "dp_size": 2}, chosen=["precision"])
-    assert str(caught.value) == (
-        "no field of train_step is called precision: its problem fixes the iterations, so leave out precision "
-        "(steps=2 makes it short)"
-    )
-
-
-def test_a_field_that_does_not_exist_says_where_it_does() -> None:
-    with pytest.raises(
-        JobError, match=r"no field of entropy_loss is called steps: leave it out .it is a field of .*train_step"
-    ):
-        parse_job(TINY, chosen=["steps"])
-    with pytest.raises(JobError, match="no field of entropy_loss is called tokns, did you mean tokens"):
-        parse_job(TINY, chosen=["tokns"])
-    assert parse_job(TINY, chosen=["order"], also_valid=["order"]) == parse_job(TINY)
 
 
 BLOCK = {"variant": "block_tp", "tokens": 64, "hidden": 64, "ffn": 160, "heads": 8, "kv_heads": 4, "head_dim": 8}

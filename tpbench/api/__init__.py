@@ -1,6 +1,17 @@
-"""The interface for variants from outside this package: functions in your own file or package.
+"""The interface for code from outside this package: operations and variants in your own file or package.
 
-A variant of the entropy loss is a function that prepares an iteration on this rank's shard and returns it as a `Step`:
+An operation is a `Workload` with a problem, inputs, a reference, costs and variants:
+
+    from tpbench.api import Costs, Rank, Workload, setting
+
+    dispatch = Workload(Dispatch, "all-to-all of tokens between experts")
+
+    @dispatch.variant("torch's all-to-all")
+    def nccl(problem: Dispatch, inputs: dict[str, Tensor], rank: Rank) -> Callable[[], dict[str, Tensor]]: ...
+
+`python -m tpbench new my_operation.py --workload new` writes a whole one, and `python -m tpbench docs own_operation`
+explains it. A variant of the entropy loss is a function that prepares an iteration on this rank's shard and returns it
+as a `Step`:
 
     from tpbench.api import EntropyLoss, Output, Shard, Step, variant
 
@@ -25,3 +36,10 @@ from tpbench.api.entropy_loss import Output as Output
 from tpbench.api.entropy_loss import Shard as Shard
 from tpbench.api.entropy_loss import Step as Step
 from tpbench.api.entropy_loss import variant as variant
+from tpbench.measure.session import Context as _Context
+from tpbench.measure.session import Costs as Costs
+from tpbench.settings import setting as setting
+from tpbench.workloads import Workload as Workload
+
+Rank = _Context
+"""A rank's place, its device and the seed of its inputs."""

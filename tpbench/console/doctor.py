@@ -17,6 +17,7 @@ from typing import Any, Literal
 from tpbench import packages
 from tpbench.launcher.devices import available_cores
 from tpbench.measure import machine
+from tpbench.settings import JobError, user_path
 from tpbench.worker.start import STORE_FILE
 
 MIN_DISK_GIB = 1.0
@@ -113,10 +114,13 @@ def main(arguments: Sequence[str]) -> int:
     output_dir = "outputs"
     for argument in arguments:
         name, _, value = argument.partition("=")
-        if name != "output_dir" or not value:
-            print(f"tpbench: doctor has one argument, output_dir=DIR, and not {argument}", file=sys.stderr)
+        try:
+            if name != "output_dir":
+                raise JobError(f"doctor has one argument, output_dir=DIR, and not {argument}")
+            output_dir = str(user_path(value, name))
+        except JobError as error:
+            print(f"tpbench: {error}", file=sys.stderr)
             return 2
-        output_dir = value
     failed: dict[str, None] = {}
     for finding in examine(output_dir):
         failed |= {finding.subject: None} if finding.state == "fail" else {}

@@ -75,14 +75,14 @@ def _with_folders(arguments: Sequence[str]) -> Sequence[str]:
     """Return the topics. Add the folders of --config-dir, -cn and hydra.searchpath, which sweeps have too."""
     if not any(argument.startswith(("-", "hydra.")) for argument in arguments):
         return arguments
-    from tpbench.launcher.command_line.checks import config_folders, parse_options, parse_overrides
+    from tpbench.launcher.command_line.checks import parse_options
+    from tpbench.launcher.command_line.rewrites import config_folders
 
     parsed, unknown_options = parse_options(arguments)
     if unknown_options:
         raise JobError(f"list has no option {unknown_options[0]}, but --config-dir, -cn and hydra.searchpath=[DIR]")
-    search = [argument for argument in parsed.overrides if argument.startswith("hydra.")]
-    choices.folders[:] = config_folders(CONF, parsed, parse_overrides(search))
-    return [argument for argument in parsed.overrides if argument not in search]
+    choices.folders[:] = config_folders(arguments)
+    return [argument for argument in parsed.overrides if not argument.startswith("hydra.")]
 
 
 def overview(machine_text: str, gpus: int) -> str:
@@ -187,6 +187,10 @@ def _field_lines(settings: type[Any], chosen: Collection[str], values: Mapping[s
     ]
 
 
+OWN_SIZE = "tp_size=2 measure=quick"
+"""End of a command line with a variant of a workload from outside, which has no shapes."""
+
+
 def description(group: str, name: str, gpus: int) -> str:
     """Return the description of `group=name`. Raises JobError if there is none."""
     from tpbench.launcher.command_line import rewrites  # late, like the next one: they import Hydra
@@ -212,8 +216,8 @@ def description(group: str, name: str, gpus: int) -> str:
 def _of_variant(
     name: str, workload: Workload, variant: Variant, gpus: int, outside: OutsideVariant | None = None
 ) -> list[str]:
-    values = _composed(variant.name, outside)
-    supported = supported_shapes(values, outside)
+    values = {} if workload.definition else _composed(variant.name, outside)
+    supported = [] if workload.definition else supported_shapes(values, outside)
     lines = [
         f"  {variant.summary}",
         f"  a variant of {workload.name}: {workload.summary}",
@@ -224,6 +228,10 @@ def _of_variant(
     lines += [f"  not on GPUs: {variant.cpu_only_reason}"] if variant.cpu_only_reason else []
     if isinstance(variant.no_graph_reason, str) and variant.no_graph_reason:
         lines.append(f"  no graph=true: {variant.no_graph_reason}")
+    if workload.definition:
+        chosen = [field.name for field in dataclasses.fields(workload.problem)]
+        fields = ["Its fields, beside those of every job:", *_field_lines(workload.problem, chosen, {})]
+        return [*lines, "", *fields, "", f"python -m tpbench variant={name} {OWN_SIZE}"]
     lines += [f"  shapes: {' '.join(supported) or 'none'}", ""]
     if options := _field_lines(workload.problem, variant.options, values):
         lines += ["Its options, beside the fields of every job and of its workload:", *options]

@@ -11,7 +11,7 @@ import os
 import sys
 from typing import Any
 
-from tpbench.launcher.host import NO_MULTICAST
+from tpbench.launcher.torchrun import NO_MULTICAST
 
 
 def facts_of_torch() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""One attempt at a cell: its folder, its task, how it ended and why, and the row that is made of its end.
+"""One attempt at a cell: its folder, its task, how it ended, and the row that is made of its end.
 
 Only the launching side writes rows: the launcher, `resume=true`, `tpbench collect`, and the Slurm task on its node."""
 
@@ -6,9 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
-import signal
-import sysconfig
 import uuid
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -18,127 +15,15 @@ from typing import Any
 
 from tpbench.files import NO_SPACE
 from tpbench.job import Job
+from tpbench.launcher.failure import AGENT_LOG, describe
 from tpbench.launcher.planning.plan import Cell
 from tpbench.packages import versions
 from tpbench.results.read import load_row
 from tpbench.results.schema import RowError, all_columns, common_columns
 from tpbench.results.write import RowExists, row_exists, row_path, write_row
 from tpbench.settings import JobError
-from tpbench.worker.result import PEER_LOST, RESERVED_FILE, RESULT_FILE, Result, load_failures
+from tpbench.worker.result import RESULT_FILE, UNFINISHED_FILES, Result
 from tpbench.worker.task import TASK_FILE, Task
-
-AGENT_LOG = "torchrun.log"
-"""Output of torchrun's agent, in the folder of a cell."""
-
-TAIL_LINES = 12
-TAIL_BYTES = 16_384
-
-_STACK = "Stack (most recent call first)"
-_FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
-"""What faulthandler writes of a thread, and of each of its frames, the innermost first."""
-_STDLIB = sysconfig.get_path("stdlib")
-
-_NATIVE_OOM = re.compile(r"std::bad_alloc|[Cc]annot allocate memory|out of memory")
-"""Messages of C++ code that runs out of memory: a thread of gloo or NCCL ends the process before Python can."""
-
-
-def _describe(agent_code: int | None, timeout_s: float, agent_log: Path, log_dir: Path) -> tuple[str, str]:
-    """Return status and reason of a job without a result.
-
-    `agent_code` is torchrun's exit code, None if the job ran too long.
-    """
-    if agent_code is None:
-        lines = "\n".join(f"rank {rank}: {_last_words(_stderr(log_dir, rank))}" for rank in ranks(log_dir))
-        return "timeout", _join(f"still running after {timeout_s:g} s", lines)
-    failures = load_failures(_folder(agent_log))
-    failed = {failure.local_rank for failure in failures}
-    quiet = [rank for rank in ranks(log_dir) if rank not in failed]
-    if quiet and (agent_code == 0 or (failures and is_consequence(agent_log))):
-        lines = tail(_stderr(log_dir, quiet[0]), lines=3)
-        return "error", _join(f"rank {quiet[0]} ended with exit code 0 before its result, as os._exit(0) does", lines)
-    if not failures:
-        return "error", _join(f"torchrun ended with {_code(agent_code)}", tail(agent_log))
-    # torchrun ends the other ranks with SIGTERM, and they may fail before it notices which rank was the first.
-    first = min(failures, key=lambda failure: failure.exit_code in (-signal.SIGTERM, PEER_LOST))
-    lines = tail(_stderr(log_dir, first.local_rank))
-    out_of_memory = first.exit_code < 0 and _NATIVE_OOM.search(lines)
-    return "oom" if out_of_memory else "error", _join(f"rank {first.rank} ended with {_code(first.exit_code)}", lines)
-
-
-def is_consequence(agent_log: Path) -> bool:
-    """Return True if all failed ranks of this node only lost their peers: then another node knows the reason."""
-    codes = [failure.exit_code for failure in load_failures(_folder(agent_log))]
-    return bool(codes) and all(code in (-signal.SIGTERM, PEER_LOST) for code in codes)
-
-
-def log_of(folder: Path, reason: str) -> Path:
-    """Return the log that explains the failure of a cell: that of the rank that the reason names, else torchrun's.
-
-    The result is the cell's folder if there is neither.
-    """
-    rank = re.match(r"rank (\d+)", reason)
-    logs = [*([_stderr(folder, int(rank[1]))] if rank else []), folder / AGENT_LOG]
-    return next((log for log in logs if log.exists()), folder)
-
-
-def last_lines(folder: Path) -> str:
-    """Return the last line of each rank that left logs anywhere in the folder."""
-    logs = sorted(folder.rglob("attempt_0/*/stderr.log"))
-    return "\n".join(f"rank {log.parent.name} ({log.parents[2].name}): {tail(log, lines=1)}" for log in logs)
-
-
-def ranks(log_dir: Path) -> list[int]:
-    """Return the local ranks that left a log."""
-    return sorted(int(log.parent.name) for log in log_dir.glob("*/attempt_0/*/stderr.log"))
-
-
-def tail(file: Path, lines: int = TAIL_LINES) -> str:
-    """Return the last lines of a log, or an empty string if there is none."""
-    return "\n".join(_text(file).strip().splitlines()[-lines:])
-
-
-def _folder(agent_log: Path) -> Path:
-    """Return the log folder of a torchrun. The log of a reused torchrun is a link in the folder of each of its jobs."""
-    return agent_log.resolve().parent
-
-
-def _stderr(log_dir: Path, rank: int) -> Path:
-    return next(iter(log_dir.glob(f"*/attempt_0/{rank}/stderr.log")), log_dir / "none")
-
-
-def _last_words(log: Path) -> str:
-    """Return the last lines of a rank, and the line of code at which it is if it wrote its stack."""
-    words, _, stack = _text(log).partition(_STACK)
-    places = [(Path(file), line, name) for file, line, name in _FRAME.findall(stack)]
-    of_user = [place for place in places if not {"site-packages", "dist-packages", "tpbench"} & set(place[0].parts)]
-    of_user = [place for place in of_user if not str(place[0]).startswith(_STDLIB)]
-    at = [f"now in {file.name}:{line} ({name})" for file, line, name in (of_user or places)[:1]]
-    return "\n".join([*words.strip().splitlines()[-3:], *at])
-
-
-def _code(code: int) -> str:
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return f"signal {-code} ({signal.Signals(-code).name})"
-    except ValueError:
-        return f"signal {-code}"
-
-
-def _join(sentence: str, lines: str) -> str:
-    return f"{sentence}; the last lines:\n{lines}" if lines else sentence
-
-
-def _text(file: Path) -> str:
-    """Return the end of a log, which may hold any bytes."""
-    try:
-        with file.open("rb") as stream:
-            stream.seek(0, 2)
-            stream.seek(max(0, stream.tell() - TAIL_BYTES))
-            return stream.read().decode(errors="replace")
-    except OSError:
-        return ""
-
 
 ABANDONED_FILE = "abandoned"
 """Marker file: this attempt was abandoned. It was cut off, or another attempt follows it; it must not have a row."""
@@ -223,11 +108,6 @@ class Attempt:
         return self.row["reason"] if self.row else self.note
 
     @property
-    def throttled(self) -> bool:
-        """True if a GPU lowered its clocks while the cell was measured."""
-        return self.row is not None and self.row.get("throttle_reasons") not in (None, "none")
-
-    @property
     def crowded(self) -> bool:
         """True if the result is that memory ran out beside interleaved cells: this says nothing about the cell."""
         if (self.task.columns.get("interleaved_cells") or 1) == 1:
@@ -281,7 +161,7 @@ class Attempt:
 
         `agent_code`: torchrun's exit code. None: torchrun exceeds the job's timeout.
         """
-        return _describe(agent_code, self.cell.job.timeout_s, self.agent_log, self.folder)
+        return describe(agent_code, self.cell.job.timeout_s, self.agent_log, self.folder)
 
     def close(self, status: str = "error", reason: str | None = None) -> Attempt:
         """Store the row: of the result that a rank saved or, if there is none, with this status and reason."""
@@ -326,6 +206,7 @@ def new_task(job: Job, folder: Path, **columns: Any) -> Task:
         "interpreted": job.interpreted,
         "kernels_version": job.kernels_version,
         "variant_version": job.outside.version if job.outside else None,
+        "workload_definition": json.dumps(job.workload.definition) if job.workload.definition else None,
         "package_versions": versions(job.implementation.requires),
         "job": json.dumps(flat, sort_keys=True),
         **job.workload.planned_columns(job),
@@ -389,16 +270,18 @@ def abandon(folder: Path) -> None:
 def store_left_results(output_dirs: Set[str], keys: Set[str]) -> None:
     """Store the results that earlier sweeps left in these output folders, of jobs with these keys, and release space.
 
-    A launcher leaves one if it was killed, or if the disk was full. The caller holds the locks of these cells and has
-    ended the processes that might still save one. Raises JobError if a row cannot be stored.
+    A launcher leaves one if it was killed, or if the disk was full. The caller holds the locks of these cells. Ranks of
+    a killed launcher may live for a moment; they have no space for a result any more. Raises JobError if a row cannot
+    be stored.
     """
     for output_dir in output_dirs:
+        for attempt in _attempts_with(UNFINISHED_FILES, output_dir):
+            if attempt.cell.job.key in keys:
+                abandon(attempt.folder)
+                Result.release(attempt.folder)
         for attempt in _attempts_with(RESULT_FILE, output_dir):
             if attempt.cell.job.key in keys and not attempt.abandoned:
                 Result.remove(attempt.folder) if attempt.crowded else attempt.close()
-        for attempt in _attempts_with(RESERVED_FILE, output_dir):
-            if attempt.cell.job.key in keys:
-                Result.release(attempt.folder)
 
 
 def _attempts_with(file_name: str, output_dir: str) -> Iterator[Attempt]:

@@ -15,7 +15,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from tpbench.launcher.attempt import Attempt, log_of
+from tpbench.launcher.attempt import Attempt
+from tpbench.launcher.failure import log_of
 from tpbench.launcher.planning.plan import Cell
 from tpbench.suggestions import printable
 
@@ -87,10 +88,9 @@ class Display:
             self.note(f"{'runs' if runs else 'done'} {cell}: {reason}")
 
     def retry(self, attempt: Attempt) -> None:
-        """Print that an attempt at a cell failed, or was throttled, and that another one follows."""
+        """Print that an attempt at a cell failed, and that another one follows."""
         del self.running[attempt.cell.index]
-        throttled = ", throttled" if attempt.throttled else ""
-        self.note(f"retry {attempt.cell}: {_result(attempt)}{throttled}")
+        self.note(f"retry {attempt.cell}: {_result(attempt)}")
 
     def tick(self) -> None:
         """Redraw the table, if there is a terminal."""

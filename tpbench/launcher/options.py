@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from tpbench.job import Job, field_names
-from tpbench.measure.session import MeasureSettings
+from tpbench.job import field_names
 from tpbench.settings import setting
-from tpbench.workloads import Workload, workloads
+from tpbench.workloads import Workload
 
 
 @dataclass(frozen=True)
@@ -17,10 +16,6 @@ class SweepOptions:
 
     resume: bool = setting(False, help="run only cells without a finished row of the same software and hardware")
     retries: int = setting(0, help="times that a cell runs again after an error or a timeout", low=0, high=100)
-    throttle: Literal["mark", "retry"] = setting(
-        "mark",
-        help="retry: measure a cell again, up to 2 times, if a GPU lowered its clocks; mark: only reports mark it",
-    )
     reuse: bool = setting(
         False, help="run all jobs of one world size and environment in one torchrun, which stays alive"
     )
@@ -34,7 +29,7 @@ class SweepOptions:
     max_ranks_per_core: int = setting(
         8, help="most ranks of a job for each CPU core; a job on the CPU with more is skipped", low=1
     )
-    dry_run: bool = setting(False, help="show the plan: cells, GPUs, expected minutes and OOMs; run nothing")
+    dry_run: bool = setting(False, help="show the plan: cells, GPUs, nodes, expected minutes and OOMs; run nothing")
     skip_predicted_oom: bool = setting(False, help="skip cells that are predicted to run out of memory")
     wait: bool = setting(
         True, help="false: submit the jobs to Slurm and exit; `tpbench collect` or resume=true collects the rows"
@@ -67,10 +62,3 @@ SWEEP_OPTION_NAMES = frozenset(each.name for each in fields(SweepOptions))
 def command_line_names(workload: Workload | None = None) -> set[str]:
     """Return the flat names that a command line may set, for jobs of one workload or of any."""
     return field_names(workload) | SWEEP_OPTION_NAMES
-
-
-def example_values() -> dict[str, str]:
-    """Return a value for each name of the command line, for messages: `true` for a switch, else `VALUE`."""
-    settings = (Job, MeasureSettings, SweepOptions, *(each.problem for each in workloads().values()))
-    switches = {each.name for cls in settings for each in fields(cls) if each.type == "bool"}
-    return {name: "true" if name in switches else "VALUE" for name in command_line_names() | set(GROUPS)}

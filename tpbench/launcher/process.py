@@ -9,43 +9,18 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
 
 from tpbench.worker.start import MARKER, STACK_SIGNAL, STORE_FILE, die_with_parent
 
-LAUNCHER = "TPBENCH_LAUNCHER"
-"""Environment variable of every process of a job: the launcher that started it, to tell whether that is dead."""
-
-OUTPUT_DIR = "TPBENCH_OUTPUT_DIR"
-"""Environment variable of every process of a job: its output folder. A sweep ends orphans of its own folder only."""
-
 KILL_S = 30.0
 """Longest wait for processes that were killed. One that waits for a broken disk may not end at all."""
 
 STACK_S = 0.5
 """Time in which ranks write their stacks."""
-
-
-def _identity(pid: int) -> str | None:
-    """Return a name that no later process can have, or None if there is no such process.
-
-    The name contains the process's start in clock ticks since boot, because a wall clock can be set back.
-    """
-    try:
-        return f"{pid}:{Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[19]}"
-    except OSError:
-        return str(pid) if psutil.pid_exists(pid) else None
-
-
-def _namespace() -> str:
-    """Return the PID namespace of this process: outside of its container, the same numbers mean other processes."""
-    try:
-        return str(Path("/proc/self/ns/pid").readlink())
-    except OSError:
-        return ""
 
 
 class ProcessTree:
@@ -71,6 +46,7 @@ class ProcessTree:
         launcher = os.getpid()
 
         def bind() -> None:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler of this process would only note it
             die_with_parent(signal.SIGTERM)
             if os.getppid() != launcher:  # the launcher died before the kernel could know
                 os._exit(1)
@@ -80,11 +56,7 @@ class ProcessTree:
         with log.open("wb") as output:
             self.agent = subprocess.Popen(
                 command,
-                env={
-                    **env,
-                    LAUNCHER: f"{_identity(launcher)}@{_namespace()}",
-                    STORE_FILE: str(self.store / "store"),
-                },
+                env={**env, STORE_FILE: str(self.store / "store")},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -95,11 +67,11 @@ class ProcessTree:
 
     def write_stacks(self) -> None:
         """Let each rank write its stack to its log. A rank that has no handler of the signal yet writes none."""
-        for process, environ in _marked():
+        for process in self._processes():
             with contextlib.suppress(OSError, psutil.Error):
                 status = Path(f"/proc/{process.pid}/status").read_text()
                 caught = int(status.partition("SigCgt:")[2].split()[0], 16) >> (STACK_SIGNAL - 1) & 1
-                if environ[MARKER] == self.marker and caught and "tpbench.worker.rank" in process.cmdline():
+                if caught and "tpbench.worker.rank" in process.cmdline():
                     process.send_signal(STACK_SIGNAL)
         time.sleep(STACK_S)
 
@@ -109,43 +81,21 @@ class ProcessTree:
             self.agent.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.agent.wait(grace_s)
-        _kill(lambda: [process for process, environ in _marked() if environ[MARKER] == self.marker])
+        deadline = time.monotonic() + KILL_S
+        while (processes := self._processes()) and time.monotonic() < deadline:
+            for process in processes:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs(processes, timeout=1.0)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.agent.wait(KILL_S)
         shutil.rmtree(self.store, ignore_errors=True)
 
-
-def _kill(find: Callable[[], list[psutil.Process]]) -> None:
-    """Kill the processes that `find` returns until there are none."""
-    deadline = time.monotonic() + KILL_S
-    while (processes := find()) and time.monotonic() < deadline:
-        for process in processes:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        psutil.wait_procs(processes, timeout=1.0)
-
-
-def end_orphans(output_dirs: Iterable[str]) -> None:
-    """End the processes of jobs with these output folders whose launcher is dead.
-
-    They would end by themselves, but might save a result before. A launcher in another container counts as alive: this
-    process cannot see it.
-    """
-    here = {os.path.realpath(each) for each in output_dirs}
-    _kill(lambda: [process for process, environ in _marked() if _is_orphan(environ, here)])
-
-
-def _is_orphan(environ: Mapping[str, str], output_dirs: Set[str]) -> bool:
-    launcher, _, namespace = environ.get(LAUNCHER, "").partition("@")
-    if namespace != _namespace() or environ.get(OUTPUT_DIR) not in output_dirs:
-        return False
-    return _identity(int(launcher.partition(":")[0])) != launcher
-
-
-def _marked() -> Iterator[tuple[psutil.Process, dict[str, str]]]:
-    """Yield every living process of any job, with its environment."""
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            environ = process.environ()
-            if MARKER in environ and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
-                yield process, environ
+    def _processes(self) -> list[psutil.Process]:
+        """Return the living processes of the job."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                if process.environ().get(MARKER) == self.marker and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found

@@ -7,16 +7,16 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
-from hydra.errors import CompactHydraException, HydraException
+from hydra.errors import CompactHydraException
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
@@ -35,10 +35,20 @@ from tpbench.launcher.hydra_internals import SweepComposer, plain_values
 from tpbench.launcher.interrupts import Terminated
 from tpbench.launcher.options import SweepOptions
 from tpbench.launcher.planning import resume
-from tpbench.launcher.planning.plan import Cell, PlanningTarget, Request, ignored_notes, plan, sweep_options
-from tpbench.launcher.planning.resume import ResumeDecision, decide
+from tpbench.launcher.planning.plan import (
+    Cell,
+    Request,
+    ignored_notes,
+    plan,
+    sweep_options,
+    takes_long_without_gpu,
+    tiny_shapes,
+)
 from tpbench.results.compact import Busy, compact
 from tpbench.settings import JobError
+
+if TYPE_CHECKING:
+    from tpbench.launcher.slurm.runner import Slurm
 
 MERGE_AFTER_ROWS = 500
 """Rows that a sweep writes before it merges their files."""
@@ -46,33 +56,8 @@ MERGE_AFTER_ROWS = 500
 RETRIED = ("error", "timeout")
 """Statuses that another attempt may change."""
 
-THROTTLE_RETRIES = 2
-"""With throttle=retry, a cell is measured again so many times while a GPU lowers its clocks."""
 
-
-class Runner(Protocol):
-    """Runs cells: on this host, or as jobs of a cluster."""
-
-    @property
-    def target(self) -> PlanningTarget:
-        """The machine that the cells are planned for."""
-
-    @property
-    def facts(self) -> Mapping[str, Any]:
-        """Columns of every row that are known before its job runs."""
-
-    def recover(self, cells: Sequence[Cell]) -> dict[int, str]:
-        """Store what earlier sweeps left of these cells, and end jobs that no sweep waits for.
-
-        Afterwards only this sweep makes rows of these cells. Returns, by the cell's index, the description of a job
-        that still runs: the sweep waits for it and does not start the cell again.
-        """
-
-    def run(self, attempts: Sequence[Attempt], display: Display) -> Iterator[Attempt]:
-        """Begin the attempts in any order, and yield each one as soon as it has its row."""
-
-
-def run_sweep(cells: Sequence[Cell], folder: Path, options: SweepOptions, runner: Runner) -> list[Attempt]:
+def run_sweep(cells: Sequence[Cell], folder: Path, options: SweepOptions, runner: Host | Slurm) -> list[Attempt]:
     """Run the cells; logs go to `folder`. Return the last attempt at each. Raises JobError before anything runs if no
     row could be stored.
 
@@ -115,7 +100,7 @@ class _Sweep:
         cells: Sequence[Cell],
         folder: Path,
         options: SweepOptions,
-        runner: Runner,
+        runner: Host | Slurm,
         locks: CellLocks,
         display: Display,
     ) -> None:
@@ -169,7 +154,7 @@ class _Sweep:
         return Attempt.plan(cell, self.folder, self.runner.facts, number, replaced)
 
     def _run(self, cells: Sequence[Cell]) -> None:
-        """Run the cells, and run those again that fail or whose GPU is throttled, as often as the options allow."""
+        """Run the cells, and run those again that fail, as often as the options allow."""
         waiting = []
         for cell in cells:
             interrupts.check()
@@ -178,22 +163,16 @@ class _Sweep:
                 self._finish(attempt.close("skipped", cell.skip_reason))
             else:
                 waiting.append(attempt)
-        for number in range(1, max(self.options.retries, THROTTLE_RETRIES) + 2):
+        for number in range(1, self.options.retries + 2):
             again = []
             for attempt in self.runner.run(waiting, self.display):
                 self._count_row(attempt)
-                if self._runs_again(attempt, number):
+                if attempt.status in RETRIED and number <= self.options.retries:
                     again.append(self._plan(attempt.cell, failed=attempt))
                     self.display.retry(attempt)
                 else:
                     self._finish(attempt)
             waiting = sorted(again, key=lambda attempt: attempt.cell.index)
-
-    def _runs_again(self, attempt: Attempt, number: int) -> bool:
-        """Return whether a cell runs again after this attempt with that number."""
-        if attempt.status in RETRIED:
-            return number <= self.options.retries
-        return attempt.throttled and self.options.throttle == "retry" and number <= THROTTLE_RETRIES
 
     def _count_row(self, attempt: Attempt) -> None:
         """Merge the files of single rows from time to time: a folder of many files is slow to read."""
@@ -234,14 +213,6 @@ HYDRA_MODULE = "hydra_plugins.tpbench"
 """Module name of the plugins for Hydra, which accepts only plugins in the package `hydra_plugins`."""
 
 
-class DryRun(HydraException):
-    """End of a dry run. It carries the planned cells and, with resume=true, the decision on each by its index."""
-
-    def __init__(self, cells: Sequence[Cell], decisions: Mapping[int, ResumeDecision]) -> None:
-        super().__init__("dry run")
-        self.cells, self.decisions = cells, decisions
-
-
 class TorchrunLauncher(Launcher):
     """`hydra/launcher=torchrun`: plan the whole sweep, then run one torchrun per job on this host."""
 
@@ -256,7 +227,7 @@ class TorchrunLauncher(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Compose every job before the first one runs, so that a mistake in the last one is reported at once."""
-        check_roots(self.config, self.config.hydra.runtime.choices)
+        _check(self.config, self.config.hydra)
         folders = _folders(self.config.hydra)
         requests = []
         for index, overrides in enumerate(job_overrides, start=initial_job_idx):
@@ -288,10 +259,17 @@ def register() -> None:
 def run_single(config: DictConfig) -> None:
     """Run one job, for a command line without `-m`. Raises CompactHydraException if the job failed."""
     hydra_config = HydraConfig.get()
-    check_roots(config, hydra_config.runtime.choices)
+    _check(config, hydra_config)
     lines: Any = OmegaConf.to_container(hydra_config.overrides.task)  # ${...} in a line stays as it is
     request = Request(0, plain_values(config), chosen_fields(lines), _folders(hydra_config))
     _run([request], Path(hydra_config.runtime.output_dir), hydra_config.launcher)
+
+
+def _check(config: DictConfig, hydra_config: Any) -> None:
+    """Raise JobError for a configuration that Hydra accepts, and that would not do what its author means."""
+    check_roots(config, hydra_config.runtime.choices)
+    if hydra_config.job.chdir:
+        raise JobError("hydra.job.chdir=true: every path counts from the folder in which tpbench starts")
 
 
 def _folders(hydra_config: Any) -> list[Path]:
@@ -306,13 +284,23 @@ def _run(requests: Sequence[Request], folder: Path, launcher: DictConfig) -> Non
         runner = _runner(launcher, options)
         cells = plan(requests, runner.target, command_line_variants())
         if options.skip_predicted_oom:
-            from tpbench.launcher.planning.forecast import Forecast, skip_predicted_oom  # late: it imports scipy
+            from tpbench.launcher.planning import forecast  # late: it imports scipy
 
-            cells = skip_predicted_oom(cells, Forecast.of(cells))
+            cells = forecast.skip_predicted_oom(cells, forecast.Forecast.of(cells))
         if options.dry_run:
-            raise DryRun(cells, decide(cells, runner.facts) if options.resume else {})
+            from tpbench.launcher.planning.forecast import dry_run_text
+
+            decisions = resume.decide(cells, runner.facts) if options.resume else {}
+            kept = {index for index, decision in decisions.items() if decision.row is not None}
+            scripts = runner.scripts([cell for cell in cells if cell.runs and cell.index not in kept], folder)
+            print(dry_run_text(cells, decisions, runner.target, scripts), end="")
+            return
         if not packages.installed("torch"):  # the ranks import it, and this process does not
             raise ModuleNotFoundError(name="torch")
+        if not options.resume and any(takes_long_without_gpu(cell, runner.target) for cell in cells):
+            from tpbench.launcher.planning.forecast import no_gpu_note  # late: it imports scipy
+
+            print(no_gpu_note(cells, tiny_shapes(requests)), flush=True)
         attempts = run_sweep(cells, folder.absolute(), options, runner)
     except JobError as error:
         raise CompactHydraException(str(error)) from None
@@ -322,7 +310,7 @@ def _run(requests: Sequence[Request], folder: Path, launcher: DictConfig) -> Non
         raise CompactHydraException(f"{failed.total()} of {len(attempts)} cells failed ({counts})")
 
 
-def _runner(launcher: DictConfig, options: SweepOptions) -> Runner:
+def _runner(launcher: DictConfig, options: SweepOptions) -> Host | Slurm:
     if launcher._target_.rpartition(".")[2] != TorchrunSlurmLauncher.__name__:
         return Host(options)
     if not packages.installed("submitit"):

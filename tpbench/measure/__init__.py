@@ -2,13 +2,13 @@
 
 The modules, in the order of a first reading:
 
-- Order of a measurement: `run` measures a `session`, until its settings are met or for a fixed number of iterations.
-  `rounds` let other cells run in between.
+- Order of a measurement: `run` measures a `session`, until the `stop_rules` are met or for a fixed number of
+  iterations.
 - Times: `clock` has wall and device time and times parts of an iteration, and `statistics` decides when the median is
   precise. `ranks` gathers the numbers of all ranks.
 - Trust: `audit` has three guards against stale results.
 - Memory and floors: `rank_memory`, and the `rates` of copies and of products.
-- GPU: `cuda_graph` captures a step. `gpu` reads clocks, throttling and the energy counter. `bottleneck` reads a trace
-  of `gpu_profiler`.
+- GPU: `cuda_graph` captures a step. `gpu` reads clocks, throttling and the energy counter. `gpu_trace` says from a
+  profile what bounds an iteration.
 - Results: `measured_columns` of a row. `machine` describes the machine, and `kernels_version` the code of the kernels.
 """

@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import secrets
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
@@ -22,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpbench.measure.session import Context, MeasureSettings, Session, Verdict
+from tpbench.measure.session import Context, MeasureSettings, Session
 
 SLEEP_CYCLES = 40_000_000
 """About 20 ms: the device sleeps while the host queues the change of the inputs and the iteration."""
@@ -61,17 +60,20 @@ class Inputs:
             tensor.data.mul_(signs.to(tensor.dtype).view(-1, *[1] * (tensor.dim() - 1)))
 
 
-class GeneratedInputs(Inputs, ABC):
+class GeneratedInputs(Inputs):
     """Inputs that are computed from a seed. A change takes those of another seed."""
 
-    def __init__(self, tensors: Sequence[Tensor], seed: int) -> None:
-        """`seed`: that of the tensors."""
+    def __init__(
+        self,
+        tensors: Sequence[Tensor],
+        seed: int,
+        generate: Callable[[int], Sequence[Tensor]],
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`seed`: that of the tensors. `generate`: returns new tensors of a seed, which the session's oracle then uses,
+        too. `changed`: called after each change."""
         super().__init__(tensors)
-        self.first = seed
-
-    @abstractmethod
-    def generate(self, seed: int) -> list[Tensor]:
-        """Return new tensors of a seed. From now on the session's oracle uses that seed, too."""
+        self.first, self.generate, self.changed = seed, generate, changed
 
     def draw(self) -> dict[int, Tensor]:
         """Return the tensors of the next seed."""
@@ -82,6 +84,7 @@ class GeneratedInputs(Inputs, ABC):
         """Copy the drawn tensors on the current stream. None: draw new ones."""
         for index, values in (self.draw() if drawn is None else drawn).items():
             self.tensors[index].data.copy_(values)
+        self.changed()
 
 
 def tensors_of(shard: Any) -> list[Tensor]:
@@ -181,8 +184,3 @@ def changed_inputs_reason(session: AuditedSession, step: Callable[[], None], con
     step()
     wrong = session.check().wrong
     return f"with changed inputs, after a correct result with the first ones: {wrong}" if wrong else None
-
-
-def refused(verdict: Verdict, reason: str | None) -> Verdict:
-    """Return the verdict, with that reason if there is one."""
-    return Verdict(verdict.columns, reason) if reason else verdict

@@ -5,18 +5,18 @@ Without NVML nothing is known.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from tpbench.measure.machine import load_nvml
-from tpbench.measure.ranks import gather_number
+from tpbench.measure.ranks import gather_number, gather_numbers
 from tpbench.measure.session import Context
 
 THROTTLE_REASONS = {
@@ -53,39 +53,38 @@ class NvmlGpu:
     nvml: Any
     handle: Any
 
+    def ask(self, function: str, *arguments: Any) -> Any:
+        """Return what a function of NVML answers about this GPU, or None if NVML does not know it."""
+        try:
+            return getattr(self.nvml, function)(self.handle, *arguments)
+        except self.nvml.NVMLError:
+            return None
+
     def clocks_mhz(self) -> dict[str, Any]:
         """Return the columns of the present clocks. Empty if NVML does not know them."""
-        nvml = self.nvml
-        try:
-            return {
-                "sm_clock_mhz": nvml.nvmlDeviceGetClockInfo(self.handle, nvml.NVML_CLOCK_SM),
-                "memory_clock_mhz": nvml.nvmlDeviceGetClockInfo(self.handle, nvml.NVML_CLOCK_MEM),
-            }
-        except nvml.NVMLError:
-            return {}
+        kinds = {"sm_clock_mhz": self.nvml.NVML_CLOCK_SM, "memory_clock_mhz": self.nvml.NVML_CLOCK_MEM}
+        clocks = {name: self.ask("nvmlDeviceGetClockInfo", kind) for name, kind in kinds.items()}
+        return {} if None in clocks.values() else clocks
 
     def energy_j(self) -> float | None:
         """Return the energy in J that the GPU has used since its driver was loaded, or None if it does not count."""
-        try:
-            return float(self.nvml.nvmlDeviceGetTotalEnergyConsumption(self.handle)) / 1e3
-        except self.nvml.NVMLError:
-            return None
+        used_mj = self.ask("nvmlDeviceGetTotalEnergyConsumption")
+        return None if used_mj is None else float(used_mj) / 1e3
 
     def violations_ns(self) -> dict[str, int]:
         """Return for each reason the time in ns during which it has lowered the clocks, where NVML counts it."""
         counted = {}
         for reason, (policies, _) in THROTTLE_REASONS.items():
             for policy in policies:
-                with contextlib.suppress(self.nvml.NVMLError):
-                    number = getattr(self.nvml, f"NVML_PERF_POLICY_{policy}")
-                    counted[reason] = int(self.nvml.nvmlDeviceGetViolationStatus(self.handle, number).violationTime)
+                number = getattr(self.nvml, f"NVML_PERF_POLICY_{policy}")
+                if (status := self.ask("nvmlDeviceGetViolationStatus", number)) is not None:
+                    counted[reason] = int(status.violationTime)
         return counted
 
     def throttled_now(self) -> set[str] | None:
         """Return the reasons that lower the clocks now, or None if NVML does not know."""
-        try:
-            state = self.nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self.handle)
-        except self.nvml.NVMLError:
+        state = self.ask("nvmlDeviceGetCurrentClocksThrottleReasons")
+        if state is None:
             return None
         bits = {
             reason: [getattr(self.nvml, f"nvmlClocksThrottleReason{name}") for name in names]
@@ -141,50 +140,41 @@ class ClockWatch:
         counted = {reason for reason, ns in self._violated_ns.items() if ns > least_ns}
         return None if self._present is None and not self._violated_ns else counted | (self._present or set())
 
+    def columns(self, context: Context) -> dict[str, Any]:
+        """Return the clocks of this rank after the timed iterations, and why those of any rank were lowered.
+
+        Collective.
+        """
+        if context.device.type != "cuda":
+            return {}
+        reasons = self.reasons()
+        applied = [math.nan if reasons is None else float(name in reasons) for name in THROTTLE_REASONS]
+        on_ranks = gather_numbers(applied, context)
+        if np.isnan(on_ranks).any():
+            return self.clocks_mhz
+        names = [name for name, ranks in zip(THROTTLE_REASONS, on_ranks, strict=True) if ranks.any()]
+        return self.clocks_mhz | {"throttle_reasons": " ".join(names) or "none"}
+
 
 def iteration_energy_j(
-    step: Callable[[], None],
-    prepare: Callable[[], None],
-    time_ms: float,
-    gpu: NvmlGpu | None,
-    context: Context,
-    sample_s: float = SAMPLE_S,
+    iteration: Callable[[], None], time_ms: float, gpu: NvmlGpu | None, context: Context, sample_s: float = SAMPLE_S
 ) -> float | None:
     """Return the energy of an iteration in J, summed over ranks, or None if a rank's GPU does not count it. Collective.
 
-    Iterations run for about `sample_s`, queued one after the other: without cold caches, but with what `prepare` does
-    before each, such as the restoring of inputs. The counter is read when it has just changed. `time_ms`: wall time of
-    an iteration, equal on all ranks.
+    Iterations of `time_ms` by wall clock run for at least `sample_s`, queued one after the other. The counter is read
+    when it has just changed.
     """
     counts_energy = gpu is not None and gpu.energy_j() is not None
     if gpu is None or min(gather_number(counts_energy, context)) == 0:
         return None
-    iterations = iterations_of_sample(time_ms, sample_s)
-
-    def iteration() -> None:
-        prepare()
-        step()
-
+    iterations = max(1, math.ceil(min(MOST_ITERATIONS, sample_s / time_ms * 1e3)))
     dist.barrier()
-    sampled = sampled_j(iteration, iterations, gpu, lambda: torch.cuda.synchronize(context.device))
-    energy_j = sum(gather_number(sampled / iterations, context))
-    return energy_j if math.isfinite(energy_j) else None
-
-
-def iterations_of_sample(time_ms: float, sample_s: float = SAMPLE_S) -> int:
-    """Return the number of iterations of `time_ms` that take at least `sample_s`, at most `MOST_ITERATIONS`."""
-    return max(1, math.ceil(min(MOST_ITERATIONS, sample_s / time_ms * 1e3)))
-
-
-def sampled_j(
-    iteration: Callable[[], None], iterations: int, gpu: NvmlGpu, synchronize: Callable[[], None] = lambda: None
-) -> float:
-    """Run iterations and return by how many J the GPU's counter grew."""
     before_j = _updated_j(gpu)
     for _ in range(iterations):
         iteration()
-    synchronize()
-    return _updated_j(gpu) - before_j
+    torch.cuda.synchronize(context.device)
+    energy_j = sum(gather_number((_updated_j(gpu) - before_j) / iterations, context))
+    return energy_j if math.isfinite(energy_j) else None
 
 
 def _updated_j(gpu: NvmlGpu) -> float:

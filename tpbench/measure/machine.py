@@ -44,6 +44,9 @@ RECORDED_VARIABLES = (
 )
 """Environment variables that can change a measurement. A row records these and no others."""
 
+SHARE_OF_FREE = 0.9
+"""Fraction of a CPU machine's free memory that the ranks share. The rest is for the launcher and the page cache."""
+
 
 def facts() -> dict[str, Any]:
     """Return the columns that are equal in all rows from this machine and this installation."""
@@ -134,6 +137,11 @@ def available_memory_gib() -> float:
         if limit != "max":
             free = min(free, int(limit) - int(Path("/sys/fs/cgroup/memory.current").read_text()))
     return free / 2**30
+
+
+def memory_share_gib(ranks_here: int) -> float:
+    """Return the main memory in GiB that each of the ranks on this host may use, if none has a limit of its own."""
+    return SHARE_OF_FREE * available_memory_gib() / ranks_here
 
 
 @contextlib.contextmanager

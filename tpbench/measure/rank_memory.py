@@ -7,15 +7,11 @@ import math
 import re
 import resource
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from tpbench.measure import machine
-
-SHARE_OF_FREE = 0.9
-"""Fraction of a CPU machine's free memory that the ranks share. The rest is for the launcher and the page cache."""
 
 _REQUESTED = re.compile(r"[Tt]ried to allocate ([\d.]+) ?(bytes|KiB|MiB|GiB|TiB)?")
 _UNITS = {None: 1, "bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -33,11 +29,11 @@ def limit(device: torch.device, wanted_gib: float | None, ranks_here: int) -> fl
         if wanted_gib is not None:
             torch.cuda.set_per_process_memory_fraction(min(1.0, wanted_gib / total), device)
         return min(total, wanted_gib or total)
-    gib = wanted_gib or SHARE_OF_FREE * machine.available_memory_gib() / ranks_here
-    with contextlib.suppress(OSError):  # no /proc: not Linux, where this resource is not enforced either
-        used = _status_bytes("VmData")
+    gib = wanted_gib or machine.memory_share_gib(ranks_here)
+    used = _status_bytes("VmData")
+    if not math.isnan(used):
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        soft = used + int(gib * 2**30)
+        soft = int(used + gib * 2**30)
         resource.setrlimit(resource.RLIMIT_DATA, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
     return gib
 
@@ -57,10 +53,8 @@ def available_bytes(device: torch.device) -> int:
         return min(free, allowed - torch.cuda.memory_reserved(device))
     soft, _ = resource.getrlimit(resource.RLIMIT_DATA)
     free = int(machine.available_memory_gib() * 2**30)
-    try:
-        return free if soft == resource.RLIM_INFINITY else max(0, min(free, soft - _status_bytes("VmData")))
-    except OSError:
-        return free
+    used = _status_bytes("VmData")
+    return free if soft == resource.RLIM_INFINITY or math.isnan(used) else int(max(0, min(free, soft - used)))
 
 
 def shortage(error: BaseException) -> int | None:
@@ -76,49 +70,19 @@ def shortage(error: BaseException) -> int | None:
     return int(float(match[1]) * _UNITS[match[2]]) if match else 0
 
 
-@dataclass
-class Peak:
-    """Peak memory of a region, set when the region ends. NaN where it is not known."""
-
-    gib: float = math.nan
-
-
 def held_bytes(device: torch.device) -> int:
     """Return the bytes that this rank holds now: in torch's allocator on a GPU, in RAM on a CPU (0 if unknown)."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    try:
-        return _held_bytes(device)
-    except OSError:
-        return 0
-
-
-@contextlib.contextmanager
-def extra_peak(device: torch.device) -> Iterator[Peak]:
-    """Measure the peak memory of a region in GiB, above the memory at its start.
-
-    On a GPU this is the memory of torch's allocator. On a CPU it is the RAM of the process, by Linux's high-water mark.
-    """
-    peak = Peak()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    try:
-        _reset_peak(device)
-        before = _held_bytes(device)
-    except OSError:
-        yield peak
-        return
-    yield peak
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    peak.gib = _extra_gib(_peak_bytes(device), before)
+    _synchronize(device)
+    held = _held_bytes(device)
+    return 0 if math.isnan(held) else int(held)
 
 
 class IterationMemory:
     """The memory of each iteration on this rank in GiB, above `above` bytes. NaN where it is not known.
 
-    An iteration lasts from one call of `begin` to the next, or to `end`. On a GPU these calls do not wait for the
-    device. A CUDA graph keeps `graph_gib`, which the allocator does not count between replays.
+    On a GPU this is the memory of torch's allocator. On a CPU it is the RAM of the process, whose peak is Linux's
+    high-water mark. An iteration lasts from one call of `begin` to the next, or to `end`. On a GPU these calls do not
+    wait for the device. A CUDA graph keeps `graph_gib`, which the allocator does not count between replays.
     """
 
     def __init__(self, device: torch.device, above: int, graph_gib: float = 0.0) -> None:
@@ -126,46 +90,49 @@ class IterationMemory:
         self.held_gib: list[float] = []
         """Memory that is held at the end of each iteration."""
         self.peak_gib: list[float] = []
-        self._begun = False
+        self._begun, self._knows_peak = False, True
 
     def begin(self) -> None:
         """Begin an iteration, and end the one before."""
         self.end()
         self._begun = True
-        with contextlib.suppress(OSError):  # no /proc: `end` stores NaN
-            _reset_peak(self.device)
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+            return
+        try:
+            Path("/proc/self/clear_refs").write_text("5")
+        except OSError:  # the peak would be that of the whole process
+            self._knows_peak = False
 
     def end(self) -> None:
         """End the iteration, if one has begun."""
         if not self._begun:
             return
         self._begun = False
-        try:
-            held: float = _held_bytes(self.device)
-            peak: float = _peak_bytes(self.device)
-        except OSError:
-            held = peak = math.nan
-        self.held_gib.append(_extra_gib(held, self.above) + self.graph_gib)
-        self.peak_gib.append(_extra_gib(peak, self.above) + self.graph_gib)
+        peak = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else _status_bytes("VmHWM")
+        peak = peak if self._knows_peak else math.nan
+        for gib, total in ((self.held_gib, _held_bytes(self.device)), (self.peak_gib, peak)):
+            extra = total - self.above
+            gib.append((0.0 if extra < 0 else extra / 2**30) + self.graph_gib)
 
 
-def _extra_gib(total: float, above: int) -> float:
-    return max(total - above, 0.0) / 2**30
+@contextlib.contextmanager
+def extra_peak(device: torch.device) -> Iterator[IterationMemory]:
+    """Measure the memory of a region as that of one iteration, above the memory at its start."""
+    usage = IterationMemory(device, held_bytes(device))
+    usage.begin()
+    yield usage
+    _synchronize(device)
+    usage.end()
 
 
-def _held_bytes(device: torch.device) -> int:
-    return torch.cuda.memory_allocated(device) if device.type == "cuda" else _status_bytes("VmRSS")
-
-
-def _peak_bytes(device: torch.device) -> int:
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else _status_bytes("VmHWM")
-
-
-def _reset_peak(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    else:
-        Path("/proc/self/clear_refs").write_text("5")
+        torch.cuda.synchronize(device)
+
+
+def _held_bytes(device: torch.device) -> float:
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else _status_bytes("VmRSS")
 
 
 def fill_freed_with_nan(device: torch.device, gib: float) -> None:
@@ -178,8 +145,10 @@ def fill_freed_with_nan(device: torch.device, gib: float) -> None:
         torch.full((int(gib * 2**30),), 0xFF, dtype=torch.uint8, device=device)
 
 
-def _status_bytes(name: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(name + ":"):
-            return int(line.split()[1]) * 1024
-    raise OSError(f"no {name} in /proc/self/status")
+def _status_bytes(name: str) -> float:
+    """Return a number of Linux about this process, or NaN where it is not known."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith(name + ":"):
+                return int(line.split()[1]) * 1024
+    return math.nan

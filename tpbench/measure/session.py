@@ -51,20 +51,24 @@ class Context:
     """Write a progress line to stderr."""
     process_stays: bool = False
     """True if this process may run further jobs, which a profiler would slow down."""
+    seed: int = 0
+    """Seed of the inputs, for the functions of a workload from a user's file."""
 
 
 @dataclass(frozen=True)
 class Costs:
     """Counted costs of one iteration on the busiest rank. The unavoidable ones make the floor."""
 
-    bytes_moved: int
-    """Unavoidable bytes through that rank's memory: each input read once, each output written once."""
+    bytes_moved: int | None
+    """Unavoidable bytes through that rank's memory: each input read once, each output written once. None: nobody has
+    counted them, so that there is no floor."""
     bytes_communicated: int
-    """Bytes that this variant sends from that rank. Not part of the floor."""
-    communicates_in_kernels: bool = False
-    """True if all communication happens inside kernels that also compute."""
+    """Bytes that this variant sends from that rank. What a workload's own costs state here is unavoidable, and counts
+    in the floor."""
     flops: int = 0
     """Floating-point operations."""
+    communicates_in_kernels: bool = False
+    """True if all communication happens inside kernels that also compute."""
     compute_ms: float = 0.0
     """Time of the FLOPs at a rate measured on this machine. The floor is at least this."""
     wire_ms: float = 0.0

@@ -11,6 +11,9 @@ from typing import Any
 
 import numpy as np
 
+Samples = list[np.ndarray[Any, Any]]
+"""Per iteration the time on every rank in ms, (world_size,)."""
+
 ONE_IN = 40
 """The true median lies below the 95% interval in at most one of 40 cases, and above it in at most one of 40."""
 

@@ -95,6 +95,12 @@ def uses_triton(path: Path) -> bool:
     return any(f"{name}.".startswith(("triton.", "tpbench.kernels.")) for name in names)
 
 
+def declares_workload(path: Path) -> bool:
+    """Return true if the file, or a file beside it that it imports, makes a `Workload`. Raises JobError."""
+    calls = (node.func for file in local_files(path) for node in ast.walk(_parsed(file)) if isinstance(node, ast.Call))
+    return any(getattr(function, "id", getattr(function, "attr", "")) == "Workload" for function in calls)
+
+
 def version(path: Path, files: Sequence[Path] = ()) -> str:
     """Return a hash of a file and of the files beside it that it imports, or of the given files. Raises JobError."""
     digest = hashlib.sha256()

@@ -8,9 +8,11 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import json
+import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -20,8 +22,12 @@ from tpbench.outside import source
 from tpbench.settings import JobError
 from tpbench.suggestions import unknown
 from tpbench.workloads import Variant, Workload, variants, workloads
+from tpbench.workloads.definition import known
 
 GROUP = "tpbench.variants"
+
+DESCRIBE_S = 120
+"""Seconds that the top level of a file may take."""
 
 _KINDS: Mapping[str, type | tuple[type, ...]] = {
     "summary": str,
@@ -56,10 +62,12 @@ class OutsideVariant:
     """Hash of the file and of the files beside it that it imports, or of the installed package's files."""
     declared: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Fields of `Variant`."""
+    definition: Mapping[str, Any] | None = field(default=None, hash=False)
+    """The workload's definition, if the file declares it. None: the workload is one of this package."""
 
     @property
     def of_workload(self) -> Workload:
-        return workloads()[self.workload]
+        return known(self.definition) if self.definition else workloads()[self.workload]
 
     @functools.cached_property
     def variant(self) -> Variant:
@@ -77,21 +85,36 @@ class OutsideVariant:
         """The file with the function and the files beside it that it imports, or the installed package's files."""
         return tuple(_files(Path(self.path), self.module))
 
-    def refusal(self, problem: Any, tp_size: int) -> str | None:
-        """Load the code and return why the function refuses the problem, or None. Only ranks call this."""
-        return source.refusal(self.load(), problem, tp_size)
+    def refusal(self, problem: Any, tp_size: int, dp_size: int = 1) -> str | None:
+        """Load the code and return why it refuses the problem, or None. Only ranks call this."""
+        if self.definition is None:
+            return source.refusal(self.load(), problem, tp_size)
+        _, variant, problem = self.loaded(problem)
+        complaints = problem.check(tp_size, dp_size) if hasattr(problem, "check") else []
+        return complaints[0] if complaints else variant.unsupported_reason(problem, tp_size)
+
+    def loaded(self, problem: Any) -> tuple[Workload, Variant, Any]:
+        """Load the code and return the workload and the variant with their functions, and the problem as its own class.
+
+        Only ranks call this. A workload of this package stays as it is, and so does its problem.
+        """
+        if self.definition is None:
+            return self.of_workload, self.variant, problem
+        workload = workloads_of(load_module(Path(self.path), self.module, self.version))[self.workload]
+        variant = replace(workload.variants[self.function], name=self.name, place=(self.path, self.line))
+        return workload, variant, workload.problem(**asdict(problem))
 
     def load(self) -> Callable[..., Any]:
         """Load the code and return the function. Only ranks call this.
 
         Raises RuntimeError if the file has changed since the sweep began, and whatever the file raises.
         """
-        function: Callable[..., Any] = getattr(_module(Path(self.path), self.module, self.version), self.function)
+        function: Callable[..., Any] = getattr(load_module(Path(self.path), self.module, self.version), self.function)
         return function
 
 
 @functools.cache
-def _module(path: Path, name: str, version: str) -> ModuleType:
+def load_module(path: Path, name: str, version: str) -> ModuleType:
     if source.version(path, _files(path, name)) != version:
         raise RuntimeError(f"{path.name} changed after the sweep began: run it again with resume=true")
     if name:
@@ -106,9 +129,71 @@ def _module(path: Path, name: str, version: str) -> ModuleType:
     return module
 
 
+def workloads_of(module: ModuleType) -> dict[str, Workload]:
+    """Return the workloads among the globals of a module, by name. Raises ValueError if two have one name."""
+    found = {id(value): value for value in vars(module).values() if isinstance(value, Workload)}.values()
+    by_name = {workload.name: workload for workload in found}
+    if len(by_name) < len(found):
+        raise ValueError(f"two workloads have one name: write Workload(..., name=...) ({', '.join(by_name)})")
+    return by_name
+
+
 def from_file(path: Path, function: str) -> OutsideVariant:
     """Return the variant `path:function`. Raises JobError in one line if the file cannot be used."""
-    return _variant(f"{path.name}:{function}", path.resolve(), "", function)
+    path = path.resolve()
+    return _of_own_workload(path, function) or _variant(f"{path.name}:{function}", path, "", function)
+
+
+def names_in(path: Path) -> list[str]:
+    """Return what may stand behind `path:` on a command line. Raises JobError."""
+    path = path.resolve()
+    if source.declares_workload(path):
+        return [name for _, declared in _described(path, source.version(path)) for name in declared]
+    return [name for name in source.functions(path) if not name.startswith("_")]
+
+
+def _of_own_workload(path: Path, function: str) -> OutsideVariant | None:
+    """Return the variant if the file declares its workload, or None. Raises JobError."""
+    if not source.declares_workload(path):
+        return None
+    version = source.version(path)
+    described = _described(path, version)
+    matches = [(definition, declared[function]) for definition, declared in described if function in declared]
+    if not matches:
+        if function in (functions := source.functions(path)) and functions[function].declared is not None:
+            return None
+        raise JobError(unknown(f"variant in {path.name}", function, [name for _, names in described for name in names]))
+    if len(matches) > 1:
+        owners = " and of ".join(definition["name"] for definition, _ in matches)
+        raise JobError(f"{path.name}: {function} is a variant of {owners}: rename one of the functions")
+    (definition, declared), *_ = matches
+    line = declared.pop("line")
+    declared["uses_triton"] = declared["uses_triton"] or source.uses_triton(path)
+    name = f"{path.name}:{function}"
+    return OutsideVariant(name, definition["name"], str(path), "", function, line, version, declared, definition)
+
+
+@functools.cache
+def _description(path: Path, version: str) -> str:
+    """Return what `tpbench.outside.describe` prints of a file, which it runs in a process of its own."""
+    command = [sys.executable, "-m", "tpbench.outside.describe", str(path), version]
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=DESCRIBE_S)
+    except subprocess.TimeoutExpired:
+        raise JobError(f"{path.name} still runs after {DESCRIBE_S} s: its top level must only declare") from None
+    *_, last = ["", *ended.stdout.splitlines()]
+    if ended.returncode or not last.startswith("{"):
+        lines = ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"]
+        raise JobError(f"{path.name} cannot be loaded: {lines[-1]}")
+    return last
+
+
+def _described(path: Path, version: str) -> list[tuple[dict[str, Any], dict[str, dict[str, Any]]]]:
+    """Return the definition of each workload of a file, with its variants by name. Raises JobError."""
+    described = json.loads(_description(path, version))
+    if error := described.get("error"):
+        raise JobError(error)
+    return [(each["definition"], each["variants"]) for each in described["workloads"]]
 
 
 def from_entry_point(name: str) -> OutsideVariant:

@@ -14,7 +14,7 @@ from tpbench.report.analysis.grid import arrange_rows
 from tpbench.report.analysis.records import caveat_mark
 from tpbench.settings import JobError
 from tpbench.workloads import Workload, workloads
-from tpbench.workloads.cost_model import CostModel, Counts
+from tpbench.workloads.cost_model import CostModel
 
 _NUMBERS = ("time_ms", "device_ms", "peak_gib", "bytes_communicated", "memory_limit_gib", "copy_gb_per_s")
 """Columns with the numbers of a `MeasuredCell`, in its order."""
@@ -68,20 +68,10 @@ class MeasuredCells:
         """The variants of these cells, most measured first."""
         return [label for label, _ in Counter(cell.label for cell in self.cells if cell.status == "ok").most_common()]
 
-    def counts(self, label: str, size: Any) -> Counts:
-        """Return what a variant with its options does on a problem of this size."""
-        return self.cost_model.counts(label, size)
 
-
-def predictable() -> dict[str, Workload]:
-    """Return the workloads that have a cost model, by name."""
-    return {name: workload for name, workload in workloads().items() if workload.cost_model is not None}
-
-
-def cost_model_of(workload: Workload) -> CostModel:
-    """Return the cost model of a workload that has one."""
-    assert workload.cost_model
-    return workload.cost_model()
+def cost_models() -> dict[str, CostModel]:
+    """Return the cost models of the workloads that have one, by the workload's name."""
+    return {name: workload.cost_model() for name, workload in workloads().items() if workload.cost_model is not None}
 
 
 def measured(frame: pd.DataFrame, workload: Workload, gpu: str | None = None) -> MeasuredCells:
@@ -90,7 +80,7 @@ def measured(frame: pd.DataFrame, workload: Workload, gpu: str | None = None) ->
     `gpu` is a part of its name. Without it, and for a known GPU without rows, the model with the most cells is taken.
     Cells that set a tuning option, such as a block cap, are left out. Raises JobError if no cell is left.
     """
-    cost_model = cost_model_of(workload)
+    cost_model = cost_models()[workload.name]
     by_gpu: dict[str, list[MeasuredCell]] = {}
     arranged = arrange_rows(frame[frame["workload"] == workload.name], (*_NUMBERS, "gpu_name", "nodes"))
     for cell in (cell for grid in arranged.grids for cell in grid.cells()):

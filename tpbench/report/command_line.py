@@ -18,7 +18,7 @@ from tpbench.report.analysis.metrics import METRICS, Metric, metrics_of_all
 from tpbench.report.analysis.records import value_text
 from tpbench.results.read import RowWarning, load
 from tpbench.results.schema import COLUMN_LIST, all_columns
-from tpbench.settings import JobError
+from tpbench.settings import JobError, path_argument, user_path
 from tpbench.suggestions import SYNONYMS, nearest, unknown
 from tpbench.tables import Document
 
@@ -87,7 +87,7 @@ def _share(text: str) -> float:
 def add_output(parser: argparse.ArgumentParser, formats: Sequence[str]) -> None:
     """Add the format and the file of the output."""
     parser.add_argument("--format", choices=formats, help="(that of the suffix of -o, else text)")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write there, not to the screen")
+    parser.add_argument("-o", "--output", type=path_argument, metavar="FILE", help="write there, not to the screen")
 
 
 def read_rows(places: Sequence[str]) -> pd.DataFrame:
@@ -110,7 +110,7 @@ def read_rows(places: Sequence[str]) -> pd.DataFrame:
 
 def _rows_of(place: str) -> str:
     """Return where the rows of a sweep's output folder are: its own ones, or without any the reference beside them."""
-    own, reference = Path(place, "rows"), Path(place, "reference")
+    own, reference = (user_path(place, "a place of rows") / name for name in ("rows", "reference"))
     if any(own.rglob("*.parquet")):
         return str(own)
     if not any(reference.rglob("*.parquet")):

@@ -35,7 +35,7 @@ from tpbench.report.command_line import (
     require_values,
     write_tables,
 )
-from tpbench.settings import JobError
+from tpbench.settings import JobError, user_path
 from tpbench.suggestions import printable, unknown
 from tpbench.tables import Document, Table, TableCell, number_cell
 
@@ -175,13 +175,18 @@ def read_sides(before: str, after: str, places: Sequence[str]) -> tuple[pd.DataF
 
 def _rows(side: str, places: Sequence[str]) -> pd.DataFrame:
     """Return the rows of one side: folders, files and globs, or sweeps of `places`."""
-    names = [side] if _is_place(side) else [name for name in side.split(",") if name]
+    names = [str(user_path(side, "a side"))]
+    if not _is_place(names[0]):
+        names = [str(user_path(name, "a side")) for name in side.split(",") if name]
     if not names or any(map(_is_place, names)):
         return read_rows(names or [side])
+    places = [str(user_path(place, "--rows")) for place in places]
     try:
         frame = read_rows(places)
     except JobError:
-        raise JobError(f"no such folder or file: {side}, and no sweeps in {', '.join(places)} (see --rows)") from None
+        raise JobError(
+            f"no such folder or file: {', '.join(names)}, and no sweeps in {', '.join(places)} (see --rows)"
+        ) from None
     return frame[frame["sweep_id"].isin([_sweep(name, frame, places) for name in names])]
 
 

@@ -23,6 +23,7 @@ from tpbench.files import lock, replace_file, sync_folder
 from tpbench.results.read import read_table
 from tpbench.results.row_files import row_files
 from tpbench.results.write import add_to_index, parquet_bytes
+from tpbench.settings import path_argument
 
 MERGED = "merged-"
 """Prefix of the names of merged files. The names of row files begin with a time."""
@@ -51,7 +52,7 @@ def compact(output_dir: str | os.PathLike[str], *, single_rows_only: bool = Fals
     Raises FileNotFoundError if there are no rows, Busy while another process merges.
     """
     rows = Path(output_dir, "rows")
-    if not os.fspath(output_dir) or not rows.is_dir():
+    if not rows.is_dir():
         raise FileNotFoundError(f"no rows in {os.fspath(output_dir)!r}: it has no folder rows")
     with (rows / ".compacting").open("a") as file:
         if not lock(file.fileno()):
@@ -87,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="tpbench compact",
         description="Merge the rows of an output folder into one file, which reads faster. May run beside a sweep.",
     )
-    parser.add_argument("output_dir", nargs="?", default="outputs", help="default: outputs")
+    parser.add_argument("output_dir", type=path_argument, nargs="?", default="outputs", help="default: outputs")
     try:
         counts = compact(parser.parse_args(arguments).output_dir)
     except (OSError, Busy) as error:

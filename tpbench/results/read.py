@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import typing
 import warnings
@@ -34,9 +33,12 @@ from tpbench.results.schema import (
 from tpbench.results.write import row_path, row_table
 from tpbench.settings import defaults, spelled
 from tpbench.suggestions import printable, unknown
-from tpbench.workloads import Workload, variants, workloads
+from tpbench.workloads import Workload, cached_until_registered, variants, workloads
+from tpbench.workloads.definition import register_stored
+from tpbench.workloads.study_data import oldest_first
 
 _ORDER = ("started_at", "cell", "row_id")
+DEFINITION = "workload_definition"
 _PANDAS_TYPES = {
     TEXT: pd.StringDtype("pyarrow", na_value=np.nan),
     INT: pd.Int64Dtype(),
@@ -82,7 +84,7 @@ def _load(where: Where, columns: str | Sequence[str] | None, equal: Mapping[str,
     columns = [columns] if isinstance(columns, str) else columns
     needed = None
     if columns is not None:
-        needed = frozenset({*columns, *equal, *_ORDER, "finished_at"})
+        needed = frozenset({*columns, *equal, *_ORDER, "finished_at", DEFINITION})
         needed |= label_columns() if LABEL in needed else frozenset()
         needed |= {"workload"} if any(needed & fields.keys() for fields in column_defaults().values()) else frozenset()
         needed |= {"job"} if "key" in needed else frozenset()
@@ -169,8 +171,12 @@ def read_table(where: Where) -> tuple[pa.Table, list[Path], list[str]]:
 def combine(tables: Mapping[Path, pa.Table]) -> tuple[pa.Table, list[str], list[Path]]:
     """Return all rows as one table, a complaint for each file that does not fit the schema, and the files that do.
 
-    Files of equal schema are concatenated before any work per column: ten thousand files have a handful of schemas.
+    Files of equal schema are concatenated before any work per column: ten thousand files have a handful of schemas. The
+    workloads of users' files that rows define are known from then on, in their newest form.
     """
+    defining = [table for table in tables.values() if {DEFINITION, "started_at"} <= set(table.column_names)]
+    rows = (row for table in defining for row in table.select([DEFINITION, "started_at"]).to_pylist())
+    register_stored(row[DEFINITION] for row in reversed(oldest_first(rows)))
     groups: dict[Any, list[Path]] = defaultdict(list)
     for path, table in tables.items():
         groups[table.schema.serialize().to_pybytes()].append(path)
@@ -256,7 +262,7 @@ def _key_of(job: str) -> str | None:
         return None
 
 
-@functools.cache
+@cached_until_registered
 def column_defaults() -> dict[str, dict[str, Any]]:
     """Return the default of each column that holds a field, by workload. Fields that may be null are left out."""
     columns = all_columns()
@@ -265,7 +271,7 @@ def column_defaults() -> dict[str, dict[str, Any]]:
         types = typing.get_type_hints(MeasureSettings) | typing.get_type_hints(workload.problem)
         fields = defaults(MeasureSettings) | defaults(workload.problem)
         defaults_by_workload[name] = {
-            field: str(default) if columns[field].type == TEXT else default
+            field: default
             for field, default in fields.items()
             if field in columns and type(None) not in typing.get_args(types[field])
         }
@@ -280,7 +286,7 @@ def with_defaults(table: pa.Table) -> pa.Table:
             of_workload = pc.fill_null(pc.equal(table.column("workload"), workload), False)
         for name in lacking:
             column = table.column(name)
-            default = pa.scalar(fields[name], column.type)
+            default = pa.scalar(str(fields[name]) if column.type == TEXT else fields[name], column.type)
             filled = pc.if_else(pc.and_(pc.is_null(column), of_workload), default, column)
             table = table.set_column(table.column_names.index(name), name, filled)
     return table
@@ -288,7 +294,8 @@ def with_defaults(table: pa.Table) -> pa.Table:
 
 def default_options(workload: Workload | None) -> dict[str, Any]:
     """Return the options that a label names if their value differs from this default."""
-    return {**(workload.option_defaults if workload else {"block_cap": "auto"}), "graph": False, "fresh": False}
+    of_workload = {**workload.former_fields, **workload.option_defaults} if workload else {"block_cap": "auto"}
+    return {**of_workload, "graph": False, "fresh": False}
 
 
 def chosen_options(row: Mapping[str, Any], workload: Workload | None) -> tuple[tuple[str, Any], ...]:

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tpbench.results.schema import MARKER, SCHEMA_VERSION
+from tpbench.settings import user_path
 from tpbench.suggestions import printable
 
 Where: TypeAlias = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
@@ -39,12 +40,10 @@ def row_files(where: Where) -> list[Path]:
     """Return every Parquet file that `where` names, sorted, without duplicates.
 
     Folders are searched recursively. Hidden names are temporary files and are skipped. Raises FileNotFoundError for a
-    name that matches nothing.
+    name that matches nothing, JobError for an empty one.
     """
     places = [where] if isinstance(where, (str, os.PathLike)) else list(where)
-    if "" in places:
-        raise FileNotFoundError("the name of a place of rows is empty (is a variable of the shell not set?)")
-    return sorted({path.absolute() for place in places for path in _expand(Path(place))})
+    return sorted({path.absolute() for place in places for path in _expand(user_path(place, "a place of rows"))})
 
 
 def _expand(place: Path) -> Iterable[Path]:

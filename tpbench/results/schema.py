@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tpbench.workloads import Workload, workloads
+from tpbench.workloads import Workload, cached_until_registered, workloads
 
 TEXT = pa.string()
 INT = pa.int64()
@@ -110,6 +110,7 @@ COLUMNS = (
     Column("loss_value", REAL, "mean loss over the rows that count"),
     Column("loss_error", REAL, "largest error of a row's loss against the float64 oracle"),
     Column("grad_error", REAL, "error of the gradient against the float64 oracle"),
+    Column("output_error", REAL, "largest relative error of an output of an operation in a user's file"),
     # The samples of the statistics.
     Column("samples_ms", REALS, "wall time of every iteration", "ms"),
     Column("device_samples_ms", REALS, "device time of every iteration", "ms"),
@@ -123,6 +124,11 @@ COLUMNS = (
     Column("tpbench_version", TEXT, "version of tpbench"),
     Column("kernels_version", TEXT, "version of the kernels of tpbench that ran: a hash of their code; null: none ran"),
     Column("variant_version", TEXT, "hash of the file of a variant from outside tpbench; null: a variant of tpbench"),
+    Column(
+        "workload_definition",
+        TEXT,
+        "JSON of the title and fields of a workload from a user's file; null: a workload of tpbench",
+    ),
     Column("package_versions", TEXT, "packages that the variant requires, with their versions; null: none"),
     Column("git_commit", TEXT, "commit of the checkout"),
     Column("git_dirty", FLAG, "true if the checkout had uncommitted changes"),
@@ -195,13 +201,13 @@ def common_columns() -> dict[str, Column]:
     return {column.name: column for column in COLUMNS}
 
 
-@functools.cache
+@cached_until_registered
 def workload_columns() -> dict[str, dict[str, Column]]:
     """Return the columns that each workload adds.
 
-    A field of the problem has the type of its annotation, and its help as meaning. The other columns are results. Their
-    type is known from a value only (`type_of`), and is Arrow's null until then. A unit ends the meaning, as in
-    "..., ms", or the name.
+    A field of a problem of this package has the type of its annotation, and its help as meaning. The type of other
+    columns, such as results, is known from a value only (`type_of`), and is Arrow's null until then. A unit ends the
+    meaning, as in "..., ms", or the name.
     """
     return {name: _columns_of(workload) for name, workload in workloads().items()}
 
@@ -215,11 +221,12 @@ def _columns_of(workload: Workload) -> dict[str, Column]:
             match = _UNIT.fullmatch(doc)
             named = next((unit for end, unit in _NAMED_UNITS.items() if name.endswith(end)), "")
             meaning, unit = (match["meaning"], match["unit"]) if match else (doc, named)
-            columns[name] = Column(name, type_from_hint(hints[name]) if name in hints else pa.null(), meaning, unit)
+            typed = name in hints and not workload.definition  # fields of users' files may differ in type
+            columns[name] = Column(name, type_from_hint(hints[name]) if typed else pa.null(), meaning, unit)
     return columns
 
 
-@functools.cache
+@cached_until_registered
 def all_columns() -> dict[str, Column]:
     """Return every column of a frame of rows: the common ones, then those of each workload."""
     columns = dict(common_columns())

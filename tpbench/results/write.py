@@ -33,6 +33,7 @@ from tpbench.results.schema import (
     workload_columns,
 )
 from tpbench.suggestions import printable, unknown
+from tpbench.workloads.definition import register_stored
 
 _ROW_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=,+-]{0,199}")
 INDEX = ".compacted"
@@ -115,6 +116,7 @@ def row_table(row: Mapping[str, Any]) -> pa.Table:
     It lacks the columns without a value, about half of them: to read these would take half of the time. Readers add
     them. Raises RowError.
     """
+    register_stored([row.get("workload_definition")])
     common = common_columns()
     added = workload_columns().get(row.get("workload") or "", {})
     known = common | added

@@ -175,7 +175,7 @@ class WorkerProcess:
 
         Call this after the tasks, when nothing refers to their sessions any longer.
         """
-        profiler = sys.modules.get("tpbench.measure.gpu_profiler")
+        profiler = sys.modules.get("tpbench.measure.gpu_trace")
         if profiler is not None and profiler.has_run():
             return "a profiler has run on its GPU, which slows later launches down"
         gc.collect()

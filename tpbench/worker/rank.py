@@ -26,7 +26,7 @@ from tpbench.worker.task import PROGRESS_FILE, TASK_FILE, JsonLines, Task
 if TYPE_CHECKING:
     import torch
 
-    from tpbench.measure.rounds import RoundRequest
+    from tpbench.measure.stop_rules import RoundRequest
 
 _PEER_LOST = re.compile(
     r"Connection closed by peer|Connection reset by peer|Broken pipe|ncclRemoteError|gloo/transport"
@@ -122,7 +122,7 @@ class Tasks:
         import torch
         import torch.distributed as dist
 
-        from tpbench.measure.rounds import next_cells
+        from tpbench.measure.stop_rules import next_cells
 
         device = device_of_rank(job.device)
         self.process.begin_tasks()
@@ -179,7 +179,7 @@ class Tasks:
 
         task, job = self.now, self.now.job
         columns = self.columns[place] = torch_columns(device)
-        if job.outside is not None and (refusal := job.outside.refusal(job.problem, job.tp_size)):
+        if job.outside is not None and (refusal := job.outside.refusal(job.problem, job.tp_size, job.dp_size)):
             if RANK == 0:
                 _save(task, "skipped", refusal, **columns)
             return
@@ -189,11 +189,9 @@ class Tasks:
         columns |= {"memory_limit_gib": limit, "jobs_before": jobs_before}
         say("setting up")
         copy = copy_gb_per_s(device)
-        session = job.workload.bench.setup(job.problem, job.implementation, context)
+        session = job.set_up(context)
         interleaved = len(self.tasks) > 1
-        self.measurements[place] = measurement(
-            session, context, job.measure, copy, say, job.interpreted, interleaved=interleaved
-        )
+        self.measurements[place] = measurement(session, context, job.measure, copy, job.interpreted, interleaved)
         del session
         self._go_on(place, None)
 

@@ -22,6 +22,8 @@ RESULT_FILE = "result.json"
 
 RESERVED_FILE = ".result.reserved"
 """Name of the file that holds the space for the result until a rank writes it."""
+UNFINISHED_FILES = ".result.*"
+"""Pattern of that file and of one that a rank writes now."""
 _RESERVED_BYTES = 2**20
 """Space for one result: about 50,000 samples. A longer one takes more space from the disk as it is written."""
 

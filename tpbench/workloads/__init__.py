@@ -1,21 +1,28 @@
 """The workloads that can be measured, and how a workload and its variants are declared.
 
-No module that this package imports uses torch: the launcher reads workloads to plan a sweep. A workload is a folder
-with two entry points. Its `__init__` declares the problem's fields, the variants and the columns of a row. Its `bench`
-module runs the workload on a rank, and only a worker imports it.
+No module that this package imports uses torch: the launcher reads workloads to plan a sweep. A workload of this package
+is a folder with two entry points. Its `__init__` declares the problem's fields, the variants and the columns of a row.
+Its `bench` module runs the workload on a rank, and only a worker imports it. A workload of a user's file declares
+functions instead of `bench`: its inputs, a reference and its costs. `operation` runs these.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
+from tpbench.measure.session import Context, Session
+from tpbench.settings import setting
+from tpbench.suggestions import unknown
 from tpbench.workloads.cost_model import CostModel
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 NAMES = ("entropy_loss", "linear_loss", "embedding_grad", "tp_block", "train_step")
 """The folders beside this file that hold a workload."""
@@ -50,6 +57,9 @@ class Variant:
     that reason."""
     process_settings: str = ""
     """Settings of the whole process that the variant changes. No other job runs in its processes. Empty: none."""
+    bytes_communicated: Callable[[Any, Any], int] | None = None
+    """`(problem, rank)`: the bytes that a rank sends, if the workload declares functions and this variant sends other
+    bytes than its costs say."""
     file: Path | None = None
     """The module of the implementation, if `prepare` only imports it: the kernels of this module are those that run."""
     place: tuple[str, int] | None = None
@@ -114,11 +124,15 @@ class Study:
 class Workload:
     """A problem with an oracle and a count of its unavoidable bytes, FLOPs and communicated bytes."""
 
-    name: str
-    summary: str
     problem: type
-    """Frozen dataclass: the problem's fields, declared with `tpbench.settings.setting`. It may have a method
-    `check(tp_size, dp_size)` that returns a list of complaints."""
+    """Frozen dataclass: the problem's fields, declared with `tpbench.settings.setting`. A field `seed` is added unless
+    there is one. It may have a method `check(tp_size, dp_size)` that returns a list of complaints."""
+    summary: str = ""
+    """One line for users."""
+    tolerances: Mapping[str, float] = field(default_factory=dict)
+    """By dtype, the largest relative error of a correct output. Those of `operation` hold for the other dtypes."""
+    name: str = ""
+    """Name in rows. Empty: that of the problem's class in small letters, as `my_problem`."""
     columns: Mapping[str, str] = field(default_factory=dict)
     """Results that only this workload's rows have, each with its meaning and unit."""
     variant_columns: tuple[str, ...] = ()
@@ -143,6 +157,8 @@ class Workload:
     """Return the columns that follow from the job alone. Every row of the workload has them, also after a failure."""
     expected_memory: Callable[[Any], str] = lambda job: ""
     """Return the expected memory of a rank as text, for the reason of a row that ran out of memory."""
+    least_gib: Callable[[Any], float | None] = lambda job: None
+    """Return the memory that a rank surely needs, such as that of its inputs, in GiB, or None if it is unknown."""
     unsupported_reason: Callable[[Any], str | None] = lambda job: None
     """Return why this installation or the job's device cannot run a (valid) job with any variant, or None if it can."""
     percentages: tuple[str, ...] = ()
@@ -160,7 +176,20 @@ class Workload:
     applies, and cells cannot be interleaved. Sessions are `ScheduledSession`s. May be a function of the problem."""
     reusable_process: bool = False
     """True if jobs leave no state in a process, so that it may run the next job, or interleave both."""
+    definition: Mapping[str, Any] | None = None
+    """What rows carry of a workload from outside this package (`definition`). None for one of this package."""
+    functions: dict[str, Callable[..., Any]] = field(default_factory=dict)
+    """The functions that `inputs`, `reference` and `costs` declare, by these names."""
     variants: dict[str, Variant] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        cls = self.problem
+        if not (isinstance(cls, type) and is_dataclass(cls)):
+            raise TypeError(f"Workload needs a frozen dataclass with the problem's fields, not {cls!r}")
+        self.name = self.name or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
+        if "seed" not in {each.name for each in fields(cls)}:
+            seed = setting(0, help="seed of the inputs", low=0, high=2**31 - 1)
+            self.problem = make_dataclass(cls.__name__, [("seed", int, seed)], bases=(cls,), frozen=True)
 
     @functools.cached_property
     def row_columns(self) -> dict[str, str]:
@@ -176,10 +205,34 @@ class Workload:
         defaults = {each.name: each.default for each in fields(self.problem)}
         return {option.name: defaults[option.name] for option in self.options}
 
-    def variant(self, summary: str, **traits: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Register the decorated function as the variant of that name. `traits`: the fields of `Variant`."""
+    def inputs(self, function: FunctionT) -> FunctionT:
+        """Register `(problem, rank) -> dict of tensors`: the inputs of a rank, from these two and `rank.seed` only."""
+        return self._declare("inputs", function)
 
-        def register(prepare: Callable[..., Any]) -> Callable[..., Any]:
+    def reference(self, function: FunctionT) -> FunctionT:
+        """Register `(problem, inputs, rank) -> dict of tensors`: the correct outputs of a rank, in float64.
+
+        All ranks call it, so it may use collectives.
+        """
+        return self._declare("reference", function)
+
+    def costs(self, function: FunctionT) -> FunctionT:
+        """Register `(problem, rank) -> Costs` of a rank. Without it, rows have no floor."""
+        return self._declare("costs", function)
+
+    def _declare(self, what: str, function: FunctionT) -> FunctionT:
+        if what in self.functions:
+            raise ValueError(f"{self.name} has two functions for its {what}")
+        self.functions[what] = function
+        return function
+
+    def variant(self, summary: str = "", **traits: Any) -> Callable[[FunctionT], FunctionT]:
+        """Register the decorated function as the variant of that name. `traits`: the fields of `Variant`."""
+        valid = {each.name for each in fields(Variant)} - {"name", "summary", "prepare", "place"}
+        for trait in traits.keys() - valid:
+            raise TypeError(unknown("argument of a variant", trait, sorted(valid)))
+
+        def register(prepare: FunctionT) -> FunctionT:
             name = prepare.__name__
             if name in self.variants:
                 raise ValueError(f"{self.name} has two variants called {name}")
@@ -203,10 +256,19 @@ class Workload:
         file = Path(__file__).parent.joinpath(self.name, *module.split(".")).with_suffix(".py")
         self.variant(summary, file=file, **traits)(prepare)
 
+    def set_up(self, problem: Any, variant: Variant, context: Context) -> Session:
+        """Return the session of a cell on this rank. Collective."""
+        session: Session = (
+            self.bench.setup(self, problem, variant, context)
+            if self.functions
+            else self.bench.setup(problem, variant, context)
+        )
+        return session
+
     @property
     def bench_module(self) -> str:
         """The name of the module that a worker runs."""
-        return f"{__name__}.{self.name}.bench"
+        return f"{__name__}.{self.name}.bench" if self.name in NAMES else f"{__name__}.operation"
 
     @property
     def bench(self) -> ModuleType:
@@ -214,13 +276,32 @@ class Workload:
         return importlib.import_module(self.bench_module)
 
 
+_registered: dict[str, Workload] = {}
+"""Workloads from outside this package that this process knows, by name."""
+_caches: list[Any] = []
+
+
+def register(workload: Workload) -> None:
+    """Add a workload from outside this package to those of this process, or replace the one of that name."""
+    _registered[workload.name] = workload
+    for cached in _caches:
+        cached.cache_clear()
+
+
+def cached_until_registered(function: FunctionT) -> FunctionT:
+    """Cache the results of a function of all workloads, until another workload is registered."""
+    cached: Any = functools.cache(function)
+    _caches.append(cached)
+    return cached  # type: ignore[no-any-return]
+
+
 def workloads() -> dict[str, Workload]:
-    """Return every workload by name."""
-    return {name: importlib.import_module(f"{__name__}.{name}").WORKLOAD for name in NAMES}
+    """Return every workload by name: those of this package, then those that were registered."""
+    return {name: importlib.import_module(f"{__name__}.{name}").WORKLOAD for name in NAMES} | _registered
 
 
 def variants() -> dict[str, tuple[Workload, Variant]]:
-    """Return every variant by name, with its workload. Names are unique across workloads."""
+    """Return every variant of this package by name, with its workload. Names are unique across workloads."""
     return {
         name: (workload, variant) for workload in workloads().values() for name, variant in workload.variants.items()
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
@@ -15,13 +16,16 @@ from tpbench.workloads import Variant, Workload
 
 
 class WrongReturn(TypeError):
-    """A variant returned a value that its workload does not expect."""
+    """A variant, or a function of a workload, returned a value that is not expected."""
 
-    def __init__(self, variant: Variant, message: str) -> None:
+    def __init__(self, source: Variant | Callable[..., Any], message: str) -> None:
+        """`source`: the variant, or a function of its workload, that returned the value."""
         super().__init__(message)
-        code = variant.prepare.__code__
-        self.file, self.line = variant.place or (code.co_filename, code.co_firstlineno)
-        """The place where the variant's function is defined. No frame of the traceback lies there."""
+        place, function = (source.place, source.prepare) if isinstance(source, Variant) else (None, source)
+        code = inspect.unwrap(function).__code__
+        defined: tuple[str, int] = place or (code.co_filename, code.co_firstlineno)
+        self.file, self.line = defined
+        """The place where the function is defined. No frame of the traceback lies there."""
 
 
 def require(value: Any, expected: type, variant: Variant, what: str) -> Any:

@@ -10,14 +10,17 @@ import pytest
 import tpbench as package
 from tests.support.command import Running, gone, tpbench
 from tests.support.fault_catalogue import AT_RANDOM_MOMENTS, ENDLESS, SMALL
-from tests.support.random_faults import disturbed_sweep, finished
+from tests.support.random_faults import SIGNALS, disturbed_sweep, finished
 
 TRIES = 5
 """Times that a fault is tried again if its moment comes too late."""
 
+MODE = dict(zip(SIGNALS, ("interleaved", "warm", "parallel"), strict=True))
+"""By the fault, how the sweep that it disturbs runs its cells; all others are cold."""
+
 
 @pytest.mark.fault(*AT_RANDOM_MOMENTS)
-@pytest.mark.timeout(900)  # seven sweeps
+@pytest.mark.timeout(900)  # eight sweeps
 def test_at_random_moments(tmp_path: Path) -> None:
     """Each fault strikes once; `scripts/campaign` tries more moments."""
     chance = random.Random(20)
@@ -27,7 +30,7 @@ def test_at_random_moments(tmp_path: Path) -> None:
     for fault in AT_RANDOM_MOMENTS:
         for _ in range(TRIES):
             seeds += 1  # a new seed: each round has a cell to run, even if the last round finished all of its cells
-            if disturbed_sweep(fault, tmp_path, seeds, chance):
+            if disturbed_sweep(fault, MODE.get(fault, "cold"), tmp_path, seeds, chance):
                 break
         else:
             raise AssertionError(f"{fault}: each of {TRIES} moments was too late")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.support.command import ROOT, environment
 from tpbench.launcher import interrupts
 from tpbench.launcher.interrupts import Terminated
 from tpbench.launcher.process import ProcessTree
+from tpbench.launcher.slurm import cluster
 from tpbench.worker.start import MARKER
 
 
@@ -42,6 +44,14 @@ class SignalledLock:
         self.release()
 
 
+@pytest.fixture(autouse=True)
+def interruptible() -> Iterator[None]:
+    """Take SIGINT even if a shell started the tests in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 @pytest.mark.parametrize("how", ["poll", "wait"])
 def test_a_signal_within_popen_leaves_no_lock_behind(how: str, number: signal.Signals, tmp_path: Path) -> None:
@@ -63,17 +73,39 @@ def test_a_signal_within_popen_leaves_no_lock_behind(how: str, number: signal.Si
     interrupts.check()  # raised once
 
 
-TWICE = """
-import os, signal, time
+NESTED = """
+import signal
 from tpbench.launcher import interrupts
-with interrupts.noted():
-    signal.raise_signal(signal.SIGTERM)
-    print("noted", flush=True)
-    signal.raise_signal(signal.SIGINT)
-    time.sleep(60)
+signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+interrupts.exit_at_once()
+signal.raise_signal(signal.SIGHUP)
+try:
+    {lines}
+finally:
+    print("unwound", flush=True)
 """
+BEFORE = "signal.raise_signal(signal.SIGTERM)"
+TWICE = """with interrupts.noted():
+        signal.raise_signal(signal.SIGTERM)
+        print("noted", flush=True)
+        signal.raise_signal(signal.SIGINT)"""
 
 
-def test_a_second_signal_ends_the_launcher_at_once() -> None:
-    done = subprocess.run([sys.executable, "-c", TWICE], cwd=ROOT, env=environment(), capture_output=True, text=True)
-    assert (done.stdout, done.returncode) == ("noted\n", -signal.SIGINT)
+@pytest.mark.parametrize(("lines", "printed", "code"), [(BEFORE, "", 130), (TWICE, "noted\n", -signal.SIGINT)])
+def test_before_a_sweep_one_signal_ends_the_launcher_at_once_and_later_the_second(
+    lines: str, printed: str, code: int
+) -> None:
+    program = [sys.executable, "-c", NESTED.format(lines=lines)]
+    done = subprocess.run(program, cwd=ROOT, env=environment(), capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == (printed, code)
+
+
+def test_a_command_of_slurm_that_is_silent_delays_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "squeue").write_text("#!/bin/sh\nexec sleep 60\n")
+    (tmp_path / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    began = time.monotonic()
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    with pytest.raises(Terminated), interrupts.noted():
+        cluster.states(["1"])
+    assert time.monotonic() - began < 20

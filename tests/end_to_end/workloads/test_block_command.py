@@ -39,7 +39,6 @@ def test_the_tiny_shape_runs_anywhere(tmp_path: Path) -> None:
     assert overlap["hidden_share"] == pytest.approx(1 - overlap["exposed_ms"] / overlap["communication_ms"])
     assert overlap["flops"] * 2 == alone["flops"] and alone["bytes_communicated"] == 0
     assert overlap["floor_ms"] >= overlap["flops"] / overlap["gemm_tflops"] / 1e9 * 0.999
-    assert len(overlap["timeline_ms"]) == len(overlap["timeline_kind"]) > 20 and 1.0 in overlap["timeline_kind"]
     assert "block_tp_overlap" in done.stdout and "skipped" in done.stdout
     kept = {file.parent for file in (tmp_path / "outputs").glob("sweeps/*/*/**/trace_rank1.json.gz")}
     assert len(kept) == 6  # each cell its own

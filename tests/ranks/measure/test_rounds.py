@@ -10,14 +10,14 @@ from tests.support.ranks import Rank, run_on_ranks
 from tests.support.simulated_time import simulated_time
 from tests.support.sleeping_sessions import Sleeper, answered, cpu_context
 from tpbench.measure import run as running
-from tpbench.measure.rounds import RoundRequest
 from tpbench.measure.session import MeasureSettings
+from tpbench.measure.stop_rules import RoundRequest
 
 
 def measured(here: Rank, settings: MeasureSettings, rounds: int) -> tuple[dict[str, Any], int, list[RoundRequest]]:
     with simulated_time() as time:
         session = Sleeper(here, time, 0.001)
-        steps = running.measurement(session, cpu_context(here), settings, 2.0, lambda message: None, interleaved=True)
+        steps = running.measurement(session, cpu_context(here), settings, 2.0, interleaved=True)
         requests, (_, columns) = answered(steps, rounds)
     return columns, session.steps, requests
 

@@ -12,9 +12,8 @@ import torch
 
 from tests.support.ranks import Rank, ranks_here, run_on_ranks
 from tests.support.simulated_time import SimulatedTime, simulated_time
-from tests.support.sleeping_sessions import Sleeper, cpu_context
+from tests.support.sleeping_sessions import Sleeper, cpu_context, run
 from tests.support.tp_block import context
-from tpbench.measure import run as running
 from tpbench.measure.clock import SLEEP_CYCLES_PER_S, ColdCache, Stopwatch, WallClock, do_nothing, paired_difference
 from tpbench.measure.session import IterationSchedule, MeasureSettings
 
@@ -37,7 +36,7 @@ def measured(here: Rank, kind: type[Sleeper], settings: MeasureSettings) -> tupl
     """Return the columns and the number of steps. A step takes 5 ms on rank 0."""
     with simulated_time() as simulated:
         session = kind(here, simulated, 0.005)
-        _, columns = running.run(session, cpu_context(here), settings, 2.0, lambda message: None)
+        _, columns = run(session, cpu_context(here), settings)
     return columns, session.steps
 
 

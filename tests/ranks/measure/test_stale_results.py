@@ -16,9 +16,9 @@ import torch
 from tests.support import cheats
 from tests.support.entropy_loss import context
 from tests.support.ranks import Rank, ranks_here, run_on_ranks
+from tests.support.sleeping_sessions import run
 from tests.support.train_step import mesh_context
 from tpbench.measure import clock, gpu
-from tpbench.measure import run as running
 from tpbench.measure.audit import Inputs
 from tpbench.measure.session import MeasureSettings
 from tpbench.workloads import Variant
@@ -64,7 +64,7 @@ def measured(here: Rank, names: Sequence[str], place: tuple[str, int] | None) ->
     for name in names:
         with mock.patch.object(gpu, "MOST_ITERATIONS", 100):
             session = setup(EntropyLoss(**SIZE), Variant(name, "", getattr(cheats, name), place=place), context(here))
-            verdict, columns = running.run(session, context(here), settings, 2.0, lambda message: None)
+            verdict, columns = run(session, context(here), settings)
         results[name] = verdict.wrong, columns
     return results
 
@@ -88,11 +88,11 @@ def packaged_losses(here: Rank) -> list[str | None]:
     for loss in ("cross_entropy", "soft_cross_entropy", "forward_kl", "reverse_kl"):
         for name in ("pytorch_tp_manual", "pytorch_gather"):
             session: Any = setup(EntropyLoss(**SIZE, loss=loss), WORKLOAD.variants[name], place)  # type: ignore[arg-type]
-            reasons.append(running.run(session, place, FRESH, 2.0, lambda message: None)[0].wrong)
+            reasons.append(run(session, place, FRESH)[0].wrong)
     for loss in ("cross_entropy", "forward_kl"):
         problem = LinearLoss(tokens=16, hidden=32, vocab=102, loss=loss)  # type: ignore[arg-type]
         session = setup_linear(problem, LINEAR.variants["linear_gather"], place)
-        reasons.append(running.run(session, place, FRESH, 2.0, lambda message: None)[0].wrong)
+        reasons.append(run(session, place, FRESH)[0].wrong)
     return reasons
 
 
@@ -132,7 +132,7 @@ def on_fresh_inputs(here: Rank, kind: str) -> dict[str, str | None]:
                 session: Any = make(problem, variant, place)
             session.details = lambda columns: {}
             settings = replace(FRESH, max_iterations=3, fresh=variant.place is None)
-            reasons[variant.name] = running.run(session, place, settings, 2.0, lambda message: None)[0].wrong
+            reasons[variant.name] = run(session, place, settings)[0].wrong
     return reasons
 
 
@@ -166,7 +166,7 @@ def trained(here: Rank, fields: dict[str, Any]) -> dict[str, tuple[str | None, d
     for name in TRAININGS:
         with mock.patch.dict(clock.ITERATIONS, cpu=1, cuda=1):
             session = setup_training(problem, Variant(name, "", getattr(cheats, name), place=("file", 1)), place)
-        verdict, columns = running.run(session, place, MeasureSettings(), 2.0, lambda message: None)
+        verdict, columns = run(session, place, MeasureSettings())
         results[name] = verdict.wrong, columns | verdict.columns
     return results
 

@@ -1,12 +1,16 @@
 """Forecast of the time and memory of cells from stored rows."""
 
+import re
+from dataclasses import replace
+
 import pytest
 
 from tests.support import synthetic
 from tests.support.planned_jobs import job, train_job
+from tpbench.job import parse_job
 from tpbench.launcher import devices
-from tpbench.launcher.planning.forecast import Forecast, skip_predicted_oom, variant_label
-from tpbench.launcher.planning.plan import Cell
+from tpbench.launcher.planning.forecast import Forecast, no_gpu_note, skip_predicted_oom
+from tpbench.launcher.planning.plan import Cell, ThisHost, takes_long_without_gpu
 from tpbench.results.read import load
 
 
@@ -20,12 +24,16 @@ def rows(tmp_path_factory):
 def test_expected_times(rows):
     known = Forecast(rows)
     assert known.seconds(job("triton_tp", vocab=32768, tp_size=1)) == 12.0
-    assert known.seconds(job(tp_size=4)) == 40.0
     assert known.seconds(job(tp_size=16)) == 31.0
 
 
-def test_rows_of_gpus_give_no_time_of_a_cpu_job(rows):
-    assert Forecast(rows).seconds(job(tp_size=4, device="cpu", vocab=1000)) != 40.0
+def test_a_cpu_job_takes_as_long_as_its_size_and_at_most_its_timeout(rows):
+    known = Forecast(rows)
+    small, large = job(tp_size=4, device="cpu", vocab=1000), job("pytorch_gather", tp_size=4, device="cpu")
+    assert known.seconds(small) < 20 < 200 < known.seconds(large)
+    short = job("pytorch_gather", tp_size=4, device="cpu", timeout_s=60)
+    assert known.limited_seconds(short) == 60
+    assert known.remarks(short)[0].startswith("expected to end as timeout: it needs ")
 
 
 def test_a_train_step_has_a_known_time_only_if_it_ran_before():
@@ -44,6 +52,52 @@ def test_predicted_oom(rows):
     assert on_gpu.oom_reason(job("pytorch_gather", tokens=65536, compute_dtype="logits")) is None
 
 
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_cell_whose_last_run_ran_out_of_memory_is_expected_to_run_out(tmp_path, device):
+    cells = [job(device=device, seed=1), job(device=device, seed=2)]
+    memory = {"cuda": {"gpu_name": "NVIDIA H100"}, "cpu": {"memory_gib": 16.0}}[device]
+    base = next(iter(synthetic.cells())) | {"device": device, "job": None, "wall_s": 5.0}
+    base |= {"world_size": 4, "memory_limit_gib": None} | memory
+    oom = {**base, "status": "oom", "key": cells[0].key}
+    frame = load(synthetic.write([oom, {**base, "key": cells[1].key}], tmp_path))
+    known = Forecast(frame, gpu_memory_gib=79.2, cpu_memory_gib=14.0)
+    assert "its last run did, within " in known.oom_reason(cells[0]) and known.limited_seconds(cells[0]) == 5.0
+    assert known.oom_reason(cells[1]) is None
+    assert Forecast(frame, gpu_memory_gib=139.8, cpu_memory_gib=64.0).oom_reason(cells[0]) is None
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        (
+            {"variant": "triton_tp", "tokens": 2**18, "vocab": 2**17, "tp_size": 2},
+            "a rank needs at least 32 GiB, 10 GiB free",
+        ),
+        (
+            {"variant": "linear_tp", "tokens": 64, "hidden": 2**14, "vocab": 2**19, "tp_size": 2},
+            "a rank needs at least 16 GiB, 10 GiB free",
+        ),
+        (train_job(layers=4000).flat(), "expected to need "),
+    ],
+)
+def test_what_the_inputs_and_the_model_need_is_known_without_rows(values, reason):
+    big = parse_job({**values, "device": "cpu"})
+    assert reason in Forecast(None, cpu_memory_gib=20.0).oom_reason(big)
+    assert Forecast(None, cpu_memory_gib=1e6).oom_reason(big) is Forecast(None).oom_reason(big) is None
+
+
+def test_a_long_run_without_a_gpu_is_announced_with_a_command_that_takes_seconds():
+    names = ("pytorch_tp_manual", "pytorch_gather")
+    large = [Cell(at, job(name, device="cpu"), None) for at, name in enumerate(names)]
+    assert takes_long_without_gpu(large[0], ThisHost(0))
+    assert not takes_long_without_gpu(large[0], ThisHost(4))
+    assert not takes_long_without_gpu(replace(large[0], skip_reason="no"), ThisHost(0))
+    assert not takes_long_without_gpu(Cell(0, job(device="cpu", tokens=64, vocab=1000), None), ThisHost(0))
+    (line,) = no_gpu_note(large, {"entropy_loss": "tiny_tp2"}).splitlines()
+    assert re.match(r"no GPU here: the run takes about \d+\.\d min on the CPU, and its times are no measurement", line)
+    assert line.endswith("python -m tpbench -m variant=pytorch_tp_manual,pytorch_gather shape=tiny_tp2")
+
+
 def test_cells_are_skipped_by_rows_of_their_output_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(devices, "smallest_memory_gib", lambda: 80.0)
     monkeypatch.chdir(tmp_path)
@@ -54,9 +108,3 @@ def test_cells_are_skipped_by_rows_of_their_output_folder(tmp_path, monkeypatch)
     small = Cell(1, job(output_dir=out), None)
     skipped, kept = skip_predicted_oom([big, small], Forecast.of([big, small]))
     assert kept == small and skipped.skip_reason.endswith("78 GiB free (skip_predicted_oom=true)")
-
-
-def test_labels_are_those_of_the_report():
-    assert variant_label(job("triton_tp", block_cap=4096), ["block_cap"]) == "triton_tp"
-    label = variant_label(job("pytorch_tp_manual", compile=True, graph=True))
-    assert label == "pytorch_tp_manual compile=true graph=true"

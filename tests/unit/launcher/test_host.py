@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.launcher_rows import cell
-from tpbench.launcher import host
+from tpbench.launcher import torchrun
 from tpbench.launcher.attempt import Attempt
 from tpbench.launcher.host import Host, own_torchrun_reason, problem_of
 from tpbench.launcher.options import SweepOptions
@@ -69,7 +69,7 @@ def run(
     folder: Path, monkeypatch: pytest.MonkeyPatch, cells: list[Any], fates: dict[int, str], **options: Any
 ) -> list[Attempt]:
     """Run cells with these fates, and return their attempts as they end."""
-    monkeypatch.setattr(host, "ProcessTree", FakeRanks)
+    monkeypatch.setattr(torchrun, "ProcessTree", FakeRanks)
     monkeypatch.setattr(FakeRanks, "fates", fates)
     monkeypatch.setattr(FakeRanks, "started", [])
     sweep = folder / "sweeps" / "S"

@@ -73,8 +73,8 @@ EMBEDDING = {"variant": "dense_all_reduce", "table_rows": 64, "width": 8, "tp_si
         ([{"graph": True}, {"graph": False}], ["graph=true", "graph=false"]),
         ([{"seed": 1}, {"seed": 1}], ["", ""]),  # the same job
         (
-            [{**EMBEDDING, "distribution": one} for one in ("zipf", "uniform")] + [{}],
-            ["distribution=zipf", "distribution=uniform", ""],
+            [{**EMBEDDING, "distribution": one} for one in ("zipf_bigram", "uniform")] + [{}],
+            ["distribution=zipf_bigram", "distribution=uniform", ""],
         ),
     ],
 )
@@ -160,18 +160,6 @@ def test_an_option_value_that_a_variant_refuses_is_refused_before_it_runs(varian
     assert cell.skip_reason is None
     refused, fine = cells(stream, {**BLOCK, "variant": "block_tp", "graph": True}, gpus=2, chosen=chosen)
     assert "set signals=kernel" in str(refused.skip_reason) and fine.skip_reason is None
-
-
-@pytest.mark.parametrize("variant", [name for name, (workload, _) in variants().items() if workload.name == "tp_block"])
-def test_every_variant_of_the_block_can_be_captured_with_the_signals_that_a_graph_can_hold(variant: str) -> None:
-    (cell,) = cells({**BLOCK, "variant": variant, "graph": True}, gpus=2, chosen=("graph",))
-    assert cell.skip_reason is None
-    takes_signals = "signals" in cell.job.implementation.options
-    assert cell.job.problem.signals == ("kernel" if takes_signals else "stream")
-    explicit = cells({**BLOCK, "variant": variant, "graph": True, "signals": "kernel"}, gpus=2, chosen=("signals",))
-    assert explicit[0].job.key == cell.job.key
-    (eager,) = cells({**BLOCK, "variant": variant}, gpus=2)
-    assert eager.job.problem.signals == "stream"
 
 
 TOO_MANY = "64 ranks would share 2 CPU cores, and max_ranks_per_core=8 allows 16: set max_ranks_per_core=32 to run them"

@@ -28,7 +28,7 @@ def job(**values: Any) -> Job:
     ],
 )
 def test_the_greatest_length_of_an_array(config: str, longest: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster.subprocess, "run", lambda line, **_: subprocess.CompletedProcess(line, 0, config, ""))
+    monkeypatch.setattr(cluster, "answer", lambda *line: subprocess.CompletedProcess(line, 0, config, ""))
     assert cluster.max_array_length() == longest
 
 
@@ -59,11 +59,11 @@ def test_a_job_that_is_too_big_for_the_partition_is_skipped(sizes: dict[str, Any
 
 @pytest.mark.parametrize(("name", "nodes"), [(None, 12), ("gpu", 10)])
 def test_a_partition_is_read_from_sinfo(name: str | None, nodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def answer(line: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+    def answer(*line: str) -> subprocess.CompletedProcess[str]:
         said = "gpu|8|64|gpu:h100:8(S:0-1),gpu:mig:2\ngpu|2|32+|(null)\n"
         return subprocess.CompletedProcess(line, 0, said if name else f"{said}cpu*|12|16|(null)\n", "")
 
-    monkeypatch.setattr(cluster.subprocess, "run", answer)
+    monkeypatch.setattr(cluster, "answer", answer)
     monkeypatch.setattr(layout.shutil, "which", lambda name: name)
     monkeypatch.setattr(layout.machine, "version", lambda name: "2.13.0")
     assert Partition.find(SlurmSettings(partition=name)) == Partition(10, 64, nodes)
@@ -74,12 +74,12 @@ def test_a_partition_is_read_from_sinfo(name: str | None, nodes: int, monkeypatc
     [(1, "needs a Slurm cluster, and none answers: sinfo says no controller"), (0, r"called gpuu, did you mean gpu\?")],
 )
 def test_a_partition_that_cannot_be_found(code: int, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def answer(line: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+    def answer(*line: str) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(
             line, code, "" if line[-1].startswith("--part") else "gpu\ncpu\n", "no\ncontroller"
         )
 
-    monkeypatch.setattr(cluster.subprocess, "run", answer)
+    monkeypatch.setattr(cluster, "answer", answer)
     monkeypatch.setattr(layout.shutil, "which", lambda name: name)
     with pytest.raises(JobError, match=said):
         Partition.find(SlurmSettings(partition="gpuu"))
@@ -87,7 +87,7 @@ def test_a_partition_that_cannot_be_found(code: int, said: str, monkeypatch: pyt
 
 def test_the_reason_of_a_pending_job_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     said = "7_0|PENDING|ReqNodeNotAvail, UnavailableNodes:a\n7_1|RUNNING|None\n7_2|PENDING|None\n"
-    monkeypatch.setattr(cluster.subprocess, "run", lambda line, **_: subprocess.CompletedProcess(line, 0, said, ""))
+    monkeypatch.setattr(cluster, "answer", lambda *line: subprocess.CompletedProcess(line, 0, said, ""))
     found = states(["7_0", "7_1", "7_2"])
     assert found == {"7_0": "PENDING", "7_1": "RUNNING", "7_2": "PENDING"}
     words = ["pending (ReqNodeNotAvail, UnavailableNodes:a)", "running", "pending"]
@@ -101,18 +101,18 @@ ANSWERS = {
 
 
 def test_states_come_from_the_queue_and_then_from_the_accounting(monkeypatch: pytest.MonkeyPatch) -> None:
-    def answer(line: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+    def answer(*line: str) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(line, 0, ANSWERS[line[0]], "")
 
-    monkeypatch.setattr(cluster.subprocess, "run", answer)
+    monkeypatch.setattr(cluster, "answer", answer)
     assert states(["7_0", "7_2", "7_4", "9"]) == {"7_0": "RUNNING", "7_2": "CANCELLED", "7_4": "GONE", "9": "TIMEOUT"}
 
 
 def test_without_an_answer_of_the_queue_no_state_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    def answer(line: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+    def answer(*line: str) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(line, 1, "", "slurm_load_jobs error: Unable to contact slurm controller")
 
-    monkeypatch.setattr(cluster.subprocess, "run", answer)
+    monkeypatch.setattr(cluster, "answer", answer)
     assert states(["7_0"]) == {}
 
 
@@ -120,23 +120,21 @@ def test_jobs_are_cancelled_until_all_have_ended(monkeypatch: pytest.MonkeyPatch
     queue = iter(["7_0|RUNNING\n7_1|COMPLETED\n", "7_0|COMPLETING\n7_1|COMPLETED\n", "7_0|CANCELLED\n7_1|COMPLETED\n"])
     cancelled = []
 
-    def answer(line: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+    def answer(*line: str) -> subprocess.CompletedProcess[str]:
         if line[0] == "scancel":
             cancelled.append(line[1:])
             return subprocess.CompletedProcess(line, 0, "", "")
         return subprocess.CompletedProcess(line, 0, next(queue), "")
 
     monkeypatch.setattr(cluster, "POLL_S", 0)
-    monkeypatch.setattr(cluster.subprocess, "run", answer)
+    monkeypatch.setattr(cluster, "answer", answer)
     cluster.cancel_and_wait(["7_0", "7_1"])
-    assert cancelled == [["7_0"], ["7_0"]]
+    assert cancelled == [("7_0",), ("7_0",)]
     assert next(queue, None) is None
 
 
 def test_a_final_state_is_not_completing(monkeypatch: pytest.MonkeyPatch) -> None:
     queue = iter(["7_0|COMPLETING\n", "7_0|CANCELLED\n"])
     monkeypatch.setattr(cluster, "POLL_S", 0)
-    monkeypatch.setattr(
-        cluster.subprocess, "run", lambda line, **_: subprocess.CompletedProcess(line, 0, next(queue), "")
-    )
+    monkeypatch.setattr(cluster, "answer", lambda *line: subprocess.CompletedProcess(line, 0, next(queue), ""))
     assert cluster.final_states(["7_0"]) == {"7_0": "CANCELLED"}

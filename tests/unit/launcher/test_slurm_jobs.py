@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 from tests.support.launcher_rows import cell
 from tpbench.job import Job, parse_job
-from tpbench.launcher import host
+from tpbench.launcher import torchrun
 from tpbench.launcher.attempt import Attempt, abandon, discard_rows
 from tpbench.launcher.options import SweepOptions
 from tpbench.launcher.planning.plan import Cell
@@ -33,18 +33,18 @@ def job(**values: Any) -> Job:
 
 
 def test_the_torchrun_line_of_the_second_of_two_nodes() -> None:
-    line = host.command(
+    line = torchrun.command(
         job(tp_size=4, dp_size=2),
         Path("/out/sweeps/S/3/node1/cell.json"),
         Path("/out/sweeps/S/3/node1"),
-        host.Rendezvous(2, "10.0.0.1:12345", "10.0.0.2", node=1),
+        torchrun.Rendezvous(2, "10.0.0.1:12345", "10.0.0.2", node=1),
     )
     assert line[3:13] == [
         "--nnodes=2", "--nproc-per-node=4", "--rdzv-backend=tpbench", "--rdzv-id=S-3",
         "--rdzv-endpoint=10.0.0.1:12345", "--rdzv-conf=rank=1", "--local-addr=10.0.0.2", "--max-restarts=0",
         "--monitor-interval=0.1", "--log-dir=/out/sweeps/S/3/node1",
     ]  # fmt: skip
-    env = host.environment(job(tp_size=4, dp_size=2), "row", {}, nodes=2)
+    env = torchrun.environment(job(tp_size=4, dp_size=2), "row", {}, nodes=2)
     assert "GLOO_SOCKET_IFNAME" not in env
     assert "NCCL_SOCKET_IFNAME" not in env
 
@@ -100,7 +100,7 @@ def test_an_abandoned_attempt_gets_no_row(
     assert is_wanted(attempt)
     abandon(attempt.folder)
     assert closed(attempt, "CANCELLED") is None
-    monkeypatch.setattr(cluster.subprocess, "run", lambda *_, **__: pytest.fail("asked for the state of its job"))
+    monkeypatch.setattr(cluster, "answer", lambda *_: pytest.fail("asked for the state of its job"))
     assert submitted.main([str(attempt.folder.parent)]) == 3
     assert "no job runs it: run the sweep again with resume=true" in capsys.readouterr().out
     assert not attempt.has_row
@@ -114,11 +114,11 @@ def test_the_job_of_an_abandoned_attempt_is_ended_once(tmp_path: Path, monkeypat
     _discard(attempt.close("error", "it failed"))
     asked: list[list[str]] = []
 
-    def answer(line: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+    def answer(*line: str) -> subprocess.CompletedProcess[str]:
         asked.append(line)
         return subprocess.CompletedProcess(line, 0, "7_0|COMPLETED\n", "")
 
-    monkeypatch.setattr(cluster.subprocess, "run", answer)
+    monkeypatch.setattr(cluster, "answer", answer)
     slurm = object.__new__(Slurm)  # whose making asks for a cluster
     slurm.adopted = {}
     assert slurm.recover([attempt.cell]) == {}

@@ -34,7 +34,7 @@ def test_the_file_has_every_option_with_its_default() -> None:
 def test_the_example_of_further_arguments_is_valid() -> None:
     text = SlurmSettings.__dataclass_fields__["sbatch"].metadata["help"]
     (line,) = re.findall(r"'(\+hydra\.launcher\.sbatch=.*)'", text)
-    check_overrides(["hydra/launcher=torchrun_slurm", line], CONF)
+    check_overrides(["hydra/launcher=torchrun_slurm", line])
     with initialize_config_dir(str(CONF), version_base=None):
         config = compose("config", ["hydra/launcher=torchrun_slurm", line], return_hydra_config=True)
     values: Any = OmegaConf.to_container(config.hydra.launcher)
@@ -44,12 +44,12 @@ def test_the_example_of_further_arguments_is_valid() -> None:
 
 def test_a_misspelled_option_is_refused_with_the_valid_ones() -> None:
     with pytest.raises(JobError, match=r"no option of torchrun_slurm is called partitoin, did you mean partition.*qos"):
-        check_overrides(["-m", "hydra/launcher=torchrun_slurm", "hydra.launcher.partitoin=gpu"], CONF)
+        check_overrides(["-m", "hydra/launcher=torchrun_slurm", "hydra.launcher.partitoin=gpu"])
     with pytest.raises(JobError, match="no launcher is called slurm, did you mean torchrun_slurm"):
-        check_overrides(["hydra/launcher=slurm"], CONF)
+        check_overrides(["hydra/launcher=slurm"])
     with pytest.raises(JobError, match=r"hydra\.launcher\.partition needs hydra/launcher=torchrun_slurm"):
-        check_overrides(["hydra.launcher.partition=gpu"], CONF)
-    check_overrides(["hydra/launcher=torchrun_slurm", "hydra.launcher.sbatch.mail-type=END"], CONF)
+        check_overrides(["hydra.launcher.partition=gpu"])
+    check_overrides(["hydra/launcher=torchrun_slurm", "hydra.launcher.sbatch.mail-type=END"])
 
 
 @pytest.mark.parametrize(

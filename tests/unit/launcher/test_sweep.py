@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
@@ -16,28 +15,22 @@ from tests.support.launcher_rows import FACTS, cell
 from tpbench.launcher import sweep
 from tpbench.launcher.attempt import Attempt, discard_rows, store_left_results
 from tpbench.launcher.display import Display
-from tpbench.launcher.host import _require_folders
-from tpbench.launcher.interrupts import Terminated, raise_on_termination
+from tpbench.launcher.host import Host, _require_folders
 from tpbench.launcher.options import SweepOptions
-from tpbench.launcher.planning.plan import Cell, PlanningTarget, ThisHost
+from tpbench.launcher.planning.plan import Cell, ThisHost
 from tpbench.results.read import plain_rows
 from tpbench.settings import JobError
 
 
-class InstantRunner:
+class InstantRunner(Host):
     """Ends each attempt at once as out of memory. The cells of `fail_once` end as error the first time."""
+
+    target = ThisHost(gpus=8)
+    facts = FACTS
 
     def __init__(self, fail_once: Sequence[int] = ()) -> None:
         self.fail_once = set(fail_once)
         self.started: list[int] = []
-
-    @property
-    def target(self) -> PlanningTarget:
-        return ThisHost(gpus=8)
-
-    @property
-    def facts(self) -> Mapping[str, Any]:
-        return FACTS
 
     def recover(self, cells: Sequence[Cell]) -> dict[int, str]:
         return {}
@@ -73,37 +66,6 @@ def test_a_long_sweep_merges_its_rows_and_still_retries_and_resumes(
     attempts = sweep.run_sweep(cells, tmp_path / "again", SweepOptions(resume=True), again)
     assert again.started == []
     assert {each.note for each in attempts} == {"measured before"}
-
-
-class HotRunner(InstantRunner):
-    """Ends each attempt as ok. A cell's GPU lowers its clocks in so many of its first attempts."""
-
-    def __init__(self, throttled: dict[int, int]) -> None:
-        super().__init__()
-        self.throttled = throttled
-
-    def run(self, attempts: Sequence[Attempt], display: Display) -> Iterator[Attempt]:
-        for planned in attempts:
-            index = planned.cell.index
-            self.started.append(index)
-            display.start(planned.cell)
-            attempt = planned.begin()
-            hot = self.started.count(index) <= self.throttled[index]
-            yield attempt.with_columns(time_ms=1.0, throttle_reasons="power" if hot else "none").close("ok")
-
-
-@pytest.mark.parametrize(("throttle", "started"), [("mark", [0, 1, 2]), ("retry", [0, 1, 2, 1, 2, 2])])
-def test_throttled_cells_are_measured_again_at_most_twice(
-    throttle: Literal["mark", "retry"], started: list[int], tmp_path: Path
-) -> None:
-    cells = [cell(index, tmp_path, seed=index) for index in range(3)]
-    runner = HotRunner({0: 0, 1: 1, 2: 9})
-    sweep.run_sweep(cells, tmp_path / "logs", SweepOptions(throttle=throttle), runner)
-    assert runner.started == started
-    rows = package.load(tmp_path).sort_values("cell")
-    again = throttle == "retry"
-    assert rows["throttle_reasons"].tolist() == ["none", "none" if again else "power", "power"]
-    assert rows["tries"].tolist() == ([1, 2, 3] if again else [1, 1, 1])
 
 
 class FullDisk(InstantRunner):
@@ -155,22 +117,6 @@ def test_a_removed_folder_ends_the_sweep_in_one_line(tmp_path: Path) -> None:
     attempt = Attempt.plan(cell(0, tmp_path), tmp_path / "sweep", FACTS, 1)
     with pytest.raises(JobError, match=r"sweep/0 was removed while its job ran.* resume=true$"):
         _require_folders([attempt])
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_signals_of_the_end_unwind_the_stack(number: signal.Signals) -> None:
-    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
-        raise_on_termination()
-        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
-        raise_on_termination()
-        with pytest.raises(Terminated):
-            signal.raise_signal(number)
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
 
 
 @pytest.mark.parametrize("columns", [{"bytes_communicated": 768.5}, {"bytes_moved": 10**30}, {"no_such_column": 1}])

@@ -11,7 +11,7 @@ import pytest
 
 from tpbench.job import Job, parse_job
 from tpbench.kernels.collectives import ENVIRONMENT
-from tpbench.launcher import host
+from tpbench.launcher import torchrun
 
 GOLDEN = Path(__file__).parent / "golden"
 JOBS = {
@@ -28,7 +28,7 @@ def job(name: str, variant: str = "triton_tp") -> Job:
 @pytest.mark.parametrize("name", JOBS)
 def test_command(name: str) -> None:
     logs = Path("/runs/20260101-000000-abcdef/3")
-    line = host.command(job(name), logs / "cell.json", logs)
+    line = torchrun.command(job(name), logs / "cell.json", logs)
     assert line[0] == sys.executable
     text = "python \\\n  " + " \\\n  ".join(shlex.quote(each) for each in line[1:]) + "\n"
     assert text == (GOLDEN / f"{name}.sh").read_text()
@@ -36,26 +36,26 @@ def test_command(name: str) -> None:
 
 def test_a_job_on_a_cpu_sees_no_gpu_and_interprets_kernels_and_one_on_gpus_never_does() -> None:
     inherited = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "0,1"}
-    env = host.environment(job("tiny_tp2"), "row", inherited)
-    assert (env["CUDA_VISIBLE_DEVICES"], env["TRITON_INTERPRET"], env[host.MARKER]) == ("", "1", "row")
-    assert "TRITON_INTERPRET" not in host.environment(job("tiny_tp2", "pytorch_gather"), "row", {})
-    env = host.environment(job("v131k_tp8"), "row", inherited)
+    env = torchrun.environment(job("tiny_tp2"), "row", inherited)
+    assert (env["CUDA_VISIBLE_DEVICES"], env["TRITON_INTERPRET"], env[torchrun.MARKER]) == ("", "1", "row")
+    assert "TRITON_INTERPRET" not in torchrun.environment(job("tiny_tp2", "pytorch_gather"), "row", {})
+    env = torchrun.environment(job("v131k_tp8"), "row", inherited)
     assert "TRITON_INTERPRET" not in env and env["CUDA_VISIBLE_DEVICES"] == "0,1"
 
 
 def test_no_communicator_of_a_job_makes_multicast_objects() -> None:
-    env = host.environment(job("v131k_tp8"), "row", {})
-    assert env.items() >= ENVIRONMENT.items() == host.NO_MULTICAST.items()
-    assert host.environment(job("v131k_tp8"), "row", {"NCCL_NVLS_ENABLE": "1"})["NCCL_NVLS_ENABLE"] == "1"
-    assert not host.environment(job("tiny_tp2"), "row", {}).keys() & ENVIRONMENT.keys()
+    env = torchrun.environment(job("v131k_tp8"), "row", {})
+    assert env.items() >= ENVIRONMENT.items() == torchrun.NO_MULTICAST.items()
+    assert torchrun.environment(job("v131k_tp8"), "row", {"NCCL_NVLS_ENABLE": "1"})["NCCL_NVLS_ENABLE"] == "1"
+    assert not torchrun.environment(job("tiny_tp2"), "row", {}).keys() & ENVIRONMENT.keys()
 
 
 def test_variables_of_the_user_stay_but_one_host_communicates_over_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     mine = {"NCCL_SOCKET_IFNAME": "eth7", "GLOO_SOCKET_IFNAME": "eth7", "OMP_NUM_THREADS": "5", "PYTHONPATH": "/mine"}
-    env = host.environment(job("tiny_tp2"), "row", mine)
+    env = torchrun.environment(job("tiny_tp2"), "row", mine)
     assert env["OMP_NUM_THREADS"] == "5"
     assert {env["NCCL_SOCKET_IFNAME"], env["GLOO_SOCKET_IFNAME"]} <= {"lo", "lo0"}
-    assert host.environment(job("tiny_tp2"), "row", mine, nodes=2)["NCCL_SOCKET_IFNAME"] == "eth7"
+    assert torchrun.environment(job("tiny_tp2"), "row", mine, nodes=2)["NCCL_SOCKET_IFNAME"] == "eth7"
     assert env["PYTHONPATH"].split(os.pathsep)[1] == "/mine"
-    monkeypatch.setattr(host, "INSTALLED", True)  # then the package must not be before what the user put there
-    assert host.environment(job("tiny_tp2"), "row", mine)["PYTHONPATH"] == "/mine"
+    monkeypatch.setattr(torchrun, "INSTALLED", True)  # then the package must not be before what the user put there
+    assert torchrun.environment(job("tiny_tp2"), "row", mine)["PYTHONPATH"] == "/mine"

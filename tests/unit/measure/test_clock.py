@@ -16,7 +16,6 @@ from tpbench.measure.clock import (
     DeviceClock,
     Stopwatch,
     WallClock,
-    _affordable,
     abba_order,
     do_nothing,
     paired_difference,
@@ -139,24 +138,8 @@ def test_blocks_of_iterations_alternate_and_their_first_halves_do_not_count(monk
         assert "".join(calls) == "aaabbbbbbaaa"
 
 
-def test_times_are_device_times_on_a_gpu_unless_the_hosts_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    lone_rank(monkeypatch)
-    watch = object.__new__(Stopwatch)
-    cache: Any = LoggedCache([])
-    for device, on_host, kind in (("cpu", False, WallClock), ("cpu", True, WallClock), ("meta", True, WallClock),
-                                  ("meta", False, DeviceClock)):  # fmt: skip
-        watch.device, watch.cache = torch.device(device), cache
-        assert type(watch._clock(on_host)) is kind
-
-
 def test_a_difference_is_taken_within_each_pass() -> None:
     """A clock that falls over time cancels, and one disturbed pass does not matter."""
     falling = [10.0, 12.0, 14.0, 16.0, 18.0]
     assert paired_difference([sample + 1 for sample in falling[:4]] + [90.0], falling) == 1
     assert abba_order(3, 3) == [0, 1, 2, 2, 1, 0, 0, 1, 2]  # every second pass is reversed
-
-
-@pytest.mark.parametrize(("step_ms", "iterations"), [(0.0, 20), (15.0, 20), (30.0, 10), (134.0, 5)])
-def test_long_steps_are_timed_less_often(step_ms: float, iterations: int) -> None:
-    assert _affordable(step_ms, most=20) == iterations
-    assert _affordable(step_ms, most=3) == 3

@@ -15,7 +15,6 @@ from tests.support.simulated_time import SimulatedTime
 from tests.support.sleeping_sessions import cpu_context
 from tpbench.measure import gpu
 from tpbench.measure.gpu import ClockWatch, this_gpu
-from tpbench.measure.measured_columns import clock_columns
 from tpbench.measure.session import Context
 
 STATE = "nvmlDeviceGetCurrentClocksThrottleReasons"
@@ -78,48 +77,29 @@ def test_clocks_are_columns_or_missing() -> None:
     assert unknown.clocks_mhz() == {}
 
 
-@pytest.mark.parametrize("step_s", [0.0003, 0.4])
-def test_energy_is_read_right_after_the_counter_changed(step_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    time = SimulatedTime()
-    monkeypatch.setattr(gpu, "time", time)
-    device = fake_gpu(time)
-    steps = 0
-
-    def step() -> None:
-        nonlocal steps
-        steps += 1
-        time.sleep(step_s)
-        device.nvml.used_j += 3.0
-
-    iterations = gpu.iterations_of_sample(step_s * 1e3)
-    assert iterations * step_s >= gpu.SAMPLE_S
-    assert gpu.sampled_j(step, iterations, device) == pytest.approx(3.0 * iterations)
-    assert steps == iterations
-
-
+@pytest.mark.parametrize(
+    ("step_s", "sample_s", "iterations"), [(0.25, 1.0, 4), (0.3, 1.0, 4), (0.3, 0.5, 2), (2.0, 1.0, 1)]
+)
 def test_energy_is_the_sum_over_ranks_of_a_second_of_iterations(
-    context: Context, monkeypatch: pytest.MonkeyPatch
+    step_s: float, sample_s: float, iterations: int, context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     time, calls = SimulatedTime(), []
     monkeypatch.setattr(gpu, "time", time)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: calls.append("synchronize"))
     device = fake_gpu(time)
 
-    def step() -> None:
+    def iteration() -> None:
         calls.append("step")
-        time.sleep(0.25)
+        time.sleep(step_s)
         device.nvml.used_j += 3.0
 
-    found = gpu.iteration_energy_j(step, lambda: calls.append("restore"), 250.0, device, context)
+    found = gpu.iteration_energy_j(iteration, step_s * 1e3, device, context, sample_s)
     assert found == pytest.approx(3.0 + 6.0)  # the second rank has twice the numbers
-    assert calls == ["restore", "step"] * 4 + ["synchronize"]
-    assert gpu.iterations_of_sample(2000.0) == 1 and gpu.iterations_of_sample(300.0) == 4
-    assert gpu.iterations_of_sample(300.0, sample_s=0.5) == 2
-    assert gpu.iterations_of_sample(1e-6) == gpu.MOST_ITERATIONS  # by a replaced clock
-    assert gpu.iteration_energy_j(step, step, 250.0, None, context) is None
+    assert calls == ["step"] * iterations + ["synchronize"]
     unknown = fake_gpu(time, "nvmlDeviceGetTotalEnergyConsumption")
-    assert gpu.iteration_energy_j(step, step, 250.0, unknown, context) is None
-    assert calls == ["restore", "step"] * 4 + ["synchronize"]  # no iteration runs for a number that is not known
+    for without in (None, unknown):
+        assert gpu.iteration_energy_j(iteration, 250.0, without, context) is None
+    assert len(calls) == iterations + 1  # no iteration runs for a number that is not known
 
 
 def test_a_counter_that_stands_still_is_read_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,17 +117,16 @@ def test_clocks_are_lowered_if_those_of_any_rank_are(context: Context, monkeypat
     with watch:
         pass
     clocks = {"sm_clock_mhz": 1980, "memory_clock_mhz": 3201}
-    assert clock_columns(watch, context) == {**clocks, "throttle_reasons": "none"}
+    assert watch.columns(context) == {**clocks, "throttle_reasons": "none"}
     device.nvml.state = pynvml.nvmlClocksThrottleReasonSwPowerCap
     with watch:
         pass
-    # Rank 1 has twice the bits of rank 0: the reason after this one.
-    assert clock_columns(watch, context) == {**clocks, "throttle_reasons": "power thermal"}
+    assert watch.columns(context) == {**clocks, "throttle_reasons": "power"}
     unknown = fake_gpu(time, "nvmlDeviceGetCurrentClocksThrottleReasons", "nvmlDeviceGetViolationStatus")
     silent = ClockWatch(unknown, time.perf_counter)
     with silent:
         pass
-    assert clock_columns(silent, context) == clocks and clock_columns(ClockWatch(None), context) == {}
+    assert silent.columns(context) == clocks and ClockWatch(None).columns(context) == {}
 
 
 def test_the_gpu_of_a_rank_is_the_one_with_its_uuid(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import pytest
 import torch
 
@@ -15,11 +15,10 @@ from tests.support.fake_gpu_memory import GIB, FakeMemory
 from tests.support.lone_rank import lone_rank
 from tests.support.ranks import Rank
 from tests.support.simulated_time import FakeEvents, SimulatedTime, simulated_time
-from tests.support.sleeping_sessions import Sleeper, cpu_context
+from tests.support.sleeping_sessions import Sleeper, cpu_context, run
 from tpbench.measure import clock, rank_memory
 from tpbench.measure import run as running
 from tpbench.measure.clock import WallClock
-from tpbench.measure.measured_columns import launch_samples
 from tpbench.measure.session import Context, IterationSchedule, MeasureSettings
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -52,7 +51,7 @@ def measured(
     with simulated_time() as time:
         session = kind(here, time, seconds, wrong)
         wanted = MeasureSettings(graph=graph, **settings)
-        _, columns = running.run(session, cpu_context(here), wanted, 2.0, phases.append, interpreted)
+        _, columns = run(session, dataclasses.replace(cpu_context(here), say=phases.append), wanted, interpreted)
     return columns, session.steps, phases
 
 
@@ -76,33 +75,6 @@ def test_blocks_end_at_the_limit_of_iterations_or_of_time(here: Rank, budget_s: 
         here, 0.005, time_budget_s=budget_s, min_iterations=2, max_iterations=40, precision=0.0
     )
     assert (columns["iterations"], steps) == (iterations, 5 + iterations)
-
-
-VARYING = [np.array([1.0, 2.0]), np.array([1.0, 3.0])]
-EQUAL = [np.array([1.0, 2.0])] * 2
-
-
-@pytest.mark.parametrize(
-    ("samples", "spent_s", "limits", "block"),
-    [
-        ([], 0.0, {}, 5),
-        ([], 0.0, {"max_iterations": 3}, 3),
-        (VARYING * 14, 0.1, {}, 2),  # never more than 30
-        (VARYING * 15, 0.1, {}, 0),
-        (VARYING * 14, 1.0, {}, 0),  # no time is left
-        (VARYING * 5, 0.2, {"max_iterations": 1000}, 10),  # as many again
-        (VARYING * 5, 0.2, {"max_iterations": 1000, "min_iterations": 25}, 15),  # as many as are missing
-        (VARYING * 5, 0.2, {"max_iterations": 1000, "min_iterations": 500}, 40),  # the time is enough for so many
-        (VARYING * 5, 0.99, {"max_iterations": 1000}, 1),  # at least one
-        (EQUAL * 5, 0.2, {"min_iterations": 10}, 0),  # precise, and enough of them
-        (EQUAL * 5, 0.2, {"min_iterations": 11}, 10),
-        (VARYING * 5, 0.2, {"min_iterations": 10}, 10),  # enough, but not precise
-        (VARYING * 5, 0.2, {"min_iterations": 10, "precision": 0.5}, 0),
-    ],
-)
-def test_the_next_block(samples: list[np.ndarray], spent_s: float, limits: dict[str, Any], block: int) -> None:
-    settings = {"time_budget_s": 1.0, "min_iterations": 20, "max_iterations": 30, "precision": 0.0} | limits
-    assert running._next_block(samples, spent_s, MeasureSettings(**settings)) == block
 
 
 @pytest.mark.parametrize("interpreted", [True, False])
@@ -200,22 +172,14 @@ def test_the_launch_ends_when_the_step_returns_not_when_the_device_is_idle(
         monkeypatch.setattr(running, "this_gpu", lambda _: None)
         monkeypatch.setattr(running, "iteration_columns", lambda *_: {})
         monkeypatch.setattr(running, "_captured", lambda *_: lambda: time.sleep(replay_s or 0.0))
-        monkeypatch.setattr(rank_memory, "extra_peak", lambda _: contextlib.nullcontext(rank_memory.Peak()))
+        peak: Any = mock.Mock(peak_gib=[math.nan])
+        monkeypatch.setattr(rank_memory, "extra_peak", lambda _: contextlib.nullcontext(peak))
         monkeypatch.setattr(rank_memory, "fill_freed_with_nan", lambda *_: None)
         session = Launching(here, time, 0.002)
         wanted = MeasureSettings(graph=replay_s is not None, **settings)
-        columns = running.run(session, on_gpu(here), wanted, 2.0, lambda _: None)[1]
+        columns = run(session, on_gpu(here), wanted)[1]
     assert columns["launch_ms"] == pytest.approx(2 * launch_ms)
     assert columns["time_ms"] == pytest.approx(2 * (launch_ms + 3.0))
-
-
-def test_a_wait_for_the_device_within_the_step_is_a_part_of_the_launch(here: Rank) -> None:
-    with simulated_time() as time:
-        wall = WallClock(CPU, mock.Mock())
-        wall.samples(lambda: time.sleep(0.004), lambda: None, 1)
-    (launch,) = launch_samples(wall, 1, on_gpu(here)) or []
-    assert launch.tolist() == pytest.approx([4.0, 8.0])
-    assert launch_samples(wall, 1, cpu_context(here)) is None
 
 
 class Training(Logging):
@@ -242,8 +206,9 @@ def trained(
         monkeypatch.setattr(running, "this_gpu", lambda device: None)
         monkeypatch.setattr(running, "iteration_columns", lambda *_: {"bound": "memory"})
         session, context = Training(here, time, 0.0, wrong), on_gpu(here) if cuda else cpu_context(here)
+        context = dataclasses.replace(context, say=phases.append)
         wall = WallClock(CPU, mock.Mock())
-        _, columns = running.run_scheduled(session, session.schedule, context, wall, 2.0, phases.append)
+        _, columns = running.run_scheduled(session, session.schedule, context, wall, 2.0)
     return columns, session.events, phases
 
 

@@ -7,10 +7,9 @@ import re
 import pytest
 
 from tests.support import synthetic
-from tpbench.predict import memory as target
 from tpbench.predict.answer import first_sentence
 from tpbench.predict.command import main, whole_numbers
-from tpbench.predict.memory import RESERVE_GIB, Estimate
+from tpbench.predict.memory import Estimate
 from tpbench.predict.model import Prediction
 from tpbench.workloads.cost_model import Question
 from tpbench.workloads.entropy_loss.cost_model import LossSize
@@ -114,18 +113,6 @@ def test_several_problems_have_a_sentence_each_before_the_tables(predict):
     assert several[0] == single and [each["tp_size"] for each in several] == [4, 8]
 
 
-def test_one_line_about_extrapolation(predict):
-    said = predict("--tp", "8", "--tokens", "128k", "--vocab", "128k")
-    (line,) = [line for line in said.splitlines() if "extrapolates" in line]
-    assert line == ("extrapolates beyond what was measured, at most: tokens=131072 32 times, tp_size=8 2 times")
-    assert "extrapolates" not in predict("--tp", "4", "--tokens", "4k", "--vocab", "64k")
-
-
-def test_the_memory_reserve_is_named(predict):
-    assert f"80.00 GiB of a GPU - {RESERVE_GIB:g} GiB reserve" in predict("--gpu-memory", "80")
-    assert "memory: 139.8 GiB of a GPU - 2 GiB reserve for CUDA, NCCL and fragments = 137.8 GiB;" in predict()
-
-
 def times(said):
     lines = [line.split("  ") for line in said.splitlines() if line.startswith(synthetic.VARIANTS)]
     return [[word.strip() for word in line[1:] if word.strip()][:3] for line in lines]
@@ -161,16 +148,6 @@ def test_a_known_gpu_needs_no_numbers(predict):
     times = [found["variants"]["triton_tp"]["device_ms"]["value"] for found in (own, other)]
     assert times[0] < times[1] < 4800 / 2039 * times[0]
     assert "by the datasheets of both" in predict("--gpu", "b200")
-
-
-def test_the_gpu_of_this_machine_is_the_one_in_question(predict, monkeypatch):
-    monkeypatch.setattr(target, "this_gpu", lambda: ("NVIDIA L40", 48.0))
-    said = predict()
-    assert "(NVIDIA H200) than NVIDIA L40, so times are withheld" in said
-    assert "memory: 48.00 GiB of a GPU" in said and times(said)[0] == ["-", "-", "-"]
-    assert "withheld" not in predict("--gpu", "NVIDIA H200")
-    monkeypatch.setattr(target, "this_gpu", lambda: ("NVIDIA H200", 139.8))
-    assert "another GPU" not in predict()
 
 
 def test_a_number_that_says_nothing_is_unknown(tmp_path, capsys):

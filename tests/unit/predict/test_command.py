@@ -1,7 +1,6 @@
 """`scripts/predict.py` as users call it."""
 
 import dataclasses
-import json
 import re
 
 import pytest
@@ -24,19 +23,10 @@ def test_text_answer(rows, capsys):
     assert capsys.readouterr().out.splitlines()[4].endswith(" OOM")
 
 
-def test_json_answer(rows, capsys):
-    assert main(["--format", "json", "--rows", rows, "--gpu-memory", "100", "--loss", "reverse_kl"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["variants"]["triton_tp"]["memory"] == "fits" and said["free_gib"] == 98
-    memory = said["variants"]["pytorch_gather"]["peak_gib"]
-    assert memory["low"] <= memory["value"] <= memory["high"]
-
-
 def test_validation(rows, capsys):
     assert main(["--validate", "--rows", rows]) == 0
     said = capsys.readouterr().out
     assert "the aims are reached" in said and said.count("\none cell  ") == len(synthetic.VARIANTS) + 2
-    assert "\n0 of 1 cells that ran out of memory are predicted to from the others" in said
 
 
 @pytest.mark.parametrize("counted", ["memory", "sent"])
@@ -76,6 +66,10 @@ def test_picture(rows, tmp_path, form, start):
         (["--loss", "forward_kl"], "loss=forward_kl was not measured on NVIDIA H200"),
         (["--gpu", "L40"], "no row was measured on L40 (there are: NVIDIA H200)"),
         (["--vocab", "4", "--tp", "8"], "cannot be sharded"),
+        (
+            ["--workload", "linear_loss"],
+            "the time and memory of linear_loss are unknown: it has no cost model (known: e",
+        ),
         (["--picture", "x.pdf"], "must end in .png or .svg"),
     ],
 )

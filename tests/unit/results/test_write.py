@@ -10,7 +10,6 @@ import pyarrow.parquet as pq
 import pytest
 
 import tpbench
-from tpbench.results import write
 from tpbench.results.schema import SCHEMA_VERSION, RowError
 from tpbench.results.write import RowExists, row_exists, write_row
 
@@ -40,20 +39,14 @@ def test_it_lies_where_it_should(tmp_path, row):
     [
         ({"time_mss": 1.0}, "no column is called time_mss, did you mean time_ms"),
         ({"status": "fine"}, "no status is called fine"),
-        ({"vocab": "32768"}, "vocab='32768' is a str"),
-        ({"vocab": 2**63}, "vocab=9223372036854775808 does not fit int64"),
         ({"vocab": 1.5}, "vocab=1.5 is a float"),
         ({"vocab": True}, "vocab=True is a bool"),
         ({"block_cap": 4096}, "block_cap=4096 is a int"),
         ({"time_ms": 2**53 + 1}, "time_ms=9007199254740993 does not fit"),
-        ({"time_ms": "1"}, "time_ms='1'"),
-        ({"graph": 1}, "graph=1 is a int"),
         ({"samples_ms": [1.0, "a"]}, "samples_ms"),
-        ({"samples_ms": [True]}, "samples_ms"),
         ({"samples_ms": 1.0}, "samples_ms=1.0"),
         ({"started_at": datetime.datetime(2026, 1, 1)}, "is a datetime: the column is timestamp[us, tz=UTC]"),
         ({"job": {"a": 1}}, "job={'a': 1} is a dict"),
-        ({"block_used": object()}, "block_used"),
         ({"row_id": "other"}, "row_id='other' must be 'r1'"),
         ({"schema_version": 0}, f"schema_version=0 must be {SCHEMA_VERSION}"),
         ({"workload": "nothing"}, "no column is called seed"),
@@ -119,14 +112,3 @@ def test_a_failing_fsync_leaves_nothing(tmp_path, row, monkeypatch):
     with pytest.raises(OSError, match="Input/output"):
         write_row(row(), tmp_path, "r1")
     assert files(tmp_path) == []
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_read_only_folder(tmp_path, row):
-    tmp_path.chmod(0o555)
-    with pytest.raises(PermissionError):
-        write_row(row(), tmp_path, "r1")
-
-
-def test_what_is_unset_is_not_stored():
-    assert write.row_table({"workload": "entropy_loss", "seed": None}).column_names == ["workload"]

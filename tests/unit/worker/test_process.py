@@ -7,16 +7,16 @@ import random
 import pytest
 import torch
 
-from tpbench.measure import gpu_profiler
+from tpbench.measure import gpu_trace
 from tpbench.worker import process
 from tpbench.worker.process import WorkerProcess
 
 
 def test_a_process_that_profiled_a_gpu_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_profiler, "_has_run", False)
+    monkeypatch.setattr(gpu_trace, "_has_run", False)
     here = torch.device("cpu")
     assert WorkerProcess().reason_to_end(here, 1) == ""
-    gpu_profiler.gpu_profile()
+    gpu_trace.gpu_profile()
     assert WorkerProcess().reason_to_end(here, 1).startswith("a profiler has run on its GPU")
 
 
@@ -41,7 +41,7 @@ class Gpu:
         for name in ("synchronize", "empty_cache"):
             monkeypatch.setattr(torch.cuda, name, lambda *device: None)
         monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, raising=False)
-        monkeypatch.setattr(gpu_profiler, "_has_run", False)
+        monkeypatch.setattr(gpu_trace, "_has_run", False)
         monkeypatch.setattr(process, "UNMAP_TIMEOUT_S", 0.05)
 
     def info(self, device: object) -> tuple[int, int]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import re
 import shlex
 from argparse import Namespace
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NoReturn
 
 import yaml
@@ -17,17 +15,16 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, RangeSweep
 from hydra.errors import OverrideParseException
 
-from tpbench.launcher.command_line.rewrites import command_line_variants
+from tpbench.launcher.command_line.rewrites import CONF, command_line_variants, config_folders
 from tpbench.launcher.hydra_internals import options_parser
-from tpbench.launcher.options import COMMANDS, GROUPS, command_line_names, example_values
-from tpbench.settings import JobError
+from tpbench.launcher.options import COMMANDS, GROUPS, command_line_names
+from tpbench.settings import JobError, user_path
 from tpbench.suggestions import nearest, printable, unknown
 
 _SEVERAL = re.compile(r"\s+(?=[+~]*[\w./]+=)")
 """White space before another NAME= within one argument."""
 _ONE_DASH = re.compile(r"-[a-z_]{3,}")
 """A word after one dash. Hydra's options of one dash have one or two letters."""
-_PAIRS = {"[": "]", "{": "}", "(": ")"}
 
 
 def parse_options(arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
@@ -53,32 +50,24 @@ def options_first(arguments: Sequence[str]) -> list[str]:
 
     Hydra's own parser rejects overrides after an option that itself stands after an override.
     """
-    overrides = parse_options(arguments)[0].overrides
+    parsed, _ = parse_options(arguments)
     options = list(arguments)
-    for each in overrides:
+    for each in parsed.overrides:
         options.remove(each)
-    return [*options, *overrides]
+    if (given := parsed.config_dir) is not None:
+        options = [option.replace(given, str(user_path(given, "--config-dir"))) for option in options]
+    return [*options, *parsed.overrides]
 
 
-def parse_overrides(arguments: Sequence[str], names: Mapping[str, str] = MappingProxyType({})) -> list[Override]:
-    """Return the parsed overrides. `names`: what may stand before an equals sign, with a value, for the messages.
-
-    Raises JobError with one line for each argument that is not an override.
-    """
+def parse_overrides(arguments: Sequence[str]) -> list[Override]:
+    """Return the parsed overrides. Raises JobError with one line for each argument that is not an override."""
     parser = OverridesParser.create()
     overrides, errors = [], []
-    index = 0
-    while index < len(arguments):
-        pieces = _pieces(arguments[index:], names)
-        argument, before = arguments[index], arguments[index - 1] if index else ""
-        index += len(pieces)
-        if len(pieces) > 1:
-            errors.append(f"'{' '.join(pieces)}' has spaces: write {_joined(pieces)}")
-            continue
+    for before, argument in zip(("", *arguments), arguments, strict=False):
         try:
             overrides += parser.parse_overrides([argument])
         except OverrideParseException:
-            errors.append(_explanation(argument, before, names))
+            errors.append(_explanation(argument, before))
         except ValueError as error:  # a number with thousands of digits
             errors.append(f"{argument}: {error}")
     if errors:
@@ -86,23 +75,7 @@ def parse_overrides(arguments: Sequence[str], names: Mapping[str, str] = Mapping
     return overrides
 
 
-def _pieces(arguments: Sequence[str], names: Collection[str]) -> Sequence[str]:
-    """Return the first arguments that seem to be one override with spaces, such as `tokens=64, 128` or `tokens 64`."""
-    count = 1
-    if arguments[0].rstrip(":=") in names:
-        count += arguments[1:2] == ["="]
-        count += any("=" not in each for each in arguments[count : count + 1])
-    while count < len(arguments) and "=" not in arguments[count] and arguments[count - 1].endswith(","):
-        count += 1
-    return arguments[:count]
-
-
-def _joined(pieces: Sequence[str]) -> str:
-    name, _, value = pieces[0].partition("=")
-    return f"{name.rstrip(':')}={value}{''.join(pieces[1:]).removeprefix('=')}"
-
-
-def _explanation(argument: str, before: str, names: Mapping[str, str]) -> str:
+def _explanation(argument: str, before: str) -> str:
     """Return what is wrong with an argument, and an argument that would be right. `before`: the argument before it."""
     name, equals, value = argument.partition("=")
     if not argument.strip():
@@ -113,9 +86,9 @@ def _explanation(argument: str, before: str, names: Mapping[str, str]) -> str:
     if not equals:
         if argument in COMMANDS:
             return f"{argument} is a command: write it first, as python -m tpbench {argument} ..."
-        if argument in names:
-            return f"{argument} has no value: write {argument}={names[argument]}"
-        several = f"-m {before},{argument}" if "=" in before else "-m NAME=VALUE1,VALUE2"
+        if argument in command_line_names() | set(GROUPS):
+            return f"{argument} has no value: write {argument}=VALUE"
+        several = f"-m {before.rstrip(',')},{argument}" if "=" in before else "-m NAME=VALUE1,VALUE2"
         commands = f"; commands: {', '.join(COMMANDS)}" * (not before)
         meant = "" if before else nearest(argument, COMMANDS)
         return f"'{argument}' has no value{meant} (write NAME=VALUE, or several values as {several}{commands})"
@@ -125,16 +98,16 @@ def _explanation(argument: str, before: str, names: Mapping[str, str]) -> str:
     if "" in values and any(values):
         given = [each for each in values if each]
         right = f"{name}={given[0]}" if len(given) == 1 else f"-m {name}={','.join(given)}"
-        return f"{argument}: a value is missing beside a comma: write {right}"
-    if opened := [pair for pair in _PAIRS.items() if value.count(pair[0]) != value.count(pair[1])]:
-        return f"{argument}: {opened[0][0]} and {opened[0][1]} do not match"
-    if value.count("'") % 2 or value.count('"') % 2:
-        return f"{argument}: a quotation mark is not closed"
+        return f"{argument}: a value is missing beside a comma, which no space may follow: write {right}"
     if value.startswith("="):
         return f"{argument} has two equals signs: write {name}={value.lstrip('=')}"
-    return f"{argument}: the value has characters with a special meaning: quote it twice, \"{name}='{value}'\""
+    return (
+        f"{argument}: brackets and quotation marks must match, and a value with other characters of special meaning is "
+        f"quoted twice: \"{name}='{value}'\""
+    )
 
 
+SLURM_OPTIONS = frozenset(yaml.safe_load((CONF / "hydra/launcher/torchrun_slurm.yaml").read_text())) - {"_target_"}
 LAUNCHERS = ("torchrun", "torchrun_slurm", "basic")
 MAX_CELLS = 10_000
 """Most cells of one sweep. Every cell is composed before the first one runs, in about 60 ms each."""
@@ -148,22 +121,19 @@ _ESCAPED = re.compile(r"\\(.)")
 """A character that Hydra escapes in an element of a sweep."""
 
 
-def check_overrides(arguments: Sequence[str], conf: Path) -> None:
+def check_overrides(arguments: Sequence[str]) -> None:
     """Check every group choice and field name.
 
     Raises JobError with the valid names, and the most similar one, for each name that does not exist.
     """
-    if quoted := [each for each in arguments if each.startswith(("-m ", "--multirun "))]:
-        raise JobError(f"'{quoted[0]}' is one argument, because of the quotes: write {quoted[0]} without them")
     _require_printable(arguments)
     parsed, unrecognised = parse_options(arguments)
-    names = example_values()
     if unrecognised:
         advice = "python -m tpbench --help lists them"
         raise JobError("\n".join(f"no such option: {each} ({advice})" for each in unrecognised))
-    overrides = parse_overrides(parsed.overrides, names)
+    overrides = parse_overrides(parsed.overrides)
     _require_safe(overrides)
-    folders = config_folders(conf, parsed, overrides)
+    folders = config_folders(arguments)
     errors = [error for each in overrides for error in _errors(each, folders)]
     # An experiment is a sweep without -m.
     if not (parsed.multirun or any(each.key_or_group in ("experiment", "hydra.mode") for each in overrides)):
@@ -172,27 +142,9 @@ def check_overrides(arguments: Sequence[str], conf: Path) -> None:
             for each in overrides
             if each.is_sweep_override() and not each.key_or_group.startswith("hydra")
         ]
-    errors += _launcher_errors(overrides, conf)
+    errors += _launcher_errors(overrides)
     if errors:
         raise JobError("\n".join(dict.fromkeys(errors)))
-
-
-def config_folders(conf: Path, parsed: Namespace, overrides: Sequence[Override]) -> list[Path]:
-    """Return the folders of configuration files: the package's, that of --config-dir and those of hydra.searchpath."""
-    folders = [conf, *([Path(parsed.config_dir)] if parsed.config_dir else [])]
-    places = [place for each in overrides if each.key_or_group == "hydra.searchpath" for place in _texts(each.value())]
-    for file in [folder / f"{(parsed.config_name or 'config').removesuffix('.yaml')}.yaml" for folder in folders]:
-        content = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else None
-        places += ((content or {}).get("hydra") or {}).get("searchpath") or []
-    for place in places:
-        kind, _, rest = place.rpartition("://")
-        if kind == "pkg":
-            spec = importlib.util.find_spec(rest.partition("/")[0].partition(".")[0])
-            roots = (spec and spec.submodule_search_locations) or []
-            folders += [Path(root, *rest.replace("/", ".").split(".")[1:]) for root in roots]
-        else:
-            folders.append(Path(rest))
-    return folders
 
 
 def check_roots(config: Any, choices: Mapping[str, Any]) -> None:
@@ -204,10 +156,6 @@ def check_roots(config: Any, choices: Mapping[str, Any]) -> None:
                 f"`{group}: {value}` at the root of a configuration file selects nothing: write it in the file's "
                 f"defaults, as `- override {group}: {value}`"
             )
-
-
-def _texts(values: Any) -> list[str]:
-    return [str(getattr(value, "text", value)) for value in values] if isinstance(values, list) else []
 
 
 def unknown_choice(group: str, choice: str, valid: Collection[str]) -> str:
@@ -232,12 +180,13 @@ def _errors(override: Override, folders: Sequence[Path]) -> list[str]:
         names = command_line_names()
         if key in names:
             return []
-        if key in _launcher_options(folders[0], "torchrun_slurm"):
+        if key in SLURM_OPTIONS:
             launcher = "hydra/launcher=torchrun_slurm"
             return [f"{key} is an option of Slurm's launcher: write {launcher} hydra.launcher.{override.input_line}"]
         return [unknown("field", key, names | set(GROUPS), "python -m tpbench list fields")]
     valid = {file.stem for folder in folders for file in (folder / key).glob("*.yaml")}
-    valid |= command_line_variants().keys() if key == "variant" else set()
+    named = command_line_variants().values()
+    valid |= {each.name if key == "variant" else each.workload for each in named if key == "variant" or each.definition}
     errors = [unknown_choice(key, choice, valid) for choice in _choices(override) if choice not in valid]
     if key == "experiment" and not override.is_add():
         errors.append(f"experiments are added, with a plus: +{str(override.input_line).lstrip('+')}")
@@ -252,26 +201,14 @@ def _choices(override: Override) -> list[str]:
     return [_ESCAPED.sub(r"\1", element.strip("'\"")) for element in elements]
 
 
-def _launcher_errors(overrides: Sequence[Override], conf: Path) -> list[str]:
+def _launcher_errors(overrides: Sequence[Override]) -> list[str]:
     """Return an error for each option that the chosen launcher does not have. Hydra's would not name the valid ones."""
     chosen = [name for each in overrides if each.key_or_group == "hydra/launcher" for name in _choices(each)[:1]]
-    launcher = chosen[-1] if chosen else "torchrun"
-    if not (conf / "hydra" / "launcher" / f"{launcher}.yaml").exists():
-        return []
-    valid = _launcher_options(conf, launcher)
     keys = [str(each.key_or_group) for each in overrides]
     names = [key.split(".")[2] for key in keys if key.startswith("hydra.launcher.")]
-    if not valid:
-        return [
-            f"{launcher} has no options: hydra.launcher.{name} needs hydra/launcher=torchrun_slurm" for name in names
-        ]
-    return [unknown(f"option of {launcher}", name, valid) for name in names if name not in valid]
-
-
-def _launcher_options(conf: Path, launcher: str) -> list[str]:
-    """Return the names of a launcher's options, from its file."""
-    file = conf / "hydra" / "launcher" / f"{launcher}.yaml"
-    return [name for name in yaml.safe_load(file.read_text()) if not name.startswith("_")] if file.exists() else []
+    if (launcher := ["torchrun", *chosen][-1]) == "torchrun_slurm":
+        return [unknown(f"option of {launcher}", name, SLURM_OPTIONS) for name in names if name not in SLURM_OPTIONS]
+    return [f"{launcher} has no options: hydra.launcher.{name} needs hydra/launcher=torchrun_slurm" for name in names]
 
 
 def _require_printable(arguments: Sequence[str]) -> None:
@@ -294,10 +231,6 @@ def _require_safe(overrides: Sequence[Override]) -> None:
 def _unsafe_parts(override: Override) -> list[str]:
     line, key = str(override.input_line), str(override.key_or_group)
     errors = []
-    if key == "output_dir" and not override.is_delete() and {"", "null", "None"}.intersection(_choices(override)):
-        errors.append("output_dir is empty: write output_dir=FOLDER (is a variable of the shell not set?)")
-    if key == "hydra.job.chdir":
-        errors.append(f"{line}: every path counts from the folder in which tpbench starts, so no job changes it")
     if _CODE in line:
         errors.append(f"{printable(line)}: {_CODE} names Python code, which the command line may not")
     if _ENVIRONMENT.search(line) and key != "output_dir" and not key.startswith("hydra"):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import fnmatch
-import functools
+import importlib.util
+import itertools
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -16,11 +17,14 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 import tpbench
-from tpbench.launcher.options import GROUPS, command_line_names
-from tpbench.outside import source
-from tpbench.outside.variant import OutsideVariant, from_entry_point, from_file, installed_names
-from tpbench.settings import JobError
-from tpbench.workloads import variants, workloads
+from tpbench.job import WORLD_SIZE, Job
+from tpbench.launcher.options import GROUPS, SWEEP_OPTION_NAMES, command_line_names
+from tpbench.measure.session import MeasureSettings
+from tpbench.outside.variant import OutsideVariant, from_entry_point, from_file, installed_names, names_in
+from tpbench.results.read import LABEL
+from tpbench.results.schema import INT, TEXT, common_columns, type_from_hint
+from tpbench.settings import JobError, user_path
+from tpbench.workloads import cached_until_registered, variants, workloads
 
 CONF = Path(tpbench.__file__).resolve().parent / "conf"
 
@@ -98,20 +102,13 @@ def _without_dashes(arguments: Sequence[str]) -> list[str]:
     return plain
 
 
-_PATHS = ("output_dir", "model", "model_dir")
-"""Fields that may hold paths of folders."""
-_HOME = re.compile(r"(?:(?<=,)|^)~(?=/|,|$)")
-"""The home folder at the start of a path. The shell replaces it only in some places."""
-
-
 def flat_names(arguments: Sequence[str]) -> list[str]:
     """Write `train.loss=tpbench` as `train_loss=tpbench`, folders as `model_dir`, 128k as 131072, patterns as lists."""
     flat = []
     for argument in arguments:
         name, equals, value = argument.partition("=")
-        if name in _PATHS:
-            value = _HOME.sub(str(Path.home()), value)
-            argument = f"{name}={value}"
+        if name in ("output_dir", "model", "model_dir"):  # Hydra's grammar has no ~
+            value = ",".join(str(user_path(path)) if path.startswith("~") else path for path in value.split(","))
         if name in GROUPS:
             value = _listed(name, value, arguments)
         elif name in _whole_numbers():
@@ -136,7 +133,7 @@ def _listed(group: str, value: str, arguments: Sequence[str]) -> str:
     pattern = re.fullmatch(r"glob\(([^(),=\[\]]*)\)", value)
     if pattern is None and (group, value) != ("variant", "all"):
         return value
-    valid = sorted({file.stem for folder in _folders(arguments) for file in (folder / group).glob("*.yaml")})
+    valid = sorted({file.stem for folder in config_folders(arguments) for file in (folder / group).glob("*.yaml")})
     if group == "variant":
         owners = {
             values["shape_workload"] for shape in _shapes(arguments) for values in _read("shape", shape, arguments)
@@ -147,30 +144,55 @@ def _listed(group: str, value: str, arguments: Sequence[str]) -> str:
 
 
 def _shapes(arguments: Sequence[str]) -> list[str]:
-    """Return the shapes of a command line: its own, those of its experiment, or the default one."""
+    """Return the shapes of a command line: its own, those of its experiment, or that of its configuration file."""
     values = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
     for experiment in _read("experiment", values.get("+experiment", ""), arguments):
         values = {**((experiment.get("hydra") or {}).get("sweeper") or {}).get("params", {}), **values}
-    return _listed("shape", str(values.get("shape", "tiny_tp2")), arguments).split(",")
+    files = _primary((), [CONF]), _primary(arguments, config_folders(arguments))
+    defaults = [item for content in files for item in content.get("defaults", ()) if isinstance(item, dict)]
+    chosen = {str(key).split()[-1].strip("/"): choice for item in defaults for key, choice in item.items()}
+    return _listed("shape", str(values.get("shape", chosen["shape"])), arguments).split(",")
 
 
 def _read(group: str, name: str, arguments: Sequence[str]) -> list[dict[str, Any]]:
-    files = (folder / group / f"{name}.yaml" for folder in _folders(arguments))
+    files = (folder / group / f"{name}.yaml" for folder in config_folders(arguments))
     return [yaml.safe_load(file.read_text()) for file in files if file.is_file()][:1]
 
 
-def _folders(arguments: Sequence[str]) -> list[Path]:
-    """Return the folders of configuration files that are known before Hydra runs: the package's and --config-dir."""
-    pairs = zip(("", *arguments), arguments, strict=False)
-    named = [word.partition("=")[2] for word in arguments if word.startswith("--config-dir=")]
-    return [CONF, *map(Path, named), *(Path(word) for before, word in pairs if before in ("--config-dir", "-cd"))]
+def config_folders(arguments: Sequence[str]) -> list[Path]:
+    """Return the folders of configuration files: the package's, that of --config-dir and those of hydra.searchpath."""
+    folders = [CONF, *map(Path, _options(arguments, "--config-dir", "-cd"))]
+    lists = [word.partition("=")[2].strip("[]") for word in arguments if word.startswith("hydra.searchpath=")]
+    places = [place.strip("'\" ") for text in lists for place in text.split(",")]
+    for place in [*places, *((_primary(arguments, folders).get("hydra") or {}).get("searchpath") or [])]:
+        kind, _, rest = place.rpartition("://")
+        if kind == "pkg":
+            spec = importlib.util.find_spec(rest.partition("/")[0].partition(".")[0])
+            roots = (spec and spec.submodule_search_locations) or []
+            folders += [Path(root, *rest.replace("/", ".").split(".")[1:]) for root in roots]
+        else:
+            folders.append(Path(rest))
+    return folders
 
 
-@functools.cache
+def _primary(arguments: Sequence[str], folders: Sequence[Path]) -> dict[str, Any]:
+    """Return the content of the configuration file that --config-name names."""
+    name = [*_options(arguments, "--config-name", "-cn"), "config"][0].removesuffix(".yaml")
+    files = [file for folder in folders if (file := folder / f"{name}.yaml").is_file()]
+    return yaml.safe_load(files[0].read_text(encoding="utf-8")) or {} if files else {}
+
+
+def _options(arguments: Sequence[str], long: str, short: str) -> list[str]:
+    """Return the values of an option of Hydra."""
+    joined = [word.partition("=")[2] for word in arguments if word.startswith(f"{long}=")]
+    return [*joined, *(value for word, value in itertools.pairwise(arguments) if word in (long, short))]
+
+
+@cached_until_registered
 def _whole_numbers() -> frozenset[str]:
     """Return the names of the fields of problems that are whole numbers."""
     problems = [workload.problem for workload in workloads().values()]
-    return frozenset(field.name for problem in problems for field in fields(problem) if str(field.type) == "int")
+    return frozenset(field.name for problem in problems for field in fields(problem) if field.type in ("int", int))
 
 
 _KIBI = re.compile(r"(?<![\w.])(\d+)[kK](?!\w)")
@@ -215,9 +237,12 @@ def chosen_fields(overrides: Sequence[str]) -> list[str]:
     return [key for key in keys if key not in groups and not key.startswith("hydra")]
 
 
-@functools.cache
+@cached_until_registered
 def _fields_of_some_workloads() -> frozenset[str]:
-    shared: set[str] = set.intersection(*map(command_line_names, workloads().values()))
+    shared: set[str] = set.intersection(
+        *(command_line_names(each) for each in workloads().values() if not each.definition)
+    )
+    shared -= {name.name for each in workloads().values() if each.definition for name in fields(each.problem)}
     return frozenset(command_line_names() - shared)
 
 
@@ -228,7 +253,7 @@ def file_of(choice: str, arguments: Sequence[str] = ()) -> str | None:
     """
     if Path(choice).is_dir():
         return None
-    for file in (file for folder in _folders(arguments) for file in sorted((folder / "model").glob("*.yaml"))):
+    for file in (file for folder in config_folders(arguments) for file in sorted((folder / "model").glob("*.yaml"))):
         if {choice, choice.removesuffix("-Instruct")} & set(yaml.safe_load(file.read_text()).get("hub_ids", ())):
             return file.stem
     return None
@@ -280,20 +305,13 @@ def replace_file_variants(arguments: Sequence[str]) -> list[str]:
 def find_outside(choice: str) -> OutsideVariant | None:
     """Return the variant from outside that a value of `variant=` means, or None. Raises JobError."""
     if match := _FILE.fullmatch(choice.strip()):
-        path = Path(match["path"]).expanduser()
+        path = user_path(match["path"], "the file of a variant")
         if not is_file_name(path.name):
             raise JobError(f"{path.name}: rename the file; its name may have letters, digits and _ - . of ASCII only")
         if not (function := match["function"]):
-            public = [name for name in source.functions(path) if not name.startswith("_")]
             raise JobError(
                 f"variant={choice} names no function: write {choice.rstrip(':')}:FUNCTION "
-                f"(its functions: {', '.join(public) or 'none'})"
-            )
-        if name := re.fullmatch(r"([A-Za-z_]\w*)\s+\w+=.*", function):
-            rest = function[name.end(1) :].strip()
-            raise JobError(
-                f"variant={choice} has a space: write each NAME=VALUE as a word of its own, as "
-                f"variant={match['path']}:{name[1]} {rest}, without quotes around both"
+                f"(its functions: {', '.join(names_in(path)) or 'none'})"
             )
         return from_file(path, function)
     if match := _WITHOUT_ENDING.fullmatch(choice.strip()):
@@ -309,9 +327,40 @@ def is_file_name(name: str) -> bool:
 
 
 def register_choice(variant: OutsideVariant) -> None:
-    """Make the variant a choice of Hydra's group `variant`."""
+    """Make the variant a choice of Hydra's group `variant`. A workload from outside is a shape without sizes."""
     node: dict[str, Any] = {"defaults": [f"/workload/{variant.workload}", "_self_"], "variant": variant.name}
-    ConfigStore.instance().store(group="variant", name=variant.name, node=node, package="_global_", provider="tpbench")
+    if variant.definition:
+        _require_free_names(variant)
+        del node["defaults"]
+        _store("shape", variant.workload, {"shape_workload": variant.workload, "tp_size": None})
+    _store("variant", variant.name, node)
+
+
+def _store(group: str, name: str, node: dict[str, Any]) -> None:
+    ConfigStore.instance().store(group=group, name=name, node=node, package="_global_", provider="tpbench")
+
+
+def _require_free_names(variant: OutsideVariant) -> None:
+    """Raise JobError if a field of the variant's workload has the name of another field, option or column."""
+    taken = {each.name for cls in (Job, MeasureSettings) for each in fields(cls)} | SWEEP_OPTION_NAMES | {WORLD_SIZE}
+    taken |= {*GROUPS, *ALIASES, LABEL, *common_columns()} - {"seed", *SHARED_COLUMNS}
+    for each in fields(variant.of_workload.problem):
+        if each.name in taken or type_from_hint(each.type) != SHARED_COLUMNS.get(each.name, type_from_hint(each.type)):
+            file = Path(variant.path).name
+            raise JobError(
+                f"{file}: the field {each.name} of {variant.workload} has a name that tpbench uses: rename it"
+            )
+
+
+SHARED_COLUMNS = {"tokens": INT, "vocab": INT, "dtype": TEXT}
+"""Columns of every row that hold fields of problems, with their types."""
+
+
+def shape_of_workload(arguments: Sequence[str]) -> list[str]:
+    """Return the shape that a command line without one has, if it names variants of a workload from outside."""
+    workloads = [variant.workload for variant in _named.values() if variant.definition]
+    given = any(argument.startswith("shape=") for argument in arguments)
+    return [f"shape={workloads[0]}"] if workloads and not given else []
 
 
 def _remember(choice: str) -> str:
@@ -321,6 +370,12 @@ def _remember(choice: str) -> str:
     if known != found:
         raise JobError(
             f"{known.path} and {found.path} have the same name in rows, {found.name}: rename one of the files"
+        )
+    others = [other for other in _named.values() if other.definition and other.workload == found.workload]
+    if found.definition and any(other.definition != found.definition for other in others):
+        raise JobError(
+            f"{others[0].path} and {found.path} declare different workloads called {found.workload}: "
+            "write Workload(..., name=...) in one of them"
         )
     register_choice(found)
     return found.name

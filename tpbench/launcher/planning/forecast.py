@@ -12,78 +12,128 @@ import pandas as pd
 
 from tpbench.job import Job
 from tpbench.launcher import devices
-from tpbench.launcher.planning.plan import Cell, ignored_notes
+from tpbench.launcher.planning.plan import Cell, PlanningTarget, ThisHost, ignored_notes, seconds_on_cpu
 from tpbench.launcher.planning.resume import ResumeDecision
-from tpbench.predict.cells import measured, predictable
-from tpbench.predict.memory import RESERVE_GIB
+from tpbench.measure import machine
+from tpbench.predict.cells import cost_models, measured
+from tpbench.predict.memory import RESERVE_GIB, SAME_SHARE, known_gpu
 from tpbench.predict.model import VariantModel, models, predicted_oom
-from tpbench.results.read import load
+from tpbench.results.read import chosen_options, load
 from tpbench.settings import JobError, spelled
 from tpbench.tables import aligned_lines
+from tpbench.workloads import workloads
 
 REFERENCE_DIR = "outputs/reference"
 """Folder of the reference rows, which add to the rows in the cells' own output folders."""
 
 START_S = 25.0
-"""Seconds to start the processes and import torch, if no row says better."""
+"""Seconds to start the processes of a job on GPUs and import torch, if no row says better."""
 
 
 class Forecast:
     """Expected time and memory of jobs."""
 
-    def __init__(self, rows: pd.DataFrame | None, gpu_memory_gib: float | None = None) -> None:
+    def __init__(
+        self, rows: pd.DataFrame | None, gpu_memory_gib: float | None = None, cpu_memory_gib: float | None = None
+    ) -> None:
         """Learn from measured rows.
 
         Args:
             rows: rows as `tpbench.load` returns them, or None if there are none.
-            gpu_memory_gib: memory of one GPU of this machine. Without it only jobs with memory_limit_gib can be
-                predicted to run out of memory.
+            gpu_memory_gib: memory of one GPU of this machine.
+            cpu_memory_gib: main memory that the ranks of a job on the CPU may share. Without a memory only jobs with
+                memory_limit_gib can be predicted to run out of it.
         """
-        self.gpu_memory_gib = gpu_memory_gib
+        self.gpu_memory_gib, self.cpu_memory_gib = gpu_memory_gib, cpu_memory_gib
         self.wall_s: dict[str, float] = {}
-        self.typical_s: dict[tuple[str, int, str], float] = {}
-        """By workload, world size and device."""
+        self.ran_out_within: dict[str, float] = {}
+        """By the key of a job whose last row is `oom`: the memory of a rank, in GiB."""
         self.models: dict[str, Mapping[str, VariantModel]] = {}
         """By workload, then by variant."""
         if rows is None or rows.empty:
             return
-        done = rows[rows["wall_s"].notna() & (rows["status"] == "ok")]
-        self.wall_s = dict(done.groupby("key")["wall_s"].last())
-        self.typical_s = dict(done.groupby(["workload", "world_size", "device"])["wall_s"].median())
-        for name, workload in predictable().items():
+        last = rows.drop_duplicates("key", keep="last")
+        self.wall_s = dict(last[last["status"].isin(["ok", "oom"])].set_index("key")["wall_s"].dropna())
+        self.ran_out_within = {row["key"]: _memory_of(row) for _, row in last[last["status"] == "oom"].iterrows()}
+        for name in cost_models():
             with contextlib.suppress(JobError):  # no row was measured on a GPU, so no model can be fitted
-                self.models[name] = models(measured(rows, workload))
+                self.models[name] = models(measured(rows, workloads()[name]))
 
     @classmethod
-    def of(cls, cells: Sequence[Cell]) -> Forecast:
-        """Return a forecast for this machine, from the rows in the cells' output folders and the reference rows."""
+    def of(cls, cells: Sequence[Cell], on_this_host: bool = True) -> Forecast:
+        """Return a forecast from the rows in the cells' output folders and the reference rows.
+
+        `on_this_host`: the cells run on this machine, whose memory limits them.
+        """
         folders = [*{cell.job.output_dir for cell in cells}, REFERENCE_DIR]
         existing = [folder for folder in folders if Path(folder).exists()]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return cls(load(existing) if existing else None, devices.smallest_memory_gib())
+            rows = load(existing) if existing else None
+        return cls(rows, devices.smallest_memory_gib(), machine.memory_share_gib(1)) if on_this_host else cls(rows)
 
     def seconds(self, job: Job) -> float | None:
         """Return the expected wall time of a job in seconds, or None if it is unknown.
 
-        The sources are, in this order: the last row of the same job, the median of similar jobs, and the time budget
-        of the measurement plus the start. Only the first holds for a workload whose problem fixes the iterations.
+        It is that of the last row of the same job; else, unless the problem fixes the iterations, what the workload
+        counts (on a CPU), or the time budget of the measurement plus the start.
         """
         known = self.wall_s.get(job.key)
-        if job.scheduled:
+        if known or job.scheduled:
             return known
-        similar = self.typical_s.get((job.workload.name, job.world_size, job.device))
-        return float(known or similar or START_S + 2 * job.measure.time_budget_s)
+        return seconds_on_cpu(job) if job.device == "cpu" else START_S + 2 * job.measure.time_budget_s
+
+    def limited_seconds(self, job: Job) -> float | None:
+        """Return the expected wall time of a job that ends early at its timeout, or because its memory is too small."""
+        seconds = self.seconds(job)
+        if self.oom_reason(job):
+            return min(START_S, job.timeout_s) if job.key not in self.wall_s else seconds
+        return seconds and min(seconds, job.timeout_s)
+
+    def free_gib(self, job: Job) -> float | None:
+        """Return the memory that each rank of the job may use, or None if it is unknown."""
+        if job.memory_limit_gib:
+            return job.memory_limit_gib
+        if job.device == "cuda":
+            return self.gpu_memory_gib and self.gpu_memory_gib - RESERVE_GIB
+        return self.cpu_memory_gib and self.cpu_memory_gib / job.world_size
 
     def oom_reason(self, job: Job) -> str | None:
         """Return why a job is predicted to run out of memory, or None if it is not."""
-        free_gib = job.memory_limit_gib or (self.gpu_memory_gib and self.gpu_memory_gib - RESERVE_GIB)
-        if job.device != "cuda" or not free_gib or not job.workload.cost_model:
+        free_gib = self.free_gib(job)
+        if not free_gib:
+            return None
+        limit = self.ran_out_within.get(job.key)
+        if limit and free_gib <= (1 + SAME_SHARE) * limit:
+            return f"expected to run out of memory: its last run did, within {limit:.3g} GiB"
+        least_gib = job.workload.least_gib(job)
+        if least_gib and least_gib > free_gib:
+            needed = job.workload.expected_memory(job) or f"a rank needs at least {least_gib:.3g} GiB"
+            return f"predicted to run out of memory: {needed}, {free_gib:.3g} GiB free"
+        if not job.workload.cost_model:
             return None
         cost_model = job.workload.cost_model()
         size = cost_model.size_of(job.flat())
-        label = variant_label(job, cost_model.tuning_options)
+        options = chosen_options(job.flat(), job.workload)
+        named = [f"{name}={spelled(value)}" for name, value in options if name not in cost_model.tuning_options]
+        label = " ".join([job.variant, *named])
         return predicted_oom(self.models.get(job.workload.name, {}), label, size, free_gib) if size else None
+
+    def remarks(self, job: Job) -> list[str]:
+        """Return what is expected to end the job early, and the need for memory if nothing tells what is free."""
+        seconds, oom = self.seconds(job), self.oom_reason(job)
+        remarks = [oom] if oom else []
+        if not oom and seconds and seconds > job.timeout_s:
+            remarks.append(f"expected to end as timeout: it needs {_minutes(seconds)}, timeout_s={job.timeout_s:g}")
+        if not self.free_gib(job) and (needed := job.workload.expected_memory(job)):
+            remarks.append(needed)
+        return remarks
+
+
+def _memory_of(row: pd.Series) -> float:
+    """Return the memory in GiB that each rank had in a row that ran out of it, or 0 if nothing tells."""
+    known = known_gpu(str(row["gpu_name"])) if row["device"] == "cuda" else (row["memory_gib"] / row["world_size"],)
+    return float(row["memory_limit_gib"] if pd.notna(row["memory_limit_gib"]) else known[0] if known else 0.0)
 
 
 def skip_predicted_oom(cells: Sequence[Cell], forecast: Forecast) -> list[Cell]:
@@ -95,30 +145,25 @@ def skip_predicted_oom(cells: Sequence[Cell], forecast: Forecast) -> list[Cell]:
     return labelled
 
 
-def variant_label(job: Job, tuning_options: Sequence[str] = ()) -> str:
-    """Return a job's variant with its options, as a report's column names it.
-
-    Tuning options, such as the block cap, are left out because they do not change the memory that a job needs.
-    """
-    options = {name: value for name, value in job.chosen_options().items() if name not in tuning_options}
-    if job.measure.graph:
-        options["graph"] = True
-    return " ".join([job.variant, *(f"{name}={spelled(value)}" for name, value in options.items())])
-
-
 def dry_run_text(
-    cells: Sequence[Cell], decisions: Mapping[int, ResumeDecision], forecast: Forecast | None = None
+    cells: Sequence[Cell],
+    decisions: Mapping[int, ResumeDecision],
+    target: PlanningTarget,
+    scripts: Sequence[str] = (),
+    forecast: Forecast | None = None,
 ) -> str:
-    """Return the plan as text: one line per cell, then the totals.
+    """Return the plan as text: one line per cell, then the scripts that a cluster gets, and the totals.
 
     Args:
         cells: the cells of the sweep.
         decisions: those of resume=true, by the cell's index; empty if all cells run anew.
-        forecast: expected times and memory. None: as stored rows say for this machine.
+        target: the machine that the cells are planned for.
+        scripts: those of Slurm.
+        forecast: expected times and memory. None: as stored rows say for the target.
     """
-    forecast = forecast or Forecast.of(cells)
+    forecast = forecast or Forecast.of(cells, isinstance(target, ThisHost))
     grid = []
-    expected = []
+    expected: list[float | None] = []
     for cell in cells:
         decision = decisions.get(cell.index)
         if cell.skip_reason:
@@ -129,31 +174,55 @@ def dry_run_text(
             no_run = decision.reason if decision and decision.row is not None else None
         ranks = cell.job.world_size
         device = _gpus(ranks) if cell.job.device == "cuda" else f"cpu, {ranks} ranks"
+        if (nodes := target.nodes_of(cell.job)) > 1:
+            device = f"{device} on {nodes} nodes"
         if no_run:
             time, remark = "-", no_run
         else:
-            seconds = forecast.seconds(cell.job)
-            expected.append((cell, seconds))
-            time = "unknown" if seconds is None else f"{seconds / 60:.1f} min"
-            remark = "; ".join(filter(None, [decision.reason if decision else None, forecast.oom_reason(cell.job)]))
+            seconds = forecast.limited_seconds(cell.job)
+            expected.append(seconds)
+            time = "unknown" if seconds is None else _minutes(seconds)
+            remark = "; ".join([*([decision.reason] if decision else []), *forecast.remarks(cell.job)])
         grid.append([str(cell.index), str(cell), device, time, remark])
     lines = aligned_lines(["cell", "job", "device", "expected", ""], grid)
-    return "\n".join([*lines, "", *ignored_notes(cells), f"{_totals(len(cells), expected)}. Nothing was run.", ""])
+    return "\n".join(
+        [*lines, *scripts, "", *ignored_notes(cells), f"{_totals(len(cells), expected)}. Nothing was run.", ""]
+    )
 
 
-def _totals(cells: int, expected: Sequence[tuple[Cell, float | None]]) -> str:
-    """Return the totals of that many cells. `expected`: the cells to run with their seconds, None if unknown."""
-    total = f"{cells} cell{'s' * (cells != 1)}, {len(expected)} to run"
-    if not expected:
-        return total
-    most = max((cell.job.world_size for cell, _ in expected if cell.job.device == "cuda"), default=0)
-    gpus = f", at most {_gpus(most)} for one" if most else ""
-    unknown = sum(seconds is None for _, seconds in expected)
-    duration = f"about {sum(seconds or 0.0 for _, seconds in expected) / 60:.1f} minutes one after the other"
-    if unknown:
-        duration = "of unknown length" if unknown == len(expected) else f"{duration}, and {unknown} of unknown length"
-    return f"{total}{gpus}, {duration}"
+def _totals(cells: int, expected: Sequence[float | None]) -> str:
+    """Return the totals of that many cells. `expected`: the seconds of those to run, None if unknown."""
+    known, unknown = sum(filter(None, expected)), expected.count(None)
+    parts = [f"{cells} cell{'s' * (cells != 1)}", f"{len(expected)} to run"]
+    parts += [f"about {_minutes(known)} one after the other"] * bool(known)
+    parts += [f"{unknown} of unknown length"] * bool(unknown)
+    return ", ".join(parts)
 
 
 def _gpus(count: int) -> str:
     return f"{count} GPU{'s' * (count > 1)}"
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.1f} min"
+
+
+def no_gpu_note(cells: Sequence[Cell], tiny_shapes: Mapping[str, str]) -> str:
+    """Return one line about a run that takes long because the machine has no GPU, with a command that takes seconds.
+
+    `tiny_shapes`: by workload, the name of its smallest shape.
+    """
+    forecast = Forecast.of(cells)
+    expected = [(cell, forecast.limited_seconds(cell.job)) for cell in cells if cell.runs]
+    known = sum(seconds or 0.0 for _, seconds in expected)
+    unknown = sum(seconds is None for _, seconds in expected)
+    most_s = max(cell.job.timeout_s for cell, _ in expected)
+    parts = [f"about {_minutes(known)}"] * bool(known)
+    parts += [f"up to {_minutes(most_s)} (timeout_s) for each of {unknown} cells whose time is unknown"] * bool(unknown)
+    note = f"no GPU here: the run takes {' and '.join(parts)} on the CPU, and its times are no measurement of a GPU"
+    workload = expected[0][0].job.workload.name
+    if workload not in tiny_shapes:  # a user's own
+        return note
+    variants = dict.fromkeys(cell.job.variant for cell, _ in expected if cell.job.workload.name == workload)
+    shape = tiny_shapes[workload]
+    return f"{note}. This takes seconds: python -m tpbench -m variant={','.join(variants)} shape={shape}"

@@ -17,6 +17,7 @@ from tpbench.launcher.devices import available_cores, too_many_ranks
 from tpbench.launcher.options import SWEEP_OPTION_NAMES, SweepOptions
 from tpbench.outside.variant import OutsideVariant
 from tpbench.settings import JobError, parse, spelled
+from tpbench.workloads.sizes import ITEM_BYTES
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,11 @@ class Cell:
     """Fields that distinguish this cell from cells of the sweep whose jobs have the same text."""
     ignored: tuple[str, ...] = ()
     """Options and settings that the command line set and that cannot change the cell."""
+
+    @property
+    def runs(self) -> bool:
+        """True if the cell is neither skipped nor the same job as an earlier one."""
+        return self.skip_reason is None and self.same_as is None
 
     def __str__(self) -> str:
         flat = self.job.flat() if self.distinguishing else {}
@@ -117,7 +123,13 @@ def ignored_notes(cells: Sequence[Cell]) -> list[str]:
         for name in cell.ignored:
             owner, ignored = (cell.job.workload.name, settings) if name in unused else (cell.job.variant, options)
             ignored.setdefault(owner, {})[name] = None
+    uncounted = {
+        cell.job.workload.name: None
+        for cell in cells
+        if cell.job.workload.definition and not cell.job.workload.definition["costs"]
+    }
     return [
+        *(f"{workload} counts no costs, so its rows have no floor: declare them with .costs" for workload in uncounted),
         *(f"{variant} has no {', '.join(names)}: ignored" for variant, names in options.items()),
         *(
             f"{workload} ignores {', '.join(names)} where its problem fixes the iterations (steps=2 makes it short)"
@@ -165,12 +177,52 @@ def _shape_workloads(folders: tuple[Path, ...]) -> dict[str, str]:
     return {each.stem: (yaml.safe_load(each.read_text()) or {}).get("shape_workload", "") for each in files}
 
 
+CPU_START_S = 10.0
+"""Seconds to start the processes of a job on a CPU, to import torch and to set up a small problem."""
+CPU_CORE_S = 0.6e-6
+"""Seconds of a CPU core for each element that a step works on, over all iterations: about 20 of a variant in torch, or
+one in Triton's interpreter. Seen on two cores: 0.6 (pytorch_gather), 0.4 (pytorch_tp_manual, triton_tp)."""
+LARGE_GIB = 0.125
+"""A problem that needs more memory takes long on a CPU."""
+LONG_S = 60.0
+"""A cell that takes longer on a CPU than this is announced before a sweep."""
+
+
+def seconds_on_cpu(job: Job) -> float | None:
+    """Return about how long a job takes on the CPU, or None for a large problem whose work nobody has counted."""
+    small_s = CPU_START_S + 2 * job.measure.time_budget_s
+    if job.workload.cost_model is None:
+        return small_s if (job.workload.least_gib(job) or 0.0) < LARGE_GIB else None
+    cost_model = job.workload.cost_model()
+    size = cost_model.size_of(job.flat())
+    worked = sum(count for name, count in cost_model.counts(job.variant, size).time.items() if name.startswith("bytes"))
+    elements = job.world_size * worked / ITEM_BYTES[job.problem.dtype]
+    return max(small_s, CPU_START_S + CPU_CORE_S * elements / min(available_cores(), job.world_size))
+
+
+def takes_long_without_gpu(cell: Cell, target: PlanningTarget) -> bool:
+    """Return True for a cell that is large for the CPU of a host without a GPU."""
+    if not (cell.runs and target.device == "cpu" and isinstance(target, ThisHost)):
+        return False
+    seconds = None if cell.job.scheduled else seconds_on_cpu(cell.job)
+    return seconds > LONG_S if seconds else (cell.job.workload.least_gib(cell.job) or 0.0) > LARGE_GIB
+
+
+def tiny_shapes(requests: Sequence[Request]) -> dict[str, str]:
+    """Return the name of a shape that runs in seconds on any machine, by workload."""
+    shapes = sorted(_shape_workloads(tuple(requests[0].folders)).items(), reverse=True)
+    return {workload: name for name, workload in shapes if name.startswith("tiny")}
+
+
 class PlanningTarget(Protocol):
     """A host or a cluster that cells are planned for."""
 
     @property
     def device(self) -> Literal["cuda", "cpu"]:
         """The device that device=auto means on this target."""
+
+    def nodes_of(self, job: Job) -> int:
+        """Return the number of nodes that the job takes."""
 
     def skip_reason(self, job: Job) -> str | None:
         """Return why the target has too few GPUs or nodes for the job, or None if it has enough."""
@@ -187,6 +239,9 @@ class ThisHost:
     @property
     def device(self) -> Literal["cuda", "cpu"]:
         return "cuda" if self.gpus else "cpu"
+
+    def nodes_of(self, job: Job) -> int:
+        return 1
 
     def skip_reason(self, job: Job) -> str | None:
         if job.device == "cuda" and job.world_size > self.gpus:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import subprocess
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -92,6 +93,8 @@ POLL_S = 0.5
 ANSWER_S = 60.0
 """Longest wait for an answer of Slurm. A controller that is down keeps its clients waiting for minutes."""
 
+END_S = 300.0
+"""Longest wait for the end of jobs that were cancelled."""
 
 _CLIENT_VARIABLE = re.compile(r"(SBATCH|SQUEUE|SACCT|SINFO|SCANCEL|SCONTROL)_")
 _DEFAULTS_OF_USERS = {"SBATCH_PARTITION", "SBATCH_ACCOUNT", "SBATCH_QOS", "SBATCH_CONSTRAINT", "SBATCH_RESERVATION"}
@@ -158,10 +161,33 @@ def final_states(job_ids: Iterable[str]) -> dict[str, JobState]:
     return current
 
 
+def answer(*command: str) -> subprocess.CompletedProcess[str] | None:
+    """Return what one of Slurm's commands answers, or None if it answers too late.
+
+    Raises JobError if Slurm is not installed, and Terminated if a signal comes.
+    """
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    try:
+        process = subprocess.Popen(command, text=True, **pipes)  # type: ignore[call-overload]
+    except FileNotFoundError:
+        raise JobError(f"this needs Slurm's commands: there is no {command[0]} here") from None
+    deadline = time.monotonic() + ANSWER_S
+    try:
+        while time.monotonic() < deadline:
+            interrupts.check()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                output, errors = process.communicate(timeout=0.2)
+                return subprocess.CompletedProcess(command, process.returncode, output, errors)
+    finally:
+        process.kill()
+    return None
+
+
 def max_array_length() -> int:
     """Return the most jobs that one array may have on this cluster."""
-    answer = subprocess.run(["scontrol", "show", "config"], capture_output=True, text=True)
-    matches = re.findall(r"^MaxArraySize\s*=\s*(\d+)|\bmax_array_tasks=(\d+)", answer.stdout, re.MULTILINE)
+    answered = answer("scontrol", "show", "config")
+    text = answered.stdout if answered else ""
+    matches = re.findall(r"^MaxArraySize\s*=\s*(\d+)|\bmax_array_tasks=(\d+)", text, re.MULTILINE)
     limits = [int(number) for match in matches for number in match if number]
     # Array indices are below MaxArraySize. With MaxArraySize=0 there are no arrays, but single jobs.
     return max(1, min(limits, default=DEFAULT_MAX_ARRAY_SIZE))
@@ -181,22 +207,23 @@ def rejection_message(stderr: str) -> str:
 
 def address(node: str) -> str:
     """Return the address of a node in Slurm's configuration, which may differ from the node's name."""
-    answer = subprocess.run(["scontrol", "show", "node", "--oneliner", node], capture_output=True, text=True)
-    match = re.search(r"\bNodeAddr=(\S+)", answer.stdout)
+    answered = answer("scontrol", "show", "node", "--oneliner", node)
+    match = re.search(r"\bNodeAddr=(\S+)", answered.stdout) if answered else None
     return match[1] if match else node
 
 
 def cancel(job_ids: Sequence[str]) -> None:
     """Cancel running and pending jobs."""
     if job_ids:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            subprocess.run(["scancel", *job_ids], capture_output=True, timeout=ANSWER_S)
+        answer("scancel", *job_ids)
 
 
 def cancel_and_wait(job_ids: Iterable[str]) -> None:
     """Cancel the jobs that have not ended, and wait until all have. After that no job writes a row."""
-    asked = set(job_ids)
+    asked, deadline = set(job_ids), time.monotonic() + END_S
     while left := sorted(asked - {job_id for job_id, state in states(asked).items() if state in ENDED}):
+        if time.monotonic() > deadline:
+            raise JobError(f"Slurm has not ended {', '.join(left)} in {END_S:.0f} s: see squeue, then resume=true")
         cancel(left)
         interrupts.sleep(POLL_S)
 
@@ -204,14 +231,8 @@ def cancel_and_wait(job_ids: Iterable[str]) -> None:
 def _query(command: list[str], job_ids: Iterable[str]) -> dict[str, str] | None:
     """Return the state text of each job by its number, or None if Slurm does not answer."""
     arrays = sorted({each.partition("_")[0] for each in job_ids})
-    try:
-        line = [*command, f"--jobs={','.join(arrays)}"]
-        answer = subprocess.run(line, capture_output=True, text=True, timeout=ANSWER_S)
-    except subprocess.TimeoutExpired:
+    answered = answer(*command, f"--jobs={','.join(arrays)}")
+    if answered is None or (answered.returncode and "Invalid job id" not in answered.stderr):
         return None
-    except FileNotFoundError:
-        raise JobError(f"this needs Slurm's commands: there is no {command[0]} here") from None
-    if answer.returncode and "Invalid job id" not in answer.stderr:
-        return None
-    pairs = (line.partition("|") for line in answer.stdout.splitlines())
+    pairs = (line.partition("|") for line in answered.stdout.splitlines())
     return {job_id: state for job_id, _, state in pairs}

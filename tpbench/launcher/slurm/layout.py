@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 import re
 import shutil
-import subprocess
 from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
 from tpbench.job import Job
+from tpbench.launcher.slurm import cluster
 from tpbench.launcher.slurm.cluster import SlurmSettings
 from tpbench.measure import machine
 from tpbench.settings import JobError
@@ -103,23 +103,27 @@ class Partition:
         """Return the most ranks of the job that one node holds."""
         return self.gpus_per_node if job.device == "cuda" else self.cores_per_node
 
+    def nodes_of(self, job: Job) -> int:
+        """Return the number of nodes that the job takes."""
+        return layout(job, self.max_ranks_per_node(job)).nodes
+
     def skip_reason(self, job: Job) -> str | None:
         """Return why the partition is too small for the job, or None if it is not."""
         if job.tp_size > (most := self.max_ranks_per_node(job)):
             unit = "GPUs" if job.device == "cuda" else "ranks"
             return f"needs {job.tp_size} {unit} of one node, a node has {most}"
-        if (nodes := layout(job, most).nodes) > self.nodes:
+        if (nodes := self.nodes_of(job)) > self.nodes:
             return f"needs {nodes} nodes, the partition has {self.nodes}"
         return None
 
 
 def _sinfo(*options: str) -> list[str]:
     """Return the lines of sinfo. Raises JobError if no cluster answers."""
-    answer = subprocess.run(["sinfo", "--noheader", *options], capture_output=True, text=True)
-    if answer.returncode:
-        reason = " ".join(answer.stderr.split())[:200]
-        raise JobError(f"hydra/launcher=torchrun_slurm needs a Slurm cluster, and none answers: sinfo says {reason}")
-    return answer.stdout.splitlines()
+    answered = cluster.answer("sinfo", "--noheader", *options)
+    if answered is None or answered.returncode:
+        reason = f"sinfo says {' '.join(answered.stderr.split())[:200]}" if answered else "sinfo is silent"
+        raise JobError(f"hydra/launcher=torchrun_slurm needs a Slurm cluster, and none answers: {reason}")
+    return answered.stdout.splitlines()
 
 
 def _torch_without_cuda() -> bool:

@@ -14,11 +14,12 @@ import psutil
 from submitit import JobEnvironment
 from submitit.core.utils import DelayedSubmission, UncompletedJobError
 
-from tpbench.launcher.attempt import Attempt, is_consequence
+from tpbench.launcher.attempt import Attempt
 from tpbench.launcher.devices import Lease
-from tpbench.launcher.host import LOOPBACK, Rendezvous, Torchrun
+from tpbench.launcher.failure import is_consequence
 from tpbench.launcher.slurm import cluster
 from tpbench.launcher.slurm.submitted import record
+from tpbench.launcher.torchrun import LOOPBACK, Rendezvous, Torchrun
 from tpbench.measure import machine
 from tpbench.worker.start import MARKER, SECRET, load_secret
 

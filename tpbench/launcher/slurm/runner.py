@@ -9,8 +9,11 @@ import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from tpbench.launcher import host, interrupts
+from tpbench.job import Job
+from tpbench.launcher import interrupts, torchrun
 from tpbench.launcher.attempt import Attempt, abandon
 from tpbench.launcher.display import Display
 from tpbench.launcher.options import SweepOptions
@@ -31,9 +34,8 @@ class Slurm:
     """Runs cells as jobs of a Slurm cluster."""
 
     def __init__(self, settings: SlurmSettings, options: SweepOptions) -> None:
-        if (options.retries or options.throttle == "retry") and not options.wait:
-            name = "retries" if options.retries else "throttle=retry"
-            raise JobError(f"{name} needs wait=true: with wait=false the sweep exits before its jobs end")
+        if options.retries and not options.wait:
+            raise JobError("retries needs wait=true: with wait=false the sweep exits before its jobs end")
         of_one_host = {"order": "interleaved", "reuse": True, "parallel": "auto"}
         if asked := [name for name, value in of_one_host.items() if getattr(options, name) == value]:
             said = " and ".join(f"{name}={spelled(of_one_host[name])}" for name in asked)
@@ -96,11 +98,36 @@ class Slurm:
                 abandon(attempt.folder)
             cluster.cancel(list(waiting))
 
+    def scripts(self, cells: Sequence[Cell], folder: Path) -> list[str]:
+        """Return sbatch's script of each array of these cells, if the arrays hold all cells of a layout."""
+        arrays: dict[Layout, list[Cell]] = defaultdict(list)
+        for cell in cells:
+            arrays[layout(cell.job, self.target.max_ranks_per_node(cell.job))].append(cell)
+        scripts = []
+        for shape, alike in arrays.items():
+            executor = self._executor(folder, shape, [cell.job for cell in alike])
+            executor.parameters["map_count"] = len(alike) if len(alike) > 1 else None
+            script = executor._make_submission_file_text(executor._submitit_command_str, "")
+            numbers = ", ".join(str(cell.index) for cell in alike)
+            scripts.append(f"\n# sbatch's script of cell{'s' * (len(alike) > 1)} {numbers}\n{script.strip()}")
+        return scripts
+
+    def _executor(self, folder: Path, shape: Layout, jobs: Sequence[Job], after: str | None = None) -> Any:
+        """Return submitit's executor of an array. `after`: number of the array that must end before it begins."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from submitit import SlurmExecutor
+        executor = SlurmExecutor(folder / SUBMITIT, max_num_timeout=self.settings.requeues)
+        path = f"export PYTHONPATH={shlex.quote(str(torchrun.PACKAGE_ROOT))}${{PYTHONPATH:+:$PYTHONPATH}}"
+        setup = [*([] if torchrun.INSTALLED else [path]), *map(_required, self.settings.setup)]
+        resources = shape.resources(self.settings, max(job.timeout_s for job in jobs), after)
+        executor.update_parameters(job_name="tpbench", setup=setup, **resources)
+        return executor
+
     def _submit(self, shape: Layout, attempts: Sequence[Attempt]) -> Iterator[dict[str, Attempt]]:
         """Submit attempts that have begun, and yield those of one array after the other, by the job's number."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            from submitit import SlurmExecutor
             from submitit.core.utils import FailedJobError, FailedSubmissionError
 
             from tpbench.launcher.slurm.node import NodeTask
@@ -108,16 +135,12 @@ class Slurm:
             if shape.nodes > 1:
                 create_secret(attempt.folder)
             attempt.task.save(attempt.task_file)
-        executor = SlurmExecutor(attempts[0].folder.parent / SUBMITIT, max_num_timeout=self.settings.requeues)
-        path = f"export PYTHONPATH={shlex.quote(str(host.PACKAGE_ROOT))}${{PYTHONPATH:+:$PYTHONPATH}}"
-        setup = [*([] if host.INSTALLED else [path]), *map(_required, self.settings.setup)]
-        timeout_s = max(attempt.cell.job.timeout_s for attempt in attempts)
+        jobs_of_cells = [attempt.cell.job for attempt in attempts]
         arrays = math.ceil(len(attempts) / cluster.max_array_length())
         length = math.ceil(len(attempts) / arrays)
         after: str | None = None  # together, the arrays may run no more jobs at once than one of them
         for start in range(0, len(attempts), length):
-            resources = shape.resources(self.settings, timeout_s, after)
-            executor.update_parameters(job_name="tpbench", setup=setup, **resources)
+            executor = self._executor(attempts[0].folder.parent, shape, jobs_of_cells, after)
             in_array = attempts[start : start + length]
             try:
                 with executor.batch():

@@ -11,12 +11,13 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import Any
 
-from tpbench.launcher.attempt import FAILURES, Attempt, last_lines, tail
+from tpbench.launcher.attempt import FAILURES, Attempt
+from tpbench.launcher.failure import last_lines, tail
 from tpbench.launcher.planning.plan import distinguish
 from tpbench.launcher.slurm import cluster
 from tpbench.launcher.slurm.cluster import ENDED
 from tpbench.results.read import load, plain_rows
-from tpbench.settings import JobError
+from tpbench.settings import JobError, path_argument
 from tpbench.suggestions import printable
 from tpbench.worker.task import TASK_FILE
 
@@ -137,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Write the rows of Slurm jobs that ended without one, and print the state of each cell.",
         epilog="The exit code is 0 if all cells ended well, 1 if one failed, 3 if some are not done yet.",
     )
-    parser.add_argument("sweep", type=Path, help="a sweep's folder: OUTPUT_DIR/sweeps/SWEEP_ID")
+    parser.add_argument("sweep", type=path_argument, help="a sweep's folder: OUTPUT_DIR/sweeps/SWEEP_ID")
     sweep: Path = parser.parse_args(arguments).sweep.absolute()
     cluster.drop_client_variables()
     try:

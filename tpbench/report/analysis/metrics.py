@@ -16,7 +16,7 @@ _TIMES = [f"{clock}_{part}ms" for clock in ("time", "device") for part in ("", "
 _LESS_IS_BETTER = (*_TIMES, "launch_ms", "peak_gib", "bytes_moved", "bytes_communicated")
 _MORE_IS_BETTER = ("gb_per_s", "fraction_of_floor")
 _NEITHER = ("floor_ms", "skew_ms", "copy_gb_per_s", "flops", "iterations", "wall_s", "memory_limit_gib")
-_ORACLE = ("loss_value", "loss_error", "grad_error")
+_ORACLE = ("loss_value", "loss_error", "grad_error", "output_error")
 METRICS = (*_LESS_IS_BETTER, *_MORE_IS_BETTER, *_NEITHER, *_ORACLE)
 """Metrics of every workload, by name. A workload may add its own."""
 TITLES = {

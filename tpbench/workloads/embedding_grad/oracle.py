@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpbench.comm.collectives import gather_objects
 from tpbench.workloads.embedding_grad.inputs import CHUNK, EmbeddingGradInputs
 
 TOLERANCE = {"bfloat16": 2.0**-6, "float16": 2.0**-9, "float32": 2.0**-20}
@@ -18,10 +17,6 @@ TOLERANCE = {"bfloat16": 2.0**-6, "float16": 2.0**-9, "float32": 2.0**-20}
 A sum over W ranks that is rounded after each addition errs by about sqrt(W) times half a unit in the last place (2^-9,
 2^-12, 2^-25). The tolerances allow 8, 8 and 32 times that half unit.
 """
-
-
-class LostRows(RuntimeError):
-    """Error: the gradient has touched rows that the exchange did not know. The exchange would lose them."""
 
 
 @dataclass(frozen=True)
@@ -72,24 +67,3 @@ def mean_gradient(inputs: EmbeddingGradInputs, start: int, stop: int) -> Tensor:
         # The rows of one rank are distinct, so that this addition has no race.
         total[(rows - start).to(inputs.device)] += inputs.gradient_rows(rank, rows).double()
     return total / len(inputs.touched)
-
-
-def touched_rows(table: Tensor) -> Tensor:
-    """Return a mask of the rows of a table that are not zero."""
-    step = max(1, CHUNK[table.device.type] // table.shape[1])
-    return torch.cat([(chunk != 0).any(dim=1) for chunk in table.split(step)])
-
-
-def require_no_lost_rows(inputs: EmbeddingGradInputs, known: Tensor, own_slice: Tensor | None) -> None:
-    """Raise LostRows on every rank if any rank touched a row that its exchange did not know. Collective.
-
-    `own_slice`: this rank's slice of the gradient before the exchange, or None if the exchange did not change it.
-    """
-    lost = touched_rows(inputs.grad)
-    if own_slice is not None:
-        inputs.slice_of(lost).copy_(touched_rows(own_slice))
-    lost[known.long()] = False
-    rows = lost.nonzero()[:, 0].tolist()
-    for rank, (count, row) in enumerate(gather_objects((len(rows), min(rows, default=-1)), inputs.group)):
-        if count:
-            raise LostRows(f"rank {rank} has {count} touched rows outside the mask, the first is row {row}")

@@ -6,7 +6,7 @@ Each other project is called through its public interface. A variant is skipped 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from tpbench.kernels import Loss
 from tpbench.settings import setting
@@ -69,6 +69,11 @@ def _cost_model() -> CostModel:
     return COST_MODEL
 
 
+def _inputs_gib(job: Any) -> float | None:
+    size = _cost_model().size_of(job.flat())
+    return size and float(size.inputs_gib)
+
+
 WORKLOAD = Workload(
     name="entropy_loss",
     summary="entropy loss over a sharded vocabulary, forward and backward",
@@ -117,6 +122,7 @@ WORKLOAD = Workload(
         )
     },
     cost_model=_cost_model,
+    least_gib=_inputs_gib,
     reusable_process=True,
 )
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import importlib.metadata
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from tpbench import packages
 from tpbench.kernels import LABEL_LOSSES, KernelLoss
 from tpbench.settings import setting
 from tpbench.workloads import Option, Pivot, Study, Workload
 from tpbench.workloads.losses import labels_only, uneven
+from tpbench.workloads.sizes import ITEM_BYTES
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,14 @@ class LinearLoss:
         return complaints
 
 
+def least_gib(job: Any) -> float:
+    """Return the memory of a rank's part of the weight and of the hidden states, with their gradients, in GiB."""
+    problem: LinearLoss = job.problem
+    ranks = int(job.tp_size)
+    rows = problem.tokens / (ranks if problem.sequence_parallel else 1) + problem.vocab / ranks
+    return (1 + problem.trains) * rows * problem.hidden * ITEM_BYTES[problem.dtype] / 2**30
+
+
 _PROFILE = (
     "time_ms",
     "device_ms",
@@ -104,6 +113,7 @@ WORKLOAD = Workload(
     name="linear_loss",
     summary="head and entropy loss over a sharded vocabulary, forward and backward",
     problem=LinearLoss,
+    least_gib=least_gib,
     headline=("loss", "tokens", "hidden", "vocab"),
     columns={
         "loss_identical": "true if all ranks had the same bits in every loss",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from tpbench.comm.collectives import gather_objects
 from tpbench.measure.session import Verdict
+from tpbench.workloads.differences import Differences, malformed, place_of
 from tpbench.workloads.losses.formulas import TWO_LOGIT_LOSSES
 
 
@@ -141,27 +141,6 @@ COLUMN = {
 """By name of an output, the column of its error."""
 
 
-@dataclass
-class Differences:
-    """Elements of an output on one rank that differ from the right ones, and the first of them."""
-
-    count: int = 0
-    total: int = 0
-    index: list[int] = field(default_factory=list)
-    expected: float = 0.0
-    got: float = 0.0
-
-    def add(self, got: Tensor, expected: Tensor, differ: Tensor, first_row: int) -> None:
-        """Count the elements of some rows."""
-        count = int(differ.sum())
-        self.total += differ.numel()
-        if count and not self.count:
-            self.index = index = differ.nonzero()[0].tolist()
-            self.expected, self.got = float(expected[tuple(index)]), float(got[tuple(index)])
-            self.index = [index[0] + first_row, *index[1:]] if index else []
-        self.count += count
-
-
 class Comparison:
     """Compares an iteration's outputs with the right ones. Collective over the oracle's ranks."""
 
@@ -175,8 +154,8 @@ class Comparison:
         if only one is right, dtype."""
         self.oracle, self.limits = oracle, limits
         device = oracle.shard.device
-        malformed = {name: _malformed(name, *output, device) for name, output in outputs.items()}
-        by_rank = oracle.gather({name: text for name, text in malformed.items() if text})
+        complaints = {name: malformed(name, *output, device) for name, output in outputs.items()}
+        by_rank = oracle.gather({name: text for name, text in complaints.items() if text})
         self.malformed: dict[str, str] = {}
         for rank, texts in reversed(list(enumerate(by_rank))):
             self.malformed |= {name: f"rank {rank}: {text}" for name, text in texts.items()}
@@ -239,7 +218,7 @@ class Comparison:
         by_rank = self.oracle.gather({name: vars(found) for name, found in self.differences.items() if found.count})
         places = dict(self.malformed)
         for rank, found in enumerate(by_rank):
-            places |= {name: _place(rank, name, **found[name]) for name in found.keys() - places.keys()}
+            places |= {name: place_of(rank, name, **found[name]) for name in found.keys() - places.keys()}
         reasons = [
             ": ".join([
                 f"{column} {errors[column]:.3g} is above {self.limits[column]:.3g}",
@@ -248,26 +227,6 @@ class Comparison:
             for column in wrong
         ]  # fmt: skip
         return Verdict(columns, f"{' and '.join(reasons)} ({self.oracle.problem.dtype})")
-
-
-def _malformed(
-    name: str, value: Any, shape: tuple[int, ...], dtype: torch.dtype | None, device: torch.device
-) -> str | None:
-    """Return how an output differs in type, shape, dtype or device from the right one, or None if it doesn't."""
-    dtypes = "" if dtype is None else f" {dtype}"
-    expected = f"{shape}{dtypes} on {device.type}"
-    got = "None" if value is None else f"of the type {type(value).__name__}"
-    if isinstance(value, Tensor):
-        dtypes = "" if dtype is None else f" {value.dtype}"
-        got = f"{tuple(value.shape)}{dtypes} on {value.device.type}"
-    return None if got == expected else f"{name} is {got}, expected {expected}"
-
-
-def _place(rank: int, name: str, count: int, total: int, index: list[int], expected: float, got: float) -> str:
-    if not index:
-        return f"rank {rank}: {name} is {got:.6g}, expected {expected:.6g}"
-    values = f"expected {expected:.6g}, got {got:.6g}"
-    return f"rank {rank}: {count} of {total} elements of {name} differ, the first at {index}: {values}"
 
 
 def weighted(weight: Tensor, value: Tensor) -> Tensor:

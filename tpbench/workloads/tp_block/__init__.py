@@ -9,7 +9,8 @@ The modules, in the order of a first reading:
 
 - Job: `problem` has the fields and what a step must compute, move and send, `variants` a function for each variant,
   and `workload` the columns and the report's layout.
-- Rank: `bench` is the session of a block. The folder `execution` has its layers, schedules and measurements.
+- Rank: `bench` has the sessions of a block and of a stack that is trained (layers=N). The folder `execution` has the
+  layers, schedules and measurements.
 - Correctness: `inputs` makes activations and weights, and `oracle` computes in float64 and compares.
 - Report: `overlap_study` says at which length overlap starts to pay.
 """

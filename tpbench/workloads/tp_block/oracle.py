@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,13 +20,18 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from tpbench.comm.collectives import gather_objects
+from tpbench.comm.collectives import exchanged, gather_objects
 from tpbench.measure.session import Verdict
+from tpbench.workloads.differences import Differences, place_of
 from tpbench.workloads.tp_block.execution.layers import rotary_angles
 from tpbench.workloads.tp_block.inputs import BlockInputs
 from tpbench.workloads.tp_block.problem import TOLERANCE
 
 EPS = 1e-5
+"""Of the RMSNorms."""
+
+BETAS, ADAM_EPS, WEIGHT_DECAY = (0.9, 0.999), 1e-8, 0.01
+"""Arguments of AdamW beside the learning rate: torch's defaults."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +90,9 @@ class ForwardPass:
         """Return the output of x (tokens, hidden), or of a rank's columns of it for the part `row`."""
         part = self.problem.part
         if part == "column":
-            return _CopyToRanks.apply(x, self.group) @ self.weights["up"].t()
+            return _copied_to_ranks(x, self.group) @ self.weights["up"].t()
         if part == "row":
-            return _SumOverRanks.apply(x @ self.weights["down"].t(), self.group)
+            return _summed_over_ranks(x @ self.weights["down"].t(), self.group)
         if part == "mlp":
             return self._mlp(x)
         x = x + self._attention(self._norm(x, "attention_norm"))
@@ -98,12 +102,12 @@ class ForwardPass:
         return x * (x.square().mean(-1, keepdim=True) + EPS).rsqrt() * self.weights[name]
 
     def _mlp(self, x: Tensor) -> Tensor:
-        gate, up = (_CopyToRanks.apply(x, self.group) @ self.weights["up"].t()).chunk(2, dim=-1)
-        return _SumOverRanks.apply((gate * torch.sigmoid(gate) * up) @ self.weights["down"].t(), self.group)
+        gate, up = (_copied_to_ranks(x, self.group) @ self.weights["up"].t()).chunk(2, dim=-1)
+        return _summed_over_ranks((gate * torch.sigmoid(gate) * up) @ self.weights["down"].t(), self.group)
 
     def _attention(self, x: Tensor) -> Tensor:
         heads, kv_heads = self.problem.heads // self.size, self.problem.kv_heads // self.size
-        product = _CopyToRanks.apply(x, self.group) @ self.weights["qkv"].t()
+        product = _copied_to_ranks(x, self.group) @ self.weights["qkv"].t()
         columns = product.split(self.problem.head_dim, dim=-1)
         rotated = [_rotated(head) if self.problem.rotary else head for head in columns[: heads + kv_heads]]
         outputs = []
@@ -111,7 +115,7 @@ class ForwardPass:
             key = heads + head // (heads // kv_heads)
             # The (rows, rows) matrices of all heads would not fit: the backward pass computes them again.
             outputs.append(checkpoint(_head, rotated[head], rotated[key], columns[key + kv_heads], use_reentrant=False))
-        return _SumOverRanks.apply(torch.cat(outputs, dim=-1) @ self.weights["out"].t(), self.group)
+        return _summed_over_ranks(torch.cat(outputs, dim=-1) @ self.weights["out"].t(), self.group)
 
 
 def _rotated(x: Tensor) -> Tensor:
@@ -129,29 +133,14 @@ def _head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return functional.softmax(scores, dim=-1) @ v
 
 
-class _CopyToRanks(torch.autograd.Function):
-    """Identity before column-parallel products. The backward pass sums the ranks' partial gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return _sum_over_ranks(grads[0], ctx.group), None
+def _copied_to_ranks(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return x, for column-parallel products. The backward pass sums the ranks' partial gradients."""
+    return exchanged(x, group, lambda same, _: same.view_as(same), _sum_over_ranks)
 
 
-class _SumOverRanks(torch.autograd.Function):
-    """Sum of the ranks' partial products. The backward pass is the identity."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
-        return _sum_over_ranks(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return grads[0], None
+def _summed_over_ranks(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return the sum of the ranks' partial products. The backward pass is the identity."""
+    return exchanged(x, group, _sum_over_ranks, lambda gradient, _: gradient)
 
 
 def _sum_over_ranks(part: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -204,26 +193,27 @@ def compare(inputs: BlockInputs, result: BlockResult) -> Verdict:
     wrong = complaint(checked, inputs.problem.dtype)
     if wrong is not None:
         worst = list(right)[int(largest.argmax())]
-        place = _place(worst, got.get(worst), right[worst], errors[worst], TOLERANCE[inputs.problem.dtype])
-        places = enumerate(gather_objects(place, inputs.group))
-        wrong = ": ".join([wrong, *(f"rank {rank}: {text}" for rank, text in places if text)][:2])
+        here = _place(inputs, worst, got.get(worst), right[worst], errors[worst])
+        places = filter(None, gather_objects(here, inputs.group))
+        wrong = ": ".join([wrong, *list(places)[:1]])
     return Verdict(columns, wrong)
 
 
-def _place(name: str, got: Tensor | None, expected: Tensor, errors: Tensor, limit: float) -> str | None:
-    """Return where this rank's part of a tensor differs from the right one, or None if it doesn't."""
-    name = name if name == "output" else f"the gradient of {name}"
-    if got is None or got.shape != expected.shape:
+def _place(inputs: BlockInputs, name: str, got: Tensor | None, right: Tensor, errors: Tensor) -> str | None:
+    """Return where this rank's part of a tensor differs from the right one, or None if it doesn't.
+
+    In a row with an error above the limit, an element differs by more than the limit times an equal share of the row.
+    """
+    title = name if name == "output" else f"the gradient of {name}"
+    if got is None or got.shape != right.shape:
         shape = None if got is None else tuple(got.shape)
-        return f"{name} is {shape}, expected {tuple(expected.shape)}"
-    rows = (errors > limit).nonzero().flatten().tolist()
-    if not rows:
-        return None
-    row = rows[0]
-    values, right = torch.atleast_2d(got)[row], torch.atleast_2d(expected)[row]
-    column = int((values - right).abs().nan_to_num(nan=math.inf).argmax())
-    count = f"{len(rows)} of {len(errors)} rows of {name} differ, row {row} first and most in column {column}"
-    return f"{count}: expected {right[column]:.6g}, got {values[column]:.6g}"
+        return f"rank {inputs.rank}: {title} is {shape}, expected {tuple(right.shape)}"
+    limit = TOLERANCE[inputs.problem.dtype]
+    share = torch.linalg.vector_norm(right, dim=-1, keepdim=True) / math.sqrt(right.shape[-1])
+    differ = ~(errors <= limit).view(share.shape) & ~((got - right).abs() <= limit * share)
+    found = Differences()
+    found.add(got, right, differ, first_row=0)
+    return place_of(inputs.rank, title, **vars(found)) if found.count else None
 
 
 def complaint(errors: Mapping[str, float], dtype: str) -> str | None:
@@ -263,3 +253,55 @@ def squared_norm(grads: Mapping[str, Tensor], inputs: BlockInputs) -> float:
 
 def _nan_as_inf(value: float) -> float:
     return math.inf if math.isnan(value) else value
+
+
+def expected_trajectory(inputs: BlockInputs, steps: int) -> Tensor:
+    """Train for `steps` steps in float64. Collective over the tp group, with the same result on every rank.
+
+    Returns the loss and gradient norm of each step: (2, steps).
+
+    After each step the weights are rounded to the dtype in which a variant stores them: in bf16 a small update of a
+    large weight is lost, and others become larger.
+    """
+    problem = inputs.problem
+    layers = [
+        {name: part.double().requires_grad_() for name, part in parts.items()}
+        for parts in (inputs.weights_of(inputs.rank, inputs.size, layer) for layer in range(problem.layers))
+    ]
+    x, target = inputs.x(0, 1).double(), inputs.target(0, 1).double()
+    weights = [weight for layer in layers for weight in layer.values()]
+    moments = [(torch.zeros_like(weight), torch.zeros_like(weight)) for weight in weights]
+    losses, grad_norms = [], []
+    for step in range(1, steps + 1):
+        y = x
+        for layer in layers:
+            y = ForwardPass(inputs, layer).run(y)
+        loss = (y - target).square().mean()
+        loss.backward()
+        losses.append(float(loss.detach()))
+        grad_norms.append(_grad_norm(inputs, layers))
+        with torch.no_grad():
+            for weight, (mean, square) in zip(weights, moments, strict=True):
+                _update(weight, mean, square, step, problem.learning_rate)
+                weight.copy_(weight.to(inputs.dtype))
+    return torch.tensor([losses, grad_norms], dtype=torch.float64)
+
+
+def _update(weight: Tensor, mean: Tensor, square: Tensor, step: int, learning_rate: float) -> None:
+    """One step of AdamW. The decay is decoupled from the gradient."""
+    grad = weight.grad
+    assert grad is not None
+    first, second = BETAS
+    mean.mul_(first).add_((1 - first) * grad)
+    square.mul_(second).add_((1 - second) * grad**2)
+    weight.mul_(1 - learning_rate * WEIGHT_DECAY)
+    weight.sub_(learning_rate * mean / (1 - first**step) / ((square / (1 - second**step)).sqrt() + ADAM_EPS))
+    weight.grad = None
+
+
+def _grad_norm(inputs: BlockInputs, layers: list[dict[str, Tensor]]) -> float:
+    """The norm of the gradients of all layers' weights, over all ranks."""
+    grads = ({name: part.grad for name, part in layer.items() if part.grad is not None} for layer in layers)
+    square = torch.tensor(math.fsum(squared_norm(of_layer, inputs) for of_layer in grads), dtype=torch.float64)
+    dist.all_reduce(square, group=inputs.group)
+    return math.sqrt(square)

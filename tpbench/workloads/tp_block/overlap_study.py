@@ -26,16 +26,16 @@ Row: TypeAlias = Mapping[str, Any]
 class Group(NamedTuple):
     """What must agree for times to be compared over tokens."""
 
+    part: str
+    hidden: int
+    tp_size: int
+    graph: bool
     hardware: str
     torch_version: str
     dtype: str
-    part: str
-    hidden: int
     ffn: int
     heads: int
     kv_heads: int
-    tp_size: int
-    graph: bool
 
     @classmethod
     def of(cls, row: Row) -> Group:
@@ -49,24 +49,36 @@ class Group(NamedTuple):
         return f"part={self.part}, hidden={self.hidden}, tp={self.tp_size}{', graph=true' if self.graph else ''}"
 
 
-class Speedup(NamedTuple):
-    """The plain time over that of an overlapped variant."""
+Ratios: TypeAlias = dict[tuple[str, int], dict[str, float]]
+"""The plain time over that of an overlapped variant: by variant and tokens, and by the name of the time's column."""
 
-    group: Group
-    variant: str
-    tokens: int
-    by_clock: Mapping[str, float]
-    """By the name of the time's column."""
+
+def speedups(rows: Sequence[Row]) -> dict[Group, Ratios]:
+    """Return the speed-ups of all overlapped variants by group, in the order of parts, sizes, variants and tokens."""
+    newest: dict[tuple[Group, str, int], Row] = {}
+    for row in oldest_first(rows):
+        measured = row["status"] == "ok" and not row["interpreted"] and row["warmed_up"] is not False
+        one_block = not row.get("layers") and row["variant"] != WHOLE
+        own_graphs = row.get("try_graphs") and not row["graph"]
+        if measured and row["save_gathered"] and one_block and not own_graphs:
+            newest[Group.of(row), str(row["variant"]), int(row["tokens"])] = row
+    result: dict[Group, Ratios] = defaultdict(dict)
+    for group, variant, tokens in sorted(newest, key=lambda cell: (PARTS.index(cell[0].part), *cell)):
+        row, plain = newest[group, variant, tokens], newest.get((group, PLAIN, tokens))
+        if plain is not None and variant != PLAIN:
+            by_clock = {name: plain[name] / row[name] for name in CLOCKS if plain[name] and row[name]}
+            result[group][variant, tokens] = by_clock
+    return result
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:
     """Return a table of speed-ups for each group, and one of the lengths from which overlap pays."""
-    groups = _by_group(speedups(rows))
+    groups = speedups(rows)
     if not groups:
         return []
     lines = [
-        (group.part, str(group.hidden), str(group.tp_size), str(group.graph).lower(), *_pays_from(members))
-        for group, members in groups.items()
+        (group.part, str(group.hidden), str(group.tp_size), str(group.graph).lower(), *_pays_from(ratios))
+        for group, ratios in groups.items()
     ]
     columns = ("part", "hidden", "tp", "graph", *(f"pays by {name} from" for name in CLOCKS.values()))
     heading = f"tokens from which some overlapped variant beats {PLAIN}, at every longer measured length too"
@@ -75,55 +87,23 @@ def tables(rows: Sequence[Row]) -> list[Table]:
 
 def picture(rows: Sequence[Row]) -> Picture | None:
     """Return the speed-ups by tokens, a panel for each group, or None if no group has two lengths."""
-    groups = {group: members for group, members in _by_group(speedups(rows)).items() if len(_lengths(members)) > 1}
+    groups = {group: ratios for group, ratios in speedups(rows).items() if len(_lengths(ratios)) > 1}
     if not groups:
         return None
-    panels = tuple(_panel(group, members) for group, members in groups.items())
-    lengths = _lengths(speedup for members in groups.values() for speedup in members)
+    panels = tuple(_panel(group, ratios) for group, ratios in groups.items())
+    lengths = _lengths(cell for ratios in groups.values() for cell in ratios)
     return Picture(panels, "tokens; dashed: by wall time", f"speed-up over {PLAIN}", doubling=tuple(lengths))
 
 
-def speedups(rows: Sequence[Row]) -> list[Speedup]:
-    """Return the speed-ups of all overlapped variants, in the order of parts, sizes, variants and tokens."""
-    newest: dict[tuple[Group, str, int], Row] = {}
-    for row in oldest_first(rows):
-        measured = row["status"] == "ok" and not row["interpreted"] and row["warmed_up"] is not False
-        one_block = not row.get("layers") and row["variant"] != WHOLE
-        own_graphs = row.get("try_graphs") and not row["graph"]
-        if measured and row["save_gathered"] and one_block and not own_graphs:
-            newest[Group.of(row), str(row["variant"]), int(row["tokens"])] = row
-    result = []
-    for (group, variant, tokens), row in newest.items():
-        plain = newest.get((group, PLAIN, tokens))
-        if plain is not None and variant != PLAIN:
-            ratios = {name: plain[name] / row[name] for name in CLOCKS if plain[name] and row[name]}
-            result.append(Speedup(group, variant, tokens, ratios))
-    return sorted(result, key=_order)
+def _lengths(cells: Iterable[tuple[str, int]]) -> list[int]:
+    return sorted({tokens for _, tokens in cells})
 
 
-def _order(speedup: Speedup) -> tuple[Any, ...]:
-    group = speedup.group
-    part = PARTS.index(group.part) if group.part in PARTS else len(PARTS)
-    sizes = (group.hidden, group.tp_size, group.graph)
-    return (part, sizes, tuple(map(str, group)), speedup.variant, speedup.tokens)
-
-
-def _lengths(members: Iterable[Speedup]) -> list[int]:
-    return sorted({speedup.tokens for speedup in members})
-
-
-def _by_group(members: Iterable[Speedup]) -> dict[Group, list[Speedup]]:
-    groups: dict[Group, list[Speedup]] = defaultdict(list)
-    for speedup in members:
-        groups[speedup.group].append(speedup)
-    return groups
-
-
-def pays_from(members: Iterable[Speedup], clock: str) -> int | None:
+def pays_from(ratios: Ratios, clock: str) -> int | None:
     """Return the least number of tokens from which on the best variant pays at every measured length, or None."""
     best: dict[int, float] = defaultdict(float)
-    for speedup in members:
-        best[speedup.tokens] = max(best[speedup.tokens], speedup.by_clock.get(clock, 0.0))
+    for (_, tokens), by_clock in ratios.items():
+        best[tokens] = max(best[tokens], by_clock.get(clock, 0.0))
     least = None
     for tokens in sorted(best, reverse=True):
         if best[tokens] < PAYS:
@@ -132,37 +112,37 @@ def pays_from(members: Iterable[Speedup], clock: str) -> int | None:
     return least
 
 
-def _pays_from(members: Sequence[Speedup]) -> list[str]:
+def _pays_from(ratios: Ratios) -> list[str]:
     """Return the text of `pays_from` for each clock, or "-" for a clock that no row has."""
     texts = []
     for clock in CLOCKS:
-        lengths = [speedup.tokens for speedup in members if clock in speedup.by_clock]
-        tokens = pays_from(members, clock)
-        texts.append("-" if not lengths else f"not up to {max(lengths)}" if tokens is None else str(tokens))
+        lengths = _lengths(cell for cell, by_clock in ratios.items() if clock in by_clock)
+        tokens = pays_from(ratios, clock)
+        texts.append("-" if not lengths else f"not up to {lengths[-1]}" if tokens is None else str(tokens))
     return texts
 
 
-def _speedup_table(group: Group, members: Sequence[Speedup]) -> Table:
-    variants = list(dict.fromkeys(speedup.variant for speedup in members))
-    cells = {(speedup.tokens, speedup.variant): speedup.by_clock for speedup in members}
+def _speedup_table(group: Group, ratios: Ratios) -> Table:
+    variants = list(dict.fromkeys(variant for variant, _ in ratios))
     lines = [
-        (str(tokens), *(_ratios(cells.get((tokens, variant), {})) for variant in variants))
-        for tokens in _lengths(members)
+        (str(tokens), *(_text(ratios.get((variant, tokens), {})) for variant in variants))
+        for tokens in _lengths(ratios)
     ]
     facts = {name: str(value) for name, value in group._asdict().items()}
     heading = f"speed-up over {PLAIN} by wall time (by device time), {group.title}, {group.hardware}"
     return Table(heading, ("tokens", *variants), tuple(lines), facts)
 
 
-def _ratios(by_clock: Mapping[str, float]) -> str:
+def _text(by_clock: Mapping[str, float] | None) -> str:
+    by_clock = by_clock or {}
     wall, device = (f"{by_clock[name]:.2f}x" if name in by_clock else "" for name in CLOCKS)
     return f"{wall} ({device})" if device else wall or "-"
 
 
-def _panel(group: Group, members: Iterable[Speedup]) -> Panel:
+def _panel(group: Group, ratios: Ratios) -> Panel:
     points: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
-    for speedup in members:
-        for clock, ratio in speedup.by_clock.items():
-            points[speedup.variant, clock].append((speedup.tokens, ratio))
+    for (variant, tokens), by_clock in ratios.items():
+        for clock, ratio in by_clock.items():
+            points[variant, clock].append((tokens, ratio))
     lines = [Series(variant, tuple(line), clock == "time_ms") for (variant, clock), line in points.items()]
     return Panel(group.title, tuple(lines))

@@ -155,7 +155,7 @@ def flops(problem: TpBlock, size: int) -> int:
     attention = 0
     if problem.part == "block":
         attention = 2 * 2 * problem.tokens**2 * problem.head_dim * problem.heads // size // 2
-    return 3 * max(1, problem.layers) * (2 * problem.tokens * _linear_weights(problem, size) + attention)
+    return 3 * max(1, problem.layers) * (2 * problem.tokens * linear_weights(problem, size) + attention)
 
 
 def bytes_moved(problem: TpBlock, size: int) -> int:
@@ -164,7 +164,7 @@ def bytes_moved(problem: TpBlock, size: int) -> int:
     Input, weights and the output's gradient are read once. The output and the other gradients are written once. A
     training step reads and writes each weight and its two states of AdamW; gradients of weights need not be stored.
     """
-    weights = _linear_weights(problem, size) + problem.hidden * len(problem.norms)
+    weights = linear_weights(problem, size) + problem.hidden * len(problem.norms)
     first, last = problem.linears[0], problem.linears[-1]
     ends = problem.tokens * (first.in_features + sum(last.out_features)) // size
     item = ITEM_BYTES[problem.dtype]
@@ -187,6 +187,6 @@ def bytes_sent(problem: TpBlock, size: int, *, least: bool = False) -> int:
     return max(1, problem.layers) * per_block
 
 
-def _linear_weights(problem: TpBlock, size: int) -> int:
+def linear_weights(problem: TpBlock, size: int) -> int:
     """The elements of a rank's part of all linear weights."""
     return sum(rows * columns for rows, columns in (linear.local_shape(size) for linear in problem.linears))

@@ -42,22 +42,24 @@ def _sharded(summary: str, options: Collection[str] = (), **traits: Any) -> Call
     return WORKLOAD.variant(summary, options={"save_gathered", "profile", *options}, **{**usual, **traits})
 
 
+def _prepared(context: Any, schedule: str) -> Any:
+    """Prepare a block under one schedule for all linears."""
+    from tpbench.workloads.tp_block.execution.autotune import schedule_named
+    from tpbench.workloads.tp_block.execution.prepared import prepare
+
+    return prepare(context, schedule_named(schedule, context.inputs))
+
+
 @WORKLOAD.variant(
     "the whole block on every rank, each for itself: the reference", options={"profile"}, no_graph_reason=_no_graph
 )
 def block_no_tp(problem: TpBlock, context: Any) -> Any:
-    from tpbench.comm.parallel_linears import LocalSchedule
-    from tpbench.workloads.tp_block.execution.prepared import prepare
-
-    return prepare(context, LocalSchedule())
+    return _prepared(context, "local")
 
 
 @_sharded("all-gather, product, reduce-scatter, one after the other")
 def block_tp(problem: TpBlock, context: Any) -> Any:
-    from tpbench.comm.parallel_linears import SequentialSchedule
-    from tpbench.workloads.tp_block.execution.prepared import prepare
-
-    return prepare(context, SequentialSchedule(context.inputs.group))
+    return _prepared(context, "plain")
 
 
 @_sharded(
@@ -65,18 +67,12 @@ def block_tp(problem: TpBlock, context: Any) -> Any:
     unsupported_reason=_unsupported_in_pieces,
 )
 def block_tp_overlap(problem: TpBlock, context: Any) -> Any:
-    from tpbench.workloads.tp_block.execution.prepared import prepare
-    from tpbench.workloads.tp_block.execution.ring import RingSchedule
-
-    return prepare(context, RingSchedule(context.inputs.group))
+    return _prepared(context, "ring")
 
 
 @_sharded("torch's fused_all_gather_matmul and fused_matmul_reduce_scatter", requires_cuda=True)
 def block_symm_mem(problem: TpBlock, context: Any) -> Any:
-    from tpbench.workloads.tp_block.execution.prepared import prepare
-    from tpbench.workloads.tp_block.execution.symm_mem import SymmMemSchedule
-
-    return prepare(context, SymmMemSchedule(context.inputs.group))
+    return _prepared(context, "symm_mem")
 
 
 @WORKLOAD.variant(
@@ -87,10 +83,8 @@ def block_symm_mem(problem: TpBlock, context: Any) -> Any:
     unsupported_reason=_unsupported_by_one_rank,
 )
 def block_compile_async(problem: TpBlock, context: Any) -> Any:
-    from tpbench.comm.symmetric_buffers import enable_symmetric_memory
     from tpbench.workloads.tp_block.execution.prepared import prepare_compiled
 
-    enable_symmetric_memory(context.inputs.group)
     return prepare_compiled(context)
 
 
@@ -101,12 +95,7 @@ def block_compile_async(problem: TpBlock, context: Any) -> Any:
     no_graph_reason=_no_graph_of_copies,
 )
 def block_copy_engine(problem: TpBlock, context: Any) -> Any:
-    from tpbench.comm.symmetric_buffers import SymmetricBuffers
-    from tpbench.workloads.tp_block.execution.copy_engine import CopyEngineSchedule
-    from tpbench.workloads.tp_block.execution.prepared import prepare
-
-    buffers = SymmetricBuffers(context.inputs.group, context.inputs.device, problem.signals)
-    return prepare(context, CopyEngineSchedule(buffers))
+    return _prepared(context, "copy_engine")
 
 
 @_sharded(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tpbench.workloads import Option, Pivot, Study, Workload
-from tpbench.workloads.tp_block.problem import TpBlock
+from tpbench.workloads.sizes import ITEM_BYTES
+from tpbench.workloads.tp_block.problem import TpBlock, linear_weights
 
 
 def _with_rotary(problem: TpBlock, chosen: frozenset[str]) -> TpBlock:
@@ -17,6 +18,7 @@ WORKLOAD = Workload(
     name="tp_block",
     summary="transformer block under tensor and sequence parallelism, forward and backward",
     problem=TpBlock,
+    least_gib=lambda job: 2 * linear_weights(job.problem, job.tp_size) * ITEM_BYTES[job.problem.dtype] / 2**30,
     headline=("hidden", "ffn", "tokens", "layers"),
     columns={
         "output_error": "largest ||row - right|| / ||right|| of the output against the float64 oracle",
@@ -40,10 +42,6 @@ WORKLOAD = Workload(
         "gemm_share": "share of gemm_tflops that the step reaches",
         "gather_gb_per_s": "bandwidth of a large all-gather on this machine, bytes that a rank receives",
         "overlap_fraction": "share of the communication time of a traced step during which a product runs (GPUs)",
-        "timeline_start_ms": "traced step on rank 0: start of each interval, ms",
-        "timeline_ms": "traced step on rank 0: length of each interval, ms",
-        "timeline_kind": "traced step on rank 0: 0 product, 1 communication, 2 other",
-        "timeline_lane": "traced step on rank 0: number of the stream (on a CPU: of the thread)",
     },
     variant_columns=("chosen", "graph_gib", "workspace_gib"),
     options=(

@@ -105,8 +105,8 @@ class TrainStepSession:
         with rank_memory.extra_peak(self.context.device) as peak:
             self.graph = StepGraph(self.trainer, self.batches, mark, self.stream)
         self.graph_marks = self.phases.taken_marks()
-        self.graph_gib = peak.gib
-        return peak.gib
+        self.graph_gib = peak.peak_gib[0]
+        return self.graph_gib
 
     def restore(self) -> None:
         """Make the next step's batches, and write a progress line if one is due."""

@@ -16,7 +16,7 @@ from tests.support.tp_block import block_context, problem, run_once
 from tpbench.comm.parallel_linears import SequentialSchedule
 from tpbench.workloads.tp_block.execution.measurements import StepCollectives
 from tpbench.workloads.tp_block.execution.prepared import prepare
-from tpbench.workloads.tp_block.execution.ring import RingSchedule
+from tpbench.workloads.tp_block.execution.torch_schedules import RingSchedule
 from tpbench.workloads.tp_block.problem import bytes_sent
 
 pytestmark = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
+from tests.support.sleeping_sessions import run
 from tests.support.tp_block import block_context, context, largest_error, problem
-from tpbench.measure.run import run
 from tpbench.measure.session import MeasureSettings
 from tpbench.workloads.tp_block import WORKLOAD, bench
 from tpbench.workloads.tp_block.execution import autotune
@@ -30,7 +30,7 @@ def verdict(here: Rank, name: str, layers: int, try_graphs: bool) -> tuple[str |
         cell = replace(cell, layers=layers, rotary=True, steps=4, warmup_steps=2)
     where = replace(context(here), graph=True)
     session = bench.setup(cell, WORKLOAD.variants[name], where)
-    found, columns = run(session, where, SETTINGS, 1.0, lambda _: None)
+    found, columns = run(session, where, SETTINGS)
     return found.wrong, columns["graph"]
 
 

@@ -16,8 +16,8 @@ import torch
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.tp_block import FixedStopwatch, block_context, context, problem
 from tpbench.measure.clock import do_nothing
-from tpbench.measure.gpu_profiler import COMMUNICATION, OTHER, PRODUCT, Interval
-from tpbench.measure.rates import SIDE
+from tpbench.measure.gpu_trace import COMMUNICATION, OTHER, PRODUCT, Interval
+from tpbench.measure.rates import SHARD_BYTES, SIDE
 from tpbench.workloads.tp_block import WORKLOAD, bench
 from tpbench.workloads.tp_block.execution import measurements
 from tpbench.workloads.tp_block.execution.prepared import NoCommunicationSchedule, prepare
@@ -59,7 +59,7 @@ def test_the_oracle_finds_wrong_results_and_all_ranks_agree() -> None:
     assert right is None and error < TOLERANCE["float32"] / 4
     assert silent is not None and "output_error" in silent and "grad_error" in silent
     assert lost is not None and "grad_error (of input) inf" in lost and infinite == math.inf
-    assert "rank 1: 1 of 16 rows of the gradient of input differ, row 15 first and most in column 0" in lost
+    assert "rank 1: 24 of 384 elements of the gradient of input differ, the first at [15, 0]: " in lost
 
 
 class PresetStopwatch:
@@ -114,7 +114,7 @@ def figures(here: Rank) -> dict[str, float]:
 @needs_ranks
 def test_every_figure_has_the_right_value() -> None:
     gemm = 2 * SIDE[DEVICE] ** 3 / PRODUCT_MS / 1e9
-    bandwidth = measurements.SHARD_BYTES[DEVICE] / LARGE_GATHER_MS / 1e6
+    bandwidth = SHARD_BYTES[DEVICE] / LARGE_GATHER_MS / 1e6
     expected = {
         "forward_ms": 3.0,
         "backward_ms": 5.0,
@@ -124,9 +124,6 @@ def test_every_figure_has_the_right_value() -> None:
         "hidden_share": 1 - 3.0 / 4.0,
         "gather_hidden": 1 - (0.25 + 0.75) / (2 * 2.0),
         "scatter_hidden": 1 - (0.5 + 0.25) / (2 * 3.0),
-        "compute_share": 1.0 / 6.0,
-        "communication_share": 3.0 / 6.0,
-        "idle_share": 2.0 / 6.0,
         "gemm_tflops": gemm,
         "tflops": FLOPS / 4.0 / 1e9,
         "gemm_share": FLOPS / 4.0 / 1e9 / gemm,
@@ -149,22 +146,19 @@ def traced(here: Rank, folder: Path, keep: bool, stays: bool = False) -> dict[st
 @needs_ranks
 def test_a_step_is_traced_and_kept(tmp_path: Path) -> None:
     first, second = run_on_ranks(2, traced, tmp_path, True)
-    kinds = first["timeline_kind"]
-    assert kinds.count(PRODUCT) >= 6 and kinds.count(COMMUNICATION) >= 4
-    assert len({len(values) for name, values in first.items() if name.startswith("timeline")}) == 1
-    assert first["timeline_start_ms"] == sorted(first["timeline_start_ms"]) and min(first["timeline_ms"]) >= 0
+    assert ("overlap_fraction" in first) == (DEVICE == "cuda")
     kept = sorted(tmp_path.iterdir())
     assert [file.name for file in kept] == ["trace_rank0.json.gz", "trace_rank1.json.gz"]
     with gzip.open(kept[1]) as file:
         assert json.load(file)["traceEvents"]
     first, second = run_on_ranks(2, traced, tmp_path / "nowhere", False)
-    assert first and not second
+    assert bool(first) == (DEVICE == "cuda") and not second
     assert run_on_ranks(2, traced, tmp_path / "nowhere", False, True) == [{}, {}]  # a profiler would slow the next job
 
 
 def test_times_of_products_and_communication_that_overlap_are_counted_once() -> None:
     def made(kind: int, *spans: tuple[float, float]) -> list[Interval]:
-        return [Interval(start, end - start, kind, 0) for start, end in spans]
+        return [Interval(start, end - start, kind) for start, end in spans]
 
     communication = made(COMMUNICATION, (0, 4), (2, 6), (10, 12))  # 8 ms: 0 to 6 and 10 to 12
     products = made(PRODUCT, (1, 3), (2, 4), (5, 11))  # of which 1 to 4, 5 to 6 and 10 to 11

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
+from tests.support.sleeping_sessions import run
 from tests.support.tp_block import FixedStopwatch, block_context, context, problem
-from tpbench.measure.run import run
 from tpbench.measure.session import MeasureSettings
-from tpbench.workloads.tp_block import WORKLOAD
-from tpbench.workloads.tp_block.execution import measurements, stack
+from tpbench.workloads.tp_block import WORKLOAD, bench
+from tpbench.workloads.tp_block.execution import measurements
 from tpbench.workloads.tp_block.execution.measurements import MachineRates
 from tpbench.workloads.tp_block.execution.prepared import NoCommunicationSchedule, prepare
 from tpbench.workloads.tp_block.problem import TOLERANCE
@@ -26,13 +26,13 @@ def measured(here: Rank, name: str, dtype: str, broken: bool = False) -> dict[st
     """The columns of a variant's row, or those of a stack without communication."""
     cell, where = problem(**STACK, dtype=dtype), context(here)
     with (
-        mock.patch.object(stack, "Stopwatch", lambda _: FixedStopwatch()),
+        mock.patch.object(bench, "Stopwatch", lambda _: FixedStopwatch()),
         mock.patch.object(measurements, "machine_rates", lambda *_: MachineRates(1.0, 1.0)),
     ):
-        session = stack.StackSession(cell, WORKLOAD.variants[name], where)
+        session = bench.StackSession(cell, WORKLOAD.variants[name], where)
     if broken:
         session.prepared = prepare(block_context(here, cell), NoCommunicationSchedule(here.rank, here.world_size))
-    verdict, columns = run(session, where, MeasureSettings(), 1.0, lambda _: None)
+    verdict, columns = run(session, where, MeasureSettings())
     return {**verdict.columns, **columns, "wrong": verdict.wrong}
 
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
+from tests.support.sleeping_sessions import run as measure
 from tests.support.train_step import mesh_context, reset_deepspeed_groups, tiny_problem
 from tpbench.measure import cuda_graph
-from tpbench.measure.run import run as measure
 from tpbench.measure.session import MeasureSettings
 from tpbench.workloads.train_step import WORKLOAD
 from tpbench.workloads.train_step.bench import TrainStepSession
@@ -54,7 +54,7 @@ def trained(here: Rank, name: str, tp_size: int, fields: dict[str, Any], graph: 
             from deepspeed.accelerator import get_accelerator
 
             patches.enter_context(mock.patch.object(get_accelerator(), "synchronize", waits_for_the_device))
-        verdict, columns = measure(session, context, MeasureSettings(), 10.0, lambda what: None)
+        verdict, columns = measure(session, context, MeasureSettings())
     assert verdict.wrong is None
     return columns | verdict.columns
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
+from tests.support.sleeping_sessions import run as measure
 from tests.support.train_step import mesh_context, reset_deepspeed_groups, tiny_problem
-from tpbench.measure.run import run as measure
 from tpbench.measure.session import MeasureSettings
 from tpbench.workloads.train_step import WORKLOAD, oracle
 from tpbench.workloads.train_step.bench import TrainStepSession
@@ -44,7 +44,7 @@ def measured(
         return norm * 1.1 if spoil == "norm" else norm * float("nan") if spoil == "nan" else norm
 
     trainer.accumulate, trainer.update = spoiled_accumulate, spoiled_update
-    verdict, columns = measure(session, context, MeasureSettings(), 10.0, lambda what: None)
+    verdict, columns = measure(session, context, MeasureSettings())
     updates = count[0]
     if verdict.wrong is None and problem.phase_steps:
         session.step()  # as the sample of energy does: the next step is queued without waiting for the device

@@ -79,8 +79,8 @@ def test_counts_of_llama_8b() -> None:
     assert bytes_sent(again, 4, least=True) == bytes_sent(cell, 4)
     assert bytes_sent(cell, 1) == 0
     assert bytes_moved(cell, 1) == 2 * 2 * (weights + 2 * 4096 + 2 * 8192 * 4096)
-    assert MachineRates(1.0, 50.0).wire_ms(10**9) == pytest.approx(20.0)
-    assert MachineRates(1.0, 0.0).wire_ms(0) == 0.0
+    assert MachineRates(1.0, 50.0).costs(again, 4).wire_ms == pytest.approx(bytes_sent(cell, 4) / 50e6)
+    assert MachineRates(1.0, 0.0).costs(cell, 1).wire_ms == 0.0
 
 
 def test_variants_run_no_kernels_of_tpbench() -> None:

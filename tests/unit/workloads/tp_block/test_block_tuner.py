@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 
 from tpbench.workloads.tp_block.execution.autotune import (
     PLAIN,
     Candidate,
-    ScheduleTuner,
     StepTimes,
     best_step,
     fastest,
@@ -51,25 +47,3 @@ def test_under_a_graph_the_plain_step_is_a_graph_too() -> None:
     times = {GRAPHS: StepTimes(2.86, 2.81), OVERLAP_GRAPHS: StepTimes(2.85, 2.80)}
     assert best_step(times, plain=GRAPHS) == GRAPHS
     assert best_step(times | {OVERLAP_GRAPHS: StepTimes(2.58, 2.60)}, plain=GRAPHS) == OVERLAP_GRAPHS
-
-
-class TwoClocks:
-    """A stopwatch by which each step takes 7 ms on the host and 4 ms on the device."""
-
-    def interleaved_ms(self, *timed: Any, most: int, on_host: bool = False) -> list[list[float]]:
-        return [[7.0 if on_host else 4.0] * 3 for _ in timed]
-
-
-@pytest.mark.parametrize(
-    ("device", "graph", "expected"),
-    [("cuda", False, StepTimes(7.0, 4.0)), ("cuda", True, StepTimes(4.0, 4.0)), ("cpu", False, StepTimes(4.0, 4.0))],
-)
-def test_whole_steps_are_timed_by_both_clocks_where_the_host_counts(
-    device: str, graph: bool, expected: StepTimes
-) -> None:
-    tuner = ScheduleTuner.__new__(ScheduleTuner)
-    inputs: Any = SimpleNamespace(device=SimpleNamespace(type=device))
-    context: Any = SimpleNamespace(inputs=inputs, graph=graph, stopwatch=TwoClocks())
-    tuner.context, nothing = context, SimpleNamespace()
-    candidates: Any = {EAGER: nothing, OVERLAP: nothing}
-    assert tuner._times(candidates) == {EAGER: expected, OVERLAP: expected}

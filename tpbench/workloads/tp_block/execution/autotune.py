@@ -12,30 +12,34 @@ graphs, which need few launches.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import gc
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
-from operator import attrgetter
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from tpbench.comm.parallel_linears import LinearPlan, Schedule, SequentialSchedule
-from tpbench.measure.clock import Timed, do_nothing
+from tpbench.comm.parallel_linears import LinearPlan, LocalSchedule, Schedule, SequentialSchedule
+from tpbench.comm.symmetric_buffers import SymmetricBuffers
+from tpbench.measure.clock import do_nothing
+from tpbench.workloads.tp_block.execution.copy_engine import CopyEngineSchedule
+from tpbench.workloads.tp_block.execution.layers import Planner
 from tpbench.workloads.tp_block.execution.measurements import linear_operation
 from tpbench.workloads.tp_block.execution.prepared import (
     BlockContext,
     PreparedBlock,
-    free_graphs,
     graphed,
     prepare,
     workspace_columns,
 )
-from tpbench.workloads.tp_block.execution.ring import RingSchedule
+from tpbench.workloads.tp_block.execution.torch_schedules import RingSchedule, SymmMemSchedule
+from tpbench.workloads.tp_block.inputs import BlockInputs
 from tpbench.workloads.tp_block.problem import ShardedLinear
 
 PLAIN, MIXED = "plain", "mixed"
+DIRECTIONS = ("forward", "backward")
 
 MIN_GAIN = 0.01
 """A schedule replaces the plain one only if it saves more than this fraction of the plain time: noise is smaller."""
@@ -53,8 +57,7 @@ LONG_STEP_MS = 50.0
 """A plain step of this length hides all launches of any candidate, so that no graph is tried."""
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A way to run the whole step."""
 
     plan: str
@@ -63,8 +66,7 @@ class Candidate:
     """True if the forward and the backward pass are CUDA graphs."""
 
 
-@dataclass(frozen=True)
-class StepTimes:
+class StepTimes(NamedTuple):
     """Median times of a step in ms, of the slowest rank."""
 
     wall_ms: float
@@ -84,15 +86,14 @@ def best_step(times: Mapping[Candidate, StepTimes], plain: Candidate = Candidate
     Only candidates that are not slower than the plain one by either clock count. The least time must be clearly less
     than the plain one.
     """
-    limit = times[plain]
-    fair = [
-        candidate
+    ratios = {
+        candidate: [one / other for one, other in zip(step, times[plain], strict=True)]
         for candidate, step in times.items()
-        if step.wall_ms <= (1 + MAX_LOSS) * limit.wall_ms and step.device_ms <= (1 + MAX_LOSS) * limit.device_ms
-    ]
-    for clock in (attrgetter("wall_ms"), attrgetter("device_ms")):
-        best = min(fair, key=lambda candidate: clock(times[candidate]))
-        if clock(times[best]) < (1 - MIN_GAIN) * clock(limit):
+    }
+    fair = [candidate for candidate, by_clock in ratios.items() if max(by_clock) <= 1 + MAX_LOSS]
+    for clock in range(2):
+        best = min(fair, key=lambda candidate: ratios[candidate][clock])
+        if ratios[best][clock] < 1 - MIN_GAIN:
             return best
     return plain
 
@@ -112,13 +113,14 @@ class ScheduleTuner:
         """True if the passes are captured in CUDA graphs."""
 
     def plan(self, linear: ShardedLinear) -> LinearPlan:
-        """Return the fastest schedules of a linear. Collective on the first call for that linear."""
-        return LinearPlan(self._fastest(linear, "forward"), self._fastest(linear, "backward"))
+        """Return the chosen schedules of a linear."""
+        return LinearPlan(*(self.schedules[self.chosen[f"{linear.name} {direction}"]] for direction in DIRECTIONS))
 
     def choose(self) -> None:
         """Choose all schedules and free the memory of the others. Collective."""
         for linear in self.context.inputs.problem.linears:
-            self.plan(linear)
+            for direction in DIRECTIONS:
+                self.chosen[f"{linear.name} {direction}"] = self._fastest(linear, direction)
         self._try_steps()
         # Symmetric buffers are freed with the last schedule that uses them. Permanent memory stays, to be counted.
         used = set(self.chosen.values())
@@ -142,7 +144,8 @@ class ScheduleTuner:
             return
         if len(set(self.chosen.values())) > 1:
             names.append(MIXED)
-        eager = {Candidate(name): self._prepared(name) for name in names}
+        plans: dict[str, Planner | Schedule] = {**self.schedules, MIXED: self.plan}
+        eager = {Candidate(name): prepare(self.context, plans[name]) for name in names}
         graphs = on_gpu and self.context.inputs.problem.try_graphs
         if graphs and self.context.graph:  # the whole iteration will be a graph: candidates are compared as graphs, too
             best = best_step(self._times(self._graphed(eager)), plain=Candidate(PLAIN, graphs=True))
@@ -153,16 +156,14 @@ class ScheduleTuner:
         if best.plan != MIXED:
             self.chosen = dict.fromkeys(self.chosen, best.plan)
         del eager
-        if on_gpu:
-            free_graphs()
-
-    def _prepared(self, name: str) -> PreparedBlock:
-        return prepare(self.context, self.plan if name == MIXED else self.schedules[name])
+        if on_gpu:  # the callables of graphs are parts of reference cycles
+            gc.collect()
+            torch.cuda.empty_cache()
 
     def _graphed(self, eager: Mapping[Candidate, PreparedBlock]) -> dict[Candidate, PreparedBlock]:
         """The same steps as graphs. They share the memory of their intermediate results."""
         pool = torch.cuda.graph_pool_handle()
-        return {replace(candidate, graphs=True): graphed(prepared, pool) for candidate, prepared in eager.items()}
+        return {Candidate(name, True): graphed(prepared, pool) for (name, _), prepared in eager.items()}
 
     def _times(self, candidates: Mapping[Candidate, PreparedBlock]) -> dict[Candidate, StepTimes]:
         """The times of each candidate, all measured alternately.
@@ -170,25 +171,23 @@ class ScheduleTuner:
         A graph of the whole iteration will leave nothing to the host: device times then stand for wall times.
         """
         steps = [(partial(_step, prepared), do_nothing) for prepared in candidates.values()]
-        device = self._medians_ms(steps, on_host=False)
+
+        def medians_ms(on_host: bool) -> list[float]:
+            samples = self.context.stopwatch.interleaved_ms(*steps, most=STEP_ITERATIONS, on_host=on_host)
+            return list(map(median, samples))
+
+        device = medians_ms(False)
         has_two_clocks = self.context.inputs.device.type == "cuda" and not self.context.graph
-        wall = self._medians_ms(steps, on_host=True) if has_two_clocks else device
+        wall = medians_ms(True) if has_two_clocks else device
         return {candidate: StepTimes(*times) for candidate, *times in zip(candidates, wall, device, strict=True)}
 
-    def _medians_ms(self, steps: Sequence[Timed], on_host: bool) -> list[float]:
-        samples = self.context.stopwatch.interleaved_ms(*steps, most=STEP_ITERATIONS, on_host=on_host)
-        return list(map(median, samples))
-
-    def _fastest(self, linear: ShardedLinear, direction: str) -> Schedule:
-        key = f"{linear.name} {direction}"
-        if key not in self.chosen:
-            run = linear_operation(self.context.inputs, linear, direction)
-            steps = [(partial(run, schedule), do_nothing) for schedule in self.schedules.values()]
-            samples = self.context.stopwatch.interleaved_ms(*steps, most=OPERATION_ITERATIONS)
-            if self.context.inputs.device.type == "cuda":
-                torch.cuda.empty_cache()
-            self.chosen[key] = fastest(dict(zip(self.schedules, map(median, samples), strict=True)))
-        return self.schedules[self.chosen[key]]
+    def _fastest(self, linear: ShardedLinear, direction: str) -> str:
+        run = linear_operation(self.context.inputs, linear, direction)
+        steps = [(partial(run, schedule), do_nothing) for schedule in self.schedules.values()]
+        samples = self.context.stopwatch.interleaved_ms(*steps, most=OPERATION_ITERATIONS)
+        if self.context.inputs.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return fastest(dict(zip(self.schedules, map(median, samples), strict=True)))
 
 
 def prepare_fastest(context: BlockContext) -> PreparedBlock:
@@ -199,22 +198,25 @@ def prepare_fastest(context: BlockContext) -> PreparedBlock:
     return graphed(prepared) if tuner.graphs else prepared
 
 
+def schedule_named(name: str, inputs: BlockInputs) -> Schedule:
+    """Return a new schedule of that name: local, plain, ring, symm_mem or copy_engine."""
+    if name == "local":
+        return LocalSchedule()
+    if name == "copy_engine":
+        return CopyEngineSchedule(SymmetricBuffers(inputs.group, inputs.device, inputs.problem.signals))
+    return {PLAIN: SequentialSchedule, "ring": RingSchedule, "symm_mem": SymmMemSchedule}[name](inputs.group)
+
+
 def available_schedules(context: BlockContext) -> dict[str, Schedule]:
     """Return the schedules that this machine can run for this problem, by name."""
-    inputs, problem = context.inputs, context.inputs.problem
-    schedules: dict[str, Schedule] = {PLAIN: SequentialSchedule(inputs.group)}
-    if problem.tokens % inputs.size**2 == 0:
-        schedules["ring"] = RingSchedule(inputs.group)
+    inputs = context.inputs
+    names = [PLAIN, *(["ring"] if inputs.problem.tokens % inputs.size**2 == 0 else [])]
     if inputs.device.type == "cuda":
-        from tpbench.comm.symmetric_buffers import SymmetricBuffers
-        from tpbench.workloads.tp_block.execution.copy_engine import CopyEngineSchedule
-        from tpbench.workloads.tp_block.execution.symm_mem import SymmMemSchedule
-
-        buffers = SymmetricBuffers(inputs.group, inputs.device, problem.signals)
-        schedules["symm_mem"] = SymmMemSchedule(inputs.group)
-        schedules["copy_engine"] = CopyEngineSchedule(buffers)
-        if inputs.size > 2:  # a single peer has no neighbour to merge with
-            schedules["copy_engine_merged"] = CopyEngineSchedule(buffers, merged=True)
+        names += ["symm_mem", "copy_engine"]
+    schedules = {name: schedule_named(name, inputs) for name in names}
+    engine = schedules.get("copy_engine")
+    if isinstance(engine, CopyEngineSchedule) and inputs.size > 2:  # a single peer has no neighbour to merge with
+        schedules["copy_engine_merged"] = CopyEngineSchedule(engine.buffers, merged=True)
     return schedules
 
 

@@ -24,7 +24,7 @@ from tpbench.comm.parallel_linears import (
     row_parallel,
     with_summed_gradient,
 )
-from tpbench.workloads.tp_block.execution.ring import RingSchedule
+from tpbench.workloads.tp_block.execution.torch_schedules import RingSchedule
 from tpbench.workloads.tp_block.problem import ShardedLinear, TpBlock
 
 Planner = Callable[[ShardedLinear], LinearPlan]
@@ -34,32 +34,24 @@ THETA = 500_000.0
 """Base of the rotary embedding's angles in Llama 3."""
 
 
-class _ParallelLinear(nn.Module):
-    """A linear of which this rank has a part: its weight, given or drawn, and its schedules."""
-
-    def __init__(
-        self,
-        linear: ShardedLinear,
-        plan: LinearPlan,
-        weight: Tensor | None,
-        seed: int | None,
-        device: torch.device | None,
-        dtype: torch.dtype | None,
-    ) -> None:
-        super().__init__()
-        self.linear, self.plan = linear, plan
-        rank, size = plan.forward.rank, plan.forward.size
-        shape = linear.local_shape(size)
-        if weight is None:
-            weight = linear.shard(random_weight(linear, seed or 0, dtype), rank, size)
-        elif seed is not None:
-            raise ValueError("seed and weight: a weight that is given is not drawn")
-        if weight.shape != shape:
-            raise ValueError(f"a rank's weight must be {shape}, it is {tuple(weight.shape)}")
-        self.weight = nn.Parameter(weight.to(device=device, dtype=dtype))
+def _parameter(
+    linear: ShardedLinear,
+    plan: LinearPlan,
+    weight: Tensor | None,
+    seed: int,
+    device: torch.device | None,
+    dtype: torch.dtype | None,
+) -> nn.Parameter:
+    """Return this rank's part of a linear's weight, given or drawn."""
+    rank, size = plan.forward.rank, plan.forward.size
+    if weight is None:
+        weight = linear.shard(random_weight(linear, seed, dtype), rank, size)
+    elif weight.shape != linear.local_shape(size):
+        raise ValueError(f"a rank's weight must be {linear.local_shape(size)}, it is {tuple(weight.shape)}")
+    return nn.Parameter(weight.to(device=device, dtype=dtype))
 
 
-class ColumnParallelLinear(_ParallelLinear):
+class ColumnParallelLinear(nn.Module):
     """y = all_gather(x) W^T. Each rank computes its share of y's columns.
 
     Several `out_features`, such as q, k and v, share one gather and one product. Each of them is sharded by itself.
@@ -73,7 +65,7 @@ class ColumnParallelLinear(_ParallelLinear):
         *,
         use_overlap: bool = False,
         save_gathered: bool = True,
-        seed: int | None = None,
+        seed: int = 0,
         weight: Tensor | None = None,
         plan: LinearPlan | None = None,
         device: torch.device | None = None,
@@ -88,18 +80,19 @@ class ColumnParallelLinear(_ParallelLinear):
             use_overlap: use a ring all-gather and reductions in pieces instead of whole collectives. The rows of y must
                 then be divisible by p^2.
             save_gathered: keep the gathered x for the backward pass. If false, gather x again.
-            seed: draw the weight from this seed (default 0). Equal seeds give the same W at any p.
+            seed: draw the weight from this seed. Equal seeds give the same W at any p.
             weight: this rank's part of W, (out / p, in), instead of a drawn one.
             plan: schedules, instead of `group` and `use_overlap`.
             device: device of the weight.
             dtype: dtype of the weight.
 
-        Raises:
-            ValueError: a size is not divisible by p, or an option is given beside the one that replaces it.
+        Raises ValueError if p does not divide a size.
         """
+        super().__init__()
         parts = (out_features,) if isinstance(out_features, int) else tuple(out_features)
         linear = ShardedLinear("column", "column", in_features, parts)
-        super().__init__(linear, plan_for(group, use_overlap, plan), weight, seed, device, dtype)
+        self.plan = plan or plan_of(group, use_overlap)
+        self.weight = _parameter(linear, self.plan, weight, seed, device, dtype)
         self.save_gathered = save_gathered
         self.local_parts = [features // self.plan.forward.size for features in parts]
 
@@ -119,7 +112,7 @@ class ColumnParallelLinear(_ParallelLinear):
         return y if len(self.local_parts) == 1 else y.split(self.local_parts, dim=-1)
 
 
-class RowParallelLinear(_ParallelLinear):
+class RowParallelLinear(nn.Module):
     """y = reduce_scatter(x W^T). Each rank has a share of the columns of x and W, and of the rows of y."""
 
     def __init__(
@@ -129,15 +122,17 @@ class RowParallelLinear(_ParallelLinear):
         group: dist.ProcessGroup | None = None,
         *,
         use_overlap: bool = False,
-        seed: int | None = None,
+        seed: int = 0,
         weight: Tensor | None = None,
         plan: LinearPlan | None = None,
         device: torch.device | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         """Create the layer. The arguments are those of ColumnParallelLinear; a given `weight` is (out, in / p)."""
+        super().__init__()
         linear = ShardedLinear("row", "row", in_features, (out_features,))
-        super().__init__(linear, plan_for(group, use_overlap, plan), weight, seed, device, dtype)
+        self.plan = plan or plan_of(group, use_overlap)
+        self.weight = _parameter(linear, self.plan, weight, seed, device, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return y (rows / p, ..., out) of x (rows, ..., in / p). Raise ValueError if p does not divide the rows."""
@@ -157,10 +152,8 @@ class RMSNorm(nn.Module):
     def __init__(
         self, weight: Tensor, group: dist.ProcessGroup | None = None, eps: float = 1e-5, *, summed: bool = True
     ) -> None:
-        """Create the layer. With `summed=False` the gradient is that of the own rows only; a group is a ValueError."""
+        """Create the layer. With `summed=False` the gradient is that of the own rows only."""
         super().__init__()
-        if group is not None and not summed:
-            raise ValueError("group and summed=False: what is not summed needs no group")
         self.weight, self.group, self.eps = nn.Parameter(weight), _group_or_world(group) if summed else None, eps
 
     def forward(self, x: Tensor) -> Tensor:
@@ -168,21 +161,10 @@ class RMSNorm(nn.Module):
         return functional.rms_norm(x, weight.shape, weight, self.eps)
 
 
-def plan_for(
-    group: dist.ProcessGroup | None = None, use_overlap: bool = False, plan: LinearPlan | None = None
-) -> LinearPlan:
-    """Return the given plan, or a group's (default: the world's): sequential, or with overlap by hand.
-
-    Raise ValueError if an option is given beside a plan that replaces it.
-    """
-    if plan is None:
-        group = _group_or_world(group)
-        return LinearPlan.always(RingSchedule(group) if use_overlap else SequentialSchedule(group))
-    if use_overlap:
-        raise ValueError("use_overlap and plan: a plan says itself what overlaps")
-    if group is not None:
-        raise ValueError("group and plan: a plan's schedules have a group")
-    return plan
+def plan_of(group: dist.ProcessGroup | None, use_overlap: bool = False) -> LinearPlan:
+    """Return the plan of a group (default: the world): sequential, or with overlap by hand."""
+    group = _group_or_world(group)
+    return LinearPlan.always(RingSchedule(group) if use_overlap else SequentialSchedule(group))
 
 
 def _group_or_world(group: dist.ProcessGroup | None) -> dist.ProcessGroup:

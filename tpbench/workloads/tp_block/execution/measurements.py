@@ -1,4 +1,4 @@
-"""What a row says beside the time of a step: rates of the machine, exposed communication, and a step's timeline.
+"""What a row says beside the time of a step: rates of the machine, exposed communication, and a trace.
 
 exposed = step - the same step with its communication removed. The second step computes each product in one piece. The
 result is the median of the differences of interleaved pairs.
@@ -26,24 +26,21 @@ from tpbench.comm import parallel_linears
 from tpbench.comm.collectives import gather_rows, scatter_rows
 from tpbench.comm.parallel_linears import Schedule
 from tpbench.measure.clock import Stopwatch, do_nothing, paired_difference
-from tpbench.measure.gpu_profiler import (
+from tpbench.measure.gpu_trace import (
     COMMUNICATION,
     PRODUCT,
     Interval,
+    covered_ms,
     events,
     intervals,
     keep_trace,
     profiled,
-    spans,
 )
-from tpbench.measure.rates import compute_ms, gemm_tflops
+from tpbench.measure.rates import compute_ms, gather_gb_per_s, gemm_tflops
 from tpbench.measure.session import Context, Costs
 from tpbench.workloads.tp_block.execution.prepared import NoCommunicationSchedule, PreparedBlock
 from tpbench.workloads.tp_block.inputs import BlockInputs
 from tpbench.workloads.tp_block.problem import ShardedLinear, TpBlock, bytes_moved, bytes_sent, flops
-
-SHARD_BYTES = {"cuda": 2**26, "cpu": 2**20}
-"""Bytes of each rank in the all-gather that measures the bandwidth: large enough that its latency does not matter."""
 
 SLEEP_CYCLES = 200_000_000
 """About 0.1 s."""
@@ -61,33 +58,23 @@ class MachineRates:
     gather_gb_per_s: float
     """Bytes that a rank receives in a large all-gather, in 1e9 bytes per second. 0 for one rank."""
 
-    def wire_ms(self, received: int) -> float:
-        """Return the least time in ms to receive that many bytes."""
-        return received / self.gather_gb_per_s / 1e6 if received else 0.0
-
     def costs(self, problem: TpBlock, size: int) -> Costs:
         """Return the costs of an iteration on one of `size` ranks at these rates."""
-        operations = flops(problem, size)
+        operations, received = flops(problem, size), bytes_sent(problem, size, least=True)
         return Costs(
             bytes_moved=bytes_moved(problem, size),
             bytes_communicated=bytes_sent(problem, size),
             flops=operations,
             compute_ms=compute_ms(operations, self.gemm_tflops),
-            wire_ms=self.wire_ms(bytes_sent(problem, size, least=True)),
+            wire_ms=received / self.gather_gb_per_s / 1e6 if received else 0.0,
         )
 
 
 def machine_rates(inputs: BlockInputs, stopwatch: Stopwatch) -> MachineRates:
     """Measure the rates of a large matrix product and of a large all-gather. Collective."""
     tflops = gemm_tflops(inputs.dtype, inputs.device, stopwatch)
-    if inputs.size == 1:
-        return MachineRates(tflops, 0.0)
-    shard = torch.zeros(SHARD_BYTES[inputs.device.type], 1, dtype=torch.uint8, device=inputs.device)
-
-    def gather() -> None:
-        gather_rows(shard, inputs.group)
-
-    return MachineRates(tflops, shard.nbytes * (inputs.size - 1) / stopwatch.ms(gather) / 1e6)
+    alone = inputs.size == 1
+    return MachineRates(tflops, 0.0 if alone else gather_gb_per_s(inputs.device, inputs.group, stopwatch))
 
 
 def linear_operation(inputs: BlockInputs, linear: ShardedLinear, direction: str) -> Operation:
@@ -196,13 +183,13 @@ def _hidden_by_direction(
 
 
 def trace_step(step: Callable[[], None], context: Context, *, keep: bool) -> dict[str, Any]:
-    """Trace one step with the profiler and return its columns on rank 0. Collective.
+    """Trace one step with the profiler. Return how much of its communication a product hides, on a GPU of rank 0.
 
-    `keep`: trace all ranks, and write each rank's trace beside the job's logs. Otherwise a process that runs further
-    jobs is not traced.
+    `keep`: trace all ranks, and write each rank's trace beside the job's logs. Otherwise only GPUs are traced, and not
+    in a process that runs further jobs. Collective.
     """
     on_gpu = context.device.type == "cuda"
-    if context.process_stays and not keep:
+    if not keep and (context.process_stays or not on_gpu):
         return {}
 
     def queued_step() -> None:
@@ -217,27 +204,13 @@ def trace_step(step: Callable[[], None], context: Context, *, keep: bool) -> dic
     profiler = profiled(queued_step, context)
     if keep:
         keep_trace(profiler, context)
-    timeline = intervals(events(profiler, on_gpu), on_gpu)
-    columns: dict[str, Any] = {
-        "timeline_start_ms": [interval.start_ms for interval in timeline],
-        "timeline_ms": [interval.length_ms for interval in timeline],
-        "timeline_kind": [float(interval.kind) for interval in timeline],
-        "timeline_lane": [float(interval.lane) for interval in timeline],
-    }
-    if on_gpu:
-        columns["overlap_fraction"] = overlap_fraction(timeline)
-    return columns
+    return {"overlap_fraction": overlap_fraction(intervals(events(profiler)))} if on_gpu else {}
 
 
 def overlap_fraction(timeline: Sequence[Interval]) -> float | None:
     """Return the fraction of communication time during which a product runs, or None without communication."""
-    communication, products = (
-        spans(interval for interval in timeline if interval.kind == kind) for kind in (COMMUNICATION, PRODUCT)
-    )
-    total = sum(end - start for start, end in communication)
-    both = sum(
-        max(0.0, min(end, product_end) - max(start, product_start))
-        for start, end in communication
-        for product_start, product_end in products
-    )
+    communication = [interval for interval in timeline if interval.kind == COMMUNICATION]
+    products = [interval for interval in timeline if interval.kind == PRODUCT]
+    total = covered_ms(communication)
+    both = total + covered_ms(products) - covered_ms([*communication, *products])
     return both / total if total else None

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import gc
 import importlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from tpbench.comm.parallel_linears import LinearPlan, Pending, Schedule, SequentialSchedule
+from tpbench.comm.symmetric_buffers import enable_symmetric_memory
 from tpbench.measure import cuda_graph
 from tpbench.measure.clock import Stopwatch
 from tpbench.workloads.tp_block.execution.layers import Planner, build
 from tpbench.workloads.tp_block.inputs import BlockInputs
+
+ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True)
@@ -128,19 +130,17 @@ def workspace_columns(schedules: Iterable[Schedule]) -> dict[str, Any]:
 def prepare_compiled(context: BlockContext) -> PreparedBlock:
     """Prepare the block through torch.compile, whose pass for micro-pipelined tensor parallelism overlaps collectives.
 
-    The group must allow symmetric memory. The block is compiled at its first call. The compiler also fuses elementwise
-    operations, in the module without communication too. No schedule of a single operation can be timed alone.
+    The block is compiled at its first call. The compiler also fuses elementwise operations, in the module without
+    communication too. No schedule of a single operation can be timed alone.
     """
+    enable_symmetric_memory(context.inputs.group)
     config: Any = importlib.import_module("torch._inductor.config")
     config._micro_pipeline_tp = True
-    prepared = prepare(context, SequentialSchedule(context.inputs.group), wrap=_compiled)
+    # One graph for the forward pass, and one for the backward pass.
+    compiled = partial(torch.compile, fullgraph=True, dynamic=False)
+    prepared = prepare(context, SequentialSchedule(context.inputs.group), wrap=compiled)
     fill_replacements(prepared)
     return dataclasses.replace(prepared, plan=None)
-
-
-def _compiled(module: nn.Module) -> Callable[[Tensor], Tensor]:
-    """Compile a module to one graph for the forward pass and one for the backward pass."""
-    return torch.compile(module, fullgraph=True, dynamic=False)
 
 
 def fill_replacements(prepared: PreparedBlock) -> None:
@@ -167,10 +167,13 @@ class GraphedBlock:
         self.module, self.x, self.grad = prepared.module, prepared.x, prepared.grad
         self.parameters = tuple(prepared.module.parameters())
         pool = pool or torch.cuda.graph_pool_handle()
-        with graph_memory() as self.memory:
+
+        def capture() -> tuple[cuda_graph.CapturedWork[Any], cuda_graph.CapturedWork[Any]]:
             cuda_graph.warm_up(lambda: self._gradients(self.module(self.x)))
             forward = cuda_graph.capture(lambda: self.module(self.x), pool=pool)
-            self.backward = cuda_graph.capture(lambda: self._gradients(forward.result), pool=pool)
+            return forward, cuda_graph.capture(lambda: self._gradients(forward.result), pool=pool)
+
+        (forward, self.backward), self.gib = with_gib(capture)
         self.output: Tensor = forward.result.detach()
         self.replay_forward = forward.replay
 
@@ -209,28 +212,16 @@ def _copy_unless_same(into: Tensor, source: Tensor) -> None:
 def graphed(prepared: PreparedBlock, pool: Any = None) -> PreparedBlock:
     """Return the block with its passes captured. Its columns include the memory of the graphs. Collective."""
     run = GraphedBlock(prepared, pool)
-    return dataclasses.replace(prepared, run=run, columns=lambda: {**prepared.columns(), "graph_gib": run.memory.gib})
+    return dataclasses.replace(prepared, run=run, columns=lambda: {**prepared.columns(), "graph_gib": run.gib})
 
 
-@dataclass
-class GraphMemory:
-    """Memory that graphs hold between iterations, in GiB. torch does not count all of it as allocated."""
+def with_gib(capture: Callable[[], ResultT]) -> tuple[ResultT, float]:
+    """Return the result of a capture, and the GiB that its graphs hold between iterations on the current GPU.
 
-    gib: float = 0.0
-
-
-@contextlib.contextmanager
-def graph_memory() -> Iterator[GraphMemory]:
-    """Measure the memory of the graphs that are captured within, on the current GPU."""
-    memory = GraphMemory()
+    torch does not count all of it as allocated.
+    """
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved()
-    yield memory
+    result = capture()
     torch.cuda.empty_cache()
-    memory.gib = (torch.cuda.memory_reserved() - before) / 2**30
-
-
-def free_graphs() -> None:
-    """Free the memory of graphs that are no longer used. Their callables are parts of reference cycles."""
-    gc.collect()
-    torch.cuda.empty_cache()
+    return result, (torch.cuda.memory_reserved() - before) / 2**30

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tpbench import packages
-from tpbench.settings import JobError, parse
+from tpbench.settings import JobError, parse, user_path
 from tpbench.workloads.train_step.problem import ARCHITECTURE, TrainStep
 
 KNOWN_ARCHITECTURES = ("llama", "qwen2", "qwen3")
@@ -77,7 +77,7 @@ def model_folder(model_dir: str) -> Path:
 
     Raises JobError for an id that the local cache does not hold.
     """
-    folder = Path(model_dir)
+    folder = user_path(model_dir, "model_dir")
     if folder.exists() or not _ID.fullmatch(model_dir) or not packages.installed("huggingface_hub"):
         return folder
     from huggingface_hub import constants, try_to_load_from_cache

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpbench.measure import cuda_graph
-from tpbench.measure.gpu_profiler import keep_trace, profiled
+from tpbench.measure.gpu_trace import keep_trace, profiled
 from tpbench.measure.session import Context
 from tpbench.workloads.train_step.estimates import flops_per_token
 from tpbench.workloads.train_step.model.inputs import Batch

@@ -1,6 +1,6 @@
-"""Rounds of interleaved cells: between the rounds of one cell, other cells of the same problem run theirs.
+"""When a clock has timed enough iterations: of a cell by itself, and in rounds between those of other cells.
 
-All cells run in the same processes. A cell that waits keeps its inputs in memory and runs nothing.
+Interleaved cells run in the same processes. A cell that waits keeps its inputs in memory and runs nothing.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from enum import IntEnum
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +18,11 @@ from tpbench.measure.clock import Clock
 from tpbench.measure.gpu import ClockWatch
 from tpbench.measure.ranks import gather_numbers
 from tpbench.measure.session import Context, MeasureSettings, Session
-from tpbench.measure.statistics import precise_enough
+from tpbench.measure.statistics import Samples, precise_enough
+
+WARMUP_ITERATIONS = 3
+FIRST_BLOCK = 5
+"""Iterations of the first block of a cell that is measured by itself."""
 
 ROUNDS = 24
 """A clock's time budget is divided into about this many rounds."""
@@ -32,6 +35,55 @@ REWARM_ITERATIONS = 1
 
 FIRST_ROUND_ITERATIONS = 2
 """Iterations of the first round, which shows the time of one iteration with its overhead."""
+
+
+def timed_iterations(
+    clock: Clock, step: Callable[[], None], session: Session, iterations: int, context: Context
+) -> Samples:
+    """Time a number of iterations. Collective."""
+    return gather_numbers(clock.samples(step, restore_before(session, iterations), iterations), context)
+
+
+def is_precise(samples: Samples, precision: float) -> bool:
+    """Return whether the median over iterations of the slowest rank's time is precise enough."""
+    return precise_enough([sample.max() for sample in samples], precision)
+
+
+def samples_until_precise(
+    clock: Clock, step: Callable[[], None], session: Session, context: Context, settings: MeasureSettings
+) -> Samples:
+    """Time blocks of iterations until the median is precise enough or the time budget is spent.
+
+    Rank 0 decides the size of each block and broadcasts it before the block, so that all ranks run equally many
+    collectives.
+    """
+    clock.warm_up(step, session.restore, WARMUP_ITERATIONS)
+    samples: Samples = []
+    began = time.monotonic()
+    while block := _from_rank_0([_next_block(samples, time.monotonic() - began, settings)])[0]:
+        samples += timed_iterations(clock, step, session, block, context)
+    return samples
+
+
+def _next_block(samples: Samples, spent_s: float, settings: MeasureSettings) -> int:
+    """The iterations of the next block, 0 to stop."""
+    count = len(samples)
+    if count == 0:
+        return min(FIRST_BLOCK, settings.max_iterations)
+    left = settings.max_iterations - count
+    if left <= 0 or spent_s >= settings.time_budget_s:
+        return 0
+    if count >= settings.min_iterations and is_precise(samples, settings.precision):
+        return 0
+    affordable = int((settings.time_budget_s - spent_s) / (spent_s / count))
+    return max(1, min(left, affordable, max(count, settings.min_iterations - count)))
+
+
+def _from_rank_0(numbers: Sequence[int]) -> list[int]:
+    """Return the numbers of rank 0, whose clocks have spent other times than those of this rank."""
+    agreed = torch.tensor(numbers)
+    dist.broadcast(agreed, src=0)
+    return [int(number) for number in agreed]
 
 
 class RoundRequest(IntEnum):
@@ -66,12 +118,12 @@ class ClockRounds:
     ) -> None:
         self.clock, self.step, self.session = clock, step, session
         self.context, self.settings = context, settings
-        self.rounds: list[list[np.ndarray[Any, Any]]] = []
+        self.rounds: list[Samples] = []
         self.spent_s = 0.0
 
     @property
-    def samples(self) -> list[np.ndarray[Any, Any]]:
-        """Per iteration the time on every rank in ms."""
+    def samples(self) -> Samples:
+        """The samples of all rounds."""
         return [sample for samples in self.rounds for sample in samples]
 
     @property
@@ -97,21 +149,13 @@ class ClockRounds:
         self.spent_s += time.monotonic() - began
 
     def request(self) -> RoundRequest:
-        """Apply the stop rule of a measurement in one go, with at least `MIN_ROUNDS` rounds."""
+        """Apply the stop rule of a cell by itself, with at least `MIN_ROUNDS` rounds."""
         samples, settings = self.samples, self.settings
         if len(samples) + self.next_iterations > settings.max_iterations or self.spent_s >= settings.time_budget_s:
             return RoundRequest.NO_MORE
         if len(self.rounds) < MIN_ROUNDS or len(samples) < settings.min_iterations:
             return RoundRequest.MORE
-        precise = precise_enough([sample.max() for sample in samples], settings.precision)
-        return RoundRequest.ENOUGH if precise else RoundRequest.MORE
-
-
-def timed_iterations(
-    clock: Clock, step: Callable[[], None], session: Session, iterations: int, context: Context
-) -> list[np.ndarray[Any, Any]]:
-    """Return per iteration the time on every rank in ms. Collective."""
-    return gather_numbers(clock.samples(step, restore_before(session, iterations), iterations), context)
+        return RoundRequest.ENOUGH if is_precise(samples, settings.precision) else RoundRequest.MORE
 
 
 def run_rounds(
@@ -122,22 +166,14 @@ def run_rounds(
     Collective: rank 0 decides the request and the iterations of each clock's round. While the cell waits, its inputs
     are as they were, and it holds only them and, with a CUDA graph, the graph's memory. `watch` sees only the rounds.
     """
+    precedence = (RoundRequest.NO_MORE, RoundRequest.MORE, RoundRequest.ENOUGH)
     while True:
         session.restore()
         session.release()
-        request, *iterations = _of_rank_0(clocks)
+        here = min((clock.request() for clock in clocks), key=precedence.index)
+        request, *iterations = _from_rank_0([here, *(clock.next_iterations for clock in clocks)])
         if not (yield RoundRequest(request)):
             return
         with watch:
             for clock, count in zip(clocks, iterations, strict=True):
                 clock.run(count)
-
-
-def _of_rank_0(clocks: Sequence[ClockRounds]) -> list[int]:
-    """Return the request of rank 0, whose clocks have spent other times than those of this rank, and its iterations."""
-    requests = {clock.request() for clock in clocks}
-    precedence = (RoundRequest.NO_MORE, RoundRequest.MORE, RoundRequest.ENOUGH)
-    request = next(request for request in precedence if request in requests)
-    agreed = torch.tensor([request, *(clock.next_iterations for clock in clocks)])
-    dist.broadcast(agreed, src=0)
-    return [int(number) for number in agreed]

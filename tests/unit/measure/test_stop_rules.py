@@ -1,4 +1,4 @@
-"""The rounds of an interleaved cell: their lengths, and the requests after each."""
+"""When a cell has run enough: the sizes of its blocks, or the lengths of its rounds and the requests after each."""
 
 from __future__ import annotations
 
@@ -17,10 +17,45 @@ from tests.support.simulated_time import simulated_time
 from tests.support.sleeping_sessions import Sleeper, answered, cpu_context
 from tpbench.measure import clock
 from tpbench.measure.gpu import ClockWatch
-from tpbench.measure.rounds import MIN_ROUNDS, ROUNDS, ClockRounds, RoundRequest, next_cells, run_rounds
 from tpbench.measure.session import MeasureSettings
+from tpbench.measure.stop_rules import (
+    MIN_ROUNDS,
+    ROUNDS,
+    ClockRounds,
+    RoundRequest,
+    _next_block,
+    next_cells,
+    run_rounds,
+)
 
 SETTINGS: dict[str, Any] = {"time_budget_s": 2.4, "min_iterations": 1, "max_iterations": 10**6, "precision": 0.0}
+
+
+VARYING = [np.array([1.0, 2.0]), np.array([1.0, 3.0])]
+EQUAL = [np.array([1.0, 2.0])] * 2
+
+
+@pytest.mark.parametrize(
+    ("samples", "spent_s", "limits", "block"),
+    [
+        ([], 0.0, {}, 5),
+        ([], 0.0, {"max_iterations": 3}, 3),
+        (VARYING * 14, 0.1, {}, 2),  # never more than 30
+        (VARYING * 15, 0.1, {}, 0),
+        (VARYING * 14, 1.0, {}, 0),  # no time is left
+        (VARYING * 5, 0.2, {"max_iterations": 1000}, 10),  # as many again
+        (VARYING * 5, 0.2, {"max_iterations": 1000, "min_iterations": 25}, 15),  # as many as are missing
+        (VARYING * 5, 0.2, {"max_iterations": 1000, "min_iterations": 500}, 40),  # the time is enough for so many
+        (VARYING * 5, 0.99, {"max_iterations": 1000}, 1),  # at least one
+        (EQUAL * 5, 0.2, {"min_iterations": 10}, 0),  # precise, and enough of them
+        (EQUAL * 5, 0.2, {"min_iterations": 11}, 10),
+        (VARYING * 5, 0.2, {"min_iterations": 10}, 10),  # enough, but not precise
+        (VARYING * 5, 0.2, {"min_iterations": 10, "precision": 0.5}, 0),
+    ],
+)
+def test_the_next_block(samples: list[np.ndarray], spent_s: float, limits: dict[str, Any], block: int) -> None:
+    settings = {"time_budget_s": 1.0, "min_iterations": 20, "max_iterations": 30, "precision": 0.0} | limits
+    assert _next_block(samples, spent_s, MeasureSettings(**settings)) == block
 
 
 def rounds_of(lengths: list[int], spent_s: float, milliseconds: float = 1.0, **settings: Any) -> ClockRounds:

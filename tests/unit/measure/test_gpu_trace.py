@@ -10,21 +10,21 @@ import pytest
 import torch
 from torch._C._autograd import DeviceType
 
-from tpbench.measure import bottleneck, gpu_profiler, measured_columns
-from tpbench.measure.bottleneck import Shares, between_markers, busy_ms
-from tpbench.measure.gpu_profiler import (
+from tpbench.measure import gpu_trace, measured_columns
+from tpbench.measure.gpu_trace import (
     COMMUNICATION,
     OTHER,
     PRODUCT,
     Event,
     Interval,
+    between_markers,
+    busy_ms,
     covered_ms,
     events,
     intervals,
     kind_of,
-    spans,
-    union,
-)  # fmt: skip
+    share_columns,
+)
 from tpbench.measure.session import Costs, IterationSchedule
 
 MARKER = "at::cuda::(anonymous namespace)::spin_kernel(long)"
@@ -33,11 +33,11 @@ MS = 10**6
 
 
 def kernel(name: str, start_ms: float, length_ms: float, stream: int = 7) -> Event:
-    return name, int(start_ms * MS), int(length_ms * MS), stream
+    return Event(name, int(start_ms * MS), int(length_ms * MS), stream)
 
 
 def busy(*events: Event) -> tuple[float, float]:
-    return busy_ms(intervals(events, on_gpu=True))
+    return busy_ms(intervals(events))
 
 
 def test_work_of_two_streams_counts_once_and_hidden_communication_not_at_all() -> None:
@@ -49,10 +49,6 @@ def test_work_of_two_streams_counts_once_and_hidden_communication_not_at_all() -
     assert busy(*kernels, kernel(ALL_REDUCE, 8, 1), half_hidden) == pytest.approx((5.0, 3.0))
 
 
-def test_an_empty_trace_is_idle() -> None:
-    assert busy() == (0.0, 0.0)
-
-
 def test_iterations_lie_between_pairs_of_markers() -> None:
     first, second = [kernel(GEMM, 3, 1), kernel(ALL_REDUCE, 4, 1)], [kernel(GEMM, 13, 1)]
     flushes = [kernel("fill_kernel", 0, 1), kernel(ALL_REDUCE, 1, 0.5), kernel("fill_kernel", 10, 1)]
@@ -61,38 +57,29 @@ def test_iterations_lie_between_pairs_of_markers() -> None:
     assert list(between_markers([*first, markers[0]])) == []  # a trace that was cut off has no whole iteration
 
 
-def test_idle_time_is_the_rest_of_the_wall_time() -> None:
-    shares = Shares.of(compute_ms=2.0, communication_ms=1.0, time_ms=4.0)
-    assert shares == Shares(0.5, 0.25, 0.25)
-    longer = Shares.of(compute_ms=3.0, communication_ms=2.0, time_ms=4.0)  # the traced iterations were slower
-    assert longer == Shares(0.6, 0.4, pytest.approx(0.0))
+TIMES = {"time_ms": 4.0, "bytes_moved": 10**9, "copy_gb_per_s": 1000.0}  # memory traffic takes 1 ms
 
 
 @pytest.mark.parametrize(
-    ("shares", "bound"),
+    ("busy_ms", "communication_ms", "compute_ms", "shares", "bound"),
     [
-        (Shares(0.79, 0.0, 0.21), "host"),
-        (Shares(0.1, 0.69, 0.21), "host"),
-        (Shares(0.4, 0.41, 0.19), "wire"),
-        (Shares(0.41, 0.4, 0.19), "memory"),
+        (2.84, 0.4, 2.0, (0.71, 0.1, 0.19), "compute"),
+        (2.84, 0.4, 0.5, (0.71, 0.1, 0.19), "memory"),
+        (0.4, 2.76, 2.0, (0.1, 0.69, 0.21), "host"),
+        (1.6, 1.64, 2.0, (0.4, 0.41, 0.19), "wire"),
+        (3.0, 2.0, 2.0, (0.6, 0.4, 0.0), "compute"),  # the traced iterations were slower
     ],
 )
-def test_the_host_comes_first_then_the_wire(shares: Shares, bound: str) -> None:
-    assert shares.bound(compute_ms=1.0, memory_ms=2.0) == bound
-
-
-def test_the_longer_roofline_time_decides_between_compute_and_memory() -> None:
-    busy_shares = Shares(0.9, 0.1, 0.0)
-    assert busy_shares.bound(compute_ms=2.0, memory_ms=1.0) == "compute"
-    assert busy_shares.bound(compute_ms=0.0, memory_ms=1.0) == "memory"
-
-
-TIMES = {"time_ms": 4.0, "bytes_moved": 10**9, "copy_gb_per_s": 1000.0}  # memory traffic takes 1 ms
+def test_the_host_comes_first_then_the_wire_then_the_longer_roofline_time(
+    busy_ms: float, communication_ms: float, compute_ms: float, shares: tuple[float, ...], bound: str
+) -> None:
+    *found, found_bound = share_columns(busy_ms, communication_ms, TIMES, compute_ms).values()
+    assert (found, found_bound) == (pytest.approx(shares), bound)
 
 
 def columns_of(
     monkeypatch: pytest.MonkeyPatch,
-    traced: list[list[Event]],
+    traced: list[list[Event]] | None,
     *,
     on_peer: tuple[float, float] | None = None,
     stays: bool = False,
@@ -104,19 +91,20 @@ def columns_of(
 ) -> dict[str, Any]:
     """The columns on a rank with this trace. `on_peer`: the busy times of another rank, else equal to this one's."""
     costs = Costs(bytes_moved=10**9, bytes_communicated=sent, communicates_in_kernels=in_kernels, compute_ms=2.0)
-    monkeypatch.setattr(bottleneck, "_traced", lambda *_: traced)
-    monkeypatch.setattr(measured_columns, "gather_number", lambda value, _: [float(value)] * 2)
+    if traced is not None:
+        monkeypatch.setattr(gpu_trace, "_traced", lambda *_: traced)
+    monkeypatch.setattr(gpu_trace, "gather_number", lambda value, _: [float(value)] * 2)
     monkeypatch.setattr(measured_columns, "iteration_energy_j", lambda *_: None)
     monkeypatch.setattr(
-        bottleneck,
+        gpu_trace,
         "gather_numbers",
         lambda values, _: [np.array(pair) for pair in zip(values, on_peer or values, strict=True)],
     )
-    here: Any = SimpleNamespace(process_stays=stays, device=torch.device("cuda"), graph=graph, say=None)
+    here: Any = SimpleNamespace(process_stays=stays, device=torch.device("cuda"), graph=graph, say=lambda _: None)
     made: Any = SimpleNamespace(costs=costs, restore=None, **session)
     nothing: Any = None
     times = TIMES | {"device_ms": device_ms}
-    return measured_columns.iteration_columns(nothing, made, nothing, None, here, times, lambda message: None)
+    return measured_columns.iteration_columns(nothing, made, nothing, None, here, times)
 
 
 def test_the_columns_are_the_median_of_the_rank_that_waits_least(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,35 +126,13 @@ def test_without_a_trace_the_clocks_tell_what_they_can(monkeypatch: pytest.Monke
     assert columns_of(monkeypatch, [], schedule=schedule) == {}
 
 
-@pytest.mark.parametrize(
-    ("exposed_ms", "device_ms", "expected"),
-    [
-        (1.0, 3.6, (0.65, 0.25, 0.1, "compute")),
-        (-0.1, 3.6, (0.9, 0.0, 0.1, "compute")),  # the step took less time than without communication
-        (5.0, 3.6, (0.0, 0.9, 0.1, "wire")),
-        (1.0, 5.0, (0.8, 0.2, 0.0, "compute")),  # launches that were queued ahead took longer than the timed iterations
-        (0.5, 2.0, (0.375, 0.125, 0.5, "host")),
-    ],
-)
-def test_clocks_and_exposed_communication_give_all_shares(
-    exposed_ms: float, device_ms: float, expected: tuple[float, float, float, str]
-) -> None:
-    found = bottleneck.columns_by_exposure(exposed_ms, TIMES | {"device_ms": device_ms}, compute_ms=2.0)
-    *shares, bound = expected
-    assert list(found.values()) == [*map(pytest.approx, shares), bound]
-
-
 @pytest.mark.parametrize(("time_ms", "iterations"), [(333.0, 3), (334.0, 1)])
 def test_long_iterations_are_traced_once(time_ms: float, iterations: int, monkeypatch: pytest.MonkeyPatch) -> None:
     traced: list[int] = []
-    monkeypatch.setattr(bottleneck, "_traced", lambda *arguments: traced.append(arguments[3]) or [])
-    monkeypatch.setattr(bottleneck, "gather_numbers", lambda values, _: np.array([values, values]).T)
-    nothing: Any = None
-    for device in ("cuda", "cpu"):
-        here: Any = SimpleNamespace(device=torch.device(device))
-        times = {**TIMES, "time_ms": time_ms}
-        assert bottleneck.bottleneck_columns(nothing, nothing, nothing, here, times, 1.0) == {}
-    assert traced == [iterations]  # nothing is traced on a CPU
+    monkeypatch.setitem(TIMES, "time_ms", time_ms)
+    monkeypatch.setattr(gpu_trace, "_traced", lambda *arguments: traced.append(arguments[3]) or [])
+    found = columns_of(monkeypatch, None)
+    assert traced == [iterations] and "compute_share" not in found
 
 
 def test_a_trace_with_little_of_a_replayed_step_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +146,7 @@ def test_a_trace_with_little_of_a_replayed_step_tells_nothing(monkeypatch: pytes
 def test_a_process_that_runs_further_jobs_is_traced_only_if_it_was_profiled_or_trains(
     profiled: bool, traces: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_profiler, "_has_run", profiled)
+    monkeypatch.setattr(gpu_trace, "_has_run", profiled)
     found = columns_of(monkeypatch, [[kernel(GEMM, 0, 3.5)]], stays=True)
     assert ("compute_share" in found) == traces
     schedule = IterationSchedule(warmup_iterations=1, iterations=1, held_before=0)
@@ -194,13 +160,13 @@ def test_a_process_that_runs_further_jobs_is_traced_only_if_it_was_profiled_or_t
 def test_without_cupti_the_iterations_run_and_there_is_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[int] = []
     said: list[str] = []
-    monkeypatch.setattr(gpu_profiler, "_has_run", False)  # restored after the test
+    monkeypatch.setattr(gpu_trace, "_has_run", False)  # restored after the test
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     wall: Any = SimpleNamespace(samples=lambda step, restore, iterations: [step() for _ in range(iterations)])
     here: Any = SimpleNamespace(device=torch.device("cuda"), say=said.append)
     with pytest.warns(UserWarning, match="CUDA is not available"):
-        assert bottleneck._traced(lambda: ran.append(1), lambda: None, wall, 3, here) == []
+        assert gpu_trace._traced(lambda: ran.append(1), lambda: None, wall, 3, here) == []
     assert len(ran) == 3 and said[0].startswith("no trace: ")
 
 
@@ -217,56 +183,40 @@ def test_without_cupti_the_iterations_run_and_there_is_no_trace(monkeypatch: pyt
         ("Memcpy PtoP (Device -> Device)", COMMUNICATION),
         ("Memcpy DtoD (Device -> Device)", OTHER),
         ("void at::native::vectorized_elementwise_kernel<4, at::native::silu_kernel>", OTHER),
-        ("nccl:_all_gather_base", None),
-        ("at::cuda::(anonymous namespace)::spin_kernel(long)", None),
     ],
 )
-def test_kinds_of_what_runs_on_a_gpu(name: str, kind: int | None) -> None:
-    assert kind_of(name, on_gpu=True) == kind
+def test_kinds_of_what_runs_on_a_gpu(name: str, kind: int) -> None:
+    assert kind_of(name) == kind
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [("aten::mm", PRODUCT), ("gloo:all_gather", COMMUNICATION), ("aten::mul", OTHER), ("aten::t", None)],
-)
-def test_kinds_of_what_runs_on_a_cpu(name: str, kind: int | None) -> None:
-    assert kind_of(name, on_gpu=False) == kind
-
-
-def test_intervals_begin_at_the_first_and_number_their_lanes() -> None:
-    recorded = [("gemm", 5_000_000, 2_000_000, 77), ("ncclKernel", 4_000_000, 500_000, 13), ("nccl:span", 0, 9, 13)]
-    assert intervals(recorded, on_gpu=True) == [Interval(0.0, 0.5, COMMUNICATION, 0), Interval(1.0, 2.0, PRODUCT, 1)]
+def test_intervals_begin_at_the_first_and_lack_labels() -> None:
+    recorded = [kernel("gemm", 5, 2, 77), kernel("ncclKernel", 4, 0.5, 13)]
+    labels = [kernel("nccl:span", 0, 9, 13), kernel(MARKER, 1, 1, 13)]
+    assert intervals([*recorded, *labels]) == [Interval(0.0, 0.5, COMMUNICATION), Interval(1.0, 2.0, PRODUCT)]
 
 
 def test_a_stream_of_copies_alone_is_communication() -> None:
     copy = "Memcpy DtoD (Device -> Device)"
-    recorded = [("gemm", 0, 4, 7), (copy, 4, 2, 7), (copy, 1, 2, 20), (copy, 5, 1, 20)]
-    assert [each.kind for each in intervals(recorded, on_gpu=True)] == [PRODUCT, COMMUNICATION, OTHER, COMMUNICATION]
+    recorded = [kernel("gemm", 0, 4, 7), kernel(copy, 4, 2, 7), kernel(copy, 1, 2, 20), kernel(copy, 5, 1, 20)]
+    assert [each.kind for each in intervals(recorded)] == [PRODUCT, COMMUNICATION, OTHER, COMMUNICATION]
 
 
-def test_spans_that_touch_or_overlap_are_one() -> None:
-    assert union([(5.0, 6.0), (0.0, 2.0), (1.0, 1.5), (2.0, 3.0), (3.5, 4.0)]) == [(0.0, 3.0), (3.5, 4.0), (5.0, 6.0)]
-    assert union([]) == []
-    running = [Interval(0.0, 2.0, PRODUCT, 0), Interval(1.0, 3.0, OTHER, 1), Interval(10.0, 0.5, OTHER, 1)]
-    assert spans(running) == [(0.0, 4.0), (10.0, 10.5)]
-    assert covered_ms(running) == 4.5
+def test_time_that_several_intervals_cover_counts_once() -> None:
+    spans = (1.0, 3.0), (0.0, 2.0), (0.5, 0.5), (10.0, 0.5)
+    assert covered_ms(Interval(*span, OTHER) for span in spans) == 4.5 and covered_ms([]) == 0.0
 
 
 def recorded(name: str, device: DeviceType, annotation: bool = False) -> Any:
     """Return an event of torch's profiler."""
     values = {
         "name": name, "device_type": device, "is_user_annotation": annotation, "start_ns": 10, "duration_ns": 3,
-        "device_resource_id": 7, "start_thread_id": 99,
+        "device_resource_id": 7,
     }  # fmt: skip
     return SimpleNamespace(**{key: lambda value=value: value for key, value in values.items()})
 
 
-def test_events_of_a_profile_are_those_of_the_device() -> None:
+def test_events_of_a_profile_are_those_of_the_gpu() -> None:
     cuda, cpu = DeviceType.CUDA, DeviceType.CPU
-    all_events = [
-        recorded("kernel", cuda), recorded("range", cuda, True), recorded("aten::mm", cpu),
-        recorded("gloo:all_gather", cpu, True),
-    ]  # fmt: skip
+    all_events = [recorded("kernel", cuda), recorded("range", cuda, True), recorded("aten::mm", cpu)]
     profile = SimpleNamespace(profiler=SimpleNamespace(kineto_results=SimpleNamespace(events=lambda: all_events)))
-    assert events(profile, on_gpu=True) == [("kernel", 10, 3, 7)]
-    assert events(profile, on_gpu=False) == [("aten::mm", 10, 3, 99), ("gloo:all_gather", 10, 3, 99)]
+    assert events(profile) == [Event("kernel", 10, 3, 7)]

@@ -1,0 +1,47 @@
+"""The operation of the page on own operations, with a faulty variant in another file, from a sweep to a report."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import tpbench as package
+from tests.support.command import ROOT, tpbench
+
+FAULTY = """\
+from average import average, nccl
+
+@average.variant("wrong in one row of rank 1, from its sixth call on")
+def faulty(problem, inputs, rank):
+    right, calls = nccl(problem, inputs, rank), []
+    def step():
+        outputs = right()
+        calls.append(1)
+        if rank.rank == 1 and len(calls) > 5:
+            outputs["mean"][2, 3] += 1
+        return outputs
+    return step
+"""
+
+
+def test_a_sweep_an_interruption_and_a_report_without_the_file(tmp_path: Path) -> None:
+    page = (ROOT / "tpbench/docs/own_operation.md").read_text()
+    (tmp_path / "average.py").write_text(re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)[0])
+    (tmp_path / "faulty.py").write_text(FAULTY)
+    line = ("-m", "variant=average.py:nccl,faulty.py:faulty", "tokens=64,128", "hidden=32", "tp_size=2", "device=cpu",
+            "time_budget_s=20", "min_iterations=3", "max_iterations=4", "order=interleaved", "reuse=true")  # fmt: skip
+    done = tpbench(*line, cwd=tmp_path)
+    assert done.returncode == 1 and "2 of 4 cells failed (wrong: 2)" in done.stderr, done.stderr
+    again = tpbench(*line, "resume=true", "dry_run=true", cwd=tmp_path)
+    assert "0 to run" in again.stdout, again.stdout + again.stderr
+    for file in tmp_path.glob("*.py"):
+        file.unlink()
+    right, wrong = (rows for _, rows in package.load(tmp_path / "outputs").groupby("variant"))
+    assert (list(right["status"]), list(wrong["status"])) == (["ok"] * 2, ["wrong"] * 2)
+    assert set(right["interleaved_cells"]) == {2} and set(right["fresh"]) == {True}
+    assert all(right["floor_ms"] > 0) and list(right["bytes_communicated"]) == [64 * 32 * 4, 128 * 32 * 4]
+    assert re.search(r"rank 1: 1 of 2048 elements of mean differ, the first at \[2, 3\]: ", wrong["reason"].iloc[0])
+    shown = tpbench("report", "outputs", cwd=tmp_path).stdout
+    assert "average, " in shown and re.search(r"^ +2 +64 .*ms .*wrong", shown, re.MULTILINE), shown
+    compared = tpbench("report", "outputs", "--columns", "hidden,output_error,bytes_moved", cwd=tmp_path)
+    assert compared.returncode == 0 and "16384" in compared.stdout, compared.stdout + compared.stderr

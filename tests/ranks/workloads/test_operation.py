@@ -1,0 +1,131 @@
+"""A workload of a user's file on two ranks: the examples are right, and a planted fault is named with its place."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.ranks import Rank, RankError, ranks_here, run_on_ranks
+from tpbench.measure import run as running
+from tpbench.measure.session import Context, MeasureSettings
+from tpbench.workloads import Variant, Workload
+
+RANKS = ranks_here(2)
+SMALL = {"tokens": 24, "hidden": 16, "elements": 100}
+FRESH = MeasureSettings(time_budget_s=20.0, min_iterations=3, max_iterations=4, fresh=True)
+needs_two_ranks = pytest.mark.skipif(RANKS < 2, reason="needs 2 GPUs, or none")
+
+
+def example(name: str) -> Workload:
+    module = importlib.import_module(f"tpbench.api.examples.{name}")
+    (workload,) = (value for value in vars(module).values() if isinstance(value, Workload))
+    return workload
+
+
+def measured(here: Rank, name: str, change: Callable[[Workload, str], None] | None, case: str) -> dict[str, Any]:
+    """Return status and reason of each variant of an example, or of the variant of a case."""
+    workload = example(name)
+    workload = dataclasses.replace(workload, functions={**workload.functions}, variants={**workload.variants})
+    if change:
+        workload.variants.clear()
+        change(workload, case)
+    names = {field.name for field in dataclasses.fields(workload.problem)}
+    problem = workload.problem(**{name: value for name, value in SMALL.items() if name in names})
+    context = Context(here.rank, here.world_size, here.rank, here.world_size, 0, 1, here.group, here.group, here.device)
+    ended = {}
+    for variant in workload.variants.values():
+        if not variant.requires_cuda or here.device.type == "cuda":
+            outside = dataclasses.replace(variant, place=(__file__, 1))
+            session = workload.set_up(problem, outside, context)
+            verdict, columns = running.run(session, context, FRESH, 1.0, lambda text: None)
+            columns = {key: columns.get(key) for key in ("floor_ms", "bytes_communicated", "time_ms")}
+            ended[variant.name] = {"wrong": verdict.wrong, **verdict.columns, **columns}
+    return ended
+
+
+@needs_two_ranks
+@pytest.mark.parametrize("name", ["moe", "small_all_reduce", "sharded_rms_norm"])
+def test_the_examples_are_right(name: str) -> None:
+    ended, other = run_on_ranks(RANKS, measured, name, None, "")
+    assert ended.keys() == other.keys() and len(ended) >= 2
+    for row in ended.values():
+        assert row["wrong"] is None and row["time_ms"] > 0 and row["floor_ms"] > 0
+        assert 0 <= row["output_error"] < 2.0**-6
+    if name == "small_all_reduce":
+        assert (ended["nccl"]["bytes_communicated"], ended["one_shot"]["bytes_communicated"]) == (200, 200)
+
+
+def fault(workload: Workload, case: str) -> None:
+    """Give the example one variant, or one of its functions, with a fault."""
+
+    def prepare(problem: Any, inputs: dict[str, torch.Tensor], rank: Context) -> Callable[[], Any]:
+        right, calls = example("moe").variants["all_to_all"].prepare(problem, inputs, rank), 0
+
+        def step() -> Any:
+            nonlocal calls
+            calls += 1
+            y = right()["y"]
+            if case == "one row" and rank.rank == 1:
+                y[3, 5:7] += 1
+            elif case == "later" and calls > 5:
+                y[0] = 0
+            elif case == "unwritten":
+                y.fill_(float("nan"))
+            elif case == "in an input":
+                return {"y": inputs["x"]}
+            return {"names": {"z": y}, "shape": {"y": y[1:]}}.get(case, {"y": y})
+
+        return step
+
+    workload.variants["mine"] = Variant("mine", "", prepare)
+    if case == "no costs":
+        del workload.functions["costs"]
+    random = {"random inputs": "inputs", "random reference": "reference"}.get(case)
+    if random:
+        function = workload.functions[random]
+
+        def noisy(*arguments: Any) -> dict[str, torch.Tensor]:
+            return {name: tensor + torch.rand(()) for name, tensor in function(*arguments).items()}
+
+        workload.functions[random] = noisy
+
+
+WRONG = {
+    "one row": r"^output_error [\d.]+ is above 0\.0156 \(bfloat16\): "
+    r"rank 1: 2 of 384 elements of y differ, the first at \[3, 5\]: expected \S+, got \S+$",
+    "later": r"^the last iteration of the wall clock, after a correct first one: .* the first at \[0, 0\]: ",
+    "unwritten": r"rank 0: 384 of 384 elements .* got nan \(nan: memory that was never written\)$",
+    "names": r"^rank 0: the step returns the outputs z, expected y$",
+    "shape": r"^rank 0: y is \(23, 16\) on \w+, expected \(24, 16\) on \w+$",
+}
+RAISES = {
+    "in an input": "the output y of mine lies in memory of an input",
+    "random inputs": "noisy computes another (x|scale|expert) when it is called twice",
+    "random reference": "noisy computes another y when it is called twice",
+}
+
+
+@needs_two_ranks
+@pytest.mark.parametrize("case", WRONG)
+def test_a_fault_is_named_with_its_place(case: str) -> None:
+    for ended in run_on_ranks(RANKS, measured, "moe", fault, case):
+        assert re.search(WRONG[case], ended["mine"]["wrong"]), ended["mine"]["wrong"]
+
+
+@needs_two_ranks
+@pytest.mark.parametrize("case", RAISES)
+def test_a_function_that_breaks_its_contract_raises(case: str) -> None:
+    with pytest.raises(RankError, match=RAISES[case]):
+        run_on_ranks(RANKS, measured, "moe", fault, case)
+
+
+@needs_two_ranks
+def test_without_costs_there_is_no_floor() -> None:
+    row = run_on_ranks(RANKS, measured, "moe", fault, "no costs")[0]["mine"]
+    assert row["floor_ms"] is None and row["time_ms"] > 0 and row["wrong"] is None

@@ -1,0 +1,162 @@
+"""A workload of a user's file: what the launcher learns of it, what it refuses, and rows without the file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import tpbench
+from tests.support.launcher_rows import FACTS
+from tpbench import workloads
+from tpbench.console import information
+from tpbench.job import parse_job
+from tpbench.launcher.attempt import new_task, store
+from tpbench.launcher.command_line import rewrites
+from tpbench.launcher.options import command_line_names
+from tpbench.outside.describe import described
+from tpbench.results.schema import workload_columns
+from tpbench.settings import JobError
+from tpbench.worker.task import Task
+from tpbench.workloads import definition
+
+ROOT = Path(__file__).resolve().parents[3]
+FILE = """\
+from dataclasses import dataclass
+import torch
+from tpbench.api import Costs, Rank, Workload, setting
+
+@dataclass(frozen=True)
+class MyCopy:
+    tokens: int = setting(8, help="rows", low=1)
+    delay_ms: float = setting(0.5, help="wait")
+    how: str = setting("plain", help="way")
+
+work = Workload(MyCopy, "a copy")
+
+@work.inputs
+def inputs(problem, rank):
+    return {"x": torch.ones(problem.tokens)}
+
+@work.reference
+def reference(problem, inputs, rank):
+    return {"y": inputs["x"].double()}
+
+@work.variant("copies")
+def copies(problem, inputs, rank):
+    return lambda: {"y": inputs["x"].clone()}
+"""
+MISTAKES = {
+    "my_op.py:5: NameError: name 'nothing' is not defined": ("@dataclass", "nothing\n@dataclass"),
+    "my_op.py: the workload my_copy has no inputs: decorate a function with its .inputs": ("@work.inputs\n", ""),
+    "my_op.py: reference must take 3 arguments, as reference(problem, inputs, rank), not (problem)": (
+        "def reference(problem, inputs, rank)", "def reference(problem)",
+    ),
+    "my_op.py:21: TypeError: no argument of a variant is called needs_cuda, did you mean requires_cuda? (valid: ": (
+        '@work.variant("copies")', '@work.variant("copies", needs_cuda=True)',
+    ),
+    "my_op.py: MyCopy: the field tokens has no help: write tokens = setting(": ('setting(8, help="rows", low=1)', "8"),
+    "my_op.py: MyCopy: the field tokens must be an int, float, str, bool or Literal": ("tokens: int", "tokens: list"),
+    "my_op.py:11: TypeError: Workload needs a frozen dataclass": ("Workload(MyCopy", "Workload(8"),
+    "my_op.py: entropy_loss is the name of a workload of tpbench": ('"a copy")', '"a copy", name="entropy_loss")'),
+    "my_op.py: the field status of my_copy has a name that tpbench uses": ("how: str", "status: str"),
+    "my_op.py: the field tokens of my_copy has a name that tpbench uses": ("tokens: int", "tokens: float"),
+    "no variant in my_op.py is called copies, did you mean copied? (valid: copied)": ("def copies", "def copied"),
+}  # fmt: skip
+"""Messages, each with a change of the file that causes it."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with the file, which this process describes: a process of its own would import torch again."""
+    (tmp_path / "my_op.py").write_text(FILE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(rewrites, "_named", {})
+    monkeypatch.setattr("tpbench.outside.variant._description", lambda *where: json.dumps(described(*where)))
+    yield tmp_path
+    forget()
+
+
+def forget() -> None:
+    """Forget workloads of users' files, as another process would."""
+    workloads._registered.clear()
+    for cached in workloads._caches:
+        cached.cache_clear()
+
+
+def test_a_file_declares_fields_variants_and_columns(folder: Path) -> None:
+    arguments = rewrites.replace_file_variants(["-m", "variant=my_op.py:copies", "delay_ms=1,2"])
+    assert rewrites.shape_of_workload(arguments) == ["shape=my_copy"]
+    assert {"tokens", "delay_ms", "how", "seed"} <= command_line_names()
+    outside = dict(rewrites.command_line_variants())
+    values = {"variant": "my_op.py:copies", "tp_size": 2, "delay_ms": "2", "device": "cpu", "output_dir": "rows"}
+    job = parse_job(values, ["delay_ms"], outside=outside)
+    assert str(job) == "my_op.py:copies tokens=8 delay_ms=2 how=plain tp_size=2"
+    with pytest.raises(JobError, match=r"no field of my_copy is called delay, did you mean delay_ms\?"):
+        parse_job(values, ["delay"], outside=outside)
+    with pytest.raises(JobError, match="is of my_copy, which has no shapes: write its fields"):
+        parse_job({**values, "shape_workload": "entropy_loss"}, outside=outside)
+    with pytest.raises(JobError, match=r"tokens=0 must be at least 1 \(rows\)"):
+        parse_job({**values, "tokens": 0}, outside=outside)
+    task = new_task(job, folder)
+    task.save(folder / "task.json")
+    forget()
+    loaded = Task.load(folder / "task.json")  # on a rank
+    assert loaded.job.key == job.key and loaded.columns["workload_definition"]
+    assert job.outside is not None
+    workload, variant, problem = job.outside.loaded(job.problem)
+    assert type(problem).__name__ == "MyCopy" and problem.delay_ms == 2.0 and problem.seed == 0
+    assert "reference" in workload.functions and variant.place == (str(folder / "my_op.py"), 21)
+
+
+@pytest.mark.parametrize("message", MISTAKES)
+def test_a_mistake_is_one_line(message: str, folder: Path) -> None:
+    before, after = MISTAKES[message]
+    (folder / "my_op.py").write_text(FILE.replace(before, after))
+    with pytest.raises(JobError) as caught:
+        rewrites.replace_file_variants(["variant=my_op.py:copies"])
+    assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
+
+
+def test_rows_are_read_without_the_file_in_the_newest_form_of_its_workload(folder: Path) -> None:
+    for version, tokens in enumerate(("8", "9")):
+        rewrites.replace_file_variants(["variant=my_op.py:copies"])
+        outside = dict(rewrites.command_line_variants())
+        values = {"variant": "my_op.py:copies", "tp_size": 2, "tokens": tokens, "output_dir": str(folder / "outputs")}
+        job = parse_job({**values, "device": "cpu"}, outside=outside)
+        task = new_task(job, folder / str(version), cell=version, **FACTS)
+        store(task.result("ok", None, time_ms=1.0, output_error=0.0), job, task.folder)
+        (folder / "my_op.py").write_text(
+            FILE.replace('how: str = setting("plain", help="way")', 'more: int = setting(3, help="factor")')
+        )
+        forget()
+    (folder / "my_op.py").unlink()
+    rows = tpbench.load(folder / "outputs")
+    assert list(rows["tokens"]) == [8, 9] and list(rows["more"]) == [3, 3] and list(rows["delay_ms"]) == [0.5, 0.5]
+    assert rows["how"][0] == "plain" and list(rows["label"]) == ["my_op.py:copies"] * 2
+    assert (workload_columns()["my_copy"]["delay_ms"].unit, rows["workload"][0]) == ("ms", "my_copy")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"name": "x"}', "[1]", "no JSON", '{"name": "entropy_loss", "title": "", "fields": [], "costs": true}',
+     '{"name": "a", "title": "", "fields": [{"name": "x y", "type": "int"}]}',
+     '{"name": "a", "title": "", "fields": [{"name": "x", "type": "os.system", "null": false, "help": ""}]}'],
+)  # fmt: skip
+def test_a_definition_that_tpbench_did_not_make_is_left_out(text: str, folder: Path) -> None:
+    before = dict(workloads.workloads())
+    definition.register_stored([text, None, 7])
+    assert workloads.workloads() == before
+
+
+def test_new_writes_an_operation_and_the_list_shows_its_fields(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert information(["new", "start.py", "--workload", "new"]) == 0
+    assert "variant=start.py:all_to_all,start.py:all_gather tp_size=2 measure=quick" in capsys.readouterr().out
+    assert information(["list", "variant=start.py:all_to_all"]) == 0
+    text = capsys.readouterr().out
+    assert "hidden=1024" in text and "width of a token [at least 1]" in text
+    assert text.splitlines()[-1] == "python -m tpbench variant=start.py:all_to_all tp_size=2 measure=quick"

@@ -1,0 +1,122 @@
+"""Why a job left no result: what torchrun and the logs of its ranks tell."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sysconfig
+from pathlib import Path
+
+from tpbench.worker.result import PEER_LOST, load_failures
+
+AGENT_LOG = "torchrun.log"
+"""Output of torchrun's agent, in the folder of a cell."""
+
+TAIL_LINES = 12
+TAIL_BYTES = 16_384
+
+_STACK = "Stack (most recent call first)"
+_FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
+"""What faulthandler writes of a thread, and of each of its frames, the innermost first."""
+_STDLIB = sysconfig.get_path("stdlib")
+
+_NATIVE_OOM = re.compile(r"std::bad_alloc|[Cc]annot allocate memory|out of memory")
+"""Messages of C++ code that runs out of memory: a thread of gloo or NCCL ends the process before Python can."""
+
+
+def describe(agent_code: int | None, timeout_s: float, agent_log: Path, log_dir: Path) -> tuple[str, str]:
+    """Return status and reason of a job without a result.
+
+    `agent_code` is torchrun's exit code, None if the job ran too long.
+    """
+    if agent_code is None:
+        lines = "\n".join(f"rank {rank}: {_last_words(_stderr(log_dir, rank))}" for rank in ranks(log_dir))
+        return "timeout", _join(f"still running after {timeout_s:g} s", lines)
+    failures = load_failures(_folder(agent_log))
+    failed = {failure.local_rank for failure in failures}
+    quiet = [rank for rank in ranks(log_dir) if rank not in failed]
+    if quiet and (agent_code == 0 or (failures and is_consequence(agent_log))):
+        lines = tail(_stderr(log_dir, quiet[0]), lines=3)
+        return "error", _join(f"rank {quiet[0]} ended with exit code 0 before its result, as os._exit(0) does", lines)
+    if not failures:
+        return "error", _join(f"torchrun ended with {_code(agent_code)}", tail(agent_log))
+    # torchrun ends the other ranks with SIGTERM, and they may fail before it notices which rank was the first.
+    first = min(failures, key=lambda failure: failure.exit_code in (-signal.SIGTERM, PEER_LOST))
+    lines = tail(_stderr(log_dir, first.local_rank))
+    out_of_memory = first.exit_code < 0 and _NATIVE_OOM.search(lines)
+    return "oom" if out_of_memory else "error", _join(f"rank {first.rank} ended with {_code(first.exit_code)}", lines)
+
+
+def is_consequence(agent_log: Path) -> bool:
+    """Return True if all failed ranks of this node only lost their peers: then another node knows the reason."""
+    codes = [failure.exit_code for failure in load_failures(_folder(agent_log))]
+    return bool(codes) and all(code in (-signal.SIGTERM, PEER_LOST) for code in codes)
+
+
+def log_of(folder: Path, reason: str) -> Path:
+    """Return the log that explains the failure of a cell: that of the rank that the reason names, else torchrun's.
+
+    The result is the cell's folder if there is neither.
+    """
+    rank = re.match(r"rank (\d+)", reason)
+    logs = [*([_stderr(folder, int(rank[1]))] if rank else []), folder / AGENT_LOG]
+    return next((log for log in logs if log.exists()), folder)
+
+
+def last_lines(folder: Path) -> str:
+    """Return the last line of each rank that left logs anywhere in the folder."""
+    logs = sorted(folder.rglob("attempt_0/*/stderr.log"))
+    return "\n".join(f"rank {log.parent.name} ({log.parents[2].name}): {tail(log, lines=1)}" for log in logs)
+
+
+def ranks(log_dir: Path) -> list[int]:
+    """Return the local ranks that left a log."""
+    return sorted(int(log.parent.name) for log in log_dir.glob("*/attempt_0/*/stderr.log"))
+
+
+def tail(file: Path, lines: int = TAIL_LINES) -> str:
+    """Return the last lines of a log, or an empty string if there is none."""
+    return "\n".join(_text(file).strip().splitlines()[-lines:])
+
+
+def _folder(agent_log: Path) -> Path:
+    """Return the log folder of a torchrun. The log of a reused torchrun is a link in the folder of each of its jobs."""
+    return agent_log.resolve().parent
+
+
+def _stderr(log_dir: Path, rank: int) -> Path:
+    return next(iter(log_dir.glob(f"*/attempt_0/{rank}/stderr.log")), log_dir / "none")
+
+
+def _last_words(log: Path) -> str:
+    """Return the last lines of a rank, and the line of code at which it is if it wrote its stack."""
+    words, _, stack = _text(log).partition(_STACK)
+    places = [(Path(file), line, name) for file, line, name in _FRAME.findall(stack)]
+    of_user = [place for place in places if not {"site-packages", "dist-packages", "tpbench"} & set(place[0].parts)]
+    of_user = [place for place in of_user if not str(place[0]).startswith((_STDLIB, "<"))]
+    at = [f"now in {file.name}:{line} ({name})" for file, line, name in (of_user or places)[:1]]
+    return "\n".join([*words.strip().splitlines()[-3:], *at])
+
+
+def _code(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"signal {-code} ({signal.Signals(-code).name})"
+    except ValueError:
+        return f"signal {-code}"
+
+
+def _join(sentence: str, lines: str) -> str:
+    return f"{sentence}; the last lines:\n{lines}" if lines else sentence
+
+
+def _text(file: Path) -> str:
+    """Return the end of a log, which may hold any bytes."""
+    try:
+        with file.open("rb") as stream:
+            stream.seek(0, 2)
+            stream.seek(max(0, stream.tell() - TAIL_BYTES))
+            return stream.read().decode(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,239 @@
+"""A torchrun: its command line, its environment, and the attempts that run in it, from their begin to their end."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tpbench.job import Job
+from tpbench.launcher.attempt import Attempt
+from tpbench.launcher.devices import Lease, available_cores
+from tpbench.launcher.process import ProcessTree
+from tpbench.measure.machine import omp_threads
+from tpbench.worker.start import MARKER
+from tpbench.worker.task import LIST_FILE, PROGRESS_FILE, JsonLines
+
+PACKAGE_ROOT = Path(__file__).resolve().parents[2]
+
+INSTALLED = PACKAGE_ROOT.name in ("site-packages", "dist-packages")
+"""True if Python finds this package without help. Such a folder must not be first on the path: its other packages could
+hide the standard library, or what the user put on the path."""
+
+NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+"""Variables that keep NVLink multicast off in all jobs on GPUs. `tpbench.kernels.collectives` sets them too, but only
+in jobs with symmetric memory, and after NCCL has made its first communicators."""
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """The address at which the nodes of a job meet."""
+
+    nodes: int
+    endpoint: str
+    """Address and port of the store, which lives on the first node. Empty for one node, whose store is a file."""
+    local_addr: str
+    """The address of this node, as the other nodes reach it."""
+    node: int = 0
+    """Number of this node. Node 0 runs the store."""
+
+
+LOOPBACK = Rendezvous(1, "", "127.0.0.1")
+"""Rendezvous of a job on one node."""
+
+
+def command(job: Job, file: Path, log_dir: Path, rendezvous: Rendezvous = LOOPBACK) -> list[str]:
+    """Return the torchrun line of a job on this host. Each rank writes its output to its own files.
+
+    `file`: the task, or the list of tasks of ranks that stay.
+    """
+    several = [f"--rdzv-endpoint={rendezvous.endpoint}", f"--rdzv-conf=rank={rendezvous.node}"]
+    return [
+        sys.executable,
+        "-m",
+        "tpbench.worker.torchrun",
+        f"--nnodes={rendezvous.nodes}",
+        f"--nproc-per-node={job.world_size // rendezvous.nodes}",
+        "--rdzv-backend=tpbench",
+        f"--rdzv-id={_job_name(file, rendezvous)}",
+        *(several if rendezvous.nodes > 1 else []),
+        f"--local-addr={rendezvous.local_addr}",
+        "--max-restarts=0",
+        "--monitor-interval=0.1",
+        f"--log-dir={log_dir}",
+        "--redirects=3",
+        "-m",
+        "tpbench.worker.rank",
+        str(file),
+    ]
+
+
+def _job_name(file: Path, rendezvous: Rendezvous) -> str:
+    """Return a public name that is the same on every node and differs for every other job."""
+    cell = file.parent if rendezvous.nodes == 1 else file.parent.parent
+    return f"{cell.parent.name}-{cell.name}"
+
+
+def environment(
+    job: Job,
+    row_id: str,
+    inherited: Mapping[str, str] = os.environ,
+    nodes: int = 1,
+    cores: int = 0,
+    uses_triton: bool | None = None,
+) -> dict[str, str]:
+    """Return the inherited environment with the variables of a job. A variable that the user has set stays as it is.
+
+    Communication within one host always stays on the loopback interface, also where the user has set another one.
+    `cores`: number of CPUs for the job on this host; 0: all that this process may use. `uses_triton`: whether any job
+    of the torchrun does; None: only this job runs in it.
+    """
+    env = dict(inherited)
+    env[MARKER] = row_id
+    if not INSTALLED:
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PACKAGE_ROOT), env.get("PYTHONPATH")]))
+    if nodes == 1:
+        env["GLOO_SOCKET_IFNAME"] = env["NCCL_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
+    defaults = {
+        "PYTHONUNBUFFERED": "1",
+        # torchrun would set 1 for every rank; on a CPU the ranks share the cores.
+        "OMP_NUM_THREADS": str(max(1, (cores or available_cores()) * nodes // job.world_size)),
+    }
+    if job.device == "cpu":
+        env["CUDA_VISIBLE_DEVICES"] = ""
+        if job.uses_triton if uses_triton is None else uses_triton:
+            env["TRITON_INTERPRET"] = "1"
+    else:
+        env.pop("TRITON_INTERPRET", None)
+        defaults |= NO_MULTICAST
+    if omp_threads(env) is None:
+        env.pop("OMP_NUM_THREADS", None)
+    return {**defaults, **env}
+
+
+class Torchrun:
+    """A torchrun on leased devices, with the attempts that run in it now: one, or the interleaved ones of a problem.
+
+    By default it runs one attempt and ends. A torchrun that stays takes others of the same key later.
+    """
+
+    def __init__(
+        self, attempts: Sequence[Attempt], lease: Lease, stays: bool = False, rendezvous: Rendezvous = LOOPBACK
+    ) -> None:
+        """Start it. The attempts have begun. `rendezvous`: where it meets the torchruns of a job's other nodes."""
+        first = attempts[0]
+        self.lease, self.key = lease, key(attempts)
+        self.running: list[Attempt] = []
+        self.again: list[list[Attempt]] = []
+        """Attempts that must run once more, in another torchrun: those of a list run together."""
+        self.over = False
+        """True if no process of it is left."""
+        self.runs = 0
+        """Times that attempts were submitted."""
+        folder = first.folder
+        self.tasks: JsonLines | None = None
+        self.progress: JsonLines | None = None
+        if stays:
+            folder = folder.with_name(f"group-{folder.name}")
+            folder.mkdir()
+            self.tasks, self.progress = JsonLines(folder / LIST_FILE), JsonLines(folder / PROGRESS_FILE)
+        line = command(first.cell.job, self.tasks.file if self.tasks else first.task_file, folder, rendezvous)
+        self.command, self.log = " ".join(line), folder / first.agent_log.name
+        self.submit(attempts)
+        uses_triton = any(attempt.cell.job.uses_triton for attempt in attempts)
+        cores = len(lease.cores)
+        env = environment(first.cell.job, first.task.row_id, os.environ, rendezvous.nodes, cores, uses_triton)
+        self.tree = ProcessTree(line, {**env, **lease.environment}, self.log, lease.locks, lease.cores)
+
+    def submit(self, attempts: Sequence[Attempt]) -> None:
+        """Let attempts run, which have begun. None may be running."""
+        warm = {"warm": self.runs > 0} if self.tasks else {}
+        self.running = [attempt.with_columns(command=self.command, **warm) for attempt in attempts]
+        for attempt in self.running:
+            attempt.task.save(attempt.task_file)
+            if self.tasks:
+                attempt.agent_log.symlink_to(self.log)
+        if self.tasks:
+            self.tasks.append([str(attempt.task_file.absolute()) for attempt in self.running])
+        self.runs += 1
+        self.place = 0
+        """The place of the attempt that runs now."""
+        self.spent_s = [0.0] * len(attempts)
+        """Time that each attempt has run. It waits while others run with which it is interleaved."""
+        self.looked = time.monotonic()
+
+    def poll(self) -> list[Attempt]:
+        """Return the attempts that have ended since the last call. With them, all processes have ended or are idle."""
+        end = self.find_end()
+        return self.close(*end) if end else []
+
+    def find_end(self) -> tuple[Attempt | None, str, str] | None:
+        """Return the arguments of `close`, once the attempts or all processes have ended. None while they run.
+
+        Ends all processes, unless they can run other attempts.
+        """
+        code = self.tree.agent.poll()
+        finished = self._read_progress()
+        if finished is not None:
+            if finished or code is not None:
+                self.end()
+            return None, "error", "its ranks saved no result"
+        cause = self.running[self.place]
+        if code is None and self.spent_s[self.place] <= cause.cell.job.timeout_s:
+            return None
+        if code is not None:
+            self.end()
+        else:
+            self.tree.write_stacks()
+        # Read the logs of a torchrun that hangs before its end: a rank that receives SIGTERM adds lines.
+        status, reason = cause.failure(code)
+        self.end()
+        return cause, status, reason
+
+    def end(self) -> None:
+        """End it at once, with all its processes."""
+        self.tree.end()
+        self.over = True
+
+    def _read_progress(self) -> str | None:
+        """Read how far the ranks are. Return None while the attempts run, else why the ranks run no others, if so."""
+        now = time.monotonic()
+        self.spent_s[self.place] += now - self.looked
+        self.looked = now
+        for value in self.progress.read() if self.progress else ():
+            if isinstance(value, str):
+                return value
+            self.place = value
+        return None
+
+    def close(self, cause: Attempt | None, status: str, reason: str) -> list[Attempt]:
+        """Return the attempts that have their rows now, and put the others into `again`.
+
+        `cause`: the attempt that ended the torchrun, or None if all attempts ended. `status` and `reason` are those of
+        an attempt without a result.
+        """
+        attempts, self.running = self.running, []
+        ended, crowded, others = [], [], []
+        for attempt in attempts:
+            if len(attempts) > 1 and (attempt.crowded or (attempt is cause and status == "oom")):
+                crowded.append(attempt)
+            elif cause in (None, attempt) or attempt.has_row or attempt.has_result:
+                ended.append(attempt.close(status, reason))
+            else:
+                others.append(attempt.again())
+        number = len(attempts) - 1
+        alone = f"out of memory beside {number} cell{'s' * (number > 1)} of its problem"
+        self.again = [
+            *([others] if others else []),
+            *([attempt.again(not_interleaved=alone)] for attempt in crowded),
+        ]
+        return ended
+
+
+def key(attempts: Sequence[Attempt]) -> tuple[object, ...]:
+    """Return what attempts must have in common to run in one torchrun, one after the other."""
+    job = attempts[0].cell.job
+    return job.world_size, job.device, job.timeout_s, any(attempt.cell.job.uses_triton for attempt in attempts)

@@ -1,0 +1,252 @@
+"""Traces of a GPU by torch's profiler, and the bottleneck of an iteration: the shares of time in which it computes,
+communicates and idles.
+
+The trace runs after the timed iterations and does not touch them. It needs CUPTI, which stays attached and slows later
+launches of the process down. pytorch/pytorch#146604 reports steps that are 10 to 20% slower after a profile. Detaching
+CUPTI is no way out: it can crash together with CUDA graphs (pytorch/pytorch#144455). So a process that has profiled a
+GPU runs no further job, and a process that runs further jobs is not traced. Exceptions, after which the process ends,
+are a schedule of iterations and a workload that profiles anyway. Without a trace both clocks tell a part.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch._C._autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from tpbench.measure.clock import WallClock
+from tpbench.measure.ranks import gather_number, gather_numbers
+from tpbench.measure.session import Context, ScheduledSession, Session
+from tpbench.measure.statistics import is_host_bound
+
+_has_run = False
+
+PRODUCT, COMMUNICATION, OTHER = range(3)
+
+_COMMUNICATION = re.compile(r"nccl|memcpy ptop|symm_mem|symmetric_memory|barrier_kernel|push_kernel", re.IGNORECASE)
+"""Kernels of collectives, copies between GPUs by their copy engines, kernels that write to peers or wait for them."""
+_LABEL = re.compile(r"^(nccl:|FSDP::|## |ProfilerStep)|spin_kernel")
+"""Named ranges that the device's timeline also shows, and the kernel of torch.cuda._sleep: no work of the step."""
+_PRODUCT = re.compile(r"gemm|nvjet|xmma|splitk|triton_tem\w*_mm", re.IGNORECASE)
+_ATTENTION = re.compile(r"flash|fmha|attention", re.IGNORECASE)
+"""Attention kernels, whose names may contain gemm."""
+
+TRACED_ITERATIONS = 3
+TRACED_S = 1.0
+"""Iterations that take longer than this together are traced once."""
+
+MOST_IDLE_OF_REPLAY = 0.5
+"""Idle share above which the trace of a long CUDA graph is incomplete: its kernels follow each other without the host.
+Seen on two H200s with the copies of `fsdp_dtensor_async`, torch 2.11."""
+
+_MARKER = "spin_kernel"
+"""Kernel of torch.cuda._sleep. One runs before and one after each traced iteration."""
+
+
+class Event(NamedTuple):
+    """A kernel, a copy or a marker on the GPU."""
+
+    name: str
+    start_ns: int
+    length_ns: int
+    stream: int
+
+
+class Interval(NamedTuple):
+    """A kernel or copy that ran: times in ms from the first interval's start."""
+
+    start_ms: float
+    length_ms: float
+    kind: int
+    """PRODUCT, COMMUNICATION or OTHER."""
+
+
+def gpu_profile(*more: ProfilerActivity) -> profile:
+    """Return a profiler of the GPU's activities and of `more`, as a context manager."""
+    global _has_run
+    _has_run = True
+    return profile(activities=[*more, ProfilerActivity.CUDA])
+
+
+def profiled(step: Callable[[], None], context: Context) -> Any:
+    """Run a step under the profiler of CPU and GPU, wait for its end, and return the profiler."""
+    on_gpu = context.device.type == "cuda"
+    with gpu_profile(ProfilerActivity.CPU) if on_gpu else profile(activities=[ProfilerActivity.CPU]) as profiler:
+        step()
+        if on_gpu:
+            torch.cuda.synchronize(context.device)
+    return profiler
+
+
+def has_run() -> bool:
+    """Return whether this process has profiled a GPU."""
+    return _has_run
+
+
+def keep_trace(profiler: Any, context: Context) -> None:
+    """Write this rank's Chrome trace beside the job's logs, as `trace_rank0.json.gz`."""
+    profiler.export_chrome_trace(str(context.folder / f"trace_rank{context.rank}.json.gz"))
+
+
+def events(profiler: Any) -> list[Event]:
+    """Return each event on the GPU. Annotations are ranges of other work."""
+    return [
+        Event(event.name(), event.start_ns(), event.duration_ns(), event.device_resource_id())
+        for event in profiler.profiler.kineto_results.events()
+        if event.device_type() == DeviceType.CUDA and not event.is_user_annotation()
+    ]
+
+
+def intervals(events: Iterable[Event]) -> list[Interval]:
+    """Return the intervals of all kernels and copies, by start.
+
+    A stream with nothing but copies counts as communication, because the profiler does not always name copies from a
+    peer's mapped memory as such.
+    """
+    work = sorted((event for event in events if not _LABEL.search(event.name)), key=lambda event: event.start_ns)
+    busy = {event.stream for event in work if not event.name.startswith("Memcpy")}
+    return [
+        Interval(
+            (event.start_ns - work[0].start_ns) / 1e6,
+            event.length_ns / 1e6,
+            kind_of(event.name) if event.stream in busy else COMMUNICATION,
+        )
+        for event in work
+    ]
+
+
+def kind_of(name: str) -> int:
+    """Return the kind of a kernel or copy by its name in the profiler."""
+    if _COMMUNICATION.search(name):
+        return COMMUNICATION
+    return PRODUCT if _PRODUCT.search(name) and not _ATTENTION.search(name) else OTHER
+
+
+def covered_ms(intervals: Iterable[Interval]) -> float:
+    """Return the time in ms in which at least one of the intervals runs."""
+    covered, reached = 0.0, -math.inf
+    for start, length, _ in sorted(intervals):
+        covered += max(0.0, start + length - max(start, reached))
+        reached = max(reached, start + length)
+    return covered
+
+
+def busy_ms(timeline: Iterable[Interval]) -> tuple[float, float]:
+    """Return the time in ms in which work other than communication runs, and in which only communication does."""
+    timeline = list(timeline)
+    computing = covered_ms(interval for interval in timeline if interval.kind != COMMUNICATION)
+    return computing, covered_ms(timeline) - computing
+
+
+def bottleneck_columns(
+    step: Callable[[], None], session: Session, wall: WallClock, context: Context, columns: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the columns of the bottleneck of an iteration on GPUs: from a trace, else from both clocks. Collective.
+
+    `step`: one iteration as it was timed. `columns`: those of the timed iterations.
+    """
+    # A schedule is traced in any process: nothing else shows its gaps, and a new process costs little beside it. So is
+    # a process that the workload has profiled already. All ranks decide alike.
+    may_trace = not context.process_stays or (isinstance(session, ScheduledSession) and session.schedule.traced)
+    may_trace = may_trace or max(gather_number(has_run(), context)) > 0
+    result = _columns_by_trace(step, session, wall, context, columns) if may_trace else {}
+    if context.graph and isinstance(session, ScheduledSession) and result.get("idle_share", 0.0) > MOST_IDLE_OF_REPLAY:
+        context.say(f"no shares: the trace has little of a replay (idle for {result['idle_share']:.0%} of it)")
+        result = {}
+    return result or _columns_by_clocks(session, columns)
+
+
+def _columns_by_trace(
+    step: Callable[[], None], session: Session, wall: WallClock, context: Context, columns: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Trace a few iterations. Return nothing without CUPTI.
+
+    The busy times are medians over the traced iterations. The idle time is the rest of `time_ms`, the wall time of the
+    timed iterations: tracing slows the host down, but not the kernels. The shares are those of the rank that
+    communicates least, because the other ranks wait for it.
+    """
+    iterations = TRACED_ITERATIONS if columns["time_ms"] * TRACED_ITERATIONS <= TRACED_S * 1e3 else 1
+    traced = _traced(step, session.restore, wall, iterations, context)
+    busy = [busy_ms(intervals(iteration)) for iteration in traced]
+    here = [median(times) for times in zip(*busy, strict=True)] or [np.nan, np.nan]
+    computing, communicating = gather_numbers(here, context)
+    if np.isnan(computing).any():
+        return {}
+    rank = int(communicating.argmin())
+    return share_columns(float(computing[rank]), float(communicating[rank]), columns, session.costs.compute_ms)
+
+
+def _columns_by_clocks(session: Session, columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns that follow from the wall time and the device time alone.
+
+    These are all columns if the variant does not communicate, or only inside kernels that also compute. Otherwise it is
+    the idle share, and `bound` if the host bounds the iteration. A schedule has none of them: its device time contains
+    the gaps between launches.
+    """
+    if isinstance(session, ScheduledSession):
+        return {}
+    costs = session.costs
+    result = share_columns(columns["device_ms"], 0.0, columns, costs.compute_ms)
+    if costs.communicates_in_kernels or not costs.bytes_communicated:
+        return result
+    return {name: result[name] for name in ("idle_share", "bound") if name != "bound" or result["bound"] == "host"}
+
+
+def share_columns(
+    busy_compute_ms: float, communication_ms: float, columns: Mapping[str, Any], compute_ms: float
+) -> dict[str, Any]:
+    """Return the shares of an iteration of `time_ms` by wall clock, which add up to 1, and what bounds it.
+
+    Busy times beyond the wall time leave no idle time. The host bounds the iteration if the device is idle too long
+    (`statistics.IDLE_SHARE`). Else the wire does if more time is communication than computing. Else the longer of two
+    roofline times decides: that of the FLOPs, `compute_ms`, or that of the memory traffic.
+    """
+    whole_ms = max(columns["time_ms"], busy_compute_ms + communication_ms)
+    compute, communication = busy_compute_ms / whole_ms, communication_ms / whole_ms
+    idle = max(0.0, 1 - compute - communication)
+    memory_ms = columns.get("bytes_moved", 0) / columns["copy_gb_per_s"] / 1e6
+    bound = "compute" if compute_ms > memory_ms else "memory"
+    if communication > compute:
+        bound = "wire"
+    if is_host_bound(idle):
+        bound = "host"
+    return {"compute_share": compute, "communication_share": communication, "idle_share": idle, "bound": bound}
+
+
+def _traced(
+    step: Callable[[], None], restore: Callable[[], None], wall: WallClock, iterations: int, context: Context
+) -> list[list[Event]]:
+    """Run iterations as the wall clock does, under the profiler, and return the device's events of each."""
+
+    def marked_step() -> None:
+        torch.cuda._sleep(1)
+        step()
+        torch.cuda.synchronize(context.device)
+        torch.cuda._sleep(1)
+
+    # A rank whose profiler fails runs its iterations all the same, because the other ranks run theirs with it.
+    profiler = gpu_profile()
+    with contextlib.suppress(RuntimeError, AssertionError):
+        profiler.start()
+    wall.samples(marked_step, restore, iterations)
+    try:
+        profiler.stop()
+        return list(between_markers(events(profiler)))
+    except (RuntimeError, AssertionError, AttributeError) as error:
+        context.say(f"no trace: {type(error).__name__}: {error}")
+        return []
+
+
+def between_markers(traced: Sequence[Event]) -> Iterator[list[Event]]:
+    """Yield the events of each iteration: those between its two markers. Flushes and barriers lie outside."""
+    markers = sorted(event.start_ns for event in traced if _MARKER in event.name)
+    for begin, end in zip(markers[::2], markers[1::2], strict=False):
+        yield [event for event in traced if begin < event.start_ns < end]

@@ -1,0 +1,107 @@
+"""`python -m tpbench.outside.describe FILE VERSION`: run a user's file, and print what its workloads are, as JSON.
+
+The launcher starts this process for a file that its command line names. Only this process and the ranks run the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tpbench.outside.variant import load_module, workloads_of
+from tpbench.workloads import NAMES, Variant, Workload
+from tpbench.workloads.definition import definition_of
+
+SIGNATURES = {
+    "inputs": ("problem", "rank"),
+    "reference": ("problem", "inputs", "rank"),
+    "costs": ("problem", "rank"),
+    "variant": ("problem", "inputs", "rank"),
+}
+"""The arguments of a workload's functions."""
+
+_TRAITS = (
+    "summary",
+    "requires",
+    "requires_cuda",
+    "cpu_only_reason",
+    "no_graph_reason",
+    "process_settings",
+    "uses_triton",
+)
+"""The fields of a variant that the launcher reads: all of them are plain values."""
+
+
+def described(path: Path, version: str) -> dict[str, Any]:
+    """Return the workloads of a file, or an error of one line."""
+    try:
+        module = load_module(path, "", version)
+        return {"workloads": [_workload(workload, path) for workload in workloads_of(module).values()]}
+    except (Exception, SystemExit) as error:
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
+        place = f"{path.name}:{frames[-1].lineno}" if frames else path.name
+        kind = "" if isinstance(error, _Mistake) else f"{type(error).__name__}: "
+        return {"error": f"{place}: {kind}{str(error).splitlines()[0] if str(error) else ''}"}
+
+
+class _Mistake(ValueError):
+    """A declaration is wrong. The message is for the user."""
+
+
+def _workload(workload: Workload, path: Path) -> dict[str, Any]:
+    name = workload.name
+    if name in NAMES:
+        raise _Mistake(f"{name} is the name of a workload of tpbench: write Workload(..., name=...)")
+    for what in ("inputs", "reference"):
+        if what not in workload.functions:
+            raise _Mistake(f"the workload {name} has no {what}: decorate a function with its .{what}")
+    for what, function in workload.functions.items():
+        _require_signature(what, function)
+    if not workload.variants:
+        raise _Mistake(f'the workload {name} has no variants: decorate a function with its .variant("one line")')
+    if workload.options or any(variant.options for variant in workload.variants.values()):
+        raise _Mistake(
+            f"the workload {name}: options are for workloads of tpbench; refuse values in unsupported_reason"
+        )
+    try:
+        definition = definition_of(workload)
+    except (ValueError, TypeError, NameError) as error:
+        raise _Mistake(f"{workload.problem.__name__}: {error}") from None
+    return {
+        "definition": definition,
+        "variants": {variant.name: _variant(variant) for variant in workload.variants.values()},
+    }
+
+
+def _variant(variant: Variant) -> dict[str, Any]:
+    _require_signature("variant", variant.prepare)
+    traits = {name: getattr(variant, name) for name in _TRAITS}
+    for trait, value in traits.items():
+        if callable(value):
+            raise _Mistake(f"{variant.name}: {trait} must be a plain value; unsupported_reason may be a function")
+    summary = traits["summary"] or (inspect.getdoc(variant.prepare) or "").partition("\n")[0]
+    return {**traits, "summary": summary, "line": inspect.unwrap(variant.prepare).__code__.co_firstlineno}
+
+
+def _require_signature(what: str, function: Callable[..., Any]) -> None:
+    expected = SIGNATURES[what]
+    signature = inspect.signature(function)
+    try:
+        signature.bind(*expected)
+    except TypeError:
+        raise _Mistake(
+            f"{function.__name__} must take {len(expected)} arguments, as {function.__name__}({', '.join(expected)}), "
+            f"not {signature}"
+        ) from None
+
+
+if __name__ == "__main__":
+    with contextlib.redirect_stdout(sys.stderr):
+        description = described(Path(sys.argv[1]), sys.argv[2])
+    print(json.dumps(description))

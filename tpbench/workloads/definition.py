@@ -1,0 +1,102 @@
+"""The definition of a workload from a user's file, as plain data.
+
+Rows carry it, so that reports never load the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+from tpbench.settings import setting
+from tpbench.workloads import NAMES, Workload, register, workloads
+
+_TYPES: dict[str, Any] = {"int": int, "float": float, "str": str, "bool": bool}
+
+
+def definition_of(workload: Workload) -> dict[str, Any]:
+    """Return what rows carry. Raises ValueError in one line for a field that a command line could not set."""
+    hints = typing.get_type_hints(workload.problem)
+    return {
+        "name": workload.name,
+        "title": workload.summary,
+        "costs": "costs" in workload.functions,
+        "fields": [_field(field, hints[field.name]) for field in dataclasses.fields(workload.problem)],
+    }
+
+
+def _field(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
+    if "help" not in field.metadata:
+        raise ValueError(f'the field {field.name} has no help: write {field.name} = setting(DEFAULT, help="...")')
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    kinds = [kind for kind in (typing.get_args(hint) if is_union else (hint,)) if kind is not type(None)]
+    choices = typing.get_args(kinds[0]) if typing.get_origin(kinds[0]) is Literal else ()
+    if len(kinds) > 1 or not (kinds[0] in _TYPES.values() or choices):
+        raise ValueError(f"the field {field.name} must be an int, float, str, bool or Literal, or one of them or None")
+    default = {} if field.default is dataclasses.MISSING else {"default": field.default}
+    return {
+        "name": field.name,
+        "type": list(choices) or kinds[0].__name__,
+        "null": is_union,
+        **default,
+        **{key: field.metadata[key] for key in ("help", "low", "high")},
+    }
+
+
+def described(definition: Mapping[str, Any]) -> Workload:
+    """Return the workload of a definition, without functions and variants.
+
+    Raises ValueError for data that `definition_of` did not make: a row file may hold anything.
+    """
+    try:
+        fields = [(each["name"], _hint(each), _setting(each)) for each in definition["fields"]]
+        problem = dataclasses.make_dataclass(
+            str(definition["name"]), fields, frozen=True, namespace={"check": lambda self, tp_size, dp_size: []}
+        )
+        if definition["name"] in NAMES or not definition["name"].isidentifier():
+            raise ValueError(f"{definition['name']} is the name of a workload of tpbench")
+        names = [name for name, *_ in fields]
+        return Workload(
+            problem,
+            str(definition["title"]),
+            name=definition["name"],
+            headline=tuple(name for name in names if name != "seed"),
+            reusable_process=True,
+            definition=definition,
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"this is no definition of a workload: {error!r}") from None
+
+
+def _hint(field: Mapping[str, Any]) -> Any:
+    kind = Literal[tuple(field["type"])] if isinstance(field["type"], list) else _TYPES[field["type"]]
+    return kind | None if field["null"] else kind
+
+
+def _setting(field: Mapping[str, Any]) -> Any:
+    default = {"default": field["default"]} if "default" in field else {}
+    return setting(**default, help=str(field["help"]), low=field["low"], high=field["high"])
+
+
+def known(definition: Mapping[str, Any]) -> Workload:
+    """Return the workload of a definition, after registering it in this process. Raises ValueError as `described`."""
+    present = workloads().get(str(definition.get("name")))
+    if present is None or present.definition != definition:
+        present = described(definition)
+        register(present)
+    return present
+
+
+def register_stored(definitions: Iterable[Any]) -> None:
+    """Register the workloads of rows, given as JSON, newest first: the first form of a name that this process meets
+    stays, such as that of a file that the command line names. Values of another form are left out."""
+    for text in dict.fromkeys(map(str, definitions)):
+        with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            definition = json.loads(text)
+            if definition["name"] not in workloads():
+                known(definition)
