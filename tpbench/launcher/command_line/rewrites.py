@@ -213,7 +213,7 @@ def _model_and_folders(value: str, arguments: Sequence[str]) -> list[str]:
     choices = [file_of(choice, arguments) or choice if "/" in choice else choice for choice in choices]
     for place, choice in enumerate(choices):
         if builder := re.fullmatch(r"(.+\.py):(\w+)", choice):
-            choices[place] = f"{Path(builder[1]).resolve()}:{builder[2]}"
+            choices[place] = f"{user_path(builder[1]).resolve()}:{builder[2]}"
             model_files.add(choices[place])
     names = [choice for choice in choices if "/" not in choice]
     folders = [choice for choice in choices if "/" in choice]
