@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -27,6 +28,32 @@ error of one rounding. That of float32 leaves room for sums of 10^5 terms in any
 
 SHARD_BYTES = {"cuda": 2**26, "cpu": 2**20}
 """Bytes of each rank in the all-gather that measures the bandwidth between ranks."""
+
+
+class CheckedSession(StepSession[Any]):
+    """A variant of a workload that compares the outputs itself, on this rank's inputs."""
+
+    def __init__(self, workload: Workload, problem: Any, variant: Variant, context: Context) -> None:
+        self.workload, self.problem, self.rank = workload, problem, replace(context, seed=problem.seed)
+        self.inputs = workload.functions["inputs"](problem, self.rank)
+        self.counted = (
+            workload.functions["costs"](problem, self.rank) if "costs" in workload.functions else Costs(None, 0)
+        )
+        arguments = (problem, self.inputs, self.rank)
+        step = variant.prepare(*arguments[: len(inspect.signature(variant.prepare).parameters)])
+        super().__init__(variant, step, workload.output, self.inputs_of(self.inputs))
+
+    @property
+    def costs(self) -> Costs:
+        """The costs that the workload counts, and the bytes that the variant sends, maybe known only after a step."""
+        in_kernels = self.run.communicates_in_kernels()
+        return replace(self.counted, bytes_communicated=self.bytes_communicated, communicates_in_kernels=in_kernels)
+
+    def check(self) -> Verdict:
+        """Let the workload compare the output of the last step, then free it."""
+        verdict: Verdict = self.workload.functions["check"](self.problem, self.inputs, self.take_output(), self.rank)
+        verdict.columns.update(self.columns_of_variant(self.workload))
+        return verdict
 
 
 class OperationSession(StepSession[dict[str, Tensor]]):
@@ -127,9 +154,10 @@ class OperationSession(StepSession[dict[str, Tensor]]):
         return worst, wrong
 
 
-def setup(workload: Workload, problem: Any, variant: Variant, context: Context) -> OperationSession:
+def setup(workload: Workload, problem: Any, variant: Variant, context: Context) -> OperationSession | CheckedSession:
     """Return the session of one cell on this rank."""
-    return OperationSession(workload, problem, variant, context)
+    session = CheckedSession if "check" in workload.functions else OperationSession
+    return session(workload, problem, variant, context)
 
 
 def relative_errors(got: Tensor, right: Tensor) -> Tensor:

@@ -81,6 +81,9 @@ class Step(Generic[OutputT]):
     """Restore what an iteration changes, such as overwritten inputs. Its time counts as a part of the step only for a
     variant from outside this package."""
 
+    communicates_in_kernels: Callable[[], bool] = lambda: False
+    """Return true if all communication happens inside kernels that also compute, after an iteration."""
+
     def __call__(self) -> OutputT:
         return self.run()
 
