@@ -40,8 +40,8 @@ FIELDS: list[tuple[Any, str]] = [
     ),
     (
         embedding_grad.EmbeddingGrad,
-        "table_rows width tokens accumulate distribution duplicates dtype seed overlap_ms transfers index other_mib "
-        "other_count transfer_order merge search pinned",
+        "table_rows width tokens accumulate distribution dtype seed overlap_ms index other_mib "
+        "other_count transfer_order search",
     ),
     (
         tp_block.TpBlock,

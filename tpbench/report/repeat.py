@@ -92,7 +92,7 @@ def row_job(record: Mapping[str, Any]) -> Job:
 def arguments(job: Job) -> list[str]:
     """Return the arguments of `python -m tpbench` for a job: the nearest shape, and each field that differs from it."""
     flat = job.flat()
-    names = set(flat) - {*NOT_IN_KEY, *job.unused_settings, "workload", "variant"}
+    names = set(flat) - {*NOT_IN_KEY, *job.unused_settings, *job.workload.former_fields, "workload", "variant"}
     defaults: dict[str, Any] = {}
     groups = ("config", "loss/cross_entropy", "block_cap/auto", "measure/default")
     for file in (*groups, f"workload/{job.workload.name}", f"variant/{job.variant}"):

@@ -13,10 +13,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpbench.comm.collectives import gather_objects
-from tpbench.kernels.collectives import all_gather
 from tpbench.measure.audit import Inputs
 from tpbench.measure.clock import Stopwatch
-from tpbench.measure.rates import compute_ms, gemm_tflops
+from tpbench.measure.rates import compute_ms, gather_gb_per_s, gemm_tflops
 from tpbench.measure.session import Context, Costs, Verdict
 from tpbench.workloads import NAMES, Variant, Workload
 from tpbench.workloads.differences import Differences, malformed, place_of
@@ -28,9 +27,6 @@ error of one rounding. That of float32 leaves room for sums of 10^5 terms in any
 
 ERRORS = ("output_error", "loss_value", "loss_error", "grad_error")
 """Columns that the check of a user's workload may set."""
-
-SHARD_BYTES = {"cuda": 2**26, "cpu": 2**20}
-"""Bytes of each rank in the all-gather that measures the bandwidth between ranks."""
 
 
 class CheckedSession(StepSession[Any]):
@@ -126,7 +122,7 @@ class OperationSession(StepSession[dict[str, Tensor]]):
         if flops and self.dtype is not None:
             times["compute_ms"] = compute_ms(flops, gemm_tflops(self.dtype, self.rank.device, stopwatch))
         if sent and self.rank.world_size > 1:
-            times["wire_ms"] = sent / gather_gb_per_s(self.rank, _all_ranks(), stopwatch) / 1e6
+            times["wire_ms"] = sent / gather_gb_per_s(self.rank.device, _all_ranks(), stopwatch) / 1e6
         return replace(counted, bytes_moved=moved, bytes_communicated=sent, flops=flops, **times)
 
     def _compare(self, got: Mapping[str, Any], right: Mapping[str, Tensor]) -> tuple[float, str | None]:
@@ -180,14 +176,6 @@ def relative_errors(got: Tensor, right: Tensor) -> Tensor:
         size = size.maximum(finite.square().mean(-1, keepdim=True).sqrt())
     error = ((got - right).abs() - slack).clamp(min=0.0) / size
     return torch.where(equal, 0.0, torch.where((got - right).abs() <= slack, 0.0, error).nan_to_num(math.inf, math.inf))
-
-
-def gather_gb_per_s(context: Context, group: dist.ProcessGroup, stopwatch: Stopwatch) -> float:
-    """Return the bytes that a rank receives in a large all-gather, in 1e9 bytes per second. Collective."""
-    shard = torch.zeros(SHARD_BYTES[context.device.type], dtype=torch.uint8, device=context.device)
-    whole = shard.new_empty(group.size() * len(shard))
-    milliseconds = stopwatch.ms(lambda: all_gather(whole, shard, group=group))
-    return shard.nbytes * (group.size() - 1) / milliseconds / 1e6
 
 
 def _all_ranks() -> dist.ProcessGroup:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.support.ranks import Rank, RankError, ranks_here, run_on_ranks
-from tpbench.measure import run as running
+from tests.support.sleeping_sessions import run
 from tpbench.measure.session import Context, MeasureSettings, Verdict
 from tpbench.workloads import Variant, Workload
 
@@ -43,7 +43,7 @@ def measured(here: Rank, name: str, change: Callable[[Workload, str], None] | No
         if not variant.requires_cuda or here.device.type == "cuda":
             outside = dataclasses.replace(variant, place=(__file__, 1))
             session = workload.set_up(problem, outside, context)
-            verdict, columns = running.run(session, context, FRESH, 1.0, lambda text: None)
+            verdict, columns = run(session, context, FRESH)
             columns = {key: columns.get(key) for key in ("floor_ms", "bytes_communicated", "time_ms")}
             ended[variant.name] = {"wrong": verdict.wrong, **verdict.columns, **columns}
     return ended

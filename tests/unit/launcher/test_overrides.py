@@ -25,7 +25,6 @@ CONF = Path(__file__).resolve().parents[3] / "conf"
     [
         ("block_cap=4096,8192", "block_cap='4096','8192'"),
         ("block_cap=auto,4096", "block_cap=auto,'4096'"),
-        ("block_cap=choice(4096,8192)", "block_cap=choice('4096','8192')"),
         ("block_cap='4096'", "block_cap='4096'"),
         ("shape=v32k_tp2,tiny_tp2", "shape=v32k_tp2,tiny_tp2"),
         ("tokens=64,128", "tokens=64,128"),
@@ -43,9 +42,7 @@ def test_numbers_that_name_a_choice_are_quoted_for_hydra(argument: str, quoted: 
     [
         (["seed=1,2", "-m", "tp_size=2"], ["-m", "seed=1,2", "tp_size=2"]),
         (["seed=1", "--cfg", "job", "tp_size=2", "--resolve"], ["--cfg", "job", "--resolve", "seed=1", "tp_size=2"]),
-        (["seed=1", "seed=2", "-m"], ["-m", "seed=1", "seed=2"]),
         (["~width", "--multirun", "-m", "+experiment=peers"], ["--multirun", "-m", "~width", "+experiment=peers"]),
-        (["seed=1"], ["seed=1"]),
     ],
 )
 def test_options_may_stand_between_overrides(arguments: list[str], ordered: list[str]) -> None:
@@ -57,14 +54,7 @@ def test_options_may_stand_between_overrides(arguments: list[str], ordered: list
     [
         (["--multirun=true", "seed=1"], "argument --multirun/-m: ignored explicit argument 'true'"),
         (["seed=1", "--cfg", "tp_size=2"], "argument --cfg/-c: invalid choice: 'tp_size=2'"),
-        (
-            ["-measure=quick"],
-            "-measure=quick: a field has no dash in front (measure=quick), and",
-        ),
-        (
-            ["seed=1", "-multirun"],
-            "-multirun: a field has no dash in front (multirun), and a long option of Hydra has two",
-        ),
+        (["-measure=quick"], "-measure=quick: a field has no dash in front (measure=quick), and"),
         (["--config-dir"], "argument --config-dir/-cd: expected one argument"),
     ],
 )

@@ -67,8 +67,8 @@ EMBEDDING = {"variant": "dense_all_reduce", "table_rows": 64, "width": 8, "tp_si
         ([{"graph": True}, {"graph": False}], ["graph=true", "graph=false"]),
         ([{"seed": 1}, {"seed": 1}], ["", ""]),  # the same job
         (
-            [{**EMBEDDING, "distribution": one} for one in ("zipf", "uniform")] + [{}],
-            ["distribution=zipf", "distribution=uniform", ""],
+            [{**EMBEDDING, "distribution": one} for one in ("zipf_bigram", "uniform")] + [{}],
+            ["distribution=zipf_bigram", "distribution=uniform", ""],
         ),
     ],
 )

@@ -13,7 +13,6 @@ import torch
 from tests.support.lone_rank import lone_rank
 from tests.support.sleeping_sessions import cpu_context
 from tpbench.measure import measured_columns, rank_memory, rates
-from tpbench.measure.ranks import gather_number, gather_numbers
 from tpbench.measure.session import Context, Costs
 
 CPU = torch.device("cpu")
@@ -24,11 +23,6 @@ SO_FAR = {"floor_ms": 0.5, "bytes_moved": 10**7}
 @pytest.fixture
 def context(monkeypatch: pytest.MonkeyPatch) -> Context:
     return cpu_context(lone_rank(monkeypatch, 3))
-
-
-def test_numbers_of_all_ranks_are_gathered_in_rank_order(context: Context) -> None:
-    assert gather_number(2.5, context) == [2.5, 5.0, 7.5]
-    assert [each.tolist() for each in gather_numbers([1.0, 10.0], context)] == [[1.0, 2.0, 3.0], [10.0, 20.0, 30.0]]
 
 
 @pytest.mark.parametrize(

@@ -21,10 +21,6 @@ A sum over W ranks that is rounded after each addition errs by about sqrt(W) tim
 """
 
 
-class LostRows(RuntimeError):
-    """Error: the gradient has touched rows that the exchange did not know. The exchange would lose them."""
-
-
 @dataclass(frozen=True)
 class EmbeddingGradErrors:
     """Distance of a result from the oracle, over all ranks. A NaN makes an error infinite."""
@@ -86,24 +82,3 @@ def mean_gradient(inputs: EmbeddingGradInputs, start: int, stop: int) -> Tensor:
         # The rows of one rank are distinct, so that this addition has no race.
         total[(rows - start).to(inputs.device)] += inputs.gradient_rows(rank, rows).double()
     return total / len(inputs.touched)
-
-
-def touched_rows(table: Tensor) -> Tensor:
-    """Return a mask of the rows of a table that are not zero."""
-    step = max(1, CHUNK[table.device.type] // table.shape[1])
-    return torch.cat([(chunk != 0).any(dim=1) for chunk in table.split(step)])
-
-
-def require_no_lost_rows(inputs: EmbeddingGradInputs, known: Tensor, own_slice: Tensor | None) -> None:
-    """Raise LostRows on every rank if any rank touched a row that its exchange did not know. Collective.
-
-    `own_slice`: this rank's slice of the gradient before the exchange, or None if the exchange did not change it.
-    """
-    lost = touched_rows(inputs.grad)
-    if own_slice is not None:
-        inputs.slice_of(lost).copy_(touched_rows(own_slice))
-    lost[known.long()] = False
-    rows = lost.nonzero()[:, 0].tolist()
-    for rank, (count, row) in enumerate(gather_objects((len(rows), min(rows, default=-1)), inputs.group)):
-        if count:
-            raise LostRows(f"rank {rank} has {count} touched rows outside the mask, the first is row {row}")

@@ -40,8 +40,8 @@ def planned_columns(job: Any) -> dict[str, Any]:
 def expected_memory(job: Any) -> str:
     """Return the memory estimate as a phrase for the reason of a row that ran out of memory."""
     columns = planned_columns(job)
-    parts = ", ".join(f"{part} {columns[f'expected_{part}_gib']:.3g}" for part in MEMORY_PARTS)
-    return f"expected to need {columns['expected_gib']:.3g} GiB ({parts})"
+    parts = ", ".join(f"{part} {columns[f'expected_{part}_gib']:.4g}" for part in MEMORY_PARTS)
+    return f"expected to need {columns['expected_gib']:.4g} GiB ({parts})"
 
 
 def unsupported_reason(job: Any) -> str | None:

@@ -19,7 +19,7 @@ from tests.support.tp_block_simulated import FLAG_SPACE, Costs, Machine, Simulat
 from tpbench.comm import parallel_linears
 from tpbench.comm.symmetric_buffers import StreamSignals
 from tpbench.workloads.tp_block.execution import copy_engine
-from tpbench.workloads.tp_block.execution.copy_engine import CopyEngineSchedule, copy_beside_compute, peer_runs
+from tpbench.workloads.tp_block.execution.copy_engine import CopyEngineSchedule, copy_beside_compute
 
 Installs = Callable[[Machine], None]
 streams = on_streams
@@ -230,12 +230,3 @@ def test_a_signal_that_never_comes_is_an_error(streams: Installs) -> None:
     machine.cuStreamWaitValue32_v2 = lambda *_: 700  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="cuStreamWaitValue32_v2 failed with CUDA error 700"):
         signals.wait(0, 1)
-
-
-@pytest.mark.parametrize(
-    ("rank", "single", "merged"),
-    [(0, [1, 2, 3], [[1, 2, 3]]), (1, [2, 3, 0], [[2, 3], [0]]), (3, [0, 1, 2], [[0, 1, 2]])],
-)
-def test_peers_follow_the_own_rank(rank: int, single: list[int], merged: list[list[int]]) -> None:
-    assert [list(run) for run in peer_runs(rank, 4, merged=False)] == [[each] for each in single]
-    assert [list(run) for run in peer_runs(rank, 4, merged=True)] == merged
