@@ -26,9 +26,6 @@ class SweepOptions:
         "sequential",
         help="sequential, or interleaved: variants of a problem are measured alternately (ABBA); needs reuse=true",
     )
-    max_ranks_per_core: int = setting(
-        8, help="most ranks of a job for each CPU core; a job on the CPU with more is skipped", low=1
-    )
     dry_run: bool = setting(False, help="show the plan: cells, GPUs, nodes, expected minutes and OOMs; run nothing")
     skip_predicted_oom: bool = setting(False, help="skip cells that are predicted to run out of memory")
     wait: bool = setting(
