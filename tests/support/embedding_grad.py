@@ -13,8 +13,8 @@ from tests.support.ranks import Rank
 from tpbench.measure import clock
 from tpbench.measure.session import Context
 from tpbench.workloads.embedding_grad import WORKLOAD, EmbeddingGrad
-from tpbench.workloads.embedding_grad.bench import EmbeddingGradSession, ExchangeContext
-from tpbench.workloads.embedding_grad.exchanges import Exchange, sequence
+from tpbench.workloads.embedding_grad.bench import EmbeddingGradSession
+from tpbench.workloads.embedding_grad.exchanges import Exchange, ExchangeContext, sequence
 from tpbench.workloads.embedding_grad.exchanges.collectives import CountedCollectives
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs, leaving
 

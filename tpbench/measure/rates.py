@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -32,33 +33,30 @@ def copy_gb_per_s(device: torch.device) -> float:
     """
     source = torch.ones(BYTES[device.type] // 2, dtype=torch.int8, device=device)
     target = torch.empty_like(source)
+    on_gpu = device.type == "cuda"
+
+    def mark() -> Any:
+        if not on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
     dist.barrier()
-    seconds = (_device_seconds if device.type == "cuda" else _host_seconds)(target, source)
-    median_s = statistics.median(seconds[1:])  # the first copy touches the pages of the target
+    marks = [mark()]
+    for _ in range(COPIES + 1):  # all are queued before the first one ends: no launch time lies between two events
+        target.copy_(source)
+        marks.append(mark())
+    if on_gpu:
+        torch.cuda.synchronize(device)
+    pairs = list(itertools.pairwise(marks))[1:]  # the first copy touches the pages of the target
+    median_s = statistics.median(begin.elapsed_time(end) / 1e3 if on_gpu else end - begin for begin, end in pairs)
     rate = torch.tensor(2 * source.nbytes / median_s / 1e9, dtype=torch.float64)
     dist.all_reduce(rate, op=dist.ReduceOp.MIN)
     del source, target
-    if device.type == "cuda":
+    if on_gpu:
         torch.cuda.empty_cache()
     return float(rate)
-
-
-def _device_seconds(target: torch.Tensor, source: torch.Tensor) -> list[float]:
-    """Queue all copies before the first one ends, so that no launch time lies between two events."""
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(COPIES + 2)]
-    for event in events:
-        event.record()
-        target.copy_(source)
-    torch.cuda.synchronize(source.device)
-    return [begin.elapsed_time(end) / 1e3 for begin, end in itertools.pairwise(events)]
-
-
-def _host_seconds(target: torch.Tensor, source: torch.Tensor) -> list[float]:
-    times_s = [time.perf_counter()]
-    for _ in range(COPIES + 1):
-        target.copy_(source)
-        times_s.append(time.perf_counter())
-    return [end - begin for begin, end in itertools.pairwise(times_s)]
 
 
 def gemm_tflops(dtype: torch.dtype, device: torch.device, stopwatch: Stopwatch) -> float:

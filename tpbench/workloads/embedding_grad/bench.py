@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -16,21 +16,12 @@ from tpbench.measure.session import Context, Costs, Verdict
 from tpbench.suggestions import unknown
 from tpbench.workloads import Variant
 from tpbench.workloads.embedding_grad import oracle
-from tpbench.workloads.embedding_grad.exchanges import Exchange, Phase, sequence
+from tpbench.workloads.embedding_grad.exchanges import Exchange, ExchangeContext, Phase, sequence
 from tpbench.workloads.embedding_grad.exchanges.collectives import CountedCollectives, measure_link_rates
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs, busiest
 from tpbench.workloads.embedding_grad.problem import PHASES, WORKLOAD, EmbeddingGrad
 from tpbench.workloads.embedding_grad.training_step import ForwardIndex, OtherParameters, StandIn, TrainingStep
 from tpbench.workloads.step import WrongReturn, bytes_sent, checked_columns, require
-
-
-@dataclass(frozen=True)
-class ExchangeContext:
-    """Arguments of a variant besides the problem."""
-
-    inputs: EmbeddingGradInputs
-    comm: CountedCollectives
-    stopwatch: Stopwatch
 
 
 class EmbeddingGradSession:

@@ -162,3 +162,64 @@ WORKLOAD = Workload(
     },
     reusable_process=True,
 )
+
+
+def _host_work(problem: EmbeddingGrad) -> str:
+    """Return why a graph cannot hold the step of an exchange that needs no host."""
+    early_or_late = problem.index in ("early", "late")
+    return f"with index={problem.index} the host computes the index" if early_or_late else ""
+
+
+MERGED: dict[str, Any] = {
+    "requires": ("triton",),
+    "no_graph_reason": "the host decides in each iteration how many rows go to which rank",
+    "uses_triton": True,
+}
+"""Of exchanges whose host needs the numbers of rows, and which merge rows by a kernel."""
+
+WORKLOAD.variant_of(
+    "dense_reduce_scatter",
+    "exchanges.dense.DenseReduceScatter",
+    "reduce_scatter_tensor of the whole table",
+    no_graph_reason=_host_work,
+)
+WORKLOAD.variant_of(
+    "dense_all_reduce",
+    "exchanges.dense.DenseAllReduce",
+    "all_reduce of the whole table, of which each rank uses its slice",
+    no_graph_reason=_host_work,
+)
+WORKLOAD.variant_of(
+    "sparse_all_to_all",
+    "exchanges.sparse.SparseAllToAll",
+    "touched rows to their owners by all-to-alls, for whose sizes the host waits",
+    options={"search"},
+    **MERGED,
+)
+WORKLOAD.variant_of(
+    "sparse_all_to_all_gpu",
+    "exchanges.sparse.SparseAllToAllGpu",
+    "sparse_all_to_all whose touched rows are found by torch.unique on the device",
+    **MERGED,
+)
+WORKLOAD.variant_of(
+    "sparse_symmetric",
+    "exchanges.symmetric.SparseSymmetric",
+    "touched rows into their owners' memory by one kernel over NVLink; one node",
+    requires_cuda=True,
+    **{**MERGED, "no_graph_reason": _host_work},
+)
+WORKLOAD.variant_of(
+    "sparse_all_gather",
+    "exchanges.sparse.SparseAllGather",
+    "all-gather of every rank's touched rows, as a coalesced COO tensor",
+    options={"search"},
+    **MERGED,
+)
+WORKLOAD.variant_of(
+    "sparse_auto",
+    "exchanges.sparse.SparseAuto",
+    "sparse_all_to_all below a density measured at the start, dense_reduce_scatter above it",
+    options={"search"},
+    **MERGED,
+)

@@ -26,7 +26,8 @@ from tests.support.embedding_grad import (
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tpbench.measure.session import Verdict
 from tpbench.workloads.embedding_grad import WORKLOAD, EmbeddingGrad
-from tpbench.workloads.embedding_grad.exchanges import DenseReduceScatter, Exchange, sparse
+from tpbench.workloads.embedding_grad.exchanges import Exchange, ExchangeContext, sparse
+from tpbench.workloads.embedding_grad.exchanges.dense import DenseReduceScatter
 from tpbench.workloads.embedding_grad.oracle import TOLERANCE
 from tpbench.workloads.embedding_grad.row_operations.search import CpuRowFinder
 
@@ -184,13 +185,13 @@ def calibrated(here: Rank) -> tuple[float, bool]:
             dense = getattr(run, "__func__", None) is DenseReduceScatter.reduce
             return 10.0 if dense else 1.0 + 25.0 * searched[-1] / cell.table_rows
 
-    def finder(inputs: Any, tokens: torch.Tensor) -> CpuRowFinder:
-        searched.append(tokens.numel())
+    def finder(inputs: Any, tokens: torch.Tensor | None = None) -> CpuRowFinder:
+        searched.append(0 if tokens is None else tokens.numel())
         return CpuRowFinder(inputs, tokens=tokens)
 
     stopwatch: Any = SimulatedStopwatch()
     with mock.patch.object(sparse, "row_finder", finder):
-        exchange = sparse.SparseAuto(inputs, comm, CpuRowFinder(inputs), stopwatch)
+        exchange = sparse.SparseAuto(cell, ExchangeContext(inputs, comm, stopwatch))
     return exchange.limit, torch.equal(inputs.grad, before)
 
 

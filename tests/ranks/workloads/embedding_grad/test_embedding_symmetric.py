@@ -6,6 +6,7 @@ On GPUs the tests of all variants cover the exchange with real peers.
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -15,17 +16,14 @@ from torch import Tensor
 
 from tests.support.embedding_grad import DISTRIBUTIONS, DTYPES, context, problem, sent_by_formula
 from tpbench.workloads.embedding_grad import EmbeddingGrad
+from tpbench.workloads.embedding_grad.exchanges import ExchangeContext, symmetric
 from tpbench.workloads.embedding_grad.exchanges.collectives import CountedCollectives
-from tpbench.workloads.embedding_grad.exchanges.symmetric import (
-    Inboxes,
-    SparseSymmetric,
-    addresses,
-)
+from tpbench.workloads.embedding_grad.exchanges.symmetric import Inboxes, addresses
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
 from tpbench.workloads.embedding_grad.oracle import TOLERANCE
 from tpbench.workloads.embedding_grad.row_operations import merge_kernel, row_kernels
 from tpbench.workloads.embedding_grad.row_operations.row_kernels import list_rows, push_rows
-from tpbench.workloads.embedding_grad.row_operations.search import DeviceSearch, MisplacedRow
+from tpbench.workloads.embedding_grad.row_operations.search import MisplacedRow
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="compiled kernels need GPU memory")
 
@@ -40,10 +38,10 @@ def all_ranks(cell: EmbeddingGrad, ranks: int, tokens: list[Tensor] | None = Non
     marks = [[torch.zeros(ranks, rows_per_rank, dtype=torch.int32) for _ in inputs] for _ in range(2)]
     inboxes = Inboxes(addresses(values), addresses(marks), lambda: None, (values, marks))
     comms = [CountedCollectives(no_group, rank, ranks) for rank in range(ranks)]
-    return [
-        SparseSymmetric(one, comm, DeviceSearch(one, by_owner=False), inboxes)
-        for one, comm in zip(inputs, comms, strict=True)
-    ]
+    no_stopwatch: Any = None
+    with mock.patch.object(symmetric, "connect", lambda inputs: inboxes):
+        contexts = [ExchangeContext(one, comm, no_stopwatch) for one, comm in zip(inputs, comms, strict=True)]
+        return [symmetric.SparseSymmetric(cell, each) for each in contexts]
 
 
 def exchange(every: list[Any]) -> list[Tensor]:

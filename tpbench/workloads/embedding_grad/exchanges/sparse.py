@@ -9,12 +9,19 @@ import torch
 from torch import Tensor
 
 from tpbench.measure.clock import Stopwatch
-from tpbench.workloads.embedding_grad.exchanges import DenseReduceScatter, Exchange, Phase, sequence
-from tpbench.workloads.embedding_grad.exchanges.collectives import CountedCollectives
-from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs, busiest
+from tpbench.workloads.embedding_grad.exchanges import Exchange, ExchangeContext, Phase, sequence
+from tpbench.workloads.embedding_grad.exchanges.dense import DenseReduceScatter
+from tpbench.workloads.embedding_grad.inputs import busiest
+from tpbench.workloads.embedding_grad.problem import EmbeddingGrad
 from tpbench.workloads.embedding_grad.row_operations.merge_kernel import merge_rows, place_rows
 from tpbench.workloads.embedding_grad.row_operations.row_kernels import gather_rows
-from tpbench.workloads.embedding_grad.row_operations.search import MisplacedRow, RowFinder, TouchedRows, row_finder
+from tpbench.workloads.embedding_grad.row_operations.search import (
+    MisplacedRow,
+    RowFinder,
+    SortingRowFinder,
+    TouchedRows,
+    row_finder,
+)
 
 
 class SparseAllToAll(Exchange):
@@ -34,12 +41,13 @@ class SparseAllToAll(Exchange):
     receive_counts: list[int]
     """Number of rows that come from each rank."""
 
-    def __init__(self, inputs: EmbeddingGradInputs, comm: CountedCollectives, finder: RowFinder) -> None:
-        super().__init__(inputs, comm)
-        self.finder = finder
+    def __init__(self, problem: EmbeddingGrad, context: ExchangeContext) -> None:
+        super().__init__(context.inputs, context.comm)
+        inputs = self.inputs
+        self.finder = self.new_finder()
         self.overwrites = inputs.own_slice
         self.release()
-        shape = (comm.world_size, inputs.partition.rows_per_rank)
+        shape = (self.comm.world_size, inputs.partition.rows_per_rank)
         self.table = torch.empty(shape, dtype=torch.int32, device=inputs.device)
         """By rank and row of this slice, the position of that rank's row among those received."""
         self.misplaced = torch.zeros(1, dtype=torch.int32, device=inputs.device)
@@ -50,6 +58,10 @@ class SparseAllToAll(Exchange):
             Phase("values", self.exchange_values),
             Phase("merge", self.merge),
         )
+
+    def new_finder(self) -> RowFinder:
+        """Return the search for the touched rows."""
+        return row_finder(self.inputs)
 
     def exchange_counts(self) -> None:
         """Find this rank's touched rows and gather the counts of all ranks. All later phases run on the device."""
@@ -117,6 +129,13 @@ class SparseAllToAll(Exchange):
         self.sent_values = self.received_values = self.inputs.grad.new_empty(0)
 
 
+class SparseAllToAllGpu(SparseAllToAll):
+    """The same with torch's search on the device."""
+
+    def new_finder(self) -> RowFinder:
+        return SortingRowFinder(self.inputs)
+
+
 class SparseAllGather(SparseAllToAll):
     """All-gathers of row numbers (int64, as in torch's COO tensors) and of rows, of which the owner merges its own.
 
@@ -162,12 +181,10 @@ class SparseAuto(SparseAllToAll):
     It is dense above the density `limit`, or above the busiest rank's equivalent of that density.
     """
 
-    def __init__(
-        self, inputs: EmbeddingGradInputs, comm: CountedCollectives, finder: RowFinder, stopwatch: Stopwatch
-    ) -> None:
-        self.dense = DenseReduceScatter(inputs, comm)
-        super().__init__(inputs, comm, finder)
-        self.limit = self.calibrated(stopwatch)
+    def __init__(self, problem: EmbeddingGrad, context: ExchangeContext) -> None:
+        self.dense = DenseReduceScatter(problem, context)
+        super().__init__(problem, context)
+        self.limit = self.calibrated(context.stopwatch)
         counts = Phase("counts", self.choose, after="batch", on_host=True)
         later = [self._if_chosen("sparse", phase) for phase in self.phases[1:]]
         self.phases = (counts, *later, self._if_chosen("dense", self.dense.phases[0]))

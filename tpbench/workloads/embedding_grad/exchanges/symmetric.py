@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from tpbench.comm.collectives import on_one_machine
-from tpbench.workloads.embedding_grad.exchanges import Exchange, Phase
-from tpbench.workloads.embedding_grad.exchanges.collectives import CountedCollectives
+from tpbench.workloads.embedding_grad.exchanges import Exchange, ExchangeContext, Phase
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
+from tpbench.workloads.embedding_grad.problem import EmbeddingGrad
 from tpbench.workloads.embedding_grad.row_operations import merge_kernel, row_kernels
 from tpbench.workloads.embedding_grad.row_operations.search import DeviceSearch, MisplacedRow, Replayed
 
@@ -73,15 +73,14 @@ class SparseSymmetric(Exchange):
 
     chosen = "sparse"
 
-    def __init__(
-        self, inputs: EmbeddingGradInputs, comm: CountedCollectives, search: DeviceSearch, inboxes: Inboxes
-    ) -> None:
-        super().__init__(inputs, comm)
-        self.search, self.inboxes = search, inboxes
+    def __init__(self, problem: EmbeddingGrad, context: ExchangeContext) -> None:
+        super().__init__(context.inputs, context.comm)
+        inputs = self.inputs
+        self.search, self.inboxes = DeviceSearch(inputs, by_owner=False), connect(inputs)
         self.overwrites = inputs.own_slice
         self.misplaced = torch.zeros(1, dtype=torch.int32, device=inputs.device)
         self.phases = (
-            Phase("counts", search.run, after="batch"),
+            Phase("counts", self.search.run, after="batch"),
             Phase("values", Replayed(self.push, inputs.device)),
             Phase("merge", self.merge),
         )
