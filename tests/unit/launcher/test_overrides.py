@@ -82,6 +82,8 @@ def test_a_field_cannot_be_deleted() -> None:
 
 def test_a_group_at_the_root_of_a_file_is_refused() -> None:
     check_roots({"model": "a", "loss": "cross_entropy"}, {"model": "a", "shape": "b"})
+    with pytest.raises(JobError, match="file of shape=mine needs `# @package _global_` as its first line"):
+        check_roots({"shape": {"tokens": 3}}, {"shape": "mine"})
     for group in ("shape", "measure", "model"):
         with pytest.raises(JobError, match=f"`{group}: x` at the root .*: write it in .* `- override {group}: x`"):
             check_roots({group: "x"}, {group: "default"})

@@ -8,12 +8,10 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-import yaml
-
 from tpbench import packages
 from tpbench.job import Job, parse_job, unsupported_reason
 from tpbench.launcher.devices import available_cores
-from tpbench.launcher.options import SWEEP_OPTION_NAMES, SweepOptions
+from tpbench.launcher.options import SWEEP_OPTION_NAMES, SweepOptions, read_choice
 from tpbench.outside.variant import OutsideVariant
 from tpbench.settings import JobError, parse, spelled
 from tpbench.workloads.sizes import ITEM_BYTES
@@ -171,7 +169,7 @@ def sweep_options(requests: Sequence[Request]) -> SweepOptions:
 def _shape_workloads(folders: tuple[Path, ...]) -> dict[str, str]:
     """Return the workload of every shape file, by the shape's name."""
     files = [each for folder in folders for each in (folder / "shape").glob("*.yaml")]
-    return {each.stem: (yaml.safe_load(each.read_text()) or {}).get("shape_workload", "") for each in files}
+    return {each.stem: read_choice(each).get("shape_workload", "") for each in files}
 
 
 CPU_START_S = 10.0
