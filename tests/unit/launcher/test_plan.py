@@ -48,6 +48,12 @@ def test_a_missing_package_skips_the_cell(monkeypatch: pytest.MonkeyPatch) -> No
     assert cell.skip_reason == "needs triton (not installed)"
 
 
+def test_only_a_command_line_names_a_file_that_runs(tmp_path: Path) -> None:
+    (tmp_path / "evil.py").write_text("raise SystemExit")
+    with pytest.raises(JobError, match=r"only a command line may name a file, as model=FILE\.py:NAME"):
+        cells({**MODEL, "variant": "fsdp", "tp_size": 1, "model_dir": f"{tmp_path}/evil.py:model"}, gpus=0)
+
+
 def test_equal_cells_run_once() -> None:
     caps = [{"variant": "pytorch_gather", "block_cap": cap} for cap in (4096, 8192)]
     assert [cell.same_as for cell in cells(*caps, gpus=0)] == [None, 0]

@@ -112,7 +112,7 @@ def flat_names(arguments: Sequence[str]) -> list[str]:
             value = _listed(name, value, arguments)
         elif name in _whole_numbers():
             value = _KIBI.sub(lambda match: str(1024 * int(match[1])), value)
-        if name == "model" and "/" in value:
+        if name == "model" and ("/" in value or ".py:" in value):
             flat += _model_and_folders(value, arguments)
         elif name.replace(".", "_") in command_line_names():
             flat.append(f"{name.replace('.', '_')}{equals}{value}")
@@ -197,15 +197,23 @@ def _whole_numbers() -> frozenset[str]:
 _KIBI = re.compile(r"(?<![\w.])(\d+)[kK](?!\w)")
 
 
+model_files: set[str] = set()
+"""The models of user's files, FILE.py:NAME, that this process's command line has named."""
+
+
 def _model_and_folders(value: str, arguments: Sequence[str]) -> list[str]:
     """Return the overrides that `model=VALUE` stands for, if VALUE has an id of Hugging Face or a path to a folder.
 
-    The id `Qwen/Qwen3-8B` becomes `model=qwen3_8b`. A folder, and an id without a file in conf/model, becomes a
-    `model_dir`: `NAME,path/to/folder` becomes `model=NAME` and `model_dir=null,path/to/folder`. With several names each
-    folder is combined with each name. The resulting equal jobs run once.
+    The id `Qwen/Qwen3-8B` becomes `model=qwen3_8b`. A folder, FILE.py:NAME, and an id without a file in conf/model,
+    becomes a `model_dir`: `NAME,path/to/folder` becomes `model=NAME` and `model_dir=null,path/to/folder`. With several
+    names each folder is combined with each name. The resulting equal jobs run once.
     """
     choices = [value] if _NESTED.search(value) else value.split(",")
     choices = [file_of(choice, arguments) or choice if "/" in choice else choice for choice in choices]
+    for place, choice in enumerate(choices):
+        if builder := re.fullmatch(r"(.+\.py):(\w+)", choice):
+            choices[place] = f"{user_path(builder[1]).resolve()}:{builder[2]}"
+            model_files.add(choices[place])
     names = [choice for choice in choices if "/" not in choice]
     folders = [choice for choice in choices if "/" in choice]
     overrides = [f"model={','.join(names)}"] if names else []

@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 
 from tpbench import packages
 from tpbench.job import Job, parse_job, unsupported_reason
+from tpbench.launcher.command_line.rewrites import model_files
 from tpbench.launcher.devices import available_cores
 from tpbench.launcher.options import SWEEP_OPTION_NAMES, SweepOptions, read_choice
 from tpbench.outside.variant import OutsideVariant
@@ -69,6 +70,8 @@ def plan(
     for request in requests:
         try:
             shape_workloads = shapes(tuple(request.folders))
+            if ".py:" in str(file := request.values.get("model_dir")) and file not in model_files:
+                raise JobError(f"model_dir={file}: only a command line may name a file, as model=FILE.py:NAME")
             job = parse_job(request.values, request.chosen, shape_workloads, SWEEP_OPTION_NAMES, outside)
         except JobError as error:
             errors += str(error).splitlines()
