@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tpbench import api
-from tpbench.api import embedding_grad, entropy_loss, linear_loss, tp_block, train_step
+from tpbench.api import embedding_grad, entropy_loss, linear_loss, models, tp_block, train_step
 
 NAMES = {
     api: "Costs IGNORED EntropyLoss Output Rank Shard Step Verdict Workload setting variant",
@@ -18,6 +18,7 @@ NAMES = {
     linear_loss: "IGNORED LinearLoss Output Shard Step variant",
     embedding_grad: "EmbeddingGrad Exchange ExchangeContext Phase variant",
     tp_block: "BlockContext Pending PlainSchedule PreparedBlock Schedule TpBlock prepare variant",
+    models: "BaseModelBuilder ModelConfig register_model",
     train_step: "Context TorchTrainer TrainStep Trainer models torch_loss variant",
 }
 FIELDS: list[tuple[Any, str]] = [

@@ -61,7 +61,7 @@ def _sent(frame: pd.DataFrame) -> Table:
             sent / (-(-size // row["dp_size"]) * peers * row_mb) for size in (row["table_rows"], EMBEDDING_AND_HEAD)
         ]
         problem = (*(str(row[name]) for name in SENT[:-1]), f"{row['density']:.3g}")
-        lines.append((*problem, row["variant"], f"{sent:.1f}", *(f"{share:.1%}" for share in shares)))
+        lines.append((*problem, row["variant"], f"{sent:.4g}", *(f"{share:.1%}" for share in shares)))
     names = (*SENT, "exchange", "MB sent", "of the whole table", "of embedding and head")
     return Table("megabytes that the busiest rank sends, against reduce-scatters of whole tables", names, tuple(lines))
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.command import ROOT
 from tests.support.embedding_grad import context, problem
-from tpbench.measure.measured_columns import cost_columns
+from tpbench.measure.run import cost_columns
 from tpbench.measure.session import Costs
 from tpbench.report.command import main as report
 from tpbench.results.read import load, plain_rows
@@ -151,7 +151,7 @@ def test_the_ablation_names_combinations_without_rows() -> None:
     assert "| dense_reduce_scatter | none | 1.500 | no row | no row | no row | no row |" in text
     assert "| sparse_symmetric | none | no row | no row | no row | no row | 0.250 |" in text
     assert text.count("| no row | no row | no row | no row | no row |") == 3 * 4 - 2  # exchanges x indexes
-    assert "| dense_reduce_scatter | 7.7 | 2.7% | 6.6% |" in text  # of 3 x 62880 and 3 x 25152 rows of 1536 bytes
+    assert "| dense_reduce_scatter | 7.68 | 2.7% | 6.6% |" in text  # of 3 x 62880 and 3 x 25152 rows of 1536 bytes
 
 
 def test_the_report_prints_and_draws_the_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,8 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpbench.measure import cuda_graph
-from tpbench.measure.gpu_trace import Interval, busy_ms, events, intervals, keep_trace, profiled
-from tpbench.measure.ranks import gather_number
+from tpbench.measure.gpu_trace import keep_trace, profiled
 from tpbench.measure.session import Context
 from tpbench.workloads.train_step.estimates import flops_per_token
 from tpbench.workloads.train_step.model.inputs import Batch
@@ -158,26 +157,14 @@ def phase_columns(times_ms: Sequence[Sequence[float]]) -> dict[str, Any]:
     return medians | {f"step_{phase}_ms": by_step for phase, by_step in by_phase.items()}
 
 
-def profile_step(train: Callable[[], None], restore: Callable[[], None], context: Context) -> dict[str, Any]:
-    """Profile one step and keep each rank's trace beside the job's logs. On a GPU, return `exposed_share`, the largest
-    of any rank.
+def profile_step(train: Callable[[], None], restore: Callable[[], None], context: Context) -> None:
+    """Profile one step and keep each rank's trace beside the job's logs.
 
     `train` trains the step, `restore` prepares it. Collective.
     """
     restore()
     dist.barrier()
-    profiler = profiled(train, context)
-    keep_trace(profiler, context)
-    if context.device.type != "cuda":
-        return {}
-    share = exposed_share(intervals(events(profiler)))
-    return {"exposed_share": max(gather_number(share, context))}
-
-
-def exposed_share(timeline: Sequence[Interval]) -> float:
-    """Return the share of the timeline, from its first begin to its last end, in which only communication runs."""
-    length_ms = max((work.start_ms + work.length_ms for work in timeline), default=1.0)
-    return busy_ms(timeline)[1] / length_ms
+    keep_trace(profiled(train, context), context)
 
 
 def throughput(problem: TrainStep, context: Context, columns: Mapping[str, Any]) -> dict[str, Any]:
