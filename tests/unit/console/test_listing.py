@@ -132,6 +132,18 @@ def test_the_list_knows_the_folders_of_a_site(option, tmp_path, monkeypatch, cap
     assert "tokens: 8" in printed(capsys, "shape=mine", option)
 
 
+def test_shapes_of_a_site_may_lack_a_workload_and_broken_files_are_named(tmp_path, monkeypatch, capsys):
+    (tmp_path / "shape").mkdir()
+    monkeypatch.setattr(choices, "folders", [choices.CONF])
+    (tmp_path / "shape/bare.yaml").write_text("# @package _global_\ntokens: 8\ntp_size: auto\n")
+    (tmp_path / "shape/empty.yaml").write_text("")
+    assert {"bare", "empty"} <= listed(printed(capsys, "shapes", f"--config-dir={tmp_path}"))
+    for text, said in (("a: [", "bare.yaml is no file of YAML: "), ("- a", "bare.yaml has no lines NAME: VALUE")):
+        (tmp_path / "shape/bare.yaml").write_text(text)
+        assert information(["list", "shapes", f"--config-dir={tmp_path}"]) == 2
+        assert said in capsys.readouterr().err
+
+
 def test_a_variant_has_its_options_and_a_command(capsys):
     text = printed(capsys, "variant=triton_tp")
     assert "variant of entropy_loss" in text
