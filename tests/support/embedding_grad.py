@@ -13,12 +13,12 @@ from tests.support.ranks import Rank
 from tpbench.measure import clock
 from tpbench.measure.session import Context
 from tpbench.workloads.embedding_grad import WORKLOAD, EmbeddingGrad
-from tpbench.workloads.embedding_grad.bench import EmbeddingGradSession, ExchangeContext
-from tpbench.workloads.embedding_grad.exchanges import Exchange, sequence
+from tpbench.workloads.embedding_grad.bench import EmbeddingGradSession
+from tpbench.workloads.embedding_grad.exchanges import Exchange, ExchangeContext, sequence
 from tpbench.workloads.embedding_grad.exchanges.collectives import CountedCollectives
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs, leaving
 
-DISTRIBUTIONS = ("uniform", "zipf", "fixed", "one_owner", "one_rank", "none")
+DISTRIBUTIONS = ("uniform", "zipf_bigram", "fixed")
 DTYPES = ("float32", "float16", "bfloat16")
 ON_GPUS = torch.cuda.is_available()
 HERE = sorted(
@@ -82,7 +82,6 @@ def sent_by_formula(inputs: EmbeddingGradInputs, kind: str) -> list[int]:
         "dense_all_reduce": [2 * inputs.own_slice.nbytes] * ranks,
         "auto_dense": [inputs.own_slice.nbytes + all_counts] * ranks,
         "sparse_all_gather": [most * (row_bytes + 8) + all_counts] * ranks,  # rows padded to the rank with most
-        "torch_sparse_all_reduce": [sum(row) * (row_bytes + 8) for row in counts],
     }
     if kind in to_each_peer:
         return [(ranks - 1) * size for size in to_each_peer[kind]]

@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 
 from tpbench import api
-from tpbench.api import embedding_grad, entropy_loss, linear_loss, tp_block, train_step
+from tpbench.api import embedding_grad, entropy_loss, linear_loss, models, tp_block, train_step
 
 NAMES = {
-    api: "Costs IGNORED EntropyLoss Output Rank Shard Step Workload setting variant",
+    api: "Costs IGNORED EntropyLoss Output Rank Shard Step Verdict Workload setting variant",
     entropy_loss: "IGNORED EntropyLoss Output Shard Step variant",
     linear_loss: "IGNORED LinearLoss Output Shard Step variant",
     embedding_grad: "EmbeddingGrad Exchange ExchangeContext Phase variant",
     tp_block: "BlockContext Pending PlainSchedule PreparedBlock Schedule TpBlock prepare variant",
+    models: "BaseModelBuilder ModelConfig register_model",
     train_step: "Context TorchTrainer TrainStep Trainer models torch_loss variant",
 }
 FIELDS: list[tuple[Any, str]] = [
@@ -40,8 +41,8 @@ FIELDS: list[tuple[Any, str]] = [
     ),
     (
         embedding_grad.EmbeddingGrad,
-        "table_rows width tokens accumulate distribution duplicates dtype seed overlap_ms transfers index other_mib "
-        "other_count transfer_order merge search pinned",
+        "table_rows width tokens accumulate distribution dtype seed overlap_ms index other_mib "
+        "other_count transfer_order search",
     ),
     (
         tp_block.TpBlock,
@@ -57,6 +58,7 @@ FIELDS: list[tuple[Any, str]] = [
         "rank world_size tp_rank tp_size dp_rank dp_size tp_group dp_group device graph folder say process_stays",
     ),
     (api.Costs, "bytes_moved bytes_communicated flops"),
+    (api.Verdict, "columns wrong"),
     (embedding_grad.ExchangeContext, "inputs comm stopwatch"),
     (embedding_grad.Phase, "name run after on_host"),
     (tp_block.BlockContext, "inputs stopwatch"),

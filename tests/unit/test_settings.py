@@ -15,8 +15,6 @@ from tpbench.suggestions import nearest, printable, unknown
     ("name", "valid", "suggestion"),
     [
         ("gpu", ("auto", "cuda", "cpu"), ", did you mean cuda?"),  # and not cpu, which is spelled similarly
-        ("GPU", ("auto", "cuda", "cpu"), ", did you mean cuda?"),
-        ("gpu", ("auto", "cpu"), ", did you mean cpu?"),
         ("bf16", ("bfloat16", "float16", "float32"), ", did you mean bfloat16?"),
         ("half", ("bfloat16", "float16", "float32"), ", did you mean float16?"),
         ("fast", ("default", "quick", "thorough"), ""),
@@ -77,12 +75,10 @@ def test_only_an_optional_field_can_be_null(none):
         ({"count": 0}, "count=0 must be at least 1 (a number of things)"),
         ({"count": 1.5}, "count=1.5 must be a whole number (a number of things)"),
         ({"count": True}, "count=true must be a whole number (a number of things)"),
-        ({"count": "many"}, "count=many must be a whole number (a number of things)"),
         ({"share": -0.1}, "share=-0.1 must be between 0.0 and 1.0 (a share)"),
         ({"share": 1.1}, "share=1.1 must be between 0.0 and 1.0 (a share)"),
         ({"share": "nan"}, "share=nan must be a number (a share)"),
         ({"most": 11}, "most=11 must be at most 10.0 (a limit)"),
-        ({"most": "-inf"}, "most=-inf must be a number (a limit)"),
         ({"flag": "yes"}, "flag=yes must be true or false"),
         ({"flag": 1}, "flag=1 must be true or false"),
         ({"way": "secnd"}, "way=secnd does not exist, did you mean second? (valid: first, second, 2)"),

@@ -24,7 +24,8 @@ as a `Step`:
 
 `python -m tpbench variant=my_loss.py:fast_tp` runs it. `@variant(...)` is optional: it declares options, required
 packages and refusals. The modules `tpbench.api.linear_loss`, `.embedding_grad`, `.tp_block` and `.train_step` have the
-types of the other workloads. `python -m tpbench new my_loss.py` writes a file to start from.
+types of the other workloads, and `tpbench.api.models` those of models of your own. `python -m tpbench new my_loss.py`
+writes a file to start from.
 
 The names of this package and the fields of its types stay valid; a test freezes them.
 """
@@ -37,6 +38,7 @@ from tpbench.api.entropy_loss import Step as Step
 from tpbench.api.entropy_loss import variant as variant
 from tpbench.measure.session import Context as _Context
 from tpbench.measure.session import Costs as Costs
+from tpbench.measure.session import Verdict as Verdict
 from tpbench.settings import setting as setting
 from tpbench.workloads import Workload as Workload
 

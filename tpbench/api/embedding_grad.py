@@ -2,7 +2,7 @@
 Exchange`."""
 
 from tpbench.outside.source import variant as variant
-from tpbench.workloads.embedding_grad.bench import ExchangeContext as ExchangeContext
 from tpbench.workloads.embedding_grad.exchanges import Exchange as Exchange
+from tpbench.workloads.embedding_grad.exchanges import ExchangeContext as ExchangeContext
 from tpbench.workloads.embedding_grad.exchanges import Phase as Phase
 from tpbench.workloads.embedding_grad.problem import EmbeddingGrad as EmbeddingGrad

@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional_collectives
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
@@ -70,8 +69,7 @@ class TokenExchange:
 
     Between matrix products each token is processed alone, so a rank holds only its share of a micro-batch's tokens: (1,
     batch * sequence / ranks, width), one sequence after the other. The shares in rank order are the micro-batch as it
-    lies in memory, for any number of sequences. If the ranks do not divide the tokens, rows of zeros behind the last
-    token make the shares equal. Gathered tokens are without these rows, so their gradients are zeros.
+    lies in memory, for any number of sequences. The ranks must divide the tokens.
     """
 
     group: dist.ProcessGroup
@@ -84,16 +82,12 @@ class TokenExchange:
         Backward, gradients are summed over the ranks and scattered.
         """
         rows = exchanged(share.flatten(0, 1), self.group, gather_rows, scatter_rows)
-        tokens = self.batch_size * self.seq_length
-        return (rows if len(rows) == tokens else rows[:tokens]).view(self.batch_size, self.seq_length, -1)
+        return rows.view(self.batch_size, self.seq_length, -1)
 
     def scatter(self, partial: Tensor) -> Tensor:
         """Sum (batch, sequence, width) over the ranks, and return this rank's share. Backward, gradients are
         all-gathered."""
-        rows = partial.flatten(0, 1)
-        if padding := -len(rows) % self.group.size():
-            rows = F.pad(rows, (0, 0, 0, padding))
-        return exchanged(rows, self.group, scatter_rows, gather_rows)[None]
+        return exchanged(partial.flatten(0, 1), self.group, scatter_rows, gather_rows)[None]
 
 
 def gather_columns(shard: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -148,13 +142,8 @@ def on_one_machine(group: dist.ProcessGroup) -> bool:
 def sharded_along(dim: int, size: int, local: Tensor, mesh: DeviceMesh) -> DTensor:
     """Return a tensor of three dimensions, of which each rank of the mesh has the shard `local` along one of them.
 
-    DTensor itself would derive the size of that dimension from one shard, as if all were equal.
-
-    Args:
-        dim: The sharded dimension.
-        size: The size of that dimension over all ranks.
-        local: This rank's shard.
-        mesh: A mesh of one dimension.
+    `size` is that of the sharded dimension `dim` over all ranks of the `mesh`, which has one dimension. DTensor itself
+    would derive it from one shard, as if all were equal.
     """
     whole = list(local.shape)
     whole[dim] = size

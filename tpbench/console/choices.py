@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import yaml
-
 import tpbench
 from tpbench import packages
+from tpbench.launcher.options import read_choice
 from tpbench.outside.variant import from_entry_point, installed_names
 from tpbench.settings import JobError, spelled
 from tpbench.suggestions import unknown
@@ -56,7 +56,7 @@ def choice_file(group: str, name: str) -> Path:
 
 def choice(group: str, name: str) -> dict[str, Any]:
     """Return the values that a file of conf/ sets, with the choices of other groups, such as `model`, that it makes."""
-    values: dict[str, Any] = yaml.safe_load(choice_file(group, name).read_text(encoding="utf-8"))
+    values = read_choice(choice_file(group, name))
     made = [item for item in values.pop("defaults", ()) if isinstance(item, dict)]
     return {str(key).rpartition("/")[2]: name for item in made for key, name in item.items()} | values
 
@@ -118,7 +118,9 @@ def availability(variant: Variant, gpus: int, options: Mapping[str, Any]) -> str
 def shapes(gpus: int, workload: str = "") -> list[Entry]:
     """Return the shapes with their sizes, smallest first: all of them, or those of one workload."""
     shapes = [(choice("shape", name), name) for name in names("shape")]
-    shapes.sort(key=lambda shape: (shape[0]["shape_workload"], _ranks(shape[0]), shape[0].get("vocab", 0)))
+    shapes.sort(
+        key=lambda shape: (shape[0].setdefault("shape_workload", "any"), _ranks(shape[0]), shape[0].get("vocab", 0))
+    )
     entries = []
     for values, name in shapes:
         owner = values.pop("shape_workload")
@@ -139,7 +141,7 @@ def _commented(group: str) -> list[Entry]:
 
 
 def _ranks(values: Mapping[str, Any]) -> int:
-    return int(values.get("tp_size", 1)) * int(values.get("dp_size", 1))
+    return math.prod(size for size in (values.get("tp_size"), values.get("dp_size")) if isinstance(size, int))
 
 
 def _enough(ranks: int, gpus: int) -> str:

@@ -6,7 +6,6 @@ by a moment."""
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -46,17 +45,6 @@ def smallest_memory_gib() -> float | None:
 def available_cores() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def too_many_ranks(job: Job, cores: int, ranks_per_core: int) -> str | None:
-    """Return why a job on the CPU has too many ranks for that many cores, or None if it has not."""
-    if job.device != "cpu" or job.world_size <= ranks_per_core * cores:
-        return None
-    needed = math.ceil(job.world_size / cores)
-    return (
-        f"{job.world_size} ranks would share {cores} CPU core{'s' * (cores > 1)}, and max_ranks_per_core="
-        f"{ranks_per_core} allows {ranks_per_core * cores}: set max_ranks_per_core={needed} to run them"
-    )
 
 
 FOLDER = Path("/tmp/tpbench-devices")

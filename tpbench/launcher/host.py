@@ -31,7 +31,7 @@ class Host:
         if not options.wait:
             raise JobError("wait=false is for clusters: it needs hydra/launcher=torchrun_slurm")
         machine.omp_threads()
-        self.target = ThisHost(machine.gpu_count(), max_ranks_per_core=options.max_ranks_per_core)
+        self.target = ThisHost(machine.gpu_count())
         self.facts = machine.facts()
         self.parallel, self.reuse = options.parallel == "auto", options.reuse
         self.interleaved = options.order == "interleaved"

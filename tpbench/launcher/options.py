@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
 
 from tpbench.job import field_names
-from tpbench.settings import setting
+from tpbench.settings import JobError, setting
+from tpbench.suggestions import printable
 from tpbench.workloads import Workload
 
 
@@ -25,9 +29,6 @@ class SweepOptions:
     order: Literal["sequential", "interleaved"] = setting(
         "sequential",
         help="sequential, or interleaved: variants of a problem are measured alternately (ABBA); needs reuse=true",
-    )
-    max_ranks_per_core: int = setting(
-        8, help="most ranks of a job for each CPU core; a job on the CPU with more is skipped", low=1
     )
     dry_run: bool = setting(False, help="show the plan: cells, GPUs, nodes, expected minutes and OOMs; run nothing")
     skip_predicted_oom: bool = setting(False, help="skip cells that are predicted to run out of memory")
@@ -62,3 +63,14 @@ SWEEP_OPTION_NAMES = frozenset(each.name for each in fields(SweepOptions))
 def command_line_names(workload: Workload | None = None) -> set[str]:
     """Return the flat names that a command line may set, for jobs of one workload or of any."""
     return field_names(workload) | SWEEP_OPTION_NAMES
+
+
+def read_choice(file: Path) -> dict[str, Any]:
+    """Return what a file of YAML sets. Raises JobError if the file is no mapping."""
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeError) as error:
+        raise JobError(f"{file} is no file of YAML: {printable(str(error))}") from None
+    if not isinstance(content or {}, dict):
+        raise JobError(f"{file} has no lines NAME: VALUE")
+    return dict(content or {})

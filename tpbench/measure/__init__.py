@@ -10,5 +10,5 @@ The modules, in the order of a first reading:
 - Memory and floors: `rank_memory`, and the `rates` of copies and of products.
 - GPU: `cuda_graph` captures a step. `gpu` reads clocks, throttling and the energy counter. `gpu_trace` says from a
   profile what bounds an iteration.
-- Results: `measured_columns` of a row. `machine` describes the machine, and `kernels_version` the code of the kernels.
+- Results: `machine` describes the machine, and `kernels_version` the code of the kernels.
 """

@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import secrets
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
@@ -61,17 +60,20 @@ class Inputs:
             tensor.data.mul_(signs.to(tensor.dtype).view(-1, *[1] * (tensor.dim() - 1)))
 
 
-class GeneratedInputs(Inputs, ABC):
+class GeneratedInputs(Inputs):
     """Inputs that are computed from a seed. A change takes those of another seed."""
 
-    def __init__(self, tensors: Sequence[Tensor], seed: int) -> None:
-        """`seed`: that of the tensors."""
+    def __init__(
+        self,
+        tensors: Sequence[Tensor],
+        seed: int,
+        generate: Callable[[int], Sequence[Tensor]],
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`seed`: that of the tensors. `generate`: returns new tensors of a seed, which the session's oracle then uses,
+        too. `changed`: called after each change."""
         super().__init__(tensors)
-        self.first = seed
-
-    @abstractmethod
-    def generate(self, seed: int) -> list[Tensor]:
-        """Return new tensors of a seed. From now on the session's oracle uses that seed, too."""
+        self.first, self.generate, self.changed = seed, generate, changed
 
     def draw(self) -> dict[int, Tensor]:
         """Return the tensors of the next seed."""
@@ -82,10 +84,13 @@ class GeneratedInputs(Inputs, ABC):
         """Copy the drawn tensors on the current stream. None: draw new ones."""
         for index, values in (self.draw() if drawn is None else drawn).items():
             self.tensors[index].data.copy_(values)
+        self.changed()
 
 
 def tensors_of(shard: Any) -> list[Tensor]:
-    """Return the tensors in the fields of a dataclass, also those in tuples."""
+    """Return the tensors in a dictionary or in the fields of a dataclass, also those in tuples."""
+    if isinstance(shard, dict):
+        return list(_tensors(shard.values()))
     return list(_tensors(getattr(shard, field.name) for field in dataclasses.fields(shard)))
 
 

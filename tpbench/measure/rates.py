@@ -1,14 +1,16 @@
-"""The rates that this machine reaches, from which floors are computed: of copies and of matrix products."""
+"""The rates that this machine reaches, from which floors are computed: of copies, products and all-gathers."""
 
 from __future__ import annotations
 
 import itertools
 import statistics
 import time
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from tpbench.kernels.collectives import all_gather
 from tpbench.measure.clock import Stopwatch
 
 COPIES = 9
@@ -17,6 +19,10 @@ BYTES = {"cuda": 2**31, "cpu": 2**26}
 
 SIDE = {"cuda": 8192, "cpu": 512}
 """Rows and columns of the square matrices that are multiplied."""
+
+SHARD_BYTES = {"cuda": 2**26, "cpu": 2**20}
+"""Bytes of each rank in the all-gather that measures the bandwidth between ranks: large enough that its latency does
+not matter."""
 
 
 def copy_gb_per_s(device: torch.device) -> float:
@@ -27,33 +33,30 @@ def copy_gb_per_s(device: torch.device) -> float:
     """
     source = torch.ones(BYTES[device.type] // 2, dtype=torch.int8, device=device)
     target = torch.empty_like(source)
+    on_gpu = device.type == "cuda"
+
+    def mark() -> Any:
+        if not on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
     dist.barrier()
-    seconds = (_device_seconds if device.type == "cuda" else _host_seconds)(target, source)
-    median_s = statistics.median(seconds[1:])  # the first copy touches the pages of the target
+    marks = [mark()]
+    for _ in range(COPIES + 1):  # all are queued before the first one ends: no launch time lies between two events
+        target.copy_(source)
+        marks.append(mark())
+    if on_gpu:
+        torch.cuda.synchronize(device)
+    pairs = list(itertools.pairwise(marks))[1:]  # the first copy touches the pages of the target
+    median_s = statistics.median(begin.elapsed_time(end) / 1e3 if on_gpu else end - begin for begin, end in pairs)
     rate = torch.tensor(2 * source.nbytes / median_s / 1e9, dtype=torch.float64)
     dist.all_reduce(rate, op=dist.ReduceOp.MIN)
     del source, target
-    if device.type == "cuda":
+    if on_gpu:
         torch.cuda.empty_cache()
     return float(rate)
-
-
-def _device_seconds(target: torch.Tensor, source: torch.Tensor) -> list[float]:
-    """Queue all copies before the first one ends, so that no launch time lies between two events."""
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(COPIES + 2)]
-    for event in events:
-        event.record()
-        target.copy_(source)
-    torch.cuda.synchronize(source.device)
-    return [begin.elapsed_time(end) / 1e3 for begin, end in itertools.pairwise(events)]
-
-
-def _host_seconds(target: torch.Tensor, source: torch.Tensor) -> list[float]:
-    times_s = [time.perf_counter()]
-    for _ in range(COPIES + 1):
-        target.copy_(source)
-        times_s.append(time.perf_counter())
-    return [end - begin for begin, end in itertools.pairwise(times_s)]
 
 
 def gemm_tflops(dtype: torch.dtype, device: torch.device, stopwatch: Stopwatch) -> float:
@@ -67,6 +70,14 @@ def gemm_tflops(dtype: torch.dtype, device: torch.device, stopwatch: Stopwatch) 
         torch.mm(left, right, out=product)
 
     return 2 * side**3 / stopwatch.ms(multiply) / 1e9
+
+
+def gather_gb_per_s(device: torch.device, group: dist.ProcessGroup, stopwatch: Stopwatch) -> float:
+    """Return the bytes that a rank receives in a large all-gather, in 1e9 bytes per second. Collective."""
+    shard = torch.zeros(SHARD_BYTES[device.type], dtype=torch.uint8, device=device)
+    whole = shard.new_empty(group.size() * len(shard))
+    milliseconds = stopwatch.ms(lambda: all_gather(whole, shard, group=group))
+    return shard.nbytes * (group.size() - 1) / milliseconds / 1e6
 
 
 def compute_ms(flops: int, tflops: float) -> float:

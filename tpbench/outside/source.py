@@ -186,12 +186,15 @@ def _beside(path: Path, name: str) -> list[Path]:
 
 
 def local_files(path: Path) -> list[Path]:
-    """Return the file, then the files beside it that it imports, directly or through others. Raises JobError."""
+    """Return the file, then the files beside it that it imports, directly or through others. Raises JobError.
+
+    In a checkout, tpbench itself lies beside the file, and is left out.
+    """
     files: set[Path] = set()
     waiting = [_parsed(path)]
     while waiting:
         names = {name.partition(".")[0] for node in ast.walk(waiting.pop()) for name in _imported(node)}
-        new = {file for name in names for file in _beside(path, name)} - files - {path}
+        new = {file for name in names - {"tpbench"} for file in _beside(path, name)} - files - {path}
         waiting += map(_parsed, new)
         files |= new
     return [path, *sorted(files)]

@@ -26,7 +26,6 @@ from tpbench.settings import JobError, path_argument
 from tpbench.suggestions import unknown
 from tpbench.tables import aligned_lines
 from tpbench.workloads import Workload, workloads
-from tpbench.workloads.cost_model import ProblemSize
 from tpbench.workloads.study_data import Panel, Picture, Series
 
 
@@ -167,31 +166,29 @@ def _chosen(able: Mapping[str, VariantModel], options: argparse.Namespace) -> Ma
     return {name: able[name] for name in names}
 
 
-def _draw(cells: MeasuredCells, fitted: Mapping[str, VariantModel], sizes: Sequence[ProblemSize], file: Path) -> None:
+VOCABS, RANKS = (32768, 65536, 131072, 262144), (1, 2, 4, 8)
+"""Points along x, and lines, of the picture."""
+
+
+def _draw(cells: MeasuredCells, fitted: Mapping[str, VariantModel], sizes: Sequence[Any], file: Path) -> None:
     """Draw the most tokens that fit into a GPU, for each memory of a known GPU."""
-    plot, form = cells.cost_model.plot, file.suffix.removeprefix(".")
+    form = file.suffix.removeprefix(".")
     if len(sizes) > 1:
         raise JobError("--picture draws one problem: give one number for each size")
-    if plot is None or plot.variants[0] not in fitted:
-        raise JobError("the workload's cost model has no plot, or its variants were not measured in enough cells")
     if form not in ("png", "svg"):
         raise JobError(f"--picture {file} must end in .png or .svg")
-    size: Any = sizes[0]
-    (x, values), (line, line_values) = plot.x, plot.lines
+    if not (names := [name for name in cells.cost_model.pictured if name in fitted]):
+        raise JobError("the variants of the picture were not measured in enough cells")
     panels = []
     for gib in sorted({memory for memory, _ in KNOWN_GPUS.values()}):
-        series = [
-            Series(
-                f"{name}, {line.removesuffix('_size')} {value}",
-                tuple((at, most_tokens(fitted[name], replace(size, **{x: at, line: value}), gib)) for at in values),
-            )
-            for name in plot.variants
-            if name in fitted
-            for value in line_values
-        ]
+        series = []
+        for name, ranks in itertools.product(names, RANKS):
+            shapes = [replace(sizes[0], vocab=vocab, tp_size=ranks) for vocab in VOCABS]
+            points = [(shape.vocab, most_tokens(fitted[name], shape, gib)) for shape in shapes]
+            series.append(Series(f"{name}, tp {ranks}", tuple(points)))
         panels.append(Panel(f"GPU with {gib:g} GiB", tuple(series)))
-    kind = size.kind.partition("=")[2]
-    picture = Picture(tuple(panels), f"{x} ({kind})", "tokens that fit, predicted", "logarithmic", doubling=values)
+    x_label = f"vocab ({sizes[0].kind.partition('=')[2]})"
+    picture = Picture(tuple(panels), x_label, "tokens that fit, predicted", "logarithmic", doubling=VOCABS)
     file.write_bytes(study_picture(picture, "feasible", form))
     print(f"predict: wrote {file}", file=sys.stderr)
 

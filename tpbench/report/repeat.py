@@ -16,7 +16,7 @@ import pandas as pd
 import yaml
 
 import tpbench
-from tpbench.job import NOT_IN_KEY, Job, stored_job
+from tpbench.job import NOT_IN_KEY, Job, field_defaults, stored_job
 from tpbench.measure.machine import RECORDED_VARIABLES
 from tpbench.outside.variant import OutsideVariant
 from tpbench.report.analysis.records import json_object
@@ -92,8 +92,9 @@ def row_job(record: Mapping[str, Any]) -> Job:
 def arguments(job: Job) -> list[str]:
     """Return the arguments of `python -m tpbench` for a job: the nearest shape, and each field that differs from it."""
     flat = job.flat()
-    names = set(flat) - {*NOT_IN_KEY, *job.unused_settings, "workload", "variant"}
-    defaults: dict[str, Any] = {}
+    names = set(flat) - {*NOT_IN_KEY, *job.unused_settings, *job.workload.former_fields, "workload", "variant"}
+    names -= job.workload.outside_key.keys()
+    defaults = dict(field_defaults(job.workload.name))
     groups = ("config", "loss/cross_entropy", "block_cap/auto", "measure/default")
     for file in (*groups, f"workload/{job.workload.name}", f"variant/{job.variant}"):
         defaults |= _values(file)

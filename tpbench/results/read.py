@@ -294,7 +294,8 @@ def with_defaults(table: pa.Table) -> pa.Table:
 
 def default_options(workload: Workload | None) -> dict[str, Any]:
     """Return the options that a label names if their value differs from this default."""
-    return {**(workload.option_defaults if workload else {"block_cap": "auto"}), "graph": False, "fresh": False}
+    of_workload = {**workload.former_fields, **workload.option_defaults} if workload else {"block_cap": "auto"}
+    return {**of_workload, "graph": False, "fresh": False}
 
 
 def chosen_options(row: Mapping[str, Any], workload: Workload | None) -> tuple[tuple[str, Any], ...]:

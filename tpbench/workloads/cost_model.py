@@ -65,18 +65,6 @@ class Question:
 
 
 @dataclass(frozen=True)
-class FeasibilityPlot:
-    """Axes of `predict.py --picture`: the most tokens that fit into a GPU."""
-
-    variants: tuple[str, ...]
-    """The first must have been measured."""
-    x: tuple[str, tuple[int, ...]]
-    """A field of the size and its values, each a multiple of 1024."""
-    lines: tuple[str, tuple[int, ...]]
-    """A field of the size and at most four values: one line for each."""
-
-
-@dataclass(frozen=True)
 class CostModel:
     """The counted cost of one workload's iteration."""
 
@@ -90,5 +78,6 @@ class CostModel:
     tuning_options: tuple[str, ...] = ()
     """Options that tune a kernel. A row that sets one is not fitted. A job that sets one is predicted as if it did
     not."""
-    plot: FeasibilityPlot | None = None
+    pictured: tuple[str, ...] = ()
+    """Variants of `predict --picture`: the most tokens that fit into a GPU, by `vocab` and `tp_size`."""
     question: Question | None = None

@@ -11,51 +11,28 @@ import pytest
 import torch
 
 from tests.support.ranks import Rank, ranks_here, run_on_ranks
-from tests.support.simulated_time import SimulatedTime, simulated_time
+from tests.support.simulated_time import simulated_time
 from tests.support.sleeping_sessions import Sleeper, cpu_context, run
 from tests.support.tp_block import context
 from tpbench.measure.clock import SLEEP_CYCLES_PER_S, ColdCache, Stopwatch, WallClock, do_nothing, paired_difference
-from tpbench.measure.session import IterationSchedule, MeasureSettings
+from tpbench.measure.session import MeasureSettings
 
 
-class Training(Sleeper):
-    """A session that trains 2 + 3 steps, each longer than the one before."""
-
-    schedule = IterationSchedule(warmup_iterations=2, iterations=3, held_before=0)
-
-    def __init__(self, here: Rank, time: SimulatedTime, seconds: float, wrong: str | None = None) -> None:
-        super().__init__(here, time, seconds, wrong)
-        self.rank = here.rank
-
-    def step(self) -> None:
-        self.steps += 1
-        self.time.sleep(0.03 * self.steps * (1 + self.rank))
-
-
-def measured(here: Rank, kind: type[Sleeper], settings: MeasureSettings) -> tuple[dict[str, Any], int]:
+def measured(here: Rank, settings: MeasureSettings) -> tuple[dict[str, Any], int]:
     """Return the columns and the number of steps. A step takes 5 ms on rank 0."""
     with simulated_time() as simulated:
-        session = kind(here, simulated, 0.005)
+        session = Sleeper(here, simulated, 0.005)
         _, columns = run(session, cpu_context(here), settings)
     return columns, session.steps
 
 
 def test_the_slowest_rank_is_the_time_and_all_ranks_agree() -> None:
     settings = MeasureSettings(time_budget_s=1.0, min_iterations=5, max_iterations=40, precision=0.001)
-    (columns, steps), (_, other_steps) = run_on_ranks(2, measured, Sleeper, settings)
+    (columns, steps), (_, other_steps) = run_on_ranks(2, measured, settings)
     assert columns["time_ms"] == pytest.approx(10) == pytest.approx(np.median(columns["samples_ms"]))
     assert columns["skew_ms"] == pytest.approx(5)  # rank 0 sleeps half as long
     assert columns["iterations"] == len(columns["samples_ms"]) and columns["warmed_up"] is True
     assert steps == other_steps
-
-
-def test_a_schedule_is_run_once_and_each_step_timed_once() -> None:
-    settings = MeasureSettings(time_budget_s=0.001, min_iterations=50, max_iterations=100)  # none of it applies
-    for columns, steps in run_on_ranks(2, measured, Training, settings):
-        assert steps == 5 and columns["iterations"] == 3
-        # Steps 3, 4 and 5 in order, each as long as on the slower rank.
-        assert columns["samples_ms"] == pytest.approx([180, 240, 300])
-        assert columns["peak_gib"] > 0.01  # above 0 bytes: all that the process holds
 
 
 def interleaved(here: Rank) -> tuple[str, str, list[list[float]], list[float]]:

@@ -36,10 +36,7 @@ def test_a_plan(rows):
     assert "4 GPUs" in lines[1] and lines[1].endswith("0.5 min")
     assert "predicted to run out of memory: 120 GiB" in lines[2]
     assert lines[3].endswith("skipped: needs 8 GPUs, found 4") and lines[4].endswith("the same job as cell 0")
-    assert (
-        lines[-1]
-        == "4 cells, 2 to run, at most 4 GPUs for one, about 0.9 minutes one after the other. Nothing was run."
-    )
+    assert lines[-1] == "4 cells, 2 to run, about 0.9 min one after the other. Nothing was run."
 
 
 def test_no_two_lines_are_the_same():
@@ -55,9 +52,9 @@ def test_without_rows():
 
 def test_an_unknown_time_is_not_part_of_the_total():
     lines = text(Cell(0, train_job(), None)).splitlines()
-    assert "  unknown" in lines[1] and lines[-1] == "1 cell, 1 to run, of unknown length. Nothing was run."
+    assert "  unknown" in lines[1] and lines[-1] == "1 cell, 1 to run, 1 of unknown length. Nothing was run."
     total = text(Cell(0, train_job(), None), Cell(1, job(), None)).splitlines()[-1]
-    assert "about 0.5 minutes one after the other, and 1 of unknown length. Nothing" in total
+    assert "about 0.5 min one after the other, 1 of unknown length. Nothing" in total
 
 
 def test_a_plan_to_resume_shows_which_cells_run_and_why(tmp_path):
@@ -69,6 +66,6 @@ def test_a_plan_to_resume_shows_which_cells_run_and_why(tmp_path):
     lines = dry_run_text(cells[:2], decide(cells, {}), HOST, forecast=Forecast(None)).splitlines()
     assert lines[1].endswith("  measured before")
     assert lines[2].endswith("0.5 min  missing: has no row yet")
-    assert lines[-1].startswith("2 cells, 1 to run, at most 4 GPUs for one, about ")
+    assert lines[-1].startswith("2 cells, 1 to run, about ")
     nothing = dry_run_text(cells[:1], decide(cells, {}), HOST, forecast=Forecast(None)).splitlines()[-1]
     assert nothing == "1 cell, 0 to run. Nothing was run."

@@ -48,6 +48,12 @@ def test_a_missing_package_skips_the_cell(monkeypatch: pytest.MonkeyPatch) -> No
     assert cell.skip_reason == "needs triton (not installed)"
 
 
+def test_only_a_command_line_names_a_file_that_runs(tmp_path: Path) -> None:
+    (tmp_path / "evil.py").write_text("raise SystemExit")
+    with pytest.raises(JobError, match=r"only a command line may name a file, as model=FILE\.py:NAME"):
+        cells({**MODEL, "variant": "fsdp", "tp_size": 1, "model_dir": f"{tmp_path}/evil.py:model"}, gpus=0)
+
+
 def test_equal_cells_run_once() -> None:
     caps = [{"variant": "pytorch_gather", "block_cap": cap} for cap in (4096, 8192)]
     assert [cell.same_as for cell in cells(*caps, gpus=0)] == [None, 0]
@@ -67,8 +73,8 @@ EMBEDDING = {"variant": "dense_all_reduce", "table_rows": 64, "width": 8, "tp_si
         ([{"graph": True}, {"graph": False}], ["graph=true", "graph=false"]),
         ([{"seed": 1}, {"seed": 1}], ["", ""]),  # the same job
         (
-            [{**EMBEDDING, "distribution": one} for one in ("zipf", "uniform")] + [{}],
-            ["distribution=zipf", "distribution=uniform", ""],
+            [{**EMBEDDING, "distribution": one} for one in ("zipf_bigram", "uniform")] + [{}],
+            ["distribution=zipf_bigram", "distribution=uniform", ""],
         ),
     ],
 )
@@ -156,14 +162,13 @@ def test_an_option_value_that_a_variant_refuses_is_refused_before_it_runs(varian
     assert "set signals=kernel" in str(refused.skip_reason) and fine.skip_reason is None
 
 
-TOO_MANY = "64 ranks would share 2 CPU cores, and max_ranks_per_core=8 allows 16: set max_ranks_per_core=32 to run them"
+TOO_MANY = "64 ranks would share 2 CPU cores: a job on this machine may have at most 16"
 
 
 @pytest.mark.parametrize(
     ("sizes", "host", "reasons"),
     [
         ((16, 64), ThisHost(0, cores=2), [None, TOO_MANY]),
-        ((64,), ThisHost(0, cores=2, max_ranks_per_core=32), [None]),  # as the reason proposes
         ((64,), ThisHost(64, cores=2), [None]),
         ((8,), ThisHost(0, cores=1), [None]),  # the largest shape
     ],

@@ -158,28 +158,16 @@ def test_a_change_negates_whole_rows_of_floating_point_tensors_only() -> None:
     assert torch.equal(labels, torch.arange(5)) and scale == 2.0
 
 
-def test_each_change_tensor_and_seed_has_signs_of_its_own() -> None:
-    def signs(seed: int) -> list[tuple[int, ...]]:
-        drawing = Inputs([floats(), floats()])
-        drawing.seed = seed
-        return [tuple(drawn.tolist()) for _ in range(4) for drawn in drawing.draw().values()]
-
-    assert signs(3) == signs(3)  # other ranks draw the same
-    assert len({*signs(3), *signs(50)}) == 2 * 4 * 2
-
-
-class Powers(GeneratedInputs):
-    """Powers of the seed, and its negative."""
-
-    def generate(self, seed: int) -> list[Tensor]:
+def test_generated_inputs_change_to_those_of_another_seed() -> None:
+    def powers(seed: int) -> list[Tensor]:
         return [float(seed) ** torch.arange(4.0), torch.tensor([-float(seed)])]
 
-
-def test_generated_inputs_change_to_those_of_another_seed() -> None:
-    changing = Powers([3.0 ** torch.arange(4.0), torch.tensor([-3.0])], seed=3)
+    calls: list[str] = []
+    changing = GeneratedInputs(powers(3), 3, powers, lambda: calls.append("changed"))
     for seed in (3 ^ 1, 3 ^ 2):
         changing.change()
-        assert all(map(torch.equal, changing.tensors, changing.generate(seed)))
+        assert all(map(torch.equal, changing.tensors, powers(seed)))
+    assert calls == ["changed"] * 2
 
 
 def test_the_tensors_of_a_shard_are_in_its_fields_and_in_tuples() -> None:

@@ -12,8 +12,8 @@ import torch
 
 from tests.support.lone_rank import lone_rank
 from tests.support.sleeping_sessions import cpu_context
-from tpbench.measure import measured_columns, rank_memory, rates
-from tpbench.measure.ranks import gather_number, gather_numbers
+from tpbench.measure import rates
+from tpbench.measure import run as running
 from tpbench.measure.session import Context, Costs
 
 CPU = torch.device("cpu")
@@ -24,11 +24,6 @@ SO_FAR = {"floor_ms": 0.5, "bytes_moved": 10**7}
 @pytest.fixture
 def context(monkeypatch: pytest.MonkeyPatch) -> Context:
     return cpu_context(lone_rank(monkeypatch, 3))
-
-
-def test_numbers_of_all_ranks_are_gathered_in_rank_order(context: Context) -> None:
-    assert gather_number(2.5, context) == [2.5, 5.0, 7.5]
-    assert [each.tolist() for each in gather_numbers([1.0, 10.0], context)] == [[1.0, 2.0, 3.0], [10.0, 20.0, 30.0]]
 
 
 @pytest.mark.parametrize(
@@ -42,13 +37,13 @@ def test_numbers_of_all_ranks_are_gathered_in_rank_order(context: Context) -> No
 )
 def test_the_floor_is_the_longer_of_traffic_and_products_or_their_sum(stated: dict[str, Any], floor_ms: float) -> None:
     costs = Costs(4 * 10**6, 77, flops=5, wire_ms=0.5, **stated)
-    assert measured_columns.cost_columns(costs, 2.0) == {
+    assert running.cost_columns(costs, 2.0) == {
         "bytes_moved": 4 * 10**6, "bytes_communicated": 77, "flops": 5, "copy_gb_per_s": 2.0, "floor_ms": floor_ms,
     }  # fmt: skip
 
 
 def test_times_are_medians_of_the_slowest_rank(context: Context) -> None:
-    found = measured_columns.time_columns(object(), context, WALL, None, None, dict(SO_FAR))
+    found = running.time_columns(object(), context, WALL, None, None, dict(SO_FAR))
     assert found["samples_ms"] == [4.0, 6.0, 5.0] and found["iterations"] == 3
     assert (found["time_ms"], found["time_min_ms"], found["skew_ms"]) == (5.0, 4.0, 3.0)
     assert (found["fraction_of_floor"], found["gb_per_s"]) == (0.1, 2.0)
@@ -61,19 +56,14 @@ def test_rates_are_of_the_device_time_where_there_is_one(context: Context) -> No
             return {"twice_ms": 2 * so_far["device_ms"]}
 
     device = [each / 2 for each in WALL]
-    found = measured_columns.time_columns(Detailed(), context, WALL, device, WALL[:1], dict(SO_FAR))
+    found = running.time_columns(Detailed(), context, WALL, device, WALL[:1], dict(SO_FAR))
     assert (found["time_ms"], found["device_ms"], found["device_samples_ms"]) == (5.0, 2.5, [2.0, 3.0, 2.5])
     assert (found["fraction_of_floor"], found["gb_per_s"], found["launch_ms"]) == (0.2, 4.0, 4.0)
     assert found["twice_ms"] == 5.0
 
 
 def test_memory_is_that_of_every_rank_and_of_the_largest(context: Context) -> None:
-    assert measured_columns.memory_columns(0.5, context) == {"rank_peak_gib": [0.5, 1.0, 1.5], "peak_gib": 1.5}
-    usage = rank_memory.IterationMemory(CPU, 0)
-    usage.held_gib, usage.peak_gib = [1.0, 2.0], [3.0, 4.0]
-    assert measured_columns.iteration_memory_columns(usage, context) == {
-        "iteration_held_gib": [3.0, 6.0], "iteration_peak_gib": [9.0, 12.0],
-    }  # fmt: skip
+    assert running.memory_columns(0.5, context) == {"rank_peak_gib": [0.5, 1.0, 1.5], "peak_gib": 1.5}
 
 
 def test_the_copy_bandwidth_counts_bytes_read_and_written_of_the_slowest_rank(

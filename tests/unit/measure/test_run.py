@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import math
 from typing import Any
 from unittest import mock
 
@@ -16,7 +14,7 @@ from tests.support.lone_rank import lone_rank
 from tests.support.ranks import Rank
 from tests.support.simulated_time import FakeEvents, SimulatedTime, simulated_time
 from tests.support.sleeping_sessions import Sleeper, cpu_context, run
-from tpbench.measure import clock, rank_memory
+from tpbench.measure import clock
 from tpbench.measure import run as running
 from tpbench.measure.clock import WallClock
 from tpbench.measure.session import Context, IterationSchedule, MeasureSettings
@@ -135,51 +133,6 @@ def test_a_result_is_freed_before_the_checked_pass_and_the_replay_of_a_graph_is_
     assert events == [*passes, "restore", "replay", "check", *["restore", "replay"] * (3 + 1)]
     assert (columns["graph"], steps) == (True, 2)
     assert phases == ["first pass", "second pass", "capturing a graph", "checking", "timing"]
-
-
-class Launching(Sleeper):
-    """A session whose step keeps the host for a known time, and for longer if its memory was freed."""
-
-    cold = True
-
-    def step(self) -> None:
-        self.steps += 1
-        self.time.sleep(0.1 if self.cold else self.seconds)
-        self.cold = False
-
-    def release(self) -> None:
-        self.cold = True
-
-
-@pytest.mark.parametrize(
-    ("replay_s", "settings", "launch_ms"),
-    [
-        (None, {"max_iterations": 4}, 2.0),
-        (0.00001, {"max_iterations": 4}, 0.01),  # of the graph
-        (None, {"time_budget_s": 0.05}, 100.0),  # the only pass is longer than the budget
-    ],
-)
-def test_the_launch_ends_when_the_step_returns_not_when_the_device_is_idle(
-    here: Rank, monkeypatch: pytest.MonkeyPatch, replay_s: float | None, settings: dict[str, Any], launch_ms: float
-) -> None:
-    """The device works for 3 ms after the step has returned. The slower rank takes twice as long."""
-    with simulated_time() as time:
-        wall = WallClock(CPU, mock.Mock())
-        wall._synchronize = lambda: time.sleep(0.003)  # type: ignore[method-assign]
-        monkeypatch.setattr(running, "ColdCache", mock.Mock())
-        monkeypatch.setattr(running, "WallClock", lambda *_: wall)
-        monkeypatch.setattr(running, "DeviceClock", lambda *_: WallClock(CPU, mock.Mock()))
-        monkeypatch.setattr(running, "this_gpu", lambda _: None)
-        monkeypatch.setattr(running, "iteration_columns", lambda *_: {})
-        monkeypatch.setattr(running, "_captured", lambda *_: lambda: time.sleep(replay_s or 0.0))
-        peak: Any = mock.Mock(peak_gib=[math.nan])
-        monkeypatch.setattr(rank_memory, "extra_peak", lambda _: contextlib.nullcontext(peak))
-        monkeypatch.setattr(rank_memory, "fill_freed_with_nan", lambda *_: None)
-        session = Launching(here, time, 0.002)
-        wanted = MeasureSettings(graph=replay_s is not None, **settings)
-        columns = run(session, on_gpu(here), wanted)[1]
-    assert columns["launch_ms"] == pytest.approx(2 * launch_ms)
-    assert columns["time_ms"] == pytest.approx(2 * (launch_ms + 3.0))
 
 
 class Training(Logging):

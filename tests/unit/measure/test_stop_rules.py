@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -125,20 +122,6 @@ def test_rounds_of_two_clocks_end_with_the_answers(monkeypatch: pytest.MonkeyPat
     assert clocks[0].spent_s == pytest.approx((3 + 100 + 100) * 0.001)
     assert clocks[0].medians_ms == pytest.approx([2.0] * 3)  # the slowest rank's
     assert ROUNDS == 24
-
-
-def test_other_ranks_take_the_request_and_the_iterations_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = lone_rank(monkeypatch)
-    agreed = iter([[RoundRequest.MORE, 2, 1], [RoundRequest.NO_MORE, 1, 1]])
-    monkeypatch.setattr(dist, "broadcast", lambda numbers, src: numbers.copy_(torch.tensor(next(agreed))))
-    monkeypatch.setattr(clock, "CPU_FLUSH_BYTES", 2)
-    with simulated_time() as time:
-        session, context = Sleeper(here, time, 0.001), replace(cpu_context(here), rank=1)
-        wall = clock.WallClock(here.device, clock.ColdCache(here.device, 2))
-        clocks = [ClockRounds(wall, session.step, session, context, MeasureSettings(**SETTINGS)) for _ in range(2)]
-        requests, _ = answered(run_rounds(clocks, session, context, ClockWatch(None)), 1)
-    assert requests == [RoundRequest.MORE, RoundRequest.NO_MORE]
-    assert [[len(each) for each in of.rounds] for of in clocks] == [[2], [1]]
 
 
 @given(st.dictionaries(st.integers(0, 3), st.tuples(st.integers(0, 4), st.integers(0, 6)), min_size=1))

@@ -186,6 +186,14 @@ def test_an_edit_makes_rows_stale(edited: str, folder: Path) -> None:
     assert decide([after], FACTS)[0].reason == reason
 
 
+def test_a_checkout_beside_the_file_is_no_part_of_it(folder: Path) -> None:
+    before = from_file(folder / "my_loss.py", "fast_tp")
+    (folder / "tpbench").mkdir()
+    (folder / "tpbench/__init__.py").write_text("import triton\n")
+    after = from_file(folder / "my_loss.py", "fast_tp")
+    assert (after.version, after.variant.uses_triton) == (before.version, False)
+
+
 def test_a_refusal_of_the_code_is_not_tried_again(folder: Path) -> None:
     one = Cell(0, outside_job(folder), None)
     measured(one, "skipped", "it has no forward_kl", variant_version=one.job.outside.version, backend="gloo")

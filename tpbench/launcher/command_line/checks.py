@@ -151,6 +151,8 @@ def check_roots(config: Any, choices: Mapping[str, Any]) -> None:
     """Raise JobError if a configuration file has a group at its root, where it selects no file. `choices`: Hydra's."""
     for group in ("shape", "model", "measure"):
         value = config.get(group)
+        if isinstance(value, Mapping):
+            raise JobError(f"the file of {group}={choices.get(group)} needs `# @package _global_` as its first line")
         if value is not None and value != choices.get(group):
             raise JobError(
                 f"`{group}: {value}` at the root of a configuration file selects nothing: write it in the file's "

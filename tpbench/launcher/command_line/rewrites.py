@@ -12,13 +12,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 import tpbench
 from tpbench.job import WORLD_SIZE, Job
-from tpbench.launcher.options import GROUPS, SWEEP_OPTION_NAMES, command_line_names
+from tpbench.launcher.options import GROUPS, SWEEP_OPTION_NAMES, command_line_names, read_choice
 from tpbench.measure.session import MeasureSettings
 from tpbench.outside.variant import OutsideVariant, from_entry_point, from_file, installed_names, names_in
 from tpbench.results.read import LABEL
@@ -113,7 +112,7 @@ def flat_names(arguments: Sequence[str]) -> list[str]:
             value = _listed(name, value, arguments)
         elif name in _whole_numbers():
             value = _KIBI.sub(lambda match: str(1024 * int(match[1])), value)
-        if name == "model" and "/" in value:
+        if name == "model" and ("/" in value or ".py:" in value):
             flat += _model_and_folders(value, arguments)
         elif name.replace(".", "_") in command_line_names():
             flat.append(f"{name.replace('.', '_')}{equals}{value}")
@@ -136,7 +135,7 @@ def _listed(group: str, value: str, arguments: Sequence[str]) -> str:
     valid = sorted({file.stem for folder in config_folders(arguments) for file in (folder / group).glob("*.yaml")})
     if group == "variant":
         owners = {
-            values["shape_workload"] for shape in _shapes(arguments) for values in _read("shape", shape, arguments)
+            values.get("shape_workload") for shape in _shapes(arguments) for values in _read("shape", shape, arguments)
         }
         valid = [name for name, (workload, _) in variants().items() if workload.name in owners]
     chosen = [name for name in valid if pattern is None or fnmatch.fnmatch(name, pattern[1].strip("'\""))]
@@ -156,7 +155,7 @@ def _shapes(arguments: Sequence[str]) -> list[str]:
 
 def _read(group: str, name: str, arguments: Sequence[str]) -> list[dict[str, Any]]:
     files = (folder / group / f"{name}.yaml" for folder in config_folders(arguments))
-    return [yaml.safe_load(file.read_text()) for file in files if file.is_file()][:1]
+    return [read_choice(file) for file in files if file.is_file()][:1]
 
 
 def config_folders(arguments: Sequence[str]) -> list[Path]:
@@ -179,7 +178,7 @@ def _primary(arguments: Sequence[str], folders: Sequence[Path]) -> dict[str, Any
     """Return the content of the configuration file that --config-name names."""
     name = [*_options(arguments, "--config-name", "-cn"), "config"][0].removesuffix(".yaml")
     files = [file for folder in folders if (file := folder / f"{name}.yaml").is_file()]
-    return yaml.safe_load(files[0].read_text(encoding="utf-8")) or {} if files else {}
+    return read_choice(files[0]) if files else {}
 
 
 def _options(arguments: Sequence[str], long: str, short: str) -> list[str]:
@@ -198,15 +197,23 @@ def _whole_numbers() -> frozenset[str]:
 _KIBI = re.compile(r"(?<![\w.])(\d+)[kK](?!\w)")
 
 
+model_files: set[str] = set()
+"""The models of user's files, FILE.py:NAME, that this process's command line has named."""
+
+
 def _model_and_folders(value: str, arguments: Sequence[str]) -> list[str]:
     """Return the overrides that `model=VALUE` stands for, if VALUE has an id of Hugging Face or a path to a folder.
 
-    The id `Qwen/Qwen3-8B` becomes `model=qwen3_8b`. A folder, and an id without a file in conf/model, becomes a
-    `model_dir`: `NAME,path/to/folder` becomes `model=NAME` and `model_dir=null,path/to/folder`. With several names each
-    folder is combined with each name. The resulting equal jobs run once.
+    The id `Qwen/Qwen3-8B` becomes `model=qwen3_8b`. A folder, FILE.py:NAME, and an id without a file in conf/model,
+    becomes a `model_dir`: `NAME,path/to/folder` becomes `model=NAME` and `model_dir=null,path/to/folder`. With several
+    names each folder is combined with each name. The resulting equal jobs run once.
     """
     choices = [value] if _NESTED.search(value) else value.split(",")
     choices = [file_of(choice, arguments) or choice if "/" in choice else choice for choice in choices]
+    for place, choice in enumerate(choices):
+        if builder := re.fullmatch(r"(.+\.py):(\w+)", choice):
+            choices[place] = f"{user_path(builder[1]).resolve()}:{builder[2]}"
+            model_files.add(choices[place])
     names = [choice for choice in choices if "/" not in choice]
     folders = [choice for choice in choices if "/" in choice]
     overrides = [f"model={','.join(names)}"] if names else []
@@ -246,7 +253,7 @@ def file_of(choice: str, arguments: Sequence[str] = ()) -> str | None:
     if Path(choice).is_dir():
         return None
     for file in (file for folder in config_folders(arguments) for file in sorted((folder / "model").glob("*.yaml"))):
-        if {choice, choice.removesuffix("-Instruct")} & set(yaml.safe_load(file.read_text()).get("hub_ids", ())):
+        if {choice, choice.removesuffix("-Instruct")} & set(read_choice(file).get("hub_ids", ())):
             return file.stem
     return None
 

@@ -108,7 +108,7 @@ class Forecast:
             return f"expected to run out of memory: its last run did, within {limit:.3g} GiB"
         least_gib = job.workload.least_gib(job)
         if least_gib and least_gib > free_gib:
-            needed = job.workload.expected_memory(job) or f"its inputs take {least_gib:.3g} GiB of each rank"
+            needed = job.workload.expected_memory(job) or f"a rank needs at least {least_gib:.3g} GiB"
             return f"predicted to run out of memory: {needed}, {free_gib:.3g} GiB free"
         if not job.workload.cost_model:
             return None
@@ -163,7 +163,7 @@ def dry_run_text(
     """
     forecast = forecast or Forecast.of(cells, isinstance(target, ThisHost))
     grid = []
-    expected = []
+    expected: list[float | None] = []
     for cell in cells:
         decision = decisions.get(cell.index)
         if cell.skip_reason:
@@ -180,7 +180,7 @@ def dry_run_text(
             time, remark = "-", no_run
         else:
             seconds = forecast.limited_seconds(cell.job)
-            expected.append((cell, seconds))
+            expected.append(seconds)
             time = "unknown" if seconds is None else _minutes(seconds)
             remark = "; ".join([*([decision.reason] if decision else []), *forecast.remarks(cell.job)])
         grid.append([str(cell.index), str(cell), device, time, remark])
@@ -190,18 +190,13 @@ def dry_run_text(
     )
 
 
-def _totals(cells: int, expected: Sequence[tuple[Cell, float | None]]) -> str:
-    """Return the totals of that many cells. `expected`: the cells to run with their seconds, None if unknown."""
-    total = f"{cells} cell{'s' * (cells != 1)}, {len(expected)} to run"
-    if not expected:
-        return total
-    most = max((cell.job.world_size for cell, _ in expected if cell.job.device == "cuda"), default=0)
-    gpus = f", at most {_gpus(most)} for one" if most else ""
-    unknown = sum(seconds is None for _, seconds in expected)
-    duration = f"about {sum(seconds or 0.0 for _, seconds in expected) / 60:.1f} minutes one after the other"
-    if unknown:
-        duration = "of unknown length" if unknown == len(expected) else f"{duration}, and {unknown} of unknown length"
-    return f"{total}{gpus}, {duration}"
+def _totals(cells: int, expected: Sequence[float | None]) -> str:
+    """Return the totals of that many cells. `expected`: the seconds of those to run, None if unknown."""
+    known, unknown = sum(filter(None, expected)), expected.count(None)
+    parts = [f"{cells} cell{'s' * (cells != 1)}", f"{len(expected)} to run"]
+    parts += [f"about {_minutes(known)} one after the other"] * bool(known)
+    parts += [f"{unknown} of unknown length"] * bool(unknown)
+    return ", ".join(parts)
 
 
 def _gpus(count: int) -> str:

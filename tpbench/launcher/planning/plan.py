@@ -8,12 +8,11 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-import yaml
-
 from tpbench import packages
 from tpbench.job import Job, parse_job, unsupported_reason
-from tpbench.launcher.devices import available_cores, too_many_ranks
-from tpbench.launcher.options import SWEEP_OPTION_NAMES, SweepOptions
+from tpbench.launcher.command_line.rewrites import model_files
+from tpbench.launcher.devices import available_cores
+from tpbench.launcher.options import SWEEP_OPTION_NAMES, SweepOptions, read_choice
 from tpbench.outside.variant import OutsideVariant
 from tpbench.settings import JobError, parse, spelled
 from tpbench.workloads.sizes import ITEM_BYTES
@@ -71,6 +70,8 @@ def plan(
     for request in requests:
         try:
             shape_workloads = shapes(tuple(request.folders))
+            if ".py:" in str(file := request.values.get("model_dir")) and file not in model_files:
+                raise JobError(f"model_dir={file}: only a command line may name a file, as model=FILE.py:NAME")
             job = parse_job(request.values, request.chosen, shape_workloads, SWEEP_OPTION_NAMES, outside)
         except JobError as error:
             errors += str(error).splitlines()
@@ -171,7 +172,7 @@ def sweep_options(requests: Sequence[Request]) -> SweepOptions:
 def _shape_workloads(folders: tuple[Path, ...]) -> dict[str, str]:
     """Return the workload of every shape file, by the shape's name."""
     files = [each for folder in folders for each in (folder / "shape").glob("*.yaml")]
-    return {each.stem: (yaml.safe_load(each.read_text()) or {}).get("shape_workload", "") for each in files}
+    return {each.stem: read_choice(each).get("shape_workload", "") for each in files}
 
 
 CPU_START_S = 10.0
@@ -225,13 +226,16 @@ class PlanningTarget(Protocol):
         """Return why the target has too few GPUs or nodes for the job, or None if it has enough."""
 
 
+MAX_RANKS_PER_CORE = 8
+"""Most ranks of a job for each CPU core. With more, the job would mostly wait and its memory might not suffice."""
+
+
 @dataclass(frozen=True)
 class ThisHost:
     """The host that this process runs on."""
 
     gpus: int
     cores: int = field(default_factory=available_cores)
-    max_ranks_per_core: int = SweepOptions.max_ranks_per_core
 
     @property
     def device(self) -> Literal["cuda", "cpu"]:
@@ -243,7 +247,10 @@ class ThisHost:
     def skip_reason(self, job: Job) -> str | None:
         if job.device == "cuda" and job.world_size > self.gpus:
             return f"needs {job.world_size} GPUs, found {self.gpus}"
-        return too_many_ranks(job, self.cores, self.max_ranks_per_core)
+        if job.device == "cpu" and job.world_size > MAX_RANKS_PER_CORE * self.cores:
+            most = f"a job on this machine may have at most {MAX_RANKS_PER_CORE * self.cores}"
+            return f"{job.world_size} ranks would share {self.cores} CPU core{'s' * (self.cores > 1)}: {most}"
+        return None
 
 
 def invalid_reason(job: Job, target: PlanningTarget) -> str | None:
@@ -251,8 +258,8 @@ def invalid_reason(job: Job, target: PlanningTarget) -> str | None:
 
     The reasons are a combination that no machine can run, and too many ranks for the cores of this host.
     """
-    limit = too_many_ranks(job, target.cores, target.max_ranks_per_core) if isinstance(target, ThisHost) else None
-    return unsupported_reason(job) or limit
+    on_this_cpu = isinstance(target, ThisHost) and job.device == "cpu"
+    return unsupported_reason(job) or (target.skip_reason(job) if on_this_cpu else None)
 
 
 def skip_reason(job: Job, target: PlanningTarget) -> str | None:

@@ -12,6 +12,5 @@ collective sends the whole table. A sparse exchange sends only the touched rows 
 The exchange comes from a modded-nanogpt speed record: https://github.com/KellerJordan/modded-nanogpt
 """
 
-from tpbench.workloads.embedding_grad import variants as variants
 from tpbench.workloads.embedding_grad.problem import WORKLOAD as WORKLOAD
 from tpbench.workloads.embedding_grad.problem import EmbeddingGrad as EmbeddingGrad

@@ -1,7 +1,7 @@
 """Inputs of one rank: its tokens' rows, the rows' partition over owners, and the gradient of its backward passes.
 
 A token's row is a function of (seed, rank, step, position), computed on the CPU. A rank's tokens do not depend on the
-number of ranks, except under `one_owner`, where the owner's share does.
+number of ranks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tpbench.workloads.hashing import hash_index, normal
 if TYPE_CHECKING:
     from tpbench.measure.session import Context
 
-_UNIFORM, _ZIPF, _SCATTER, _FIXED, _TEXT = range(33, 38)
+_UNIFORM, _FIXED, _TEXT = 33, 36, 37
 _ROWS, _COLUMNS = 49, 50
 """Streams of `hash_index`: independent numbers from one seed."""
 
@@ -53,37 +53,26 @@ class RowPartition:
         """Return the first row of a rank."""
         return rank * self.rows_per_rank
 
-    def unpadded_rows(self, rank: int) -> int:
-        """Return how many rows of a rank belong to the table: fewer, or none, on the last ranks."""
-        return max(0, min(self.rows_per_rank, self.table_rows - self.first_row(rank)))
-
     @property
     def bounds(self) -> list[int]:
         """First row of each rank, then the end of the last rank's rows: `world_size + 1` numbers."""
         return [self.first_row(rank) for rank in range(self.world_size + 1)]
 
 
-def token_rows(problem: EmbeddingGrad, partition: RowPartition, rank: int) -> Tensor:
-    """Return the rows of one rank's tokens, (accumulate, tokens) int32, or (accumulate, 0) if it touches none."""
-    seed, size, distribution = problem.seed, problem.table_rows, problem.distribution
-    position = torch.arange(problem.tokens_per_rank) + rank * problem.tokens_per_rank
-    if distribution == "none" or (distribution == "one_rank" and rank > 0):
-        position = position[:0]
-    if distribution == "zipf_bigram":
+def token_rows(problem: EmbeddingGrad, rank: int) -> Tensor:
+    """Return the rows of one rank's tokens, (accumulate, tokens) int32."""
+    seed, size, position = problem.seed, problem.table_rows, torch.arange(problem.tokens_per_rank)
+    if problem.distribution == "zipf_bigram":
         return bigram_rows(text_tokens(problem, rank), size)
-    if distribution == "fixed":
+    if problem.distribution == "fixed":
         # An arithmetic progression modulo the table, whose step has no common factor with the table's rows.
         start, step = map(int, hash_index(seed, _FIXED, torch.tensor([2 * rank, 2 * rank + 1])).tolist())
         step = step % size or 1
         while math.gcd(step, size) != 1:
             step += 1
-        rows = ((position - rank * problem.tokens_per_rank) % problem.distinct_fixed * step + start) % size
-    elif distribution == "zipf":  # words scattered over the table
-        word = _zipf_words(hash_index(seed, _ZIPF, position), size)
-        rows = (hash_index(seed, _SCATTER, word) * size) >> 32
+        rows = (position * step + start) % size
     else:
-        drawn_from = partition.unpadded_rows(0) if distribution == "one_owner" else size
-        rows = (hash_index(seed, _UNIFORM, position) * drawn_from) >> 32
+        rows = (hash_index(seed, _UNIFORM, position + rank * problem.tokens_per_rank) * size) >> 32
     return rows.to(torch.int32).view(problem.accumulate, -1)
 
 
@@ -94,13 +83,9 @@ def text_tokens(problem: EmbeddingGrad, rank: int) -> Tensor:
     Real text has fewer distinct pairs, because neighbours depend on each other.
     """
     position = torch.arange(problem.tokens_per_rank) + rank * problem.tokens_per_rank
-    word = _zipf_words(hash_index(problem.seed, _TEXT, position), VOCABULARY)
+    hashed = hash_index(problem.seed, _TEXT, position)
+    word = (hashed.double() / 2**32 * math.log(VOCABULARY + 1)).exp_().long().clamp_(1, VOCABULARY)
     return (word - 1).to(torch.int32).view(problem.accumulate, problem.tokens)
-
-
-def _zipf_words(hashed: Tensor, words: int) -> Tensor:
-    """Return for each hash a word from 1 to `words`: k with probability log(1 + 1/k) / log(1 + words)."""
-    return (hashed.double() / 2**32 * math.log(words + 1)).exp_().long().clamp_(1, words)
 
 
 def bigram_rows(tokens: Tensor, table_rows: int, out: Tensor | None = None) -> Tensor:
@@ -129,7 +114,7 @@ class EmbeddingGradInputs:
         self.partition = RowPartition(problem.table_rows, context.dp_size)
         self.rank, self.device, self.group = context.dp_rank, context.device, context.dp_group
         if tokens is None:
-            tokens = [token_rows(problem, self.partition, rank) for rank in range(context.dp_size)]
+            tokens = [token_rows(problem, rank) for rank in range(context.dp_size)]
         self.tokens = list(tokens)
         """Token rows of each rank, (accumulate, tokens) int32 on the CPU."""
         self.touched = [torch.unique(rows).long() for rows in self.tokens]

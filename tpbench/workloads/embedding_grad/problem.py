@@ -12,11 +12,6 @@ from tpbench.workloads import Option, Pivot, Study, Workload
 PHASES = ("counts", "ids", "gather", "values", "merge", "reduce")
 """Phases of an iteration; each variant has some of them."""
 
-SEARCH_BY_DEVICE = {"cuda": "kernel", "cpu": "host"}
-"""The search that search=auto stands for."""
-
-Distribution = Literal["uniform", "zipf", "zipf_bigram", "fixed", "one_owner", "one_rank", "none"]
-
 
 @dataclass(frozen=True)
 class EmbeddingGrad:
@@ -26,21 +21,16 @@ class EmbeddingGrad:
     width: int = setting(help="columns of the embedding table", low=1)
     tokens: int = setting(help="tokens of a rank in one accumulated step", low=1)
     accumulate: int = setting(1, help="steps whose gradients are summed before they are exchanged", low=1)
-    distribution: Distribution = setting("uniform", help="distribution of tokens over rows")
-    duplicates: float = setting(
-        0.0, help="share of tokens whose row already has a token (distribution=fixed)", low=0, high=1
+    distribution: Literal["uniform", "zipf_bigram", "fixed"] = setting(
+        "uniform",
+        help="distribution of tokens over rows: uniform, zipf_bigram (hashed bigrams of a text), fixed (distinct rows)",
     )
     dtype: Literal["bfloat16", "float16", "float32"] = setting("bfloat16", help="dtype of the gradient")
     seed: int = setting(0, help="seed of the inputs", low=0, high=2**31 - 1)
     overlap_ms: float = setting(
         0.0,
-        help="length of a stand-in backward, after a forward of half that length; transfers may run beside both, ms",
+        help="length of a stand-in backward, after a forward of half that length; transfers run beside both, ms",
         low=0.0,
-    )
-    transfers: Literal["early", "late", "beside"] = setting(
-        "early",
-        help="transfers beside the stand-in: early (those that need no gradient); late (none: everything starts after "
-        "the backward pass); beside (everything runs beside the passes, as if the gradient were ready)",
     )
     index: Literal["none", "early", "late", "device"] = setting(
         "none",
@@ -58,23 +48,16 @@ class EmbeddingGrad:
         "backward); or all after the backward, with the exchange first, between reduce-scatters and all-gathers, or "
         "last",
     )
-    merge: Literal["triton", "index_add"] = setting("triton", help="method of adding received rows to the owner's rows")
     search: Literal["auto", "host", "kernel"] = setting(
         "auto",
-        help="search for the touched rows: host (by numpy, before the forward), kernel (by a Triton kernel on the GPU; "
-        "then the host of sparse_symmetric waits for nothing), auto (kernel on GPUs, host on CPUs)",
+        help="search for the touched rows: host (by numpy, before the forward), kernel (by a Triton kernel), auto "
+        "(kernel on GPUs, host on CPUs)",
     )
-    pinned: bool = setting(True, help="copy row numbers to the GPU from pinned memory, asynchronously (search=host)")
 
     @property
     def tokens_per_rank(self) -> int:
         """Tokens of one rank over all accumulated steps."""
         return self.tokens * self.accumulate
-
-    @property
-    def distinct_fixed(self) -> int:
-        """Distinct rows of one rank under distribution=fixed."""
-        return round(self.tokens_per_rank * (1.0 - self.duplicates))
 
     def check(self, tp_size: int, dp_size: int) -> list[str]:
         """Return messages about fields that do not fit together."""
@@ -83,10 +66,6 @@ class EmbeddingGrad:
             complaints.append(f"tp_size={tp_size} must be 1: the ranks of this workload are data parallel (dp_size)")
         if dp_size < 2:
             complaints.append(f"dp_size={dp_size} must be at least 2: one rank has nothing to exchange")
-        if self.transfers != "early" and not self.overlap_ms:
-            complaints.append(
-                f"transfers={self.transfers} needs overlap_ms: without a stand-in there is no early or late"
-            )
         if self.index != "none" and not (self.overlap_ms and self.distribution == "zipf_bigram"):
             complaints.append(f"index={self.index} needs overlap_ms and distribution=zipf_bigram: a forward and a text")
         if self.other_mib and not self.overlap_ms:
@@ -95,14 +74,10 @@ class EmbeddingGrad:
             complaints.append(
                 f"transfer_order={self.transfer_order} needs other_mib: without other parameters there is no order"
             )
-        if not self.pinned and self.search != "host":
-            complaints.append("pinned=false needs search=host: other searches copy no row numbers to the GPU")
-        if self.duplicates and self.distribution != "fixed":
-            complaints.append(f"duplicates={self.duplicates} needs distribution=fixed")
-        if self.distribution == "fixed" and not 1 <= self.distinct_fixed <= self.table_rows:
+        if self.distribution == "fixed" and self.tokens_per_rank > self.table_rows:
             complaints.append(
-                f"tokens={self.tokens} accumulate={self.accumulate} duplicates={self.duplicates} make "
-                f"{self.distinct_fixed} distinct rows, not between 1 and table_rows={self.table_rows}"
+                f"tokens={self.tokens} accumulate={self.accumulate} are more than table_rows={self.table_rows}: "
+                "distribution=fixed has distinct rows"
             )
         return complaints
 
@@ -116,7 +91,7 @@ def expected_density(row: Mapping[str, Any]) -> float | None:
     if row["distribution"] == "uniform":
         return float(f"{1 - (1 - 1 / rows) ** tokens:.3g}")
     if row["distribution"] == "fixed":
-        return float(f"{round(tokens * (1 - row['duplicates'])) / rows:.3g}")
+        return float(f"{tokens / rows:.3g}")
     return None if row.get("density") is None else float(f"{row['density']:.3g}")
 
 
@@ -125,8 +100,13 @@ WORKLOAD = Workload(
     summary="mean over data-parallel ranks of a sparsely touched embedding gradient, sharded over owners",
     problem=EmbeddingGrad,
     headline=("table_rows", "width", "tokens"),
+    former_fields={"duplicates": 0.0, "transfers": "early", "merge": "triton", "pinned": True},
     columns={
         **{each.name: each.metadata["help"] for each in fields(EmbeddingGrad) if each.name not in ("tokens", "dtype")},
+        "merge": "method of adding received rows, only in older rows: triton (a kernel, as now) or index_add (torch's)",
+        "transfers": "transfers beside the stand-in: early, as now; in older rows also late (none) and beside (all)",
+        "pinned": "true if row numbers were copied to the GPU from pinned memory, as now; only in older rows",
+        "duplicates": "share of tokens whose row already has a token, only in older rows",
         "density": "distinct rows that a rank touched, divided by table_rows, mean over ranks",
         "duplicate_rate": "share of tokens whose row already had a token, over all ranks",
         "grad_norm": "norm of the correct mean gradient, over all owners",
@@ -138,10 +118,10 @@ WORKLOAD = Workload(
         "reduce_scatter_gb_per_s": "bandwidth of the dense reduce-scatter on this machine, bytes that a rank sends",
         "link_gb_per_s": "bandwidth of the fastest single one of these collectives, from which the floor follows",
         "latency_ms": "time of an all-to-all of one row a peer on this machine",
-        "upload_gb_per_s": "bandwidth of a copy of row numbers from pinned memory to the GPU (null on a CPU)",
+        "upload_gb_per_s": "bandwidth of a copy of row numbers from pinned memory to the GPU, only in older rows",
         "crossover_density": "density above which the variant uses the dense exchange, as calibrated (sparse_auto)",
         "predicted_crossover": "density at which dense and sparse_all_to_all search=host should take equal time, by "
-        "the formula",
+        "a formula, only in older rows",
         "exchange_gb_per_s": "bytes that the busiest rank sent, divided by the time of an iteration",
         "stand_in_ms": "measured time of the stand-in forward and backward alone, ms",
         "others_ms": "measured time of an iteration without the exchange (with other_mib), ms",
@@ -155,12 +135,7 @@ WORKLOAD = Workload(
         },
     },
     variant_columns=("chosen", "crossover_density", "workspace_gib"),
-    options=(
-        Option("merge", ignorable=True),
-        Option("search", ignorable=True),
-        Option("pinned", ignorable=True),
-        Option("transfers", ignorable=True),
-    ),
+    options=(Option("search", ignorable=True),),
     metrics={
         "exposed_ms": -1,
         "index_ms": -1,
@@ -168,7 +143,6 @@ WORKLOAD = Workload(
         "late_wall_ms": -1,
         "exchange_gb_per_s": 1,
         "workspace_gib": -1,
-        "predicted_crossover": 0,
         **{f"{phase}_ms": -1 for phase in PHASES},
     },
     pivot=Pivot(
@@ -180,7 +154,72 @@ WORKLOAD = Workload(
         "crossover": Study(
             "up to which density of touched rows is a sparse exchange faster than dense_reduce_scatter?",
             module="tpbench.workloads.embedding_grad.crossover",
-        )
+        ),
+        "ablation": Study(
+            "what do the exchange, the index and the order of transfers each add to a training step, and what is sent?",
+            module="tpbench.workloads.embedding_grad.ablation",
+        ),
     },
     reusable_process=True,
+)
+
+
+def _host_work(problem: EmbeddingGrad) -> str:
+    """Return why a graph cannot hold the step of an exchange that needs no host."""
+    early_or_late = problem.index in ("early", "late")
+    return f"with index={problem.index} the host computes the index" if early_or_late else ""
+
+
+MERGED: dict[str, Any] = {
+    "requires": ("triton",),
+    "no_graph_reason": "the host decides in each iteration how many rows go to which rank",
+    "uses_triton": True,
+}
+"""Of exchanges whose host needs the numbers of rows, and which merge rows by a kernel."""
+
+WORKLOAD.variant_of(
+    "dense_reduce_scatter",
+    "exchanges.dense.DenseReduceScatter",
+    "reduce_scatter_tensor of the whole table",
+    no_graph_reason=_host_work,
+)
+WORKLOAD.variant_of(
+    "dense_all_reduce",
+    "exchanges.dense.DenseAllReduce",
+    "all_reduce of the whole table, of which each rank uses its slice",
+    no_graph_reason=_host_work,
+)
+WORKLOAD.variant_of(
+    "sparse_all_to_all",
+    "exchanges.sparse.SparseAllToAll",
+    "touched rows to their owners by all-to-alls, for whose sizes the host waits",
+    options={"search"},
+    **MERGED,
+)
+WORKLOAD.variant_of(
+    "sparse_all_to_all_gpu",
+    "exchanges.sparse.SparseAllToAllGpu",
+    "sparse_all_to_all whose touched rows are found by torch.unique on the device",
+    **MERGED,
+)
+WORKLOAD.variant_of(
+    "sparse_symmetric",
+    "exchanges.symmetric.SparseSymmetric",
+    "touched rows into their owners' memory by one kernel over NVLink; one node",
+    requires_cuda=True,
+    **{**MERGED, "no_graph_reason": _host_work},
+)
+WORKLOAD.variant_of(
+    "sparse_all_gather",
+    "exchanges.sparse.SparseAllGather",
+    "all-gather of every rank's touched rows, as a coalesced COO tensor",
+    options={"search"},
+    **MERGED,
+)
+WORKLOAD.variant_of(
+    "sparse_auto",
+    "exchanges.sparse.SparseAuto",
+    "sparse_all_to_all below a density measured at the start, dense_reduce_scatter above it",
+    options={"search"},
+    **MERGED,
 )

@@ -87,7 +87,7 @@ class ForwardIndex:
         self.passes_end: Any = None
         if problem.index == "early":
             self.stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
-            self.ring = PinnedRing(self.tokens.numel(), self.device, pinned=self.stream is not None)
+            self.ring = PinnedRing(self.tokens.numel(), self.device)
             self.copied = [torch.empty_like(self.tokens, device=self.device) for _ in range(2)]
         self.prepare_next_step()
 
@@ -172,13 +172,10 @@ class TrainingStep:
         index: ForwardIndex | None,
         device: torch.device,
     ) -> None:
-        same_point: dict[str, StepPoint] = {"late": "backward", "beside": "batch"}
         by_point: dict[StepPoint, list[Phase]] = {"batch": [], "forward": [], "backward": []}
         for phase in phases:
-            by_point[same_point.get(problem.transfers, phase.after)].append(phase)
+            by_point[phase.after].append(phase)
         self.after_batch, self.after_forward, self.after_backward = map(sequence, by_point.values())
-        self.delayed = any(phase.after != "backward" for phase in by_point["backward"])
-        """True if a phase starts after the backward pass that could start before."""
         self.stand_in, self.others, self.index, self.device = stand_in, others, index, device
         self.order, self.numbers = problem.transfer_order, range(others.count)
         self.beside = self.numbers if self.order == "passes" else range(0)
@@ -205,8 +202,6 @@ class TrainingStep:
             self.after_forward()
         if self.numbers:
             self._backward(compute)
-        if self.delayed and compute is not None:
-            compute.synchronize()  # the host, too, starts late what could have run early
         wait(self.exchange_stream, compute)
         self._after_backward(compute)
         wait(compute, self.exchange_stream)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from tpbench.workloads.cost_model import CostModel, Counts, FeasibilityPlot, Question
+from tpbench.workloads.cost_model import CostModel, Counts, Question
 from tpbench.workloads.sizes import ITEM_BYTES
 
 
@@ -95,10 +95,6 @@ COST_MODEL = CostModel(
     size_of=size_of,
     counts=counts,
     tuning_options=("block_cap",),
-    plot=FeasibilityPlot(
-        variants=("pytorch_gather", "triton_tp"),
-        x=("vocab", (32768, 65536, 131072, 262144)),
-        lines=("tp_size", (1, 2, 4, 8)),
-    ),
+    pictured=("pytorch_gather", "triton_tp"),
     question=Question("pytorch_gather", "The gather", "gather"),
 )

@@ -53,20 +53,6 @@ class _Session:
         return {"tflops": tflops, "gemm_share": tflops / self.rates.gemm_tflops}
 
 
-class ChangedActivations(GeneratedInputs):
-    """The input and the upstream gradient of a session. A change takes those of another seed."""
-
-    def __init__(self, session: TpBlockSession) -> None:
-        super().__init__([session.prepared.x, session.prepared.grad], session.problem.seed)
-        self.session = session
-
-    def generate(self, seed: int) -> list[Tensor]:
-        inputs = self.session.inputs = self.session.inputs.with_activations_of(seed)  # the oracle's, too
-        size = self.session.prepared.size
-        shard = (0 if size == 1 else inputs.rank), size
-        return [inputs.x(*shard), inputs.grad(*shard)]
-
-
 class TpBlockSession(_Session):
     """Session of a variant on this rank's part of the block. Variants from outside this package are audited."""
 
@@ -76,7 +62,7 @@ class TpBlockSession(_Session):
         super().__init__(problem, variant, context)
         self.output: Tensor | None = None
         self.trusted, self.audited = variant.place is None, variant.place is not None
-        self.audited_inputs = ChangedActivations(self)
+        self.audited_inputs = GeneratedInputs([self.prepared.x, self.prepared.grad], problem.seed, self._activations_of)
 
     def step(self) -> None:
         """Run one forward and backward pass, after freeing the results of the last one."""
@@ -129,6 +115,13 @@ class TpBlockSession(_Session):
         details |= measurements.trace_step(self.step, self.context, keep=self.problem.profile)
         self.release()
         return details
+
+    def _activations_of(self, seed: int) -> list[Tensor]:
+        """The input and the upstream gradient of another seed, for the oracle too."""
+        self.inputs = self.inputs.with_activations_of(seed)
+        size = self.prepared.size
+        shard = (0 if size == 1 else self.inputs.rank), size
+        return [self.inputs.x(*shard), self.inputs.grad(*shard)]
 
     def _fresh_forward(self) -> None:
         self.release()

@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tpbench.comm.collectives import exchanged, gather_objects
 from tpbench.measure.session import Verdict
+from tpbench.workloads.differences import Differences, place_of
 from tpbench.workloads.tp_block.execution.layers import rotary_angles
 from tpbench.workloads.tp_block.inputs import BlockInputs
 from tpbench.workloads.tp_block.problem import TOLERANCE
@@ -192,26 +193,27 @@ def compare(inputs: BlockInputs, result: BlockResult) -> Verdict:
     wrong = complaint(checked, inputs.problem.dtype)
     if wrong is not None:
         worst = list(right)[int(largest.argmax())]
-        place = _place(worst, got.get(worst), right[worst], errors[worst], TOLERANCE[inputs.problem.dtype])
-        places = enumerate(gather_objects(place, inputs.group))
-        wrong = ": ".join([wrong, *(f"rank {rank}: {text}" for rank, text in places if text)][:2])
+        here = _place(inputs, worst, got.get(worst), right[worst], errors[worst])
+        places = filter(None, gather_objects(here, inputs.group))
+        wrong = ": ".join([wrong, *list(places)[:1]])
     return Verdict(columns, wrong)
 
 
-def _place(name: str, got: Tensor | None, expected: Tensor, errors: Tensor, limit: float) -> str | None:
-    """Return where this rank's part of a tensor differs from the right one, or None if it doesn't."""
-    name = name if name == "output" else f"the gradient of {name}"
-    if got is None or got.shape != expected.shape:
+def _place(inputs: BlockInputs, name: str, got: Tensor | None, right: Tensor, errors: Tensor) -> str | None:
+    """Return where this rank's part of a tensor differs from the right one, or None if it doesn't.
+
+    In a row with an error above the limit, an element differs by more than the limit times an equal share of the row.
+    """
+    title = name if name == "output" else f"the gradient of {name}"
+    if got is None or got.shape != right.shape:
         shape = None if got is None else tuple(got.shape)
-        return f"{name} is {shape}, expected {tuple(expected.shape)}"
-    rows = (errors > limit).nonzero().flatten().tolist()
-    if not rows:
-        return None
-    row = rows[0]
-    values, right = torch.atleast_2d(got)[row], torch.atleast_2d(expected)[row]
-    column = int((values - right).abs().nan_to_num(nan=math.inf).argmax())
-    count = f"{len(rows)} of {len(errors)} rows of {name} differ, row {row} first and most in column {column}"
-    return f"{count}: expected {right[column]:.6g}, got {values[column]:.6g}"
+        return f"rank {inputs.rank}: {title} is {shape}, expected {tuple(right.shape)}"
+    limit = TOLERANCE[inputs.problem.dtype]
+    share = torch.linalg.vector_norm(right, dim=-1, keepdim=True) / math.sqrt(right.shape[-1])
+    differ = ~(errors <= limit).view(share.shape) & ~((got - right).abs() <= limit * share)
+    found = Differences()
+    found.add(got, right, differ, first_row=0)
+    return place_of(inputs.rank, title, **vars(found)) if found.count else None
 
 
 def complaint(errors: Mapping[str, float], dtype: str) -> str | None:

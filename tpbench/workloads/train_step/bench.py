@@ -12,12 +12,13 @@ from torch import Tensor
 
 from tpbench.measure import rank_memory
 from tpbench.measure.clock import Stopwatch
+from tpbench.measure.gpu_trace import keep_trace, profiled
 from tpbench.measure.ranks import gather_number, on_any_rank
 from tpbench.measure.rates import compute_ms, gemm_tflops
 from tpbench.measure.session import Context, Costs, IterationSchedule, Verdict
 from tpbench.workloads import Variant
 from tpbench.workloads.step import require
-from tpbench.workloads.train_step.estimates import bytes_communicated, parameters, rank_flops
+from tpbench.workloads.train_step.estimates import bytes_communicated, parameters, step_flops
 from tpbench.workloads.train_step.model.inputs import Batch, replica_batches
 from tpbench.workloads.train_step.oracle import compare, compute_reference
 from tpbench.workloads.train_step.problem import ITEM_BYTES, TrainStep
@@ -28,7 +29,6 @@ from tpbench.workloads.train_step.training.measured_step import (
     StepGraph,
     on_stream,
     phase_columns,
-    profile_step,
     throughput,
 )
 from tpbench.workloads.train_step.training.trainer import MarkPhase, Trainer, ignore_phase
@@ -144,15 +144,16 @@ class TrainStepSession:
         return Verdict(columns, wrong or ("the result is wrong on another rank" if anywhere else None))
 
     def details(self, columns: Mapping[str, Any]) -> dict[str, Any]:
-        """Return throughput, times of phases and, from an additional step on request, exposed communication.
-        Collective."""
+        """Return throughput and times of phases, and profile an additional step on request. Collective."""
         result = throughput(self.problem, self.context, columns)
         if self.problem.phase_steps:
             result |= phase_columns(self.phases.times_ms(self.problem.steps))
             self.times_phases = False  # reading the times of further steps would wait for each of them
         if self.problem.profile:
             self.context.say("profiling")
-            result |= profile_step(self.train, self.restore, self.context)
+            self.restore()
+            dist.barrier()
+            keep_trace(profiled(self.train, self.context), self.context)
         return result
 
     def _trajectories(self) -> tuple[list[float], list[float]]:
@@ -171,7 +172,7 @@ def costs(problem: TrainStep, variant: Variant, context: Context, tflops: float)
     """
     states = 3 * parameters(problem) * ITEM_BYTES[problem.stored_dtype] // context.world_size
     sent = bytes_communicated(problem, variant.name, context.tp_size, context.dp_size)
-    flops = rank_flops(problem, variant.name, context.tp_size)
+    flops = step_flops(problem) // context.tp_size
     return Costs(bytes_moved=2 * states, bytes_communicated=sent, flops=flops, compute_ms=compute_ms(flops, tflops))
 
 

@@ -14,20 +14,6 @@ ZERO_BUFFER_ELEMENTS = 500_000_000
 LINEAR_LOSS_GIB = 0.5
 """Memory for the logits of a chunk of the linear loss: `AUTO_GIB` of tpbench/kernels/linear/chunks.py, which needs
 torch."""
-GATHERED_ATTENTION = ("olmo2", "olmo3", "phi3")
-"""Architectures whose plan gathers the columns of queries, keys and values on every rank."""
-GATHERED_FEED_FORWARD = ("phi3",)
-"""Architectures whose plan gathers the columns of gate and up on every rank."""
-NORMED_OUTPUT = ("olmo2", "olmo3", "gemma2", "gemma3_text")
-"""Architectures with a norm behind a layer's last block. A repeated layer then needs the block's output."""
-JOINT_PRODUCTS = ("phi3",)
-"""Architectures with one product for queries, keys and values, and one for gate and up."""
-FOUR_NORMS = ("gemma2", "gemma3_text")
-"""Architectures with a norm before and a norm after each block. Others have one norm for each block."""
-NORMS_OF_HEADS = ("qwen3", "gemma3_text")
-"""Architectures that normalise each head of queries and keys."""
-NORMS_OF_ALL_HEADS = ("olmo2", "olmo3")
-"""Architectures that normalise queries and keys over all heads together."""
 
 
 def layer_matmul_parameters(problem: TrainStep) -> int:
@@ -47,40 +33,26 @@ def matrix_parameters(problem: TrainStep) -> int:
 
 
 def parameters(problem: TrainStep) -> int:
-    """Return the number of weights of the trained model without biases and embeddings of positions."""
-    return matrix_parameters(problem) + problem.depth * _layer_norm_parameters(problem) + problem.hidden_size
-
-
-def _layer_norm_parameters(problem: TrainStep) -> int:
-    """Return the number of weights in the norms of one decoder layer."""
-    of_tokens = (4 if problem.architecture in FOUR_NORMS else 2) * problem.hidden_size
-    if problem.architecture in NORMS_OF_HEADS:
-        return of_tokens + 2 * problem.head_dim
-    if problem.architecture in NORMS_OF_ALL_HEADS:
-        return of_tokens + (problem.heads + problem.kv_heads) * problem.head_dim
-    return of_tokens
+    """Return the number of weights of the trained model without biases and embeddings of positions. Each layer has two
+    norms and, in Qwen3, norms of a head's queries and keys."""
+    norms = 2 * problem.hidden_size + (2 * problem.head_dim if problem.architecture.startswith("qwen3") else 0)
+    return matrix_parameters(problem) + problem.depth * norms + problem.hidden_size
 
 
 def flops_per_token(problem: TrainStep) -> int:
     """Return the operations of forward and backward pass for one token: 6 N + 12 L H D S, torchtitan's count.
 
     N counts the weights of all matrix products: the head is included, the embedding's lookup is not. The second term
-    is attention's two products over the whole sequence, or over the window if that is shorter (L layers, H heads of
-    width D, S tokens). There is no discount for causality, and operations that checkpointing repeats are not counted.
+    is attention's two products over the whole sequence (L layers, H heads of width D, S tokens). There is no discount
+    for causality, and operations that checkpointing or several ranks repeat are not counted.
     """
     products = problem.depth * layer_matmul_parameters(problem) + vocab_parameters(problem)
-    return 6 * products + attention_flops_per_token(problem)
+    return 6 * products + 12 * problem.depth * problem.heads * problem.head_dim * problem.seq_length
 
 
 def step_flops(problem: TrainStep) -> int:
     """Return the operations of one replica's model in one step."""
     return flops_per_token(problem) * problem.tokens * problem.accumulate
-
-
-def attention_flops_per_token(problem: TrainStep) -> int:
-    """Return the operations of all layers for one token, forward and backward: queries x keys, and weights x values."""
-    full = (problem.depth - problem.window_layers) * problem.seq_length
-    return 12 * problem.heads * problem.head_dim * (full + problem.window_layers * (problem.window or 0))
 
 
 @dataclass(frozen=True)
@@ -149,10 +121,7 @@ def _layers_bytes(problem: TrainStep, variant: str, tp_size: int) -> int:
     if problem.attention == "eager":
         attention += 2 * problem.heads * problem.seq_length * compute
     feed_forward: float = compute * (4 if problem.ffn_matrices == 3 else 2) * problem.ffn_size
-    # A rank has its share of the columns, and all columns in gathered layers.
-    attention /= 1 if problem.architecture in GATHERED_ATTENTION else tp_size
-    feed_forward /= 1 if problem.architecture in GATHERED_FEED_FORWARD else tp_size
-    layer = norms + attention + feed_forward
+    layer = norms + (attention + feed_forward) / tp_size
     layers = problem.depth * hidden * stored + layer if problem.activation_checkpointing else problem.depth * layer
     return round(problem.tokens * layers)
 
@@ -166,7 +135,7 @@ def _logits_bytes(problem: TrainStep, variant: str, tp_size: int) -> int:
     if problem.train_loss == "tpbench_linear":
         item = ITEM_BYTES[problem.dtype]
         chunk = min(problem.tokens * columns * item, LINEAR_LOSS_GIB * 2**30)
-        tokens = problem.tokens / (1 if variant in ("autotp", "dtensor_tp") else tp_size)
+        tokens = problem.tokens / (1 if variant == "autotp" else tp_size)
         return round(chunk + (columns + tokens) * problem.hidden_size * item)
     per_token = columns * 2 * ITEM_BYTES[problem.dtype]  # logits and their gradient
     if problem.train_loss == "torch":  # in fp32: log-probabilities and their gradient; with DTensor, one copy more
@@ -181,94 +150,48 @@ def parameters_per_rank(problem: TrainStep, variant: str, tp_size: int) -> int:
     return whole + -(-(parameters(problem) - whole) // tp_size)
 
 
-def rank_flops(problem: TrainStep, variant: str, tp_size: int) -> int:
-    """Return the operations of one rank in one step.
-
-    The ranks of a replica share the operations, except those that each of them repeats: attention, if the columns of
-    queries, keys and values are gathered, and AutoTP's head, if it has the weight of a whole embedding.
-    """
-    repeated = 0
-    if variant == "autotp" and problem.tied and not problem.vocab_parallel:
-        repeated += 6 * vocab_parameters(problem)
-    if problem.architecture in GATHERED_ATTENTION:
-        repeated += attention_flops_per_token(problem)
-    shared = flops_per_token(problem) - repeated
-    return (shared + tp_size * repeated) * problem.tokens * problem.accumulate // tp_size
-
-
 def bytes_communicated(problem: TrainStep, variant: str, tp_size: int, dp_size: int) -> int:
     """Return the bytes that a rank sends in a step: all collectives on activations, logits and parameters, as rings.
 
     Under autocast the residual stream has the parameters' dtype, and outputs of products have the computation's dtype.
     """
-    per_token = _autotp_bytes(problem) if variant == "autotp" else _sequence_parallel_bytes(problem, variant)
-    sent = problem.accumulate * _exchanged_tokens(problem, variant, tp_size) * per_token * (tp_size - 1) // tp_size
+    per_token = _autotp_bytes(problem) if variant == "autotp" else _sequence_parallel_bytes(problem)
+    sent = problem.accumulate * problem.tokens * per_token * (tp_size - 1) // tp_size
     return sent + _data_parallel_bytes(problem, variant, tp_size) * (dp_size - 1) // dp_size
-
-
-def _exchanged_tokens(problem: TrainStep, variant: str, tp_size: int) -> int:
-    """Return the tokens of a micro-batch, with the padding that makes the shares of the ranks equal."""
-    if variant == "autotp":
-        return problem.tokens
-    if variant == "dtensor_tp":
-        return problem.batch_size * -(-problem.seq_length // tp_size) * tp_size
-    return -(-problem.tokens // tp_size) * tp_size
 
 
 def _autotp_bytes(problem: TrainStep) -> int:
     """Return the bytes of all collectives on one token's activations. An all-reduce counts twice: it is a
     reduce-scatter and an all-gather."""
     stored, compute = ITEM_BYTES[problem.stored_dtype], ITEM_BYTES[problem.dtype]
-    checkpointed = problem.activation_checkpointing
-    normed = checkpointed and problem.architecture in NORMED_OUTPUT
-    # Forward, in the computation's dtype: one all-reduce after o and one after down. Checkpointing repeats the first;
-    # the second only if a norm follows. Backward, in the parameters' dtype: one for each product behind the input, of
-    # queries, keys and values, and of gate and up.
-    products = 2 if problem.architecture in JOINT_PRODUCTS else 2 + problem.ffn_matrices
-    layer = 2 * problem.hidden_size * ((2 + checkpointed + normed) * compute + products * stored)
+    # Forward, in the computation's dtype: one all-reduce after o, which checkpointing repeats, and one after down.
+    # Backward, in the parameters' dtype: one for each product behind the input, of queries, keys and values, and of
+    # gate and up.
+    forward, products = 2 + problem.activation_checkpointing, 2 + problem.ffn_matrices
+    layer = 2 * problem.hidden_size * (forward * compute + products * stored)
     # The embedding has one all-reduce forward, unless each rank has all of its rows; the head has one backward.
     head = problem.vocab_parallel or not problem.tied
     of_head = head * (compute if problem.train_loss == "tpbench_linear" else stored)
     gathered_logits = not problem.vocab_parallel and not problem.tied
     outside = 2 * problem.hidden_size * (problem.vocab_parallel * stored + of_head)
-    # The gradients of gathered columns are all-reduced.
-    layers = problem.depth * (layer + _gathered_bytes(problem, backward=2))
-    return layers + outside + (problem.vocab * compute if gathered_logits else 0)
+    return problem.depth * layer + outside + (problem.vocab * compute if gathered_logits else 0)
 
 
-def _sequence_parallel_bytes(problem: TrainStep, variant: str) -> int:
+def _sequence_parallel_bytes(problem: TrainStep) -> int:
     """Return the bytes of all collectives on one token's activations. There is an all-gather before attention and
     before feed-forward, and a reduce-scatter after each; embedding and head have one collective each."""
     stored, compute = ITEM_BYTES[problem.stored_dtype], ITEM_BYTES[problem.dtype]
     checkpointed = problem.activation_checkpointing
-    normed = checkpointed and problem.architecture in NORMED_OUTPUT
     # In the parameters' dtype: two all-gathers of normed tensors, which checkpointing repeats, and the reduce-scatters
-    # of their gradients. In the computation's dtype: the reduce-scatters of both blocks' last products, and the
-    # all-gathers of their gradients. Checkpointing repeats the first reduce-scatter; the second only if a norm follows.
-    layer = problem.hidden_size * ((4 + 2 * checkpointed) * stored + (4 + checkpointed + normed) * compute)
+    # of their gradients. In the computation's dtype: the reduce-scatters of both blocks' last products, of which
+    # checkpointing repeats the first, and the all-gathers of their gradients.
+    layer = problem.hidden_size * ((4 + 2 * checkpointed) * stored + (4 + checkpointed) * compute)
     # In the parameters' dtype: the collectives of embedding and head, forward and backward.
     in_stored, in_compute = 4, 0
     if problem.train_loss == "tpbench_linear":
-        # The loss gathers the tokens, and scatters their gradient, after the cast. In dtensor_tp the head gathers the
-        # tokens before the cast, and the loss all-reduces their gradient.
-        in_stored, in_compute = in_stored - (1 if variant == "dtensor_tp" else 2), 2
-    if variant == "dtensor_tp" and problem.architecture.startswith("gemma"):
-        in_stored += 1  # DTensor all-reduces the embedding for its factor, where a reduce-scatter would suffice
+        in_stored, in_compute = 2, 2  # the loss gathers the tokens, and scatters their gradient, after the cast
     outside = problem.hidden_size * (in_stored * stored + in_compute * compute)
-    layers = problem.depth * (layer + _gathered_bytes(problem, backward=1))
-    return layers + outside + (0 if problem.vocab_parallel else problem.vocab * compute)
-
-
-def _gathered_bytes(problem: TrainStep, backward: int) -> int:
-    """Return the bytes of a layer's gathered columns for one token: forward those of the first products, backward the
-    gradients of the last product's input, which count `backward` times."""
-    heads, forward = problem.heads, 1 + problem.activation_checkpointing
-    columns = 0
-    if problem.architecture in GATHERED_ATTENTION:
-        columns += problem.head_dim * (forward * (heads + 2 * problem.kv_heads) + backward * heads)
-    if problem.architecture in GATHERED_FEED_FORWARD:
-        columns += problem.ffn_size * (forward * (problem.ffn_matrices - 1) + backward)
-    return columns * ITEM_BYTES[problem.dtype]
+    return problem.depth * layer + outside + (0 if problem.vocab_parallel else problem.vocab * compute)
 
 
 def _data_parallel_bytes(problem: TrainStep, variant: str, tp_size: int) -> int:

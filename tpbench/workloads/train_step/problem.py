@@ -19,12 +19,9 @@ Adam's first updates move every weight by a whole learning rate, so rounding dif
 a report shows by how much correct rows differ at each step."""
 ARCHITECTURE = (
     "architecture", "hidden_size", "ffn_size", "layers", "heads", "kv_heads", "head_dim", "vocab", "tied", "rope_theta",
-    "rope_factor", "norm_eps", "ffn_matrices", "window",
-    "window_layers",
+    "rope_factor", "norm_eps", "ffn_matrices",
 )  # fmt: skip
 """Fields that the name of a model implies."""
-COMPUTED = ("ffn_matrices", "window", "window_layers")
-"""Fields that tpbench computes from the model of the transformers package."""
 
 
 @dataclass(frozen=True)
@@ -51,14 +48,6 @@ class TrainStep:
     config_hash: str | None = setting(None, help="hash of that config.json, computed by tpbench; it cannot be set")
     ffn_matrices: int = setting(
         3, help="matrices of the feed-forward layer, computed by tpbench; it cannot be set", low=2, high=3
-    )
-    window: int | None = setting(
-        None,
-        help="tokens that a layer with a sliding window attends to, computed by tpbench; it cannot be set",
-        low=1,
-    )
-    window_layers: int = setting(
-        0, help="trained layers with a sliding window, computed by tpbench; it cannot be set", low=0
     )
     num_layers: int | None = setting(None, help="decoder layers to train; null or 0: all layers of the model", low=0)
 

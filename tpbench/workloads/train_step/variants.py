@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 from tpbench import packages
-from tpbench.workloads.train_step.estimates import GATHERED_ATTENTION
 from tpbench.workloads.train_step.model.resolve import KNOWN_ARCHITECTURES
 from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.workload import ALL, AUTOTP, TENSOR_PARALLEL, WORKLOAD
@@ -31,16 +30,15 @@ def _unsupported_by(variant: str, problem: TrainStep, tp_size: int) -> str | Non
         if variant in ("dtensor_tp", "fsdp_dtensor_async"):
             return "with tp_size=1 there is nothing to parallelize: it would be fsdp"
         return None
-    if variant == "fsdp_dtensor_async" and problem.tokens % tp_size:
-        return (
-            f"tp_size={tp_size} does not divide batch_size={problem.batch_size} times seq_length={problem.seq_length}: "
-            "padding stands between products and their collectives, so none would overlap, as in fsdp_dtensor"
-        )
+    tokens = problem.seq_length if variant == "dtensor_tp" else problem.tokens
+    if variant != "autotp" and tokens % tp_size:
+        sizes = f"seq_length={problem.seq_length}" if variant == "dtensor_tp" else f"batch_size x seq_length={tokens}"
+        return f"the ranks share the tokens: tp_size={tp_size} must divide {sizes}"
+    if problem.train_loss == "tpbench_linear" and variant == "dtensor_tp":
+        return "its head returns logits of torch's DTensors: fsdp_dtensor has train_loss=tpbench_linear"
     if problem.train_loss == "tpbench_linear" and not problem.vocab_parallel:
         return "train_loss=tpbench_linear makes no whole logits that could be gathered: vocab_parallel must be true"
-    # Where ranks gather the columns of all heads, a rank's columns may end within a head, but not in AutoTP.
-    unit = problem.head_dim if problem.architecture in GATHERED_ATTENTION and variant != "autotp" else 1
-    common = math.gcd(unit * problem.heads, unit * problem.kv_heads, problem.ffn_size)
+    common = math.gcd(problem.heads, problem.kv_heads, problem.ffn_size)
     if common % tp_size:
         valid = ", ".join(str(size) for size in range(1, common + 1) if common % size == 0)
         return (

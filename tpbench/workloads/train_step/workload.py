@@ -40,8 +40,8 @@ def planned_columns(job: Any) -> dict[str, Any]:
 def expected_memory(job: Any) -> str:
     """Return the memory estimate as a phrase for the reason of a row that ran out of memory."""
     columns = planned_columns(job)
-    parts = ", ".join(f"{part} {columns[f'expected_{part}_gib']:.3g}" for part in MEMORY_PARTS)
-    return f"expected to need {columns['expected_gib']:.3g} GiB ({parts})"
+    parts = ", ".join(f"{part} {columns[f'expected_{part}_gib']:.4g}" for part in MEMORY_PARTS)
+    return f"expected to need {columns['expected_gib']:.4g} GiB ({parts})"
 
 
 def unsupported_reason(job: Any) -> str | None:
@@ -67,7 +67,7 @@ WORKLOAD = Workload(
     summary="steps of training a transformer, tensor and data parallel",
     problem=TrainStep,
     headline=("model", "num_layers", "batch_size", "seq_length"),
-    former_fields={"tp_mapping": None},
+    former_fields={"tp_mapping": None, "window": None, "window_layers": 0},
     job_only_fields=(*ARCHITECTURE, "model_dir", "phase_steps", "profile", "log_interval"),
     scheduled=True,
     resolve=resolve,
@@ -83,8 +83,7 @@ WORKLOAD = Workload(
         "samples_per_s": "sequences of all replicas and micro-batches divided by the median step's time",
         "samples_per_s_per_gpu": "samples_per_s divided by the number of ranks",
         "tflops_per_gpu": "flops divided by the median step's time, TFLOP/s",
-        "mfu": "model FLOPs utilisation: the model's operations by time and number of ranks, divided by peak_tflops; "
-        "operations that several ranks repeat count once",
+        "mfu": "model FLOPs utilisation: the model's operations by time and number of ranks, divided by peak_tflops",
         "peak_tflops": "dense peak of the GPU in dtype by its datasheet, TFLOP/s",
         "gemm_tflops": "measured rate of a large square matrix product in this dtype, TFLOP/s",
         "forward_ms": "forward passes of the median step on its slowest rank, ms",
@@ -94,7 +93,7 @@ WORKLOAD = Workload(
         "step_backward_ms": "backward passes of each measured step on its slowest rank, ms",
         "step_optimizer_ms": "clipping and update of each measured step on its slowest rank, ms",
         "exposed_share": "share of a step in which a rank communicates and computes nothing, largest of all ranks; "
-        "new rows have it only with profile=true, and always communication_share",
+        "only older rows have it, and newer ones communication_share",
         "steady_gib": "memory held between steps, largest of all ranks, GiB",
         "expected_model_gib": "estimated memory of a rank's parameters, GiB",
         "expected_gradients_gib": "estimated memory of a rank's gradients, GiB",

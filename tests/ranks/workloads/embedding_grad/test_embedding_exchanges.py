@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -27,7 +26,8 @@ from tests.support.embedding_grad import (
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tpbench.measure.session import Verdict
 from tpbench.workloads.embedding_grad import WORKLOAD, EmbeddingGrad
-from tpbench.workloads.embedding_grad.exchanges import DenseReduceScatter, Exchange, sparse
+from tpbench.workloads.embedding_grad.exchanges import Exchange, ExchangeContext, sparse
+from tpbench.workloads.embedding_grad.exchanges.dense import DenseReduceScatter
 from tpbench.workloads.embedding_grad.oracle import TOLERANCE
 from tpbench.workloads.embedding_grad.row_operations.search import CpuRowFinder
 
@@ -38,37 +38,12 @@ RANKS = [2, 4] if enough_gpus(4) else [2]
 IN_FP32 = 2.0**-20
 
 
-def options(name: str) -> list[dict[str, Any]]:
-    """Return the combinations of a variant's options."""
-    own = WORKLOAD.variants[name].options
-    found: list[dict[str, Any]] = [{"merge": merge} for merge in ("triton", "index_add")] if "merge" in own else [{}]
-    if name == "sparse_all_to_all":  # the other variants with this option use the same search
-        found.append({"merge": "index_add", "search": "kernel"})
-    return found
-
-
-def cells(name: str, ranks: int) -> list[EmbeddingGrad]:
-    """Return problems for a variant: every distribution with all options, every dtype, and several sizes.
-
-    The interpreter is slow. So on four ranks index_add merges the dtypes and sizes, and Triton the distributions.
-    """
-    merge = "index_add" if ranks == 4 else "triton"
-    found = [problem(distribution=each, **extra) for each in DISTRIBUTIONS for extra in options(name)]
-    found += [
-        problem(merge=merge, dtype=dtype, distribution=each) for dtype in DTYPES for each in ("uniform", "one_owner")
-    ]
-    found += [problem(merge=merge, table_rows=rows, width=width) for rows in (1, 3, 5, 96) for width in (1, 40)]
-    found += [
-        problem(merge=merge, tokens=5, accumulate=accumulate, pinned=pinned, search="host")
-        for accumulate in (1, 3)
-        for pinned in (True, False)
-    ]
-    found.append(problem(distribution="fixed", tokens=101, accumulate=1))  # every row of every rank
-    found.append(problem(merge="index_add", search="kernel"))
-    variant = WORKLOAD.variants[name]
-    unused = {name: value for name, value in WORKLOAD.option_defaults.items() if name not in variant.options}
-    different = dict.fromkeys(replace(cell, **unused) for cell in found)
-    return [cell for cell in different if variant.unsupported_reason(cell, 1) is None]
+def cells(name: str) -> list[EmbeddingGrad]:
+    """Return problems for a variant: every distribution, dtype and search, and several sizes."""
+    found = [problem(distribution=each, dtype=dtype) for each, dtype in zip(DISTRIBUTIONS, DTYPES, strict=True)]
+    found += [problem(table_rows=rows, width=width) for rows, width in ((1, 1), (3, 40), (5, 1), (96, 40))]
+    found += [problem(tokens=5, accumulate=3), problem(distribution="fixed", tokens=101, accumulate=1)]
+    return [*found, problem(search="kernel")] if "search" in WORKLOAD.variants[name].options else found
 
 
 def kind_of(name: str, exchange: Exchange) -> str:
@@ -78,7 +53,7 @@ def kind_of(name: str, exchange: Exchange) -> str:
 
 def check_cells(here: Rank, name: str) -> int:
     """Run all cells, some twice: a second run must not see what the first run left."""
-    chosen = cells(name, here.world_size)
+    chosen = cells(name)
     for cell in chosen:
         inputs, comm, exchange = prepared(here, cell, name)
         saved = inputs.grad.clone()
@@ -124,12 +99,11 @@ def scattered(draw: st.DrawFn) -> tuple[int, int, list[list[int]]]:
 @given(
     case=scattered(),
     name=st.sampled_from(HERE),
-    merge=st.sampled_from(("triton", "index_add")),
     width=st.sampled_from((1, 8, 33)),
 )
-def test_any_rows_are_merged_as_the_dense_mean(case: Any, name: str, merge: str, width: int) -> None:
+def test_any_rows_are_merged_as_the_dense_mean(case: Any, name: str, width: int) -> None:
     ranks, table_rows, tokens = case
-    cell = problem(table_rows=table_rows, width=width, dtype="float32", merge=merge)
+    cell = problem(table_rows=table_rows, width=width, dtype="float32")
     run_on_ranks(ranks, check_tokens, cell, name, tokens)
 
 
@@ -150,9 +124,8 @@ def session_verdicts(here: Rank, name: str) -> list[Verdict]:
     verdicts = []
     cells = [
         problem(),
-        problem(overlap_ms=1.0, merge="index_add", other_mib=0.01, transfer_order="between"),
-        problem(overlap_ms=1.0, transfers="beside"),
-        problem(overlap_ms=1.0, other_mib=0.01, merge="index_add"),
+        problem(overlap_ms=1.0, other_mib=0.01, transfer_order="between"),
+        problem(overlap_ms=1.0, other_mib=0.01),
     ]
     for cell in cells:
         session = new_session(here, cell, name)
@@ -201,7 +174,7 @@ def calibrated(here: Rank) -> tuple[float, bool]:
 
     Return the limit, and if the gradient is unchanged.
     """
-    cell = problem(merge="index_add")
+    cell = problem()
     inputs, comm, _ = prepared(here, cell, "dense_reduce_scatter")
     before = inputs.grad.clone()
     searched: list[int] = []
@@ -212,13 +185,13 @@ def calibrated(here: Rank) -> tuple[float, bool]:
             dense = getattr(run, "__func__", None) is DenseReduceScatter.reduce
             return 10.0 if dense else 1.0 + 25.0 * searched[-1] / cell.table_rows
 
-    def finder(inputs: Any, tokens: torch.Tensor) -> CpuRowFinder:
-        searched.append(tokens.numel())
-        return CpuRowFinder(inputs, pinned=False, tokens=tokens)
+    def finder(inputs: Any, tokens: torch.Tensor | None = None) -> CpuRowFinder:
+        searched.append(0 if tokens is None else tokens.numel())
+        return CpuRowFinder(inputs, tokens=tokens)
 
     stopwatch: Any = SimulatedStopwatch()
     with mock.patch.object(sparse, "row_finder", finder):
-        exchange = sparse.SparseAuto(inputs, comm, CpuRowFinder(inputs, pinned=False), stopwatch)
+        exchange = sparse.SparseAuto(cell, ExchangeContext(inputs, comm, stopwatch))
     return exchange.limit, torch.equal(inputs.grad, before)
 
 

@@ -6,6 +6,7 @@ On GPUs the tests of all variants cover the exchange with real peers.
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -15,25 +16,19 @@ from torch import Tensor
 
 from tests.support.embedding_grad import DISTRIBUTIONS, DTYPES, context, problem, sent_by_formula
 from tpbench.workloads.embedding_grad import EmbeddingGrad
+from tpbench.workloads.embedding_grad.exchanges import ExchangeContext, symmetric
 from tpbench.workloads.embedding_grad.exchanges.collectives import CountedCollectives
-from tpbench.workloads.embedding_grad.exchanges.symmetric import (
-    Inboxes,
-    SparseSymmetric,
-    SparseSymmetricGpu,
-    addresses,
-)
+from tpbench.workloads.embedding_grad.exchanges.symmetric import Inboxes, addresses
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
 from tpbench.workloads.embedding_grad.oracle import TOLERANCE
 from tpbench.workloads.embedding_grad.row_operations import merge_kernel, row_kernels
 from tpbench.workloads.embedding_grad.row_operations.row_kernels import list_rows, push_rows
-from tpbench.workloads.embedding_grad.row_operations.search import CpuRowFinder, DeviceSearch, MisplacedRow, TouchedRows
+from tpbench.workloads.embedding_grad.row_operations.search import MisplacedRow
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="compiled kernels need GPU memory")
 
 
-def all_ranks(
-    cell: EmbeddingGrad, ranks: int, tokens: list[Tensor] | None = None, *, search: str = "host"
-) -> list[Any]:
+def all_ranks(cell: EmbeddingGrad, ranks: int, tokens: list[Tensor] | None = None) -> list[Any]:
     """Return the exchange of every rank. Parts of an inbox that no rank wrote are NaN."""
     inputs = [EmbeddingGradInputs(cell, context(rank=rank, ranks=ranks), tokens) for rank in range(ranks)]
     rows_per_rank = inputs[0].partition.rows_per_rank
@@ -43,15 +38,10 @@ def all_ranks(
     marks = [[torch.zeros(ranks, rows_per_rank, dtype=torch.int32) for _ in inputs] for _ in range(2)]
     inboxes = Inboxes(addresses(values), addresses(marks), lambda: None, (values, marks))
     comms = [CountedCollectives(no_group, rank, ranks) for rank in range(ranks)]
-    if search == "device":
-        return [
-            SparseSymmetricGpu(one, comm, DeviceSearch(one, by_owner=False), inboxes)
-            for one, comm in zip(inputs, comms, strict=True)
-        ]
-    return [
-        SparseSymmetric(one, comm, CpuRowFinder(one, pinned=False), inboxes)
-        for one, comm in zip(inputs, comms, strict=True)
-    ]
+    no_stopwatch: Any = None
+    with mock.patch.object(symmetric, "connect", lambda inputs: inboxes):
+        contexts = [ExchangeContext(one, comm, no_stopwatch) for one, comm in zip(inputs, comms, strict=True)]
+        return [symmetric.SparseSymmetric(cell, each) for each in contexts]
 
 
 def exchange(every: list[Any]) -> list[Tensor]:
@@ -79,12 +69,11 @@ def check(every: list[Any]) -> None:
     assert [sum(one.comm.sent_bytes) for one in every] == sent_by_formula(every[0].inputs, "sparse_symmetric")
 
 
-@pytest.mark.parametrize("search", ["host", "device"])
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
-def test_every_distribution_is_merged_as_the_dense_mean(distribution: str, ranks: int, search: str) -> None:
+def test_every_distribution_is_merged_as_the_dense_mean(distribution: str, ranks: int) -> None:
     dtype = DTYPES[ranks % len(DTYPES)]  # each distribution has every dtype once
-    every = all_ranks(problem(distribution=distribution, dtype=dtype), ranks, search=search)
+    every = all_ranks(problem(distribution=distribution, dtype=dtype), ranks)
     saved = [one.inputs.grad.clone() for one in every]
     for _ in range(3 if ranks == 2 else 1):  # the third exchange uses the first inbox again
         for one, grad in zip(every, saved, strict=True):
@@ -103,14 +92,14 @@ rows_of = st.lists(st.integers(0, 39), max_size=30)
 )
 def test_rows_of_earlier_exchanges_are_ignored(ranks: int, steps: list[list[list[int]]], width: int) -> None:
     """From the third exchange on an inbox still holds rows of an earlier exchange."""
-    cell = problem(table_rows=40, width=width, dtype="float32")
+    cell = problem(table_rows=40, width=width, dtype="float32", tokens=20)
     every = all_ranks(cell, ranks)
     for rows in steps:
         tokens = [torch.tensor(each, dtype=torch.int32).view(1, -1) for each in rows[:ranks]]
         for rank, one in enumerate(every):
             inputs = EmbeddingGradInputs(cell, context(rank=rank, ranks=ranks), tokens)
             one.inputs = inputs
-            one.finder = CpuRowFinder(inputs, pinned=False)
+            one.search.tokens = inputs.own_tokens
         check(every)
 
 
@@ -119,12 +108,12 @@ def test_a_rank_one_exchange_ahead_disturbs_no_other() -> None:
     every = all_ranks(problem(distribution="fixed", tokens=50, dtype="float32"), 2)
     expected, _ = mean(every)
     for one in every:
-        one.begin()
+        one.search.run()
         one.push()
     ahead = every[0]
     ahead.merge()
     ahead.inputs.grad.fill_(7.0)
-    ahead.begin()
+    ahead.search.run()
     ahead.push()
     every[1].merge()
     torch.testing.assert_close(every[1].result().double(), every[1].inputs.slice_of(expected), rtol=1e-6, atol=1e-6)
@@ -132,7 +121,7 @@ def test_a_rank_one_exchange_ahead_disturbs_no_other() -> None:
 
 def test_with_the_search_on_the_gpu_the_host_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CUDA graph refuses an iteration that reads a number of the device. The kernels themselves are left out."""
-    exchange_of_rank_0 = all_ranks(problem(), 2, search="device")[0]
+    exchange_of_rank_0 = all_ranks(problem(), 2)[0]
 
     def refuse(*arguments: Any) -> Any:
         raise AssertionError("the host reads a tensor")
@@ -177,11 +166,10 @@ def test_programs_of_any_size_push_each_row_once(blocks: tuple[int, int]) -> Non
 
 
 @pytest.mark.parametrize("row", [-1, 102])
-def test_rows_outside_the_table_are_written_nowhere(row: int) -> None:
+def test_rows_outside_the_table_are_an_error(row: int) -> None:
     every = all_ranks(problem(), 2)
-    wrong = TouchedRows([0, 1], lambda: torch.tensor([60, row], dtype=torch.int32))
-    every[0].finder = type("WrongRows", (), {"find": lambda self: wrong})()
-    with pytest.raises(MisplacedRow, match="rank 0 touched 1 rows"):
+    every[0].search.tokens[0, 0] = row
+    with pytest.raises(MisplacedRow, match="1 tokens have rows that are not of the table"):
         exchange(every)
 
 

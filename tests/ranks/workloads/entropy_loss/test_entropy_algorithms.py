@@ -13,16 +13,13 @@ from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tpbench.job import Job, unsupported_reason
 from tpbench.launcher.planning.plan import ThisHost, skip_reason
 from tpbench.measure.session import Verdict
-from tpbench.settings import JobError
 from tpbench.workloads.entropy_loss import WORKLOAD, EntropyLoss
-from tpbench.workloads.entropy_loss.bench import setup
-from tpbench.workloads.entropy_loss.winners import choose
 
 ALGORITHMS = ("two_reads", "two_kernels", *(("one_read",) if torch.cuda.is_available() else ()))
 
 
 def ran(cell: EntropyLoss, here: Rank | None = None) -> tuple[Verdict, int]:
-    session = setup(cell, WORKLOAD.variants["triton_tp"], context(here))
+    session = WORKLOAD.set_up(cell, WORKLOAD.variants["triton_tp"], context(here))
     session.step()
     return session.check(), session.costs.bytes_communicated
 
@@ -76,43 +73,3 @@ def test_unsupported_combinations_are_skipped_with_a_reason(
 def test_only_triton_tp_has_the_option() -> None:
     job = Job(variant="pytorch_gather", tp_size=1, problem=problem(algorithm="two_reads"))
     assert "supported by: triton_tp" in str(unsupported_reason(job))
-
-
-def rows(*changes: dict[str, Any]) -> list[dict[str, Any]]:
-    plain = {
-        "variant": "triton_tp", "status": "ok", "loss": "cross_entropy", "vocab": 65536, "tp_size": 2, "tokens": 4096,
-        "dtype": "bfloat16", "gpu_name": "NVIDIA H200", "torch_version": "2.11.0", "triton_version": "3.6.0",
-        "algorithm": "two_kernels", "block_cap": "8192", "device_ms": 0.2,
-    }  # fmt: skip
-    return [{**plain, **change} for change in changes]
-
-
-def test_the_fastest_block_cap_is_chosen() -> None:
-    chosen = choose(
-        rows(
-            {"device_ms": 0.05},  # measured again below
-            {"block_cap": "16384", "device_ms": 0.1},
-            {"block_cap": "auto", "device_ms": 0.01},
-            {"block_cap": "4096", "device_ms": 0.02, "status": "wrong"},
-            {"block_cap": "32768", "device_ms": None},
-            {"variant": "pytorch_gather", "device_ms": 0.01},
-            {"algorithm": "two_reads", "tp_size": 1},
-            {"device_ms": 0.3},
-        ),
-        "here",
-    )
-    assert chosen["measured_on"] == {
-        "gpu_name": "NVIDIA H200", "torch_version": "2.11.0", "triton_version": "3.6.0", "tokens": 4096,
-        "dtype": "bfloat16",
-    }  # fmt: skip
-    two_kernels, two_reads = chosen["winners"]
-    assert (two_kernels["columns"], two_kernels["block_cap"], two_kernels["device_ms"]) == (32768, 16384, 0.1)
-    assert two_kernels["tried"] == [8192, 16384]
-    assert (two_reads["algorithm"], two_reads["columns"], two_reads["block_cap"]) == ("two_reads", 65536, 8192)
-
-
-def test_rows_without_a_choice_are_errors() -> None:
-    with pytest.raises(JobError, match="no measured rows"):
-        choose(rows({"algorithm": "auto"}), "here")
-    with pytest.raises(JobError, match="differ in gpu_name"):
-        choose(rows({}, {"gpu_name": "NVIDIA A100"}), "here")

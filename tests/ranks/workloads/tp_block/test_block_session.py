@@ -17,7 +17,7 @@ from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.tp_block import FixedStopwatch, block_context, context, problem
 from tpbench.measure.clock import do_nothing
 from tpbench.measure.gpu_trace import COMMUNICATION, OTHER, PRODUCT, Interval
-from tpbench.measure.rates import SIDE
+from tpbench.measure.rates import SHARD_BYTES, SIDE
 from tpbench.workloads.tp_block import WORKLOAD, bench
 from tpbench.workloads.tp_block.execution import measurements
 from tpbench.workloads.tp_block.execution.prepared import NoCommunicationSchedule, prepare
@@ -59,7 +59,7 @@ def test_the_oracle_finds_wrong_results_and_all_ranks_agree() -> None:
     assert right is None and error < TOLERANCE["float32"] / 4
     assert silent is not None and "output_error" in silent and "grad_error" in silent
     assert lost is not None and "grad_error (of input) inf" in lost and infinite == math.inf
-    assert "rank 1: 1 of 16 rows of the gradient of input differ, row 15 first and most in column 0" in lost
+    assert "rank 1: 24 of 384 elements of the gradient of input differ, the first at [15, 0]: " in lost
 
 
 class PresetStopwatch:
@@ -114,7 +114,7 @@ def figures(here: Rank) -> dict[str, float]:
 @needs_ranks
 def test_every_figure_has_the_right_value() -> None:
     gemm = 2 * SIDE[DEVICE] ** 3 / PRODUCT_MS / 1e9
-    bandwidth = measurements.SHARD_BYTES[DEVICE] / LARGE_GATHER_MS / 1e6
+    bandwidth = SHARD_BYTES[DEVICE] / LARGE_GATHER_MS / 1e6
     expected = {
         "forward_ms": 3.0,
         "backward_ms": 5.0,

@@ -120,16 +120,11 @@ def test_a_local_folder_describes_a_model(tmp_path: Path) -> None:
         assert sum(each.numel() for each in build(untied).parameters()) == estimates.parameters(untied)
 
 
-def test_tied_embeddings_default_to_those_of_the_model_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tied_embeddings_default_to_those_of_the_model_type(tmp_path: Path) -> None:
     for architecture, tied in (("gemma", True), ("mistral", False)):
         problem = resolve(folder_problem(tmp_path, model_type=architecture, tie_word_embeddings=None, head_dim=16))
         assert problem.tied is tied
         assert sum(each.numel() for each in build(problem).parameters()) == estimates.parameters(problem)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(JobError, match=re.escape("lacks tie_word_embeddings, and the transformers package, which")):
-        resolve(folder_problem(tmp_path, model_type="gemma", tie_word_embeddings=None))
-    assert resolve(folder_problem(tmp_path, model_type="gemma", tie_word_embeddings=True)).tied
-    assert not resolve(folder_problem(tmp_path, tie_word_embeddings=None)).tied
 
 
 QWEN2 = {"model_type": "qwen2", "sliding_window": 8}
@@ -140,8 +135,7 @@ KINDS = ["full_attention", "sliding_attention", "full_attention"]
 @pytest.mark.parametrize(
     ("content", "width"),
     [
-        ({"model_type": "mistral", "sliding_window": 8}, 8),
-        ({"model_type": "mistral", "sliding_window": 15}, 15),  # longer than a shard of the sequence
+        ({"model_type": "mistral", "sliding_window": 15}, 15),
         ({"model_type": "mistral", "sliding_window": 16}, None),
         ({"sliding_window": 8}, None),  # Llama ignores it
         (QWEN2, None),
@@ -150,44 +144,16 @@ KINDS = ["full_attention", "sliding_attention", "full_attention"]
     ],
     ids=str,
 )
-def test_the_window_of_a_folder_is_part_of_the_problem(
+def test_a_window_shorter_than_the_sequence_is_refused(
     content: dict[str, Any], width: int | None, tmp_path: Path
 ) -> None:
-    problem = resolve(folder_problem(tmp_path, **content))
-    assert problem.window == width and bool(problem.window_layers) == (width is not None)
-    assert resolve(problem) == problem
-    whole = replace(problem, window=None, window_layers=0)
-    saved = 12 * problem.heads * problem.head_dim * problem.window_layers * (16 - (width or 0))
-    assert estimates.flops_per_token(whole) - estimates.flops_per_token(problem) == saved
-    if width is not None:
-        assert resolve(replace(problem, seq_length=width)).window is None
-        with pytest.raises(UnknownArchitecture, match=f"has a sliding window of {width} tokens, and the job None"):
-            model_configuration(replace(problem, window=None))
-
-
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize(
-    "content",
-    [
-        {"model_type": "mistral"},  # one mask for all layers
-        {"model_type": "gemma3_text", "head_dim": 16, "layer_types": KINDS},  # a mask for each kind of layers
-    ],
-    ids=lambda content: content["model_type"],
-)
-def test_masks_with_a_window_are_those_of_transformers(content: dict[str, Any], attention: str, tmp_path: Path) -> None:
-    """Transformers makes its own masks for eager attention to whole sequences."""
-    folder = folder_problem(tmp_path, **content, sliding_window=5, tie_word_embeddings=False)
-    problem = resolve(replace(folder, attention=attention))
-    tokens = micro_batch(problem, 0, 0, 0, 1, CPU).tokens
-    logits = []
-    for each, inputs in ((replace(problem, attention="eager"), {}), (problem, model_inputs(problem, CPU))):
-        model = build(each)
-        materialise(model, CPU, 0)
-        logits.append(model(input_ids=tokens, **inputs).logits)
-    torch.testing.assert_close(logits[1], logits[0], rtol=1e-4, atol=1e-5)
-    wider = replace(problem, window=None)
-    with pytest.raises(AssertionError):
-        torch.testing.assert_close(model(input_ids=tokens, **model_inputs(wider, CPU)).logits, logits[0])
+    problem = folder_problem(tmp_path, **content)
+    if width is None:
+        resolve(problem)
+        return
+    with pytest.raises(JobError, match=f"has a sliding window of {width} tokens.*seq_length={width} can be trained"):
+        resolve(problem)
+    resolve(replace(problem, seq_length=width))
 
 
 def test_a_window_that_hides_nothing_needs_no_mask(tmp_path: Path) -> None:
@@ -249,7 +215,7 @@ def test_a_feed_forward_layer_may_have_two_matrices(tmp_path: Path) -> None:
             2 * 32,
         )  # Phi has fewer norms
         assert resolve(problem) == problem
-    for name in ("config_hash", "ffn_matrices", "window"):
+    for name in ("config_hash", "ffn_matrices"):
         with pytest.raises(JobError, match=f"{name} follows from the model: it cannot be set"):
             resolve(problem, frozenset({name}))
 

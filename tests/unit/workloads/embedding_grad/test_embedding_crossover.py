@@ -1,4 +1,4 @@
-"""Crossover of dense and sparse exchanges: predicted, found between measurements, and reported; and committed rows."""
+"""Studies of dense and sparse exchanges: the crossover between measurements, the ablation; and committed rows."""
 
 from __future__ import annotations
 
@@ -10,21 +10,17 @@ import pytest
 
 from tests.support.command import ROOT
 from tests.support.embedding_grad import context, problem
-from tpbench.measure.measured_columns import cost_columns
+from tpbench.measure.run import cost_columns
 from tpbench.measure.session import Costs
 from tpbench.report.command import main as report
 from tpbench.results.read import load, plain_rows
 from tpbench.results.write import write_row
 from tpbench.tables import Document, as_markdown
-from tpbench.workloads.embedding_grad import crossover
+from tpbench.workloads.embedding_grad import ablation, crossover
 from tpbench.workloads.embedding_grad.bench import unavoidable_bytes
 from tpbench.workloads.embedding_grad.crossover import groups_of
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs, leaving
 from tpbench.workloads.embedding_grad.problem import expected_density
-
-H200 = {
-    "all_to_all_gb_per_s": 380.0, "reduce_scatter_gb_per_s": 304.0, "latency_ms": 0.012, "upload_gb_per_s": 50.0,
-}  # fmt: skip
 
 
 def test_uniform_tokens_touch_the_rows_that_the_density_says() -> None:
@@ -37,24 +33,12 @@ def test_uniform_tokens_touch_the_rows_that_the_density_says() -> None:
     assert leaving(EmbeddingGradInputs(cell, context(ranks=4)).counts) == pytest.approx([touched * 3 / 4] * 4, rel=0.03)
 
 
-def test_the_prediction_is_where_both_take_equally_long() -> None:
-    rows, row_bytes = 251_520, 1536
-    size = (rows, row_bytes, 4, 4230.0)
-    rho = crossover.predicted(*size, H200)
-    wire = rho * rows * row_bytes * 3 / 4
-    sparse_ns = wire * (1 + 4 / 1536) / 380 + 5 * wire / 4230 + 5 * 0.012e6 + rho * rows * 4 / 50
-    assert sparse_ns == pytest.approx(rows * row_bytes * 3 / 4 / 304)
-    assert 0.7 < rho < crossover.predicted(*size, {**H200, "upload_gb_per_s": None}) < 0.9
-    assert crossover.predicted(*size, {**H200, "latency_ms": 10.0}) == 0.0
-    assert crossover.predicted(*size, {**H200, "all_to_all_gb_per_s": 4e3}) == 1.0
-
-
 def row(variant: str, density: float, ms: float, **more: Any) -> dict[str, Any]:
     return {
         "workload": "embedding_grad", "status": "ok", "interpreted": False, "variant": variant, "density": density,
         "time_ms": 9 * ms, "device_ms": ms, "gpu_name": "H200", "cpu_model": "x", "dtype": "bfloat16", "dp_size": 4,
         "table_rows": 251_520, "width": 768, "overlap_ms": 0.0, "transfers": "early", "merge": "triton", "pinned": True,
-        "distribution": "fixed", "predicted_crossover": 0.63, "started_at": pd.Timestamp("2026-11-20", tz="UTC"),
+        "distribution": "fixed", "started_at": pd.Timestamp("2026-11-20", tz="UTC"),
         "graph": False, "index": "none", "other_mib": 0.0, "transfer_order": "passes",
         "driver_version": "580.1", "nccl_version": "2.28.9", "torch_version": "2.11.0+cu130",
         **more,
@@ -65,10 +49,14 @@ def markdown(frame: pd.DataFrame) -> str:
     return as_markdown(Document(crossover.tables(plain_rows(frame))))
 
 
-def points(frame: pd.DataFrame) -> dict[tuple[str, float], Any]:
-    """Return the points of the only group by variant and density."""
+def speedups(frame: pd.DataFrame) -> dict[tuple[str, float], float]:
+    """Return the speed-ups by device time of the only group by variant and density."""
     (group,) = groups_of(plain_rows(frame))
-    return {(name, point.density): point for name, line in group.lines.items() for point in line}
+    return {
+        (name, float(density)): group.dense["device_ms"] / ms  # type: ignore[arg-type]
+        for name, line in group.lines.items()
+        for density, ms in line["device_ms"].items()
+    }
 
 
 OLD, LATER = pd.Timestamp("2026-11-01", tz="UTC"), pd.Timestamp("2026-11-21", tz="UTC")
@@ -86,24 +74,24 @@ def frame() -> pd.DataFrame:
 
 
 def test_speedups_are_over_the_dense_reduce_scatter(frame: pd.DataFrame) -> None:
-    found = {key: point.speedups[0] for key, point in points(frame).items()}
+    found = speedups(frame)
     assert len(found) == 6  # interpreted, wrong and superseded rows do not count
     assert found["sparse_all_to_all", 0.1] == pytest.approx(0.94 / 0.24)
     assert found["sparse_all_to_all merge=index_add", 0.5] == pytest.approx(0.47)
     assert found["dense_all_reduce", 0.1] == pytest.approx(0.5)
     text = markdown(frame)
     assert "| 10% | 0.50x | 3.92x | - | - |" in text
-    assert f"| sparse_all_to_all, {SIZE} | 60% | 63% | 5% | 60% |" in text  # wall times are nine times as long
+    assert f"| sparse_all_to_all, {SIZE} | 60% | 60% |" in text  # wall times are nine times as long
     assert text.count("width 768, 4 ranks") == 1  # the other merge was measured at one density
 
 
 @pytest.mark.parametrize(
     ("device_ms", "wall_ms", "texts"),
     [
-        (0.3, 0.0, "none up to 90% | 63% | - | 60%"),
-        (1.0, 0.0, "dense from 10% on | 63% | - | 60%"),
-        (None, 9 * 0.28, "60% | 63% | 5% | 40%"),  # the host's search adds to the wall time of a sparse exchange
-        (None, 9.0, "60% | 63% | 5% | dense from 10% on"),
+        (0.3, 0.0, "none up to 90% | 60%"),
+        (1.0, 0.0, "dense from 10% on | 60%"),
+        (None, 9 * 0.28, "60% | 40%"),  # the host's search adds to the wall time of a sparse exchange
+        (None, 9.0, "60% | dense from 10% on"),
     ],
 )
 def test_crossovers_are_of_both_clocks(
@@ -123,24 +111,17 @@ def test_the_picture_has_both_clocks_and_the_crossovers(frame: pd.DataFrame) -> 
     lines = {(line.label, line.dashed): dict(line.points) for line in panel.lines}
     assert lines["sparse_all_to_all", False][50.0] == pytest.approx(0.94 / 0.8)
     assert lines["sparse_all_to_all", True][50.0] == pytest.approx(0.94 / (2 * 0.8 - 0.94))
-    assert [(mark.x, mark.dotted) for mark in panel.vertical_lines] == [(pytest.approx(60), False), (63.0, True)]
+    assert [mark.x for mark in panel.vertical_lines] == [pytest.approx(60)]
     assert crossover.picture(plain_rows(frame[frame["variant"] == "dense_reduce_scatter"])) is None
     beside = frame.assign(overlap_ms=5.0)
     assert len(getattr(crossover.picture(plain_rows(pd.concat([frame, beside]))), "panels", ())) == 1
     assert crossover.picture(plain_rows(beside)) is not None
 
 
-def test_what_the_formula_is_not_about_has_no_prediction(frame: pd.DataFrame) -> None:
-    pushed = frame.assign(variant=frame["variant"].replace("sparse_all_to_all", "sparse_symmetric"))
-    assert f"| sparse_symmetric, {SIZE} | 60% | - | - | 60% |" in markdown(pushed)
-    beside = markdown(frame.assign(overlap_ms=5.0, transfers="late"))
-    assert f"| sparse_all_to_all, {SIZE}, overlap_ms=5, transfers=late | 60% | - | - | 60% |" in beside
-
-
 @pytest.mark.parametrize(
     ("column", "value", "suffix"),
     [
-        ("distribution", "one_owner", ""),
+        ("distribution", "uniform", ""),
         ("index", "early", ", index=early"),
         ("driver_version", "99", ", driver 99 NCCL 2.28.9 torch 2.11.0+cu130"),
     ],
@@ -149,20 +130,28 @@ def test_rows_that_cannot_be_compared_are_not_mixed(frame: pd.DataFrame, column:
     other = frame.assign(**{column: value, "device_ms": 2 * frame["device_ms"]})
     text = markdown(pd.concat([frame, other]))
     assert text.count("| 10% | 0.50x | 3.92x | - | - |") == 2
-    assert f"{suffix} | 60% | 63% | 5% | 60% |" in text
+    assert f"{suffix} | 60% | 60% |" in text
 
 
-def test_the_baseline_is_a_dense_row_of_the_same_density_or_the_median(frame: pd.DataFrame) -> None:
+def test_the_baseline_is_the_median_of_dense_rows(frame: pd.DataFrame) -> None:
     """A replayed row is none, because most sparse exchanges cannot be replayed."""
     more = [row("dense_reduce_scatter", density, ms) for density, ms in ((0.5, 0.7), (0.7, 1.3))]
     replayed = row("dense_reduce_scatter", 0.1, 0.47, graph=True, started_at=LATER)
     old = row("sparse_all_to_all", 0.7, 1.08, graph=None)  # from before there was such a column
-    found = {
-        key: point.dense[0] for key, point in points(pd.concat([frame, pd.DataFrame([*more, replayed, old])])).items()
-    }
-    assert found["sparse_all_to_all", 0.5] == 0.7 and found["sparse_all_to_all", 0.1] == 0.94
-    assert found["sparse_all_to_all", 0.9] == 0.94  # of 0.7, 0.94, 1.3
-    assert found["sparse_all_to_all", 0.7] == 1.3 and found["dense_reduce_scatter graph=true", 0.1] == 0.94
+    found = speedups(pd.concat([frame, pd.DataFrame([*more, replayed, old])]))
+    assert found["sparse_all_to_all", 0.7] == 0.94 / 1.08  # the median of 0.7, 0.94, 1.3
+    assert found["dense_reduce_scatter graph=true", 0.1] == 2.0
+
+
+def test_the_ablation_names_combinations_without_rows() -> None:
+    step = {"distribution": "zipf_bigram", "overlap_ms": 5.0, "tokens": 9, "bytes_communicated": 7.68e6}
+    rows = [row("dense_reduce_scatter", 0.2, 1.0, **step, exposed_ms=1.5)]
+    rows += [row("sparse_symmetric", 0.2, 1.0, **step, other_mib=1.0, transfer_order="last", exposed_ms=0.25)]
+    text = as_markdown(Document(ablation.tables(plain_rows(pd.DataFrame(rows)))))
+    assert "| dense_reduce_scatter | none | 1.500 | no row | no row | no row | no row |" in text
+    assert "| sparse_symmetric | none | no row | no row | no row | no row | 0.250 |" in text
+    assert text.count("| no row | no row | no row | no row | no row |") == 3 * 4 - 2  # exchanges x indexes
+    assert "| dense_reduce_scatter | 7.68 | 2.7% | 6.6% |" in text  # of 3 x 62880 and 3 x 25152 rows of 1536 bytes
 
 
 def test_the_report_prints_and_draws_the_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,7 +159,7 @@ def test_the_report_prints_and_draws_the_study(tmp_path: Path, capsys: pytest.Ca
     for index, each in enumerate([*rows, row("dense_reduce_scatter", 0.1, 0.94)]):
         write_row({**each, "device": "cuda", "key": str(index)}, tmp_path, f"r{index}")
     command = [str(tmp_path), "--study", "crossover"]
-    for form, said in (("text", "3.92x"), ("markdown", "| 60% | 63% | 5% |"), ("csv", ",10%,3.92x,")):
+    for form, said in (("text", "3.92x"), ("markdown", "| 60% | 60% |"), ("csv", ",10%,3.92x,")):
         assert report([*command, "--format", form]) == 0
         assert said in capsys.readouterr().out
     pytest.importorskip("matplotlib")
@@ -185,13 +174,20 @@ def test_the_report_prints_and_draws_the_study(tmp_path: Path, capsys: pytest.Ca
 
 def test_committed_exchanges_that_win_by_device_time_win_by_wall_clock() -> None:
     """Rows with search=host do not count: their device times leave the search out."""
-    winners = {}
+    winners = set()
     for group in groups_of(plain_rows(load(ROOT / "outputs/reference", workload="embedding_grad"))):
         for name, line in group.lines.items():
             if name.startswith("sparse") and "search=host" not in name:
-                winners[name] = [point.speedups for point in line if point.speedups[0] > 1]
-                assert all(by_wall_clock >= 1 for _, by_wall_clock in winners[name])
-    assert {"sparse_all_to_all", "sparse_symmetric", "sparse_auto", "sparse_symmetric graph=true"} <= winners.keys()
+                winning = line[line["device_ms"] < group.dense["device_ms"]]
+                assert (winning["time_ms"] <= group.dense["time_ms"]).all()
+                winners |= {name} if len(winning) else set()
+    assert {"sparse_all_to_all", "sparse_symmetric", "sparse_auto", "sparse_symmetric graph=true"} <= winners
+
+
+def test_committed_rows_of_former_options_keep_their_labels() -> None:
+    labels = load(ROOT / "outputs/reference", workload="embedding_grad")["label"]
+    assert {"sparse_all_to_all merge=index_add search=host", "sparse_symmetric search=host"} <= set(labels)
+    assert "dense_reduce_scatter transfers=late" in set(labels)
 
 
 def test_no_committed_row_is_faster_than_its_floor() -> None:

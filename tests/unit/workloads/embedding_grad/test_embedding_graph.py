@@ -13,9 +13,7 @@ def graphed(variant: str, chosen: tuple[str, ...] = (), **fields: object) -> Job
     return parse_job({"variant": variant, **size, "graph": True, **fields}, chosen=chosen)
 
 
-@pytest.mark.parametrize(
-    "fields", [{}, {"overlap_ms": 1.0, "other_mib": 1.0}, {"overlap_ms": 1.0, "transfers": "beside"}]
-)
+@pytest.mark.parametrize("fields", [{}, {"overlap_ms": 1.0, "other_mib": 1.0}])
 def test_a_graph_holds_the_symmetric_exchange_with_the_search_on_the_gpu(fields: dict[str, object]) -> None:
     job = graphed("sparse_symmetric", **fields)
     assert unsupported_reason(job) is None
@@ -33,8 +31,6 @@ TEXT = {"distribution": "zipf_bigram", "overlap_ms": 1.0}
 @pytest.mark.parametrize(
     ("variant", "chosen", "fields", "said"),
     [
-        ("sparse_symmetric", ("search",), {"search": "host"}, "with search=host the host searches"),
-        ("sparse_symmetric", (), {"overlap_ms": 1.0, "transfers": "late"}, "the host waits for the backward pass"),
         ("sparse_symmetric", (), {**TEXT, "index": "early"}, "with index=early the host computes the index"),
         ("dense_reduce_scatter", (), {**TEXT, "index": "late"}, "with index=late the host computes the index"),
         *((name, (), {}, "the host decides") for name in sorted(WORKLOAD.variants) if "all_to_all" in name),

@@ -1,4 +1,4 @@
-"""Exchanges of the gradient: phases and a result. Here are their base and the exchanges of the whole table."""
+"""Exchanges of the gradient: phases and a result."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-import torch
 from torch import Tensor
 
+from tpbench.measure.clock import Stopwatch
 from tpbench.workloads.embedding_grad.exchanges.collectives import CountedCollectives
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
 
@@ -39,6 +39,15 @@ def sequence(phases: Sequence[Phase]) -> Callable[[], None]:
     return run
 
 
+@dataclass(frozen=True)
+class ExchangeContext:
+    """Arguments of a variant besides the problem."""
+
+    inputs: EmbeddingGradInputs
+    comm: CountedCollectives
+    stopwatch: Stopwatch
+
+
 class Exchange:
     """A variant on one rank. After all phases ran in order, `result` returns this rank's slice of the mean gradient."""
 
@@ -61,41 +70,3 @@ class Exchange:
     def columns(self) -> dict[str, Any]:
         """Return row columns that describe the last iteration."""
         return {"chosen": self.chosen}
-
-    def known_rows(self) -> Tensor | None:
-        """Return the rows that the last iteration took as touched, or None if it sent the whole table."""
-        return None
-
-
-class DenseReduceScatter(Exchange):
-    """Reduce-scatter: each owner gets its part of the mean, as a sharded optimizer needs it."""
-
-    chosen = "dense"
-
-    def __init__(self, inputs: EmbeddingGradInputs, comm: CountedCollectives) -> None:
-        super().__init__(inputs, comm)
-        self.output: Tensor | None = None
-        self.phases = (Phase("reduce", self.reduce),)
-
-    def reduce(self) -> None:
-        """Run the collective."""
-        self.output = torch.empty_like(self.inputs.own_slice)
-        self.comm.reduce_scatter_mean(self.output, self.inputs.grad)
-
-    def result(self) -> Tensor:
-        assert self.output is not None
-        return self.output
-
-    def release(self) -> None:
-        self.output = None
-
-
-class DenseAllReduce(Exchange):
-    """All-reduce in place: every rank gets the whole mean, as unsharded data parallelism needs it."""
-
-    chosen = "dense"
-
-    def __init__(self, inputs: EmbeddingGradInputs, comm: CountedCollectives) -> None:
-        super().__init__(inputs, comm)
-        self.overwrites = inputs.grad
-        self.phases = (Phase("reduce", lambda: comm.all_reduce_mean(inputs.grad)),)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from statistics import median
 from typing import Any, TypeAlias
 
@@ -58,14 +57,6 @@ class CountedCollectives:
         self.count([2 * whole.nbytes // self.world_size] * self.world_size)
         dist.all_reduce(whole, op=dist.ReduceOp.AVG, group=self.group)
 
-    def sparse_all_reduce(self, own: Tensor) -> Tensor:
-        """Return the coalesced sum of the coalesced COO tensors of all ranks."""
-        self.count([own.indices().nbytes + own.values().nbytes] * self.world_size)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Sparse invariant checks")
-            dist.all_reduce(own, group=self.group)
-            return own.coalesce()
-
     @cached_property
     def shared_memory(self) -> SharedMemoryAllGather | None:
         """All-gather for counts if all ranks run on one machine. The first access is collective."""
@@ -88,10 +79,6 @@ class CountedCollectives:
             self.sent_bytes[peer] += 0 if peer == self.rank else size
 
 
-SERIES = 3
-"""Number of latency measurements, of which the least counts."""
-
-
 LinkRates: TypeAlias = dict[str, Any]
 """Columns with bandwidths and a latency. Bandwidths are in 1e9 bytes that one rank sends a second while all send."""
 
@@ -109,8 +96,7 @@ def measure_link_rates(inputs: EmbeddingGradInputs, comm: CountedCollectives, st
         received, sent = output[: sum(splits)], inputs.grad[: sum(splits)]
         return stopwatch.samples_ms(lambda: comm.all_to_all(received, sent, splits, splits))
 
-    # A disturbance can outlast a whole series of such short transfers: the least of several series counts.
-    latency_ms = min(median(all_to_all(1)) for _ in range(SERIES))
+    latency_ms = median(all_to_all(1))
     transfers = [_without_latency(ms, latency_ms) for ms in all_to_all(rows_per_rank)]
     dense = stopwatch.samples_ms(lambda: comm.reduce_scatter_mean(output[:rows_per_rank], inputs.grad))
     megabytes = inputs.own_slice.nbytes * (ranks - 1) / 1e6
@@ -119,21 +105,8 @@ def measure_link_rates(inputs: EmbeddingGradInputs, comm: CountedCollectives, st
         "all_to_all_gb_per_s": megabytes / median(transfers),
         "reduce_scatter_gb_per_s": megabytes / median(dense),
         "latency_ms": latency_ms,
-        "upload_gb_per_s": _upload_gb_per_s(inputs, stopwatch),
         "link_gb_per_s": megabytes / min(*transfers, *dense),
     }
-
-
-def _upload_gb_per_s(inputs: EmbeddingGradInputs, stopwatch: Stopwatch) -> float | None:
-    if inputs.device.type == "cpu":
-        return None
-    numbers = torch.zeros(len(inputs.grad), dtype=torch.int32, pin_memory=True)
-
-    def upload(count: int) -> None:
-        numbers[:count].to(inputs.device, non_blocking=True)
-
-    latency_ms, ms = (stopwatch.ms(partial(upload, count)) for count in (1, len(numbers)))
-    return numbers.nbytes / _without_latency(ms, latency_ms) / 1e6
 
 
 def _without_latency(ms: float, latency_ms: float) -> float:

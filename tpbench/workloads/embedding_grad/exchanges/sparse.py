@@ -9,47 +9,31 @@ import torch
 from torch import Tensor
 
 from tpbench.measure.clock import Stopwatch
-from tpbench.workloads.embedding_grad.exchanges import DenseReduceScatter, Exchange, Phase, sequence
-from tpbench.workloads.embedding_grad.exchanges.collectives import CountedCollectives
-from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs, busiest
-from tpbench.workloads.embedding_grad.row_operations.search import MisplacedRow, RowFinder, TouchedRows, row_finder
+from tpbench.workloads.embedding_grad.exchanges import Exchange, ExchangeContext, Phase, sequence
+from tpbench.workloads.embedding_grad.exchanges.dense import DenseReduceScatter
+from tpbench.workloads.embedding_grad.inputs import busiest
+from tpbench.workloads.embedding_grad.problem import EmbeddingGrad
+from tpbench.workloads.embedding_grad.row_operations.merge_kernel import merge_rows, place_rows
+from tpbench.workloads.embedding_grad.row_operations.row_kernels import gather_rows
+from tpbench.workloads.embedding_grad.row_operations.search import (
+    MisplacedRow,
+    RowFinder,
+    SortingRowFinder,
+    TouchedRows,
+    row_finder,
+)
 
 
-class SparseExchange(Exchange):
-    """Exchange of the touched rows. The result replaces this rank's slice of the gradient."""
-
-    chosen = "sparse"
-
-    def __init__(self, inputs: EmbeddingGradInputs, comm: CountedCollectives, finder: RowFinder) -> None:
-        super().__init__(inputs, comm)
-        self.finder = finder
-        self.overwrites = inputs.own_slice
-        self.touched: TouchedRows | None = None
-
-    def find(self) -> None:
-        """Find this rank's touched rows."""
-        self.touched = self.finder.find()
-
-    @property
-    def rows(self) -> Tensor:
-        """Numbers of the touched rows, on the device. The first access starts their upload."""
-        assert self.touched is not None
-        return self.touched.rows
-
-    def known_rows(self) -> Tensor | None:
-        return None if self.touched is None else self.touched.rows
-
-    def release(self) -> None:
-        self.touched = None
-
-
-class SparseAllToAll(SparseExchange):
+class SparseAllToAll(Exchange):
     """All-to-alls of counts, of row numbers and of rows, which the owner merges. Rows of this rank stay in place.
 
-    With merge=triton the sums of touched rows are in fp32, in the order of ranks, with one rounding. With
-    merge=index_add they are in the gradient's dtype, on a GPU in no fixed order; then the whole slice is scaled.
+    The result replaces this rank's slice of the gradient. The sums of touched rows are in fp32, in the order of ranks,
+    with one rounding.
     """
 
+    chosen = "sparse"
+    touched: TouchedRows
+    """This rank's touched rows."""
     counts: list[list[int]]
     """Number of touched rows, by the rank that touched them and then their owner."""
     send_counts: list[int]
@@ -57,17 +41,15 @@ class SparseAllToAll(SparseExchange):
     receive_counts: list[int]
     """Number of rows that come from each rank."""
 
-    def __init__(self, inputs: EmbeddingGradInputs, comm: CountedCollectives, finder: RowFinder) -> None:
-        super().__init__(inputs, comm, finder)
+    def __init__(self, problem: EmbeddingGrad, context: ExchangeContext) -> None:
+        super().__init__(context.inputs, context.comm)
+        inputs = self.inputs
+        self.finder = self.new_finder()
+        self.overwrites = inputs.own_slice
         self.release()
-        self.scale = 1.0 / comm.world_size
-        self.first_row = inputs.partition.first_row(inputs.rank)
-        self.table: Tensor | None = None
-        """For merge=triton: by rank and row of this slice, the position of that rank's row among those received."""
-        if inputs.problem.merge == "triton":
-            self.table = torch.empty(
-                comm.world_size, inputs.partition.rows_per_rank, dtype=torch.int32, device=inputs.device
-            )
+        shape = (self.comm.world_size, inputs.partition.rows_per_rank)
+        self.table = torch.empty(shape, dtype=torch.int32, device=inputs.device)
+        """By rank and row of this slice, the position of that rank's row among those received."""
         self.misplaced = torch.zeros(1, dtype=torch.int32, device=inputs.device)
         self.phases = (
             Phase("counts", self.exchange_counts, after="batch", on_host=True),
@@ -77,18 +59,20 @@ class SparseAllToAll(SparseExchange):
             Phase("merge", self.merge),
         )
 
+    def new_finder(self) -> RowFinder:
+        """Return the search for the touched rows."""
+        return row_finder(self.inputs)
+
     def exchange_counts(self) -> None:
         """Find this rank's touched rows and gather the counts of all ranks. All later phases run on the device."""
-        self.find()
-        assert self.touched is not None
-        rank = self.inputs.rank
+        self.touched, rank = self.finder.find(), self.inputs.rank
         self.counts = self.comm.gather_counts(self.touched.counts)
         self.send_counts = [0 if owner == rank else count for owner, count in enumerate(self.counts[rank])]
         self.receive_counts = [0 if source == rank else row[rank] for source, row in enumerate(self.counts)]
 
     def exchange_ids(self) -> Tensor:
         """Return the row numbers that this rank receives."""
-        rows = self.rows[: sum(self.send_counts)]
+        rows = self.touched.rows[: sum(self.send_counts)]
         received = rows.new_empty(sum(self.receive_counts))
         self.comm.all_to_all(received, rows, self.receive_counts, self.send_counts)
         return received
@@ -100,34 +84,26 @@ class SparseAllToAll(SparseExchange):
 
     def prepare_merge(self) -> None:
         """Receive the row numbers, from which follows where the merge finds each row."""
-        self.received_ids = self.exchange_ids()
-        if self.table is None:
-            self.received_ids -= self.first_row
-            return
-        from tpbench.workloads.embedding_grad.row_operations.merge_kernel import place_rows
-
-        own_count = self.counts[self.inputs.rank][self.inputs.rank]
+        rank = self.inputs.rank
         place_rows(
-            self.rows[len(self.rows) - own_count :],  # own rows come last
-            self.received_ids,
+            self.touched.rows[len(self.touched.rows) - self.counts[rank][rank] :],  # own rows come last
+            self.exchange_ids(),
             self.segments(),
-            rank=self.inputs.rank,
-            first_row=self.first_row,
+            rank=rank,
+            first_row=self.inputs.partition.first_row(rank),
             table=self.table,
             misplaced=self.misplaced,
         )
 
     def gather(self) -> None:
         """Copy the rows to send out of the table."""
-        self.sent_values = self._gathered(self.rows[: sum(self.send_counts)], sum(self.send_counts))
+        self.sent_values = self._gathered(self.touched.rows[: sum(self.send_counts)], sum(self.send_counts))
 
     def _gathered(self, rows: Tensor, size: int) -> Tensor:
         """Return (size, width), of which the first lines are the given rows of the table."""
         table = self.inputs.grad
         values = table.new_empty(size, table.shape[1])
         if table.is_cuda:
-            from tpbench.workloads.embedding_grad.row_operations.row_kernels import gather_rows
-
             gather_rows(table, rows, values[: len(rows)])
         else:
             torch.index_select(table, 0, rows, out=values[: len(rows)])
@@ -140,18 +116,8 @@ class SparseAllToAll(SparseExchange):
 
     def merge(self) -> None:
         """Replace this rank's slice by the mean."""
-        own = self.inputs.own_slice
-        if self.table is None:
-            self.add_received(own)
-            own.mul_(self.scale)
-            return
-        from tpbench.workloads.embedding_grad.row_operations.merge_kernel import merge_rows
-
-        merge_rows(own, self.received_values, self.table, rank=self.inputs.rank, scale=self.scale)
-
-    def add_received(self, own: Tensor) -> None:
-        """Add the received rows to this rank's slice, with merge=index_add."""
-        own.index_add_(0, self.received_ids, self.received_values)
+        own, rank, scale = self.inputs.own_slice, self.inputs.rank, 1.0 / self.comm.world_size
+        merge_rows(own, self.received_values, self.table, rank=rank, scale=scale)
 
     def result(self) -> Tensor:
         if misplaced := int(self.misplaced):
@@ -159,8 +125,15 @@ class SparseAllToAll(SparseExchange):
         return self.inputs.own_slice
 
     def release(self) -> None:
-        super().release()
-        self.received_ids = self.sent_values = self.received_values = self.inputs.grad.new_empty(0)
+        self.touched = TouchedRows([], lambda: self.inputs.grad.new_empty(0))
+        self.sent_values = self.received_values = self.inputs.grad.new_empty(0)
+
+
+class SparseAllToAllGpu(SparseAllToAll):
+    """The same with torch's search on the device."""
+
+    def new_finder(self) -> RowFinder:
+        return SortingRowFinder(self.inputs)
 
 
 class SparseAllGather(SparseAllToAll):
@@ -175,23 +148,19 @@ class SparseAllGather(SparseAllToAll):
         return max(map(sum, self.counts))
 
     def exchange_ids(self) -> Tensor:
-        own_ids = self.rows.new_zeros(self.padded_rows).long()
-        own_ids[: len(self.rows)] = self.rows
+        own_ids = self.touched.rows.new_zeros(self.padded_rows).long()
+        own_ids[: len(self.touched.rows)] = self.touched.rows
         received = own_ids.new_empty(self.comm.world_size * self.padded_rows)
         self.comm.all_gather(received, own_ids)
         return received
 
     def gather(self) -> None:
-        self.sent_values = self._gathered(self.rows, self.padded_rows)
+        self.sent_values = self._gathered(self.touched.rows, self.padded_rows)
 
     def exchange_values(self) -> None:
         gathered_rows = self.comm.world_size * self.padded_rows
         self.received_values = self.sent_values.new_empty(gathered_rows, self.sent_values.shape[1])
         self.comm.all_gather(self.received_values, self.sent_values)
-
-    def add_received(self, own: Tensor) -> None:
-        for start, count in self.segments():
-            own.index_add_(0, self.received_ids[start : start + count], self.received_values[start : start + count])
 
     def segments(self) -> list[tuple[int, int]]:
         rank, found = self.inputs.rank, []
@@ -200,45 +169,6 @@ class SparseAllGather(SparseAllToAll):
             before = sum(count for owner, count in enumerate(counts[:rank]) if owner != source)
             found.append((0, 0) if source == rank else (source * self.padded_rows + before, counts[rank]))
         return found
-
-
-class TorchSparseAllReduce(SparseExchange):
-    """All-reduce of a COO tensor: every rank gets the rows of all ranks, coalesced in the gradient's dtype."""
-
-    def __init__(self, inputs: EmbeddingGradInputs, comm: CountedCollectives, finder: RowFinder) -> None:
-        super().__init__(inputs, comm, finder)
-        self.release()
-        self.phases = (
-            Phase("counts", self.find, after="batch", on_host=True),
-            Phase("gather", self.gather),
-            Phase("values", self.all_reduce),
-            Phase("merge", self.copy_own_slice),
-        )
-
-    def gather(self) -> None:
-        """Build a COO tensor of the whole table from this rank's rows."""
-        rows = self.rows.sort().values.long()
-        values = self.inputs.grad.index_select(0, rows)
-        self.own = torch.sparse_coo_tensor(
-            rows[None], values, tuple(self.inputs.grad.shape), is_coalesced=True, check_invariants=False
-        )
-
-    def all_reduce(self) -> None:
-        """Sum over ranks."""
-        self.total = self.comm.sparse_all_reduce(self.own.clone())
-
-    def copy_own_slice(self) -> None:
-        """Copy the mean of this rank's rows into its slice."""
-        partition, rank = self.inputs.partition, self.inputs.rank
-        rows = self.total.indices()[0]
-        bounds = torch.tensor(partition.bounds[rank : rank + 2], device=rows.device)
-        start, stop = torch.searchsorted(rows, bounds).tolist()
-        values = self.total.values()[start:stop] * (1.0 / partition.world_size)
-        self.inputs.own_slice[rows[start:stop] - partition.first_row(rank)] = values
-
-    def release(self) -> None:
-        super().release()
-        self.own = self.total = self.inputs.grad.new_empty(0)
 
 
 CALIBRATED_AT = (0.2, 0.8)
@@ -251,12 +181,10 @@ class SparseAuto(SparseAllToAll):
     It is dense above the density `limit`, or above the busiest rank's equivalent of that density.
     """
 
-    def __init__(
-        self, inputs: EmbeddingGradInputs, comm: CountedCollectives, finder: RowFinder, stopwatch: Stopwatch
-    ) -> None:
-        self.dense = DenseReduceScatter(inputs, comm)
-        super().__init__(inputs, comm, finder)
-        self.limit = self.calibrated(stopwatch)
+    def __init__(self, problem: EmbeddingGrad, context: ExchangeContext) -> None:
+        self.dense = DenseReduceScatter(problem, context)
+        super().__init__(problem, context)
+        self.limit = self.calibrated(context.stopwatch)
         counts = Phase("counts", self.choose, after="batch", on_host=True)
         later = [self._if_chosen("sparse", phase) for phase in self.phases[1:]]
         self.phases = (counts, *later, self._if_chosen("dense", self.dense.phases[0]))
@@ -278,17 +206,12 @@ class SparseAuto(SparseAllToAll):
         self.finder = finder
         self.release()
         inputs.own_slice.copy_(saved_slice)
-        if inputs.device.type == "cuda":
-            torch.cuda.empty_cache()
         return equal_time(points[0], points[1], dense_ms)
 
     def choose(self) -> None:
         """Gather all counts and choose."""
         self.exchange_counts()
         self.chosen = "sparse" if sparse_is_faster(self.counts, self.inputs.problem.table_rows, self.limit) else "dense"
-
-    def known_rows(self) -> Tensor | None:
-        return super().known_rows() if self.chosen == "sparse" else None
 
     def _if_chosen(self, kind: str, phase: Phase) -> Phase:
         def run() -> None:

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from tpbench.comm.collectives import on_one_machine
-from tpbench.workloads.embedding_grad.exchanges import Phase
-from tpbench.workloads.embedding_grad.exchanges.collectives import CountedCollectives
-from tpbench.workloads.embedding_grad.exchanges.sparse import SparseExchange
+from tpbench.workloads.embedding_grad.exchanges import Exchange, ExchangeContext, Phase
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
+from tpbench.workloads.embedding_grad.problem import EmbeddingGrad
 from tpbench.workloads.embedding_grad.row_operations import merge_kernel, row_kernels
-from tpbench.workloads.embedding_grad.row_operations.search import DeviceSearch, MisplacedRow, Replayed, RowFinder
+from tpbench.workloads.embedding_grad.row_operations.search import DeviceSearch, MisplacedRow, Replayed
 
 MARK_BYTES = 4
 """Bytes of the mark of a pushed row."""
@@ -66,49 +65,37 @@ def addresses(inboxes: Sequence[Sequence[Tensor]]) -> Tensor:
     return torch.tensor(rows, dtype=torch.int64, device=inboxes[0][0].device)
 
 
-class SparseSymmetric(SparseExchange):
-    """Push rows that the host found, wait for all ranks, merge.
+class SparseSymmetric(Exchange):
+    """Search on the GPU, push, wait for all ranks, merge. The host only queues kernels: a CUDA graph can hold them.
 
-    The number of the exchange is on the device, so that a replayed CUDA graph advances it, too.
+    The numbers of the exchange and of the touched rows never leave the GPU.
     """
 
-    def __init__(
-        self, inputs: EmbeddingGradInputs, comm: CountedCollectives, finder: RowFinder, inboxes: Inboxes
-    ) -> None:
-        super().__init__(inputs, comm, finder)
-        self.inboxes = inboxes
-        self.epoch = torch.zeros(1, dtype=torch.int32, device=inputs.device)
-        """Number of the exchange."""
+    chosen = "sparse"
+
+    def __init__(self, problem: EmbeddingGrad, context: ExchangeContext) -> None:
+        super().__init__(context.inputs, context.comm)
+        inputs = self.inputs
+        self.search, self.inboxes = DeviceSearch(inputs, by_owner=False), connect(inputs)
+        self.overwrites = inputs.own_slice
         self.misplaced = torch.zeros(1, dtype=torch.int32, device=inputs.device)
         self.phases = (
-            Phase("counts", self.begin, after="batch", on_host=True),
-            Phase("values", self.push),
+            Phase("counts", self.search.run, after="batch"),
+            Phase("values", Replayed(self.push, inputs.device)),
             Phase("merge", self.merge),
         )
 
-    def begin(self) -> None:
-        """Find this rank's touched rows and start their upload. No other rank needs the counts."""
-        self.find()
-        _ = self.rows  # starts the upload, because the push needs the rows first
-        self.epoch.add_(1)
-
     def push(self) -> None:
         """Write the rows into their owners' inboxes and wait for the rows of all ranks."""
-        assert self.touched is not None
-        self._count(self.touched.counts)
-        self._push(self.rows)
-
-    def _push(self, rows: Tensor, count: Tensor | None = None) -> None:
-        """With `count`, (1,) int32 on the device, only the first `count` rows are written."""
         row_kernels.push_rows(
             self.inputs.grad,
-            rows,
+            self.search.lists[0],
             self.inboxes.values,
             self.inboxes.marks,
-            epoch=self.epoch,
+            epoch=self.search.epoch,
             rank=self.inputs.rank,
             misplaced=self.misplaced,
-            count=count,
+            count=self.search.counts,
         )
         self.inboxes.barrier()
 
@@ -118,48 +105,21 @@ class SparseSymmetric(SparseExchange):
             self.inputs.own_slice,
             self.inboxes.values,
             self.inboxes.marks,
-            self.epoch,
+            self.search.epoch,
             rank=self.inputs.rank,
             scale=1.0 / self.inputs.partition.world_size,
         )
 
-    def _count(self, touched: Sequence[int]) -> None:
-        """Count the bytes pushed to each rank, from the number of touched rows that each rank owns."""
-        self.comm.count([rows * (self.inputs.row_bytes + MARK_BYTES) for rows in touched])
-
     def result(self) -> Tensor:
+        """Return the slice. Count the bytes that the last exchange sent: during it, only the GPU knew the rows."""
+        self.search.verify()
         if misplaced := int(self.misplaced):
             raise MisplacedRow(f"rank {self.inputs.rank} touched {misplaced} rows that are not of the table")
+        owners = self.search.lists[0, : int(self.search.counts)] // self.inputs.partition.rows_per_rank
+        pushed = torch.bincount(owners, minlength=self.comm.world_size).tolist()
+        self.comm.reset()
+        self.comm.count([rows * (self.inputs.row_bytes + MARK_BYTES) for rows in pushed])
         return self.inputs.own_slice
 
     def columns(self) -> dict[str, Any]:
         return {**super().columns(), "workspace_gib": self.inboxes.gib}
-
-
-class SparseSymmetricGpu(SparseSymmetric):
-    """Search on the GPU, push, wait for all ranks, merge. The host only queues kernels: a CUDA graph can hold them.
-
-    The number of touched rows never leaves the GPU. The host reads the rows only for the check.
-    """
-
-    def __init__(
-        self, inputs: EmbeddingGradInputs, comm: CountedCollectives, search: DeviceSearch, inboxes: Inboxes
-    ) -> None:
-        super().__init__(inputs, comm, search, inboxes)
-        self.search, self.epoch = search, search.epoch
-        self.phases = (
-            Phase("counts", search.run, after="batch"),
-            Phase("values", Replayed(lambda: self._push(search.lists[0], search.counts), inputs.device)),
-            Phase("merge", self.merge),
-        )
-
-    def known_rows(self) -> Tensor:
-        return self.search.lists[0, : int(self.search.counts)]
-
-    def result(self) -> Tensor:
-        """Return the slice. Count the bytes that the last exchange sent: during it, only the GPU knew the rows."""
-        self.search.verify()
-        owners = self.known_rows() // self.inputs.partition.rows_per_rank
-        self.comm.reset()
-        self._count(torch.bincount(owners, minlength=self.comm.world_size).tolist())
-        return super().result()

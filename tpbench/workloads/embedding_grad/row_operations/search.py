@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -13,7 +13,6 @@ from torch import Tensor
 
 from tpbench.measure import cuda_graph
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
-from tpbench.workloads.embedding_grad.problem import SEARCH_BY_DEVICE, EmbeddingGrad
 
 
 class MisplacedRow(RuntimeError):
@@ -41,31 +40,20 @@ def own_last(rows: Any, cuts: Any, rank: int) -> list[Any]:
     return [rows[:start], rows[stop:], rows[start:stop]]
 
 
-class RowFinder(Protocol):
-    """Search for the touched rows of each step."""
-
-    def find(self) -> TouchedRows:
-        """Return the rows of this step."""
-
-
 class CpuRowFinder:
     """Search on the CPU, without the GPU, as for hashed bigrams of the batch. The GPU gets an asynchronous copy."""
 
-    def __init__(self, inputs: EmbeddingGradInputs, *, pinned: bool, tokens: Tensor | None = None) -> None:
+    def __init__(self, inputs: EmbeddingGradInputs, *, tokens: Tensor | None = None) -> None:
         """Search among this rank's tokens, or among `tokens`, (steps, tokens) int32."""
         tokens = inputs.own_tokens if tokens is None else tokens
         self.steps, self.rank = [step.numpy() for step in tokens], inputs.rank
         self.mask = np.zeros(inputs.problem.table_rows, dtype=np.bool_)
         """The rows touched so far, over accumulated steps."""
         self.bounds = np.array(inputs.partition.bounds)
-        pinned = pinned and inputs.device.type == "cuda"
-        self.ring = PinnedRing(min(len(self.mask), tokens.numel()), inputs.device, pinned=pinned)
+        self.ring = PinnedRing(min(len(self.mask), tokens.numel()), inputs.device)
 
     def find(self) -> TouchedRows:
         for step in self.steps:
-            # numpy checks the upper bound, but counts negative numbers from the end.
-            if len(step) and step.min() < 0:
-                raise IndexError(f"row {step.min()} is not in the table")
             # numpy indexes with its own integer type directly, with others through small buffers.
             self.mask[step.astype(np.intp)] = True
         rows = np.flatnonzero(self.mask)
@@ -85,13 +73,14 @@ class CpuRowFinder:
 class PinnedRing:
     """Two int32 buffers for copies to a device. A buffer is written again only after the copy out of it has ended.
 
-    The host waits only if it is two steps ahead of the device, or for each copy from memory that is not pinned.
+    The host waits only if it is two steps ahead of the device.
     """
 
-    def __init__(self, capacity: int, device: torch.device, *, pinned: bool) -> None:
+    def __init__(self, capacity: int, device: torch.device) -> None:
+        pinned = device.type == "cuda"
         self.buffers = [torch.empty(capacity, dtype=torch.int32, pin_memory=pinned) for _ in range(2)]
         self.copy_ends: list[Any] = [None, None]
-        self.device, self.pinned = device, pinned
+        self.device = device
         self.slot = 0
 
     def upload(self, fill: Callable[[Tensor], object], out: Tensor) -> Tensor:
@@ -106,7 +95,7 @@ class PinnedRing:
 
     def copy(self, filled: Tensor, out: Tensor) -> Any:
         """Start a copy on the current stream and return an event of its end."""
-        out.copy_(filled, non_blocking=self.pinned)
+        out.copy_(filled, non_blocking=True)
         return torch.cuda.current_stream(self.device).record_event() if self.device.type == "cuda" else None
 
 
@@ -201,13 +190,12 @@ class SortingRowFinder:
         return TouchedRows(np.diff(cuts).tolist(), lambda: torch.cat(own_last(rows, cuts, self.rank)))
 
 
-def searches_on_device(problem: EmbeddingGrad, device: torch.device) -> bool:
-    """Return true if an exchange that can search on the host or on the device searches on the device."""
-    return (SEARCH_BY_DEVICE[device.type] if problem.search == "auto" else problem.search) == "kernel"
+RowFinder: TypeAlias = CpuRowFinder | DeviceSearch | SortingRowFinder
 
 
 def row_finder(inputs: EmbeddingGradInputs, tokens: Tensor | None = None) -> RowFinder:
     """Return the search that the problem names, for an exchange whose host needs the numbers of rows."""
-    if searches_on_device(inputs.problem, inputs.device):
+    search = inputs.problem.search
+    if search == "kernel" or (search == "auto" and inputs.device.type == "cuda"):
         return DeviceSearch(inputs, by_owner=True, tokens=tokens)
-    return CpuRowFinder(inputs, pinned=inputs.problem.pinned, tokens=tokens)
+    return CpuRowFinder(inputs, tokens=tokens)

@@ -36,14 +36,11 @@ from tpbench.measure.gpu_trace import (
     keep_trace,
     profiled,
 )
-from tpbench.measure.rates import compute_ms, gemm_tflops
+from tpbench.measure.rates import compute_ms, gather_gb_per_s, gemm_tflops
 from tpbench.measure.session import Context, Costs
 from tpbench.workloads.tp_block.execution.prepared import NoCommunicationSchedule, PreparedBlock
 from tpbench.workloads.tp_block.inputs import BlockInputs
 from tpbench.workloads.tp_block.problem import ShardedLinear, TpBlock, bytes_moved, bytes_sent, flops
-
-SHARD_BYTES = {"cuda": 2**26, "cpu": 2**20}
-"""Bytes of each rank in the all-gather that measures the bandwidth: large enough that its latency does not matter."""
 
 SLEEP_CYCLES = 200_000_000
 """About 0.1 s."""
@@ -76,14 +73,8 @@ class MachineRates:
 def machine_rates(inputs: BlockInputs, stopwatch: Stopwatch) -> MachineRates:
     """Measure the rates of a large matrix product and of a large all-gather. Collective."""
     tflops = gemm_tflops(inputs.dtype, inputs.device, stopwatch)
-    if inputs.size == 1:
-        return MachineRates(tflops, 0.0)
-    shard = torch.zeros(SHARD_BYTES[inputs.device.type], 1, dtype=torch.uint8, device=inputs.device)
-
-    def gather() -> None:
-        gather_rows(shard, inputs.group)
-
-    return MachineRates(tflops, shard.nbytes * (inputs.size - 1) / stopwatch.ms(gather) / 1e6)
+    alone = inputs.size == 1
+    return MachineRates(tflops, 0.0 if alone else gather_gb_per_s(inputs.device, inputs.group, stopwatch))
 
 
 def linear_operation(inputs: BlockInputs, linear: ShardedLinear, direction: str) -> Operation:
@@ -97,12 +88,12 @@ def linear_operation(inputs: BlockInputs, linear: ShardedLinear, direction: str)
     if linear.kind == "row":
         x = numbers(all_rows, weight.shape[1])
         if direction == "forward":
-            return lambda schedule: parallel_linears.row_forward(schedule, x, weight)
+            return lambda schedule: schedule.matmul_scatter(x, weight.t(), awaited=True)()
         grad = numbers(own_rows, weight.shape[0])
         return lambda schedule: parallel_linears.row_backward(schedule, grad, x, weight)
     shard = numbers(own_rows, weight.shape[1])
     if direction == "forward":
-        return lambda schedule: parallel_linears.column_forward(schedule, shard, weight, keep)
+        return lambda schedule: schedule.gather_matmul(shard, weight.t(), keep=keep)
     grad = numbers(all_rows, weight.shape[0])
     kept = shard.repeat(inputs.size, 1) if keep else shard
     return lambda schedule: parallel_linears.column_backward(schedule, grad, weight, kept, keep)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,16 @@ from tpbench.suggestions import nearest
 from tpbench.workloads.train_step.model import resolve
 from tpbench.workloads.train_step.problem import TrainStep
 
+SIZES = {
+    "hidden_size": "hidden_size",
+    "ffn_size": "intermediate_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "vocab": "vocab_size",
+}
+"""The names of sizes in a configuration, by field of the problem."""
+LOCAL = {"local_files_only": True, "trust_remote_code": False}
 LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """Rotary scaling of Llama 3.1 to 3.3; only the factor differs (https://github.com/meta-llama/llama-models)."""
 MASKLESS_SDPA = "sdpa_without_masks"
@@ -36,37 +45,30 @@ class UnknownArchitecture(TypeError):
 
 
 def model_configuration(problem: TrainStep) -> Any:
-    """Return the transformers configuration of a problem, with full attention if a window hides no token.
-
-    Raises UnknownArchitecture.
-    """
+    """Return the transformers configuration of a problem, with full attention. Raises UnknownArchitecture."""
     configuration = _configuration(problem)
-    window = _window(configuration, problem.seq_length)
-    if window is None:
-        _disable_window(configuration, problem.tokens)
-    elif window != problem.window:
+    if (window := _window(configuration)) is not None and window < problem.seq_length:
         raise UnknownArchitecture(
-            f"{problem.model} has a sliding window of {window} tokens, and the job {problem.window}"
+            f"{problem.model} ({problem.architecture}) has a sliding window of {window} tokens, and tpbench trains "
+            f"full attention only: seq_length={window} can be trained, or a config.json with a longer window"
         )
+    _disable_window(configuration, problem.tokens)
     return configuration
 
 
-def with_window(problem: TrainStep) -> TrainStep:
-    """Return the problem with the window of its model, if that hides tokens. Raises UnknownArchitecture."""
-    configuration = _configuration(problem)
-    window = _window(configuration, problem.seq_length)
-    kinds = getattr(configuration, "layer_types", None)
-    layers = kinds.count("sliding_attention") if kinds else configuration.num_hidden_layers
-    return replace(problem, window=window, window_layers=0 if window is None else layers)
+def sizes(configuration: Any) -> dict[str, Any]:
+    """Return the fields of the problem for the sizes of a configuration."""
+    found = {field: getattr(configuration, name) for field, name in SIZES.items()}
+    return found | {"head_dim": getattr(configuration, "head_dim", None) or found["hidden_size"] // found["heads"]}
 
 
-def tied_by_default(architecture: str) -> bool:
-    """Return whether embedding and head share a weight in models of this type whose config.json does not say.
-
-    Raises UnknownArchitecture.
-    """
+def folder_sizes(folder: Path, architecture: str) -> dict[str, Any]:
+    """Return the fields of the problem that a folder's config.json sets. Raises UnknownArchitecture."""
     _check_exists(architecture)
-    return bool(getattr(AutoConfig.for_model(architecture), "tie_word_embeddings", False))
+    with refused_by_transformers(f"model_dir={folder}: transformers cannot take its config.json"):
+        configuration = AutoConfig.from_pretrained(str(folder), **LOCAL)
+        tied = bool(getattr(configuration, "tie_word_embeddings", False))
+        return {"architecture": architecture, "tied": tied, **sizes(configuration)}
 
 
 @contextlib.contextmanager
@@ -127,7 +129,7 @@ def _from_folder(problem: TrainStep, common: dict[str, Any]) -> Any:
             f"model_dir={folder}: its config.json was changed after this job had been made from it"
         )
     with refused_by_transformers(f"model_dir={folder}: transformers cannot take its config.json"):
-        configuration = AutoConfig.from_pretrained(folder, local_files_only=True, **common)
+        configuration = AutoConfig.from_pretrained(folder, **LOCAL, **common)
     layer_types = getattr(configuration, "layer_types", None)
     configuration.num_hidden_layers = problem.depth
     if layer_types is not None:
@@ -161,7 +163,7 @@ def _from_sizes(problem: TrainStep, common: dict[str, Any]) -> Any:
         )
 
 
-def _window(configuration: Any, seq_length: int) -> int | None:
+def _window(configuration: Any) -> int | None:
     """Return the number of latest tokens, including the current one, that some trained layer attends to; None if all
     layers attend to all tokens of a sequence.
 
@@ -171,9 +173,10 @@ def _window(configuration: Any, seq_length: int) -> int | None:
     def declared(name: str, default: Any = None) -> Any:
         return getattr(configuration, name, default) if hasattr(type(configuration), name) else default
 
-    layer_types, width = declared("layer_types"), declared("sliding_window")
+    layer_types = declared("layer_types")
     slides = declared("use_sliding_window", True) and (not layer_types or "sliding_attention" in layer_types)
-    return width if slides and width is not None and width < seq_length else None
+    width: int | None = declared("sliding_window")
+    return width if slides else None
 
 
 def _disable_window(configuration: Any, tokens: int) -> None:

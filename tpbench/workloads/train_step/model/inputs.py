@@ -57,32 +57,13 @@ def micro_batch(problem: TrainStep, step: int, micro: int, dp_rank: int, dp_size
 def model_inputs(problem: TrainStep, device: torch.device) -> dict[str, Any]:
     """Return the arguments of a model's forward pass besides the tokens.
 
-    `position_ids`, (1, S) int64, are explicit because a sequence-parallel rank would count its own tokens from 0.
-    If the model's layers have kinds, some with a sliding window, the masks are a dictionary by kind.
+    `position_ids`, (1, S) int64, are explicit because a sequence-parallel rank would count its own tokens from 0. The
+    mask (1, 1, S, S) of causal attention is for eager attention, which adds it to its scores.
     """
-    masks: Any = _mask(problem, problem.window, device)
-    if problem.window is not None:
-        from tpbench.workloads.train_step.model.configuration import model_configuration
-
-        if getattr(model_configuration(problem), "layer_types", None) is not None:
-            masks = {"full_attention": _mask(problem, None, device), "sliding_attention": masks}
-    positions = torch.arange(problem.seq_length, device=device)[None]
-    return {"position_ids": positions, "attention_mask": masks, "use_cache": False}
-
-
-def _mask(problem: TrainStep, window: int | None, device: torch.device) -> Tensor | None:
-    """Return the mask (1, 1, S, S) of causal attention to the latest `window` tokens, or to all (None).
-
-    Eager attention adds it to its scores, in the problem's dtype. sdpa takes True for what a token attends to, and no
-    mask without a window; flash attention knows the window itself.
-    """
-    if problem.attention == "flash_attention_2" or (problem.attention == "sdpa" and window is None):
-        return None
-    attended = torch.ones(problem.seq_length, problem.seq_length, dtype=torch.bool, device=device).tril()
-    if window is not None:
-        attended = attended.triu(1 - window)
+    mask = None
     if problem.attention == "eager":
         dtype = getattr(torch, problem.dtype)
-        blocked = torch.full(attended.shape, torch.finfo(dtype).min, dtype=dtype, device=device)
-        return blocked.masked_fill(attended, 0.0)[None, None]
-    return attended[None, None]
+        blocked = torch.full((problem.seq_length, problem.seq_length), torch.finfo(dtype).min, dtype=dtype)
+        mask = blocked.triu(1)[None, None].to(device)
+    positions = torch.arange(problem.seq_length, device=device)[None]
+    return {"position_ids": positions, "attention_mask": mask, "use_cache": False}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import zlib
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,10 +16,12 @@ import torch.nn.functional as F
 import transformers.modeling_utils  # noqa: F401  every model needs it: import it before jobs are forked, not in each
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM
 
 from tpbench.workloads.hashing import NORMAL_DEVIATION, hash_index, normal
 from tpbench.workloads.train_step.estimates import matrix_parameters
+from tpbench.workloads.train_step.model import builders
 from tpbench.workloads.train_step.model.configuration import (
     UnknownArchitecture,
     model_configuration,
@@ -42,18 +45,26 @@ def build(problem: TrainStep, *, fused_norms: bool = True) -> Any:
     Layers are checkpointed if the problem says so. Buffers of rotary embeddings are on the meta device too, and no
     weight file has them: `place_buffers` makes them on the real device. Raises UnknownArchitecture.
     """
-    configuration = model_configuration(problem)
-    kind: Any = AutoModelForCausalLM._model_mapping[type(configuration)]
-    if problem.attention == "sdpa" and not getattr(kind, "_supports_sdpa", True):
-        raise UnknownArchitecture(
-            f"transformers has no attention=sdpa for {problem.model} ({problem.architecture}); attention=eager can be "
-            "trained"
-        )
     source = "config.json" if problem.model_dir else "sizes"
     complaint = f"transformers cannot make {problem.model} ({problem.architecture}) of its {source}"
-    with refused_by_transformers(complaint), torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(configuration, dtype=getattr(torch, problem.stored_dtype))
-    decoder_parts(model)
+    if problem.architecture == builders.BUILT:
+        model = builders.create(problem)
+    else:
+        configuration = model_configuration(problem)
+        kind: Any = AutoModelForCausalLM._model_mapping[type(configuration)]
+        if problem.attention == "sdpa" and not getattr(kind, "_supports_sdpa", True):
+            raise UnknownArchitecture(
+                f"transformers has no attention=sdpa for {problem.model} ({problem.architecture}); attention=eager can "
+                "be trained"
+            )
+        with refused_by_transformers(complaint), torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(configuration, dtype=getattr(torch, problem.stored_dtype))
+    model.parts = _decoder_parts(problem, model)
+    if problem.architecture == builders.BUILT:
+        model.shard_plan = builders.plan(problem, model.parts.layers)
+    else:
+        patterns = model.config.base_model_tp_plan or {}
+        model.shard_plan = {f"{model.base_model_prefix}.{pattern}": style for pattern, style in patterns.items()}
     counted = matrix_parameters(problem)
     actual = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() > 1)
     if actual != counted:
@@ -63,15 +74,21 @@ def build(problem: TrainStep, *, fused_norms: bool = True) -> Any:
         )
     _fuse_norms(model, fused_norms)
     model.train()
-    if problem.activation_checkpointing:
-        # No layer has random numbers whose state a recomputation would need. Reading it would end a graph's capture.
-        model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
+    # No layer has random numbers whose state a recomputation would need. Reading it would end a graph's capture.
+    settings: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+    if problem.activation_checkpointing and problem.architecture == builders.BUILT:
+        for layer in decoder_layers(model):
+            layer.forward = partial(checkpoint, layer.forward, **settings)
+    elif problem.activation_checkpointing:
+        model.gradient_checkpointing_enable(settings)
     return model
 
 
 def counted(problem: TrainStep) -> TrainStep:
     """Return the problem with the number of matrices that the model's feed-forward layers have: 3 with a gate, 2
     without. Raises UnknownArchitecture if the sizes do not describe the model."""
+    if problem.architecture != builders.BUILT:
+        model_configuration(problem)  # the kinds of all layers, of which the model below has one
     try:
         model = build(replace(problem, num_layers=1))
     except UnknownArchitecture as error:
@@ -83,10 +100,9 @@ def counted(problem: TrainStep) -> TrainStep:
     with refused_by_transformers(
         f"{problem.model} ({problem.architecture}) of transformers does not compute with the inputs of a training"
     ):
-        length = 1 + (problem.window or 1)
-        tokens = torch.zeros(1, length, dtype=torch.int64, device="meta")
+        tokens = torch.zeros(1, 2, dtype=torch.int64, device="meta")
         try:
-            model(input_ids=tokens, **model_inputs(replace(problem, seq_length=length), tokens.device))
+            model(input_ids=tokens, **model_inputs(replace(problem, seq_length=2), tokens.device))
         except Exception as error:
             # Some models read values, such as the largest position. Only a tensor without values cannot give them.
             if not re.search(r"meta\b", str(error), re.IGNORECASE):
@@ -104,34 +120,35 @@ class DecoderParts:
     """The norm behind the layers."""
 
 
-def decoder_parts(model: Any) -> DecoderParts:
-    """Return the parts of a model, sharded or not. Raises UnknownArchitecture for weights in other parts."""
-    prefix = model.base_model_prefix
-    children = dict(getattr(model, prefix).named_children())
-    embedding = next((name for name, child in children.items() if child is model.get_input_embeddings()), "")
-    norm = next((name for name in reversed(children) if "norm" in name), "")
-    others = [
-        name
-        for name, child in children.items()
-        if name not in (embedding, "layers", norm) and next(child.parameters(), None) is not None
-    ]
+def _decoder_parts(problem: TrainStep, model: Any) -> DecoderParts:
+    """Return the parts of a model. Raises UnknownArchitecture for weights in other parts."""
+    names = {module: name for name, module in model.named_modules()}
+    own = problem.architecture == builders.BUILT
+    layers = model.get_layers() if own else getattr(getattr(model, model.base_model_prefix, None), "layers", None)
+    embedding, prefix = names.get(model.get_input_embeddings(), ""), names.get(layers, "")
+    outside = [name for name in names.values() if name and not f"{name}.".startswith(f"{prefix}.")]
+    weighted = [name for name in outside if next(model.get_submodule(name).parameters(recurse=False), None) is not None]
+    rest = [name for name in weighted if name not in (embedding, "lm_head")]
+    norms = [name for name in outside if "norm" in name.rpartition(".")[2]]  # OLMo's has no weight
+    norm = rest[0] if len(rest) == 1 else norms[-1] if norms else ""
+    others = [name for name in rest if name != norm]
     has_head = hasattr(getattr(model, "lm_head", None), "weight")
-    if others or not (has_head and embedding and norm and isinstance(children.get("layers"), nn.ModuleList)):
-        beside = f": it has weights in {', '.join(others)}" if others else ""
+    if others or not (has_head and embedding and norm and isinstance(layers, nn.ModuleList)):
+        beside = f": it has weights in {', '.join(others[:3])}" if others else ""
         raise UnknownArchitecture(
-            f"{model.config.model_type} is no decoder of an embedding, layers, a norm and a linear lm_head{beside}"
+            f"{problem.architecture} is no decoder of an embedding, layers, a norm and a linear lm_head{beside}"
         )
-    return DecoderParts(f"{prefix}.{embedding}", f"{prefix}.layers", f"{prefix}.{norm}")
+    return DecoderParts(embedding, prefix, norm)
 
 
 def decoder_layers(model: Any) -> Any:
     """Return the list of decoder layers."""
-    return model.get_submodule(decoder_parts(model).layers)
+    return model.get_submodule(model.parts.layers)
 
 
 def modules_in_order(model: Any) -> list[nn.Module]:
     """Return the modules that hold all parameters, in the order of the forward pass: embedding, layers, norm, head."""
-    parts = decoder_parts(model)
+    parts = model.parts
     embedding, norm = model.get_submodule(parts.embedding), model.get_submodule(parts.norm)
     return [embedding, *decoder_layers(model), norm, model.lm_head]
 
@@ -171,18 +188,21 @@ def _fuse_norms(model: Any, fuse: bool) -> None:
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             kind = type(child).__name__
+            epsilon = getattr(child, "variance_epsilon", getattr(child, "eps", 0.0))
             if kind.endswith("RMSNorm") and hasattr(child, "weight"):
                 child.weight_offset = float(kind in ADD_ONE)
                 if fuse:
-                    epsilon = getattr(child, "variance_epsilon", getattr(child, "eps", 0.0))
                     setattr(parent, name, FusedNorm(child.weight, epsilon, child.weight_offset))
 
 
 def materialise(model: Any, device: torch.device, seed: int) -> None:
     """Move the whole model to `device` and fill it with its initial weights."""
     place_buffers(model, device)
+    embedding, head = model.get_input_embeddings(), model.lm_head
+    tied = head.weight is embedding.weight
     allocate(model, device)
-    model.tie_weights()  # `allocate` gave tied modules separate memory
+    if tied:  # `allocate` gave both separate memory
+        head.weight = embedding.weight
     fill(model, "", seed)
 
 
@@ -191,6 +211,9 @@ def place_buffers(model: Any, device: torch.device) -> None:
 
     Raises UnknownArchitecture for a buffer that transformers does not initialise.
     """
+    if hasattr(model, "place_buffers"):
+        model.place_buffers(device)
+        return
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             buffers = dict(child.named_buffers(recurse=False))

@@ -1,5 +1,4 @@
-"""Complete the model that a problem names: from a local folder's config.json, without the transformers package if that
-is possible. Nothing is downloaded."""
+"""Complete the model that a problem names, by a local folder's config.json or a user's file. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -12,25 +11,13 @@ from typing import Any
 
 from tpbench import packages
 from tpbench.settings import JobError, parse, user_path
-from tpbench.workloads.train_step.problem import ARCHITECTURE, COMPUTED, TrainStep
+from tpbench.workloads.train_step.problem import ARCHITECTURE, TrainStep
 
 KNOWN_ARCHITECTURES = ("llama", "qwen2", "qwen3")
-"""Architectures whose sizes need no check by the transformers package, whose import takes seconds. Their embeddings are
-not tied if a config.json does not say."""
+"""Architectures whose sizes need no check by the transformers package, whose import takes seconds."""
 PLAIN_LOGITS = ("llama", "qwen", "mistral", "ministral", "olmo", "phi", "gemma")
 """Beginnings of the model types whose logits are those of the head, or capped as the configuration says."""
 _ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
-_KEYS = {
-    "architecture": "model_type",
-    "hidden_size": "hidden_size",
-    "ffn_size": "intermediate_size",
-    "layers": "num_hidden_layers",
-    "heads": "num_attention_heads",
-    "vocab": "vocab_size",
-}
-"""Required keys of config.json, by field of the problem."""
-_DEFAULTS = {"qwen3": {"head_dim": 128, "num_key_value_heads": 32}}
-"""Values that transformers uses for keys that config.json lacks, by model type, if other sizes do not imply them."""
 _SAVING_KEYS = ("transformers_version", "_name_or_path", "torch_dtype", "dtype")
 """Keys that describe how the file was saved. They are not part of the model: the problem sets the trained dtype."""
 
@@ -42,53 +29,47 @@ def resolve(problem: TrainStep, chosen: frozenset[str] = frozenset()) -> TrainSt
     them. Raises JobError if the folder describes no dense decoder, if `chosen` contradicts a folder, and if the
     transformers package does not have the model or makes a model of other sizes.
     """
-    if computed := [name for name in ("config_hash", *COMPUTED) if name in chosen]:
+    if computed := [name for name in ("config_hash", "ffn_matrices") if name in chosen]:
         raise JobError(f"{computed[0]} follows from the model: it cannot be set")
-    problem = replace(problem, **{name: getattr(TrainStep, name) for name in COMPUTED})
+    problem = replace(problem, ffn_matrices=TrainStep.ffn_matrices)
     changed = [name for name in ARCHITECTURE if name in chosen]
     must_check = problem.architecture not in KNOWN_ARCHITECTURES
     if problem.model_dir:
         if changed:
             raise JobError(f"model_dir={problem.model_dir} says what the model is: not {', '.join(changed)} too")
-        folder = model_folder(problem.model_dir)
-        content = read(folder)
-        fields = problem_fields(folder, content)
-        if "tied" not in fields:
-            fields["tied"] = _tied_by_default(problem.model_dir, fields["architecture"])
-        problem = parse(TrainStep, asdict(problem) | fields)
+        problem = parse(TrainStep, asdict(problem) | _model_fields(problem.model_dir))
         must_check = True  # any key of config.json may have a value with which no model can be made
     elif changed:
         values = ",".join(f"{name}={getattr(problem, name)}" for name in changed)
         problem = replace(problem, model=f"{problem.model}[{values}]")
     if must_check and packages.installed("transformers"):
-        from tpbench.workloads.train_step.model.configuration import with_window
         from tpbench.workloads.train_step.model.models import counted
 
         try:
-            problem = counted(with_window(problem))
+            problem = counted(problem)
         except (TypeError, ValueError) as error:
             raise JobError(str(error)) from None
     return replace(problem, num_layers=problem.depth)
 
 
-def _tied_by_default(model_dir: str, architecture: Any) -> bool:
-    """Return whether models of this type are tied if their config.json does not say.
-
-    Raises JobError if only the transformers package knows and it is not installed.
-    """
-    if architecture in KNOWN_ARCHITECTURES:
-        return False
+def _model_fields(model_dir: str) -> dict[str, Any]:
+    """Return the fields of the problem that a folder or a builder of a user's file sets."""
     if not packages.installed("transformers"):
-        raise JobError(
-            f"model_dir={model_dir}: config.json lacks tie_word_embeddings, and the transformers package, which knows "
-            f"the default of {architecture}, is not installed. To install it: {packages.install_command('train')}"
-        )
-    from tpbench.workloads.train_step.model.configuration import tied_by_default
+        raise JobError(f"model_dir={model_dir} {packages.not_installed(['transformers'])}")
+    if ".py:" in model_dir:
+        from tpbench.workloads.train_step.model import builders
+
+        return builders.problem_fields(model_dir)
+    folder = model_folder(model_dir)
+    content = read(folder)
+    from tpbench.workloads.train_step.model import configuration
 
     try:
-        return tied_by_default(str(architecture))
+        sizes = configuration.folder_sizes(folder, str(content["model_type"]))
     except TypeError as error:
         raise JobError(str(error)) from None
+    names = {"model": model_name(folder), "model_dir": str(folder.resolve()), "config_hash": fingerprint(content)}
+    return names | sizes
 
 
 def model_folder(model_dir: str) -> Path:
@@ -112,15 +93,14 @@ def model_folder(model_dir: str) -> Path:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Return the content of the folder's config.json. Raises JobError if it cannot be read or lacks a required key."""
+    """Return the content of the folder's config.json. Raises JobError if it cannot be read or lacks `model_type`."""
     file = folder / "config.json"
     try:
         content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise JobError(f"model_dir={folder}: {file} cannot be read: {error}") from None
-    missing = [name for name in _KEYS.values() if name not in content] if isinstance(content, dict) else ["an object"]
-    if missing:
-        raise JobError(f"model_dir={folder}: {file} lacks {', '.join(missing)}")
+    if not isinstance(content, dict) or "model_type" not in content:
+        raise JobError(f"model_dir={folder}: {file} lacks model_type")
     return content
 
 
@@ -141,33 +121,3 @@ def model_name(folder: Path) -> str:
     if folder.parent.name == "snapshots" and repository.startswith("models--"):
         return repository.removeprefix("models--").replace("--", "/")
     return folder.name
-
-
-def problem_fields(folder: Path, content: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of the problem that the content sets, with the file's types. `tied` is absent if the file does
-    not set it. Raises JobError if the content describes no dense decoder."""
-    tied = content.get("tie_word_embeddings", False)
-    if not isinstance(tied, bool):  # "false" would be true
-        raise JobError(f"model_dir={folder}: tie_word_embeddings={json.dumps(tied)} must be true or false")
-    config_hash = fingerprint(content)
-    content = _DEFAULTS.get(str(content["model_type"]), {}) | content
-    hidden, heads = content["hidden_size"], content["num_attention_heads"]
-    rope = content.get("rope_parameters") or content.get("rope_scaling") or {}
-    try:
-        head_dim = content.get("head_dim") or int(hidden) // int(heads)
-        theta = float(rope.get("rope_theta") or content.get("rope_theta", 10000.0))
-        factor = float(rope.get("factor", 1.0))
-    except (TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
-        raise JobError(f"model_dir={folder}: its config.json describes no decoder: {error}") from None
-    return {
-        **{field: content[name] for field, name in _KEYS.items()},
-        "model": model_name(folder),
-        "model_dir": str(folder.resolve()),
-        "config_hash": config_hash,
-        "kv_heads": content.get("num_key_value_heads") or heads,
-        "head_dim": head_dim,
-        **({"tied": tied} if "tie_word_embeddings" in content else {}),
-        "rope_theta": theta,
-        "rope_factor": factor,
-        "norm_eps": content.get("rms_norm_eps", 1e-6),
-    }

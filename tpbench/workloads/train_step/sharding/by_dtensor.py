@@ -1,8 +1,7 @@
 """Shard a decoder over tensor-parallel ranks by torch's `parallelize_module`, with sequence parallelism.
 
 Parameters, and the operations on them, are DTensors. Between the blocks a rank has its share of each sequence's tokens,
-(batch, sequence / ranks, width). If the ranks do not divide a sequence, the first ranks have more tokens of it than the
-last one, as DTensor shards a dimension: the collectives of DTensor pad the shares.
+(batch, sequence / ranks, width).
 """
 
 from __future__ import annotations
@@ -24,15 +23,13 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.utils.checkpoint import checkpoint
 
-from tpbench.comm.collectives import gather_before, sharded_along
-from tpbench.workloads.train_step.model.models import decoder_layers, decoder_parts
+from tpbench.comm.collectives import gather_before
+from tpbench.workloads.train_step.model.models import decoder_layers
 from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.sharding.plan import Block, Style, blocks
 
 TOKENS, COLUMNS = Shard(1), Shard(-1)
 """Placements of hidden states, (batch, sequence, width)."""
-HEAD_GATHERS = True
-"""True if the head's input has all tokens also with the linear loss."""
 
 
 def shard(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
@@ -40,27 +37,23 @@ def shard(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
 
     Raises UnknownArchitecture for a model whose plan has no correct computation.
     """
-    # The linear loss lets the head return its input, all tokens, instead of logits.
-    sharded_logits = problem.vocab_parallel and problem.train_loss != "tpbench_linear"
-    parts = decoder_parts(model)
+    parts = model.parts
     plan: dict[str, ParallelStyle] = {
         parts.embedding: RowwiseParallel(input_layouts=Replicate(), output_layouts=TOKENS),
         "lm_head": ColwiseParallel(
-            input_layouts=Replicate(),
-            output_layouts=COLUMNS if sharded_logits else Replicate(),
-            use_local_output=not sharded_logits,
+            input_layouts=TOKENS,
+            output_layouts=COLUMNS if problem.vocab_parallel else Replicate(),
+            use_local_output=not problem.vocab_parallel,
         ),
     }
     if hasattr(model.get_submodule(parts.norm), "weight"):
         plan[parts.norm] = SequenceParallel(use_local_output=True)
     for block in blocks(problem, model):
-        plan[block.name] = ExchangedTokens(problem.seq_length)
+        plan[block.name] = ExchangedTokens()
         plan |= {name: _style(style, block) for name, style in block.styles.items()}
     for number, layer in enumerate(decoder_layers(model)):
         names = (f"{parts.layers}.{number}.{name}" for name, norm in layer.named_children() if hasattr(norm, "weight"))
         plan |= {name: SequenceParallel(use_local_output=True) for name in names}
-    # The hook of the head's own style takes the gathered tokens, so this one must come first.
-    ExchangedTokens(problem.seq_length)._apply(model.lm_head, tp)
     parallelize_module(model, tp, plan, src_data_rank=None)
     if problem.tied:
         model.lm_head.weight = model.get_input_embeddings().weight
@@ -96,23 +89,12 @@ def _style(style: Style, block: Block) -> ParallelStyle:
 
 
 class ExchangedTokens(ParallelStyle):
-    """All-gather the tokens of a block's hidden states, its first argument by position or by keyword.
-
-    The shares may be unequal, so DTensor cannot derive the length of the sequences from one of them.
-    """
-
-    def __init__(self, seq_length: int) -> None:
-        super().__init__()
-        self.seq_length = seq_length
+    """All-gather the tokens of a block's hidden states, its first argument by position or by keyword."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        uneven = self.seq_length % device_mesh.size() > 0
-
         def gather(share: Tensor) -> Tensor:
-            tokens = sharded_along(TOKENS.dim, self.seq_length, share, device_mesh)
-            whole = tokens.redistribute(placements=[Replicate()])
-            # Without the padding the memory has gaps, which the DTensor's strides do not show: GPUs need a copy.
-            return whole.clone(memory_format=torch.contiguous_format) if uneven else whole
+            tokens = DTensor.from_local(share, device_mesh, [TOKENS], run_check=False)
+            return tokens.redistribute(placements=[Replicate()])
 
         gather_before(module, gather)
         return module

@@ -19,13 +19,11 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 
 from tpbench.comm.collectives import TokenExchange, gather_before, gather_columns, keep_columns, sharded_along
 from tpbench.workloads.train_step.model.configuration import UnknownArchitecture
-from tpbench.workloads.train_step.model.models import FusedNorm, decoder_parts, modules_in_order, rms_norm
+from tpbench.workloads.train_step.model.models import FusedNorm, modules_in_order, rms_norm
 from tpbench.workloads.train_step.model.models import compile_layers as compile_layers
 from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.sharding.plan import Block, Style, blocks
 
-HEAD_GATHERS = False
-"""True if the head's input has all tokens also with the linear loss."""
 _REPLICATED = Replicate()
 
 
@@ -44,7 +42,7 @@ def shard(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
         if isinstance(module, FusedNorm | nn.LayerNorm):
             model.set_submodule(name, ReplicatedNorm(module, tp))
     embedding = ShardedEmbedding(model.get_input_embeddings(), tp, tokens)
-    model.set_submodule(decoder_parts(model).embedding, embedding)
+    model.set_submodule(model.parts.embedding, embedding)
     # The linear loss replaces the forward pass of the head: it takes this rank's tokens, and gathers them itself.
     model.lm_head = ShardedHead(
         model.lm_head, tp, tokens, whole=not problem.vocab_parallel, as_dtensor=problem.train_loss == "torch"

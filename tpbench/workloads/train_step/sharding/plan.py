@@ -13,7 +13,7 @@ from typing import Any, Literal, cast, get_args
 from torch import Tensor, nn
 
 from tpbench.workloads.train_step.model.configuration import UnknownArchitecture
-from tpbench.workloads.train_step.model.models import build, decoder_layers, decoder_parts
+from tpbench.workloads.train_step.model.models import build, decoder_layers
 from tpbench.workloads.train_step.problem import TrainStep
 
 Style = Literal["colwise", "rowwise", "colwise_gather_output", "rowwise_split_input", "replicated"]
@@ -72,7 +72,7 @@ def blocks(problem: TrainStep, model: Any) -> list[Block]:
         raise UnknownArchitecture(
             f"{problem.model} ({problem.architecture}) has an embedding of an unknown kind: {type(embedding).__name__}"
         )
-    layers = decoder_parts(model).layers
+    layers = model.parts.layers
     return [
         _block(f"{layers}.{number}.{name}", child, problem, model)
         for number, layer in enumerate(decoder_layers(model))
@@ -119,9 +119,7 @@ def _block(name: str, module: nn.Module, problem: TrainStep, model: Any) -> Bloc
 
 def _planned(name: str, model: Any) -> str | None:
     """Return the style of the plan's first pattern that matches the name, or None."""
-    name = name.removeprefix(f"{model.base_model_prefix}.")
-    plan = model.config.base_model_tp_plan or {}
-    style: str | None = next((style for pattern, style in plan.items() if fnmatchcase(name, pattern)), None)
+    style: str | None = next((style for pattern, style in model.shard_plan.items() if fnmatchcase(name, pattern)), None)
     if style is None:
         return None
     style = SYNONYMS.get(style, style)

@@ -66,9 +66,7 @@ class DeepSpeedTrainer:
             )
         self.parameters = list(self.model.parameters())
         self.loss = _loss(problem, self.model)
-        # Arguments of the engine may not contain a dictionary of masks: DeepSpeed compares them between the ranks.
-        inputs = model_inputs(problem, context.device)
-        self.model.register_forward_pre_hook(lambda _, args, named: (args, {**named, **inputs}), with_kwargs=True)
+        self.inputs = model_inputs(problem, context.device)
 
     def accumulate(self, batches: Sequence[Batch], mark: MarkPhase = ignore_phase) -> Tensor:
         """The engine divides gradients by the number of micro-batches, and counts micro-batches to know the last."""
@@ -77,7 +75,7 @@ class DeepSpeedTrainer:
             if index:
                 self.engine.step()  # not an update: the engine advances to the next micro-batch
             mark("forward")
-            logits = self.engine(input_ids=batch.tokens).logits
+            logits = self.engine(input_ids=batch.tokens, **self.inputs).logits
             loss = self.loss(logits, batch.labels)
             mark("backward")
             self.engine.backward(loss)
@@ -270,7 +268,7 @@ def _replace_layers(problem: TrainStep, model: Any, plan: Sequence[Block], group
         # AutoTP would divide the number of heads of such a block by the number of ranks.
         model.get_submodule(block.name).replaced = block.gathers_columns
     if problem.vocab_parallel and not problem.tied:
-        name = models.decoder_parts(model).embedding
+        name = model.parts.embedding
         replace(name, layers.VocabParallelEmbedding(model.get_input_embeddings(), group, name="embed_tokens"))
 
 

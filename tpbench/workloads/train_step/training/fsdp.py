@@ -22,7 +22,7 @@ from tpbench.comm.symmetric_buffers import enable_symmetric_memory
 from tpbench.measure.session import Context
 from tpbench.workloads.train_step.model import models
 from tpbench.workloads.train_step.model.configuration import UnknownArchitecture
-from tpbench.workloads.train_step.model.models import allocate, decoder_layers, decoder_parts, fill, place_buffers
+from tpbench.workloads.train_step.model.models import allocate, decoder_layers, fill, place_buffers
 from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.sharding import by_modules
 from tpbench.workloads.train_step.training.trainer import TorchTrainer, loss_of
@@ -49,7 +49,7 @@ def fsdp_dtensor(problem: TrainStep, context: Context, sharding: ModuleType = by
     sharded_logits = context.tp_size > 1 and problem.vocab_parallel
     vocab_start = context.tp_rank * -(-problem.vocab // context.tp_size)
     if sharded_logits:
-        loss = loss_of(problem, model, context.tp_group, vocab_start, hidden_sharded=not sharding.HEAD_GATHERS)
+        loss = loss_of(problem, model, context.tp_group, vocab_start, hidden_sharded=True)
     else:
         loss = loss_of(problem, model)
     reduce_gradients = sharding.gradient_reduction(model, context.tp_group) if context.tp_size > 1 else None
@@ -95,7 +95,7 @@ def shard_over_replicas(model: Any, dp: DeviceMesh, device: torch.device, seed: 
     A rank never holds more than its shards and one whole part. With one replica FSDP is not applied: there is nothing
     to shard, and FSDP would cost host time.
     """
-    parts = decoder_parts(model)
+    parts = model.parts
     embedding, head = model.get_input_embeddings(), model.lm_head
     tied = head.weight is embedding.weight
     names = {module: f"{name}." for name, module in model.named_modules()}

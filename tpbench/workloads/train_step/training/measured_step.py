@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,8 +13,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpbench.measure import cuda_graph
-from tpbench.measure.gpu_trace import Interval, busy_ms, events, intervals, keep_trace, profiled
-from tpbench.measure.ranks import gather_number
 from tpbench.measure.session import Context
 from tpbench.workloads.train_step.estimates import flops_per_token
 from tpbench.workloads.train_step.model.inputs import Batch
@@ -156,28 +154,6 @@ def phase_columns(times_ms: Sequence[Sequence[float]]) -> dict[str, Any]:
     by_phase = dict(zip(PHASES, steps_ms.T.tolist(), strict=True))
     medians = {f"{phase}_ms": by_step[median_step] for phase, by_step in by_phase.items()}
     return medians | {f"step_{phase}_ms": by_step for phase, by_step in by_phase.items()}
-
-
-def profile_step(train: Callable[[], None], restore: Callable[[], None], context: Context) -> dict[str, Any]:
-    """Profile one step and keep each rank's trace beside the job's logs. On a GPU, return `exposed_share`, the largest
-    of any rank.
-
-    `train` trains the step, `restore` prepares it. Collective.
-    """
-    restore()
-    dist.barrier()
-    profiler = profiled(train, context)
-    keep_trace(profiler, context)
-    if context.device.type != "cuda":
-        return {}
-    share = exposed_share(intervals(events(profiler)))
-    return {"exposed_share": max(gather_number(share, context))}
-
-
-def exposed_share(timeline: Sequence[Interval]) -> float:
-    """Return the share of the timeline, from its first begin to its last end, in which only communication runs."""
-    length_ms = max((work.start_ms + work.length_ms for work in timeline), default=1.0)
-    return busy_ms(timeline)[1] / length_ms
 
 
 def throughput(problem: TrainStep, context: Context, columns: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 
 from tpbench.measure.session import Context
-from tpbench.workloads.sizes import IGNORED
 from tpbench.workloads.train_step.model.inputs import Batch, model_inputs
 from tpbench.workloads.train_step.problem import TrainStep
 
@@ -67,7 +66,7 @@ def tpbench_linear_loss(problem: TrainStep, model: Any, group: Any, vocab_start:
 
     The head then returns its input and computes nothing. Its parameters are those of its latest forward pass, in which
     FSDP gathers them. If the model caps its logits, so does the loss. With `hidden_sharded` each rank has an equal part
-    of the tokens, in rank order; rows behind the last token do not count.
+    of the tokens, in rank order.
     """
     from tpbench.kernels import LinearEntropyLoss
 
@@ -91,9 +90,6 @@ def tpbench_linear_loss(problem: TrainStep, model: Any, group: Any, vocab_start:
         latest.clear()
         # Under autocast, parameters are in fp32 and the product is in `dtype`.
         factors = [tensor if tensor is None else tensor.to(dtype) for tensor in (hidden.flatten(0, 1), weight, *bias)]
-        rows = hidden.shape[:-1].numel() * (group.size() if hidden_sharded else 1)
-        if padding := rows - labels.numel():
-            labels = F.pad(labels.flatten(), (0, padding), value=IGNORED)
         result: Tensor = module(*factors[:2], labels.flatten(), *factors[2:])
         return result
 

@@ -1,0 +1,71 @@
+"""Study of the speed record's changes: sparse exchange, early index, order of transfers; and of the bytes sent."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from tpbench.tables import Table
+from tpbench.workloads.embedding_grad.crossover import DENSE, comparable
+from tpbench.workloads.study_data import Picture
+
+EXCHANGES = (DENSE, "sparse_all_to_all", "sparse_symmetric")
+INDEXES = ("none", "late", "early", "device")
+ORDERS = ("passes", "first", "between", "last")
+STEP = ("hardware", "dtype", "table_rows", "width", "tokens", "dp_size", "overlap_ms")
+"""Columns that must agree for steps to be compared, if their tokens are bigrams of a text."""
+SENT = ("table_rows", "width", "dp_size", "distribution", "tokens", "density")
+"""Columns on which the number of sent bytes depends, beside the exchange and the dtype."""
+EMBEDDING_AND_HEAD = 2 * 50304
+"""Rows of both tables in the speed record's model, which are as wide as the table of bigrams."""
+
+
+def tables(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
+    """Return a factorial of the exposed times for each problem, and the megabytes that each exchange sends."""
+    frame = comparable(rows)
+    if frame.empty:
+        return []
+    steps = frame[
+        (frame["overlap_ms"] > 0) & (frame["distribution"] == "zipf_bigram") & (frame["transfers"] == "early")
+    ]
+    return [
+        *(_factorial(dict(zip(STEP, key, strict=True)), step) for key, step in steps.groupby(list(STEP))),
+        _sent(frame),
+    ]
+
+
+def _factorial(facts: Mapping[str, Any], steps: pd.DataFrame) -> Table:
+    steps = steps.assign(order=steps["transfer_order"].where(steps["other_mib"] > 0, "alone"))
+    exposed = steps.groupby(["line", "index", "order"])["exposed_ms"].last().to_dict()
+    columns = ("alone", *ORDERS)
+    exchanges = dict.fromkeys((*EXCHANGES, *steps["line"]))
+    lines = []
+    for exchange, index in itertools.product(exchanges, INDEXES):
+        found = [exposed.get((exchange, index, order)) for order in columns]
+        lines.append((exchange, index, *("no row" if ms is None else f"{ms:.3f}" for ms in found)))
+    heading = "exposed_ms: " + ", ".join(f"{name} {value}" for name, value in facts.items())
+    names = ("exchange", "index", "no other transfers", *(f"order {order}" for order in ORDERS))
+    return Table(heading, names, tuple(lines))
+
+
+def _sent(frame: pd.DataFrame) -> Table:
+    newest = frame.drop_duplicates(["variant", "dtype", *SENT], keep="last").sort_values([*SENT, "variant"])
+    lines = []
+    for row in newest.to_dict("records"):
+        peers, row_mb = row["dp_size"] - 1, row["width"] * (4 if row["dtype"] == "float32" else 2) / 1e6
+        sent = row["bytes_communicated"] / 1e6
+        shares = [
+            sent / (-(-size // row["dp_size"]) * peers * row_mb) for size in (row["table_rows"], EMBEDDING_AND_HEAD)
+        ]
+        problem = (*(str(row[name]) for name in SENT[:-1]), f"{row['density']:.3g}")
+        lines.append((*problem, row["variant"], f"{sent:.4g}", *(f"{share:.1%}" for share in shares)))
+    names = (*SENT, "exchange", "MB sent", "of the whole table", "of embedding and head")
+    return Table("megabytes that the busiest rank sends, against reduce-scatters of whole tables", names, tuple(lines))
+
+
+def picture(rows: Sequence[Mapping[str, Any]]) -> Picture | None:
+    """Return None: a factorial has no axis."""
+    return None

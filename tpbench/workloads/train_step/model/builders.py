@@ -1,0 +1,167 @@
+"""Models that transformers does not have: a class in a user's file, which the command line names, builds them."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import re
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+from transformers import PretrainedConfig
+from transformers.loss.loss_utils import ForCausalLMLoss
+from transformers.modeling_outputs import CausalLMOutput
+
+from tpbench.settings import JobError
+from tpbench.suggestions import unknown
+from tpbench.workloads.train_step.model.configuration import UnknownArchitecture, sizes
+from tpbench.workloads.train_step.problem import TrainStep
+
+BUILT = "built"
+"""The architecture of models that a builder makes."""
+
+
+@dataclass
+class ModelConfig:
+    """Sizes of a dense decoder, from which tpbench counts operations and memory."""
+
+    name: str
+    hidden_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    num_hidden_layers: int
+    intermediate_size: int
+    vocab_size: int
+
+
+class BaseModelBuilder(ABC):
+    """Builds a decoder of an embedding, layers, a norm and a linear `lm_head`.
+
+    The model takes `input_ids` and, if its forward method names them, `position_ids` and `attention_mask`. It returns
+    the logits, or an object that has them.
+    """
+
+    def __init__(self, model_name: str) -> None:
+        self.model_name = model_name
+
+    @abstractmethod
+    def get_config(self) -> ModelConfig:
+        """Return the sizes of the model as published."""
+
+    @abstractmethod
+    def create_model(
+        self, device: torch.device, dtype: torch.dtype, num_layers: int = 0, attn_impl: str = "sdpa"
+    ) -> nn.Module:
+        """Return the model with `num_layers` layers (0: all) on the device. tpbench sets the weights itself."""
+
+    @abstractmethod
+    def get_tp_mapping(self) -> dict[str, Any]:
+        """Return `ColwiseParallel()` or `RowwiseParallel()` for each linear layer, by its name within a decoder layer.
+        Parts without an entry are replicated."""
+
+    @abstractmethod
+    def get_transformer_layers(self, model: Any) -> nn.ModuleList:
+        """Return the list of decoder layers."""
+
+    @abstractmethod
+    def get_embedding_module(self, model: Any) -> Any:
+        """Return the embedding."""
+
+    @abstractmethod
+    def replace_embedding_module(self, model: Any, new_embedding: nn.Module) -> None:
+        """Put a sharded embedding in place of the embedding."""
+
+
+_registered: dict[str, type[BaseModelBuilder]] = {}
+
+
+def register_model(name: str) -> Callable[[type[BaseModelBuilder]], type[BaseModelBuilder]]:
+    """Return the decorator that registers a builder for `model=FILE.py:NAME`."""
+
+    def register(builder: type[BaseModelBuilder]) -> type[BaseModelBuilder]:
+        _registered[name] = builder
+        return builder
+
+    return register
+
+
+@functools.cache
+def builder_of(model_file: str) -> tuple[BaseModelBuilder, str]:
+    """Run the file of `FILE.py:NAME`. Return the builder and a hash of the file. Raises JobError in one line."""
+    file, _, name = model_file.rpartition(":")
+    module = ModuleType(f"tpbench_model_{Path(file).stem}")
+    sys.modules[module.__name__] = module  # as dataclasses expect
+    _registered.clear()
+    try:
+        content = Path(file).read_bytes()
+        exec(compile(content, file, "exec"), vars(module))
+    except Exception as error:
+        raise JobError(f"model={model_file} cannot be used: {type(error).__name__}: {error}") from error
+    if name not in _registered:
+        raise JobError(unknown("model", name, _registered))
+    return _registered[name](name), hashlib.sha256(content).hexdigest()[:12]
+
+
+def problem_fields(model_file: str) -> dict[str, Any]:
+    """Return the fields of the problem that the builder sets."""
+    builder, file_hash = builder_of(model_file)
+    config = builder.get_config()
+    model: Any = builder.create_model(torch.device("meta"), torch.bfloat16, 1)
+    return {
+        "model": config.name,
+        "architecture": BUILT,
+        "config_hash": file_hash,
+        **sizes(config),
+        "tied": model.lm_head.weight is builder.get_embedding_module(model).weight,
+    }
+
+
+def create(problem: TrainStep) -> Any:
+    """Return the model on the meta device, with the methods of a model of transformers that tpbench uses."""
+    builder, file_hash = builder_of(str(problem.model_dir))
+    if file_hash != problem.config_hash:
+        raise UnknownArchitecture(f"model={problem.model_dir}: the file was changed after this job was made from it")
+    dtype = getattr(torch, problem.stored_dtype)
+    model: Any = builder.create_model(torch.device("meta"), dtype, problem.depth, problem.attention)
+    model.config = PretrainedConfig()
+    model.config.update({"num_attention_heads": problem.heads, "num_key_value_heads": problem.kv_heads})
+    model.config.tie_word_embeddings = problem.tied
+    model.loss_function = ForCausalLMLoss
+    model.get_input_embeddings = lambda: builder.get_embedding_module(model)
+    model.set_input_embeddings = lambda embedding: builder.replace_embedding_module(model, embedding)
+    model.get_layers = lambda: builder.get_transformer_layers(model)
+    model.place_buffers = functools.partial(_place_buffers, problem, model)
+    compute, accepted = model.forward, inspect.signature(model.forward).parameters
+
+    def forward(input_ids: torch.Tensor, **inputs: Any) -> Any:
+        result = compute(input_ids, **{name: value for name, value in inputs.items() if name in accepted})
+        return result if hasattr(result, "logits") else CausalLMOutput(logits=result)
+
+    model.forward = forward
+    return model
+
+
+def plan(problem: TrainStep, layers: str) -> dict[str, str]:
+    """Return the style of each linear layer by the pattern of its name, as plans of transformers do."""
+    styles = {ColwiseParallel: "colwise", RowwiseParallel: "rowwise"}
+    mapping = builder_of(str(problem.model_dir))[0].get_tp_mapping()
+    return {f"{layers}.*.{name}": styles.get(type(style), str(style)) for name, style in mapping.items()}
+
+
+def _place_buffers(problem: TrainStep, model: Any, device: torch.device) -> None:
+    """Give a model the values of its buffers on the device, from a model of one layer that is made there."""
+    builder = builder_of(str(problem.model_dir))[0]
+    made = dict(builder.create_model(device, getattr(torch, problem.stored_dtype), 1).named_buffers())
+    for name, _ in list(model.named_buffers()):
+        owner, _, attribute = name.rpartition(".")
+        of_first_layer = re.sub(rf"^({re.escape(model.parts.layers)})\.\d+\.", r"\1.0.", name)
+        model.get_submodule(owner)._buffers[attribute] = made[of_first_layer].clone()
