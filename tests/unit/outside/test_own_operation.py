@@ -140,6 +140,13 @@ def test_rows_are_read_without_the_file_in_the_newest_form_of_its_workload(folde
     assert (workload_columns()["my_copy"]["delay_ms"].unit, rows["workload"][0]) == ("ms", "my_copy")
 
 
+def test_a_file_is_known_when_rows_of_others_are_read(folder: Path) -> None:
+    rewrites.replace_file_variants(["variant=my_op.py:copies"])
+    assert next(iter(rewrites.command_line_variants().values())).of_workload.name == "my_copy"
+    rows = tpbench.load(ROOT / "outputs/options")
+    assert len(rows) and (rows["delay_ms"].isna().all() if "delay_ms" in rows else True)
+
+
 def test_null_is_a_value_of_a_field(folder: Path) -> None:
     (folder / "my_op.py").write_text(
         FILE.replace("delay_ms: float = setting(0.5", "delay_ms: float | None = setting(None")
