@@ -34,7 +34,7 @@ def _sweep_id() -> str:
     return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:6]}"
 
 
-_failures: list[HydraException | JobError | ModuleNotFoundError] = []
+_failures: list[HydraException | JobError | ModuleNotFoundError | OSError] = []
 """Errors of a job without `-m`. Hydra would print a line of its own before an error that a job raises."""
 
 
@@ -42,7 +42,7 @@ _failures: list[HydraException | JobError | ModuleNotFoundError] = []
 def _hydra_main(config: DictConfig) -> None:
     try:
         sweep.run_single(config)
-    except (HydraException, JobError, ModuleNotFoundError) as error:
+    except (HydraException, JobError, ModuleNotFoundError, OSError) as error:
         _failures.append(error)
 
 
@@ -81,7 +81,8 @@ def main() -> None:
         sys.exit(_message(f"{error}{cause}"))
     except OSError as error:  # Hydra creates folders, which fails on a full disk or without permission
         folder, of_sweep, _ = str(error.filename).partition("/sweeps/")
-        sys.exit(_message(f"output_dir={folder} cannot be written: {error.strerror}" if of_sweep else str(error)))
+        why = f"output_dir={folder} cannot be written: {error.strerror}" if of_sweep else console.explained(error)
+        sys.exit(_message(why))
     except interrupts.Terminated:
         sys.exit(interrupts.EXIT_CODE)
     except Exception as error:

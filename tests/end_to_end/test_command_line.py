@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 import tpbench as package
-from tests.support.command import DEFAULT, ROOT, refused, tpbench
+from tests.support.command import DEFAULT, ROOT, environment, refused, tpbench
 
 QUICK = ("measure=quick", "device=cpu")
 
@@ -195,3 +195,17 @@ def test_the_list_imports_no_torch() -> None:
         "import sys; from tpbench.console import information; information(['list']); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", probe], check=True, capture_output=True, cwd=ROOT)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("mkdir gone; cd gone; rmdir ../gone; {}", "the working folder was deleted"),
+        ("{} >/dev/full", "the output cannot be written: No space left on device"),
+    ],
+)
+def test_a_folder_and_an_output_that_are_gone_are_named(line: str, said: str, tmp_path: Path) -> None:
+    command = f"{sys.executable} -m tpbench dry_run=true device=cpu"
+    done = subprocess.run(line.format(command), shell=True, cwd=tmp_path, env=environment(), capture_output=True)
+    assert done.returncode == 1
+    assert done.stderr.decode().startswith(f"tpbench: {said}")

@@ -71,7 +71,7 @@ def check_unfinished(reason, printed, folder):
         reason,
     )
     assert reason in printed
-    (log,) = re.findall(r"^error of unfinished_tp .*: the log is (\S+)$", printed, re.MULTILINE)
+    (log,) = re.findall(r"^ *the log is (\S+)$", printed, re.MULTILINE)
     assert "Traceback" in (folder / log).read_text()
 
 

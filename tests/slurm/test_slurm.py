@@ -180,6 +180,18 @@ def test_an_array_ends_in_the_same_table(tmp_path: Path) -> None:
     assert len({job_of(tmp_path, cell).partition("_")[0] for cell in range(2)}) == 1
 
 
+def test_variables_of_the_shell_change_nothing_and_true_and_false_are_flags(tmp_path: Path) -> None:
+    shell = {"SQUEUE_PARTITION": "other", "SBATCH_WAIT": "1", "SBATCH_HOLD": "1", "SACCT_FEDERATION": "1"}
+    flags = "+hydra.launcher.sbatch={exclusive: true, overcommit: false}"
+    running = Running(*SLURM, *SINGLE, flags, cwd=tmp_path, env=shell)
+    code, output = running.end()
+    assert code == 0, output
+    assert [row["status"] for row in rows(tmp_path)] == ["ok"]
+    (submission,) = tmp_path.glob("outputs/sweeps/*/slurm/*_submission.sh")
+    assert "#SBATCH --exclusive\n" in submission.read_text()
+    assert "overcommit" not in submission.read_text()
+
+
 def script(folder: Path, *lines: str) -> str:
     """Return the option that runs these shell lines on the node before the job. A job that they end needs no torch."""
     file = folder / "setup.sh"
@@ -394,12 +406,21 @@ def test_interrupted_the_sweep_takes_its_jobs_along_and_resumed_runs_them(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("fault", "status"), [(("timeout_s=2",), "timeout"), (('hydra.launcher.setup=["exit 3"]',), "error")]
+    ("fault", "status", "why"),
+    [
+        ("timeout_s=2", "timeout", ["still running after 2 s"]),
+        (
+            'hydra.launcher.setup=["true","module() { echo no such module >&2; false; }; module load cuda"]',
+            "error",
+            ["no such module", "this line of hydra.launcher.setup failed: module() "],
+        ),
+    ],
 )
-def test_a_cell_that_is_tried_again_has_one_row(fault: tuple[str, ...], status: str, tmp_path: Path) -> None:
-    done = tpbench(*SLURM, *ENDLESS, *fault, "retries=1", cwd=tmp_path)
+def test_a_cell_that_is_tried_again_has_one_row(fault: str, status: str, why: list[str], tmp_path: Path) -> None:
+    done = tpbench(*SLURM, *ENDLESS, fault, "retries=1", cwd=tmp_path)
     assert done.returncode == 1, done.stderr
     assert [(row["status"], row["tries"]) for row in rows(tmp_path)] == [(status, 2)]
+    assert [text for text in why if text not in rows(tmp_path)[0]["reason"]] == [], rows(tmp_path)[0]["reason"]
     (sweep,) = tmp_path.glob("outputs/sweeps/*")
     assert "1 cells: 1 done, 1 of them failed" in collect(sweep, tmp_path).stdout
 

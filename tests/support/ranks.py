@@ -30,8 +30,9 @@ import torch.distributed as dist
 
 ANSWER_TIMEOUT_S = 280.0
 """Long, because ranks of other tests may use the same cores, and on GPUs each rank compiles its kernels."""
-JOIN_TIMEOUT_S = 120.0
-"""For the start of a group and for each collective: a rank that waits longer raises, and so names where it waits."""
+JOIN_TIMEOUT_S = 240.0
+"""For the start of a group and for each collective: a rank that waits longer raises, and so names where it waits. Less
+than the time for an answer."""
 GRACE_S = 5.0
 """Seconds in which the other ranks may answer after one failed. They may wait for it in a collective."""
 

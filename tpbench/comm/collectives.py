@@ -142,13 +142,8 @@ def on_one_machine(group: dist.ProcessGroup) -> bool:
 def sharded_along(dim: int, size: int, local: Tensor, mesh: DeviceMesh) -> DTensor:
     """Return a tensor of three dimensions, of which each rank of the mesh has the shard `local` along one of them.
 
-    DTensor itself would derive the size of that dimension from one shard, as if all were equal.
-
-    Args:
-        dim: The sharded dimension.
-        size: The size of that dimension over all ranks.
-        local: This rank's shard.
-        mesh: A mesh of one dimension.
+    `size` is that of the sharded dimension `dim` over all ranks of the `mesh`, which has one dimension. DTensor itself
+    would derive it from one shard, as if all were equal.
     """
     whole = list(local.shape)
     whole[dim] = size

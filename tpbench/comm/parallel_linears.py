@@ -133,15 +133,6 @@ def _sum_over_ranks(gradient: Tensor, group: dist.ProcessGroup) -> Tensor:
     return total
 
 
-def column_forward(schedule: Schedule, shard: Tensor, weight: Tensor, keep: bool) -> tuple[Tensor, Tensor]:
-    """Gather x and multiply it by a column-parallel weight.
-
-    `shard`: this rank's (rows / p, in) of x. Returns the gathered x (rows, in) and y = x W^T (rows, out / p). The
-    gathered x stays valid only if `keep` is set.
-    """
-    return schedule.gather_matmul(shard, weight.t(), keep=keep)
-
-
 def column_backward(
     schedule: Schedule, grad: Tensor, weight: Tensor, kept: Tensor, gathered: bool
 ) -> tuple[Tensor, Tensor]:
@@ -156,11 +147,6 @@ def column_backward(
     return finish(), grad_weight
 
 
-def row_forward(schedule: Schedule, x: Tensor, weight: Tensor) -> Tensor:
-    """Return this rank's (rows / p, out) of y, the sum over ranks of x W^T, given x (rows, in / p)."""
-    return schedule.matmul_scatter(x, weight.t(), awaited=True)()
-
-
 def row_backward(schedule: Schedule, grad_shard: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradients of x (rows, in / p) and of the weight, given that of y's shard (rows / p, out)."""
     grad, grad_x = schedule.gather_matmul(grad_shard, weight, keep=False)
@@ -170,7 +156,7 @@ def row_backward(schedule: Schedule, grad_shard: Tensor, x: Tensor, weight: Tens
 class _ColumnParallel(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, shard: Tensor, weight: Tensor, plan: LinearPlan, save_gathered: bool) -> Tensor:
-        gathered, product = column_forward(plan.forward, shard.contiguous(), weight, save_gathered)
+        gathered, product = plan.forward.gather_matmul(shard.contiguous(), weight.t(), keep=save_gathered)
         ctx.save_for_backward(gathered if save_gathered else shard, weight)
         ctx.plan, ctx.gathered = plan, save_gathered
         return product
@@ -187,7 +173,7 @@ class _RowParallel(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, plan: LinearPlan) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.plan = plan
-        return row_forward(plan.forward, x.contiguous(), weight)
+        return plan.forward.matmul_scatter(x.contiguous(), weight.t(), awaited=True)()
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:

@@ -51,9 +51,15 @@ def information(arguments: Sequence[str]) -> int | None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the exit would flush, and fail again
         if isinstance(error, BrokenPipeError):  # `| head` has read enough
             return 0
-        gone = " (is the working folder deleted?)" if isinstance(error, FileNotFoundError) else ""
-        print(f"tpbench: {error}{gone}", file=sys.stderr)
+        print(f"tpbench: {explained(error)}", file=sys.stderr)
         return 1
+
+
+def explained(error: OSError) -> str:
+    """Return an error of files with what it usually means, if it names none."""
+    if error.filename is None and isinstance(error, FileNotFoundError):
+        return "the working folder was deleted: change to another one"
+    return str(error) if error.filename else f"the output cannot be written: {error.strerror}"
 
 
 def _run(arguments: Sequence[str]) -> int | None:

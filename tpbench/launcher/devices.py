@@ -117,18 +117,18 @@ class Devices:
 def _locked_file(device: Device) -> int | None:
     """Return the open, locked file of a device, or None if another process has the lock.
 
-    Raises JobError if the file cannot be opened.
+    Raises JobError if the file cannot be opened or locked.
     """
     path = FOLDER / f"{device.name}.lock"
     try:
         file = _open(path)
+        if files.lock(file):
+            return file
     except OSError as error:
         raise JobError(
-            f"{path} cannot be opened ({error.strerror}): sweeps share devices by locks in {FOLDER}, so all users of "
-            "this host must be able to create files there"
+            f"{path} cannot be locked ({error.strerror}): sweeps share devices by locks in {FOLDER}, so all users of "
+            "this host must be able to create and lock files there"
         ) from None
-    if files.lock(file):
-        return file
     os.close(file)
     return None
 

@@ -21,7 +21,7 @@ from tpbench.launcher.planning.plan import Cell
 from tpbench.suggestions import printable
 
 MAX_SHOWN = 12
-"""Most running cells, and most paths of logs, that are shown."""
+"""Most running cells that are shown."""
 
 MAX_REASON, MAX_LENGTH = 300, 2000
 """Most characters of a reason, whose first third names the failed line, and of a line with a path."""
@@ -106,6 +106,10 @@ class Display:
         if attempt.cell.index not in self.explained:
             place, cell = f"[{self.done}/{self.total}]", printable(str(attempt.cell))
             self.note(f"{place} {cell}: {_result(attempt)} ({seconds:.0f} s)", MAX_LENGTH)
+            if attempt.row is not None and attempt.status in ("error", "timeout") and attempt.cell.same_as is None:
+                log = log_of(Path(attempt.row["log_dir"]), str(attempt.reason))
+                short = log.relative_to(Path.cwd()) if log.is_relative_to(Path.cwd()) else log
+                self.note(f"the log is {short}", MAX_LENGTH)
         self.tick()
 
     def interrupted(self, finished: int, arguments: Sequence[str]) -> None:
@@ -132,7 +136,6 @@ class Display:
                 replace(table, notes=[note for note in table.notes if getattr(note, "kind", "dim") == "dim"]),
                 self.console,
             )
-        self._print_logs(attempts)
         folders = sorted({f"{attempt.cell.job.output_dir}/rows" for attempt in attempts})
         print(f"{len(rows)} row{'s' * (len(rows) != 1)} in {', '.join(folders)}; logs in {self.folder}", flush=True)
         if submitted := [attempt for attempt in attempts if attempt.row is None]:
@@ -140,19 +143,6 @@ class Display:
             collect = "; ".join(shlex.join(["python", "-m", "tpbench", "collect", each]) for each in sweeps)
             how = f"{collect} or the same command with resume=true collects them"
             print(f"{len(submitted)} jobs are left to Slurm: {how}")
-
-    def _print_logs(self, attempts: Sequence[Attempt]) -> None:
-        """Print the path of a log for each cell that failed, once for cells that are the same job."""
-        failed: dict[str, Attempt] = {}
-        for attempt in attempts:
-            if attempt.row is not None and attempt.status in ("error", "timeout"):
-                failed.setdefault(str(attempt.row["log_dir"]), attempt)
-        for folder, attempt in list(failed.items())[:MAX_SHOWN]:
-            log = log_of(Path(folder), str(attempt.reason))
-            short = log.relative_to(Path.cwd()) if log.is_relative_to(Path.cwd()) else log
-            self.note(f"{attempt.status} of {attempt.cell}: the log is {short}", MAX_LENGTH)
-        if len(failed) > MAX_SHOWN:
-            self.note(f"{len(failed) - MAX_SHOWN} more cells failed: log_dir in their rows is the folder of the logs")
 
     def _table(self) -> Table:
         """Return the running cells."""

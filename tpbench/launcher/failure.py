@@ -58,7 +58,7 @@ def log_of(folder: Path, reason: str) -> Path:
 
     The result is the cell's folder if there is neither.
     """
-    rank = re.match(r"rank (\d+)", reason)
+    rank = re.search(r"\brank (\d+)", reason)
     logs = [*([_stderr(folder, int(rank[1]))] if rank else []), folder / AGENT_LOG]
     return next((log for log in logs if log.exists()), folder)
 

@@ -109,9 +109,10 @@ class IterationMemory:
         if not self._begun:
             return
         self._begun = False
+        held = _held_bytes(self.device)  # before the peak, which must not be smaller
         peak = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else _status_bytes("VmHWM")
         peak = peak if self._knows_peak else math.nan
-        for gib, total in ((self.held_gib, _held_bytes(self.device)), (self.peak_gib, peak)):
+        for gib, total in ((self.held_gib, held), (self.peak_gib, peak)):
             extra = total - self.above
             gib.append((0.0 if extra < 0 else extra / 2**30) + self.graph_gib)
 

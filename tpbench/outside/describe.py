@@ -21,6 +21,7 @@ from tpbench.workloads.definition import definition_of
 SIGNATURES = {
     "inputs": ("problem", "rank"),
     "reference": ("problem", "inputs", "rank"),
+    "check": ("problem", "inputs", "output", "rank"),
     "costs": ("problem", "rank"),
     "variant": ("problem", "inputs", "rank"),
 }
@@ -59,7 +60,7 @@ def _workload(workload: Workload, path: Path) -> dict[str, Any]:
     if name in NAMES:
         raise _Mistake(f"{name} is the name of a workload of tpbench: write Workload(..., name=...)")
     for what in ("inputs", "reference"):
-        if what not in workload.functions:
+        if what not in workload.functions and (what, "check" in workload.functions) != ("reference", True):
             raise _Mistake(f"the workload {name} has no {what}: decorate a function with its .{what}")
     for what, function in workload.functions.items():
         _require_signature(what, function)

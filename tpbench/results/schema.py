@@ -110,7 +110,7 @@ COLUMNS = (
     Column("loss_value", REAL, "mean loss over the rows that count"),
     Column("loss_error", REAL, "largest error of a row's loss against the float64 oracle"),
     Column("grad_error", REAL, "error of the gradient against the float64 oracle"),
-    Column("output_error", REAL, "largest relative error of an output of an operation in a user's file"),
+    Column("output_error", REAL, "largest relative error of a row of an output against the float64 oracle"),
     # The samples of the statistics.
     Column("samples_ms", REALS, "wall time of every iteration", "ms"),
     Column("device_samples_ms", REALS, "device time of every iteration", "ms"),

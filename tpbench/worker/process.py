@@ -14,7 +14,6 @@ import os
 import random
 import sys
 import sysconfig
-import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -134,74 +133,52 @@ def _short(path: Path) -> str:
     return str(path.relative_to(_PACKAGE.parent)) if path.is_relative_to(_PACKAGE) else path.name
 
 
-if TYPE_CHECKING:
-    import torch
-
 MAX_ALLOCATED_BYTES = 16 * 2**20
 """Most memory of a GPU that may be allocated after a task: flags and counters of kernels and libraries."""
-MAX_GROWTH_BYTES = 2**28
-"""Most memory of a GPU that a process may keep for kernels that are loaded once. It may keep as much again for each
-rank of up to eight, for NCCL's channels (about 450 MiB over four ranks)."""
-UNMAP_TIMEOUT_S = 2.0
-"""Longest wait for memory to become free: memory that peers map is free only when the last peer has unmapped it."""
+MAX_GROWTH_BYTES = 2**31
+"""Most memory of a GPU that a process may keep for kernels that are loaded once, and for NCCL's channels."""
+
+_free_bytes: dict[torch.device, int] = {}
+"""Free memory of the GPU after the first task."""
 
 
-class WorkerProcess:
-    """This rank's process, from its first task on."""
+def begin_tasks() -> None:
+    """Reset what the tasks before could have left: compiled functions and, on a CPU, freed memory."""
+    gc.collect()
+    if "torch._dynamo" in sys.modules:
+        importlib.import_module("torch._dynamo").reset()  # it compiles a function for a few shapes only
+    if sys.platform == "linux":
+        ctypes.CDLL(None).malloc_trim(0)  # memory that C's allocator keeps would not count in the next peak
 
-    def __init__(self) -> None:
-        self.tasks_done = 0
-        self._free_bytes = 0
-        """Free memory of the GPU after the first task."""
 
-    def begin_tasks(self) -> None:
-        """Reset what the tasks before could have left: compiled functions and, on a CPU, freed memory."""
-        gc.collect()
-        if "torch._dynamo" in sys.modules:
-            importlib.import_module("torch._dynamo").reset()  # it compiles a function for a few shapes only
-        if sys.platform == "linux":
-            ctypes.CDLL(None).malloc_trim(0)  # memory that C's allocator keeps would not count in the next peak
+def reset_random_numbers() -> None:
+    """Set every random number generator to the same state before each task."""
+    import torch
 
-    def reset_random_numbers(self) -> None:
-        """Set every random number generator to the same state before each task."""
-        import torch
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
 
-        random.seed(0)
-        np.random.seed(0)
-        torch.manual_seed(0)
 
-    def reason_to_end(self, device: torch.device, world_size: int) -> str:
-        """Return why this process may not run another task, or an empty string if it may.
+def reason_to_end(device: torch.device) -> str:
+    """Return why this process may not run another task, or an empty string if it may.
 
-        Call this after the tasks, when nothing refers to their sessions any longer.
-        """
-        profiler = sys.modules.get("tpbench.measure.gpu_trace")
-        if profiler is not None and profiler.has_run():
-            return "a profiler has run on its GPU, which slows later launches down"
-        gc.collect()
-        return self._reason_in_memory(device, world_size) if device.type == "cuda" else ""
+    Call this after the tasks, when nothing refers to their sessions any longer. Another process costs some seconds.
+    """
+    import torch
 
-    def _reason_in_memory(self, device: torch.device, world_size: int) -> str:
-        import torch
-
-        torch.cuda.synchronize(device)
-        torch._C._cuda_clearCublasWorkspaces()
-        torch.cuda.empty_cache()
-        allocated = torch.cuda.memory_allocated(device)
-        if allocated > MAX_ALLOCATED_BYTES:
-            return f"tensors of {allocated / 2**20:.1f} MiB are left"
-        limit = MAX_GROWTH_BYTES * (1 + min(world_size, 8))
-        deadline = time.monotonic() + UNMAP_TIMEOUT_S
-        while (growth := self._growth_bytes(device)) > limit:
-            if time.monotonic() > deadline:
-                return f"its jobs took {growth / 2**20:.0f} MiB of the GPU that they did not give back"
-            time.sleep(0.01)
+    profiler = sys.modules.get("tpbench.measure.gpu_trace")
+    if profiler is not None and profiler.has_run():
+        return "a profiler has run on its GPU, which slows later launches down"
+    gc.collect()
+    if device.type == "cpu":
         return ""
-
-    def _growth_bytes(self, device: torch.device) -> int:
-        """Return the bytes of the GPU that were free after the first task and are not free now."""
-        import torch
-
-        free = int(torch.cuda.mem_get_info(device)[0])
-        self._free_bytes = self._free_bytes or free
-        return self._free_bytes - free
+    torch.cuda.synchronize(device)
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    if (allocated := torch.cuda.memory_allocated(device)) > MAX_ALLOCATED_BYTES:
+        return f"tensors of {allocated / 2**20:.1f} MiB are left"
+    free = int(torch.cuda.mem_get_info(device)[0])
+    if (growth := _free_bytes.setdefault(device, free) - free) > MAX_GROWTH_BYTES:
+        return f"its jobs took {growth / 2**20:.0f} MiB of the GPU that they did not give back"
+    return ""

@@ -18,7 +18,15 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tpbench.worker.process import WorkerProcess, context_of, device_of_rank, location, torch_columns
+from tpbench.worker.process import (
+    begin_tasks,
+    context_of,
+    device_of_rank,
+    location,
+    reason_to_end,
+    reset_random_numbers,
+    torch_columns,
+)
 from tpbench.worker.result import ERROR, PEER_LOST
 from tpbench.worker.start import STACK_SIGNAL, die_with_parent, import_once, parent_runs_job
 from tpbench.worker.task import PROGRESS_FILE, TASK_FILE, JsonLines, Task
@@ -47,21 +55,22 @@ def main(file: Path) -> NoReturn:
     die_with_parent()
     faulthandler.enable()
     faulthandler.register(STACK_SIGNAL, all_threads=False)
-    process = WorkerProcess()
     if file.name == TASK_FILE:
         task = Task.load(file)
         _require_parent(task)
-        run(Tasks([task], process, None))
+        run(Tasks([task], 0, None))
         leave()
     lines, progress = JsonLines(file), JsonLines(file.with_name(PROGRESS_FILE))
+    done = 0
     while True:
         for task_files in _next_lines(lines):
             started = time.monotonic()
             tasks = [Task.load(Path(task_file)) for task_file in task_files]
-            if process.tasks_done == 0:
+            if done == 0:
                 _require_parent(tasks[0])
-            if not run(Tasks(tasks, process, progress)):
+            if not run(Tasks(tasks, done, progress)):
                 leave()
+            done += len(tasks)
 
 
 def _require_parent(task: Task) -> None:
@@ -102,9 +111,12 @@ def run(tasks: Tasks) -> bool:
 class Tasks:
     """Tasks that run together in this process: one, or the interleaved ones of a problem."""
 
-    def __init__(self, tasks: Sequence[Task], process: WorkerProcess, progress: JsonLines | None) -> None:
-        """`progress`: lines for the launcher, if the process may run other tasks later. None: this is its only one."""
-        self.tasks, self.process, self.progress = tasks, process, progress
+    def __init__(self, tasks: Sequence[Task], jobs_before: int, progress: JsonLines | None) -> None:
+        """`jobs_before`: number of tasks that this process has run before.
+
+        `progress`: lines for the launcher, if the process may run other tasks later. None: this is its only one.
+        """
+        self.tasks, self.jobs_before, self.progress = tasks, jobs_before, progress
         self.now = tasks[0]
         """The task that runs now."""
         self.measurements: dict[int, Generator[RoundRequest, bool, Any]] = {}
@@ -125,20 +137,18 @@ class Tasks:
         from tpbench.measure.stop_rules import next_cells
 
         device = device_of_rank(job.device)
-        self.process.begin_tasks()
+        begin_tasks()
         self._start_process_group(device)
-        jobs_before = self.process.tasks_done
         for place in range(len(self.tasks)):
             self._turn_to(place)
-            self._set_up(place, device, jobs_before)
-            self.process.tasks_done += 1
+            self._set_up(place, device)
         for place in next_cells(self.requests):
             self._turn_to(place)
             self._go_on(place, True)
         for place in list(self.measurements):
             self._turn_to(place)
             self._go_on(place, False)
-        reason = self.process.reason_to_end(device, job.world_size) if self.progress else ""
+        reason = reason_to_end(device) if self.progress else ""
         say(f"done; this process ends: {reason}" if reason else "done")
         stays = torch.tensor(not reason, dtype=torch.int32)
         dist.all_reduce(stays, dist.ReduceOp.MIN)
@@ -171,7 +181,7 @@ class Tasks:
             world_size=self.now.job.world_size,
         )
 
-    def _set_up(self, place: int, device: torch.device, jobs_before: int) -> None:
+    def _set_up(self, place: int, device: torch.device) -> None:
         """Set a task up, check it, and measure it if no other one runs with it."""
         from tpbench.measure import rank_memory
         from tpbench.measure.rates import copy_gb_per_s
@@ -183,10 +193,10 @@ class Tasks:
             if RANK == 0:
                 _save(task, "skipped", refusal, **columns)
             return
-        self.process.reset_random_numbers()
+        reset_random_numbers()
         context = context_of(job, device, task.folder, process_stays=self.progress is not None, say=say)
         limit = rank_memory.limit(device, job.memory_limit_gib, int(os.environ["LOCAL_WORLD_SIZE"]))
-        columns |= {"memory_limit_gib": limit, "jobs_before": jobs_before}
+        columns |= {"memory_limit_gib": limit, "jobs_before": self.jobs_before}
         say("setting up")
         copy = copy_gb_per_s(device)
         session = job.set_up(context)
@@ -238,7 +248,11 @@ def _save_failure(task: Task, error: BaseException) -> None:
     shortage = rank_memory.shortage(error)
     if shortage is None:
         place = location(error)
-        _save(task, "error", f"rank {RANK}: {type(error).__name__}{f' in {place}' if place else ''}: {error}")
+        _save(
+            task,
+            "error",
+            f"rank {RANK}: {type(error).__name__}{f' in {place}' if place else ''}{f': {error}' if str(error) else ''}",
+        )
         return
     asked = f" asking for {shortage / 2**30:.3g} GiB" if shortage else ""
     _save(task, "oom", f"rank {RANK} ran out of memory{asked}", oom_rank=RANK, oom_bytes=shortage or None)

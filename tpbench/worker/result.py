@@ -10,10 +10,10 @@ import contextlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tpbench.files import sync_folder
 
@@ -127,8 +127,7 @@ def _plain(value: Any) -> Any:
     return value.tolist()
 
 
-@dataclass(frozen=True)
-class RankFailure:
+class RankFailure(NamedTuple):
     """A rank that did not end with exit code 0."""
 
     rank: int
@@ -139,12 +138,12 @@ class RankFailure:
 
 def save_failures(failures: Sequence[RankFailure], folder: Path) -> None:
     """Write the failures that torchrun saw to a file in the folder of its logs."""
-    (folder / _FAILURES_FILE).write_text(json.dumps([asdict(failure) for failure in failures]))
+    (folder / _FAILURES_FILE).write_text(json.dumps(failures))
 
 
 def load_failures(folder: Path) -> list[RankFailure]:
     """Read the failures of the torchrun with that log folder. Empty if it left none, or was killed as it wrote them."""
     try:
-        return [RankFailure(**failure) for failure in json.loads((folder / _FAILURES_FILE).read_text())]
+        return [RankFailure(*failure) for failure in json.loads((folder / _FAILURES_FILE).read_text())]
     except (OSError, ValueError):
         return []

@@ -179,7 +179,9 @@ class Workload:
     definition: Mapping[str, Any] | None = None
     """What rows carry of a workload from outside this package (`definition`). None for one of this package."""
     functions: dict[str, Callable[..., Any]] = field(default_factory=dict)
-    """The functions that `inputs`, `reference` and `costs` declare, by these names."""
+    """The functions that `inputs`, `reference` or `check`, and `costs` declare, by these names."""
+    output: type = dict
+    """The type that a step returns: with `reference` a dictionary of tensors."""
     variants: dict[str, Variant] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -216,6 +218,15 @@ class Workload:
         """
         return self._declare("reference", function)
 
+    def check(self, output: type) -> Callable[[FunctionT], FunctionT]:
+        """Register `(problem, inputs, output, rank) -> Verdict`, which compares a step's output of that type.
+
+        It replaces a reference that would not fit into memory, or outputs that are no dictionary. All ranks call it,
+        and return the same verdict. Inputs may then be of any type, and a variant may leave out the argument `rank`.
+        """
+        self.output = output
+        return lambda function: self._declare("check", function)
+
     def costs(self, function: FunctionT) -> FunctionT:
         """Register `(problem, rank) -> Costs` of a rank. Without it, rows have no floor."""
         return self._declare("costs", function)
@@ -249,8 +260,8 @@ class Workload:
         """
         module, _, attribute = function.rpartition(".")
 
-        def prepare(*arguments: Any) -> Any:
-            return getattr(importlib.import_module(f"{__name__}.{self.name}.{module}"), attribute)(*arguments)
+        def prepare(problem: Any, inputs: Any) -> Any:
+            return getattr(importlib.import_module(f"{__name__}.{self.name}.{module}"), attribute)(problem, inputs)
 
         prepare.__name__ = name
         file = Path(__file__).parent.joinpath(self.name, *module.split(".")).with_suffix(".py")
@@ -258,11 +269,10 @@ class Workload:
 
     def set_up(self, problem: Any, variant: Variant, context: Context) -> Session:
         """Return the session of a cell on this rank. Collective."""
-        session: Session = (
-            self.bench.setup(self, problem, variant, context)
-            if self.functions
-            else self.bench.setup(problem, variant, context)
-        )
+        bench = self.bench  # the import may declare the functions
+        module = importlib.import_module(f"{__name__}.operation") if self.functions else bench
+        arguments = (self, problem, variant, context) if self.functions else (problem, variant, context)
+        session: Session = module.setup(*arguments)
         return session
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -16,13 +17,47 @@ from tpbench.measure.audit import Inputs
 from tpbench.measure.clock import Stopwatch
 from tpbench.measure.rates import compute_ms, gather_gb_per_s, gemm_tflops
 from tpbench.measure.session import Context, Costs, Verdict
-from tpbench.workloads import Variant, Workload
+from tpbench.workloads import NAMES, Variant, Workload
 from tpbench.workloads.differences import Differences, malformed, place_of
 from tpbench.workloads.step import Step, StepSession, WrongReturn, bytes_sent
 
 TOLERANCES = {"bfloat16": 2.0**-6, "float16": 2.0**-9, "float32": 2.0**-15, "float64": 2.0**-36}
 """By dtype, the largest error of a correct output, unless the workload says otherwise. The first two are four times the
 error of one rounding. That of float32 leaves room for sums of 10^5 terms in any order."""
+
+ERRORS = ("output_error", "loss_value", "loss_error", "grad_error")
+"""Columns that the check of a user's workload may set."""
+
+
+class CheckedSession(StepSession[Any]):
+    """A variant of a workload that compares the outputs itself, on this rank's inputs."""
+
+    def __init__(self, workload: Workload, problem: Any, variant: Variant, context: Context) -> None:
+        self.workload, self.problem, self.rank = workload, problem, replace(context, seed=problem.seed)
+        self.inputs = workload.functions["inputs"](problem, self.rank)
+        costs = workload.functions.get("costs")
+        self.counted: Costs = costs(problem, self.rank) if costs else Costs(None, 0)
+        arguments = (problem, self.inputs, self.rank)
+        step = variant.prepare(*arguments[: len(inspect.signature(variant.prepare).parameters)])
+        if callable(step) and not isinstance(step, Step):
+            declared = variant.bytes_communicated
+            step = Step(step, declared(problem, self.rank) if declared else self.counted.bytes_communicated)
+        super().__init__(variant, step, workload.output, self.inputs_of(self.inputs))
+
+    @property
+    def costs(self) -> Costs:
+        """The costs that the workload counts, and the bytes that the variant sends, maybe known only after a step."""
+        in_kernels = self.run.communicates_in_kernels()
+        return replace(self.counted, bytes_communicated=self.bytes_communicated, communicates_in_kernels=in_kernels)
+
+    def check(self) -> Verdict:
+        """Let the workload compare the output of the last step, then free it."""
+        function = self.workload.functions["check"]
+        verdict: Verdict = function(self.problem, self.inputs, self.take_output(), self.rank)
+        if self.workload.name not in NAMES and not verdict.columns.keys() <= set(ERRORS):
+            raise WrongReturn(function, f"{function.__name__} may set the columns {', '.join(ERRORS)} only")
+        verdict.columns.update(self.columns_of_variant(self.workload))
+        return verdict
 
 
 class OperationSession(StepSession[dict[str, Tensor]]):
@@ -44,11 +79,6 @@ class OperationSession(StepSession[dict[str, Tensor]]):
             kind = type(step).__name__
             raise WrongReturn(variant, f"{variant.name} must return its step, a function without arguments, not {kind}")
         super().__init__(variant, Step(step), dict, Inputs(list(self.inputs.values())))
-
-    def outputs(self) -> list[Tensor]:
-        """Return the tensors of the last step's output."""
-        values = self.output.values() if isinstance(self.output, dict) else ()
-        return [value for value in values if isinstance(value, Tensor)]
 
     def check(self) -> Verdict:
         """Compare the output of the last step with the reference on all ranks, then free it."""
@@ -123,9 +153,10 @@ class OperationSession(StepSession[dict[str, Tensor]]):
         return worst, wrong
 
 
-def setup(workload: Workload, problem: Any, variant: Variant, context: Context) -> OperationSession:
+def setup(workload: Workload, problem: Any, variant: Variant, context: Context) -> OperationSession | CheckedSession:
     """Return the session of one cell on this rank."""
-    return OperationSession(workload, problem, variant, context)
+    session = CheckedSession if "check" in workload.functions else OperationSession
+    return session(workload, problem, variant, context)
 
 
 def relative_errors(got: Tensor, right: Tensor) -> Tensor:

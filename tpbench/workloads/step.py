@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from numbers import Integral, Real
 from typing import Any, Generic, TypeVar
 
@@ -81,6 +81,9 @@ class Step(Generic[OutputT]):
     """Restore what an iteration changes, such as overwritten inputs. Its time counts as a part of the step only for a
     variant from outside this package."""
 
+    communicates_in_kernels: Callable[[], bool] = lambda: False
+    """Return true if all communication happens inside kernels that also compute, after an iteration."""
+
     def __call__(self) -> OutputT:
         return self.run()
 
@@ -133,8 +136,10 @@ class StepSession(Generic[OutputT]):
         """Return the tensors of the last step's output, without those that a step does not need to compute."""
         if not isinstance(self.output, self.output_type):
             return []
-        found = fields(self.output)  # type: ignore[arg-type]
-        values = [getattr(self.output, each.name) for each in found if not each.metadata.get("constant")]
+        values: list[Any] = list(self.output.values()) if isinstance(self.output, dict) else []
+        if is_dataclass(self.output):
+            found = [each.name for each in fields(self.output) if not each.metadata.get("constant")]
+            values = [getattr(self.output, name) for name in found]
         return [value for value in values if isinstance(value, Tensor)]
 
     def release(self) -> None:

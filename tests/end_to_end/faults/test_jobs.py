@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import resource
 import signal
 import time
@@ -63,10 +64,14 @@ TIME_LIMIT_S = 9000
 def test_a_rank_that_hangs_and_one_that_spins(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(SPIN.replace("{limit}", str(TIME_LIMIT_S)))
     env = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
-    stopped, spinning = tmp_path / "stopped", tmp_path / "spinning"
-    for folder, number, rank in ((stopped, signal.SIGSTOP, 0), (spinning, signal.SIGUSR2, 1)):
+    stopped, spinning, warm = (tmp_path / name for name in ("stopped", "spinning", "warm"))
+    for folder, number, rank, reuse in (
+        (stopped, signal.SIGSTOP, 0, "reuse=false"),
+        (spinning, signal.SIGUSR2, 1, "reuse=false"),
+        (warm, signal.SIGUSR2, 1, "reuse=true"),
+    ):
         folder.mkdir()
-        running = Running(*ENDLESS, f"timeout_s={TIME_LIMIT_S}", cwd=folder, env=env)
+        running = Running(*ENDLESS, f"timeout_s={TIME_LIMIT_S}", reuse, cwd=folder, env=env)
         victim = running.wait_for("first pass", rank=rank)
         family = running.family()
         victim.send_signal(number)
@@ -79,6 +84,9 @@ def test_a_rank_that_hangs_and_one_that_spins(tmp_path: Path) -> None:
         assert row["time_ms"] != row["time_ms"]
         assert gone(family)
     assert "rank 0: first pass" in str(only_row(stopped)["reason"])
+    for folder in (spinning, warm):
+        reason = str(only_row(folder)["reason"])
+        assert re.search(r"rank 0: .*\bnow in .*rank 1: .*now in sitecustomize\.py:\d+ \(spin\)", reason, re.S), reason
 
 
 @pytest.mark.fault("out of memory on one rank")

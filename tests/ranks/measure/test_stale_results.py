@@ -26,7 +26,6 @@ from tpbench.workloads.embedding_grad import WORKLOAD as EXCHANGES
 from tpbench.workloads.embedding_grad import EmbeddingGrad
 from tpbench.workloads.embedding_grad.bench import setup as setup_exchange
 from tpbench.workloads.entropy_loss import WORKLOAD, EntropyLoss
-from tpbench.workloads.entropy_loss.bench import setup
 from tpbench.workloads.linear_loss.bench import setup as setup_linear
 from tpbench.workloads.linear_loss.problem import WORKLOAD as LINEAR
 from tpbench.workloads.linear_loss.problem import LinearLoss
@@ -63,7 +62,9 @@ def measured(here: Rank, names: Sequence[str], place: tuple[str, int] | None) ->
     results = {}
     for name in names:
         with mock.patch.object(gpu, "MOST_ITERATIONS", 100):
-            session = setup(EntropyLoss(**SIZE), Variant(name, "", getattr(cheats, name), place=place), context(here))
+            session = WORKLOAD.set_up(
+                EntropyLoss(**SIZE), Variant(name, "", getattr(cheats, name), place=place), context(here)
+            )
             verdict, columns = run(session, context(here), settings)
         results[name] = verdict.wrong, columns
     return results
@@ -87,7 +88,7 @@ def packaged_losses(here: Rank) -> list[str | None]:
     place, reasons = context(here), []
     for loss in ("cross_entropy", "soft_cross_entropy", "forward_kl", "reverse_kl"):
         for name in ("pytorch_tp_manual", "pytorch_gather"):
-            session: Any = setup(EntropyLoss(**SIZE, loss=loss), WORKLOAD.variants[name], place)  # type: ignore[arg-type]
+            session: Any = WORKLOAD.set_up(EntropyLoss(**SIZE, loss=loss), WORKLOAD.variants[name], place)  # type: ignore[arg-type]
             reasons.append(run(session, place, FRESH)[0].wrong)
     for loss in ("cross_entropy", "forward_kl"):
         problem = LinearLoss(tokens=16, hidden=32, vocab=102, loss=loss)  # type: ignore[arg-type]

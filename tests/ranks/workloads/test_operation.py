@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from tests.support.ranks import Rank, RankError, ranks_here, run_on_ranks
-from tpbench.measure import run as running
-from tpbench.measure.session import Context, MeasureSettings
+from tests.support.sleeping_sessions import run
+from tpbench.measure.session import Context, MeasureSettings, Verdict
 from tpbench.workloads import Variant, Workload
 
 RANKS = ranks_here(2)
@@ -43,7 +43,7 @@ def measured(here: Rank, name: str, change: Callable[[Workload, str], None] | No
         if not variant.requires_cuda or here.device.type == "cuda":
             outside = dataclasses.replace(variant, place=(__file__, 1))
             session = workload.set_up(problem, outside, context)
-            verdict, columns = running.run(session, context, FRESH, 1.0, lambda text: None)
+            verdict, columns = run(session, context, FRESH)
             columns = {key: columns.get(key) for key in ("floor_ms", "bytes_communicated", "time_ms")}
             ended[variant.name] = {"wrong": verdict.wrong, **verdict.columns, **columns}
     return ended
@@ -86,6 +86,14 @@ def fault(workload: Workload, case: str) -> None:
     workload.variants["mine"] = Variant("mine", "", prepare)
     if case == "no costs":
         del workload.functions["costs"]
+    if case == "check":
+        reference = workload.functions.pop("reference")
+
+        @workload.check(dict)
+        def check(problem: Any, inputs: Any, output: Any, rank: Context) -> Verdict:
+            error = float((output["y"].double() - reference(problem, inputs, rank)["y"]).abs().max())
+            return Verdict({"output_error": error}, None if error < 0.1 else "it is wrong")
+
     random = {"random inputs": "inputs", "random reference": "reference"}.get(case)
     if random:
         function = workload.functions[random]
@@ -123,6 +131,13 @@ def test_a_fault_is_named_with_its_place(case: str) -> None:
 def test_a_function_that_breaks_its_contract_raises(case: str) -> None:
     with pytest.raises(RankError, match=RAISES[case]):
         run_on_ranks(RANKS, measured, "moe", fault, case)
+
+
+@needs_two_ranks
+def test_a_workload_may_compare_outputs_itself() -> None:
+    row = run_on_ranks(RANKS, measured, "moe", fault, "check")[0]["mine"]
+    assert row["wrong"] is None and 0 < row["output_error"] < 0.1 and row["time_ms"] > 0
+    assert row["bytes_communicated"] == SMALL["tokens"] * SMALL["hidden"] * 2
 
 
 @needs_two_ranks

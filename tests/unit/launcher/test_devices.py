@@ -38,7 +38,7 @@ def test_a_missing_folder_for_locks_is_an_error(monkeypatch: pytest.MonkeyPatch,
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(devices, "FOLDER", tmp_path / "file")
     monkeypatch.setattr(devices, "usable_gpus", lambda: [Device("GPU-0", "0")])
-    with pytest.raises(JobError, match=r"file/GPU-0\.lock cannot be opened .*all users"):
+    with pytest.raises(JobError, match=r"file/GPU-0\.lock cannot be locked .*all users"):
         Devices(split_cpu=False).lease(job(1))
 
 

@@ -9,24 +9,23 @@ import torch
 
 from tpbench.measure import gpu_trace
 from tpbench.worker import process
-from tpbench.worker.process import WorkerProcess
+from tpbench.worker.process import begin_tasks, reason_to_end, reset_random_numbers
 
 
 def test_a_process_that_profiled_a_gpu_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_trace, "_has_run", False)
     here = torch.device("cpu")
-    assert WorkerProcess().reason_to_end(here, 1) == ""
+    assert reason_to_end(here) == ""
     gpu_trace.gpu_profile()
-    assert WorkerProcess().reason_to_end(here, 1).startswith("a profiler has run on its GPU")
+    assert reason_to_end(here).startswith("a profiler has run on its GPU")
 
 
 def test_every_task_begins_with_the_same_random_numbers_and_may_compile(monkeypatch: pytest.MonkeyPatch) -> None:
-    worker = WorkerProcess()
     torch.manual_seed(7)
     drawn = []
     for _ in range(2):
-        worker.begin_tasks()
-        worker.reset_random_numbers()
+        begin_tasks()
+        reset_random_numbers()
         drawn.append((random.random(), float(torch.rand(()))))
     assert drawn[0] == drawn[1]
 
@@ -42,31 +41,18 @@ class Gpu:
             monkeypatch.setattr(torch.cuda, name, lambda *device: None)
         monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, raising=False)
         monkeypatch.setattr(gpu_trace, "_has_run", False)
-        monkeypatch.setattr(process, "UNMAP_TIMEOUT_S", 0.05)
+        monkeypatch.setattr(process, "_free_bytes", {})
 
     def info(self, device: object) -> tuple[int, int]:
         return (self.free.pop(0) if len(self.free) > 1 else self.free[0]) * 2**20, 80_000 * 2**20
 
 
-@pytest.mark.parametrize(
-    ("ranks", "free", "why"),
-    [
-        (1, [9000, 8500], ""),
-        (1, [9000, 8400], "its jobs took 600 MiB of the GPU that they did not give back"),
-        (4, [9000, 8100], ""),  # NCCL has channels to three peers
-        (4, [9000, 7600], "its jobs took 1400 MiB of the GPU that they did not give back"),
-        (4, [9000, 7600, 7600, 8900], ""),  # peers had it mapped a moment longer
-    ],
-)
-def test_how_much_of_a_gpu_jobs_may_keep(
-    ranks: int, free: list[int], why: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Gpu(monkeypatch, *free)
-    worker, here = WorkerProcess(), torch.device("cuda:0")
-    assert worker.reason_to_end(here, ranks) == ""
-    assert worker.reason_to_end(here, ranks) == why
+def test_how_much_of_a_gpu_jobs_may_keep(monkeypatch: pytest.MonkeyPatch) -> None:
+    Gpu(monkeypatch, 9000, 7000, 6900)
+    reasons = [reason_to_end(torch.device("cuda:0")) for _ in range(3)]
+    assert reasons == ["", "", "its jobs took 2100 MiB of the GPU that they did not give back"]
 
 
 def test_tensors_that_are_left_end_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     Gpu(monkeypatch, 9000, allocated=17)
-    assert WorkerProcess().reason_to_end(torch.device("cuda:0"), 1) == "tensors of 17.0 MiB are left"
+    assert reason_to_end(torch.device("cuda:0")) == "tensors of 17.0 MiB are left"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -104,7 +104,8 @@ class EmbeddingGradSession:
         if self.index is not None:
             wrong = next(filter(None, [wrong, *gather_objects(self.index.complaint(), self.comm.group)]), None)
         columns = {
-            **asdict(errors),
+            "grad_error": errors.grad_error,
+            "grad_norm": errors.grad_norm,
             **self.link_rates,
             **checked_columns(self.exchange.columns(), self.variant, WORKLOAD),
             "density": self.inputs.density,

@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tpbench.comm.collectives import gather_objects
+from tpbench.workloads.differences import Differences, malformed, place_of
 from tpbench.workloads.embedding_grad.inputs import CHUNK, EmbeddingGradInputs
 
 TOLERANCE = {"bfloat16": 2.0**-6, "float16": 2.0**-9, "float32": 2.0**-20}
@@ -27,22 +29,29 @@ class EmbeddingGradErrors:
     """Largest ||row - expected|| / ||expected||. A row that no rank touched must be exactly zero."""
     grad_norm: float
     """Norm of the oracle's mean gradient."""
+    place: str = ""
+    """Where the first rank with a wrong row differs. Empty: no row is wrong."""
 
     def complaint(self, dtype: str) -> str | None:
         """Return why the result is wrong, or None."""
         if self.grad_error <= TOLERANCE[dtype]:
             return None
-        return f"grad_error {self.grad_error:.3g} is above {TOLERANCE[dtype]:.3g} ({dtype})"
+        place = f": {self.place}" if self.place else ""
+        return f"grad_error {self.grad_error:.3g} is above {TOLERANCE[dtype]:.3g} ({dtype}){place}"
 
 
 def compare(inputs: EmbeddingGradInputs, result: Tensor) -> EmbeddingGradErrors:
     """Compare this rank's slice of the mean with the oracle. Collective."""
     partition, first_row = inputs.partition, inputs.partition.first_row(inputs.rank)
     worst, squares = torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
-    if result.shape != inputs.own_slice.shape or result.dtype != inputs.grad.dtype:
+    shape, differences = tuple(inputs.own_slice.shape), Differences()
+    place = malformed("the mean gradient", result, shape, inputs.grad.dtype, inputs.device)
+    if place is not None:
         worst.fill_(math.inf)
+        place = f"rank {inputs.rank}: {place}"
     else:
-        step = max(1, CHUNK[inputs.device.type] // inputs.problem.width)
+        limit, width = TOLERANCE[inputs.problem.dtype], inputs.problem.width
+        step = max(1, CHUNK[inputs.device.type] // width)
         for start in range(0, partition.rows_per_rank, step):
             stop = min(start + step, partition.rows_per_rank)
             expected = mean_gradient(inputs, first_row + start, first_row + stop)
@@ -53,9 +62,15 @@ def compare(inputs: EmbeddingGradInputs, result: Tensor) -> EmbeddingGradErrors:
             error = torch.where(untouched, 0.0, error.nan_to_num(nan=math.inf))
             worst = torch.maximum(worst, error.max().cpu())
             squares += expected.square().sum().cpu()
+            # A row above the limit has an element above this one.
+            above = ~((result[start:stop].double() - expected).abs() <= limit * norm[:, None] / math.sqrt(width))
+            differences.add(result[start:stop], expected, ~(error <= limit)[:, None] & above, start)
+        if differences.count:
+            place = place_of(inputs.rank, "the mean gradient", **vars(differences))
     dist.all_reduce(worst, dist.ReduceOp.MAX, group=inputs.group)
     dist.all_reduce(squares, dist.ReduceOp.SUM, group=inputs.group)
-    return EmbeddingGradErrors(float(worst), float(squares.sqrt()))
+    places = gather_objects(place, inputs.group)
+    return EmbeddingGradErrors(float(worst), float(squares.sqrt()), next(filter(None, places), ""))
 
 
 def mean_gradient(inputs: EmbeddingGradInputs, start: int, stop: int) -> Tensor:

@@ -42,4 +42,9 @@ def prepare(problem: EntropyLoss, shard: Shard) -> Step:
         used = {"algorithm_used": last.algorithm, "block_used": last.block}
         return used | worst_resources(last.kernels, shard.device)
 
-    return Step(run, bytes_communicated=lambda: 0 if last is None else last.bytes_sent, columns=columns)
+    return Step(
+        run,
+        bytes_communicated=lambda: 0 if last is None else last.bytes_sent,
+        columns=columns,
+        communicates_in_kernels=lambda: last is not None and last.algorithm == "one_read",
+    )

@@ -21,7 +21,6 @@ WORKLOAD = Workload(
     least_gib=lambda job: 2 * linear_weights(job.problem, job.tp_size) * ITEM_BYTES[job.problem.dtype] / 2**30,
     headline=("hidden", "ffn", "tokens", "layers"),
     columns={
-        "output_error": "largest ||row - right|| / ||right|| of the output against the float64 oracle",
         "grad_norm": "norm of all weights' gradients, counting each weight once",
         "workspace_gib": "memory shared with peers that the variant keeps between iterations, GiB",
         "losses": "loss of each training step, warm-up included (layers=N)",

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tpbench.measure import rank_memory
 from tpbench.measure.clock import Stopwatch
+from tpbench.measure.gpu_trace import keep_trace, profiled
 from tpbench.measure.ranks import gather_number, on_any_rank
 from tpbench.measure.rates import compute_ms, gemm_tflops
 from tpbench.measure.session import Context, Costs, IterationSchedule, Verdict
@@ -28,7 +29,6 @@ from tpbench.workloads.train_step.training.measured_step import (
     StepGraph,
     on_stream,
     phase_columns,
-    profile_step,
     throughput,
 )
 from tpbench.workloads.train_step.training.trainer import MarkPhase, Trainer, ignore_phase
@@ -151,7 +151,9 @@ class TrainStepSession:
             self.times_phases = False  # reading the times of further steps would wait for each of them
         if self.problem.profile:
             self.context.say("profiling")
-            profile_step(self.train, self.restore, self.context)
+            self.restore()
+            dist.barrier()
+            keep_trace(profiled(self.train, self.context), self.context)
         return result
 
     def _trajectories(self) -> tuple[list[float], list[float]]:

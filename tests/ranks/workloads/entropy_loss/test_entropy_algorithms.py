@@ -14,13 +14,12 @@ from tpbench.job import Job, unsupported_reason
 from tpbench.launcher.planning.plan import ThisHost, skip_reason
 from tpbench.measure.session import Verdict
 from tpbench.workloads.entropy_loss import WORKLOAD, EntropyLoss
-from tpbench.workloads.entropy_loss.bench import setup
 
 ALGORITHMS = ("two_reads", "two_kernels", *(("one_read",) if torch.cuda.is_available() else ()))
 
 
 def ran(cell: EntropyLoss, here: Rank | None = None) -> tuple[Verdict, int]:
-    session = setup(cell, WORKLOAD.variants["triton_tp"], context(here))
+    session = WORKLOAD.set_up(cell, WORKLOAD.variants["triton_tp"], context(here))
     session.step()
     return session.check(), session.costs.bytes_communicated
 

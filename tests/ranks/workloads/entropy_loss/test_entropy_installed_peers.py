@@ -19,7 +19,6 @@ from torch import Tensor
 from tests.support.entropy_loss import context, problem
 from tests.support.ranks import Rank, run_on_ranks
 from tpbench.workloads.entropy_loss import WORKLOAD, EntropyLoss
-from tpbench.workloads.entropy_loss.bench import setup
 
 # The interpreter cannot multiply a bfloat16 number by a scale, as the kernel of flash-attention does.
 CELLS = {
@@ -46,7 +45,7 @@ def complaints(here: Rank | None, name: str) -> list[str | None]:
 
 
 def _complaint(here: Rank | None, name: str, cell: EntropyLoss) -> str | None:
-    session: Any = setup(cell, WORKLOAD.variants[name], context(here))
+    session: Any = WORKLOAD.set_up(cell, WORKLOAD.variants[name], context(here))
     with contextlib.ExitStack() as patches:
         if name == "flash_attn":
             # This function enters the CUDA device of the logits, and gathers into a shape that gloo does not support.

@@ -14,7 +14,6 @@ from tests.support.entropy_loss import DTYPES, LOSSES, alone, context, problem
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tpbench.measure.session import Verdict
 from tpbench.workloads.entropy_loss import WORKLOAD, EntropyLoss
-from tpbench.workloads.entropy_loss.bench import setup
 from tpbench.workloads.entropy_loss.oracle import Oracle
 
 
@@ -43,7 +42,7 @@ def cells(name: str, tp_size: int) -> list[EntropyLoss]:
 def run(here: Rank | None, name: str) -> list[tuple[EntropyLoss, Verdict]]:
     verdicts = []
     for cell in cells(name, here.world_size if here else 1):
-        session = setup(cell, WORKLOAD.variants[name], context(here))
+        session = WORKLOAD.set_up(cell, WORKLOAD.variants[name], context(here))
         session.step()
         verdicts.append((cell, session.check()))
     return verdicts
@@ -79,13 +78,13 @@ def test_each_part_compiles_to_one_graph(loss: str, name: str, monkeypatch: pyte
         monkeypatch.setattr(
             torch, "compile", lambda function, **options: compile_(function, backend="eager", **options)
         )
-    session = setup(problem(loss=loss, compile=True), WORKLOAD.variants[name], context())
+    session = WORKLOAD.set_up(problem(loss=loss, compile=True), WORKLOAD.variants[name], context())
     session.step()
     assert session.check().wrong is None
 
 
 def _communicated(here: Rank | None, name: str, cell: EntropyLoss) -> int:
-    session = setup(cell, WORKLOAD.variants[name], context(here))
+    session = WORKLOAD.set_up(cell, WORKLOAD.variants[name], context(here))
     session.step()
     return session.costs.bytes_communicated
 
@@ -119,14 +118,17 @@ def test_bytes_sent_through_symmetric_memory(loss: str, numbers: int) -> None:
 
 
 def test_unavoidable_bytes() -> None:
-    one = {loss: setup(problem(loss=loss), WORKLOAD.variants["pytorch_tp_manual"], context()).costs for loss in LOSSES}
+    one = {
+        loss: WORKLOAD.set_up(problem(loss=loss), WORKLOAD.variants["pytorch_tp_manual"], context()).costs
+        for loss in LOSSES
+    }
     assert one["cross_entropy"].bytes_moved == 2 * 13 * 101 * 2 + 13 * 8
     assert one["reverse_kl"].bytes_moved == 3 * 13 * 101 * 2
 
 
 def test_the_columns_of_a_verdict() -> None:
     cell = problem(vocab=9000, tokens=2, block_cap=4096, algorithm="two_kernels")
-    session = setup(cell, WORKLOAD.variants["triton_tp"], context())
+    session = WORKLOAD.set_up(cell, WORKLOAD.variants["triton_tp"], context())
     with pytest.raises(RuntimeError, match="run step"):
         session.check()
     session.step()
@@ -139,7 +141,9 @@ def _replicas(here: Rank) -> Verdict:
     """Two replicas of one rank each, of which the second is wrong."""
     single = context(dp_rank=here.rank, dp_size=2)
     place = {"tp_group": None, "dp_group": here.group, "device": here.device}
-    session = setup(problem(), WORKLOAD.variants["pytorch_tp_manual"], type(single)(**{**vars(single), **place}))
+    session = WORKLOAD.set_up(
+        problem(), WORKLOAD.variants["pytorch_tp_manual"], type(single)(**{**vars(single), **place})
+    )
     session.step()
     if here.rank == 1:
         assert session.output is not None

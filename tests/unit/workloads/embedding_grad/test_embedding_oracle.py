@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from tpbench.workloads.embedding_grad.oracle import EmbeddingGradErrors, compare
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     lone_rank(monkeypatch, 1)
+    monkeypatch.setattr(oracle, "gather_objects", lambda value, group: [value])
 
 
 def inputs_of(rank: int = 0, **fields: Any) -> EmbeddingGradInputs:
@@ -64,7 +66,10 @@ def test_the_error_is_that_of_the_worst_row() -> None:
     first, second = (result.norm(dim=1) > 0).nonzero()[:2, 0].tolist()
     result[first] *= 1.25
     result[second] *= 1.5
-    assert compare(inputs, result).grad_error == pytest.approx(0.5, rel=1e-5)
+    errors = compare(inputs, result)
+    assert errors.grad_error == pytest.approx(0.5, rel=1e-5)
+    assert re.match(rf"rank 1: \d+ of \d+ elements of the mean gradient differ, the first at \[{first}, ", errors.place)
+    assert "rank 1: the mean gradient is (" in compare(inputs, result[:-1]).place
 
 
 def test_planted_errors_are_infinite() -> None:

@@ -66,10 +66,10 @@ def test_operations_in_a_row_are_right_at_any_speed(
             rows, k, n = SIZES[turn % 3]
             shard, weight = numbers(engine.rank, turn, rows, k), numbers(engine.rank, turn + 50, n, k)
             grad, saved = numbers(engine.rank, turn + 20, rows * ranks, n), turn % 2 == 0
-            whole, product = parallel_linears.column_forward(engine, shard, weight, saved)
+            whole, product = engine.gather_matmul(shard, weight.t(), keep=saved)
             kept = whole if saved else shard
             found.append((kept, product, *parallel_linears.column_backward(engine, grad, weight, kept, saved)))
-            summed = parallel_linears.row_forward(engine, grad, weight.t())
+            summed = engine.matmul_scatter(grad, weight, awaited=True)()
             found.append((summed, *parallel_linears.row_backward(engine, shard, grad, weight.t())))
         return found
 
@@ -144,13 +144,11 @@ def test_a_sum_goes_around_the_ring_to_its_owner(streams: Installs) -> None:
 ROWS, IN, OUT = 64, 16, 32
 """Tokens and local features of a row-parallel linear. A column-parallel linear swaps the features."""
 OPERATIONS: dict[str, Callable[[CopyEngineSchedule], Any]] = {
-    "row forward": lambda engine: parallel_linears.row_forward(engine, torch.zeros(ROWS, IN), torch.zeros(OUT, IN)),
+    "row forward": lambda engine: engine.matmul_scatter(torch.zeros(ROWS, IN), torch.zeros(IN, OUT), awaited=True)(),
     "row backward": lambda engine: parallel_linears.row_backward(
         engine, torch.zeros(ROWS // engine.size, OUT), torch.zeros(ROWS, IN), torch.zeros(OUT, IN)
     ),
-    "column forward": lambda engine: parallel_linears.column_forward(
-        engine, torch.zeros(ROWS // engine.size, OUT), torch.zeros(IN, OUT), True
-    ),
+    "column forward": lambda engine: engine.gather_matmul(torch.zeros(ROWS // engine.size, OUT), torch.zeros(OUT, IN)),
     "column backward": lambda engine: parallel_linears.column_backward(
         engine, torch.zeros(ROWS, IN), torch.zeros(IN, OUT), torch.zeros(ROWS, OUT), True
     ),

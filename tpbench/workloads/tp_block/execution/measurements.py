@@ -88,12 +88,12 @@ def linear_operation(inputs: BlockInputs, linear: ShardedLinear, direction: str)
     if linear.kind == "row":
         x = numbers(all_rows, weight.shape[1])
         if direction == "forward":
-            return lambda schedule: parallel_linears.row_forward(schedule, x, weight)
+            return lambda schedule: schedule.matmul_scatter(x, weight.t(), awaited=True)()
         grad = numbers(own_rows, weight.shape[0])
         return lambda schedule: parallel_linears.row_backward(schedule, grad, x, weight)
     shard = numbers(own_rows, weight.shape[1])
     if direction == "forward":
-        return lambda schedule: parallel_linears.column_forward(schedule, shard, weight, keep)
+        return lambda schedule: schedule.gather_matmul(shard, weight.t(), keep=keep)
     grad = numbers(all_rows, weight.shape[0])
     kept = shard.repeat(inputs.size, 1) if keep else shard
     return lambda schedule: parallel_linears.column_backward(schedule, grad, weight, kept, keep)

@@ -140,7 +140,6 @@ def create(problem: TrainStep) -> Any:
     model.set_input_embeddings = lambda embedding: builder.replace_embedding_module(model, embedding)
     model.get_layers = lambda: builder.get_transformer_layers(model)
     model.place_buffers = functools.partial(_place_buffers, problem, model)
-    model.tie_weights = functools.partial(_tie_weights, problem, model)
     compute, accepted = model.forward, inspect.signature(model.forward).parameters
 
     def forward(input_ids: torch.Tensor, **inputs: Any) -> Any:
@@ -149,11 +148,6 @@ def create(problem: TrainStep) -> Any:
 
     model.forward = forward
     return model
-
-
-def _tie_weights(problem: TrainStep, model: Any) -> None:
-    if problem.tied:
-        model.lm_head.weight = model.get_input_embeddings().weight
 
 
 def plan(problem: TrainStep, layers: str) -> dict[str, str]:

@@ -198,8 +198,11 @@ def _fuse_norms(model: Any, fuse: bool) -> None:
 def materialise(model: Any, device: torch.device, seed: int) -> None:
     """Move the whole model to `device` and fill it with its initial weights."""
     place_buffers(model, device)
+    embedding, head = model.get_input_embeddings(), model.lm_head
+    tied = head.weight is embedding.weight
     allocate(model, device)
-    model.tie_weights()  # `allocate` gave tied modules separate memory
+    if tied:  # `allocate` gave both separate memory
+        head.weight = embedding.weight
     fill(model, "", seed)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpbench.measure import cuda_graph
-from tpbench.measure.gpu_trace import keep_trace, profiled
 from tpbench.measure.session import Context
 from tpbench.workloads.train_step.estimates import flops_per_token
 from tpbench.workloads.train_step.model.inputs import Batch
@@ -155,16 +154,6 @@ def phase_columns(times_ms: Sequence[Sequence[float]]) -> dict[str, Any]:
     by_phase = dict(zip(PHASES, steps_ms.T.tolist(), strict=True))
     medians = {f"{phase}_ms": by_step[median_step] for phase, by_step in by_phase.items()}
     return medians | {f"step_{phase}_ms": by_step for phase, by_step in by_phase.items()}
-
-
-def profile_step(train: Callable[[], None], restore: Callable[[], None], context: Context) -> None:
-    """Profile one step and keep each rank's trace beside the job's logs.
-
-    `train` trains the step, `restore` prepares it. Collective.
-    """
-    restore()
-    dist.barrier()
-    keep_trace(profiled(train, context), context)
 
 
 def throughput(problem: TrainStep, context: Context, columns: Mapping[str, Any]) -> dict[str, Any]:
