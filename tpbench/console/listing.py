@@ -229,8 +229,9 @@ def _of_variant(
     if isinstance(variant.no_graph_reason, str) and variant.no_graph_reason:
         lines.append(f"  no graph=true: {variant.no_graph_reason}")
     if workload.definition:
-        chosen = [field.name for field in dataclasses.fields(workload.problem)]
-        fields = ["Its fields, beside those of every job:", *_field_lines(workload.problem, chosen, {})]
+        chosen = {field.name: field.default for field in dataclasses.fields(workload.problem)}
+        values = {name: "VALUE" for name, default in chosen.items() if default is dataclasses.MISSING}
+        fields = ["Its fields, beside those of every job:", *_field_lines(workload.problem, chosen, values)]
         return [*lines, "", *fields, "", f"python -m tpbench variant={name} {OWN_SIZE}"]
     lines += [f"  shapes: {' '.join(supported) or 'none'}", ""]
     if options := _field_lines(workload.problem, variant.options, values):

@@ -84,9 +84,8 @@ def _load(where: Where, columns: str | Sequence[str] | None, equal: Mapping[str,
     columns = [columns] if isinstance(columns, str) else columns
     needed = None
     if columns is not None:
-        needed = frozenset({*columns, *equal, *_ORDER, "finished_at", DEFINITION})
+        needed = frozenset({*columns, *equal, *_ORDER, "finished_at", "workload", DEFINITION})
         needed |= label_columns() if LABEL in needed else frozenset()
-        needed |= {"workload"} if any(needed & fields.keys() for fields in column_defaults().values()) else frozenset()
         needed |= {"job"} if "key" in needed else frozenset()
     tables, complaints = read_files(where, needed)
     table, misfits, _ = combine(tables)
@@ -282,11 +281,12 @@ def with_defaults(table: pa.Table) -> pa.Table:
     """Return the table with the defaults of fields that rows lack."""
     for workload, fields in column_defaults().items():
         lacking = [name for name in fields if name in table.column_names and table.column(name).null_count]
-        if lacking:
-            of_workload = pc.fill_null(pc.equal(table.column("workload"), workload), False)
-        for name in lacking:
-            column = table.column(name)
-            default = pa.scalar(str(fields[name]) if column.type == TEXT else fields[name], column.type)
+        of_workload = pc.fill_null(pc.equal(table.column("workload"), workload), False) if lacking else None
+        for name in lacking if of_workload is not None and pc.any(of_workload).as_py() else ():
+            column, value = table.column(name), fields[name]
+            if pa.types.is_null(column.type):  # of a user's workload, no row of which has the field
+                column = column.cast(pa.scalar(value).type)
+            default = pa.scalar(str(value) if column.type == TEXT else value, column.type)
             filled = pc.if_else(pc.and_(pc.is_null(column), of_workload), default, column)
             table = table.set_column(table.column_names.index(name), name, filled)
     return table

@@ -17,6 +17,7 @@ from tpbench.launcher.attempt import new_task, store
 from tpbench.launcher.command_line import rewrites
 from tpbench.launcher.options import command_line_names
 from tpbench.outside.describe import described
+from tpbench.report.analysis.grid import arrange_rows
 from tpbench.results.schema import workload_columns
 from tpbench.settings import JobError
 from tpbench.worker.task import Task
@@ -137,6 +138,27 @@ def test_rows_are_read_without_the_file_in_the_newest_form_of_its_workload(folde
     assert list(rows["tokens"]) == [8, 9] and list(rows["more"]) == [3, 3] and list(rows["delay_ms"]) == [0.5, 0.5]
     assert rows["how"][0] == "plain" and list(rows["label"]) == ["my_op.py:copies"] * 2
     assert (workload_columns()["my_copy"]["delay_ms"].unit, rows["workload"][0]) == ("ms", "my_copy")
+
+
+def test_a_file_is_known_when_rows_of_others_are_read(folder: Path) -> None:
+    rewrites.replace_file_variants(["variant=my_op.py:copies"])
+    assert next(iter(rewrites.command_line_variants().values())).of_workload.name == "my_copy"
+    rows = tpbench.load(ROOT / "outputs/options")
+    assert len(rows) and (rows["delay_ms"].isna().all() if "delay_ms" in rows else True)
+
+
+def test_null_is_a_value_of_a_field(folder: Path) -> None:
+    (folder / "my_op.py").write_text(
+        FILE.replace("delay_ms: float = setting(0.5", "delay_ms: float | None = setting(None")
+    )
+    rewrites.replace_file_variants(["variant=my_op.py:copies"])
+    for cell, delay in enumerate((None, 2.0)):
+        values = {"variant": "my_op.py:copies", "tp_size": 2, "delay_ms": delay, "device": "cpu"}
+        job = parse_job({**values, "output_dir": "outputs"}, outside=dict(rewrites.command_line_variants()))
+        task = new_task(job, folder / str(cell), cell=cell, **FACTS)
+        store(task.result("ok", None, time_ms=1.0), job, task.folder)
+    (grid,) = arrange_rows(tpbench.load("outputs")).grids
+    assert [grid.problem_name(row.key) for row in grid.rows] == ["delay_ms=2", "delay_ms=-"]
 
 
 @pytest.mark.parametrize(

@@ -113,14 +113,18 @@ def _ignored_options(job: Job, request: Request) -> tuple[str, ...]:
 
 
 def ignored_notes(cells: Sequence[Cell]) -> list[str]:
-    """Return a line for each variant that ignores options of the command line, and one for ignored settings."""
-    options: dict[str, dict[str, None]] = {}
-    settings: dict[str, dict[str, None]] = {}
+    """Return a line for each variant that ignores options of the command line, and one for ignored settings.
+
+    A workload from outside that counts no costs gets a line, too.
+    """
+    ignored: dict[str, dict[str, None]] = {}
     for cell in cells:
-        unused = cell.job.unused_settings
+        variant, workload = cell.job.variant, cell.job.workload.name
         for name in cell.ignored:
-            owner, ignored = (cell.job.workload.name, settings) if name in unused else (cell.job.variant, options)
-            ignored.setdefault(owner, {})[name] = None
+            sentence = f"{variant} has no {{}}: ignored"
+            if name in cell.job.unused_settings:
+                sentence = f"{workload} ignores {{}} where its problem fixes the iterations (steps=2 makes it short)"
+            ignored.setdefault(sentence, {})[name] = None
     uncounted = {
         cell.job.workload.name: None
         for cell in cells
@@ -128,11 +132,7 @@ def ignored_notes(cells: Sequence[Cell]) -> list[str]:
     }
     return [
         *(f"{workload} counts no costs, so its rows have no floor: declare them with .costs" for workload in uncounted),
-        *(f"{variant} has no {', '.join(names)}: ignored" for variant, names in options.items()),
-        *(
-            f"{workload} ignores {', '.join(names)} where its problem fixes the iterations (steps=2 makes it short)"
-            for workload, names in settings.items()
-        ),
+        *(sentence.format(", ".join(names)) for sentence, names in ignored.items()),
     ]
 
 
@@ -195,7 +195,8 @@ def seconds_on_cpu(job: Job) -> float | None:
     size = cost_model.size_of(job.flat())
     worked = sum(count for name, count in cost_model.counts(job.variant, size).time.items() if name.startswith("bytes"))
     elements = job.world_size * worked / ITEM_BYTES[job.problem.dtype]
-    return max(small_s, CPU_START_S + CPU_CORE_S * elements / min(available_cores(), job.world_size))
+    cores = min(available_cores(), job.world_size) if job.interpreted else available_cores()
+    return max(small_s, CPU_START_S + CPU_CORE_S * elements / cores)
 
 
 def takes_long_without_gpu(cell: Cell, target: PlanningTarget) -> bool:

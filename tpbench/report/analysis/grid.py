@@ -208,8 +208,11 @@ def _split(records: list[Record], workload: Workload | None) -> tuple[dict[str, 
     problem = (problem_identity(workload) if workload else {"dp_size": 1}) | {"nodes": 1}
     placed = {*pivot.rows, *pivot.sections, *pivot.implied}
     free = {name: default for name, default in problem.items() if name not in placed}
-    # A row of a cell that was never run may lack a value. That doesn't count as a difference.
-    values = {name: {record[name] for record in records} - {None} for name in free}
+    # A row of a cell that was never run may lack a value. That doesn't count as a difference, unless null is a value.
+    values = {
+        name: {record[name] for record in records} - (set() if default is None else {None})
+        for name, default in free.items()
+    }
     facts = {name: value_text(records[0][name]) for name in ("workload", *pivot.sections, "hardware", "device")}
     if records[0]["hardware"] is None:
         facts["hardware"] = "unknown hardware"
