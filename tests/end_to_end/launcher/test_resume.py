@@ -81,16 +81,3 @@ def test_locks_exclude_other_processes_and_end_with_their_owner(tmp_path: Path) 
     other.wait()
     assert ours.acquire(two.job)
     ours.close()
-
-
-def test_a_failed_cell_is_tried_again_and_has_one_row(tmp_path: Path) -> None:
-    held = Held(tmp_path)
-    running = Running(*CELLS[:2], "seed=1", *CELLS[3:], "retries=2", cwd=tmp_path, env=held.env)
-    for tries in ("0", "0.2"):
-        running.wait_for("importing torch", rank=0, cell=tries).kill()
-    held.release()
-    code, output = running.end()
-    (row,) = package.load(tmp_path / "outputs").to_dict("records")
-    assert (row["status"], row["tries"], code) == ("ok", 3, 0)
-    assert output.count("retry pytorch_tp_manual") == 2
-    assert "SIGKILL" in output

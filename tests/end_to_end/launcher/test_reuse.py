@@ -93,17 +93,6 @@ def test_a_fault_ends_the_group_and_the_next_job_gets_a_new_one(tmp_path: Path) 
     assert gone(family)
 
 
-def test_killed_with_its_groups_a_sweep_leaves_nothing(tmp_path: Path) -> None:
-    endless = (*PROBLEM, *WITHOUT_END)
-    running = Running("-m", "variant=pytorch_tp_manual", "seed=1,2", *endless, "reuse=true", cwd=tmp_path)
-    running.wait_for("setting up", rank=0)
-    family = running.family()
-    running.process.kill()
-    running.end()
-    assert len(family) >= 3
-    assert gone(family)
-
-
 def test_a_removed_output_folder_ends_a_warm_sweep_in_one_line(tmp_path: Path) -> None:
     endless = (*PROBLEM, *WITHOUT_END)
     sweep = ("-m", "variant=pytorch_tp_manual", "seed=1,2", *endless, "tp_size=1", "reuse=true")

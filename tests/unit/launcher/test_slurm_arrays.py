@@ -34,17 +34,6 @@ def test_tensor_parallel_ranks_share_a_node_and_replicas_spread(
     assert layout(job(tp_size=tp_size, dp_size=dp_size), per_node) == Layout(nodes, ranks, "cuda")
 
 
-def test_the_resources_of_an_array() -> None:
-    settings = SlurmSettings.parse({"partition": "p", "mem_gib": 1.5, "sbatch": {"mail-type": "END"}, "qos": "low"})
-    assert Layout(2, 8, "cuda").resources(settings, timeout_s=90, after=None) == {
-        "nodes": 2, "ntasks_per_node": 1, "gpus_per_node": 8, "time": 12, "mem": "1536M", "partition": "p",
-        "qos": "low", "array_parallelism": 256, "signal_delay_s": 90,
-        "additional_parameters": {"requeue": True, "mail-type": "END"},
-    }  # fmt: skip
-    on_cpus = Layout(1, 2, "cpu").resources(SlurmSettings(), timeout_s=600, after=None)
-    assert (on_cpus["cpus_per_task"], on_cpus["time"], "gpus_per_node" in on_cpus) == (2, 20, False)
-
-
 def test_an_array_that_waits_for_another_keeps_the_user_s_dependency() -> None:
     settings = SlurmSettings.parse({"sbatch": {"dependency": "singleton"}})
     resources = Layout(1, 2, "cpu").resources(settings, timeout_s=90, after="7")

@@ -85,15 +85,6 @@ def test_a_partition_that_cannot_be_found(code: int, said: str, monkeypatch: pyt
         Partition.find(SlurmSettings(partition="gpuu"))
 
 
-def test_the_reason_of_a_pending_job_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = "7_0|PENDING|ReqNodeNotAvail, UnavailableNodes:a\n7_1|RUNNING|None\n7_2|PENDING|None\n"
-    monkeypatch.setattr(cluster, "answer", lambda *line: subprocess.CompletedProcess(line, 0, said, ""))
-    found = states(["7_0", "7_1", "7_2"])
-    assert found == {"7_0": "PENDING", "7_1": "RUNNING", "7_2": "PENDING"}
-    words = ["pending (ReqNodeNotAvail, UnavailableNodes:a)", "running", "pending"]
-    assert [each.text for each in found.values()] == words
-
-
 ANSWERS = {
     "squeue": "7_0|RUNNING\n7_1|PENDING\n9|TIMEOUT\n",
     "sacct": "7_2|CANCELLED by 0\n7_3|COMPLETED\n",
@@ -114,27 +105,3 @@ def test_without_an_answer_of_the_queue_no_state_is_known(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(cluster, "answer", answer)
     assert states(["7_0"]) == {}
-
-
-def test_jobs_are_cancelled_until_all_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    queue = iter(["7_0|RUNNING\n7_1|COMPLETED\n", "7_0|COMPLETING\n7_1|COMPLETED\n", "7_0|CANCELLED\n7_1|COMPLETED\n"])
-    cancelled = []
-
-    def answer(*line: str) -> subprocess.CompletedProcess[str]:
-        if line[0] == "scancel":
-            cancelled.append(line[1:])
-            return subprocess.CompletedProcess(line, 0, "", "")
-        return subprocess.CompletedProcess(line, 0, next(queue), "")
-
-    monkeypatch.setattr(cluster, "POLL_S", 0)
-    monkeypatch.setattr(cluster, "answer", answer)
-    cluster.cancel_and_wait(["7_0", "7_1"])
-    assert cancelled == [("7_0",), ("7_0",)]
-    assert next(queue, None) is None
-
-
-def test_a_final_state_is_not_completing(monkeypatch: pytest.MonkeyPatch) -> None:
-    queue = iter(["7_0|COMPLETING\n", "7_0|CANCELLED\n"])
-    monkeypatch.setattr(cluster, "POLL_S", 0)
-    monkeypatch.setattr(cluster, "answer", lambda *line: subprocess.CompletedProcess(line, 0, next(queue), ""))
-    assert cluster.final_states(["7_0"]) == {"7_0": "CANCELLED"}

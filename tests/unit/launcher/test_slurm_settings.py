@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from omegaconf import OmegaConf
 
 from tpbench.launcher.command_line.checks import check_overrides
 from tpbench.launcher.slurm.cluster import SlurmSettings, drop_client_variables
-from tpbench.launcher.slurm.runner import _required
 from tpbench.settings import JobError
 
 CONF = Path(__file__).resolve().parents[3] / "conf"
@@ -66,21 +64,9 @@ def test_invalid_options_are_refused(values: dict[str, Any], message: str) -> No
         SlurmSettings.parse(values)
 
 
-def test_a_flag_of_sbatch_has_no_value() -> None:
-    values = {"exclusive": True, "overcommit": False, "nice": 7}
-    assert SlurmSettings.parse({"sbatch": values}).sbatch == (("exclusive", True), ("nice", "7"))
-
-
 def test_variables_that_change_slurms_commands_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     variables = ("SQUEUE_PARTITION", "SBATCH_WAIT", "SBATCH_PARTITION", "SBATCH_ACCOUNT", "SLURM_CONF")
     for name in variables:
         monkeypatch.setenv(name, "x")
     drop_client_variables(SlurmSettings(partition="gpu"))
     assert [name for name in variables if name in os.environ] == ["SBATCH_ACCOUNT", "SLURM_CONF"]
-
-
-def test_a_setup_line_that_fails_ends_the_job(tmp_path: Path) -> None:
-    lines = map(_required, ["export X=1  # a comment", "echo 'it broke' >&2; false", "echo went on"])
-    done = subprocess.run(["bash", "-c", "\n".join(lines)], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "it broke\nthis line of hydra.launcher.setup failed: echo 'it broke' >&2; false\n"
