@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -92,39 +92,30 @@ def run_sweep(cells: Sequence[Cell], folder: Path, options: SweepOptions, runner
     return attempts
 
 
+@dataclass
 class _Sweep:
     """The state of a running sweep: which cells have ended, and which old rows a new one replaces."""
 
-    def __init__(
-        self,
-        cells: Sequence[Cell],
-        folder: Path,
-        options: SweepOptions,
-        runner: Host | Slurm,
-        locks: CellLocks,
-        display: Display,
-    ) -> None:
-        self.folder, self.options, self.runner = folder, options, runner
-        self.locks, self.display = locks, display
-        self.originals = [cell for cell in cells if cell.same_as is None]
-        self.copies = [cell for cell in cells if cell.same_as is not None]
-        self.ended: dict[int, Attempt] = {}
-        """By the cell's index, its last attempt."""
-        self.replaced: dict[int, Sequence[Mapping[str, Any]]] = {}
-        """By the cell's index: rows of failed attempts, which are deleted once the cell has a new row."""
-        self.rows_written = 0
+    cells: Sequence[Cell]
+    folder: Path
+    options: SweepOptions
+    runner: Host | Slurm
+    locks: CellLocks
+    display: Display
+    ended: dict[int, Attempt] = field(default_factory=dict)
+    """By the cell's index, its last attempt."""
+    replaced: dict[int, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    """By the cell's index: rows of failed attempts, which are deleted once the cell has a new row."""
+    rows_written: int = 0
 
     def run(self) -> None:
-        if not self.options.resume:
-            for cell in self.originals:
-                self.locks.acquire(
-                    cell.job
-                )  # for resuming sweeps to see; two sweeps may measure the same cell on purpose
-            self._run(self.originals)
+        originals = [cell for cell in self.cells if cell.same_as is None]
+        locked = [cell for cell in originals if self.locks.acquire(cell.job)]
+        if not self.options.resume:  # the locks tell resuming sweeps; two sweeps may measure the same cell on purpose
+            self._run(originals)
             return
-        locked = [cell for cell in self.originals if self.locks.acquire(cell.job)]
         self._resume(locked)
-        for cell in self.originals:
+        for cell in originals:
             if cell not in locked:  # another sweep runs it; if that one leaves no row, this sweep runs it
                 self.display.start(cell, "runs in another sweep")
                 while not self.locks.acquire(cell.job):
@@ -191,7 +182,7 @@ class _Sweep:
                 discard_rows(attempt.cell.job.output_dir, self.replaced.pop(attempt.cell.index, ()))
         self.locks.release(attempt.cell.job)
         self.display.finish(attempt)
-        for cell in self.copies:
+        for cell in self.cells:
             if cell.same_as == attempt.cell.index:
                 self.ended[cell.index] = replace(attempt, cell=cell, note=f"the same job as cell {cell.same_as}")
                 self.display.finish(self.ended[cell.index])

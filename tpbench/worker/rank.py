@@ -63,7 +63,8 @@ def main(file: Path) -> NoReturn:
     lines, progress = JsonLines(file), JsonLines(file.with_name(PROGRESS_FILE))
     done = 0
     while True:
-        for task_files in _next_lines(lines):
+        time.sleep(POLL_S)
+        for task_files in lines.read():
             started = time.monotonic()
             tasks = [Task.load(Path(task_file)) for task_file in task_files]
             if done == 0:
@@ -77,12 +78,6 @@ def _require_parent(task: Task) -> None:
     """Exit if torchrun ended before this process could ask to end with it. `task`: the first one of the torchrun."""
     if not parent_runs_job(task.row_id):
         os._exit(ERROR)
-
-
-def _next_lines(lines: JsonLines) -> list[Any]:
-    while not (values := lines.read()):
-        time.sleep(POLL_S)
-    return values
 
 
 def leave(code: int = 0) -> NoReturn:
