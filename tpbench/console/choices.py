@@ -15,7 +15,7 @@ from tpbench.launcher.options import read_choice
 from tpbench.outside.variant import from_entry_point, installed_names
 from tpbench.settings import JobError, spelled
 from tpbench.suggestions import unknown
-from tpbench.workloads import Variant, Workload, variants, workloads
+from tpbench.workloads import NAMES, Variant, Workload, variants, workloads
 
 CONF = Path(tpbench.__file__).resolve().parent / "conf"
 folders = [CONF]
@@ -73,7 +73,7 @@ def sections_of(topic: str, gpus: int) -> list[tuple[str, list[Entry]]]:
     models = "model=  of train_step, with any of its shapes; or a path to a local folder with a config.json"
     installed = [_installed(name, gpus) for name in installed_names()]
     sections = [
-        *(_variants(workload, gpus) for workload in workloads().values()),
+        *(_variants(workloads()[name], gpus) for name in NAMES),
         (PRESETS, [entry for entry in _commented("variant") if entry.name not in variants()]),
         ("shape=", shapes(gpus)),
         (models, _commented("model")),

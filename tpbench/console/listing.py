@@ -32,7 +32,7 @@ from tpbench.outside.variant import OutsideVariant
 from tpbench.settings import JobError, spelled
 from tpbench.suggestions import unknown
 from tpbench.tables import aligned_lines
-from tpbench.workloads import Variant, Workload, variants, workloads
+from tpbench.workloads import NAMES, Variant, Workload, variants, workloads
 
 WIDTH = 100
 """Most columns of a line."""
@@ -141,7 +141,7 @@ def all_fields() -> str:
     values = _composed("triton_tp")
     shared = [_section(owner, settings, values) for owner, settings in owners.items()]
     slurm = _section("Slurm jobs: hydra.launcher.NAME=VALUE", SlurmSettings, {})
-    return "\n".join([*shared, *map(fields_of, workloads()), slurm])
+    return "\n".join([*shared, *map(fields_of, NAMES), slurm])
 
 
 def fields_of(workload: str) -> str:

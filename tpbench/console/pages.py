@@ -31,6 +31,7 @@ from tpbench.report.command import main as report
 from tpbench.results.schema import FLAG, INT, REAL, REALS, STATUSES, TEXT, TIME, common_columns, workload_columns
 from tpbench.settings import JobError
 from tpbench.tables import Document, Table, as_markdown
+from tpbench.workloads import NAMES
 
 ROOT = Path(tpbench.__file__).resolve().parents[1]
 COMMANDS = {"report": report, "predict": predict}
@@ -77,7 +78,8 @@ def _choices() -> str:
 
 def _columns() -> str:
     sections = {"Every row": common_columns()}
-    sections |= {f"Further columns of {name}": added for name, added in workload_columns().items()}
+    added = workload_columns()  # also of users' files of which this process has read rows
+    sections |= {f"Further columns of {name}": added[name] for name in NAMES}
     return _tables(
         ("column", "type", "unit", "meaning"),
         {
