@@ -3,13 +3,14 @@
 import gc
 import importlib
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
 from tests.support.fault_catalogue import FAULTS
+from tpbench import workloads
 
 # Without a GPU the kernels run in Triton's interpreter. Triton reads this variable when it is imported.
 if not torch.cuda.is_available():
@@ -25,6 +26,16 @@ settings.load_profile("tests")
 # Tests run side by side. More threads would wait for each other in busy loops, which multiplies the CPU time.
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the commands that tests start, and for workers of pytest-xdist
 torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def forget_workloads() -> Iterator[None]:
+    """Forget the workloads of users' files of which a module's tests have read rows."""
+    yield
+    if workloads._registered:
+        workloads._registered.clear()
+        for cached in workloads._caches:
+            cached.cache_clear()
 
 
 @pytest.hookimpl(wrapper=True)

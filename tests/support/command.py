@@ -121,6 +121,12 @@ def until(found: Callable[[], Found | None], what: str, evidence: Callable[[], s
     raise AssertionError(f"waited too long for {what}{evidence() if evidence else ''}")
 
 
+def _take_signals() -> None:
+    """Take what a command in the foreground takes: in the background or under nohup, pytest ignores these signals."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 class Running:
     """A started `python -m tpbench ARGUMENTS`. Tests look at its processes and disturb them while it runs."""
 
@@ -133,8 +139,7 @@ class Running:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            # As a shell does for a foreground command; pytest may have been started with SIGINT ignored.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+            preexec_fn=_take_signals,
         )
 
     def wait_for(self, phase: str, rank: int, cell: int | str = 0) -> psutil.Process:

@@ -46,10 +46,11 @@ class SignalledLock:
 
 @pytest.fixture(autouse=True)
 def interruptible() -> Iterator[None]:
-    """Take SIGINT even if a shell started the tests in the background, which ignores it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Take signals that are ignored if the tests were started in the background or under nohup."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in interrupts.SIGNALS}
     yield
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
