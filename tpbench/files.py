@@ -63,7 +63,7 @@ def lock(descriptor: int, byte: int | None = None, *, wait: bool = False) -> boo
             fcntl.lockf(descriptor, operation, 1, byte)
     except OSError as error:
         if error.errno not in _HELD_BY_ANOTHER:
-            raise
+            raise OSError(error.errno, f"this file system has no locks: {error.strerror}") from None
         return False
     return True
 

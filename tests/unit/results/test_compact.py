@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,7 @@ import tpbench
 from tests.support.launcher_rows import cell, measured
 from tpbench.files import lock
 from tpbench.launcher.attempt import new_task, store
-from tpbench.results.compact import Busy, compact
+from tpbench.results.compact import Busy, compact, main
 from tpbench.results.write import RowExists, row_exists
 
 
@@ -76,6 +79,19 @@ def test_two_at_once_are_refused(tmp_path: Path) -> None:
         assert lock(file.fileno())
         with pytest.raises(Busy):
             compact(tmp_path)
+
+
+def test_a_file_system_without_locks_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    fill(tmp_path, 2)
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert main([str(tmp_path)]) == 1
+    assert "this file system has no locks: No locks available" in capsys.readouterr().err
+    assert seeds(tmp_path) == [0, 1]
 
 
 def test_files_that_were_merged_before_may_stay(tmp_path: Path) -> None:
