@@ -65,6 +65,7 @@ def test_a_rank_that_hangs_and_one_that_spins(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(SPIN.replace("{limit}", str(TIME_LIMIT_S)))
     env = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     stopped, spinning, warm = (tmp_path / name for name in ("stopped", "spinning", "warm"))
+    sweeps = []
     for folder, number, rank, reuse in (
         (stopped, signal.SIGSTOP, 0, "reuse=false"),
         (spinning, signal.SIGUSR2, 1, "reuse=false"),
@@ -72,6 +73,8 @@ def test_a_rank_that_hangs_and_one_that_spins(tmp_path: Path) -> None:
     ):
         folder.mkdir()
         running = Running(*ENDLESS, f"timeout_s={TIME_LIMIT_S}", reuse, cwd=folder, env=env)
+        sweeps.append((folder, running, number, rank))
+    for folder, running, number, rank in sweeps:
         victim = running.wait_for("first pass", rank=rank)
         family = running.family()
         victim.send_signal(number)

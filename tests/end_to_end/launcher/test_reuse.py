@@ -31,15 +31,15 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> pd.Series:
     return row
 
 
-def test_the_twelfth_warm_job_makes_the_row_that_a_fresh_one_makes(tmp_path: Path, fresh: pd.Series) -> None:
+def test_the_eighth_warm_job_makes_the_row_that_a_fresh_one_makes(tmp_path: Path, fresh: pd.Series) -> None:
     """Before it are other seeds, sizes and variants."""
     sizes = [each for each in SMALL if not each.startswith("tokens")]
-    warm = tpbench("-m", "tokens=128,64", "seed=3,4,5", "variant=pytorch_tp_manual,pytorch_gather", *sizes,
+    warm = tpbench("-m", "tokens=128,64", "seed=3,5", "variant=pytorch_tp_manual,pytorch_gather", *sizes,
                    "reuse=true", cwd=tmp_path)  # fmt: skip
     assert warm.returncode == 0, warm.stderr
     rows = package.load(tmp_path / "outputs").sort_values("cell")
-    assert list(rows["warm"]) == [False] + [True] * 11
-    assert list(rows["jobs_before"]) == list(range(12))
+    assert list(rows["warm"]) == [False] + [True] * 7
+    assert list(rows["jobs_before"]) == list(range(8))
     last = rows.iloc[-1]
     assert (last["variant"], last["seed"]) == ("pytorch_gather", 5)
     assert last[SAME].to_dict() == fresh[SAME].to_dict()
