@@ -10,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from tests.support.fault_catalogue import FAULTS
-from tpbench import workloads
+from tests.support.registered import forget
 
 # Without a GPU the kernels run in Triton's interpreter. Triton reads this variable when it is imported.
 if not torch.cuda.is_available():
@@ -32,10 +32,7 @@ torch.set_num_threads(1)
 def forget_workloads() -> Iterator[None]:
     """Forget the workloads of users' files of which a module's tests have read rows."""
     yield
-    if workloads._registered:
-        workloads._registered.clear()
-        for cached in workloads._caches:
-            cached.cache_clear()
+    forget()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -84,7 +84,7 @@ def test_every_variant_and_choice_is_named() -> None:
 
 
 def test_the_workflow_fails_for_a_worse_variant(tmp_path: Path) -> None:
-    """Its commands run for a first commit, and for one that needs 64 MiB more, which no busy machine hides."""
+    """The commands of the workflow run for a first commit, then for one that needs 64 MiB more on any machine."""
     workflow = re.findall(r"```yaml\n(.*?)```", (ROOT / "tpbench/docs/ci.md").read_text(), flags=re.DOTALL)[0]
     commands = [step["run"] for step in yaml.safe_load(workflow)["jobs"]["measure"]["steps"] if "run" in step]
     script = "\n".join(commands).replace("shape=v32k_tp1", "shape=tiny_tp2 device=cpu measure=quick")

@@ -10,6 +10,7 @@ import pytest
 
 import tpbench
 from tests.support.launcher_rows import FACTS
+from tests.support.registered import forget
 from tpbench import workloads
 from tpbench.console import information
 from tpbench.job import parse_job
@@ -78,13 +79,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr("tpbench.outside.variant._description", lambda *where: json.dumps(described(*where)))
     yield tmp_path
     forget()
-
-
-def forget() -> None:
-    """Forget workloads of users' files, as another process would."""
-    workloads._registered.clear()
-    for cached in workloads._caches:
-        cached.cache_clear()
 
 
 def test_a_file_declares_fields_variants_and_columns(folder: Path) -> None:

@@ -142,7 +142,7 @@ def test_another_gpu_with_its_bandwidth_has_scaled_times(predict):
 
 
 def test_a_known_gpu_needs_no_numbers(predict):
-    """Its memory and its bandwidth, by the datasheet, stand in for the user's numbers."""
+    """The memory and the bandwidth of the datasheet stand in for the user's numbers."""
     own, other = (json.loads(predict(*arguments, "--format", "json")) for arguments in ((), ("--gpu", "A100")))
     assert other["gpu_memory_gib"] == 79.2 and other["slowdown"] == pytest.approx(4800 / 2039)
     times = [found["variants"]["triton_tp"]["device_ms"]["value"] for found in (own, other)]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import os
 import re
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -49,14 +49,23 @@ def require() -> None:
         raise JobError(f"plots need matplotlib: {packages.install_command('report')}")
 
 
+def _import_matplotlib() -> None:
+    """Import matplotlib, which reads MPLBACKEND only then, and leave the variable to other programs as it was."""
+    before = os.environ.get("MPLBACKEND")
+    os.environ["MPLBACKEND"] = "agg"
+    importlib.import_module("matplotlib")
+    os.environ.pop("MPLBACKEND")
+    if before is not None:
+        os.environ["MPLBACKEND"] = before
+
+
 @contextlib.contextmanager
 def drawing(name: str) -> Iterator[None]:
     """Set the style under which a figure is made and written. `name` makes its ids the same in every run.
 
     The user's matplotlibrc and MPLBACKEND count for nothing: Jupyter sets a backend that other programs may lack.
     """
-    if "matplotlib" not in sys.modules:
-        os.environ["MPLBACKEND"] = "agg"
+    _import_matplotlib()
     import matplotlib
 
     settings: Any = {  # matplotlib names hundreds of keys in its type
