@@ -98,13 +98,9 @@ def _last_words(log: Path) -> str:
     """
     words, _, stack = _text(log).partition(_STACK)
     calls = [(Path(file), f"{line} ({name})") for file, line, name in _FRAME.findall(stack)]
-    of_tpbench = [
-        (file.relative_to(_PACKAGE.parent), place) for file, place in calls if file.is_relative_to(_PACKAGE)
-    ]
+    of_tpbench = [(file.relative_to(_PACKAGE.parent), place) for file, place in calls if file.is_relative_to(_PACKAGE)]
     of_user = [
-        (Path(file.name), place)
-        for file, place in calls
-        if not (file.is_relative_to(_PACKAGE) or _is_of_library(file))
+        (Path(file.name), place) for file, place in calls if not (file.is_relative_to(_PACKAGE) or _is_of_library(file))
     ]
     places = [f"{file}:{place}" for file, place in (of_user or of_tpbench or calls)[:_MOST_CALLS]]
     at = [f"now in {', called in '.join(places)}"] if places else []
