@@ -7,6 +7,7 @@ from pathlib import Path
 
 import tpbench as package
 from tests.support.command import ROOT, tpbench
+from tpbench.results.schema import workload_columns
 
 FAULTY = """\
 from average import average, nccl
@@ -41,7 +42,8 @@ def test_a_sweep_an_interruption_and_a_report_without_the_file(tmp_path: Path) -
     assert set(right["interleaved_cells"]) == {2} and set(right["fresh"]) == {True}
     assert all(right["floor_ms"] > 0) and list(right["bytes_communicated"]) == [64 * 32 * 4, 128 * 32 * 4]
     assert re.search(r"rank 1: 1 of 2048 elements of mean differ, the first at \[2, 3\]: ", wrong["reason"].iloc[0])
+    assert all(right["copy_ms"] > 0) and workload_columns()["average"]["copy_ms"].unit == "ms"
     shown = tpbench("report", "outputs", cwd=tmp_path).stdout
     assert "average, " in shown and re.search(r"^ +2 +64 .*ms .*wrong", shown, re.MULTILINE), shown
-    compared = tpbench("report", "outputs", "--columns", "hidden,output_error,bytes_moved", cwd=tmp_path)
+    compared = tpbench("report", "outputs", "--columns", "hidden,copy_ms,bytes_moved", cwd=tmp_path)
     assert compared.returncode == 0 and "16384" in compared.stdout, compared.stdout + compared.stderr

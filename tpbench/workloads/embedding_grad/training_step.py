@@ -150,6 +150,16 @@ class OtherParameters:
         )
 
 
+class OtherWork:
+    """The work of a training step beside the exchange."""
+
+    def __init__(self, inputs: EmbeddingGradInputs, stopwatch: Stopwatch) -> None:
+        problem = inputs.problem
+        self.index = None if problem.index == "none" else ForwardIndex(inputs)
+        self.stand_in = StandIn(problem.overlap_ms, inputs.device, stopwatch)
+        self.parameters = OtherParameters(inputs)
+
+
 class TrainingStep:
     """An iteration of both passes, the exchange, and all-gathers and reduce-scatters of other parameters, if any.
 

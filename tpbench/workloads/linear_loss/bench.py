@@ -1,69 +1,62 @@
-"""The linear loss on a rank: make the shard, run the variant, compare with the oracle, time the products beside it."""
+"""The linear loss on a rank: its shard, its counted costs, the comparison with the oracle, the products alone."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
 import torch
 
-from tpbench.measure.clock import Stopwatch, do_nothing
+from tpbench.measure.clock import do_nothing
 from tpbench.measure.ranks import gather_number
-from tpbench.measure.rates import compute_ms, gemm_tflops
 from tpbench.measure.session import Context, Costs, Verdict
-from tpbench.workloads import Variant
 from tpbench.workloads.linear_loss.inputs import Output, Shard, make_shard
 from tpbench.workloads.linear_loss.oracle import Oracle, bytes_moved
 from tpbench.workloads.linear_loss.problem import WORKLOAD, LinearLoss
-from tpbench.workloads.step import StepSession
 
 MOST_ROWS = 8192
 """Rows of a product. More rows are worked on in chunks, so that the logits of any number of tokens fit."""
 
+WORKLOAD.inputs(make_shard)
 
-class LinearLossSession(StepSession[Output]):
-    """A variant on this rank's shard."""
 
-    def __init__(self, problem: LinearLoss, variant: Variant, context: Context, tflops: float | None = None) -> None:
-        self.problem, self.context = problem, context
-        self.shard = make_shard(problem, context)
-        self.stopwatch = Stopwatch(context)
-        self.tflops = tflops or gemm_tflops(self.shard.hidden.dtype, context.device, self.stopwatch)
-        inputs = self.inputs_of(self.shard)
-        super().__init__(variant, variant.prepare(problem, self.shard), Output, inputs)
+@WORKLOAD.costs
+def costs(problem: LinearLoss, rank: Context) -> Costs:
+    """Return the unavoidable costs of a rank with the most columns.
 
-    @property
-    def costs(self) -> Costs:
-        """Counted costs. The bytes that a variant sends may be known only after a step."""
-        return costs(self.problem, self.context.tp_size, self.bytes_communicated, self.tflops)
+    For training, the floor is the time of the products, then one pass of the loss: each logit is read once and its
+    gradient is written once. A product and that pass need each other's results. The sum of the hidden states' gradients
+    over ranks does not count, because the product of the weight's gradient hides it. Without gradients, the floor is
+    the time of the products, or that of reading their factors if it is longer.
+    """
+    columns = -(-problem.vocab // rank.tp_size)
+    flops = problem.products * 2 * problem.tokens * problem.hidden * columns
+    return Costs(bytes_moved(problem, rank.tp_size), 0, flops, consecutive=problem.trains)
 
-    def check(self) -> Verdict:
-        """Compare the output of the last step with the oracle, then free it."""
-        verdict = Oracle(self.problem, self.shard).compare(self.take_output())
-        verdict.columns.update({"gemm_tflops": self.tflops, **self.columns_of_variant(WORKLOAD)})
-        return verdict
 
-    def details(self, columns: Mapping[str, Any]) -> dict[str, Any]:
-        """Return columns about the products alone, timed alternately with the step. Collective."""
-        products = Products(self.problem, self.shard)
-        step_ms = columns.get("device_ms") or columns["time_ms"]
-        slowest_ms = max(gather_number(step_ms, self.context))
-        iterations = _iterations(slowest_ms, self.context.device.type)
-        step, alone = self.stopwatch.interleaved_ms(
-            (self.step, self.restore), (products.run, do_nothing), iterations=iterations
-        )
-        own_step, own_alone = self.stopwatch.blocks_ms(
-            (self.step, self.restore), (products.run, do_nothing), iterations=iterations
-        )
-        outputs = sum(products.bytes_of_outputs) / 2**30
-        return {
-            "products_ms": median(alone),
-            "over_products": median(step) / median(alone),
-            "over_products_alone": median(own_step) / median(own_alone),
-            "tflops": self.costs.flops / step_ms / 1e9,
-            "above_outputs_gib": max(gather_number(columns["peak_gib"] - outputs, self.context)),
-        }
+@WORKLOAD.check(Output)
+def check(problem: LinearLoss, shard: Shard, output: Output, rank: Context) -> Verdict:
+    """Compare an output with the oracle."""
+    return Oracle(problem, shard).compare(output)
+
+
+@WORKLOAD.details
+def details(problem: LinearLoss, shard: Shard, session: Any, rank: Context) -> dict[str, Any]:
+    """Return columns about the products alone, timed alternately with the step. Collective."""
+    products = Products(problem, shard)
+    step_ms = session.columns.get("device_ms") or session.columns["time_ms"]
+    iterations = _iterations(max(gather_number(step_ms, rank)), rank.device.type)
+    timed = ((session.step, session.restore), (products.run, do_nothing))
+    step, alone = session.stopwatch.interleaved_ms(*timed, iterations=iterations)
+    own_step, own_alone = session.stopwatch.blocks_ms(*timed, iterations=iterations)
+    outputs = sum(products.bytes_of_outputs) / 2**30
+    return {
+        "products_ms": median(alone),
+        "over_products": median(step) / median(alone),
+        "over_products_alone": median(own_step) / median(own_alone),
+        "tflops": session.costs.flops / step_ms / 1e9,
+        "above_outputs_gib": max(gather_number(session.columns["peak_gib"] - outputs, rank)),
+    }
 
 
 class Products:
@@ -113,30 +106,3 @@ def _iterations(step_ms: float, device: str) -> int:
     """Return how many iterations of a step take about 3 s, within limits. The products are timed as often."""
     fewest, most = {"cuda": (6, 40), "cpu": (1, 1)}[device]
     return max(fewest, min(most, int(3000 / step_ms)))
-
-
-def costs(problem: LinearLoss, tp_size: int, bytes_communicated: int, tflops: float) -> Costs:
-    """Return the costs of a rank with the most columns.
-
-    For training, the floor is the time of the products, then one pass of the loss: each logit is read once and its
-    gradient is written once. A product and that pass need each other's results. The sum of the hidden states' gradients
-    over ranks does not count, because the product of the weight's gradient hides it. Without gradients, the floor is
-    the time of the products, or that of reading their factors if it is longer.
-    """
-    columns = -(-problem.vocab // tp_size)
-    flops = problem.products * 2 * problem.tokens * problem.hidden * columns
-    return Costs(
-        bytes_moved=bytes_moved(problem, tp_size),
-        bytes_communicated=bytes_communicated,
-        flops=flops,
-        compute_ms=compute_ms(flops, tflops),
-        consecutive=problem.trains,
-    )
-
-
-def setup(problem: LinearLoss, variant: Variant, context: Context, tflops: float | None = None) -> LinearLossSession:
-    """Return the session of one cell on this rank.
-
-    tflops: the rate of large products in TFLOP/s. None: it is measured, which is collective.
-    """
-    return LinearLossSession(problem, variant, context, tflops)
