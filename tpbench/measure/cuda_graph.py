@@ -12,6 +12,8 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from tpbench.measure.session import Session
+
 WARMUP_PASSES = 3
 """Passes before a capture: they allocate shared memory and choose kernels."""
 
@@ -61,3 +63,19 @@ def capture(
         if collects_garbage:
             gc.enable()
     return CapturedWork(result, graph.replay)
+
+
+def captured_step(session: Session, pool: Any = None) -> Callable[[], None]:
+    """Return the session's step as the replay of a graph. The session's output is filled by the first replay.
+
+    `pool`: as in `capture`.
+    """
+
+    def one_pass() -> None:
+        session.restore()
+        session.step()
+
+    session.release()
+    warm_up(one_pass)
+    session.release()
+    return capture(session.step, pool=pool).replay

@@ -1,4 +1,4 @@
-"""Measure one cell on one rank: first pass, check, both clocks until the medians are precise, and a row's columns.
+"""Measure one cell on one rank: first pass, check, the clocks until the medians are precise, and a row's columns.
 
 Columns about the GPUs of a cell are missing on a CPU.
 """
@@ -13,6 +13,7 @@ import torch
 
 from tpbench.measure import cuda_graph, rank_memory
 from tpbench.measure.audit import changed_inputs_reason, is_audited, prepare_audit, timed_result_reason
+from tpbench.measure.chained import chained_run
 from tpbench.measure.clock import Clock, ColdCache, DeviceClock, WallClock
 from tpbench.measure.gpu import SAMPLE_S, ClockWatch, iteration_energy_j, this_gpu
 from tpbench.measure.gpu_trace import bottleneck_columns
@@ -34,13 +35,17 @@ from tpbench.measure.stop_rules import ClockRun, RoundRequest, run_rounds
 Measured = tuple[Verdict, dict[str, Any]]
 """The verdict of a session, and the columns of its row."""
 
-CLOCKS = {"wall": ("time", "samples_ms", "round_ms"), "device": ("device", "device_samples_ms", "device_round_ms")}
+CLOCKS = {
+    "wall": ("time", "samples_ms", "round_ms"),
+    "device": ("device", "device_samples_ms", "device_round_ms"),
+    "chained": ("chained", "chained_samples_ms", "chained_round_ms"),
+}
 """By clock: the beginning of the names of its statistics, as in `time_ms`, and the columns with its samples and with
 the medians of its rounds."""
 
 
 def measurement(
-    session: Session,
+    set_up: Callable[[], Session],
     context: Context,
     settings: MeasureSettings,
     copy_gb_per_s: float,
@@ -49,11 +54,11 @@ def measurement(
 ) -> Generator[RoundRequest, bool, Measured]:
     """Return the verdict of a session and the columns of its row. A wrong result has no time. Collective.
 
-    The first pass compiles and fills caches. The second pass is checked, and its peak memory is stored. Then both
+    The first pass compiles and fills caches. The second pass is checked, and its peak memory is stored. Then all
     clocks time further iterations. A `ScheduledSession` runs exactly the iterations of its schedule instead.
 
     Args:
-        session: the variant, set up on this rank.
+        set_up: sets the variant up on this rank. The chained clock calls it again for copies of the inputs.
         context: this rank's place.
         settings: how long to measure, and whether with a CUDA graph or with fresh inputs.
         copy_gb_per_s: copy bandwidth of this machine in 1e9 bytes per second, for the floor.
@@ -64,8 +69,10 @@ def measurement(
 
     The columns are complete on rank 0.
     """
+    session = set_up()
     cell = _Cell(session, context, copy_gb_per_s)
     if isinstance(session, ScheduledSession):
+        cell.columns["not_chained"] = "each iteration continues the one before"
         return cell.run_scheduled(session.schedule)
     settings = prepare_audit(session, settings)
     last_ms, peak_gib, warmed_up = cell.first_passes(settings, interpreted)
@@ -80,14 +87,22 @@ def measurement(
     if is_audited(session):
         session.fresh = settings.fresh
     runs = {name: ClockRun(clock, cell.step, session, context, settings) for name, clock in cell.clocks.items()}
+    reason = "an iteration takes longer than the time budget" if is_long else ""
+    if interpreted:
+        reason = "Triton's interpreter runs the kernels"
     wrong: str | None = None
     if interleaved and not is_long:
-        yield from run_rounds(list(runs.values()), session, cell.watch)
+        runs |= cell.chained(set_up, settings, last_ms, reason)
+        yield from run_rounds(list(runs.values()), cell.watch)
         cell.columns |= {CLOCKS[name][2]: run.medians_ms for name, run in runs.items()}
     else:
         if is_long:
             runs["wall"].rounds = [[last_ms]]
         wrong = cell.time_each_clock(runs)
+        if not wrong:
+            chained = cell.chained(set_up, settings, last_ms, reason)  # after the others, which have all memory
+            wrong = cell.time_each_clock(chained)
+            runs |= chained
     launches = cell.launch_columns(len(runs["wall"].samples))
     if is_audited(session):
         session.fresh = False
@@ -138,7 +153,9 @@ class _Cell:
         last_ms, peak_gib = self._one_pass()
         if settings.graph:
             context.say("capturing a graph")
-            self.step = _captured(session)  # replays fill the output that the capture left in the session
+            self.step = cuda_graph.captured_step(
+                session
+            )  # replays fill the output that the capture left in the session
             if is_audited(session):
                 session.keeps_output = True
             last_ms, _ = self._one_pass()
@@ -164,6 +181,22 @@ class _Cell:
                 reason = timed_result_reason(self.session, name)
                 wrong = wrong or reason
         return wrong
+
+    def chained(
+        self, set_up: Callable[[], Session], settings: MeasureSettings, last_ms: np.ndarray[Any, Any], reason: str
+    ) -> dict[str, ClockRun]:
+        """Return the run of the chained clock by its name. Without one, add why to the columns and return nothing.
+
+        `last_ms`: time of the last iteration on every rank. `reason`: why the clock does not run. Empty: it may.
+        """
+        if reason:
+            self.columns["not_chained"] = reason
+            return {}
+        self.context.say("preparing iterations back to back")
+        size = float(last_ms.max()), self.columns["peak_gib"]
+        run, columns = chained_run(self.session, self.step, set_up, self.context, settings, *size)
+        self.columns |= columns
+        return {} if run is None else {"chained": run}
 
     def run_scheduled(self, schedule: IterationSchedule) -> Measured:
         """Check and time a session whose iterations depend on the ones before.
@@ -253,19 +286,6 @@ class _Cell:
         energy_j = iteration_energy_j(iteration, self.columns["time_ms"], self.gpu, context, energy_s)
         if energy_j is not None:
             self.columns["energy_j"] = energy_j
-
-
-def _captured(session: Session) -> Callable[[], None]:
-    """Return the step as the replay of a CUDA graph. The session's output is filled by the first replay."""
-
-    def one_pass() -> None:
-        session.restore()
-        session.step()
-
-    session.release()
-    cuda_graph.warm_up(one_pass)
-    session.release()
-    return cuda_graph.capture(session.step).replay
 
 
 def cost_columns(costs: Costs, copy_gb_per_s: float) -> dict[str, Any]:

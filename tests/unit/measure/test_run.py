@@ -14,16 +14,19 @@ from tests.support.lone_rank import lone_rank
 from tests.support.ranks import Rank
 from tests.support.simulated_time import FakeEvents, SimulatedTime, simulated_time
 from tests.support.sleeping_sessions import Sleeper, cpu_context, run
-from tpbench.measure import clock
+from tpbench.measure import clock, cuda_graph
 from tpbench.measure import run as running
 from tpbench.measure.session import Context, IterationSchedule, MeasureSettings
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+CHAINED = "preparing iterations back to back"
 
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> Rank:
+    """Rank 0, whose cells have no iterations back to back: `test_chained` is about these."""
     monkeypatch.setattr(clock, "CPU_FLUSH_BYTES", 2)
+    monkeypatch.setattr(running, "chained_run", lambda *_: (None, {}))
     return lone_rank(monkeypatch)
 
 
@@ -57,7 +60,7 @@ def test_blocks_grow_until_the_median_is_precise(here: Rank) -> None:
         here, 0.002, time_budget_s=5.0, min_iterations=8, max_iterations=500, precision=0.5
     )
     assert (columns["iterations"], steps) == (10, 1 + 1 + 3 + 10)  # two blocks of 5
-    assert phases == ["first pass", "second pass", "checking", "timing"]
+    assert phases == ["first pass", "second pass", "checking", "timing", CHAINED]
     assert (columns["warmed_up"], columns["graph"]) == (True, False)
     assert columns["time_ms"] == pytest.approx(4.0) and columns["skew_ms"] == pytest.approx(2.0)
     assert columns["floor_ms"] == pytest.approx(0.5) and columns["gb_per_s"] == pytest.approx(0.25)
@@ -126,12 +129,12 @@ def test_a_result_is_freed_before_the_checked_pass_and_the_replay_of_a_graph_is_
 
         return replay
 
-    with mock.patch.object(running, "_captured", captured):
+    with mock.patch.object(cuda_graph, "captured_step", captured):
         columns, steps, phases = measured(here, 0.001, Logging, graph=True, max_iterations=1)
     passes = ["restore", "step", "release", "restore", "step", "capture"]
     assert events == [*passes, "restore", "replay", "check", *["restore", "replay"] * (3 + 1)]
     assert (columns["graph"], steps) == (True, 2)
-    assert phases == ["first pass", "second pass", "capturing a graph", "checking", "timing"]
+    assert phases == ["first pass", "second pass", "capturing a graph", "checking", "timing", CHAINED]
 
 
 class Training(Logging):
