@@ -15,6 +15,7 @@ from tpbench.measure import cuda_graph, rank_memory
 from tpbench.measure.audit import changed_inputs_reason, is_audited, prepare_audit, timed_result_reason
 from tpbench.measure.chained import chained_run
 from tpbench.measure.clock import Clock, ColdCache, DeviceClock, WallClock
+from tpbench.measure.compile_time import CompileTime, listen
 from tpbench.measure.gpu import SAMPLE_S, ClockWatch, iteration_energy_j, this_gpu
 from tpbench.measure.gpu_trace import bottleneck_columns
 from tpbench.measure.ranks import gather_number, gather_numbers
@@ -69,11 +70,13 @@ def measurement(
 
     The columns are complete on rank 0.
     """
+    compile_time = CompileTime()
     session = set_up()
+    listen()
     cell = _Cell(session, context, copy_gb_per_s)
     if isinstance(session, ScheduledSession):
         cell.columns["not_chained"] = "each iteration continues the one before"
-        return cell.run_scheduled(session.schedule)
+        return cell.run_scheduled(session.schedule, compile_time)
     settings = prepare_audit(session, settings)
     last_ms, peak_gib, warmed_up = cell.first_passes(settings, interpreted)
     # One pass that takes longer than the budget is the measurement by wall clock.
@@ -81,6 +84,7 @@ def measurement(
     context.say("checking")
     verdict = session.check()
     cell.describe(peak_gib, warmed_up=warmed_up, graph=settings.graph, fresh=settings.fresh)
+    cell.columns |= compile_time.columns(context)
     if verdict.wrong:
         return verdict, cell.columns
     context.say("timing")
@@ -198,7 +202,7 @@ class _Cell:
         self.columns |= columns
         return {} if run is None else {"chained": run}
 
-    def run_scheduled(self, schedule: IterationSchedule) -> Measured:
+    def run_scheduled(self, schedule: IterationSchedule, compile_time: CompileTime) -> Measured:
         """Check and time a session whose iterations depend on the ones before.
 
         Each iteration runs once. It is timed by wall clock and, on a GPU, by events around the same iteration: its
@@ -238,6 +242,7 @@ class _Cell:
         context.say("checking")
         verdict = session.check()
         self.describe(max(usage.peak_gib), warmed_up=True, graph=context.graph)
+        self.columns |= compile_time.columns(context)
         for name, gib in (("iteration_held_gib", usage.held_gib), ("iteration_peak_gib", usage.peak_gib)):
             self.columns[name] = [float(ranks.max()) for ranks in gather_numbers(gib, context)]
         if not verdict.wrong:

@@ -86,6 +86,8 @@ COLUMNS = (
     Column("iterations", INT, "iterations timed by wall clock"),
     Column("chained_copies", INT, "copies of the inputs through which the iterations of chained_ms rotate"),
     Column("not_chained", TEXT, "why there is no chained_ms"),
+    Column("triton_compile_s", REAL, "time in Triton's compiler before the timed iterations, on the slowest rank", "s"),
+    Column("torch_compile_s", REAL, "time in torch.compile before the timed iterations, on the slowest rank", "s"),
     Column("warmed_up", FLAG, "false: one pass served as warm-up, check and time"),
     # Hardware limits.
     Column("floor_ms", REAL, "least time of the unavoidable bytes, FLOPs and transfers, at measured rates", "ms"),
