@@ -29,6 +29,9 @@ from tpbench.measure.statistics import is_host_bound
 
 _has_run = False
 
+TRACES = "trace_rank*.json.gz"
+"""Names of the files that `keep_trace` writes."""
+
 PRODUCT, COMMUNICATION, OTHER = range(3)
 
 _COMMUNICATION = re.compile(r"nccl|memcpy ptop|symm_mem|symmetric_memory|barrier_kernel|push_kernel", re.IGNORECASE)
@@ -93,7 +96,7 @@ def has_run() -> bool:
 
 def keep_trace(profiler: Any, context: Context) -> None:
     """Write this rank's Chrome trace beside the job's logs, as `trace_rank0.json.gz`."""
-    profiler.export_chrome_trace(str(context.folder / f"trace_rank{context.rank}.json.gz"))
+    profiler.export_chrome_trace(str(context.folder / TRACES.replace("*", str(context.rank))))
 
 
 def events(profiler: Any) -> list[Event]:

@@ -17,7 +17,7 @@ from tpbench.measure.chained import chained_run
 from tpbench.measure.clock import Clock, ColdCache, DeviceClock, WallClock
 from tpbench.measure.compile_time import CompileTime, listen
 from tpbench.measure.gpu import SAMPLE_S, ClockWatch, iteration_energy_j, this_gpu
-from tpbench.measure.gpu_trace import bottleneck_columns
+from tpbench.measure.gpu_trace import TRACES, bottleneck_columns, keep_trace, profiled
 from tpbench.measure.ranks import gather_number, gather_numbers
 from tpbench.measure.session import (
     CapturableSession,
@@ -76,7 +76,7 @@ def measurement(
     cell = _Cell(session, context, copy_gb_per_s)
     if isinstance(session, ScheduledSession):
         cell.columns["not_chained"] = "each iteration continues the one before"
-        return cell.run_scheduled(session.schedule, compile_time)
+        return cell.run_scheduled(session.schedule, settings, compile_time)
     settings = prepare_audit(session, settings)
     last_ms, peak_gib, warmed_up = cell.first_passes(settings, interpreted)
     # One pass that takes longer than the budget is the measurement by wall clock.
@@ -118,7 +118,7 @@ def measurement(
     if wrong:
         return Verdict(verdict.columns, wrong), cell.columns
     cell.columns |= launches | time_columns({name: run.samples for name, run in runs.items()}, cell.columns)
-    cell.further_iterations(min(SAMPLE_S, settings.time_budget_s))
+    cell.further_iterations(settings)
     return verdict, cell.columns
 
 
@@ -202,7 +202,9 @@ class _Cell:
         self.columns |= columns
         return {} if run is None else {"chained": run}
 
-    def run_scheduled(self, schedule: IterationSchedule, compile_time: CompileTime) -> Measured:
+    def run_scheduled(
+        self, schedule: IterationSchedule, settings: MeasureSettings, compile_time: CompileTime
+    ) -> Measured:
         """Check and time a session whose iterations depend on the ones before.
 
         Each iteration runs once. It is timed by wall clock and, on a GPU, by events around the same iteration: its
@@ -247,7 +249,7 @@ class _Cell:
             self.columns[name] = [float(ranks.max()) for ranks in gather_numbers(gib, context)]
         if not verdict.wrong:
             self.columns |= launches | time_columns(times, self.columns)
-            self.further_iterations(SAMPLE_S)
+            self.further_iterations(settings)
         return verdict, self.columns
 
     def describe(self, peak_gib: float, **columns: bool) -> None:
@@ -268,29 +270,34 @@ class _Cell:
         launches = gather_numbers(self.wall.launches_ms[-iterations:], self.context)
         return {"launch_ms": float(np.median([ranks.max() for ranks in launches]))}
 
-    def further_iterations(self, energy_s: float) -> None:
+    def further_iterations(self, settings: MeasureSettings) -> None:
         """Add what further iterations show: the session's details and, on a GPU, the bottleneck and the energy.
 
-        `energy_s`: duration of the iterations whose energy is measured.
+        With `profile` each rank leaves a trace of one more iteration.
         """
         session, context = self.session, self.context
         if isinstance(session, DetailedSession):
             context.say("timing details")
             self.columns |= session.details(self.columns)
-        if not self.on_gpu:
-            return
-        context.say("tracing")
-        self.columns |= bottleneck_columns(self.step, session, self.wall, context, self.columns)
-        context.say("measuring energy")
 
         def iteration() -> None:
             session.restore()
             self.wall.line_up()
             self.step()
 
-        energy_j = iteration_energy_j(iteration, self.columns["time_ms"], self.gpu, context, energy_s)
-        if energy_j is not None:
-            self.columns["energy_j"] = energy_j
+        if self.on_gpu:
+            context.say("tracing")
+            self.columns |= bottleneck_columns(self.step, session, self.wall, context, self.columns)
+            context.say("measuring energy")
+            energy_s = min(SAMPLE_S, settings.time_budget_s)
+            energy_j = iteration_energy_j(iteration, self.columns["time_ms"], self.gpu, context, energy_s)
+            self.columns |= {} if energy_j is None else {"energy_j": energy_j}
+        if settings.profile:
+            self.columns["trace"] = TRACES
+            # Two workloads had this setting before and keep their own traces.
+            if not hasattr(getattr(session, "problem", None), "profile"):
+                context.say("keeping a trace")
+                keep_trace(profiled(iteration, context), context)
 
 
 def cost_columns(costs: Costs, copy_gb_per_s: float) -> dict[str, Any]:

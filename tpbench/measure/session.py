@@ -21,6 +21,7 @@ class MeasureSettings:
     precision: float = setting(0.01, help="stop if the 95% interval of the median is within this share of it", low=0.0)
     graph: bool = setting(False, help="time the replay of a CUDA graph")
     fresh: bool = setting(False, help="change the inputs before every iteration: a stored answer is then wrong")
+    profile: bool = setting(False, help="keep each rank's profiler trace of one more iteration")
 
 
 if TYPE_CHECKING:

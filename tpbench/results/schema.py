@@ -169,6 +169,7 @@ COLUMNS = (
     Column("command", TEXT, "command line of torchrun"),
     Column("environment", TEXT, "JSON of the environment variables that influence a measurement"),
     Column("job", TEXT, "JSON of the resolved job"),
+    Column("trace", TEXT, "Chrome traces of an iteration in the folder of the logs, a file for each rank; null: none"),
     Column("log_dir", TEXT, "folder of the job's logs, relative to the output folder if it is inside"),
 )
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
+import json
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -86,6 +89,16 @@ def test_only_a_pass_longer_than_the_budget_is_the_measurement(here: Rank, inter
     assert phases == ["first pass", *([] if interpreted else ["second pass"]), "checking", "timing"]
     columns, steps, _ = measured(here, 0.25, Exact, interpreted=interpreted, time_budget_s=0.5, max_iterations=1)
     assert (columns["warmed_up"], columns["iterations"], steps) == (True, 1, 2 + 3 + 1)  # as long as the budget
+
+
+def test_a_profile_leaves_a_trace_of_one_more_iteration(here: Rank, tmp_path: Path) -> None:
+    with simulated_time() as time:
+        session = Sleeper(here, time, 0.001)
+        context = dataclasses.replace(cpu_context(here), folder=tmp_path)
+        _, columns = run(session, context, MeasureSettings(max_iterations=1, profile=True))
+    assert columns["trace"] == "trace_rank*.json.gz" and session.steps == 2 + 3 + 1 + 1
+    trace = json.loads(gzip.decompress((tmp_path / "trace_rank0.json.gz").read_bytes()))
+    assert trace["traceEvents"]
 
 
 def test_a_wrong_result_has_costs_and_memory_but_no_time(here: Rank) -> None:

@@ -40,9 +40,9 @@ MARKS = {
 _REQUIRED = (
     "row_id", "cell", "workload", "variant", "label", "status", "reason", "tokens", "vocab", "tp_size",
     "dp_size", "loss", "block_cap", "dtype", "interpreted", "warmed_up", "graph", "fresh", "nodes",
-    "loss_value", "job", "environment", "variant_version", "interleaved", "round_ms", "device_round_ms", "chained_round_ms", "host",
-    "git_commit", "kernels_version", "finished_at", "bound", "throttle_reasons", "time_ms", "device_ms",
-    "floor_ms", "graph_gib", "time_ci_high_ms", "device_ci_low_ms",
+    "loss_value", "job", "environment", "variant_version", "interleaved", "round_ms", "device_round_ms",
+    "chained_round_ms", "host", "git_commit", "kernels_version", "finished_at", "bound", "throttle_reasons",
+    "time_ms", "device_ms", "floor_ms", "graph_gib", "time_ci_high_ms", "device_ci_low_ms",
 )  # fmt: skip
 _LABELS = {"tp_size": "tp", "dp_size": "dp"}
 
