@@ -118,7 +118,9 @@ def chained_run(
     step_ms: float,
     peak_gib: float,
 ) -> tuple[ClockRun | None, dict[str, Any]]:
-    """Return the run of the chained clock, and columns: the number of copies, or why there is no run. Collective.
+    """Return the run of the chained clock, or None, and its columns: the number of copies, or why it doesn't run.
+
+    Collective.
 
     Args:
         session: the variant, which is the first copy. `step`: what is timed of it.
@@ -135,7 +137,9 @@ def chained_run(
     graph_pool = torch.cuda.graph_pool_handle() if settings.graph and context.device.type == "cuda" else None
     copy_bytes = 2 * input_bytes + int(max(peak_gib, 0.0) * 2**30)
     began = time.monotonic()
-    while len(copies) < wanted:
+    while on_any_rank(len(copies) < wanted, context):
+        if context.device.type == "cuda":
+            torch.cuda.empty_cache()
         # The memory for two copies must be free, because a set-up may need more than what it leaves.
         full = rank_memory.available_bytes(context.device) < 2 * copy_bytes
         if on_any_rank(full or (len(copies) > 1 and time.monotonic() - began > settings.time_budget_s), context):

@@ -104,10 +104,11 @@ def measurement(
             runs["wall"].rounds = [[last_ms]]
         wrong = cell.time_each_clock(runs)
         if not wrong:
-            chained = cell.chained(set_up, settings, last_ms, reason)  # after the others, which have all memory
-            wrong = cell.time_each_clock(chained)
-            runs |= chained
-    launches = cell.launch_columns(len(runs["wall"].samples))
+            runs |= cell.chained(set_up, settings, last_ms, reason)  # after the others, which have all memory
+            wrong = cell.time_each_clock(runs)
+    samples = {name: run.samples for name, run in runs.items()}
+    runs.clear()  # it frees the copies of the inputs
+    launches = cell.launch_columns(len(samples["wall"]))
     if is_audited(session):
         session.fresh = False
         # On a CPU a long pass is not repeated.
@@ -117,7 +118,7 @@ def measurement(
         session.keeps_output = False
     if wrong:
         return Verdict(verdict.columns, wrong), cell.columns
-    cell.columns |= launches | time_columns({name: run.samples for name, run in runs.items()}, cell.columns)
+    cell.columns |= launches | time_columns(samples, cell.columns)
     cell.further_iterations(settings)
     return verdict, cell.columns
 
