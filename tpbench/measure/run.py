@@ -179,7 +179,7 @@ class _Cell:
             with self.watch:
                 run.until_precise()
             if is_audited(self.session):
-                reason = timed_result_reason(self.session, name)
+                reason = timed_result_reason(run.session, name)
                 wrong = wrong or reason
         return wrong
 
