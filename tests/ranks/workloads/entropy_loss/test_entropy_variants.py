@@ -14,7 +14,7 @@ from tests.support.entropy_loss import DTYPES, LOSSES, alone, context, problem
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tpbench.measure.session import Verdict
 from tpbench.workloads.entropy_loss import WORKLOAD, EntropyLoss
-from tpbench.workloads.entropy_loss.oracle import Oracle
+from tpbench.workloads.entropy_loss.bench import Oracle
 
 
 def cells(name: str, tp_size: int) -> list[EntropyLoss]:
