@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -19,29 +19,23 @@ class Differences:
 
     count: int = 0
     total: int = 0
-    index: list[int] = field(default_factory=list)
-    expected: float = 0.0
-    got: float = 0.0
+    first: str = ""
 
     def add(self, got: Tensor, expected: Tensor, differ: Tensor, first_row: int) -> None:
         """Count the elements of some rows."""
         count = int(differ.sum())
         self.total += differ.numel()
         if count and not self.count:
-            self.index = index = differ.nonzero()[0].tolist()
-            self.expected, self.got = float(expected[tuple(index)]), float(got[tuple(index)])
-            self.index = [index[0] + first_row, *index[1:]] if index else []
+            at = tuple(differ.nonzero()[0].tolist())
+            place = f", the first at {[at[0] + first_row, *at[1:]]}" if at else ""
+            right, wrong = float(expected[at]), float(got[at])
+            unwritten = " (nan: memory that was never written)" if math.isnan(wrong) else ""
+            self.first = f"{place}: expected {right:.6g}, got {wrong:.6g}{unwritten}"
         self.count += count
 
     def text(self, name: str) -> str:
         """Return how many elements of an output differ, and the first one. Empty: none differs."""
-        if not self.count:
-            return ""
-        if not self.index:
-            return f"{name} is {self.got:.6g}, expected {self.expected:.6g}"
-        text = f"{self.count} of {self.total} elements of {name} differ, the first at {self.index}: "
-        text += f"expected {self.expected:.6g}, got {self.got:.6g}"
-        return text + (" (nan: memory that was never written)" if math.isnan(self.got) else "")
+        return f"{self.count} of {self.total} elements of {name} differ{self.first}" if self.count else ""
 
 
 class Compared(NamedTuple):

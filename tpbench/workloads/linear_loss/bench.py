@@ -188,13 +188,15 @@ def details(problem: LinearLoss, shard: Shard, session: Any, rank: Context) -> d
     timed = ((session.step, session.restore), (products.run, do_nothing))
     step, alone = session.stopwatch.interleaved_ms(*timed, iterations=iterations)
     own_step, own_alone = session.stopwatch.blocks_ms(*timed, iterations=iterations)
-    outputs = sum(products.bytes_of_outputs) / 2**30
+    outputs = 0  # the gradients that a step allocates: of the weight only without main_grad
+    if problem.trains:
+        outputs = shard.hidden.nbytes + (0 if problem.main_grad else shard.weight.nbytes)
     return {
         "products_ms": median(alone),
         "over_products": median(step) / median(alone),
         "over_products_alone": median(own_step) / median(own_alone),
         "tflops": session.costs.flops / step_ms / 1e9,
-        "above_outputs_gib": max(gather_number(session.columns["peak_gib"] - outputs, rank)),
+        "above_outputs_gib": max(gather_number(session.columns["peak_gib"] - outputs / 2**30, rank)),
     }
 
 
@@ -218,14 +220,6 @@ class Products:
             self.grad = torch.softmax(self.logits, dim=1)
         trained = (self.hidden, shard.weight) if problem.trains else ()
         self.outputs = tuple(torch.empty_like(factor) for factor in trained)
-
-    @property
-    def bytes_of_outputs(self) -> tuple[int, ...]:
-        """Bytes of the gradients that a step of a variant allocates: hidden states, and weight without main_grad."""
-        if not self.problem.trains:
-            return ()
-        weight = 0 if self.problem.main_grad else self.shard.weight.nbytes
-        return (self.shard.hidden.nbytes, weight)
 
     def run(self) -> None:
         """Queue the products of all rows."""
