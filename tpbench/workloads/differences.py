@@ -109,7 +109,8 @@ class Comparison:
 
         def differ(limit: float) -> Tensor:
             # A row above the limit has an element above this one.
-            return ~(relative <= limit)[:, None] & ~(error <= limit * share)
+            above: Tensor = ~(relative <= limit)[:, None] & ~(error <= limit * share)
+            return above
 
         self._record(name, relative, got, right, differ, first_row)
 

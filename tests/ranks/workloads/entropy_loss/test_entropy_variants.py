@@ -86,6 +86,7 @@ def test_each_part_compiles_to_one_graph(loss: str, name: str, monkeypatch: pyte
 def _communicated(here: Rank | None, name: str, cell: EntropyLoss) -> int:
     session = WORKLOAD.set_up(cell, WORKLOAD.variants[name], context(here))
     session.step()
+    session.check()
     return session.costs.bytes_communicated
 
 

@@ -59,9 +59,9 @@ def test_the_error_is_that_of_the_worst_row() -> None:
     errors = compare(inputs, result)
     assert errors.columns["grad_error"] == pytest.approx(0.5, rel=1e-5)
     assert re.search(
-        rf": rank 1: \d+ of \d+ elements of the mean gradient differ, the first at \[{first}, ", str(errors.wrong)
+        rf": rank 0: \d+ of \d+ elements of the mean gradient differ, the first at \[{first}, ", str(errors.wrong)
     )
-    assert "rank 1: the mean gradient is (" in str(compare(inputs, result[:-1]).wrong)
+    assert "rank 0: the mean gradient is (" in str(compare(inputs, result[:-1]).wrong)
 
 
 def test_planted_errors_are_infinite() -> None:
