@@ -2,8 +2,8 @@
 
 No module that this package imports uses torch: the launcher reads workloads to plan a sweep. A workload of this package
 is a folder with two entry points. Its `__init__` declares the problem's fields, the variants and the columns of a row.
-Its `bench` module runs the workload on a rank, and only a worker imports it. A workload of a user's file declares
-functions instead of `bench`: its inputs, a reference and its costs. `operation` runs these.
+Its `bench` module, which only a worker imports, declares what runs on a rank as a user's file does: functions for the
+inputs, a reference or a check, the costs, and maybe more. `operation` runs these.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from tpbench.measure.clock import Stopwatch
 from tpbench.measure.rates import compute_ms, gather_gb_per_s, gemm_tflops
 from tpbench.measure.session import Context, Costs, Verdict
 from tpbench.workloads import Variant, Workload
-from tpbench.workloads.differences import Differences, malformed, place_of
+from tpbench.workloads.differences import Compared, Comparison
 from tpbench.workloads.step import Step, WrongReturn, bytes_sent, checked_columns, require
 
 TOLERANCES = {"bfloat16": 2.0**-6, "float16": 2.0**-9, "float32": 2.0**-15, "float64": 2.0**-36}
@@ -41,10 +41,11 @@ class OperationSession:
         self.trusted = variant.place is None
         self.restores_in_step = not self.trusted and "step" not in workload.functions
         self.stopwatch = Stopwatch(context)
-        self.inputs: Any = self._inputs()
+        twice = "reference" in workload.functions
+        make = workload.functions["inputs"]
+        self.inputs: Any = _computed(make, problem, self.rank) if twice else make(problem, self.rank)
         tensors = tensors_of(self.inputs)
-        dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
-        self.dtype = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=None)
+        self.dtype = least_precise(tensors)
         """The least precise dtype of the inputs, whose tolerance holds for all outputs."""
         self.rates: dict[str, float] = {}
         """Rates of this machine that the floor needs, as columns."""
@@ -60,11 +61,6 @@ class OperationSession:
             self.audited_inputs = self.run.inputs
         self.output: Any = None
         self.compared = False
-
-    def _inputs(self) -> Any:
-        if "reference" in self.workload.functions:
-            return self._computed("inputs", self.problem, self.rank)
-        return self.workload.functions["inputs"](self.problem, self.rank)
 
     def _step(self) -> Step[Any]:
         """Return what the variant's function returned as a step."""
@@ -107,11 +103,7 @@ class OperationSession:
         output = self._read()
         if not isinstance(output, self.workload.output):
             return []
-        values: list[Any] = list(output.values()) if isinstance(output, dict) else [output]
-        if is_dataclass(output):
-            computed = [each.name for each in fields(output) if not each.metadata.get("constant")]
-            values = [getattr(output, name) for name in computed]
-        return [value for value in values if isinstance(value, Tensor)]
+        return [output] if isinstance(output, Tensor) else tensors_of(output)
 
     def release(self) -> None:
         """Free the output of the last step."""
@@ -134,31 +126,27 @@ class OperationSession:
         if self.run.restore is not None:
             self.run.restore()
 
-    def take_output(self) -> Any:
-        """Return the output of the last step and keep it no longer.
+    def check(self) -> Verdict:
+        """Compare the output of the last step with the reference, or let the workload compare it; then free it.
 
-        Raises RuntimeError if there is none, and WrongReturn if it is of another type.
+        Raises RuntimeError if there is none, and WrongReturn for what a variant or the workload must not return.
         """
         if self.output is None:
             raise RuntimeError("there is no output to check: run step() first")
-        output = require(self._read(), self.workload.output, self.variant, "the step")
+        workload, run = self.workload, self.run
+        output = require(self._read(), workload.output, self.variant, "the step")
         self.release()
-        return output
-
-    def check(self) -> Verdict:
-        """Compare the output of the last step with the reference, or let the workload compare it; then free it."""
-        functions, workload = self.workload.functions, self.workload
-        if "check" in functions:
-            verdict: Verdict = functions["check"](self.problem, self.inputs, self.take_output(), self.rank)
-            checked_columns(verdict.columns, functions["check"], [*ERRORS, *workload.columns])
+        if (function := workload.functions.get("check")) is None:
+            verdict = self._against_reference(output)
         else:
-            verdict = self._against_reference(self.take_output())
-        sent = self.run.bytes_communicated
-        own = bytes_sent(sent() if callable(sent) else sent, self.variant)
-        in_kernels = self.run.communicates_in_kernels()
-        self.costs = replace(self.costs, bytes_communicated=max(_of_all_ranks(own)), communicates_in_kernels=in_kernels)
+            verdict = function(self.problem, self.inputs, output, self.rank)
+            checked_columns(verdict.columns, function, [*ERRORS, *workload.columns])
+        sent = run.bytes_communicated() if callable(run.bytes_communicated) else run.bytes_communicated
+        busiest = max(_of_all_ranks(bytes_sent(sent, self.variant)))
+        in_kernels = run.communicates_in_kernels()
+        self.costs = replace(self.costs, bytes_communicated=busiest, communicates_in_kernels=in_kernels)
         rates = {name: rate for name, rate in self.rates.items() if name in workload.columns}
-        of_variant = checked_columns(self.run.columns(), self.variant, workload.variant_columns)
+        of_variant = checked_columns(run.columns(), self.variant, workload.variant_columns)
         return replace(verdict, columns={**verdict.columns, **rates, **of_variant})
 
     def details(self, columns: Mapping[str, Any]) -> dict[str, Any]:
@@ -175,24 +163,25 @@ class OperationSession:
         for name, value in got.items():
             if isinstance(value, Tensor) and value.numel() and value.untyped_storage().data_ptr() in inputs:
                 raise WrongReturn(self.variant, f"the output {name} of {self.variant.name} lies in memory of an input")
-        right = self._computed("reference", self.problem, self.inputs, self.rank, twice=not self.compared)
+        reference = self.workload.functions["reference"]
+        right = _computed(reference, self.problem, self.inputs, self.rank, twice=not self.compared)
         self.compared = True
-        error, wrong = self._compare(got, right)
-        errors, texts = zip(*_of_all_ranks((error, wrong)), strict=True)
-        return Verdict({"output_error": max(errors)}, next(filter(None, texts), None))
-
-    def _computed(self, what: str, *arguments: Any, twice: bool = True) -> dict[str, Tensor]:
-        """Return the tensors that a function of the workload returns. Raises WrongReturn for anything else.
-
-        `twice`: compute them again, and raise WrongReturn if they differ.
-        """
-        function = self.workload.functions[what]
-        first = {name: value.cpu() for name, value in _tensors(function, *arguments).items()} if twice else None
-        values = _tensors(function, *arguments)
-        for name in {**(first or values), **values}:
-            if first and not (name in first and name in values and _same_bits(first[name], values[name].cpu())):
-                raise WrongReturn(function, f"{function.__name__} computes another {name} when it is called twice")
-        return values
+        names = [", ".join(map(str, sorted(outputs))) or "none" for outputs in (got, right)]
+        other = f"rank {self.rank.rank}: the step returns the outputs {names[0]}, expected {names[1]}"
+        if other := next(filter(None, _of_all_ranks("" if got.keys() == right.keys() else other)), ""):
+            return Verdict({"output_error": math.inf}, other)
+        dtype = str(self.dtype or least_precise(got.values())).removeprefix("torch.")
+        limit = {**TOLERANCES, "None": 0.0, **self.workload.tolerances}.get(dtype)
+        if limit is None:
+            raise WrongReturn(reference, f"Workload(..., tolerances=...) has none for {dtype}")
+        outputs = {}
+        for name, tensor in right.items():
+            of_output = None if tensor.dtype == torch.float64 else tensor.dtype
+            outputs[name] = Compared(got[name], tuple(tensor.shape), of_output, "output_error")
+        comparison = Comparison(outputs, {"output_error": limit}, _of_all_ranks, self.rank.device, dtype)
+        for name in comparison.got:
+            comparison.elements(name, relative_errors(got[name], right[name]), right[name])
+        return comparison.verdict()
 
     def _counted(self) -> Costs:
         """Return the costs of the busiest rank, with their times at the rates of this machine. Collective."""
@@ -213,32 +202,11 @@ class OperationSession:
             times["wire_ms"] = sent / gather_gb_per_s(self.rank.device, _all_ranks(), self.stopwatch) / 1e6
         return replace(counted, bytes_moved=moved, bytes_communicated=sent, flops=flops, **times)
 
-    def _compare(self, got: Mapping[str, Any], right: Mapping[str, Tensor]) -> tuple[float, str | None]:
-        """Return the largest error of this rank's outputs, and why the first wrong one is wrong."""
-        if got.keys() != right.keys():
-            names = [", ".join(map(str, sorted(outputs))) or "none" for outputs in (got, right)]
-            return math.inf, f"rank {self.rank.rank}: the step returns the outputs {names[0]}, expected {names[1]}"
-        worst, wrong = 0.0, None
-        tolerances = {**TOLERANCES, **self.workload.tolerances}
-        for name, expected in right.items():
-            dtype = None if expected.dtype == torch.float64 else expected.dtype
-            if text := malformed(name, got[name], tuple(expected.shape), dtype, expected.device):
-                worst, wrong = math.inf, wrong or f"rank {self.rank.rank}: {text}"
-                continue
-            of_dtype = str(self.dtype or got[name].dtype).removeprefix("torch.")
-            limit = tolerances.get(of_dtype, 0.0 if not got[name].is_floating_point() else None)
-            if limit is None:
-                function = self.workload.functions["reference"]
-                raise WrongReturn(function, f"Workload(..., tolerances=...) has none for {of_dtype}")
-            errors = relative_errors(got[name], expected)
-            error, found = float(errors.max()) if errors.numel() else 0.0, Differences()
-            found.add(got[name], expected, errors > limit, 0)
-            worst = max(worst, error)
-            if found.count and wrong is None:
-                place = place_of(self.rank.rank, name, **vars(found))
-                wrong = f"output_error {error:.3g} is above {limit:.3g} ({of_dtype}): {place}"
-                wrong += " (nan: memory that was never written)" if math.isnan(found.got) else ""
-        return worst, wrong
+
+def least_precise(values: Iterable[Any]) -> torch.dtype | None:
+    """Return the floating-point dtype of the tensors among the values with the largest error of rounding, or None."""
+    dtypes = {value.dtype for value in values if isinstance(value, Tensor) and value.is_floating_point()}
+    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=None)
 
 
 def relative_errors(got: Tensor, right: Tensor) -> Tensor:
@@ -272,6 +240,19 @@ def _all_ranks() -> dist.ProcessGroup:
 def _of_all_ranks(value: Any) -> list[Any]:
     """Return one value of each rank, or this one without a process group. Collective."""
     return gather_objects(value, _all_ranks()) if dist.is_initialized() else [value]
+
+
+def _computed(function: Callable[..., Any], *arguments: Any, twice: bool = True) -> dict[str, Tensor]:
+    """Return the tensors that a function of a workload returns. Raises WrongReturn for anything else.
+
+    `twice`: compute them again, and raise WrongReturn if they differ.
+    """
+    first = {name: value.cpu() for name, value in _tensors(function, *arguments).items()} if twice else None
+    values = _tensors(function, *arguments)
+    for name in {**(first or values), **values}:
+        if first and not (name in first and name in values and _same_bits(first[name], values[name].cpu())):
+            raise WrongReturn(function, f"{function.__name__} computes another {name} when it is called twice")
+    return values
 
 
 def _tensors(function: Callable[..., Any], *arguments: Any) -> dict[str, Tensor]:

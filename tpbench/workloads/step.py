@@ -78,13 +78,13 @@ class Step(Generic[OutputT]):
     """Bytes that this rank sends in an iteration. A function if only an iteration shows the number."""
     columns: Callable[[], Mapping[str, Any]] = dict
     """Return further columns of the row, after an iteration. They are equal on every rank."""
-    restore: Callable[[], None] | None = None
+    restore: Callable[[], object] | None = None
     """Restore what an iteration changes, such as overwritten inputs. Its time counts as a part of the step only for a
     variant from outside this package."""
 
     communicates_in_kernels: Callable[[], bool] = lambda: False
     """Return true if all communication happens inside kernels that also compute, after an iteration."""
-    release: Callable[[], None] = lambda: None
+    release: Callable[[], object] = lambda: None
     """Free what an iteration leaves, beside its output."""
     inputs: Inputs | None = None
     """What an iteration reads, if the workload's `step` says so. None: the tensors among the workload's inputs."""

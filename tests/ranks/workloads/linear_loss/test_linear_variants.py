@@ -21,8 +21,7 @@ from tpbench.kernels import KERNEL_LOSSES
 from tpbench.measure.session import Verdict
 from tpbench.workloads import Variant
 from tpbench.workloads.linear_loss import WORKLOAD, LinearLoss
-from tpbench.workloads.linear_loss.bench import _iterations, costs
-from tpbench.workloads.linear_loss.oracle import Oracle
+from tpbench.workloads.linear_loss.bench import Oracle, _iterations, costs
 
 CUDA = torch.cuda.is_available()
 WIDE = {"tokens": 24, "hidden": 256, "vocab": 384}
@@ -121,7 +120,7 @@ def complaints_about_the_last_rank(here: Rank) -> dict[str, tuple[str | None, bo
     cell = problem(entropy=True, sequence_parallel=True, dtype="float32")
     session = set_up(cell, WORKLOAD.variants["linear_tp"], here)
     session.step()
-    output, found = session.take_output(), {}
+    output, found = session.output, {}
     for name in ("loss", "row_loss", "entropy", "grad_hidden"):
         value = getattr(output, name)
         for kind, other in (("twice", torch.cat([value.reshape(-1)] * 2)), ("missing", None)):
