@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from tpbench.job import Job
     from tpbench.measure.session import Context
+    from tpbench.outside.variant import OutsideVariant
 
 
 _PACKAGE = Path(tpbench.__file__).resolve().parent
@@ -110,10 +111,11 @@ def torch_columns(device: torch.device) -> dict[str, Any]:
     return columns
 
 
-def location(error: BaseException) -> str:
+def location(error: BaseException, variant: OutsideVariant | None = None) -> str:
     """Return `FILE:LINE (FUNCTION)` of the innermost call outside of libraries, or an empty string if there is none.
 
-    For a variant that returned a wrong type it is the line of the variant.
+    For a variant that returned a wrong type it is the line of the variant. `variant`: the variant that ran, if it is
+    from outside this package. Its line follows where a value that it returned may have broken a call of this package.
 
     The file is relative to the folder of this package, or a name alone: a row must not hold a user's folders.
     """
@@ -123,7 +125,8 @@ def location(error: BaseException) -> str:
         path = Path(frame.filename)
         own = path.resolve().is_relative_to(_PACKAGE)
         if own or (path.exists() and not str(path.resolve()).startswith(_LIBRARIES)):
-            return f"{_short(path)}:{frame.lineno} ({frame.name})"
+            of_variant = f", with the variant of {_short(Path(variant.path))}:{variant.line}" if own and variant else ""
+            return f"{_short(path)}:{frame.lineno} ({frame.name}){of_variant}"
     return ""
 
 

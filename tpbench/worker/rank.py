@@ -242,7 +242,7 @@ def _save_failure(task: Task, error: BaseException) -> None:
     rank_memory.lift_limit()
     shortage = rank_memory.shortage(error)
     if shortage is None:
-        place = location(error)
+        place = location(error, task.job.outside)
         _save(
             task,
             "error",

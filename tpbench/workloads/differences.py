@@ -33,12 +33,16 @@ class Differences:
 def malformed(
     name: str, value: Any, shape: tuple[int, ...], dtype: torch.dtype | None, device: torch.device
 ) -> str | None:
-    """Return how an output differs in type, shape, dtype or device from the right one, or None if it doesn't."""
+    """Return how an output differs in type, shape, dtype, layout or device from the right one, or None if it doesn't.
+
+    dtype: None for any real one.
+    """
     dtypes = "" if dtype is None else f" {dtype}"
     expected = f"{shape}{dtypes} on {device.type}"
     got = "None" if value is None else f"of the type {type(value).__name__}"
     if isinstance(value, Tensor):
-        dtypes = "" if dtype is None else f" {value.dtype}"
+        dtypes = "" if dtype is None and not value.is_complex() else f" {value.dtype}"
+        dtypes += "" if value.layout == torch.strided else f" {value.layout}"
         got = f"{tuple(value.shape)}{dtypes} on {value.device.type}"
     return None if got == expected else f"{name} is {got}, expected {expected}"
 

@@ -19,7 +19,7 @@ from tpbench.measure.rates import compute_ms, gather_gb_per_s, gemm_tflops
 from tpbench.measure.session import Context, Costs, Verdict
 from tpbench.workloads import NAMES, Variant, Workload
 from tpbench.workloads.differences import Differences, malformed, place_of
-from tpbench.workloads.step import Step, StepSession, WrongReturn, bytes_sent
+from tpbench.workloads.step import Step, StepSession, WrongReturn, count
 
 TOLERANCES = {"bfloat16": 2.0**-6, "float16": 2.0**-9, "float32": 2.0**-15, "float64": 2.0**-36}
 """By dtype, the largest error of a correct output, unless the workload says otherwise. The first two are four times the
@@ -35,8 +35,7 @@ class CheckedSession(StepSession[Any]):
     def __init__(self, workload: Workload, problem: Any, variant: Variant, context: Context) -> None:
         self.workload, self.problem, self.rank = workload, problem, replace(context, seed=problem.seed)
         self.inputs = workload.functions["inputs"](problem, self.rank)
-        costs = workload.functions.get("costs")
-        self.counted: Costs = costs(problem, self.rank) if costs else Costs(None, 0)
+        self.counted = counted_costs(workload, problem, self.rank)
         arguments = (problem, self.inputs, self.rank)
         step = variant.prepare(*arguments[: len(inspect.signature(variant.prepare).parameters)])
         if callable(step) and not isinstance(step, Step):
@@ -54,8 +53,8 @@ class CheckedSession(StepSession[Any]):
         """Let the workload compare the output of the last step, then free it."""
         function = self.workload.functions["check"]
         verdict: Verdict = function(self.problem, self.inputs, self.take_output(), self.rank)
-        if self.workload.name not in NAMES and not verdict.columns.keys() <= set(ERRORS):
-            raise WrongReturn(function, f"{function.__name__} may set the columns {', '.join(ERRORS)} only")
+        if self.workload.name not in NAMES:
+            require_verdict(verdict, function)
         verdict.columns.update(self.columns_of_variant(self.workload))
         return verdict
 
@@ -73,7 +72,7 @@ class OperationSession(StepSession[dict[str, Tensor]]):
         self.compared = False
         self.costs = self._counted()
         if (declared := variant.bytes_communicated) is not None:
-            self.costs = replace(self.costs, bytes_communicated=bytes_sent(declared(problem, self.rank), variant))
+            self.costs = replace(self.costs, bytes_communicated=count(declared(problem, self.rank), variant))
         step = variant.prepare(problem, self.inputs, self.rank)
         if not callable(step):
             kind = type(step).__name__
@@ -109,14 +108,10 @@ class OperationSession(StepSession[dict[str, Tensor]]):
 
     def _counted(self) -> Costs:
         """Return the costs of the busiest rank, with their times at the rates of this machine. Collective."""
-        if (function := self.workload.functions.get("costs")) is None:
-            return Costs(None, 0)
-        counted = function(self.problem, self.rank)
-        if not isinstance(counted, Costs):
-            kind = type(counted).__name__
-            raise WrongReturn(function, f"{function.__name__} must return tpbench.api.Costs, not {kind}")
+        counted = counted_costs(self.workload, self.problem, self.rank)
         counts = (counted.bytes_moved, counted.bytes_communicated, counted.flops)
-        moved, sent, flops = map(max, zip(*gather_objects(counts, _all_ranks()), strict=True))
+        moves, sends, operations = zip(*gather_objects(counts, _all_ranks()), strict=True)
+        moved, sent, flops = None if None in moves else max(moves), max(sends), max(operations)
         stopwatch = Stopwatch(self.rank)
         times: dict[str, Any] = {"wire_beside_memory": True}
         if flops and self.dtype is not None:
@@ -151,6 +146,30 @@ class OperationSession(StepSession[dict[str, Tensor]]):
                 wrong = f"output_error {error:.3g} is above {limit:.3g} ({of_dtype}): {place}"
                 wrong += " (nan: memory that was never written)" if math.isnan(found.got) else ""
         return worst, wrong
+
+
+def counted_costs(workload: Workload, problem: Any, rank: Context) -> Costs:
+    """Return what the workload's function counts, or no costs without one. Raises WrongReturn for anything else."""
+    if (function := workload.functions.get("costs")) is None:
+        return Costs(None, 0)
+    costs = function(problem, rank)
+    if not isinstance(costs, Costs):
+        raise WrongReturn(function, f"{function.__name__} must return tpbench.api.Costs, not {type(costs).__name__}")
+    names = ("bytes_communicated", "flops", *(() if costs.bytes_moved is None else ("bytes_moved",)))
+    return replace(costs, **{name: count(getattr(costs, name), function, name) for name in names})
+
+
+def require_verdict(verdict: Any, function: Callable[..., Any]) -> None:
+    """Raise WrongReturn unless a user's check returned a verdict that a row can hold."""
+    if not (
+        isinstance(verdict, Verdict) and isinstance(verdict.columns, dict) and isinstance(verdict.wrong, str | None)
+    ):
+        raise WrongReturn(function, f"{function.__name__} must return tpbench.api.Verdict(columns, None or a text)")
+    if not verdict.columns.keys() <= set(ERRORS):
+        raise WrongReturn(function, f"{function.__name__} may set the columns {', '.join(ERRORS)} only")
+    for name, value in verdict.columns.items():
+        if not isinstance(value, (float, int)):
+            raise WrongReturn(function, f"{function.__name__} sets {name}: it must be a float, not {value!r:.40}")
 
 
 def setup(workload: Workload, problem: Any, variant: Variant, context: Context) -> OperationSession | CheckedSession:

@@ -41,27 +41,45 @@ def require(value: Any, expected: type, variant: Variant, what: str) -> Any:
     raise WrongReturn(variant, returned)
 
 
-def bytes_sent(value: Any, variant: Variant) -> int:
-    """Return the bytes that a variant says its rank sends. Raises WrongReturn if it is no number of bytes."""
-    if isinstance(value, Integral) and not isinstance(value, bool) and 0 <= int(value) < 2**63:
-        return int(value)
-    raise WrongReturn(variant, f"bytes_communicated of {variant.name} must be an int of at least 0, not {value!r:.40}")
+def count(value: Any, source: Variant | Callable[..., Any], name: str = "bytes_communicated") -> int:
+    """Return the count, such as of bytes, that `source` states. Raises WrongReturn if it is no whole number."""
+    if (number := _stored(value, int)) is not None and number >= 0:
+        return int(number)
+    of = source.name if isinstance(source, Variant) else source.__name__
+    raise WrongReturn(source, f"{name} of {of} must be an int of at least 0, not {value!r:.40}")
 
 
-def checked_columns(columns: Any, variant: Variant, workload: Workload) -> dict[str, Any]:
-    """Return the columns of a row that a variant sets.
+def checked_columns(function: Any, variant: Variant, workload: Workload) -> dict[str, Any]:
+    """Return the columns of a row that a variant's function sets.
 
-    Raises WrongReturn for a column that the workload doesn't leave to its variants, and for a value that is neither a
-    number nor a text.
+    Raises WrongReturn for a column that the workload doesn't leave to its variants, and for a value of another type.
     """
-    for name, value in require(columns, Mapping, variant, "columns").items():
+    if not callable(function):
+        raise WrongReturn(variant, f"columns of {variant.name} must be a function, not {type(function).__name__}")
+    columns = {}
+    for name, value in require(function(), Mapping, variant, "columns").items():
         if name not in workload.variant_columns:
             complaint = unknown("column of a variant", name, workload.variant_columns)
             raise WrongReturn(variant, f"{variant.name} sets {name}: {complaint}")
-        if not (value is None or isinstance(value, (Real, str))):
-            kind = type(value).__name__
-            raise WrongReturn(variant, f"{variant.name} sets {name}: its value must be a number or a text, not {kind}")
-    return dict(columns)
+        kind = workload.variant_columns[name]
+        columns[name] = _stored(value, kind)
+        if columns[name] is None and value is not None:
+            raise WrongReturn(
+                variant, f"{variant.name} sets {name}: it must be of type {kind.__name__}, not {value!r:.40}"
+            )
+    return columns
+
+
+def _stored(value: Any, kind: type) -> Any:
+    """Return a value as the type of its column, or None if the column cannot hold it."""
+    number = {int: Integral, float: Real, str: str}[kind]
+    if isinstance(value, bool) or not isinstance(value, number):
+        return None
+    try:
+        stored = kind(value)
+    except (OverflowError, ValueError):
+        return None
+    return stored if kind is not int or -(2**63) <= stored < 2**63 else None
 
 
 OutputT = TypeVar("OutputT")
@@ -103,7 +121,8 @@ class StepSession(Generic[OutputT]):
         self.audited = inputs is not None
         self.fresh = self.keeps_output = False
         self.run: Step[OutputT] = require(step, Step, variant, "the function")
-        for name, function in (("run", self.run.run), ("columns", self.run.columns), ("restore", self.run.restore)):
+        for name in ("run", "columns", "restore", "communicates_in_kernels"):
+            function = getattr(self.run, name)
             if not (callable(function) or (name == "restore" and function is None)):
                 kind = type(function).__name__
                 raise WrongReturn(variant, f"{name} of the step of {variant.name} must be a function, not {kind}")
@@ -114,11 +133,11 @@ class StepSession(Generic[OutputT]):
     def bytes_communicated(self) -> int:
         """Bytes that this rank sends in an iteration. They may be known only after a step."""
         sent = self.run.bytes_communicated
-        return bytes_sent(sent() if callable(sent) else sent, self.variant)
+        return count(sent() if callable(sent) else sent, self.variant)
 
     def columns_of_variant(self, workload: Workload) -> dict[str, Any]:
         """Return the columns of a row that the variant sets, after an iteration."""
-        return checked_columns(self.run.columns(), self.variant, workload)
+        return checked_columns(self.run.columns, self.variant, workload)
 
     def step(self) -> None:
         """Run one iteration. The last output is freed first, so that two never exist at once."""

@@ -35,12 +35,13 @@ def test_command(name: str) -> None:
 
 
 def test_a_job_on_a_cpu_sees_no_gpu_and_interprets_kernels_and_one_on_gpus_never_does() -> None:
-    inherited = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "0,1"}
+    inherited = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "0,1", "PET_STANDALONE": "1"}
     env = torchrun.environment(job("tiny_tp2"), "row", inherited)
     assert (env["CUDA_VISIBLE_DEVICES"], env["TRITON_INTERPRET"], env[torchrun.MARKER]) == ("", "1", "row")
     assert "TRITON_INTERPRET" not in torchrun.environment(job("tiny_tp2", "pytorch_gather"), "row", {})
     env = torchrun.environment(job("v131k_tp8"), "row", inherited)
     assert "TRITON_INTERPRET" not in env and env["CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert "PET_STANDALONE" not in env  # an option of torchrun
 
 
 def test_no_communicator_of_a_job_makes_multicast_objects() -> None:

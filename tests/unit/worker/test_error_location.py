@@ -7,7 +7,9 @@ import runpy
 import pytest
 
 from tpbench.job import parse_job
+from tpbench.outside.variant import OutsideVariant
 from tpbench.worker.process import location
+from tpbench.workloads.step import Step
 
 
 def raised(function, *arguments):
@@ -19,6 +21,12 @@ def raised(function, *arguments):
 def test_a_line_of_this_package_is_relative_to_it():
     place = location(raised(parse_job, {"variant": "nope"}))
     assert re.fullmatch(r"tpbench/job\.py:\d+ \(_variant\)", place)
+
+
+def test_an_error_of_this_package_that_a_value_of_a_variant_caused_names_the_variant_too():
+    mine = OutsideVariant("mine.py:fast", path="/home/me/mine.py", line=7)
+    place = location(raised(Step(lambda shard: None)), mine)  # called without arguments
+    assert re.fullmatch(r"tpbench/workloads/step\.py:\d+ \(__call__\), with the variant of mine\.py:7", place)
 
 
 def test_frames_of_libraries_are_left_out(tmp_path):

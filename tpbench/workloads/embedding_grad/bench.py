@@ -21,7 +21,7 @@ from tpbench.workloads.embedding_grad.exchanges.collectives import CountedCollec
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs, busiest
 from tpbench.workloads.embedding_grad.problem import PHASES, WORKLOAD, EmbeddingGrad
 from tpbench.workloads.embedding_grad.training_step import ForwardIndex, OtherParameters, StandIn, TrainingStep
-from tpbench.workloads.step import WrongReturn, bytes_sent, checked_columns, require
+from tpbench.workloads.step import WrongReturn, checked_columns, count, require
 
 
 class EmbeddingGradSession:
@@ -95,7 +95,7 @@ class EmbeddingGradSession:
         """Compare the last step's slice with the oracle. Collective."""
         errors = oracle.compare(self.inputs, self.exchange.result())
         sent_bytes = gather_objects(self.comm.sent_bytes, self.comm.group)  # by sender, then by receiver
-        rank_sent = [bytes_sent(sum(sizes), self.variant) for sizes in sent_bytes]
+        rank_sent = [count(sum(sizes), self.variant) for sizes in sent_bytes]
         inputs = self.inputs
         moved, on_wire = unavoidable_bytes(inputs.counts, inputs.merged_rows, inputs.row_bytes)
         wire_ms = on_wire / self.link_rates["link_gb_per_s"] / 1e6
@@ -107,7 +107,7 @@ class EmbeddingGradSession:
             "grad_error": errors.grad_error,
             "grad_norm": errors.grad_norm,
             **self.link_rates,
-            **checked_columns(self.exchange.columns(), self.variant, WORKLOAD),
+            **checked_columns(self.exchange.columns, self.variant, WORKLOAD),
             "density": self.inputs.density,
             "duplicate_rate": self.inputs.duplicate_rate,
             "rank_bytes_sent": rank_sent,
