@@ -72,7 +72,7 @@ def test_fields_functions_and_files_of_variants_follow_the_rule(monkeypatch: pyt
         with pytest.raises(JobError, match=f"{folder} is empty"):
             check_overrides([f"{folder}="])
     for other in (["rows"], 1e3, True):
-        with pytest.raises(JobError, match="output_dir=.* is of the type"):
+        with pytest.raises(JobError, match=r"output_dir=.* is of the type"):
             job(output_dir=other)
     for empty in ("", " ", None, "null"):
         with pytest.raises(JobError, match="output_dir is empty"):

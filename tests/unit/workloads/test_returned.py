@@ -13,10 +13,10 @@ import torch
 from tpbench.measure.session import Costs, Verdict
 from tpbench.worker.process import location
 from tpbench.workloads import Variant
+from tpbench.workloads.differences import malformed
 from tpbench.workloads.entropy_loss.inputs import Output
 from tpbench.workloads.entropy_loss.problem import WORKLOAD
 from tpbench.workloads.linear_loss.inputs import Output as LinearOutput
-from tpbench.workloads.differences import malformed
 from tpbench.workloads.operation import counted_costs, require_verdict
 from tpbench.workloads.step import Step, StepSession, WrongReturn, checked_columns, require
 
