@@ -88,6 +88,8 @@ def _coerce(field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
             raise JobError(f"{field.name}={spelled(value)} must be true or false")
         return answer
     if kind is str:
+        if isinstance(value, (list, Mapping)):
+            raise JobError(f"{field.name}={spelled(value)} must be one text ({field.metadata['help']})")
         return str(value)
     return _number(field, kind, value)
 
@@ -120,7 +122,8 @@ def user_path(path: object, name: str = "a path") -> Path:
     1e3, or that is in the home of nobody.
     """
     if isinstance(path, bool) or not isinstance(path, (str, int, PurePath, type(None))):
-        raise JobError(f"{name}={path} is of the type {type(path).__name__}: quote it twice, as \"{name}='...'\"")
+        kind = type(path).__name__
+        raise JobError(f"{name}={path} is of the type {kind}, not a path: Hydra needs quotes, as \"{name}='...'\"")
     text = "" if path is None else str(path)
     if not text.strip() or text in ("null", "None"):
         raise JobError(f"{name} is empty (is a variable of the shell not set?)")

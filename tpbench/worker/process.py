@@ -6,6 +6,7 @@ torchrun with a list of tasks keep all of these. A job that changes settings of 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import gc
@@ -145,8 +146,24 @@ _free_bytes: dict[torch.device, int] = {}
 """Free memory of the GPU after the first task."""
 
 
+@functools.cache
+def _start() -> tuple[str, dict[str, str]]:
+    """Return the working folder and the environment of this process before its first task."""
+    try:
+        return str(Path.cwd()), dict(os.environ)
+    except OSError:  # the folder was deleted
+        return "/", dict(os.environ)
+
+
 def begin_tasks() -> None:
-    """Reset what the tasks before could have left: compiled functions and, on a CPU, freed memory."""
+    """Reset what the tasks before could have left: variables of the environment, the working folder, compiled functions
+    and, on a CPU, freed memory."""
+    folder, variables = _start()
+    os.environ.update(variables)
+    for name in os.environ.keys() - variables.keys():
+        del os.environ[name]
+    with contextlib.suppress(OSError):
+        os.chdir(folder)
     gc.collect()
     if "torch._dynamo" in sys.modules:
         importlib.import_module("torch._dynamo").reset()  # it compiles a function for a few shapes only

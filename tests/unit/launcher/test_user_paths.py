@@ -73,7 +73,9 @@ def test_fields_functions_and_files_of_variants_follow_the_rule(monkeypatch: pyt
             check_overrides([f"{folder}="])
     for other in (["rows"], 1e3, True):
         with pytest.raises(JobError, match=r"output_dir=.* is of the type"):
-            job(output_dir=other)
+            user_path(other, "output_dir")
+    with pytest.raises(JobError, match=r"output_dir=.* must be one text"):
+        job(output_dir=["rows"])
     for empty in ("", " ", None, "null"):
         with pytest.raises(JobError, match="output_dir is empty"):
             job(output_dir=empty)
