@@ -95,7 +95,7 @@ class Session(Protocol):
 
     @property
     def costs(self) -> Costs:
-        """The costs of an iteration. Read after the first one."""
+        """The costs of an iteration. Read after its check."""
 
     def step(self) -> None:
         """Run one whole iteration on this rank and keep its result for `check`."""

@@ -89,5 +89,5 @@ def test_a_crash_is_told_by_its_line_and_an_end_without_a_result_by_its_rank(tmp
     _, reason = describe(1, 60, tmp_path / AGENT_LOG, tmp_path)
     assert reason == (
         "rank 0 ended with signal 11 (SIGSEGV); the last lines:\n[1.7 s] rank 0: first pass\n"
-        "Fatal Python error: Segmentation fault\nin fast.py:69 (step)"
+        "Fatal Python error: Segmentation fault\nnow in fast.py:69 (step)"
     )

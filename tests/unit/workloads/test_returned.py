@@ -10,15 +10,14 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.entropy_loss import context, problem
 from tpbench.measure.session import Costs, Verdict
 from tpbench.worker.process import location
 from tpbench.workloads import Variant
-from tpbench.workloads.differences import malformed
 from tpbench.workloads.entropy_loss.inputs import Output
 from tpbench.workloads.entropy_loss.problem import WORKLOAD
-from tpbench.workloads.linear_loss.inputs import Output as LinearOutput
-from tpbench.workloads.operation import counted_costs, require_verdict
-from tpbench.workloads.step import Step, StepSession, WrongReturn, checked_columns, require
+from tpbench.workloads.operation import OperationSession
+from tpbench.workloads.step import Step, WrongReturn, checked_columns, count, require
 
 
 def prepare(problem, shard):
@@ -47,25 +46,28 @@ def test_the_right_type_passes():
     assert require(step, Step, MINE, "the function") is step
 
 
-@pytest.mark.parametrize("output", [Output, LinearOutput])
-def test_sessions_check_what_the_function_and_its_step_return(output):
-    with pytest.raises(WrongReturn, match=r"^the function of mine must return the type Step "):
-        StepSession(MINE, torch.ones(2), output)
-    session = StepSession(MINE, Step(lambda: torch.ones(2)), output)
+def session_of(step):
+    variant = Variant("mine", "returns this step", lambda problem, shard: step)
+    return WORKLOAD.set_up(problem(), variant, context())
+
+
+def test_a_session_checks_what_the_function_and_its_step_return():
+    with pytest.raises(WrongReturn, match=r"^mine must return its step, a function .* or a Step, not Tensor$"):
+        session_of(torch.ones(2))
+    session = session_of(Step(lambda: torch.ones(2)))
     with pytest.raises(RuntimeError, match="run step"):
-        session.take_output()
+        session.check()
     session.step()
     with pytest.raises(
         WrongReturn, match=r"^the step of mine must return the type Output \(loss, row_loss, .*, not Tensor$"
     ):
-        session.take_output()
+        session.check()
 
 
-@pytest.mark.parametrize("sent", [768.0, float("nan"), "768", -1, 10**30, True, None, lambda: 768.0])
+@pytest.mark.parametrize("sent", [768.0, float("nan"), "768", -1, 10**30, True, None])
 def test_bytes_sent_are_a_whole_number(sent):
-    session = StepSession(MINE, Step(lambda: None, bytes_communicated=sent), Output)
     with pytest.raises(WrongReturn, match=r"^bytes_communicated of mine must be an int of at least 0, not "):
-        _ = session.bytes_communicated
+        count(sent, MINE)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +78,7 @@ def test_parts_of_a_step_are_functions(step):
         WrongReturn,
         match=r"^(run|columns|restore|communicates_in_kernels) of the step of mine must be a function, not ",
     ):
-        StepSession(MINE, step, Output)
+        session_of(step)
 
 
 MEASURED = ("gpu_name", "host", "git_commit", "kernels_version", "variant", "time_ms", "device_ms", "loss_error", "key",
@@ -86,50 +88,44 @@ MEASURED = ("gpu_name", "host", "git_commit", "kernels_version", "variant", "tim
 @pytest.mark.parametrize("name", MEASURED)
 def test_a_variant_sets_no_column_that_is_measured(name):
     with pytest.raises(WrongReturn, match=rf"^mine sets {name}: no column of a variant is called {name}.*registers"):
-        checked_columns(lambda: {name: 1}, MINE, WORKLOAD)
+        checked_columns({name: 1}, MINE, WORKLOAD.variant_columns)
 
 
 @pytest.mark.parametrize("value", [torch.ones(1), "many", 3.5, 10**30, True, math.nan])
 def test_columns_of_a_variant_have_the_types_of_their_columns(value):
-    with pytest.raises(WrongReturn, match=r"^mine sets registers: it must be of type int, not "):
-        checked_columns(lambda: {"registers": value}, MINE, WORKLOAD)
-    for columns in ([], list, {}):
-        with pytest.raises(WrongReturn, match=r"Mapping|must be a function"):
-            checked_columns(columns, MINE, WORKLOAD)
-    stored = checked_columns(
-        lambda: {"registers": np.int32(3), "occupancy": Fraction(1, 2), "algorithm_used": None}, MINE, WORKLOAD
-    )
+    with pytest.raises(WrongReturn, match=r"^mine sets registers: its value must be of the type int, not "):
+        checked_columns({"registers": value}, MINE, WORKLOAD.variant_columns)
+    with pytest.raises(WrongReturn, match="Mapping"):
+        checked_columns([], MINE, WORKLOAD.variant_columns)
+    given = {"registers": np.int32(3), "occupancy": Fraction(1, 2), "algorithm_used": None}
+    stored = checked_columns(given, MINE, WORKLOAD.variant_columns)
     assert json.dumps(stored) == '{"registers": 3, "occupancy": 0.5, "algorithm_used": null}'
 
 
-def costs(problem, rank):
-    return COSTS[problem]
+def own_session(**functions):
+    """A session of a workload with these functions, whose step returns a number."""
+    workload = SimpleNamespace(functions={"inputs": lambda problem, rank: {}, **functions}, columns={}, output=float)
+    variant = Variant("mine", "returns a number", lambda problem, inputs, rank: lambda: 1.0)
+    return OperationSession(workload, problem(), variant, context())
 
 
-COSTS = [Costs(1.0, 0), Costs(0, "1"), Costs(0, 0, flops=1e12), Costs(-1, 0), Costs(0, None), None]
+@pytest.mark.parametrize("costs", [(1.0, 0), (0, "1"), (0, 0, 1e12), (-1, 0), (0, None), None])
+def test_costs_are_whole_numbers(costs):
+    def mine(problem, rank):
+        return costs and Costs(*costs)
 
-
-@pytest.mark.parametrize("index", range(len(COSTS)))
-def test_costs_are_whole_numbers(index):
     with pytest.raises(
-        WrongReturn, match=r"of costs must be an int of at least 0|must return tpbench.api.Costs"
+        WrongReturn, match=r"of mine must be an int of at least 0|must return tpbench\.api\.Costs"
     ) as caught:
-        counted_costs(SimpleNamespace(functions={"costs": costs}), index, None)
+        own_session(costs=mine)
     assert re.fullmatch(r"test_returned\.py:\d+", location(caught.value))
 
 
 @pytest.mark.parametrize(
-    "verdict",
-    [None, Verdict([], None), Verdict({}, True), Verdict({"time_ms": 1.0}, None), Verdict({"loss_error": "a"}, None)],
+    "verdict", [(), ([], None), ({}, True), ({"time_ms": 1.0}, None), ({"loss_error": [[]]}, None)]
 )
 def test_a_check_returns_a_verdict_that_a_row_can_hold(verdict):
-    with pytest.raises(WrongReturn, match=r"must return tpbench\.api\.Verdict|may set the columns|must be a float"):
-        require_verdict(verdict, costs)
-
-
-@pytest.mark.parametrize("value", [torch.eye(2).to_sparse(), torch.eye(2) * 1j, torch.eye(2, device="meta"), 1.0])
-def test_an_output_of_another_kind_is_named(value):
-    assert re.fullmatch(
-        r"grad is .*(torch\.sparse_coo|torch\.complex64|meta|of the type float).*, expected \(2, 2\) on cpu",
-        malformed("grad", value, (2, 2), None, torch.device("cpu")) or "",
-    )
+    session = own_session(check=lambda *given: Verdict(*verdict) if verdict else None)
+    session.step()
+    with pytest.raises(WrongReturn, match=r"must return|no column of a workload is called time_ms|must be a number"):
+        session.check()

@@ -45,7 +45,10 @@ class _Session:
 
     def columns(self) -> dict[str, Any]:
         """Return the rates of the machine, and the columns of the variant after a step."""
-        return {**asdict(self.rates), **checked_columns(self.prepared.columns, self.variant, WORKLOAD)}
+        return {
+            **asdict(self.rates),
+            **checked_columns(self.prepared.columns(), self.variant, WORKLOAD.variant_columns),
+        }
 
     def product_columns(self, columns: Mapping[str, Any]) -> dict[str, float]:
         """Return the rate of the step's products, given the columns of its times."""
