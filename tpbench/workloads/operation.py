@@ -191,10 +191,10 @@ class OperationSession:
         if not isinstance(counted, Costs):
             kind = type(counted).__name__
             raise WrongReturn(function, f"{function.__name__} must return tpbench.api.Costs, not {kind}")
-        moved = None if counted.bytes_moved is None else count(counted.bytes_moved, function, "bytes_moved")
-        sent, flops = (count(getattr(counted, name), function, name) for name in ("bytes_communicated", "flops"))
-        of_ranks = zip(*_of_all_ranks((moved, sent, flops)), strict=True)
-        moved, sent, flops = (None if None in counts else max(counts) for counts in of_ranks)
+        here = None if counted.bytes_moved is None else count(counted.bytes_moved, function, "bytes_moved")
+        counts = (here, count(counted.bytes_communicated, function), count(counted.flops, function, "flops"))
+        of_ranks = zip(*_of_all_ranks(counts), strict=True)
+        moved, sent, flops = (None if None in of_rank else max(of_rank) for of_rank in of_ranks)
         times: dict[str, Any] = {"wire_beside_memory": True}
         if flops and self.dtype is not None and not counted.compute_ms:
             tflops = self.rates["gemm_tflops"] = gemm_tflops(self.dtype, self.rank.device, self.stopwatch)
