@@ -82,6 +82,11 @@ class OperationSession:
                 raise WrongReturn(variant, f"{name} of the step of {variant.name} must be a function, not {kind}")
         return step
 
+    @property
+    def overwrites_inputs(self) -> bool:
+        """True if `restore` restores what a step changes."""
+        return not self.restores_in_step and self.run.restore is not None
+
     def step(self) -> None:
         """Run one iteration. The last output is freed first, so that two never exist at once."""
         if not self.keeps_output:
@@ -193,8 +198,8 @@ class OperationSession:
             raise WrongReturn(function, f"{function.__name__} must return tpbench.api.Costs, not {kind}")
         here = None if counted.bytes_moved is None else count(counted.bytes_moved, function, "bytes_moved")
         counts = (here, count(counted.bytes_communicated, function), count(counted.flops, function, "flops"))
-        of_ranks = zip(*_of_all_ranks(counts), strict=True)
-        moved, sent, flops = (None if None in of_rank else max(of_rank) for of_rank in of_ranks)
+        moves, sends, operations = zip(*_of_all_ranks(counts), strict=True)
+        moved, sent, flops = None if None in moves else max(moves), max(sends), max(operations)
         times: dict[str, Any] = {"wire_beside_memory": True}
         if flops and self.dtype is not None and not counted.compute_ms:
             tflops = self.rates["gemm_tflops"] = gemm_tflops(self.dtype, self.rank.device, self.stopwatch)
