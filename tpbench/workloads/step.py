@@ -159,12 +159,7 @@ class StepSession(Generic[OutputT]):
             self.run.restore()
 
     def take_output(self) -> OutputT:
-        """Return the output of the last step and keep it no longer.
-
-        Raises RuntimeError if there is none, and WrongReturn if it is of another type.
-        """
-        if self.output is None:
-            raise RuntimeError("there is no output to check: run step() first")
+        """Return the output of the last step and keep it no longer. Raises WrongReturn if it is of another type."""
         output: OutputT = require(self.output, self.output_type, self.variant, "the step")
         self.release()
         return output

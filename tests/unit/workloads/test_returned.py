@@ -43,14 +43,13 @@ def test_the_right_type_passes():
 def test_sessions_check_what_the_function_and_its_step_return(output):
     with pytest.raises(WrongReturn, match=r"^the function of mine must return the type Step "):
         StepSession(MINE, torch.ones(2), output)
-    session = StepSession(MINE, Step(lambda: torch.ones(2)), output)
-    with pytest.raises(RuntimeError, match="run step"):
-        session.take_output()
-    session.step()
-    with pytest.raises(
-        WrongReturn, match=r"^the step of mine must return the type Output \(loss, row_loss, .*, not Tensor$"
-    ):
-        session.take_output()
+    for returned, kind in ((torch.ones(2), "Tensor"), (None, "NoneType")):
+        session = StepSession(MINE, Step(lambda value=returned: value), output)
+        session.step()
+        with pytest.raises(
+            WrongReturn, match=rf"^the step of mine must return the type Output \(loss, row_loss, .*, not {kind}$"
+        ):
+            session.take_output()
 
 
 @pytest.mark.parametrize("sent", [768.0, float("nan"), "768", -1, 10**30, True, None, lambda: 768.0])

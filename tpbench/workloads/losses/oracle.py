@@ -219,14 +219,15 @@ class Comparison:
         places = dict(self.malformed)
         for rank, found in enumerate(by_rank):
             places |= {name: place_of(rank, name, **found[name]) for name in found.keys() - places.keys()}
-        reasons = [
-            ": ".join([
-                f"{column} {errors[column]:.3g} is above {self.limits[column]:.3g}",
-                *(text for name, text in places.items() if COLUMN[name] == column),
-            ])
-            for column in wrong
-        ]  # fmt: skip
-        return Verdict(columns, f"{' and '.join(reasons)} ({self.oracle.problem.dtype})")
+        return Verdict(columns, " and ".join(self._reason(column, errors[column], places) for column in wrong))
+
+    def _reason(self, column: str, error: float, places: Mapping[str, str]) -> str:
+        """Return why a column's outputs are wrong. An output of a wrong shape has no error."""
+        found = {name: text for name, text in places.items() if COLUMN[name] == column}
+        if texts := [text for name, text in found.items() if name in self.malformed]:
+            return "; ".join(texts)
+        above = f"{column} {error:.3g} is above {self.limits[column]:.3g} ({self.oracle.problem.dtype})"
+        return ": ".join([above, "; ".join(found.values())]) if found else above
 
 
 def weighted(weight: Tensor, value: Tensor) -> Tensor:
