@@ -15,8 +15,8 @@ from torch import Tensor
 
 from tests.support.entropy_loss import DTYPES, LOSSES, alone, problem, right
 from tpbench.workloads.entropy_loss import EntropyLoss
+from tpbench.workloads.entropy_loss.bench import Oracle, error_limits
 from tpbench.workloads.entropy_loss.inputs import Output, Shard
-from tpbench.workloads.entropy_loss.oracle import Oracle, error_limits
 from tpbench.workloads.losses.oracle import relative_error
 from tpbench.workloads.sizes import IGNORED
 
@@ -78,7 +78,7 @@ def test_results_do_not_depend_on_chunks(loss: str, monkeypatch: pytest.MonkeyPa
     cell = problem(loss=loss)
     whole = Oracle(cell, alone(cell))
     output = right(whole)
-    monkeypatch.setattr("tpbench.workloads.entropy_loss.oracle.BLOCK", {"cpu": 300, "cuda": 300})
+    monkeypatch.setattr("tpbench.workloads.entropy_loss.bench.BLOCK", {"cpu": 300, "cuda": 300})
     assert Oracle(cell, alone(cell)).compare(output) == whole.compare(output)
 
 
