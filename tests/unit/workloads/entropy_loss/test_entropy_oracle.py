@@ -199,6 +199,8 @@ def test_a_malformed_output_is_named_with_what_was_expected() -> None:
         ({"grad": None}, "rank 0: grad is None, expected (13, 101) torch.float32 on "),
         ({"row_loss": oracle.row_loss[1:]}, "rank 0: row_loss is (12,) on "),
         ({"loss": 1.0}, "rank 0: loss is of the type float, expected () on "),
+        ({"loss": torch.tensor(1j)}, "rank 0: loss is () torch.complex64 on "),
+        ({"grad": output.grad.to_sparse()}, "rank 0: grad is (13, 101) torch.float32 torch.sparse_coo on "),
     ]
     for fields, message in changes:
         assert str(oracle.compare(dataclasses.replace(output, **fields)).wrong).startswith(message)
