@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -40,7 +41,6 @@ class OperationSession:
         self.rank = replace(context, seed=problem.seed)
         self.trusted = variant.place is None
         self.restores_in_step = not self.trusted and "step" not in workload.functions
-        self.stopwatch = Stopwatch(context)
         twice = "reference" in workload.functions
         make = workload.functions["inputs"]
         self.inputs: Any = _computed(make, problem, self.rank) if twice else make(problem, self.rank)
@@ -61,6 +61,11 @@ class OperationSession:
             self.audited_inputs = self.run.inputs
         self.output: Any = None
         self.compared = False
+
+    @functools.cached_property
+    def stopwatch(self) -> Stopwatch:
+        """A stopwatch, with a buffer of the size of a cache that most sessions don't need."""
+        return Stopwatch(self.rank)
 
     def _step(self) -> Step[Any]:
         """Return what the variant's function returned as a step."""
