@@ -54,7 +54,7 @@ class OperationSession:
         self.costs = self._counted()
         arguments = (problem, self.inputs, self.rank)
         self.prepared = variant.prepare(*arguments[: _parameters(variant.prepare)])
-        """What the variant's function returned."""
+        """The value that the variant's function returned."""
         self.run = self._step()
         self.audited_inputs = Inputs(tensors)
         if "step" in workload.functions and self.run.inputs is not None:
