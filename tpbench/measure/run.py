@@ -1,4 +1,4 @@
-"""Measure one cell on one rank: first pass, check, both clocks until the medians are precise, and a row's columns.
+"""Measure one cell on one rank: first pass, check, the clocks until the medians are precise, and a row's columns.
 
 Columns about the GPUs of a cell are missing on a CPU.
 """
@@ -13,9 +13,11 @@ import torch
 
 from tpbench.measure import cuda_graph, rank_memory
 from tpbench.measure.audit import changed_inputs_reason, is_audited, prepare_audit, timed_result_reason
+from tpbench.measure.chained import chained_run
 from tpbench.measure.clock import Clock, ColdCache, DeviceClock, WallClock
+from tpbench.measure.compile_time import CompileTime, listen
 from tpbench.measure.gpu import SAMPLE_S, ClockWatch, iteration_energy_j, this_gpu
-from tpbench.measure.gpu_trace import bottleneck_columns
+from tpbench.measure.gpu_trace import TRACES, bottleneck_columns, keep_trace, profiled
 from tpbench.measure.ranks import gather_number, gather_numbers
 from tpbench.measure.session import (
     CapturableSession,
@@ -34,13 +36,17 @@ from tpbench.measure.stop_rules import ClockRun, RoundRequest, run_rounds
 Measured = tuple[Verdict, dict[str, Any]]
 """The verdict of a session, and the columns of its row."""
 
-CLOCKS = {"wall": ("time", "samples_ms", "round_ms"), "device": ("device", "device_samples_ms", "device_round_ms")}
+CLOCKS = {
+    "wall": ("time", "samples_ms", "round_ms"),
+    "device": ("device", "device_samples_ms", "device_round_ms"),
+    "chained": ("chained", "chained_samples_ms", "chained_round_ms"),
+}
 """By clock: the beginning of the names of its statistics, as in `time_ms`, and the columns with its samples and with
 the medians of its rounds."""
 
 
 def measurement(
-    session: Session,
+    set_up: Callable[[], Session],
     context: Context,
     settings: MeasureSettings,
     copy_gb_per_s: float,
@@ -49,11 +55,11 @@ def measurement(
 ) -> Generator[RoundRequest, bool, Measured]:
     """Return the verdict of a session and the columns of its row. A wrong result has no time. Collective.
 
-    The first pass compiles and fills caches. The second pass is checked, and its peak memory is stored. Then both
+    The first pass compiles and fills caches. The second pass is checked, and its peak memory is stored. Then all
     clocks time further iterations. A `ScheduledSession` runs exactly the iterations of its schedule instead.
 
     Args:
-        session: the variant, set up on this rank.
+        set_up: sets the variant up on this rank. The chained clock calls it again for copies of the inputs.
         context: this rank's place.
         settings: how long to measure, and whether with a CUDA graph or with fresh inputs.
         copy_gb_per_s: copy bandwidth of this machine in 1e9 bytes per second, for the floor.
@@ -64,9 +70,13 @@ def measurement(
 
     The columns are complete on rank 0.
     """
+    compile_time = CompileTime()
+    session = set_up()
+    listen()
     cell = _Cell(session, context, copy_gb_per_s)
     if isinstance(session, ScheduledSession):
-        return cell.run_scheduled(session.schedule)
+        cell.columns["not_chained"] = "each iteration continues the one before"
+        return cell.run_scheduled(session.schedule, settings, compile_time)
     settings = prepare_audit(session, settings)
     last_ms, peak_gib, warmed_up = cell.first_passes(settings, interpreted)
     # One pass that takes longer than the budget is the measurement by wall clock.
@@ -74,21 +84,31 @@ def measurement(
     context.say("checking")
     verdict = session.check()
     cell.describe(peak_gib, warmed_up=warmed_up, graph=settings.graph, fresh=settings.fresh)
+    cell.columns |= compile_time.columns(context)
     if verdict.wrong:
         return verdict, cell.columns
     context.say("timing")
     if is_audited(session):
         session.fresh = settings.fresh
     runs = {name: ClockRun(clock, cell.step, session, context, settings) for name, clock in cell.clocks.items()}
+    reason = "an iteration takes longer than the time budget" if is_long else ""
+    if interpreted:
+        reason = "Triton's interpreter runs the kernels"
     wrong: str | None = None
     if interleaved and not is_long:
-        yield from run_rounds(list(runs.values()), session, cell.watch)
+        runs |= cell.chained(set_up, settings, last_ms, reason)
+        yield from run_rounds(list(runs.values()), cell.watch)
         cell.columns |= {CLOCKS[name][2]: run.medians_ms for name, run in runs.items()}
     else:
         if is_long:
             runs["wall"].rounds = [[last_ms]]
         wrong = cell.time_each_clock(runs)
-    launches = cell.launch_columns(len(runs["wall"].samples))
+        if not wrong:
+            runs |= cell.chained(set_up, settings, last_ms, reason)  # after the others, which have all memory
+            wrong = cell.time_each_clock(runs)
+    samples = {name: run.samples for name, run in runs.items()}
+    runs.clear()  # it frees the copies of the inputs
+    launches = cell.launch_columns(len(samples["wall"]))
     if is_audited(session):
         session.fresh = False
         # On a CPU a long pass is not repeated.
@@ -98,8 +118,8 @@ def measurement(
         session.keeps_output = False
     if wrong:
         return Verdict(verdict.columns, wrong), cell.columns
-    cell.columns |= launches | time_columns({name: run.samples for name, run in runs.items()}, cell.columns)
-    cell.further_iterations(min(SAMPLE_S, settings.time_budget_s))
+    cell.columns |= launches | time_columns(samples, cell.columns)
+    cell.further_iterations(settings)
     return verdict, cell.columns
 
 
@@ -138,9 +158,7 @@ class _Cell:
         last_ms, peak_gib = self._one_pass()
         if settings.graph:
             context.say("capturing a graph")
-            self.step = _captured(session)  # replays fill the output that the capture left in the session
-            if is_audited(session):
-                session.keeps_output = True
+            self.step = cuda_graph.captured_step(session)
             last_ms, _ = self._one_pass()
         return last_ms, peak_gib, True
 
@@ -161,11 +179,29 @@ class _Cell:
             with self.watch:
                 run.until_precise()
             if is_audited(self.session):
-                reason = timed_result_reason(self.session, name)
+                reason = timed_result_reason(run.session, name)
                 wrong = wrong or reason
         return wrong
 
-    def run_scheduled(self, schedule: IterationSchedule) -> Measured:
+    def chained(
+        self, set_up: Callable[[], Session], settings: MeasureSettings, last_ms: np.ndarray[Any, Any], reason: str
+    ) -> dict[str, ClockRun]:
+        """Return the run of the chained clock by its name. Without one, add why to the columns and return nothing.
+
+        `last_ms`: time of the last iteration on every rank. `reason`: why the clock does not run. Empty: it may.
+        """
+        if reason:
+            self.columns["not_chained"] = reason
+            return {}
+        self.context.say("preparing iterations back to back")
+        size = float(last_ms.max()), self.columns["peak_gib"]
+        run, columns = chained_run(self.session, self.step, set_up, self.context, settings, *size)
+        self.columns |= columns
+        return {} if run is None else {"chained": run}
+
+    def run_scheduled(
+        self, schedule: IterationSchedule, settings: MeasureSettings, compile_time: CompileTime
+    ) -> Measured:
         """Check and time a session whose iterations depend on the ones before.
 
         Each iteration runs once. It is timed by wall clock and, on a GPU, by events around the same iteration: its
@@ -205,11 +241,12 @@ class _Cell:
         context.say("checking")
         verdict = session.check()
         self.describe(max(usage.peak_gib), warmed_up=True, graph=context.graph)
+        self.columns |= compile_time.columns(context)
         for name, gib in (("iteration_held_gib", usage.held_gib), ("iteration_peak_gib", usage.peak_gib)):
             self.columns[name] = [float(ranks.max()) for ranks in gather_numbers(gib, context)]
         if not verdict.wrong:
             self.columns |= launches | time_columns(times, self.columns)
-            self.further_iterations(SAMPLE_S)
+            self.further_iterations(settings)
         return verdict, self.columns
 
     def describe(self, peak_gib: float, **columns: bool) -> None:
@@ -230,42 +267,34 @@ class _Cell:
         launches = gather_numbers(self.wall.launches_ms[-iterations:], self.context)
         return {"launch_ms": float(np.median([ranks.max() for ranks in launches]))}
 
-    def further_iterations(self, energy_s: float) -> None:
+    def further_iterations(self, settings: MeasureSettings) -> None:
         """Add what further iterations show: the session's details and, on a GPU, the bottleneck and the energy.
 
-        `energy_s`: duration of the iterations whose energy is measured.
+        With `profile` each rank leaves a trace of one more iteration.
         """
         session, context = self.session, self.context
         if isinstance(session, DetailedSession):
             context.say("timing details")
             self.columns |= session.details(self.columns)
-        if not self.on_gpu:
-            return
-        context.say("tracing")
-        self.columns |= bottleneck_columns(self.step, session, self.wall, context, self.columns)
-        context.say("measuring energy")
 
         def iteration() -> None:
             session.restore()
             self.wall.line_up()
             self.step()
 
-        energy_j = iteration_energy_j(iteration, self.columns["time_ms"], self.gpu, context, energy_s)
-        if energy_j is not None:
-            self.columns["energy_j"] = energy_j
-
-
-def _captured(session: Session) -> Callable[[], None]:
-    """Return the step as the replay of a CUDA graph. The session's output is filled by the first replay."""
-
-    def one_pass() -> None:
-        session.restore()
-        session.step()
-
-    session.release()
-    cuda_graph.warm_up(one_pass)
-    session.release()
-    return cuda_graph.capture(session.step).replay
+        if self.on_gpu:
+            context.say("tracing")
+            self.columns |= bottleneck_columns(self.step, session, self.wall, context, self.columns)
+            context.say("measuring energy")
+            energy_s = min(SAMPLE_S, settings.time_budget_s)
+            energy_j = iteration_energy_j(iteration, self.columns["time_ms"], self.gpu, context, energy_s)
+            self.columns |= {} if energy_j is None else {"energy_j": energy_j}
+        if settings.profile:
+            self.columns["trace"] = TRACES
+            # Two workloads had this setting before and keep their own traces.
+            if not hasattr(getattr(session, "problem", None), "profile"):
+                context.say("keeping a trace")
+                keep_trace(profiled(iteration, context), context)
 
 
 def cost_columns(costs: Costs, copy_gb_per_s: float) -> dict[str, Any]:

@@ -154,7 +154,7 @@ def _is_precise(samples: Samples, precision: float) -> bool:
     return precise_enough([sample.max() for sample in samples], precision)
 
 
-def run_rounds(clocks: Sequence[ClockRun], session: Session, watch: ClockWatch) -> Generator[RoundRequest, bool, None]:
+def run_rounds(clocks: Sequence[ClockRun], watch: ClockWatch) -> Generator[RoundRequest, bool, None]:
     """Yield the cell's request before each round. Run the round if the answer is true, and end if it is false.
 
     Collective: rank 0 decides the request and the iterations of each clock's round. While the cell waits, its inputs
@@ -162,8 +162,9 @@ def run_rounds(clocks: Sequence[ClockRun], session: Session, watch: ClockWatch) 
     """
     precedence = (RoundRequest.NO_MORE, RoundRequest.MORE, RoundRequest.ENOUGH)
     while True:
-        session.restore()
-        session.release()
+        for clock in clocks:
+            clock.session.restore()
+            clock.session.release()
         here = min((clock.request() for clock in clocks), key=precedence.index)
         request, *iterations = _from_rank_0([here, *(clock.next_iterations for clock in clocks)])
         if not (yield RoundRequest(request)):

@@ -86,6 +86,11 @@ class OperationSession:
                 raise WrongReturn(variant, f"{name} of the step of {variant.name} must be a function, not {kind}")
         return step
 
+    @property
+    def overwrites_inputs(self) -> bool:
+        """True if `restore` restores what a step changes."""
+        return not self.restores_in_step and self.run.restore is not None
+
     def step(self) -> None:
         """Run one iteration. The last output is freed first, so that two never exist at once."""
         if not self.keeps_output:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -36,6 +37,7 @@ CUDA = torch.cuda.is_available()
 RANKS = ranks_here(2)
 needs_two_ranks = pytest.mark.skipif(RANKS < 2, reason="needs 2 GPUs, or none")
 TIMED = "the last iteration of the wall clock, after a correct first one: "
+CHAINED = "the last iteration of the chained clock, after a correct first one: "
 CHANGED = "with changed inputs, after a correct result with the first ones: "
 FRESH = MeasureSettings(time_budget_s=20.0, min_iterations=3, max_iterations=5, fresh=True)
 
@@ -46,6 +48,7 @@ LOSSES: dict[str, str | tuple[str, ...] | None] = {
     "returns_a_stored_answer": TIMED,
     "returns_copies_of_a_stored_answer": TIMED,
     "returns_early_once_it_was_checked": TIMED,
+    "returns_stored_answers_once_it_is_set_up_twice": CHAINED,
     "overwrites_its_input": "",
     **({"begins_early_on_a_side_stream": ("the last iteration of the ", CHANGED)} if CUDA else {}),
 }
@@ -59,10 +62,9 @@ def measured(here: Rank, names: Sequence[str], place: tuple[str, int] | None) ->
     results = {}
     for name in names:
         with mock.patch.object(gpu, "MOST_ITERATIONS", 100):
-            session = WORKLOAD.set_up(
-                EntropyLoss(**SIZE), Variant(name, "", getattr(cheats, name), place=place), context(here)
-            )
-            verdict, columns = run(session, context(here), settings)
+            variant = Variant(name, "", getattr(cheats, name), place=place)
+            again = partial(WORKLOAD.set_up, EntropyLoss(**SIZE), variant, context(here))
+            verdict, columns = run(again(), context(here), settings, again=again)
         results[name] = verdict.wrong, columns
     return results
 
@@ -71,7 +73,7 @@ def test_variants_from_outside_are_wrong_if_they_do_less_when_they_are_timed() -
     for name, (reason, columns) in run_on_ranks(RANKS, measured, list(LOSSES), ("file", 1))[0].items():
         begins = LOSSES[name]
         assert reason is None if begins is None else reason is not None and reason.startswith(begins), (name, reason)
-        assert ("time_ms" in columns) == (begins is None) and columns["fresh"] is True
+        assert ("time_ms" in columns) == ("chained_ms" in columns) == (begins is None) and columns["fresh"] is True
 
 
 def test_inputs_of_other_variants_change_once_after_the_timed_iterations() -> None:
@@ -126,11 +128,13 @@ def on_fresh_inputs(here: Rank, kind: str) -> dict[str, str | None]:
     for variant in variants:
         runs_here = CUDA or variant.requires_cuda is not True
         if runs_here and not variant.unsupported_reason(problem, place.tp_size):
-            with mock.patch.dict(clock.ITERATIONS, cpu=1, cuda=1):
-                session: Any = workload.set_up(problem, variant, place)
-            session.details = lambda columns: {}
             settings = replace(FRESH, max_iterations=3, fresh=variant.place is None)
-            reasons[variant.name] = run(session, place, settings)[0].wrong
+            with mock.patch.dict(clock.ITERATIONS, cpu=1, cuda=1):
+                again = partial(workload.set_up, problem, variant, place)
+                session: Any = again()
+                session.details = lambda columns: {}
+                verdict, columns = run(session, place, settings, again=again)
+            reasons[variant.name] = verdict.wrong or columns.get("not_chained")
     return reasons
 
 

@@ -137,6 +137,7 @@ WORKLOAD = Workload(
             columns=(
                 "time_ms",
                 "device_ms",
+                "chained_ms",
                 "products_ms",
                 "over_products",
                 "over_products_alone",
