@@ -84,7 +84,7 @@ def test_a_full_or_closed_output_is_no_traceback(redirection: str, code: int, sa
 def test_a_rank_imports_neither_pandas_nor_arrow_nor_scipy(tmp_path: Path) -> None:
     """Each would cost every job a third of a second or more, and does not load under a memory limit just hit."""
     code = (
-        "import os, pathlib, sys; os.environ['RANK'] = '0'\n"
+        "import os, pathlib, sys; os.environ['RANK'] = os.environ['LOCAL_RANK'] = '0'\n"
         "import tpbench.worker.start, tpbench.worker.rank, tpbench.measure.run\n"
         "from tpbench.worker.task import Task\n"
         "task = Task.load(pathlib.Path(sys.argv[1]))\n"

@@ -117,6 +117,7 @@ def chained_run(
     settings: MeasureSettings,
     step_ms: float,
     peak_gib: float,
+    interleaved: bool = False,
 ) -> tuple[ClockRun | None, dict[str, Any]]:
     """Return the run of the chained clock, or None, and its columns: the number of copies, or why it doesn't run.
 
@@ -127,6 +128,7 @@ def chained_run(
         set_up: sets the variant up once more, on inputs of its own.
         step_ms: time of an iteration, the same on all ranks.
         peak_gib: memory that an iteration needs in addition to its inputs.
+        interleaved: True if other cells need memory, too. The copies then take at most a quarter of what is free.
     """
     overwrites = isinstance(session, OverwritingSession) and session.overwrites_inputs
     one_use = settings.fresh or overwrites
@@ -135,13 +137,15 @@ def chained_run(
     wanted = copies_needed(input_bytes, context.device, one_use)
     copies = [(session, step)]
     graph_pool = torch.cuda.graph_pool_handle() if settings.graph and context.device.type == "cuda" else None
-    copy_bytes = 2 * input_bytes + int(max(peak_gib, 0.0) * 2**30)
+    # The memory for two copies must be free, because a set-up may need more than what it leaves.
+    least_bytes = 2 * (2 * input_bytes + int(max(peak_gib, 0.0) * 2**30))
+    if interleaved:
+        least_bytes = max(least_bytes, rank_memory.available_bytes(context.device) * 3 // 4)
     began = time.monotonic()
     while on_any_rank(len(copies) < wanted, context):
         if context.device.type == "cuda":
             torch.cuda.empty_cache()
-        # The memory for two copies must be free, because a set-up may need more than what it leaves.
-        full = rank_memory.available_bytes(context.device) < 2 * copy_bytes
+        full = rank_memory.available_bytes(context.device) < least_bytes
         if on_any_rank(full or (len(copies) > 1 and time.monotonic() - began > settings.time_budget_s), context):
             break
         try:

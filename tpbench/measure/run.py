@@ -6,6 +6,7 @@ Columns about the GPUs of a cell are missing on a CPU.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -94,17 +95,18 @@ def measurement(
     reason = "an iteration takes longer than the time budget" if is_long else ""
     if interpreted:
         reason = "Triton's interpreter runs the kernels"
+    # After the other clocks, which have all memory, or after the set-up of all interleaved cells.
+    chained = partial(cell.chained, set_up, settings, last_ms, reason, interleaved)
     wrong: str | None = None
     if interleaved and not is_long:
-        runs |= cell.chained(set_up, settings, last_ms, reason)
-        yield from run_rounds(list(runs.values()), cell.watch)
+        yield from run_rounds(runs, chained, cell.watch)
         cell.columns |= {CLOCKS[name][2]: run.medians_ms for name, run in runs.items()}
     else:
         if is_long:
             runs["wall"].rounds = [[last_ms]]
         wrong = cell.time_each_clock(runs)
         if not wrong:
-            runs |= cell.chained(set_up, settings, last_ms, reason)  # after the others, which have all memory
+            runs |= chained()
             wrong = cell.time_each_clock(runs)
     samples = {name: run.samples for name, run in runs.items()}
     runs.clear()  # it frees the copies of the inputs
@@ -184,7 +186,12 @@ class _Cell:
         return wrong
 
     def chained(
-        self, set_up: Callable[[], Session], settings: MeasureSettings, last_ms: np.ndarray[Any, Any], reason: str
+        self,
+        set_up: Callable[[], Session],
+        settings: MeasureSettings,
+        last_ms: np.ndarray[Any, Any],
+        reason: str,
+        interleaved: bool,
     ) -> dict[str, ClockRun]:
         """Return the run of the chained clock by its name. Without one, add why to the columns and return nothing.
 
@@ -195,7 +202,7 @@ class _Cell:
             return {}
         self.context.say("preparing iterations back to back")
         size = float(last_ms.max()), self.columns["peak_gib"]
-        run, columns = chained_run(self.session, self.step, set_up, self.context, settings, *size)
+        run, columns = chained_run(self.session, self.step, set_up, self.context, settings, *size, interleaved)
         self.columns |= columns
         return {} if run is None else {"chained": run}
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from tpbench.files import explained
 from tpbench.job import Job
 from tpbench.predict.answer import Answer, as_json, text
 from tpbench.predict.cells import MeasuredCell, MeasuredCells, cost_models, measured
@@ -53,7 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         answers = _answers(cells, fitted, workload, options)
         print(as_json(answers) if options.format == "json" else text(answers), end="")
     except (JobError, OSError) as error:
-        print(f"predict: {error}", file=sys.stderr)
+        if isinstance(error, OSError) and not error.filename:  # of the output, which `tpbench.console` explains
+            raise
+        print(f"predict: {explained(error)}", file=sys.stderr)
         return 2
     return 0
 

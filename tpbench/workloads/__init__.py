@@ -135,8 +135,9 @@ class Workload:
     """Name in rows. Empty: that of the problem's class in small letters, as `my_problem`."""
     columns: Mapping[str, str] = field(default_factory=dict)
     """Results that only this workload's rows have, each with its meaning and unit."""
-    variant_columns: tuple[str, ...] = ()
-    """Those of `columns` that a variant itself may set. Everything else of a row is measured."""
+    variant_columns: Mapping[str, type] = field(default_factory=dict)
+    """Those of `columns` that a variant itself may set, each with its type: int, float or str. Everything else of a row
+    is measured."""
     job_only_fields: tuple[str, ...] = ()
     """Fields of the problem without a column: a row has them in the JSON of its job only."""
     former_fields: Mapping[str, Any] = field(default_factory=dict)

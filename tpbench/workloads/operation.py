@@ -20,7 +20,7 @@ from tpbench.measure.rates import compute_ms, gather_gb_per_s, gemm_tflops
 from tpbench.measure.session import Context, Costs, Verdict
 from tpbench.workloads import Variant, Workload
 from tpbench.workloads.differences import Compared, Comparison
-from tpbench.workloads.step import Step, WrongReturn, bytes_sent, checked_columns, require
+from tpbench.workloads.step import Step, WrongReturn, checked_columns, count, require
 
 TOLERANCES = {"bfloat16": 2.0**-6, "float16": 2.0**-9, "float32": 2.0**-15, "float64": 2.0**-36}
 """By dtype, the largest error of a correct output, unless the workload says otherwise. The first two are four times the
@@ -80,7 +80,8 @@ class OperationSession:
         if not isinstance(step, Step):
             declared = variant.bytes_communicated
             step = Step(step, declared(self.problem, self.rank) if declared else self.costs.bytes_communicated)
-        for name, function in (("run", step.run), ("columns", step.columns), ("restore", step.restore)):
+        for name in ("run", "columns", "restore", "communicates_in_kernels", "release"):
+            function = getattr(step, name)
             if not (callable(function) or (name == "restore" and function is None)):
                 kind = type(function).__name__
                 raise WrongReturn(variant, f"{name} of the step of {variant.name} must be a function, not {kind}")
@@ -145,9 +146,12 @@ class OperationSession:
             verdict = self._against_reference(output)
         else:
             verdict = function(self.problem, self.inputs, output, self.rank)
-            checked_columns(verdict.columns, function, [*ERRORS, *workload.columns])
+            if not (isinstance(verdict, Verdict) and isinstance(verdict.wrong, str | None)):
+                expected = "tpbench.api.Verdict(columns, None or a text)"
+                raise WrongReturn(function, f"{function.__name__} must return {expected}, not {verdict!r:.80}")
+            verdict = replace(verdict, columns=checked_columns(verdict.columns, function, [*ERRORS, *workload.columns]))
         sent = run.bytes_communicated() if callable(run.bytes_communicated) else run.bytes_communicated
-        busiest = max(_of_all_ranks(bytes_sent(sent, self.variant)))
+        busiest = max(_of_all_ranks(count(sent, self.variant)))
         in_kernels = run.communicates_in_kernels()
         self.costs = replace(self.costs, bytes_communicated=busiest, communicates_in_kernels=in_kernels)
         rates = {name: rate for name, rate in self.rates.items() if name in workload.columns}
@@ -197,8 +201,10 @@ class OperationSession:
         if not isinstance(counted, Costs):
             kind = type(counted).__name__
             raise WrongReturn(function, f"{function.__name__} must return tpbench.api.Costs, not {kind}")
-        counts = (counted.bytes_moved, counted.bytes_communicated, counted.flops)
-        moved, sent, flops = map(max, zip(*_of_all_ranks(counts), strict=True))
+        here = None if counted.bytes_moved is None else count(counted.bytes_moved, function, "bytes_moved")
+        counts = (here, count(counted.bytes_communicated, function), count(counted.flops, function, "flops"))
+        moves, sends, operations = zip(*_of_all_ranks(counts), strict=True)
+        moved, sent, flops = None if None in moves else max(moves), max(sends), max(operations)
         times: dict[str, Any] = {"wire_beside_memory": True}
         if flops and self.dtype is not None and not counted.compute_ms:
             tflops = self.rates["gemm_tflops"] = gemm_tflops(self.dtype, self.rank.device, self.stopwatch)

@@ -15,7 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, RangeSweep
 from hydra.errors import OverrideParseException
 
-from tpbench.launcher.command_line.rewrites import CONF, command_line_variants, config_folders
+from tpbench.launcher.command_line.rewrites import CONF, OUTPUT_FOLDERS, command_line_variants, config_folders
 from tpbench.launcher.hydra_internals import options_parser
 from tpbench.launcher.options import COMMANDS, GROUPS, command_line_names
 from tpbench.settings import JobError, user_path
@@ -175,6 +175,8 @@ def _errors(override: Override, folders: Sequence[Path]) -> list[str]:
     if key == "hydra/launcher":
         return [unknown("launcher", each, LAUNCHERS) for each in _choices(override) if each not in LAUNCHERS]
     if key.startswith("hydra"):
+        if key in OUTPUT_FOLDERS:
+            user_path(_choices(override)[0], key)
         return []
     if override.is_delete():
         return [] if key in GROUPS else [f"~{key} deletes a field, which jobs need: give it a value instead"]

@@ -26,6 +26,8 @@ from tpbench.settings import JobError, user_path
 from tpbench.workloads import cached_until_registered, variants, workloads
 
 CONF = Path(tpbench.__file__).resolve().parent / "conf"
+OUTPUT_FOLDERS = ("output_dir", "hydra.run.dir", "hydra.sweep.dir")
+"""Fields for the folders of rows and of logs."""
 
 typed: list[str] = []
 """The command line as the user typed it. `sys.argv` holds the one that Hydra gets."""
@@ -106,7 +108,7 @@ def flat_names(arguments: Sequence[str]) -> list[str]:
     flat = []
     for argument in arguments:
         name, equals, value = argument.partition("=")
-        if name in ("output_dir", "model", "model_dir"):  # Hydra's grammar has no ~
+        if name in ("model", "model_dir", *OUTPUT_FOLDERS):  # Hydra's grammar has no ~
             value = ",".join(str(user_path(path)) if path.startswith("~") else path for path in value.split(","))
         if name in GROUPS:
             value = _listed(name, value, arguments)

@@ -42,7 +42,7 @@ WORKLOAD = Workload(
         "gather_gb_per_s": "bandwidth of a large all-gather on this machine, bytes that a rank receives",
         "overlap_fraction": "share of the communication time of a traced step during which a product runs (GPUs)",
     },
-    variant_columns=("chosen", "graph_gib", "workspace_gib"),
+    variant_columns={"chosen": str, "graph_gib": float, "workspace_gib": float},
     options=(
         Option("save_gathered", ignorable=True),
         Option("signals", ignorable=True),

@@ -208,6 +208,8 @@ def test_a_malformed_output_is_named_with_what_was_expected() -> None:
             "loss_error inf is above 1.53e-05 (float32): rank 0: row_loss is (12,) on ",
         ),
         ({"loss": 1.0}, "rank 0: loss is of the type float, expected () on "),
+        ({"loss": torch.tensor(1j)}, "rank 0: loss is () torch.complex64 on "),
+        ({"grad": output.grad.to_sparse()}, "rank 0: grad is (13, 101) torch.float32 torch.sparse_coo on "),
     ]
     for fields, message in changes:
         assert message in str(oracle.compare(dataclasses.replace(output, **fields)).wrong)
