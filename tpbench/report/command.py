@@ -117,8 +117,7 @@ def _report(options: argparse.Namespace) -> None:
         picture = grid_plots.study_picture(study_picture(frame, options.study), options.study, form)
         print_or_write(picture, options.output)
     elif form in PICTURES:
-        arranged = arrange_rows(frame, grid_plots.COLUMNS)
-        print_or_write(grid_plots.picture(arranged, options.plot, form), options.output)
+        print_or_write(grid_plots.picture(arrange_rows(frame), options.plot, form), options.output)
     elif columns or options.study is not None:
         write_tables(study_document(frame, options.study, columns, all_rows=options.all), form, options.output)
     else:

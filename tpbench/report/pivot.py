@@ -9,7 +9,7 @@ from dataclasses import replace
 import pandas as pd
 
 from tpbench.report.analysis.grid import RUN, GridRow, RecordGrid, RecordGrids, arrange_rows
-from tpbench.report.analysis.metrics import SAMPLES, Metric, metric, ratio_text
+from tpbench.report.analysis.metrics import Metric, metric, ratio_text
 from tpbench.report.analysis.records import (
     UNDECIDED,
     Record,
@@ -52,7 +52,7 @@ def pivot(
     shown = metric(metric_name)  # first of all, because the name may be wrong
     if floor and not shown.is_time:
         raise JobError(f"{metric_name} has no floor: choose a time, such as --metric device_ms")
-    arranged = arrange_rows(frame, (metric_name, "floor_ms", *SAMPLES.values()), all_rows=all_rows)
+    arranged = arrange_rows(frame, all_rows=all_rows)
     tables = [metric_table(grid, shown, floor=floor) for grid in arranged.grids]
     notes = [TableCell(line, kind="dim") for line in legend(tables, shown)]
     for (status, reason), cells in failures(arranged).items():
@@ -67,7 +67,7 @@ def pivot(
 
 
 def metric_table(grid: RecordGrid, shown: Metric, *, floor: bool = False) -> Table:
-    """Return the table of one metric for one grid. The records must have the metric's column."""
+    """Return the table of one metric for one grid."""
     rows: list[list[TableCell | str]] = []
     for row in grid.rows:
         cells = _cells(row, shown)

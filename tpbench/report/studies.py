@@ -92,10 +92,8 @@ def study_document(
 
 
 def _grids(frame: pd.DataFrame, by_workload: Mapping[str, Study], *, all_rows: bool = False) -> list[RecordGrid]:
-    """Return the grids of a study's workloads, with its columns in their records."""
-    names = [name for study in by_workload.values() for name in (*study.columns, *study.best_by, *study.axes)]
-    columns = [part for name in names for part in name.split("/", 1)]
-    return [grid for grid in arrange_rows(frame, columns, all_rows=all_rows).grids if grid.workload in by_workload]
+    """Return the grids of a study's workloads."""
+    return [grid for grid in arrange_rows(frame, all_rows=all_rows).grids if grid.workload in by_workload]
 
 
 def _computed(frame: pd.DataFrame, by_workload: dict[str, Study]) -> list[tuple[Any, list[Record]]]:

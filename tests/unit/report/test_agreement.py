@@ -12,8 +12,8 @@ NAME = "grad_norms"
 GROWTH = TRAIN.pivot.trajectories[NAME]
 
 
-def records(frame, *columns):
-    return list(arrange_rows(frame, columns).records)
+def records(frame):
+    return list(arrange_rows(frame).records)
 
 
 def test_old_rows_count_only_if_all_rows_are_shown(add, frame):

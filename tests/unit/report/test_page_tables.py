@@ -8,9 +8,8 @@ import pytest
 from tpbench.report import command
 from tpbench.report.analysis.grid import arrange_rows
 from tpbench.report.analysis.metrics import metric
-from tpbench.report.analysis.verdicts import verdict_columns, verdicts
+from tpbench.report.analysis.verdicts import verdicts
 from tpbench.report.page.page_tables import (
-    MACHINE_FACTS,
     complete_table,
     failure_groups,
     machines,
@@ -20,12 +19,6 @@ from tpbench.report.page.page_tables import (
 )
 from tpbench.settings import JobError
 from tpbench.workloads import workloads
-
-COLUMNS = (
-    "gb_per_s", "skew_ms", "log_dir", "time_ci_low_ms", "time_ci_high_ms", "device_ci_low_ms", "device_ci_high_ms",
-    "iterations", "loss_error", "grad_error", "copy_gb_per_s", "bytes_moved", "bytes_communicated", "launch_ms",
-    *verdict_columns(), *MACHINE_FACTS,
-)  # fmt: skip
 
 
 @pytest.fixture
@@ -39,7 +32,7 @@ def arranged(add, frame):
             gb_per_s=10.0 / factor, fraction_of_floor=0.5, peak_gib=0.0004, host="a", gpu_count=4,
         )  # fmt: skip
     add("quack", status="oom", reason="asked for 4 GiB", log_dir="sweeps/x", host="a", gpu_count=4)
-    return arrange_rows(frame(), COLUMNS)
+    return arrange_rows(frame())
 
 
 @pytest.fixture

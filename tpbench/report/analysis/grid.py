@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -133,17 +133,16 @@ def heading(facts: dict[str, str]) -> str:
     return ", ".join(value if name in bare else f"{name}={value}" for name, value in facts.items())
 
 
-def arrange_rows(frame: pd.DataFrame, columns: Iterable[str] = (), *, all_rows: bool = False) -> RecordGrids:
+def arrange_rows(frame: pd.DataFrame, *, all_rows: bool = False) -> RecordGrids:
     """Arrange rows in one grid for each workload and kind of hardware.
 
-    `columns` are the columns that records need besides keys. A field of the problem that varies becomes a key of the
-    grid's rows. An option that a variant was run with becomes a column of its own. Settings of the measurement split
-    nothing: of several rows in one place the newest measurement stays. With `all_rows` every row has a place, and a key
-    counts those of one cell from the newest.
+    A field of the problem that varies becomes a key of the grid's rows. An option that a variant was run with becomes a
+    column of its own. Settings of the measurement split nothing: of several rows in one place the newest measurement
+    stays. With `all_rows` every row has a place, and a key counts those of one cell from the newest.
     """
     known = workloads()
     frame = comparable(frame)
-    records = row_records(frame if all_rows else newest(frame), columns)
+    records = row_records(frame if all_rows else newest(frame))
     groups: dict[Key, list[Record]] = defaultdict(list)
     for record in records:
         workload = known.get(record["workload"])

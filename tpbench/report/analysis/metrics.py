@@ -30,8 +30,6 @@ TITLES = {
 CLOCKS = ("device_ms", "time_ms")
 """Medians of both clocks, the leading one first."""
 CLOCK_NAMES = {"device_ms": "device", "time_ms": "wall"}
-SAMPLES = {"device_ms": "device_samples_ms", "time_ms": "samples_ms"}
-"""Column with the times of all iterations, by clock."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from statistics import median
 import pandas as pd
 
 from tpbench.report.analysis.grid import GridCell, GridRow, RecordGrid, heading
-from tpbench.report.analysis.metrics import CLOCK_NAMES, CLOCKS, SAMPLES, counted, metric, number, ratio_text
+from tpbench.report.analysis.metrics import CLOCK_NAMES, CLOCKS, counted, metric, number, ratio_text
 from tpbench.report.analysis.records import (
     BELOW_FLOOR,
     Record,
@@ -81,11 +81,6 @@ class ProblemVerdict:
     def runner_up(self) -> GridCell | None:
         """The fastest cell of another variant. Without one, the fastest with other options of the same variant."""
         return _runner_up(self.order)
-
-
-def verdict_columns() -> tuple[str, ...]:
-    """Return the columns that records need for a verdict, besides times."""
-    return (*PROVENANCE, "beside", "fraction_of_floor", "peak_gib", *CLOCKS, *SAMPLES.values())
 
 
 def verdicts(grid: RecordGrid, disputed: Collection[str] = ()) -> list[ProblemVerdict]:

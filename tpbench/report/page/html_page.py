@@ -12,13 +12,7 @@ import pandas as pd
 
 from tpbench import packages
 from tpbench.report.analysis.grid import RecordGrid, arrange_rows
-from tpbench.report.analysis.metrics import (
-    CLOCKS,
-    METRICS,
-    TITLES,
-    counted,
-    metric,
-)
+from tpbench.report.analysis.metrics import CLOCKS, TITLES, counted, metric
 from tpbench.report.analysis.records import Record
 from tpbench.report.analysis.uncertainty import INTERLEAVED_METHOD, METHOD
 from tpbench.report.analysis.verdicts import (
@@ -29,20 +23,14 @@ from tpbench.report.analysis.verdicts import (
     answers,
     disagreements,
     group_names,
-    verdict_columns,
     verdicts,
 )
 from tpbench.report.page import page_tables, render_page
 from tpbench.report.pivot import failures, legend, metric_table
 from tpbench.report.plots import style
 from tpbench.report.plots.grid_plots import inline_picture, with_sizes
-from tpbench.results.schema import STATUSES, workload_columns
+from tpbench.results.schema import STATUSES
 from tpbench.workloads import workloads
-
-_COLUMNS = (
-    *METRICS, *page_tables.MACHINE_FACTS, *verdict_columns(), "started_at", "finished_at", "log_dir",
-    "time_ci_low_ms", "time_ci_high_ms", "device_ci_low_ms", "device_ci_high_ms",
-)  # fmt: skip
 
 UNFOLDED = 20
 """Most problems of a page whose sections are open."""
@@ -56,8 +44,7 @@ def page(frame: pd.DataFrame, metric_name: str | None = None) -> str:
     """
     if metric_name is not None:
         metric(metric_name)
-    own = {name for columns in workload_columns().values() for name in columns}
-    arranged = arrange_rows(frame, [*_COLUMNS, *own])
+    arranged = arrange_rows(frame)
     shown = metric(metric_name or "time_ms")
     warnings = disagreements(arranged.records)
     disputed = frozenset[str]().union(*warnings.values())

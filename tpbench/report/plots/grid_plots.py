@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tpbench.report.analysis.grid import GridRow, RecordGrid, RecordGrids
-from tpbench.report.analysis.metrics import SAMPLES, TITLES, metric
+from tpbench.report.analysis.metrics import TITLES, metric
 from tpbench.report.analysis.records import Record, column_label, is_measurement, sort_key, value_text
 from tpbench.report.plots import style
 from tpbench.report.plots.panels import draw_panels
@@ -17,9 +17,6 @@ from tpbench.workloads.study_data import Panel, Picture, Series
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-COLUMNS = ("time_ms", "device_ms", "floor_ms", "peak_gib", *SAMPLES.values())
-"""Columns that records need so that every plot can be drawn."""
 
 
 def draw(grid: RecordGrid, name: str) -> Figure | None:
