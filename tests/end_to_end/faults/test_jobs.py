@@ -64,21 +64,22 @@ TIME_LIMIT_S = 9000
 def test_a_rank_that_hangs_and_one_that_spins(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(SPIN.replace("{limit}", str(TIME_LIMIT_S)))
     env = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
-    stopped, spinning, warm = (tmp_path / name for name in ("stopped", "spinning", "warm"))
+    both, spinning = tmp_path / "both", tmp_path / "spinning"
     sweeps = []
-    for folder, number, rank, reuse in (
-        (stopped, signal.SIGSTOP, 0, "reuse=false"),
-        (spinning, signal.SIGUSR2, 1, "reuse=false"),
-        (warm, signal.SIGUSR2, 1, "reuse=true"),
+    for folder, signals, reuse in (
+        (both, {0: signal.SIGSTOP, 1: signal.SIGUSR2}, "reuse=false"),
+        (spinning, {1: signal.SIGUSR2}, "reuse=true"),
     ):
         folder.mkdir()
         running = Running(*ENDLESS, f"timeout_s={TIME_LIMIT_S}", reuse, cwd=folder, env=env)
-        sweeps.append((folder, running, number, rank))
-    for folder, running, number, rank in sweeps:
-        victim = running.wait_for("first pass", rank=rank)
+        sweeps.append((folder, running, signals))
+    for folder, running, signals in sweeps:
+        victims = [running.wait_for("first pass", rank=rank) for rank in signals]
         family = running.family()
-        victim.send_signal(number)
-        running.until(lambda: victim.status() == psutil.STATUS_STOPPED or victim.nice() == 19, "the fault")  # noqa: B023
+        for victim, number in zip(victims, signals.values(), strict=True):
+            victim.send_signal(number)
+        for victim in victims:
+            running.until(lambda: victim.status() == psutil.STATUS_STOPPED or victim.nice() == 19, "the fault")  # noqa: B023
         running.process.send_signal(signal.SIGUSR2)
         code, output = running.end()
         row = only_row(folder)
@@ -86,10 +87,9 @@ def test_a_rank_that_hangs_and_one_that_spins(tmp_path: Path) -> None:
         assert f"still running after {TIME_LIMIT_S} s" in str(row["reason"])
         assert row["time_ms"] != row["time_ms"]
         assert gone(family)
-    assert "rank 0: first pass" in str(only_row(stopped)["reason"])
-    for folder in (spinning, warm):
-        reason = str(only_row(folder)["reason"])
-        assert re.search(r"rank 0: .*\bnow in .*rank 1: .*now in sitecustomize\.py:\d+ \(spin\)", reason, re.S), reason
+    reasons = [str(only_row(folder)["reason"]) for folder in (both, spinning)]
+    for reason, first in zip(reasons, (r"rank 0: first pass", r"rank 0: .*\bnow in "), strict=True):
+        assert re.search(first + r".*rank 1: .*now in sitecustomize\.py:\d+ \(spin\)", reason, re.S), reason
 
 
 @pytest.mark.fault("out of memory on one rank")
