@@ -140,8 +140,7 @@ def _answers(
         if not chosen:
             raise JobError(f"{size.kind} was not measured on {cells.gpu}")
         predictions = [model(size, target.slowdown) for model in chosen.values()]
-        question = cells.cost_model.question
-        answers.append(Answer(size, predictions, chosen, target, question))
+        answers.append(Answer(size, predictions, target, cells.cost_model.question))
     return answers
 
 
