@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import itertools
 import re
 from collections import Counter
 from collections.abc import Sequence
+from importlib import resources
 from typing import Any
 
 import pandas as pd
@@ -25,11 +28,12 @@ from tpbench.report.analysis.verdicts import (
     group_names,
     verdicts,
 )
-from tpbench.report.page import page_tables, render_page
+from tpbench.report.page import page_tables
 from tpbench.report.pivot import failures, legend, metric_table
 from tpbench.report.plots import style
 from tpbench.report.plots.grid_plots import inline_picture, with_sizes
 from tpbench.results.schema import STATUSES
+from tpbench.settings import JobError
 from tpbench.workloads import workloads
 
 UNFOLDED = 20
@@ -56,8 +60,7 @@ def page(frame: pd.DataFrame, metric_name: str | None = None) -> str:
     ]
     of_all = [verdict for of_grid in found for verdict in of_grid]
     failed = sum(map(len, failures(arranged).values()))
-    return render_page(
-        "report.html.j2",
+    return _rendered(
         title="tpbench report",
         summary=_summary(arranged.records, len(frame)),
         measured_on=page_tables.machines_line(arranged.records),
@@ -73,6 +76,29 @@ def page(frame: pd.DataFrame, metric_name: str | None = None) -> str:
         notes=[*_notes(metric_name), *legend([metric_table(grid, shown) for grid in arranged.grids], shown)],
         machines=page_tables.machines(arranged.records),
     )
+
+
+def _rendered(**context: Any) -> str:
+    """Return the page with these values. Its policy permits no script but its own, and no access to the network."""
+    try:
+        import jinja2
+    except ModuleNotFoundError:
+        raise JobError(f"the HTML report needs jinja2: {packages.pip_install('jinja2')}") from None
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("tpbench.report", "page"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    css, script = (
+        (resources.files("tpbench.report.page") / name).read_text(encoding="utf-8") for name in ("page.css", "page.js")
+    )
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    colours = {"light": style.LIGHT, "dark": style.DARK}
+    template = environment.get_template("report.html.j2")
+    return template.render(css=css, script=script, script_hash=f"sha256-{digest}", **colours, **context)
 
 
 def _summary(records: tuple[Record, ...], rows: int) -> str:
@@ -130,7 +156,6 @@ def _section(
         "size": f"{counted(len(grid.rows), 'problem')}, {counted(len(grid.columns), 'variant')} with options",
         "pivots": [(_caption(name), page_tables.pivot_table(grid, metric(name))) for name in (lead, *others)],
         "figure": _figure(grid, anchor),
-        "complete": page_tables.complete_table(grid),
     }
 
 
