@@ -107,7 +107,7 @@ def test_labels_name_the_options(tmp_path, row):
     """A pivot table by `label` does not average rows of different options, and no label is cut."""
     written = [{}, {"graph": True}, {"exchange": "nccl", "block_cap": "4096"}, {"variant": "pytorch_gather"}]
     for index, changes in enumerate(written):
-        write_row(row(index, time_ms=1.0 + index, **changes), tmp_path, f"r{index}")
+        write_row(row(index, time_ms=1.0 + index, key=f"k{index}", **changes), tmp_path, f"r{index}")
     frame = quietly(tmp_path)
     labels = ["triton_tp", "triton_tp graph=true", "triton_tp block_cap=4096 exchange=nccl", "pytorch_gather"]
     assert sorted(frame.label) == sorted(labels)

@@ -164,10 +164,12 @@ def arrange_rows(frame: pd.DataFrame) -> RecordGrids:
 def _grid(records: list[Record], workload: Workload | None) -> RecordGrid:
     facts, keys = _split(records, workload)
     cells: dict[Key, dict[Key, Record]] = defaultdict(dict)
+    former = workload.former_fields if workload else {}  # options of older versions split no columns
     # The first record of a place stays: the newest measurement, or without any the newest row.
     order = sorted(records, key=lambda row: (is_measurement(row), row["finished_at"] or _EARLIEST), reverse=True)
     for record in order:
-        column = (record["variant"], *chosen_options(record, workload))
+        options = chosen_options(record, workload)
+        column = (record["variant"], *(option for option in options if option[0] not in former))
         cells[tuple(record[name] for name in keys)].setdefault(column, record)
     ordered = sorted(
         {column for row in cells.values() for column in row}, key=lambda item: _column_order(item, workload)
