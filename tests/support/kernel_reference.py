@@ -26,7 +26,7 @@ def reference(
     reduction: str = "mean", ignore_index: int = -100, logits_scale: float = 1.0, temperature: float = 1.0,
     label_smoothing: float = 0.0, z_loss: float = 0.0, grad_scale: float = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The loss, the rows' losses and the gradient, with `entropy_loss`'s parameters: in float64, returned on the CPU."""
+    """The loss, the rows' losses and the gradient in float64, on the CPU, with the parameters of `entropy_loss`."""
     leaf = logits.detach().double().requires_grad_()
     target = target.detach().to(leaf.device)
     vocab = leaf.shape[1] if vocab_size is None else vocab_size

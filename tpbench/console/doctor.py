@@ -50,7 +50,7 @@ def gpus() -> Iterator[Finding]:
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
         total, used = int(memory.total) / 2**30, int(memory.used) / 2**30
-        yield Finding(f"GPU {index}", "ok", f"{machine.nvml_text(pynvml.nvmlDeviceGetName(handle))}, {total:.0f} GiB")
+        yield Finding(f"GPU {index}", "ok", f"{pynvml.nvmlDeviceGetName(handle)}, {total:.0f} GiB")
         if used > BUSY_SHARE * total:
             message = f"{used:.0f} GiB are in use: another process would disturb a measurement"
             fix = "wait for it or end it (nvidia-smi lists it), or choose other GPUs with CUDA_VISIBLE_DEVICES"

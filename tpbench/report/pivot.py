@@ -53,6 +53,10 @@ def pivot(
         more = f" and {len(cells) - 2} more" if len(cells) > 2 else ""
         line = f"{status}: {', '.join(cells[:2])}{more}: {reason or 'no reason given'}"
         notes.append(TableCell(line, kind=FAILED.get(status, "")))
+    for record in arranged.records:
+        if record["trace"]:
+            line = f"trace of {record['label'] or record['variant']}: {record['log_dir']}/{record['trace']}"
+            notes.append(TableCell(line, kind="dim"))
     if transpose:
         tables = [_transposed(table, grid) for table, grid in zip(tables, arranged.grids, strict=True)]
     unit = f", in {shown.unit}" if shown.unit else ""

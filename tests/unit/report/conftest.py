@@ -7,6 +7,7 @@ import math
 
 import pytest
 
+from tpbench.report.analysis.metrics import SAMPLES
 from tpbench.results.read import load
 from tpbench.results.write import write_row
 
@@ -39,7 +40,7 @@ def add(tmp_path):
         resolved["job"] = job
         row.setdefault("job", json.dumps(job))
         row.setdefault("key", json.dumps(resolved, default=lambda _: None))
-        for clock, samples in (("time_ms", "samples_ms"), ("device_ms", "device_samples_ms")):
+        for clock, samples in SAMPLES.items():
             if row.get(clock) is not None and math.isfinite(row[clock]):
                 row.setdefault(samples, [row[clock] * (1 + 0.001 * at) for at in range(-5, 6)])
         if row["workload"] != "entropy_loss":

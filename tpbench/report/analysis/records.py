@@ -140,11 +140,11 @@ def remark_marks(record: Record) -> str:
 def marks(record: Record, columns: Collection[str]) -> str:
     """Return the marks beside values of these columns, which may be ratios such as time_ms/device_ms.
 
-    A host-bound cell is marked only beside its wall time, a throttled one beside times and rates.
+    A host-bound cell is marked only beside wall times, a throttled one beside times and rates.
     """
     shown = {part for name in columns for part in name.split("/")}
     remarks = remark_marks(record) if shown & speeds() else ""
-    if not any(name.startswith("time_") and name.endswith("_ms") for name in shown):
+    if not any(name.startswith(("time_", "chained_")) and name.endswith("_ms") for name in shown):
         remarks = remarks.replace(HOST_BOUND, "")
     if "peak_gib" in shown and record["status"] == "ok" and record.get("graph_gib"):
         remarks += GRAPH_MEMORY

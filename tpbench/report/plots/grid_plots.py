@@ -104,7 +104,7 @@ def drawn_value(record: Record | None, name: str) -> float | None:
     return float(value) if value is not None and 0 < value < float("inf") else None
 
 
-PLOTS = {"time": "time_ms", "device_time": "device_ms", "memory": "peak_gib"}
+PLOTS = {"time": "time_ms", "device_time": "device_ms", "chained_time": "chained_ms", "memory": "peak_gib"}
 """Every plot by its name on the command line, with its metric by the size of the problem."""
 
 
