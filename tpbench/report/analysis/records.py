@@ -117,7 +117,7 @@ def ratios_to_best(records: Sequence[Record | None], shown: Metric) -> list[floa
             if record and is_measurement(record) and record.get(shown.name) is not None
             and bool(record.get("fresh")) == fresh
         ]  # fmt: skip
-        found = shown.ratios([float((records[index] or {})[shown.name]) for index in at])
+        found = shown.ratios([float(record[shown.name]) for index in at if (record := records[index])])
         for index, ratio in zip(at, found, strict=True):
             ratios[index] = ratio
     return ratios
