@@ -57,14 +57,14 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def lock(descriptor: int, byte: int | None = None, *, wait: bool = False) -> bool:
-    """Lock an open file, or one byte of it. Return False if another process has the lock; `wait` waits for it.
+def lock(descriptor: int, byte: int | None = None) -> bool:
+    """Lock an open file, or one byte of it. Return False if another process has the lock.
 
     A lock on a file also belongs to the processes that inherit the descriptor, and ends with the last of them. A lock
     on a byte belongs to this process alone, and works between the hosts of a network file system. The kernel drops the
     locks of a process that ends, however it ends. Raises OSError where the file system has no locks.
     """
-    operation = fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB
+    operation = fcntl.LOCK_EX | fcntl.LOCK_NB
     try:
         if byte is None:
             fcntl.flock(descriptor, operation)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 SYNONYMS = {
     "gpu": "cuda",
@@ -32,13 +32,7 @@ def nearest(name: str, valid: Iterable[str], most: int = 1) -> str:
     close = close or [word for word in valid if len(name) >= 4 and name in word.split("_")][:most]
     if (meant := SYNONYMS.get(name.lower())) in valid:
         close = [str(meant)]
-    return f", did you mean {joined_by_or(close)}?" if close else ""
-
-
-def joined_by_or(names: Sequence[str]) -> str:
-    """Return the names as a sentence lists them: "a", "a or b", "a, b or c"."""
-    *others, last = names
-    return f"{', '.join(others)} or {last}" if others else last
+    return f", did you mean {' or '.join(filter(None, (', '.join(close[:-1]), close[-1])))}?" if close else ""
 
 
 def unknown(what: str, name: object, valid: Iterable[str], where: str = "") -> str:

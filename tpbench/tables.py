@@ -67,8 +67,6 @@ class Table:
     """How many leading columns say what a row is about."""
     quantity: str = ""
     """The metric of all other columns. CSV then has two columns for each of them: its number and its ratio."""
-    exact: bool = True
-    """True if a page carries all digits of the numbers."""
 
     @property
     def cells(self) -> list[list[TableCell]]:
@@ -88,7 +86,7 @@ class Table:
 
     def sort_value(self, cell: TableCell) -> float | None:
         """Return the number that a page adds to the text of a cell, or None if the text is enough."""
-        if not self.exact or not isinstance(cell.value, (int, float)) or not math.isfinite(cell.value):
+        if not isinstance(cell.value, (int, float)) or not math.isfinite(cell.value):
             return None
         return None if cell.text == str(cell.value) else cell.value
 

@@ -20,8 +20,7 @@ from tpbench.measure import machine
 from tpbench.settings import JobError, user_path
 from tpbench.worker.start import STORE_FILE
 
-MIN_DISK_GIB = 1.0
-MIN_SHARED_GIB = 1.0
+MIN_FREE_GIB = 1.0
 BUSY_SHARE = 0.05
 """Share of a GPU's memory above which the GPU counts as in use."""
 
@@ -37,7 +36,7 @@ class Finding:
     """Advice to the user. Every failed check has one."""
 
 
-def gpus() -> list[Finding]:
+def gpus() -> Iterator[Finding]:
     """Check that there are GPUs and that no other process uses them."""
     import pynvml
 
@@ -45,40 +44,34 @@ def gpus() -> list[Finding]:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         fix = "on a machine with NVIDIA GPUs install their driver (nvidia-smi must work); others can try every command"
-        return [Finding("GPUs", "note", f"none: {error}. Kernels run in Triton's interpreter", fix)]
-    try:
-        count = pynvml.nvmlDeviceGetCount()
-        return [finding for index in range(count) for finding in _gpu(pynvml, index)]
-    finally:
-        pynvml.nvmlShutdown()
+        yield Finding("GPUs", "note", f"none: {error}. Kernels run in Triton's interpreter", fix)
+        return
+    for index in range(pynvml.nvmlDeviceGetCount()):
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+        total, used = int(memory.total) / 2**30, int(memory.used) / 2**30
+        yield Finding(f"GPU {index}", "ok", f"{pynvml.nvmlDeviceGetName(handle)}, {total:.0f} GiB")
+        if used > BUSY_SHARE * total:
+            message = f"{used:.0f} GiB are in use: another process would disturb a measurement"
+            fix = "wait for it or end it (nvidia-smi lists it), or choose other GPUs with CUDA_VISIBLE_DEVICES"
+            yield Finding(f"GPU {index}", "fail", message, fix)
+    pynvml.nvmlShutdown()
 
 
-def _gpu(nvml: Any, index: int) -> list[Finding]:
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-    subject, total = f"GPU {index}", int(memory.total) / 2**30
-    findings = [Finding(subject, "ok", f"{nvml.nvmlDeviceGetName(handle)}, {total:.0f} GiB")]
-    if int(memory.used) > BUSY_SHARE * int(memory.total):
-        message = f"{int(memory.used) / 2**30:.0f} GiB are in use: another process would disturb a measurement"
-        fix = "wait for it or end it (nvidia-smi lists it), or choose other GPUs with CUDA_VISIBLE_DEVICES"
-        findings.append(Finding(subject, "fail", message, fix))
-    return findings
-
-
-def compiler() -> list[Finding]:
+def compiler() -> Iterator[Finding]:
     """Check that Triton can build its launchers. With a GPU it needs a C compiler and Python's headers."""
     if not packages.installed("triton"):
-        return [Finding("Triton", "fail", "not installed", packages.pip_install("triton"))]
-    findings = [Finding("Triton", "ok", str(machine.version("triton")))]
+        yield Finding("Triton", "fail", "not installed", packages.pip_install("triton"))
+        return
+    yield Finding("Triton", "ok", str(machine.version("triton")))
     if machine.gpu_count():
         if not any(map(shutil.which, ("cc", "gcc", "clang"))):
-            findings.append(Finding("Triton", "fail", "no C compiler", "apt-get install gcc, or set CC"))
+            yield Finding("Triton", "fail", "no C compiler", "apt-get install gcc, or set CC")
         if not Path(sysconfig.get_path("include"), "Python.h").exists():
-            findings.append(Finding("Triton", "fail", "Python's headers are missing", "apt-get install python3-dev"))
-    return findings
+            yield Finding("Triton", "fail", "Python's headers are missing", "apt-get install python3-dev")
 
 
-def disk(output_dir: str = "outputs") -> list[Finding]:
+def disk(output_dir: str = "outputs") -> Iterator[Finding]:
     """Check the free space for rows, logs and shared memory."""
     folder = Path(output_dir).absolute()
     while not folder.exists():
@@ -88,53 +81,47 @@ def disk(output_dir: str = "outputs") -> list[Finding]:
             pass
     except OSError as error:
         message = f"{folder} cannot be written: {error.strerror}"
-        return [Finding("disk", "fail", message, "choose another folder: output_dir=DIR")]
-    shared = Path("/dev/shm")
-    return [
-        *_free("disk", folder, MIN_DISK_GIB, "free some space, or choose another folder: output_dir=DIR"),
-        *_free("temporary files", Path(tempfile.gettempdir()), MIN_DISK_GIB, "free some space, or set TMPDIR"),
-        *_free("shared memory", shared, MIN_SHARED_GIB, "NCCL and gloo use it; start a container with --shm-size=8g"),
-    ]
-
-
-def _free(subject: str, folder: Path, min_gib: float, fix: str) -> list[Finding]:
-    if not folder.exists():
-        return []
-    free_gib = shutil.disk_usage(folder).free / 2**30
-    message = f"{free_gib:.1f} GiB free in {folder}"
-    return [Finding(subject, "ok", message) if free_gib >= min_gib else Finding(subject, "fail", message, fix)]
+        yield Finding("disk", "fail", message, "choose another folder: output_dir=DIR")
+        return
+    for subject, place, fix in (
+        ("disk", folder, "free some space, or choose another folder: output_dir=DIR"),
+        ("temporary files", Path(tempfile.gettempdir()), "free some space, or set TMPDIR"),
+        ("shared memory", Path("/dev/shm"), "NCCL and gloo use it; start a container with --shm-size=8g"),
+    ):
+        if place.exists():
+            free_gib = shutil.disk_usage(place).free / 2**30
+            message = f"{free_gib:.1f} GiB free in {place}"
+            enough = free_gib >= MIN_FREE_GIB
+            yield Finding(subject, "ok", message) if enough else Finding(subject, "fail", message, fix)
 
 
 TIMEOUT_S = 180
-_MARKS = {"ok": "ok  ", "note": "note", "fail": "FAIL"}
 
 
 def main(arguments: Sequence[str]) -> int:
     """Print all findings. The exit code is 1 if a check failed, and 2 for invalid arguments."""
     output_dir = "outputs"
-    for argument in arguments:
-        name, _, value = argument.partition("=")
-        try:
+    try:
+        for name, _, value in (argument.partition("=") for argument in arguments):
             if name != "output_dir":
-                raise JobError(f"doctor has one argument, output_dir=DIR, and not {argument}")
+                raise JobError(f"doctor has one argument, output_dir=DIR, and not {name}")
             output_dir = str(user_path(value, name))
-        except JobError as error:
-            print(f"tpbench: {error}", file=sys.stderr)
-            return 2
+    except JobError as error:
+        print(f"tpbench: {error}", file=sys.stderr)
+        return 2
     failed: dict[str, None] = {}
     for finding in examine(output_dir):
-        failed |= {finding.subject: None} if finding.state == "fail" else {}
-        print(f"{_MARKS[finding.state]}  {finding.subject}: {finding.message}", flush=True)
+        is_failure = finding.state == "fail"
+        failed |= {finding.subject: None} if is_failure else {}
+        print(f"{'FAIL' if is_failure else finding.state:<4}  {finding.subject}: {finding.message}", flush=True)
         if finding.fix:
-            print(f"      {'fix' if finding.state == 'fail' else 'hint'}: {finding.fix}", flush=True)
-    count, cores = machine.gpu_count(), available_cores()
+            print(f"      {'fix' if is_failure else 'hint'}: {finding.fix}", flush=True)
     if failed:
         print(f"\nVerdict: do not measure here before you fix: {', '.join(failed)}")
         return 1
-    if count:
+    place = f"run sweeps on {available_cores()} CPU cores, where times of Triton kernels are no measurement"
+    if count := machine.gpu_count():
         place = f"measure on {count} GPU{'s' * (count > 1)}"
-    else:
-        place = f"run sweeps on {cores} CPU cores, where times of Triton kernels are no measurement"
     print(f"\nVerdict: no problem found; this machine can {place}")
     return 0
 

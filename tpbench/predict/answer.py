@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from tpbench.predict.memory import LARGEST_ERROR, RESERVE_GIB, Estimate, Target
-from tpbench.predict.model import ERROR_BAR_SHARE, Prediction, VariantModel, extrapolation_factors
+from tpbench.predict.model import ERROR_BAR_SHARE, Prediction
 from tpbench.report.analysis.metrics import number, ratio_text
 from tpbench.tables import MISSING, aligned_lines
-from tpbench.workloads.cost_model import ProblemSize, Question
+from tpbench.workloads.cost_model import Question
 
 UNKNOWN = "unknown"
 """Text of a number whose error bar is too wide, with that error, and of one that the rows do not determine."""
@@ -25,7 +25,6 @@ class Answer:
     size: Any
     """A `ProblemSize`."""
     predictions: Sequence[Prediction]
-    models: Mapping[str, VariantModel]
     target: Target
     question: Question | None = None
 
@@ -45,15 +44,8 @@ def text(answers: Sequence[Answer]) -> str:
 
 def _table(answer: Answer) -> str:
     size, free, gpu = answer.size, answer.target.free_gib, answer.target.measured_on
-    columns = [
-        "variant",
-        "wall time",
-        "device time",
-        "communication",
-        "sent by a rank",
-        "extra peak memory",
-        f"in {number(free)} GiB",
-    ]
+    quantities = ("wall time", "device time", "communication", "sent by a rank", "extra peak memory")
+    columns = ["variant", *quantities, f"in {number(free)} GiB"]
     rows = []
     for prediction in answer.predictions:
         sent = prediction.bytes_communicated
@@ -62,19 +54,18 @@ def _table(answer: Answer) -> str:
             _text(prediction.communication_ms, "ms"), UNKNOWN if sent is None else f"{number(sent / 2**20)} MiB",
             _text(prediction.peak_gib, "GiB"), prediction.memory_outcome(free),
         ])  # fmt: skip
-    models = [answer.models[prediction.label] for prediction in answer.predictions]
     reasons = {prediction.label: prediction.memory_reason(free) for prediction in answer.predictions}
     notes = [
         answer.target.speed_text(),
         f"memory: {number(answer.target.memory_gib)} GiB of a GPU - {RESERVE_GIB:g} GiB reserve for CUDA, NCCL and "
         f"fragments = {number(free)} GiB; inputs take {number(size.inputs_gib)} GiB of it",
-        extrapolation(models, size),
+        extrapolation(answer),
         f"+-: {ERROR_BAR_SHARE:.0%} of the measured cells were missed by less when left out of the fit; the error "
         f"grows with each doubling beyond what was measured. {UNKNOWN}: the measured cells do not determine it, or "
         f"only within more than {LARGEST_ERROR:.0%}, so measure a cell of about that size",
         *(f"{label}: {reason}" for label, reason in reasons.items() if reason),
     ]
-    cells = sum(len(model.cells) for model in models)
+    cells = sum(prediction.cells for prediction in answer.predictions)
     heading = f"{size}: predicted from {cells} cells measured on {gpu}"
     return "\n".join([heading, *aligned_lines(columns, rows), *filter(None, notes)]) + "\n"
 
@@ -89,13 +80,13 @@ def _text(estimate: Estimate | None, unit: str) -> str:
     return f"{number(estimate.value)} {unit} {error}" if estimate.known else f"{UNKNOWN} ({error})"
 
 
-def extrapolation(models: Sequence[VariantModel], size: ProblemSize) -> str | None:
+def extrapolation(answer: Answer) -> str | None:
     """Return one sentence about the fields of the size that lie outside the measured range, or None."""
     factors: dict[str, float] = {}
-    for model in models:
-        for name, times in extrapolation_factors(model.cells, size).items():
+    for prediction in answer.predictions:
+        for name, times in prediction.beyond.items():
             factors[name] = max(times, factors.get(name, times))
-    parts = [f"{name}={getattr(size, name)} {times:.3g} times" for name, times in factors.items()]
+    parts = [f"{name}={getattr(answer.size, name)} {times:.3g} times" for name, times in factors.items()]
     return f"extrapolates beyond what was measured, at most: {', '.join(parts)}" if parts else None
 
 
@@ -120,7 +111,7 @@ def _answer_object(answer: Answer) -> dict[str, object]:
             "bytes_communicated": prediction.bytes_communicated, "peak_gib": _estimate_object(prediction.peak_gib),
             "memory": prediction.memory_outcome(answer.target.free_gib),
             "memory_reason": prediction.memory_reason(answer.target.free_gib),
-            "beyond": extrapolation_factors(answer.models[prediction.label].cells, size),
+            "beyond": prediction.beyond,
         }
         for prediction in answer.predictions
     }  # fmt: skip

@@ -82,7 +82,7 @@ def measured(frame: pd.DataFrame, workload: Workload, gpu: str | None = None) ->
     """
     cost_model = cost_models()[workload.name]
     by_gpu: dict[str, list[MeasuredCell]] = {}
-    arranged = arrange_rows(frame[frame["workload"] == workload.name], (*_NUMBERS, "gpu_name", "nodes"))
+    arranged = arrange_rows(frame[frame["workload"] == workload.name])
     for cell in (cell for grid in arranged.grids for cell in grid.cells()):
         record, label = cell.record, cell.column
         on_one_host = record["device"] == "cuda" and record["gpu_name"] and (record["nodes"] or 1) == 1

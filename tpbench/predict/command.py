@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import bisect
 import itertools
 import re
 import sys
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import Field, fields, replace
-from pathlib import Path
+from dataclasses import Field, fields
 from typing import Any
 
 import numpy as np
@@ -19,15 +17,13 @@ from tpbench.files import explained
 from tpbench.job import Job
 from tpbench.predict.answer import Answer, as_json, text
 from tpbench.predict.cells import MeasuredCell, MeasuredCells, cost_models, measured
-from tpbench.predict.memory import KNOWN_GPUS, RESERVE_GIB, find_target
+from tpbench.predict.memory import KNOWN_GPUS, find_target
 from tpbench.predict.model import COUNTED, TIMES, VariantModel, leave_out, models, one_by_one
 from tpbench.report.command_line import read_rows
-from tpbench.report.plots.grid_plots import study_picture
-from tpbench.settings import JobError, path_argument
+from tpbench.settings import JobError
 from tpbench.suggestions import unknown
 from tpbench.tables import aligned_lines
 from tpbench.workloads import Workload, workloads
-from tpbench.workloads.study_data import Panel, Picture, Series
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,9 +40,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         fitted = models(cells)
         if not fitted:
             raise JobError(f"no variant was measured in enough cells on {cells.gpu} to predict from")
-        if options.picture:
-            _draw(cells, fitted, _sizes(workload, options), options.picture)
-            return 0
         if options.validate:
             table, reached = validation(_chosen(fitted, options), cells)
             print(table, end="")
@@ -92,9 +85,6 @@ def _parser(workload: Workload) -> argparse.ArgumentParser:
         "--validate",
         action="store_true",
         help="predict measured cells, tp sizes and the largest sizes from the others, and show the errors",
-    )
-    parser.add_argument(
-        "--picture", type=path_argument, metavar="FILE", help="draw where a variant runs out of memory (.png, .svg)"
     )
     return parser
 
@@ -153,8 +143,7 @@ def _answers(
         if not chosen:
             raise JobError(f"{size.kind} was not measured on {cells.gpu}")
         predictions = [model(size, target.slowdown) for model in chosen.values()]
-        question = cells.cost_model.question
-        answers.append(Answer(size, predictions, chosen, target, question))
+        answers.append(Answer(size, predictions, target, cells.cost_model.question))
     return answers
 
 
@@ -167,44 +156,6 @@ def _chosen(able: Mapping[str, VariantModel], options: argparse.Namespace) -> Ma
         if name not in able:
             raise JobError(unknown("variant with enough cells", name, able))
     return {name: able[name] for name in names}
-
-
-VOCABS, RANKS = (32768, 65536, 131072, 262144), (1, 2, 4, 8)
-"""Points along x, and lines, of the picture."""
-
-
-def _draw(cells: MeasuredCells, fitted: Mapping[str, VariantModel], sizes: Sequence[Any], file: Path) -> None:
-    """Draw the most tokens that fit into a GPU, for each memory of a known GPU."""
-    form = file.suffix.removeprefix(".")
-    if len(sizes) > 1:
-        raise JobError("--picture draws one problem: give one number for each size")
-    if form not in ("png", "svg"):
-        raise JobError(f"--picture {file} must end in .png or .svg")
-    if not (names := [name for name in cells.cost_model.pictured if name in fitted]):
-        raise JobError("the variants of the picture were not measured in enough cells")
-    panels = []
-    for gib in sorted({memory for memory, _ in KNOWN_GPUS.values()}):
-        series = []
-        for name, ranks in itertools.product(names, RANKS):
-            shapes = [replace(sizes[0], vocab=vocab, tp_size=ranks) for vocab in VOCABS]
-            points = [(shape.vocab, most_tokens(fitted[name], shape, gib)) for shape in shapes]
-            series.append(Series(f"{name}, tp {ranks}", tuple(points)))
-        panels.append(Panel(f"GPU with {gib:g} GiB", tuple(series)))
-    x_label = f"vocab ({sizes[0].kind.partition('=')[2]})"
-    picture = Picture(tuple(panels), x_label, "tokens that fit, predicted", "logarithmic", doubling=VOCABS)
-    file.write_bytes(study_picture(picture, "feasible", form))
-    print(f"predict: wrote {file}", file=sys.stderr)
-
-
-def most_tokens(model: VariantModel, size: Any, gpu_gib: float) -> int:
-    """Return the most tokens that are predicted to fit. The tokens of `size` itself do not matter."""
-
-    def is_too_large(tokens: int) -> bool:
-        tried = replace(size, tokens=tokens)
-        peak_gib = model.fits("peak_gib", tried)
-        return peak_gib is None or tried.inputs_gib + peak_gib > gpu_gib - RESERVE_GIB
-
-    return bisect.bisect_left(range(1, 2**30), True, key=is_too_large)
 
 
 _FACTORS = {"k": 2**10, "m": 2**20}

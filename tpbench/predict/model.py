@@ -111,6 +111,10 @@ class Prediction:
     """None: unknown."""
     peak_gib: Estimate
     ran_out: tuple[RanOut, ...] = ()
+    beyond: Mapping[str, float] = field(default_factory=dict)
+    """The factor by which each field of the size lies outside the measured range."""
+    cells: int = 0
+    """Measured cells of the variant."""
 
     @property
     def needed_gib(self) -> float:
@@ -204,7 +208,8 @@ class VariantModel:
 
         `slowdown` is the memory bandwidth of the measured GPU over that of the GPU in question. None withholds times.
         """
-        stretch = 1 + sum(math.log2(times) for times in extrapolation_factors(self.cells, size).values())
+        beyond = extrapolation_factors(self.cells, size)
+        stretch = 1 + sum(map(math.log2, beyond.values()))
         wall, device, memory = (stretch * self.error(name) for name in (*TIMES, "peak_gib"))
         speed = 1.0 if slowdown is None else slowdown
         device_ms = self.fits("device_ms", size, speed)
@@ -220,6 +225,8 @@ class VariantModel:
             self.fits("bytes_communicated", size),
             Estimate.of(self.fits("peak_gib", size), memory),
             self._ran_out,
+            beyond,
+            len(self.cells),
         )
 
     @functools.cached_property

@@ -213,7 +213,7 @@ def _change(
     """Return the change as far as one pair decides it. If there is something to test, `p` is not yet corrected."""
     before, after = pair.before, pair.after
     if not before or not after:
-        only = before or after or {}
+        only = before or after or Record()
         note = f"{value_text(only['hardware'])}: {value_text(only['status'])}"
         return CellChange(pair.name, GONE if before else ADDED, notes=(note,))
     old, new = (record[shown.name] if record["status"] == "ok" else None for record in (before, after))
@@ -312,7 +312,7 @@ def rows_by_cell(frame: pd.DataFrame) -> dict[CellIdentity, dict[Any, list[Recor
     frame = frame.assign(hardware=hardware(frame)["hardware"], when=frame["finished_at"].fillna(frame["started_at"]))
     frame = frame.sort_values("when", kind="stable", na_position="first")
     cells: dict[CellIdentity, dict[Any, list[Record]]] = defaultdict(lambda: defaultdict(list))
-    for record in plain_rows(frame):
+    for record in map(Record, plain_rows(frame)):
         cells[_identity(record)][record["hardware"]].append(record)
     return cells
 

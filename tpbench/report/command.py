@@ -91,7 +91,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--transpose", action="store_true", help="a line for each variant, a column for each problem")
     add_output(parser, FORMATS)
     parser.add_argument("--repeat", metavar="ROW_ID", help="print the command that measures the cell of a row again")
-    parser.add_argument("--all", action="store_true", help="every row, not only the newest of each cell")
     return parser
 
 
@@ -108,19 +107,18 @@ def _report(options: argparse.Namespace) -> None:
     check_columns(columns)  # rows may have columns of users' workloads
     is_metric_table = not columns and options.study is None and options.metric is None
     if form == "json" and options.output and not options.output.suffix:
-        write_documents(frame, options.output, all_rows=options.all)
+        write_documents(frame, options.output)
     elif form == "json" and is_metric_table:
-        rows = (frame if options.all else newest(frame)).dropna(axis="columns", how="all")
+        rows = newest(frame).dropna(axis="columns", how="all")
         text = rows.to_json(orient="records", indent=2, date_format="iso", double_precision=15)
         print_or_write(f"{text}\n", options.output)
     elif form in PICTURES and options.study is not None:
         picture = grid_plots.study_picture(study_picture(frame, options.study), options.study, form)
         print_or_write(picture, options.output)
     elif form in PICTURES:
-        arranged = arrange_rows(frame, grid_plots.COLUMNS)
-        print_or_write(grid_plots.picture(arranged, options.plot, form), options.output)
+        print_or_write(grid_plots.picture(arrange_rows(frame), options.plot, form), options.output)
     elif columns or options.study is not None:
-        write_tables(study_document(frame, options.study, columns, all_rows=options.all), form, options.output)
+        write_tables(study_document(frame, options.study, columns), form, options.output)
     else:
         if options.metric is not None:
             require_values(frame, shown)
@@ -129,7 +127,7 @@ def _report(options: argparse.Namespace) -> None:
 
             print_or_write(page(frame, options.metric), options.output)
         else:
-            document = pivot(frame, shown.name, all_rows=options.all, floor=options.floor, transpose=options.transpose)
+            document = pivot(frame, shown.name, floor=options.floor, transpose=options.transpose)
             write_tables(document, form, options.output)
 
 
@@ -154,14 +152,14 @@ def _check(options: argparse.Namespace, form: str, *, with_columns: bool) -> Non
         raise JobError(f"--format {form} is for a file: say -o report.{form}")
 
 
-def write_documents(frame: pd.DataFrame, folder: Path, *, all_rows: bool = False) -> list[Path]:
-    """Write a JSON file for the newest row of each cell, or for every row, whose workload defines a document.
+def write_documents(frame: pd.DataFrame, folder: Path) -> list[Path]:
+    """Write a JSON file for the newest row of each cell whose workload defines a document.
 
     If several documents have one name, the id of the row follows it in all but the oldest. Raises JobError if there is
     nothing to write.
     """
     documents: dict[str, dict[str, Any]] = defaultdict(dict)
-    for row in plain_rows(frame if all_rows else newest(frame)):
+    for row in plain_rows(newest(frame)):
         if (workload := workloads().get(row["workload"])) and (named := workload.document(row)):
             documents[named[0]][str(row["row_id"])] = named[1]
     if not documents:

@@ -122,8 +122,11 @@ def _rows_of(place: str) -> str:
 def selected_rows(options: argparse.Namespace) -> pd.DataFrame:
     """Return the rows that the filters select. Raises JobError for a filter that no row passes."""
     frame = read_rows([_rows_of(place) for place in options.where])
-    filters = [(name, getattr(options, name)) for name in FILTERS if getattr(options, name) is not None]
-    for name, value in [*filters, *parse_conditions(options.only)]:
+    filters = [f"{name}={getattr(options, name)}" for name in FILTERS if getattr(options, name) is not None]
+    for condition in [*filters, *options.only]:
+        name, equals, value = condition.partition("=")
+        if not equals:
+            raise JobError(f"--only {condition}: the equals sign is missing: write --only {condition}=VALUE")
         if name not in frame:
             if name in all_columns():
                 raise JobError(f"none of these rows has the column {name}, which is of another workload")
@@ -135,14 +138,6 @@ def selected_rows(options: argparse.Namespace) -> pd.DataFrame:
                 raise JobError(f"in these rows, {unknown(name, text, set(texts[frame[name].notna()]))}")
         frame = frame[texts.isin(wanted)]
     return frame
-
-
-def parse_conditions(arguments: Sequence[str]) -> list[tuple[str, str]]:
-    """Return name and value of each condition of `--only`. Raises JobError for one without an equals sign."""
-    for condition in arguments:
-        if "=" not in condition:
-            raise JobError(f"--only {condition}: the equals sign is missing: write --only {condition}=VALUE")
-    return [(name, value) for name, _, value in (condition.partition("=") for condition in arguments)]
 
 
 def require_values(frame: pd.DataFrame, shown: Metric, where: str = "") -> None:

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pandas as pd
 
-from tpbench.report.analysis.grid import RUN, GridRow, RecordGrid, RecordGrids, arrange_rows
-from tpbench.report.analysis.metrics import SAMPLES, Metric, metric, ratio_text
+from tpbench.report.analysis.grid import GridRow, RecordGrid, RecordGrids, arrange_rows
+from tpbench.report.analysis.metrics import Metric, metric, ratio_text
 from tpbench.report.analysis.records import (
     UNDECIDED,
     Record,
@@ -36,23 +36,17 @@ _NOT_RUN = TableCell(MISSING, kind="dim")
 
 
 def pivot(
-    frame: pd.DataFrame,
-    metric_name: str = "time_ms",
-    *,
-    all_rows: bool = False,
-    floor: bool = False,
-    transpose: bool = False,
+    frame: pd.DataFrame, metric_name: str = "time_ms", *, floor: bool = False, transpose: bool = False
 ) -> Document:
-    """Return tables of the newest row of each cell, or of every row, by workload and hardware.
+    """Return tables of the newest row of each cell, by workload and hardware.
 
-    `floor` adds a column with the floor of the fastest row of
-    each line. `transpose` returns a line for each variant and a column for each problem. Raises JobError for an unknown
-    metric, and for a floor of a metric that is no time.
+    `floor` adds a column with the floor of the fastest row of each line. `transpose` returns a line for each variant
+    and a column for each problem. Raises JobError for an unknown metric, and for a floor of a metric that is no time.
     """
     shown = metric(metric_name)  # first of all, because the name may be wrong
     if floor and not shown.is_time:
         raise JobError(f"{metric_name} has no floor: choose a time, such as --metric device_ms")
-    arranged = arrange_rows(frame, (metric_name, "floor_ms", *SAMPLES.values(), "trace", "log_dir"), all_rows=all_rows)
+    arranged = arrange_rows(frame)
     tables = [metric_table(grid, shown, floor=floor) for grid in arranged.grids]
     notes = [TableCell(line, kind="dim") for line in legend(tables, shown)]
     for (status, reason), cells in failures(arranged).items():
@@ -71,7 +65,7 @@ def pivot(
 
 
 def metric_table(grid: RecordGrid, shown: Metric, *, floor: bool = False) -> Table:
-    """Return the table of one metric for one grid. The records must have the metric's column."""
+    """Return the table of one metric for one grid."""
     rows: list[list[TableCell | str]] = []
     for row in grid.rows:
         cells = _cells(row, shown)
@@ -168,9 +162,8 @@ def failures(arranged: RecordGrids) -> dict[tuple[str, str], list[str]]:
     """Return the names of the cells that are not ok, by status and reason. All texts are safe to print."""
     groups: dict[tuple[str, str], list[str]] = defaultdict(list)
     for grid in arranged.grids:
-        keys = [at for at in grid.independent if grid.key_names[at] != RUN]
         for cell in grid.cells():
             if cell.record["status"] != "ok":
                 reason = value_text(cell.record["status"]), printable(cell.record["reason"] or "")
-                groups[reason].append(f"{cell.column} {grid.problem_text(cell.key, keys)}")
+                groups[reason].append(f"{cell.column} {grid.problem_text(cell.key)}")
     return groups

@@ -62,9 +62,7 @@ def check_columns(names: Sequence[str]) -> None:
                 raise JobError(unknown("column", part, all_columns(), COLUMN_LIST))
 
 
-def study_document(
-    frame: pd.DataFrame, study: str | None, columns: Sequence[str] = (), *, all_rows: bool = False
-) -> Document:
+def study_document(frame: pd.DataFrame, study: str | None, columns: Sequence[str] = ()) -> Document:
     """Return the tables of a study, or of the chosen columns, or of these columns of a study's workloads.
 
     With a study, cells are compared with the best as the study does. Columns that no row of a grid has are left out.
@@ -78,7 +76,7 @@ def study_document(
     computed = [] if columns else _computed(frame, by_workload)
     tables = [_printable(table) for module, rows in computed for table in module.tables(rows)]
     if not computed:
-        grids = _grids(frame, by_workload, all_rows=all_rows)
+        grids = _grids(frame, by_workload)
         tables = [
             cell_table(grid, by_workload[grid.workload])
             for grid in grids
@@ -88,14 +86,12 @@ def study_document(
             raise JobError(f"these rows have no {' and no '.join(columns)}")
     if not tables:
         raise JobError(f"no rows for the study {study}, which is of {', '.join(by_workload)}")
-    return Document(tables, warnings=frame_warnings(frame, all_rows=all_rows))
+    return Document(tables, warnings=frame_warnings(frame))
 
 
-def _grids(frame: pd.DataFrame, by_workload: Mapping[str, Study], *, all_rows: bool = False) -> list[RecordGrid]:
-    """Return the grids of a study's workloads, with its columns in their records."""
-    names = [name for study in by_workload.values() for name in (*study.columns, *study.best_by, *study.axes)]
-    columns = [part for name in names for part in name.split("/", 1)]
-    return [grid for grid in arrange_rows(frame, columns, all_rows=all_rows).grids if grid.workload in by_workload]
+def _grids(frame: pd.DataFrame, by_workload: Mapping[str, Study]) -> list[RecordGrid]:
+    """Return the grids of a study's workloads."""
+    return [grid for grid in arrange_rows(frame).grids if grid.workload in by_workload]
 
 
 def _computed(frame: pd.DataFrame, by_workload: dict[str, Study]) -> list[tuple[Any, list[Record]]]:
@@ -152,7 +148,7 @@ def cell_table(grid: RecordGrid, study: Study) -> Table:
     columns += [*(["status"] if has_status else []), *([OF_BEST] if compared else []), *shown]
     heading = ", ".join((grid.heading, *(f"{name}={value}" for name, value in shared.items())))
     notes = mark_meanings("".join(statuses))
-    return Table(heading, columns, rows, {**grid.facts, **shared}, notes, keys=len(keys) + 1, exact=False)
+    return Table(heading, columns, rows, {**grid.facts, **shared}, notes, keys=len(keys) + 1)
 
 
 def filled_columns(grid: RecordGrid, names: Sequence[str]) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import tpbench
-from tpbench.files import lock, sync_folder, write_durably
+from tpbench.files import sync_folder, write_durably
 from tpbench.results.row_files import with_checksum
 from tpbench.results.schema import (
     COLUMN_LIST,
@@ -176,10 +176,6 @@ def _publish(temporary: Path, path: Path) -> None:
     except OSError as error:
         if error.errno not in _NO_HARD_LINKS:
             raise
-        # Check, then rename, under a lock that ends with its process.
-        with path.with_name(".lock").open("a") as file:
-            with contextlib.suppress(OSError):  # without locks a race of microseconds remains
-                lock(file.fileno(), wait=True)
-            if path.exists():
-                raise RowExists(errno.EEXIST, "this row has been written before", str(path)) from None
-            temporary.rename(path)
+        if path.exists():  # between this and the rename, a race of microseconds remains
+            raise RowExists(errno.EEXIST, "this row has been written before", str(path)) from None
+        temporary.rename(path)

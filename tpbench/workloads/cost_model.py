@@ -78,6 +78,4 @@ class CostModel:
     tuning_options: tuple[str, ...] = ()
     """Options that tune a kernel. A row that sets one is not fitted. A job that sets one is predicted as if it did
     not."""
-    pictured: tuple[str, ...] = ()
-    """Variants of `predict --picture`: the most tokens that fit into a GPU, by `vocab` and `tp_size`."""
     question: Question | None = None

@@ -20,7 +20,7 @@ LINES = {
     "report": ["report PATH", "report outputs -o PATH"],
     "compare": ["compare PATH outputs", "compare a b --rows PATH", "compare a b -o PATH"],
     "history": ["history PATH", "history outputs -o PATH"],
-    "predict": ["predict --tokens 4 --vocab 8 --tp 1 --rows PATH", "predict --tokens 4 --vocab 8 --picture PATH"],
+    "predict": ["predict --tokens 4 --vocab 8 --tp 1 --rows PATH"],
     "collect": ["collect PATH"],
     "compact": ["compact PATH"],
     "new": ["new PATH"],
@@ -50,7 +50,7 @@ def test_every_command_refuses_an_empty_path_and_knows_the_home_folder(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert "is empty (is a variable of the shell not set?)" in ended(line, "", capsys)
-    if "o PATH" not in line and "--picture" not in line and "doctor" not in line:
+    if "o PATH" not in line and "doctor" not in line:
         assert f"{tmp_path}/home/nothing" in ended(line, "~/nothing/x.py", capsys)
     assert not list(tmp_path.iterdir())
 

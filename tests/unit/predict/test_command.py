@@ -47,17 +47,6 @@ def test_counts_that_scale_a_gather_by_its_shard_fail_the_validation(rows, capsy
     assert re.search("all cells of a tp size +pytorch_gather .* missed", printed)
 
 
-@pytest.mark.parametrize("form, start", [("png", b"\x89PNG"), ("svg", b"<?xml")])
-def test_picture(rows, tmp_path, form, start):
-    out = tmp_path / f"feasible.{form}"
-    assert main(["--picture", str(out), "--rows", rows]) == 0
-    made = out.read_bytes()
-    assert made.startswith(start)
-    if form == "svg":
-        for words in ("GPU with 79.2 GiB", "pytorch_gather, tp 8", "tokens that fit, predicted"):
-            assert words.encode() in made
-
-
 @pytest.mark.parametrize(
     "arguments, said",
     [
@@ -70,7 +59,6 @@ def test_picture(rows, tmp_path, form, start):
             ["--workload", "linear_loss"],
             "the time and memory of linear_loss are unknown: it has no cost model (known: e",
         ),
-        (["--picture", "x.pdf"], "must end in .png or .svg"),
     ],
 )
 def test_what_cannot_be_answered(rows, capsys, arguments, said):

@@ -6,7 +6,6 @@ import pytest
 
 from tests.support import synthetic
 from tpbench.predict.cells import measured
-from tpbench.predict.command import most_tokens
 from tpbench.predict.model import extrapolation_factors, models, predicted_oom
 from tpbench.results.read import load
 from tpbench.settings import JobError
@@ -51,15 +50,6 @@ def test_extrapolation_has_a_larger_error(made):
     assert extrapolation_factors(model.cells, far) == {"tokens": 64.0, "vocab": 2.0, "tp_size": 2.0}
     assert model(far).time_ms.error == pytest.approx(9 * model(near).time_ms.error)
     assert model(near).time_ms.low < model(near).time_ms.value < model(near).time_ms.high
-
-
-def test_the_limit_is_where_it_stops_fitting(made):
-    gather = made["pytorch_gather"]
-    tokens = most_tokens(gather, Size(vocab=131072, tp_size=4), 80)
-    size = Size(tokens, 131072, 4, "cross_entropy")
-    assert size.inputs_gib + gather(size).peak_gib.value == pytest.approx(78, rel=0.01)
-    assert most_tokens(made["triton_tp"], Size(vocab=131072, tp_size=4), 80) > 10 * tokens
-    assert most_tokens(gather, Size(vocab=131072, tp_size=1), 1) == 0
 
 
 def test_predicted_oom_of_a_cell(made):

@@ -12,16 +12,16 @@ NAME = "grad_norms"
 GROWTH = TRAIN.pivot.trajectories[NAME]
 
 
-def records(frame, *columns):
-    return list(arrange_rows(frame, columns).records)
+def records(frame):
+    return list(arrange_rows(frame).records)
 
 
-def test_old_rows_count_only_if_all_rows_are_shown(add, frame):
+def test_old_rows_do_not_count(add, frame):
     add("triton_tp", 1.0, loss_value=99.0)
-    add("triton_tp", 1.0, loss_value=10.5)
     add("pytorch_gather", 1.0, loss_value=10.5)
+    (sentence,) = frame_warnings(frame())
+    add("triton_tp", 1.0, loss_value=10.5)
     assert frame_warnings(frame()) == ()
-    (sentence,) = frame_warnings(frame(), all_rows=True)
     assert sentence.startswith("equal problems show different losses (entropy_loss tokens=4096 vocab=32768)")
     assert sentence.endswith("Measure both again, and use neither until they agree")
 

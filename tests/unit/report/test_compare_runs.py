@@ -46,7 +46,7 @@ def test_equal_sweeps_on_a_busy_machine_are_not_slower_or_faster(load_beside):
 def test_a_change_has_an_interval_without_one():
     random = np.random.default_rng(3)
     verdicts = set()
-    for _ in range(300):
+    for _ in range(100):
         sides = [
             [
                 [measured(factor * run * random.lognormal(0, 0.02, 20), 2 * at + side)

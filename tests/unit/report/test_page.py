@@ -56,22 +56,18 @@ class Page(html.parser.HTMLParser):
             self._cell[0] += data
 
 
-def test_every_number_of_every_cell(rows, source):
+def test_every_time_with_all_its_digits(rows, source):
     frame = load(rows)
-    made = Page(source)
-    found = [(heads, lines) for name, (heads, *lines) in made.tables if name == "every cell"]
-    assert sum(len(lines) for _, lines in found) == len(frame)
-    seen = {}
-    for heads, lines in found:
-        names = [head for head, _ in heads]
-        for line in lines:
-            cell = dict(zip(names, line, strict=True))
-            seen[round(cell["time_ms"][1] or 0, 12), cell["variant"][0].split()[0]] = cell
-    for row in frame[frame.status == "ok"].itertuples():
-        cell = seen[round(row.time_ms, 12), row.variant]
-        for name in ("device_ms", "floor_ms", "fraction_of_floor", "peak_gib", "grad_error", "bytes_moved"):
-            text, number = cell[name]
-            assert (float(text) if number is None else number) == getattr(row, name), name
+    for name in ("time_ms", "device_ms"):
+        numbers = {
+            number or float(text.split()[0])
+            for table, (_, *lines) in Page(source).tables
+            if table == name
+            for line in lines
+            for text, number in line
+            if " ms" in text
+        }
+        assert numbers == {*frame[frame.status == "ok"][name]}
 
 
 def test_the_page_has_all_its_parts(source):

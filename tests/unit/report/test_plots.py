@@ -5,7 +5,6 @@ import pytest
 from tests.support import synthetic
 from tests.unit.report.test_verdicts import measured
 from tpbench.report.analysis.grid import arrange_rows
-from tpbench.report.analysis.verdicts import verdict_columns
 from tpbench.report.command import main
 from tpbench.report.plots import grid_plots
 from tpbench.results.read import load
@@ -18,7 +17,7 @@ def rows(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def grid(rows):
-    return arrange_rows(load(rows), grid_plots.COLUMNS).grids[0]
+    return arrange_rows(load(rows)).grids[0]
 
 
 @pytest.mark.parametrize("name", sorted(grid_plots.PLOTS))
@@ -63,7 +62,7 @@ def test_the_lines_are_the_rows(rows, grid):
 def test_the_varying_key_is_the_axis(add, frame):
     for tokens in (64, 128, 256):
         add("triton_tp", tokens / 100, tokens=tokens)
-    (made,) = arrange_rows(frame(), grid_plots.COLUMNS).grids
+    (made,) = arrange_rows(frame()).grids
     (axes,) = grid_plots.draw(made, "time_ms").axes
     assert axes.get_xlabel() == "tokens" and axes.get_title() == "vocab 32768, tp 2"
     assert axes.get_lines()[0].get_ydata().tolist() == [0.64, 1.28, 2.56]
@@ -74,7 +73,7 @@ def test_keys_that_change_together_are_panels(add, frame):
     for vocab, tp_size in ((1000, 1), (2000, 2)):
         for tokens in (64, 128, 256):
             add("triton_tp", tokens / 100, vocab=vocab, tp_size=tp_size, tokens=tokens)
-    (made,) = arrange_rows(frame(), grid_plots.COLUMNS).grids
+    (made,) = arrange_rows(frame()).grids
     first, second = grid_plots.draw(made, "time_ms").axes
     assert (first.get_title(), second.get_title()) == ("vocab 1000, tp 1", "vocab 2000, tp 2")
     assert first.get_xlabel() == "tokens"
@@ -86,6 +85,6 @@ def test_names_along_an_axis_are_in_the_order_of_their_work(add, frame):
     trained = {"workload": "train_step", "seq_length": 2048, "loss": None, "vocab": None, "block_cap": None}
     for model, layers, floor in (("qwen3_32b", 64, 9.0), ("qwen3_8b", 36, 2.0), ("qwen3_0p6b", 28, 0.1)):
         add("ddp", **measured(2 * floor, floor_ms=floor, model=model, num_layers=layers), **trained)
-    (made,) = arrange_rows(frame(), (*grid_plots.COLUMNS, *verdict_columns())).grids
+    (made,) = arrange_rows(frame()).grids
     (axes,) = grid_plots.draw(made, "device_ms").axes
     assert [text.get_text() for text in axes.get_xticklabels()] == ["qwen3_0p6b", "qwen3_8b", "qwen3_32b"]

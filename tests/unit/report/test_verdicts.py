@@ -8,7 +8,6 @@ from tpbench.report.analysis.verdicts import (
     answer,
     answers,
     disagreements,
-    verdict_columns,
     verdicts,
 )
 from tpbench.report.pivot import pivot
@@ -21,7 +20,7 @@ def judge(frame):
     """Return a function that returns the verdicts of all added rows."""
 
     def judge():
-        arranged = arrange_rows(frame(), verdict_columns())
+        arranged = arrange_rows(frame())
         disputed = {row_id for ids in disagreements(arranged.records).values() for row_id in ids}
         return [each for grid in arranged.grids for each in verdicts(grid, disputed)]
 

@@ -107,7 +107,7 @@ def test_labels_name_the_options(tmp_path, row):
     """A pivot table by `label` does not average rows of different options, and no label is cut."""
     written = [{}, {"graph": True}, {"exchange": "nccl", "block_cap": "4096"}, {"variant": "pytorch_gather"}]
     for index, changes in enumerate(written):
-        write_row(row(index, time_ms=1.0 + index, **changes), tmp_path, f"r{index}")
+        write_row(row(index, time_ms=1.0 + index, key=f"k{index}", **changes), tmp_path, f"r{index}")
     frame = quietly(tmp_path)
     labels = ["triton_tp", "triton_tp graph=true", "triton_tp block_cap=4096 exchange=nccl", "pytorch_gather"]
     assert sorted(frame.label) == sorted(labels)
@@ -115,7 +115,7 @@ def test_labels_name_the_options(tmp_path, row):
     assert table.iloc[0][labels].tolist() == [1.0, 2.0, 3.0, 4.0]
     assert load(tmp_path, columns=["label"], time_ms=2.0).label.tolist() == [labels[1]]
     assert load(tmp_path, label=labels[2], columns=["time_ms"]).time_ms.tolist() == [3.0]
-    columns = {each for grid in arrange_rows(frame, all_rows=True).grids for each in grid.columns}
+    columns = {each for grid in arrange_rows(frame).grids for each in grid.columns}
     assert columns == set(labels)
 
 

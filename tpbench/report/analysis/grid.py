@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -27,8 +27,6 @@ from tpbench.tables import MISSING
 from tpbench.workloads import Pivot, Workload, workloads
 
 Key: TypeAlias = tuple[Any, ...]
-RUN = "run"
-"""Key that counts the rows of one cell from the newest, in a grid of all rows."""
 _EARLIEST = datetime.min.replace(tzinfo=UTC)
 
 
@@ -133,17 +131,15 @@ def heading(facts: dict[str, str]) -> str:
     return ", ".join(value if name in bare else f"{name}={value}" for name, value in facts.items())
 
 
-def arrange_rows(frame: pd.DataFrame, columns: Iterable[str] = (), *, all_rows: bool = False) -> RecordGrids:
-    """Arrange rows in one grid for each workload and kind of hardware.
+def arrange_rows(frame: pd.DataFrame) -> RecordGrids:
+    """Arrange the newest row of each cell in one grid for each workload and kind of hardware.
 
-    `columns` are the columns that records need besides keys. A field of the problem that varies becomes a key of the
-    grid's rows. An option that a variant was run with becomes a column of its own. Settings of the measurement split
-    nothing: of several rows in one place the newest measurement stays. With `all_rows` every row has a place, and a key
-    counts those of one cell from the newest.
+    A field of the problem that varies becomes a key of the grid's rows. An option that a variant was run with becomes a
+    column of its own. Settings of the measurement split nothing: of several rows in one place the newest measurement
+    stays.
     """
     known = workloads()
-    frame = comparable(frame)
-    records = row_records(frame if all_rows else newest(frame), columns)
+    records = row_records(newest(comparable(frame)))
     groups: dict[Key, list[Record]] = defaultdict(list)
     for record in records:
         workload = known.get(record["workload"])
@@ -160,30 +156,24 @@ def arrange_rows(frame: pd.DataFrame, columns: Iterable[str] = (), *, all_rows: 
         groups,
         key=lambda key: (positions.get(key[0], len(positions)), key[1] == "cpu", [sort_key(value) for value in key]),
     )
-    grids = [_grid(groups[key], known.get(key[0]), all_rows=all_rows) for key in ordered]
+    grids = [_grid(groups[key], known.get(key[0])) for key in ordered]
     placed = {id(cell.record) for grid in grids for cell in grid.cells()}
     return RecordGrids(tuple(grids), tuple(record for record in records if id(record) in placed))
 
 
-def _grid(records: list[Record], workload: Workload | None, *, all_rows: bool) -> RecordGrid:
+def _grid(records: list[Record], workload: Workload | None) -> RecordGrid:
     facts, keys = _split(records, workload)
-    runs: dict[Key, dict[Key, list[Record]]] = defaultdict(lambda: defaultdict(list))
-    for record in sorted(records, key=lambda record: record["finished_at"] or _EARLIEST, reverse=True):
-        column = (record["variant"], *chosen_options(record, workload))
-        runs[tuple(record[name] for name in keys)][column].append(record)
-    ordered = sorted(
-        {column for row in runs.values() for column in row}, key=lambda item: _column_order(item, workload)
-    )
     cells: dict[Key, dict[Key, Record]] = defaultdict(dict)
-    for key, row in runs.items():
-        for column, of_cell in row.items():
-            if all_rows:
-                for count, record in enumerate(of_cell, start=1):
-                    cells[*key, count][column] = record
-            else:
-                cells[key][column] = next(filter(is_measurement, of_cell), of_cell[0])
-    if all_rows:
-        keys.append(RUN)
+    former = workload.former_fields if workload else {}  # options of older versions split no columns
+    # The first record of a place stays: the newest measurement, or without any the newest row.
+    order = sorted(records, key=lambda row: (is_measurement(row), row["finished_at"] or _EARLIEST), reverse=True)
+    for record in order:
+        options = chosen_options(record, workload)
+        column = (record["variant"], *(option for option in options if option[0] not in former))
+        cells[tuple(record[name] for name in keys)].setdefault(column, record)
+    ordered = sorted(
+        {column for row in cells.values() for column in row}, key=lambda item: _column_order(item, workload)
+    )
     derived = workload.pivot.derived if workload else ()
     return RecordGrid(
         workload=facts["workload"],

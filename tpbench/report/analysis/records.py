@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 
@@ -17,9 +17,15 @@ from tpbench.results.read import plain_rows
 from tpbench.settings import spelled
 from tpbench.suggestions import printable
 from tpbench.tables import MISSING
-from tpbench.workloads import Workload, workloads
+from tpbench.workloads import Workload
 
-Record: TypeAlias = dict[str, Any]
+
+class Record(dict[str, Any]):
+    """A row by the names of its columns. A column without a value, or that no row has, is None."""
+
+    def __missing__(self, column: str) -> None:
+        return None
+
 
 INTERPRETED, SINGLE_PASS, CONTRADICTED, HOST_BOUND, THROTTLED, GRAPH_MEMORY, BELOW_FLOOR = "*^≠†‡§¶"
 UNDECIDED = "?"
@@ -37,13 +43,6 @@ MARKS = {
 }
 """Marks beside values that a reader must not take at face value. A row with one of the first three isn't ranked."""
 
-_REQUIRED = (
-    "row_id", "cell", "workload", "variant", "label", "status", "reason", "tokens", "vocab", "tp_size",
-    "dp_size", "loss", "block_cap", "dtype", "interpreted", "warmed_up", "graph", "fresh", "nodes",
-    "loss_value", "job", "environment", "variant_version", "interleaved", "round_ms", "device_round_ms",
-    "chained_round_ms", "host", "git_commit", "kernels_version", "finished_at", "bound", "throttle_reasons",
-    "time_ms", "device_ms", "floor_ms", "graph_gib", "time_ci_high_ms", "device_ci_low_ms",
-)  # fmt: skip
 _LABELS = {"tp_size": "tp", "dp_size": "dp"}
 
 
@@ -58,14 +57,9 @@ def comparable(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.assign(peak_gib=frame["peak_gib"] + frame["graph_gib"].fillna(0.0))
 
 
-def row_records(frame: pd.DataFrame, columns: Iterable[str] = ()) -> list[Record]:
-    """Return each row as a dictionary of the columns that every report reads and of `columns`. Missing is None."""
-    names = dict.fromkeys((*_REQUIRED, *columns))
-    for workload in workloads().values():
-        names |= dict.fromkeys((*problem_fields(workload), *workload.pivot.rows, *workload.pivot.sections))
-        names |= dict.fromkeys(workload.pivot.trajectories)
-    names |= dict.fromkeys(("device", "hardware"))
-    records = plain_rows(frame.assign(**hardware(frame)).reindex(columns=list(names)))
+def row_records(frame: pd.DataFrame) -> list[Record]:
+    """Return each row, with its `hardware`."""
+    records = list(map(Record, plain_rows(frame.assign(**hardware(frame)))))
     for record in records:
         wall, device = record["time_ms"], record["device_ms"]
         if record["bound"] is None and wall and device is not None and is_host_bound(1 - device / wall):
@@ -123,7 +117,7 @@ def ratios_to_best(records: Sequence[Record | None], shown: Metric) -> list[floa
             if record and is_measurement(record) and record.get(shown.name) is not None
             and bool(record.get("fresh")) == fresh
         ]  # fmt: skip
-        found = shown.ratios([float((records[index] or {})[shown.name]) for index in at])
+        found = shown.ratios([float(record[shown.name]) for index in at if (record := records[index])])
         for index, ratio in zip(at, found, strict=True):
             ratios[index] = ratio
     return ratios

@@ -11,7 +11,7 @@ from statistics import median
 import pandas as pd
 
 from tpbench.report.analysis.grid import GridCell, GridRow, RecordGrid, heading
-from tpbench.report.analysis.metrics import CLOCK_NAMES, CLOCKS, SAMPLES, counted, metric, number, ratio_text
+from tpbench.report.analysis.metrics import CLOCK_NAMES, CLOCKS, counted, metric, number, ratio_text
 from tpbench.report.analysis.records import (
     BELOW_FLOOR,
     Record,
@@ -81,11 +81,6 @@ class ProblemVerdict:
     def runner_up(self) -> GridCell | None:
         """The fastest cell of another variant. Without one, the fastest with other options of the same variant."""
         return _runner_up(self.order)
-
-
-def verdict_columns() -> tuple[str, ...]:
-    """Return the columns that records need for a verdict, besides times."""
-    return (*PROVENANCE, "beside", "fraction_of_floor", "peak_gib", *CLOCKS, *SAMPLES.values())
 
 
 def verdicts(grid: RecordGrid, disputed: Collection[str] = ()) -> list[ProblemVerdict]:
@@ -174,20 +169,13 @@ def answer(all_verdicts: Sequence[ProblemVerdict]) -> str:
 
 def group_names(grids: Sequence[RecordGrid]) -> list[str]:
     """Return for each grid the facts that not all grids share, as one line."""
-    shared = shared_facts(grids)
-    return [heading({name: text for name, text in grid.facts.items() if name not in shared}) for grid in grids]
+    shared = set.intersection(*(set(grid.facts.items()) for grid in grids))
+    return [heading({name: text for name, text in grid.facts.items() if (name, text) not in shared}) for grid in grids]
 
 
-def shared_facts(grids: Sequence[RecordGrid]) -> dict[str, str]:
-    """Return the facts that all grids have in common."""
-    if not grids:
-        return {}
-    return {name: text for name, text in grids[0].facts.items() if all(grid.facts.get(name) == text for grid in grids)}
-
-
-def frame_warnings(frame: pd.DataFrame, *, all_rows: bool = False) -> tuple[str, ...]:
-    """Return the sentences about the newest row of each cell of `frame`, or about every row."""
-    return tuple(disagreements(row_records(frame if all_rows else newest(frame))))
+def frame_warnings(frame: pd.DataFrame) -> tuple[str, ...]:
+    """Return the sentences about the newest row of each cell of `frame`."""
+    return tuple(disagreements(row_records(newest(frame))))
 
 
 def disagreements(rows: Iterable[Record]) -> dict[str, frozenset[str]]:
@@ -258,22 +246,13 @@ def _problem(row: Record, workload: Workload) -> str:
     return printable(" ".join([workload.name, *fields]), 300)
 
 
-def differing_provenance(records: Iterable[Record]) -> dict[str, list[str]]:
-    """Return the columns of `PROVENANCE` in which records differ, with their values.
-
-    A missing value doesn't count as a difference.
-    """
-    records = list(records)
-    values = {name: sorted({value_text(record[name]) for record in records if record[name]}) for name in PROVENANCE}
-    return {name: distinct for name, distinct in values.items() if len(distinct) > 1}
-
-
 def mixing_note(grid: RecordGrid) -> str:
     """Return sentences about the hosts, versions, settings and inputs that a grid's rows mix, or an empty text."""
-    mixed = differing_provenance(cell.record for cell in grid.cells())
-    hosts = f" ({', '.join(mixed['host'])})" if "host" in mixed else ""
-    kinds = [f"{len(values)} {PROVENANCE[name]}{hosts if name == 'host' else ''}" for name, values in mixed.items()]
-    jobs = [json_object(cell.record["job"]) for cell in grid.cells()]
+    records, kinds = [cell.record for cell in grid.cells()], []
+    for name, plural in PROVENANCE.items():
+        if len(values := sorted({value_text(record[name]) for record in records if record[name]})) > 1:
+            kinds.append(f"{len(values)} {plural}" + (f" ({', '.join(values)})" if name == "host" else ""))
+    jobs = [json_object(record["job"]) for record in records]
     for name in MEASURED_WITH:
         if len(values := sorted({str(job[name]) for job in jobs if name in job})) > 1:
             kinds.append(f"{name} {printable(', '.join(values), 60)}")

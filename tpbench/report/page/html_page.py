@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import itertools
 import re
 from collections import Counter
 from collections.abc import Sequence
+from importlib import resources
 from typing import Any
 
 import pandas as pd
 
 from tpbench import packages
 from tpbench.report.analysis.grid import RecordGrid, arrange_rows
-from tpbench.report.analysis.metrics import (
-    CLOCKS,
-    METRICS,
-    TITLES,
-    counted,
-    metric,
-)
+from tpbench.report.analysis.metrics import CLOCKS, TITLES, counted, metric
 from tpbench.report.analysis.records import Record
 from tpbench.report.analysis.uncertainty import INTERLEAVED_METHOD, METHOD
 from tpbench.report.analysis.verdicts import (
@@ -29,20 +26,15 @@ from tpbench.report.analysis.verdicts import (
     answers,
     disagreements,
     group_names,
-    verdict_columns,
     verdicts,
 )
-from tpbench.report.page import page_tables, render_page
+from tpbench.report.page import page_tables
 from tpbench.report.pivot import failures, legend, metric_table
 from tpbench.report.plots import style
 from tpbench.report.plots.grid_plots import inline_picture, with_sizes
-from tpbench.results.schema import STATUSES, workload_columns
+from tpbench.results.schema import STATUSES
+from tpbench.settings import JobError
 from tpbench.workloads import workloads
-
-_COLUMNS = (
-    *METRICS, *page_tables.MACHINE_FACTS, *verdict_columns(), "started_at", "finished_at", "log_dir",
-    "time_ci_low_ms", "time_ci_high_ms", "device_ci_low_ms", "device_ci_high_ms",
-)  # fmt: skip
 
 UNFOLDED = 20
 """Most problems of a page whose sections are open."""
@@ -56,8 +48,7 @@ def page(frame: pd.DataFrame, metric_name: str | None = None) -> str:
     """
     if metric_name is not None:
         metric(metric_name)
-    own = {name for columns in workload_columns().values() for name in columns}
-    arranged = arrange_rows(frame, [*_COLUMNS, *own])
+    arranged = arrange_rows(frame)
     shown = metric(metric_name or "time_ms")
     warnings = disagreements(arranged.records)
     disputed = frozenset[str]().union(*warnings.values())
@@ -69,8 +60,7 @@ def page(frame: pd.DataFrame, metric_name: str | None = None) -> str:
     ]
     of_all = [verdict for of_grid in found for verdict in of_grid]
     failed = sum(map(len, failures(arranged).values()))
-    return render_page(
-        "report.html.j2",
+    return _rendered(
         title="tpbench report",
         summary=_summary(arranged.records, len(frame)),
         measured_on=page_tables.machines_line(arranged.records),
@@ -86,6 +76,29 @@ def page(frame: pd.DataFrame, metric_name: str | None = None) -> str:
         notes=[*_notes(metric_name), *legend([metric_table(grid, shown) for grid in arranged.grids], shown)],
         machines=page_tables.machines(arranged.records),
     )
+
+
+def _rendered(**context: Any) -> str:
+    """Return the page with these values. Its policy permits no script but its own, and no access to the network."""
+    try:
+        import jinja2
+    except ModuleNotFoundError:
+        raise JobError(f"the HTML report needs jinja2: {packages.pip_install('jinja2')}") from None
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("tpbench.report", "page"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    css, script = (
+        (resources.files("tpbench.report.page") / name).read_text(encoding="utf-8") for name in ("page.css", "page.js")
+    )
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    colours = {"light": style.LIGHT, "dark": style.DARK}
+    template = environment.get_template("report.html.j2")
+    return template.render(css=css, script=script, script_hash=f"sha256-{digest}", **colours, **context)
 
 
 def _summary(records: tuple[Record, ...], rows: int) -> str:
@@ -143,7 +156,6 @@ def _section(
         "size": f"{counted(len(grid.rows), 'problem')}, {counted(len(grid.columns), 'variant')} with options",
         "pivots": [(_caption(name), page_tables.pivot_table(grid, metric(name))) for name in (lead, *others)],
         "figure": _figure(grid, anchor),
-        "complete": page_tables.complete_table(grid),
     }
 
 

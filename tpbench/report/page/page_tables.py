@@ -6,12 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from tpbench.report.analysis.grid import RecordGrid, RecordGrids
 from tpbench.report.analysis.metrics import (
-    METRICS,
-    SAMPLES,
     Metric,
     number,
     ratio_text,
@@ -25,16 +21,12 @@ from tpbench.report.analysis.records import (
 )
 from tpbench.report.analysis.verdicts import GOOD, ProblemVerdict
 from tpbench.report.pivot import FAILED, failures, metric_table
-from tpbench.report.studies import cell_table
-from tpbench.results.schema import workload_columns
 from tpbench.suggestions import printable
 from tpbench.tables import MISSING, Table, TableCell
-from tpbench.workloads import Study, workloads
+from tpbench.workloads import workloads
 
 NO_MEMORY_GIB = 0.001
 """Memory below this is shown as such: no digit of it matters."""
-LONG = 8
-"""Longest sequence, such as a number of each rank, that a cell of a table shows."""
 MACHINE_FACTS = {
     "gpu_name": "GPU", "gpu_count": "GPUs of the node", "nodes": "nodes", "driver_version": "driver",
     "cuda_version": "CUDA", "nccl_version": "NCCL", "torch_version": "torch", "triton_version": "triton",
@@ -44,10 +36,6 @@ MACHINE_FACTS = {
 }  # fmt: skip
 """Columns of rows that describe the machine and its software, with the names of the table's columns."""
 VERDICT_COLUMNS = ("problem", "fastest", "time", "runner-up", "trust", "of floor", "memory", "wall time")
-_MEASURES = (
-    *METRICS, "time_ci_low_ms", "time_ci_high_ms", "device_ci_low_ms", "device_ci_high_ms", "finished_at",
-    "row_id", "log_dir",
-)  # fmt: skip
 
 
 def _quantity(value: float | None, unit: str = "", kind: str = "") -> TableCell:
@@ -163,21 +151,7 @@ def failure_groups(arranged: RecordGrids) -> Table:
 
 
 def pivot_table(grid: RecordGrid, shown: Metric) -> Table:
-    """Return problems by variants. Tables of times carry all digits of their numbers."""
+    """Return problems by variants, with the meanings of their marks."""
     table = metric_table(grid, shown)
     marks = mark_meanings(" ".join(cell.text for row in table.cells for cell in row[table.keys :]))
-    return replace(table, notes=[*table.notes, *marks], exact=shown.name in SAMPLES)
-
-
-def complete_table(grid: RecordGrid) -> Table:
-    """Return all numbers of every cell, without sequences such as traces."""
-    records = [cell.record for cell in grid.cells()]
-    of_workload = [name for name in workload_columns().get(grid.workload, {}) if name not in grid.key_names]
-    shown = [
-        name
-        for name in dict.fromkeys((*_MEASURES, *of_workload))
-        if not any(
-            isinstance(value := record.get(name), (list, np.ndarray)) and len(value) > LONG for record in records
-        )
-    ]
-    return replace(cell_table(grid, Study("", tuple(shown))), heading="every cell", exact=True)
+    return replace(table, notes=[*table.notes, *marks])

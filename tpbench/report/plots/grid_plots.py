@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tpbench.report.analysis.grid import GridRow, RecordGrid, RecordGrids
-from tpbench.report.analysis.metrics import SAMPLES, TITLES, metric
+from tpbench.report.analysis.metrics import TITLES, metric
 from tpbench.report.analysis.records import Record, column_label, is_measurement, sort_key, value_text
 from tpbench.report.plots import style
 from tpbench.report.plots.panels import draw_panels
@@ -17,9 +17,6 @@ from tpbench.workloads.study_data import Panel, Picture, Series
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-COLUMNS = (*SAMPLES, "floor_ms", "peak_gib", *SAMPLES.values())
-"""Columns that records need so that every plot can be drawn."""
 
 
 def draw(grid: RecordGrid, name: str) -> Figure | None:
@@ -32,7 +29,8 @@ def draw(grid: RecordGrid, name: str) -> Figure | None:
     axis = size_axis(grid)
     panels = []
     for title, rows in size_panels(grid, axis).items():
-        position = size_positions(axis, rows)
+        lowest = size_floors(axis, rows)
+        position = {size: index for index, size in enumerate(lowest)}
         lines = []
         for index, column in enumerate(grid.columns):
             cells = [(position[row.key[axis]], row.records[index]) for row in rows]
@@ -40,7 +38,8 @@ def draw(grid: RecordGrid, name: str) -> Figure | None:
             crosses = [at for at, record in cells if record and record["status"] == "oom"]
             lines.append(Series(column, tuple(points), crosses=tuple(crosses)))
         if any(line.points or line.crosses for line in lines):
-            floors = lowest_floors(axis, rows) if metric(name).is_time else ()
+            floors = tuple((position[size], floor) for size, floor in lowest.items() if floor < math.inf)
+            floors = floors if metric(name).is_time else ()
             panels.append(Panel(title, tuple(lines), floor=floors, categories=tuple(map(value_text, position))))
     y_label = f"{TITLES.get(name, name).lower()} ({metric(name).unit})"
     x_label = column_label(grid.key_names[axis])
@@ -85,27 +84,16 @@ def with_sizes(grid: RecordGrid) -> RecordGrid | None:
     return replace(grid, rows=tuple(row for row in grid.rows if row.key in kept)) if kept else None
 
 
-def size_positions(axis: int, rows: list[GridRow]) -> dict[Any, int]:
-    """Return the position of each size on the x axis: numbers in their order, names by their lowest floor."""
+def size_floors(axis: int, rows: list[GridRow]) -> dict[Any, float]:
+    """Return the lowest floor of each size along the x axis, in ms: numbers in their order, names by their floor."""
     floors: dict[Any, float] = {}
     for row in rows:
-        found = [record.get("floor_ms") or math.inf for record in row.records if record]
+        found = [record["floor_ms"] or math.inf for record in row.records if record]
         floors[row.key[axis]] = min([floors.get(row.key[axis], math.inf), *found])
     ordered = sorted(floors, key=sort_key)
     if any(isinstance(size, str) for size in floors):
         ordered.sort(key=lambda size: floors[size])
-    return {size: index for index, size in enumerate(ordered)}
-
-
-def lowest_floors(axis: int, rows: list[GridRow]) -> tuple[tuple[int, float], ...]:
-    """Return the lowest floor of each size with its position, in ms."""
-    position = size_positions(axis, rows)
-    lowest: dict[int, float] = {}
-    for row in rows:
-        floors = [record["floor_ms"] for record in row.records if record and record["floor_ms"]]
-        if floors:
-            lowest[position[row.key[axis]]] = min(floors)
-    return tuple(sorted(lowest.items()))
+    return {size: floors[size] for size in ordered}
 
 
 def drawn_value(record: Record | None, name: str) -> float | None:

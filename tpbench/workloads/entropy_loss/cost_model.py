@@ -95,6 +95,5 @@ COST_MODEL = CostModel(
     size_of=size_of,
     counts=counts,
     tuning_options=("block_cap",),
-    pictured=("pytorch_gather", "triton_tp"),
     question=Question("pytorch_gather", "The gather", "gather"),
 )
