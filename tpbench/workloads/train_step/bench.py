@@ -10,17 +10,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tpbench.comm.collectives import gather_objects
 from tpbench.measure import rank_memory
 from tpbench.measure.clock import Stopwatch
 from tpbench.measure.gpu_trace import keep_trace, profiled
-from tpbench.measure.ranks import gather_number, on_any_rank
+from tpbench.measure.ranks import gather_number
 from tpbench.measure.rates import compute_ms, gemm_tflops
 from tpbench.measure.session import Context, Costs, IterationSchedule, Verdict
 from tpbench.workloads import Variant
 from tpbench.workloads.step import require
 from tpbench.workloads.train_step.estimates import bytes_communicated, parameters, step_flops
 from tpbench.workloads.train_step.model.inputs import Batch, replica_batches
-from tpbench.workloads.train_step.oracle import compare, compute_reference
+from tpbench.workloads.train_step.oracle import compute_reference
 from tpbench.workloads.train_step.problem import ITEM_BYTES, TrainStep
 from tpbench.workloads.train_step.training.measured_step import (
     Mark,
@@ -31,7 +32,7 @@ from tpbench.workloads.train_step.training.measured_step import (
     phase_columns,
     throughput,
 )
-from tpbench.workloads.train_step.training.trainer import MarkPhase, Trainer, ignore_phase
+from tpbench.workloads.train_step.training.trainer import MarkPhase, TorchTrainer, Trainer, gradient_norms, ignore_phase
 
 
 class TrainStepSession:
@@ -63,6 +64,8 @@ class TrainStepSession:
             torch.cuda.synchronize(context.device)
         self.init_s = time.perf_counter() - began
         self.batches: list[Batch] = []
+        self.gradients: dict[str, float] = {}
+        """The norm of each gradient of the first step. Empty if that step is timed, or if only the variant has them."""
         self.losses: list[Tensor] = []
         self.norms: list[Tensor] = []
         self.phases = PhaseTimer(context.device)
@@ -90,7 +93,10 @@ class TrainStepSession:
             loss, norm = self.graph.replay(self.batches)
         else:
             with on_stream(self.stream):
-                loss, norm = self.trainer.accumulate(self.batches, mark), self.trainer.update(mark)
+                loss = self.trainer.accumulate(self.batches, mark)
+                if not self.losses and self.problem.warmup_steps and isinstance(self.trainer, TorchTrainer):
+                    self.gradients = gradient_norms(self.trainer)
+                norm = self.trainer.update(mark)
         if self.from_outside:
             for number in (loss, norm):
                 require(number, Tensor, self.variant, "accumulate or update")
@@ -123,15 +129,13 @@ class TrainStepSession:
         problem, reference = self.problem, self.reference
         self.progress.report(len(self.losses), self.losses)
         losses, norms = self._trajectories()
-        errors = compare(reference, losses, norms)
-        wrong = errors.complaint(problem.dtype)
+        wrong = reference.complaint(losses, norms, problem.dtype)
         if reference.timed is not None and wrong is None:
             wrong = reference.timed.complaint(losses[problem.warmup_steps :], problem.dtype)
         held_gib = (rank_memory.held_bytes(self.context.device) - self.schedule.held_before) / 2**30
         columns = {
             "loss_value": losses[-1],
-            "loss_error": errors.loss_error,
-            "grad_error": errors.grad_error,
+            **reference.errors(losses, norms),
             "grad_norm": norms[-1],
             "losses": losses,
             "grad_norms": norms,
@@ -140,8 +144,19 @@ class TrainStepSession:
             "init_s": max(gather_number(self.init_s, self.context)),
             "steady_gib": max(gather_number(held_gib + self.graph_gib, self.context)),
         }
-        anywhere = on_any_rank(bool(wrong), self.context)
-        return Verdict(columns, wrong or ("the result is wrong on another rank" if anywhere else None))
+        return Verdict(columns, self._with_place(wrong))
+
+    def _with_place(self, wrong: str | None) -> str | None:
+        """Return why the result of some rank is wrong, on every rank, or None.
+
+        A rank counts first whose gradients of the first step differ. Collective.
+        """
+        place = self.reference.wrong_gradients(self.gradients, self.problem.dtype) if wrong else None
+        ranks = [(rank, *texts) for rank, texts in enumerate(gather_objects((wrong, place)))]
+        for rank, wrong, place in sorted(ranks, key=lambda texts: not texts[2]):
+            if wrong:
+                return f"rank {rank}: {'; '.join(filter(None, (wrong, place)))}"
+        return None
 
     def details(self, columns: Mapping[str, Any]) -> dict[str, Any]:
         """Return throughput and times of phases, and profile an additional step on request. Collective."""

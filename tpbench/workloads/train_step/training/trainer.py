@@ -233,6 +233,12 @@ def total_norm(parameters: Sequence[Tensor], device: torch.device) -> Tensor:
     return total.sqrt()
 
 
+def gradient_norms(trainer: TorchTrainer) -> dict[str, float]:
+    """Return the 2-norm of each parameter's whole gradient, by the parameter's name in the plain model. Collective."""
+    named = [(name.removeprefix("module."), parameter) for name, parameter in trainer.model.named_parameters()]
+    return {name: float(total_norm([parameter], trainer.context.device)) for name, parameter in named}
+
+
 def _groups_that_shard(grad: Tensor) -> tuple[Any, ...]:
     """Return the process groups over which a gradient is sharded."""
     if not isinstance(grad, DTensor):
