@@ -204,7 +204,7 @@ def single_process_trainer(problem: TrainStep, context: Context) -> TorchTrainer
 
 def train_first_steps(problem: TrainStep, steps: int, context: Context) -> Trained | None:
     """Train on the micro-batches of all replicas. Return None if memory does not suffice, or for infinite losses."""
-    losses, norms, gradients = [], [], {}
+    losses, norms, gradients = list[float](), list[float](), dict[str, float]()
     try:
         trainer = single_process_trainer(problem, context)
         for step in range(steps):

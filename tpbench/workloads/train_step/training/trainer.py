@@ -235,8 +235,9 @@ def total_norm(parameters: Sequence[Tensor], device: torch.device) -> Tensor:
 
 def gradient_norms(trainer: TorchTrainer) -> dict[str, float]:
     """Return the 2-norm of each parameter's whole gradient, by the parameter's name in the plain model. Collective."""
-    named = [(name.removeprefix("module."), parameter) for name, parameter in trainer.model.named_parameters()]
-    return {name: float(total_norm([parameter], trainer.context.device)) for name, parameter in named}
+    factor = float(trainer.factor) if trainer.scales_loss else 1.0
+    norms = {name: total_norm([each], trainer.context.device) for name, each in trainer.model.named_parameters()}
+    return {name.removeprefix("module."): float(norm) / factor for name, norm in norms.items()}
 
 
 def _groups_that_shard(grad: Tensor) -> tuple[Any, ...]:
