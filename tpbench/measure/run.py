@@ -285,10 +285,8 @@ class _Cell:
             self.columns |= {} if energy_j is None else {"energy_j": energy_j}
         if settings.profile:
             self.columns["trace"] = TRACES
-            # Two workloads had this setting before and keep their own traces.
-            if not hasattr(getattr(session, "problem", None), "profile"):
-                context.say("keeping a trace")
-                keep_trace(profiled(iteration, context), context)
+            context.say("keeping a trace")
+            keep_trace(profiled(iteration, context), context)
 
 
 def cost_columns(costs: Costs, copy_gb_per_s: float) -> dict[str, Any]:
