@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import functools
 import os
 import re
@@ -176,6 +177,12 @@ def _publish(temporary: Path, path: Path) -> None:
     except OSError as error:
         if error.errno not in _NO_HARD_LINKS:
             raise
-        if path.exists():  # between this and the rename, a race of microseconds remains
-            raise RowExists(errno.EEXIST, "this row has been written before", str(path)) from None
-        temporary.rename(path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            with contextlib.suppress(OSError):  # without locks, two writers may both find the name free
+                fcntl.flock(folder, fcntl.LOCK_EX)
+            if path.exists():
+                raise RowExists(errno.EEXIST, "this row has been written before", str(path)) from None
+            temporary.rename(path)
+        finally:
+            os.close(folder)
