@@ -88,7 +88,7 @@ def test_a_rank_imports_neither_pandas_nor_arrow_nor_scipy(tmp_path: Path) -> No
         "import tpbench.worker.start, tpbench.worker.rank, tpbench.measure.run\n"
         "from tpbench.worker.task import Task\n"
         "task = Task.load(pathlib.Path(sys.argv[1]))\n"
-        "task.job.workload.bench\n"
+        "__import__(task.job.workload.bench_module)\n"
         "task.result('ok', samples_ms=[1.0, 2.0], graph=False).save(task.folder)\n"
         "print({'pandas', 'pyarrow', 'scipy', 'hydra', 'tpbench.launcher'} & set(sys.modules))\n"
     )

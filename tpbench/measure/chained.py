@@ -1,7 +1,8 @@
 """The chained clock: iterations back to back, as a training loop runs them.
 
-No barrier, flush or restore lies between two iterations, and the host does not wait. The iterations rotate through
-copies of the inputs, so that each one finds its inputs outside of the L2 cache. A copy is the variant set up once more.
+No barrier, flush or restore lies between two iterations, and the host waits only if a step does. The iterations rotate
+through copies of the inputs, so that each one finds its inputs outside of the L2 cache. A copy is the variant set up
+once more.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ MIN_BLOCKS = 8
 """Blocks before the median counts as precise, if the settings ask for as many iterations."""
 
 CPU_COPIES = 2
+"""Copies on a CPU, with the inputs themselves."""
 
 MOST_COPIES = 32
-"""Inputs of so many copies that still fit into the L2 cache are so small that reading them takes less than launches."""
+"""Most copies on a GPU. Inputs of which more would be needed are so small that a step launches longer than it reads."""
 
 COPIES_FOR_ONE_USE = 8
 """Copies of inputs that an iteration overwrites, or that change: a block uses each of them once."""

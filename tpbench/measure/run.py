@@ -6,7 +6,6 @@ Columns about the GPUs of a cell are missing on a CPU.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -95,8 +94,17 @@ def measurement(
     reason = "an iteration takes longer than the time budget" if is_long else ""
     if interpreted:
         reason = "Triton's interpreter runs the kernels"
-    # After the other clocks, which have all memory, or after the set-up of all interleaved cells.
-    chained = partial(cell.chained, set_up, settings, last_ms, reason, interleaved)
+
+    def chained() -> dict[str, ClockRun]:
+        """Prepare the third clock: after the other ones, which have all memory, or when all cells are set up."""
+        run, columns = None, dict[str, Any](not_chained=reason)
+        if not reason:
+            context.say("preparing iterations back to back")
+            size = float(last_ms.max()), cell.columns["peak_gib"]
+            run, columns = chained_run(session, cell.step, set_up, context, settings, *size, interleaved)
+        cell.columns |= columns
+        return {} if run is None else {"chained": run}
+
     wrong: str | None = None
     if interleaved and not is_long:
         yield from run_rounds(runs, chained, cell.watch)
@@ -184,27 +192,6 @@ class _Cell:
                 reason = timed_result_reason(run.session, name)
                 wrong = wrong or reason
         return wrong
-
-    def chained(
-        self,
-        set_up: Callable[[], Session],
-        settings: MeasureSettings,
-        last_ms: np.ndarray[Any, Any],
-        reason: str,
-        interleaved: bool,
-    ) -> dict[str, ClockRun]:
-        """Return the run of the chained clock by its name. Without one, add why to the columns and return nothing.
-
-        `last_ms`: time of the last iteration on every rank. `reason`: why the clock does not run. Empty: it may.
-        """
-        if reason:
-            self.columns["not_chained"] = reason
-            return {}
-        self.context.say("preparing iterations back to back")
-        size = float(last_ms.max()), self.columns["peak_gib"]
-        run, columns = chained_run(self.session, self.step, set_up, self.context, settings, *size, interleaved)
-        self.columns |= columns
-        return {} if run is None else {"chained": run}
 
     def run_scheduled(
         self, schedule: IterationSchedule, settings: MeasureSettings, compile_time: CompileTime
@@ -298,10 +285,8 @@ class _Cell:
             self.columns |= {} if energy_j is None else {"energy_j": energy_j}
         if settings.profile:
             self.columns["trace"] = TRACES
-            # Two workloads had this setting before and keep their own traces.
-            if not hasattr(getattr(session, "problem", None), "profile"):
-                context.say("keeping a trace")
-                keep_trace(profiled(iteration, context), context)
+            context.say("keeping a trace")
+            keep_trace(profiled(iteration, context), context)
 
 
 def cost_columns(costs: Costs, copy_gb_per_s: float) -> dict[str, Any]:

@@ -131,10 +131,10 @@ class Comparison:
         reasons = []
         for column, limit in self.limits.items():
             if not errors[column] <= limit:
+                above = f"{column} {errors[column]:.3g} is above {limit:.3g} ({self.dtype})"
+                malformed = [text for name, text in self.places.items() if self.columns[name] == column]
                 where = [text for name, text in places.items() if self.columns[name] == column]
-                reasons.append(
-                    ": ".join([f"{column} {errors[column]:.3g} is above {limit:.3g} ({self.dtype})", *where])
-                )
+                reasons.append("; ".join(malformed) or ": ".join([above, *where]))
         return Verdict(errors, " and ".join(reasons) or None)
 
     def _of_first_rank(self, texts: Mapping[str, str]) -> dict[str, str]:

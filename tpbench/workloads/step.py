@@ -9,6 +9,7 @@ from numbers import Integral, Real
 from typing import Any, Generic, TypeVar
 
 from tpbench.measure.audit import Inputs
+from tpbench.measure.session import Costs
 from tpbench.suggestions import unknown
 from tpbench.workloads import Variant
 
@@ -116,6 +117,9 @@ class Step(Generic[OutputT]):
     """Free what an iteration leaves, beside its output."""
     inputs: Inputs | None = None
     """The tensors that an iteration reads, if the workload's `step` names them. None: those of its inputs."""
+    costs: Costs | None = None
+    """The costs of an iteration, if the workload's `step` says so: a variant may not share the work. None: the
+    workload's."""
 
     def __call__(self) -> OutputT | Callable[[], OutputT]:
         return self.run()

@@ -54,14 +54,12 @@ def session_of(step, place=None):
 def test_a_session_checks_what_the_function_and_its_step_return():
     with pytest.raises(WrongReturn, match=r"^mine must return its step, a function .* or a Step, not Tensor$"):
         session_of(torch.ones(2))
-    session = session_of(Step(lambda: torch.ones(2)))
-    with pytest.raises(RuntimeError, match="run step"):
-        session.check()
-    session.step()
-    with pytest.raises(
-        WrongReturn, match=r"^the step of mine must return the type Output \(loss, row_loss, .*, not Tensor$"
-    ):
-        session.check()
+    for returned, kind in ((torch.ones(2), "Tensor"), (None, "NoneType")):
+        session = session_of(Step(lambda value=returned: value))
+        session.step()
+        message = rf"^the step of mine must return the type Output \(loss, row_loss, .*, not {kind}$"
+        with pytest.raises(WrongReturn, match=message):
+            session.check()
 
 
 def test_a_variant_from_outside_computes_nothing_between_steps():
