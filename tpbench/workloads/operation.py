@@ -57,10 +57,9 @@ class OperationSession:
         self.prepared = variant.prepare(*arguments[: _parameters(variant.prepare)])
         """The value that the variant's function returned."""
         self.run = self._step()
-        self.costs = self.run.costs or self.costs
         self.audited_inputs = Inputs(tensors)
-        if "step" in workload.functions and self.run.inputs is not None:
-            self.audited_inputs = self.run.inputs
+        if "step" in workload.functions:  # otherwise a variant could state them
+            self.costs, self.audited_inputs = self.run.costs or self.costs, self.run.inputs or self.audited_inputs
         self.output: Any = None
         self.compared = False
 
