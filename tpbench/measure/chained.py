@@ -167,7 +167,8 @@ def chained_run(
     blocks = replace(
         settings,
         min_iterations=min(settings.min_iterations, MIN_BLOCKS),
-        max_iterations=max(1, settings.max_iterations // iterations),
+        # Rounds end with the first clock that reaches its limit, which must not be this one.
+        max_iterations=settings.max_iterations if interleaved else max(1, settings.max_iterations // iterations),
     )
     run = ClockRun(ChainedClock(context.device, chain), chain.step, chain, context, blocks)
     return run, {"chained_copies": len(copies)}
