@@ -40,6 +40,12 @@ def test_the_example_of_further_arguments_is_valid() -> None:
     assert SlurmSettings.parse(values).sbatch == (("mail-type", "END"), ("reservation", "tests"))
 
 
+def test_every_line_of_setup_stands_alone() -> None:
+    """One that fails within a text of several lines must not be hidden by the last one."""
+    text = "module load cuda\n# then\n\nexport X='#'"
+    assert SlurmSettings.parse({"setup": [text, " "]}).setup == ("module load cuda", "export X='#'")
+
+
 def test_a_misspelled_option_is_refused_with_the_valid_ones() -> None:
     with pytest.raises(JobError, match=r"no option of torchrun_slurm is called partitoin, did you mean partition.*qos"):
         check_overrides(["-m", "hydra/launcher=torchrun_slurm", "hydra.launcher.partitoin=gpu"])
@@ -56,6 +62,7 @@ def test_a_misspelled_option_is_refused_with_the_valid_ones() -> None:
         ({"time_limit_min": 0}, "time_limit_min=0 must be at least 1"),
         ({"gpus_per_node": "many"}, "gpus_per_node=many must be a whole number"),
         ({"setup": {"a": 1}}, "setup must be a list of shell lines"),
+        ({"setup": ["true", None]}, "setup must be a list of shell lines"),
         ({"nodes": 4}, "no option of torchrun_slurm is called nodes"),
     ],
 )

@@ -66,7 +66,7 @@ class SlurmSettings:
         setup, sbatch = values.get("setup") or [], values.get("sbatch") or {}
         if isinstance(setup, str):
             setup = [setup]
-        if not isinstance(setup, list) or not isinstance(sbatch, Mapping):
+        if not isinstance(setup, list) or {*map(type, setup)} - {str} or not isinstance(sbatch, Mapping):
             raise JobError("setup must be a list of shell lines, sbatch a mapping such as {mail-type: END}")
         plain: SlurmSettings = parse(cls, {name: value for name, value in values.items() if name not in _COMPOUND})
         # submitit writes an argument whose value is true without one, as in `--exclusive`.
@@ -75,7 +75,9 @@ class SlurmSettings:
             for name, value in sbatch.items()
             if value is not False and value is not None
         )
-        return replace(plain, setup=tuple(map(str, setup)), sbatch=arguments)
+        # A text of several lines would hide that one before the last fails, and a comment alone is no command of bash.
+        lines = tuple(line for text in setup for line in text.splitlines() if line.partition("#")[0].strip())
+        return replace(plain, setup=lines, sbatch=arguments)
 
 
 ENDED = frozenset(
