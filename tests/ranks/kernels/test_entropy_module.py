@@ -171,6 +171,11 @@ def test_tensors_without_memory_are_refused_by_name(name: str) -> None:
             transformed(value if transformed is not torch.vmap else value[None])
     with FakeTensorMode() as mode, pytest.raises(TypeError, match="must have memory of its own, got FakeTensor"):
         call(mode.from_tensor(value))
+    freed = value.clone()
+    freed.untyped_storage().resize_(0)
+    for other, kind in ((freed, "one that was freed"), (torch.nested.nested_tensor([value]), "a nested one")):
+        with pytest.raises(TypeError, match=f"^{name} must .* got {kind}"):
+            call(other)
     with pytest.raises(TypeError, match=rf"Async.*: pass {name}.wait\(\)"):
         call(AsyncCollectiveTensor(value))
 

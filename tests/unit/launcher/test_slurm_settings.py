@@ -63,6 +63,7 @@ def test_a_misspelled_option_is_refused_with_the_valid_ones() -> None:
         ({"gpus_per_node": "many"}, "gpus_per_node=many must be a whole number"),
         ({"setup": {"a": 1}}, "setup must be a list of shell lines"),
         ({"setup": ["true", None]}, "setup must be a list of shell lines"),
+        ({"sbatch": {"array": "1-3", "no_requeue": True}}, "sbatch cannot set array, no-requeue: tpbench does"),
         ({"nodes": 4}, "no option of torchrun_slurm is called nodes"),
     ],
 )
@@ -72,7 +73,14 @@ def test_invalid_options_are_refused(values: dict[str, Any], message: str) -> No
 
 
 def test_variables_that_change_slurms_commands_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    variables = ("SQUEUE_PARTITION", "SBATCH_WAIT", "SBATCH_PARTITION", "SBATCH_ACCOUNT", "SLURM_CONF")
+    variables = (
+        "SQUEUE_PARTITION",
+        "SBATCH_WAIT",
+        "SBATCH_PARTITION",
+        "SLURM_MEM_PER_CPU",
+        "SBATCH_ACCOUNT",
+        "SLURM_CONF",
+    )
     for name in variables:
         monkeypatch.setenv(name, "x")
     drop_client_variables(SlurmSettings(partition="gpu"))

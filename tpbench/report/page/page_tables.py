@@ -15,12 +15,11 @@ from tpbench.report.analysis.metrics import (
 from tpbench.report.analysis.records import (
     Record,
     column_label,
-    mark_meanings,
     problem_identity,
     value_text,
 )
 from tpbench.report.analysis.verdicts import GOOD, ProblemVerdict
-from tpbench.report.pivot import FAILED, failures, metric_table
+from tpbench.report.pivot import FAILED, failures, legend, metric_table
 from tpbench.suggestions import printable
 from tpbench.tables import MISSING, Table, TableCell
 from tpbench.workloads import workloads
@@ -153,5 +152,4 @@ def failure_groups(arranged: RecordGrids) -> Table:
 def pivot_table(grid: RecordGrid, shown: Metric) -> Table:
     """Return problems by variants, with the meanings of their marks."""
     table = metric_table(grid, shown)
-    marks = mark_meanings(" ".join(cell.text for row in table.cells for cell in row[table.keys :]))
-    return replace(table, notes=[*table.notes, *marks])
+    return replace(table, notes=[*table.notes, *legend([table], shown)])
