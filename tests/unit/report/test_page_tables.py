@@ -47,7 +47,7 @@ def line(table, at):
 def test_a_table_explains_the_marks_in_it(add, frame):
     for variant, time_ms in (("triton_tp", 1.0), ("quack", 1.0001)):
         add(variant, **measured(time_ms))
-    table = pivot_table(arrange_rows(frame(), COLUMNS).grids[0], metric("device_ms"))
+    table = pivot_table(arrange_rows(frame()).grids[0], metric("device_ms"))
     assert "?" in table.texts[0][-1] and any(note.startswith("? undecided: ") for note in table.notes)
 
 
