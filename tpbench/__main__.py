@@ -21,8 +21,7 @@ with packages.explain_missing():
     from tpbench import console
     from tpbench.launcher import interrupts, sweep
     from tpbench.launcher.command_line import rewrites
-    from tpbench.launcher.command_line.checks import check_overrides, options_first
-    from tpbench.launcher.command_line.rewrites import flat_names, force_fields, quote_numbers
+    from tpbench.launcher.command_line.checks import check_overrides, explained, options_first
     from tpbench.settings import JobError, user_path
     from tpbench.suggestions import printable
 
@@ -49,13 +48,10 @@ def _hydra_main(config: DictConfig) -> None:
 def _run(arguments: list[str]) -> None:
     """Run the job or the sweep that the arguments describe."""
     rewrites.typed[:] = arguments
-    completes = bool({"-sc", "--shell-completion"} & set(arguments))  # then Hydra has arguments of its own
-    arguments = arguments if completes else options_first(rewrites.own_names(arguments))
-    arguments = flat_names(rewrites.replace_file_variants(arguments))
-    arguments += rewrites.shape_of_workload(arguments)
-    if not completes:
+    if not {"-sc", "--shell-completion"} & set(arguments):  # then Hydra has arguments of its own
+        arguments = rewrites.rewritten(options_first(rewrites.own_names(arguments)))
         check_overrides(arguments)
-    sys.argv[1:] = force_fields(quote_numbers(arguments))
+        sys.argv[1:] = rewrites.for_hydra(arguments)
     _hydra_main()
     if _failures:
         raise _failures[0]
@@ -78,7 +74,7 @@ def main() -> None:
         _run(sys.argv[1:])
     except (JobError, HydraException) as error:
         cause = f"\n{error.__cause__}" if isinstance(error.__cause__, OmegaConfBaseException) else ""
-        sys.exit(_message(f"{error}{cause}"))
+        sys.exit(_message(f"{explained(error) if isinstance(error, HydraException) else error}{cause}"))
     except OSError as error:  # Hydra creates folders, which fails on a full disk or without permission
         folder, of_sweep, _ = str(error.filename).partition("/sweeps/")
         why = f"output_dir={folder} cannot be written: {error.strerror}" if of_sweep else console.explained(error)

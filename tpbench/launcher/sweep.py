@@ -35,15 +35,7 @@ from tpbench.launcher.hydra_internals import SweepComposer, plain_values
 from tpbench.launcher.interrupts import Terminated
 from tpbench.launcher.options import SweepOptions
 from tpbench.launcher.planning import resume
-from tpbench.launcher.planning.plan import (
-    Cell,
-    Request,
-    ignored_notes,
-    plan,
-    sweep_options,
-    takes_long_without_gpu,
-    tiny_shapes,
-)
+from tpbench.launcher.planning.plan import Cell, Request, notes, plan, sweep_options
 from tpbench.results.compact import Busy, compact
 from tpbench.settings import JobError
 
@@ -69,7 +61,7 @@ def run_sweep(cells: Sequence[Cell], folder: Path, options: SweepOptions, runner
     folder.mkdir(parents=True, exist_ok=True)
     locks = CellLocks(output_dirs)
     with interrupts.noted(), Display(len(cells), folder) as display:
-        for line in ignored_notes(cells):
+        for line in notes(cells):
             display.note(line)
         sweep = _Sweep(cells, folder, options, runner, locks, display)
         try:
@@ -138,11 +130,8 @@ class _Sweep:
                 self._finish(replace(self._plan(cell), row=row, note=decisions[cell.index].reason))
         self._run([cell for cell in cells if decisions[cell.index].row is None])
 
-    def _plan(self, cell: Cell, failed: Attempt | None = None) -> Attempt:
-        """Return the first attempt at a cell, or the one after `failed`, whose row goes as the new one begins."""
-        number = failed.task.columns["tries"] + 1 if failed else 1
-        replaced = [failed.row] if failed and failed.row else []
-        return Attempt.plan(cell, self.folder, self.runner.facts, number, replaced)
+    def _plan(self, cell: Cell, number: int = 1) -> Attempt:
+        return Attempt.plan(cell, self.folder, self.runner.facts, number)
 
     def _run(self, cells: Sequence[Cell]) -> None:
         """Run the cells, and run those again that fail, as often as the options allow."""
@@ -158,8 +147,9 @@ class _Sweep:
             again = []
             for attempt in self.runner.run(waiting, self.display):
                 self._count_row(attempt)
-                if attempt.status in RETRIED and number <= self.options.retries:
-                    again.append(self._plan(attempt.cell, failed=attempt))
+                if attempt.row and attempt.status in RETRIED and number <= self.options.retries:
+                    self.replaced[attempt.cell.index] = [*self.replaced.get(attempt.cell.index, ()), attempt.row]
+                    again.append(self._plan(attempt.cell, number + 1))
                     self.display.retry(attempt)
                 else:
                     self._finish(attempt)
@@ -219,12 +209,10 @@ class TorchrunLauncher(Launcher):
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Compose every job before the first one runs, so that a mistake in the last one is reported at once."""
         _check(self.config, self.config.hydra)
-        folders = _folders(self.config.hydra)
         requests = []
         for index, overrides in enumerate(job_overrides, start=initial_job_idx):
-            values = self.composer.values(overrides, index)
-            requests.append(Request(index, values, chosen_fields(overrides), folders))
-        _run(requests, Path(self.config.hydra.sweep.dir), self.config.hydra.launcher)
+            requests.append(Request(index, self.composer.values(overrides, index), chosen_fields(overrides)))
+        _run(requests, Path(self.config.hydra.sweep.dir), self.config.hydra)
         return [JobReturn(overrides=each, status=JobStatus.COMPLETED) for each in job_overrides]
 
 
@@ -252,8 +240,8 @@ def run_single(config: DictConfig) -> None:
     hydra_config = HydraConfig.get()
     _check(config, hydra_config)
     lines: Any = OmegaConf.to_container(hydra_config.overrides.task)  # ${...} in a line stays as it is
-    request = Request(0, plain_values(config), chosen_fields(lines), _folders(hydra_config))
-    _run([request], Path(hydra_config.runtime.output_dir), hydra_config.launcher)
+    request = Request(0, plain_values(config), chosen_fields(lines))
+    _run([request], Path(hydra_config.runtime.output_dir), hydra_config)
 
 
 def _check(config: DictConfig, hydra_config: Any) -> None:
@@ -263,35 +251,25 @@ def _check(config: DictConfig, hydra_config: Any) -> None:
         raise JobError("hydra.job.chdir=true: every path counts from the folder in which tpbench starts")
 
 
-def _folders(hydra_config: Any) -> list[Path]:
-    """Return the folders that the configuration came from."""
-    return [Path(each.path) for each in hydra_config.runtime.config_sources if each.schema == "file"]
-
-
-def _run(requests: Sequence[Request], folder: Path, launcher: DictConfig) -> None:
+def _run(requests: Sequence[Request], folder: Path, hydra_config: Any) -> None:
     """Plan and run the cells. Raises CompactHydraException for invalid input, and if cells failed."""
     try:
         options = sweep_options(requests)
-        runner = _runner(launcher, options)
-        cells = plan(requests, runner.target, command_line_variants())
-        if options.skip_predicted_oom:
+        runner = _runner(hydra_config.launcher, options)
+        folders = [Path(each.path) for each in hydra_config.runtime.config_sources if each.schema == "file"]
+        cells = plan(requests, runner.target, command_line_variants(), folders)
+        if options.skip_predicted_oom or options.dry_run:
             from tpbench.launcher.planning import forecast  # late: it imports scipy
-
+        if options.skip_predicted_oom:
             cells = forecast.skip_predicted_oom(cells, forecast.Forecast.of(cells))
         if options.dry_run:
-            from tpbench.launcher.planning.forecast import dry_run_text
-
             decisions = resume.decide(cells, runner.facts) if options.resume else {}
             kept = {index for index, decision in decisions.items() if decision.row is not None}
             scripts = runner.scripts([cell for cell in cells if cell.runs and cell.index not in kept], folder)
-            print(dry_run_text(cells, decisions, runner.target, scripts), end="")
+            print(forecast.dry_run_text(cells, decisions, runner.target, scripts), end="")
             return
         if not packages.installed("torch"):  # the ranks import it, and this process does not
             raise ModuleNotFoundError(name="torch")
-        if not options.resume and any(takes_long_without_gpu(cell, runner.target) for cell in cells):
-            from tpbench.launcher.planning.forecast import no_gpu_note  # late: it imports scipy
-
-            print(no_gpu_note(cells, tiny_shapes(requests)), flush=True)
         attempts = run_sweep(cells, folder.absolute(), options, runner)
     except JobError as error:
         raise CompactHydraException(str(error)) from None

@@ -70,6 +70,7 @@ def run(
 ) -> list[Attempt]:
     """Run cells with these fates, and return their attempts as they end."""
     monkeypatch.setattr(torchrun, "ProcessTree", FakeRanks)
+    monkeypatch.setattr(torchrun, "SIGNAL_S", 0.0)
     monkeypatch.setattr(FakeRanks, "fates", fates)
     monkeypatch.setattr(FakeRanks, "started", [])
     sweep = folder / "sweeps" / "S"
