@@ -33,16 +33,10 @@ def _sweep_id() -> str:
     return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:6]}"
 
 
-_failures: list[HydraException | JobError | ModuleNotFoundError | OSError] = []
-"""Errors of a job without `-m`. Hydra would print a line of its own before an error that a job raises."""
-
-
 @hydra.main(version_base="1.3", config_path=CONF, config_name="config")
 def _hydra_main(config: DictConfig) -> None:
-    try:
-        sweep.run_single(config)
-    except (HydraException, JobError, ModuleNotFoundError, OSError) as error:
-        _failures.append(error)
+    """Raise JobError: the launchers of tpbench run jobs in processes of their own, and never call this."""
+    raise JobError("hydra/launcher must be torchrun or torchrun_slurm")
 
 
 def _run(arguments: list[str]) -> None:
@@ -51,10 +45,8 @@ def _run(arguments: list[str]) -> None:
     if not {"-sc", "--shell-completion"} & set(arguments):  # then Hydra has arguments of its own
         arguments = rewrites.rewritten(options_first(rewrites.own_names(arguments)))
         check_overrides(arguments)
-        sys.argv[1:] = rewrites.for_hydra(arguments)
+        sys.argv[1:] = [*rewrites.for_hydra(arguments), "hydra.mode=MULTIRUN"]  # also for one job
     _hydra_main()
-    if _failures:
-        raise _failures[0]
 
 
 @packages.explain_missing()

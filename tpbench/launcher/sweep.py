@@ -13,7 +13,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import CompactHydraException
@@ -31,7 +30,7 @@ from tpbench.launcher.command_line.rewrites import chosen_fields, command_line_v
 from tpbench.launcher.devices import CellLocks
 from tpbench.launcher.display import Display
 from tpbench.launcher.host import Host
-from tpbench.launcher.hydra_internals import SweepComposer, plain_values
+from tpbench.launcher.hydra_internals import SweepComposer
 from tpbench.launcher.interrupts import Terminated
 from tpbench.launcher.options import SweepOptions
 from tpbench.launcher.planning import resume
@@ -208,11 +207,18 @@ class TorchrunLauncher(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Compose every job before the first one runs, so that a mistake in the last one is reported at once."""
-        _check(self.config, self.config.hydra)
+        hydra_config = self.config.hydra
+        check_roots(self.config, hydra_config.runtime.choices)
+        if hydra_config.job.chdir:
+            raise JobError("hydra.job.chdir=true: every path counts from the folder in which tpbench starts")
+        # A field that an experiment sweeps, and that the command line sets too, has two overrides: the last one counts.
+        jobs = dict.fromkeys(
+            tuple({line.lstrip("+").partition("=")[0]: line for line in lines}.values()) for lines in job_overrides
+        )
         requests = []
-        for index, overrides in enumerate(job_overrides, start=initial_job_idx):
-            requests.append(Request(index, self.composer.values(overrides, index), chosen_fields(overrides)))
-        _run(requests, Path(self.config.hydra.sweep.dir), self.config.hydra)
+        for index, lines in enumerate(jobs, start=initial_job_idx):
+            requests.append(Request(index, self.composer.values(lines, index), chosen_fields(lines)))
+        _run(requests, Path(hydra_config.sweep.dir), hydra_config)
         return [JobReturn(overrides=each, status=JobStatus.COMPLETED) for each in job_overrides]
 
 
@@ -233,22 +239,6 @@ def register() -> None:
     vars(parent)["tpbench"] = sys.modules[HYDRA_MODULE] = sys.modules[__name__]
     for plugin in (TorchrunLauncher, TorchrunSlurmLauncher):
         plugins.register(plugin)
-
-
-def run_single(config: DictConfig) -> None:
-    """Run one job, for a command line without `-m`. Raises CompactHydraException if the job failed."""
-    hydra_config = HydraConfig.get()
-    _check(config, hydra_config)
-    lines: Any = OmegaConf.to_container(hydra_config.overrides.task)  # ${...} in a line stays as it is
-    request = Request(0, plain_values(config), chosen_fields(lines))
-    _run([request], Path(hydra_config.runtime.output_dir), hydra_config)
-
-
-def _check(config: DictConfig, hydra_config: Any) -> None:
-    """Raise JobError for a configuration that Hydra accepts, and that would not do what its author means."""
-    check_roots(config, hydra_config.runtime.choices)
-    if hydra_config.job.chdir:
-        raise JobError("hydra.job.chdir=true: every path counts from the folder in which tpbench starts")
 
 
 def _run(requests: Sequence[Request], folder: Path, hydra_config: Any) -> None:

@@ -23,7 +23,7 @@ from tpbench.outside.variant import OutsideVariant, from_entry_point, from_file,
 from tpbench.results.read import LABEL
 from tpbench.results.schema import INT, TEXT, common_columns, type_from_hint
 from tpbench.settings import JobError, user_path
-from tpbench.workloads import cached_until_registered, variants, workloads
+from tpbench.workloads import variants
 
 CONF = Path(tpbench.__file__).resolve().parent / "conf"
 
@@ -33,7 +33,6 @@ typed: list[str] = []
 _NESTED = re.compile(r"""[()\[\]{}'"\\]""")
 """Characters of a value that is more than a list of words."""
 _BARE_NUMBER = re.compile(r"(?<![\w'\".])(\d+)(?![\w'\".])")
-_KIBI = re.compile(r"(?<![\w.])(\d+)[kK](?!\w)")
 
 
 ALIASES = {
@@ -96,7 +95,7 @@ def _without_dashes(arguments: Sequence[str]) -> list[str]:
 def rewritten(arguments: Sequence[str]) -> list[str]:
     """Return a command line with the names and numbers that Hydra and its files know.
 
-    128k becomes 131072, a file of a variant its name in rows (which is remembered), `all` a list of variants, and a
+    A file of a variant becomes its name in rows (which is remembered), `all` a list of variants, and a
     model's id or folder the fields `model` or `model_dir`. Raises JobError with a line for each file of a variant that
     cannot be used.
     """
@@ -111,8 +110,6 @@ def rewritten(arguments: Sequence[str]) -> list[str]:
             value = re.sub(r"^choice\(([^()]*)\)$", r"\1", value)
         if name == "variant":
             value = _CHOICE.sub(lambda match: _remember(match[0], errors), _all_variants(value, arguments))
-        elif name in _whole_numbers():
-            value = _KIBI.sub(lambda match: str(1024 * int(match[1])), value)
         if (flat := name.replace(".", "_")) in command_line_names():  # train.loss
             name = flat
         if name == "model" and ("/" in value or ".py:" in value):
@@ -191,13 +188,6 @@ def _primary(arguments: Sequence[str], folders: Sequence[Path]) -> dict[str, Any
     name = (parse_options(arguments)[0].config_name or "config").removesuffix(".yaml")
     files = [file for folder in folders if (file := folder / f"{name}.yaml").is_file()]
     return read_choice(files[0]) if files else {}
-
-
-@cached_until_registered
-def _whole_numbers() -> frozenset[str]:
-    """Return the names of the fields of problems that are whole numbers."""
-    problems = [workload.problem for workload in workloads().values()]
-    return frozenset(field.name for problem in problems for field in fields(problem) if field.type in ("int", int))
 
 
 _GROUPS_OF_ALL = {"variant", "shape", "experiment"}
@@ -286,16 +276,14 @@ def is_file_name(name: str) -> bool:
 
 def register_choice(variant: OutsideVariant) -> None:
     """Make the variant a choice of Hydra's group `variant`. A workload from outside is a shape without sizes."""
-    node: dict[str, Any] = {"defaults": [f"/workload/{variant.workload}", "_self_"], "variant": variant.name}
+    nodes: dict[str, dict[str, Any]] = {"variant": {"variant": variant.name}}
     if variant.definition:
         _require_free_names(variant)
-        del node["defaults"]
-        _store("shape", variant.workload, {"shape_workload": variant.workload, "tp_size": None})
-    _store("variant", variant.name, node)
-
-
-def _store(group: str, name: str, node: dict[str, Any]) -> None:
-    ConfigStore.instance().store(group=group, name=name, node=node, package="_global_", provider="tpbench")
+        nodes["shape"] = {"shape_workload": variant.workload, "tp_size": None}
+    else:
+        nodes["variant"]["defaults"] = [f"/workload/{variant.workload}", "_self_"]
+    for group, node in nodes.items():
+        ConfigStore.instance().store(variant.workload if group == "shape" else variant.name, node, group, "_global_")
 
 
 def _require_free_names(variant: OutsideVariant) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from tpbench import packages
 from tpbench.job import Job, parse_job, unsupported_reason
@@ -14,6 +14,12 @@ from tpbench.launcher.devices import available_cores
 from tpbench.launcher.options import SWEEP_OPTION_NAMES, SweepOptions, read_choice
 from tpbench.outside.variant import OutsideVariant
 from tpbench.settings import JobError, parse, spelled
+
+if TYPE_CHECKING:
+    from tpbench.launcher.slurm.layout import Partition
+
+PlanningTarget: TypeAlias = "ThisHost | Partition"
+"""A host or a cluster that cells are planned for."""
 
 
 @dataclass(frozen=True)
@@ -186,20 +192,6 @@ def is_long_on_cpu(job: Job) -> bool:
     return job.device == "cpu" and (job.workload.least_gib(job) or 0.0) > LARGE_GIB
 
 
-class PlanningTarget(Protocol):
-    """A host or a cluster that cells are planned for."""
-
-    @property
-    def device(self) -> Literal["cuda", "cpu"]:
-        """The device that device=auto means on this target."""
-
-    def nodes_of(self, job: Job) -> int:
-        """Return the number of nodes that the job takes."""
-
-    def skip_reason(self, job: Job) -> str | None:
-        """Return why the target has too few GPUs or nodes for the job, or None if it has enough."""
-
-
 MAX_RANKS_PER_CORE = 8
 """Most ranks of a job for each CPU core. With more, the job would mostly wait and its memory might not suffice."""
 
@@ -213,12 +205,15 @@ class ThisHost:
 
     @property
     def device(self) -> Literal["cuda", "cpu"]:
+        """The device that device=auto means on this host."""
         return "cuda" if self.gpus else "cpu"
 
     def nodes_of(self, job: Job) -> int:
+        """Return the number of nodes that the job takes."""
         return 1
 
     def skip_reason(self, job: Job) -> str | None:
+        """Return why this host is too small for the job, or None if it is not."""
         if job.device == "cuda" and job.world_size > self.gpus:
             return f"needs {job.world_size} GPUs, found {self.gpus}"
         if job.device == "cpu" and job.world_size > MAX_RANKS_PER_CORE * self.cores:
