@@ -21,16 +21,13 @@ def options_parser() -> ArgumentParser:
 
 
 class SweepComposer:
-    """Composes the cells of one sweep."""
+    """Composes the cells of one sweep. Hydra's sweeper, which would compose each to validate it, no longer does."""
 
     def __init__(self, loader: ConfigLoader, sweep: DictConfig) -> None:
         """`sweep`: the configuration of the whole sweep, with the node `hydra`."""
-        self.loader, self.sweep = loader, sweep
+        self.sweep = sweep
         self.compose = loader.load_sweep_config
-
-    def disable_composition_by_sweepers(self) -> None:
-        """Keep Hydra's sweeper from composing each cell to validate it. The sweeper has no option for that."""
-        setattr(self.loader, "load_sweep_config", lambda *args, **kwargs: None)  # noqa: B010  mypy forbids an assignment
+        setattr(loader, "load_sweep_config", lambda *args, **kwargs: None)  # noqa: B010  mypy forbids an assignment
 
     def values(self, lines: Sequence[str], index: int) -> dict[str, Any]:
         """Return the plain values of the cell with these overrides and this index.

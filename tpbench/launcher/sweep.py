@@ -203,7 +203,6 @@ class TorchrunLauncher(Launcher):
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.config, self.composer = config, SweepComposer(hydra_context.config_loader, config)
-        self.composer.disable_composition_by_sweepers()
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Compose every job before the first one runs, so that a mistake in the last one is reported at once."""

@@ -71,11 +71,9 @@ def test_the_folders_of_the_search_path(tmp_path: Path) -> None:
 
 def test_a_group_at_the_root_of_a_file_is_refused() -> None:
     check_roots({"model": "a", "loss": "cross_entropy"}, {"model": "a", "shape": "b"})
-    with pytest.raises(JobError, match="file of shape=mine needs `# @package _global_` as its first line"):
-        check_roots({"shape": {"tokens": 3}}, {"shape": "mine"})
-    for group in ("shape", "measure", "model"):
-        with pytest.raises(JobError, match=f"`{group}: x` at the root .*: write it in .* `- override {group}: x`"):
-            check_roots({group: "x"}, {group: "default"})
+    for group, value in (("shape", {"tokens": 3}), ("measure", "x"), ("model", "x")):
+        with pytest.raises(JobError, match=f"`{group}:` at the root .*: write `- override {group}: NAME` in .*global"):
+            check_roots({group: value}, {group: "mine"})
 
 
 @pytest.mark.parametrize(

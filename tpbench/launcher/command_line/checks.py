@@ -179,11 +179,8 @@ def unknown_choice(group: str, choice: str, valid: Collection[str]) -> str:
 def check_roots(config: Any, choices: Mapping[str, Any]) -> None:
     """Raise JobError if a configuration file has a group at its root, where it selects no file. `choices`: Hydra's."""
     for group in ("shape", "model", "measure"):
-        value = config.get(group)
-        if isinstance(value, Mapping):
-            raise JobError(f"the file of {group}={choices.get(group)} needs `# @package _global_` as its first line")
-        if value is not None and value != choices.get(group):
+        if config.get(group) not in (None, choices.get(group)):
             raise JobError(
-                f"`{group}: {value}` at the root of a configuration file selects nothing: write it in the file's "
-                f"defaults, as `- override {group}: {value}`"
+                f"`{group}:` at the root of a configuration file selects nothing: write `- override {group}: NAME` in "
+                f"its defaults, and `# @package _global_` as the first line of the file of {group}=NAME"
             )
