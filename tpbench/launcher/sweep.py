@@ -100,13 +100,12 @@ class _Sweep:
     rows_written: int = 0
 
     def run(self) -> None:
-        originals = [cell for cell in self.cells if cell.same_as is None]
-        locked = [cell for cell in originals if self.locks.acquire(cell.job)]
+        locked = [cell for cell in self.cells if self.locks.acquire(cell.job)]
         if not self.options.resume:  # the locks tell resuming sweeps; two sweeps may measure the same cell on purpose
-            self._run(originals)
+            self._run(self.cells)
             return
         self._resume(locked)
-        for cell in originals:
+        for cell in self.cells:
             if cell not in locked:  # another sweep runs it; if that one leaves no row, this sweep runs it
                 self.display.start(cell, "runs in another sweep")
                 while not self.locks.acquire(cell.job):
@@ -163,7 +162,7 @@ class _Sweep:
                 compact(attempt.cell.job.output_dir, single_rows_only=True)
 
     def _finish(self, attempt: Attempt) -> None:
-        """Record the last attempt at a cell, also for the cells that are the same job."""
+        """Record the last attempt at a cell."""
         self.ended[attempt.cell.index] = attempt
         if attempt.row is not None:
             # Only now: a sweep that is killed before leaves both rows, and the next one that resumes deletes the old.
@@ -171,10 +170,6 @@ class _Sweep:
                 discard_rows(attempt.cell.job.output_dir, self.replaced.pop(attempt.cell.index, ()))
         self.locks.release(attempt.cell.job)
         self.display.finish(attempt)
-        for cell in self.cells:
-            if cell.same_as == attempt.cell.index:
-                self.ended[cell.index] = replace(attempt, cell=cell, note=f"the same job as cell {cell.same_as}")
-                self.display.finish(self.ended[cell.index])
 
 
 def _require_writable(output_dir: str) -> None:
@@ -254,7 +249,9 @@ def _run(requests: Sequence[Request], folder: Path, hydra_config: Any) -> None:
         if options.dry_run:
             decisions = resume.decide(cells, runner.facts) if options.resume else {}
             kept = {index for index, decision in decisions.items() if decision.row is not None}
-            scripts = runner.scripts([cell for cell in cells if cell.runs and cell.index not in kept], folder)
+            scripts = runner.scripts(
+                [cell for cell in cells if not cell.skip_reason and cell.index not in kept], folder
+            )
             print(forecast.dry_run_text(cells, decisions, runner.target, scripts), end="")
             return
         if not packages.installed("torch"):  # the ranks import it, and this process does not

@@ -168,8 +168,6 @@ def dry_run_text(
         decision = decisions.get(cell.index)
         if cell.skip_reason:
             no_run: str | None = f"skipped: {cell.skip_reason}"
-        elif cell.same_as is not None:
-            no_run = f"the same job as cell {cell.same_as}"
         else:
             no_run = decision.reason if decision and decision.row is not None else None
         ranks = cell.job.world_size

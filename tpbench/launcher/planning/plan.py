@@ -41,17 +41,10 @@ class Cell:
     job: Job
     skip_reason: str | None
     """Why the cell is skipped, or None if it runs."""
-    same_as: int | None = None
-    """Index of an earlier cell with the same job. The two differ in an option that their variant does not have."""
     distinguishing: tuple[str, ...] = ()
     """Fields that distinguish this cell from cells of the sweep whose jobs have the same text."""
     ignored: tuple[str, ...] = ()
     """Options and settings that the command line set and that cannot change the cell."""
-
-    @property
-    def runs(self) -> bool:
-        """True if the cell is neither skipped nor the same job as an earlier one."""
-        return self.skip_reason is None and self.same_as is None
 
     def __str__(self) -> str:
         flat = self.job.flat() if self.distinguishing else {}
@@ -64,16 +57,15 @@ def plan(
     outside: Mapping[str, OutsideVariant] | None = None,
     folders: Sequence[Path] = (),
 ) -> list[Cell]:
-    """Return one cell per request.
+    """Return a cell for each job. Requests of the same job differ in an option that their variant does not have.
 
     `outside`: the variants from outside this package that the command line names. `folders`: those of configuration
     files, for a message.
 
     Raises JobError before anything is launched. Its message has every invalid value of all requests, each once.
     """
-    cells: list[Cell] = []
+    by_key: dict[str, Cell] = {}
     errors: list[str] = []
-    first_with: dict[str, int] = {}
     shape_workloads = {
         file.stem: read_choice(file).get("shape_workload", "")
         for folder in folders
@@ -91,13 +83,11 @@ def plan(
             job = replace(job, device=target.device)
         if outside and not job.scheduled:  # inputs change for all variants alike, as they do for one from outside
             job = replace(job, measure=replace(job.measure, fresh=True))
-        first = first_with.setdefault(job.key, request.index)
-        same_as = None if first == request.index else first
-        cells.append(
-            Cell(request.index, job, skip_reason(job, target), same_as, ignored=_ignored_options(job, request))
-        )
+        cell = by_key.get(job.key) or Cell(request.index, job, skip_reason(job, target))
+        by_key[job.key] = replace(cell, ignored=(*cell.ignored, *_ignored_options(job, request)))
     if errors:
         raise JobError("\n".join(dict.fromkeys(errors)))
+    cells = list(by_key.values())
     invalid = [(cell.job.implementation.name, invalid_reason(cell.job, target)) for cell in cells]
     if cells and all(reason for _, reason in invalid):
         # A sweep may have some pairs that cannot run: they are empty places in its table. Here no pair can run.
@@ -139,7 +129,7 @@ def notes(cells: Sequence[Cell]) -> list[str]:
             if name in cell.job.unused_settings:
                 line = f"{workload.name} ignores {{}} where its problem fixes the iterations (steps=2 makes it short)"
             lines.setdefault(line, {})[name] = None
-        if cell.runs and is_long_on_cpu(cell.job):
+        if cell.skip_reason is None and is_long_on_cpu(cell.job):
             lines[LONG_ON_CPU] = {}
     return [line.format(", ".join(names)) for line, names in lines.items()]
 
