@@ -55,16 +55,15 @@ class Attempt:
         return cls(cell, new_task(cell.job, folder, **{**columns, **facts}), folder)
 
     @classmethod
-    def load(cls, folder: Path) -> Attempt:
-        """Return the attempt that was begun in that folder."""
-        task = Task.load(folder / TASK_FILE)
-        return cls(Cell(int(task.columns["cell"]), task.job, None), task, folder)
+    def load(cls, folder: Path, output_dir: str | None = None) -> Attempt:
+        """Return the attempt that was begun in that folder.
 
-    def moved_to(self, folder: Path, output_dir: str) -> Attempt:
-        """Return the same attempt in this folder: a user may have moved it away from a full disk."""
-        job = replace(self.cell.job, output_dir=output_dir)
-        task = replace(self.task, job=job, folder=folder)
-        return replace(self, cell=replace(self.cell, job=job), task=task, folder=folder)
+        `output_dir`: the output folder, if the user may have moved it, away from a full disk.
+        """
+        task = Task.load(folder / TASK_FILE)
+        if output_dir is not None:
+            task = replace(task, job=replace(task.job, output_dir=output_dir), folder=folder)
+        return cls(Cell(int(task.columns["cell"]), task.job, None), task, folder)
 
     @property
     def task_file(self) -> Path:
@@ -261,7 +260,7 @@ def _attempts_with(file_name: str, output_dir: str) -> Iterator[Attempt]:
     """Yield the attempts in an output folder that have left such a file."""
     for file in Path(output_dir, "sweeps").absolute().glob(f"*/*/{file_name}"):
         with contextlib.suppress(ValueError, OSError):  # JobError is a ValueError: a job of another version
-            yield Attempt.load(file.parent).moved_to(file.parent, output_dir)
+            yield Attempt.load(file.parent, output_dir)
 
 
 def _concurrent_rows(folder: Path) -> str | None:
