@@ -291,7 +291,7 @@ def test_two_nodes_and_a_list_of_cells_that_a_requeued_job_continues(tmp_path: P
     line = (*line, "hydra.launcher.cells_per_job=all")
     planned = tpbench(*line, "dry_run=true", cwd=tmp_path).stdout
     assert "cpu, 4 ranks on 2 nodes" in planned and "#SBATCH --nodes=2\n" in planned
-    assert "#SBATCH --time=30\n" in planned and "--array" not in planned
+    assert "#SBATCH --time=11\n" in planned and "--array" not in planned
     held = Held(tmp_path, task="/3/node0/task.json")
     running = Running(*line, under(held), cwd=tmp_path)
     ranks_of(tmp_path, cell=3, phase=HELD)

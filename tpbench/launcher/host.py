@@ -127,7 +127,7 @@ class Host:
         columns: dict[str, Any] = {}
         if len(attempts) > 1:
             first = attempts[0]
-            group = f"{first.folder.parent.name}-{first.cell.index}-{first.task.columns['tries']}"
+            group = f"{first.task.folder.parent.name}-{first.cell.index}-{first.task.columns['tries']}"
             columns = {"interleaved": group, "interleaved_cells": len(attempts)}
         elif self.interleaved:
             known = attempts[0].task.columns.get("not_interleaved")

@@ -28,7 +28,9 @@ class SlurmSettings:
     qos: str | None = setting(None, help="quality of service")
     constraint: str | None = setting(None, help="features that a node must have, such as h100")
     time_limit_min: int | None = setting(
-        None, help="Slurm's limit of a job in minutes; null: the longest timeout_s of its array and ten minutes", low=1
+        None,
+        help="Slurm's limit of a job in minutes; null: ten, and timeout_s or twice the time that several cells will need",
+        low=1,
     )
     gpus_per_node: int | None = setting(
         None, help="GPUs of a node, for jobs on CPUs the ranks of a node; null: as sinfo reports the partition", low=1

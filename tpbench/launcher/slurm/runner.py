@@ -38,7 +38,7 @@ from tpbench.worker.start import create_secret
 Item = TypeVar("Item")
 
 START_MIN = 10
-"""Minutes beyond the timeouts of a job's cells, in which its processes start and end."""
+"""Minutes beyond the time of a job's cells, in which its processes start and end."""
 
 ROW_DELAY_S = 10.0
 """Time after a job's end in which its row may become visible: network file systems show new files late."""
@@ -148,13 +148,12 @@ class Slurm:
         settings, more = self.settings, dict(self.settings.sbatch)
         if after:
             more["dependency"] = ",".join(map(str, filter(None, [more.get("dependency"), f"afterany:{after}"])))
-        timeouts_s = max(sum(job.timeout_s for job in alike) for alike in jobs)
         parameters = {
             "nodes": shape.nodes,
             "ntasks_per_node": 1,  # torchrun starts the ranks
             "cpus_per_task": settings.cpus_per_task or (shape.ranks_per_node if shape.device == "cpu" else None),
             "gpus_per_node": shape.ranks_per_node if shape.device == "cuda" else None,
-            "time": settings.time_limit_min or START_MIN + math.ceil(timeouts_s / 60),
+            "time": settings.time_limit_min or START_MIN + math.ceil(_longest_s(jobs) / 60),
             "mem": f"{math.ceil(settings.mem_gib * 1024)}M" if settings.mem_gib else None,
             "array_parallelism": settings.array_parallelism,
             "signal_delay_s": settings.signal_delay_s,
@@ -221,6 +220,19 @@ class Slurm:
                     yield done
             display.tick()
             interrupts.sleep(0.2)
+
+
+def _longest_s(jobs: Sequence[Sequence[Job]]) -> float:
+    """Return the time that the cells of one Slurm job may take: their timeouts, or twice what several cells will need.
+
+    A job that needs more is requeued, and continues with the cells that are left.
+    """
+    if max(map(len, jobs)) == 1:
+        return max(job.timeout_s for (job,) in jobs)
+    from tpbench.launcher.planning.forecast import Forecast  # late: it imports scipy
+
+    forecast = Forecast.of([Cell(0, job, None) for alike in jobs for job in alike], on_this_host=False)
+    return max(sum(min(job.timeout_s, 2 * (forecast.seconds(job) or job.timeout_s)) for job in alike) for alike in jobs)
 
 
 def _divided(items: Sequence[Item], length: int) -> list[list[Item]]:
