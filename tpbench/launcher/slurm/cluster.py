@@ -29,7 +29,7 @@ class SlurmSettings:
     constraint: str | None = setting(None, help="features that a node must have, such as h100")
     time_limit_min: int | None = setting(
         None,
-        help="Slurm's limit of a job in minutes; null: ten, and timeout_s or twice the time that several cells will need",
+        help="Slurm's limit of a job in minutes; null: ten, and timeout_s or twice what several cells will need",
         low=1,
     )
     gpus_per_node: int | None = setting(
