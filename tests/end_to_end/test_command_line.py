@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 import tpbench as package
-from tests.support.command import DEFAULT, ROOT, environment, refused, tpbench
+from tests.support.command import DEFAULT, ROOT, environment, forked, refused, tpbench
 
 QUICK = ("measure=quick", "device=cpu")
 
@@ -178,27 +178,26 @@ def test_what_the_oracle_refuses_is_wrong_and_has_no_time(tmp_path: Path) -> Non
     assert "tpbench: 1 of 1 cells failed (wrong: 1)" in done.stderr
 
 
-def test_what_this_machine_cannot_run_is_skipped_with_the_reason(tmp_path: Path) -> None:
-    done = tpbench("graph=true", "tp_size=1,2", "-m", "measure=quick", "device=cpu", cwd=tmp_path)
-    rows = package.load(tmp_path / "outputs")
-    assert (list(rows["status"]), done.returncode) == (["skipped", "skipped"], 0)
-    assert set(rows["reason"]) == {"graph=true needs a CUDA GPU"}
-
-
-def test_version_and_help(tmp_path: Path) -> None:
-    assert tpbench("--version", cwd=tmp_path).stdout == f"tpbench {package.__version__}\n"
-    assert "variant" in tpbench("--help", cwd=tmp_path).stdout
-
-
-def test_models_of_names_and_of_folders_are_swept_together(tmp_path: Path) -> None:
-    folder = tmp_path / "mine"
-    folder.mkdir()
+def test_commands_that_measure_nothing(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 128, **sizes}))
-    line = ("-m", "variant=fsdp", "shape=tiny_train_dp2", f"model=tiny_qwen3,{folder}", "device=cpu", "dry_run=true")
-    done = tpbench(*line, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert [re.findall(r"model=(\w+)", each) for each in done.stdout.splitlines()[1:3]] == [["tiny_qwen3"], ["mine"]]
+    (mine / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 128, **sizes}))
+    lines: list[list[str]] = [
+        ["graph=true", "tp_size=1,2", "-m", "measure=quick", "device=cpu"],
+        ["--version"],
+        ["--help"],
+        ["-m", "variant=fsdp", "shape=tiny_train_dp2", f"model=tiny_qwen3,{mine}", "device=cpu", "dry_run=true"],
+    ]
+    ended = forked(lines, tmp_path)
+    assert [code for code, _ in ended] == [0] * 4, [(folder / "stderr").read_text() for _, folder in ended]
+    skipped, version, shown, planned = ((folder / "stdout").read_text() for _, folder in ended)
+    rows = package.load(ended[0][1] / "outputs")
+    assert list(rows["status"]) == ["skipped", "skipped"] and "2 rows in outputs/rows" in skipped
+    assert set(rows["reason"]) == {"graph=true needs a CUDA GPU"}
+    assert version == f"tpbench {package.__version__}\n" and "variant" in shown
+    # Models of names and of folders are swept together.
+    assert [re.findall(r"model=(\w+)", each) for each in planned.splitlines()[1:3]] == [["tiny_qwen3"], ["mine"]]
 
 
 def test_the_list_imports_no_torch() -> None:

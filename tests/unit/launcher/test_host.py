@@ -86,7 +86,7 @@ fates = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(fates)
 def test_every_interleaved_cell_ends_once_whatever_happens(
     tmp_path_factory: pytest.TempPathFactory, fates: list[str]

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 
 from tests.support.launcher_rows import cell
 from tpbench.job import Job, parse_job
@@ -24,8 +20,6 @@ from tpbench.launcher.slurm.cluster import SlurmSettings
 from tpbench.launcher.slurm.runner import Slurm
 from tpbench.launcher.slurm.submitted import closed, is_wanted, left_behind, record
 from tpbench.settings import JobError
-
-CONF = Path(__file__).resolve().parents[3] / "conf"
 
 
 def job(**values: Any) -> Job:
@@ -167,27 +161,6 @@ def test_options_for_one_host_are_refused(how: SweepOptions, said: str) -> None:
         Slurm(SlurmSettings(), how)
 
 
-def test_cells_are_collected_after_the_folder_of_their_model_is_deleted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Collecting needs no model folder, because a job was resolved when it was submitted."""
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "config.json").write_text(json.dumps(MODEL))
-    with initialize_config_dir(str(CONF), version_base=None):
-        line = ["variant=fsdp", "shape=tiny_train_dp2", f"++model_dir={model}", f"output_dir={tmp_path}", "device=cpu"]
-        values: Any = OmegaConf.to_container(compose("config", line))
-    train = Cell(0, parse_job(values), None)
-    shutil.rmtree(model)
-    attempt = _begun(tmp_path, train)
-    (attempt.folder.parent / "slurm").mkdir()
-    record(attempt, "7_0")
-    assert [each.cell.job for each in left_behind([str(tmp_path)], {train.job.key})] == [train.job]
-    attempt.close("error", "it broke")
-    assert submitted.main([str(attempt.folder.parent)]) == 1
-    assert "model=model" in capsys.readouterr().out
-
-
 def test_a_cell_with_an_unknown_job_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A task file that was cut off is passed over, because its cell never ran. Other unreadable tasks are errors."""
     attempt = _begun(tmp_path)
@@ -218,12 +191,6 @@ def test_a_sweep_is_collected_from_any_folder(
     assert submitted.main([str(sweep)]) == 0
     assert "0: " in (said := capsys.readouterr().out) and "skipped as it was measured" in said
     assert list((tmp_path / "elsewhere").iterdir()) == []
-
-
-MODEL = {
-    "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "vocab_size": 128,
-}  # fmt: skip
 
 
 def _begun(output_dir: Path, of: Cell | None = None) -> Attempt:
