@@ -7,7 +7,7 @@ import shlex
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -95,10 +95,10 @@ class Slurm:
         waiting = {index: self.adopted.pop(index) for index in indices if index in self.adopted}
         # The row of a failed attempt exists before its job has ended, and the job could store it once more.
         cluster.cancel_and_wait({self.jobs[index] for index in indices if index in self.jobs and index not in waiting})
-        new = [attempt for attempt in attempts if attempt.cell.index not in waiting]
+        new = {attempt.cell.index: attempt for attempt in attempts if attempt.cell.index not in waiting}
         try:
-            for shape, lists in self._lists(new, lambda attempt: attempt.cell.job):
-                begun = [[attempt.begin() for attempt in alike] for alike in lists]
+            for shape, lists in self._lists([attempt.cell for attempt in new.values()]):
+                begun = [[new[cell.index].begin() for cell in alike] for alike in lists]
                 for job_id, submitted in self._submit(shape, begun):
                     for attempt in submitted:
                         waiting[attempt.cell.index], self.jobs[attempt.cell.index] = attempt, job_id
@@ -117,7 +117,7 @@ class Slurm:
     def scripts(self, cells: Sequence[Cell], folder: Path) -> list[str]:
         """Return sbatch's script of each array of these cells, if an array holds all cells with equal resources."""
         scripts = []
-        for shape, lists in self._lists(cells, lambda cell: cell.job):
+        for shape, lists in self._lists(cells):
             executor = self._executor(folder, shape, [[cell.job for cell in alike] for alike in lists])
             executor.parameters["map_count"] = len(lists) if len(lists) > 1 else None
             script = executor._make_submission_file_text(executor._submitit_command_str, "")
@@ -127,14 +127,11 @@ class Slurm:
             )
         return scripts
 
-    def _lists(
-        self, items: Sequence[Item], job_of_item: Callable[[Item], Job]
-    ) -> list[tuple[Layout, list[list[Item]]]]:
+    def _lists(self, cells: Sequence[Cell]) -> list[tuple[Layout, list[list[Cell]]]]:
         """Return the lists of cells that each job runs, by their layout."""
-        arrays: dict[Layout, list[Item]] = defaultdict(list)
-        for item in items:
-            job = job_of_item(item)
-            arrays[layout(job, self.target.max_ranks_per_node(job))].append(item)
+        arrays: dict[Layout, list[Cell]] = defaultdict(list)
+        for cell in cells:
+            arrays[layout(cell.job, self.target.max_ranks_per_node(cell.job))].append(cell)
         return [(shape, _divided(alike, self.settings.cells_per_job or len(alike))) for shape, alike in arrays.items()]
 
     def _executor(self, folder: Path, shape: Layout, jobs: Sequence[Sequence[Job]], after: str | None = None) -> Any:
