@@ -49,7 +49,7 @@ class Lease:
     """Devices that this process has until it closes the lease: GPUs, or CPU cores if jobs run side by side on a CPU."""
 
     devices: Mapping[str, str] = field(default_factory=dict)
-    """Their names, each with its name in CUDA_VISIBLE_DEVICES or its number as a core."""
+    """The name of each device, with its name in CUDA_VISIBLE_DEVICES or its number as a core."""
     locks: tuple[int, ...] = ()
     """Open lock files. The processes that use the devices inherit them, so that they keep the locks too."""
     beside_others: bool = False

@@ -191,7 +191,7 @@ def _primary(arguments: Sequence[str], folders: Sequence[Path]) -> dict[str, Any
 
 
 _GROUPS_OF_ALL = {"variant", "shape", "experiment"}
-"""Groups that are no field of any workload."""
+"""Groups whose names aren't fields of any workload."""
 
 model_files: set[str] = set()
 """The models of user's files, FILE.py:NAME, that this process's command line has named."""
