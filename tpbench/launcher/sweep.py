@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
 import tempfile
 from collections import Counter
@@ -200,20 +201,36 @@ class TorchrunLauncher(Launcher):
         self.config, self.composer = config, SweepComposer(hydra_context.config_loader, config)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        folder = Path(self.config.hydra.sweep.dir)
+        try:
+            requests = self._requests(job_overrides, initial_job_idx)
+            _run(requests, folder, self.config.hydra)
+        finally:
+            _remove_if_unused(folder)
+        return [JobReturn(overrides=each, status=JobStatus.COMPLETED) for each in job_overrides]
+
+    def _requests(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[Request]:
         """Compose every job before the first one runs, so that a mistake in the last one is reported at once."""
-        hydra_config = self.config.hydra
-        check_roots(self.config, hydra_config.runtime.choices)
-        if hydra_config.job.chdir:
+        check_roots(self.config, self.config.hydra.runtime.choices)
+        if self.config.hydra.job.chdir:
             raise JobError("hydra.job.chdir=true: every path counts from the folder in which tpbench starts")
         # A field that an experiment sweeps, and that the command line sets too, has two overrides: the last one counts.
         jobs = dict.fromkeys(
             tuple({line.lstrip("+").partition("=")[0]: line for line in lines}.values()) for lines in job_overrides
         )
-        requests = []
-        for index, lines in enumerate(jobs, start=initial_job_idx):
-            requests.append(Request(index, self.composer.values(lines, index), chosen_fields(lines)))
-        _run(requests, Path(hydra_config.sweep.dir), hydra_config)
-        return [JobReturn(overrides=each, status=JobStatus.COMPLETED) for each in job_overrides]
+        return [
+            Request(index, self.composer.values(lines, index), chosen_fields(lines))
+            for index, lines in enumerate(jobs, start=initial_job_idx)
+        ]
+
+
+def _remove_if_unused(folder: Path) -> None:
+    """Remove the folder of a sweep that has only the file of Hydra's sweeper, and its parents if they are empty."""
+    with contextlib.suppress(OSError):
+        if [file.name for file in folder.iterdir()] == ["multirun.yaml"]:
+            shutil.rmtree(folder)
+            folder.parent.rmdir()
+            folder.parent.parent.rmdir()
 
 
 class TorchrunSlurmLauncher(TorchrunLauncher):
