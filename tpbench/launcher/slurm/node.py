@@ -51,7 +51,8 @@ class NodeTask:
             attempt = Attempt.load(folder)
             if attempt.has_row or attempt.abandoned:
                 continue  # requeued after the row was stored, or abandoned, perhaps by a sweep without this job
-            record(attempt, here.job_id)
+            if here.node == 0:  # the launcher may have died before it could
+                record(attempt, here.job_id)
             if attempt.has_result:  # requeued after the measurement
                 attempt.close()
                 continue
