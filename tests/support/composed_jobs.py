@@ -13,7 +13,7 @@ from hydra.types import RunMode
 from tests.support.command import ROOT
 from tpbench.job import Job, parse_job
 from tpbench.launcher.command_line.rewrites import for_hydra, rewritten
-from tpbench.launcher.hydra_internals import SweepComposer
+from tpbench.launcher.sweep import SweepComposer
 
 
 @functools.cache

@@ -14,12 +14,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import CompactHydraException
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
 
 from tpbench import packages
 from tpbench.files import NO_SPACE
@@ -31,7 +34,6 @@ from tpbench.launcher.command_line.rewrites import chosen_fields, command_line_v
 from tpbench.launcher.devices import CellLocks
 from tpbench.launcher.display import Display
 from tpbench.launcher.host import Host
-from tpbench.launcher.hydra_internals import SweepComposer
 from tpbench.launcher.interrupts import Terminated
 from tpbench.launcher.options import SweepOptions
 from tpbench.launcher.planning import resume
@@ -187,6 +189,38 @@ def _require_writable(output_dir: str) -> None:
 
 HYDRA_MODULE = "hydra_plugins.tpbench"
 """Module name of the plugins for Hydra, which accepts only plugins in the package `hydra_plugins`."""
+
+
+class SweepComposer:
+    """Composes the cells of one sweep. Hydra's sweeper, which would compose each to validate it, no longer does."""
+
+    def __init__(self, loader: ConfigLoader, sweep: DictConfig) -> None:
+        """`sweep`: the configuration of the whole sweep, with the node `hydra`."""
+        self.sweep = sweep
+        self.compose = loader.load_sweep_config
+        setattr(loader, "load_sweep_config", lambda *args, **kwargs: None)  # noqa: B010  mypy forbids an assignment
+
+    def values(self, lines: Sequence[str], index: int) -> dict[str, Any]:
+        """Return the plain values of the cell with these overrides and this index.
+
+        Raises:
+            ConfigCompositionException: Hydra cannot compose the cell.
+            JobError: a value refers to another one that does not exist.
+        """
+        config = self.compose(self.sweep, list(lines))
+        with open_dict(config):
+            config.hydra.job.id, config.hydra.job.num = str(index), index
+            HydraConfig.instance().set_config(config)
+            del config["hydra"]
+        OmegaConf.copy_cache(from_config=self.sweep, to_config=config)  # of resolvers such as ${now:}
+        try:
+            values: Any = OmegaConf.to_container(config, resolve=True)
+        except (OmegaConfBaseException, RecursionError) as error:
+            key, reason = getattr(error, "full_key", None), str(error).partition("\n")[0]
+            raise JobError(
+                f"a value refers to another one that cannot be found: {f'{key}: ' * bool(key)}{reason}"
+            ) from None
+        return dict(values)
 
 
 class TorchrunLauncher(Launcher):

@@ -10,16 +10,14 @@ import re
 import shlex
 from argparse import Namespace
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import fields
 from typing import Any, NoReturn
 
+from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override, RangeSweep
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 
-from tpbench.launcher.hydra_internals import options_parser
-from tpbench.launcher.options import COMMANDS, GROUPS, command_line_names
-from tpbench.launcher.slurm.cluster import SlurmSettings
+from tpbench.launcher.options import COMMANDS, CONF, GROUPS, command_line_names, read_choice
 from tpbench.settings import JobError, user_path
 from tpbench.suggestions import nearest, printable, unknown
 
@@ -45,7 +43,7 @@ def parse_options(arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
     for each in arguments:
         if _ONE_DASH.match(each):  # argparse would take the first letter for an option, such as -m
             raise JobError(f"{each}: a field has no dash in front ({each[1:]}), and a long option of Hydra has two")
-    parser = options_parser()
+    parser = get_args_parser()
 
     def raise_error(message: str) -> NoReturn:
         raise JobError(f"{message} (python -m tpbench --hydra-help lists Hydra's options)")
@@ -163,7 +161,7 @@ def explained(error: HydraException) -> str:
         group, _, choice = str(error.missing_cfg_file).rpartition("/")
         return unknown_choice(group.rpartition("/")[2], choice, error.options or ())
     match = re.search(r"Could not override 'hydra\.launcher\.(\w+)", str(error))
-    valid = {each.name for each in fields(SlurmSettings)}
+    valid = read_choice(CONF / "hydra/launcher/torchrun_slurm.yaml").keys() - {_CODE}
     if match and match[1] in valid:
         return f"hydra.launcher.{match[1]} needs hydra/launcher=torchrun_slurm"
     return unknown("option of torchrun_slurm", match[1], valid) if match else str(error)

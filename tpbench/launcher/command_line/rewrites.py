@@ -14,18 +14,15 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-import tpbench
 from tpbench.job import WORLD_SIZE, Job
 from tpbench.launcher.command_line.checks import parse_options
-from tpbench.launcher.options import GROUPS, SWEEP_OPTION_NAMES, command_line_names, read_choice
+from tpbench.launcher.options import CONF, GROUPS, SWEEP_OPTION_NAMES, command_line_names, read_choice
 from tpbench.measure.session import MeasureSettings
 from tpbench.outside.variant import OutsideVariant, from_entry_point, from_file, installed_names, names_in
 from tpbench.results.read import LABEL
 from tpbench.results.schema import INT, TEXT, common_columns, type_from_hint
 from tpbench.settings import JobError, user_path
 from tpbench.workloads import variants
-
-CONF = Path(tpbench.__file__).resolve().parent / "conf"
 
 typed: list[str] = []
 """The command line as the user typed it. `sys.argv` holds the one that Hydra gets."""
