@@ -16,7 +16,6 @@ with packages.explain_missing():
     import hydra
     from hydra.errors import HydraException
     from omegaconf import DictConfig, OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
 
     from tpbench import console
     from tpbench.launcher import interrupts, sweep
@@ -65,8 +64,7 @@ def main() -> None:
     try:
         _run(sys.argv[1:])
     except (JobError, HydraException) as error:
-        cause = f"\n{error.__cause__}" if isinstance(error.__cause__, OmegaConfBaseException) else ""
-        sys.exit(_message(f"{explained(error) if isinstance(error, HydraException) else error}{cause}"))
+        sys.exit(_message(explained(error) if isinstance(error, HydraException) else str(error)))
     except OSError as error:  # Hydra creates folders, which fails on a full disk or without permission
         folder, of_sweep, _ = str(error.filename).partition("/sweeps/")
         why = f"output_dir={folder} cannot be written: {error.strerror}" if of_sweep else console.explained(error)

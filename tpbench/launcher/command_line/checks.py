@@ -16,6 +16,7 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override, RangeSweep
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf.errors import OmegaConfBaseException
 
 from tpbench.launcher.options import COMMANDS, CONF, GROUPS, command_line_names, read_choice
 from tpbench.settings import JobError, user_path
@@ -159,12 +160,14 @@ def explained(error: HydraException) -> str:
     """Return an error of Hydra's for the user, with the valid names if a choice or an option does not exist."""
     if isinstance(error, MissingConfigException) and "/" in str(error.missing_cfg_file):
         group, _, choice = str(error.missing_cfg_file).rpartition("/")
-        return unknown_choice(group.rpartition("/")[2], choice, error.options or ())
+        return unknown_choice(group.rpartition("/")[2], choice, set(error.options or ()) - {"basic"})
     match = re.search(r"Could not override 'hydra\.launcher\.(\w+)", str(error))
     valid = read_choice(CONF / "hydra/launcher/torchrun_slurm.yaml").keys() - {_CODE}
     if match and match[1] in valid:
         return f"hydra.launcher.{match[1]} needs hydra/launcher=torchrun_slurm"
-    return unknown("option of torchrun_slurm", match[1], valid) if match else str(error)
+    if match:
+        return unknown("option of torchrun_slurm", match[1], valid)
+    return f"{error}\n{error.__cause__}" if isinstance(error.__cause__, OmegaConfBaseException) else str(error)
 
 
 def unknown_choice(group: str, choice: str, valid: Collection[str]) -> str:
