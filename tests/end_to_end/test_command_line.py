@@ -51,7 +51,7 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["-m", "seed=range(0,1000000000)"], ["this sweep has 1000000000 cells; one sweep has at most 10000"]),
     (["hydra.sweeper._target_=os.system"], ["_target_ names Python code"]),
     (
-        ["hydra/job_logging=default", "hydra.job_logging.handlers.file.class=os.nothing"],
+        ["hydra/hydra_logging=default", "hydra.hydra_logging.handlers.console.class=os.nothing"],
         ["tpbench: Hydra cannot use this configuration"],
     ),
     (["seed=${nothing}"], ["a value refers to another one that cannot be found: seed: Interpolation key 'nothing'"]),
