@@ -18,9 +18,10 @@ with packages.explain_missing():
     from omegaconf import DictConfig, OmegaConf
 
     from tpbench import console
+    from tpbench.files import explained
     from tpbench.launcher import interrupts, sweep
     from tpbench.launcher.command_line import rewrites
-    from tpbench.launcher.command_line.checks import check_overrides, explained, options_first
+    from tpbench.launcher.command_line.checks import check_overrides, hydra_message, options_first
     from tpbench.settings import JobError, user_path
     from tpbench.suggestions import printable
 
@@ -44,6 +45,7 @@ def _run(arguments: list[str]) -> None:
     if not {"-sc", "--shell-completion"} & set(arguments):  # then Hydra has arguments of its own
         arguments = rewrites.rewritten(options_first(rewrites.own_names(arguments)))
         check_overrides(arguments)
+        rewrites.check_defaults(arguments)
         sys.argv[1:] = [*rewrites.for_hydra(arguments), "hydra.mode=MULTIRUN"]  # also for one job
     _hydra_main()
 
@@ -64,10 +66,10 @@ def main() -> None:
     try:
         _run(sys.argv[1:])
     except (JobError, HydraException) as error:
-        sys.exit(_message(explained(error) if isinstance(error, HydraException) else str(error)))
+        sys.exit(_message(hydra_message(error) if isinstance(error, HydraException) else str(error)))
     except OSError as error:  # Hydra creates folders, which fails on a full disk or without permission
         folder, of_sweep, _ = str(error.filename).partition("/sweeps/")
-        why = f"output_dir={folder} cannot be written: {error.strerror}" if of_sweep else console.explained(error)
+        why = f"output_dir={folder} cannot be written: {error.strerror}" if of_sweep else explained(error)
         sys.exit(_message(why))
     except interrupts.Terminated:
         sys.exit(interrupts.EXIT_CODE)

@@ -9,7 +9,7 @@ import re
 import types
 import typing
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from tpbench.suggestions import nearest
@@ -47,7 +47,7 @@ def spelled(value: Any) -> str:
 def parse(cls: type, values: Mapping[str, Any]) -> Any:
     """Build the settings dataclass `cls` from plain values, each checked against its field's type and limits.
 
-    Values may be strings, as a command line has them ("64", "128k", "true", "null"). 128k is 131072.
+    Values may be strings, as a command line has them ("64", "128k", "1M", "true", "null"). 128k is 131072.
 
     Raises:
         JobError: it names every invalid value and what would be valid.
@@ -89,6 +89,8 @@ def _coerce(field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
             raise JobError(f"{field.name}={spelled(value)} must be true or false")
         return answer
     if kind is str:
+        if isinstance(value, (list, Mapping)):
+            raise JobError(f"{field.name}={spelled(value)} must be one text ({field.metadata['help']})")
         return str(value)
     return _number(field, kind, value)
 
@@ -96,8 +98,8 @@ def _coerce(field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
 def _number(field: dataclasses.Field[Any], kind: type, value: Any) -> int | float:
     name, low, high = field.name, field.metadata["low"], field.metadata["high"]
     noun = "a whole number" if kind is int else "a number"
-    if kind is int and re.fullmatch(r"\d{1,9}[kK]", str(value)):
-        value = 1024 * int(value[:-1])
+    if kind is int and re.fullmatch(r"\d{1,9}[kKmM]", str(value)):
+        value = int(value[:-1]) * 1024 ** " km".index(value[-1].lower())
     try:
         number: int | float = kind(value)
         if isinstance(value, bool) or number != float(value) or not math.isfinite(number):  # true, 2.5 tokens, NaN
@@ -119,8 +121,12 @@ def _number(field: dataclasses.Field[Any], kind: type, value: Any) -> int | floa
 def user_path(path: object, name: str = "a path") -> Path:
     """Return a path that a user gave, with ~ as the home folder. Every command takes its paths through this function.
 
-    Raises JobError, with the name of the field, for a path that is empty or null, or in the home of nobody.
+    Raises JobError, with the name of the field, for a path that is empty or null, that is no text, such as a list and
+    1e3, or that is in the home of nobody.
     """
+    if isinstance(path, bool) or not isinstance(path, (str, int, PurePath, type(None))):
+        kind = type(path).__name__
+        raise JobError(f"{name}={path} is of the type {kind}, not a path: Hydra needs quotes, as \"{name}='...'\"")
     text = "" if path is None else str(path)
     if not text.strip() or text in ("null", "None"):
         raise JobError(f"{name} is empty (is a variable of the shell not set?)")

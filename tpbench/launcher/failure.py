@@ -7,6 +7,7 @@ import signal
 import sysconfig
 from pathlib import Path
 
+import tpbench
 from tpbench.worker.result import PEER_LOST, RankFailure, load_failures
 
 AGENT_LOG = "torchrun.log"
@@ -15,10 +16,14 @@ AGENT_LOG = "torchrun.log"
 TAIL_LINES = 12
 TAIL_BYTES = 16_384
 
-_STACK = "Stack (most recent call first)"
+_STACK = re.compile(r"^(Stack|Current thread .+) \(most recent call first\)", re.MULTILINE)
+_ANY_STACK = re.compile(r"^.*\(most recent call first\)", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
-"""What faulthandler writes of a thread, and of each of its frames, the innermost first."""
+"""What faulthandler writes of the main thread or the one that crashed, of any thread, and of each frame, the innermost
+first. Behind the stacks of a crash it lists extension modules, which say nothing."""
+_PACKAGE = Path(tpbench.__file__).parent
 _STDLIB = sysconfig.get_path("stdlib")
+_MOST_CALLS = 3
 
 _NATIVE_OOM = re.compile(r"std::bad_alloc|[Cc]annot allocate memory|out of memory")
 """Messages of C++ code that runs out of memory: a thread of gloo or NCCL ends the process before Python can."""
@@ -42,7 +47,7 @@ def describe(code: int | None, timeout_s: float, folder: Path) -> tuple[str, str
         return "error", _join(f"torchrun ended with {_code(code)}", tail(folder / AGENT_LOG))
     # torchrun ends the other ranks with SIGTERM, and they may fail before it notices which rank was the first.
     first = min(failures, key=lambda failure: failure.exit_code in (-signal.SIGTERM, PEER_LOST))
-    lines = tail(_stderr(folder, first.local_rank))
+    lines = _last_words(_stderr(folder, first.local_rank), TAIL_LINES)
     out_of_memory = first.exit_code < 0 and _NATIVE_OOM.search(lines)
     return "oom" if out_of_memory else "error", _join(f"rank {first.rank} ended with {_code(first.exit_code)}", lines)
 
@@ -83,14 +88,26 @@ def _stderr(log_dir: Path, rank: int) -> Path:
     return next(iter(log_dir.glob(f"*/attempt_0/{rank}/stderr.log")), log_dir / "none")
 
 
-def _last_words(log: Path) -> str:
-    """Return the last lines of a rank, and the line of code at which it is if it wrote its stack."""
-    words, _, stack = _text(log).partition(_STACK)
-    places = [(Path(file), line, name) for file, line, name in _FRAME.findall(stack)]
-    of_user = [place for place in places if not {"site-packages", "dist-packages", "tpbench"} & set(place[0].parts)]
-    of_user = [place for place in of_user if not str(place[0]).startswith((_STDLIB, "<"))]
-    at = [f"now in {file.name}:{line} ({name})" for file, line, name in (of_user or places)[:1]]
-    return "\n".join([*words.strip().splitlines()[-3:], *at])
+def _last_words(log: Path, lines: int = 3) -> str:
+    """Return the last lines of a rank and, if it wrote its stack, its innermost calls.
+
+    The calls are those in the user's files or, if the rank is in none of them, those in tpbench.
+    """
+    text = _text(log)
+    words, begin = _ANY_STACK.split(text, 1)[0], _STACK.search(text)
+    stack = text[begin.end() :].partition("\n\n")[0] if begin else ""
+    calls = [(Path(file), f"{line} ({name})") for file, line, name in _FRAME.findall(stack)]
+    of_tpbench = [(file.relative_to(_PACKAGE.parent), place) for file, place in calls if file.is_relative_to(_PACKAGE)]
+    of_user = [
+        (Path(file.name), place) for file, place in calls if not (file.is_relative_to(_PACKAGE) or _is_of_library(file))
+    ]
+    places = [f"{file}:{place}" for file, place in (of_user or of_tpbench or calls)[:_MOST_CALLS]]
+    at = [f"now in {', called in '.join(places)}"] if places else []
+    return "\n".join([*words.strip().splitlines()[-lines:], *at])
+
+
+def _is_of_library(file: Path) -> bool:
+    return str(file).startswith((_STDLIB, "<")) or not {"site-packages", "dist-packages"}.isdisjoint(file.parts)
 
 
 def _code(code: int) -> str:

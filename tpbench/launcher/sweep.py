@@ -29,7 +29,7 @@ from tpbench.files import NO_SPACE
 from tpbench.launcher import interrupts
 from tpbench.launcher.attempt import FAILURES, Attempt, discard_rows
 from tpbench.launcher.command_line import rewrites
-from tpbench.launcher.command_line.checks import check_roots
+from tpbench.launcher.command_line.checks import check_names, check_roots
 from tpbench.launcher.command_line.rewrites import chosen_fields, command_line_variants
 from tpbench.launcher.devices import CellLocks
 from tpbench.launcher.display import Display
@@ -289,6 +289,7 @@ def register() -> None:
 def _run(requests: Sequence[Request], folder: Path, hydra_config: Any) -> None:
     """Plan and run the cells. Raises CompactHydraException for invalid input, and if cells failed."""
     try:
+        check_names(dict.fromkeys(name for one in requests for name in one.values if name not in one.chosen))
         options = sweep_options(requests)
         runner = _runner(hydra_config.launcher, options)
         folders = [Path(each.path) for each in hydra_config.runtime.config_sources if each.schema == "file"]

@@ -23,6 +23,9 @@ SIGNATURES = {
     "reference": ("problem", "inputs", "rank"),
     "check": ("problem", "inputs", "output", "rank"),
     "costs": ("problem", "rank"),
+    "step": ("problem", "inputs", "prepared", "rank"),
+    "details": ("problem", "inputs", "session", "rank"),
+    "session": ("problem", "variant", "rank"),
     "variant": ("problem", "inputs", "rank"),
 }
 """The arguments of a workload's functions."""
@@ -59,7 +62,7 @@ def _workload(workload: Workload, path: Path) -> dict[str, Any]:
     name = workload.name
     if name in NAMES:
         raise _Mistake(f"{name} is the name of a workload of tpbench: write Workload(..., name=...)")
-    for what in ("inputs", "reference"):
+    for what in () if "session" in workload.functions else ("inputs", "reference"):
         if what not in workload.functions and (what, "check" in workload.functions) != ("reference", True):
             raise _Mistake(f"the workload {name} has no {what}: decorate a function with its .{what}")
     for what, function in workload.functions.items():
@@ -93,6 +96,8 @@ def _variant(variant: Variant) -> dict[str, Any]:
 def _require_signature(what: str, function: Callable[..., Any]) -> None:
     expected = SIGNATURES[what]
     signature = inspect.signature(function)
+    if what == "costs" and len(signature.parameters) == 3:
+        expected = ("problem", "inputs", "rank")
     try:
         signature.bind(*expected)
     except TypeError:

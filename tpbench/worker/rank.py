@@ -15,9 +15,11 @@ import time
 import traceback
 from collections.abc import Generator, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from tpbench.suggestions import message
 from tpbench.worker.process import (
     begin_tasks,
     context_of,
@@ -44,7 +46,7 @@ _PEER_LOST = re.compile(
 POLL_S = 0.005
 """Seconds between two looks for the next tasks."""
 
-RANK = int(os.environ["RANK"])
+RANK, LOCAL_RANK = int(os.environ["RANK"]), os.environ["LOCAL_RANK"]
 started = time.monotonic()
 """Time of this process at which the present tasks began."""
 
@@ -95,9 +97,9 @@ def run(tasks: Tasks) -> bool:
     """
     try:
         return tasks.run()
-    except (Exception, SystemExit, KeyboardInterrupt) as error:
+    except BaseException as error:
         traceback.print_exc()
-        if _PEER_LOST.search(str(error)):  # the rank that broke the collective knows the reason
+        if _PEER_LOST.search(message(error)):  # the rank that broke the collective knows the reason
             leave(PEER_LOST)
         _save_failure(tasks.now, error)
         leave(ERROR)
@@ -195,10 +197,8 @@ class Tasks:
         columns |= {"memory_limit_gib": limit, "jobs_before": self.jobs_before}
         say("setting up")
         copy = copy_gb_per_s(device)
-        session = job.set_up(context)
-        interleaved = len(self.tasks) > 1
-        self.measurements[place] = measurement(session, context, job.measure, copy, job.interpreted, interleaved)
-        del session
+        arguments = partial(job.set_up, context), context, job.measure, copy
+        self.measurements[place] = measurement(*arguments, job.interpreted, interleaved=len(self.tasks) > 1)
         self._go_on(place, None)
 
     def _go_on(self, place: int, answer: bool | None) -> None:
@@ -220,7 +220,7 @@ class Tasks:
 
 def _redirect_output(folder: Path) -> None:
     """Write stdout and stderr of this process to log files in a cell's folder, as torchrun does."""
-    logs = folder / "warm" / "attempt_0" / os.environ["LOCAL_RANK"]
+    logs = folder / "warm" / "attempt_0" / LOCAL_RANK
     logs.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(OSError):
         sys.stdout.flush()
@@ -243,11 +243,11 @@ def _save_failure(task: Task, error: BaseException) -> None:
     rank_memory.lift_limit()
     shortage = rank_memory.shortage(error)
     if shortage is None:
-        place = location(error)
+        place, text = location(error, task.job.outside), message(error)
         _save(
             task,
             "error",
-            f"rank {RANK}: {type(error).__name__}{f' in {place}' if place else ''}{f': {error}' if str(error) else ''}",
+            f"rank {RANK}: {type(error).__name__}{f' in {place}' if place else ''}{f': {text}' if text else ''}",
         )
         return
     asked = f" asking for {shortage / 2**30:.3g} GiB" if shortage else ""

@@ -2,8 +2,8 @@
 
 No module that this package imports uses torch: the launcher reads workloads to plan a sweep. A workload of this package
 is a folder with two entry points. Its `__init__` declares the problem's fields, the variants and the columns of a row.
-Its `bench` module runs the workload on a rank, and only a worker imports it. A workload of a user's file declares
-functions instead of `bench`: its inputs, a reference and its costs. `operation` runs these.
+Its `bench` module, which only ranks import, declares what runs on a rank as a user's file does: functions for the
+inputs, a reference or a check, the costs, and maybe more, or a session. `operation` runs these.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any, TypeVar
 
 from tpbench.measure.session import Context, Session
@@ -25,7 +24,7 @@ from tpbench.workloads.cost_model import CostModel
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 NAMES = ("entropy_loss", "linear_loss", "embedding_grad", "tp_block", "train_step")
-"""The folders beside this file that hold a workload."""
+"""The folders beside this file that hold a workload. A variant from outside that names none is of the first one."""
 
 
 @dataclass(frozen=True)
@@ -135,8 +134,9 @@ class Workload:
     """Name in rows. Empty: that of the problem's class in small letters, as `my_problem`."""
     columns: Mapping[str, str] = field(default_factory=dict)
     """Results that only this workload's rows have, each with its meaning and unit."""
-    variant_columns: tuple[str, ...] = ()
-    """Those of `columns` that a variant itself may set. Everything else of a row is measured."""
+    variant_columns: Mapping[str, type] = field(default_factory=dict)
+    """Those of `columns` that a variant itself may set, each with its type: int, float or str. Everything else of a row
+    is measured."""
     job_only_fields: tuple[str, ...] = ()
     """Fields of the problem without a column: a row has them in the JSON of its job only."""
     former_fields: Mapping[str, Any] = field(default_factory=dict)
@@ -173,13 +173,15 @@ class Workload:
     """Import and return the model that `scripts/predict.py` fits. None: the workload cannot be predicted."""
     scheduled: bool | Callable[[Any], bool] = False
     """True if the problem fixes the number of iterations, and each iteration continues the one before. No stop rule
-    applies, and cells cannot be interleaved. Sessions are `ScheduledSession`s. May be a function of the problem."""
+    applies, and cells cannot be interleaved. `session` runs them. May be a function of the problem."""
     reusable_process: bool = False
     """True if jobs leave no state in a process, so that it may run the next job, or interleave both."""
     definition: Mapping[str, Any] | None = None
     """What rows carry of a workload from outside this package (`definition`). None for one of this package."""
     functions: dict[str, Callable[..., Any]] = field(default_factory=dict)
-    """The functions that `inputs`, `reference` or `check`, and `costs` declare, by these names."""
+    """The functions that `inputs`, `reference` or `check`, `costs`, `step` and `details` declare, by these names."""
+    prepared: type = object
+    """The type that a variant's function returns, with `step`."""
     output: type = dict
     """The type that a step returns: with `reference` a dictionary of tensors."""
     variants: dict[str, Variant] = field(default_factory=dict)
@@ -228,8 +230,38 @@ class Workload:
         return lambda function: self._declare("check", function)
 
     def costs(self, function: FunctionT) -> FunctionT:
-        """Register `(problem, rank) -> Costs` of a rank. Without it, rows have no floor."""
+        """Register `(problem, rank) -> Costs` of a rank, or `(problem, inputs, rank) -> Costs`.
+
+        Without it, rows have no floor.
+        """
         return self._declare("costs", function)
+
+    def step(self, prepared: type) -> Callable[[FunctionT], FunctionT]:
+        """Register `(problem, inputs, prepared, rank) -> Step`: the iteration of what a variant's function returns.
+
+        Without it, that is a function without arguments or a `Step`. With it, an object of the given type. The step may
+        name other inputs than the workload's, and its `restore` is never timed.
+        """
+        self.prepared = prepared
+        return lambda function: self._declare("step", function)
+
+    def details(self, function: FunctionT) -> FunctionT:
+        """Register `(problem, inputs, session, rank) -> dict` of further `columns`, measured after the iterations.
+
+        `session` has `step`, `restore`, `costs`, a `stopwatch`, and the `columns` measured so far. All ranks call it
+        for a correct row; those of rank 0 are stored.
+        """
+        return self._declare("details", function)
+
+    def session(self, function: FunctionT) -> FunctionT:
+        """Register `(problem, variant, rank) -> Session` for iterations that continue the one before, as training does.
+
+        The session has a `schedule` (`IterationSchedule`), and each of its iterations runs once. It calls
+        `variant.prepare` and makes, counts and compares everything itself. Where `scheduled` holds, it replaces all
+        other functions; a workload that doesn't say is always `scheduled`.
+        """
+        self.scheduled = self.scheduled or True
+        return self._declare("session", function)
 
     def _declare(self, what: str, function: FunctionT) -> FunctionT:
         if what in self.functions:
@@ -269,21 +301,17 @@ class Workload:
 
     def set_up(self, problem: Any, variant: Variant, context: Context) -> Session:
         """Return the session of a cell on this rank. Collective."""
-        bench = self.bench  # the import may declare the functions
-        module = importlib.import_module(f"{__name__}.operation") if self.functions else bench
-        arguments = (self, problem, variant, context) if self.functions else (problem, variant, context)
-        session: Session = module.setup(*arguments)
+        importlib.import_module(self.bench_module)  # it may declare the functions
+        operation = importlib.import_module(f"{__name__}.operation")
+        scheduled = self.scheduled(problem) if callable(self.scheduled) else self.scheduled
+        set_up = operation.scheduled_session if scheduled else operation.OperationSession
+        session: Session = set_up(self, problem, variant, context)
         return session
 
     @property
     def bench_module(self) -> str:
-        """The name of the module that a worker runs."""
+        """The name of the module that a rank imports first. It imports torch and declares the workload's functions."""
         return f"{__name__}.{self.name}.bench" if self.name in NAMES else f"{__name__}.operation"
-
-    @property
-    def bench(self) -> ModuleType:
-        """The module that a worker runs. It has `setup(problem, variant, context) -> Session` and imports torch."""
-        return importlib.import_module(self.bench_module)
 
 
 _registered: dict[str, Workload] = {}

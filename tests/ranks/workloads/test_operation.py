@@ -13,12 +13,13 @@ import torch
 
 from tests.support.ranks import Rank, RankError, ranks_here, run_on_ranks
 from tests.support.sleeping_sessions import run
-from tpbench.measure.session import Context, MeasureSettings, Verdict
+from tpbench.measure.session import Context, Costs, IterationSchedule, MeasureSettings, Verdict
 from tpbench.workloads import Variant, Workload
 
 RANKS = ranks_here(2)
 SMALL = {"tokens": 24, "hidden": 16, "elements": 100}
 FRESH = MeasureSettings(time_budget_s=20.0, min_iterations=3, max_iterations=4, fresh=True)
+KEPT = ("floor_ms", "bytes_communicated", "time_ms", "extra_ms", "place")
 needs_two_ranks = pytest.mark.skipif(RANKS < 2, reason="needs 2 GPUs, or none")
 
 
@@ -44,7 +45,7 @@ def measured(here: Rank, name: str, change: Callable[[Workload, str], None] | No
             outside = dataclasses.replace(variant, place=(__file__, 1))
             session = workload.set_up(problem, outside, context)
             verdict, columns = run(session, context, FRESH)
-            columns = {key: columns.get(key) for key in ("floor_ms", "bytes_communicated", "time_ms")}
+            columns = {key: columns.get(key) for key in KEPT}
             ended[variant.name] = {"wrong": verdict.wrong, **verdict.columns, **columns}
     return ended
 
@@ -94,6 +95,16 @@ def fault(workload: Workload, case: str) -> None:
             error = float((output["y"].double() - reference(problem, inputs, rank)["y"]).abs().max())
             return Verdict({"output_error": error}, None if error < 0.1 else "it is wrong")
 
+    if case.startswith("details"):
+        workload.columns = {"extra_ms": "time, ms", "place": "rank"}
+
+        @workload.details
+        def details(problem: Any, inputs: Any, session: Any, rank: Context) -> dict[str, Any]:
+            assert inputs is session.inputs and session.costs.bytes_moved and rank.seed == problem.seed
+            session.restore()
+            extra_ms = session.stopwatch.ms(session.step, session.restore) / session.columns["time_ms"]
+            return {"extra_ms": extra_ms, "placed" if "wrong" in case else "place": rank.rank}
+
     random = {"random inputs": "inputs", "random reference": "reference"}.get(case)
     if random:
         function = workload.functions[random]
@@ -116,6 +127,7 @@ RAISES = {
     "in an input": "the output y of mine lies in memory of an input",
     "random inputs": "noisy computes another (x|scale|expert) when it is called twice",
     "random reference": "noisy computes another y when it is called twice",
+    "details wrong": "details sets placed: no column of a workload is called placed, did you mean place",
 }
 
 
@@ -144,3 +156,63 @@ def test_a_workload_may_compare_outputs_itself() -> None:
 def test_without_costs_there_is_no_floor() -> None:
     row = run_on_ranks(RANKS, measured, "moe", fault, "no costs")[0]["mine"]
     assert row["floor_ms"] is None and row["time_ms"] > 0 and row["wrong"] is None
+
+
+@needs_two_ranks
+def test_details_are_columns_of_a_correct_row() -> None:
+    rows = run_on_ranks(RANKS, measured, "moe", fault, "details")
+    assert [row["mine"]["place"] for row in rows] == list(range(RANKS))
+    assert all(row["mine"]["extra_ms"] > 0 and row["mine"]["wrong"] is None for row in rows)
+
+
+class Sums:
+    """Adds the ranks' numbers to a sum in each iteration."""
+
+    schedule = IterationSchedule(warmup_iterations=1, iterations=3)
+    costs = Costs(None, 8)
+
+    def __init__(self, problem: Any, variant: Variant, rank: Context) -> None:
+        self.rank, self.total = rank, torch.zeros(1)
+        self.reduce = variant.prepare(problem, self.total, rank)
+
+    def step(self) -> None:
+        self.total += self.reduce(torch.full((1,), self.rank.rank + 1.0))
+
+    def release(self) -> None: ...
+
+    def restore(self) -> None: ...
+
+    def check(self) -> Verdict:
+        wrong = None if float(self.total) == 4 * 3 else f"the sum is {float(self.total)}"
+        return Verdict({"output_error": 0.0}, wrong)
+
+
+def no_session(*arguments: Any) -> dict[str, int]:
+    return {}
+
+
+def continued(here: Rank, session: Any) -> dict[str, Any]:
+    def reduce(problem: Any, inputs: torch.Tensor, rank: Context) -> Any:
+        def sum_over_ranks(x: torch.Tensor) -> torch.Tensor:
+            torch.distributed.all_reduce(x)
+            return x
+
+        return sum_over_ranks
+
+    def session_of_cell(*arguments: Any) -> Any:
+        return session(*arguments)
+
+    workload = Workload(example("moe").problem, name="sums")
+    workload.session(session_of_cell)
+    context = Context(here.rank, here.world_size, here.rank, here.world_size, 0, 1, here.group, here.group, here.device)
+    made = workload.set_up(workload.problem(), Variant("mine", "", reduce, place=(__file__, 1)), context)
+    verdict, columns = run(made, context, FRESH)
+    return {"wrong": verdict.wrong, **columns}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="it reduces numbers of the CPU")
+def test_a_session_of_a_workload_runs_each_of_its_iterations_once() -> None:
+    for row in run_on_ranks(2, continued, Sums):
+        assert row["wrong"] is None and len(row["samples_ms"]) == 3 and row["bytes_communicated"] == 8
+    with pytest.raises(RankError, match="session_of_cell must return a session: its dict has no schedule"):
+        run_on_ranks(2, continued, no_session)

@@ -7,8 +7,20 @@ from pathlib import Path
 import pytest
 
 from tpbench.launcher.command_line import rewrites
-from tpbench.launcher.command_line.checks import check_overrides, check_roots, options_first, unknown_choice
-from tpbench.launcher.command_line.rewrites import chosen_fields, config_folders, for_hydra, rewritten
+from tpbench.launcher.command_line.checks import (
+    check_names,
+    check_overrides,
+    check_roots,
+    options_first,
+    unknown_choice,
+)
+from tpbench.launcher.command_line.rewrites import (
+    check_defaults,
+    chosen_fields,
+    config_folders,
+    for_hydra,
+    rewritten,
+)
 from tpbench.settings import JobError
 from tpbench.workloads import workloads
 
@@ -64,9 +76,24 @@ def test_a_wrong_value_of_an_option_is_named(arguments: list[str], message: str)
 def test_the_folders_of_the_search_path(tmp_path: Path) -> None:
     (tmp_path / "site.yaml").write_text(f"hydra:\n  searchpath: [file://{tmp_path}/site]\n")
     site = tmp_path / "site"
+    site.mkdir()
     assert config_folders(["shape=mine", f"hydra.searchpath=[file://{site}]"])[1:] == [site]
     assert config_folders(["shape=mine", f"--config-dir={tmp_path}", "-cn", "site"])[1:] == [tmp_path, site]
     assert config_folders(["-cd", str(tmp_path), "shape=mine"])[1:] == [tmp_path]
+
+
+def test_folders_and_files_of_configuration_that_are_missing_or_build_on_nothing_are_named(tmp_path: Path) -> None:
+    site = f"--config-dir={tmp_path}"
+    for argument in ("--config-dir=nowhere", "hydra.searchpath=[nowhere]", "hydra.searchpath=[pkg://numpy.nowhere]"):
+        with pytest.raises(JobError, match=r"no such folder of configuration files: .*nowhere"):
+            check_defaults([argument])
+    (tmp_path / "ours.yaml").write_text("tokens: 3\n")
+    with pytest.raises(JobError, match="no configuration file is called our, did you mean ours"):
+        check_defaults([site, "-cn", "our"])
+    with pytest.raises(JobError, match=r"ours.yaml needs a list `defaults:`"):
+        check_defaults([site, "-cn", "ours"])
+    (tmp_path / "ours.yaml").write_text("defaults: [config, _self_]\ntokens: 3\n")
+    check_defaults([site, "-cn", "ours.yaml"])
 
 
 def test_a_group_at_the_root_of_a_file_is_refused() -> None:
@@ -74,6 +101,14 @@ def test_a_group_at_the_root_of_a_file_is_refused() -> None:
     for group, value in (("shape", {"tokens": 3}), ("measure", "x"), ("model", "x")):
         with pytest.raises(JobError, match=f"`{group}:` at the root .*: write `- override {group}: NAME` in .*global"):
             check_roots({group: value}, {group: "mine"})
+    with pytest.raises(JobError, match=r"write `- experiment: NAME`"):
+        check_roots({"experiment": "x"}, {"shape": "b"})
+
+
+def test_a_name_in_a_file_that_is_no_field_is_refused() -> None:
+    check_names(["tokens", "resume", "shape_workload", "hub_ids", "variant"])
+    with pytest.raises(JobError, match=r"in a configuration file: no field is called tokenss, did you mean tokens"):
+        check_names(["tokenss"])
 
 
 @pytest.mark.parametrize(
@@ -81,7 +116,6 @@ def test_a_group_at_the_root_of_a_file_is_refused() -> None:
     [
         ("block_cap=choice(4096,8192)", "block_cap=4096,8192"),
         ("variant=glob(*tp*)", "variant=triton_tp,pytorch_tp_manual"),
-        ("variant=glob(nothing*)", "variant=glob(nothing*)"),
         ("model=./one,/models/two", "model_dir=./one,/models/two"),
         ("model='./a,b'", "model_dir='./a,b'"),
         ("train.loss=tpbench", "train_loss=tpbench"),
@@ -98,10 +132,24 @@ def test_lists_of_choices_units_and_models_are_written_out(argument: str, writte
     assert " ".join(rewritten([argument])) == written
 
 
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("variant=glob(block_*)", "no variant of entropy_loss, the workload of the shape, matches glob(block_*)"),
+        ("vocab=131,072", "vocab=131,072: a number has no comma: write vocab=131072"),
+    ],
+)
+def test_patterns_without_a_match_and_numbers_with_commas_are_refused(argument: str, message: str) -> None:
+    with pytest.raises(JobError) as caught:
+        rewritten([argument])
+    assert str(caught.value).startswith(message)
+
+
 def test_all_variants_are_those_of_the_shape(tmp_path: Path) -> None:
     names = list(workloads()["tp_block"].variants)
     written = f"variant={','.join(names)}"
     assert rewritten(["shape=tiny_block_tp2", "variant=all"])[1] == written
+    assert rewritten(["shape=tiny_block_tp2", "variant=all,block_tp,mine"])[1] == f"{written},mine"
     assert rewritten(["+experiment=tp_stack", "variant=all"])[1] == written
     (tmp_path / "shape").mkdir()
     (tmp_path / "shape/mine.yaml").write_text("shape_workload: tp_block\n")

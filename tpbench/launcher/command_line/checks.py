@@ -9,7 +9,7 @@ import math
 import re
 import shlex
 from argparse import Namespace
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from hydra._internal.utils import get_args_parser
@@ -30,6 +30,8 @@ _ENVIRONMENT = re.compile(r"\$\{\s*oc\.(env|\$)")
 _CODE = "_target_"
 """Key of Hydra's configuration that names a Python object to call."""
 
+OUTPUT_FOLDERS = ("output_dir", "hydra.run.dir", "hydra.sweep.dir")
+"""Fields for the folders of rows and of logs."""
 MAX_CELLS = 10_000
 """Most cells of one sweep. Every cell is composed before the first one runs, in about 60 ms each."""
 MAX_LISTED = 25
@@ -140,6 +142,10 @@ def _errors(override: Override, sweeps: bool) -> list[str]:
         errors.append(f'{printable(line)} reads a variable of the environment: let the shell do it, {key}="$NAME"')
     if override.is_sweep_override() and not (sweeps or of_hydra):
         errors.append(f"{line} is a sweep: add -m (python -m tpbench -m ...)")
+    if key == "workload":
+        errors.append("a workload is chosen by its variant and shape (python -m tpbench list WORKLOAD shows them)")
+    if key in OUTPUT_FOLDERS and of_hydra:
+        user_path(override.get_value_element_as_str().strip("'\""), key)
     if key in GROUPS and isinstance(values := override.value(), list):
         errors.append(f"{line}: write several values as -m {key}={','.join(map(str, values))}")
     if key == "experiment" and not override.is_add():
@@ -156,7 +162,7 @@ def _count(override: Override) -> int:
     return max(1, len(value.list)) if isinstance(value, ChoiceSweep) else 1
 
 
-def explained(error: HydraException) -> str:
+def hydra_message(error: HydraException) -> str:
     """Return an error of Hydra's for the user, with the valid names if a choice or an option does not exist."""
     if isinstance(error, MissingConfigException) and "/" in str(error.missing_cfg_file):
         group, _, choice = str(error.missing_cfg_file).rpartition("/")
@@ -179,9 +185,18 @@ def unknown_choice(group: str, choice: str, valid: Collection[str]) -> str:
 
 def check_roots(config: Any, choices: Mapping[str, Any]) -> None:
     """Raise JobError if a configuration file has a group at its root, where it selects no file. `choices`: Hydra's."""
-    for group in ("shape", "model", "measure"):
+    for group in ("shape", "model", "measure", "experiment"):
         if config.get(group) not in (None, choices.get(group)):
             raise JobError(
-                f"`{group}:` at the root of a configuration file selects nothing: write `- override {group}: NAME` in "
-                f"its defaults, and `# @package _global_` as the first line of the file of {group}=NAME"
+                f"`{group}:` at the root of a configuration file selects nothing: write "
+                f"`- {'override ' * (group in choices)}{group}: NAME` in its defaults, and `# @package _global_` as "
+                f"the first line of the file of {group}=NAME"
             )
+
+
+def check_names(values: Iterable[str]) -> None:
+    """Raise JobError for names that configuration files set, and that are no fields. `values`: those of a job."""
+    names, where = command_line_names() | set(GROUPS), "python -m tpbench list fields"
+    extra = [name for name in values if name not in names | {"hub_ids", "shape_workload"}]
+    if errors := [unknown("field", name, names, where) for name in extra]:
+        raise JobError("\n".join(f"in a configuration file: {error}" for error in errors))

@@ -15,13 +15,14 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from tpbench.job import WORLD_SIZE, Job
-from tpbench.launcher.command_line.checks import parse_options
+from tpbench.launcher.command_line.checks import OUTPUT_FOLDERS, parse_options
 from tpbench.launcher.options import CONF, GROUPS, SWEEP_OPTION_NAMES, command_line_names, read_choice
 from tpbench.measure.session import MeasureSettings
 from tpbench.outside.variant import OutsideVariant, from_entry_point, from_file, installed_names, names_in
 from tpbench.results.read import LABEL
 from tpbench.results.schema import INT, TEXT, common_columns, type_from_hint
 from tpbench.settings import JobError, user_path
+from tpbench.suggestions import unknown
 from tpbench.workloads import variants
 
 typed: list[str] = []
@@ -29,6 +30,8 @@ typed: list[str] = []
 
 _NESTED = re.compile(r"""[()\[\]{}'"\\]""")
 """Characters of a value that is more than a list of words."""
+_THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})*,0\d\d(?:,\d{3})*")
+"""A number with commas. No list of values has one that begins with 0."""
 _BARE_NUMBER = re.compile(r"(?<![\w'\".])(\d+)(?![\w'\".])")
 
 
@@ -101,10 +104,12 @@ def rewritten(arguments: Sequence[str]) -> list[str]:
     errors: list[str] = []
     for argument in arguments:
         name, equals, value = argument.partition("=")
-        if name in ("output_dir", "model", "model_dir"):  # Hydra's grammar has no ~
+        if name in ("model", "model_dir", *OUTPUT_FOLDERS):  # Hydra's grammar has no ~
             value = ",".join(str(user_path(path)) if path.startswith("~") else path for path in value.split(","))
         if name in GROUPS:  # Hydra's sweeper takes numbers in choice(...) for no choices
             value = re.sub(r"^choice\(([^()]*)\)$", r"\1", value)
+        elif _THOUSANDS.fullmatch(value):
+            raise JobError(f"{argument}: a number has no comma: write {name}={value.replace(',', '')}")
         if name == "variant":
             value = _CHOICE.sub(lambda match: _remember(match[0], errors), _all_variants(value, arguments))
         if (flat := name.replace(".", "_")) in command_line_names():  # train.loss
@@ -137,15 +142,23 @@ def for_hydra(arguments: Sequence[str]) -> list[str]:
 
 
 def _all_variants(value: str, arguments: Sequence[str]) -> str:
-    """Return `all` and `glob(PATTERN)` as a list of the variants of the line's shapes, without presets."""
-    pattern = re.fullmatch(r"all|glob\(([^(),=\[\]]*)\)", value)
-    if pattern is None:
+    """Return `all` and `glob(PATTERN)` as a list of the variants of the line's shapes, without presets.
+
+    Raises JobError if nothing matches.
+    """
+    pattern = re.fullmatch(r"glob\(([^(),=\[\]]*)\)", value)
+    words = ["all"] if pattern else value.split(",")
+    if "all" not in words:
         return value
-    fits = (pattern[1] or "*").strip("'\"")
+    fits = pattern[1].strip("'\"") if pattern else "*"
     shapes = (values for shape in _shapes(arguments) for values in _read("shape", shape, arguments))
     owners = {values.get("shape_workload") for values in shapes}
-    names = (name for name, (workload, _) in variants().items() if workload.name in owners)
-    return ",".join(name for name in names if fnmatch.fnmatch(name, fits)) or value
+    valid = [name for name, (workload, _) in variants().items() if workload.name in owners]
+    chosen = [name for name in valid if fnmatch.fnmatch(name, fits)]
+    if not chosen:
+        of_workloads = f"of {', '.join(sorted(map(str, owners)))}, the workload of the shape,"
+        raise JobError(f"no variant {of_workloads} matches {value} (valid: {', '.join(valid)})")
+    return ",".join(dict.fromkeys(name for word in words for name in (chosen if word == "all" else [word])))
 
 
 def _shapes(arguments: Sequence[str]) -> list[str]:
@@ -165,7 +178,10 @@ def _read(group: str, name: str, arguments: Sequence[str]) -> list[dict[str, Any
 
 
 def config_folders(arguments: Sequence[str]) -> list[Path]:
-    """Return the folders of configuration files: the package's, that of --config-dir and those of hydra.searchpath."""
+    """Return the folders of configuration files: the package's, that of --config-dir and those of hydra.searchpath.
+
+    Raises JobError for a folder that does not exist.
+    """
     folders = [CONF, *map(Path, filter(None, [parse_options(arguments)[0].config_dir]))]
     lists = [word.partition("=")[2].strip("[]") for word in arguments if word.startswith("hydra.searchpath=")]
     places = [place.strip("'\" ") for text in lists for place in text.split(",")]
@@ -174,10 +190,25 @@ def config_folders(arguments: Sequence[str]) -> list[Path]:
         if kind == "pkg":
             spec = importlib.util.find_spec(rest.partition("/")[0].partition(".")[0])
             roots = (spec and spec.submodule_search_locations) or []
-            folders += [Path(root, *rest.replace("/", ".").split(".")[1:]) for root in roots]
+            folders += [Path(root, *rest.replace("/", ".").split(".")[1:]) for root in roots] or [Path(place)]
         else:
             folders.append(Path(rest))
+    if missing := [str(folder) for folder in folders if not folder.is_dir()]:
+        raise JobError(f"no such folder of configuration files: {', '.join(missing)}")
     return folders
+
+
+def check_defaults(arguments: Sequence[str]) -> None:
+    """Raise JobError if no folder has the configuration file that -cn names, or if it does not build on another one."""
+    folders, name = config_folders(arguments), parse_options(arguments)[0].config_name
+    if name is None:
+        return
+    files = [file for folder in folders if (file := folder / f"{name.removesuffix('.yaml')}.yaml").is_file()]
+    if not files:
+        valid = sorted(file.stem for folder in folders for file in folder.glob("*.yaml"))
+        raise JobError(unknown("configuration file", name, valid))
+    if "_self_" not in (read_choice(files[0]).get("defaults") or ()):
+        raise JobError(f"{files[0]} needs a list `defaults:` with `- config`, what it overrides, and `- _self_`")
 
 
 def _primary(arguments: Sequence[str], folders: Sequence[Path]) -> dict[str, Any]:
@@ -293,6 +324,8 @@ def _require_free_names(variant: OutsideVariant) -> None:
             raise JobError(
                 f"{file}: the field {each.name} of {variant.workload} has a name that tpbench uses: rename it"
             )
+    for name in variant.of_workload.columns.keys() & common_columns().keys():
+        raise JobError(f"{Path(variant.path).name}: the column {name} of {variant.workload} has a name of tpbench's")
 
 
 SHARED_COLUMNS = {"tokens": INT, "vocab": INT, "dtype": TEXT}
