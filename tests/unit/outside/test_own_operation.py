@@ -145,7 +145,7 @@ def test_a_session_of_its_own_fixes_the_iterations(folder: Path) -> None:
     (folder / "my_op.py").write_text(
         FILE.replace(session, "@work.session\ndef session(problem, variant, rank): ...\n\n")
     )
-    rewrites.replace_file_variants(["variant=my_op.py:copies"])
+    rewrites.rewritten(["variant=my_op.py:copies"])
     outside = dict(rewrites.command_line_variants())
     values = {"variant": "my_op.py:copies", "tp_size": 2, "device": "cpu"}
     assert parse_job(values, outside=outside).scheduled
