@@ -94,7 +94,7 @@ def _grids(frame: pd.DataFrame, by_workload: Mapping[str, Study]) -> list[Record
     return [grid for grid in arrange_rows(frame).grids if grid.workload in by_workload]
 
 
-def _computed(frame: pd.DataFrame, by_workload: dict[str, Study]) -> list[tuple[Any, list[Record]]]:
+def _computed(frame: pd.DataFrame, by_workload: dict[str, Study]) -> list[tuple[Any, list[dict[str, Any]]]]:
     """Return the module and the rows of each workload that computes the study itself."""
     frame = comparable(frame)
     return [
