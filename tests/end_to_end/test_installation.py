@@ -76,28 +76,42 @@ def test_without_torch_a_job_is_refused_before_its_ranks_start(tmp_path: Path) -
     assert not [*tmp_path.rglob("*.parquet"), *tmp_path.rglob("task.json")]
 
 
-def scripts_run(checkout: Path, tmp_path: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+def scripts_run(checkout: Path, tmp_path: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run the checkout's scripts/run with a program in place of Python."""
     stub = tmp_path / "python3.13"
     stub.write_text(PYTHON_STUB)
     stub.chmod(0o755)
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", **variables}
-    return subprocess.run([str(checkout / "scripts/run"), "list"], env=env, capture_output=True, text=True)
+    return subprocess.run([str(checkout / "scripts/run"), *arguments], env=env, capture_output=True, text=True)
 
 
 def test_an_installation_prints_one_line_and_writes_a_log(checkout: Path, tmp_path: Path) -> None:
     shutil.rmtree(checkout / ".venv", ignore_errors=True)
-    failed = scripts_run(checkout, tmp_path, PIP_EXIT_CODE="1")
+    failed = scripts_run(checkout, tmp_path, "list", PIP_EXIT_CODE="1")
     log = checkout / ".venv" / "install.log"
     assert (failed.returncode, failed.stdout) == (1, "")
     assert "ERROR: the last line" in failed.stderr and str(log) in failed.stderr
 
-    done = scripts_run(checkout, tmp_path)
+    done = scripts_run(checkout, tmp_path, "list")
     (line,) = done.stderr.splitlines()
     assert str(checkout / ".venv") in line and "some minutes, once" in line
     assert (done.returncode, done.stdout) == (0, "started: -m tpbench list\n")
     assert "WARNING: noise" in log.read_text() and f"--editable {checkout}[report]" in log.read_text()
 
-    again = scripts_run(checkout, tmp_path)
+    again = scripts_run(checkout, tmp_path, "list")
     assert (again.returncode, again.stderr) == (0, "")
     shutil.rmtree(checkout / ".venv")
+
+
+@pytest.mark.parametrize(("gpus", "shape"), [(None, None), (0, None), (1, "v131k_tp1"), (2, "v131k_tp2")])
+def test_the_first_run_ends_with_the_next_commands(
+    gpus: int | None, shape: str | None, checkout: Path, tmp_path: Path
+) -> None:
+    """Without GPUs `nvidia-smi` is missing, or it fails."""
+    if gpus is not None:
+        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\nseq {gpus}\n[ {gpus} -gt 0 ]\n")
+        (tmp_path / "nvidia-smi").chmod(0o755)
+    done = scripts_run(checkout, tmp_path)
+    assert done.returncode == 0 and done.stdout.startswith("started: -m tpbench -m variant=triton_tp")
+    assert ("There is no GPU" in done.stdout) == (not gpus)
+    assert "Continue with:" in done.stdout and (not shape or f"shape={shape}" in done.stdout)

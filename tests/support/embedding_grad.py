@@ -13,7 +13,6 @@ from tests.support.ranks import Rank
 from tpbench.measure import clock
 from tpbench.measure.session import Context
 from tpbench.workloads.embedding_grad import WORKLOAD, EmbeddingGrad
-from tpbench.workloads.embedding_grad.bench import EmbeddingGradSession
 from tpbench.workloads.embedding_grad.exchanges import Exchange, ExchangeContext, sequence
 from tpbench.workloads.embedding_grad.exchanges.collectives import CountedCollectives
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs, leaving
@@ -58,12 +57,10 @@ def prepared(
     return inputs, comm, WORKLOAD.variants[name].prepare(cell, ExchangeContext(inputs, comm, fixed))
 
 
-def new_session(
-    here: Rank, cell: EmbeddingGrad, name: str, inputs: EmbeddingGradInputs | None = None
-) -> EmbeddingGradSession:
+def new_session(here: Rank, cell: EmbeddingGrad, name: str) -> Any:
     """Set up a session that measures each time once: these tests need no precise times."""
     with mock.patch.dict(clock.ITERATIONS, cpu=1, cuda=1):
-        return EmbeddingGradSession(cell, WORKLOAD.variants[name], context(here), inputs)
+        return WORKLOAD.set_up(cell, WORKLOAD.variants[name], context(here))
 
 
 def run(exchange: Exchange, comm: CountedCollectives) -> Tensor:

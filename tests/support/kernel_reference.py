@@ -26,11 +26,11 @@ def reference(
     reduction: str = "mean", ignore_index: int = -100, logits_scale: float = 1.0, temperature: float = 1.0,
     label_smoothing: float = 0.0, z_loss: float = 0.0, grad_scale: float = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The loss, the rows' losses and the gradient, float64 on the CPU, with `entropy_loss`'s parameters."""
-    leaf = logits.detach().double().cpu().requires_grad_()
-    target = target.detach().cpu()
+    """The loss, the rows' losses and the gradient in float64, on the CPU, with the parameters of `entropy_loss`."""
+    leaf = logits.detach().double().requires_grad_()
+    target = target.detach().to(leaf.device)
     vocab = leaf.shape[1] if vocab_size is None else vocab_size
-    rows = torch.arange(len(leaf))
+    rows = torch.arange(len(leaf), device=leaf.device)
     if loss == "cross_entropy":
         rows = rows[(target != ignore_index) & (target >= 0) & (target < vocab)]
     x = leaf[rows, :vocab] * logits_scale
@@ -45,11 +45,12 @@ def reference(
         value = {"soft_cross_entropy": -log_p, "reverse_kl": log_p - log_q, "forward_kl": log_q - log_p}[loss]
         counted = (weight.masked_fill(weight == 0, 0.0) * value).sum(-1)
     counted = counted + z_loss * x.logsumexp(-1).square()
-    row_loss = torch.zeros(len(leaf), dtype=torch.float64).index_put((rows,), counted)
+    row_loss = torch.zeros_like(leaf[:, 0]).index_put((rows,), counted)
     total = row_loss.sum() / (max(1, len(rows)) if reduction == "mean" else 1)
     total.backward()
     assert leaf.grad is not None
-    return (row_loss if reduction == "none" else total).detach(), row_loss.detach(), leaf.grad * grad_scale
+    result = row_loss if reduction == "none" else total
+    return result.detach().cpu(), row_loss.detach().cpu(), (leaf.grad * grad_scale).cpu()
 
 
 def assert_right(loss: Tensor, row_loss: Tensor, grad: Tensor, right: tuple[Tensor, Tensor, Tensor]) -> None:

@@ -93,6 +93,7 @@ def test_the_key_is_of_the_resolved_job() -> None:
     for change in (
         {"seed": 1},
         {"graph": True},
+        {"profile": True},
         {"tp_size": 1},
         {"memory_limit_gib": 1},
         {"variant": "pytorch_gather"},
@@ -121,10 +122,11 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_a_stored_job_of_another_version_has_a_key_too() -> None:
     """Otherwise `resume=true` would measure cells again because tpbench has a new field."""
     job = parse_job(TINY)
-    older = {name: value for name, value in job.flat().items() if name not in ("fresh", "algorithm")}
+    older = {name: value for name, value in job.flat().items() if name not in ("fresh", "profile", "algorithm")}
     assert key_of(older) == key_of(job.flat()) == job.key
     assert key_of({**older, "fresh": True}) == parse_job({**TINY, "fresh": True}).key != job.key
     assert key_of({**older, "removed": 1}) != job.key
+    assert key_of(older | {"profile": False}) == job.key != key_of(older | {"profile": True})
     assert key_of({**older, "output_dir": "b"}) == job.key
 
 

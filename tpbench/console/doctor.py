@@ -57,7 +57,7 @@ def _gpu(nvml: Any, index: int) -> list[Finding]:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     subject, total = f"GPU {index}", int(memory.total) / 2**30
-    findings = [Finding(subject, "ok", f"{machine.nvml_text(nvml.nvmlDeviceGetName(handle))}, {total:.0f} GiB")]
+    findings = [Finding(subject, "ok", f"{nvml.nvmlDeviceGetName(handle)}, {total:.0f} GiB")]
     if int(memory.used) > BUSY_SHARE * int(memory.total):
         message = f"{int(memory.used) / 2**30:.0f} GiB are in use: another process would disturb a measurement"
         fix = "wait for it or end it (nvidia-smi lists it), or choose other GPUs with CUDA_VISIBLE_DEVICES"

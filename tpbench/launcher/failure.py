@@ -7,6 +7,7 @@ import signal
 import sysconfig
 from pathlib import Path
 
+import tpbench
 from tpbench.worker.result import PEER_LOST, load_failures
 
 AGENT_LOG = "torchrun.log"
@@ -18,7 +19,9 @@ TAIL_BYTES = 16_384
 _STACK = "Stack (most recent call first)"
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 """What faulthandler writes of a thread, and of each of its frames, the innermost first."""
+_PACKAGE = Path(tpbench.__file__).parent
 _STDLIB = sysconfig.get_path("stdlib")
+_MOST_CALLS = 3
 
 _NATIVE_OOM = re.compile(r"std::bad_alloc|[Cc]annot allocate memory|out of memory")
 """Messages of C++ code that runs out of memory: a thread of gloo or NCCL ends the process before Python can."""
@@ -89,13 +92,23 @@ def _stderr(log_dir: Path, rank: int) -> Path:
 
 
 def _last_words(log: Path) -> str:
-    """Return the last lines of a rank, and the line of code at which it is if it wrote its stack."""
+    """Return the last lines of a rank and, if it wrote its stack, its innermost calls.
+
+    The calls are those in the user's files or, if the rank is in none of them, those in tpbench.
+    """
     words, _, stack = _text(log).partition(_STACK)
-    places = [(Path(file), line, name) for file, line, name in _FRAME.findall(stack)]
-    of_user = [place for place in places if not {"site-packages", "dist-packages", "tpbench"} & set(place[0].parts)]
-    of_user = [place for place in of_user if not str(place[0]).startswith((_STDLIB, "<"))]
-    at = [f"now in {file.name}:{line} ({name})" for file, line, name in (of_user or places)[:1]]
+    calls = [(Path(file), f"{line} ({name})") for file, line, name in _FRAME.findall(stack)]
+    of_tpbench = [(file.relative_to(_PACKAGE.parent), place) for file, place in calls if file.is_relative_to(_PACKAGE)]
+    of_user = [
+        (Path(file.name), place) for file, place in calls if not (file.is_relative_to(_PACKAGE) or _is_of_library(file))
+    ]
+    places = [f"{file}:{place}" for file, place in (of_user or of_tpbench or calls)[:_MOST_CALLS]]
+    at = [f"now in {', called in '.join(places)}"] if places else []
     return "\n".join([*words.strip().splitlines()[-3:], *at])
+
+
+def _is_of_library(file: Path) -> bool:
+    return str(file).startswith((_STDLIB, "<")) or not {"site-packages", "dist-packages"}.isdisjoint(file.parts)
 
 
 def _code(code: int) -> str:

@@ -88,10 +88,11 @@ class GeneratedInputs(Inputs):
 
 
 def tensors_of(shard: Any) -> list[Tensor]:
-    """Return the tensors in a dictionary or in the fields of a dataclass, also those in tuples."""
+    """Return the tensors in a dictionary or in the fields of a dataclass that aren't constant, also those in tuples."""
     if isinstance(shard, dict):
         return list(_tensors(shard.values()))
-    return list(_tensors(getattr(shard, field.name) for field in dataclasses.fields(shard)))
+    fields = (field for field in dataclasses.fields(shard) if not field.metadata.get("constant"))
+    return list(_tensors(getattr(shard, field.name) for field in fields))
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:

@@ -1,8 +1,12 @@
-"""Two clocks: host wall time from barrier to idle device, and device time by events with launches queued ahead."""
+"""Two clocks: host wall time from barrier to idle device, and device time by events with launches queued ahead.
+
+The third one is in `chained`.
+"""
 
 from __future__ import annotations
 
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from statistics import median
@@ -31,12 +35,17 @@ Timed: TypeAlias = tuple[Callable[[], None], Callable[[], None]]
 """A step, and the function that restores its inputs: called before each step, outside the timed region."""
 
 
+_buffers: weakref.WeakValueDictionary[tuple[torch.device, int], torch.Tensor] = weakref.WeakValueDictionary()
+
+
 class ColdCache:
-    """A buffer that evicts the caches when it is written."""
+    """A buffer that evicts the caches when it is written. All objects of a process share its memory."""
 
     def __init__(self, device: torch.device, ranks_here: int) -> None:
         size = L2_FLUSH_BYTES if device.type == "cuda" else CPU_FLUSH_BYTES // ranks_here
-        self.buffer = torch.empty(size, dtype=torch.int8, device=device)
+        self.buffer = _buffers.get((device, size), torch.empty(0))
+        if len(self.buffer) != size:
+            self.buffer = _buffers[device, size] = torch.empty(size, dtype=torch.int8, device=device)
 
     def flush(self) -> None:
         self.buffer.zero_()
@@ -48,7 +57,8 @@ class Clock(ABC):
     Each iteration starts with all ranks lined up and a cold L2 cache.
     """
 
-    def __init__(self, device: torch.device, cache: ColdCache) -> None:
+    def __init__(self, device: torch.device, cache: ColdCache | None) -> None:
+        """`cache`: evicted before each iteration. None: caches stay as they are."""
         self.device, self.cache = device, cache
         self._one = torch.zeros(1, device=device)
 
@@ -68,6 +78,10 @@ class Clock(ABC):
         """Line the ranks up by a barrier: on GPUs a kernel on the current stream."""
         dist.all_reduce(self._one)
 
+    def _flush(self) -> None:
+        if self.cache is not None:
+            self.cache.flush()
+
     def _synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -76,7 +90,7 @@ class Clock(ABC):
 class WallClock(Clock):
     """Host time from the moment when all ranks are lined up with idle devices until this rank's device is idle."""
 
-    def __init__(self, device: torch.device, cache: ColdCache) -> None:
+    def __init__(self, device: torch.device, cache: ColdCache | None) -> None:
         super().__init__(device, cache)
         self.launches_ms: list[float] = []
         """For each iteration so far: milliseconds from the call of the step until it returned. On a GPU an honest step
@@ -94,7 +108,7 @@ class WallClock(Clock):
         for index in abba_order(len(timed), iterations):
             step, restore = timed[index]
             restore()
-            self.cache.flush()
+            self._flush()
             self._synchronize()
             self.line_up()
             self._synchronize()
@@ -126,7 +140,7 @@ class DeviceClock(Clock):
             step, restore = timed[index]
             restore()  # before the sleep, which covers the launches of the step only
             torch.cuda._sleep(int((SLEEP_MARGIN * enqueue_s[index] + 50e-6) * SLEEP_CYCLES_PER_S))
-            self.cache.flush()
+            self._flush()
             self.line_up()
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()

@@ -12,6 +12,9 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from tpbench.measure.audit import is_audited
+from tpbench.measure.session import Session
+
 WARMUP_PASSES = 3
 """Passes before a capture: they allocate shared memory and choose kernels."""
 
@@ -61,3 +64,22 @@ def capture(
         if collects_garbage:
             gc.enable()
     return CapturedWork(result, graph.replay)
+
+
+def captured_step(session: Session, pool: Any = None) -> Callable[[], None]:
+    """Return the session's step as the replay of a graph. Replays fill the output that the capture left in the session.
+
+    `pool`: as in `capture`.
+    """
+
+    def one_pass() -> None:
+        session.restore()
+        session.step()
+
+    session.release()
+    warm_up(one_pass)
+    session.release()
+    replay = capture(session.step, pool=pool).replay
+    if is_audited(session):
+        session.keeps_output = True
+    return replay

@@ -19,19 +19,20 @@ from tpbench.measure.machine import load_nvml
 from tpbench.measure.ranks import gather_number, gather_numbers
 from tpbench.measure.session import Context
 
-THROTTLE_REASONS = {
-    "power": (("POWER",), ("SwPowerCap",)),
-    "thermal": (("THERMAL",), ("SwThermalSlowdown", "HwThermalSlowdown")),
-    "sync_boost": (("SYNC_BOOST",), ("SyncBoost",)),
-    "board_limit": (("BOARD_LIMIT",), ()),
-    "reliability": (("RELIABILITY",), ()),
-    "power_brake": ((), ("HwPowerBrakeSlowdown",)),
-    "hw_slowdown": ((), ("HwSlowdown",)),
-}
-"""Reasons for lower clocks, with NVML's names: policies whose violation time it counts, and bits of the present state.
+THROTTLE_POLICIES = {name.lower(): name for name in ("POWER", "THERMAL", "SYNC_BOOST", "BOARD_LIMIT", "RELIABILITY")}
+"""Reasons for lower clocks, with NVML's names of the policies whose violation time it counts."""
 
-An idle GPU and clocks that a user has set are no reasons.
-"""
+THROTTLE_BITS = {
+    "SwPowerCap": "power",
+    "SwThermalSlowdown": "thermal",
+    "HwThermalSlowdown": "thermal",
+    "SyncBoost": "sync_boost",
+    "HwPowerBrakeSlowdown": "power_brake",
+    "HwSlowdown": "hw_slowdown",
+}
+"""NVML's names of the bits of the present state, with the reasons. An idle GPU and a user's clocks are no reasons."""
+
+THROTTLE_REASONS = tuple(dict.fromkeys((*THROTTLE_POLICIES, *THROTTLE_BITS.values())))
 
 THROTTLED_SHARE = 0.01
 """A policy that lowered the clocks for at least this share of the timed iterations is a reason."""
@@ -73,24 +74,19 @@ class NvmlGpu:
 
     def violations_ns(self) -> dict[str, int]:
         """Return for each reason the time in ns during which it has lowered the clocks, where NVML counts it."""
-        counted = {}
-        for reason, (policies, _) in THROTTLE_REASONS.items():
-            for policy in policies:
-                number = getattr(self.nvml, f"NVML_PERF_POLICY_{policy}")
-                if (status := self.ask("nvmlDeviceGetViolationStatus", number)) is not None:
-                    counted[reason] = int(status.violationTime)
-        return counted
+        status = {
+            reason: self.ask("nvmlDeviceGetViolationStatus", getattr(self.nvml, f"NVML_PERF_POLICY_{policy}"))
+            for reason, policy in THROTTLE_POLICIES.items()
+        }
+        return {reason: int(found.violationTime) for reason, found in status.items() if found is not None}
 
     def throttled_now(self) -> set[str] | None:
         """Return the reasons that lower the clocks now, or None if NVML does not know."""
         state = self.ask("nvmlDeviceGetCurrentClocksThrottleReasons")
         if state is None:
             return None
-        bits = {
-            reason: [getattr(self.nvml, f"nvmlClocksThrottleReason{name}") for name in names]
-            for reason, (_, names) in THROTTLE_REASONS.items()
-        }
-        return {reason for reason, masks in bits.items() if any(state & mask for mask in masks)}
+        masks = {bit: getattr(self.nvml, f"nvmlClocksThrottleReason{bit}") for bit in THROTTLE_BITS}
+        return {THROTTLE_BITS[bit] for bit, mask in masks.items() if state & mask}
 
 
 def this_gpu(device: torch.device) -> NvmlGpu | None:

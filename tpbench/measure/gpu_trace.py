@@ -29,6 +29,9 @@ from tpbench.measure.statistics import is_host_bound
 
 _has_run = False
 
+TRACES = "trace_rank*.json.gz"
+"""Names of the files that `keep_trace` writes."""
+
 PRODUCT, COMMUNICATION, OTHER = range(3)
 
 _COMMUNICATION = re.compile(r"nccl|memcpy ptop|symm_mem|symmetric_memory|barrier_kernel|push_kernel", re.IGNORECASE)
@@ -93,7 +96,7 @@ def has_run() -> bool:
 
 def keep_trace(profiler: Any, context: Context) -> None:
     """Write this rank's Chrome trace beside the job's logs, as `trace_rank0.json.gz`."""
-    profiler.export_chrome_trace(str(context.folder / f"trace_rank{context.rank}.json.gz"))
+    profiler.export_chrome_trace(str(context.folder / TRACES.replace("*", str(context.rank))))
 
 
 def events(profiler: Any) -> list[Event]:
@@ -151,53 +154,49 @@ def bottleneck_columns(
 ) -> dict[str, Any]:
     """Return the columns of the bottleneck of an iteration on GPUs: from a trace, else from both clocks. Collective.
 
+    Without a trace, the columns follow from the wall time and the device time alone. These are all columns if the
+    variant does not communicate, or only inside kernels that also compute. Otherwise it is the idle share, and `bound`
+    if the host bounds the iteration. A schedule has none of them: its device time contains the gaps between launches.
+
     `step`: one iteration as it was timed. `columns`: those of the timed iterations.
     """
+    schedule, costs = session.schedule if isinstance(session, ScheduledSession) else None, session.costs
     # A schedule is traced in any process: nothing else shows its gaps, and a new process costs little beside it. So is
     # a process that the workload has profiled already. All ranks decide alike.
-    may_trace = not context.process_stays or (isinstance(session, ScheduledSession) and session.schedule.traced)
-    may_trace = may_trace or max(gather_number(has_run(), context)) > 0
-    result = _columns_by_trace(step, session, wall, context, columns) if may_trace else {}
-    if context.graph and isinstance(session, ScheduledSession) and result.get("idle_share", 0.0) > MOST_IDLE_OF_REPLAY:
-        context.say(f"no shares: the trace has little of a replay (idle for {result['idle_share']:.0%} of it)")
-        result = {}
-    return result or _columns_by_clocks(session, columns)
+    may_trace = not context.process_stays or (schedule is not None and schedule.traced)
+    if may_trace or max(gather_number(has_run(), context)) > 0:
+        busy = _busy_by_trace(step, session.restore, wall, context, columns["time_ms"])
+        shares = share_columns(*busy, columns, costs.compute_ms) if busy else {}
+        is_cut = bool(schedule and context.graph and shares.get("idle_share", 0.0) > MOST_IDLE_OF_REPLAY)
+        if shares and not is_cut:
+            return shares
+        if is_cut:
+            context.say(f"no shares: the trace has little of a replay (idle for {shares['idle_share']:.0%} of it)")
+    if schedule is not None:
+        return {}
+    shares = share_columns(columns["device_ms"], 0.0, columns, costs.compute_ms)
+    if costs.communicates_in_kernels or not costs.bytes_communicated:
+        return shares
+    return {name: shares[name] for name in ("idle_share", "bound") if name != "bound" or shares["bound"] == "host"}
 
 
-def _columns_by_trace(
-    step: Callable[[], None], session: Session, wall: WallClock, context: Context, columns: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Trace a few iterations. Return nothing without CUPTI.
+def _busy_by_trace(
+    step: Callable[[], None], restore: Callable[[], None], wall: WallClock, context: Context, time_ms: float
+) -> tuple[float, float] | None:
+    """Trace a few iterations of `time_ms`. Return the times in ms as of `busy_ms`, or None without CUPTI.
 
-    The busy times are medians over the traced iterations. The idle time is the rest of `time_ms`, the wall time of the
-    timed iterations: tracing slows the host down, but not the kernels. The shares are those of the rank that
-    communicates least, because the other ranks wait for it.
+    They are medians over the traced iterations. The idle time is the rest of `time_ms`, the wall time of the timed
+    iterations: tracing slows the host down, but not the kernels. They are of the rank that communicates least, because
+    the other ranks wait for it.
     """
-    iterations = TRACED_ITERATIONS if columns["time_ms"] * TRACED_ITERATIONS <= TRACED_S * 1e3 else 1
-    traced = _traced(step, session.restore, wall, iterations, context)
-    busy = [busy_ms(intervals(iteration)) for iteration in traced]
+    iterations = TRACED_ITERATIONS if time_ms * TRACED_ITERATIONS <= TRACED_S * 1e3 else 1
+    busy = [busy_ms(intervals(iteration)) for iteration in _traced(step, restore, wall, iterations, context)]
     here = [median(times) for times in zip(*busy, strict=True)] or [np.nan, np.nan]
     computing, communicating = gather_numbers(here, context)
     if np.isnan(computing).any():
-        return {}
+        return None
     rank = int(communicating.argmin())
-    return share_columns(float(computing[rank]), float(communicating[rank]), columns, session.costs.compute_ms)
-
-
-def _columns_by_clocks(session: Session, columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns that follow from the wall time and the device time alone.
-
-    These are all columns if the variant does not communicate, or only inside kernels that also compute. Otherwise it is
-    the idle share, and `bound` if the host bounds the iteration. A schedule has none of them: its device time contains
-    the gaps between launches.
-    """
-    if isinstance(session, ScheduledSession):
-        return {}
-    costs = session.costs
-    result = share_columns(columns["device_ms"], 0.0, columns, costs.compute_ms)
-    if costs.communicates_in_kernels or not costs.bytes_communicated:
-        return result
-    return {name: result[name] for name in ("idle_share", "bound") if name != "bound" or result["bound"] == "host"}
+    return float(computing[rank]), float(communicating[rank])
 
 
 def share_columns(

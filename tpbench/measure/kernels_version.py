@@ -24,6 +24,7 @@ KERNELS = "kernels"
 """Folder of the package that holds kernels and the code that launches them."""
 _MODULE = re.compile(r"tpbench(\.\w+)+")
 _DATA = re.compile(r"[\w-]+\.json")
+_TRITON = re.compile(r"^\s*(import|from) triton\b", re.MULTILINE)
 _TEXT = re.compile(rf'"({_MODULE.pattern}|{_DATA.pattern})"')
 """A text that names a module, for `importlib`, or a file with choices of launches."""
 
@@ -92,7 +93,7 @@ def _module(path: Path, package: Path) -> Module:
     texts = {match[1] for match in _TEXT.finditer(source)}
     named = [_found(*text.rpartition(".")[::2], package)[0] for text in texts if _MODULE.fullmatch(text)]
     imports = list(_imports(tree.body, package))
-    has_triton = any(name.partition(".")[0] == "triton" for name in _import_names(tree.body))
+    has_triton = _TRITON.search(source) is not None
     digest = ""
     if has_triton or path.is_relative_to(package / KERNELS):
         data = [path.with_name(text) for text in sorted(texts) if _DATA.fullmatch(text)]
@@ -110,14 +111,6 @@ def _statements(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
         for name in ("orelse",) if is_for_types else ("body", "orelse", "handlers", "finalbody", "cases"):
             inside = getattr(statement, name, ())
             yield from _statements(inside if isinstance(inside, list) else ())
-
-
-def _import_names(body: Iterable[ast.AST]) -> Iterator[str]:
-    for statement in _statements(body):
-        if isinstance(statement, ast.Import):
-            yield from (alias.name for alias in statement.names)
-        elif isinstance(statement, ast.ImportFrom):
-            yield statement.module or ""
 
 
 def _imports(body: Iterable[ast.AST], package: Path) -> Iterator[tuple[ast.alias, Path, bool]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import platform
@@ -97,7 +98,7 @@ def visible_gpus() -> list[tuple[str, str]]:
         if nvml is None:
             return []
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-        present = [nvml_text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
+        present = [nvml.nvmlDeviceGetUUID(handle) for handle in handles]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return [(uuid, uuid) for uuid in present]
@@ -172,17 +173,12 @@ def _gpus() -> dict[str, Any]:
     with nvml_session() as nvml:
         if nvml is None or not (count := nvml.nvmlDeviceGetCount()):
             return {"gpu_count": 0}
-        names = {nvml_text(nvml.nvmlDeviceGetName(nvml.nvmlDeviceGetHandleByIndex(index))) for index in range(count)}
+        names = {nvml.nvmlDeviceGetName(nvml.nvmlDeviceGetHandleByIndex(index)) for index in range(count)}
         return {
             "gpu_count": count,
             "gpu_name": " + ".join(sorted(names)),
-            "driver_version": nvml_text(nvml.nvmlSystemGetDriverVersion()),
+            "driver_version": nvml.nvmlSystemGetDriverVersion(),
         }
-
-
-def nvml_text(value: str | bytes) -> str:
-    """Return a text of NVML, whose older bindings return bytes."""
-    return value.decode() if isinstance(value, bytes) else value
 
 
 def _cpu_model() -> str:
@@ -198,16 +194,11 @@ def _git() -> dict[str, Any]:
     root = Path(tpbench.__file__).resolve().parents[1]
     if not (root / ".git").exists():
         return {}
+    # A git hook has variables such as GIT_DIR, of another repository.
+    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    git = functools.partial(subprocess.check_output, cwd=root, env=env, stderr=subprocess.DEVNULL, text=True)
     try:
-        commit, status = _output(root, "rev-parse", "HEAD"), _output(root, "status", "--porcelain")
+        commit, status = git(["git", "rev-parse", "HEAD"]), git(["git", "status", "--porcelain"])
     except (OSError, subprocess.CalledProcessError):
         return {}
-    return {"git_commit": commit, "git_dirty": bool(status)}
-
-
-def _output(root: Path, *command: str) -> str:
-    """Return what git prints about a checkout. A git hook has variables such as GIT_DIR, of another repository."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    return subprocess.run(
-        ["git", *command], cwd=root, env=env, capture_output=True, text=True, check=True
-    ).stdout.strip()
+    return {"git_commit": commit.strip(), "git_dirty": bool(status.strip())}

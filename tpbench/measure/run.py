@@ -1,4 +1,4 @@
-"""Measure one cell on one rank: first pass, check, both clocks until the medians are precise, and a row's columns.
+"""Measure one cell on one rank: first pass, check, the clocks until the medians are precise, and a row's columns.
 
 Columns about the GPUs of a cell are missing on a CPU.
 """
@@ -13,9 +13,11 @@ import torch
 
 from tpbench.measure import cuda_graph, rank_memory
 from tpbench.measure.audit import changed_inputs_reason, is_audited, prepare_audit, timed_result_reason
+from tpbench.measure.chained import chained_run
 from tpbench.measure.clock import Clock, ColdCache, DeviceClock, WallClock
-from tpbench.measure.gpu import SAMPLE_S, ClockWatch, NvmlGpu, iteration_energy_j, this_gpu
-from tpbench.measure.gpu_trace import bottleneck_columns
+from tpbench.measure.compile_time import CompileTime, listen
+from tpbench.measure.gpu import SAMPLE_S, ClockWatch, iteration_energy_j, this_gpu
+from tpbench.measure.gpu_trace import TRACES, bottleneck_columns, keep_trace, profiled
 from tpbench.measure.ranks import gather_number, gather_numbers
 from tpbench.measure.session import (
     CapturableSession,
@@ -29,14 +31,22 @@ from tpbench.measure.session import (
     Verdict,
 )
 from tpbench.measure.statistics import Samples, summary
-from tpbench.measure.stop_rules import ClockRounds, RoundRequest, run_rounds, samples_until_precise
+from tpbench.measure.stop_rules import ClockRun, RoundRequest, run_rounds
 
 Measured = tuple[Verdict, dict[str, Any]]
 """The verdict of a session, and the columns of its row."""
 
+CLOCKS = {
+    "wall": ("time", "samples_ms", "round_ms"),
+    "device": ("device", "device_samples_ms", "device_round_ms"),
+    "chained": ("chained", "chained_samples_ms", "chained_round_ms"),
+}
+"""By clock: the beginning of the names of its statistics, as in `time_ms`, and the columns with its samples and with
+the medians of its rounds."""
+
 
 def measurement(
-    session: Session,
+    set_up: Callable[[], Session],
     context: Context,
     settings: MeasureSettings,
     copy_gb_per_s: float,
@@ -45,11 +55,11 @@ def measurement(
 ) -> Generator[RoundRequest, bool, Measured]:
     """Return the verdict of a session and the columns of its row. A wrong result has no time. Collective.
 
-    The first pass compiles and fills caches. The second pass is checked, and its peak memory is stored. Then both
+    The first pass compiles and fills caches. The second pass is checked, and its peak memory is stored. Then all
     clocks time further iterations. A `ScheduledSession` runs exactly the iterations of its schedule instead.
 
     Args:
-        session: the variant, set up on this rank.
+        set_up: sets the variant up on this rank. The chained clock calls it again for copies of the inputs.
         context: this rank's place.
         settings: how long to measure, and whether with a CUDA graph or with fresh inputs.
         copy_gb_per_s: copy bandwidth of this machine in 1e9 bytes per second, for the floor.
@@ -60,192 +70,231 @@ def measurement(
 
     The columns are complete on rank 0.
     """
-    cache = ColdCache(context.device, context.world_size)
-    wall = WallClock(context.device, cache)
+    compile_time = CompileTime()
+    session = set_up()
+    listen()
+    cell = _Cell(session, context, copy_gb_per_s)
     if isinstance(session, ScheduledSession):
-        return run_scheduled(session, session.schedule, context, wall, copy_gb_per_s)
+        cell.columns["not_chained"] = "each iteration continues the one before"
+        return cell.run_scheduled(session.schedule, settings, compile_time)
     settings = prepare_audit(session, settings)
-    step, last_ms, peak_gib, warmed_up = _first_passes(session, context, settings, wall, interpreted)
+    last_ms, peak_gib, warmed_up = cell.first_passes(settings, interpreted)
     # One pass that takes longer than the budget is the measurement by wall clock.
     is_long = bool(last_ms.max() / 1e3 > settings.time_budget_s)
     context.say("checking")
     verdict = session.check()
-    columns: dict[str, Any] = {
-        **memory_columns(peak_gib, context),
-        "warmed_up": warmed_up,
-        "graph": settings.graph,
-        "fresh": settings.fresh,
-        **cost_columns(session.costs, copy_gb_per_s),
-    }
+    cell.describe(peak_gib, warmed_up=warmed_up, graph=settings.graph, fresh=settings.fresh)
+    cell.columns |= compile_time.columns(context)
     if verdict.wrong:
-        return verdict, columns
-    clocks: dict[str, Clock] = {"wall": wall}
-    if context.device.type == "cuda":
-        clocks["device"] = DeviceClock(context.device, cache)
-    gpu = this_gpu(context.device)
-    watch = ClockWatch(gpu)
+        return verdict, cell.columns
     context.say("timing")
     if is_audited(session):
         session.fresh = settings.fresh
+    runs = {name: ClockRun(clock, cell.step, session, context, settings) for name, clock in cell.clocks.items()}
+    reason = "an iteration takes longer than the time budget" if is_long else ""
+    if interpreted:
+        reason = "Triton's interpreter runs the kernels"
     wrong: str | None = None
     if interleaved and not is_long:
-        rounds = {name: ClockRounds(clock, step, session, context, settings) for name, clock in clocks.items()}
-        yield from run_rounds(list(rounds.values()), session, context, watch)
-        samples = {name: each.samples for name, each in rounds.items()}
-        names = {"wall": "round_ms", "device": "device_round_ms"}
-        columns |= {names[name]: each.medians_ms for name, each in rounds.items()}
+        runs |= cell.chained(set_up, settings, last_ms, reason)
+        yield from run_rounds(list(runs.values()), cell.watch)
+        cell.columns |= {CLOCKS[name][2]: run.medians_ms for name, run in runs.items()}
     else:
-        samples, wrong = _time_each_clock(clocks, step, session, context, settings, watch, last_ms if is_long else None)
-    launches = launch_samples(wall, len(samples["wall"]), context)
-    columns |= watch.columns(context)
+        if is_long:
+            runs["wall"].rounds = [[last_ms]]
+        wrong = cell.time_each_clock(runs)
+        if not wrong:
+            runs |= cell.chained(set_up, settings, last_ms, reason)  # after the others, which have all memory
+            wrong = cell.time_each_clock(runs)
+    samples = {name: run.samples for name, run in runs.items()}
+    runs.clear()  # it frees the copies of the inputs
+    launches = cell.launch_columns(len(samples["wall"]))
     if is_audited(session):
         session.fresh = False
         # On a CPU a long pass is not repeated.
-        if not wrong and (not is_long or context.device.type == "cuda"):
+        if not wrong and (not is_long or cell.on_gpu):
             context.say("checking an iteration on changed inputs")
-            wrong = changed_inputs_reason(session, step, context)
+            wrong = changed_inputs_reason(session, cell.step, context)
         session.keeps_output = False
     if wrong:
-        return Verdict(verdict.columns, wrong), columns
-    columns = time_columns(session, context, samples["wall"], samples.get("device"), launches, columns)
-    energy_s = min(SAMPLE_S, settings.time_budget_s)
-    return verdict, columns | iteration_columns(step, session, wall, gpu, context, columns, energy_s)
+        return Verdict(verdict.columns, wrong), cell.columns
+    cell.columns |= launches | time_columns(samples, cell.columns)
+    cell.further_iterations(settings)
+    return verdict, cell.columns
 
 
-def _first_passes(
-    session: Session, context: Context, settings: MeasureSettings, wall: WallClock, interpreted: bool
-) -> tuple[Callable[[], None], np.ndarray[Any, Any], float, bool]:
-    """Run the first pass and the one that is checked, and capture the CUDA graph if one is asked for.
+class _Cell:
+    """A cell while it is measured on this rank. Its methods are collective."""
 
-    Returns the function that the clocks time (the session's step, or the replay of its graph), the wall time of the
-    last pass on every rank in ms, the peak memory of the pass that is checked on this rank in GiB, and whether a pass
-    ran before that one.
-    """
+    def __init__(self, session: Session, context: Context, copy_gb_per_s: float) -> None:
+        self.session, self.context = session, context
+        self.on_gpu = context.device.type == "cuda"
+        cache = ColdCache(context.device, context.world_size)
+        self.wall = WallClock(context.device, cache)
+        self.clocks: dict[str, Clock] = {"wall": self.wall}
+        if self.on_gpu:
+            self.clocks["device"] = DeviceClock(context.device, cache)
+        self.gpu = this_gpu(context.device)
+        self.watch = ClockWatch(self.gpu)
+        self.step = session.step
+        """What the clocks time: the session's step, or the replay of its graph."""
+        self.columns: dict[str, Any] = {"copy_gb_per_s": copy_gb_per_s}
+        """Columns of the row so far."""
 
-    def one_pass(step: Callable[[], None]) -> tuple[np.ndarray[Any, Any], float]:
-        with rank_memory.extra_peak(context.device) as peak:
-            samples = wall.samples(step, session.restore, 1)
-        return np.array(gather_number(samples[0], context)), peak.peak_gib[0]
+    def first_passes(self, settings: MeasureSettings, interpreted: bool) -> tuple[np.ndarray[Any, Any], float, bool]:
+        """Run the first pass and the one that is checked, and capture the CUDA graph if one is asked for.
 
-    context.say("first pass")
-    last_ms, peak_gib = one_pass(session.step)
-    if interpreted and last_ms.max() / 1e3 > settings.time_budget_s:
-        return session.step, last_ms, peak_gib, False
-    session.release()
-    rank_memory.fill_freed_with_nan(context.device, peak_gib)
-    context.say("second pass")
-    last_ms, peak_gib = one_pass(session.step)
-    if not settings.graph:
-        return session.step, last_ms, peak_gib, True
-    context.say("capturing a graph")
-    step = _captured(session)  # replays fill the output that the capture left in the session
-    if is_audited(session):
-        session.keeps_output = True
-    return step, one_pass(step)[0], peak_gib, True
+        Returns the wall time of the last pass on every rank in ms, the peak memory of the pass that is checked on this
+        rank in GiB, and whether a pass ran before that one.
+        """
+        session, context = self.session, self.context
+        context.say("first pass")
+        last_ms, peak_gib = self._one_pass()
+        if interpreted and last_ms.max() / 1e3 > settings.time_budget_s:
+            return last_ms, peak_gib, False
+        session.release()
+        rank_memory.fill_freed_with_nan(context.device, peak_gib)
+        context.say("second pass")
+        last_ms, peak_gib = self._one_pass()
+        if settings.graph:
+            context.say("capturing a graph")
+            self.step = cuda_graph.captured_step(session)
+            last_ms, _ = self._one_pass()
+        return last_ms, peak_gib, True
 
+    def _one_pass(self) -> tuple[np.ndarray[Any, Any], float]:
+        with rank_memory.extra_peak(self.context.device) as peak:
+            samples = self.wall.samples(self.step, self.session.restore, 1)
+        return gather_numbers(samples, self.context)[0], peak.peak_gib[0]
 
-def _captured(session: Session) -> Callable[[], None]:
-    """Return the step as the replay of a CUDA graph. The session's output is filled by the first replay."""
+    def time_each_clock(self, runs: Mapping[str, ClockRun]) -> str | None:
+        """Time with one clock after the other, and check the result of the last iteration of each.
 
-    def one_pass() -> None:
-        session.restore()
-        session.step()
+        A clock that has samples does not run. Returns why a result is wrong, or None.
+        """
+        wrong: str | None = None
+        for name, run in runs.items():
+            if run.rounds:
+                continue
+            with self.watch:
+                run.until_precise()
+            if is_audited(self.session):
+                reason = timed_result_reason(run.session, name)
+                wrong = wrong or reason
+        return wrong
 
-    session.release()
-    cuda_graph.warm_up(one_pass)
-    session.release()
-    return cuda_graph.capture(session.step).replay
+    def chained(
+        self, set_up: Callable[[], Session], settings: MeasureSettings, last_ms: np.ndarray[Any, Any], reason: str
+    ) -> dict[str, ClockRun]:
+        """Return the run of the chained clock by its name. Without one, add why to the columns and return nothing.
 
+        `last_ms`: time of the last iteration on every rank. `reason`: why the clock does not run. Empty: it may.
+        """
+        if reason:
+            self.columns["not_chained"] = reason
+            return {}
+        self.context.say("preparing iterations back to back")
+        size = float(last_ms.max()), self.columns["peak_gib"]
+        run, columns = chained_run(self.session, self.step, set_up, self.context, settings, *size)
+        self.columns |= columns
+        return {} if run is None else {"chained": run}
 
-def _time_each_clock(
-    clocks: Mapping[str, Clock],
-    step: Callable[[], None],
-    session: Session,
-    context: Context,
-    settings: MeasureSettings,
-    watch: ClockWatch,
-    long_pass_ms: np.ndarray[Any, Any] | None,
-) -> tuple[dict[str, Samples], str | None]:
-    """Time with one clock after the other, and check the result of the last iteration of each. Collective.
+    def run_scheduled(
+        self, schedule: IterationSchedule, settings: MeasureSettings, compile_time: CompileTime
+    ) -> Measured:
+        """Check and time a session whose iterations depend on the ones before.
 
-    `long_pass_ms`: the sample of the wall clock, which then does not run. Returns the samples, and why a result is
-    wrong, or None.
-    """
-    samples: dict[str, Samples] = {}
-    wrong: str | None = None
-    for name, clock in clocks.items():
-        if name == "wall" and long_pass_ms is not None:
-            samples[name] = [long_pass_ms]
-            continue
-        with watch:
-            samples[name] = samples_until_precise(clock, step, session, context, settings)
-        if is_audited(session):
-            reason = timed_result_reason(session, name)
-            wrong = wrong or reason
-    return samples, wrong
+        Each iteration runs once. It is timed by wall clock and, on a GPU, by events around the same iteration: its
+        launches are not queued ahead. The memory is read between iterations, outside the timed region.
+        """
+        session, context = self.session, self.context
+        pairs: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
+        def step_with_events() -> None:
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            session.step()
+            end.record()
+            pairs.append((begin, end))
 
-def run_scheduled(
-    session: Session, schedule: IterationSchedule, context: Context, wall: WallClock, copy_gb_per_s: float
-) -> Measured:
-    """Check and time a session whose iterations depend on the ones before. Collective.
+        context.say("warming up")
+        self.wall.warm_up(session.step, session.restore, schedule.warmup_iterations)
+        graph_gib = 0.0
+        if context.graph and isinstance(session, CapturableSession):
+            context.say("capturing a graph")
+            graph_gib = session.capture()
+        context.say("timing")
+        usage = rank_memory.IterationMemory(context.device, schedule.held_before, graph_gib)
 
-    Each iteration runs once. It is timed by wall clock and, on a GPU, by events around the same iteration: its launches
-    are not queued ahead. The memory is read between iterations, outside the timed region.
-    """
-    pairs: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        def restore() -> None:
+            usage.begin()
+            session.restore()
 
-    def step_with_events() -> None:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        session.step()
-        end.record()
-        pairs.append((begin, end))
+        with self.watch:
+            step = step_with_events if self.on_gpu else session.step
+            samples = self.wall.samples(step, restore, schedule.iterations)
+        usage.end()
+        launches = self.launch_columns(schedule.iterations)
+        times = {"wall": gather_numbers(samples, context)}
+        if self.on_gpu:
+            times["device"] = gather_numbers([begin.elapsed_time(end) for begin, end in pairs], context)
+        context.say("checking")
+        verdict = session.check()
+        self.describe(max(usage.peak_gib), warmed_up=True, graph=context.graph)
+        self.columns |= compile_time.columns(context)
+        for name, gib in (("iteration_held_gib", usage.held_gib), ("iteration_peak_gib", usage.peak_gib)):
+            self.columns[name] = [float(ranks.max()) for ranks in gather_numbers(gib, context)]
+        if not verdict.wrong:
+            self.columns |= launches | time_columns(times, self.columns)
+            self.further_iterations(settings)
+        return verdict, self.columns
 
-    cuda = context.device.type == "cuda"
-    context.say("warming up")
-    wall.warm_up(session.step, session.restore, schedule.warmup_iterations)
-    graph_gib = 0.0
-    if context.graph and isinstance(session, CapturableSession):
-        context.say("capturing a graph")
-        graph_gib = session.capture()
-    context.say("timing")
-    usage = rank_memory.IterationMemory(context.device, schedule.held_before, graph_gib)
+    def describe(self, peak_gib: float, **columns: bool) -> None:
+        """Add the memory and costs of an iteration, the first after a check, and columns that are known."""
+        peaks = gather_number(peak_gib, self.context)
+        self.columns |= {"rank_peak_gib": peaks, "peak_gib": max(peaks), **columns}
+        self.columns |= cost_columns(self.session.costs, self.columns["copy_gb_per_s"])
 
-    def restore() -> None:
-        usage.begin()
-        session.restore()
+    def launch_columns(self, iterations: int) -> dict[str, Any]:
+        """Add the clocks of the GPU. Return the host time of the last iterations until the call of a step returned.
 
-    gpu = this_gpu(context.device)
-    watch = ClockWatch(gpu)
-    with watch:
-        samples = wall.samples(step_with_events if cuda else session.step, restore, schedule.iterations)
-    clocks = watch.columns(context)
-    usage.end()
-    on_device = gather_numbers([begin.elapsed_time(end) for begin, end in pairs], context) if cuda else None
-    context.say("checking")
-    timed = gather_numbers(samples, context)
-    launches = launch_samples(wall, len(samples), context)
-    verdict = session.check()
-    columns: dict[str, Any] = {
-        **memory_columns(max(usage.peak_gib), context),
-        "iteration_held_gib": [float(ranks.max()) for ranks in gather_numbers(usage.held_gib, context)],
-        "iteration_peak_gib": [float(ranks.max()) for ranks in gather_numbers(usage.peak_gib, context)],
-        "warmed_up": True,
-        "graph": context.graph,
-        **clocks,
-        **cost_columns(session.costs, copy_gb_per_s),
-    }
-    if verdict.wrong:
-        return verdict, columns
-    columns = time_columns(session, context, timed, on_device, launches, columns)
-    return verdict, columns | iteration_columns(session.step, session, wall, gpu, context, columns)
+        The time includes waits for the device within the step. With a CUDA graph the step is its replay. On a CPU there
+        is none: there the call itself computes, so that its time is not one of launches.
+        """
+        self.columns |= self.watch.columns(self.context)
+        if not self.on_gpu:
+            return {}
+        launches = gather_numbers(self.wall.launches_ms[-iterations:], self.context)
+        return {"launch_ms": float(np.median([ranks.max() for ranks in launches]))}
 
+    def further_iterations(self, settings: MeasureSettings) -> None:
+        """Add what further iterations show: the session's details and, on a GPU, the bottleneck and the energy.
 
-def memory_columns(peak_gib: float, context: Context) -> dict[str, Any]:
-    """Return the peak memory of every rank. Collective."""
-    peaks = gather_number(peak_gib, context)
-    return {"rank_peak_gib": peaks, "peak_gib": max(peaks)}
+        With `profile` each rank leaves a trace of one more iteration.
+        """
+        session, context = self.session, self.context
+        if isinstance(session, DetailedSession):
+            context.say("timing details")
+            self.columns |= session.details(self.columns)
+
+        def iteration() -> None:
+            session.restore()
+            self.wall.line_up()
+            self.step()
+
+        if self.on_gpu:
+            context.say("tracing")
+            self.columns |= bottleneck_columns(self.step, session, self.wall, context, self.columns)
+            context.say("measuring energy")
+            energy_s = min(SAMPLE_S, settings.time_budget_s)
+            energy_j = iteration_energy_j(iteration, self.columns["time_ms"], self.gpu, context, energy_s)
+            self.columns |= {} if energy_j is None else {"energy_j": energy_j}
+        if settings.profile:
+            self.columns["trace"] = TRACES
+            # Two workloads had this setting before and keep their own traces.
+            if not hasattr(getattr(session, "problem", None), "profile"):
+                context.say("keeping a trace")
+                keep_trace(profiled(iteration, context), context)
 
 
 def cost_columns(costs: Costs, copy_gb_per_s: float) -> dict[str, Any]:
@@ -267,76 +316,21 @@ def cost_columns(costs: Costs, copy_gb_per_s: float) -> dict[str, Any]:
     }
 
 
-def time_columns(
-    session: object,
-    context: Context,
-    wall: Samples,
-    on_device: Samples | None,
-    launches: Samples | None,
-    columns: dict[str, Any],
-) -> dict[str, Any]:
-    """Return `columns` (those so far) with the times, the fraction of the floor and the session's details.
+def time_columns(samples: Mapping[str, Samples], costs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns of each clock's samples: statistics over iterations of the maximum over ranks.
 
-    time_ms, device_ms and launch_ms are medians over iterations of the maximum over ranks. A CPU has neither device
-    samples (`on_device`) nor launches. The fraction of the floor and the bandwidth use device_ms where there are device
-    samples, else time_ms. Collective if the session has details.
+    The fraction of the floor and the bandwidth use device_ms where there are device samples, else time_ms. `costs`: the
+    columns of `cost_columns`.
     """
-    columns = columns | _clock_columns(wall, "time", "samples_ms")
-    columns["iterations"] = len(wall)
-    columns["skew_ms"] = float(np.median([ranks.max() - ranks.min() for ranks in wall]))
-    best_ms = columns["time_ms"]
-    if on_device is not None:
-        columns |= _clock_columns(on_device, "device", "device_samples_ms")
-        best_ms = columns["device_ms"]
-    if launches is not None:
-        columns["launch_ms"] = float(np.median([ranks.max() for ranks in launches]))
-    if "floor_ms" in columns:
-        columns["fraction_of_floor"] = columns["floor_ms"] / best_ms
-        columns["gb_per_s"] = columns["bytes_moved"] / best_ms / 1e6
-    if isinstance(session, DetailedSession):
-        context.say("timing details")
-        columns |= session.details(columns)
+    columns: dict[str, Any] = {}
+    for clock, of_clock in samples.items():
+        slowest = [float(ranks.max()) for ranks in of_clock]
+        prefix, samples_column, _ = CLOCKS[clock]
+        columns |= {**summary(slowest, prefix), samples_column: slowest}
+    columns["iterations"] = len(samples["wall"])
+    columns["skew_ms"] = float(np.median([ranks.max() - ranks.min() for ranks in samples["wall"]]))
+    if "floor_ms" in costs:
+        best_ms = columns.get("device_ms", columns["time_ms"])
+        columns["fraction_of_floor"] = costs["floor_ms"] / best_ms
+        columns["gb_per_s"] = costs["bytes_moved"] / best_ms / 1e6
     return columns
-
-
-def _clock_columns(samples: Samples, prefix: str, samples_column: str) -> dict[str, Any]:
-    slowest = [float(ranks.max()) for ranks in samples]
-    return {**summary(slowest, prefix), samples_column: slowest}
-
-
-def launch_samples(wall: WallClock, iterations: int, context: Context) -> Samples | None:
-    """Return the host time in ms of the last iterations, from the call of the step until it returned. Collective.
-
-    The time includes waits for the device within the step. With a CUDA graph the step is its replay. The result is None
-    on a CPU: there the call itself computes, so that its time is not one of launches.
-    """
-    return gather_numbers(wall.launches_ms[-iterations:], context) if context.device.type == "cuda" else None
-
-
-def iteration_columns(
-    step: Callable[[], None],
-    session: Session,
-    wall: WallClock,
-    gpu: NvmlGpu | None,
-    context: Context,
-    columns: dict[str, Any],
-    energy_s: float = SAMPLE_S,
-) -> dict[str, Any]:
-    """Return the bottleneck and the energy of an iteration, from further iterations. Collective.
-
-    `step`: one iteration as it was timed. `columns`: those of the timed iterations. `energy_s`: duration of the
-    iterations whose energy is measured.
-    """
-    if context.device.type != "cuda":
-        return {}
-    context.say("tracing")
-    result = bottleneck_columns(step, session, wall, context, columns)
-    context.say("measuring energy")
-
-    def iteration() -> None:
-        session.restore()
-        wall.line_up()
-        step()
-
-    energy_j = iteration_energy_j(iteration, columns["time_ms"], gpu, context, energy_s)
-    return result if energy_j is None else {**result, "energy_j": energy_j}

@@ -15,12 +15,13 @@ class MeasureSettings:
     """How long and how exactly to measure."""
 
     measure: str = setting("default", help="name of these settings")
-    time_budget_s: float = setting(3.0, help="seconds that each clock (wall, device) may take", low=0.0)
+    time_budget_s: float = setting(3.0, help="seconds that each clock (wall, device, chained) may take", low=0.0)
     min_iterations: int = setting(20, help="a clock measures at least so many iterations", low=1)
     max_iterations: int = setting(1000, help="a clock measures at most so many iterations", low=1)
     precision: float = setting(0.01, help="stop if the 95% interval of the median is within this share of it", low=0.0)
     graph: bool = setting(False, help="time the replay of a CUDA graph")
     fresh: bool = setting(False, help="change the inputs before every iteration: a stored answer is then wrong")
+    profile: bool = setting(False, help="keep each rank's profiler trace of one more iteration")
 
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class Session(Protocol):
 
     @property
     def costs(self) -> Costs:
-        """The costs of an iteration. Read after the first one."""
+        """The costs of an iteration. Read after its check."""
 
     def step(self) -> None:
         """Run one whole iteration on this rank and keep its result for `check`."""
@@ -108,6 +109,15 @@ class Session(Protocol):
 
     def check(self) -> Verdict:
         """Compare the last step's result with the oracle. Collective."""
+
+
+@runtime_checkable
+class OverwritingSession(Protocol):
+    """A session whose step may overwrite inputs, which `restore` then restores."""
+
+    @property
+    def overwrites_inputs(self) -> bool:
+        """True if it does."""
 
 
 @dataclass(frozen=True)

@@ -37,34 +37,6 @@ FIRST_ROUND_ITERATIONS = 2
 """Iterations of the first round, which shows the time of one iteration with its overhead."""
 
 
-def timed_iterations(
-    clock: Clock, step: Callable[[], None], session: Session, iterations: int, context: Context
-) -> Samples:
-    """Time a number of iterations. Collective."""
-    return gather_numbers(clock.samples(step, restore_before(session, iterations), iterations), context)
-
-
-def is_precise(samples: Samples, precision: float) -> bool:
-    """Return whether the median over iterations of the slowest rank's time is precise enough."""
-    return precise_enough([sample.max() for sample in samples], precision)
-
-
-def samples_until_precise(
-    clock: Clock, step: Callable[[], None], session: Session, context: Context, settings: MeasureSettings
-) -> Samples:
-    """Time blocks of iterations until the median is precise enough or the time budget is spent.
-
-    Rank 0 decides the size of each block and broadcasts it before the block, so that all ranks run equally many
-    collectives.
-    """
-    clock.warm_up(step, session.restore, WARMUP_ITERATIONS)
-    samples: Samples = []
-    began = time.monotonic()
-    while block := _from_rank_0([_next_block(samples, time.monotonic() - began, settings)])[0]:
-        samples += timed_iterations(clock, step, session, block, context)
-    return samples
-
-
 def _next_block(samples: Samples, spent_s: float, settings: MeasureSettings) -> int:
     """The iterations of the next block, 0 to stop."""
     count = len(samples)
@@ -73,7 +45,7 @@ def _next_block(samples: Samples, spent_s: float, settings: MeasureSettings) -> 
     left = settings.max_iterations - count
     if left <= 0 or spent_s >= settings.time_budget_s:
         return 0
-    if count >= settings.min_iterations and is_precise(samples, settings.precision):
+    if count >= settings.min_iterations and _is_precise(samples, settings.precision):
         return 0
     affordable = int((settings.time_budget_s - spent_s) / (spent_s / count))
     return max(1, min(left, affordable, max(count, settings.min_iterations - count)))
@@ -110,12 +82,16 @@ def next_cells(requests: Mapping[int, RoundRequest]) -> Iterator[int]:
                 yield cell
 
 
-class ClockRounds:
-    """The rounds of one clock."""
+class ClockRun:
+    """Samples of one clock: blocks of iterations of a cell by itself, or rounds between those of other cells.
+
+    Its methods are collective, except `request`.
+    """
 
     def __init__(
         self, clock: Clock, step: Callable[[], None], session: Session, context: Context, settings: MeasureSettings
     ) -> None:
+        """`step`: the step of the session, or the replay of its graph."""
         self.clock, self.step, self.session = clock, step, session
         self.context, self.settings = context, settings
         self.rounds: list[Samples] = []
@@ -123,13 +99,24 @@ class ClockRounds:
 
     @property
     def samples(self) -> Samples:
-        """The samples of all rounds."""
+        """The samples of all blocks or rounds."""
         return [sample for samples in self.rounds for sample in samples]
 
     @property
     def medians_ms(self) -> list[float]:
         """Per round the median over iterations of the slowest rank's time."""
         return [float(np.median([sample.max() for sample in samples])) for samples in self.rounds]
+
+    def until_precise(self) -> None:
+        """Time blocks of iterations until the median is precise enough or the time budget is spent.
+
+        Rank 0 decides the size of each block and broadcasts it before the block, so that all ranks run equally many
+        collectives.
+        """
+        self.clock.warm_up(self.step, self.session.restore, WARMUP_ITERATIONS)
+        began = time.monotonic()
+        while block := _from_rank_0([_next_block(self.samples, time.monotonic() - began, self.settings)])[0]:
+            self._time(block)
 
     @property
     def next_iterations(self) -> int:
@@ -141,11 +128,11 @@ class ClockRounds:
             affordable = int(self.settings.time_budget_s / ROUNDS * ran / self.spent_s) - REWARM_ITERATIONS
         return max(1, min(affordable, self.settings.max_iterations // ROUNDS))
 
-    def run(self, iterations: int) -> None:
-        """Run one more round. Collective."""
+    def run_round(self, iterations: int) -> None:
+        """Run one more round."""
         began = time.monotonic()
         self.clock.warm_up(self.step, self.session.restore, REWARM_ITERATIONS)
-        self.rounds.append(timed_iterations(self.clock, self.step, self.session, iterations, self.context))
+        self._time(iterations)
         self.spent_s += time.monotonic() - began
 
     def request(self) -> RoundRequest:
@@ -155,12 +142,19 @@ class ClockRounds:
             return RoundRequest.NO_MORE
         if len(self.rounds) < MIN_ROUNDS or len(samples) < settings.min_iterations:
             return RoundRequest.MORE
-        return RoundRequest.ENOUGH if is_precise(samples, settings.precision) else RoundRequest.MORE
+        return RoundRequest.ENOUGH if _is_precise(samples, settings.precision) else RoundRequest.MORE
+
+    def _time(self, iterations: int) -> None:
+        samples = self.clock.samples(self.step, restore_before(self.session, iterations), iterations)
+        self.rounds.append(gather_numbers(samples, self.context))
 
 
-def run_rounds(
-    clocks: Sequence[ClockRounds], session: Session, context: Context, watch: ClockWatch
-) -> Generator[RoundRequest, bool, None]:
+def _is_precise(samples: Samples, precision: float) -> bool:
+    """Return whether the median over iterations of the slowest rank's time is precise enough."""
+    return precise_enough([sample.max() for sample in samples], precision)
+
+
+def run_rounds(clocks: Sequence[ClockRun], watch: ClockWatch) -> Generator[RoundRequest, bool, None]:
     """Yield the cell's request before each round. Run the round if the answer is true, and end if it is false.
 
     Collective: rank 0 decides the request and the iterations of each clock's round. While the cell waits, its inputs
@@ -168,12 +162,13 @@ def run_rounds(
     """
     precedence = (RoundRequest.NO_MORE, RoundRequest.MORE, RoundRequest.ENOUGH)
     while True:
-        session.restore()
-        session.release()
+        for clock in clocks:
+            clock.session.restore()
+            clock.session.release()
         here = min((clock.request() for clock in clocks), key=precedence.index)
         request, *iterations = _from_rank_0([here, *(clock.next_iterations for clock in clocks)])
         if not (yield RoundRequest(request)):
             return
         with watch:
             for clock, count in zip(clocks, iterations, strict=True):
-                clock.run(count)
+                clock.run_round(count)

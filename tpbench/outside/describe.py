@@ -23,6 +23,8 @@ SIGNATURES = {
     "reference": ("problem", "inputs", "rank"),
     "check": ("problem", "inputs", "output", "rank"),
     "costs": ("problem", "rank"),
+    "step": ("problem", "inputs", "prepared", "rank"),
+    "details": ("problem", "inputs", "session", "rank"),
     "variant": ("problem", "inputs", "rank"),
 }
 """The arguments of a workload's functions."""
@@ -93,6 +95,8 @@ def _variant(variant: Variant) -> dict[str, Any]:
 def _require_signature(what: str, function: Callable[..., Any]) -> None:
     expected = SIGNATURES[what]
     signature = inspect.signature(function)
+    if what == "costs" and len(signature.parameters) == 3:
+        expected = ("problem", "inputs", "rank")
     try:
         signature.bind(*expected)
     except TypeError:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tpbench.measure.machine import nvml_session, nvml_text
+from tpbench.measure.machine import nvml_session
 from tpbench.report.analysis.metrics import number
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def this_gpu() -> tuple[str, float] | None:
         if nvml is None or not nvml.nvmlDeviceGetCount():
             return None
         handle = nvml.nvmlDeviceGetHandleByIndex(0)
-        return nvml_text(nvml.nvmlDeviceGetName(handle)), int(nvml.nvmlDeviceGetMemoryInfo(handle).total) / 2**30
+        return str(nvml.nvmlDeviceGetName(handle)), int(nvml.nvmlDeviceGetMemoryInfo(handle).total) / 2**30
 
 
 def find_target(

@@ -52,13 +52,17 @@ def pivot(
     shown = metric(metric_name)  # first of all, because the name may be wrong
     if floor and not shown.is_time:
         raise JobError(f"{metric_name} has no floor: choose a time, such as --metric device_ms")
-    arranged = arrange_rows(frame, (metric_name, "floor_ms", *SAMPLES.values()), all_rows=all_rows)
+    arranged = arrange_rows(frame, (metric_name, "floor_ms", *SAMPLES.values(), "trace", "log_dir"), all_rows=all_rows)
     tables = [metric_table(grid, shown, floor=floor) for grid in arranged.grids]
     notes = [TableCell(line, kind="dim") for line in legend(tables, shown)]
     for (status, reason), cells in failures(arranged).items():
         more = f" and {len(cells) - 2} more" if len(cells) > 2 else ""
         line = f"{status}: {', '.join(cells[:2])}{more}: {reason or 'no reason given'}"
         notes.append(TableCell(line, kind=FAILED.get(status, "")))
+    for record in arranged.records:
+        if record["trace"]:
+            line = f"trace of {record['label'] or record['variant']}: {record['log_dir']}/{record['trace']}"
+            notes.append(TableCell(line, kind="dim"))
     if transpose:
         tables = [_transposed(table, grid) for table, grid in zip(tables, arranged.grids, strict=True)]
     unit = f", in {shown.unit}" if shown.unit else ""

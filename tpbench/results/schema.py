@@ -59,12 +59,13 @@ COLUMNS = (
     Column("graph", FLAG, "true if device times are of a replayed CUDA graph"),
     Column("fresh", FLAG, "true if the inputs changed before every timed iteration"),
     # Wall time of an iteration: from the barrier of all ranks to the end of the last rank. Device time: the same region
-    # by device events, with launches queued ahead.
+    # by device events, with launches queued ahead. Chained time: a block of iterations without a barrier or a flush.
     *(
         Column(f"{clock}_{name}ms", REAL, f"{meaning}, {statistic}", "ms")
         for clock, meaning in {
             "time": "wall time of an iteration",
             "device": "device time of an iteration on the slowest rank",
+            "chained": "wall time of an iteration back to back with others, as in a training loop, on the slowest rank",
         }.items()
         for name, statistic in {
             "": "median",
@@ -83,6 +84,10 @@ COLUMNS = (
     ),
     Column("skew_ms", REAL, "slowest minus fastest rank of an iteration, median", "ms"),
     Column("iterations", INT, "iterations timed by wall clock"),
+    Column("chained_copies", INT, "copies of the inputs through which the iterations of chained_ms rotate"),
+    Column("not_chained", TEXT, "why there is no chained_ms"),
+    Column("triton_compile_s", REAL, "time in Triton's compiler before the timed iterations, on the slowest rank", "s"),
+    Column("torch_compile_s", REAL, "time in torch.compile before the timed iterations, on the slowest rank", "s"),
     Column("warmed_up", FLAG, "false: one pass served as warm-up, check and time"),
     # Hardware limits.
     Column("floor_ms", REAL, "least time of the unavoidable bytes, FLOPs and transfers, at measured rates", "ms"),
@@ -114,8 +119,10 @@ COLUMNS = (
     # The samples of the statistics.
     Column("samples_ms", REALS, "wall time of every iteration", "ms"),
     Column("device_samples_ms", REALS, "device time of every iteration", "ms"),
+    Column("chained_samples_ms", REALS, "time of an iteration in every block of iterations back to back", "ms"),
     Column("round_ms", REALS, "wall time of an iteration, median of each round of an interleaved cell", "ms"),
     Column("device_round_ms", REALS, "device time of an iteration, median of each such round", "ms"),
+    Column("chained_round_ms", REALS, "time of an iteration back to back, median of each such round", "ms"),
     # Time and versions.
     Column("started_at", TIME, "start of the job, UTC"),
     Column("finished_at", TIME, "end of the job, UTC"),
@@ -162,6 +169,7 @@ COLUMNS = (
     Column("command", TEXT, "command line of torchrun"),
     Column("environment", TEXT, "JSON of the environment variables that influence a measurement"),
     Column("job", TEXT, "JSON of the resolved job"),
+    Column("trace", TEXT, "Chrome traces of an iteration in the folder of the logs, a file for each rank; null: none"),
     Column("log_dir", TEXT, "folder of the job's logs, relative to the output folder if it is inside"),
 )
 

@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Generator, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -194,10 +195,8 @@ class Tasks:
         columns |= {"memory_limit_gib": limit, "jobs_before": self.jobs_before}
         say("setting up")
         copy = copy_gb_per_s(device)
-        session = job.set_up(context)
-        interleaved = len(self.tasks) > 1
-        self.measurements[place] = measurement(session, context, job.measure, copy, job.interpreted, interleaved)
-        del session
+        arguments = partial(job.set_up, context), context, job.measure, copy
+        self.measurements[place] = measurement(*arguments, job.interpreted, interleaved=len(self.tasks) > 1)
         self._go_on(place, None)
 
     def _go_on(self, place: int, answer: bool | None) -> None:

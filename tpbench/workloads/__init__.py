@@ -2,8 +2,8 @@
 
 No module that this package imports uses torch: the launcher reads workloads to plan a sweep. A workload of this package
 is a folder with two entry points. Its `__init__` declares the problem's fields, the variants and the columns of a row.
-Its `bench` module runs the workload on a rank, and only a worker imports it. A workload of a user's file declares
-functions instead of `bench`: its inputs, a reference and its costs. `operation` runs these.
+Its `bench` module, which only a worker imports, declares what runs on a rank as a user's file does: functions for the
+inputs, a reference or a check, the costs, and maybe more. `operation` runs these.
 """
 
 from __future__ import annotations
@@ -179,7 +179,9 @@ class Workload:
     definition: Mapping[str, Any] | None = None
     """What rows carry of a workload from outside this package (`definition`). None for one of this package."""
     functions: dict[str, Callable[..., Any]] = field(default_factory=dict)
-    """The functions that `inputs`, `reference` or `check`, and `costs` declare, by these names."""
+    """The functions that `inputs`, `reference` or `check`, `costs`, `step` and `details` declare, by these names."""
+    prepared: type = object
+    """The type that a variant's function returns, with `step`."""
     output: type = dict
     """The type that a step returns: with `reference` a dictionary of tensors."""
     variants: dict[str, Variant] = field(default_factory=dict)
@@ -228,8 +230,28 @@ class Workload:
         return lambda function: self._declare("check", function)
 
     def costs(self, function: FunctionT) -> FunctionT:
-        """Register `(problem, rank) -> Costs` of a rank. Without it, rows have no floor."""
+        """Register `(problem, rank) -> Costs` of a rank, or `(problem, inputs, rank) -> Costs`.
+
+        Without it, rows have no floor.
+        """
         return self._declare("costs", function)
+
+    def step(self, prepared: type) -> Callable[[FunctionT], FunctionT]:
+        """Register `(problem, inputs, prepared, rank) -> Step`: the iteration of what a variant's function returns.
+
+        Without it, that is a function without arguments or a `Step`. With it, an object of the given type. The step may
+        name other inputs than the workload's, and its `restore` is never timed.
+        """
+        self.prepared = prepared
+        return lambda function: self._declare("step", function)
+
+    def details(self, function: FunctionT) -> FunctionT:
+        """Register `(problem, inputs, session, rank) -> dict` of further `columns`, measured after the iterations.
+
+        `session` has `step`, `restore`, `costs`, a `stopwatch`, and the `columns` measured so far. All ranks call it
+        for a correct row; those of rank 0 are stored.
+        """
+        return self._declare("details", function)
 
     def _declare(self, what: str, function: FunctionT) -> FunctionT:
         if what in self.functions:
@@ -270,9 +292,11 @@ class Workload:
     def set_up(self, problem: Any, variant: Variant, context: Context) -> Session:
         """Return the session of a cell on this rank. Collective."""
         bench = self.bench  # the import may declare the functions
-        module = importlib.import_module(f"{__name__}.operation") if self.functions else bench
-        arguments = (self, problem, variant, context) if self.functions else (problem, variant, context)
-        session: Session = module.setup(*arguments)
+        if self.functions:
+            operation = importlib.import_module(f"{__name__}.operation")
+            session: Session = operation.OperationSession(self, problem, variant, context)
+        else:
+            session = bench.setup(problem, variant, context)
         return session
 
     @property

@@ -22,11 +22,13 @@ _TYPES: dict[str, Any] = {"int": int, "float": float, "str": str, "bool": bool}
 def definition_of(workload: Workload) -> dict[str, Any]:
     """Return what rows carry. Raises ValueError in one line for a field that a command line could not set."""
     hints = typing.get_type_hints(workload.problem)
+    columns = {"columns": dict(workload.columns)} if workload.columns else {}
     return {
         "name": workload.name,
         "title": workload.summary,
         "costs": "costs" in workload.functions,
         "fields": [_field(field, hints[field.name]) for field in dataclasses.fields(workload.problem)],
+        **columns,
     }
 
 
@@ -65,6 +67,7 @@ def described(definition: Mapping[str, Any]) -> Workload:
             problem,
             str(definition["title"]),
             name=definition["name"],
+            columns={str(name): str(meaning) for name, meaning in definition.get("columns", {}).items()},
             headline=tuple(name for name in names if name != "seed"),
             reusable_process=True,
             definition=definition,

@@ -1,12 +1,16 @@
-"""Where an output differs from the right one: its shape, its rank, how many elements, and the first of them."""
+"""Comparison of outputs with the right ones over all ranks: errors, and where the first wrong one differs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from tpbench.measure.session import Verdict
 
 
 @dataclass
@@ -15,37 +19,140 @@ class Differences:
 
     count: int = 0
     total: int = 0
-    index: list[int] = field(default_factory=list)
-    expected: float = 0.0
-    got: float = 0.0
+    first: str = ""
 
     def add(self, got: Tensor, expected: Tensor, differ: Tensor, first_row: int) -> None:
         """Count the elements of some rows."""
         count = int(differ.sum())
         self.total += differ.numel()
         if count and not self.count:
-            self.index = index = differ.nonzero()[0].tolist()
-            self.expected, self.got = float(expected[tuple(index)]), float(got[tuple(index)])
-            self.index = [index[0] + first_row, *index[1:]] if index else []
+            at = tuple(differ.nonzero()[0].tolist())
+            place = f", the first at {[at[0] + first_row, *at[1:]]}" if at else ""
+            right, wrong = float(expected[at]), float(got[at])
+            unwritten = " (nan: memory that was never written)" if math.isnan(wrong) else ""
+            self.first = f"{place}: expected {right:.6g}, got {wrong:.6g}{unwritten}"
         self.count += count
 
+    def text(self, name: str) -> str:
+        """Return how many elements of an output differ, and the first one. Empty: none differs."""
+        return f"{self.count} of {self.total} elements of {name} differ{self.first}" if self.count else ""
 
-def malformed(
-    name: str, value: Any, shape: tuple[int, ...], dtype: torch.dtype | None, device: torch.device
-) -> str | None:
-    """Return how an output differs in type, shape, dtype or device from the right one, or None if it doesn't."""
-    dtypes = "" if dtype is None else f" {dtype}"
-    expected = f"{shape}{dtypes} on {device.type}"
+
+class Compared(NamedTuple):
+    """An output of a step, and what it must be."""
+
+    value: Any
+    shape: tuple[int, ...]
+    dtype: torch.dtype | None
+    """None: any."""
+    column: str
+    """The column of its error."""
+
+
+class Comparison:
+    """Compares outputs with the right ones, maybe in blocks of rows. Ranks compare alike, and the verdict is of all."""
+
+    def __init__(
+        self,
+        outputs: Mapping[str, Compared],
+        limits: Mapping[str, float],
+        gather: Callable[[Any], list[Any]],
+        device: torch.device,
+        dtype: str,
+    ) -> None:
+        """`limits`: the largest error of a correct output, by column. `gather`: returns one value of each rank, as JSON
+        returns it. `dtype`: that of the limits, for the reason."""
+        self.limits, self.gather, self.dtype = limits, gather, dtype
+        self.columns = {name: output.column for name, output in outputs.items()}
+        self.places = self._of_first_rank(
+            {name: _malformed(name, *output[:3], device) for name, output in outputs.items()}
+        )
+        """By name of an output, how the first rank's differs from the right one."""
+        self.errors = {column: torch.zeros((), dtype=torch.float64, device=device) for column in limits}
+        for name in self.places:
+            self.errors[self.columns[name]].fill_(math.inf)
+        self.got = {name: output.value for name, output in outputs.items() if name not in self.places}
+        """The outputs that are of the right type on every rank."""
+        self.differences = {name: Differences() for name in outputs}
+
+    def elements(self, name: str, error: Tensor, right: Tensor) -> None:
+        """Record the error of each element of an output of `got`. Right: of the same shape."""
+        self._record(name, error, self.got[name], right, lambda limit: ~(error <= limit), 0)
+
+    def rows(
+        self,
+        name: str,
+        got: Tensor,
+        right: Tensor,
+        slack: float,
+        first_row: int,
+        *,
+        least: Tensor | None = None,
+        whole_columns: int | None = None,
+        over_ranks: Callable[[Tensor], Tensor] = lambda sums: sums,
+    ) -> None:
+        """Record the error of each row of a part of an output by norm: ||got - right|| / ||right||, in float64.
+
+        A right element of zero must be zero. Errors of other elements below `slack` don't count.
+
+        Args:
+            least: The least ||right||.
+            whole_columns: The columns over all ranks, if each rank holds a part of every row.
+            over_ranks: Returns the sum over these ranks.
+        """
+        error = torch.where(right == 0, got.abs(), ((got - right).abs_() - slack).clamp_(min=0.0))
+        error_norm, norm = over_ranks(torch.stack((error.square().sum(-1), right.square().sum(-1)))).sqrt()
+        norm = norm if least is None else norm.clamp(min=least)
+        relative = torch.where(norm > 0, error_norm / norm, torch.where(error_norm == 0, 0.0, math.inf))
+        relative = relative.nan_to_num(nan=math.inf, posinf=math.inf)
+        share = norm[:, None] / math.sqrt(whole_columns or right.shape[1])
+
+        def differ(limit: float) -> Tensor:
+            # A row above the limit has an element above this one.
+            above: Tensor = ~(relative <= limit)[:, None] & ~(error <= limit * share)
+            return above
+
+        self._record(name, relative, got, right, differ, first_row)
+
+    def _record(
+        self, name: str, error: Tensor, got: Tensor, right: Tensor, differ: Callable[[float], Tensor], first_row: int
+    ) -> None:
+        column = self.columns[name]
+        if error.numel():
+            self.errors[column] = torch.maximum(self.errors[column], error.max())
+        self.differences[name].add(got, right, differ(self.limits[column]), first_row)
+
+    def verdict(self) -> Verdict:
+        """Return the largest errors of all ranks, and why the outputs are wrong. Equal on every rank."""
+        by_rank = self.gather({column: float(error) for column, error in self.errors.items()})
+        errors = {column: max(rank[column] for rank in by_rank) for column in self.limits}
+        texts = {name: differences.text(name) for name, differences in self.differences.items()}
+        places = {**self._of_first_rank(texts), **self.places}
+        reasons = []
+        for column, limit in self.limits.items():
+            if not errors[column] <= limit:
+                where = [text for name, text in places.items() if self.columns[name] == column]
+                reasons.append(
+                    ": ".join([f"{column} {errors[column]:.3g} is above {limit:.3g} ({self.dtype})", *where])
+                )
+        return Verdict(errors, " and ".join(reasons) or None)
+
+    def _of_first_rank(self, texts: Mapping[str, str]) -> dict[str, str]:
+        """Return the text of the first rank that has one, by name."""
+        found: dict[str, str] = {}
+        for rank, of_rank in enumerate(self.gather({name: text for name, text in texts.items() if text})):
+            found |= {name: f"rank {rank}: {text}" for name, text in of_rank.items() if name not in found}
+        return found
+
+
+def _malformed(name: str, value: Any, shape: tuple[int, ...], dtype: torch.dtype | None, device: torch.device) -> str:
+    """Return how an output differs in type, shape, dtype or device from the right one. Empty: it doesn't."""
+
+    def form(shape: Any, of: torch.dtype | None, device: torch.device) -> str:
+        return f"{tuple(shape)}{'' if dtype is None else f' {of}'} on {device.type}"
+
+    expected = form(shape, dtype, device)
     got = "None" if value is None else f"of the type {type(value).__name__}"
     if isinstance(value, Tensor):
-        dtypes = "" if dtype is None else f" {value.dtype}"
-        got = f"{tuple(value.shape)}{dtypes} on {value.device.type}"
-    return None if got == expected else f"{name} is {got}, expected {expected}"
-
-
-def place_of(rank: int, name: str, count: int, total: int, index: list[int], expected: float, got: float) -> str:
-    """Return one sentence about the differences of an output on a rank. The arguments are fields of `Differences`."""
-    if not index:
-        return f"rank {rank}: {name} is {got:.6g}, expected {expected:.6g}"
-    values = f"expected {expected:.6g}, got {got:.6g}"
-    return f"rank {rank}: {count} of {total} elements of {name} differ, the first at {index}: {values}"
+        got = form(value.shape, value.dtype, value.device)
+    return "" if got == expected else f"{name} is {got}, expected {expected}"

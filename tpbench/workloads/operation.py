@@ -1,10 +1,10 @@
-"""A workload that declares its inputs, a reference and its costs as functions, on a rank: set up, run, check."""
+"""A workload that declares functions, on a rank: set up, run, check, and measure details."""
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,150 +13,200 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpbench.comm.collectives import gather_objects
-from tpbench.measure.audit import Inputs
+from tpbench.measure.audit import Inputs, tensors_of
 from tpbench.measure.clock import Stopwatch
 from tpbench.measure.rates import compute_ms, gather_gb_per_s, gemm_tflops
 from tpbench.measure.session import Context, Costs, Verdict
-from tpbench.workloads import NAMES, Variant, Workload
-from tpbench.workloads.differences import Differences, malformed, place_of
-from tpbench.workloads.step import Step, StepSession, WrongReturn, bytes_sent
+from tpbench.workloads import Variant, Workload
+from tpbench.workloads.differences import Compared, Comparison
+from tpbench.workloads.step import Step, WrongReturn, bytes_sent, checked_columns, require
 
 TOLERANCES = {"bfloat16": 2.0**-6, "float16": 2.0**-9, "float32": 2.0**-15, "float64": 2.0**-36}
 """By dtype, the largest error of a correct output, unless the workload says otherwise. The first two are four times the
 error of one rounding. That of float32 leaves room for sums of 10^5 terms in any order."""
 
 ERRORS = ("output_error", "loss_value", "loss_error", "grad_error")
-"""Columns that the check of a user's workload may set."""
+"""Columns that every workload's check may set."""
 
 
-class CheckedSession(StepSession[Any]):
-    """A variant of a workload that compares the outputs itself, on this rank's inputs."""
+class OperationSession:
+    """A variant of a workload on this rank's inputs. It keeps the output of a step until the check."""
 
-    def __init__(self, workload: Workload, problem: Any, variant: Variant, context: Context) -> None:
-        self.workload, self.problem, self.rank = workload, problem, replace(context, seed=problem.seed)
-        self.inputs = workload.functions["inputs"](problem, self.rank)
-        costs = workload.functions.get("costs")
-        self.counted: Costs = costs(problem, self.rank) if costs else Costs(None, 0)
-        arguments = (problem, self.inputs, self.rank)
-        step = variant.prepare(*arguments[: len(inspect.signature(variant.prepare).parameters)])
-        if callable(step) and not isinstance(step, Step):
-            declared = variant.bytes_communicated
-            step = Step(step, declared(problem, self.rank) if declared else self.counted.bytes_communicated)
-        super().__init__(variant, step, workload.output, self.inputs_of(self.inputs))
-
-    @property
-    def costs(self) -> Costs:
-        """The costs that the workload counts, and the bytes that the variant sends, maybe known only after a step."""
-        in_kernels = self.run.communicates_in_kernels()
-        return replace(self.counted, bytes_communicated=self.bytes_communicated, communicates_in_kernels=in_kernels)
-
-    def check(self) -> Verdict:
-        """Let the workload compare the output of the last step, then free it."""
-        function = self.workload.functions["check"]
-        verdict: Verdict = function(self.problem, self.inputs, self.take_output(), self.rank)
-        if self.workload.name not in NAMES and not verdict.columns.keys() <= set(ERRORS):
-            raise WrongReturn(function, f"{function.__name__} may set the columns {', '.join(ERRORS)} only")
-        verdict.columns.update(self.columns_of_variant(self.workload))
-        return verdict
-
-
-class OperationSession(StepSession[dict[str, Tensor]]):
-    """A variant on this rank's inputs."""
+    fresh = keeps_output = False
+    audited = True
 
     def __init__(self, workload: Workload, problem: Any, variant: Variant, context: Context) -> None:
-        self.workload, self.problem = workload, problem
+        self.workload, self.problem, self.variant = workload, problem, variant
         self.rank = replace(context, seed=problem.seed)
-        self.inputs = self._computed("inputs", problem, self.rank)
-        dtypes = {tensor.dtype for tensor in self.inputs.values() if tensor.is_floating_point()}
-        self.dtype = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=None)
+        self.trusted = variant.place is None
+        self.restores_in_step = not self.trusted and "step" not in workload.functions
+        self.stopwatch = Stopwatch(context)
+        twice = "reference" in workload.functions
+        make = workload.functions["inputs"]
+        self.inputs: Any = _computed(make, problem, self.rank) if twice else make(problem, self.rank)
+        tensors = tensors_of(self.inputs)
+        self.dtype = least_precise(tensors)
         """The least precise dtype of the inputs, whose tolerance holds for all outputs."""
-        self.compared = False
+        self.rates: dict[str, float] = {}
+        """Rates of this machine that the floor needs, as columns."""
+        self.columns: Mapping[str, Any] = {}
+        """The columns measured so far, for the workload's `details`."""
         self.costs = self._counted()
-        if (declared := variant.bytes_communicated) is not None:
-            self.costs = replace(self.costs, bytes_communicated=bytes_sent(declared(problem, self.rank), variant))
-        step = variant.prepare(problem, self.inputs, self.rank)
+        arguments = (problem, self.inputs, self.rank)
+        self.prepared = variant.prepare(*arguments[: _parameters(variant.prepare)])
+        """What the variant's function returned."""
+        self.run = self._step()
+        self.audited_inputs = Inputs(tensors)
+        if "step" in workload.functions and self.run.inputs is not None:
+            self.audited_inputs = self.run.inputs
+        self.output: Any = None
+        self.compared = False
+
+    def _step(self) -> Step[Any]:
+        """Return what the variant's function returned as a step."""
+        variant, step = self.variant, self.prepared
+        if (make := self.workload.functions.get("step")) is not None:
+            prepared = require(step, self.workload.prepared, variant, "the function")
+            step = make(self.problem, self.inputs, prepared, self.rank)
         if not callable(step):
             kind = type(step).__name__
-            raise WrongReturn(variant, f"{variant.name} must return its step, a function without arguments, not {kind}")
-        super().__init__(variant, Step(step), dict, Inputs(list(self.inputs.values())))
+            expected = "a function without arguments or a Step"
+            raise WrongReturn(variant, f"{variant.name} must return its step, {expected}, not {kind}")
+        if not isinstance(step, Step):
+            declared = variant.bytes_communicated
+            step = Step(step, declared(self.problem, self.rank) if declared else self.costs.bytes_communicated)
+        for name, function in (("run", step.run), ("columns", step.columns), ("restore", step.restore)):
+            if not (callable(function) or (name == "restore" and function is None)):
+                kind = type(function).__name__
+                raise WrongReturn(variant, f"{name} of the step of {variant.name} must be a function, not {kind}")
+        return step
+
+    @property
+    def overwrites_inputs(self) -> bool:
+        """True if `restore` restores what a step changes."""
+        return not self.restores_in_step and self.run.restore is not None
+
+    def step(self) -> None:
+        """Run one iteration. The last output is freed first, so that two never exist at once."""
+        if not self.keeps_output:
+            self.output = None
+        if self.restores_in_step:
+            self._restore()
+        self.output = self.run()
+
+    def _read(self) -> Any:
+        """Return the output of the last step, or None if none has run."""
+        return self.output() if callable(self.output) else self.output
+
+    def outputs(self) -> list[Tensor]:
+        """Return the tensors of the last step's output, without those that a step does not need to compute."""
+        output = self._read()
+        if not isinstance(output, self.workload.output):
+            return []
+        return [output] if isinstance(output, Tensor) else tensors_of(output)
+
+    def release(self) -> None:
+        """Free the output of the last step."""
+        if not self.keeps_output:
+            self.output = None
+            self.run.release()
+
+    def restore(self) -> None:
+        """Restore what a step changes, after changing the inputs if every iteration gets fresh ones.
+
+        A variant from outside this package restores within its step, because its `restore` could compute the result of
+        the next step.
+        """
+        if self.fresh:
+            self.audited_inputs.change()
+        if not self.restores_in_step:
+            self._restore()
+
+    def _restore(self) -> None:
+        if self.run.restore is not None:
+            self.run.restore()
 
     def check(self) -> Verdict:
-        """Compare the output of the last step with the reference on all ranks, then free it."""
-        got = self.take_output()
+        """Compare the output of the last step with the reference, or let the workload compare it; then free it.
+
+        Raises RuntimeError if there is none, and WrongReturn for what a variant or the workload must not return.
+        """
+        if self.output is None:
+            raise RuntimeError("there is no output to check: run step() first")
+        workload, run = self.workload, self.run
+        output = require(self._read(), workload.output, self.variant, "the step")
+        self.release()
+        if (function := workload.functions.get("check")) is None:
+            verdict = self._against_reference(output)
+        else:
+            verdict = function(self.problem, self.inputs, output, self.rank)
+            checked_columns(verdict.columns, function, [*ERRORS, *workload.columns])
+        sent = run.bytes_communicated() if callable(run.bytes_communicated) else run.bytes_communicated
+        busiest = max(_of_all_ranks(bytes_sent(sent, self.variant)))
+        in_kernels = run.communicates_in_kernels()
+        self.costs = replace(self.costs, bytes_communicated=busiest, communicates_in_kernels=in_kernels)
+        rates = {name: rate for name, rate in self.rates.items() if name in workload.columns}
+        of_variant = checked_columns(run.columns(), self.variant, workload.variant_columns)
+        return replace(verdict, columns={**verdict.columns, **rates, **of_variant})
+
+    def details(self, columns: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the columns of the workload's `details`, given those measured so far. Collective."""
+        if (function := self.workload.functions.get("details")) is None:
+            return {}
+        self.columns = columns
+        details = function(self.problem, self.inputs, self, self.rank)
+        return checked_columns(details, function, list(self.workload.columns))
+
+    def _against_reference(self, got: dict[str, Any]) -> Verdict:
+        """Compare an output with the reference on all ranks."""
         inputs = {tensor.untyped_storage().data_ptr() for tensor in self.inputs.values()}
         for name, value in got.items():
             if isinstance(value, Tensor) and value.numel() and value.untyped_storage().data_ptr() in inputs:
                 raise WrongReturn(self.variant, f"the output {name} of {self.variant.name} lies in memory of an input")
-        right = self._computed("reference", self.problem, self.inputs, self.rank, twice=not self.compared)
+        reference = self.workload.functions["reference"]
+        right = _computed(reference, self.problem, self.inputs, self.rank, twice=not self.compared)
         self.compared = True
-        error, wrong = self._compare(got, right)
-        ranks = gather_objects((error if math.isfinite(error) else None, wrong), _all_ranks())
-        worst = max(math.inf if value is None else value for value, _ in ranks)
-        return Verdict({"output_error": worst}, next((text for _, text in ranks if text), None))
-
-    def _computed(self, what: str, *arguments: Any, twice: bool = True) -> dict[str, Tensor]:
-        """Return the tensors that a function of the workload returns. Raises WrongReturn for anything else.
-
-        `twice`: compute them again, and raise WrongReturn if they differ.
-        """
-        function = self.workload.functions[what]
-        first = {name: value.cpu() for name, value in _tensors(function, *arguments).items()} if twice else None
-        values = _tensors(function, *arguments)
-        for name in {**(first or values), **values}:
-            if first and not (name in first and name in values and _same_bits(first[name], values[name].cpu())):
-                raise WrongReturn(function, f"{function.__name__} computes another {name} when it is called twice")
-        return values
+        names = [", ".join(map(str, sorted(outputs))) or "none" for outputs in (got, right)]
+        other = f"rank {self.rank.rank}: the step returns the outputs {names[0]}, expected {names[1]}"
+        if other := next(filter(None, _of_all_ranks("" if got.keys() == right.keys() else other)), ""):
+            return Verdict({"output_error": math.inf}, other)
+        dtype = str(self.dtype or least_precise(got.values())).removeprefix("torch.")
+        limit = {**TOLERANCES, "None": 0.0, **self.workload.tolerances}.get(dtype)
+        if limit is None:
+            raise WrongReturn(reference, f"Workload(..., tolerances=...) has none for {dtype}")
+        outputs = {}
+        for name, tensor in right.items():
+            of_output = None if tensor.dtype == torch.float64 else tensor.dtype
+            outputs[name] = Compared(got[name], tuple(tensor.shape), of_output, "output_error")
+        comparison = Comparison(outputs, {"output_error": limit}, _of_all_ranks, self.rank.device, dtype)
+        for name in comparison.got:
+            comparison.elements(name, relative_errors(got[name], right[name]), right[name])
+        return comparison.verdict()
 
     def _counted(self) -> Costs:
         """Return the costs of the busiest rank, with their times at the rates of this machine. Collective."""
         if (function := self.workload.functions.get("costs")) is None:
             return Costs(None, 0)
-        counted = function(self.problem, self.rank)
+        arguments = (self.problem, self.inputs, self.rank)
+        counted = function(*(arguments if _parameters(function) == 3 else arguments[::2]))
         if not isinstance(counted, Costs):
             kind = type(counted).__name__
             raise WrongReturn(function, f"{function.__name__} must return tpbench.api.Costs, not {kind}")
         counts = (counted.bytes_moved, counted.bytes_communicated, counted.flops)
-        moved, sent, flops = map(max, zip(*gather_objects(counts, _all_ranks()), strict=True))
-        stopwatch = Stopwatch(self.rank)
+        moved, sent, flops = map(max, zip(*_of_all_ranks(counts), strict=True))
         times: dict[str, Any] = {"wire_beside_memory": True}
-        if flops and self.dtype is not None:
-            times["compute_ms"] = compute_ms(flops, gemm_tflops(self.dtype, self.rank.device, stopwatch))
-        if sent and self.rank.world_size > 1:
-            times["wire_ms"] = sent / gather_gb_per_s(self.rank.device, _all_ranks(), stopwatch) / 1e6
+        if flops and self.dtype is not None and not counted.compute_ms:
+            tflops = self.rates["gemm_tflops"] = gemm_tflops(self.dtype, self.rank.device, self.stopwatch)
+            times["compute_ms"] = compute_ms(flops, tflops)
+        if sent and self.rank.world_size > 1 and not counted.wire_ms:
+            times["wire_ms"] = sent / gather_gb_per_s(self.rank.device, _all_ranks(), self.stopwatch) / 1e6
         return replace(counted, bytes_moved=moved, bytes_communicated=sent, flops=flops, **times)
 
-    def _compare(self, got: Mapping[str, Any], right: Mapping[str, Tensor]) -> tuple[float, str | None]:
-        """Return the largest error of this rank's outputs, and why the first wrong one is wrong."""
-        if got.keys() != right.keys():
-            names = [", ".join(map(str, sorted(outputs))) or "none" for outputs in (got, right)]
-            return math.inf, f"rank {self.rank.rank}: the step returns the outputs {names[0]}, expected {names[1]}"
-        worst, wrong = 0.0, None
-        tolerances = {**TOLERANCES, **self.workload.tolerances}
-        for name, expected in right.items():
-            dtype = None if expected.dtype == torch.float64 else expected.dtype
-            if text := malformed(name, got[name], tuple(expected.shape), dtype, expected.device):
-                worst, wrong = math.inf, wrong or f"rank {self.rank.rank}: {text}"
-                continue
-            of_dtype = str(self.dtype or got[name].dtype).removeprefix("torch.")
-            limit = tolerances.get(of_dtype, 0.0 if not got[name].is_floating_point() else None)
-            if limit is None:
-                function = self.workload.functions["reference"]
-                raise WrongReturn(function, f"Workload(..., tolerances=...) has none for {of_dtype}")
-            errors = relative_errors(got[name], expected)
-            error, found = float(errors.max()) if errors.numel() else 0.0, Differences()
-            found.add(got[name], expected, errors > limit, 0)
-            worst = max(worst, error)
-            if found.count and wrong is None:
-                place = place_of(self.rank.rank, name, **vars(found))
-                wrong = f"output_error {error:.3g} is above {limit:.3g} ({of_dtype}): {place}"
-                wrong += " (nan: memory that was never written)" if math.isnan(found.got) else ""
-        return worst, wrong
 
-
-def setup(workload: Workload, problem: Any, variant: Variant, context: Context) -> OperationSession | CheckedSession:
-    """Return the session of one cell on this rank."""
-    session = CheckedSession if "check" in workload.functions else OperationSession
-    return session(workload, problem, variant, context)
+def least_precise(values: Iterable[Any]) -> torch.dtype | None:
+    """Return the floating-point dtype of the tensors among the values with the largest error of rounding, or None."""
+    dtypes = {value.dtype for value in values if isinstance(value, Tensor) and value.is_floating_point()}
+    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=None)
 
 
 def relative_errors(got: Tensor, right: Tensor) -> Tensor:
@@ -178,9 +228,31 @@ def relative_errors(got: Tensor, right: Tensor) -> Tensor:
     return torch.where(equal, 0.0, torch.where((got - right).abs() <= slack, 0.0, error).nan_to_num(math.inf, math.inf))
 
 
+def _parameters(function: Callable[..., Any]) -> int:
+    return len(inspect.signature(function).parameters)
+
+
 def _all_ranks() -> dist.ProcessGroup:
     assert dist.group.WORLD is not None
     return dist.group.WORLD
+
+
+def _of_all_ranks(value: Any) -> list[Any]:
+    """Return one value of each rank, or this one without a process group. Collective."""
+    return gather_objects(value, _all_ranks()) if dist.is_initialized() else [value]
+
+
+def _computed(function: Callable[..., Any], *arguments: Any, twice: bool = True) -> dict[str, Tensor]:
+    """Return the tensors that a function of a workload returns. Raises WrongReturn for anything else.
+
+    `twice`: compute them again, and raise WrongReturn if they differ.
+    """
+    first = {name: value.cpu() for name, value in _tensors(function, *arguments).items()} if twice else None
+    values = _tensors(function, *arguments)
+    for name in {**(first or values), **values}:
+        if first and not (name in first and name in values and _same_bits(first[name], values[name].cpu())):
+            raise WrongReturn(function, f"{function.__name__} computes another {name} when it is called twice")
+    return values
 
 
 def _tensors(function: Callable[..., Any], *arguments: Any) -> dict[str, Tensor]:

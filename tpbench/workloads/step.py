@@ -1,18 +1,16 @@
-"""A variant that is ready to run, the part of a session that runs it, and the check of what the variant returns."""
+"""A variant that is ready to run, and the checks of what a variant returns."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, Generic, TypeVar
 
-from torch import Tensor
-
-from tpbench.measure.audit import Inputs, tensors_of
+from tpbench.measure.audit import Inputs
 from tpbench.suggestions import unknown
-from tpbench.workloads import Variant, Workload
+from tpbench.workloads import Variant
 
 
 class WrongReturn(TypeError):
@@ -48,19 +46,21 @@ def bytes_sent(value: Any, variant: Variant) -> int:
     raise WrongReturn(variant, f"bytes_communicated of {variant.name} must be an int of at least 0, not {value!r:.40}")
 
 
-def checked_columns(columns: Any, variant: Variant, workload: Workload) -> dict[str, Any]:
-    """Return the columns of a row that a variant sets.
+def checked_columns(columns: Any, source: Variant | Callable[..., Any], valid: Collection[str]) -> dict[str, Any]:
+    """Return the columns of a row that a variant, or a function of its workload, sets.
 
-    Raises WrongReturn for a column that the workload doesn't leave to its variants, and for a value that is neither a
-    number nor a text.
+    Raises WrongReturn for a column that is not among the valid ones, and for a value that a row cannot hold.
     """
-    for name, value in require(columns, Mapping, variant, "columns").items():
-        if name not in workload.variant_columns:
-            complaint = unknown("column of a variant", name, workload.variant_columns)
-            raise WrongReturn(variant, f"{variant.name} sets {name}: {complaint}")
-        if not (value is None or isinstance(value, (Real, str))):
+    owner, name = ("variant", source.name) if isinstance(source, Variant) else ("workload", source.__name__)
+    if not isinstance(columns, Mapping):
+        raise WrongReturn(source, f"{name} must return its columns as a Mapping, not {type(columns).__name__}")
+    for column, value in columns.items():
+        if column not in valid:
+            raise WrongReturn(source, f"{name} sets {column}: {unknown(f'column of a {owner}', column, valid)}")
+        numbers = value if isinstance(value, list) else [value]
+        if not (value is None or isinstance(value, str) or all(isinstance(number, Real) for number in numbers)):
             kind = type(value).__name__
-            raise WrongReturn(variant, f"{variant.name} sets {name}: its value must be a number or a text, not {kind}")
+            raise WrongReturn(source, f"{name} sets {column}: its value must be a number or a text, not {kind}")
     return dict(columns)
 
 
@@ -72,99 +72,22 @@ OutputT = TypeVar("OutputT")
 class Step(Generic[OutputT]):
     """A variant ready to run: calling it is one iteration."""
 
-    run: Callable[[], OutputT]
+    run: Callable[[], OutputT | Callable[[], OutputT]]
+    """Run an iteration and return its output, or a function that returns the output if reading it takes the host."""
     bytes_communicated: int | Callable[[], int] = 0
     """Bytes that this rank sends in an iteration. A function if only an iteration shows the number."""
     columns: Callable[[], Mapping[str, Any]] = dict
     """Return further columns of the row, after an iteration. They are equal on every rank."""
-    restore: Callable[[], None] | None = None
+    restore: Callable[[], object] | None = None
     """Restore what an iteration changes, such as overwritten inputs. Its time counts as a part of the step only for a
     variant from outside this package."""
 
     communicates_in_kernels: Callable[[], bool] = lambda: False
     """Return true if all communication happens inside kernels that also compute, after an iteration."""
+    release: Callable[[], object] = lambda: None
+    """Free what an iteration leaves, beside its output."""
+    inputs: Inputs | None = None
+    """What an iteration reads, if the workload's `step` says so. None: the tensors among the workload's inputs."""
 
-    def __call__(self) -> OutputT:
+    def __call__(self) -> OutputT | Callable[[], OutputT]:
         return self.run()
-
-
-class StepSession(Generic[OutputT]):
-    """Runs the step of a variant and keeps its output until the check.
-
-    `restore` is not timed. A variant from outside this package restores within its step, because its `restore` could
-    compute the result of the next step.
-    """
-
-    def __init__(self, variant: Variant, step: Any, output: type[OutputT], inputs: Inputs | None = None) -> None:
-        """`step`: what the variant's function returned. `output`: the type that the step must return. `inputs`: those
-        that the step reads."""
-        self.variant, self.output_type = variant, output
-        self.audited_inputs = inputs or Inputs([])
-        self.audited = inputs is not None
-        self.fresh = self.keeps_output = False
-        self.run: Step[OutputT] = require(step, Step, variant, "the function")
-        for name, function in (("run", self.run.run), ("columns", self.run.columns), ("restore", self.run.restore)):
-            if not (callable(function) or (name == "restore" and function is None)):
-                kind = type(function).__name__
-                raise WrongReturn(variant, f"{name} of the step of {variant.name} must be a function, not {kind}")
-        self.trusted = variant.place is None
-        self.output: OutputT | None = None
-
-    @property
-    def bytes_communicated(self) -> int:
-        """Bytes that this rank sends in an iteration. They may be known only after a step."""
-        sent = self.run.bytes_communicated
-        return bytes_sent(sent() if callable(sent) else sent, self.variant)
-
-    def columns_of_variant(self, workload: Workload) -> dict[str, Any]:
-        """Return the columns of a row that the variant sets, after an iteration."""
-        return checked_columns(self.run.columns(), self.variant, workload)
-
-    def step(self) -> None:
-        """Run one iteration. The last output is freed first, so that two never exist at once."""
-        self.release()
-        if not self.trusted:
-            self._restore()
-        self.output = self.run()
-
-    @staticmethod
-    def inputs_of(shard: Any) -> Inputs:
-        """Return the inputs in a shard. Collective."""
-        return Inputs(tensors_of(shard))
-
-    def outputs(self) -> list[Tensor]:
-        """Return the tensors of the last step's output, without those that a step does not need to compute."""
-        if not isinstance(self.output, self.output_type):
-            return []
-        values: list[Any] = list(self.output.values()) if isinstance(self.output, dict) else []
-        if is_dataclass(self.output):
-            found = [each.name for each in fields(self.output) if not each.metadata.get("constant")]
-            values = [getattr(self.output, name) for name in found]
-        return [value for value in values if isinstance(value, Tensor)]
-
-    def release(self) -> None:
-        """Free the output of the last step."""
-        if not self.keeps_output:
-            self.output = None
-
-    def restore(self) -> None:
-        """Restore what a step changes, after changing the inputs if every iteration gets fresh ones."""
-        if self.fresh:
-            self.audited_inputs.change()
-        if self.trusted:
-            self._restore()
-
-    def _restore(self) -> None:
-        if self.run.restore is not None:
-            self.run.restore()
-
-    def take_output(self) -> OutputT:
-        """Return the output of the last step and keep it no longer.
-
-        Raises RuntimeError if there is none, and WrongReturn if it is of another type.
-        """
-        if self.output is None:
-            raise RuntimeError("there is no output to check: run step() first")
-        output: OutputT = require(self.output, self.output_type, self.variant, "the step")
-        self.release()
-        return output

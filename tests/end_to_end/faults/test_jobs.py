@@ -58,27 +58,45 @@ else:
 """
 """At SIGUSR2 a rank spins, and the launcher's clock jumps to the job's time limit."""
 TIME_LIMIT_S = 9000
+SKIPS = """
+from average import average, dist
+
+@average.variant("rank 1 skips the collective of the step")
+def skips(problem, inputs, rank):
+    def sum_over_ranks():
+        if rank.rank == 0:
+            open("waits", "w").close()
+            dist.all_reduce(inputs["x"].clone(), group=rank.tp_group)
+    def step():
+        sum_over_ranks()
+        return {"mean": inputs["x"].clone()}
+    return step
+"""
 
 
 @pytest.mark.fault("a rank that is stopped", "a rank that spins")
-def test_a_rank_that_hangs_and_one_that_spins(tmp_path: Path) -> None:
+def test_ranks_that_hang_say_where(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(SPIN.replace("{limit}", str(TIME_LIMIT_S)))
+    page = (ROOT / "tpbench/docs/own_operation.md").read_text()
+    (tmp_path / "average.py").write_text(page.partition("```python\n")[2].partition("```")[0])
+    (tmp_path / "skipping.py").write_text(SKIPS)
     env = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
-    stopped, spinning, warm = (tmp_path / name for name in ("stopped", "spinning", "warm"))
+    stopped, spinning, skipping = (tmp_path / name for name in ("stopped", "spinning", "skipping"))
+    skips = ("variant=../skipping.py:skips", "tokens=8", "hidden=4", "tp_size=2", "device=cpu", "reuse=true")
     sweeps = []
-    for folder, number, rank, reuse in (
-        (stopped, signal.SIGSTOP, 0, "reuse=false"),
-        (spinning, signal.SIGUSR2, 1, "reuse=false"),
-        (warm, signal.SIGUSR2, 1, "reuse=true"),
-    ):
+    for folder, line, number, rank in (
+        (stopped, ENDLESS, signal.SIGSTOP, 0), (spinning, ENDLESS, signal.SIGUSR2, 1), (skipping, skips, None, 0),
+    ):  # fmt: skip
         folder.mkdir()
-        running = Running(*ENDLESS, f"timeout_s={TIME_LIMIT_S}", reuse, cwd=folder, env=env)
-        sweeps.append((folder, running, number, rank))
+        sweeps.append((folder, Running(*line, f"timeout_s={TIME_LIMIT_S}", cwd=folder, env=env), number, rank))
     for folder, running, number, rank in sweeps:
         victim = running.wait_for("first pass", rank=rank)
         family = running.family()
-        victim.send_signal(number)
-        running.until(lambda: victim.status() == psutil.STATUS_STOPPED or victim.nice() == 19, "the fault")  # noqa: B023
+        if number is None:
+            running.until((folder / "waits").exists, "the rank that waits")
+        else:
+            victim.send_signal(number)
+            running.until(lambda: victim.status() == psutil.STATUS_STOPPED or victim.nice() == 19, "the fault")  # noqa: B023
         running.process.send_signal(signal.SIGUSR2)
         code, output = running.end()
         row = only_row(folder)
@@ -87,9 +105,11 @@ def test_a_rank_that_hangs_and_one_that_spins(tmp_path: Path) -> None:
         assert row["time_ms"] != row["time_ms"]
         assert gone(family)
     assert "rank 0: first pass" in str(only_row(stopped)["reason"])
-    for folder in (spinning, warm):
-        reason = str(only_row(folder)["reason"])
-        assert re.search(r"rank 0: .*\bnow in .*rank 1: .*now in sitecustomize\.py:\d+ \(spin\)", reason, re.S), reason
+    reason = str(only_row(spinning)["reason"])
+    assert re.search(r"rank 0: .*\bnow in .*rank 1: .*now in sitecustomize\.py:\d+ \(spin\)", reason, re.S), reason
+    reason = str(only_row(skipping)["reason"])
+    waits = r"now in skipping\.py:9 \(sum_over_ranks\), called in skipping\.py:11 \(step\)"
+    assert re.search(rf"rank 0: .*{waits}\nrank 1: .*now in tpbench/measure/ranks\.py:\d+ \(", reason, re.S), reason
 
 
 @pytest.mark.fault("out of memory on one rank")

@@ -7,26 +7,50 @@ from pathlib import Path
 
 import tpbench as package
 from tests.support.command import ROOT, tpbench
+from tpbench.results.schema import workload_columns
 
+PARTS = """
+class Parts:
+    def __init__(self, step):
+        self.step = step
+
+@average.step(Parts)
+def step_of(problem, inputs, parts, rank):
+    return parts.step
+
+@average.details
+def details(problem, inputs, session, rank):
+    assert session.prepared.step is session.run.run and session.costs.bytes_moved == 8 * inputs["x"].numel()
+    return {"copy_ms": session.stopwatch.ms(inputs["x"].clone)}
+"""
+CHANGES = {
+    "    return step\n": "    return Parts(step)\n",
+    '"float32": 1e-5}': '"float32": 1e-5}, columns={"copy_ms": "a copy of x alone, ms"}',
+}
+"""Changes of the page's operation: its variants return an object, and its rows have one more column."""
 FAULTY = """\
-from average import average, nccl
+from average import Parts, average, nccl
 
 @average.variant("wrong in one row of rank 1, from its sixth call on")
 def faulty(problem, inputs, rank):
-    right, calls = nccl(problem, inputs, rank), []
+    right, calls = nccl(problem, inputs, rank).step, []
     def step():
         outputs = right()
         calls.append(1)
         if rank.rank == 1 and len(calls) > 5:
             outputs["mean"][2, 3] += 1
         return outputs
-    return step
+    return Parts(step)
 """
 
 
 def test_a_sweep_an_interruption_and_a_report_without_the_file(tmp_path: Path) -> None:
     page = (ROOT / "tpbench/docs/own_operation.md").read_text()
-    (tmp_path / "average.py").write_text(re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)[0])
+    example = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)[0]
+    for before, after in CHANGES.items():
+        assert before in example
+        example = example.replace(before, after)
+    (tmp_path / "average.py").write_text(example + PARTS)
     (tmp_path / "faulty.py").write_text(FAULTY)
     line = ("-m", "variant=average.py:nccl,faulty.py:faulty", "tokens=64,128", "hidden=32", "tp_size=2", "device=cpu",
             "time_budget_s=20", "min_iterations=3", "max_iterations=4", "order=interleaved", "reuse=true")  # fmt: skip
@@ -41,7 +65,8 @@ def test_a_sweep_an_interruption_and_a_report_without_the_file(tmp_path: Path) -
     assert set(right["interleaved_cells"]) == {2} and set(right["fresh"]) == {True}
     assert all(right["floor_ms"] > 0) and list(right["bytes_communicated"]) == [64 * 32 * 4, 128 * 32 * 4]
     assert re.search(r"rank 1: 1 of 2048 elements of mean differ, the first at \[2, 3\]: ", wrong["reason"].iloc[0])
+    assert all(right["copy_ms"] > 0) and workload_columns()["average"]["copy_ms"].unit == "ms"
     shown = tpbench("report", "outputs", cwd=tmp_path).stdout
     assert "average, " in shown and re.search(r"^ +2 +64 .*ms .*wrong", shown, re.MULTILINE), shown
-    compared = tpbench("report", "outputs", "--columns", "hidden,output_error,bytes_moved", cwd=tmp_path)
+    compared = tpbench("report", "outputs", "--columns", "hidden,copy_ms,bytes_moved", cwd=tmp_path)
     assert compared.returncode == 0 and "16384" in compared.stdout, compared.stdout + compared.stderr

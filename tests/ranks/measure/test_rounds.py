@@ -17,7 +17,7 @@ from tpbench.measure.stop_rules import RoundRequest
 def measured(here: Rank, settings: MeasureSettings, rounds: int) -> tuple[dict[str, Any], int, list[RoundRequest]]:
     with simulated_time() as time:
         session = Sleeper(here, time, 0.001)
-        steps = running.measurement(session, cpu_context(here), settings, 2.0, interleaved=True)
+        steps = running.measurement(lambda: session, cpu_context(here), settings, 2.0, interleaved=True)
         requests, (_, columns) = answered(steps, rounds)
     return columns, session.steps, requests
 

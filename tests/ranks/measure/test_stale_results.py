@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -24,14 +25,11 @@ from tpbench.measure.session import MeasureSettings
 from tpbench.workloads import Variant
 from tpbench.workloads.embedding_grad import WORKLOAD as EXCHANGES
 from tpbench.workloads.embedding_grad import EmbeddingGrad
-from tpbench.workloads.embedding_grad.bench import setup as setup_exchange
 from tpbench.workloads.entropy_loss import WORKLOAD, EntropyLoss
-from tpbench.workloads.linear_loss.bench import setup as setup_linear
 from tpbench.workloads.linear_loss.problem import WORKLOAD as LINEAR
 from tpbench.workloads.linear_loss.problem import LinearLoss
 from tpbench.workloads.tp_block import WORKLOAD as BLOCKS
 from tpbench.workloads.tp_block import TpBlock
-from tpbench.workloads.tp_block.bench import setup as setup_block
 from tpbench.workloads.train_step import TrainStep
 from tpbench.workloads.train_step.bench import setup as setup_training
 
@@ -39,6 +37,7 @@ CUDA = torch.cuda.is_available()
 RANKS = ranks_here(2)
 needs_two_ranks = pytest.mark.skipif(RANKS < 2, reason="needs 2 GPUs, or none")
 TIMED = "the last iteration of the wall clock, after a correct first one: "
+CHAINED = "the last iteration of the chained clock, after a correct first one: "
 CHANGED = "with changed inputs, after a correct result with the first ones: "
 FRESH = MeasureSettings(time_budget_s=20.0, min_iterations=3, max_iterations=5, fresh=True)
 
@@ -49,6 +48,7 @@ LOSSES: dict[str, str | tuple[str, ...] | None] = {
     "returns_a_stored_answer": TIMED,
     "returns_copies_of_a_stored_answer": TIMED,
     "returns_early_once_it_was_checked": TIMED,
+    "returns_stored_answers_once_it_is_set_up_twice": CHAINED,
     "overwrites_its_input": "",
     **({"begins_early_on_a_side_stream": ("the last iteration of the ", CHANGED)} if CUDA else {}),
 }
@@ -62,10 +62,9 @@ def measured(here: Rank, names: Sequence[str], place: tuple[str, int] | None) ->
     results = {}
     for name in names:
         with mock.patch.object(gpu, "MOST_ITERATIONS", 100):
-            session = WORKLOAD.set_up(
-                EntropyLoss(**SIZE), Variant(name, "", getattr(cheats, name), place=place), context(here)
-            )
-            verdict, columns = run(session, context(here), settings)
+            variant = Variant(name, "", getattr(cheats, name), place=place)
+            again = partial(WORKLOAD.set_up, EntropyLoss(**SIZE), variant, context(here))
+            verdict, columns = run(again(), context(here), settings, again=again)
         results[name] = verdict.wrong, columns
     return results
 
@@ -74,7 +73,7 @@ def test_variants_from_outside_are_wrong_if_they_do_less_when_they_are_timed() -
     for name, (reason, columns) in run_on_ranks(RANKS, measured, list(LOSSES), ("file", 1))[0].items():
         begins = LOSSES[name]
         assert reason is None if begins is None else reason is not None and reason.startswith(begins), (name, reason)
-        assert ("time_ms" in columns) == (begins is None) and columns["fresh"] is True
+        assert ("time_ms" in columns) == ("chained_ms" in columns) == (begins is None) and columns["fresh"] is True
 
 
 def test_inputs_of_other_variants_change_once_after_the_timed_iterations() -> None:
@@ -92,7 +91,7 @@ def packaged_losses(here: Rank) -> list[str | None]:
             reasons.append(run(session, place, FRESH)[0].wrong)
     for loss in ("cross_entropy", "forward_kl"):
         problem = LinearLoss(tokens=16, hidden=32, vocab=102, loss=loss)  # type: ignore[arg-type]
-        session = setup_linear(problem, LINEAR.variants["linear_gather"], place)
+        session = LINEAR.set_up(problem, LINEAR.variants["linear_gather"], place)
         reasons.append(run(session, place, FRESH)[0].wrong)
     return reasons
 
@@ -103,23 +102,23 @@ def test_variants_of_both_losses_are_right_on_fresh_inputs() -> None:
 
 EXCHANGE = EmbeddingGrad(table_rows=101, width=12, tokens=10, accumulate=2, dtype="float32")
 BLOCK = TpBlock(tokens=32, hidden=24, ffn=40, heads=8, kv_heads=4, head_dim=6, dtype="float32")
-OTHERS: dict[str, tuple[Any, Any, dict[str, str | None], Any, tuple[str, ...]]] = {
+OTHERS: dict[str, tuple[Any, dict[str, str | None], Any, tuple[str, ...]]] = {
     "exchange": (
-        setup_exchange, EXCHANGE, {"honest_exchange": None, "exchange_with_stored_answer": TIMED},
+        EXCHANGE, {"honest_exchange": None, "exchange_with_stored_answer": TIMED},
         EXCHANGES, ("dense_reduce_scatter", "sparse_all_to_all"),
     ),
     "block": (
-        setup_block, BLOCK,
+        BLOCK,
         {"honest_block": None, "block_with_stored_output": TIMED, "block_that_returns_early": TIMED},
         BLOCKS, ("block_tp", "block_copy_engine", "block_symm_mem", "block_no_tp"),
     ),
 }  # fmt: skip
-"""Set-up, problem, variants of `cheats` with the beginning of the reason, workload, and variants of this package."""
+"""Problem, variants of `cheats` with the beginning of the reason, workload, and variants of this package."""
 
 
 def on_fresh_inputs(here: Rank, kind: str) -> dict[str, str | None]:
     """Return why each variant is wrong on fresh inputs. The ranks are data-parallel for an exchange."""
-    make, problem, from_outside, workload, packaged = OTHERS[kind]
+    problem, from_outside, workload, packaged = OTHERS[kind]
     place = context(here)
     if kind == "exchange":
         place = replace(place, tp_rank=0, tp_size=1, dp_rank=here.rank, dp_size=here.world_size)
@@ -129,17 +128,19 @@ def on_fresh_inputs(here: Rank, kind: str) -> dict[str, str | None]:
     for variant in variants:
         runs_here = CUDA or variant.requires_cuda is not True
         if runs_here and not variant.unsupported_reason(problem, place.tp_size):
-            with mock.patch.dict(clock.ITERATIONS, cpu=1, cuda=1):
-                session: Any = make(problem, variant, place)
-            session.details = lambda columns: {}
             settings = replace(FRESH, max_iterations=3, fresh=variant.place is None)
-            reasons[variant.name] = run(session, place, settings)[0].wrong
+            with mock.patch.dict(clock.ITERATIONS, cpu=1, cuda=1):
+                again = partial(workload.set_up, problem, variant, place)
+                session: Any = again()
+                session.details = lambda columns: {}
+                verdict, columns = run(session, place, settings, again=again)
+            reasons[variant.name] = verdict.wrong or columns.get("not_chained")
     return reasons
 
 
 @pytest.mark.parametrize("kind", ["block", pytest.param("exchange", marks=needs_two_ranks)])
 def test_variants_of_other_workloads_compute_in_every_iteration(kind: str) -> None:
-    begins, reasons = OTHERS[kind][2], run_on_ranks(RANKS, on_fresh_inputs, kind)[0]
+    begins, reasons = OTHERS[kind][1], run_on_ranks(RANKS, on_fresh_inputs, kind)[0]
     assert len(reasons) >= len(begins) + RANKS
     for name, reason in reasons.items():
         begin = begins.get(name)

@@ -19,6 +19,7 @@ from tpbench.workloads import Variant, Workload
 RANKS = ranks_here(2)
 SMALL = {"tokens": 24, "hidden": 16, "elements": 100}
 FRESH = MeasureSettings(time_budget_s=20.0, min_iterations=3, max_iterations=4, fresh=True)
+KEPT = ("floor_ms", "bytes_communicated", "time_ms", "extra_ms", "place")
 needs_two_ranks = pytest.mark.skipif(RANKS < 2, reason="needs 2 GPUs, or none")
 
 
@@ -44,7 +45,7 @@ def measured(here: Rank, name: str, change: Callable[[Workload, str], None] | No
             outside = dataclasses.replace(variant, place=(__file__, 1))
             session = workload.set_up(problem, outside, context)
             verdict, columns = run(session, context, FRESH)
-            columns = {key: columns.get(key) for key in ("floor_ms", "bytes_communicated", "time_ms")}
+            columns = {key: columns.get(key) for key in KEPT}
             ended[variant.name] = {"wrong": verdict.wrong, **verdict.columns, **columns}
     return ended
 
@@ -94,6 +95,16 @@ def fault(workload: Workload, case: str) -> None:
             error = float((output["y"].double() - reference(problem, inputs, rank)["y"]).abs().max())
             return Verdict({"output_error": error}, None if error < 0.1 else "it is wrong")
 
+    if case.startswith("details"):
+        workload.columns = {"extra_ms": "time, ms", "place": "rank"}
+
+        @workload.details
+        def details(problem: Any, inputs: Any, session: Any, rank: Context) -> dict[str, Any]:
+            assert inputs is session.inputs and session.costs.bytes_moved and rank.seed == problem.seed
+            session.restore()
+            extra_ms = session.stopwatch.ms(session.step, session.restore) / session.columns["time_ms"]
+            return {"extra_ms": extra_ms, "placed" if "wrong" in case else "place": rank.rank}
+
     random = {"random inputs": "inputs", "random reference": "reference"}.get(case)
     if random:
         function = workload.functions[random]
@@ -110,12 +121,13 @@ WRONG = {
     "later": r"^the last iteration of the wall clock, after a correct first one: .* the first at \[0, 0\]: ",
     "unwritten": r"rank 0: 384 of 384 elements .* got nan \(nan: memory that was never written\)$",
     "names": r"^rank 0: the step returns the outputs z, expected y$",
-    "shape": r"^rank 0: y is \(23, 16\) on \w+, expected \(24, 16\) on \w+$",
+    "shape": r"^output_error inf is .*: rank 0: y is \(23, 16\) on \w+, expected \(24, 16\) on \w+$",
 }
 RAISES = {
     "in an input": "the output y of mine lies in memory of an input",
     "random inputs": "noisy computes another (x|scale|expert) when it is called twice",
     "random reference": "noisy computes another y when it is called twice",
+    "details wrong": "details sets placed: no column of a workload is called placed, did you mean place",
 }
 
 
@@ -144,3 +156,10 @@ def test_a_workload_may_compare_outputs_itself() -> None:
 def test_without_costs_there_is_no_floor() -> None:
     row = run_on_ranks(RANKS, measured, "moe", fault, "no costs")[0]["mine"]
     assert row["floor_ms"] is None and row["time_ms"] > 0 and row["wrong"] is None
+
+
+@needs_two_ranks
+def test_details_are_columns_of_a_correct_row() -> None:
+    rows = run_on_ranks(RANKS, measured, "moe", fault, "details")
+    assert [row["mine"]["place"] for row in rows] == list(range(RANKS))
+    assert all(row["mine"]["extra_ms"] > 0 and row["mine"]["wrong"] is None for row in rows)

@@ -33,7 +33,7 @@ def test_a_plan(rows):
         Cell(3, job(), None, same_as=0),
     ]
     lines = dry_run_text(cells, {}, HOST, forecast=Forecast(rows, gpu_memory_gib=80.0)).splitlines()
-    assert "4 GPUs" in lines[1] and lines[1].endswith("0.5 min")
+    assert "4 GPUs" in lines[1] and lines[1].endswith("0.6 min")
     assert "predicted to run out of memory: 120 GiB" in lines[2]
     assert lines[3].endswith("skipped: needs 8 GPUs, found 4") and lines[4].endswith("the same job as cell 0")
     assert lines[-1] == "4 cells, 2 to run, about 0.9 min one after the other. Nothing was run."
@@ -54,7 +54,7 @@ def test_an_unknown_time_is_not_part_of_the_total():
     lines = text(Cell(0, train_job(), None)).splitlines()
     assert "  unknown" in lines[1] and lines[-1] == "1 cell, 1 to run, 1 of unknown length. Nothing was run."
     total = text(Cell(0, train_job(), None), Cell(1, job(), None)).splitlines()[-1]
-    assert "about 0.5 min one after the other, 1 of unknown length. Nothing" in total
+    assert "about 0.6 min one after the other, 1 of unknown length. Nothing" in total
 
 
 def test_a_plan_to_resume_shows_which_cells_run_and_why(tmp_path):
@@ -65,7 +65,7 @@ def test_a_plan_to_resume_shows_which_cells_run_and_why(tmp_path):
     synthetic.write([{**row, **fields} for row in list(synthetic.cells())[:1]], tmp_path)
     lines = dry_run_text(cells[:2], decide(cells, {}), HOST, forecast=Forecast(None)).splitlines()
     assert lines[1].endswith("  measured before")
-    assert lines[2].endswith("0.5 min  missing: has no row yet")
+    assert lines[2].endswith("0.6 min  missing: has no row yet")
     assert lines[-1].startswith("2 cells, 1 to run, about ")
     nothing = dry_run_text(cells[:1], decide(cells, {}), HOST, forecast=Forecast(None)).splitlines()[-1]
     assert nothing == "1 cell, 0 to run. Nothing was run."

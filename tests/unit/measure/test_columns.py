@@ -42,28 +42,18 @@ def test_the_floor_is_the_longer_of_traffic_and_products_or_their_sum(stated: di
     }  # fmt: skip
 
 
-def test_times_are_medians_of_the_slowest_rank(context: Context) -> None:
-    found = running.time_columns(object(), context, WALL, None, None, dict(SO_FAR))
+def test_times_are_medians_of_the_slowest_rank() -> None:
+    found = running.time_columns({"wall": WALL}, SO_FAR)
     assert found["samples_ms"] == [4.0, 6.0, 5.0] and found["iterations"] == 3
     assert (found["time_ms"], found["time_min_ms"], found["skew_ms"]) == (5.0, 4.0, 3.0)
     assert (found["fraction_of_floor"], found["gb_per_s"]) == (0.1, 2.0)
-    assert "device_ms" not in found and "launch_ms" not in found
+    assert "device_ms" not in found
 
 
-def test_rates_are_of_the_device_time_where_there_is_one(context: Context) -> None:
-    class Detailed:
-        def details(self, so_far: Any) -> dict[str, Any]:
-            return {"twice_ms": 2 * so_far["device_ms"]}
-
-    device = [each / 2 for each in WALL]
-    found = running.time_columns(Detailed(), context, WALL, device, WALL[:1], dict(SO_FAR))
+def test_rates_are_of_the_device_time_where_there_is_one() -> None:
+    found = running.time_columns({"wall": WALL, "device": [each / 2 for each in WALL]}, SO_FAR)
     assert (found["time_ms"], found["device_ms"], found["device_samples_ms"]) == (5.0, 2.5, [2.0, 3.0, 2.5])
-    assert (found["fraction_of_floor"], found["gb_per_s"], found["launch_ms"]) == (0.2, 4.0, 4.0)
-    assert found["twice_ms"] == 5.0
-
-
-def test_memory_is_that_of_every_rank_and_of_the_largest(context: Context) -> None:
-    assert running.memory_columns(0.5, context) == {"rank_peak_gib": [0.5, 1.0, 1.5], "peak_gib": 1.5}
+    assert (found["fraction_of_floor"], found["gb_per_s"]) == (0.2, 4.0)
 
 
 def test_the_copy_bandwidth_counts_bytes_read_and_written_of_the_slowest_rank(

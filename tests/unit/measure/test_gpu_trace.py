@@ -11,7 +11,6 @@ import torch
 from torch._C._autograd import DeviceType
 
 from tpbench.measure import gpu_trace
-from tpbench.measure import run as running
 from tpbench.measure.gpu_trace import (
     COMMUNICATION,
     OTHER,
@@ -95,7 +94,6 @@ def columns_of(
     if traced is not None:
         monkeypatch.setattr(gpu_trace, "_traced", lambda *_: traced)
     monkeypatch.setattr(gpu_trace, "gather_number", lambda value, _: [float(value)] * 2)
-    monkeypatch.setattr(running, "iteration_energy_j", lambda *_: None)
     monkeypatch.setattr(
         gpu_trace,
         "gather_numbers",
@@ -105,7 +103,7 @@ def columns_of(
     made: Any = SimpleNamespace(costs=costs, restore=None, **session)
     nothing: Any = None
     times = TIMES | {"device_ms": device_ms}
-    return running.iteration_columns(nothing, made, nothing, None, here, times)
+    return gpu_trace.bottleneck_columns(nothing, made, nothing, here, times)
 
 
 def test_the_columns_are_the_median_of_the_rank_that_waits_least(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,7 +70,7 @@ class FakeNvml:
     class NVMLError(Exception):
         pass
 
-    def __init__(self, names: list[str | bytes] | None) -> None:
+    def __init__(self, names: list[str] | None) -> None:
         self.names, self.ended = names, 0
 
     def nvmlInit(self) -> None:
@@ -89,11 +89,11 @@ class FakeNvml:
     def nvmlDeviceGetUUID(self, handle: int) -> str:
         return f"GPU-{handle}"
 
-    def nvmlDeviceGetName(self, handle: int) -> str | bytes:
+    def nvmlDeviceGetName(self, handle: int) -> str:
         return (self.names or [])[handle]
 
-    def nvmlSystemGetDriverVersion(self) -> bytes:
-        return b"580.1"
+    def nvmlSystemGetDriverVersion(self) -> str:
+        return "580.1"
 
 
 @pytest.mark.parametrize(
@@ -101,13 +101,13 @@ class FakeNvml:
     [
         (None, None, 0, {"gpu_count": 0}),
         ([], None, 0, {"gpu_count": 0}),
-        (["B", b"A", "B"], None, 3, {"gpu_count": 3, "gpu_name": "A + B", "driver_version": "580.1"}),
+        (["B", "A", "B"], None, 3, {"gpu_count": 3, "gpu_name": "A + B", "driver_version": "580.1"}),
         (["A", "A"], "0,1, ,2", 2, {"gpu_count": 2, "gpu_name": "A", "driver_version": "580.1"}),
         (["A", "A"], "1", 1, {"gpu_count": 2, "gpu_name": "A", "driver_version": "580.1"}),
     ],
 )
 def test_gpus_are_those_of_nvml(
-    names: list[str | bytes] | None, visible: str | None, count: int, facts: object, monkeypatch: pytest.MonkeyPatch
+    names: list[str] | None, visible: str | None, count: int, facts: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nvml = FakeNvml(names)
     monkeypatch.setitem(sys.modules, "pynvml", nvml)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
+import json
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -14,17 +17,19 @@ from tests.support.lone_rank import lone_rank
 from tests.support.ranks import Rank
 from tests.support.simulated_time import FakeEvents, SimulatedTime, simulated_time
 from tests.support.sleeping_sessions import Sleeper, cpu_context, run
-from tpbench.measure import clock
+from tpbench.measure import clock, cuda_graph
 from tpbench.measure import run as running
-from tpbench.measure.clock import WallClock
 from tpbench.measure.session import Context, IterationSchedule, MeasureSettings
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+CHAINED = "preparing iterations back to back"
 
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> Rank:
+    """Rank 0, whose cells have no iterations back to back: `test_chained` is about these."""
     monkeypatch.setattr(clock, "CPU_FLUSH_BYTES", 2)
+    monkeypatch.setattr(running, "chained_run", lambda *_: (None, {}))
     return lone_rank(monkeypatch)
 
 
@@ -58,7 +63,7 @@ def test_blocks_grow_until_the_median_is_precise(here: Rank) -> None:
         here, 0.002, time_budget_s=5.0, min_iterations=8, max_iterations=500, precision=0.5
     )
     assert (columns["iterations"], steps) == (10, 1 + 1 + 3 + 10)  # two blocks of 5
-    assert phases == ["first pass", "second pass", "checking", "timing"]
+    assert phases == ["first pass", "second pass", "checking", "timing", CHAINED]
     assert (columns["warmed_up"], columns["graph"]) == (True, False)
     assert columns["time_ms"] == pytest.approx(4.0) and columns["skew_ms"] == pytest.approx(2.0)
     assert columns["floor_ms"] == pytest.approx(0.5) and columns["gb_per_s"] == pytest.approx(0.25)
@@ -84,6 +89,16 @@ def test_only_a_pass_longer_than_the_budget_is_the_measurement(here: Rank, inter
     assert phases == ["first pass", *([] if interpreted else ["second pass"]), "checking", "timing"]
     columns, steps, _ = measured(here, 0.25, Exact, interpreted=interpreted, time_budget_s=0.5, max_iterations=1)
     assert (columns["warmed_up"], columns["iterations"], steps) == (True, 1, 2 + 3 + 1)  # as long as the budget
+
+
+def test_a_profile_leaves_a_trace_of_one_more_iteration(here: Rank, tmp_path: Path) -> None:
+    with simulated_time() as time:
+        session = Sleeper(here, time, 0.001)
+        context = dataclasses.replace(cpu_context(here), folder=tmp_path)
+        _, columns = run(session, context, MeasureSettings(max_iterations=1, profile=True))
+    assert columns["trace"] == "trace_rank*.json.gz" and session.steps == 2 + 3 + 1 + 1
+    trace = json.loads(gzip.decompress((tmp_path / "trace_rank0.json.gz").read_bytes()))
+    assert trace["traceEvents"]
 
 
 def test_a_wrong_result_has_costs_and_memory_but_no_time(here: Rank) -> None:
@@ -127,12 +142,12 @@ def test_a_result_is_freed_before_the_checked_pass_and_the_replay_of_a_graph_is_
 
         return replay
 
-    with mock.patch.object(running, "_captured", captured):
+    with mock.patch.object(cuda_graph, "captured_step", captured):
         columns, steps, phases = measured(here, 0.001, Logging, graph=True, max_iterations=1)
     passes = ["restore", "step", "release", "restore", "step", "capture"]
     assert events == [*passes, "restore", "replay", "check", *["restore", "replay"] * (3 + 1)]
     assert (columns["graph"], steps) == (True, 2)
-    assert phases == ["first pass", "second pass", "capturing a graph", "checking", "timing"]
+    assert phases == ["first pass", "second pass", "capturing a graph", "checking", "timing", CHAINED]
 
 
 class Training(Logging):
@@ -157,11 +172,13 @@ def trained(
         monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
         monkeypatch.setattr(torch.cuda, "Event", FakeEvents(time, []))
         monkeypatch.setattr(running, "this_gpu", lambda device: None)
-        monkeypatch.setattr(running, "iteration_columns", lambda *_: {"bound": "memory"})
+        for name in ("ColdCache", "DeviceClock"):
+            monkeypatch.setattr(running, name, mock.Mock())
+        monkeypatch.setattr(running, "WallClock", lambda device, cache: clock.WallClock(CPU, cache))
+        monkeypatch.setattr(running, "bottleneck_columns", lambda *_: {"bound": "memory"})
         session, context = Training(here, time, 0.0, wrong), on_gpu(here) if cuda else cpu_context(here)
         context = dataclasses.replace(context, say=phases.append)
-        wall = WallClock(CPU, mock.Mock())
-        _, columns = running.run_scheduled(session, session.schedule, context, wall, 2.0)
+        _, columns = run(session, context, MeasureSettings())
     return columns, session.events, phases
 
 
@@ -174,7 +191,7 @@ def test_each_step_of_a_schedule_runs_once_and_the_last_three_are_timed(
     # The second rank is twice as slow as the first, and its times count.
     assert columns["samples_ms"] == pytest.approx([6.0, 8.0, 10.0])
     assert (columns["warmed_up"], columns["graph"], columns["iterations"]) == (True, False, 3)
-    assert columns["floor_ms"] == 0.5 and columns["bound"] == "memory"
+    assert columns["floor_ms"] == 0.5 and ("bound" in columns) == cuda
     assert phases[:3] == ["warming up", "timing", "checking"]
     assert ("device_ms" in columns) == ("launch_ms" in columns) == cuda
     if cuda:

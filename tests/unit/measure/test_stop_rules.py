@@ -18,7 +18,7 @@ from tpbench.measure.session import MeasureSettings
 from tpbench.measure.stop_rules import (
     MIN_ROUNDS,
     ROUNDS,
-    ClockRounds,
+    ClockRun,
     RoundRequest,
     _next_block,
     next_cells,
@@ -55,10 +55,10 @@ def test_the_next_block(samples: list[np.ndarray], spent_s: float, limits: dict[
     assert _next_block(samples, spent_s, MeasureSettings(**settings)) == block
 
 
-def rounds_of(lengths: list[int], spent_s: float, milliseconds: float = 1.0, **settings: Any) -> ClockRounds:
+def rounds_of(lengths: list[int], spent_s: float, milliseconds: float = 1.0, **settings: Any) -> ClockRun:
     """Return rounds of so many iterations, which took `spent_s` together."""
     nothing: Any = None
-    found = ClockRounds(nothing, nothing, nothing, nothing, MeasureSettings(**{**SETTINGS, **settings}))
+    found = ClockRun(nothing, nothing, nothing, nothing, MeasureSettings(**{**SETTINGS, **settings}))
     found.rounds = [[np.array([milliseconds / 2, milliseconds])] * length for length in lengths]
     found.spent_s = spent_s
     return found
@@ -76,7 +76,7 @@ def rounds_of(lengths: list[int], spent_s: float, milliseconds: float = 1.0, **s
         (rounds_of([2], 3.0), 1),  # at least one
     ],
 )
-def test_the_iterations_of_the_next_round(found: ClockRounds, iterations: int) -> None:
+def test_the_iterations_of_the_next_round(found: ClockRun, iterations: int) -> None:
     assert found.next_iterations == iterations
 
 
@@ -95,7 +95,7 @@ def test_the_iterations_of_the_next_round(found: ClockRounds, iterations: int) -
         (rounds_of([2] * MIN_ROUNDS, 1.0, max_iterations=24), RoundRequest.NO_MORE),
     ],
 )
-def test_the_request_after_a_round(found: ClockRounds, request_: RoundRequest) -> None:
+def test_the_request_after_a_round(found: ClockRun, request_: RoundRequest) -> None:
     assert found.request() == request_
 
 
@@ -114,8 +114,8 @@ def test_rounds_of_two_clocks_end_with_the_answers(monkeypatch: pytest.MonkeyPat
         session = Sleeper(here, time, 0.001)
         wall, context = clock.WallClock(here.device, clock.ColdCache(here.device, 2)), cpu_context(here)
         settings = [MeasureSettings(**{**SETTINGS, "time_budget_s": budget}) for budget in (2.41, 0.001)]
-        clocks = [ClockRounds(wall, session.step, session, context, each) for each in settings]
-        requests, _ = answered(run_rounds(clocks, session, context, ClockWatch(None)), 3, even_if_no_more=True)
+        clocks = [ClockRun(wall, session.step, session, context, each) for each in settings]
+        requests, _ = answered(run_rounds(clocks, ClockWatch(None)), 3, even_if_no_more=True)
     assert requests == [RoundRequest.MORE, *[RoundRequest.NO_MORE] * 3]  # the request of the shorter budget
     assert [len(each) for each in clocks[0].rounds] == [2, 99, 99]  # 0.1 s each, after one iteration of warm-up
     assert [len(each) for each in clocks[1].rounds] == [2, 1, 1]

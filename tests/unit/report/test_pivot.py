@@ -41,6 +41,20 @@ def test_variants_side_by_side(add, frame):
     assert [note.text for note in report.notes] == ["oom: pytorch_gather vocab=131072 tp=8: asked for 4 GiB"]
 
 
+def test_a_report_names_the_traces_of_its_rows(add, frame):
+    add("triton_tp", 1.0, trace="trace_rank*.json.gz", log_dir="sweeps/one/3")
+    add("pytorch_gather", 2.0)
+    assert [note.text for note in pivot(frame()).notes] == ["trace of triton_tp: sweeps/one/3/trace_rank*.json.gz"]
+
+
+def test_a_time_in_a_loop_is_a_metric_that_older_rows_lack(add, frame):
+    add("triton_tp", 2.0, chained_ms=1.0, chained_samples_ms=[1.0] * 8)
+    add("pytorch_tp_manual", 1.0, chained_ms=4.0, chained_samples_ms=[4.0] * 8)
+    add("pytorch_gather", 1.0)
+    lines = grid(pivot(frame(), "chained_ms", floor=True))[2]
+    assert [text.split(" (")[-1] for line in lines.values() for text in line[:3]] == ["1.00x)", "4.00x)", "ok"]
+
+
 def test_options_are_columns(add, frame):
     add("triton_tp", 1.0, block_cap="16384")
     add("triton_tp", 1.0, block_cap="4096")

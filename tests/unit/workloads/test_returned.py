@@ -5,12 +5,12 @@ import re
 import pytest
 import torch
 
+from tests.support.entropy_loss import context, problem
 from tpbench.worker.process import location
 from tpbench.workloads import Variant
 from tpbench.workloads.entropy_loss.inputs import Output
 from tpbench.workloads.entropy_loss.problem import WORKLOAD
-from tpbench.workloads.linear_loss.inputs import Output as LinearOutput
-from tpbench.workloads.step import Step, StepSession, WrongReturn, checked_columns, require
+from tpbench.workloads.step import Step, WrongReturn, bytes_sent, checked_columns, require
 
 
 def prepare(problem, shard):
@@ -39,31 +39,34 @@ def test_the_right_type_passes():
     assert require(step, Step, MINE, "the function") is step
 
 
-@pytest.mark.parametrize("output", [Output, LinearOutput])
-def test_sessions_check_what_the_function_and_its_step_return(output):
-    with pytest.raises(WrongReturn, match=r"^the function of mine must return the type Step "):
-        StepSession(MINE, torch.ones(2), output)
-    session = StepSession(MINE, Step(lambda: torch.ones(2)), output)
+def session_of(step):
+    variant = Variant("mine", "returns this step", lambda problem, shard: step)
+    return WORKLOAD.set_up(problem(), variant, context())
+
+
+def test_a_session_checks_what_the_function_and_its_step_return():
+    with pytest.raises(WrongReturn, match=r"^mine must return its step, a function .* or a Step, not Tensor$"):
+        session_of(torch.ones(2))
+    session = session_of(Step(lambda: torch.ones(2)))
     with pytest.raises(RuntimeError, match="run step"):
-        session.take_output()
+        session.check()
     session.step()
     with pytest.raises(
         WrongReturn, match=r"^the step of mine must return the type Output \(loss, row_loss, .*, not Tensor$"
     ):
-        session.take_output()
+        session.check()
 
 
-@pytest.mark.parametrize("sent", [768.0, float("nan"), "768", -1, 10**30, True, None, lambda: 768.0])
+@pytest.mark.parametrize("sent", [768.0, float("nan"), "768", -1, 10**30, True, None])
 def test_bytes_sent_are_a_whole_number(sent):
-    session = StepSession(MINE, Step(lambda: None, bytes_communicated=sent), Output)
     with pytest.raises(WrongReturn, match=r"^bytes_communicated of mine must be an int of at least 0, not "):
-        _ = session.bytes_communicated
+        bytes_sent(sent, MINE)
 
 
 @pytest.mark.parametrize("step", [Step(3), Step(print, columns={}), Step(print, restore=1)])
 def test_parts_of_a_step_are_functions(step):
     with pytest.raises(WrongReturn, match=r"^(run|columns|restore) of the step of mine must be a function, not "):
-        StepSession(MINE, step, Output)
+        session_of(step)
 
 
 MEASURED = ("gpu_name", "host", "git_commit", "kernels_version", "variant", "time_ms", "device_ms", "loss_error", "key",
@@ -73,11 +76,11 @@ MEASURED = ("gpu_name", "host", "git_commit", "kernels_version", "variant", "tim
 @pytest.mark.parametrize("name", MEASURED)
 def test_a_variant_sets_no_column_that_is_measured(name):
     with pytest.raises(WrongReturn, match=rf"^mine sets {name}: no column of a variant is called {name}.*registers"):
-        checked_columns({name: 1}, MINE, WORKLOAD)
+        checked_columns({name: 1}, MINE, WORKLOAD.variant_columns)
 
 
 @pytest.mark.parametrize(("columns", "message"), [([], "Mapping"), ({"registers": torch.ones(1)}, "must be a number")])
 def test_columns_of_a_variant_are_plain_values(columns, message):
     with pytest.raises(WrongReturn, match=message):
-        checked_columns(columns, MINE, WORKLOAD)
-    assert checked_columns({"registers": 3, "algorithm_used": None}, MINE, WORKLOAD)["registers"] == 3
+        checked_columns(columns, MINE, WORKLOAD.variant_columns)
+    assert checked_columns({"registers": 3, "algorithm_used": None}, MINE, WORKLOAD.variant_columns)["registers"] == 3

@@ -349,6 +349,8 @@ def _require_free_names(variant: OutsideVariant) -> None:
             raise JobError(
                 f"{file}: the field {each.name} of {variant.workload} has a name that tpbench uses: rename it"
             )
+    for name in variant.of_workload.columns.keys() & common_columns().keys():
+        raise JobError(f"{Path(variant.path).name}: the column {name} of {variant.workload} has a name of tpbench's")
 
 
 SHARED_COLUMNS = {"tokens": INT, "vocab": INT, "dtype": TEXT}

@@ -81,7 +81,7 @@ class Forecast:
         known = self.wall_s.get(job.key)
         if known or job.scheduled:
             return known
-        return seconds_on_cpu(job) if job.device == "cpu" else START_S + 2 * job.measure.time_budget_s
+        return seconds_on_cpu(job) if job.device == "cpu" else START_S + 3 * job.measure.time_budget_s
 
     def limited_seconds(self, job: Job) -> float | None:
         """Return the expected wall time of a job that ends early at its timeout, or because its memory is too small."""

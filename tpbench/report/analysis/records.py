@@ -40,9 +40,9 @@ MARKS = {
 _REQUIRED = (
     "row_id", "cell", "workload", "variant", "label", "status", "reason", "tokens", "vocab", "tp_size",
     "dp_size", "loss", "block_cap", "dtype", "interpreted", "warmed_up", "graph", "fresh", "nodes",
-    "loss_value", "job", "environment", "variant_version", "interleaved", "round_ms", "device_round_ms", "host",
-    "git_commit", "kernels_version", "finished_at", "bound", "throttle_reasons", "time_ms", "device_ms",
-    "floor_ms", "graph_gib", "time_ci_high_ms", "device_ci_low_ms",
+    "loss_value", "job", "environment", "variant_version", "interleaved", "round_ms", "device_round_ms",
+    "chained_round_ms", "host", "git_commit", "kernels_version", "finished_at", "bound", "throttle_reasons",
+    "time_ms", "device_ms", "floor_ms", "graph_gib", "time_ci_high_ms", "device_ci_low_ms",
 )  # fmt: skip
 _LABELS = {"tp_size": "tp", "dp_size": "dp"}
 
@@ -146,11 +146,11 @@ def remark_marks(record: Record) -> str:
 def marks(record: Record, columns: Collection[str]) -> str:
     """Return the marks beside values of these columns, which may be ratios such as time_ms/device_ms.
 
-    A host-bound cell is marked only beside its wall time, a throttled one beside times and rates.
+    A host-bound cell is marked only beside wall times, a throttled one beside times and rates.
     """
     shown = {part for name in columns for part in name.split("/")}
     remarks = remark_marks(record) if shown & speeds() else ""
-    if not any(name.startswith("time_") and name.endswith("_ms") for name in shown):
+    if not any(name.startswith(("time_", "chained_")) and name.endswith("_ms") for name in shown):
         remarks = remarks.replace(HOST_BOUND, "")
     if "peak_gib" in shown and record["status"] == "ok" and record.get("graph_gib"):
         remarks += GRAPH_MEMORY

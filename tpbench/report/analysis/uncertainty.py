@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from scipy import special, stats
 
-from tpbench.report.analysis.metrics import Metric
+from tpbench.report.analysis.metrics import SAMPLES, Metric
 from tpbench.report.analysis.records import is_measurement
 
 CONFIDENCE = 0.95
@@ -29,7 +29,7 @@ PRIOR, PRIOR_OF_DEVICE = 4, 10
 Wall times have more outliers between runs than device times and counts have."""
 FEWEST = 6
 """Fewest samples of a row, or pairs of rounds, whose spread is known."""
-ROUND_COLUMNS = {"time_ms": "round_ms", "device_ms": "device_round_ms"}
+ROUND_COLUMNS = {"time_ms": "round_ms", "device_ms": "device_round_ms", "chained_ms": "chained_round_ms"}
 """Column with the medians of the rounds, by the metric that is compared."""
 METHOD = (
     f"{CONFIDENCE:.0%} interval of a ratio: a t test of logarithms. Each row is one observation, because a run as a "
@@ -149,7 +149,7 @@ def _observation(row: Mapping[str, Any], value: float, shown: Metric) -> Observa
     started = row["started_at"].timestamp() if row.get("started_at") else 0.0
     variance, known = LEAST_SPREAD**2, True
     if not shown.is_counted:
-        samples = clean(row.get("device_samples_ms" if shown.name.startswith("device") else "samples_ms"))
+        samples = clean(row.get(SAMPLES.get(f"{shown.name.partition('_')[0]}_ms", "samples_ms")))
         known = len(samples) >= FEWEST and samples.min() > 0
         if known:
             low, high = np.percentile(np.log(samples), [5, 95])

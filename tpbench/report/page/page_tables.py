@@ -11,6 +11,7 @@ import numpy as np
 from tpbench.report.analysis.grid import RecordGrid, RecordGrids
 from tpbench.report.analysis.metrics import (
     METRICS,
+    SAMPLES,
     Metric,
     number,
     ratio_text,
@@ -165,7 +166,7 @@ def pivot_table(grid: RecordGrid, shown: Metric) -> Table:
     """Return problems by variants. Tables of times carry all digits of their numbers."""
     table = metric_table(grid, shown)
     marks = mark_meanings(" ".join(cell.text for row in table.cells for cell in row[table.keys :]))
-    return replace(table, notes=[*table.notes, *marks], exact=shown.name in ("time_ms", "device_ms"))
+    return replace(table, notes=[*table.notes, *marks], exact=shown.name in SAMPLES)
 
 
 def complete_table(grid: RecordGrid) -> Table:

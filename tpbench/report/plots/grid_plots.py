@@ -18,7 +18,7 @@ from tpbench.workloads.study_data import Panel, Picture, Series
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-COLUMNS = ("time_ms", "device_ms", "floor_ms", "peak_gib", *SAMPLES.values())
+COLUMNS = (*SAMPLES, "floor_ms", "peak_gib", *SAMPLES.values())
 """Columns that records need so that every plot can be drawn."""
 
 
@@ -116,7 +116,7 @@ def drawn_value(record: Record | None, name: str) -> float | None:
     return float(value) if value is not None and 0 < value < float("inf") else None
 
 
-PLOTS = {"time": "time_ms", "device_time": "device_ms", "memory": "peak_gib"}
+PLOTS = {"time": "time_ms", "device_time": "device_ms", "chained_time": "chained_ms", "memory": "peak_gib"}
 """Every plot by its name on the command line, with its metric by the size of the problem."""
 
 

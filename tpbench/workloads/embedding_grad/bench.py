@@ -1,9 +1,11 @@
-"""Run of the embedding gradient on one rank: inputs, exchange, oracle, and the time of each phase."""
+"""The embedding gradient on a rank: its inputs, costs and iteration, its check, and the time of each phase."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,138 +15,112 @@ from tpbench.comm.collectives import gather_objects
 from tpbench.measure.audit import GeneratedInputs
 from tpbench.measure.clock import Stopwatch
 from tpbench.measure.session import Context, Costs, Verdict
-from tpbench.suggestions import unknown
-from tpbench.workloads import Variant
-from tpbench.workloads.embedding_grad import oracle
-from tpbench.workloads.embedding_grad.exchanges import Exchange, ExchangeContext, Phase, sequence
-from tpbench.workloads.embedding_grad.exchanges.collectives import CountedCollectives, measure_link_rates
-from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs, busiest
-from tpbench.workloads.embedding_grad.problem import PHASES, WORKLOAD, EmbeddingGrad
-from tpbench.workloads.embedding_grad.training_step import ForwardIndex, OtherParameters, StandIn, TrainingStep
-from tpbench.workloads.step import WrongReturn, bytes_sent, checked_columns, require
+from tpbench.workloads.differences import Compared, Comparison
+from tpbench.workloads.embedding_grad.exchanges import Exchange, ExchangeContext, sequence
+from tpbench.workloads.embedding_grad.exchanges.collectives import CountedCollectives, LinkRates, measure_link_rates
+from tpbench.workloads.embedding_grad.inputs import CHUNK, EmbeddingGradInputs, busiest
+from tpbench.workloads.embedding_grad.problem import WORKLOAD, EmbeddingGrad
+from tpbench.workloads.embedding_grad.training_step import OtherWork
+from tpbench.workloads.step import Step
 
 
-class EmbeddingGradSession:
-    """A variant on this rank's gradient. Variants from outside this package are audited."""
+@dataclass(frozen=True)
+class MeasuredContext(ExchangeContext):
+    """The arguments of a variant, with what the session needs besides."""
 
-    fresh = keeps_output = False
-    costs = Costs(bytes_moved=0, bytes_communicated=0)
-    """Of the last checked iteration."""
+    link_rates: LinkRates
+    other_work: OtherWork | None
+    """The rest of a training step. None: an iteration is the exchange alone."""
 
-    def __init__(
-        self, problem: EmbeddingGrad, variant: Variant, context: Context, inputs: EmbeddingGradInputs | None = None
-    ) -> None:
-        self.problem, self.variant, self.inputs = problem, variant, inputs or EmbeddingGradInputs(problem, context)
-        self.comm = CountedCollectives(context.dp_group, context.dp_rank, context.dp_size)
-        self.stopwatch = Stopwatch(context)
-        self.link_rates = measure_link_rates(self.inputs, self.comm, self.stopwatch)
-        self.trusted, self.audited = variant.place is None, variant.place is not None
-        self.audited_inputs = GeneratedInputs([self.inputs.grad], problem.seed, self._gradient_of, self.save)
-        prepared = variant.prepare(problem, ExchangeContext(self.inputs, self.comm, self.stopwatch))
-        self.exchange: Exchange = require(prepared, Exchange, variant, "the function")
-        for phase in self.exchange.phases:
-            if require(phase, Phase, variant, "the exchange's phases").name not in PHASES:
-                raise WrongReturn(variant, f"{variant.name}: {unknown('phase of an exchange', phase.name, PHASES)}")
-        self.has_result = False
-        self.saved: Tensor | None = None
-        self.save()
-        self.iterate = sequence(self.exchange.phases)
-        self.index = None if problem.index == "none" else ForwardIndex(self.inputs)
-        self.stand_in: StandIn | None = None
-        if problem.overlap_ms:
-            self.stand_in = StandIn(problem.overlap_ms, context.device, self.stopwatch)
-            beside = (self.stand_in, OtherParameters(self.inputs), self.index, context.device)
-            self.iterate = TrainingStep(problem, self.exchange.phases, *beside).run
-            self.without_exchange = TrainingStep(problem, (), *beside).run
 
-    def step(self) -> None:
-        """Run one exchange, beside the stand-in if there is one."""
-        self.comm.reset()
-        self.iterate()
-        self.has_result = True
+@WORKLOAD.inputs
+def inputs(problem: EmbeddingGrad, rank: Context) -> MeasuredContext:
+    """Return this rank's gradient and collectives, and measure the rates of the links. Collective."""
+    gradient = EmbeddingGradInputs(problem, rank)
+    comm, stopwatch = CountedCollectives(rank.dp_group, rank.dp_rank, rank.dp_size), Stopwatch(rank)
+    rates = measure_link_rates(gradient, comm, stopwatch)
+    other_work = OtherWork(gradient, stopwatch) if problem.overlap_ms else None
+    return MeasuredContext(gradient, comm, stopwatch, rates, other_work)
 
-    def outputs(self) -> list[Tensor]:
-        """Return this rank's slice of the mean gradient, if a step has computed it."""
-        return [self.exchange.result()] if self.has_result else []
 
-    def release(self) -> None:
-        """Free the last exchange's memory."""
-        if not self.keeps_output:
-            self.exchange.release()
-            self.has_result = False
+@WORKLOAD.costs
+def costs(problem: EmbeddingGrad, context: MeasuredContext, rank: Context) -> Costs:
+    """Return the unavoidable bytes of the busiest rank, and the time of those that cross the wire."""
+    gradient = context.inputs
+    moved, on_wire = unavoidable_bytes(gradient.counts, gradient.merged_rows, gradient.row_bytes)
+    return Costs(moved, on_wire, wire_ms=on_wire / context.link_rates["link_gb_per_s"] / 1e6)
 
-    def _gradient_of(self, seed: int) -> list[Tensor]:
-        """The numbers of another seed in the same rows, for the oracle too."""
-        grad = torch.zeros_like(self.inputs.grad)
-        self.inputs.problem = replace(self.problem, seed=seed)
-        self.inputs.fill(grad)
-        return [grad]
 
-    def save(self) -> None:
-        """Save what the exchange overwrites."""
-        self.saved = None if self.exchange.overwrites is None else self.exchange.overwrites.clone()
+@WORKLOAD.step(Exchange)
+def step(problem: EmbeddingGrad, context: MeasuredContext, exchange: Exchange, rank: Context) -> Step[Tensor]:
+    """Return one exchange, beside the rest of a training step if there is one."""
+    comm, other, saved = context.comm, context.other_work, torch.empty(0)
+    iterate = sequence(exchange.phases) if other is None else other.with_exchange(exchange.phases)
 
-    def restore(self) -> None:
-        """Restore the gradient that the backward passes left, or change it if every iteration gets fresh inputs."""
-        if self.fresh:
-            self.audited_inputs.change()
-        if self.exchange.overwrites is not None and self.saved is not None:
-            self.exchange.overwrites.copy_(self.saved)
+    def run() -> Callable[[], Tensor]:
+        comm.reset()
+        iterate()
+        return exchange.result
 
-    def check(self) -> Verdict:
-        """Compare the last step's slice with the oracle. Collective."""
-        errors = oracle.compare(self.inputs, self.exchange.result())
-        sent_bytes = gather_objects(self.comm.sent_bytes, self.comm.group)  # by sender, then by receiver
-        rank_sent = [bytes_sent(sum(sizes), self.variant) for sizes in sent_bytes]
-        inputs = self.inputs
-        moved, on_wire = unavoidable_bytes(inputs.counts, inputs.merged_rows, inputs.row_bytes)
-        wire_ms = on_wire / self.link_rates["link_gb_per_s"] / 1e6
-        self.costs = Costs(moved, max(rank_sent), wire_ms=wire_ms, wire_beside_memory=True)
-        wrong = errors.complaint(self.problem.dtype)
-        if self.index is not None:
-            wrong = next(filter(None, [wrong, *gather_objects(self.index.complaint(), self.comm.group)]), None)
-        columns = {
-            "grad_error": errors.grad_error,
-            "grad_norm": errors.grad_norm,
-            **self.link_rates,
-            **checked_columns(self.exchange.columns(), self.variant, WORKLOAD),
-            "density": self.inputs.density,
-            "duplicate_rate": self.inputs.duplicate_rate,
-            "rank_bytes_sent": rank_sent,
-            "rank_bytes_received": [sum(sizes) for sizes in zip(*sent_bytes, strict=True)],
-        }
-        return Verdict(columns, wrong)
+    def save() -> None:
+        nonlocal saved
+        if exchange.overwrites is not None:
+            saved = exchange.overwrites.clone()
 
-    def details(self, columns: Mapping[str, Any]) -> dict[str, Any]:
-        """Measure each phase alone and the time beyond the stand-in. Collective."""
-        details: dict[str, Any] = {}
-        self.restore()
-        best_ms = columns.get("device_ms") or columns["time_ms"]
-        details["exchange_gb_per_s"] = self.costs.bytes_communicated / best_ms / 1e6
-        if self.stand_in is not None:
-            details["stand_in_ms"] = alone_ms = self.stopwatch.ms(self.stand_in.run)
-            if self.problem.other_mib:
-                details["others_ms"] = alone_ms = self.stopwatch.ms(self.without_exchange)
-            details["exposed_ms"] = best_ms - alone_ms
-        if self.index is not None:
-            details["index_ms"] = self.stopwatch.ms(self.index.run_alone, on_host=True)
-        self.restore()
-        return details | self._phase_details()
+    def restore() -> None:
+        if exchange.overwrites is not None:
+            exchange.overwrites.copy_(saved)
 
-    def _phase_details(self) -> dict[str, float]:
-        """Measure each phase alone, and by wall clock those that need no gradient and those that do."""
-        details: dict[str, float] = {}
-        phases = self.exchange.phases
-        sequence(phases)()  # each phase below reuses what the earlier ones produced here
-        for phase in phases:
-            details[f"{phase.name}_ms"] = self.stopwatch.ms(phase.run, self.restore, on_host=phase.on_host)
-        early = [phase for phase in phases if phase.after != "backward"]
-        late = [phase for phase in phases if phase.after == "backward"]
-        if early:
-            sequence(early)()
-            details["late_wall_ms"] = self.stopwatch.ms(sequence(late), self.restore, on_host=True)
-            details["early_wall_ms"] = self.stopwatch.ms(sequence(early), on_host=True)
-        return details
+    save()
+    changing = GeneratedInputs([context.inputs.grad], problem.seed, context.inputs.with_seed, save)
+    return Step(run, lambda: sum(comm.sent_bytes), exchange.columns, restore, release=exchange.release, inputs=changing)
+
+
+@WORKLOAD.check(Tensor)
+def check(problem: EmbeddingGrad, context: MeasuredContext, mean: Tensor, rank: Context) -> Verdict:
+    """Compare a rank's slice of the mean gradient with the oracle. Collective."""
+    gradient, comm, other = context.inputs, context.comm, context.other_work
+    verdict, wrong = compare(gradient, mean), None
+    sent_bytes = gather_objects(comm.sent_bytes, comm.group)  # by sender, then by receiver
+    if other is not None and other.index is not None:
+        wrong = next(filter(None, gather_objects(other.index.complaint(), comm.group)), None)
+    columns = {
+        **verdict.columns,
+        **context.link_rates,
+        "density": gradient.density,
+        "duplicate_rate": gradient.duplicate_rate,
+        "rank_bytes_sent": [sum(sizes) for sizes in sent_bytes],
+        "rank_bytes_received": [sum(sizes) for sizes in zip(*sent_bytes, strict=True)],
+    }
+    return Verdict(columns, verdict.wrong or wrong)
+
+
+@WORKLOAD.details
+def details(problem: EmbeddingGrad, context: MeasuredContext, session: Any, rank: Context) -> dict[str, Any]:
+    """Measure each phase alone, by wall clock those that need no gradient and those that do, and the time beyond the
+    rest of a training step. Collective."""
+    stopwatch, phases, other = session.stopwatch, session.prepared.phases, context.other_work
+    best_ms = session.columns.get("device_ms") or session.columns["time_ms"]
+    columns = {"exchange_gb_per_s": session.costs.bytes_communicated / best_ms / 1e6}
+    session.restore()
+    if other is not None:
+        columns["stand_in_ms"] = alone_ms = stopwatch.ms(other.stand_in.run)
+        if problem.other_mib:
+            columns["others_ms"] = alone_ms = stopwatch.ms(other.with_exchange(()))
+        columns["exposed_ms"] = best_ms - alone_ms
+        if other.index is not None:
+            columns["index_ms"] = stopwatch.ms(other.index.run_alone, on_host=True)
+    session.restore()
+    sequence(phases)()  # each phase below reuses what the earlier ones produced here
+    for phase in phases:
+        columns[f"{phase.name}_ms"] = stopwatch.ms(phase.run, session.restore, on_host=phase.on_host)
+    early = [phase for phase in phases if phase.after != "backward"]
+    late = [phase for phase in phases if phase.after == "backward"]
+    if early:
+        sequence(early)()
+        columns["late_wall_ms"] = stopwatch.ms(sequence(late), session.restore, on_host=True)
+        columns["early_wall_ms"] = stopwatch.ms(sequence(early), on_host=True)
+    return columns
 
 
 def unavoidable_bytes(counts: Sequence[Sequence[int]], merged_rows: Sequence[int], row_bytes: int) -> tuple[int, int]:
@@ -159,5 +135,44 @@ def unavoidable_bytes(counts: Sequence[Sequence[int]], merged_rows: Sequence[int
     return moved * row_bytes, busiest(counts) * row_bytes
 
 
-setup = EmbeddingGradSession
-"""The worker calls `setup(problem, variant, context)`."""
+NAME = "the mean gradient"
+
+TOLERANCE = {"bfloat16": 2.0**-6, "float16": 2.0**-9, "float32": 2.0**-20}
+"""Largest allowed error of a row of the mean, by norm, relative to that row.
+
+A sum over W ranks that is rounded after each addition errs by about sqrt(W) times half a unit in the last place (2^-9,
+2^-12, 2^-25). The tolerances allow 8, 8 and 32 times that half unit.
+"""
+
+
+def compare(inputs: EmbeddingGradInputs, result: Tensor) -> Verdict:
+    """Compare this rank's slice of the mean with the oracle: the columns grad_error and grad_norm. Collective.
+
+    The error is the largest ||row - expected|| / ||expected||. A row that no rank touched must be exactly zero.
+    """
+    partition, problem = inputs.partition, inputs.problem
+    mean = Compared(result, tuple(inputs.own_slice.shape), inputs.grad.dtype, "grad_error")
+    limits, gather = {"grad_error": TOLERANCE[problem.dtype]}, partial(gather_objects, group=inputs.group)
+    comparison = Comparison({NAME: mean}, limits, gather, inputs.device, problem.dtype)
+    first_row, squares = partition.first_row(inputs.rank), 0.0
+    step = max(1, CHUNK[inputs.device.type] // problem.width)
+    for start in range(0, partition.rows_per_rank, step):
+        stop = min(start + step, partition.rows_per_rank)
+        expected = mean_gradient(inputs, first_row + start, first_row + stop)
+        squares += float(expected.square().sum())
+        if NAME in comparison.got:
+            comparison.rows(NAME, result[start:stop].double(), expected, 0.0, start)
+    verdict = comparison.verdict()
+    verdict.columns["grad_norm"] = math.sqrt(sum(gather(squares)))
+    return verdict
+
+
+def mean_gradient(inputs: EmbeddingGradInputs, start: int, stop: int) -> Tensor:
+    """Return rows [start, stop) of the mean over ranks, (stop - start, width) float64, with zeros in the padding."""
+    total = torch.zeros(stop - start, inputs.problem.width, dtype=torch.float64, device=inputs.device)
+    for rank, touched in enumerate(inputs.touched):
+        low, high = torch.searchsorted(touched, torch.tensor([start, stop])).tolist()
+        rows = touched[low:high]
+        # The rows of one rank are distinct, so that this addition has no race.
+        total[(rows - start).to(inputs.device)] += inputs.gradient_rows(rank, rows).double()
+    return total / len(inputs.touched)

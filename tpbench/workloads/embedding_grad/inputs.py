@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -128,6 +128,13 @@ class EmbeddingGradInputs:
         """Write this rank's gradient into the rows that it touched of (padded rows, width) zeros."""
         for rows in self.touched[self.rank].split(self._chunk):
             grad[rows.to(self.device)] = self.gradient_rows(self.rank, rows)
+
+    def with_seed(self, seed: int) -> list[Tensor]:
+        """Return this rank's gradient with the numbers of another seed in the same rows. The oracle uses them, too."""
+        grad = torch.zeros_like(self.grad)
+        self.problem = replace(self.problem, seed=seed)
+        self.fill(grad)
+        return [grad]
 
     @property
     def own_tokens(self) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -148,6 +148,21 @@ class OtherParameters:
         return collectives.reduce_scatter(
             self.shards[number], self.whole[number], op=dist.ReduceOp.AVG, group=self.group, async_op=True
         )
+
+
+class OtherWork:
+    """The work of a training step beside the exchange."""
+
+    def __init__(self, inputs: EmbeddingGradInputs, stopwatch: Stopwatch) -> None:
+        problem = inputs.problem
+        self.index = None if problem.index == "none" else ForwardIndex(inputs)
+        self.stand_in = StandIn(problem.overlap_ms, inputs.device, stopwatch)
+        self.parameters, self.inputs = OtherParameters(inputs), inputs
+
+    def with_exchange(self, phases: Sequence[Phase]) -> Callable[[], None]:
+        """Return an iteration of this work and an exchange."""
+        inputs = self.inputs
+        return TrainingStep(inputs.problem, phases, self.stand_in, self.parameters, self.index, inputs.device).run
 
 
 class TrainingStep:

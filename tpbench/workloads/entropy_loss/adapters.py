@@ -66,7 +66,7 @@ def _liger_whole(problem: EntropyLoss, shard: Shard) -> Step:
         output = _differentiated(work, lambda logits: (function(logits.to(dtype), shard.target), None))
         return replace(output, loss=output.loss.float())
 
-    return Step(run, restore=lambda: _copy(work, shard.logits))
+    return Step(run, restore=lambda: work.copy_(shard.logits))
 
 
 def _liger_sharded(shard: Shard) -> Step:
@@ -98,7 +98,7 @@ def megatron(problem: EntropyLoss, shard: Shard) -> Step:
         return torch.where(counts, losses, 0.0)
 
     step = _step_of_rows(replace(shard, logits=work), row_losses, _three_all_reduces(shard))
-    return replace(step, restore=lambda: _copy(work, shard.logits)) if overwritten else step
+    return replace(step, restore=lambda: work.copy_(shard.logits)) if overwritten else step
 
 
 def quack(problem: EntropyLoss, shard: Shard) -> Step:
@@ -202,10 +202,6 @@ def torchtitan(problem: EntropyLoss, shard: Shard) -> Step:
         return total.to_local() / count, None
 
     return Step(lambda: _differentiated(shard.logits, loss_of), bytes_communicated=_three_all_reduces(shard))
-
-
-def _copy(target: Tensor, source: Tensor) -> None:
-    target.copy_(source)
 
 
 def _step_of_rows(shard: Shard, row_losses: Callable[[Tensor], Tensor], sent: int) -> Step:

@@ -1,20 +1,106 @@
-"""The entropy loss on a rank: its shard, its counted bytes, and the comparison with the oracle."""
+"""The entropy loss on a rank: its shard, its unavoidable bytes, and the comparison with the float64 oracle."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+from torch import Tensor
+
 from tpbench.comm.collectives import gather_objects
 from tpbench.measure.session import Context, Costs, Verdict
+from tpbench.workloads.differences import Compared
 from tpbench.workloads.entropy_loss.inputs import Output, Shard, make_shard
-from tpbench.workloads.entropy_loss.oracle import Oracle, bytes_moved
 from tpbench.workloads.entropy_loss.problem import WORKLOAD, EntropyLoss
+from tpbench.workloads.losses.oracle import LossOracle
+from tpbench.workloads.sizes import ITEM_BYTES
+
+LOSS_TOLERANCE = 2.0**-16
+"""Tolerance of losses that are computed in fp32 from logits of any dtype. Errors of fp32 sums of 10^5 terms and of fp32
+logarithms are about 2^-20. A count that is off by one in 4096 rows is an error of 2^-12."""
+
+GRADIENT_TOLERANCE = {"bfloat16": 2.0**-6, "float16": 2.0**-9, "float32": 2.0**-15}
+"""Tolerance of a row's gradient, by norm. Rounding an exact gradient to bf16 or fp16 has an error of at most 2^-8 or
+2^-11, half a unit in the last place. Four times that allows one more rounding (for example of an upstream scale) and
+the arithmetic before it. In fp32 that arithmetic, exponentials and long sums, has an error of about 2^-20."""
+
+LOGITS_DTYPE_TOLERANCE = {
+    "bfloat16": (2.0**-5, 2.0**-4),
+    "float16": (2.0**-8, 2.0**-6),
+    "float32": (LOSS_TOLERANCE, GRADIENT_TOLERANCE["float32"]),
+}
+"""Tolerances (loss, gradient) for compute_dtype=logits. torch then rounds log p itself to the dtype. For 2^17 columns
+log p is near 12, so its absolute error in bf16 is up to 2^-5. The relative error of p = exp(log p) is as large, and
+that of a difference of two such numbers is larger. Measured with torch 2.11 on a GPU, 2^15 and 2^17 columns: loss
+1.7e-2 (bf16) and 2.2e-3 (fp16), gradient 2.8e-2 (bf16). In fp16 at such sizes, gradients of the two-logit losses are
+about 1e-9, smaller than the rounding of subnormal numbers (error 0.07 to 0.34). A user would need a loss scale, and the
+oracle reports them as wrong."""
+
+
+def error_limits(problem: EntropyLoss) -> dict[str, float]:
+    """Return the largest error of a correct row, by column."""
+    loss, gradient = LOSS_TOLERANCE, GRADIENT_TOLERANCE[problem.dtype]
+    if problem.compute_dtype == "logits":
+        loss, gradient = LOGITS_DTYPE_TOLERANCE[problem.dtype]
+    return {"loss_error": loss, "grad_error": gradient}
+
+
+BLOCK = {"cpu": 2**17, "cuda": 2**21}
+"""Elements of a block of rows. About ten float64 temporaries of it exist at once: 160 MiB on a GPU. On a CPU they fit
+into the cache."""
+
+
+class Oracle(LossOracle):
+    """The correct result of one problem. Construction and comparison are collective over the shard's group."""
+
+    shard: Shard
+
+    def __init__(self, problem: EntropyLoss, shard: Shard) -> None:
+        labels = shard.target if problem.from_labels else None
+        super().__init__(problem, shard, labels, problem.logits_scale)
+        blocks = self.blocks(BLOCK)
+        self.row_loss = torch.cat([self.row_losses(*self._log_probabilities(rows), rows) for rows in blocks])
+        self.loss = float(self.row_loss.sum()) * self.inverse_count
+
+    def gradient(self, rows: slice) -> Tensor:
+        """Return the gradient of the mean loss by the local logits of some rows, in float64."""
+        return self.gradient_of_mean(*self._log_probabilities(rows), self.row_loss[rows], rows)
+
+    def compare(self, output: Output) -> Verdict:
+        """Return the errors of `output`.
+
+        The gradient's is that of the worst row of the whole vocabulary. Errors below half the smallest number of the
+        dtype do not count: a variant cannot avoid underflow. A row whose gradient is zero must be exactly zero.
+        """
+        logits = self.shard.logits
+        grad = Compared(output.grad, tuple(logits.shape), logits.dtype, "grad_error")
+        comparison = self.comparison(output, {"grad": grad}, error_limits(self.problem))
+        if "grad" in comparison.got:
+            slack = torch.finfo(logits.dtype).smallest_normal * torch.finfo(logits.dtype).eps / 2
+            whole: Any = {"whole_columns": self.problem.vocab, "over_ranks": self.sum}
+            for rows in self.blocks(BLOCK):
+                got = output.grad[rows].double() * output.grad_factor
+                comparison.rows("grad", got, self.gradient(rows), slack, rows.start, **whole)
+        loss = torch.tensor(self.loss, dtype=torch.float64, device=self.shard.device)
+        return self.verdict(comparison, output, {"loss": loss, "row_loss": self.row_loss})
+
+    def _log_probabilities(self, rows: slice) -> tuple[Tensor, Tensor | None]:
+        """Return log p of the local logits and, for a loss against target logits, log q."""
+        log_p = self.log_softmax(self.shard.logits[rows].double() * self.scale)
+        if self.labels is not None:
+            return log_p, None
+        return log_p, self.log_softmax(self.shard.target[rows].double() * (self.scale / self.problem.temperature))
+
 
 WORKLOAD.inputs(make_shard)
 
 
 @WORKLOAD.costs
 def costs(problem: EntropyLoss, rank: Context) -> Costs:
-    """Return the unavoidable bytes of a rank with the most columns."""
-    return Costs(bytes_moved(problem, rank.tp_size), bytes_communicated=0)
+    """Return the bytes of a rank with the most columns: each input is read once, the gradient is written once."""
+    columns = -(-problem.vocab // rank.tp_size)
+    matrix = problem.tokens * columns * ITEM_BYTES[problem.dtype]
+    return Costs(2 * matrix + 8 * problem.tokens if problem.from_labels else 3 * matrix, bytes_communicated=0)
 
 
 @WORKLOAD.check(Output)
@@ -24,11 +110,7 @@ def check(problem: EntropyLoss, shard: Shard, output: Output, rank: Context) -> 
     if rank.dp_size == 1:
         return verdict
     columns, wrong = zip(*gather_objects((verdict.columns, verdict.wrong), rank.dp_group), strict=True)
-    merged = {
-        **verdict.columns,
-        "loss_value": sum(each["loss_value"] for each in columns) / len(columns),
-        "loss_identical": all(each["loss_identical"] for each in columns),
-        **{name: max(each[name] for each in columns) for name in ("loss_error", "grad_error")},
-    }
-    reasons = [f"replica {replica}: {reason}" for replica, reason in enumerate(wrong) if reason]
-    return Verdict(merged, reasons[0] if reasons else None)
+    merged = {name: max(replica[name] for replica in columns) for name in ("loss_error", "grad_error")}
+    merged["loss_value"] = sum(replica["loss_value"] for replica in columns) / len(columns)
+    merged["loss_identical"] = all(replica["loss_identical"] for replica in columns)
+    return Verdict(merged, next((f"replica {at}: {reason}" for at, reason in enumerate(wrong) if reason), None))

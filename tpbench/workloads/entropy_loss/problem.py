@@ -109,6 +109,7 @@ WORKLOAD = Workload(
             columns=(
                 "time_ms",
                 "device_ms",
+                "chained_ms",
                 "gb_per_s",
                 "fraction_of_floor",
                 "peak_gib",

@@ -1,69 +1,203 @@
-"""The linear loss on a rank: make the shard, run the variant, compare with the oracle, time the products beside it."""
+"""The linear loss on a rank: its shard, its counted costs, the comparison with the oracle, the products alone.
+
+The oracle computes losses, entropies and both gradients in float64, in blocks of rows. Its logits are exact, while
+variants round them to their dtype. So tolerances are those of rounded logits.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
-from tpbench.measure.clock import Stopwatch, do_nothing
+from tpbench.measure.clock import do_nothing
 from tpbench.measure.ranks import gather_number
-from tpbench.measure.rates import compute_ms, gemm_tflops
 from tpbench.measure.session import Context, Costs, Verdict
-from tpbench.workloads import Variant
+from tpbench.workloads.differences import Compared
 from tpbench.workloads.linear_loss.inputs import Output, Shard, make_shard
-from tpbench.workloads.linear_loss.oracle import Oracle, bytes_moved
 from tpbench.workloads.linear_loss.problem import WORKLOAD, LinearLoss
-from tpbench.workloads.step import StepSession
+from tpbench.workloads.losses.oracle import LossOracle, weighted
+from tpbench.workloads.sizes import ITEM_BYTES
+
+LOSS_TOLERANCE = {"bfloat16": 2.0**-5, "float16": 2.0**-8, "float32": 2.0**-14}
+"""Tolerance of a row's loss, relative to the larger of it and 1. A logit of 8 in bf16 has a rounding error of 2^-6."""
+
+ENTROPY_TOLERANCE = {"bfloat16": 2.0**-3, "float16": 2.0**-6, "float32": 2.0**-12}
+"""Tolerance of a row's entropy, likewise. A logit's error counts p * |log p + entropy| times, which may exceed 1.
+Measured in bf16 on a GPU, with 2^17 columns and logits rounded once: 0.043."""
+
+GRADIENT_TOLERANCE = {"bfloat16": 2.0**-4, "float16": 2.0**-7, "float32": 2.0**-12}
+"""Tolerance of the gradients of a row of hidden states and of the weight, by norm. A probability's relative error is
+the absolute error of its logit. The logits' gradient, partial sums over ranks and the result are rounded too."""
+
+
+def gradient_factor(problem: LinearLoss) -> int:
+    """Return the factor on the gradients' tolerance: 2 if a logit's error counts more than once.
+
+    A teacher's logits are rounded too, and errors count |log p - log q| times. Measured for reverse_kl in bf16, with
+    2^17 columns and several signs of the inputs: 0.051 to 0.070. With 2^12 columns rounded logits alone, all else
+    exact, give 0.038 to 0.047. In the gradient of an entropy, errors count |log p + entropy| times.
+    """
+    entropy_has_gradient = problem.loss == "logprob" and problem.entropy
+    return 2 if entropy_has_gradient or not problem.from_labels else 1
+
+
+def error_limits(problem: LinearLoss) -> dict[str, float]:
+    """Return the largest error of a correct row, by column."""
+    limits = {"loss_error": LOSS_TOLERANCE[problem.dtype]}
+    if problem.entropy:
+        limits["entropy_error"] = ENTROPY_TOLERANCE[problem.dtype]
+    if problem.trains:
+        gradient = GRADIENT_TOLERANCE[problem.dtype] * gradient_factor(problem)
+        limits |= dict.fromkeys(("hidden_grad_error", "weight_grad_error"), gradient)
+    return limits
+
+
+BLOCK = {"cpu": 2**20, "cuda": 2**26}
+"""Elements of a block of logits. About six float64 temporaries of it exist at once: 3 GiB on a GPU."""
+
+
+class Oracle(LossOracle):
+    """Compares outputs of one problem. Collective over the shard's group."""
+
+    shard: Shard
+
+    def __init__(self, problem: LinearLoss, shard: Shard) -> None:
+        self.divisor = problem.temperature if problem.loss == "logprob" else 1.0
+        """Divisor of the logits."""
+        super().__init__(problem, shard, shard.labels, 1.0 / self.divisor)
+        self.hidden = self._whole(shard.hidden)
+        self.teacher = None if shard.teacher is None else self._whole(shard.teacher[0])
+
+    def compare(self, output: Output) -> Verdict:
+        """Return the errors of `output`, whose gradients must not be changed meanwhile.
+
+        The error of the weight's gradient is that of the worst row, where ||right|| is at least the root mean square of
+        all rows: rows of columns that are no label and have small probabilities are smaller than the rounding errors of
+        sums.
+        """
+        shard, tokens, trains = self.shard, self.problem.tokens, self.problem.trains
+        gradients = {}
+        if trains:
+            hidden_shape, weight_shape = tuple(shard.hidden.shape), tuple(shard.weight.shape)
+            gradients = {
+                "grad_hidden": Compared(output.grad_hidden, hidden_shape, None, "hidden_grad_error"),
+                "grad_weight": Compared(output.grad_weight, weight_shape, None, "weight_grad_error"),
+            }
+        comparison = self.comparison(output, gradients, error_limits(self.problem))
+        row_loss, entropy = (torch.zeros(tokens, dtype=torch.float64, device=shard.device) for _ in range(2))
+        weight = shard.weight.double()
+        teacher_weight = None if shard.teacher is None else shard.teacher[1].double()
+        right_weight = torch.zeros_like(weight) if trains else None
+        hidden_grad = self._whole(comparison.got["grad_hidden"]) if "grad_hidden" in comparison.got else None
+        for rows in self.blocks(BLOCK):
+            hidden = self.hidden[rows].double()
+            log_p = self.log_softmax(hidden @ weight.t() / self.divisor)
+            log_q = None
+            if self.teacher is not None and teacher_weight is not None:
+                log_q = self.log_softmax(self.teacher[rows].double() @ teacher_weight.t() / self.problem.temperature)
+            row_loss[rows] = self.row_losses(log_p, log_q, rows)
+            entropy[rows] = self.sum(-weighted(log_p.exp(), log_p).sum(-1)) * self.counts[rows]
+            if right_weight is not None:
+                if shard.upstream is None:
+                    grad = self.gradient_of_mean(log_p, log_q, row_loss[rows], rows)
+                else:
+                    grad = self._upstream_gradient(log_p, entropy[rows], rows)
+                del log_p, log_q
+                right_weight.addmm_(grad.t(), hidden)
+                right_hidden = self.sum(grad @ weight)
+                if hidden_grad is not None:
+                    slack = torch.finfo(hidden_grad.dtype).smallest_normal
+                    comparison.rows("grad_hidden", hidden_grad[rows].double(), right_hidden, slack, rows.start)
+        if right_weight is not None and "grad_weight" in comparison.got:
+            usual = right_weight.norm(dim=-1).square().mean().sqrt()
+            got = comparison.got["grad_weight"]
+            step = max(1, BLOCK[shard.device.type] // self.problem.hidden)
+            for first in range(0, len(got), step):
+                part, right = got[first : first + step].double(), right_weight[first : first + step]
+                comparison.rows("grad_weight", part, right, torch.finfo(got.dtype).smallest_normal, first, least=usual)
+        loss = row_loss.sum() * self.inverse_count
+        verdict = self.verdict(comparison, output, {"loss": loss, "row_loss": row_loss, "entropy": entropy})
+        if trains:
+            verdict.columns["grad_error"] = max(verdict.columns[f"{name}_grad_error"] for name in ("hidden", "weight"))
+        return verdict
+
+    def _upstream_gradient(self, log_p: Tensor, entropy: Tensor, rows: slice) -> Tensor:
+        """Return the gradient of the policy's objective by the local logits of some rows (`Shard.upstream`).
+
+        The gradient of log p[label] is (1 at the label) - p, that of the entropy H is -p (log p + H).
+        """
+        assert self.shard.upstream is not None
+        of_logprob, of_entropy = (grad[rows].double()[:, None] for grad in self.shard.upstream)
+        label, held = self.local_label(rows)
+        p = log_p.exp()
+        grad = -of_logprob * p
+        grad.scatter_add_(1, label[:, None], held[:, None] * of_logprob)
+        if self.problem.entropy:
+            grad -= of_entropy * weighted(p, log_p + entropy[:, None])
+        return grad.mul_(self.scale)
+
+    def _whole(self, rows: Tensor) -> Tensor:
+        """Return all rows of a matrix that ranks may hold parts of."""
+        if self.shard.group is None or not self.problem.sequence_parallel:
+            return rows
+        parts = [torch.empty_like(rows) for _ in range(self.shard.tp_size)]
+        dist.all_gather(parts, rows.contiguous(), group=self.shard.group)
+        return torch.cat(parts)
+
 
 MOST_ROWS = 8192
 """Rows of a product. More rows are worked on in chunks, so that the logits of any number of tokens fit."""
 
+WORKLOAD.inputs(make_shard)
 
-class LinearLossSession(StepSession[Output]):
-    """A variant on this rank's shard."""
 
-    def __init__(self, problem: LinearLoss, variant: Variant, context: Context, tflops: float | None = None) -> None:
-        self.problem, self.context = problem, context
-        self.shard = make_shard(problem, context)
-        self.stopwatch = Stopwatch(context)
-        self.tflops = tflops or gemm_tflops(self.shard.hidden.dtype, context.device, self.stopwatch)
-        inputs = self.inputs_of(self.shard)
-        super().__init__(variant, variant.prepare(problem, self.shard), Output, inputs)
+@WORKLOAD.costs
+def costs(problem: LinearLoss, rank: Context) -> Costs:
+    """Return the unavoidable costs of a rank with the most columns.
 
-    @property
-    def costs(self) -> Costs:
-        """Counted costs. The bytes that a variant sends may be known only after a step."""
-        return costs(self.problem, self.context.tp_size, self.bytes_communicated, self.tflops)
+    For training, the floor is the time of the products, then one pass of the loss: each logit is read once and its
+    gradient is written once, and a teacher's logits are read once. A gradient needs the maximum and the sum of its
+    whole row, so the logits have to be stored before. The sum of the hidden states' gradients over ranks doesn't
+    count, because the product of the weight's gradient hides it. Without gradients, no logit needs to be stored: the
+    floor is the time of the products, or that of reading their factors if it is longer.
+    """
+    columns, models = -(-problem.vocab // rank.tp_size), 1 if problem.from_labels else 2
+    elements = models * (problem.tokens + columns) * problem.hidden
+    if problem.trains:
+        elements = (1 + models) * problem.tokens * columns
+    flops = problem.products * 2 * problem.tokens * problem.hidden * columns
+    return Costs(elements * ITEM_BYTES[problem.dtype], 0, flops, consecutive=problem.trains)
 
-    def check(self) -> Verdict:
-        """Compare the output of the last step with the oracle, then free it."""
-        verdict = Oracle(self.problem, self.shard).compare(self.take_output())
-        verdict.columns.update({"gemm_tflops": self.tflops, **self.columns_of_variant(WORKLOAD)})
-        return verdict
 
-    def details(self, columns: Mapping[str, Any]) -> dict[str, Any]:
-        """Return columns about the products alone, timed alternately with the step. Collective."""
-        products = Products(self.problem, self.shard)
-        step_ms = columns.get("device_ms") or columns["time_ms"]
-        slowest_ms = max(gather_number(step_ms, self.context))
-        iterations = _iterations(slowest_ms, self.context.device.type)
-        step, alone = self.stopwatch.interleaved_ms(
-            (self.step, self.restore), (products.run, do_nothing), iterations=iterations
-        )
-        own_step, own_alone = self.stopwatch.blocks_ms(
-            (self.step, self.restore), (products.run, do_nothing), iterations=iterations
-        )
-        outputs = sum(products.bytes_of_outputs) / 2**30
-        return {
-            "products_ms": median(alone),
-            "over_products": median(step) / median(alone),
-            "over_products_alone": median(own_step) / median(own_alone),
-            "tflops": self.costs.flops / step_ms / 1e9,
-            "above_outputs_gib": max(gather_number(columns["peak_gib"] - outputs, self.context)),
-        }
+@WORKLOAD.check(Output)
+def check(problem: LinearLoss, shard: Shard, output: Output, rank: Context) -> Verdict:
+    """Compare an output with the oracle."""
+    return Oracle(problem, shard).compare(output)
+
+
+@WORKLOAD.details
+def details(problem: LinearLoss, shard: Shard, session: Any, rank: Context) -> dict[str, Any]:
+    """Return columns about the products alone, timed alternately with the step. Collective."""
+    products = Products(problem, shard)
+    step_ms = session.columns.get("device_ms") or session.columns["time_ms"]
+    iterations = _iterations(max(gather_number(step_ms, rank)), rank.device.type)
+    timed = ((session.step, session.restore), (products.run, do_nothing))
+    step, alone = session.stopwatch.interleaved_ms(*timed, iterations=iterations)
+    own_step, own_alone = session.stopwatch.blocks_ms(*timed, iterations=iterations)
+    outputs = 0  # the gradients that a step allocates: of the weight only without main_grad
+    if problem.trains:
+        outputs = shard.hidden.nbytes + (0 if problem.main_grad else shard.weight.nbytes)
+    return {
+        "products_ms": median(alone),
+        "over_products": median(step) / median(alone),
+        "over_products_alone": median(own_step) / median(own_alone),
+        "tflops": session.costs.flops / step_ms / 1e9,
+        "above_outputs_gib": max(gather_number(session.columns["peak_gib"] - outputs / 2**30, rank)),
+    }
 
 
 class Products:
@@ -87,14 +221,6 @@ class Products:
         trained = (self.hidden, shard.weight) if problem.trains else ()
         self.outputs = tuple(torch.empty_like(factor) for factor in trained)
 
-    @property
-    def bytes_of_outputs(self) -> tuple[int, ...]:
-        """Bytes of the gradients that a step of a variant allocates: hidden states, and weight without main_grad."""
-        if not self.problem.trains:
-            return ()
-        weight = 0 if self.problem.main_grad else self.shard.weight.nbytes
-        return (self.shard.hidden.nbytes, weight)
-
     def run(self) -> None:
         """Queue the products of all rows."""
         weight = self.shard.weight
@@ -113,30 +239,3 @@ def _iterations(step_ms: float, device: str) -> int:
     """Return how many iterations of a step take about 3 s, within limits. The products are timed as often."""
     fewest, most = {"cuda": (6, 40), "cpu": (1, 1)}[device]
     return max(fewest, min(most, int(3000 / step_ms)))
-
-
-def costs(problem: LinearLoss, tp_size: int, bytes_communicated: int, tflops: float) -> Costs:
-    """Return the costs of a rank with the most columns.
-
-    For training, the floor is the time of the products, then one pass of the loss: each logit is read once and its
-    gradient is written once. A product and that pass need each other's results. The sum of the hidden states' gradients
-    over ranks does not count, because the product of the weight's gradient hides it. Without gradients, the floor is
-    the time of the products, or that of reading their factors if it is longer.
-    """
-    columns = -(-problem.vocab // tp_size)
-    flops = problem.products * 2 * problem.tokens * problem.hidden * columns
-    return Costs(
-        bytes_moved=bytes_moved(problem, tp_size),
-        bytes_communicated=bytes_communicated,
-        flops=flops,
-        compute_ms=compute_ms(flops, tflops),
-        consecutive=problem.trains,
-    )
-
-
-def setup(problem: LinearLoss, variant: Variant, context: Context, tflops: float | None = None) -> LinearLossSession:
-    """Return the session of one cell on this rank.
-
-    tflops: the rate of large products in TFLOP/s. None: it is measured, which is collective.
-    """
-    return LinearLossSession(problem, variant, context, tflops)

@@ -70,11 +70,7 @@ def prepare(problem: LinearLoss, shard: Shard) -> Step:
     def columns() -> dict[str, Any]:
         return {} if last is None else {"chunks": last.chunks, "chunk_rows": last.chunk_rows}
 
-    def clear() -> None:
-        assert main_grad is not None
-        main_grad.zero_()
-
-    return Step(run, lambda: sent, columns, None if main_grad is None else clear)
+    return Step(run, lambda: sent, columns, None if main_grad is None else main_grad.zero_)
 
 
 def prepare_unfused(problem: LinearLoss, shard: Shard) -> Step:

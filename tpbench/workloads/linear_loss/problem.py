@@ -94,6 +94,7 @@ def least_gib(job: Any) -> float:
 _PROFILE = (
     "time_ms",
     "device_ms",
+    "chained_ms",
     "products_ms",
     "over_products",
     "over_products_alone",

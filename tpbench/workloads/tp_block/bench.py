@@ -45,7 +45,10 @@ class _Session:
 
     def columns(self) -> dict[str, Any]:
         """Return the rates of the machine, and the columns of the variant after a step."""
-        return {**asdict(self.rates), **checked_columns(self.prepared.columns(), self.variant, WORKLOAD)}
+        return {
+            **asdict(self.rates),
+            **checked_columns(self.prepared.columns(), self.variant, WORKLOAD.variant_columns),
+        }
 
     def product_columns(self, columns: Mapping[str, Any]) -> dict[str, float]:
         """Return the rate of the step's products, given the columns of its times."""
@@ -62,7 +65,8 @@ class TpBlockSession(_Session):
         super().__init__(problem, variant, context)
         self.output: Tensor | None = None
         self.trusted, self.audited = variant.place is None, variant.place is not None
-        self.audited_inputs = GeneratedInputs([self.prepared.x, self.prepared.grad], problem.seed, self._activations_of)
+        inputs = [self.prepared.x, self.prepared.grad, *self.prepared.module.parameters()]  # weights do not change
+        self.audited_inputs = GeneratedInputs(inputs, problem.seed, self._activations_of)
 
     def step(self) -> None:
         """Run one forward and backward pass, after freeing the results of the last one."""

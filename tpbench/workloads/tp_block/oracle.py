@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tpbench.comm.collectives import exchanged, gather_objects
 from tpbench.measure.session import Verdict
-from tpbench.workloads.differences import Differences, place_of
+from tpbench.workloads.differences import Differences
 from tpbench.workloads.tp_block.execution.layers import rotary_angles
 from tpbench.workloads.tp_block.inputs import BlockInputs
 from tpbench.workloads.tp_block.problem import TOLERANCE
@@ -213,7 +213,7 @@ def _place(inputs: BlockInputs, name: str, got: Tensor | None, right: Tensor, er
     differ = ~(errors <= limit).view(share.shape) & ~((got - right).abs() <= limit * share)
     found = Differences()
     found.add(got, right, differ, first_row=0)
-    return place_of(inputs.rank, title, **vars(found)) if found.count else None
+    return f"rank {inputs.rank}: {found.text(title)}" if found.count else None
 
 
 def complaint(errors: Mapping[str, float], dtype: str) -> str | None:

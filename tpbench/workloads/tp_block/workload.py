@@ -79,6 +79,7 @@ WORKLOAD = Workload(
             columns=(
                 "time_ms",
                 "device_ms",
+                "chained_ms",
                 "forward_ms",
                 "backward_ms",
                 "compute_ms",

@@ -26,9 +26,9 @@ from tests.support.embedding_grad import (
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tpbench.measure.session import Verdict
 from tpbench.workloads.embedding_grad import WORKLOAD, EmbeddingGrad
+from tpbench.workloads.embedding_grad.bench import TOLERANCE
 from tpbench.workloads.embedding_grad.exchanges import Exchange, ExchangeContext, sparse
 from tpbench.workloads.embedding_grad.exchanges.dense import DenseReduceScatter
-from tpbench.workloads.embedding_grad.oracle import TOLERANCE
 from tpbench.workloads.embedding_grad.row_operations.search import CpuRowFinder
 
 pytestmark = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")

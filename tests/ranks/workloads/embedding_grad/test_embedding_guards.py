@@ -25,7 +25,7 @@ def wrong_verdict(here: Rank) -> str | None:
     session = new_session(here, problem(search="host"), "sparse_all_to_all")
     session.step()
     if here.rank == 0:
-        session.exchange.result()[5] += 1.0
+        session.prepared.result()[5] += 1.0
     return session.check().wrong
 
 
@@ -50,8 +50,7 @@ def details_of(here: Rank) -> tuple[dict[str, Any], str | None]:
     session.restore()
     session.step()
     if here.rank == 1:
-        assert session.index is not None and session.index.rows is not None
-        session.index.rows[0, 3] += 1
+        session.inputs.other_work.index.rows[0, 3] += 1
     return details, session.check().wrong
 
 

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from tests.support.embedding_grad import DISTRIBUTIONS, DTYPES, context, problem, sent_by_formula
 from tpbench.workloads.embedding_grad import EmbeddingGrad
+from tpbench.workloads.embedding_grad.bench import TOLERANCE
 from tpbench.workloads.embedding_grad.exchanges import ExchangeContext, symmetric
 from tpbench.workloads.embedding_grad.exchanges.collectives import CountedCollectives
 from tpbench.workloads.embedding_grad.exchanges.symmetric import Inboxes, addresses
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
-from tpbench.workloads.embedding_grad.oracle import TOLERANCE
 from tpbench.workloads.embedding_grad.row_operations import merge_kernel, row_kernels
 from tpbench.workloads.embedding_grad.row_operations.row_kernels import list_rows, push_rows
 from tpbench.workloads.embedding_grad.row_operations.search import MisplacedRow

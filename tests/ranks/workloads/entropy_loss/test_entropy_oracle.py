@@ -13,8 +13,8 @@ from torch import Tensor
 from tests.support.entropy_loss import context, problem, right
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tpbench.workloads.entropy_loss import EntropyLoss
+from tpbench.workloads.entropy_loss.bench import Oracle
 from tpbench.workloads.entropy_loss.inputs import Output, Shard, make_shard
-from tpbench.workloads.entropy_loss.oracle import Oracle
 
 
 def local_softmax(cell: EntropyLoss, shard: Shard, output: Output) -> Output:

@@ -14,7 +14,7 @@ from tests.support.entropy_loss import DTYPES, LOSSES, alone, context, problem
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tpbench.measure.session import Verdict
 from tpbench.workloads.entropy_loss import WORKLOAD, EntropyLoss
-from tpbench.workloads.entropy_loss.oracle import Oracle
+from tpbench.workloads.entropy_loss.bench import Oracle
 
 
 def cells(name: str, tp_size: int) -> list[EntropyLoss]:
@@ -86,6 +86,7 @@ def test_each_part_compiles_to_one_graph(loss: str, name: str, monkeypatch: pyte
 def _communicated(here: Rank | None, name: str, cell: EntropyLoss) -> int:
     session = WORKLOAD.set_up(cell, WORKLOAD.variants[name], context(here))
     session.step()
+    session.check()
     return session.costs.bytes_communicated
 
 

@@ -9,6 +9,7 @@ import importlib.util
 import itertools
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -18,13 +19,19 @@ from tests.support.linear_loss import context, problem
 from tests.support.ranks import Rank, ranks_here, run_on_ranks
 from tpbench.kernels import KERNEL_LOSSES
 from tpbench.measure.session import Verdict
+from tpbench.workloads import Variant
 from tpbench.workloads.linear_loss import WORKLOAD, LinearLoss
-from tpbench.workloads.linear_loss.bench import _iterations, costs, setup
-from tpbench.workloads.linear_loss.oracle import Oracle
+from tpbench.workloads.linear_loss.bench import Oracle, _iterations, costs
 
 CUDA = torch.cuda.is_available()
 WIDE = {"tokens": 24, "hidden": 256, "vocab": 384}
 """Sizes that almost every peer supports."""
+
+
+def set_up(cell: LinearLoss, variant: Variant, here: Rank | None = None) -> Any:
+    """Set up a session whose rate of products is not measured."""
+    with mock.patch("tpbench.workloads.operation.gemm_tflops", return_value=1.0):
+        return WORKLOAD.set_up(cell, variant, context(here))
 
 
 def cells(name: str, tp_size: int) -> list[LinearLoss]:
@@ -56,7 +63,7 @@ def run(here: Rank | None, name: str) -> list[tuple[LinearLoss, Verdict]]:
     for cell in cells(name, here.world_size if here else 1):
         if here is None and cell.sequence_parallel:
             continue
-        session = setup(cell, WORKLOAD.variants[name], context(here), tflops=1.0)
+        session = set_up(cell, WORKLOAD.variants[name], here)
         session.restore()
         session.step()
         verdicts.append((cell, session.check()))
@@ -84,7 +91,7 @@ def test_each_variant_agrees_with_the_oracle(name: str, tp_size: int) -> None:
 
 @pytest.mark.parametrize(("spoiled", "error"), [("grad_hidden", "hidden_grad"), ("grad_weight", "weight_grad")])
 def test_the_oracle_notices_one_wrong_row(spoiled: str, error: str) -> None:
-    session = setup(problem(dtype="float32"), WORKLOAD.variants["linear_gather"], context(), tflops=1.0)
+    session = set_up(problem(dtype="float32"), WORKLOAD.variants["linear_gather"])
     session.step()
     assert session.output is not None
     grad = getattr(session.output, spoiled)
@@ -99,10 +106,10 @@ def test_the_oracle_notices_one_wrong_row(spoiled: str, error: str) -> None:
 
 
 def test_the_oracle_notices_a_wrong_loss_and_a_missing_entropy() -> None:
-    session = setup(problem(entropy=True, ignored=0.3), WORKLOAD.variants["linear_tp"], context(), tflops=1.0)
+    session = set_up(problem(entropy=True, ignored=0.3), WORKLOAD.variants["linear_tp"])
     session.step()
     assert session.output is not None
-    oracle = Oracle(session.problem, session.shard)
+    oracle = Oracle(session.problem, session.inputs)
     assert oracle.compare(session.output).wrong is None
     assert oracle.compare(replace(session.output, loss=session.output.loss * 1.1)).columns["loss_error"] > 0.05
     assert "entropy_error inf" in str(oracle.compare(replace(session.output, entropy=None)).wrong)
@@ -111,16 +118,16 @@ def test_the_oracle_notices_a_wrong_loss_and_a_missing_entropy() -> None:
 def complaints_about_the_last_rank(here: Rank) -> dict[str, tuple[str | None, bool]]:
     """Return the verdict on each output of which the last rank has two copies, or has none."""
     cell = problem(entropy=True, sequence_parallel=True, dtype="float32")
-    session = setup(cell, WORKLOAD.variants["linear_tp"], context(here), tflops=1.0)
+    session = set_up(cell, WORKLOAD.variants["linear_tp"], here)
     session.step()
-    output, found = session.take_output(), {}
+    output, found = session.output, {}
     for name in ("loss", "row_loss", "entropy", "grad_hidden"):
         value = getattr(output, name)
         for kind, other in (("twice", torch.cat([value.reshape(-1)] * 2)), ("missing", None)):
             if (name, kind) == ("loss", "missing"):
                 continue
             changed: dict[str, Any] = {name: other} if here.rank == here.world_size - 1 else {}
-            errors = Oracle(cell, session.shard).compare(replace(output, **changed))
+            errors = Oracle(cell, session.inputs).compare(replace(output, **changed))
             found[f"{name} {kind}"] = errors.wrong, errors.columns["loss_identical"]
     return found
 
@@ -145,23 +152,23 @@ def test_compiled_is_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(
             torch, "compile", lambda function, **options: compile_(function, backend="eager", **options)
         )
-    session = setup(problem(), WORKLOAD.variants["linear_compiled"], context(), tflops=1.0)
+    session = set_up(problem(), WORKLOAD.variants["linear_compiled"])
     session.step()
     assert session.check().wrong is None
 
 
 def test_the_floor_is_the_products_and_for_training_one_pass_of_the_loss() -> None:
     cell = problem(tokens=8192, hidden=4096, vocab=131072)
-    train = costs(cell, 2, 0, tflops=700.0)
+    two = context(tp_size=2)
+    train = costs(cell, two)
     assert train.flops == 3 * 2 * 8192 * 4096 * 65536 and train.consecutive
     assert train.bytes_moved == 2 * 2 * 8192 * 65536
-    assert train.compute_ms == pytest.approx(train.flops / 700e9)
-    forward = costs(replace(cell, mode="forward"), 2, 0, tflops=700.0)
+    forward = costs(replace(cell, mode="forward"), two)
     assert forward.flops * 3 == train.flops and not forward.consecutive
     assert forward.bytes_moved == 2 * (8192 + 65536) * 4096
-    distilled = costs(replace(cell, mode="forward", loss="reverse_kl"), 2, 0, tflops=700.0)
+    distilled = costs(replace(cell, mode="forward", loss="reverse_kl"), two)
     assert distilled.bytes_moved == 2 * forward.bytes_moved
-    teacher = costs(replace(cell, loss="reverse_kl"), 2, 0, tflops=700.0)
+    teacher = costs(replace(cell, loss="reverse_kl"), two)
     assert (teacher.flops * 3, teacher.bytes_moved * 2) == (train.flops * 4, train.bytes_moved * 3)
 
 
@@ -171,7 +178,7 @@ def test_long_steps_are_timed_less_often() -> None:
 
 def _details(here: Rank) -> dict[str, Any]:
     cell = problem(tokens=8, sequence_parallel=True)
-    session = setup(cell, WORKLOAD.variants["linear_tp"], context(here))
+    session = set_up(cell, WORKLOAD.variants["linear_tp"], here)
     session.step()
     session.check()
     return session.details({"time_ms": 1.0, "peak_gib": 1.0})

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from tests.support.entropy_loss import DTYPES, LOSSES, alone, problem, right
 from tpbench.workloads.entropy_loss import EntropyLoss
+from tpbench.workloads.entropy_loss.bench import Oracle, error_limits
 from tpbench.workloads.entropy_loss.inputs import Output, Shard
-from tpbench.workloads.entropy_loss.oracle import Oracle, error_limits
 from tpbench.workloads.losses.oracle import relative_error
 from tpbench.workloads.sizes import IGNORED
 
@@ -78,7 +78,7 @@ def test_results_do_not_depend_on_chunks(loss: str, monkeypatch: pytest.MonkeyPa
     cell = problem(loss=loss)
     whole = Oracle(cell, alone(cell))
     output = right(whole)
-    monkeypatch.setattr("tpbench.workloads.entropy_loss.oracle.BLOCK", {"cpu": 300, "cuda": 300})
+    monkeypatch.setattr("tpbench.workloads.entropy_loss.bench.BLOCK", {"cpu": 300, "cuda": 300})
     assert Oracle(cell, alone(cell)).compare(output) == whole.compare(output)
 
 
@@ -194,13 +194,19 @@ def test_a_malformed_output_is_named_with_what_was_expected() -> None:
     oracle = Oracle(cell, alone(cell))
     output = right(oracle)
     changes: list[tuple[dict[str, Any], str]] = [
-        ({"grad": output.grad.T}, "grad_error inf is above 3.05e-05: rank 0: grad is (101, 13) torch.float32 on "),
+        (
+            {"grad": output.grad.T},
+            "grad_error inf is above 3.05e-05 (float32): rank 0: grad is (101, 13) torch.float32 on ",
+        ),
         ({"grad": output.grad.double()}, ": rank 0: grad is (13, 101) torch.float64 on "),
         (
             {"grad": None},
-            "grad_error inf is above 3.05e-05: rank 0: grad is None, expected (13, 101) torch.float32 on ",
+            "grad_error inf is above 3.05e-05 (float32): rank 0: grad is None, expected (13, 101) torch.float32 on ",
         ),
-        ({"row_loss": oracle.row_loss[1:]}, "loss_error inf is above 1.53e-05: rank 0: row_loss is (12,) on "),
+        (
+            {"row_loss": oracle.row_loss[1:]},
+            "loss_error inf is above 1.53e-05 (float32): rank 0: row_loss is (12,) on ",
+        ),
         ({"loss": 1.0}, "rank 0: loss is of the type float, expected () on "),
     ]
     for fields, message in changes:
@@ -215,7 +221,9 @@ def test_a_wrong_output_says_where() -> None:
     output.row_loss[[3, 7]] += 1
     output.grad[5, [60, 70]] += 1
     wrong = str(oracle.compare(output).wrong)
-    assert "is above 1.53e-05: rank 0: 2 of 13 elements of row_loss differ, the first at [3]: expected " in wrong
+    assert (
+        "is above 1.53e-05 (float32): rank 0: 2 of 13 elements of row_loss differ, the first at [3]: expected " in wrong
+    )
     assert "rank 0: 2 of 1313 elements of grad differ, the first at [5, 60]: expected " in wrong
 
 

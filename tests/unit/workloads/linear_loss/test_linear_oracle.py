@@ -13,10 +13,11 @@ from torch import Tensor
 
 from tests.support.linear_loss import context, problem
 from tpbench.kernels import KERNEL_LOSSES, LABEL_LOSSES
-from tpbench.workloads.linear_loss import LinearLoss, oracle
+from tpbench.workloads.differences import Compared
+from tpbench.workloads.linear_loss import LinearLoss, bench
+from tpbench.workloads.linear_loss.bench import Oracle
 from tpbench.workloads.linear_loss.inputs import Output, Shard, make_shard
-from tpbench.workloads.linear_loss.oracle import Oracle
-from tpbench.workloads.losses.oracle import Comparison, weighted
+from tpbench.workloads.losses.oracle import weighted
 from tpbench.workloads.sizes import IGNORED
 
 INF = math.inf
@@ -67,7 +68,7 @@ def made(**fields: Any) -> tuple[LinearLoss, Oracle, Output]:
 @pytest.mark.parametrize("loss", KERNEL_LOSSES)
 @pytest.mark.parametrize("elements", [1, 101 * 5, 2**20])
 def test_the_oracle_agrees_with_torch(loss: str, elements: int, entropy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(oracle, "BLOCK", dict.fromkeys(oracle.BLOCK, elements))
+    monkeypatch.setattr(bench, "BLOCK", dict.fromkeys(bench.BLOCK, elements))
     more: dict[str, Any] = {"ignored": 0.3} if loss in LABEL_LOSSES else {}
     if loss != "cross_entropy":
         more["temperature"] = 1.7
@@ -88,7 +89,7 @@ def test_the_oracle_agrees_with_torch(loss: str, elements: int, entropy: bool, m
 def test_limits_of_errors(dtype: str, loss: int, entropy: int, grad: int) -> None:
     """The docstrings of the tolerances derive these powers of two."""
     for fields, factor in ({}, 1), ({"loss": "reverse_kl"}, 2):
-        limits = oracle.error_limits(problem(dtype=dtype, entropy=True, **fields))
+        limits = bench.error_limits(problem(dtype=dtype, entropy=True, **fields))
         assert limits == {
             "loss_error": 2.0**-loss, "entropy_error": 2.0**-entropy,
             "hidden_grad_error": factor * 2.0**-grad, "weight_grad_error": factor * 2.0**-grad,
@@ -181,21 +182,21 @@ def test_a_row_that_does_not_count_has_no_loss_and_no_gradient() -> None:
 
 
 def test_an_error_below_the_smallest_normal_number_does_not_count() -> None:
-    cell = problem(dtype="float16", mode="train")
-    found = Oracle(cell, make_shard(cell, context()))
+    cell, found, output = made(dtype="float16", entropy=False)
     right, smallest = torch.full((2, 4), 1e-9, dtype=torch.float64), 2.0**-14
+    grad = Compared(right, (2, 4), None, "hidden_grad_error")
     for value, error in ((0.0, 0.0), (2 * smallest, smallest / 1e-9)):
-        comparison = Comparison(found, oracle.error_limits(cell), {"grad_hidden": (right, (2, 4), None)})
+        comparison = found.comparison(output, {"grad_hidden": grad}, bench.error_limits(cell))
         comparison.rows("grad_hidden", torch.full_like(right, value), right, smallest, 0)
-        columns = comparison.verdict(0.0, True).columns
+        columns = comparison.verdict().columns
         assert columns["hidden_grad_error"] == pytest.approx(error, rel=1e-3)
 
 
 def test_blocks_cover_all_rows_once(monkeypatch: pytest.MonkeyPatch) -> None:
     _, found, _ = made(tokens=12)
     for elements, lengths in ((101 * 5, [5, 5, 2]), (101 * 5 - 1, [4, 4, 4]), (1, [1] * 12), (2**20, [12])):
-        monkeypatch.setattr(oracle, "BLOCK", dict.fromkeys(oracle.BLOCK, elements))
-        assert [each.stop - each.start for each in found.blocks(oracle.BLOCK)] == lengths
+        monkeypatch.setattr(bench, "BLOCK", dict.fromkeys(bench.BLOCK, elements))
+        assert [each.stop - each.start for each in found.blocks(bench.BLOCK)] == lengths
 
 
 def test_zero_times_the_logarithm_of_zero_is_zero() -> None:

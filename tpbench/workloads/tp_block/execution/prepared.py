@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import importlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -220,6 +221,7 @@ def with_gib(capture: Callable[[], ResultT]) -> tuple[ResultT, float]:
 
     torch does not count all of it as allocated.
     """
+    gc.collect()  # earlier graphs that only refer to each other would otherwise be freed within the capture
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved()
     result = capture()

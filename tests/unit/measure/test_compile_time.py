@@ -1,0 +1,40 @@
+"""Compile times, with stand-ins for Triton and for torch.compile."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.support.lone_rank import lone_rank
+from tests.support.sleeping_sessions import cpu_context
+from tpbench.measure.compile_time import CompileTime, listen
+
+
+def test_compile_times_are_those_of_the_cell_on_the_slowest_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    context, heard = cpu_context(lone_rank(monkeypatch)), list[Any]()
+    compilation = SimpleNamespace(listener=lambda **compiled: heard.append(compiled["cache_hit"]))
+    spent = {"total_wall_time": 5.0}
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(knobs=SimpleNamespace(compilation=compilation)))
+    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", SimpleNamespace(calculate_time_spent=lambda: dict(spent)))
+    for _ in range(2):
+        compile_time = CompileTime()
+        for _ in range(2):
+            listen()  # each kernel counts once
+        for microseconds in (250_000, 500_000):
+            compilation.listener(times=SimpleNamespace(total=microseconds), cache_hit=False)
+        spent["total_wall_time"] += 2.5
+        # The second rank has twice the numbers.
+        assert compile_time.columns(context) == pytest.approx({"triton_compile_s": 1.5, "torch_compile_s": 5.0})
+    assert heard == [False] * 4  # another listener still hears of them
+
+
+def test_nothing_is_compiled_without_compilers(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("triton", "torch._dynamo.utils"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    compile_time = CompileTime()
+    listen()
+    columns = compile_time.columns(cpu_context(lone_rank(monkeypatch)))
+    assert columns == {"triton_compile_s": 0.0, "torch_compile_s": 0.0}

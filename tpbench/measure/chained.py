@@ -1,0 +1,194 @@
+"""The chained clock: iterations back to back, as a training loop runs them.
+
+No barrier, flush or restore lies between two iterations, and the host does not wait. The iterations rotate through
+copies of the inputs, so that each one finds its inputs outside of the L2 cache. A copy is the variant set up once more.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from tpbench.measure import cuda_graph, rank_memory
+from tpbench.measure.audit import Inputs, common_seed, is_audited, poison, prepare_audit
+from tpbench.measure.clock import Timed, WallClock
+from tpbench.measure.ranks import on_any_rank
+from tpbench.measure.session import Context, Costs, MeasureSettings, OverwritingSession, Session, Verdict
+from tpbench.measure.stop_rules import ROUNDS, ClockRun
+
+LEAST_ITERATIONS = 2
+"""Iterations of a block that takes longer than a round."""
+
+MIN_BLOCKS = 8
+"""Blocks before the median counts as precise, if the settings ask for as many iterations."""
+
+CPU_COPIES = 2
+
+MOST_COPIES = 32
+"""Inputs of so many copies that still fit into the L2 cache are so small that reading them takes less than launches."""
+
+COPIES_FOR_ONE_USE = 8
+"""Copies of inputs that an iteration overwrites, or that change: a block uses each of them once."""
+
+
+class Chain:
+    """A session whose step is a block of iterations back to back, each on the next copy of the inputs."""
+
+    def __init__(self, copies: Sequence[tuple[Session, Callable[[], None]]], iterations: int, changes: bool) -> None:
+        """`copies`: sessions with what is timed of each. `iterations`: at most so many in a block, the same on all
+        ranks. `changes`: the number of iterations differs from block to block, so that no variant knows the last one.
+        Collective."""
+        self.copies, self.most, self.changes = copies, iterations, changes
+        self.iterations = iterations
+        """Iterations of the present block."""
+        self.place = 0
+        """The copy that ran last."""
+        self.random = random.Random(common_seed())
+
+    @property
+    def last(self) -> Session:
+        return self.copies[self.place][0]
+
+    @property
+    def costs(self) -> Costs:
+        return self.last.costs
+
+    def step(self) -> None:
+        """Run the iterations of a block."""
+        self.run(self.iterations)
+
+    def run(self, iterations: int) -> None:
+        """Run some iterations. The output of each is freed before the next one, so that two never exist at once."""
+        for _ in range(iterations):
+            self.last.release()
+            self.place = (self.place + 1) % len(self.copies)
+            self.copies[self.place][1]()
+
+    def release(self) -> None:
+        """Free the output of the last iteration."""
+        self.last.release()
+
+    def restore(self) -> None:
+        """Restore the inputs of every copy before a block."""
+        for session, _ in self.copies:
+            if is_audited(session):
+                poison(session)
+            session.restore()
+        if self.changes:
+            self.iterations = self.random.randint((self.most + 1) // 2, self.most)
+
+    def check(self) -> Verdict:
+        """Compare the output of the last iteration with the oracle. Collective."""
+        return self.last.check()
+
+
+class ChainedClock(WallClock):
+    """Wall time of a block, from lined-up ranks to this rank's idle device, divided by its iterations."""
+
+    def __init__(self, device: torch.device, chain: Chain) -> None:
+        super().__init__(device, None)
+        self.chain = chain
+
+    def interleaved(self, timed: Sequence[Timed], iterations: int) -> list[list[float]]:
+        """Return the milliseconds of an iteration in each block: a chain is timed by itself."""
+        samples = []
+        for _ in range(iterations):
+            ((block_ms,),) = super().interleaved(timed, 1)
+            samples.append(block_ms / self.chain.iterations)
+        return [samples]
+
+    def warm_up(self, step: Callable[[], None], restore: Callable[[], None], iterations: int) -> None:
+        """Run single iterations, no whole blocks."""
+        restore()
+        self.chain.run(iterations)
+        self._synchronize()
+
+
+def chained_run(
+    session: Session,
+    step: Callable[[], None],
+    set_up: Callable[[], Session],
+    context: Context,
+    settings: MeasureSettings,
+    step_ms: float,
+    peak_gib: float,
+) -> tuple[ClockRun | None, dict[str, Any]]:
+    """Return the run of the chained clock, or None, and its columns: the number of copies, or why it doesn't run.
+
+    Collective.
+
+    Args:
+        session: the variant, which is the first copy. `step`: what is timed of it.
+        set_up: sets the variant up once more, on inputs of its own.
+        step_ms: time of an iteration, the same on all ranks.
+        peak_gib: memory that an iteration needs in addition to its inputs.
+    """
+    overwrites = isinstance(session, OverwritingSession) and session.overwrites_inputs
+    one_use = settings.fresh or overwrites
+    inputs = getattr(session, "audited_inputs", None)
+    input_bytes = sum(tensor.nbytes for tensor in inputs.tensors) if isinstance(inputs, Inputs) else 0
+    wanted = copies_needed(input_bytes, context.device, one_use)
+    copies = [(session, step)]
+    graph_pool = torch.cuda.graph_pool_handle() if settings.graph and context.device.type == "cuda" else None
+    copy_bytes = 2 * input_bytes + int(max(peak_gib, 0.0) * 2**30)
+    began = time.monotonic()
+    while on_any_rank(len(copies) < wanted, context):
+        if context.device.type == "cuda":
+            torch.cuda.empty_cache()
+        # The memory for two copies must be free, because a set-up may need more than what it leaves.
+        full = rank_memory.available_bytes(context.device) < 2 * copy_bytes
+        if on_any_rank(full or (len(copies) > 1 and time.monotonic() - began > settings.time_budget_s), context):
+            break
+        try:
+            copies.append(_another(set_up, context, settings, graph_pool, len(copies)))
+            failure = ""
+        except Exception as error:  # a measured cell must not be lost
+            failure = f"the variant cannot be set up twice: {type(error).__name__}: {error}"
+        if on_any_rank(bool(failure), context):
+            return None, {"not_chained": failure or "the variant cannot be set up twice on another rank"}
+    if one_use and len(copies) < 2:
+        reason = "each iteration overwrites or changes its inputs, and there is no memory for copies of them"
+        return None, {"not_chained": reason}
+    round_ms = settings.time_budget_s * 1e3 / ROUNDS
+    iterations = max(LEAST_ITERATIONS, int(min(settings.max_iterations // ROUNDS, round_ms / max(step_ms, 1e-6))))
+    iterations = min(iterations, settings.max_iterations, len(copies) if one_use else settings.max_iterations)
+    chain = Chain(copies, iterations, changes=settings.fresh)
+    blocks = replace(
+        settings,
+        min_iterations=min(settings.min_iterations, MIN_BLOCKS),
+        max_iterations=max(1, settings.max_iterations // iterations),
+    )
+    run = ClockRun(ChainedClock(context.device, chain), chain.step, chain, context, blocks)
+    return run, {"chained_copies": len(copies)}
+
+
+def copies_needed(input_bytes: int, device: torch.device, one_use: bool) -> int:
+    """Return the number of copies, with the inputs themselves: together at least twice the L2 cache of a GPU."""
+    if device.type == "cpu":
+        return CPU_COPIES
+    if one_use:
+        return COPIES_FOR_ONE_USE
+    rotated = 2 * int(torch.cuda.get_device_properties(device).L2_cache_size)
+    return min(MOST_COPIES, -(-rotated // max(1, input_bytes)))
+
+
+def _another(
+    set_up: Callable[[], Session], context: Context, settings: MeasureSettings, graph_pool: Any, number: int
+) -> tuple[Session, Callable[[], None]]:
+    """Return one more copy, which has run. Copies of graphs share the memory of their temporary tensors."""
+    session = set_up()
+    prepare_audit(session, settings)
+    if is_audited(session):
+        session.fresh = settings.fresh
+        session.audited_inputs.changes = number << 10  # other changes than those of the other copies
+    session.restore()
+    session.step()
+    if context.device.type == "cuda":
+        torch.cuda.synchronize(context.device)
+    session.release()
+    return session, cuda_graph.captured_step(session, graph_pool) if settings.graph else session.step
