@@ -12,7 +12,7 @@ from torch import Tensor
 from tpbench.kernels import AnyLoss, checks
 from tpbench.kernels.launch_rows import How, RepeatedCall, call_form, find, launch_rows, remember
 from tpbench.kernels.row_loss import Options, Outputs, RowLoss, Scaling
-from tpbench.kernels.row_terms import RowInputs
+from tpbench.kernels.row_terms import RowInputs, RowOutputs
 from tpbench.kernels.two_pass.kernels import column_block
 from tpbench.kernels.two_pass.state import INTERPRETED
 
@@ -175,7 +175,7 @@ def entropy_loss(
     inputs = RowInputs(row_grad, entropy_grad, row_weight, old_logprobs, advantages, ref_logprobs)
     form = None if sequences is not None else call_form((logits, target, *inputs), (*options, grad))
     if (repeated := find(form)) is not None:
-        return _result(repeated(logits, target, inputs), repeated.how)
+        return _result(*repeated(logits, target, inputs), repeated.how)
     checked = Options(*options)
     checks.options(checked)
     checks.entropy_tensors(logits, target, loss, grad, INTERPRETED)
@@ -195,17 +195,17 @@ def entropy_loss(
     if rows == 0:
         if outputs.total is not None:
             outputs.total.zero_()
-        return _result(outputs, How(loss_of_row.two_pass_algorithm, column_block(loss_of_row, columns)))
+        how = How(loss_of_row.two_pass_algorithm, column_block(loss_of_row, columns))
+        return _result(outputs.grad, outputs.total, outputs.rows, how)
     scaling = Scaling.of_call(loss_of_row, rows, inputs, sequences)
     how = launch_rows(loss_of_row, logits, target, outputs, scaling)
     if how.relaunch is not None and repeatable and grad in ("new", "none"):  # memory to overwrite is always checked
         remember(form, RepeatedCall(how, outputs))
-    return _result(outputs, how)
+    return _result(outputs.grad, outputs.total, outputs.rows, how)
 
 
-def _result(outputs: Outputs, how: How) -> EntropyLossResult:
-    loss = outputs.rows.loss if outputs.total is None else outputs.total
-    return EntropyLossResult(loss, *outputs.rows, outputs.grad, how)
+def _result(grad: Tensor | None, total: Tensor | None, rows: RowOutputs, how: How) -> EntropyLossResult:
+    return EntropyLossResult(rows.loss if total is None else total, *rows, grad, how)
 
 
 def _gradient(logits: Tensor, grad: str | Tensor) -> Tensor | None:

@@ -129,13 +129,13 @@ class RepeatedCall:
         empty = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None) if self.device.type == "cuda" else None
         self.empty: Callable[..., Tensor] = empty or self._empty_strided
 
-    def __call__(self, logits: Tensor, target: Tensor, inputs: RowInputs) -> Outputs:
-        """Queue the kernel on the current stream. Return its results."""
+    def __call__(self, logits: Tensor, target: Tensor, inputs: RowInputs) -> tuple[Tensor | None, Any, RowOutputs]:
+        """Queue the kernel on the current stream. Return the gradient, the total and the results of rows."""
         with launching(self.device):
             grad, total, *rows = [form if form is None else self.empty(*form) for form in self.forms]
             outputs = RowOutputs(*rows)
             self.relaunch(logits, target, grad, inputs, outputs, total)
-        return Outputs(outputs, grad, total)
+        return grad, total, outputs
 
     def _empty_strided(self, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.empty_strided(shape, stride, dtype=dtype, device=self.device)
