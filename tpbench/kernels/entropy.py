@@ -30,7 +30,7 @@ class EntropyLossResult:
     logprobs: Tensor | None
     """(rows,) fp32: log-probability of each label for loss="policy", 0 for a row that does not count. Else None."""
     clipped: Tensor | None
-    """(rows,) bool: for loss="policy" whether the clip decides the row's loss, so that the ratio has no gradient."""
+    """(rows,) bool: for loss="policy" true where the clip decides the loss, so that the ratio has no gradient."""
     grad: Tensor | None
     """(rows, local vocab): gradient of the (reduced) loss with respect to the local logits, times grad_scale."""
     how: How

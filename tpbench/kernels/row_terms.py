@@ -119,7 +119,7 @@ class State(NamedTuple):
 
 
 class RowSoftmax(NamedTuple):
-    """What is known of the softmax of rows, (ROWS,) fp32 in nats. A number that the loss doesn't need is any number."""
+    """Numbers of the softmax of rows, (ROWS,) fp32 in nats. A number that the loss doesn't need is any number."""
 
     log_s: Any
     """Log of the sum of exponentials relative to the maximum. `log_s_t`: of the target logits."""
@@ -141,7 +141,7 @@ class RowTerms(NamedTuple):
     on_column: Any
     on_entropy: Any
     clipped: Any
-    """Whether the clip decides the policy loss."""
+    """True where the clip decides the policy loss."""
 
 
 @triton.jit
@@ -255,7 +255,7 @@ def row_terms(softmax, inputs, values, scale, scales, SPEC: tl.constexpr):
     clipped = False
     if SPEC.LOSS == "cross_entropy":
         loss = weigh(scales.label, softmax.log_p)
-        slope = scales.label  # of the loss by the label's log-probability
+        slope = scales.label  # the derivative of the loss by log p[label]
         if inputs.advantages is not None:
             if inputs.log_ratio is None:
                 log_ratio = softmax.log_p - old_logprobs
@@ -266,8 +266,8 @@ def row_terms(softmax, inputs, values, scale, scales, SPEC: tl.constexpr):
             if inputs.ref_logprobs is not None:
                 difference = ref_logprobs - softmax.log_p
                 ratio = tl.exp(difference)
-                loss += scales.kl * (ratio - difference - 1.0)
-                slope = slope - scales.kl * (ratio - 1.0)
+                loss += weigh(scales.kl, ratio - difference - 1.0)
+                slope = slope - weigh(scales.kl, ratio - 1.0)
         if inputs.row_weight is not None:
             slope = tl.where(row_weight == 0.0, 0.0, slope)  # which may be infinite
             clipped = clipped & (row_weight != 0.0)

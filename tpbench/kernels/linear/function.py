@@ -58,7 +58,7 @@ class LinearEntropyLossResult:
     logprobs: Tensor | None
     """(rows,) fp32, as the next one only for loss="policy": log-probability of each label."""
     clipped: Tensor | None
-    """(rows,) bool: whether the clip decides the row's loss."""
+    """(rows,) bool: true where the clip decides the row's loss."""
     grad_hidden: Tensor | None
     """Like hidden: its gradient, summed over the ranks, times grad_scale. None, as the next two, if not computed."""
     grad_weight: Tensor | None
