@@ -19,6 +19,7 @@ with packages.explain_missing():
     from omegaconf.errors import OmegaConfBaseException
 
     from tpbench import console
+    from tpbench.files import explained
     from tpbench.launcher import interrupts, sweep
     from tpbench.launcher.command_line import rewrites
     from tpbench.launcher.command_line.checks import check_overrides, options_first
@@ -81,7 +82,7 @@ def main() -> None:
         sys.exit(_message(f"{error}{cause}"))
     except OSError as error:  # Hydra creates folders, which fails on a full disk or without permission
         folder, of_sweep, _ = str(error.filename).partition("/sweeps/")
-        why = f"output_dir={folder} cannot be written: {error.strerror}" if of_sweep else console.explained(error)
+        why = f"output_dir={folder} cannot be written: {error.strerror}" if of_sweep else explained(error)
         sys.exit(_message(why))
     except interrupts.Terminated:
         sys.exit(interrupts.EXIT_CODE)

@@ -14,6 +14,15 @@ _NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EBADF}
 _HELD_BY_ANOTHER = {errno.EACCES, errno.EAGAIN}
 
 
+def explained(error: Exception) -> str:
+    """Return an error as one line. Of files, the line says what it usually means if it names none."""
+    if not isinstance(error, OSError) or error.strerror is None:
+        return str(error)
+    if error.filename is None and isinstance(error, FileNotFoundError):
+        return "the working folder was deleted: change to another one"
+    return f"{error.filename or 'the output cannot be written'}: {error.strerror}"
+
+
 def replace_file(file: Path, content: str | bytes) -> None:
     """Write a file. A reader sees the old content or all of the new one, also after a power cut.
 

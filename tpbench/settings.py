@@ -8,7 +8,7 @@ import math
 import types
 import typing
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from tpbench.suggestions import nearest
@@ -88,6 +88,8 @@ def _coerce(field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
             raise JobError(f"{field.name}={spelled(value)} must be true or false")
         return answer
     if kind is str:
+        if isinstance(value, (list, Mapping)):
+            raise JobError(f"{field.name}={spelled(value)} must be one text ({field.metadata['help']})")
         return str(value)
     return _number(field, kind, value)
 
@@ -116,8 +118,12 @@ def _number(field: dataclasses.Field[Any], kind: type, value: Any) -> int | floa
 def user_path(path: object, name: str = "a path") -> Path:
     """Return a path that a user gave, with ~ as the home folder. Every command takes its paths through this function.
 
-    Raises JobError, with the name of the field, for a path that is empty or null, or in the home of nobody.
+    Raises JobError, with the name of the field, for a path that is empty or null, that is no text, such as a list and
+    1e3, or that is in the home of nobody.
     """
+    if isinstance(path, bool) or not isinstance(path, (str, int, PurePath, type(None))):
+        kind = type(path).__name__
+        raise JobError(f"{name}={path} is of the type {kind}, not a path: Hydra needs quotes, as \"{name}='...'\"")
     text = "" if path is None else str(path)
     if not text.strip() or text in ("null", "None"):
         raise JobError(f"{name} is empty (is a variable of the shell not set?)")

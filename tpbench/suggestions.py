@@ -47,10 +47,19 @@ def unknown(what: str, name: object, valid: Iterable[str], where: str = "") -> s
     The sentence has the nearest name and all valid ones. `where` names a place that lists the valid names. With it, the
     sentence has the three nearest names and that place instead.
     """
+    name = name if str(name).strip() else f"{name!r} (is a variable of the shell not set?)"
     valid = sorted(valid, key=lambda word: (not word.isdigit(), int(word) if word.isdigit() else 0, word))
     if where:
         return f"no {what} is called {name!s}{nearest(str(name), valid, most=3)} (all {len(valid)}: {where})"
     return f"no {what} is called {name!s}{nearest(str(name), valid)} (valid: {', '.join(valid)})"
+
+
+def message(error: BaseException) -> str:
+    """Return the message of an error. A class of a user may fail to make one."""
+    try:
+        return str(error)
+    except Exception as failed:
+        return f"its message raised {type(failed).__name__}"
 
 
 def printable(text: str, limit: int = 200) -> str:

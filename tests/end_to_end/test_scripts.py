@@ -84,11 +84,11 @@ def test_a_full_or_closed_output_is_no_traceback(redirection: str, code: int, sa
 def test_a_rank_imports_neither_pandas_nor_arrow_nor_scipy(tmp_path: Path) -> None:
     """Each would cost every job a third of a second or more, and does not load under a memory limit just hit."""
     code = (
-        "import os, pathlib, sys; os.environ['RANK'] = '0'\n"
+        "import os, pathlib, sys; os.environ['RANK'] = os.environ['LOCAL_RANK'] = '0'\n"
         "import tpbench.worker.start, tpbench.worker.rank, tpbench.measure.run\n"
         "from tpbench.worker.task import Task\n"
         "task = Task.load(pathlib.Path(sys.argv[1]))\n"
-        "task.job.workload.bench\n"
+        "__import__(task.job.workload.bench_module)\n"
         "task.result('ok', samples_ms=[1.0, 2.0], graph=False).save(task.folder)\n"
         "print({'pandas', 'pyarrow', 'scipy', 'hydra', 'tpbench.launcher'} & set(sys.modules))\n"
     )

@@ -13,7 +13,7 @@ from tpbench import api
 from tpbench.api import embedding_grad, entropy_loss, linear_loss, models, tp_block, train_step
 
 NAMES = {
-    api: "Costs IGNORED EntropyLoss Output Rank Shard Step Verdict Workload setting variant",
+    api: "Costs IGNORED EntropyLoss IterationSchedule Output Rank Session Shard Step Verdict Workload setting variant",
     entropy_loss: "IGNORED EntropyLoss Output Shard Step variant",
     linear_loss: "IGNORED LinearLoss Output Shard Step variant",
     embedding_grad: "EmbeddingGrad Exchange ExchangeContext Phase variant",
@@ -58,6 +58,7 @@ FIELDS: list[tuple[Any, str]] = [
         "rank world_size tp_rank tp_size dp_rank dp_size tp_group dp_group device graph folder say process_stays",
     ),
     (api.Costs, "bytes_moved bytes_communicated flops"),
+    (api.IterationSchedule, "warmup_iterations iterations"),
     (api.Verdict, "columns wrong"),
     (embedding_grad.ExchangeContext, "inputs comm stopwatch"),
     (embedding_grad.Phase, "name run after on_host"),

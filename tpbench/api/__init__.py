@@ -38,6 +38,8 @@ from tpbench.api.entropy_loss import Step as Step
 from tpbench.api.entropy_loss import variant as variant
 from tpbench.measure.session import Context as _Context
 from tpbench.measure.session import Costs as Costs
+from tpbench.measure.session import IterationSchedule as IterationSchedule
+from tpbench.measure.session import Session as Session
 from tpbench.measure.session import Verdict as Verdict
 from tpbench.settings import setting as setting
 from tpbench.workloads import Workload as Workload

@@ -126,12 +126,13 @@ def _gather_columns(shard: Tensor, group: dist.ProcessGroup) -> Tensor:
     return rows.view(-1, *shard.shape[:-1]).movedim(0, -1)
 
 
-def gather_objects(value: Any, group: dist.ProcessGroup) -> list[Any]:
+def gather_objects(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
     """Return one value from each rank, in rank order, as JSON returns it: a tuple comes back as a list. Collective.
 
-    The group needs a backend for the CPU.
+    The group (default: all ranks; without any process group, this rank alone) needs a backend for the CPU.
     """
-    return gather_values(value, group, torch.device("cpu"))
+    group = group or dist.group.WORLD
+    return [value] if group is None else gather_values(value, group, torch.device("cpu"))
 
 
 def on_one_machine(group: dist.ProcessGroup) -> bool:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tpbench.files import explained
 from tpbench.launcher.options import COMMANDS
 
 HELP = """\
@@ -53,13 +54,6 @@ def information(arguments: Sequence[str]) -> int | None:
             return 0
         print(f"tpbench: {explained(error)}", file=sys.stderr)
         return 1
-
-
-def explained(error: OSError) -> str:
-    """Return an error of files with what it usually means, if it names none."""
-    if error.filename is None and isinstance(error, FileNotFoundError):
-        return "the working folder was deleted: change to another one"
-    return str(error) if error.filename else f"the output cannot be written: {error.strerror}"
 
 
 def _run(arguments: Sequence[str]) -> int | None:

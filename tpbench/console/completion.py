@@ -1,11 +1,12 @@
-"""Completion of the command line in bash: subcommands, fields, and values with those of a list before them."""
+"""Completion of the command line in bash: subcommands and their topics, fields, and values, also of a list."""
 
 from __future__ import annotations
 
 import dataclasses
 import typing
 
-from tpbench.console.choices import names
+from tpbench.console.choices import TOPICS, names
+from tpbench.console.docs import PAGES
 from tpbench.job import Job
 from tpbench.launcher.options import GROUPS, SweepOptions
 from tpbench.launcher.slurm.cluster import SlurmSettings
@@ -16,17 +17,20 @@ from tpbench.workloads import workloads
 def candidates(line: str, commands: typing.Iterable[str]) -> list[str]:
     """Return the words that the last word of a command line may become."""
     words = line.split(" ")
-    word, first = words[-1], len([word for word in words if word]) <= (2 if words[-1] else 1)
+    word, before = words[-1], [word for word in words[:-1] if word]
+    if before[1:2] and before[1] in commands and "=" not in word:
+        topics = {"docs": PAGES, "list": [*TOPICS, "all", "fields", *workloads()]}.get(before[1], ())
+        return sorted(topic for topic in topics if topic.startswith(word))
     sign = word[:1] if word.startswith(("+", "~")) else ""
     name, equals, text = word.removeprefix(sign).partition("=")
     values = _values()
     if not equals:
-        words = [f"{sign}{name}=" for name in values] + ([*commands] if first else [])
+        words = [f"{sign}{name}=" for name in values] + ([*commands] if len(before) == 1 else [])
         return sorted(word for word in words if word.startswith(f"{sign}{name}"))
-    before, comma, last = text.rpartition(",")
-    used = before.split(",")
+    others, comma, last = text.rpartition(",")
+    used = others.split(",")
     valid = [value for value in values.get(name, ()) if value.startswith(last) and value not in used]
-    return [f"{sign}{name}={before}{comma}{value}" for value in valid]
+    return [f"{sign}{name}={others}{comma}{value}" for value in valid]
 
 
 def _values() -> dict[str, list[str]]:

@@ -149,15 +149,19 @@ def memory(name: str, value: Any) -> None:
         raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
     if hasattr(value, "to_local"):
         raise TypeError(f"{name} must be this rank's tensor, got a DTensor: pass {name}.to_local()")
-    if value.layout != torch.strided:
-        raise TypeError(f"{name} must be a dense tensor, got {value.layout}")
+    if value.layout != torch.strided or value.is_nested:
+        raise TypeError(f"{name} must be a dense tensor, got {'a nested one' if value.is_nested else value.layout}")
+    is_freed = False
     try:
         is_fake = hasattr(value, "fake_mode")  # torch warns of its data_ptr()
+        is_freed = not is_fake and not value.is_meta and value.numel() > 0 and value.untyped_storage().size() == 0
         has_memory = not is_fake and (value.data_ptr() != 0 or value.numel() == 0 or value.is_meta)
     except RuntimeError:
         has_memory = False
     if not has_memory:
         kind = "a tensor of torch.func or torch.vmap" if type(value) is Tensor else type(value).__name__
+        if is_freed:
+            kind = "one that was freed, as FSDP frees parameters outside of their module's forward"
         waiting = f": pass {name}.wait()" if hasattr(value, "trigger_wait") else ""
         raise TypeError(f"{name} must have memory of its own, got {kind}{waiting}")
     if forward_ad.unpack_dual(value).tangent is not None:  # type: ignore[no-untyped-call]
@@ -192,8 +196,7 @@ def row_tensors(given: Options, inputs: RowInputs, sequences: Any, rows: int, de
     if "entropy_grad" in named and not (given.entropy or given.entropy_weight):
         raise ValueError("entropy_grad needs entropy=True")
     if given.loss == "policy":
-        needed = ["old_logprobs", "advantages", *(["ref_logprobs"] if given.kl_weight else [])]
-        for name in needed:
+        for name in ("old_logprobs", "advantages", *(["ref_logprobs"] if given.kl_weight else [])):
             if name not in named:
                 raise TypeError(f"{name} must be a tensor for loss='policy'{' with kl_weight' * (name[0] == 'r')}")
     if sequences is not None and (given.algorithm not in ("auto", "two_kernels") or given.exchange == "symmetric"):

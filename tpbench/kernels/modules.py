@@ -54,8 +54,9 @@ class _Settings(dict[str, Any]):
 class _LossModule(torch.nn.Module):
     """A module for a function. `settings`: the function's keyword arguments, except those that the module makes.
 
-    The losses have first derivatives in reverse mode only: backward under create_graph=True and tensors with a tangent
-    raise NotImplementedError. Copies of a module share its process group.
+    The losses have first derivatives in reverse mode only, and none by a target: backward under create_graph=True,
+    tensors with a tangent and targets that require a gradient raise NotImplementedError. Copies of a module share its
+    process group.
     """
 
     def __init__(self, function: Callable[..., Any], made: set[str], settings: dict[str, Any]) -> None:
@@ -68,6 +69,14 @@ class _LossModule(torch.nn.Module):
             raise TypeError(f"{name} has no setting {', '.join(unknown)}; there are {', '.join(sorted(known))}")
         self.settings = _Settings(settings)
 
+    def check(self, tensors: dict[str, Any], targets: dict[str, Any]) -> bool:
+        """Return true if one of `tensors` needs a gradient. Raise if one has no memory, or if a target needs one."""
+        for name, tensor in (tensors | targets).items():
+            checks.memory(name, tensor)  # torch.func would raise another error before the function's checks
+            if torch.is_grad_enabled() and name in targets and tensor.requires_grad:
+                raise NotImplementedError(f"{name} requires a gradient, which the losses don't have: detach() it")
+        return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors.values())
+
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
 
@@ -78,8 +87,7 @@ class EntropyLoss(_LossModule):
     `settings` are the keyword arguments of `entropy_loss` except grad, row_grad, entropy_grad, entropy, and the tensors
     of rows of loss="policy". The gradient
     gets new memory. With in_place=True it overwrites the logits during forward, and nothing else may read them
-    afterwards. An operation that saved them for its own backward, such as tanh, then raises RuntimeError. Target logits
-    are constants: they get no gradient.
+    afterwards. An operation that saved them for its own backward, such as tanh, then raises RuntimeError.
 
     Backward multiplies by the upstream gradient in fp32. The gradient was already rounded to the logits' dtype, so an
     upstream gradient that is no power of two causes a second rounding. grad_scale does not: pass known factors there.
@@ -104,9 +112,8 @@ class EntropyLoss(_LossModule):
         logits: (rows, local vocab). target: as for `entropy_loss`. rows: for loss="policy" its tensors, old_logprobs,
         advantages, and perhaps ref_logprobs, row_weight and sequences. They get no gradient.
         """
-        for name, tensor in (("logits", logits), ("target", target)):
-            checks.memory(name, tensor)  # torch.func would raise another error before the function's checks
-        if not (torch.is_grad_enabled() and logits.requires_grad):
+        rows = {name: tensor for name, tensor in rows.items() if tensor is not None}
+        if not self.check({"logits": logits}, {"target": target, **rows}):
             return entropy_loss(logits, target, grad="none", **rows, **self.settings).loss
         if rows.get("sequences") is not None and self.settings.get("reduction") == "none":
             raise ValueError("reduction must be 'mean' or 'sum' with sequences: each row's loss depends on other rows")
@@ -145,7 +152,7 @@ class LinearEntropyLoss(_LossModule):
     backward computes the logits of each chunk again. This costs a fourth product. It is needed because every row has
     its own upstream gradient then, or because a loss scaler must act before the gradient is rounded to fp16.
 
-    Targets and the teacher get no gradient. Under torch.autocast, hidden states, weights and bias are cast as by
+    Under torch.autocast, hidden states, weights and bias are cast as by
     torch.nn.functional.linear. torch.compile leaves the module out of its graphs.
     """
 
@@ -165,8 +172,11 @@ class LinearEntropyLoss(_LossModule):
         hidden: (rows, h). weight: (local vocab, h). bias: (local vocab,). rows: as for `EntropyLoss`.
         """
         tensors = {"hidden": hidden, "weight": weight} | ({} if bias is None else {"bias": bias})
-        for name, tensor in [*tensors.items(), *([] if isinstance(target, (tuple, list)) else [("target", target)])]:
-            checks.memory(name, tensor)
+        targets = {"target": target}
+        if isinstance(target, (tuple, list)):
+            targets = dict(zip(("teacher_hidden", "teacher_weight"), target, strict=False))
+        rows = {name: tensor for name, tensor in rows.items() if tensor is not None}
+        learns = self.check(tensors, {**targets, **rows})
         device, settings = hidden.device.type, self.settings
         if torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
@@ -176,7 +186,7 @@ class LinearEntropyLoss(_LossModule):
                 return self.forward(
                     hidden.to(dtype), weight.to(dtype), target, None if bias is None else bias.to(dtype), **rows
                 )
-        if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors.values())):
+        if not learns:
             return _losses(hidden, weight, bias, target, {**rows, **settings})
         recompute = settings.get("reduction", "mean") == "none" or settings.get("entropy")
         if recompute or hidden.dtype == torch.float16:
@@ -197,8 +207,10 @@ def _inputs_with_gradients(*inputs: Tensor | None) -> tuple[Any, ...]:
     return tuple(name for name, tensor in named if tensor is not None and tensor.requires_grad)
 
 
-def _refuse_second_derivatives() -> None:
+def _refuse_second_derivatives(*upstream: Tensor) -> None:
     """Raise if this backward is to be differentiated: autograd would take its results for constants."""
+    for gradient in upstream:
+        checks.memory("the upstream gradient", gradient)
     if torch.is_grad_enabled():
         raise NotImplementedError(
             "this loss has no second derivatives, which create_graph=True asks for: compute it by "
@@ -223,7 +235,7 @@ class _GradientsInForward(torch.autograd.Function):
     @staticmethod
     @_outside_of_graphs
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        _refuse_second_derivatives()
+        _refuse_second_derivatives(upstream)
         if ctx.gradients is None:
             raise RuntimeError("this loss keeps one gradient and gave it to an earlier backward: run forward again")
         gradients, ctx.gradients = ctx.gradients, None
@@ -249,7 +261,7 @@ class _GradientsInBackward(torch.autograd.Function):
     @staticmethod
     @_outside_of_graphs
     def backward(ctx: Any, upstream: Tensor, *entropy_upstream: Tensor) -> tuple[Tensor | None, ...]:
-        _refuse_second_derivatives()
+        _refuse_second_derivatives(upstream, *entropy_upstream)
         hidden, weight, bias, *targets = ctx.saved_tensors
         sharded = ctx.settings.get("hidden_sharded") and ctx.settings.get("group") is not None
         rows = len(hidden) * (ctx.settings["group"].size() if sharded else 1)

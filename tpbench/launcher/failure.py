@@ -16,9 +16,11 @@ AGENT_LOG = "torchrun.log"
 TAIL_LINES = 12
 TAIL_BYTES = 16_384
 
-_STACK = "Stack (most recent call first)"
+_STACK = re.compile(r"^(Stack|Current thread .+) \(most recent call first\)", re.MULTILINE)
+_ANY_STACK = re.compile(r"^.*\(most recent call first\)", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
-"""What faulthandler writes of a thread, and of each of its frames, the innermost first."""
+"""What faulthandler writes of the main thread or the one that crashed, of any thread, and of each frame, the innermost
+first. Behind the stacks of a crash it lists extension modules, which say nothing."""
 _PACKAGE = Path(tpbench.__file__).parent
 _STDLIB = sysconfig.get_path("stdlib")
 _MOST_CALLS = 3
@@ -45,7 +47,7 @@ def describe(agent_code: int | None, timeout_s: float, agent_log: Path, log_dir:
         return "error", _join(f"torchrun ended with {_code(agent_code)}", tail(agent_log))
     # torchrun ends the other ranks with SIGTERM, and they may fail before it notices which rank was the first.
     first = min(failures, key=lambda failure: failure.exit_code in (-signal.SIGTERM, PEER_LOST))
-    lines = tail(_stderr(log_dir, first.local_rank))
+    lines = _last_words(_stderr(log_dir, first.local_rank), TAIL_LINES)
     out_of_memory = first.exit_code < 0 and _NATIVE_OOM.search(lines)
     return "oom" if out_of_memory else "error", _join(f"rank {first.rank} ended with {_code(first.exit_code)}", lines)
 
@@ -91,12 +93,14 @@ def _stderr(log_dir: Path, rank: int) -> Path:
     return next(iter(log_dir.glob(f"*/attempt_0/{rank}/stderr.log")), log_dir / "none")
 
 
-def _last_words(log: Path) -> str:
+def _last_words(log: Path, lines: int = 3) -> str:
     """Return the last lines of a rank and, if it wrote its stack, its innermost calls.
 
     The calls are those in the user's files or, if the rank is in none of them, those in tpbench.
     """
-    words, _, stack = _text(log).partition(_STACK)
+    text = _text(log)
+    words, begin = _ANY_STACK.split(text, 1)[0], _STACK.search(text)
+    stack = text[begin.end() :].partition("\n\n")[0] if begin else ""
     calls = [(Path(file), f"{line} ({name})") for file, line, name in _FRAME.findall(stack)]
     of_tpbench = [(file.relative_to(_PACKAGE.parent), place) for file, place in calls if file.is_relative_to(_PACKAGE)]
     of_user = [
@@ -104,7 +108,7 @@ def _last_words(log: Path) -> str:
     ]
     places = [f"{file}:{place}" for file, place in (of_user or of_tpbench or calls)[:_MOST_CALLS]]
     at = [f"now in {', called in '.join(places)}"] if places else []
-    return "\n".join([*words.strip().splitlines()[-3:], *at])
+    return "\n".join([*words.strip().splitlines()[-lines:], *at])
 
 
 def _is_of_library(file: Path) -> bool:

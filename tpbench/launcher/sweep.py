@@ -26,7 +26,7 @@ from tpbench.files import NO_SPACE
 from tpbench.launcher import interrupts
 from tpbench.launcher.attempt import FAILURES, Attempt, discard_rows
 from tpbench.launcher.command_line import rewrites
-from tpbench.launcher.command_line.checks import check_roots
+from tpbench.launcher.command_line.checks import check_names, check_roots
 from tpbench.launcher.command_line.rewrites import chosen_fields, command_line_variants
 from tpbench.launcher.devices import CellLocks
 from tpbench.launcher.display import Display
@@ -271,6 +271,7 @@ def _folders(hydra_config: Any) -> list[Path]:
 def _run(requests: Sequence[Request], folder: Path, launcher: DictConfig) -> None:
     """Plan and run the cells. Raises CompactHydraException for invalid input, and if cells failed."""
     try:
+        check_names(dict.fromkeys(name for request in requests for name in request.values))
         options = sweep_options(requests)
         runner = _runner(launcher, options)
         cells = plan(requests, runner.target, command_line_variants())

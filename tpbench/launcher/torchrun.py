@@ -23,6 +23,9 @@ INSTALLED = PACKAGE_ROOT.name in ("site-packages", "dist-packages")
 """True if Python finds this package without help. Such a folder must not be first on the path: its other packages could
 hide the standard library, or what the user put on the path."""
 
+_TORCHRUN_OPTION = "PET_"
+"""Start of the variables that are options of torchrun. Clusters such as Kubeflow's set them."""
+
 NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
 """Variables that keep NVLink multicast off in all jobs on GPUs. `tpbench.kernels.collectives` sets them too, but only
 in jobs with symmetric memory, and after NCCL has made its first communicators."""
@@ -91,7 +94,7 @@ def environment(
     `cores`: number of CPUs for the job on this host; 0: all that this process may use. `uses_triton`: whether any job
     of the torchrun does; None: only this job runs in it.
     """
-    env = dict(inherited)
+    env = {name: value for name, value in inherited.items() if not name.startswith(_TORCHRUN_OPTION)}
     env[MARKER] = row_id
     if not INSTALLED:
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PACKAGE_ROOT), env.get("PYTHONPATH")]))

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import torch
@@ -88,19 +88,22 @@ class GeneratedInputs(Inputs):
 
 
 def tensors_of(shard: Any) -> list[Tensor]:
-    """Return the tensors in a dictionary or in the fields of a dataclass that aren't constant, also those in tuples."""
+    """Return the tensors in a dictionary or in the fields of a dataclass that aren't constant.
+
+    Tuples and dictionaries may hold them, too.
+    """
     if isinstance(shard, dict):
-        return list(_tensors(shard.values()))
+        return list(_tensors([shard]))
     fields = (field for field in dataclasses.fields(shard) if not field.metadata.get("constant"))
     return list(_tensors(getattr(shard, field.name) for field in fields))
 
 
-def _tensors(values: Any) -> Iterator[Tensor]:
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
     for value in values:
         if isinstance(value, Tensor):
             yield value
-        elif isinstance(value, tuple):
-            yield from _tensors(value)
+        elif isinstance(value, (tuple, dict)):
+            yield from _tensors(value.values() if isinstance(value, dict) else value)
 
 
 def common_seed() -> int:

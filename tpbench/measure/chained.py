@@ -1,7 +1,8 @@
 """The chained clock: iterations back to back, as a training loop runs them.
 
-No barrier, flush or restore lies between two iterations, and the host does not wait. The iterations rotate through
-copies of the inputs, so that each one finds its inputs outside of the L2 cache. A copy is the variant set up once more.
+No barrier, flush or restore lies between two iterations, and the host waits only if a step does. The iterations rotate
+through copies of the inputs, so that each one finds its inputs outside of the L2 cache. A copy is the variant set up
+once more.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ MIN_BLOCKS = 8
 """Blocks before the median counts as precise, if the settings ask for as many iterations."""
 
 CPU_COPIES = 2
+"""Copies on a CPU, with the inputs themselves."""
 
 MOST_COPIES = 32
-"""Inputs of so many copies that still fit into the L2 cache are so small that reading them takes less than launches."""
+"""Most copies on a GPU. Inputs of which more would be needed are so small that a step launches longer than it reads."""
 
 COPIES_FOR_ONE_USE = 8
 """Copies of inputs that an iteration overwrites, or that change: a block uses each of them once."""
@@ -117,6 +119,7 @@ def chained_run(
     settings: MeasureSettings,
     step_ms: float,
     peak_gib: float,
+    interleaved: bool = False,
 ) -> tuple[ClockRun | None, dict[str, Any]]:
     """Return the run of the chained clock, or None, and its columns: the number of copies, or why it doesn't run.
 
@@ -127,6 +130,7 @@ def chained_run(
         set_up: sets the variant up once more, on inputs of its own.
         step_ms: time of an iteration, the same on all ranks.
         peak_gib: memory that an iteration needs in addition to its inputs.
+        interleaved: True if other cells need memory, too. The copies then take at most a quarter of what is free.
     """
     overwrites = isinstance(session, OverwritingSession) and session.overwrites_inputs
     one_use = settings.fresh or overwrites
@@ -135,13 +139,15 @@ def chained_run(
     wanted = copies_needed(input_bytes, context.device, one_use)
     copies = [(session, step)]
     graph_pool = torch.cuda.graph_pool_handle() if settings.graph and context.device.type == "cuda" else None
-    copy_bytes = 2 * input_bytes + int(max(peak_gib, 0.0) * 2**30)
+    # The memory for two copies must be free, because a set-up may need more than what it leaves.
+    least_bytes = 2 * (2 * input_bytes + int(max(peak_gib, 0.0) * 2**30))
+    if interleaved:
+        least_bytes = max(least_bytes, rank_memory.available_bytes(context.device) * 3 // 4)
     began = time.monotonic()
     while on_any_rank(len(copies) < wanted, context):
         if context.device.type == "cuda":
             torch.cuda.empty_cache()
-        # The memory for two copies must be free, because a set-up may need more than what it leaves.
-        full = rank_memory.available_bytes(context.device) < 2 * copy_bytes
+        full = rank_memory.available_bytes(context.device) < least_bytes
         if on_any_rank(full or (len(copies) > 1 and time.monotonic() - began > settings.time_budget_s), context):
             break
         try:

@@ -13,7 +13,6 @@ import hashlib
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,16 +37,18 @@ def kernels_version(files: tuple[Path, ...], function: str = "", package: Path =
     """
     bodies = [_body(_parsed(file), function) for file in files]
     waiting = [file for body in bodies for _, file, _ in _imports(body, package)]
-    modules: dict[Path, Module] = {}
+    seen: set[Path] = set()
+    digests: set[str] = set()
+    has_triton = False
     while waiting:
         path = waiting.pop()
-        if path not in modules:
-            modules[path] = _module(path, package)
-            waiting += modules[path].imports
-    if not any(module.has_triton for module in modules.values()):
-        return None
-    digests = sorted({module.digest for module in modules.values()} - {""})
-    return hashlib.sha256(json.dumps(digests).encode()).hexdigest()[:12]
+        if path not in seen:
+            seen.add(path)
+            imports, module_has_triton, digest = _module(path, package)
+            waiting += imports
+            has_triton |= module_has_triton
+            digests |= {digest} - {""}
+    return hashlib.sha256(json.dumps(sorted(digests)).encode()).hexdigest()[:12] if has_triton else None
 
 
 def _parsed(file: Path) -> ast.Module:
@@ -75,19 +76,12 @@ def _body(tree: ast.Module, function: str) -> list[ast.stmt]:
     return body
 
 
-@dataclass(frozen=True)
-class Module:
-    """A parsed module of tpbench."""
-
-    imports: tuple[Path, ...]
-    """The files of tpbench that it imports."""
-    has_triton: bool
-    digest: str
-    """Hash of a module that holds or launches kernels. Empty for another module."""
-
-
 @functools.cache
-def _module(path: Path, package: Path) -> Module:
+def _module(path: Path, package: Path) -> tuple[list[Path], bool, str]:
+    """Return the files of tpbench that a module imports, whether it imports triton, and the hash of its code.
+
+    The hash is empty for a module that neither holds nor launches kernels.
+    """
     source = path.read_text()
     tree = ast.parse(source)
     texts = {match[1] for match in _TEXT.finditer(source)}
@@ -99,7 +93,7 @@ def _module(path: Path, package: Path) -> Module:
         data = [path.with_name(text) for text in sorted(texts) if _DATA.fullmatch(text)]
         digest = _digest(tree, imports, [file for file in data if file.is_file()])
     files = [file for _, file, _ in imports] + [file for file in named if file]
-    return Module(tuple(dict.fromkeys(files)), has_triton, digest)
+    return files, has_triton, digest
 
 
 def _statements(body: Iterable[ast.AST]) -> Iterator[ast.AST]:

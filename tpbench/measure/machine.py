@@ -78,7 +78,7 @@ def omp_threads(environment: Mapping[str, str] = os.environ) -> int | None:
     that OpenMP does not allow.
     """
     text = environment.get("OMP_NUM_THREADS", "").strip()
-    if text and not re.fullmatch(r"\s*0*[1-9]\d*\s*(,\s*0*[1-9]\d*\s*)*", text):
+    if text and not re.fullmatch(r"\s*0*[1-9]\d{0,5}\s*(,\s*0*[1-9]\d{0,5}\s*)*", text):
         raise JobError(f"OMP_NUM_THREADS={text!r} must be a number of threads, such as 8, or a list, such as 8,1")
     return int(text.split(",")[0]) if text else None
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from tpbench.measure import machine
+from tpbench.suggestions import message
 
 _REQUESTED = re.compile(r"[Tt]ried to allocate ([\d.]+) ?(bytes|KiB|MiB|GiB|TiB)?")
 _UNITS = {None: 1, "bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -59,7 +60,7 @@ def available_bytes(device: torch.device) -> int:
 
 def shortage(error: BaseException) -> int | None:
     """Return the requested bytes (0 if unknown) if the error reports a lack of memory, else None."""
-    text = str(error)
+    text = message(error)
     if isinstance(error, MemoryError):  # numpy's error has the shape and dtype of the array
         shape, dtype = getattr(error, "shape", None), getattr(error, "dtype", None)
         return math.prod(shape) * dtype.itemsize if shape is not None and dtype is not None else 0

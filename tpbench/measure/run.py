@@ -94,17 +94,27 @@ def measurement(
     reason = "an iteration takes longer than the time budget" if is_long else ""
     if interpreted:
         reason = "Triton's interpreter runs the kernels"
+
+    def chained() -> dict[str, ClockRun]:
+        """Prepare the third clock: after the other ones, which have all memory, or when all cells are set up."""
+        run, columns = None, dict[str, Any](not_chained=reason)
+        if not reason:
+            context.say("preparing iterations back to back")
+            size = float(last_ms.max()), cell.columns["peak_gib"]
+            run, columns = chained_run(session, cell.step, set_up, context, settings, *size, interleaved)
+        cell.columns |= columns
+        return {} if run is None else {"chained": run}
+
     wrong: str | None = None
     if interleaved and not is_long:
-        runs |= cell.chained(set_up, settings, last_ms, reason)
-        yield from run_rounds(list(runs.values()), cell.watch)
+        yield from run_rounds(runs, chained, cell.watch)
         cell.columns |= {CLOCKS[name][2]: run.medians_ms for name, run in runs.items()}
     else:
         if is_long:
             runs["wall"].rounds = [[last_ms]]
         wrong = cell.time_each_clock(runs)
         if not wrong:
-            runs |= cell.chained(set_up, settings, last_ms, reason)  # after the others, which have all memory
+            runs |= chained()
             wrong = cell.time_each_clock(runs)
     samples = {name: run.samples for name, run in runs.items()}
     runs.clear()  # it frees the copies of the inputs
@@ -182,22 +192,6 @@ class _Cell:
                 reason = timed_result_reason(run.session, name)
                 wrong = wrong or reason
         return wrong
-
-    def chained(
-        self, set_up: Callable[[], Session], settings: MeasureSettings, last_ms: np.ndarray[Any, Any], reason: str
-    ) -> dict[str, ClockRun]:
-        """Return the run of the chained clock by its name. Without one, add why to the columns and return nothing.
-
-        `last_ms`: time of the last iteration on every rank. `reason`: why the clock does not run. Empty: it may.
-        """
-        if reason:
-            self.columns["not_chained"] = reason
-            return {}
-        self.context.say("preparing iterations back to back")
-        size = float(last_ms.max()), self.columns["peak_gib"]
-        run, columns = chained_run(self.session, self.step, set_up, self.context, settings, *size)
-        self.columns |= columns
-        return {} if run is None else {"chained": run}
 
     def run_scheduled(
         self, schedule: IterationSchedule, settings: MeasureSettings, compile_time: CompileTime
@@ -291,10 +285,8 @@ class _Cell:
             self.columns |= {} if energy_j is None else {"energy_j": energy_j}
         if settings.profile:
             self.columns["trace"] = TRACES
-            # Two workloads had this setting before and keep their own traces.
-            if not hasattr(getattr(session, "problem", None), "profile"):
-                context.say("keeping a trace")
-                keep_trace(profiled(iteration, context), context)
+            context.say("keeping a trace")
+            keep_trace(profiled(iteration, context), context)
 
 
 def cost_columns(costs: Costs, copy_gb_per_s: float) -> dict[str, Any]:

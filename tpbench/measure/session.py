@@ -127,7 +127,7 @@ class IterationSchedule:
     warmup_iterations: int
     iterations: int
     """Timed iterations, after the warm-up."""
-    held_before: int
+    held_before: int = 0
     """Bytes that the rank held before the session allocated parameters and states (`memory.held_bytes`). The peak
     memory counts from there, because implementations differ in these."""
     traced: bool = True

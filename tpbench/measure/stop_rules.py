@@ -154,21 +154,27 @@ def _is_precise(samples: Samples, precision: float) -> bool:
     return precise_enough([sample.max() for sample in samples], precision)
 
 
-def run_rounds(clocks: Sequence[ClockRun], watch: ClockWatch) -> Generator[RoundRequest, bool, None]:
+def run_rounds(
+    runs: dict[str, ClockRun], late: Callable[[], Mapping[str, ClockRun]], watch: ClockWatch
+) -> Generator[RoundRequest, bool, None]:
     """Yield the cell's request before each round. Run the round if the answer is true, and end if it is false.
 
     Collective: rank 0 decides the request and the iterations of each clock's round. While the cell waits, its inputs
     are as they were, and it holds only them and, with a CUDA graph, the graph's memory. `watch` sees only the rounds.
+    `late`: returns further clocks, which are added before the first round. All other cells are set up by then.
     """
     precedence = (RoundRequest.NO_MORE, RoundRequest.MORE, RoundRequest.ENOUGH)
     while True:
-        for clock in clocks:
-            clock.session.restore()
-            clock.session.release()
-        here = min((clock.request() for clock in clocks), key=precedence.index)
-        request, *iterations = _from_rank_0([here, *(clock.next_iterations for clock in clocks)])
+        for run in runs.values():
+            run.session.restore()
+            run.session.release()
+        here = min((run.request() for run in runs.values()), key=precedence.index)
+        request, *iterations = _from_rank_0([here, *(run.next_iterations for run in runs.values())])
         if not (yield RoundRequest(request)):
             return
+        if not any(run.rounds for run in runs.values()):
+            runs |= (added := late())
+            iterations += [1] * len(added)
         with watch:
-            for clock, count in zip(clocks, iterations, strict=True):
-                clock.run_round(count)
+            for run, count in zip(runs.values(), iterations, strict=True):
+                run.run_round(count)

@@ -25,6 +25,7 @@ SIGNATURES = {
     "costs": ("problem", "rank"),
     "step": ("problem", "inputs", "prepared", "rank"),
     "details": ("problem", "inputs", "session", "rank"),
+    "session": ("problem", "variant", "rank"),
     "variant": ("problem", "inputs", "rank"),
 }
 """The arguments of a workload's functions."""
@@ -61,7 +62,7 @@ def _workload(workload: Workload, path: Path) -> dict[str, Any]:
     name = workload.name
     if name in NAMES:
         raise _Mistake(f"{name} is the name of a workload of tpbench: write Workload(..., name=...)")
-    for what in ("inputs", "reference"):
+    for what in () if "session" in workload.functions else ("inputs", "reference"):
         if what not in workload.functions and (what, "check" in workload.functions) != ("reference", True):
             raise _Mistake(f"the workload {name} has no {what}: decorate a function with its .{what}")
     for what, function in workload.functions.items():

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tpbench.settings import JobError
+from tpbench.workloads import NAMES
 
 _EVALUATED_ON_RANKS = "unsupported_reason"
 """The argument of `variant` that need not be a literal."""
@@ -23,7 +24,7 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 def variant(
     summary: str = "",
     *,
-    workload: str = "entropy_loss",
+    workload: str = NAMES[0],
     options: Iterable[str] = (),
     requires: Iterable[str] = (),
     requires_cuda: bool = False,

@@ -21,7 +21,7 @@ from typing import Any
 from tpbench.outside import source
 from tpbench.settings import JobError
 from tpbench.suggestions import unknown
-from tpbench.workloads import Variant, Workload, variants, workloads
+from tpbench.workloads import NAMES, Variant, Workload, variants, workloads
 from tpbench.workloads.definition import known
 
 GROUP = "tpbench.variants"
@@ -50,7 +50,7 @@ class OutsideVariant:
 
     name: str
     """The name in rows and tables: FILE.py:FUNCTION, or the name of the entry point."""
-    workload: str = "entropy_loss"
+    workload: str = NAMES[0]
     path: str = ""
     """Absolute path of the file. Empty for a variant of which only a row is known: it cannot be loaded."""
     module: str = ""
@@ -251,7 +251,7 @@ def _variant(name: str, path: Path, module: str, function: str) -> OutsideVarian
             f"{place}: {function} must take two arguments, as {function}(problem, shard), not ({parameters})"
         )
     declared = _checked(parsed, place)
-    workload = declared.pop("workload", "entropy_loss")
+    workload = declared.pop("workload", NAMES[0])
     if declared.get("uses_triton") is None:
         declared["uses_triton"] = source.uses_triton(path)
     for several in ("options", "requires"):
@@ -270,7 +270,7 @@ def _checked(function: source.Function, place: str) -> dict[str, Any]:
         texts = not isinstance(value, (tuple, list, set)) or all(isinstance(item, str) for item in value)
         if not isinstance(value, _KINDS[name]) or not texts:
             raise JobError(f"{place}: {name}={value!r} of @variant has the wrong type")
-    if (workload := declared.get("workload", "entropy_loss")) not in workloads():
+    if (workload := declared.get("workload", NAMES[0])) not in workloads():
         raise JobError(f"{place}: {unknown('workload', workload, workloads())}")
     for option in declared.get("options", ()):
         if option not in (valid := workloads()[workload].option_defaults):

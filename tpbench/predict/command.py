@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from tpbench.files import explained
 from tpbench.job import Job
 from tpbench.predict.answer import Answer, as_json, text
 from tpbench.predict.cells import MeasuredCell, MeasuredCells, cost_models, measured
@@ -53,7 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         answers = _answers(cells, fitted, workload, options)
         print(as_json(answers) if options.format == "json" else text(answers), end="")
     except (JobError, OSError) as error:
-        print(f"predict: {error}", file=sys.stderr)
+        if isinstance(error, OSError) and not error.filename:  # of the output, which `tpbench.console` explains
+            raise
+        print(f"predict: {explained(error)}", file=sys.stderr)
         return 2
     return 0
 
@@ -209,15 +212,20 @@ _FACTORS = {"k": 2**10, "m": 2**20}
 
 def whole_numbers(text: str) -> list[int]:
     """Return the numbers, separated by commas. `128k` is 128 * 1024, and `131,072` is one number."""
+    joined = text.strip().replace(",", "")
     if re.fullmatch(r"[1-9]\d{0,2}(,\d{3})+", text.strip()):
-        return [int(text.replace(",", ""))]
+        if ",0" in text:
+            return [int(joined)]
+        raise argparse.ArgumentTypeError(
+            f"{text} is one number or several: write {joined} or '{', '.join(text.split(','))}'"
+        )
     return [_whole_number(part.strip()) for part in text.split(",")]
 
 
 def _whole_number(text: str) -> int:
     factor = _FACTORS.get(text[-1:].lower(), 1)
     digits = text[:-1] if factor > 1 else text
-    if not digits.isdecimal() or int(digits) < 1:
+    if not re.fullmatch(r"[1-9][0-9]*", digits):
         raise argparse.ArgumentTypeError(
             f"{text or 'nothing'} is no whole number of at least 1: write 131072 or 128k, and 4,8 for several"
         )

@@ -153,9 +153,10 @@ class Fits:
         self.host = fit([_host_terms(cell.size) for cell in both], [cell.time_ms or 0.0 for cell in both], device_ms)
 
     def communication_ms(self, size: ProblemSize, slowdown: float = 1.0) -> float | None:
-        """Return the part of the device time that the collectives take."""
+        """Return the part of the device time that the collectives take, or None if the cells do not show it."""
         terms = self._counts(size).time
-        return self.device({name: value for name, value in terms.items() if name.startswith("collective")}, slowdown)
+        collectives = {name: value for name, value in terms.items() if name.startswith("collective")}
+        return (self.device(collectives, slowdown) or None) if collectives else 0.0
 
     def __call__(self, name: str, size: ProblemSize, slowdown: float = 1.0) -> float | None:
         """Return one of `TIMES` or `COUNTED`. `slowdown` multiplies times that a GPU's memory bandwidth limits."""
@@ -205,12 +206,17 @@ class VariantModel:
         """
         stretch = 1 + sum(math.log2(times) for times in extrapolation_factors(self.cells, size).values())
         wall, device, memory = (stretch * self.error(name) for name in (*TIMES, "peak_gib"))
+        speed = 1.0 if slowdown is None else slowdown
+        device_ms = self.fits("device_ms", size, speed)
+        communication_ms = self.fits.communication_ms(size, speed)
+        # No row has the time of the collectives alone: all of the device time's error may be theirs.
+        of_part = device * (device_ms or 0.0) / communication_ms if communication_ms else 0.0
         return Prediction(
             self.label,
             size,
-            None if slowdown is None else Estimate.of(self.fits("time_ms", size, slowdown), wall),
-            None if slowdown is None else Estimate.of(self.fits("device_ms", size, slowdown), device),
-            None if slowdown is None else Estimate.of(self.fits.communication_ms(size, slowdown), device),
+            None if slowdown is None else Estimate.of(self.fits("time_ms", size, speed), wall),
+            None if slowdown is None else Estimate.of(device_ms, device),
+            None if slowdown is None else Estimate.of(communication_ms, of_part),
             self.fits("bytes_communicated", size),
             Estimate.of(self.fits("peak_gib", size), memory),
             self._ran_out,

@@ -264,8 +264,10 @@ def _of_statuses(change: CellChange, before: Record, after: Record) -> CellChang
 def _conclude(change: CellChange, p: float, shown: Metric, threshold: float) -> CellChange:
     """Return the change with its corrected p value and the verdict that follows from it."""
     assert change.ratio and change.before is not None and change.after is not None
-    if abs(change.ratio.value - 1) <= threshold or _is_small(shown, change.before, change.after):
+    if abs(change.ratio.value - 1) <= threshold:
         return replace(change, p=p)
+    if _is_small(shown, change.before, change.after):
+        return replace(change, p=p, notes=(*change.notes, f"less than {RESOLUTION_GIB * 1024:g} MiB never counts"))
     above, below = verdict_words(shown)
     return replace(change, verdict=UNCLEAR if p >= ALPHA else above if change.ratio.value > 1 else below, p=p)
 
@@ -352,14 +354,19 @@ def cell_names(cells: Collection[CellIdentity]) -> dict[CellIdentity, str]:
 
 def differences(before: Record, after: Record, allowed: Iterable[str] = ()) -> list[str]:
     """Return why two rows must not be compared: differences in hardware, software and method."""
-    skipped = {*allowed, "memory_limit_gib" if before.get("device") == "cpu" else "cpu_model"}
-    return _differing([name for name in ACROSS if name not in skipped], before, after)
+    return _differing([name for name in _that_count(before) if name not in allowed], before, after)
+
+
+def _that_count(record: Record) -> list[str]:
+    """Return the columns in which rows of this one's device must agree."""
+    skipped = "memory_limit_gib" if record.get("device") == "cpu" else "cpu_model"
+    return [name for name in ACROSS if name != skipped]
 
 
 def remarks(before: Sequence[Record], after: Sequence[Record], allowed: Iterable[str] = ()) -> list[str]:
     """Return differences between the runs of a cell that permit a comparison but must be noted."""
     old, new = before[-1], after[-1]
-    notes = _differing([*_NOTED, *(name for name in ACROSS if name in allowed)], old, new)
+    notes = _differing([*_NOTED, *(name for name in _that_count(old) if name in allowed)], old, new)
     variables = [_variables(row) for row in (old, new)]
     for name in sorted({*variables[0], *variables[1]}) if all(variables) else ():
         left, right = (value_text(of_side.get(name, "unset")) for of_side in variables)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import os
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -14,6 +13,7 @@ from typing import Any
 
 import pandas as pd
 
+from tpbench.files import explained
 from tpbench.report.analysis.grid import arrange_rows
 from tpbench.report.analysis.metrics import METRICS, metric
 from tpbench.report.command_line import (
@@ -59,10 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             command: Callable[[Sequence[str]], int] = importlib.import_module(COMMANDS[name]).main
             return command(arguments[1:])
         _report(_parser().parse_args(arguments))
-    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (JobError, OSError) as error:
-        print(f"report: {error}", file=sys.stderr)
+        if isinstance(error, OSError) and not error.filename:  # of the output, which `tpbench.console` explains
+            raise
+        print(f"report: {explained(error)}", file=sys.stderr)
         return 2
     return 0
 

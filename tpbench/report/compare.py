@@ -175,12 +175,12 @@ def read_sides(before: str, after: str, places: Sequence[str]) -> tuple[pd.DataF
 
 def _rows(side: str, places: Sequence[str]) -> pd.DataFrame:
     """Return the rows of one side: folders, files and globs, or sweeps of `places`."""
+    places = [str(user_path(place, "--rows")) for place in places]
     names = [str(user_path(side, "a side"))]
     if not _is_place(names[0]):
         names = [str(user_path(name, "a side")) for name in side.split(",") if name]
     if not names or any(map(_is_place, names)):
         return read_rows(names or [side])
-    places = [str(user_path(place, "--rows")) for place in places]
     try:
         frame = read_rows(places)
     except JobError:

@@ -15,7 +15,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tpbench.job import key_of
+from tpbench.job import Job, key_of
 from tpbench.measure.session import MeasureSettings
 from tpbench.results.current_rows import rows_with_missed_work
 from tpbench.results.row_files import Where, read_files, shown
@@ -24,6 +24,7 @@ from tpbench.results.schema import (
     FLAG,
     INT,
     REAL,
+    REALS,
     STATUSES,
     TEXT,
     all_columns,
@@ -117,10 +118,15 @@ def _without_other_workloads(table: pa.Table, equal: Mapping[str, Any]) -> pa.Ta
 
 
 def _check_names(name: str, value: Any, column: pa.ChunkedArray) -> None:
-    """Raise ValueError if a status, workload or variant does not exist, neither in tpbench nor in the rows."""
+    """Raise ValueError if a status, workload, variant or choice exists neither in tpbench nor in the rows."""
     known: Mapping[str, Iterable[str]] = {"status": STATUSES, "workload": workloads(), "variant": variants()}
-    if name in known:
-        names = {*known[name], *column.unique().drop_null().to_pylist()}
+    classes = (Job, MeasureSettings, *(workload.problem for workload in workloads().values()))
+    hints = [typing.get_type_hints(cls).get(name) for cls in classes]
+    choices = [
+        choice for hint in hints if typing.get_origin(hint) is typing.Literal for choice in typing.get_args(hint)
+    ]
+    if names := {*known.get(name, choices)}:
+        names |= {*column.unique().drop_null().to_pylist()}
         for item in value if isinstance(value, (list, tuple, set, frozenset)) else [value]:
             if item is not None and item not in names:
                 raise ValueError(unknown(name, item, names))
@@ -131,6 +137,8 @@ def _has(column: pa.ChunkedArray, name: str, value: Any) -> pa.Array:
     values = list(value) if isinstance(value, (list, tuple, set, frozenset)) else [value]
     kind = TEXT if pa.types.is_null(column.type) else column.type
     try:
+        if kind == INT and any(isinstance(item, float) and not item.is_integer() for item in values):
+            raise TypeError  # Arrow would cut 2.5 to 2
         wanted = pa.array(values, kind)
     except (pa.ArrowException, TypeError, OverflowError):
         raise ValueError(f"{name}={value!r}: the column is {kind}") from None
@@ -196,20 +204,31 @@ def combine(tables: Mapping[Path, pa.Table]) -> tuple[pa.Table, list[str], list[
 
 
 def _conform(table: pa.Table) -> pa.Table:
-    """Return the table with its columns in the declared types. An undeclared column stays."""
+    """Return the table with its columns in the declared types. Other programs write them in types of other widths."""
     columns = all_columns()
     if len(set(table.column_names)) < len(table.column_names):
         raise ValueError("it has two columns of one name")
     arrays = {}
     for name, array in zip(table.column_names, table.columns, strict=True):
         declared = columns[name].type if name in columns else pa.null()
-        if not pa.types.is_null(declared) and array.type != declared:
+        wanted = _stored_type(array.type) if pa.types.is_null(declared) else declared
+        if str(array.type) != str(wanted):  # equal types of lists may differ in the names of their items
             try:
-                array = array.cast(declared)
+                array = pa.nulls(len(array), wanted) if array.null_count == len(array) else array.cast(wanted)
             except pa.ArrowException:
-                raise ValueError(f"column {name} is {array.type}, not {declared}") from None
+                raise ValueError(f"column {name} is {array.type}, not {wanted}") from None
         arrays[name] = array
     return pa.table(arrays)
+
+
+def _stored_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type of this package's files for a type of another program."""
+    of = pa.types
+    tests = {
+        INT: (of.is_integer,), REAL: (of.is_floating,), TEXT: (of.is_large_string, of.is_dictionary),
+        REALS: (of.is_list, of.is_large_list),
+    }  # fmt: skip
+    return next((stored for stored, kinds in tests.items() if any(test(kind) for test in kinds)), kind)
 
 
 def _concatenate(tables: Sequence[pa.Table]) -> pa.Table:

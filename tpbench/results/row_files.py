@@ -10,10 +10,10 @@ import glob
 import hashlib
 import os
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -42,7 +42,9 @@ def row_files(where: Where) -> list[Path]:
     Folders are searched recursively. Hidden names are temporary files and are skipped. Raises FileNotFoundError for a
     name that matches nothing, JobError for an empty one.
     """
-    places = [where] if isinstance(where, (str, os.PathLike)) else list(where)
+    places: list[Any] = [where]  # `user_path` refuses what is no path
+    if isinstance(where, Iterable) and not isinstance(where, (str, bytes, Mapping)):
+        places = list(where)
     return sorted({path.absolute() for place in places for path in _expand(user_path(place, "a place of rows"))})
 
 

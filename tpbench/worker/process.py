@@ -6,6 +6,7 @@ torchrun with a list of tasks keep all of these. A job that changes settings of 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import gc
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from tpbench.job import Job
     from tpbench.measure.session import Context
+    from tpbench.outside.variant import OutsideVariant
 
 
 _PACKAGE = Path(tpbench.__file__).resolve().parent
@@ -110,10 +112,11 @@ def torch_columns(device: torch.device) -> dict[str, Any]:
     return columns
 
 
-def location(error: BaseException) -> str:
+def location(error: BaseException, variant: OutsideVariant | None = None) -> str:
     """Return `FILE:LINE (FUNCTION)` of the innermost call outside of libraries, or an empty string if there is none.
 
-    For a variant that returned a wrong type it is the line of the variant.
+    For a variant that returned a wrong type it is the line of the variant. `variant`: the variant that ran, if it is
+    from outside this package. Its line follows where a value that it returned may have broken a call of this package.
 
     The file is relative to the folder of this package, or a name alone: a row must not hold a user's folders.
     """
@@ -123,7 +126,8 @@ def location(error: BaseException) -> str:
         path = Path(frame.filename)
         own = path.resolve().is_relative_to(_PACKAGE)
         if own or (path.exists() and not str(path.resolve()).startswith(_LIBRARIES)):
-            return f"{_short(path)}:{frame.lineno} ({frame.name})"
+            of_variant = f", with the variant of {_short(Path(variant.path))}:{variant.line}" if own and variant else ""
+            return f"{_short(path)}:{frame.lineno} ({frame.name}){of_variant}"
     return ""
 
 
@@ -142,8 +146,24 @@ _free_bytes: dict[torch.device, int] = {}
 """Free memory of the GPU after the first task."""
 
 
+@functools.cache
+def _start() -> tuple[str, dict[str, str]]:
+    """Return the working folder and the environment of this process before its first task."""
+    try:
+        return str(Path.cwd()), dict(os.environ)
+    except OSError:  # the folder was deleted
+        return "/", dict(os.environ)
+
+
 def begin_tasks() -> None:
-    """Reset what the tasks before could have left: compiled functions and, on a CPU, freed memory."""
+    """Reset what the tasks before could have left: variables of the environment, the working folder, compiled functions
+    and, on a CPU, freed memory."""
+    folder, variables = _start()
+    os.environ.update(variables)
+    for name in os.environ.keys() - variables.keys():
+        del os.environ[name]
+    with contextlib.suppress(OSError):
+        os.chdir(folder)
     gc.collect()
     if "torch._dynamo" in sys.modules:
         importlib.import_module("torch._dynamo").reset()  # it compiles a function for a few shapes only

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from tpbench.suggestions import message
 from tpbench.worker.process import (
     begin_tasks,
     context_of,
@@ -45,7 +46,7 @@ _PEER_LOST = re.compile(
 POLL_S = 0.005
 """Seconds between two looks for the next tasks."""
 
-RANK = int(os.environ["RANK"])
+RANK, LOCAL_RANK = int(os.environ["RANK"]), os.environ["LOCAL_RANK"]
 started = time.monotonic()
 """Time of this process at which the present tasks began."""
 
@@ -96,9 +97,9 @@ def run(tasks: Tasks) -> bool:
     """
     try:
         return tasks.run()
-    except (Exception, SystemExit, KeyboardInterrupt) as error:
+    except BaseException as error:
         traceback.print_exc()
-        if _PEER_LOST.search(str(error)):  # the rank that broke the collective knows the reason
+        if _PEER_LOST.search(message(error)):  # the rank that broke the collective knows the reason
             leave(PEER_LOST)
         _save_failure(tasks.now, error)
         leave(ERROR)
@@ -218,7 +219,7 @@ class Tasks:
 
 def _redirect_output(folder: Path) -> None:
     """Write stdout and stderr of this process to log files in a cell's folder, as torchrun does."""
-    logs = folder / "warm" / "attempt_0" / os.environ["LOCAL_RANK"]
+    logs = folder / "warm" / "attempt_0" / LOCAL_RANK
     logs.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(OSError):
         sys.stdout.flush()
@@ -241,11 +242,11 @@ def _save_failure(task: Task, error: BaseException) -> None:
     rank_memory.lift_limit()
     shortage = rank_memory.shortage(error)
     if shortage is None:
-        place = location(error)
+        place, text = location(error, task.job.outside), message(error)
         _save(
             task,
             "error",
-            f"rank {RANK}: {type(error).__name__}{f' in {place}' if place else ''}{f': {error}' if str(error) else ''}",
+            f"rank {RANK}: {type(error).__name__}{f' in {place}' if place else ''}{f': {text}' if text else ''}",
         )
         return
     asked = f" asking for {shortage / 2**30:.3g} GiB" if shortage else ""

@@ -2,8 +2,8 @@
 
 No module that this package imports uses torch: the launcher reads workloads to plan a sweep. A workload of this package
 is a folder with two entry points. Its `__init__` declares the problem's fields, the variants and the columns of a row.
-Its `bench` module, which only a worker imports, declares what runs on a rank as a user's file does: functions for the
-inputs, a reference or a check, the costs, and maybe more. `operation` runs these.
+Its `bench` module, which only ranks import, declares what runs on a rank as a user's file does: functions for the
+inputs, a reference or a check, the costs, and maybe more, or a session. `operation` runs these.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any, TypeVar
 
 from tpbench.measure.session import Context, Session
@@ -25,7 +24,7 @@ from tpbench.workloads.cost_model import CostModel
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 NAMES = ("entropy_loss", "linear_loss", "embedding_grad", "tp_block", "train_step")
-"""The folders beside this file that hold a workload."""
+"""The folders beside this file that hold a workload. A variant from outside that names none is of the first one."""
 
 
 @dataclass(frozen=True)
@@ -135,8 +134,9 @@ class Workload:
     """Name in rows. Empty: that of the problem's class in small letters, as `my_problem`."""
     columns: Mapping[str, str] = field(default_factory=dict)
     """Results that only this workload's rows have, each with its meaning and unit."""
-    variant_columns: tuple[str, ...] = ()
-    """Those of `columns` that a variant itself may set. Everything else of a row is measured."""
+    variant_columns: Mapping[str, type] = field(default_factory=dict)
+    """Those of `columns` that a variant itself may set, each with its type: int, float or str. Everything else of a row
+    is measured."""
     job_only_fields: tuple[str, ...] = ()
     """Fields of the problem without a column: a row has them in the JSON of its job only."""
     former_fields: Mapping[str, Any] = field(default_factory=dict)
@@ -173,7 +173,7 @@ class Workload:
     """Import and return the model that `scripts/predict.py` fits. None: the workload cannot be predicted."""
     scheduled: bool | Callable[[Any], bool] = False
     """True if the problem fixes the number of iterations, and each iteration continues the one before. No stop rule
-    applies, and cells cannot be interleaved. Sessions are `ScheduledSession`s. May be a function of the problem."""
+    applies, and cells cannot be interleaved. `session` runs them. May be a function of the problem."""
     reusable_process: bool = False
     """True if jobs leave no state in a process, so that it may run the next job, or interleave both."""
     definition: Mapping[str, Any] | None = None
@@ -253,6 +253,16 @@ class Workload:
         """
         return self._declare("details", function)
 
+    def session(self, function: FunctionT) -> FunctionT:
+        """Register `(problem, variant, rank) -> Session` for iterations that continue the one before, as training does.
+
+        The session has a `schedule` (`IterationSchedule`), and each of its iterations runs once. It calls
+        `variant.prepare` and makes, counts and compares everything itself. Where `scheduled` holds, it replaces all
+        other functions; a workload that doesn't say is always `scheduled`.
+        """
+        self.scheduled = self.scheduled or True
+        return self._declare("session", function)
+
     def _declare(self, what: str, function: FunctionT) -> FunctionT:
         if what in self.functions:
             raise ValueError(f"{self.name} has two functions for its {what}")
@@ -291,23 +301,17 @@ class Workload:
 
     def set_up(self, problem: Any, variant: Variant, context: Context) -> Session:
         """Return the session of a cell on this rank. Collective."""
-        bench = self.bench  # the import may declare the functions
-        if self.functions:
-            operation = importlib.import_module(f"{__name__}.operation")
-            session: Session = operation.OperationSession(self, problem, variant, context)
-        else:
-            session = bench.setup(problem, variant, context)
+        importlib.import_module(self.bench_module)  # it may declare the functions
+        operation = importlib.import_module(f"{__name__}.operation")
+        scheduled = self.scheduled(problem) if callable(self.scheduled) else self.scheduled
+        set_up = operation.scheduled_session if scheduled else operation.OperationSession
+        session: Session = set_up(self, problem, variant, context)
         return session
 
     @property
     def bench_module(self) -> str:
-        """The name of the module that a worker runs."""
+        """The name of the module that a rank imports first. It imports torch and declares the workload's functions."""
         return f"{__name__}.{self.name}.bench" if self.name in NAMES else f"{__name__}.operation"
-
-    @property
-    def bench(self) -> ModuleType:
-        """The module that a worker runs. It has `setup(problem, variant, context) -> Session` and imports torch."""
-        return importlib.import_module(self.bench_module)
 
 
 _registered: dict[str, Workload] = {}

@@ -23,12 +23,14 @@ def definition_of(workload: Workload) -> dict[str, Any]:
     """Return what rows carry. Raises ValueError in one line for a field that a command line could not set."""
     hints = typing.get_type_hints(workload.problem)
     columns = {"columns": dict(workload.columns)} if workload.columns else {}
+    scheduled = {"scheduled": True} if "session" in workload.functions else {}
     return {
         "name": workload.name,
         "title": workload.summary,
-        "costs": "costs" in workload.functions,
+        "costs": not workload.functions.keys().isdisjoint(("costs", "session")),
         "fields": [_field(field, hints[field.name]) for field in dataclasses.fields(workload.problem)],
         **columns,
+        **scheduled,
     }
 
 
@@ -69,6 +71,7 @@ def described(definition: Mapping[str, Any]) -> Workload:
             name=definition["name"],
             columns={str(name): str(meaning) for name, meaning in definition.get("columns", {}).items()},
             headline=tuple(name for name in names if name != "seed"),
+            scheduled=definition.get("scheduled") is True,
             reusable_process=True,
             definition=definition,
         )

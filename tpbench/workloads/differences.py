@@ -131,10 +131,10 @@ class Comparison:
         reasons = []
         for column, limit in self.limits.items():
             if not errors[column] <= limit:
+                above = f"{column} {errors[column]:.3g} is above {limit:.3g} ({self.dtype})"
+                malformed = [text for name, text in self.places.items() if self.columns[name] == column]
                 where = [text for name, text in places.items() if self.columns[name] == column]
-                reasons.append(
-                    ": ".join([f"{column} {errors[column]:.3g} is above {limit:.3g} ({self.dtype})", *where])
-                )
+                reasons.append("; ".join(malformed) or ": ".join([above, *where]))
         return Verdict(errors, " and ".join(reasons) or None)
 
     def _of_first_rank(self, texts: Mapping[str, str]) -> dict[str, str]:
@@ -146,13 +146,18 @@ class Comparison:
 
 
 def _malformed(name: str, value: Any, shape: tuple[int, ...], dtype: torch.dtype | None, device: torch.device) -> str:
-    """Return how an output differs in type, shape, dtype or device from the right one. Empty: it doesn't."""
+    """Return how an output differs in type, shape, dtype, layout or device from the right one. Empty: it doesn't.
 
-    def form(shape: Any, of: torch.dtype | None, device: torch.device) -> str:
-        return f"{tuple(shape)}{'' if dtype is None else f' {of}'} on {device.type}"
+    dtype: None for any real one.
+    """
+
+    def form(shape: Any, of: torch.dtype | None, device: torch.device, layout: Any = torch.strided) -> str:
+        is_odd = of is not None and of.is_complex
+        kinds = ([] if dtype is None and not is_odd else [of]) + ([] if layout == torch.strided else [layout])
+        return f"{' '.join(map(str, (tuple(shape), *kinds)))} on {device.type}"
 
     expected = form(shape, dtype, device)
     got = "None" if value is None else f"of the type {type(value).__name__}"
     if isinstance(value, Tensor):
-        got = form(value.shape, value.dtype, value.device)
+        got = form(value.shape, value.dtype, value.device, value.layout)
     return "" if got == expected else f"{name} is {got}, expected {expected}"

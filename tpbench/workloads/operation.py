@@ -16,10 +16,10 @@ from tpbench.comm.collectives import gather_objects
 from tpbench.measure.audit import Inputs, tensors_of
 from tpbench.measure.clock import Stopwatch
 from tpbench.measure.rates import compute_ms, gather_gb_per_s, gemm_tflops
-from tpbench.measure.session import Context, Costs, Verdict
+from tpbench.measure.session import Context, Costs, ScheduledSession, Verdict
 from tpbench.workloads import Variant, Workload
 from tpbench.workloads.differences import Compared, Comparison
-from tpbench.workloads.step import Step, WrongReturn, bytes_sent, checked_columns, require
+from tpbench.workloads.step import Step, WrongReturn, checked_columns, count, require
 
 TOLERANCES = {"bfloat16": 2.0**-6, "float16": 2.0**-9, "float32": 2.0**-15, "float64": 2.0**-36}
 """By dtype, the largest error of a correct output, unless the workload says otherwise. The first two are four times the
@@ -56,6 +56,7 @@ class OperationSession:
         self.prepared = variant.prepare(*arguments[: _parameters(variant.prepare)])
         """What the variant's function returned."""
         self.run = self._step()
+        self.costs = self.run.costs or self.costs
         self.audited_inputs = Inputs(tensors)
         if "step" in workload.functions and self.run.inputs is not None:
             self.audited_inputs = self.run.inputs
@@ -75,7 +76,8 @@ class OperationSession:
         if not isinstance(step, Step):
             declared = variant.bytes_communicated
             step = Step(step, declared(self.problem, self.rank) if declared else self.costs.bytes_communicated)
-        for name, function in (("run", step.run), ("columns", step.columns), ("restore", step.restore)):
+        for name in ("run", "columns", "restore", "communicates_in_kernels", "release"):
+            function = getattr(step, name)
             if not (callable(function) or (name == "restore" and function is None)):
                 kind = type(function).__name__
                 raise WrongReturn(variant, f"{name} of the step of {variant.name} must be a function, not {kind}")
@@ -129,10 +131,8 @@ class OperationSession:
     def check(self) -> Verdict:
         """Compare the output of the last step with the reference, or let the workload compare it; then free it.
 
-        Raises RuntimeError if there is none, and WrongReturn for what a variant or the workload must not return.
+        Raises WrongReturn for what a variant or the workload must not return.
         """
-        if self.output is None:
-            raise RuntimeError("there is no output to check: run step() first")
         workload, run = self.workload, self.run
         output = require(self._read(), workload.output, self.variant, "the step")
         self.release()
@@ -140,9 +140,12 @@ class OperationSession:
             verdict = self._against_reference(output)
         else:
             verdict = function(self.problem, self.inputs, output, self.rank)
-            checked_columns(verdict.columns, function, [*ERRORS, *workload.columns])
+            if not (isinstance(verdict, Verdict) and isinstance(verdict.wrong, str | None)):
+                expected = "tpbench.api.Verdict(columns, None or a text)"
+                raise WrongReturn(function, f"{function.__name__} must return {expected}, not {verdict!r:.80}")
+            verdict = replace(verdict, columns=checked_columns(verdict.columns, function, [*ERRORS, *workload.columns]))
         sent = run.bytes_communicated() if callable(run.bytes_communicated) else run.bytes_communicated
-        busiest = max(_of_all_ranks(bytes_sent(sent, self.variant)))
+        busiest = max(gather_objects(count(sent, self.variant)))
         in_kernels = run.communicates_in_kernels()
         self.costs = replace(self.costs, bytes_communicated=busiest, communicates_in_kernels=in_kernels)
         rates = {name: rate for name, rate in self.rates.items() if name in workload.columns}
@@ -168,7 +171,7 @@ class OperationSession:
         self.compared = True
         names = [", ".join(map(str, sorted(outputs))) or "none" for outputs in (got, right)]
         other = f"rank {self.rank.rank}: the step returns the outputs {names[0]}, expected {names[1]}"
-        if other := next(filter(None, _of_all_ranks("" if got.keys() == right.keys() else other)), ""):
+        if other := next(filter(None, gather_objects("" if got.keys() == right.keys() else other)), ""):
             return Verdict({"output_error": math.inf}, other)
         dtype = str(self.dtype or least_precise(got.values())).removeprefix("torch.")
         limit = {**TOLERANCES, "None": 0.0, **self.workload.tolerances}.get(dtype)
@@ -178,7 +181,7 @@ class OperationSession:
         for name, tensor in right.items():
             of_output = None if tensor.dtype == torch.float64 else tensor.dtype
             outputs[name] = Compared(got[name], tuple(tensor.shape), of_output, "output_error")
-        comparison = Comparison(outputs, {"output_error": limit}, _of_all_ranks, self.rank.device, dtype)
+        comparison = Comparison(outputs, {"output_error": limit}, gather_objects, self.rank.device, dtype)
         for name in comparison.got:
             comparison.elements(name, relative_errors(got[name], right[name]), right[name])
         return comparison.verdict()
@@ -192,14 +195,17 @@ class OperationSession:
         if not isinstance(counted, Costs):
             kind = type(counted).__name__
             raise WrongReturn(function, f"{function.__name__} must return tpbench.api.Costs, not {kind}")
-        counts = (counted.bytes_moved, counted.bytes_communicated, counted.flops)
-        moved, sent, flops = map(max, zip(*_of_all_ranks(counts), strict=True))
-        times: dict[str, Any] = {"wire_beside_memory": True}
+        here = None if counted.bytes_moved is None else count(counted.bytes_moved, function, "bytes_moved")
+        counts = (here, count(counted.bytes_communicated, function), count(counted.flops, function, "flops"))
+        moves, sends, operations = zip(*gather_objects(counts), strict=True)
+        moved, sent, flops = None if None in moves else max(moves), max(sends), max(operations)
+        times: dict[str, Any] = {}
         if flops and self.dtype is not None and not counted.compute_ms:
             tflops = self.rates["gemm_tflops"] = gemm_tflops(self.dtype, self.rank.device, self.stopwatch)
             times["compute_ms"] = compute_ms(flops, tflops)
         if sent and self.rank.world_size > 1 and not counted.wire_ms:
-            times["wire_ms"] = sent / gather_gb_per_s(self.rank.device, _all_ranks(), self.stopwatch) / 1e6
+            wire_ms = sent / gather_gb_per_s(self.rank.device, _all_ranks(), self.stopwatch) / 1e6
+            times |= {"wire_ms": wire_ms, "wire_beside_memory": True}
         return replace(counted, bytes_moved=moved, bytes_communicated=sent, flops=flops, **times)
 
 
@@ -207,6 +213,20 @@ def least_precise(values: Iterable[Any]) -> torch.dtype | None:
     """Return the floating-point dtype of the tensors among the values with the largest error of rounding, or None."""
     dtypes = {value.dtype for value in values if isinstance(value, Tensor) and value.is_floating_point()}
     return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=None)
+
+
+def scheduled_session(workload: Workload, problem: Any, variant: Variant, context: Context) -> ScheduledSession:
+    """Return the session that a workload makes itself, for iterations that continue the one before.
+
+    Raises WrongReturn if the session lacks something that the measurement needs.
+    """
+    function = workload.functions["session"]
+    session: ScheduledSession = function(problem, variant, replace(context, seed=problem.seed))
+    for name in ("schedule", "costs", "step", "release", "restore", "check"):
+        if not hasattr(session, name):
+            kind = type(session).__name__
+            raise WrongReturn(function, f"{function.__name__} must return a session: its {kind} has no {name}")
+    return session
 
 
 def relative_errors(got: Tensor, right: Tensor) -> Tensor:
@@ -235,11 +255,6 @@ def _parameters(function: Callable[..., Any]) -> int:
 def _all_ranks() -> dist.ProcessGroup:
     assert dist.group.WORLD is not None
     return dist.group.WORLD
-
-
-def _of_all_ranks(value: Any) -> list[Any]:
-    """Return one value of each rank, or this one without a process group. Collective."""
-    return gather_objects(value, _all_ranks()) if dist.is_initialized() else [value]
 
 
 def _computed(function: Callable[..., Any], *arguments: Any, twice: bool = True) -> dict[str, Tensor]:

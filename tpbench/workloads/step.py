@@ -9,6 +9,7 @@ from numbers import Integral, Real
 from typing import Any, Generic, TypeVar
 
 from tpbench.measure.audit import Inputs
+from tpbench.measure.session import Costs
 from tpbench.suggestions import unknown
 from tpbench.workloads import Variant
 
@@ -39,29 +40,57 @@ def require(value: Any, expected: type, variant: Variant, what: str) -> Any:
     raise WrongReturn(variant, returned)
 
 
-def bytes_sent(value: Any, variant: Variant) -> int:
-    """Return the bytes that a variant says its rank sends. Raises WrongReturn if it is no number of bytes."""
-    if isinstance(value, Integral) and not isinstance(value, bool) and 0 <= int(value) < 2**63:
-        return int(value)
-    raise WrongReturn(variant, f"bytes_communicated of {variant.name} must be an int of at least 0, not {value!r:.40}")
+def count(value: Any, source: Variant | Callable[..., Any], name: str = "bytes_communicated") -> int:
+    """Return the count, such as of bytes, that `source` states. Raises WrongReturn if it is no whole number."""
+    if (number := _stored(value, int)) is not None and number >= 0:
+        return int(number)
+    of = source.name if isinstance(source, Variant) else source.__name__
+    raise WrongReturn(source, f"{name} of {of} must be an int of at least 0, not {value!r:.40}")
 
 
-def checked_columns(columns: Any, source: Variant | Callable[..., Any], valid: Collection[str]) -> dict[str, Any]:
+def checked_columns(
+    columns: Any, source: Variant | Callable[..., Any], valid: Collection[str] | Mapping[str, type]
+) -> dict[str, Any]:
     """Return the columns of a row that a variant, or a function of its workload, sets.
 
-    Raises WrongReturn for a column that is not among the valid ones, and for a value that a row cannot hold.
+    valid: the columns, maybe with their types: int, float or str.
+
+    Raises WrongReturn for a column that is not among the valid ones, and for a value that it cannot hold.
     """
     owner, name = ("variant", source.name) if isinstance(source, Variant) else ("workload", source.__name__)
     if not isinstance(columns, Mapping):
         raise WrongReturn(source, f"{name} must return its columns as a Mapping, not {type(columns).__name__}")
+    checked = {}
     for column, value in columns.items():
         if column not in valid:
             raise WrongReturn(source, f"{name} sets {column}: {unknown(f'column of a {owner}', column, valid)}")
-        numbers = value if isinstance(value, list) else [value]
-        if not (value is None or isinstance(value, str) or all(isinstance(number, Real) for number in numbers)):
-            kind = type(value).__name__
-            raise WrongReturn(source, f"{name} sets {column}: its value must be a number or a text, not {kind}")
-    return dict(columns)
+        kind = valid[column] if isinstance(valid, Mapping) else None
+        checked[column] = _stored(value, kind)
+        if checked[column] is None and value is not None:
+            expected = f"of the type {kind.__name__}" if kind else "a number or a text"
+            raise WrongReturn(source, f"{name} sets {column}: its value must be {expected}, not {value!r:.40}")
+    return checked
+
+
+_KINDS = {int: Integral, float: Real, str: str}
+
+
+def _stored(value: Any, kind: type | None = None) -> Any:
+    """Return a value as its column stores it, or None if a column of this type, or of any, cannot hold it."""
+    if kind is None:
+        if isinstance(value, list):
+            numbers = [None if isinstance(number, (str, list)) else _stored(number) for number in value]
+            return None if None in numbers else numbers
+        if isinstance(value, bool):
+            return value
+        kind = next((kind for kind, numbers in _KINDS.items() if isinstance(value, numbers)), None)
+    if kind is None or isinstance(value, bool) or not isinstance(value, _KINDS[kind]):
+        return None
+    try:
+        stored = kind(value)
+    except OverflowError:
+        return None
+    return stored if kind is not int or -(2**63) <= stored < 2**63 else None
 
 
 OutputT = TypeVar("OutputT")
@@ -88,6 +117,9 @@ class Step(Generic[OutputT]):
     """Free what an iteration leaves, beside its output."""
     inputs: Inputs | None = None
     """What an iteration reads, if the workload's `step` says so. None: the tensors among the workload's inputs."""
+    costs: Costs | None = None
+    """The costs of an iteration, if the workload's `step` says so: a variant may not share the work. None: the
+    workload's."""
 
     def __call__(self) -> OutputT | Callable[[], OutputT]:
         return self.run()

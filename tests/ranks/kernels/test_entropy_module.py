@@ -138,6 +138,29 @@ def test_derivatives_that_do_not_exist_are_refused(name: str) -> None:
     for tensor in (value, leaf):
         with forward_ad.dual_level(), pytest.raises(NotImplementedError, match=f"{name} has a tangent"):
             call(forward_ad.make_dual(tensor, torch.ones_like(tensor)))
+    one = torch.ones((), device=value.device)
+    if name != "target":
+        with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="upstream gradient has a tangent"):
+            torch.autograd.grad(call(leaf) * forward_ad.make_dual(one, one), leaf)
+        with pytest.raises(TypeError, match="upstream gradient must have memory of its own"):
+            torch.autograd.grad(call(leaf), leaf, one[None], is_grads_batched=True)
+
+
+@pytest.mark.parametrize("name", ["target", "teacher_hidden", "teacher_weight"])
+def test_targets_that_want_a_gradient_are_refused(name: str) -> None:
+    values = {"target": LOGITS, "teacher_hidden": HIDDEN, "teacher_weight": WEIGHT}
+    values[name] = values[name].clone().requires_grad_()
+
+    def call() -> Any:
+        if name == "target":
+            return EntropyLoss(loss="forward_kl")(LEAF, values["target"])
+        teacher = (values["teacher_hidden"], values["teacher_weight"])
+        return LinearEntropyLoss(loss="forward_kl")(HIDDEN, WEIGHT, teacher)
+
+    with pytest.raises(NotImplementedError, match=f"^{name} requires a gradient"):
+        call()
+    with torch.no_grad():
+        call()
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -148,6 +171,11 @@ def test_tensors_without_memory_are_refused_by_name(name: str) -> None:
             transformed(value if transformed is not torch.vmap else value[None])
     with FakeTensorMode() as mode, pytest.raises(TypeError, match="must have memory of its own, got FakeTensor"):
         call(mode.from_tensor(value))
+    freed = value.clone()
+    freed.untyped_storage().resize_(0)
+    for other, kind in ((freed, "one that was freed"), (torch.nested.nested_tensor([value]), "a nested one")):
+        with pytest.raises(TypeError, match=f"^{name} must .* got {kind}"):
+            call(other)
     with pytest.raises(TypeError, match=rf"Async.*: pass {name}.wait\(\)"):
         call(AsyncCollectiveTensor(value))
 

@@ -40,6 +40,10 @@ def test_each_command_has_a_help_that_names_it(name, capsys):
     [
         ("tpbench rep", "report"),
         ("tpbench -m rep", ""),
+        ("tpbench list ent", "entropy_loss"),
+        ("tpbench list variant=tri", "variant=triton_tp"),
+        ("tpbench docs ques", "questions"),
+        ("tpbench report out", ""),
         ("tpbench variant=triton_tp,pytorch_tp_manual_c", "variant=triton_tp,pytorch_tp_manual_compiled"),
         ("tpbench -m loss=reverse_kl,", "loss=reverse_kl,cross_entropy loss=reverse_kl,forward_kl"),
         ("tpbench dtype=", "dtype=bfloat16 dtype=float16 dtype=float32"),

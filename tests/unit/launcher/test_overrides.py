@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tpbench.launcher.command_line import rewrites
-from tpbench.launcher.command_line.checks import check_overrides, check_roots, options_first
+from tpbench.launcher.command_line.checks import check_names, check_overrides, check_roots, options_first
 from tpbench.launcher.command_line.rewrites import (
     chosen_fields,
     flat_names,
@@ -67,12 +67,26 @@ def test_a_wrong_value_of_an_option_is_named(arguments: list[str], message: str)
 def test_choices_of_the_search_path_are_known(tmp_path: Path) -> None:
     (tmp_path / "site/shape").mkdir(parents=True)
     (tmp_path / "site/shape/mine.yaml").write_text("# @package _global_\ntokens: 3\n")
-    (tmp_path / "site.yaml").write_text(f"hydra:\n  searchpath: [file://{tmp_path}/site]\n")
+    (tmp_path / "site.yaml").write_text(f"defaults: [config, _self_]\nhydra:\n  searchpath: [file://{tmp_path}/site]\n")
     check_overrides(["shape=mine", f"hydra.searchpath=[file://{tmp_path}/site]"])
     check_overrides(["shape=mine", f"--config-dir={tmp_path}", "-cn", "site"])
     check_overrides(["shape=mine", f"--config-dir={tmp_path}/site"])
     with pytest.raises(JobError, match="no shape is called mine"):
         check_overrides(["shape=mine"])
+
+
+def test_folders_and_files_of_configuration_that_are_missing_or_build_on_nothing_are_named(tmp_path: Path) -> None:
+    site = f"--config-dir={tmp_path}"
+    for argument in ("--config-dir=nowhere", "hydra.searchpath=[nowhere]", "hydra.searchpath=[pkg://numpy.nowhere]"):
+        with pytest.raises(JobError, match=r"no such folder of configuration files: .*nowhere"):
+            check_overrides([argument])
+    (tmp_path / "ours.yaml").write_text("tokens: 3\n")
+    with pytest.raises(JobError, match="no configuration file is called our, did you mean ours"):
+        check_overrides([site, "-cn", "our"])
+    with pytest.raises(JobError, match=r"ours.yaml needs a list `defaults:`"):
+        check_overrides([site, "-cn", "ours"])
+    (tmp_path / "ours.yaml").write_text("defaults: [config, _self_]\ntokens: 3\n")
+    check_overrides([site, "-cn", "ours.yaml"])
 
 
 def test_a_field_cannot_be_deleted() -> None:
@@ -87,6 +101,14 @@ def test_a_group_at_the_root_of_a_file_is_refused() -> None:
     for group in ("shape", "measure", "model"):
         with pytest.raises(JobError, match=f"`{group}: x` at the root .*: write it in .* `- override {group}: x`"):
             check_roots({group: "x"}, {group: "default"})
+    with pytest.raises(JobError, match=r"as `- experiment: x`"):
+        check_roots({"experiment": "x"}, {"shape": "b"})
+
+
+def test_a_name_in_a_file_that_is_no_field_is_refused() -> None:
+    check_names(["tokens", "resume", "shape_workload", "hub_ids", "variant"])
+    with pytest.raises(JobError, match=r"in a configuration file: no field is called tokenss, did you mean tokens"):
+        check_names(["tokenss"])
 
 
 @pytest.mark.parametrize(
@@ -96,8 +118,7 @@ def test_a_group_at_the_root_of_a_file_is_refused() -> None:
         ("block_cap=glob(*6)", "block_cap=4096"),
         ("loss=glob('*kl')", "loss=forward_kl,reverse_kl"),
         ("variant=glob(*tp*)", "variant=triton_tp,pytorch_tp_manual"),
-        ("variant=glob(nothing*)", "variant=glob(nothing*)"),
-        ("vocab=128k,1000,2K", "vocab=131072,1000,2048"),
+        ("vocab=128k,1000,2K,1M", "vocab=131072,1000,2048,1048576"),
         ("output_dir=128k", "output_dir=128k"),
         ("model=./one,/models/two", "model_dir=./one,/models/two"),
         ("model='./a,b'", "model_dir='./a,b'"),
@@ -115,10 +136,25 @@ def test_lists_of_choices_units_and_models_are_written_out(argument: str, writte
     assert " ".join(flat_names([argument])) == written
 
 
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("variant=glob(block_*)", "no variant of entropy_loss, the workload of the shape, matches glob(block_*)"),
+        ("loss=glob(nothing*)", "no loss matches glob(nothing*) (valid: cross_entropy, "),
+        ("vocab=131,072", "vocab=131,072: a number has no comma: write vocab=131072"),
+    ],
+)
+def test_patterns_without_a_match_and_numbers_with_commas_are_refused(argument: str, message: str) -> None:
+    with pytest.raises(JobError) as caught:
+        flat_names([argument])
+    assert str(caught.value).startswith(message)
+
+
 def test_all_variants_are_those_of_the_shape(tmp_path: Path) -> None:
     names = list(workloads()["tp_block"].variants)
     written = f"variant={','.join(names)}"
     assert flat_names(["shape=tiny_block_tp2", "variant=all"])[1] == written
+    assert flat_names(["shape=tiny_block_tp2", "variant=all,block_tp,mine"])[1] == f"{written},mine"
     assert flat_names(["+experiment=tp_stack", "variant=all"])[1] == written
     (tmp_path / "shape").mkdir()
     (tmp_path / "shape/mine.yaml").write_text("shape_workload: tp_block\n")

@@ -40,6 +40,12 @@ def test_the_example_of_further_arguments_is_valid() -> None:
     assert SlurmSettings.parse(values).sbatch == (("mail-type", "END"), ("reservation", "tests"))
 
 
+def test_every_line_of_setup_stands_alone() -> None:
+    """One that fails within a text of several lines must not be hidden by the last one."""
+    text = "module load cuda\n# then\n\nexport X='#'"
+    assert SlurmSettings.parse({"setup": [text, " "]}).setup == ("module load cuda", "export X='#'")
+
+
 def test_a_misspelled_option_is_refused_with_the_valid_ones() -> None:
     with pytest.raises(JobError, match=r"no option of torchrun_slurm is called partitoin, did you mean partition.*qos"):
         check_overrides(["-m", "hydra/launcher=torchrun_slurm", "hydra.launcher.partitoin=gpu"])
@@ -56,6 +62,8 @@ def test_a_misspelled_option_is_refused_with_the_valid_ones() -> None:
         ({"time_limit_min": 0}, "time_limit_min=0 must be at least 1"),
         ({"gpus_per_node": "many"}, "gpus_per_node=many must be a whole number"),
         ({"setup": {"a": 1}}, "setup must be a list of shell lines"),
+        ({"setup": ["true", None]}, "setup must be a list of shell lines"),
+        ({"sbatch": {"array": "1-3", "no_requeue": True}}, "sbatch cannot set array, no-requeue: tpbench does"),
         ({"nodes": 4}, "no option of torchrun_slurm is called nodes"),
     ],
 )
@@ -65,7 +73,14 @@ def test_invalid_options_are_refused(values: dict[str, Any], message: str) -> No
 
 
 def test_variables_that_change_slurms_commands_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    variables = ("SQUEUE_PARTITION", "SBATCH_WAIT", "SBATCH_PARTITION", "SBATCH_ACCOUNT", "SLURM_CONF")
+    variables = (
+        "SQUEUE_PARTITION",
+        "SBATCH_WAIT",
+        "SBATCH_PARTITION",
+        "SLURM_MEM_PER_CPU",
+        "SBATCH_ACCOUNT",
+        "SLURM_CONF",
+    )
     for name in variables:
         monkeypatch.setenv(name, "x")
     drop_client_variables(SlurmSettings(partition="gpu"))

@@ -12,6 +12,8 @@ import pytest
 from tpbench.job import Job, parse_job
 from tpbench.kernels.collectives import ENVIRONMENT
 from tpbench.launcher import torchrun
+from tpbench.launcher.failure import AGENT_LOG, describe
+from tpbench.worker.result import RankFailure, save_failures
 
 GOLDEN = Path(__file__).parent / "golden"
 JOBS = {
@@ -35,12 +37,13 @@ def test_command(name: str) -> None:
 
 
 def test_a_job_on_a_cpu_sees_no_gpu_and_interprets_kernels_and_one_on_gpus_never_does() -> None:
-    inherited = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "0,1"}
+    inherited = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "0,1", "PET_STANDALONE": "1"}
     env = torchrun.environment(job("tiny_tp2"), "row", inherited)
     assert (env["CUDA_VISIBLE_DEVICES"], env["TRITON_INTERPRET"], env[torchrun.MARKER]) == ("", "1", "row")
     assert "TRITON_INTERPRET" not in torchrun.environment(job("tiny_tp2", "pytorch_gather"), "row", {})
     env = torchrun.environment(job("v131k_tp8"), "row", inherited)
     assert "TRITON_INTERPRET" not in env and env["CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert "PET_STANDALONE" not in env  # an option of torchrun
 
 
 def test_no_communicator_of_a_job_makes_multicast_objects() -> None:
@@ -59,3 +62,32 @@ def test_variables_of_the_user_stay_but_one_host_communicates_over_loopback(monk
     assert env["PYTHONPATH"].split(os.pathsep)[1] == "/mine"
     monkeypatch.setattr(torchrun, "INSTALLED", True)  # then the package must not be before what the user put there
     assert torchrun.environment(job("tiny_tp2"), "row", mine)["PYTHONPATH"] == "/mine"
+
+
+CRASH = """\
+[1.7 s] rank 0: first pass
+Fatal Python error: Segmentation fault
+
+Thread 0x00007fca2faa7b81 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 1 in wait
+
+Current thread 0x00007fca2faa7b80 (most recent call first):
+  File "/home/me/site-packages/torch/_ops.py", line 519 in call
+  File "/home/me/fast.py", line 69 in step
+
+Extension modules: numpy._core._multiarray_umath, numpy.linalg._umath_linalg (total: 2)
+"""
+
+
+def test_a_crash_is_told_by_its_line_and_an_end_without_a_result_by_its_rank(tmp_path: Path) -> None:
+    log = tmp_path / "run/attempt_0/0/stderr.log"
+    log.parent.mkdir(parents=True)
+    log.write_text(CRASH)
+    _, reason = describe(0, 60, tmp_path / AGENT_LOG, tmp_path)
+    assert reason.startswith("rank 0 ended with exit code 0 before its result, as os._exit(0) does")
+    save_failures([RankFailure(0, 0, -11)], tmp_path)
+    _, reason = describe(1, 60, tmp_path / AGENT_LOG, tmp_path)
+    assert reason == (
+        "rank 0 ended with signal 11 (SIGSEGV); the last lines:\n[1.7 s] rank 0: first pass\n"
+        "Fatal Python error: Segmentation fault\nnow in fast.py:69 (step)"
+    )

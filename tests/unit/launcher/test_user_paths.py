@@ -9,6 +9,7 @@ import pytest
 
 import tpbench
 from tests.support.planned_jobs import job
+from tpbench.launcher.command_line.checks import check_overrides
 from tpbench.launcher.command_line.rewrites import find_outside, flat_names
 from tpbench.launcher.options import COMMANDS
 from tpbench.settings import JobError, user_path
@@ -66,6 +67,15 @@ def test_fields_functions_and_files_of_variants_follow_the_rule(monkeypatch: pyt
         "output_dir=/home/me/x",
         "model_dir=/home/me/m,/home/me/n",
     ]
+    assert flat_names(["hydra.sweep.dir=~/x"]) == ["hydra.sweep.dir=/home/me/x"]
+    for folder in ("hydra.run.dir", "hydra.sweep.dir"):
+        with pytest.raises(JobError, match=f"{folder} is empty"):
+            check_overrides([f"{folder}="])
+    for other in (["rows"], 1e3, True):
+        with pytest.raises(JobError, match=r"output_dir=.* is of the type"):
+            user_path(other, "output_dir")
+    with pytest.raises(JobError, match=r"output_dir=.* must be one text"):
+        job(output_dir=["rows"])
     for empty in ("", " ", None, "null"):
         with pytest.raises(JobError, match="output_dir is empty"):
             job(output_dir=empty)

@@ -122,7 +122,7 @@ def test_copies_hold_twice_the_cache_of_a_gpu(input_bytes: int, copies: int, mon
 
 @dataclasses.dataclass
 class SetUp:
-    """Sets copies up, each of which takes 10 MiB of 100 MiB."""
+    """Sets copies up, each of which takes 100 MiB."""
 
     time: SimulatedTime
     log: list[str]
@@ -139,14 +139,15 @@ class SetUp:
 def made(
     here: Rank, monkeypatch: pytest.MonkeyPatch, *, fails: bool = False, overwrites: bool = False, wanted: int = 4,
     settings: MeasureSettings = SETTINGS, step_ms: float = 1.0, free_bytes: int = 2**30,
+    interleaved: bool = False,
 ) -> tuple[tuple[ClockRun | None, dict[str, Any]], SetUp]:  # fmt: skip
     monkeypatch.setattr(chained, "copies_needed", lambda *_: wanted)
-    monkeypatch.setattr(rank_memory, "available_bytes", lambda device: free_bytes)
     with simulated_time() as time:
         set_up = SetUp(time, [], fails)
+        monkeypatch.setattr(rank_memory, "available_bytes", lambda _: free_bytes - set_up.copies * 100 * 2**20)
         session: Any = Copy("first", set_up.log, time)
         session.overwrites_inputs = overwrites
-        found = chained_run(session, session.step, set_up, cpu_context(here), settings, step_ms, 0.25)
+        found = chained_run(session, session.step, set_up, cpu_context(here), settings, step_ms, 0.25, interleaved)
     return found, set_up
 
 
@@ -179,6 +180,15 @@ def test_inputs_that_are_overwritten_are_used_once_or_there_is_no_time(
     assert found is None and "no memory for copies" in columns["not_chained"]
     (found, columns), _ = made(here, monkeypatch, free_bytes=little)
     assert found is not None and columns == {"chained_copies": 1}  # the iterations use the same inputs again
+
+
+@pytest.mark.parametrize(("interleaved", "copies"), [(False, 7), (True, 4)])
+def test_copies_leave_memory_for_a_set_up_and_for_interleaved_cells(
+    interleaved: bool, copies: int, here: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 1 GiB, two steps of 256 MiB stay free, or three quarters."""
+    _, columns = made(here, monkeypatch, wanted=20, interleaved=interleaved)[0]
+    assert columns == {"chained_copies": copies}
 
 
 def test_a_variant_that_cannot_be_set_up_twice_keeps_its_other_times(

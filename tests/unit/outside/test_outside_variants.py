@@ -14,7 +14,7 @@ from tpbench.job import parse_job
 from tpbench.launcher.attempt import new_task
 from tpbench.launcher.command_line import rewrites
 from tpbench.launcher.command_line.checks import check_overrides
-from tpbench.launcher.planning.plan import Cell
+from tpbench.launcher.planning.plan import Cell, Request, ThisHost, plan
 from tpbench.launcher.planning.resume import decide
 from tpbench.outside import variant
 from tpbench.outside.variant import from_entry_point, from_file
@@ -149,6 +149,20 @@ def outside_job(folder: Path, **fields: Any) -> Any:
     found = from_file(folder / "my_loss.py", "fast_tp")
     values = {**PROBLEM, "variant": found.name, "output_dir": str(folder), **fields}
     return parse_job(values, outside={found.name: found})
+
+
+def test_inputs_change_for_all_variants_of_a_sweep_with_one_from_outside(folder: Path) -> None:
+    found = from_file(folder / "my_loss.py", "fast_tp")
+
+    def is_fresh(variants: list[str], chosen: list[str], outside: dict[str, Any]) -> list[bool]:
+        values = {**PROBLEM, "fresh": False, "output_dir": str(folder)}
+        requests = [Request(at, values | {"variant": name}, chosen, []) for at, name in enumerate(variants)]
+        return [cell.job.measure.fresh for cell in plan(requests, ThisHost(0, cores=8), outside)]
+
+    assert is_fresh([found.name, "pytorch_gather"], [], {found.name: found}) == [True, True]
+    assert is_fresh(["pytorch_gather"], ["fresh"], {}) == [False]
+    with pytest.raises(JobError, match=r"^fresh=false: inputs change for all variants"):
+        is_fresh([found.name, "pytorch_gather"], ["fresh"], {found.name: found})
 
 
 def test_a_task_carries_the_variant_and_a_row_its_version_but_no_folder(folder: Path) -> None:

@@ -141,6 +141,19 @@ def test_a_file_is_known_when_rows_of_others_are_read(folder: Path) -> None:
     assert len(rows) and (rows["delay_ms"].isna().all() if "delay_ms" in rows else True)
 
 
+def test_a_session_of_its_own_fixes_the_iterations(folder: Path) -> None:
+    session = FILE[FILE.index("@work.inputs") : FILE.index("@work.variant")]
+    (folder / "my_op.py").write_text(
+        FILE.replace(session, "@work.session\ndef session(problem, variant, rank): ...\n\n")
+    )
+    rewrites.replace_file_variants(["variant=my_op.py:copies"])
+    outside = dict(rewrites.command_line_variants())
+    values = {"variant": "my_op.py:copies", "tp_size": 2, "device": "cpu"}
+    assert parse_job(values, outside=outside).scheduled
+    with pytest.raises(JobError, match="its problem fixes the iterations, so leave out max_iterations"):
+        parse_job({**values, "max_iterations": 3}, ["max_iterations"], outside=outside)
+
+
 def test_null_is_a_value_of_a_field(folder: Path) -> None:
     (folder / "my_op.py").write_text(
         FILE.replace("delay_ms: float = setting(0.5", "delay_ms: float | None = setting(None")

@@ -95,8 +95,11 @@ def test_numbers_of_people():
         and whole_numbers("4,8") == [4, 8]
         and whole_numbers("128k") == [131072]
         and whole_numbers("1M, 2") == [2**20, 2]
+        and whole_numbers("128, 256") == [128, 256]
     )
-    for text in ("4x", "", "0", "-1", "1.5k", "k", "4,,8"):
+    with pytest.raises(argparse.ArgumentTypeError, match="one number or several: write 128256 or '128, 256'"):
+        whole_numbers("128,256")
+    for text in ("4x", "", "0", "-1", "1.5k", "k", "4,,8", "131,0720"):
         with pytest.raises(argparse.ArgumentTypeError, match="write 131072 or 128k, and 4,8 for several"):
             whole_numbers(text)
 

@@ -85,7 +85,8 @@ def test_a_difference_of_exactly_the_threshold_is_the_same():
 
 def test_memory_counts_from_a_mebibyte_on():
     small = record(peak_gib=0.001)
-    assert change(small, record(peak_gib=0.001 + 2**-10 - 1e-9), "peak_gib").verdict == "same"
+    tiny = change(small, record(peak_gib=0.001 + 2**-10 - 1e-9), "peak_gib")
+    assert tiny.verdict == "same" and tiny.notes == ("less than 1 MiB never counts",)
     assert change(small, record(peak_gib=0.001 + 2**-10), "peak_gib").verdict == "worse"
     assert change(record(peak_gib=0.002), small, "peak_gib").verdict == "better"
     assert change(record(), slower(1.5, time_ms=1.0 + 2**-11), "time_ms", 0.0).verdict != "worse"

@@ -163,6 +163,5 @@ def test_device_time_leads_on_a_page(add, frame):
     assert made.index('class="workload"') < made.index('data-name="verdicts"') < made.index('data-name="device_ms"')
     assert made.index('data-name="device_ms"') < made.index('data-name="time_ms"')
     assert by_wall.index('data-name="time_ms"') < by_wall.index('data-name="device_ms"')
-    assert (
-        "Fastest: triton_tp in all 3 compared problems. quack takes 2.00 times as long (medians, device time)." in made
-    )
+    answer = "Fastest: triton_tp in all 3 compared problems. quack takes 2.00 times as long (medians, device time)."
+    assert made.count(answer) == 1

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from tests.unit.report.test_verdicts import measured
 from tpbench.report import command
 from tpbench.report.analysis.grid import arrange_rows
 from tpbench.report.analysis.metrics import metric
@@ -49,6 +50,13 @@ def grid(arranged):
 
 def line(table, at):
     return dict(zip(table.columns, table.cells[at], strict=True))
+
+
+def test_a_table_explains_the_marks_in_it(add, frame):
+    for variant, time_ms in (("triton_tp", 1.0), ("quack", 1.0001)):
+        add(variant, **measured(time_ms))
+    table = pivot_table(arrange_rows(frame(), COLUMNS).grids[0], metric("device_ms"))
+    assert "?" in table.texts[0][-1] and any(note.startswith("? undecided: ") for note in table.notes)
 
 
 def test_a_verdict_has_its_time_the_runner_up_and_doubts(grid):

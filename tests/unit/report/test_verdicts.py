@@ -131,6 +131,8 @@ def test_rows_whose_inputs_change_are_not_ranked_against_those_whose_inputs_do_n
         add(variant, **measured(1.0 if variant == "quack" else 1.5), fresh=True)
     (verdict,) = judge()
     assert verdict.fastest.column == ("quack fresh=true" if others else "triton_tp")
-    texts = pivot(frame(), "device_ms").tables[0].texts[0]
+    table = pivot(frame(), "device_ms").tables[0]
+    texts = table.texts[0]
+    assert "fresh=true" in table.notes[0] and "compared only with each other" in table.notes[0]
     assert [text for text in texts if "(1.00x)" in text] == ["2.000 ms (1.00x)", "1.000 ms (1.00x)"]
     assert "3.000 ms (1.50x)" in texts

@@ -372,6 +372,13 @@ def test_what_does_not_exist(rows):
         tpbench.load(rows, varient="triton_tp")
     with pytest.raises(ValueError, match="no column is called time"):
         tpbench.load(rows, columns=["time"])
+    with pytest.raises(ValueError, match=r"no loss is called cros_entropy, did you mean cross_entropy\?"):
+        tpbench.load(rows, loss="cros_entropy")
+    with pytest.raises(ValueError, match=r"tp_size=2\.5: the column is int64"):
+        tpbench.load(rows, tp_size=2.5)
+    for place in (None, b"rows", {"rows": 1}, [rows, 2.5]):
+        with pytest.raises(ValueError, match=r"a place of rows.* is (empty|of the type)"):
+            tpbench.load(place)
 
 
 def test_rows_that_another_program_wrote_back(tmp_path, rows):
@@ -380,6 +387,11 @@ def test_rows_that_another_program_wrote_back(tmp_path, rows):
     pq.write_table(tpbench.load_table(rows).replace_schema_metadata(None), tmp_path / "arrow.parquet")
     for name in ("pandas", "arrow"):
         pd.testing.assert_frame_equal(tpbench.load(tmp_path / f"{name}.parquet"), frame)
+    table = tpbench.load_table(rows)
+    narrow = {INT: pa.int32(), TEXT: pa.large_string(), REALS: pa.large_list(pa.float64())}
+    types = [narrow.get(kind, kind) for kind in table.schema.types]
+    pq.write_table(table.cast(pa.schema(zip(table.column_names, types, strict=True))), tmp_path / "narrow.parquet")
+    pd.testing.assert_frame_equal(tpbench.load(tmp_path), frame)  # beside the rows themselves
     frame.drop(columns="schema_version").to_parquet(tmp_path / "cut.parquet")
     _, said = complaints(tmp_path / "cut.parquet")
     assert "it is not tpbench's: it has no column schema_version" in said[0]

@@ -1,16 +1,23 @@
 """Values of the wrong type from a variant."""
 
+import json
+import math
 import re
+from fractions import Fraction
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from tests.support.entropy_loss import context, problem
+from tpbench.measure.session import Costs, Verdict
 from tpbench.worker.process import location
 from tpbench.workloads import Variant
 from tpbench.workloads.entropy_loss.inputs import Output
 from tpbench.workloads.entropy_loss.problem import WORKLOAD
-from tpbench.workloads.step import Step, WrongReturn, bytes_sent, checked_columns, require
+from tpbench.workloads.operation import OperationSession
+from tpbench.workloads.step import Step, WrongReturn, checked_columns, count, require
 
 
 def prepare(problem, shard):
@@ -47,25 +54,28 @@ def session_of(step):
 def test_a_session_checks_what_the_function_and_its_step_return():
     with pytest.raises(WrongReturn, match=r"^mine must return its step, a function .* or a Step, not Tensor$"):
         session_of(torch.ones(2))
-    session = session_of(Step(lambda: torch.ones(2)))
-    with pytest.raises(RuntimeError, match="run step"):
-        session.check()
-    session.step()
-    with pytest.raises(
-        WrongReturn, match=r"^the step of mine must return the type Output \(loss, row_loss, .*, not Tensor$"
-    ):
-        session.check()
+    for returned, kind in ((torch.ones(2), "Tensor"), (None, "NoneType")):
+        session = session_of(Step(lambda value=returned: value))
+        session.step()
+        message = rf"^the step of mine must return the type Output \(loss, row_loss, .*, not {kind}$"
+        with pytest.raises(WrongReturn, match=message):
+            session.check()
 
 
 @pytest.mark.parametrize("sent", [768.0, float("nan"), "768", -1, 10**30, True, None])
 def test_bytes_sent_are_a_whole_number(sent):
     with pytest.raises(WrongReturn, match=r"^bytes_communicated of mine must be an int of at least 0, not "):
-        bytes_sent(sent, MINE)
+        count(sent, MINE)
 
 
-@pytest.mark.parametrize("step", [Step(3), Step(print, columns={}), Step(print, restore=1)])
+@pytest.mark.parametrize(
+    "step", [Step(3), Step(print, columns={}), Step(print, restore=1), Step(print, communicates_in_kernels=1)]
+)
 def test_parts_of_a_step_are_functions(step):
-    with pytest.raises(WrongReturn, match=r"^(run|columns|restore) of the step of mine must be a function, not "):
+    with pytest.raises(
+        WrongReturn,
+        match=r"^(run|columns|restore|communicates_in_kernels) of the step of mine must be a function, not ",
+    ):
         session_of(step)
 
 
@@ -79,8 +89,41 @@ def test_a_variant_sets_no_column_that_is_measured(name):
         checked_columns({name: 1}, MINE, WORKLOAD.variant_columns)
 
 
-@pytest.mark.parametrize(("columns", "message"), [([], "Mapping"), ({"registers": torch.ones(1)}, "must be a number")])
-def test_columns_of_a_variant_are_plain_values(columns, message):
-    with pytest.raises(WrongReturn, match=message):
-        checked_columns(columns, MINE, WORKLOAD.variant_columns)
-    assert checked_columns({"registers": 3, "algorithm_used": None}, MINE, WORKLOAD.variant_columns)["registers"] == 3
+@pytest.mark.parametrize("value", [torch.ones(1), "many", 3.5, 10**30, True, math.nan])
+def test_columns_of_a_variant_have_the_types_of_their_columns(value):
+    with pytest.raises(WrongReturn, match=r"^mine sets registers: its value must be of the type int, not "):
+        checked_columns({"registers": value}, MINE, WORKLOAD.variant_columns)
+    with pytest.raises(WrongReturn, match="Mapping"):
+        checked_columns([], MINE, WORKLOAD.variant_columns)
+    given = {"registers": np.int32(3), "occupancy": Fraction(1, 2), "algorithm_used": None}
+    stored = checked_columns(given, MINE, WORKLOAD.variant_columns)
+    assert json.dumps(stored) == '{"registers": 3, "occupancy": 0.5, "algorithm_used": null}'
+
+
+def own_session(**functions):
+    """A session of a workload with these functions, whose step returns a number."""
+    workload = SimpleNamespace(functions={"inputs": lambda problem, rank: {}, **functions}, columns={}, output=float)
+    variant = Variant("mine", "returns a number", lambda problem, inputs, rank: lambda: 1.0)
+    return OperationSession(workload, problem(), variant, context())
+
+
+@pytest.mark.parametrize("costs", [(1.0, 0), (0, "1"), (0, 0, 1e12), (-1, 0), (0, None), None])
+def test_costs_are_whole_numbers(costs):
+    def mine(problem, rank):
+        return costs and Costs(*costs)
+
+    with pytest.raises(
+        WrongReturn, match=r"of mine must be an int of at least 0|must return tpbench\.api\.Costs"
+    ) as caught:
+        own_session(costs=mine)
+    assert re.fullmatch(r"test_returned\.py:\d+", location(caught.value))
+
+
+@pytest.mark.parametrize(
+    "verdict", [(), ([], None), ({}, True), ({"time_ms": 1.0}, None), ({"loss_error": [[]]}, None)]
+)
+def test_a_check_returns_a_verdict_that_a_row_can_hold(verdict):
+    session = own_session(check=lambda *given: Verdict(*verdict) if verdict else None)
+    session.step()
+    with pytest.raises(WrongReturn, match=r"must return|no column of a workload is called time_ms|must be a number"):
+        session.check()

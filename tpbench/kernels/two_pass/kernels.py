@@ -123,9 +123,8 @@ def loss_and_gradient_kernel(
         on_target = on_target[:, None]
         if SPEC.SMOOTHED:
             on_column = (zero + terms.on_column)[:, None]
-        IN_LOSS: tl.constexpr = SPEC.ENTROPY and inputs.advantages is not None
-        HAS_ENTROPY_GRAD: tl.constexpr = inputs.entropy_grad is not None or IN_LOSS
-        if HAS_ENTROPY_GRAD:
+        ENTROPY_GRAD: tl.constexpr = inputs.entropy_grad is not None or (SPEC.ENTROPY and inputs.advantages is not None)
+        if ENTROPY_GRAD:
             on_entropy = (terms.on_entropy / state.s)[:, None]
             mean_x = (state.h / state.s)[:, None]  # log p + H is x - mean_x
         local = (label - shard.vocab_start)[:, None]
@@ -149,7 +148,7 @@ def loss_and_gradient_kernel(
                     g = weigh(g, (x - t) - on_target)
                 else:
                     g = g - tl.exp(t) * on_target
-            if HAS_ENTROPY_GRAD:
+            if ENTROPY_GRAD:
                 g = g - weigh(exp_x, x - mean_x) * on_entropy
             if SPEC.SOFTCAP > 0:
                 slope = value / SPEC.SOFTCAP

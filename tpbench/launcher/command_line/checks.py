@@ -6,7 +6,7 @@ import math
 import re
 import shlex
 from argparse import Namespace
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,9 +15,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, RangeSweep
 from hydra.errors import OverrideParseException
 
-from tpbench.launcher.command_line.rewrites import CONF, command_line_variants, config_folders
+from tpbench.launcher.command_line.rewrites import CONF, OUTPUT_FOLDERS, command_line_variants, config_folders
 from tpbench.launcher.hydra_internals import options_parser
-from tpbench.launcher.options import COMMANDS, GROUPS, command_line_names
+from tpbench.launcher.options import COMMANDS, GROUPS, command_line_names, read_choice
 from tpbench.settings import JobError, user_path
 from tpbench.suggestions import nearest, printable, unknown
 
@@ -134,6 +134,8 @@ def check_overrides(arguments: Sequence[str]) -> None:
     overrides = parse_overrides(parsed.overrides)
     _require_safe(overrides)
     folders = config_folders(arguments)
+    if parsed.config_name is not None:
+        _check_defaults(parsed.config_name.removesuffix(".yaml"), folders)
     errors = [error for each in overrides for error in _errors(each, folders)]
     # An experiment is a sweep without -m.
     if not (parsed.multirun or any(each.key_or_group in ("experiment", "hydra.mode") for each in overrides)):
@@ -149,15 +151,33 @@ def check_overrides(arguments: Sequence[str]) -> None:
 
 def check_roots(config: Any, choices: Mapping[str, Any]) -> None:
     """Raise JobError if a configuration file has a group at its root, where it selects no file. `choices`: Hydra's."""
-    for group in ("shape", "model", "measure"):
+    for group in ("shape", "model", "measure", "experiment"):
         value = config.get(group)
         if isinstance(value, Mapping):
             raise JobError(f"the file of {group}={choices.get(group)} needs `# @package _global_` as its first line")
         if value is not None and value != choices.get(group):
             raise JobError(
                 f"`{group}: {value}` at the root of a configuration file selects nothing: write it in the file's "
-                f"defaults, as `- override {group}: {value}`"
+                f"defaults, as `- {'override ' * (group in choices)}{group}: {value}`"
             )
+
+
+def check_names(values: Iterable[str]) -> None:
+    """Raise JobError for names that configuration files set, and that are no fields. `values`: those of a job."""
+    names, where = command_line_names() | set(GROUPS), "python -m tpbench list fields"
+    extra = [name for name in values if name not in names | {"hub_ids", "shape_workload"}]
+    if errors := [unknown("field", name, names, where) for name in extra]:
+        raise JobError("\n".join(f"in a configuration file: {error}" for error in errors))
+
+
+def _check_defaults(name: str, folders: Sequence[Path]) -> None:
+    """Raise JobError if no folder has the configuration file that -cn names, or if it does not build on another one."""
+    files = [file for folder in folders if (file := folder / f"{name}.yaml").is_file()]
+    if not files:
+        valid = sorted(file.stem for folder in folders for file in folder.glob("*.yaml"))
+        raise JobError(unknown("configuration file", name, valid))
+    if "_self_" not in (read_choice(files[0]).get("defaults") or ()):
+        raise JobError(f"{files[0]} needs a list `defaults:` with `- config`, what it overrides, and `- _self_`")
 
 
 def unknown_choice(group: str, choice: str, valid: Collection[str]) -> str:
@@ -175,6 +195,8 @@ def _errors(override: Override, folders: Sequence[Path]) -> list[str]:
     if key == "hydra/launcher":
         return [unknown("launcher", each, LAUNCHERS) for each in _choices(override) if each not in LAUNCHERS]
     if key.startswith("hydra"):
+        if key in OUTPUT_FOLDERS:
+            user_path(_choices(override)[0], key)
         return []
     if override.is_delete():
         return [] if key in GROUPS else [f"~{key} deletes a field, which jobs need: give it a value instead"]
@@ -182,6 +204,8 @@ def _errors(override: Override, folders: Sequence[Path]) -> list[str]:
         names = command_line_names()
         if key in names:
             return []
+        if key == "workload":
+            return ["a workload is chosen by its variant and shape (python -m tpbench list WORKLOAD shows them)"]
         if key in SLURM_OPTIONS:
             launcher = "hydra/launcher=torchrun_slurm"
             return [f"{key} is an option of Slurm's launcher: write {launcher} hydra.launcher.{override.input_line}"]

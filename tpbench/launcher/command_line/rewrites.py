@@ -26,6 +26,8 @@ from tpbench.settings import JobError, user_path
 from tpbench.workloads import cached_until_registered, variants, workloads
 
 CONF = Path(tpbench.__file__).resolve().parent / "conf"
+OUTPUT_FOLDERS = ("output_dir", "hydra.run.dir", "hydra.sweep.dir")
+"""Fields for the folders of rows and of logs."""
 
 typed: list[str] = []
 """The command line as the user typed it. `sys.argv` holds the one that Hydra gets."""
@@ -106,12 +108,14 @@ def flat_names(arguments: Sequence[str]) -> list[str]:
     flat = []
     for argument in arguments:
         name, equals, value = argument.partition("=")
-        if name in ("output_dir", "model", "model_dir"):  # Hydra's grammar has no ~
+        if name in ("model", "model_dir", *OUTPUT_FOLDERS):  # Hydra's grammar has no ~
             value = ",".join(str(user_path(path)) if path.startswith("~") else path for path in value.split(","))
         if name in GROUPS:
             value = _listed(name, value, arguments)
         elif name in _whole_numbers():
-            value = _KIBI.sub(lambda match: str(1024 * int(match[1])), value)
+            if _THOUSANDS.fullmatch(value):
+                raise JobError(f"{argument}: a number has no comma: write {name}={value.replace(',', '')}")
+            value = _UNITS.sub(lambda match: str(int(match[1]) * 1024 ** " km".index(match[2].lower())), value)
         if name == "model" and ("/" in value or ".py:" in value):
             flat += _model_and_folders(value, arguments)
         elif name.replace(".", "_") in command_line_names():
@@ -125,21 +129,26 @@ def _listed(group: str, value: str, arguments: Sequence[str]) -> str:
     """Return `choice(A,B)`, `glob(PATTERN)` and, of variants, `all` as a list of choices.
 
     Hydra's sweeper takes numbers among them for no choices. Variants are those of the workloads of the line's shapes,
-    without presets.
+    without presets. Raises JobError if nothing matches.
     """
     if (choices := re.fullmatch(r"choice\(([^()]*)\)", value)) is not None:
         return choices[1]
     pattern = re.fullmatch(r"glob\(([^(),=\[\]]*)\)", value)
-    if pattern is None and (group, value) != ("variant", "all"):
+    words = ["all"] if pattern else value.split(",")
+    if pattern is None and (group != "variant" or "all" not in words):
         return value
     valid = sorted({file.stem for folder in config_folders(arguments) for file in (folder / group).glob("*.yaml")})
+    of_workloads = ""
     if group == "variant":
         owners = {
             values.get("shape_workload") for shape in _shapes(arguments) for values in _read("shape", shape, arguments)
         }
         valid = [name for name, (workload, _) in variants().items() if workload.name in owners]
+        of_workloads = f" of {', '.join(sorted(map(str, owners)))}, the workload of the shape,"
     chosen = [name for name in valid if pattern is None or fnmatch.fnmatch(name, pattern[1].strip("'\""))]
-    return ",".join(chosen) or value
+    if not chosen:
+        raise JobError(f"no {group}{of_workloads} matches {value} (valid: {', '.join(valid)})")
+    return ",".join(dict.fromkeys(name for word in words for name in (chosen if word == "all" else [word])))
 
 
 def _shapes(arguments: Sequence[str]) -> list[str]:
@@ -159,7 +168,10 @@ def _read(group: str, name: str, arguments: Sequence[str]) -> list[dict[str, Any
 
 
 def config_folders(arguments: Sequence[str]) -> list[Path]:
-    """Return the folders of configuration files: the package's, that of --config-dir and those of hydra.searchpath."""
+    """Return the folders of configuration files: the package's, that of --config-dir and those of hydra.searchpath.
+
+    Raises JobError for a folder that does not exist.
+    """
     folders = [CONF, *map(Path, _options(arguments, "--config-dir", "-cd"))]
     lists = [word.partition("=")[2].strip("[]") for word in arguments if word.startswith("hydra.searchpath=")]
     places = [place.strip("'\" ") for text in lists for place in text.split(",")]
@@ -168,9 +180,11 @@ def config_folders(arguments: Sequence[str]) -> list[Path]:
         if kind == "pkg":
             spec = importlib.util.find_spec(rest.partition("/")[0].partition(".")[0])
             roots = (spec and spec.submodule_search_locations) or []
-            folders += [Path(root, *rest.replace("/", ".").split(".")[1:]) for root in roots]
+            folders += [Path(root, *rest.replace("/", ".").split(".")[1:]) for root in roots] or [Path(place)]
         else:
             folders.append(Path(rest))
+    if missing := [str(folder) for folder in folders if not folder.is_dir()]:
+        raise JobError(f"no such folder of configuration files: {', '.join(missing)}")
     return folders
 
 
@@ -194,7 +208,9 @@ def _whole_numbers() -> frozenset[str]:
     return frozenset(field.name for problem in problems for field in fields(problem) if field.type in ("int", int))
 
 
-_KIBI = re.compile(r"(?<![\w.])(\d+)[kK](?!\w)")
+_THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})*,0\d\d(?:,\d{3})*")
+"""A number with commas. No list of values has one that begins with 0."""
+_UNITS = re.compile(r"(?<![\w.])(\d+)([kKmM])(?!\w)")
 
 
 model_files: set[str] = set()

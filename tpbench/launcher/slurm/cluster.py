@@ -16,6 +16,11 @@ from tpbench.settings import JobError, parse, setting
 from tpbench.suggestions import unknown
 
 _COMPOUND = ("setup", "sbatch")
+_OWN_ARGUMENTS = frozenset(
+    ("array", "error", "nodes", "no-requeue", "ntasks", "ntasks-per-node", "open-mode", "output", "parsable", "requeue",
+     "signal", "test-only", "time", "wait", "wrap")
+)  # fmt: skip
+"""Arguments of sbatch on which the planning of jobs and the reading of their answers depend."""
 """Fields that are no plain values."""
 
 
@@ -66,8 +71,10 @@ class SlurmSettings:
         setup, sbatch = values.get("setup") or [], values.get("sbatch") or {}
         if isinstance(setup, str):
             setup = [setup]
-        if not isinstance(setup, list) or not isinstance(sbatch, Mapping):
+        if not isinstance(setup, list) or {*map(type, setup)} - {str} or not isinstance(sbatch, Mapping):
             raise JobError("setup must be a list of shell lines, sbatch a mapping such as {mail-type: END}")
+        if own := sorted({str(name).replace("_", "-") for name in sbatch} & _OWN_ARGUMENTS):
+            raise JobError(f"sbatch cannot set {', '.join(own)}: tpbench does, and torchrun_slurm has options for some")
         plain: SlurmSettings = parse(cls, {name: value for name, value in values.items() if name not in _COMPOUND})
         # submitit writes an argument whose value is true without one, as in `--exclusive`.
         arguments = tuple(
@@ -75,7 +82,9 @@ class SlurmSettings:
             for name, value in sbatch.items()
             if value is not False and value is not None
         )
-        return replace(plain, setup=tuple(map(str, setup)), sbatch=arguments)
+        # A text of several lines would hide that one before the last fails, and a comment alone is no command of bash.
+        lines = tuple(line for text in setup for line in text.splitlines() if line.partition("#")[0].strip())
+        return replace(plain, setup=lines, sbatch=arguments)
 
 
 ENDED = frozenset(
@@ -96,7 +105,10 @@ ANSWER_S = 60.0
 END_S = 300.0
 """Longest wait for the end of jobs that were cancelled."""
 
-_CLIENT_VARIABLE = re.compile(r"(SBATCH|SQUEUE|SACCT|SINFO|SCANCEL|SCONTROL)_")
+_CLIENT_VARIABLE = re.compile(
+    r"(SBATCH|SQUEUE|SACCT|SINFO|SCANCEL|SCONTROL|SALLOC|SRUN)_|SLURM_(?!(CONF|CLUSTERS|JWT|SACK_\w+)$)"
+)
+"""With the variables of a job in which the sweep itself runs: they would hold for the jobs that it submits, too."""
 _DEFAULTS_OF_USERS = {"SBATCH_PARTITION", "SBATCH_ACCOUNT", "SBATCH_QOS", "SBATCH_CONSTRAINT", "SBATCH_RESERVATION"}
 
 

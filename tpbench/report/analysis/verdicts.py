@@ -269,7 +269,7 @@ def differing_provenance(records: Iterable[Record]) -> dict[str, list[str]]:
 
 
 def mixing_note(grid: RecordGrid) -> str:
-    """Return a sentence about the hosts, versions and settings that the rows of a grid mix, or an empty text."""
+    """Return sentences about the hosts, versions, settings and inputs that a grid's rows mix, or an empty text."""
     mixed = differing_provenance(cell.record for cell in grid.cells())
     hosts = f" ({', '.join(mixed['host'])})" if "host" in mixed else ""
     kinds = [f"{len(values)} {PROVENANCE[name]}{hosts if name == 'host' else ''}" for name, values in mixed.items()]
@@ -277,4 +277,7 @@ def mixing_note(grid: RecordGrid) -> str:
     for name in MEASURED_WITH:
         if len(values := sorted({str(job[name]) for job in jobs if name in job})) > 1:
             kinds.append(f"{name} {printable(', '.join(values), 60)}")
-    return f"This table mixes {', '.join(kinds)}" if kinds else ""
+    sentences = [f"This table mixes {', '.join(kinds)}"] if kinds else []
+    if any(len({bool(cell.record["fresh"]) for cell in grid.cells_of(row)}) > 1 for row in grid.rows):
+        sentences.append("Rows with fresh=true have inputs that change, and are compared only with each other")
+    return ". ".join(sentences)

@@ -92,8 +92,8 @@ def _summary(records: tuple[Record, ...], rows: int) -> str:
     count = Counter(str(record["status"]) for record in records)
     known = (*STATUSES, *(set(count) - set(STATUSES)))
     by_status = ", ".join(f"{count[status]} {status}" for status in known if count[status])
-    times = sorted(record["finished_at"] for record in records if record["finished_at"] is not None)
-    when = f" Measured {times[0]:%Y-%m-%d} to {times[-1]:%Y-%m-%d}." if times else ""
+    days = sorted({f"{record['finished_at']:%Y-%m-%d}" for record in records if record["finished_at"] is not None})
+    when = f" Measured {' to '.join(dict.fromkeys((days[0], days[-1])))}." if days else ""
     older = f" ({rows - len(records)} older rows of the same cells are left out)" if rows > len(records) else ""
     return f"{len(records)} cells: {by_status}{older}.{when}"
 

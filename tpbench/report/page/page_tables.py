@@ -19,12 +19,11 @@ from tpbench.report.analysis.metrics import (
 from tpbench.report.analysis.records import (
     Record,
     column_label,
-    mark_meanings,
     problem_identity,
     value_text,
 )
 from tpbench.report.analysis.verdicts import GOOD, ProblemVerdict
-from tpbench.report.pivot import FAILED, failures, metric_table
+from tpbench.report.pivot import FAILED, failures, legend, metric_table
 from tpbench.report.studies import cell_table
 from tpbench.results.schema import workload_columns
 from tpbench.suggestions import printable
@@ -165,8 +164,7 @@ def failure_groups(arranged: RecordGrids) -> Table:
 def pivot_table(grid: RecordGrid, shown: Metric) -> Table:
     """Return problems by variants. Tables of times carry all digits of their numbers."""
     table = metric_table(grid, shown)
-    marks = mark_meanings(" ".join(cell.text for row in table.cells for cell in row[table.keys :]))
-    return replace(table, notes=[*table.notes, *marks], exact=shown.name in SAMPLES)
+    return replace(table, notes=[*table.notes, *legend([table], shown)], exact=shown.name in SAMPLES)
 
 
 def complete_table(grid: RecordGrid) -> Table:

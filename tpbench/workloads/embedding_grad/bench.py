@@ -48,7 +48,8 @@ def costs(problem: EmbeddingGrad, context: MeasuredContext, rank: Context) -> Co
     """Return the unavoidable bytes of the busiest rank, and the time of those that cross the wire."""
     gradient = context.inputs
     moved, on_wire = unavoidable_bytes(gradient.counts, gradient.merged_rows, gradient.row_bytes)
-    return Costs(moved, on_wire, wire_ms=on_wire / context.link_rates["link_gb_per_s"] / 1e6)
+    wire_ms = on_wire / context.link_rates["link_gb_per_s"] / 1e6
+    return Costs(moved, on_wire, wire_ms=wire_ms, wire_beside_memory=True)
 
 
 @WORKLOAD.step(Exchange)

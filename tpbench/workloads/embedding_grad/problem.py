@@ -134,7 +134,7 @@ WORKLOAD = Workload(
             for phase in PHASES
         },
     },
-    variant_columns=("chosen", "crossover_density", "workspace_gib"),
+    variant_columns={"chosen": str, "crossover_density": float, "workspace_gib": float},
     options=(Option("search", ignorable=True),),
     metrics={
         "exposed_ms": -1,

@@ -88,7 +88,14 @@ WORKLOAD = Workload(
         "shared_kib": "shared memory per program: maximum over those kernels, KiB (triton_tp)",
         "occupancy": "share of a multiprocessor's warps that can be resident: minimum over those kernels (triton_tp)",
     },
-    variant_columns=("algorithm_used", "block_used", "registers", "spilled_bytes", "shared_kib", "occupancy"),
+    variant_columns={
+        "algorithm_used": str,
+        "block_used": int,
+        "registers": int,
+        "spilled_bytes": int,
+        "shared_kib": float,
+        "occupancy": float,
+    },
     options=(
         Option("block_cap", ignorable=True),
         Option("exchange", ignorable=True),

@@ -132,7 +132,7 @@ WORKLOAD = Workload(
         "gemm_tflops": "rate of a large square product in this dtype on this machine, TFLOP/s",
         "tflops": "floating-point operations of the busiest rank over the step's time, TFLOP/s",
     },
-    variant_columns=("chunks", "chunk_rows", "workspace_gib"),
+    variant_columns={"chunks": int, "chunk_rows": int, "workspace_gib": float},
     options=(
         Option("entropy"),
         Option("sequence_parallel"),

@@ -7,14 +7,15 @@ differ in when products and communication run: one after the other, or in chunks
 
 The modules, in the order of a first reading:
 
-- Job: `problem` has the fields and what a step must compute, move and send, `variants` a function for each variant,
-  and `workload` the columns and the report's layout.
-- Rank: `bench` has the sessions of a block and of a stack that is trained (layers=N). The folder `execution` has the
-  layers, schedules and measurements.
+- Job: `problem` has the fields, what a step must compute, move and send, and the report's columns, and `variants` a
+  function for each variant.
+- Rank: `bench` has the functions of a block, and the session of a stack that is trained (layers=N). In `execution` are
+  the layers, the schedules that overlap products and collectives, and measurements. A new schedule is a class there, a
+  line in `variants` and one in `autotune.available_schedules`; its interface is in `tpbench.comm.parallel_linears`.
 - Correctness: `inputs` makes activations and weights, and `oracle` computes in float64 and compares.
 - Report: `overlap_study` says at which length overlap starts to pay.
 """
 
 from tpbench.workloads.tp_block import variants as variants
+from tpbench.workloads.tp_block.problem import WORKLOAD as WORKLOAD
 from tpbench.workloads.tp_block.problem import TpBlock as TpBlock
-from tpbench.workloads.tp_block.workload import WORKLOAD as WORKLOAD

@@ -1,10 +1,10 @@
-"""Run the transformer block on a rank: set up, step, check, and measure exposed communication; or train a stack."""
+"""The transformer block on a rank: its inputs, costs, step, check and exposed communication; or a stack in training."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,139 +15,125 @@ from tpbench.measure import cuda_graph
 from tpbench.measure.audit import GeneratedInputs
 from tpbench.measure.clock import Stopwatch
 from tpbench.measure.rank_memory import held_bytes
-from tpbench.measure.session import Context, IterationSchedule, Verdict
+from tpbench.measure.rates import gather_gb_per_s, gemm_tflops
+from tpbench.measure.session import Context, Costs, IterationSchedule, Verdict
 from tpbench.workloads import Variant
-from tpbench.workloads.step import checked_columns, require
+from tpbench.workloads.step import Step, checked_columns, require
 from tpbench.workloads.tp_block import oracle
 from tpbench.workloads.tp_block.execution import measurements
 from tpbench.workloads.tp_block.execution.layers import RMSNorm, gradients
 from tpbench.workloads.tp_block.execution.prepared import BlockContext, PreparedBlock, with_gib
 from tpbench.workloads.tp_block.inputs import BlockInputs
-from tpbench.workloads.tp_block.problem import TpBlock
-from tpbench.workloads.tp_block.workload import WORKLOAD
+from tpbench.workloads.tp_block.problem import TOLERANCE, WORKLOAD, TpBlock
 
 CAPTURED_STEP = 1
 """The step of a stack that is captured in a graph and then replayed, counted from 0. The optimizer has its states by
 then."""
 
 
-class _Session:
-    """The part that both kinds of sessions have: inputs, rates of the machine, and the variant ready to run."""
-
-    def __init__(self, problem: TpBlock, variant: Variant, context: Context) -> None:
-        self.problem, self.variant, self.context = problem, variant, context
-        self.inputs = BlockInputs(problem, context)
-        self.stopwatch = Stopwatch(context)
-        self.rates = measurements.machine_rates(self.inputs, self.stopwatch)
-        prepared = variant.prepare(problem, BlockContext(self.inputs, self.stopwatch, context.graph))
-        self.prepared: PreparedBlock = require(prepared, PreparedBlock, variant, "the function")
-        self.costs = self.rates.costs(problem, self.prepared.size)
-
-    def columns(self) -> dict[str, Any]:
-        """Return the rates of the machine, and the columns of the variant after a step."""
-        return {
-            **asdict(self.rates),
-            **checked_columns(self.prepared.columns(), self.variant, WORKLOAD.variant_columns),
-        }
-
-    def product_columns(self, columns: Mapping[str, Any]) -> dict[str, float]:
-        """Return the rate of the step's products, given the columns of its times."""
-        tflops = self.costs.flops / (columns.get("device_ms") or columns["time_ms"]) / 1e9
-        return {"tflops": tflops, "gemm_share": tflops / self.rates.gemm_tflops}
+@WORKLOAD.inputs
+def inputs(problem: TpBlock, rank: Context) -> BlockContext:
+    """Return this rank's part of the block, and the rates of the machine. Collective."""
+    block, stopwatch = BlockInputs(problem, rank), Stopwatch(rank)
+    tflops = gemm_tflops(block.dtype, rank.device, stopwatch)
+    gb_per_s = 0.0 if rank.tp_size == 1 else gather_gb_per_s(rank.device, rank.tp_group, stopwatch)
+    return BlockContext(block, stopwatch, rank.graph, tflops, gb_per_s)
 
 
-class TpBlockSession(_Session):
-    """Session of a variant on this rank's part of the block. Variants from outside this package are audited."""
-
-    fresh = keeps_output = False
-
-    def __init__(self, problem: TpBlock, variant: Variant, context: Context) -> None:
-        super().__init__(problem, variant, context)
-        self.output: Tensor | None = None
-        self.trusted, self.audited = variant.place is None, variant.place is not None
-        inputs = [self.prepared.x, self.prepared.grad, *self.prepared.module.parameters()]  # weights do not change
-        self.audited_inputs = GeneratedInputs(inputs, problem.seed, self._activations_of)
-
-    def step(self) -> None:
-        """Run one forward and backward pass, after freeing the results of the last one."""
-        self.release()
-        self.forward()
-        self.backward()
-
-    def forward(self) -> None:
-        """Run only the forward pass."""
-        self.output = self.prepared.run(self.prepared.x)
-
-    def backward(self) -> None:
-        """Run only the backward pass of the last forward pass."""
-        assert self.output is not None
-        self.output.backward(self.prepared.grad)
-
-    def outputs(self) -> list[Tensor]:
-        """Return the last step's output and gradients."""
-        grads = [self.prepared.x.grad, *(weight.grad for weight in self.prepared.module.parameters())]
-        return [tensor for tensor in (self.output, *grads) if tensor is not None]
-
-    def release(self) -> None:
-        """Free the last step's output and gradients."""
-        if not self.keeps_output:
-            self.output = self.prepared.x.grad = None
-            self.prepared.module.zero_grad(set_to_none=True)
-
-    def restore(self) -> None:
-        """Change the inputs if every iteration gets fresh ones. A step does not overwrite them."""
-        if self.fresh:
-            self.audited_inputs.change()
-
-    def check(self) -> Verdict:
-        """Compare the last step's output and gradients with the oracle, then free them."""
-        verdict = oracle.compare(self.inputs, self._result())
-        self.release()
-        return replace(verdict, columns={**verdict.columns, **self.columns()})
-
-    def details(self, columns: Mapping[str, Any]) -> dict[str, Any]:
-        """Return columns about forward and backward alone, exposed communication and a traced step."""
-        details: dict[str, Any] = {
-            "forward_ms": self.stopwatch.ms(self.forward, self.release),
-            "backward_ms": self.stopwatch.ms(self.backward, self._fresh_forward),
-            **self.product_columns(columns),
-        }
-        self.release()
-        details |= measurements.exposed_communication(
-            self.inputs, self.prepared, self.stopwatch, self.step, self.release
-        )
-        details |= measurements.trace_step(self.step, self.context, keep=self.problem.profile)
-        self.release()
-        return details
-
-    def _activations_of(self, seed: int) -> list[Tensor]:
-        """The input and the upstream gradient of another seed, for the oracle too."""
-        self.inputs = self.inputs.with_activations_of(seed)
-        size = self.prepared.size
-        shard = (0 if size == 1 else self.inputs.rank), size
-        return [self.inputs.x(*shard), self.inputs.grad(*shard)]
-
-    def _fresh_forward(self) -> None:
-        self.release()
-        self.forward()
-
-    def _result(self) -> oracle.BlockResult:
-        assert self.output is not None and self.prepared.x.grad is not None, "no step has run"
-        grads = gradients(self.problem, self.prepared.module)
-        present = {name: grad for name, grad in grads.items() if grad is not None}
-        result = oracle.BlockResult(self.output.detach(), self.prepared.x.grad, present)
-        return result if self.prepared.size == self.inputs.size else oracle.own_part(result, self.inputs)
+@WORKLOAD.costs
+def costs(problem: TpBlock, context: BlockContext, rank: Context) -> Costs:
+    """Return the costs of a rank that has its share of the block."""
+    return context.costs(rank.tp_size)
 
 
-class StackSession(_Session):
+@WORKLOAD.step(PreparedBlock)
+def step(problem: TpBlock, context: BlockContext, prepared: PreparedBlock, rank: Context) -> Step[oracle.BlockResult]:
+    """Return one forward and backward pass. Changed inputs are x and the upstream gradient of another seed."""
+    block, own_costs = context.inputs, context.costs(prepared.size)
+
+    def run() -> Callable[[], oracle.BlockResult]:
+        return partial(_result, block, prepared, prepared.output_of_step())
+
+    def activations(seed: int) -> list[Tensor]:
+        block.activation_seed = seed
+        shard = (0 if prepared.size == 1 else block.rank), prepared.size
+        return [block.x(*shard), block.grad(*shard)]
+
+    return Step(
+        run,
+        own_costs.bytes_communicated,
+        prepared.columns,
+        release=prepared.free,
+        # The weights are inputs that don't change.
+        inputs=GeneratedInputs([prepared.x, prepared.grad, *prepared.module.parameters()], problem.seed, activations),
+        costs=own_costs,
+    )
+
+
+def _result(block: BlockInputs, prepared: PreparedBlock, output: Tensor) -> oracle.BlockResult:
+    grads = gradients(block.problem, prepared.module)
+    present = {name: grad for name, grad in grads.items() if grad is not None}
+    assert prepared.x.grad is not None, "no step has run"
+    result = oracle.BlockResult(output, prepared.x.grad, present)
+    return result if prepared.size == block.size else oracle.own_part(result, block)
+
+
+@WORKLOAD.check(oracle.BlockResult)
+def check(problem: TpBlock, context: BlockContext, result: oracle.BlockResult, rank: Context) -> Verdict:
+    """Compare an output and its gradients with the oracle."""
+    verdict = oracle.compare(context.inputs, result)
+    return Verdict({**verdict.columns, **context.rates}, verdict.wrong)
+
+
+@WORKLOAD.details
+def details(problem: TpBlock, context: BlockContext, session: Any, rank: Context) -> dict[str, Any]:
+    """Return columns about forward and backward alone, exposed communication and a traced step. Collective."""
+    stopwatch, prepared = context.stopwatch, session.prepared
+    outputs: list[Tensor] = []
+
+    def forward() -> None:
+        outputs[:] = [prepared.run(prepared.x)]
+
+    def fresh_forward() -> None:
+        prepared.free()
+        forward()
+
+    forward_ms = stopwatch.ms(forward, prepared.free)
+    backward_ms = stopwatch.ms(lambda: outputs.pop().backward(prepared.grad), fresh_forward)
+    outputs.clear()
+    prepared.free()
+    columns = {
+        "forward_ms": forward_ms,
+        "backward_ms": backward_ms,
+        **product_columns(context, session.costs, session.columns),
+    }
+    columns |= measurements.exposed_communication(context.inputs, prepared, stopwatch)
+    columns |= measurements.trace_step(prepared.step, rank)
+    prepared.free()
+    return columns
+
+
+def product_columns(context: BlockContext, costs: Costs, columns: Mapping[str, Any]) -> dict[str, float]:
+    """Return the rate of the step's products, given the columns of its times."""
+    tflops = costs.flops / (columns.get("device_ms") or columns["time_ms"]) / 1e9
+    return {"tflops": tflops, "gemm_share": tflops / context.gemm_tflops}
+
+
+@WORKLOAD.session
+class StackSession:
     """Session of a variant that trains this rank's part of a stack. The loss is the mean squared error to a target."""
 
     def __init__(self, problem: TpBlock, variant: Variant, context: Context) -> None:
         held = held_bytes(context.device)
-        super().__init__(problem, variant, context)
+        self.problem, self.variant, self.context = problem, variant, context
+        self.block = inputs(problem, context)
+        prepared = variant.prepare(problem, self.block)
+        self.prepared: PreparedBlock = require(prepared, PreparedBlock, variant, "the function")
+        self.costs = self.block.costs(self.prepared.size)
         # A new process would take longer than all steps of a stack.
         self.schedule = IterationSchedule(problem.warmup_steps, problem.steps, held, traced=False)
-        self.target = self.inputs.target(0 if self.prepared.size == 1 else self.inputs.rank, self.prepared.size)
+        rank = 0 if self.prepared.size == 1 else context.tp_rank
+        self.target = self.block.inputs.target(rank, self.prepared.size)
         self.optimizer = torch.optim.AdamW(
             self.prepared.module.parameters(),
             problem.learning_rate,
@@ -183,7 +169,7 @@ class StackSession(_Session):
     def check(self) -> Verdict:
         """Compare the losses and gradient norms of all steps with the oracle."""
         self.restore()
-        trained, expected = self._trajectory(), oracle.expected_trajectory(self.inputs, self.steps_done)
+        trained, expected = self._trajectory(), oracle.expected_trajectory(self.block.inputs, self.steps_done)
         relative = (trained - expected).abs() / expected.abs().clamp_min(1e-30)
         largest = relative.nan_to_num(nan=math.inf, posinf=math.inf).max(1).values.tolist()
         errors = dict(zip(("loss_error", "grad_error"), largest, strict=True))
@@ -194,22 +180,28 @@ class StackSession(_Session):
             "losses": losses,
             "grad_norms": grad_norms,
             **errors,
-            **self.columns(),
+            **self.block.rates,
+            **checked_columns(self.prepared.columns(), self.variant, WORKLOAD.variant_columns),
             **self.graph_columns,
         }
-        return Verdict(columns, oracle.complaint(errors, self.problem.dtype))
+        wrong = oracle.complaint(errors, self.problem.dtype)
+        if wrong is not None:
+            step, row = (~(relative.t() <= TOLERANCE[self.problem.dtype])).nonzero()[0].tolist()
+            values = f"{trained[row, step]:.6g}, expected {expected[row, step]:.6g}"
+            wrong += f": all ranks: the {('loss', 'gradient norm')[row]} of step {step + 1} is {values}"
+        return Verdict(columns, wrong)
 
     def details(self, columns: Mapping[str, Any]) -> dict[str, Any]:
         """Return the rate of the products, and the columns of a further step that is traced."""
-        traced = measurements.trace_step(self.step, self.context, keep=self.problem.profile)
-        return {**self.product_columns(columns), **traced}
+        traced = measurements.trace_step(self.step, self.context)
+        return {**product_columns(self.block, self.costs, columns), **traced}
 
     def _train(self) -> None:
         prepared, module = self.prepared, self.prepared.module
         loss = self._loss(prepared.run(prepared.x))
         loss.backward()
         self.now[0] = loss.detach()
-        self.now[1] = _squared_norm(module, counts_norms=prepared.size == 1 or self.inputs.rank == 0)
+        self.now[1] = _squared_norm(module, counts_norms=prepared.size == 1 or self.context.tp_rank == 0)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         prepared.x.grad = None
@@ -222,9 +214,9 @@ class StackSession(_Session):
     def _trajectory(self) -> Tensor:
         """The losses and gradient norms of all steps so far, over all ranks: (2, steps)."""
         parts = torch.stack(self.history).cpu()
-        dist.all_reduce(parts, group=self.inputs.group)
+        dist.all_reduce(parts, group=self.context.tp_group)
         if self.prepared.size == 1:  # each rank has the whole
-            parts /= self.inputs.size
+            parts /= self.context.tp_size
         return torch.stack((parts[:, 0], parts[:, 1].sqrt()))
 
 
@@ -235,8 +227,3 @@ def _squared_norm(module: nn.Module, *, counts_norms: bool) -> Tensor:
     grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
     norms = [torch.linalg.vector_norm(grad, dtype=torch.promote_types(grad.dtype, torch.float32)) for grad in grads]
     return torch.stack(norms).square().sum()
-
-
-def setup(problem: TpBlock, variant: Variant, context: Context) -> TpBlockSession | StackSession:
-    """Return the session of one cell on this rank."""
-    return (StackSession if problem.layers else TpBlockSession)(problem, variant, context)

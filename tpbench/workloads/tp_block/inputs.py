@@ -6,7 +6,6 @@ Each rank computes its part alone. All parts together are the same whole at any 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -36,6 +35,8 @@ class BlockInputs:
         self.context = context
         self.problem, self.device, self.dtype = problem, context.device, getattr(torch, problem.dtype)
         self.rank, self.size, self.group = context.tp_rank, context.tp_size, context.tp_group
+        self.activation_seed = problem.seed
+        """Seed of x and the upstream gradient. The weights always have the problem's."""
 
     @cached_property
     def weights(self) -> dict[str, Tensor]:
@@ -50,16 +51,6 @@ class BlockInputs:
             linear.name: self._weight(start + 2 * index, linear, rank, size)
             for index, linear in enumerate(self.problem.linears)
         }
-
-    def of(self, problem: TpBlock) -> BlockInputs:
-        """Return the inputs of another problem on this rank."""
-        return BlockInputs(problem, self.context)
-
-    def with_activations_of(self, seed: int) -> BlockInputs:
-        """Return inputs with the same weights, and x and the upstream gradient of another seed."""
-        other = self.of(replace(self.problem, seed=seed))
-        other.weights = self.weights
-        return other
 
     def x(self, rank: int, size: int) -> Tensor:
         """Return one of `size` ranks' shard of the input.
@@ -108,7 +99,8 @@ class BlockInputs:
 
     def _random(self, stream: int, rows: range, columns: range, exponent: int) -> Tensor:
         indices = [torch.arange(axis.start, axis.stop, device=self.device) for axis in (rows, columns)]
-        hashes = [hash_index(self.problem.seed, stream + axis, index) for axis, index in enumerate(indices)]
+        seed = self.activation_seed if stream in (_X, _GRAD) else self.problem.seed
+        hashes = [hash_index(seed, stream + axis, index) for axis, index in enumerate(indices)]
         return normal(*hashes).mul_(2.0**exponent)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -22,9 +23,9 @@ from torch.utils.checkpoint import checkpoint
 
 from tpbench.comm.collectives import exchanged, gather_objects
 from tpbench.measure.session import Verdict
-from tpbench.workloads.differences import Differences
+from tpbench.workloads.differences import Compared, Comparison
 from tpbench.workloads.tp_block.execution.layers import rotary_angles
-from tpbench.workloads.tp_block.inputs import BlockInputs
+from tpbench.workloads.tp_block.inputs import CHUNK, BlockInputs
 from tpbench.workloads.tp_block.problem import TOLERANCE
 
 EPS = 1e-5
@@ -152,10 +153,10 @@ def _sum_over_ranks(part: Tensor, group: dist.ProcessGroup) -> Tensor:
 def compare(inputs: BlockInputs, result: BlockResult) -> Verdict:
     """Compare a result with the oracle's. Collective over the tp group, with the same verdict on every rank.
 
-    An error of a tensor is the largest ||row - expected|| / ||expected||. A NaN in the result counts as inf. A wrong
-    result names the first rank, row and column of the tensor with the largest error.
+    An error of a tensor is the largest ||row - expected|| / ||expected||; a vector is one row. The loss and the norm of
+    all gradients are compared, too.
     """
-    expected = expected_result(inputs)
+    expected, dtype = expected_result(inputs), inputs.problem.dtype
     upstream = inputs.grad(inputs.rank, inputs.size).double()
     sums = torch.tensor(
         [
@@ -168,52 +169,30 @@ def compare(inputs: BlockInputs, result: BlockResult) -> Verdict:
     )
     dist.all_reduce(sums, group=inputs.group)
     loss, expected_loss, square, expected_square = sums.tolist()
-    right = {"output": expected.output, "input": expected.grad_input, **expected.grads}
-    got = {"output": result.output, "input": result.grad_input, **result.grads}
-    errors = {name: row_errors(got.get(name), tensor) for name, tensor in right.items()}
-    largest = torch.stack([rows.max().cpu() for rows in errors.values()])
-    dist.all_reduce(largest, dist.ReduceOp.MAX, group=inputs.group)
-    output_error, *grad_errors = largest.tolist()
-    grad_error = max(grad_errors)
+    right, got = _named(expected), _named(result)
+    outputs = {
+        name: Compared(got.get(name), tuple(tensor.shape), None, "output_error" if name == "output" else "grad_error")
+        for name, tensor in right.items()
+    }
+    limits = dict.fromkeys(("output_error", "grad_error"), TOLERANCE[dtype])
+    comparison = Comparison(outputs, limits, partial(gather_objects, group=inputs.group), inputs.device, dtype)
+    for name, tensor in comparison.got.items():
+        rows, right_rows = torch.atleast_2d(tensor), torch.atleast_2d(right[name])
+        step = max(1, CHUNK // rows.shape[1])
+        for first in range(0, len(rows), step):
+            part = slice(first, first + step)
+            comparison.rows(name, rows[part].double(), right_rows[part], 0.0, first)
+    verdict = comparison.verdict()
     loss_error = _nan_as_inf(abs(loss - expected_loss) / max(1.0, abs(expected_loss)))
     norm_error = abs(math.sqrt(square / expected_square) - 1) if expected_square else math.nan
-    columns = {
-        "loss_value": loss,
-        "loss_error": loss_error,
-        "output_error": output_error,
-        "grad_error": grad_error,
-        "grad_norm": math.sqrt(square),
-    }
-    checked = {
-        "output_error": output_error,
-        f"grad_error (of {list(right)[1 + grad_errors.index(grad_error)]})": grad_error,
-        "loss_error": loss_error,
-        "the relative error of grad_norm": _nan_as_inf(norm_error),
-    }
-    wrong = complaint(checked, inputs.problem.dtype)
-    if wrong is not None:
-        worst = list(right)[int(largest.argmax())]
-        here = _place(inputs, worst, got.get(worst), right[worst], errors[worst])
-        places = filter(None, gather_objects(here, inputs.group))
-        wrong = ": ".join([wrong, *list(places)[:1]])
-    return Verdict(columns, wrong)
+    others = {"loss_error": loss_error, "the relative error of grad_norm": _nan_as_inf(norm_error)}
+    columns = {"loss_value": loss, "loss_error": loss_error, **verdict.columns, "grad_norm": math.sqrt(square)}
+    return Verdict(columns, verdict.wrong or complaint(others, dtype))
 
 
-def _place(inputs: BlockInputs, name: str, got: Tensor | None, right: Tensor, errors: Tensor) -> str | None:
-    """Return where this rank's part of a tensor differs from the right one, or None if it doesn't.
-
-    In a row with an error above the limit, an element differs by more than the limit times an equal share of the row.
-    """
-    title = name if name == "output" else f"the gradient of {name}"
-    if got is None or got.shape != right.shape:
-        shape = None if got is None else tuple(got.shape)
-        return f"rank {inputs.rank}: {title} is {shape}, expected {tuple(right.shape)}"
-    limit = TOLERANCE[inputs.problem.dtype]
-    share = torch.linalg.vector_norm(right, dim=-1, keepdim=True) / math.sqrt(right.shape[-1])
-    differ = ~(errors <= limit).view(share.shape) & ~((got - right).abs() <= limit * share)
-    found = Differences()
-    found.add(got, right, differ, first_row=0)
-    return f"rank {inputs.rank}: {found.text(title)}" if found.count else None
+def _named(result: BlockResult) -> dict[str, Tensor]:
+    grads = {"input": result.grad_input, **result.grads}
+    return {"output": result.output, **{f"the gradient of {name}": grad for name, grad in grads.items()}}
 
 
 def complaint(errors: Mapping[str, float], dtype: str) -> str | None:
@@ -221,21 +200,6 @@ def complaint(errors: Mapping[str, float], dtype: str) -> str | None:
     limit = TOLERANCE[dtype]
     wrong = [f"{name} {value:.3g} is above {limit:.3g}" for name, value in errors.items() if not value <= limit]
     return f"{' and '.join(wrong)} ({dtype})" if wrong else None
-
-
-def row_errors(got: Tensor | None, expected: Tensor) -> Tensor:
-    """Return ||row - expected|| / ||expected|| of each row: inf for a NaN, a wrong shape or a missing tensor.
-
-    A vector is one row.
-    """
-    right = torch.atleast_2d(expected)
-    if got is None or got.shape != expected.shape:
-        return right.new_full((len(right),), math.inf)
-    norm = torch.linalg.vector_norm
-    error = norm(torch.atleast_2d(got).double() - right, dim=-1) / norm(right, dim=-1).clamp_min(
-        torch.finfo(torch.float64).tiny
-    )
-    return error.nan_to_num(nan=math.inf)
 
 
 def _loss(output: Tensor, upstream: Tensor) -> float:
@@ -270,9 +234,9 @@ def expected_trajectory(inputs: BlockInputs, steps: int) -> Tensor:
     ]
     x, target = inputs.x(0, 1).double(), inputs.target(0, 1).double()
     weights = [weight for layer in layers for weight in layer.values()]
-    moments = [(torch.zeros_like(weight), torch.zeros_like(weight)) for weight in weights]
+    optimizer = torch.optim.AdamW(weights, problem.learning_rate, BETAS, ADAM_EPS, WEIGHT_DECAY, foreach=False)
     losses, grad_norms = [], []
-    for step in range(1, steps + 1):
+    for _ in range(steps):
         y = x
         for layer in layers:
             y = ForwardPass(inputs, layer).run(y)
@@ -280,23 +244,12 @@ def expected_trajectory(inputs: BlockInputs, steps: int) -> Tensor:
         loss.backward()
         losses.append(float(loss.detach()))
         grad_norms.append(_grad_norm(inputs, layers))
+        optimizer.step()
+        optimizer.zero_grad()
         with torch.no_grad():
-            for weight, (mean, square) in zip(weights, moments, strict=True):
-                _update(weight, mean, square, step, problem.learning_rate)
+            for weight in weights:
                 weight.copy_(weight.to(inputs.dtype))
     return torch.tensor([losses, grad_norms], dtype=torch.float64)
-
-
-def _update(weight: Tensor, mean: Tensor, square: Tensor, step: int, learning_rate: float) -> None:
-    """One step of AdamW. The decay is decoupled from the gradient."""
-    grad = weight.grad
-    assert grad is not None
-    first, second = BETAS
-    mean.mul_(first).add_((1 - first) * grad)
-    square.mul_(second).add_((1 - second) * grad**2)
-    weight.mul_(1 - learning_rate * WEIGHT_DECAY)
-    weight.sub_(learning_rate * mean / (1 - first**step) / ((square / (1 - second**step)).sqrt() + ADAM_EPS))
-    weight.grad = None
 
 
 def _grad_norm(inputs: BlockInputs, layers: list[dict[str, Tensor]]) -> float:

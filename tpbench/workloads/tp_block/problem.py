@@ -1,12 +1,13 @@
-"""The transformer block's problem: its fields, norms and linears, and what a step must compute, move and send."""
+"""The transformer block's problem: its fields, norms and linears, what a step must compute, move and send, columns."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Literal
 
 from tpbench.settings import setting
+from tpbench.workloads import Option, Pivot, Study, Workload
 from tpbench.workloads.sizes import ITEM_BYTES
 
 if TYPE_CHECKING:
@@ -106,7 +107,8 @@ class TpBlock:
         if self.layers and self.part != "block":
             complaints.append(f"layers={self.layers} needs part=block: a stack has whole blocks")
         if not self.layers:
-            unused = {name: default for name, default in _TRAINING.items() if getattr(self, name) != default}
+            training = (each for each in fields(self) if each.name in ("steps", "warmup_steps", "learning_rate"))
+            unused = (each.name for each in training if getattr(self, each.name) != each.default)
             complaints += [f"{name}={getattr(self, name)} needs layers=N: one block is not trained" for name in unused]
         if dp_size != 1:
             complaints.append(f"dp_size={dp_size} must be 1: replicas of a block do not communicate")
@@ -131,12 +133,6 @@ class TpBlock:
     def norms(self) -> tuple[str, ...]:
         """The RMSNorms of the part."""
         return ("attention_norm", "mlp_norm") if self.part == "block" else ()
-
-
-_TRAINING = {
-    field.name: field.default for field in fields(TpBlock) if field.name in ("steps", "warmup_steps", "learning_rate")
-}
-"""Fields that only a stack of blocks uses, with their defaults."""
 
 
 TOLERANCE = {"bfloat16": 2.0**-4, "float32": 2.0**-14, "float64": 2.0**-38}
@@ -190,3 +186,88 @@ def bytes_sent(problem: TpBlock, size: int, *, least: bool = False) -> int:
 def linear_weights(problem: TpBlock, size: int) -> int:
     """The elements of a rank's part of all linear weights."""
     return sum(rows * columns for rows, columns in (linear.local_shape(size) for linear in problem.linears))
+
+
+def _with_rotary(problem: TpBlock, chosen: frozenset[str]) -> TpBlock:
+    """Return the problem with rotary embeddings if it is a stack, unless the user chose."""
+    return replace(problem, rotary=True) if problem.layers and "rotary" not in chosen else problem
+
+
+PROFILE = (
+    "time_ms", "device_ms", "chained_ms", "forward_ms", "backward_ms", "compute_ms", "communication_ms", "exposed_ms",
+    "hidden_share", "gather_hidden", "scatter_hidden", "overlap_fraction", "bound", "idle_share", "tflops",
+    "gemm_share", "peak_gib", "graph_gib", "workspace_gib", "loss_value", "grad_norm", "chosen",
+)  # fmt: skip
+"""The columns of the study `profile`."""
+
+WORKLOAD = Workload(
+    name="tp_block",
+    summary="transformer block under tensor and sequence parallelism, forward and backward",
+    problem=TpBlock,
+    least_gib=lambda job: 2 * linear_weights(job.problem, job.tp_size) * ITEM_BYTES[job.problem.dtype] / 2**30,
+    headline=("hidden", "ffn", "tokens", "layers"),
+    columns={
+        "grad_norm": "norm of all weights' gradients, counting each weight once",
+        "workspace_gib": "memory shared with peers that the variant keeps between iterations, GiB",
+        "losses": "loss of each training step, warm-up included (layers=N)",
+        "grad_norms": "norm of all gradients in each training step, warm-up included (layers=N)",
+        "chosen": "the schedule of each operation, and whether the passes are graphs (block_auto)",
+        "graph_gib": "memory that graphs of block_auto or of a stack hold between iterations; at most a part of it is "
+        "in peak_gib, and reports add both, GiB",
+        "forward_ms": "forward pass, timed as the step is, ms",
+        "backward_ms": "backward pass, timed as the step is, ms",
+        "compute_ms": "the step with its communication removed: products in one piece, ms",
+        "communication_ms": "the step's collectives alone, one after the other, ms",
+        "exposed_ms": "the step's time beyond the same step without communication, the median of pairs, ms",
+        "hidden_share": "share of the communication that is hidden: 1 - exposed_ms / communication_ms",
+        "gather_hidden": "the same for the forward pass's all-gathers and their products alone",
+        "scatter_hidden": "the same for the forward pass's products and their reduce-scatters alone",
+        "gemm_tflops": "rate of a large square product in this dtype on this machine, TFLOP/s",
+        "tflops": "floating-point operations of the busiest rank over the step's time, TFLOP/s",
+        "gemm_share": "share of gemm_tflops that the step reaches",
+        "gather_gb_per_s": "bandwidth of a large all-gather on this machine, bytes that a rank receives",
+        "overlap_fraction": "share of the communication time of a traced step during which a product runs (GPUs)",
+    },
+    variant_columns={"chosen": str, "graph_gib": float, "workspace_gib": float},
+    options=(
+        Option("save_gathered", ignorable=True),
+        Option("signals", ignorable=True),
+        Option("try_graphs", ignorable=True),
+        Option("profile"),
+    ),
+    graph_options={"signals": "kernel"},
+    pivot=Pivot(
+        rows=("hidden", "ffn", "tokens", "tp_size"),
+        sections=("dtype", "part"),
+        trajectories={"losses": 1.0, "grad_norms": 1.0},
+    ),
+    resolve=_with_rotary,
+    scheduled=lambda problem: problem.layers > 0,
+    metrics={
+        "forward_ms": -1,
+        "backward_ms": -1,
+        "compute_ms": 0,
+        "communication_ms": 0,
+        "exposed_ms": -1,
+        "hidden_share": 0,
+        "gather_hidden": 0,
+        "scatter_hidden": 0,
+        "overlap_fraction": 0,
+        "tflops": 1,
+        "gemm_share": 0,
+        "workspace_gib": -1,
+    },
+    percentages=("hidden_share", "gather_hidden", "scatter_hidden", "overlap_fraction", "gemm_share"),
+    studies={
+        "profile": Study(
+            "what is a step made of, and how much of its communication is hidden?",
+            best_by=("device_ms", "time_ms"),
+            columns=PROFILE,
+        ),
+        "overlap": Study(
+            "by how much does overlap shorten each part, and where does it stop paying?",
+            module="tpbench.workloads.tp_block.overlap_study",
+        ),
+    },
+    reusable_process=True,
+)

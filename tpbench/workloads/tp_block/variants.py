@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import Any, TypeAlias
+from collections.abc import Collection
+from typing import Any
 
-from tpbench.workloads.tp_block.problem import TpBlock
-from tpbench.workloads.tp_block.workload import WORKLOAD
-
-Prepare: TypeAlias = Callable[..., Any]
+from tpbench.workloads.tp_block.problem import WORKLOAD, TpBlock
 
 
 def _unsupported_by_one_rank(problem: TpBlock, tp_size: int) -> str | None:
@@ -36,74 +33,62 @@ def _no_graph_of_copies(problem: TpBlock) -> str:
     return "its signals=stream are memory operations of the stream, which a graph cannot replay: set signals=kernel"
 
 
-def _sharded(summary: str, options: Collection[str] = (), **traits: Any) -> Callable[[Prepare], Prepare]:
-    """Declare a variant whose linears are tpbench's own sharded layers, with further options beside the usual ones."""
+def _of_schedule(name: str, schedule: str, summary: str, options: Collection[str] = (), **traits: Any) -> None:
+    """Register a variant that runs all linears under one schedule, with further options beside the usual ones."""
+
+    def prepare_block(problem: TpBlock, context: Any) -> Any:
+        from tpbench.workloads.tp_block.execution.autotune import schedule_named
+        from tpbench.workloads.tp_block.execution.prepared import prepare
+
+        return prepare(context, schedule_named(schedule, context.inputs))
+
+    prepare_block.__name__ = name
     usual = {"no_graph_reason": _no_graph, "unsupported_reason": _unsupported_by_one_rank}
-    return WORKLOAD.variant(summary, options={"save_gathered", "profile", *options}, **{**usual, **traits})
+    options = {"profile", *([] if schedule == "local" else ["save_gathered"]), *options}
+    WORKLOAD.variant(summary, options=options, **{**usual, **traits})(prepare_block)
 
 
-def _prepared(context: Any, schedule: str) -> Any:
-    """Prepare a block under one schedule for all linears."""
-    from tpbench.workloads.tp_block.execution.autotune import schedule_named
-    from tpbench.workloads.tp_block.execution.prepared import prepare
-
-    return prepare(context, schedule_named(schedule, context.inputs))
-
-
-@WORKLOAD.variant(
-    "the whole block on every rank, each for itself: the reference", options={"profile"}, no_graph_reason=_no_graph
+_of_schedule(
+    "block_no_tp",
+    "local",
+    "the whole block on every rank, each for itself: the reference",
+    unsupported_reason=lambda problem, tp_size: None,
 )
-def block_no_tp(problem: TpBlock, context: Any) -> Any:
-    return _prepared(context, "local")
-
-
-@_sharded("all-gather, product, reduce-scatter, one after the other")
-def block_tp(problem: TpBlock, context: Any) -> Any:
-    return _prepared(context, "plain")
-
-
-@_sharded(
+_of_schedule("block_tp", "plain", "all-gather, product, reduce-scatter, one after the other")
+_of_schedule(
+    "block_tp_overlap",
+    "ring",
     "overlap by hand: ring of sends beside products, products in pieces beside reduces",
     unsupported_reason=_unsupported_in_pieces,
 )
-def block_tp_overlap(problem: TpBlock, context: Any) -> Any:
-    return _prepared(context, "ring")
-
-
-@_sharded("torch's fused_all_gather_matmul and fused_matmul_reduce_scatter", requires_cuda=True)
-def block_symm_mem(problem: TpBlock, context: Any) -> Any:
-    return _prepared(context, "symm_mem")
-
-
-@WORKLOAD.variant(
+_of_schedule(
+    "block_symm_mem",
+    "symm_mem",
+    "torch's fused_all_gather_matmul and fused_matmul_reduce_scatter",
+    requires_cuda=True,
+)
+WORKLOAD.variant_of(
+    "block_compile_async",
+    "execution.prepared.prepare_compiled",
     "torch.compile with micro-pipelined tensor parallelism",
     options={"profile"},
     requires_cuda=True,
     no_graph_reason=_no_graph,
     unsupported_reason=_unsupported_by_one_rank,
 )
-def block_compile_async(problem: TpBlock, context: Any) -> Any:
-    from tpbench.workloads.tp_block.execution.prepared import prepare_compiled
-
-    return prepare_compiled(context)
-
-
-@_sharded(
+_of_schedule(
+    "block_copy_engine",
+    "copy_engine",
     "copy engines move chunks through symmetric memory ahead of the products, which keep all SMs",
     options={"signals"},
     requires_cuda=True,
     no_graph_reason=_no_graph_of_copies,
 )
-def block_copy_engine(problem: TpBlock, context: Any) -> Any:
-    return _prepared(context, "copy_engine")
-
-
-@_sharded(
+WORKLOAD.variant_of(
+    "block_auto",
+    "execution.autotune.prepare_fastest",
     "for each linear the schedule that is fastest in a trial, or one for all linears if the step is then faster",
-    options={"signals", "try_graphs"},
+    options={"save_gathered", "profile", "signals", "try_graphs"},
     no_graph_reason=_no_graph_of_copies,
+    unsupported_reason=_unsupported_by_one_rank,
 )
-def block_auto(problem: TpBlock, context: Any) -> Any:
-    from tpbench.workloads.tp_block.execution.autotune import prepare_fastest
-
-    return prepare_fastest(context)

@@ -1,39 +1,57 @@
-"""Run the train step on a rank: compute the reference, prepare a variant, train, and report speed and correctness."""
+"""Run the train step on a rank: train and time a variant's steps, and report speed and correctness."""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpbench.measure import rank_memory
+from tpbench.comm.collectives import gather_objects
+from tpbench.kernels.collectives import forbid_multicast
+from tpbench.measure import cuda_graph, rank_memory
 from tpbench.measure.clock import Stopwatch
-from tpbench.measure.gpu_trace import keep_trace, profiled
-from tpbench.measure.ranks import gather_number, on_any_rank
+from tpbench.measure.ranks import gather_number
 from tpbench.measure.rates import compute_ms, gemm_tflops
 from tpbench.measure.session import Context, Costs, IterationSchedule, Verdict
 from tpbench.workloads import Variant
 from tpbench.workloads.step import require
-from tpbench.workloads.train_step.estimates import bytes_communicated, parameters, step_flops
+from tpbench.workloads.train_step.estimates import bytes_communicated, flops_per_token, parameters, step_flops
 from tpbench.workloads.train_step.model.inputs import Batch, replica_batches
-from tpbench.workloads.train_step.oracle import compare, compute_reference
-from tpbench.workloads.train_step.problem import ITEM_BYTES, TrainStep
-from tpbench.workloads.train_step.training.measured_step import (
-    Mark,
-    PhaseTimer,
-    ProgressLines,
-    StepGraph,
-    on_stream,
-    phase_columns,
-    throughput,
-)
-from tpbench.workloads.train_step.training.trainer import MarkPhase, Trainer, ignore_phase
+from tpbench.workloads.train_step.oracle import compute_reference
+from tpbench.workloads.train_step.problem import ITEM_BYTES, PHASES, TrainStep
+from tpbench.workloads.train_step.training.trainer import MarkPhase, TorchTrainer, Trainer, gradient_norms, ignore_phase
+from tpbench.workloads.train_step.workload import WORKLOAD
+
+Mark = tuple[str, Any]
+"""A phase, and the CUDA event or, on a CPU, the time in seconds of its begin."""
+PEAK_TFLOPS = {
+    "H100 PCIe": (756, 378),
+    "H100 NVL": (835, 418),
+    "H100": (989, 495),
+    "H200": (989, 495),
+    "H800": (989, 495),
+    "H20": (148, 74),
+    "GH200": (989, 495),
+    "A100": (312, 156),
+    "A800": (312, 156),
+    "B200": (2250, 1100),
+    "B100": (1800, 900),
+    "L40S": (362, 183),
+    "A10": (125, 62),
+}
+"""Dense peaks of NVIDIA's datasheets in TFLOP/s, by GPU: (bf16 and fp16, TF32).
+
+TF32 stands for float32, although torch does not use it by default. The first entry that matches a GPU's name applies.
+"""
 
 
+@WORKLOAD.session
 class TrainStepSession:
     """Training with one variant on this rank.
 
@@ -45,6 +63,8 @@ class TrainStepSession:
     """
 
     def __init__(self, problem: TrainStep, variant: Variant, context: Context) -> None:
+        if context.device.type == "cuda":
+            forbid_multicast()  # before NCCL makes its communicators, which it does later
         self.problem, self.variant, self.context = problem, variant, context
         self.from_outside = variant.place is not None
         self.gemm_tflops = gemm_tflops(getattr(torch, problem.dtype), context.device, Stopwatch(context))
@@ -63,26 +83,26 @@ class TrainStepSession:
             torch.cuda.synchronize(context.device)
         self.init_s = time.perf_counter() - began
         self.batches: list[Batch] = []
+        self.gradients: dict[str, float] = {}
+        """The norm of each gradient of the first step. Empty if that step is timed, or if only the variant has them."""
         self.losses: list[Tensor] = []
         self.norms: list[Tensor] = []
         self.phases = PhaseTimer(context.device)
         self.times_phases = problem.phase_steps > 0
         self.graph: StepGraph | None = None
         self.graph_gib = 0.0
-        self.graph_marks: Sequence[Mark] = ()
-        self.progress = ProgressLines(problem, context)
+        self.reported_steps, self.reported_at_s = 0, time.perf_counter()
         self.costs = costs(problem, variant, context, self.gemm_tflops)
 
     def step(self) -> None:
         """Train one step, and time its phases if the problem asks for that."""
-        if not self.times_phases:
-            self.train()
-        elif self.graph is not None:
-            self.train()
-            self.phases.end_replay(self.graph_marks)
-        else:
+        if self.times_phases and self.graph is None:
+            self.phases.marks = []
             self.train(self.phases.mark)
-            self.phases.end_step()
+            self.phases.mark("end")
+        else:
+            self.train()
+        self.phases.unread = self.times_phases
 
     def train(self, mark: MarkPhase = ignore_phase) -> None:
         """Train one step and call `mark` at the beginning of each phase, or replay the graph if there is one."""
@@ -90,7 +110,10 @@ class TrainStepSession:
             loss, norm = self.graph.replay(self.batches)
         else:
             with on_stream(self.stream):
-                loss, norm = self.trainer.accumulate(self.batches, mark), self.trainer.update(mark)
+                loss = self.trainer.accumulate(self.batches, mark)
+                if not self.losses and self.problem.warmup_steps and isinstance(self.trainer, TorchTrainer):
+                    self.gradients = gradient_norms(self.trainer)
+                norm = self.trainer.update(mark)
         if self.from_outside:
             for number in (loss, norm):
                 require(number, Tensor, self.variant, "accumulate or update")
@@ -101,10 +124,10 @@ class TrainStepSession:
     def capture(self) -> float:
         """Make all later steps replays of a CUDA graph, and return the GiB that the graph keeps. Collective."""
         self.restore()
+        self.phases.marks = []
         mark = self.phases.mark if self.problem.phase_steps else ignore_phase
         with rank_memory.extra_peak(self.context.device) as peak:
             self.graph = StepGraph(self.trainer, self.batches, mark, self.stream)
-        self.graph_marks = self.phases.taken_marks()
         self.graph_gib = peak.peak_gib[0]
         return self.graph_gib
 
@@ -112,7 +135,7 @@ class TrainStepSession:
         """Make the next step's batches, and write a progress line if one is due."""
         step, context = len(self.losses), self.context
         self.phases.read()
-        self.progress.report(step, self.losses)
+        self._report()
         self.batches = replica_batches(self.problem, step, context.dp_rank, context.dp_size, context.device)
 
     def release(self) -> None:
@@ -121,17 +144,15 @@ class TrainStepSession:
     def check(self) -> Verdict:
         """Compare the first steps, and the timed ones of a variant from outside, with the reference. Collective."""
         problem, reference = self.problem, self.reference
-        self.progress.report(len(self.losses), self.losses)
+        self._report()
         losses, norms = self._trajectories()
-        errors = compare(reference, losses, norms)
-        wrong = errors.complaint(problem.dtype)
+        wrong = reference.complaint(losses, norms, problem.dtype)
         if reference.timed is not None and wrong is None:
             wrong = reference.timed.complaint(losses[problem.warmup_steps :], problem.dtype)
         held_gib = (rank_memory.held_bytes(self.context.device) - self.schedule.held_before) / 2**30
         columns = {
             "loss_value": losses[-1],
-            "loss_error": errors.loss_error,
-            "grad_error": errors.grad_error,
+            **reference.errors(losses, norms),
             "grad_norm": norms[-1],
             "losses": losses,
             "grad_norms": norms,
@@ -140,21 +161,42 @@ class TrainStepSession:
             "init_s": max(gather_number(self.init_s, self.context)),
             "steady_gib": max(gather_number(held_gib + self.graph_gib, self.context)),
         }
-        anywhere = on_any_rank(bool(wrong), self.context)
-        return Verdict(columns, wrong or ("the result is wrong on another rank" if anywhere else None))
+        return Verdict(columns, self._with_place(wrong))
+
+    def _with_place(self, wrong: str | None) -> str | None:
+        """Return why the result of some rank is wrong, on every rank, or None.
+
+        A rank counts first whose gradients of the first step differ. Collective.
+        """
+        place = self.reference.wrong_gradients(self.gradients, self.problem.dtype) if wrong else None
+        ranks = [(rank, *texts) for rank, texts in enumerate(gather_objects((wrong, place)))]
+        for rank, wrong, place in sorted(ranks, key=lambda texts: not texts[2]):
+            if wrong:
+                return f"rank {rank}: {'; '.join(filter(None, (wrong, place)))}"
+        return None
 
     def details(self, columns: Mapping[str, Any]) -> dict[str, Any]:
-        """Return throughput and times of phases, and profile an additional step on request. Collective."""
+        """Return throughput and times of phases. Collective."""
         result = throughput(self.problem, self.context, columns)
         if self.problem.phase_steps:
-            result |= phase_columns(self.phases.times_ms(self.problem.steps))
+            self.phases.read()
+            result |= phase_columns(self.phases.times_ms[-self.problem.steps :])
             self.times_phases = False  # reading the times of further steps would wait for each of them
-        if self.problem.profile:
-            self.context.say("profiling")
-            self.restore()
-            dist.barrier()
-            keep_trace(profiled(self.train, self.context), self.context)
         return result
+
+    def _report(self) -> None:
+        """Write a line of progress on rank 0, if one is due: the loss, and tokens/s of wall time since the last line.
+
+        Lines are written between steps. A step after the measured ones, for a profile, gets none.
+        """
+        problem, done, now_s = self.problem, len(self.losses), time.perf_counter()
+        last, interval = problem.warmup_steps + problem.steps, 0 if self.context.rank else problem.log_interval
+        if not interval or done % interval or not self.reported_steps < done <= last:
+            return
+        tokens = interval * problem.tokens * problem.accumulate * self.context.dp_size
+        rate = tokens / (now_s - self.reported_at_s)
+        self.context.say(f"step {done}/{last}: loss {float(self.losses[-1]):.4f}, {rate:.0f} tokens/s")
+        self.reported_steps, self.reported_at_s = done, now_s
 
     def _trajectories(self) -> tuple[list[float], list[float]]:
         """Return the loss of every step, the mean over replicas, and the gradient norm of every step."""
@@ -176,10 +218,126 @@ def costs(problem: TrainStep, variant: Variant, context: Context, tflops: float)
     return Costs(bytes_moved=2 * states, bytes_communicated=sent, flops=flops, compute_ms=compute_ms(flops, tflops))
 
 
-def setup(problem: TrainStep, variant: Variant, context: Context) -> TrainStepSession:
-    """Return the session of one cell on this rank."""
-    if context.device.type == "cuda":
-        from tpbench.kernels.collectives import forbid_multicast
+class StepGraph:
+    """The captured step of a trainer. Collectives over NCCL are part of the graph."""
 
-        forbid_multicast()  # before NCCL makes its communicators, which it does later
-    return TrainStepSession(problem, variant, context)
+    def __init__(
+        self, trainer: Trainer, batches: Sequence[Batch], mark: MarkPhase, stream: torch.cuda.Stream | None
+    ) -> None:
+        """Capture a step; nothing is trained. `stream` is the stream of the warm-up steps. Collective."""
+        self.batches = [Batch(batch.tokens.clone(), batch.labels.clone()) for batch in batches]
+
+        def step() -> tuple[Tensor, Tensor]:
+            result = trainer.accumulate(self.batches, mark), trainer.update(mark)
+            mark("end")
+            return result
+
+        self.captured = cuda_graph.capture(step, stream=stream)
+
+    def replay(self, batches: Sequence[Batch]) -> tuple[Tensor, Tensor]:
+        """Train one step on these micro-batches. Return the loss and the gradient norm, fp32 scalars on the device."""
+        for captured, batch in zip(self.batches, batches, strict=True):
+            captured.tokens.copy_(batch.tokens)
+            captured.labels.copy_(batch.labels)
+        self.captured.replay()
+        loss, norm = self.captured.result
+        return loss.clone(), norm.clone()  # the next replay overwrites both
+
+
+@contextlib.contextmanager
+def on_stream(stream: torch.cuda.Stream | None) -> Iterator[None]:
+    """Run device work on `stream`, after all work of the current stream and before its later work. None: do nothing."""
+    if stream is None:
+        yield
+        return
+    current = torch.cuda.current_stream(stream.device)
+    stream.wait_stream(current)
+    with torch.cuda.stream(stream):
+        yield
+    current.wait_stream(stream)
+
+
+class PhaseTimer:
+    """The times of each phase of each step on this rank: device time by CUDA events on a GPU, else wall time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.marks: list[Mark] = []
+        """Those of the last step, or of the step that a graph replays."""
+        self.unread = False
+        """True if the times of the last step have not been read."""
+        self.times_ms: list[list[float]] = []
+        """The milliseconds of each of `PHASES`, by step."""
+
+    def mark(self, phase: str) -> None:
+        """Begin a phase and end the one before. A phase may have several parts, one for each micro-batch."""
+        if self.device.type == "cuda":
+            # A graph records its external events again at each replay.
+            external = {"external": True} if torch.cuda.is_current_stream_capturing() else {}
+            event = torch.cuda.Event(enable_timing=True, **external)
+            event.record()
+            self.marks.append((phase, event))
+        else:
+            self.marks.append((phase, time.perf_counter()))
+
+    def read(self) -> None:
+        """Read the times of the last step, before another replay records its events again. The device must be idle."""
+        if self.unread:
+            self.times_ms.append([_sum_ms(self.marks, phase) for phase in PHASES])
+        self.unread = False
+
+
+def _sum_ms(marks: Sequence[Mark], phase: str) -> float:
+    pairs = itertools.pairwise(marks)
+    return sum(_between_ms(begin, end) for (name, begin), (_, end) in pairs if name == phase)
+
+
+def _between_ms(begin: Any, end: Any) -> float:
+    return float(begin.elapsed_time(end)) if isinstance(begin, torch.cuda.Event) else (end - begin) * 1e3
+
+
+def phase_columns(times_ms: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """Return `step_forward_ms` and so on, the times of each step on its slowest rank, and `forward_ms` and so on, those
+    of the median step.
+
+    One rank gives all phases of a step, and one step those of the row. So they add up to at most the step's time.
+    times_ms: this rank's times by step and phase, (steps, phases). Collective.
+    """
+    own_ms = torch.tensor(times_ms, dtype=torch.float64)
+    gathered_ms = [torch.empty_like(own_ms) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered_ms, own_ms)
+    ranks_ms = torch.stack(gathered_ms)  # (ranks, steps, phases)
+    slowest = ranks_ms.sum(2).argmax(0)
+    steps_ms = ranks_ms[slowest, torch.arange(len(slowest))]
+    median_step = int(steps_ms.sum(1).argsort()[(len(steps_ms) - 1) // 2])
+    by_phase = dict(zip(PHASES, steps_ms.T.tolist(), strict=True))
+    medians = {f"{phase}_ms": by_step[median_step] for phase, by_step in by_phase.items()}
+    return medians | {f"step_{phase}_ms": by_step for phase, by_step in by_phase.items()}
+
+
+def throughput(problem: TrainStep, context: Context, columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns of throughput from the median step's time: device time if there is one, else wall time."""
+    seconds = (columns.get("device_ms") or columns["time_ms"]) / 1e3
+    samples = problem.batch_size * problem.accumulate * context.dp_size
+    tokens_per_s_per_gpu = samples * problem.seq_length / seconds / context.world_size
+    result = {
+        "tokens_per_s": tokens_per_s_per_gpu * context.world_size,
+        "tokens_per_s_per_gpu": tokens_per_s_per_gpu,
+        "samples_per_s": samples / seconds,
+        "samples_per_s_per_gpu": samples / seconds / context.world_size,
+        "tflops_per_gpu": columns["flops"] / seconds / 1e12,
+    }
+    if context.device.type == "cuda":
+        peak = peak_tflops(torch.cuda.get_device_name(context.device), problem.dtype)
+        if peak is not None:
+            result |= {"peak_tflops": peak, "mfu": flops_per_token(problem) * tokens_per_s_per_gpu / 1e12 / peak}
+    return result
+
+
+def peak_tflops(gpu_name: str, dtype: str) -> float | None:
+    """Return the datasheet's peak in TFLOP/s, or None for a GPU that is not in the table."""
+    words = gpu_name.replace("-", " ").split()
+    for name, (half, single) in PEAK_TFLOPS.items():
+        if all(word in words for word in name.split()):
+            return float(single if dtype == "float32" else half)
+    return None

@@ -14,15 +14,17 @@ For a variant from outside this package, rank 0 trains all steps if they take at
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from tpbench.comm.collectives import gather_objects
 from tpbench.measure import rank_memory
 from tpbench.measure.session import Context
 from tpbench.workloads.train_step.estimates import estimate_memory, step_flops
@@ -30,7 +32,7 @@ from tpbench.workloads.train_step.model import models
 from tpbench.workloads.train_step.model.inputs import micro_batch, model_inputs, replica_batches
 from tpbench.workloads.train_step.model.models import allocate, fill, place_buffers
 from tpbench.workloads.train_step.problem import NORM_GROWTH, TrainStep
-from tpbench.workloads.train_step.training.trainer import TorchTrainer, autocast, torch_loss
+from tpbench.workloads.train_step.training.trainer import TorchTrainer, autocast, gradient_norms, torch_loss
 
 STEPS = 3
 UNCHECKED = "; later steps are not checked"
@@ -43,6 +45,9 @@ LOSS_TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-3, "float16": 2e-3}
 bf16, weights do too."""
 NORM_TOLERANCE = {"float32": 1e-3, "bfloat16": 2e-2, "float16": 2e-2}
 """Relative tolerance of the first step's gradient norm, by dtype. Each later step multiplies it by NORM_GROWTH."""
+GRADIENT_TOLERANCE = {"float32": 1e-2, "bfloat16": 0.2, "float16": 0.2}
+"""Relative error, by dtype, from which on the norm of a single gradient explains a wrong result: ten times as much as
+the whole norm may err, because small gradients round more."""
 TIMED_TOLERANCE = {"float32": 5e-4, "bfloat16": 5e-3, "float16": 5e-3}
 """Least tolerance of the median error of timed losses, by dtype. The largest median error of correct rows on GPUs is
 1.5e-3 in bf16 and, with a moderate learning rate on a CPU, 1e-5 in fp32."""
@@ -52,6 +57,9 @@ TIMED_SHARE = 0.2
 TIMED_OUTLIER = 10.0
 """A single error may be this many times the tolerance of the median error. Right after a spike of the gradient norm,
 correct rows differ by up to 1.3e-2 in bf16 and 3e-3 in fp32."""
+
+Trained: TypeAlias = tuple[list[float], list[float], dict[str, float]]
+"""The loss and the gradient norm of each step, and the norm of each parameter's gradient in the first step."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +73,7 @@ class TimedLosses:
 
     first: float
     last_of_warmup: float
-    losses: tuple[float, ...]
+    losses: Sequence[float]
 
     def complaint(self, losses: Sequence[float], dtype: str) -> str | None:
         """Return why losses of the timed steps are wrong, or None."""
@@ -74,9 +82,11 @@ class TimedLosses:
         limits = {"median": (median(errors), allowed), "largest": (max(errors), TIMED_OUTLIER * allowed)}
         for kind, (error, limit) in limits.items():
             if error > limit:
+                step = next(step for step, error in enumerate(errors) if error > limit)
                 return (
                     f"the {kind} error of the losses of the timed steps is {error:.3g} of the first loss, above "
-                    f"{limit:.3g} ({dtype}): the variant does not train in every step as in the first ones"
+                    f"{limit:.3g} ({dtype}): the variant does not train in every step as in the first ones; the loss "
+                    f"of timed step {step + 1} is {losses[step]:.6g}, expected {self.losses[step]:.6g}"
                 )
         return None
 
@@ -99,47 +109,50 @@ class Reference:
 
     source: str
     """The computation that gave them."""
-    losses: tuple[float, ...]
-    norms: tuple[float, ...]
+    losses: Sequence[float]
+    norms: Sequence[float] = ()
     """Empty if only a forward pass was affordable."""
+    gradients: Mapping[str, float] = field(default_factory=dict)
+    """The norm of each parameter's gradient in the first step, by the parameter's name. Empty as `norms`."""
     timed: TimedLosses | None = None
     """Losses of the rest of the run. None: only the first steps are compared."""
 
+    def errors(self, losses: Sequence[float], norms: Sequence[float]) -> dict[str, float | None]:
+        """Return the largest relative errors of a run's losses and norms, by column. None: no norm was compared."""
+        return {
+            "loss_error": max(_relative_errors(losses, self.losses)),
+            "grad_error": max(_relative_errors(norms, self.norms), default=None),
+        }
 
-@dataclass(frozen=True)
-class ReferenceErrors:
-    """Relative errors of a run against the reference."""
-
-    loss_error: float
-    norm_errors: tuple[float, ...]
-    """One error for each compared step."""
-
-    @property
-    def grad_error(self) -> float | None:
-        """The largest error of a norm, or None if no norm was compared."""
-        return max(self.norm_errors, default=None)
-
-    def complaint(self, dtype: str) -> str | None:
-        """Return why the run is wrong, or None."""
+    def complaint(self, losses: Sequence[float], norms: Sequence[float], dtype: str) -> str | None:
+        """Return why a run is wrong, with the first step whose loss or norm differs, or None."""
         wrong = []
-        if not self.loss_error <= LOSS_TOLERANCE[dtype]:
-            wrong.append(f"loss_error {self.loss_error:.3g} is above {LOSS_TOLERANCE[dtype]:.3g}")
-        for step, error in enumerate(self.norm_errors):
-            allowed = NORM_TOLERANCE[dtype] * NORM_GROWTH**step
-            if not error <= allowed:
-                wrong.append(f"grad_error {error:.3g} of the norm at step {step + 1} is above {allowed:.3g}")
-                break
-        return f"{' and '.join(wrong)} ({dtype})" if wrong else None
+        for column, name, got, expected, tolerance, growth in (
+            ("loss_error", "loss", losses, self.losses, LOSS_TOLERANCE[dtype], 1.0),
+            ("grad_error", "gradient norm", norms, self.norms, NORM_TOLERANCE[dtype], NORM_GROWTH),
+        ):
+            for step, error in enumerate(_relative_errors(got, expected)):
+                if not error <= (limit := tolerance * growth**step):
+                    values = f"the {name} of step {step + 1} is {got[step]:.6g}, expected {expected[step]:.6g}"
+                    wrong.append(f"{column} {error:.3g} is above {limit:.3g} ({dtype}): {values}")
+                    break
+        return " and ".join(wrong) or None
+
+    def wrong_gradients(self, gradients: Mapping[str, float], dtype: str) -> str | None:
+        """Return which gradients of the first step have wrong norms, given these by the parameters' names, or None."""
+        names = [name for name in self.gradients if name in gradients]
+        errors = _relative_errors([gradients[name] for name in names], [self.gradients[name] for name in names])
+        differ = [name for name, error in zip(names, errors, strict=True) if not error <= GRADIENT_TOLERANCE[dtype]]
+        if not differ:
+            return None
+        first = f"{differ[0]}, whose norm is {gradients[differ[0]]:.6g}, expected {self.gradients[differ[0]]:.6g}"
+        return f"{len(differ)} of {len(names)} gradients of step 1 differ, the first that of {first}"
 
 
-def compare(reference: Reference, losses: Sequence[float], norms: Sequence[float]) -> ReferenceErrors:
-    """Return the relative errors of a run, the largest of all losses and each norm's. NaN becomes infinite."""
-
-    def errors(expected: Sequence[float], actual: Sequence[float]) -> tuple[float, ...]:
-        relative = (abs(a - b) / max(abs(b), 1e-12) for b, a in zip(expected, actual, strict=False))
-        return tuple(error if error == error else float("inf") for error in relative)
-
-    return ReferenceErrors(max(errors(reference.losses, losses)), errors(reference.norms, norms))
+def _relative_errors(got: Sequence[float], expected: Sequence[float]) -> list[float]:
+    """Return the error of each expected number. NaN becomes infinite."""
+    errors = (abs(number - right) / max(abs(right), 1e-12) for number, right in zip(got, expected, strict=False))
+    return [error if error == error else float("inf") for error in errors]
 
 
 def compute_reference(problem: TrainStep, context: Context, *, whole_run: bool = False) -> Reference:
@@ -147,36 +160,32 @@ def compute_reference(problem: TrainStep, context: Context, *, whole_run: bool =
 
     `whole_run`: compare all timed steps, too, if one process can train them.
     """
-    total = problem.warmup_steps + problem.steps
+    total, warmup = problem.warmup_steps + problem.steps, problem.warmup_steps
     plain = replace(problem, activation_checkpointing=True, compile=False, train_loss="torch")
-    if whole_run and (trained := _trained(plain, total, context)) is not None:
-        losses, norms = (tuple(row) for row in trained.tolist())
-        timed = TimedLosses(losses[0], losses[max(problem.warmup_steps - 1, 0)], losses[problem.warmup_steps :])
+    if whole_run and (trained := _trained(plain, total, context)):
+        losses, norms, gradients = trained
+        timed = TimedLosses(losses[0], losses[max(warmup - 1, 0)], losses[warmup:])
         unseen = "" if timed.shows_updates(problem.dtype) else "; skipped updates would not show"
-        return Reference(f"all {total} steps by one process{unseen}", losses[:STEPS], norms[:STEPS], timed)
+        source = f"all {total} steps by one process{unseen}"
+        return Reference(source, losses[:STEPS], norms[:STEPS], gradients, timed)
     unchecked = UNCHECKED if whole_run else ""
-    if (trained := _trained(plain, min(STEPS, total), context)) is not None:
-        losses, norms = (tuple(row) for row in trained.tolist())
-        return Reference(f"{len(losses)} steps by one process{unchecked}", losses, norms)
+    if trained := _trained(plain, min(STEPS, total), context):
+        return Reference(f"{len(trained[0])} steps by one process{unchecked}", *trained)
     context.say("oracle: the first step's loss by a forward pass")
     loss = first_loss(plain, context)
     _free_memory(context.device)
-    return Reference(f"loss of the first step by a forward pass{unchecked}", (loss,), ())
+    return Reference(f"loss of the first step by a forward pass{unchecked}", [loss])
 
 
-def _trained(problem: TrainStep, steps: int, context: Context) -> torch.Tensor | None:
-    """Return what `train_first_steps` returns, on every rank, or None if it costs too much. Collective."""
-    affordable = torch.tensor(_affordable(problem, steps, context))
-    dist.broadcast(affordable, src=0)
-    if not affordable:
-        return None
-    context.say(f"oracle: {steps} steps by one process")
-    trained = torch.empty(2, steps, dtype=torch.float64)
-    if context.rank == 0:
+def _trained(problem: TrainStep, steps: int, context: Context) -> Trained | None:
+    """Return what `train_first_steps` returns on rank 0, on every rank, or None if it costs too much. Collective."""
+    context.say(f"oracle: {steps} steps by one process, if these are not too many")
+    trained = None
+    if context.rank == 0 and _affordable(problem, steps, context):
         trained = train_first_steps(problem, steps, context)
-    _free_memory(context.device)
-    dist.broadcast(trained, src=0)
-    return trained if trained.isfinite().all() else None
+        _free_memory(context.device)
+    first: Trained | None = gather_objects(trained)[0]
+    return first
 
 
 def _affordable(problem: TrainStep, steps: int, context: Context) -> bool:
@@ -193,10 +202,9 @@ def single_process_trainer(problem: TrainStep, context: Context) -> TorchTrainer
     return TorchTrainer(problem, model, context, torch_loss)
 
 
-def train_first_steps(problem: TrainStep, steps: int, context: Context) -> torch.Tensor:
-    """Train on the micro-batches of all replicas. Return losses and gradient norms, (2, steps) float64 on the CPU. All
-    numbers are NaN if memory does not suffice."""
-    result = torch.zeros(2, steps, dtype=torch.float64)
+def train_first_steps(problem: TrainStep, steps: int, context: Context) -> Trained | None:
+    """Train on the micro-batches of all replicas. Return None if memory does not suffice, or for infinite losses."""
+    losses, norms, gradients = list[float](), list[float](), dict[str, float]()
     try:
         trainer = single_process_trainer(problem, context)
         for step in range(steps):
@@ -205,12 +213,14 @@ def train_first_steps(problem: TrainStep, steps: int, context: Context) -> torch
                 for micro in range(problem.accumulate)
                 for replica in range(context.dp_size)
             ]
-            result[0, step], result[1, step] = float(trainer.accumulate(batches)), float(trainer.update())
+            losses.append(float(trainer.accumulate(batches)))
+            gradients = gradients or gradient_norms(trainer)
+            norms.append(float(trainer.update()))
     except (RuntimeError, MemoryError) as error:
         if rank_memory.shortage(error) is None:
             raise
-        result.fill_(torch.nan)
-    return result
+        return None
+    return (losses, norms, gradients) if all(map(math.isfinite, [*losses, *norms])) else None
 
 
 @torch.no_grad()

@@ -1,14 +1,16 @@
-"""The declaration of the train step: its options, its columns, and the layout of its rows in a report."""
+"""The declaration of the train step: its options, its columns, the layout of its rows in a report, and its variants."""
 
 from __future__ import annotations
 
+import math
+from functools import partial
 from typing import Any
 
 from tpbench import packages
 from tpbench.workloads import Option, Pivot, Study, Workload
 from tpbench.workloads.train_step.documents import json_document
 from tpbench.workloads.train_step.estimates import estimate_memory, parameters
-from tpbench.workloads.train_step.model.resolve import PLAIN_LOGITS, resolve
+from tpbench.workloads.train_step.model.resolve import KNOWN_ARCHITECTURES, PLAIN_LOGITS, resolve
 from tpbench.workloads.train_step.problem import ARCHITECTURE, NORM_GROWTH, TrainStep
 
 TENSOR_PARALLEL = frozenset({"vocab_parallel"})
@@ -24,6 +26,12 @@ ALL = frozenset(OPTIONS) - TENSOR_PARALLEL - AUTOTP
 LARGEST_ESTIMATE = 1.15
 """Most that an estimate of the memory exceeds the peak that is measured, as a factor: 1.13 in 31 measured cells."""
 MEMORY_PARTS = ("model", "gradients", "optimizer", "activations")
+TRAINING = (
+    "tokens_per_s_per_gpu", "mfu", "bound", "communication_share", "idle_share", "exposed_share", "time_ms",
+    "device_ms", "forward_ms", "backward_ms", "optimizer_ms", "peak_gib", "steady_gib", "expected_gib",
+    *(f"expected_{part}_gib" for part in MEMORY_PARTS), "loss_value",
+)  # fmt: skip
+"""The columns of the study `training`."""
 
 
 def planned_columns(job: Any) -> dict[str, Any]:
@@ -125,27 +133,7 @@ WORKLOAD = Workload(
             best_by=("tokens_per_s_per_gpu",),
             compared_across=("dp_size", "tp_size", "batch_size"),
             axes=("peak_gib", "tokens_per_s_per_gpu"),
-            columns=(
-                "tokens_per_s_per_gpu",
-                "mfu",
-                "bound",
-                "communication_share",
-                "idle_share",
-                "exposed_share",
-                "time_ms",
-                "device_ms",
-                "forward_ms",
-                "backward_ms",
-                "optimizer_ms",
-                "peak_gib",
-                "steady_gib",
-                "expected_gib",
-                "expected_model_gib",
-                "expected_gradients_gib",
-                "expected_optimizer_gib",
-                "expected_activations_gib",
-                "loss_value",
-            ),
+            columns=TRAINING,
         ),
         "agreement": Study("do implementations train alike?", module="tpbench.workloads.train_step.documents"),
     },
@@ -163,4 +151,105 @@ WORKLOAD = Workload(
         "init_s": 0,
         "expected_gib": 0,
     },
+)
+
+DDP_WARMUP_STEPS = 11
+"""Steps before DistributedDataParallel can be captured: it times its first ten by events (torch's notes on CUDA)."""
+
+
+def _unsupported_by(variant: str, problem: TrainStep, tp_size: int) -> str | None:
+    """Return why a variant cannot train a problem, or None."""
+    if variant in ("fsdp", "ddp"):
+        return f"it has no tensor parallelism: tp_size must be 1, got {tp_size}" if tp_size > 1 else None
+    if variant == "fsdp_dtensor_async" and not problem.compile:
+        return "it is a pass of torch.compile: compile=false is fsdp_dtensor"
+    if variant == "autotp" and problem.dtype == "float16" and not problem.zero_stage:
+        return "without ZeRO, DeepSpeed does not scale the loss of dtype=float16: zero_stage must be 1 or 2"
+    if tp_size == 1:
+        if variant in ("dtensor_tp", "fsdp_dtensor_async"):
+            return "with tp_size=1 there is nothing to parallelize: it would be fsdp"
+        return None
+    tokens = problem.seq_length if variant == "dtensor_tp" else problem.tokens
+    if variant != "autotp" and tokens % tp_size:
+        sizes = f"seq_length={problem.seq_length}" if variant == "dtensor_tp" else f"batch_size x seq_length={tokens}"
+        return f"the ranks share the tokens: tp_size={tp_size} must divide {sizes}"
+    if problem.train_loss == "tpbench_linear" and variant == "dtensor_tp":
+        return "its head returns logits of torch's DTensors: fsdp_dtensor has train_loss=tpbench_linear"
+    if problem.train_loss == "tpbench_linear" and not problem.vocab_parallel:
+        return "train_loss=tpbench_linear makes no whole logits that could be gathered: vocab_parallel must be true"
+    common = math.gcd(problem.heads, problem.kv_heads, problem.ffn_size)
+    if common % tp_size:
+        valid = ", ".join(str(size) for size in range(1, common + 1) if common % size == 0)
+        return (
+            f"tp_size={tp_size} must divide heads={problem.heads}, kv_heads={problem.kv_heads} and "
+            f"ffn_size={problem.ffn_size} (valid: {valid})"
+        )
+    if problem.architecture in KNOWN_ARCHITECTURES or not packages.installed("transformers"):
+        return None
+    from tpbench.workloads.train_step.sharding.plan import unsupported_model
+
+    return unsupported_model(problem)
+
+
+def _no_graph(variant: str, problem: TrainStep) -> str:
+    """Return why a step cannot be captured in a CUDA graph, or nothing."""
+    if variant == "ddp" and problem.warmup_steps < DDP_WARMUP_STEPS:
+        return (
+            "DistributedDataParallel times its first ten steps on the host: "
+            f"warmup_steps must be at least {DDP_WARMUP_STEPS}, got {problem.warmup_steps}"
+        )
+    if variant == "autotp" and problem.zero_stage:
+        return f"ZeRO's update reads the gradient norm on the host: zero_stage must be 0, got {problem.zero_stage}"
+    if variant == "autotp" and problem.train_loss == "torch" and problem.vocab_parallel:
+        return "DeepSpeed's loss of a sharded vocabulary checks the labels on the host: train_loss must be tpbench"
+    if not problem.warmup_steps:
+        return "the optimizer makes its states in the first step: warmup_steps must be at least 1"
+    if problem.attention == "flash_attention_2":
+        return "transformers looks for packed sequences on the host before flash_attention_2"
+    return ""
+
+
+def _variant(name: str, function: str, summary: str, options: frozenset[str] = TENSOR_PARALLEL, *packages: str) -> None:
+    """Register a variant with its options besides `ALL`, and the packages that it needs besides transformers.
+
+    `dtensor_tp` isn't compiled: torch 2.13 fails to keep the mesh of DTensors in compiled layers that are checkpointed.
+    """
+    WORKLOAD.variant_of(
+        name,
+        f"training.{function}",
+        summary,
+        options=(ALL - {"compile"} if name == "dtensor_tp" else ALL) | options,
+        requires=("transformers", *packages),
+        requires_cuda=name == "fsdp_dtensor_async",
+        no_graph_reason=partial(_no_graph, name),
+        uses_triton=lambda problem: problem.train_loss != "torch",
+        unsupported_reason=partial(_unsupported_by, name),
+    )
+
+
+_variant(
+    "autotp",
+    "autotp.DeepSpeedTrainer",
+    "DeepSpeed AutoTP by the model's own plan, ZeRO 0 to 2 over replicas",
+    TENSOR_PARALLEL | AUTOTP,
+    "deepspeed",
+)
+_variant(
+    "fsdp_dtensor",
+    "fsdp.fsdp_dtensor",
+    "FSDP2 over replicas, tpbench's sharded layers with sequence parallelism within them",
+)
+_variant(
+    "dtensor_tp",
+    "fsdp.dtensor_tp",
+    "torch's own: FSDP2 over replicas, parallelize_module with sequence parallelism within them",
+)
+_variant(
+    "fsdp_dtensor_async",
+    "fsdp.fsdp_dtensor_async",
+    "fsdp_dtensor through torch.compile with async-TP: products in pieces beside their collectives",
+)
+_variant("fsdp", "fsdp.fsdp_dtensor", "no tensor parallelism: FSDP2, parameters sharded over replicas", frozenset())
+_variant(
+    "ddp", "fsdp.ddp", "no tensor parallelism: DistributedDataParallel, all of the model on every rank", frozenset()
 )

@@ -11,7 +11,7 @@ from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.sleeping_sessions import run
 from tests.support.tp_block import block_context, context, largest_error, problem
 from tpbench.measure.session import MeasureSettings
-from tpbench.workloads.tp_block import WORKLOAD, bench
+from tpbench.workloads.tp_block import WORKLOAD
 from tpbench.workloads.tp_block.execution import autotune
 from tpbench.workloads.tp_block.execution.prepared import graphed, prepare
 from tpbench.workloads.tp_block.problem import TOLERANCE
@@ -29,7 +29,7 @@ def verdict(here: Rank, name: str, layers: int, try_graphs: bool) -> tuple[str |
     if layers:
         cell = replace(cell, layers=layers, rotary=True, steps=4, warmup_steps=2)
     where = replace(context(here), graph=True)
-    session = bench.setup(cell, WORKLOAD.variants[name], where)
+    session = WORKLOAD.set_up(cell, WORKLOAD.variants[name], where)
     found, columns = run(session, where, SETTINGS)
     return found.wrong, columns["graph"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 from unittest import mock
 
@@ -13,8 +14,6 @@ from tests.support.sleeping_sessions import run
 from tests.support.tp_block import FixedStopwatch, block_context, context, problem
 from tpbench.measure.session import MeasureSettings
 from tpbench.workloads.tp_block import WORKLOAD, bench
-from tpbench.workloads.tp_block.execution import measurements
-from tpbench.workloads.tp_block.execution.measurements import MachineRates
 from tpbench.workloads.tp_block.execution.prepared import NoCommunicationSchedule, prepare
 from tpbench.workloads.tp_block.problem import TOLERANCE
 
@@ -25,11 +24,8 @@ STACK = {"layers": 2, "rotary": True, "steps": 4, "warmup_steps": 2}
 def measured(here: Rank, name: str, dtype: str, broken: bool = False) -> dict[str, Any]:
     """The columns of a variant's row, or those of a stack without communication."""
     cell, where = problem(**STACK, dtype=dtype), context(here)
-    with (
-        mock.patch.object(bench, "Stopwatch", lambda _: FixedStopwatch()),
-        mock.patch.object(measurements, "machine_rates", lambda *_: MachineRates(1.0, 1.0)),
-    ):
-        session = bench.StackSession(cell, WORKLOAD.variants[name], where)
+    with mock.patch.object(bench, "Stopwatch", lambda _: FixedStopwatch()):
+        session: Any = WORKLOAD.set_up(cell, WORKLOAD.variants[name], where)
     if broken:
         session.prepared = prepare(block_context(here, cell), NoCommunicationSchedule(here.rank, here.world_size))
     verdict, columns = run(session, where, MeasureSettings())
@@ -58,3 +54,4 @@ def test_every_variant_trains_as_one_process_does() -> None:
 def test_a_stack_without_its_communication_is_wrong() -> None:
     for row in run_on_ranks(2, measured, "block_tp", "float64", True):
         assert "loss_error" in str(row["wrong"]) and "time_ms" not in row
+        assert re.search(r"\(float64\): all ranks: the loss of step 1 is [\d.]+, expected [\d.]+$", str(row["wrong"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 from unittest import mock
 
@@ -14,7 +15,6 @@ from tests.support.train_step import mesh_context, reset_deepspeed_groups, tiny_
 from tpbench.measure.session import MeasureSettings
 from tpbench.workloads.train_step import WORKLOAD, oracle
 from tpbench.workloads.train_step.bench import TrainStepSession
-from tpbench.workloads.train_step.oracle import compare
 from tpbench.workloads.train_step.problem import PHASES
 
 pytestmark = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
@@ -33,6 +33,8 @@ def measured(
 
     def spoiled_accumulate(batches: Any, mark: Any) -> torch.Tensor:
         loss = accumulate(batches, mark)
+        if spoil == "gradient" and here.rank == 1:
+            trainer.model.model.norm.weight.grad.to_local().mul_(3)
         return loss / 2 if spoil == "loss" else loss
 
     def spoiled_update(mark: Any) -> torch.Tensor:
@@ -48,7 +50,7 @@ def measured(
     updates = count[0]
     if verdict.wrong is None and problem.phase_steps:
         session.step()  # as the sample of energy does: the next step is queued without waiting for the device
-        assert len(session.phases.times_ms(1000)) == problem.warmup_steps + problem.steps
+        assert len(session.phases.times_ms) == problem.warmup_steps + problem.steps
     return verdict.wrong, columns | verdict.columns, updates
 
 
@@ -73,14 +75,23 @@ def test_a_cell_trains_exactly_its_steps_and_times_their_phases() -> None:
         assert cuda or "mfu" not in columns
 
 
-@pytest.mark.parametrize(
-    ("name", "spoil"), [("fsdp_dtensor", "loss"), ("fsdp_dtensor", "unreduced"), ("autotp", "norm"), ("autotp", "nan")]
-)
-def test_a_wrong_cell_has_no_time(name: str, spoil: str) -> None:
-    for rank, (wrong, columns, _) in enumerate(run_on_ranks(2, measured, name, {}, spoil)):
-        if spoil == "unreduced" and rank:
-            continue  # only the norm of the first rank is known to be wrong
-        assert ("loss_error" if spoil == "loss" else "grad_error") in str(wrong)
+SPOILED = {
+    (
+        "fsdp_dtensor",
+        "loss",
+    ): r"rank 0: loss_error 0\.5 is above 0\.0001 \(float32\): the loss of step 1 is [\d.]+, expected",
+    ("fsdp_dtensor", "gradient"): r"rank 1: grad_error .*the gradient norm of step 1 is [\d.]+, expected [\d.]+; "
+    r"1 of 25 gradients of step 1 differ, the first that of model\.norm\.weight, whose norm is [\d.]+, expected ",
+    ("fsdp_dtensor", "unreduced"): "rank 0: grad_error .*the gradient norm of step 1 is",
+    ("autotp", "norm"): "rank 0: grad_error .*the gradient norm of step 1 is",
+    ("autotp", "nan"): "rank 0: grad_error inf is above .*the gradient norm of step 1 is nan",
+}
+
+
+@pytest.mark.parametrize(("name", "spoil"), SPOILED)
+def test_a_wrong_cell_has_no_time_and_says_where(name: str, spoil: str) -> None:
+    for wrong, columns, _ in run_on_ranks(2, measured, name, {}, spoil):
+        assert re.match(SPOILED[name, spoil], str(wrong)), wrong
         assert "time_ms" not in columns and "tokens_per_s" not in columns
 
 
@@ -103,5 +114,5 @@ def test_a_model_too_large_to_train_gets_a_forward_pass(fields: dict[str, Any]) 
     assert (len(trained.losses), len(trained.norms)) == (3, 3)
     assert (len(forward.losses), len(forward.norms)) == (1, 0)
     assert forward.losses[0] == pytest.approx(trained.losses[0], rel=1e-6)
-    errors = compare(forward, [forward.losses[0] * 1.1], [])
-    assert errors.grad_error is None and "loss_error 0.1" in str(errors.complaint("bfloat16"))
+    assert forward.errors([forward.losses[0]], [])["grad_error"] is None
+    assert "loss_error 0.1" in str(forward.complaint([forward.losses[0] * 1.1], [], "bfloat16"))

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
 
 from tests.support.command import ROOT
-from tests.support.ranks import Rank, enough_gpus, run_on_ranks
+from tests.support.ranks import enough_gpus, run_on_ranks
 from tests.support.train_step import (
     ARCHITECTURES,
     SHARDED,
@@ -64,7 +62,7 @@ CASES: list[tuple[int, str, int, dict[str, Any]]] = [
 ]  # fmt: skip
 
 COMPILED = [
-    (2, "fsdp", 1), (2, "fsdp_dtensor", 2), (4, "fsdp_dtensor", 2), (2, "fsdp_dtensor_async", 2), (2, "dtensor_tp", 2),
+    (2, "fsdp", 1), (2, "fsdp_dtensor", 2), (4, "fsdp_dtensor", 2), (2, "fsdp_dtensor_async", 2),
 ]  # fmt: skip
 
 
@@ -149,22 +147,6 @@ def test_a_model_that_transformers_does_not_have(name: str, tp_size: int, more: 
 @pytest.mark.parametrize(("ranks", "name", "tp_size"), COMPILED)
 def test_compiled_variants(ranks: int, name: str, tp_size: int, fields: dict[str, Any]) -> None:
     test_a_variant_equals_one_process(ranks, name, tp_size, {"compile": True, **fields})
-
-
-def compare_traced(here: Rank, name: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """Compare with torch.compile's graphs, which run eagerly."""
-    torch.compiler.reset()
-    with mock.patch.object(torch, "compile", functools.partial(torch.compile, backend="aot_eager")):
-        errors = compare(here, name, 2, {"compile": True, **fields}, 2)
-    torch.compiler.reset()
-    return errors
-
-
-@pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
-def test_graphs_of_dtensors_equal_one_process() -> None:
-    """On a CPU, unlike test_compiled_variants."""
-    for errors in run_on_ranks(2, compare_traced, "dtensor_tp", {"activation_checkpointing": True}):
-        check_errors(errors)
 
 
 @pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")

@@ -8,12 +8,12 @@ import yaml
 
 from tests.support.command import ROOT
 from tests.support.composed_jobs import composed, job
-from tests.support.tp_block import context, problem, unshard
+from tests.support.tp_block import FixedStopwatch, context, problem, unshard
 from tpbench.job import JobError, parse_job, unsupported_reason
 from tpbench.launcher.planning.plan import ThisHost, skip_reason
 from tpbench.workloads.tp_block import WORKLOAD
 from tpbench.workloads.tp_block.execution.layers import ColumnParallelLinear, RMSNorm
-from tpbench.workloads.tp_block.execution.measurements import MachineRates
+from tpbench.workloads.tp_block.execution.prepared import BlockContext
 from tpbench.workloads.tp_block.inputs import BlockInputs
 from tpbench.workloads.tp_block.problem import bytes_moved, bytes_sent, flops
 
@@ -79,8 +79,8 @@ def test_counts_of_llama_8b() -> None:
     assert bytes_sent(again, 4, least=True) == bytes_sent(cell, 4)
     assert bytes_sent(cell, 1) == 0
     assert bytes_moved(cell, 1) == 2 * 2 * (weights + 2 * 4096 + 2 * 8192 * 4096)
-    assert MachineRates(1.0, 50.0).costs(again, 4).wire_ms == pytest.approx(bytes_sent(cell, 4) / 50e6)
-    assert MachineRates(1.0, 0.0).costs(cell, 1).wire_ms == 0.0
+    rated = BlockContext(BlockInputs(again, context()), FixedStopwatch(), False, 1.0, 50.0)  # type: ignore[arg-type]
+    assert rated.costs(4).wire_ms == pytest.approx(bytes_sent(cell, 4) / 50e6) and rated.costs(1).wire_ms == 0.0
 
 
 def test_variants_run_no_kernels_of_tpbench() -> None:

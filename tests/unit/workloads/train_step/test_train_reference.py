@@ -7,12 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
-import torch.distributed as dist
 
 from tests.support.train_step import single_context, tiny_problem
 from tpbench.workloads.train_step import TrainStep, oracle
-from tpbench.workloads.train_step.oracle import Reference, TimedLosses, compare, compute_reference
+from tpbench.workloads.train_step.oracle import Reference, TimedLosses, Trained, compute_reference
 
 GIB = 2**30
 CONTEXT = replace(single_context(), dp_size=2)
@@ -24,16 +22,15 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Return the calls of what would train and measure. It takes 70 of 100 GiB, and all operations that are allowed."""
     calls: list[Any] = []
 
-    def train(problem: TrainStep, steps: int, context: Any) -> torch.Tensor:
+    def train(problem: TrainStep, steps: int, context: Any) -> Trained:
         calls.append(("train", steps, problem))
-        return torch.arange(2 * steps, dtype=torch.float64).view(2, steps) + 1
+        return [1.0 + step for step in range(steps)], [1.0 + steps + step for step in range(steps)], {"w": 5.0}
 
     monkeypatch.setattr(oracle, "train_first_steps", train)
     monkeypatch.setattr(oracle, "first_loss", lambda problem, context: 7.0)
     monkeypatch.setattr(oracle, "estimate_memory", lambda *_: SimpleNamespace(total=70 * GIB))
     monkeypatch.setattr(oracle.rank_memory, "available_bytes", lambda device: 100 * GIB)
     monkeypatch.setattr(oracle, "step_flops", lambda problem: 2e12 / 6)
-    monkeypatch.setattr(dist, "broadcast", lambda tensor, src: calls.append(("broadcast", tensor.shape, src)))
     return calls
 
 
@@ -43,13 +40,12 @@ def cell(**fields: Any) -> TrainStep:
 
 def test_what_is_affordable_is_trained_by_rank_0(log: list[Any]) -> None:
     reference = compute_reference(cell(activation_checkpointing=False, train_loss="tpbench"), CONTEXT)
-    assert reference == Reference("3 steps by one process", (1.0, 2.0, 3.0), (4.0, 5.0, 6.0))
-    _, steps, plain = log[1]
+    assert reference == Reference("3 steps by one process", [1.0, 2.0, 3.0], [4.0, 5.0, 6.0], {"w": 5.0})
+    _, steps, plain = log[0]
     assert (steps, plain.activation_checkpointing, plain.compile, plain.train_loss) == (3, True, False, "torch")
-    assert [call for call in log if call[0] == "broadcast"] == [("broadcast", (), 0), ("broadcast", (2, 3), 0)]
     log.clear()
     compute_reference(cell(), replace(CONTEXT, rank=1))
-    assert [call[0] for call in log] == ["broadcast", "broadcast"]
+    assert not log
     assert len(compute_reference(cell(warmup_steps=1, steps=1), CONTEXT).losses) == 2
 
 
@@ -60,8 +56,8 @@ def test_what_costs_too_much_is_a_forward_pass(much: str, log: list[Any], monkey
     elif much == "operations":
         monkeypatch.setattr(oracle, "step_flops", lambda problem: 2e12 / 6 + 1)
     else:
-        monkeypatch.setattr(oracle, "train_first_steps", lambda *_: torch.full((2, 3), torch.nan))
-    assert compute_reference(cell(), CONTEXT) == Reference(FORWARD, (7.0,), ())
+        monkeypatch.setattr(oracle, "train_first_steps", lambda *_: None)
+    assert compute_reference(cell(), CONTEXT) == Reference(FORWARD, [7.0])
 
 
 @pytest.mark.parametrize(
@@ -79,9 +75,9 @@ def test_a_variant_from_outside_is_compared_with_the_whole_run(
     reference = compute_reference(cell(dtype=dtype), CONTEXT, whole_run=True)
     assert reference.source == source
     if source.startswith("all"):
-        assert reference.losses == (1.0, 2.0, 3.0) and reference.norms == (9.0, 10.0, 11.0)
-        assert reference.timed == TimedLosses(1.0, 2.0, (3.0, 4.0, 5.0, 6.0, 7.0, 8.0))
-        monkeypatch.setattr(oracle, "train_first_steps", lambda *_: torch.full((2, 8), 9.0, dtype=torch.float64))
+        assert reference.losses == [1.0, 2.0, 3.0] and reference.norms == [9.0, 10.0, 11.0]
+        assert reference.timed == TimedLosses(1.0, 2.0, [3.0, 4.0, 5.0, 6.0, 7.0, 8.0])
+        monkeypatch.setattr(oracle, "train_first_steps", lambda *_: ([9.0] * 8, [9.0] * 8, {}))
         constant = compute_reference(cell(dtype=dtype), CONTEXT, whole_run=True)
         assert constant.source == "all 8 steps by one process; skipped updates would not show"
 
@@ -93,12 +89,20 @@ def test_the_tolerance_of_norms_grows_with_each_step() -> None:
         for off, fine in ((allowed * 0.9, True), (allowed * 1.1, False), (float("nan"), False)):
             norms = [*right.norms]
             norms[step] *= 1 + off
-            complaint = compare(right, right.losses, norms).complaint("bfloat16")
+            complaint = right.complaint(right.losses, norms, "bfloat16")
             assert (complaint is None) is fine
-            assert fine or f"at step {step + 1}" in str(complaint)
+            place = f"the gradient norm of step {step + 1} is {norms[step]:.6g}, expected 2"
+            assert fine or str(complaint).endswith(f"above {allowed:g} (bfloat16): {place}")
         losses = [*right.losses]
         losses[step] *= 1.003
-        assert "loss_error" in str(compare(right, losses, right.norms).complaint("bfloat16"))
+        assert f"the loss of step {step + 1} is " in str(right.complaint(losses, right.norms, "bfloat16"))
+
+
+def test_a_wrong_gradient_of_the_first_step_is_named() -> None:
+    right = Reference("", (9.0,), (2.0,), {"a": 1.0, "b": 2.0, "c": 3.0})
+    place = "1 of 2 gradients of step 1 differ, the first that of c, whose norm is 6, expected 3"
+    assert right.wrong_gradients({"b": 2.0, "c": 6.0}, "float32") == place
+    assert right.wrong_gradients({"a": 1.0, "b": 2.01}, "float32") is None
 
 
 SLOW = TimedLosses(10.0, 9.97, (9.96, 9.95, 9.94))

@@ -36,7 +36,7 @@ from tpbench.workloads.tp_block.execution.prepared import (
 )
 from tpbench.workloads.tp_block.execution.torch_schedules import RingSchedule, SymmMemSchedule
 from tpbench.workloads.tp_block.inputs import BlockInputs
-from tpbench.workloads.tp_block.problem import ShardedLinear
+from tpbench.workloads.tp_block.problem import ShardedLinear, TpBlock
 
 PLAIN, MIXED = "plain", "mixed"
 DIRECTIONS = ("forward", "backward")
@@ -106,7 +106,7 @@ class ScheduleTuner:
         self.context, self.schedules = context, schedules
         if context.inputs.problem.layers:
             one_block = replace(context.inputs.problem, layers=0)
-            self.context = replace(context, inputs=context.inputs.of(one_block))
+            self.context = replace(context, inputs=BlockInputs(one_block, context.inputs.context))
         self.chosen: dict[str, str] = {}
         """The name of the schedule of each operation, such as "qkv forward"."""
         self.graphs = False
@@ -190,7 +190,7 @@ class ScheduleTuner:
         return fastest(dict(zip(self.schedules, map(median, samples), strict=True)))
 
 
-def prepare_fastest(context: BlockContext) -> PreparedBlock:
+def prepare_fastest(problem: TpBlock, context: BlockContext) -> PreparedBlock:
     """Prepare the block or the stack under the fastest of this machine's schedules. Collective."""
     tuner = ScheduleTuner(context, available_schedules(context))
     tuner.choose()
@@ -221,7 +221,6 @@ def available_schedules(context: BlockContext) -> dict[str, Schedule]:
 
 
 def _step(prepared: PreparedBlock) -> None:
-    """Run one step and free its gradients."""
-    prepared.run(prepared.x).backward(prepared.grad)
-    prepared.x.grad = None
-    prepared.module.zero_grad(set_to_none=True)
+    """Run one step and free its gradients: other candidates need the memory."""
+    prepared.step()
+    prepared.free()

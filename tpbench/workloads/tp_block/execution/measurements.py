@@ -12,7 +12,6 @@ communication that no variant hides.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from statistics import median
 from typing import Any, TypeAlias
@@ -33,48 +32,18 @@ from tpbench.measure.gpu_trace import (
     covered_ms,
     events,
     intervals,
-    keep_trace,
     profiled,
 )
-from tpbench.measure.rates import compute_ms, gather_gb_per_s, gemm_tflops
-from tpbench.measure.session import Context, Costs
+from tpbench.measure.session import Context
 from tpbench.workloads.tp_block.execution.prepared import NoCommunicationSchedule, PreparedBlock
 from tpbench.workloads.tp_block.inputs import BlockInputs
-from tpbench.workloads.tp_block.problem import ShardedLinear, TpBlock, bytes_moved, bytes_sent, flops
+from tpbench.workloads.tp_block.problem import ShardedLinear
 
 SLEEP_CYCLES = 200_000_000
 """About 0.1 s."""
 
 Operation: TypeAlias = Callable[[Schedule], Any]
 """Runs one operation of a linear under a schedule."""
-
-
-@dataclass(frozen=True)
-class MachineRates:
-    """Rates of the slowest rank, the same on every rank."""
-
-    gemm_tflops: float
-    """A large matrix product in the problem's dtype while all ranks compute, in TFLOP/s."""
-    gather_gb_per_s: float
-    """Bytes that a rank receives in a large all-gather, in 1e9 bytes per second. 0 for one rank."""
-
-    def costs(self, problem: TpBlock, size: int) -> Costs:
-        """Return the costs of an iteration on one of `size` ranks at these rates."""
-        operations, received = flops(problem, size), bytes_sent(problem, size, least=True)
-        return Costs(
-            bytes_moved=bytes_moved(problem, size),
-            bytes_communicated=bytes_sent(problem, size),
-            flops=operations,
-            compute_ms=compute_ms(operations, self.gemm_tflops),
-            wire_ms=received / self.gather_gb_per_s / 1e6 if received else 0.0,
-        )
-
-
-def machine_rates(inputs: BlockInputs, stopwatch: Stopwatch) -> MachineRates:
-    """Measure the rates of a large matrix product and of a large all-gather. Collective."""
-    tflops = gemm_tflops(inputs.dtype, inputs.device, stopwatch)
-    alone = inputs.size == 1
-    return MachineRates(tflops, 0.0 if alone else gather_gb_per_s(inputs.device, inputs.group, stopwatch))
 
 
 def linear_operation(inputs: BlockInputs, linear: ShardedLinear, direction: str) -> Operation:
@@ -131,28 +100,24 @@ class StepCollectives:
         scatter_rows(self.whole, self.group)
 
 
-def exposed_communication(
-    inputs: BlockInputs,
-    prepared: PreparedBlock,
-    stopwatch: Stopwatch,
-    step: Callable[[], None],
-    release_step: Callable[[], None],
-) -> dict[str, Any]:
+def exposed_communication(inputs: BlockInputs, prepared: PreparedBlock, stopwatch: Stopwatch) -> dict[str, Any]:
     """Return the columns about exposed communication, none if the block does not communicate. Collective."""
-    if prepared.without_communication is None or prepared.run_without_communication is None:
+    module, run = prepared.without_communication, prepared.run_without_communication
+    if module is None or run is None:
         return {}
-    run, module = prepared.run_without_communication, prepared.without_communication
 
     def compute_step() -> None:
         run(prepared.x).backward(prepared.grad)
 
-    def release_compute_step() -> None:
+    def free_compute_step() -> None:
         module.zero_grad(set_to_none=True)
         prepared.x.grad = None
 
-    step_times, compute_times = stopwatch.interleaved_ms((step, release_step), (compute_step, release_compute_step))
-    release_step()
-    release_compute_step()
+    step_times, compute_times = stopwatch.interleaved_ms(
+        (prepared.step, prepared.free), (compute_step, free_compute_step)
+    )
+    prepared.free()
+    free_compute_step()
     collectives = StepCollectives(inputs)
     communication_ms = stopwatch.ms(collectives.run)
     exposed_ms = paired_difference(step_times, compute_times)
@@ -182,29 +147,24 @@ def _hidden_by_direction(
     return {names[kind]: 1 - sum(times) / (len(times) * alone_ms[kind]) for kind, times in exposed_ms.items() if times}
 
 
-def trace_step(step: Callable[[], None], context: Context, *, keep: bool) -> dict[str, Any]:
-    """Trace one step with the profiler. Return how much of its communication a product hides, on a GPU of rank 0.
+def trace_step(step: Callable[[], None], context: Context) -> dict[str, Any]:
+    """Trace one step on the GPU of rank 0. Return how much of its communication a product hides. Collective.
 
-    `keep`: trace all ranks, and write each rank's trace beside the job's logs. Otherwise only GPUs are traced, and not
-    in a process that runs further jobs. Collective.
+    A process that runs further jobs is not traced.
     """
-    on_gpu = context.device.type == "cuda"
-    if not keep and (context.process_stays or not on_gpu):
+    if context.process_stays or context.device.type != "cuda":
         return {}
 
     def queued_step() -> None:
-        if on_gpu:  # launches are slow under a profiler: queue all of them before the first kernel runs
-            torch.cuda._sleep(SLEEP_CYCLES)
+        # Launches are slow under a profiler: queue all of them before the first kernel runs.
+        torch.cuda._sleep(SLEEP_CYCLES)
         step()
 
     step()
-    if context.rank and not keep:
+    if context.rank:
         queued_step()
         return {}
-    profiler = profiled(queued_step, context)
-    if keep:
-        keep_trace(profiler, context)
-    return {"overlap_fraction": overlap_fraction(intervals(events(profiler)))} if on_gpu else {}
+    return {"overlap_fraction": overlap_fraction(intervals(events(profiled(queued_step, context))))}
 
 
 def overlap_fraction(timeline: Sequence[Interval]) -> float | None:

@@ -17,8 +17,11 @@ from tpbench.comm.parallel_linears import LinearPlan, Pending, Schedule, Sequent
 from tpbench.comm.symmetric_buffers import enable_symmetric_memory
 from tpbench.measure import cuda_graph
 from tpbench.measure.clock import Stopwatch
+from tpbench.measure.rates import compute_ms
+from tpbench.measure.session import Costs
 from tpbench.workloads.tp_block.execution.layers import Planner, build
 from tpbench.workloads.tp_block.inputs import BlockInputs
+from tpbench.workloads.tp_block.problem import TpBlock, bytes_moved, bytes_sent, flops
 
 ResultT = TypeVar("ResultT")
 
@@ -31,6 +34,27 @@ class BlockContext:
     stopwatch: Stopwatch
     graph: bool = False
     """True if whole iterations are captured in a CUDA graph later."""
+    gemm_tflops: float = 0.0
+    """A large matrix product in the problem's dtype on the slowest rank while all ranks compute, in TFLOP/s."""
+    gather_gb_per_s: float = 0.0
+    """Bytes that a rank receives in a large all-gather, in 1e9 bytes per second. 0 for one rank."""
+
+    def costs(self, size: int) -> Costs:
+        """Return the costs of an iteration on one of `size` ranks at these rates."""
+        problem = self.inputs.problem
+        operations, received = flops(problem, size), bytes_sent(problem, size, least=True)
+        return Costs(
+            bytes_moved=bytes_moved(problem, size),
+            bytes_communicated=bytes_sent(problem, size),
+            flops=operations,
+            compute_ms=compute_ms(operations, self.gemm_tflops),
+            wire_ms=received / self.gather_gb_per_s / 1e6 if received else 0.0,
+        )
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """The rates of this machine, as columns."""
+        return {"gemm_tflops": self.gemm_tflops, "gather_gb_per_s": self.gather_gb_per_s}
 
 
 @dataclass(frozen=True)
@@ -54,6 +78,22 @@ class PreparedBlock:
     """Calls the module without communication, possibly compiled."""
     columns: Callable[[], dict[str, Any]] = field(default=dict)
     """Returns further columns of the variant, after a step."""
+
+    def step(self) -> None:
+        """Run one forward and backward pass."""
+        self.output_of_step()
+
+    def output_of_step(self) -> Tensor:
+        """Run one forward and backward pass after freeing the gradients of the last one, and return the output."""
+        self.free()
+        output = self.run(self.x)
+        output.backward(self.grad)
+        return output.detach()
+
+    def free(self) -> None:
+        """Free the gradients."""
+        self.x.grad = None
+        self.module.zero_grad(set_to_none=True)
 
 
 class NoCommunicationSchedule(Schedule):
@@ -128,7 +168,7 @@ def workspace_columns(schedules: Iterable[Schedule]) -> dict[str, Any]:
     return {"workspace_gib": gib} if gib else {}
 
 
-def prepare_compiled(context: BlockContext) -> PreparedBlock:
+def prepare_compiled(problem: TpBlock, context: BlockContext) -> PreparedBlock:
     """Prepare the block through torch.compile, whose pass for micro-pipelined tensor parallelism overlaps collectives.
 
     The block is compiled at its first call. The compiler also fuses elementwise operations, in the module without
@@ -146,11 +186,10 @@ def prepare_compiled(context: BlockContext) -> PreparedBlock:
 
 def fill_replacements(prepared: PreparedBlock) -> None:
     """Run one eager step without communication, so that the compiled one does not contain its replacement tensors."""
-    if prepared.without_communication is None:  # a stack is not compared with one without communication
-        return
-    prepared.without_communication(prepared.x).backward(prepared.grad)
-    prepared.without_communication.zero_grad(set_to_none=True)
-    prepared.x.grad = None
+    if prepared.without_communication is not None:  # a stack is not compared with one without communication
+        prepared.without_communication(prepared.x).backward(prepared.grad)
+        prepared.without_communication.zero_grad(set_to_none=True)
+        prepared.x.grad = None
 
 
 class GraphedBlock:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -104,12 +104,25 @@ def _configuration(problem: TrainStep) -> Any:
             f"{problem.model} ({problem.architecture}) is a mixture of experts ({experts[0]}), whose operations "
             "tpbench does not count"
         )
+    if wrong := next(_impossible(values), None):
+        raise UnknownArchitecture(f"{problem.model} ({problem.architecture}) has {wrong}, with which no model computes")
     configuration.pad_token_id = None  # every token of a batch counts
     for name, value in values.items():
         # The variants could not draw the same random numbers for dropout.
-        if ("dropout" in name or name.endswith("_pdrop")) and isinstance(value, float):
+        if ("dropout" in name or name.endswith("_pdrop")) and isinstance(value, (int, float)):
             setattr(configuration, name, 0.0)
     return configuration
+
+
+def _impossible(values: Mapping[Any, Any]) -> Iterator[str]:
+    """Yield NAME=VALUE for each number that makes a model's results NaN, which transformers does not check."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _impossible(value)
+        elif isinstance(value, (int, float)):
+            is_divisor = str(name).endswith(("rope_theta", "factor"))
+            if not (value > 0 if is_divisor else value >= 0 if str(name).endswith("_eps") else value == value):
+                yield f"{name}={value}"
 
 
 def _check_exists(architecture: str) -> None:

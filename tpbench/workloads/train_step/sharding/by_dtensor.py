@@ -7,7 +7,6 @@ Parameters, and the operations on them, are DTensors. Between the blocks a rank 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +20,6 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
-from torch.utils.checkpoint import checkpoint
 
 from tpbench.comm.collectives import gather_before
 from tpbench.workloads.train_step.model.models import decoder_layers
@@ -98,21 +96,6 @@ class ExchangedTokens(ParallelStyle):
 
         gather_before(module, gather)
         return module
-
-
-def compile_layers(model: Any) -> None:
-    """Compile the forward method of each decoder layer, with its DTensors and collectives.
-
-    Checkpointing stays outside of the graph: torch 2.13 fails to keep the DTensors' mesh for the backward pass. Its
-    compiled layers also fail with the embedding's output while the reduce-scatter runs; a copy waits for it.
-    """
-    model.get_input_embeddings().register_forward_hook(lambda module, inputs, output: output.clone())
-    for layer in decoder_layers(model):
-        compiled = torch.compile(layer.forward)
-        if getattr(layer, "gradient_checkpointing", False):
-            layer.gradient_checkpointing = False
-            compiled = partial(checkpoint, compiled, use_reentrant=False)
-        layer.forward = compiled
 
 
 def gradient_reduction(model: nn.Module, group: Any) -> Callable[[], None]:

@@ -20,7 +20,6 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 from tpbench.comm.collectives import TokenExchange, gather_before, gather_columns, keep_columns, sharded_along
 from tpbench.workloads.train_step.model.configuration import UnknownArchitecture
 from tpbench.workloads.train_step.model.models import FusedNorm, modules_in_order, rms_norm
-from tpbench.workloads.train_step.model.models import compile_layers as compile_layers
 from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.sharding.plan import Block, Style, blocks
 

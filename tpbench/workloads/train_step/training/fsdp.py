@@ -24,7 +24,7 @@ from tpbench.workloads.train_step.model import models
 from tpbench.workloads.train_step.model.configuration import UnknownArchitecture
 from tpbench.workloads.train_step.model.models import allocate, decoder_layers, fill, place_buffers
 from tpbench.workloads.train_step.problem import TrainStep
-from tpbench.workloads.train_step.sharding import by_modules
+from tpbench.workloads.train_step.sharding import by_dtensor, by_modules
 from tpbench.workloads.train_step.training.trainer import TorchTrainer, loss_of
 
 RESHAPES = (torch.ops.aten.view.default, torch.ops.aten.reshape.default)
@@ -44,7 +44,7 @@ def fsdp_dtensor(problem: TrainStep, context: Context, sharding: ModuleType = by
         if plain := [name for name, parameter in model.named_parameters() if not isinstance(parameter, DTensor)]:
             raise UnknownArchitecture(f"{plain[0]} of {problem.model} ({problem.architecture}) is in no block or norm")
     if problem.compile:
-        (sharding.compile_layers if context.tp_size > 1 else models.compile_layers)(model)
+        models.compile_layers(model)
     shard_over_replicas(model, mesh["dp"], context.device, problem.seed)
     sharded_logits = context.tp_size > 1 and problem.vocab_parallel
     vocab_start = context.tp_rank * -(-problem.vocab // context.tp_size)
@@ -65,6 +65,11 @@ def fsdp_dtensor(problem: TrainStep, context: Context, sharding: ModuleType = by
             reduce_gradients()
 
     return TorchTrainer(problem, model, context, loss, during_micro_batch)
+
+
+def dtensor_tp(problem: TrainStep, context: Context) -> TorchTrainer:
+    """Train as `fsdp_dtensor`, with torch's `parallelize_module` in place of tpbench's sharded modules."""
+    return fsdp_dtensor(problem, context, by_dtensor)
 
 
 def fsdp_dtensor_async(problem: TrainStep, context: Context) -> TorchTrainer:

@@ -233,6 +233,13 @@ def total_norm(parameters: Sequence[Tensor], device: torch.device) -> Tensor:
     return total.sqrt()
 
 
+def gradient_norms(trainer: TorchTrainer) -> dict[str, float]:
+    """Return the 2-norm of each parameter's whole gradient, by the parameter's name in the plain model. Collective."""
+    factor = float(trainer.factor) if trainer.scales_loss else 1.0
+    norms = {name: total_norm([each], trainer.context.device) for name, each in trainer.model.named_parameters()}
+    return {name.removeprefix("module."): float(norm) / factor for name, norm in norms.items()}
+
+
 def _groups_that_shard(grad: Tensor) -> tuple[Any, ...]:
     """Return the process groups over which a gradient is sharded."""
     if not isinstance(grad, DTensor):
