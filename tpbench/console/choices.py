@@ -70,7 +70,7 @@ def sections_of(topic: str, gpus: int) -> list[tuple[str, list[Entry]]]:
         return [_variants(workloads()[topic], gpus), ("shape=", shapes(gpus, topic))]
     if topic not in ("all", *TOPICS):
         raise JobError(unknown("topic of list", topic, ("all", "fields", *TOPICS, *workloads(), "variant=NAME")))
-    models = "model=  of train_step, with any of its shapes; or a path to a local folder with a config.json"
+    models = "model=  with any shape of a model; or a path to a local folder with a config.json"
     installed = [_installed(name, gpus) for name in installed_names()]
     sections = [
         *(_variants(workloads()[name], gpus) for name in NAMES),

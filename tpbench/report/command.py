@@ -99,13 +99,13 @@ def _report(options: argparse.Namespace) -> None:
     """Print or write what the options ask for."""
     shown = metric(options.metric or "time_ms")  # an unknown metric is reported before rows are read
     columns = [] if options.columns is None else options.columns.split(",")
-    check_columns(columns)
     form = output_format(options, FORMATS)
     if options.repeat is not None:
         print_command(selected_rows(options), options.repeat)
         return
     _check(options, form, with_columns=bool(columns))
     frame = selected_rows(options)
+    check_columns(columns)  # rows may have columns of users' workloads
     is_metric_table = not columns and options.study is None and options.metric is None
     if form == "json" and options.output and not options.output.suffix:
         write_documents(frame, options.output, all_rows=options.all)

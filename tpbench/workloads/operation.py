@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -38,8 +39,8 @@ class OperationSession:
         self.workload, self.problem, self.variant = workload, problem, variant
         self.rank = replace(context, seed=problem.seed)
         self.trusted = variant.place is None
-        self.restores_in_step = not self.trusted and "step" not in workload.functions
-        self.stopwatch = Stopwatch(context)
+        self.confined = not self.trusted and "step" not in workload.functions
+        """True if none of the variant's code may run between timed steps, where it could compute the next result."""
         twice = "reference" in workload.functions
         make = workload.functions["inputs"]
         self.inputs: Any = _computed(make, problem, self.rank) if twice else make(problem, self.rank)
@@ -53,14 +54,18 @@ class OperationSession:
         self.costs = self._counted()
         arguments = (problem, self.inputs, self.rank)
         self.prepared = variant.prepare(*arguments[: _parameters(variant.prepare)])
-        """What the variant's function returned."""
+        """The value that the variant's function returned."""
         self.run = self._step()
-        self.costs = self.run.costs or self.costs
         self.audited_inputs = Inputs(tensors)
-        if "step" in workload.functions and self.run.inputs is not None:
-            self.audited_inputs = self.run.inputs
+        if "step" in workload.functions:  # otherwise a variant could state them
+            self.costs, self.audited_inputs = self.run.costs or self.costs, self.run.inputs or self.audited_inputs
         self.output: Any = None
         self.compared = False
+
+    @functools.cached_property
+    def stopwatch(self) -> Stopwatch:
+        """A stopwatch, with a buffer of the size of a cache that most sessions don't need."""
+        return Stopwatch(self.rank)
 
     def _step(self) -> Step[Any]:
         """Return what the variant's function returned as a step."""
@@ -85,19 +90,19 @@ class OperationSession:
     @property
     def overwrites_inputs(self) -> bool:
         """True if `restore` restores what a step changes."""
-        return not self.restores_in_step and self.run.restore is not None
+        return not self.confined and self.run.restore is not None
 
     def step(self) -> None:
         """Run one iteration. The last output is freed first, so that two never exist at once."""
         if not self.keeps_output:
             self.output = None
-        if self.restores_in_step:
+        if self.confined:
             self._restore()
         self.output = self.run()
 
     def _read(self) -> Any:
         """Return the output of the last step, or None if none has run."""
-        return self.output() if callable(self.output) else self.output
+        return self.output() if callable(self.output) and not self.confined else self.output
 
     def outputs(self) -> list[Tensor]:
         """Return the tensors of the last step's output, without those that a step does not need to compute."""
@@ -110,17 +115,17 @@ class OperationSession:
         """Free the output of the last step."""
         if not self.keeps_output:
             self.output = None
-            self.run.release()
+            if not self.confined:
+                self.run.release()
 
     def restore(self) -> None:
         """Restore what a step changes, after changing the inputs if every iteration gets fresh ones.
 
-        A variant from outside this package restores within its step, because its `restore` could compute the result of
-        the next step.
+        A confined variant restores within its step.
         """
         if self.fresh:
             self.audited_inputs.change()
-        if not self.restores_in_step:
+        if not self.confined:
             self._restore()
 
     def _restore(self) -> None:
@@ -163,7 +168,8 @@ class OperationSession:
         """Compare an output with the reference on all ranks."""
         inputs = {tensor.untyped_storage().data_ptr() for tensor in self.inputs.values()}
         for name, value in got.items():
-            if isinstance(value, Tensor) and value.numel() and value.untyped_storage().data_ptr() in inputs:
+            is_dense = isinstance(value, Tensor) and value.layout == torch.strided
+            if is_dense and value.numel() and value.untyped_storage().data_ptr() in inputs:
                 raise WrongReturn(self.variant, f"the output {name} of {self.variant.name} lies in memory of an input")
         reference = self.workload.functions["reference"]
         right = _computed(reference, self.problem, self.inputs, self.rank, twice=not self.compared)

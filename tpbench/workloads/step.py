@@ -116,7 +116,7 @@ class Step(Generic[OutputT]):
     release: Callable[[], object] = lambda: None
     """Free what an iteration leaves, beside its output."""
     inputs: Inputs | None = None
-    """What an iteration reads, if the workload's `step` says so. None: the tensors among the workload's inputs."""
+    """The tensors that an iteration reads, if the workload's `step` names them. None: those of its inputs."""
     costs: Costs | None = None
     """The costs of an iteration, if the workload's `step` says so: a variant may not share the work. None: the
     workload's."""

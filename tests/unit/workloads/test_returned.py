@@ -46,8 +46,8 @@ def test_the_right_type_passes():
     assert require(step, Step, MINE, "the function") is step
 
 
-def session_of(step):
-    variant = Variant("mine", "returns this step", lambda problem, shard: step)
+def session_of(step, place=None):
+    variant = Variant("mine", "returns this step", lambda problem, shard: step, place=place)
     return WORKLOAD.set_up(problem(), variant, context())
 
 
@@ -60,6 +60,18 @@ def test_a_session_checks_what_the_function_and_its_step_return():
         message = rf"^the step of mine must return the type Output \(loss, row_loss, .*, not {kind}$"
         with pytest.raises(WrongReturn, match=message):
             session.check()
+
+
+def test_a_variant_from_outside_computes_nothing_between_steps():
+    calls = []
+    step = Step(lambda: lambda: calls.append("read"), release=lambda: calls.append("released"))
+    session = session_of(step, place=("mine.py", 1))
+    session.step()
+    assert session.outputs() == []
+    with pytest.raises(WrongReturn, match=r"^the step of mine must return the type Output .*, not function$"):
+        session.check()
+    session.release()
+    assert not calls
 
 
 @pytest.mark.parametrize("sent", [768.0, float("nan"), "768", -1, 10**30, True, None])

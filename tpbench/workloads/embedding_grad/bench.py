@@ -55,8 +55,10 @@ def costs(problem: EmbeddingGrad, context: MeasuredContext, rank: Context) -> Co
 @WORKLOAD.step(Exchange)
 def step(problem: EmbeddingGrad, context: MeasuredContext, exchange: Exchange, rank: Context) -> Step[Tensor]:
     """Return one exchange, beside the rest of a training step if there is one."""
-    comm, other, saved = context.comm, context.other_work, torch.empty(0)
+    gradient, comm, other = context.inputs, context.comm, context.other_work
     iterate = sequence(exchange.phases) if other is None else other.with_exchange(exchange.phases)
+    overwritten = gradient.grad[:0] if exchange.overwrites is None else exchange.overwrites
+    saved = overwritten.clone()
 
     def run() -> Callable[[], Tensor]:
         comm.reset()
@@ -64,17 +66,11 @@ def step(problem: EmbeddingGrad, context: MeasuredContext, exchange: Exchange, r
         return exchange.result
 
     def save() -> None:
-        nonlocal saved
-        if exchange.overwrites is not None:
-            saved = exchange.overwrites.clone()
+        saved.copy_(overwritten)
 
-    def restore() -> None:
-        if exchange.overwrites is not None:
-            exchange.overwrites.copy_(saved)
-
-    save()
-    changing = GeneratedInputs([context.inputs.grad], problem.seed, context.inputs.with_seed, save)
-    return Step(run, lambda: sum(comm.sent_bytes), exchange.columns, restore, release=exchange.release, inputs=changing)
+    restore = None if exchange.overwrites is None else partial(overwritten.copy_, saved)
+    inputs = GeneratedInputs([gradient.grad], problem.seed, gradient.with_seed, save)
+    return Step(run, lambda: sum(comm.sent_bytes), exchange.columns, restore, release=exchange.release, inputs=inputs)
 
 
 @WORKLOAD.check(Tensor)
