@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Measure the seconds that a cell costs above its measurement, in several ways of running it.
 
-The ways are a torchrun for each cell (cold), a reused torchrun (warm), Hydra's own launcher (basic), and, to compare
+The ways are a torchrun for each cell (cold), a reused torchrun (warm), and, to compare
 with, a bare torchrun of an empty worker.
 
-scripts/bench_overhead.py [--rounds 4] [--cells 2] [--tp-size 2] [--device cpu] [--ways cold warm basic]
+scripts/bench_overhead.py [--rounds 4] [--cells 2] [--tp-size 2] [--device cpu] [--ways cold warm]
 
 The ways alternate in each round, because the speed of a shared machine drifts. A ratio is the median of the rounds'
 ratios. The second number is the time of the whole sweep divided by its cells. It contains the start of Python and
@@ -79,7 +79,6 @@ def sweep(cells: int, ranks: int, device: str, folder: Path, *more: str) -> tupl
 WAYS = {
     "cold": ("tpbench, cold", ()),
     "warm": ("tpbench, warm (reuse=true)", ("reuse=true",)),
-    "basic": ("Hydra's basic launcher", ("hydra/launcher=basic",)),
 }
 
 

@@ -16,14 +16,12 @@ with packages.explain_missing():
     import hydra
     from hydra.errors import HydraException
     from omegaconf import DictConfig, OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
 
     from tpbench import console
     from tpbench.files import explained
     from tpbench.launcher import interrupts, sweep
     from tpbench.launcher.command_line import rewrites
-    from tpbench.launcher.command_line.checks import check_overrides, options_first
-    from tpbench.launcher.command_line.rewrites import flat_names, force_fields, quote_numbers
+    from tpbench.launcher.command_line.checks import check_overrides, hydra_message, options_first
     from tpbench.settings import JobError, user_path
     from tpbench.suggestions import printable
 
@@ -35,31 +33,21 @@ def _sweep_id() -> str:
     return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:6]}"
 
 
-_failures: list[HydraException | JobError | ModuleNotFoundError | OSError] = []
-"""Errors of a job without `-m`. Hydra would print a line of its own before an error that a job raises."""
-
-
 @hydra.main(version_base="1.3", config_path=CONF, config_name="config")
 def _hydra_main(config: DictConfig) -> None:
-    try:
-        sweep.run_single(config)
-    except (HydraException, JobError, ModuleNotFoundError, OSError) as error:
-        _failures.append(error)
+    """Raise JobError: the launchers of tpbench run jobs in processes of their own, and never call this."""
+    raise JobError("hydra/launcher must be torchrun or torchrun_slurm")
 
 
 def _run(arguments: list[str]) -> None:
     """Run the job or the sweep that the arguments describe."""
     rewrites.typed[:] = arguments
-    completes = bool({"-sc", "--shell-completion"} & set(arguments))  # then Hydra has arguments of its own
-    arguments = arguments if completes else options_first(rewrites.own_names(arguments))
-    arguments = flat_names(rewrites.replace_file_variants(arguments))
-    arguments += rewrites.shape_of_workload(arguments)
-    if not completes:
+    if not {"-sc", "--shell-completion"} & set(arguments):  # then Hydra has arguments of its own
+        arguments = rewrites.rewritten(options_first(rewrites.own_names(arguments)))
         check_overrides(arguments)
-    sys.argv[1:] = force_fields(quote_numbers(arguments))
+        rewrites.check_defaults(arguments)
+        sys.argv[1:] = [*rewrites.for_hydra(arguments), "hydra.mode=MULTIRUN"]  # also for one job
     _hydra_main()
-    if _failures:
-        raise _failures[0]
 
 
 @packages.explain_missing()
@@ -78,8 +66,7 @@ def main() -> None:
     try:
         _run(sys.argv[1:])
     except (JobError, HydraException) as error:
-        cause = f"\n{error.__cause__}" if isinstance(error.__cause__, OmegaConfBaseException) else ""
-        sys.exit(_message(f"{error}{cause}"))
+        sys.exit(_message(hydra_message(error) if isinstance(error, HydraException) else str(error)))
     except OSError as error:  # Hydra creates folders, which fails on a full disk or without permission
         folder, of_sweep, _ = str(error.filename).partition("/sweeps/")
         why = f"output_dir={folder} cannot be written: {error.strerror}" if of_sweep else explained(error)

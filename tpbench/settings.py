@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -46,7 +47,7 @@ def spelled(value: Any) -> str:
 def parse(cls: type, values: Mapping[str, Any]) -> Any:
     """Build the settings dataclass `cls` from plain values, each checked against its field's type and limits.
 
-    Values may be strings, as a command line has them ("64", "true", "null").
+    Values may be strings, as a command line has them ("64", "128k", "1M", "true", "null"). 128k is 131072.
 
     Raises:
         JobError: it names every invalid value and what would be valid.
@@ -97,6 +98,8 @@ def _coerce(field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
 def _number(field: dataclasses.Field[Any], kind: type, value: Any) -> int | float:
     name, low, high = field.name, field.metadata["low"], field.metadata["high"]
     noun = "a whole number" if kind is int else "a number"
+    if kind is int and re.fullmatch(r"\d{1,9}[kKmM]", str(value)):
+        value = int(value[:-1]) * 1024 ** " km".index(value[-1].lower())
     try:
         number: int | float = kind(value)
         if isinstance(value, bool) or number != float(value) or not math.isfinite(number):  # true, 2.5 tokens, NaN

@@ -13,9 +13,8 @@ import pytest
 import yaml
 
 from tests.support import synthetic
-from tests.support.command import DEFAULT, ROOT, environment, forked, tpbench
+from tests.support.command import ROOT, environment, forked, tpbench
 from tpbench.console import information
-from tpbench.launcher.command_line.checks import check_overrides
 from tpbench.launcher.options import COMMANDS as COMMANDS_OF_TPBENCH
 from tpbench.workloads import variants
 
@@ -50,7 +49,6 @@ def test_each_command_runs(folder: Path) -> None:
     for code, ended in forked([[*words, "dry_run=true"] for words in SWEEPS if "my_loss" not in str(words)], folder):
         assert code == 0, (ended / "stderr").read_text()
         assert "2 cells" in (ended / "stdout").read_text()
-    check_overrides(DEFAULT)
 
 
 def test_the_training_loop_trains_as_one_process_does(tmp_path: Path) -> None:

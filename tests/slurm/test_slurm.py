@@ -164,32 +164,26 @@ def overdue_once(tmp_path_factory: pytest.TempPathFactory, slurm: None) -> Path:
 
 
 def test_an_array_ends_in_the_same_table(tmp_path: Path) -> None:
-    """A variant in a user's file runs on the nodes as one of this package does."""
+    """A variant in a user's file runs on the nodes as one of this package does. Variables of the shell change nothing,
+    and true and false are flags of sbatch."""
     shutil.copy(ROOT / "tpbench/api/examples/entropy_loss.py", tmp_path / "my_loss.py")  # as `tpbench new` does
-    done = tpbench(*SLURM, *SINGLE, "variant=my_loss.py:fast_tp,pytorch_gather", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    shell = {"SQUEUE_PARTITION": "other", "SBATCH_WAIT": "1", "SBATCH_HOLD": "1", "SACCT_FEDERATION": "1"}
+    flags = "+hydra.launcher.sbatch={exclusive: true, overcommit: false}"
+    sweep = (*SLURM, *SINGLE, "variant=my_loss.py:fast_tp,pytorch_gather")
+    code, output = Running(*sweep, flags, cwd=tmp_path, env=shell).end()
+    assert code == 0, output
     found = rows(tmp_path)
     assert [(row["variant"], row["status"]) for row in found] == [
         ("my_loss.py:fast_tp", "ok"), ("pytorch_gather", "ok"),
     ]  # fmt: skip
     assert {row["nodes"] for row in found} == {1}
     assert {row["host"] for row in found} <= {"left", "right"}
-    assert "2 rows in outputs/rows" in done.stdout
-    (script,) = tmp_path.glob("outputs/sweeps/*/slurm/*_submission.sh")
-    assert "#SBATCH --array=0-1%2" in script.read_text()
-    assert len({job_of(tmp_path, cell).partition("_")[0] for cell in range(2)}) == 1
-
-
-def test_variables_of_the_shell_change_nothing_and_true_and_false_are_flags(tmp_path: Path) -> None:
-    shell = {"SQUEUE_PARTITION": "other", "SBATCH_WAIT": "1", "SBATCH_HOLD": "1", "SACCT_FEDERATION": "1"}
-    flags = "+hydra.launcher.sbatch={exclusive: true, overcommit: false}"
-    running = Running(*SLURM, *SINGLE, flags, cwd=tmp_path, env=shell)
-    code, output = running.end()
-    assert code == 0, output
-    assert [row["status"] for row in rows(tmp_path)] == ["ok"]
+    assert "2 rows in outputs/rows" in output
     (submission,) = tmp_path.glob("outputs/sweeps/*/slurm/*_submission.sh")
+    assert "#SBATCH --array=0-1%2" in submission.read_text()
     assert "#SBATCH --exclusive\n" in submission.read_text()
     assert "overcommit" not in submission.read_text()
+    assert len({job_of(tmp_path, cell).partition("_")[0] for cell in range(2)}) == 1
 
 
 def script(folder: Path, *lines: str) -> str:
@@ -288,18 +282,36 @@ def test_slurm_gives_no_gpu_to_two_jobs(gpus: int, at_once: int, tmp_path: Path)
         assert len(set.union(*devices)) == 4
 
 
-def test_two_nodes(tmp_path: Path) -> None:
-    line = (*SLURM, *TINY, "dp_size=2", "hydra.launcher.gpus_per_node=2")
+def test_two_nodes_and_a_list_of_cells_that_a_requeued_job_continues(tmp_path: Path) -> None:
+    """On one node, cells of a problem take turns in one torchrun. A job of two nodes has a torchrun for each cell."""
+    line = (*SLURM, *TINY, "hydra.launcher.gpus_per_node=2", "dp_size=1,2")
+    line = (*line, "variant=pytorch_gather,pytorch_tp_manual", "reuse=true", "order=interleaved")
+    refused = tpbench(*line, cwd=tmp_path)
+    assert "works on one host only" in refused.stderr and "hydra.launcher.cells_per_job=all" in refused.stderr
+    line = (*line, "hydra.launcher.cells_per_job=all")
     planned = tpbench(*line, "dry_run=true", cwd=tmp_path).stdout
     assert "cpu, 4 ranks on 2 nodes" in planned and "#SBATCH --nodes=2\n" in planned
-    done = tpbench(*line, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    (row,) = rows(tmp_path)
-    assert (row["status"], row["nodes"], row["world_size"], row["host"]) == ("ok", 2, 4, "left")
-    assert "--nnodes=2 --nproc-per-node=2" in row["command"]
-    assert "NCCL_SOCKET_IFNAME" not in row["environment"]
-    assert '"GLOO_SOCKET_IFNAME": "lo"' in row["environment"]  # the interface of both nodes' address
-    assert [each.name for each in sorted(tmp_path.glob("outputs/sweeps/*/0/node*"))] == ["node0", "node1"]
+    assert "#SBATCH --time=11\n" in planned and "--array" not in planned
+    held = Held(tmp_path, task="/3/node0/task.json")
+    running = Running(*line, under(held), cwd=tmp_path)
+    ranks_of(tmp_path, cell=3, phase=HELD)
+    job_id = job_of(tmp_path, 3)
+    control("requeue", job_id)
+    held.release()
+    run_again_now(job_id, tmp_path)
+    code, output = running.end()
+    assert code == 0, output
+    found = rows(tmp_path)
+    assert [(row["status"], row["nodes"], row["world_size"]) for row in found] == [("ok", 1, 2), ("ok", 2, 4)] * 2
+    assert [job_of(tmp_path, cell) for cell in range(4)] == [job_of(tmp_path, 0), job_id] * 2
+    gather, _, manual, last = found
+    assert gather["interleaved"] == manual["interleaved"] and manual["interleaved_cells"] == 2
+    assert last["not_interleaved"] == "its job has several nodes"
+    assert "--nnodes=2 --nproc-per-node=2" in last["command"]
+    assert "NCCL_SOCKET_IFNAME" not in last["environment"]
+    assert '"GLOO_SOCKET_IFNAME": "lo"' in last["environment"]  # the interface of both nodes' address
+    nodes = [sorted(each.name for each in tmp_path.glob(f"outputs/sweeps/*/{cell}/node*")) for cell in (1, 3)]
+    assert nodes == [["node0", "node1"], ["node0", "node0.1", "node1", "node1.1"]]
 
 
 def test_on_two_nodes_a_killed_rank_is_named_by_its_own_node(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def refused(cases: Sequence[tuple[Sequence[str], Sequence[str]]], folder: Path, 
         assert code == 1, arguments
         assert [message for message in messages if message not in errors] == [], errors
         assert "Traceback" not in errors
-    assert not [*folder.rglob("*.parquet"), *folder.rglob("task.json")]
+    assert not list(folder.rglob("sweeps"))
 
 
 def until(found: Callable[[], Found | None], what: str, evidence: Callable[[], str] | None = None) -> Found:

@@ -12,8 +12,8 @@ from hydra.types import RunMode
 
 from tests.support.command import ROOT
 from tpbench.job import Job, parse_job
-from tpbench.launcher.command_line.rewrites import flat_names, force_fields
-from tpbench.launcher.hydra_internals import SweepComposer
+from tpbench.launcher.command_line.rewrites import for_hydra, rewritten
+from tpbench.launcher.sweep import SweepComposer
 
 
 @functools.cache
@@ -25,7 +25,7 @@ def _composer() -> SweepComposer:
 
 def composed(*overrides: str) -> dict[str, Any]:
     """Return the flat values that a command line with these overrides has."""
-    return _composer().values(force_fields(flat_names(overrides)), 0)
+    return _composer().values(for_hydra(rewritten(overrides)), 0)
 
 
 def job(*overrides: str, chosen: Sequence[str] = ()) -> Job:

@@ -59,6 +59,7 @@ def test_defaults_are_kept_and_texts_are_converted():
     assert parsed(name=7, count="4", share="1", most="2.5", flag="TRUE", way="2") == Settings("7", 4, 1.0, 2.5, True, 2)
     assert type(parsed(share="1").share) is float and type(parsed(count=4.0).count) is int
     assert parsed(flag=False) == parsed(flag="False") == Settings("x")
+    assert [parsed(count=text).count for text in ("128k", "2K", "1M")] == [131072, 2048, 2**20]
 
 
 @pytest.mark.parametrize("none", [None, "null", "none", "None"])

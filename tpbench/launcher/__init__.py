@@ -8,7 +8,7 @@ The modules, in the order of a first reading:
 - `planning`: `plan` makes cells of composed configurations and says why a machine cannot run one. `forecast` tells how
   long a cell takes, and `resume` which cells of a resumed sweep run.
 - `attempt` is one try at a cell, with its row. `failure` tells why a job left no result.
-- `host` runs attempts here, one or many in a `torchrun`, and `slurm` as Slurm jobs. `process` supervises what was
-  started, and `interrupts` notes the signals that end a sweep.
+- `host` runs attempts here, one or many in a `torchrun`, which supervises its processes. `slurm` runs them as Slurm
+  jobs, in which `host` does the same. `interrupts` notes the signals that end a sweep.
 - `devices` are leased to one torchrun at a time; locks keep two sweeps from the same cell or device.
 """

@@ -15,7 +15,6 @@ from typing import Any
 
 from tpbench.files import NO_SPACE
 from tpbench.job import Job
-from tpbench.launcher.failure import AGENT_LOG, describe
 from tpbench.launcher.planning.plan import Cell
 from tpbench.packages import versions
 from tpbench.results.read import load_row
@@ -43,47 +42,32 @@ class Attempt:
     task: Task
     folder: Path
     """Logs of this attempt and the task file. On a cluster each node has a folder of its own within the cell's."""
-    replaced: Sequence[Mapping[str, Any]] = ()
-    """Rows of earlier attempts, which are deleted as this attempt begins."""
     row: Mapping[str, Any] | None = None
     """The cell's row once the attempt has ended, with None for an empty column."""
     note: str | None = None
     """Why the cell has a stored row, or why it has none yet."""
 
     @classmethod
-    def plan(
-        cls,
-        cell: Cell,
-        sweep: Path,
-        facts: Mapping[str, Any],
-        number: int,
-        replaced: Sequence[Mapping[str, Any]] = (),
-    ) -> Attempt:
+    def plan(cls, cell: Cell, sweep: Path, facts: Mapping[str, Any], number: int) -> Attempt:
         """Return an attempt that has not begun. `facts`: columns of the machine. `number` counts from 1."""
         folder = sweep / (str(cell.index) if number == 1 else f"{cell.index}.{number}")
         columns = {"sweep_id": sweep.name, "cell": cell.index, "tries": number, "nodes": 1, "log_dir": str(folder)}
-        return cls(cell, new_task(cell.job, folder, **{**columns, **facts}), folder, replaced)
+        return cls(cell, new_task(cell.job, folder, **{**columns, **facts}), folder)
 
     @classmethod
-    def load(cls, folder: Path) -> Attempt:
-        """Return the attempt that was begun in that folder."""
-        task = Task.load(folder / TASK_FILE)
-        return cls(Cell(int(task.columns["cell"]), task.job, None), task, folder)
+    def load(cls, folder: Path, output_dir: str | None = None) -> Attempt:
+        """Return the attempt that was begun in that folder.
 
-    def moved_to(self, folder: Path, output_dir: str) -> Attempt:
-        """Return the same attempt in this folder: a user may have moved it away from a full disk."""
-        job = replace(self.cell.job, output_dir=output_dir)
-        task = replace(self.task, job=job, folder=folder)
-        return replace(self, cell=replace(self.cell, job=job), task=task, folder=folder)
+        `output_dir`: the output folder, if the user may have moved it, away from a full disk.
+        """
+        task = Task.load(folder / TASK_FILE)
+        if output_dir is not None:
+            task = replace(task, job=replace(task.job, output_dir=output_dir), folder=folder)
+        return cls(Cell(int(task.columns["cell"]), task.job, None), task, folder)
 
     @property
     def task_file(self) -> Path:
         return self.folder / TASK_FILE
-
-    @property
-    def agent_log(self) -> Path:
-        """Output of torchrun's agent."""
-        return self.folder / AGENT_LOG
 
     @property
     def has_row(self) -> bool:
@@ -118,13 +102,14 @@ class Attempt:
     def begin(self, **columns: Any) -> Attempt:
         """Return the attempt as it starts now: with its folder, space for its result, and more columns.
 
-        The rows of earlier attempts go right before. A sweep that is killed in between leaves no row, which is resumed;
-        the other order could leave two rows.
+        Raises JobError if the disk is full.
         """
-        discard_rows(self.cell.job.output_dir, self.replaced)
-        attempt = replace(self, task=self.task.restarted(**columns), replaced=())
-        attempt.folder.mkdir()
-        attempt.reserve_result()
+        attempt = replace(self, task=self.task.restarted(**columns))
+        attempt.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            Result.reserve(attempt.task.folder)
+        except OSError as error:
+            raise _not_stored(self.cell.job, error) from None
         return attempt
 
     def again(self, **columns: Any) -> Attempt:
@@ -132,20 +117,14 @@ class Attempt:
 
         The attempts that it was interleaved with, or one of them, ended its torchrun.
         """
-        folder = self.folder
+        folder = self.task.folder
         while folder.exists():
             folder = folder.with_name(f"{folder.name}-again")
         columns = {"interleaved": None, "interleaved_cells": None, "log_dir": str(folder), **columns}
         Result.release(self.task.folder)
         Result.remove(self.task.folder)
-        return replace(self, task=replace(self.task.with_columns(**columns), folder=folder), folder=folder)
-
-    def reserve_result(self) -> None:
-        """Reserve disk space for the result. Raises JobError if the disk is full."""
-        try:
-            Result.reserve(self.task.folder)
-        except OSError as error:
-            raise _not_stored(self.cell.job, error) from None
+        task = replace(self.task.with_columns(**columns), folder=folder)
+        return replace(self, task=task, folder=folder / self.folder.relative_to(self.task.folder))
 
     def with_columns(self, **columns: Any) -> Attempt:
         """Return the same attempt with more columns known."""
@@ -155,13 +134,6 @@ class Attempt:
         """Note that another job runs on this host at the same time."""
         with (self.task.folder / CONCURRENT_FILE).open("a") as file:
             file.write(f"{row_id}\n")
-
-    def failure(self, agent_code: int | None) -> tuple[str, str]:
-        """Return status and reason of an attempt without a result.
-
-        `agent_code`: torchrun's exit code. None: torchrun exceeds the job's timeout.
-        """
-        return describe(agent_code, self.cell.job.timeout_s, self.agent_log, self.folder)
 
     def close(self, status: str = "error", reason: str | None = None) -> Attempt:
         """Store the row: of the result that a rank saved or, if there is none, with this status and reason."""
@@ -288,7 +260,7 @@ def _attempts_with(file_name: str, output_dir: str) -> Iterator[Attempt]:
     """Yield the attempts in an output folder that have left such a file."""
     for file in Path(output_dir, "sweeps").absolute().glob(f"*/*/{file_name}"):
         with contextlib.suppress(ValueError, OSError):  # JobError is a ValueError: a job of another version
-            yield Attempt.load(file.parent).moved_to(file.parent, output_dir)
+            yield Attempt.load(file.parent, output_dir)
 
 
 def _concurrent_rows(folder: Path) -> str | None:

@@ -17,20 +17,13 @@ from tpbench.measure.machine import nvml_session, visible_gpus
 from tpbench.settings import JobError
 
 
-@dataclass(frozen=True)
-class Device:
-    """A GPU, or a CPU core if jobs run side by side on a CPU."""
+def usable_gpus() -> dict[str, str]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES admits: a job started by this process could use them.
 
-    name: str
-    """Name that is the same for all users of this host: the UUID of a GPU."""
-    visible: str
-    """Name in CUDA_VISIBLE_DEVICES, as the user wrote it, else the UUID, which does not depend on an order; or the
-    number of the core."""
-
-
-def usable_gpus() -> list[Device]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES admits: a job started by this process could use them."""
-    return [Device(uuid, name) for uuid, name in visible_gpus()]
+    Each has a name that is the same for all users of this host, its UUID, and the name in CUDA_VISIBLE_DEVICES, as the
+    user wrote it, else the UUID again, which does not depend on an order.
+    """
+    return dict(visible_gpus())
 
 
 def smallest_memory_gib() -> float | None:
@@ -53,16 +46,25 @@ FOLDER = Path("/tmp/tpbench-devices")
 
 @dataclass(frozen=True)
 class Lease:
-    """Devices that this process has until it closes the lease."""
+    """Devices that this process has until it closes the lease: GPUs, or CPU cores if jobs run side by side on a CPU."""
 
-    devices: tuple[Device, ...] = ()
+    devices: Mapping[str, str] = field(default_factory=dict)
+    """The name of each device, with its name in CUDA_VISIBLE_DEVICES or its number as a core."""
     locks: tuple[int, ...] = ()
     """Open lock files. The processes that use the devices inherit them, so that they keep the locks too."""
     beside_others: bool = False
     """True if another process had devices of this host when these were leased."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    cores: tuple[int, ...] = ()
-    """Cores to run on. If empty, all cores."""
+    cuda: bool = False
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables of the processes that use the devices."""
+        return {"CUDA_VISIBLE_DEVICES": ",".join(self.devices.values())} if self.cuda else {}
+
+    @property
+    def cores(self) -> tuple[int, ...]:
+        """Cores to run on. If empty, all cores."""
+        return () if self.cuda else tuple(map(int, self.devices.values()))
 
     def close(self) -> None:
         """Drop the locks of this process."""
@@ -76,7 +78,7 @@ class Devices:
     def __init__(self, split_cpu: bool) -> None:
         self.gpus = usable_gpus()
         cores = sorted(os.sched_getaffinity(0)) if split_cpu and hasattr(os, "sched_getaffinity") else []
-        self.cores = [Device(f"core-{each}", str(each)) for each in cores]
+        self.cores = {f"core-{each}": str(each) for each in cores}
         self.leased: set[str] = set()
 
     def lease(self, job: Job) -> Lease | None:
@@ -88,38 +90,29 @@ class Devices:
         if not pool:
             return Lease()
         count = min(job.world_size, len(pool))
-        locks = {
-            each: file for each in pool if each.name not in self.leased and (file := _locked_file(each)) is not None
-        }
-        beside_others = len(locks) + len(self.leased & {each.name for each in pool}) < len(pool)
-        chosen = tuple(locks)[:count] if len(locks) >= count else ()
-        for device, file in locks.items():
-            if device not in chosen:
-                os.close(file)
+        free = pool.keys() - self.leased
+        locks = {name: file for name in pool if name in free and (file := _locked_file(name)) is not None}
+        chosen = list(locks)[:count] if len(locks) >= count else []
+        for name in locks.keys() - set(chosen):
+            os.close(locks[name])
         if not chosen:
             return None
-        self.leased |= {each.name for each in chosen}
-        cuda = job.device == "cuda"
-        return Lease(
-            chosen,
-            tuple(locks[each] for each in chosen),
-            beside_others,
-            {"CUDA_VISIBLE_DEVICES": ",".join(each.visible for each in chosen)} if cuda else {},
-            () if cuda else tuple(int(each.visible) for each in chosen),
-        )
+        self.leased |= set(chosen)
+        devices, held = {name: pool[name] for name in chosen}, tuple(locks[name] for name in chosen)
+        return Lease(devices, held, beside_others=len(locks) < len(free), cuda=job.device == "cuda")
 
     def release(self, lease: Lease) -> None:
         """Make the devices of a lease free again."""
-        self.leased -= {each.name for each in lease.devices}
+        self.leased -= lease.devices.keys()
         lease.close()
 
 
-def _locked_file(device: Device) -> int | None:
+def _locked_file(device: str) -> int | None:
     """Return the open, locked file of a device, or None if another process has the lock.
 
     Raises JobError if the file cannot be opened or locked.
     """
-    path = FOLDER / f"{device.name}.lock"
+    path = FOLDER / f"{device}.lock"
     try:
         file = _open(path)
         if files.lock(file):

@@ -106,7 +106,7 @@ class Display:
         if attempt.cell.index not in self.explained:
             place, cell = f"[{self.done}/{self.total}]", printable(str(attempt.cell))
             self.note(f"{place} {cell}: {_result(attempt)} ({seconds:.0f} s)", MAX_LENGTH)
-            if attempt.row is not None and attempt.status in ("error", "timeout") and attempt.cell.same_as is None:
+            if attempt.row is not None and attempt.status in ("error", "timeout"):
                 log = log_of(Path(attempt.row["log_dir"]), str(attempt.reason))
                 short = log.relative_to(Path.cwd()) if log.is_relative_to(Path.cwd()) else log
                 self.note(f"the log is {short}", MAX_LENGTH)

@@ -8,7 +8,7 @@ import sysconfig
 from pathlib import Path
 
 import tpbench
-from tpbench.worker.result import PEER_LOST, load_failures
+from tpbench.worker.result import PEER_LOST, RankFailure, load_failures
 
 AGENT_LOG = "torchrun.log"
 """Output of torchrun's agent, in the folder of a cell."""
@@ -29,33 +29,38 @@ _NATIVE_OOM = re.compile(r"std::bad_alloc|[Cc]annot allocate memory|out of memor
 """Messages of C++ code that runs out of memory: a thread of gloo or NCCL ends the process before Python can."""
 
 
-def describe(agent_code: int | None, timeout_s: float, agent_log: Path, log_dir: Path) -> tuple[str, str]:
-    """Return status and reason of a job without a result.
+def describe(code: int | None, timeout_s: float, folder: Path) -> tuple[str, str]:
+    """Return status and reason of an attempt without a result, with its logs in that folder.
 
-    `agent_code` is torchrun's exit code, None if the job ran too long.
+    `code` is torchrun's exit code, None if the job ran too long.
     """
-    if agent_code is None:
-        lines = "\n".join(f"rank {rank}: {_last_words(_stderr(log_dir, rank))}" for rank in ranks(log_dir))
+    ranks = sorted(int(log.parent.name) for log in folder.glob("*/attempt_0/*/stderr.log"))
+    if code is None:
+        lines = "\n".join(f"rank {rank}: {_last_words(_stderr(folder, rank))}" for rank in ranks)
         return "timeout", _join(f"still running after {timeout_s:g} s", lines)
-    failures = load_failures(_folder(agent_log))
-    failed = {failure.local_rank for failure in failures}
-    quiet = [rank for rank in ranks(log_dir) if rank not in failed]
-    if quiet and (agent_code == 0 or (failures and is_consequence(agent_log))):
-        lines = tail(_stderr(log_dir, quiet[0]), lines=3)
+    failures = _failures(folder)
+    quiet = [rank for rank in ranks if rank not in {failure.local_rank for failure in failures}]
+    if quiet and (code == 0 or is_consequence(folder)):
+        lines = tail(_stderr(folder, quiet[0]), lines=3)
         return "error", _join(f"rank {quiet[0]} ended with exit code 0 before its result, as os._exit(0) does", lines)
     if not failures:
-        return "error", _join(f"torchrun ended with {_code(agent_code)}", tail(agent_log))
+        return "error", _join(f"torchrun ended with {_code(code)}", tail(folder / AGENT_LOG))
     # torchrun ends the other ranks with SIGTERM, and they may fail before it notices which rank was the first.
     first = min(failures, key=lambda failure: failure.exit_code in (-signal.SIGTERM, PEER_LOST))
-    lines = _last_words(_stderr(log_dir, first.local_rank), TAIL_LINES)
+    lines = _last_words(_stderr(folder, first.local_rank), TAIL_LINES)
     out_of_memory = first.exit_code < 0 and _NATIVE_OOM.search(lines)
     return "oom" if out_of_memory else "error", _join(f"rank {first.rank} ended with {_code(first.exit_code)}", lines)
 
 
-def is_consequence(agent_log: Path) -> bool:
+def is_consequence(folder: Path) -> bool:
     """Return True if all failed ranks of this node only lost their peers: then another node knows the reason."""
-    codes = [failure.exit_code for failure in load_failures(_folder(agent_log))]
+    codes = [failure.exit_code for failure in _failures(folder)]
     return bool(codes) and all(code in (-signal.SIGTERM, PEER_LOST) for code in codes)
+
+
+def _failures(folder: Path) -> list[RankFailure]:
+    """Return the failed ranks of an attempt. The log of a reused torchrun is a link in the folder of each attempt."""
+    return load_failures((folder / AGENT_LOG).resolve().parent)
 
 
 def log_of(folder: Path, reason: str) -> Path:
@@ -74,19 +79,9 @@ def last_lines(folder: Path) -> str:
     return "\n".join(f"rank {log.parent.name} ({log.parents[2].name}): {tail(log, lines=1)}" for log in logs)
 
 
-def ranks(log_dir: Path) -> list[int]:
-    """Return the local ranks that left a log."""
-    return sorted(int(log.parent.name) for log in log_dir.glob("*/attempt_0/*/stderr.log"))
-
-
 def tail(file: Path, lines: int = TAIL_LINES) -> str:
     """Return the last lines of a log, or an empty string if there is none."""
     return "\n".join(_text(file).strip().splitlines()[-lines:])
-
-
-def _folder(agent_log: Path) -> Path:
-    """Return the log folder of a torchrun. The log of a reused torchrun is a link in the folder of each of its jobs."""
-    return agent_log.resolve().parent
 
 
 def _stderr(log_dir: Path, rank: int) -> Path:
@@ -116,12 +111,8 @@ def _is_of_library(file: Path) -> bool:
 
 
 def _code(code: int) -> str:
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return f"signal {-code} ({signal.Signals(-code).name})"
-    except ValueError:
-        return f"signal {-code}"
+    names = {int(number): f" ({number.name})" for number in signal.Signals}
+    return f"exit code {code}" if code >= 0 else f"signal {-code}{names.get(-code, '')}"
 
 
 def _join(sentence: str, lines: str) -> str:

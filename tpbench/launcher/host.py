@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from tpbench.launcher.devices import Devices, Lease
 from tpbench.launcher.display import Display
 from tpbench.launcher.options import SweepOptions
 from tpbench.launcher.planning.plan import Cell, ThisHost
-from tpbench.launcher.torchrun import Torchrun, key
+from tpbench.launcher.torchrun import LOOPBACK, Rendezvous, Torchrun, key
 from tpbench.measure import machine
 from tpbench.settings import JobError
 
@@ -27,10 +27,12 @@ ALONE = "the sweep runs no other cell of its problem"
 class Host:
     """Runs cells in the given order, as far as free devices allow."""
 
-    def __init__(self, options: SweepOptions) -> None:
+    def __init__(self, options: SweepOptions, rendezvous: Callable[[int], Rendezvous] = lambda cell: LOOPBACK) -> None:
+        """`rendezvous`: where this host meets the other nodes of a Slurm job, by the index of the cell."""
         if not options.wait:
             raise JobError("wait=false is for clusters: it needs hydra/launcher=torchrun_slurm")
         machine.omp_threads()
+        self.rendezvous = rendezvous
         self.target = ThisHost(machine.gpu_count())
         self.facts = machine.facts()
         self.parallel, self.reuse = options.parallel == "auto", options.reuse
@@ -96,7 +98,8 @@ class Host:
         for attempts in list(waiting):
             if self.torchruns and not self.parallel:
                 break
-            job = attempts[0].cell.job
+            first = attempts[0].cell
+            job = first.job
             needs = job.device, job.world_size
             if needs in too_few:
                 continue
@@ -106,7 +109,9 @@ class Host:
             waiting.remove(attempts)
             stays = self.reuse and not own_torchrun_reason(job)
             try:
-                self.torchruns.append(Torchrun(self._begin(attempts, lease, display), lease, stays))
+                self.torchruns.append(
+                    Torchrun(self._begin(attempts, lease, display), lease, stays, self.rendezvous(first.index))
+                )
             except BaseException:
                 self.devices.release(lease)
                 raise
@@ -122,7 +127,7 @@ class Host:
         columns: dict[str, Any] = {}
         if len(attempts) > 1:
             first = attempts[0]
-            group = f"{first.folder.parent.name}-{first.cell.index}-{first.task.columns['tries']}"
+            group = f"{first.task.folder.parent.name}-{first.cell.index}-{first.task.columns['tries']}"
             columns = {"interleaved": group, "interleaved_cells": len(attempts)}
         elif self.interleaved:
             known = attempts[0].task.columns.get("not_interleaved")
@@ -133,7 +138,7 @@ class Host:
             for other in others:
                 other.ran_beside(attempt.task.row_id)
                 attempt.ran_beside(other.task.row_id)
-        on = f" on {','.join(device.visible for device in lease.devices)}" if self.parallel else ""
+        on = f" on {','.join(lease.devices.values())}" if self.parallel else ""
         for attempt in begun:
             if lease.beside_others:
                 attempt.ran_beside("another-sweep")

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import yaml
 
+import tpbench
 from tpbench.job import field_names
 from tpbench.settings import JobError, setting
 from tpbench.suggestions import printable
@@ -36,6 +37,8 @@ class SweepOptions:
         True, help="false: submit the jobs to Slurm and exit; `tpbench collect` or resume=true collects the rows"
     )
 
+
+CONF = Path(tpbench.__file__).resolve().parent / "conf"
 
 GROUPS = ("variant", "shape", "model", "loss", "block_cap", "measure", "experiment")
 """The folders of conf/ of which the command line names a choice."""

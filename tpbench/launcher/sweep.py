@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
 import tempfile
 from collections import Counter
@@ -13,13 +14,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import CompactHydraException
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
 
 from tpbench import packages
 from tpbench.files import NO_SPACE
@@ -31,19 +34,10 @@ from tpbench.launcher.command_line.rewrites import chosen_fields, command_line_v
 from tpbench.launcher.devices import CellLocks
 from tpbench.launcher.display import Display
 from tpbench.launcher.host import Host
-from tpbench.launcher.hydra_internals import SweepComposer, plain_values
 from tpbench.launcher.interrupts import Terminated
 from tpbench.launcher.options import SweepOptions
 from tpbench.launcher.planning import resume
-from tpbench.launcher.planning.plan import (
-    Cell,
-    Request,
-    ignored_notes,
-    plan,
-    sweep_options,
-    takes_long_without_gpu,
-    tiny_shapes,
-)
+from tpbench.launcher.planning.plan import Cell, Request, notes, plan, sweep_options
 from tpbench.results.compact import Busy, compact
 from tpbench.settings import JobError
 
@@ -69,7 +63,7 @@ def run_sweep(cells: Sequence[Cell], folder: Path, options: SweepOptions, runner
     folder.mkdir(parents=True, exist_ok=True)
     locks = CellLocks(output_dirs)
     with interrupts.noted(), Display(len(cells), folder) as display:
-        for line in ignored_notes(cells):
+        for line in notes(cells):
             display.note(line)
         sweep = _Sweep(cells, folder, options, runner, locks, display)
         try:
@@ -109,13 +103,12 @@ class _Sweep:
     rows_written: int = 0
 
     def run(self) -> None:
-        originals = [cell for cell in self.cells if cell.same_as is None]
-        locked = [cell for cell in originals if self.locks.acquire(cell.job)]
+        locked = [cell for cell in self.cells if self.locks.acquire(cell.job)]
         if not self.options.resume:  # the locks tell resuming sweeps; two sweeps may measure the same cell on purpose
-            self._run(originals)
+            self._run(self.cells)
             return
         self._resume(locked)
-        for cell in originals:
+        for cell in self.cells:
             if cell not in locked:  # another sweep runs it; if that one leaves no row, this sweep runs it
                 self.display.start(cell, "runs in another sweep")
                 while not self.locks.acquire(cell.job):
@@ -138,11 +131,8 @@ class _Sweep:
                 self._finish(replace(self._plan(cell), row=row, note=decisions[cell.index].reason))
         self._run([cell for cell in cells if decisions[cell.index].row is None])
 
-    def _plan(self, cell: Cell, failed: Attempt | None = None) -> Attempt:
-        """Return the first attempt at a cell, or the one after `failed`, whose row goes as the new one begins."""
-        number = failed.task.columns["tries"] + 1 if failed else 1
-        replaced = [failed.row] if failed and failed.row else []
-        return Attempt.plan(cell, self.folder, self.runner.facts, number, replaced)
+    def _plan(self, cell: Cell, number: int = 1) -> Attempt:
+        return Attempt.plan(cell, self.folder, self.runner.facts, number)
 
     def _run(self, cells: Sequence[Cell]) -> None:
         """Run the cells, and run those again that fail, as often as the options allow."""
@@ -158,8 +148,9 @@ class _Sweep:
             again = []
             for attempt in self.runner.run(waiting, self.display):
                 self._count_row(attempt)
-                if attempt.status in RETRIED and number <= self.options.retries:
-                    again.append(self._plan(attempt.cell, failed=attempt))
+                if attempt.row and attempt.status in RETRIED and number <= self.options.retries:
+                    self.replaced[attempt.cell.index] = [*self.replaced.get(attempt.cell.index, ()), attempt.row]
+                    again.append(self._plan(attempt.cell, number + 1))
                     self.display.retry(attempt)
                 else:
                     self._finish(attempt)
@@ -174,7 +165,7 @@ class _Sweep:
                 compact(attempt.cell.job.output_dir, single_rows_only=True)
 
     def _finish(self, attempt: Attempt) -> None:
-        """Record the last attempt at a cell, also for the cells that are the same job."""
+        """Record the last attempt at a cell."""
         self.ended[attempt.cell.index] = attempt
         if attempt.row is not None:
             # Only now: a sweep that is killed before leaves both rows, and the next one that resumes deletes the old.
@@ -182,10 +173,6 @@ class _Sweep:
                 discard_rows(attempt.cell.job.output_dir, self.replaced.pop(attempt.cell.index, ()))
         self.locks.release(attempt.cell.job)
         self.display.finish(attempt)
-        for cell in self.cells:
-            if cell.same_as == attempt.cell.index:
-                self.ended[cell.index] = replace(attempt, cell=cell, note=f"the same job as cell {cell.same_as}")
-                self.display.finish(self.ended[cell.index])
 
 
 def _require_writable(output_dir: str) -> None:
@@ -204,6 +191,38 @@ HYDRA_MODULE = "hydra_plugins.tpbench"
 """Module name of the plugins for Hydra, which accepts only plugins in the package `hydra_plugins`."""
 
 
+class SweepComposer:
+    """Composes the cells of one sweep. Hydra's sweeper, which would compose each to validate it, no longer does."""
+
+    def __init__(self, loader: ConfigLoader, sweep: DictConfig) -> None:
+        """`sweep`: the configuration of the whole sweep, with the node `hydra`."""
+        self.sweep = sweep
+        self.compose = loader.load_sweep_config
+        setattr(loader, "load_sweep_config", lambda *args, **kwargs: None)  # noqa: B010  mypy forbids an assignment
+
+    def values(self, lines: Sequence[str], index: int) -> dict[str, Any]:
+        """Return the plain values of the cell with these overrides and this index.
+
+        Raises:
+            ConfigCompositionException: Hydra cannot compose the cell.
+            JobError: a value refers to another one that does not exist.
+        """
+        config = self.compose(self.sweep, list(lines))
+        with open_dict(config):
+            config.hydra.job.id, config.hydra.job.num = str(index), index
+            HydraConfig.instance().set_config(config)
+            del config["hydra"]
+        OmegaConf.copy_cache(from_config=self.sweep, to_config=config)  # of resolvers such as ${now:}
+        try:
+            values: Any = OmegaConf.to_container(config, resolve=True)
+        except (OmegaConfBaseException, RecursionError) as error:
+            key, reason = getattr(error, "full_key", None), str(error).partition("\n")[0]
+            raise JobError(
+                f"a value refers to another one that cannot be found: {f'{key}: ' * bool(key)}{reason}"
+            ) from None
+        return dict(values)
+
+
 class TorchrunLauncher(Launcher):
     """`hydra/launcher=torchrun`: plan the whole sweep, then run one torchrun per job on this host."""
 
@@ -214,18 +233,38 @@ class TorchrunLauncher(Launcher):
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.config, self.composer = config, SweepComposer(hydra_context.config_loader, config)
-        self.composer.disable_composition_by_sweepers()
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Compose every job before the first one runs, so that a mistake in the last one is reported at once."""
-        _check(self.config, self.config.hydra)
-        folders = _folders(self.config.hydra)
-        requests = []
-        for index, overrides in enumerate(job_overrides, start=initial_job_idx):
-            values = self.composer.values(overrides, index)
-            requests.append(Request(index, values, chosen_fields(overrides), folders))
-        _run(requests, Path(self.config.hydra.sweep.dir), self.config.hydra.launcher)
+        folder = Path(self.config.hydra.sweep.dir)
+        try:
+            requests = self._requests(job_overrides, initial_job_idx)
+            _run(requests, folder, self.config.hydra)
+        finally:
+            _remove_if_unused(folder)
         return [JobReturn(overrides=each, status=JobStatus.COMPLETED) for each in job_overrides]
+
+    def _requests(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[Request]:
+        """Compose every job before the first one runs, so that a mistake in the last one is reported at once."""
+        check_roots(self.config, self.config.hydra.runtime.choices)
+        if self.config.hydra.job.chdir:
+            raise JobError("hydra.job.chdir=true: every path counts from the folder in which tpbench starts")
+        # A field that an experiment sweeps, and that the command line sets too, has two overrides: the last one counts.
+        jobs = dict.fromkeys(
+            tuple({line.lstrip("+").partition("=")[0]: line for line in lines}.values()) for lines in job_overrides
+        )
+        return [
+            Request(index, self.composer.values(lines, index), chosen_fields(lines))
+            for index, lines in enumerate(jobs, start=initial_job_idx)
+        ]
+
+
+def _remove_if_unused(folder: Path) -> None:
+    """Remove the folder of a sweep that has only the file of Hydra's sweeper, and its parents if they are empty."""
+    with contextlib.suppress(OSError):
+        if [file.name for file in folder.iterdir()] == ["multirun.yaml"]:
+            shutil.rmtree(folder)
+            folder.parent.rmdir()
+            folder.parent.parent.rmdir()
 
 
 class TorchrunSlurmLauncher(TorchrunLauncher):
@@ -247,52 +286,28 @@ def register() -> None:
         plugins.register(plugin)
 
 
-def run_single(config: DictConfig) -> None:
-    """Run one job, for a command line without `-m`. Raises CompactHydraException if the job failed."""
-    hydra_config = HydraConfig.get()
-    _check(config, hydra_config)
-    lines: Any = OmegaConf.to_container(hydra_config.overrides.task)  # ${...} in a line stays as it is
-    request = Request(0, plain_values(config), chosen_fields(lines), _folders(hydra_config))
-    _run([request], Path(hydra_config.runtime.output_dir), hydra_config.launcher)
-
-
-def _check(config: DictConfig, hydra_config: Any) -> None:
-    """Raise JobError for a configuration that Hydra accepts, and that would not do what its author means."""
-    check_roots(config, hydra_config.runtime.choices)
-    if hydra_config.job.chdir:
-        raise JobError("hydra.job.chdir=true: every path counts from the folder in which tpbench starts")
-
-
-def _folders(hydra_config: Any) -> list[Path]:
-    """Return the folders that the configuration came from."""
-    return [Path(each.path) for each in hydra_config.runtime.config_sources if each.schema == "file"]
-
-
-def _run(requests: Sequence[Request], folder: Path, launcher: DictConfig) -> None:
+def _run(requests: Sequence[Request], folder: Path, hydra_config: Any) -> None:
     """Plan and run the cells. Raises CompactHydraException for invalid input, and if cells failed."""
     try:
-        check_names(dict.fromkeys(name for request in requests for name in request.values))
+        check_names(dict.fromkeys(name for one in requests for name in one.values if name not in one.chosen))
         options = sweep_options(requests)
-        runner = _runner(launcher, options)
-        cells = plan(requests, runner.target, command_line_variants())
-        if options.skip_predicted_oom:
+        runner = _runner(hydra_config.launcher, options)
+        folders = [Path(each.path) for each in hydra_config.runtime.config_sources if each.schema == "file"]
+        cells = plan(requests, runner.target, command_line_variants(), folders)
+        if options.skip_predicted_oom or options.dry_run:
             from tpbench.launcher.planning import forecast  # late: it imports scipy
-
+        if options.skip_predicted_oom:
             cells = forecast.skip_predicted_oom(cells, forecast.Forecast.of(cells))
         if options.dry_run:
-            from tpbench.launcher.planning.forecast import dry_run_text
-
             decisions = resume.decide(cells, runner.facts) if options.resume else {}
             kept = {index for index, decision in decisions.items() if decision.row is not None}
-            scripts = runner.scripts([cell for cell in cells if cell.runs and cell.index not in kept], folder)
-            print(dry_run_text(cells, decisions, runner.target, scripts), end="")
+            scripts = runner.scripts(
+                [cell for cell in cells if not cell.skip_reason and cell.index not in kept], folder
+            )
+            print(forecast.dry_run_text(cells, decisions, runner.target, scripts), end="")
             return
         if not packages.installed("torch"):  # the ranks import it, and this process does not
             raise ModuleNotFoundError(name="torch")
-        if not options.resume and any(takes_long_without_gpu(cell, runner.target) for cell in cells):
-            from tpbench.launcher.planning.forecast import no_gpu_note  # late: it imports scipy
-
-            print(no_gpu_note(cells, tiny_shapes(requests)), flush=True)
         attempts = run_sweep(cells, folder.absolute(), options, runner)
     except JobError as error:
         raise CompactHydraException(str(error)) from None

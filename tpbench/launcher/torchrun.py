@@ -1,20 +1,28 @@
-"""A torchrun: its command line, its environment, and the attempts that run in it, from their begin to their end."""
+"""A torchrun: its command line, its environment, its processes, and the attempts that run in it."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
+import signal
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from tpbench.job import Job
+from tpbench.launcher import interrupts
 from tpbench.launcher.attempt import Attempt
 from tpbench.launcher.devices import Lease, available_cores
-from tpbench.launcher.process import ProcessTree
+from tpbench.launcher.failure import AGENT_LOG, describe, is_consequence
 from tpbench.measure.machine import omp_threads
-from tpbench.worker.start import MARKER
+from tpbench.worker.start import MARKER, STACK_SIGNAL, STORE_FILE, die_with_parent
 from tpbench.worker.task import LIST_FILE, PROGRESS_FILE, JsonLines
 
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]
@@ -29,6 +37,18 @@ _TORCHRUN_OPTION = "PET_"
 NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
 """Variables that keep NVLink multicast off in all jobs on GPUs. `tpbench.kernels.collectives` sets them too, but only
 in jobs with symmetric memory, and after NCCL has made its first communicators."""
+
+KILL_S = 30.0
+"""Longest wait for processes that were killed. One that waits for a broken disk may not end at all."""
+
+STACK_S = 0.5
+"""Time in which ranks write their stacks."""
+
+SIGNAL_S = 0.5
+"""Time in which a signal reaches this process that has ended a torchrun: Slurm sends one to all processes of a job."""
+
+PEER_ROW_S = 15.0
+"""Time that a node which only lost its peers waits for the row of the node that knows the reason."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +73,8 @@ def command(job: Job, file: Path, log_dir: Path, rendezvous: Rendezvous = LOOPBA
 
     `file`: the task, or the list of tasks of ranks that stay.
     """
+    # A public name that is the same on every node and differs for every other job.
+    cell = file.parent if rendezvous.nodes == 1 else file.parent.parent
     several = [f"--rdzv-endpoint={rendezvous.endpoint}", f"--rdzv-conf=rank={rendezvous.node}"]
     return [
         sys.executable,
@@ -61,7 +83,7 @@ def command(job: Job, file: Path, log_dir: Path, rendezvous: Rendezvous = LOOPBA
         f"--nnodes={rendezvous.nodes}",
         f"--nproc-per-node={job.world_size // rendezvous.nodes}",
         "--rdzv-backend=tpbench",
-        f"--rdzv-id={_job_name(file, rendezvous)}",
+        f"--rdzv-id={cell.parent.name}-{cell.name}",
         *(several if rendezvous.nodes > 1 else []),
         f"--local-addr={rendezvous.local_addr}",
         "--max-restarts=0",
@@ -74,15 +96,9 @@ def command(job: Job, file: Path, log_dir: Path, rendezvous: Rendezvous = LOOPBA
     ]
 
 
-def _job_name(file: Path, rendezvous: Rendezvous) -> str:
-    """Return a public name that is the same on every node and differs for every other job."""
-    cell = file.parent if rendezvous.nodes == 1 else file.parent.parent
-    return f"{cell.parent.name}-{cell.name}"
-
-
 def environment(
     job: Job,
-    row_id: str,
+    marker: str,
     inherited: Mapping[str, str] = os.environ,
     nodes: int = 1,
     cores: int = 0,
@@ -95,7 +111,7 @@ def environment(
     of the torchrun does; None: only this job runs in it.
     """
     env = {name: value for name, value in inherited.items() if not name.startswith(_TORCHRUN_OPTION)}
-    env[MARKER] = row_id
+    env[MARKER] = marker
     if not INSTALLED:
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PACKAGE_ROOT), env.get("PYTHONPATH")]))
     if nodes == 1:
@@ -117,6 +133,82 @@ def environment(
     return {**defaults, **env}
 
 
+class ProcessTree:
+    """A started command and every process that descends from it.
+
+    torchrun's workers lead their own sessions, so a signal to the agent's process group misses them. Once an agent is
+    killed, its workers have no parent left. They are found by the marker in their environment.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        log: Path,
+        keep: Sequence[int] = (),
+        cores: Sequence[int] = (),
+    ) -> None:
+        """Start the command. `keep`: open files that the agent inherits. `cores`: CPUs that it may run on; none:
+        all."""
+        self.marker = env[MARKER]
+        self.store = Path(tempfile.mkdtemp(prefix="tpbench-"))
+        """Folder of mode 0700 for the store of the job's processes. Not in the output folder, which may be slow."""
+        launcher = os.getpid()
+
+        def bind() -> None:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler of this process would only note it
+            die_with_parent(signal.SIGTERM)
+            if os.getppid() != launcher:  # the launcher died before the kernel could know
+                os._exit(1)
+            if cores:
+                os.sched_setaffinity(0, cores)
+
+        with log.open("wb") as output:
+            self.agent = subprocess.Popen(
+                command,
+                env={**env, STORE_FILE: str(self.store / "store")},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # so that the terminal's Ctrl-C reaches the launcher alone
+                pass_fds=tuple(keep),
+                preexec_fn=bind,
+            )
+
+    def write_stacks(self) -> None:
+        """Let each rank write its stack to its log, right before the end. Processes without a handler end at once."""
+        for process in self._processes():
+            with contextlib.suppress(psutil.Error):
+                if process.pid != self.agent.pid:
+                    process.send_signal(STACK_SIGNAL)
+        time.sleep(STACK_S)
+
+    def end(self, grace_s: float = 5.0) -> None:
+        """End the agent, which ends its workers, then every process that is left. Returns when all have ended."""
+        if self.agent.poll() is None:
+            self.agent.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.agent.wait(grace_s)
+        deadline = time.monotonic() + KILL_S
+        while (processes := self._processes()) and time.monotonic() < deadline:
+            for process in processes:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs(processes, timeout=1.0)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.agent.wait(KILL_S)
+        shutil.rmtree(self.store, ignore_errors=True)
+
+    def _processes(self) -> list[psutil.Process]:
+        """Return the living processes of the job."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                if process.environ().get(MARKER) == self.marker and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+
 class Torchrun:
     """A torchrun on leased devices, with the attempts that run in it now: one, or the interleaved ones of a problem.
 
@@ -128,7 +220,7 @@ class Torchrun:
     ) -> None:
         """Start it. The attempts have begun. `rendezvous`: where it meets the torchruns of a job's other nodes."""
         first = attempts[0]
-        self.lease, self.key = lease, key(attempts)
+        self.lease, self.rendezvous, self.key = lease, rendezvous, key(attempts)
         self.running: list[Attempt] = []
         self.again: list[list[Attempt]] = []
         """Attempts that must run once more, in another torchrun: those of a list run together."""
@@ -144,11 +236,11 @@ class Torchrun:
             folder.mkdir()
             self.tasks, self.progress = JsonLines(folder / LIST_FILE), JsonLines(folder / PROGRESS_FILE)
         line = command(first.cell.job, self.tasks.file if self.tasks else first.task_file, folder, rendezvous)
-        self.command, self.log = " ".join(line), folder / first.agent_log.name
+        self.command, self.log = " ".join(line), folder / AGENT_LOG
         self.submit(attempts)
         uses_triton = any(attempt.cell.job.uses_triton for attempt in attempts)
-        cores = len(lease.cores)
-        env = environment(first.cell.job, first.task.row_id, os.environ, rendezvous.nodes, cores, uses_triton)
+        marker = f"{first.task.row_id}.{rendezvous.node}"  # two nodes of a job may be on one host
+        env = environment(first.cell.job, marker, os.environ, rendezvous.nodes, len(lease.cores), uses_triton)
         self.tree = ProcessTree(line, {**env, **lease.environment}, self.log, lease.locks, lease.cores)
 
     def submit(self, attempts: Sequence[Attempt]) -> None:
@@ -158,7 +250,7 @@ class Torchrun:
         for attempt in self.running:
             attempt.task.save(attempt.task_file)
             if self.tasks:
-                attempt.agent_log.symlink_to(self.log)
+                (attempt.folder / AGENT_LOG).symlink_to(self.log)
         if self.tasks:
             self.tasks.append([str(attempt.task_file.absolute()) for attempt in self.running])
         self.runs += 1
@@ -169,37 +261,39 @@ class Torchrun:
         self.looked = time.monotonic()
 
     def poll(self) -> list[Attempt]:
-        """Return the attempts that have ended since the last call. With them, all processes have ended or are idle."""
-        end = self.find_end()
-        return self.close(*end) if end else []
+        """Return the attempts that have their rows now, once all have ended, and put the others into `again`.
 
-    def find_end(self) -> tuple[Attempt | None, str, str] | None:
-        """Return the arguments of `close`, once the attempts or all processes have ended. None while they run.
-
-        Ends all processes, unless they can run other attempts.
+        Then all processes have ended, unless they can run other attempts. Raises Terminated if the signal that ended
+        the processes reaches this one, too.
         """
         code = self.tree.agent.poll()
         finished = self._read_progress()
-        if finished is not None:
-            if finished or code is not None:
+        cause, status, reason = None, "error", "its ranks saved no result"
+        if finished is None:
+            cause = self.running[self.place]
+            if code is None and self.spent_s[self.place] <= cause.cell.job.timeout_s:
+                return []
+            self.tree.write_stacks() if code is None else self.end()
+            status, reason = describe(code, cause.cell.job.timeout_s, cause.folder)
+            if code is None:  # after its logs were read: a rank that receives SIGTERM adds lines
                 self.end()
-            return None, "error", "its ranks saved no result"
-        cause = self.running[self.place]
-        if code is None and self.spent_s[self.place] <= cause.cell.job.timeout_s:
-            return None
-        if code is not None:
+            elif code:
+                interrupts.sleep(SIGNAL_S)
+                self._wait_for_peers(cause)
+        elif finished or code is not None:
             self.end()
-        else:
-            self.tree.write_stacks()
-        # Read the logs of a torchrun that hangs before its end: a rank that receives SIGTERM adds lines.
-        status, reason = cause.failure(code)
-        self.end()
-        return cause, status, reason
+        return self._close(cause, status, reason)
 
     def end(self) -> None:
         """End it at once, with all its processes."""
         self.tree.end()
         self.over = True
+
+    def _wait_for_peers(self, attempt: Attempt) -> None:
+        """Wait for the row of another node if the ranks of this one only lost their peers."""
+        deadline = time.monotonic() + PEER_ROW_S * (self.rendezvous.nodes > 1 and is_consequence(attempt.folder))
+        while not (attempt.has_row or attempt.has_result) and time.monotonic() < deadline:
+            interrupts.sleep(0.2)
 
     def _read_progress(self) -> str | None:
         """Read how far the ranks are. Return None while the attempts run, else why the ranks run no others, if so."""
@@ -212,11 +306,11 @@ class Torchrun:
             self.place = value
         return None
 
-    def close(self, cause: Attempt | None, status: str, reason: str) -> list[Attempt]:
+    def _close(self, cause: Attempt | None, status: str, reason: str) -> list[Attempt]:
         """Return the attempts that have their rows now, and put the others into `again`.
 
         `cause`: the attempt that ended the torchrun, or None if all attempts ended. `status` and `reason` are those of
-        an attempt without a result.
+        an attempt without a result. An abandoned attempt gets no row: it was deleted, and must not come back.
         """
         attempts, self.running = self.running, []
         ended, crowded, others = [], [], []
@@ -224,7 +318,7 @@ class Torchrun:
             if len(attempts) > 1 and (attempt.crowded or (attempt is cause and status == "oom")):
                 crowded.append(attempt)
             elif cause in (None, attempt) or attempt.has_row or attempt.has_result:
-                ended.append(attempt.close(status, reason))
+                ended += [] if attempt.abandoned else [attempt.close(status, reason)]
             else:
                 others.append(attempt.again())
         number = len(attempts) - 1

@@ -58,9 +58,9 @@ def main(file: Path) -> NoReturn:
     faulthandler.enable()
     faulthandler.register(STACK_SIGNAL, all_threads=False)
     if file.name == TASK_FILE:
-        task = Task.load(file)
-        _require_parent(task)
-        run(Tasks([task], 0, None))
+        tasks = Tasks([file], 0, None)
+        _require_parent(tasks.now)
+        run(tasks)
         leave()
     lines, progress = JsonLines(file), JsonLines(file.with_name(PROGRESS_FILE))
     done = 0
@@ -68,12 +68,12 @@ def main(file: Path) -> NoReturn:
         time.sleep(POLL_S)
         for task_files in lines.read():
             started = time.monotonic()
-            tasks = [Task.load(Path(task_file)) for task_file in task_files]
+            tasks = Tasks([Path(task_file) for task_file in task_files], done, progress)
             if done == 0:
-                _require_parent(tasks[0])
-            if not run(Tasks(tasks, done, progress)):
+                _require_parent(tasks.now)
+            if not run(tasks):
                 leave()
-            done += len(tasks)
+            done += len(task_files)
 
 
 def _require_parent(task: Task) -> None:
@@ -108,13 +108,14 @@ def run(tasks: Tasks) -> bool:
 class Tasks:
     """Tasks that run together in this process: one, or the interleaved ones of a problem."""
 
-    def __init__(self, tasks: Sequence[Task], jobs_before: int, progress: JsonLines | None) -> None:
-        """`jobs_before`: number of tasks that this process has run before.
+    def __init__(self, files: Sequence[Path], jobs_before: int, progress: JsonLines | None) -> None:
+        """`files`: those of the tasks. `jobs_before`: number of tasks that this process has run before.
 
         `progress`: lines for the launcher, if the process may run other tasks later. None: this is its only one.
         """
-        self.tasks, self.jobs_before, self.progress = tasks, jobs_before, progress
-        self.now = tasks[0]
+        self.files, self.jobs_before, self.progress = files, jobs_before, progress
+        self.tasks = [Task.load(file) for file in files]
+        self.now = self.tasks[0]
         """The task that runs now."""
         self.measurements: dict[int, Generator[RoundRequest, bool, Any]] = {}
         """The tasks that are not finished, by their place."""
@@ -154,11 +155,11 @@ class Tasks:
         return bool(stays)
 
     def _turn_to(self, place: int) -> None:
-        """Let a task run now: its folder gets the output."""
+        """Let a task run now: the folder of its file gets the output."""
         self.now = self.tasks[place]
         if self.progress is None:
             return  # torchrun has redirected the output
-        _redirect_output(self.now.folder)
+        _redirect_output(self.files[place].parent)
         if RANK == 0:
             self.progress.append(place)
 

@@ -89,13 +89,3 @@ NOT_INTERLEAVED: list[tuple[list[str], list[str]]] = [
 
 def test_what_cannot_be_interleaved_is_said_at_once(tmp_path: Path) -> None:
     refused([(["-m", VARIANTS, "device=cpu", *options], said) for options, said in NOT_INTERLEAVED], tmp_path)
-
-
-def test_cells_whose_iterations_are_counted_are_measured_in_one_go(tmp_path: Path) -> None:
-    folder = tmp_path / "outputs"
-    done = tpbench("-m", "variant=fsdp,ddp", "shape=tiny_train_dp2", "dp_size=1", "steps=2", "warmup_steps=0",
-                   "phase_steps=0", "order=interleaved", "reuse=true", "device=cpu", cwd=tmp_path)  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    rows = package.load(folder)
-    assert list(rows["status"]) == ["ok", "ok"] and rows["interleaved"].isna().all()
-    assert set(rows["not_interleaved"]) == {"each iteration continues the one before"}

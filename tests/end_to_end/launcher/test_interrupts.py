@@ -17,8 +17,8 @@ import pytest
 from tests.support.command import ROOT, environment
 from tpbench.launcher import interrupts
 from tpbench.launcher.interrupts import Terminated
-from tpbench.launcher.process import ProcessTree
 from tpbench.launcher.slurm import cluster
+from tpbench.launcher.torchrun import ProcessTree
 from tpbench.worker.start import MARKER
 
 

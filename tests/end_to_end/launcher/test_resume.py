@@ -19,22 +19,8 @@ CELLS = ("-m", "variant=pytorch_tp_manual", "seed=1,2,3,4", "tokens=16", "vocab=
          "min_iterations=3", "max_iterations=3", "device=cpu")  # fmt: skip
 
 
-def test_a_later_failure_is_deleted_and_its_sweep_is_still_collected(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sweep = (*CELLS[:2], "seed=1", *CELLS[3:])
-    assert tpbench(*sweep, cwd=tmp_path).returncode == 0
-    assert Running(*sweep, "timeout_s=1", cwd=tmp_path, env=Held(tmp_path).env).end()[0] == 1
-    ok, timeout = package.load(tmp_path / "outputs").to_dict("records")
-    assert (ok["status"], timeout["status"]) == ("ok", "timeout")
-    resumed = tpbench(*sweep, "resume=true", cwd=tmp_path)
-    assert "measured before" in resumed.stdout and resumed.returncode == 0
-    assert list(package.load(tmp_path / "outputs")["status"]) == ["ok"]
-    assert submitted.main([str(tmp_path / "outputs/sweeps" / timeout["sweep_id"])]) == 0
-    assert f"ok (sweep {ok['sweep_id']})" in capsys.readouterr().out
-
-
 def test_a_failure_goes_when_the_cell_has_another_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """So does a later failure, and the sweeps of both are still collected."""
     sweep = (*CELLS[:2], "seed=1,2", *CELLS[3:])
     held = Held(tmp_path)
     running = Running(*sweep, cwd=tmp_path, env=held.env)
@@ -59,6 +45,13 @@ def test_a_failure_goes_when_the_cell_has_another_row(tmp_path: Path, capsys: py
     assert submitted.main([str(tmp_path / "outputs/sweeps" / failed["sweep_id"])]) == 0
     said = capsys.readouterr().out
     assert f"ok (sweep {sweep_of_row})" in said and "2 cells: 2 done, 0 of them failed" in said
+    one = (*CELLS[:2], "seed=1", *CELLS[3:])
+    held.hold.touch()
+    assert Running(*one, "timeout_s=1", cwd=tmp_path, env=held.env).end()[0] == 1
+    (timeout,) = package.load(tmp_path / "outputs", status="timeout").to_dict("records")
+    assert rows_after_resuming("measured before") == ["ok", "ok"]
+    assert submitted.main([str(tmp_path / "outputs/sweeps" / timeout["sweep_id"])]) == 0
+    assert f"ok (sweep {sweep_of_row})" in capsys.readouterr().out
 
 
 def test_locks_exclude_other_processes_and_end_with_their_owner(tmp_path: Path) -> None:

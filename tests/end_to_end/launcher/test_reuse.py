@@ -79,25 +79,20 @@ def test_a_process_compiles_for_as_many_jobs_as_it_runs(tmp_path: Path) -> None:
 
 
 def test_a_fault_ends_the_group_and_the_next_job_gets_a_new_one(tmp_path: Path) -> None:
-    sweep = ("-m", "variant=pytorch_tp_manual", *PROBLEM, *WITHOUT_END[:-1], "max_iterations=3,1000000,4")
-    running = Running(*sweep, "reuse=true", cwd=tmp_path)  # the second of these cells does not end by itself
+    """A removed output folder ends the whole sweep, in one line."""
+    endless = "max_iterations=3,1000000,4,1000001"  # the second and the last of these cells do not end by themselves
+    running = Running(
+        "-m", "variant=pytorch_tp_manual", *PROBLEM, *WITHOUT_END[:-1], endless, "reuse=true", cwd=tmp_path
+    )
     rank = running.wait_for("setting up", rank=1, cell=1)
     family = running.family()
     rank.kill()
-    code, output = running.end()
-    assert code == 1, output
+    running.wait_for("setting up", rank=1, cell=3)
+    assert gone(family)
     rows = package.load(tmp_path / "outputs").sort_values("cell")
     assert list(rows["status"]) == ["ok", "error", "ok"]
     assert list(rows["warm"]) == [False, True, False]
     assert "rank 1 ended with signal 9 (SIGKILL)" in rows["reason"].iloc[1]
-    assert gone(family)
-
-
-def test_a_removed_output_folder_ends_a_warm_sweep_in_one_line(tmp_path: Path) -> None:
-    endless = (*PROBLEM, *WITHOUT_END)
-    sweep = ("-m", "variant=pytorch_tp_manual", "seed=1,2", *endless, "tp_size=1", "reuse=true")
-    running = Running(*sweep, cwd=tmp_path)
-    running.wait_for("setting up", rank=0)
     family = running.family()
     while (tmp_path / "outputs").exists():  # a rank may write a log meanwhile
         shutil.rmtree(tmp_path / "outputs", ignore_errors=True)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.four_gpu_host import job, pretend_four_gpus
 from tpbench.launcher import devices
-from tpbench.launcher.devices import Device, Devices
+from tpbench.launcher.devices import Devices
 from tpbench.settings import JobError
 
 
@@ -37,13 +37,13 @@ def test_two_pairs_are_all() -> None:
 def test_a_missing_folder_for_locks_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(devices, "FOLDER", tmp_path / "file")
-    monkeypatch.setattr(devices, "usable_gpus", lambda: [Device("GPU-0", "0")])
+    monkeypatch.setattr(devices, "usable_gpus", lambda: {"GPU-0": "0"})
     with pytest.raises(JobError, match=r"file/GPU-0\.lock cannot be locked .*all users"):
         Devices(split_cpu=False).lease(job(1))
 
 
 def test_a_job_on_a_whole_cpu_needs_no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "usable_gpus", list)
+    monkeypatch.setattr(devices, "usable_gpus", dict)
     host = Devices(split_cpu=False)
     first, second = host.lease(job(2, "cpu")), host.lease(job(2, "cpu"))
     assert first == second == devices.Lease()
@@ -77,7 +77,7 @@ def test_only_admitted_gpus_are_used(visible: str | None, names: list[str], monk
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert [device.name for device in devices.usable_gpus()] == names
+    assert list(devices.usable_gpus()) == names
 
 
 def test_the_memory_of_the_smallest_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,6 @@ def test_a_failed_cell_shows_the_path_of_its_log(
     shown = display.Display(3, tmp_path)
     for each, row in zip(cells, rows, strict=True):
         shown.finish(ended(each, tmp_path, row))
-    shown.finish(ended(replace(cells[0], same_as=0), tmp_path, rows[0]))
     lines = [line for line in capsys.readouterr().out.splitlines() if "the log is" in line]
     assert lines == [
         "the log is sweeps/0/torchrun/attempt_0/1/stderr.log",

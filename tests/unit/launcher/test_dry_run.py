@@ -30,13 +30,12 @@ def test_a_plan(rows):
         Cell(0, job(), None),
         Cell(1, job("pytorch_gather", tokens=65536), None),
         Cell(2, job(tp_size=8), skip_reason="needs 8 GPUs, found 4"),
-        Cell(3, job(), None, same_as=0),
     ]
     lines = dry_run_text(cells, {}, HOST, forecast=Forecast(rows, gpu_memory_gib=80.0)).splitlines()
     assert "4 GPUs" in lines[1] and lines[1].endswith("0.6 min")
     assert "predicted to run out of memory: 120 GiB" in lines[2]
-    assert lines[3].endswith("skipped: needs 8 GPUs, found 4") and lines[4].endswith("the same job as cell 0")
-    assert lines[-1] == "4 cells, 2 to run, about 1.0 min one after the other. Nothing was run."
+    assert lines[3].endswith("skipped: needs 8 GPUs, found 4")
+    assert lines[-1] == "3 cells, 2 to run, about 1.0 min one after the other. Nothing was run."
 
 
 def test_no_two_lines_are_the_same():

@@ -10,17 +10,16 @@ import pytest
 from tests.support.planned_jobs import MODEL
 from tpbench.job import field_names
 from tpbench.launcher.options import SWEEP_OPTION_NAMES
-from tpbench.launcher.planning.plan import Cell, Request, ThisHost, ignored_notes, plan
+from tpbench.launcher.planning.plan import Cell, Request, ThisHost, notes, plan
 from tpbench.settings import JobError
 from tpbench.workloads import variants
 
 PLAIN = ("pytorch_tp_manual", "pytorch_gather")
-CONF = Path(__file__).resolve().parents[3] / "conf"
 
 
 def cells(*jobs: dict[str, Any], gpus: int, chosen: tuple[str, ...] = ()) -> list[Cell]:
     base = {"variant": "triton_tp", "tokens": 64, "vocab": 1000, "tp_size": 2}
-    requests = [Request(index, {**base, **job}, list(chosen), [CONF]) for index, job in enumerate(jobs)]
+    requests = [Request(index, {**base, **job}, list(chosen)) for index, job in enumerate(jobs)]
     return plan(requests, ThisHost(gpus))
 
 
@@ -56,7 +55,7 @@ def test_only_a_command_line_names_a_file_that_runs(tmp_path: Path) -> None:
 
 def test_equal_cells_run_once() -> None:
     caps = [{"variant": "pytorch_gather", "block_cap": cap} for cap in (4096, 8192)]
-    assert [cell.same_as for cell in cells(*caps, gpus=0)] == [None, 0]
+    assert [cell.index for cell in cells(*caps, gpus=0)] == [0]
 
 
 EMBEDDING = {"variant": "dense_all_reduce", "table_rows": 64, "width": 8, "tp_size": 1, "dp_size": 2}
@@ -71,7 +70,7 @@ EMBEDDING = {"variant": "dense_all_reduce", "table_rows": 64, "width": 8, "tp_si
         ([{"seed": 1, "vocab": 2000}, {"seed": 2}], ["", ""]),  # already distinct
         ([{"measure": "quick", "time_budget_s": 1}, {"measure": "thorough"}], ["measure=quick", "measure=thorough"]),
         ([{"graph": True}, {"graph": False}], ["graph=true", "graph=false"]),
-        ([{"seed": 1}, {"seed": 1}], ["", ""]),  # the same job
+        ([{"seed": 1}, {"seed": 1}], [""]),  # the same job
         (
             [{**EMBEDDING, "distribution": one} for one in ("zipf_bigram", "uniform")] + [{}],
             ["distribution=zipf_bigram", "distribution=uniform", ""],
@@ -104,7 +103,7 @@ def test_all_errors_of_all_requests_come_at_once() -> None:
 def test_what_a_workload_lacks_is_said_with_the_way_to_change_the_line() -> None:
     train = {**MODEL, "variant": "fsdp", "model": "tiny", "tp_size": 1, "dp_size": 2}
     with pytest.raises(JobError) as caught:
-        plan([Request(0, train, ["measure", "table_rows", "heds"], [CONF])], ThisHost(0))
+        plan([Request(0, train, ["measure", "table_rows", "heds"])], ThisHost(0))
     names = len(field_names(variants()["fsdp"][0]) | SWEEP_OPTION_NAMES)
     assert str(caught.value).splitlines() == [
         "no field of train_step is called measure: its problem fixes the iterations, so leave out measure (steps=2 "
@@ -117,8 +116,8 @@ def test_what_a_workload_lacks_is_said_with_the_way_to_change_the_line() -> None
 
 def ignoring(*jobs: dict[str, Any]) -> list[str]:
     base = {"tokens": 64, "vocab": 1000, "tp_size": 2}
-    requests = [Request(at, {**base, **job}, [*job], [CONF]) for at, job in enumerate(jobs)]
-    return ignored_notes(plan(requests, ThisHost(0)))
+    requests = [Request(at, {**base, **job}, [*job]) for at, job in enumerate(jobs)]
+    return notes(plan(requests, ThisHost(0)))
 
 
 def test_an_ignored_option_is_named_once_for_each_variant() -> None:
@@ -177,7 +176,7 @@ def test_cores_limit_the_ranks_of_a_job_on_a_cpu(
     sizes: tuple[int, ...], host: ThisHost, reasons: list[str | None]
 ) -> None:
     requests = [
-        Request(at, {"variant": "triton_tp", "tokens": 64, "vocab": 1000, "tp_size": size}, [], [CONF])
+        Request(at, {"variant": "triton_tp", "tokens": 64, "vocab": 1000, "tp_size": size}, [])
         for at, size in enumerate(sizes)
     ]
     assert [cell.skip_reason for cell in plan(requests, host)] == reasons

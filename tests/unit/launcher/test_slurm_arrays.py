@@ -1,4 +1,4 @@
-"""Placement of ranks on nodes, and arrays of jobs with the same placement."""
+"""Placement of ranks on nodes, as jobs ask for it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from tpbench.job import Job, parse_job
-from tpbench.launcher.slurm.cluster import SlurmSettings
 from tpbench.launcher.slurm.layout import Layout, layout
 
 
@@ -32,11 +31,3 @@ def test_tensor_parallel_ranks_share_a_node_and_replicas_spread(
     tp_size: int, dp_size: int, per_node: int, nodes: int, ranks: int
 ) -> None:
     assert layout(job(tp_size=tp_size, dp_size=dp_size), per_node) == Layout(nodes, ranks, "cuda")
-
-
-def test_an_array_that_waits_for_another_keeps_the_user_s_dependency() -> None:
-    settings = SlurmSettings.parse({"sbatch": {"dependency": "singleton"}})
-    resources = Layout(1, 2, "cpu").resources(settings, timeout_s=90, after="7")
-    assert resources["additional_parameters"] == {"requeue": True, "dependency": "singleton,afterany:7"}
-    alone = Layout(1, 2, "cpu").resources(SlurmSettings(), timeout_s=90, after=None)
-    assert alone["additional_parameters"] == {"requeue": True}

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 
 from tests.support.launcher_rows import cell
 from tpbench.job import Job, parse_job
@@ -22,10 +18,8 @@ from tpbench.launcher.planning.plan import Cell
 from tpbench.launcher.slurm import cluster, submitted
 from tpbench.launcher.slurm.cluster import SlurmSettings
 from tpbench.launcher.slurm.runner import Slurm
-from tpbench.launcher.slurm.submitted import NO_JOB, closed, is_wanted, left_behind, record
+from tpbench.launcher.slurm.submitted import closed, is_wanted, left_behind, record
 from tpbench.settings import JobError
-
-CONF = Path(__file__).resolve().parents[3] / "conf"
 
 
 def job(**values: Any) -> Job:
@@ -64,7 +58,7 @@ def test_the_torchrun_line_of_the_second_of_two_nodes() -> None:
 )
 def test_a_job_that_ended_without_a_row_gets_one(state: str, status: str, said: str, tmp_path: Path) -> None:
     attempt = _begun(tmp_path)
-    record(attempt.folder, "7_0")
+    record(attempt, "7_0")
     assert closed(attempt, "RUNNING") is None
     done = closed(attempt, state)
     assert done is not None
@@ -75,28 +69,21 @@ def test_a_job_that_ended_without_a_row_gets_one(state: str, status: str, said: 
     assert again.row["row_id"] == done.row["row_id"]
 
 
-def test_a_cell_belongs_to_the_first_job_that_says_so(tmp_path: Path) -> None:
-    assert record(tmp_path, "7_0")
-    assert record(tmp_path, "7_0")
-    assert not record(tmp_path, "8")
-    assert [each.name for each in tmp_path.iterdir()] == ["slurm_job"]
-
-
 def test_a_cell_whose_submission_is_in_doubt_is_taken_over(tmp_path: Path) -> None:
     """The launcher died while it submitted the job. If Slurm has the job nevertheless, the job returns at once."""
     attempt = _begun(tmp_path)
     (attempt.folder.parent / "slurm").mkdir()
     assert list(left_behind([str(tmp_path)], {attempt.cell.job.key})) == []
-    assert not record(attempt.folder, "7_0")
-    assert (attempt.folder / "slurm_job").read_text() == NO_JOB
-    assert list(left_behind([str(tmp_path)], {attempt.cell.job.key})) == []
+    assert attempt.abandoned
+    record(attempt, "7_0")
+    assert not is_wanted(attempt)
 
 
 def test_an_abandoned_attempt_gets_no_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     attempt = _begun(tmp_path)
-    record(attempt.folder, "7_0")
+    record(attempt, "7_0")
     assert is_wanted(attempt)
     abandon(attempt.folder)
     assert closed(attempt, "CANCELLED") is None
@@ -110,7 +97,7 @@ def test_the_job_of_an_abandoned_attempt_is_ended_once(tmp_path: Path, monkeypat
     """A second scancel could end another job, because Slurm reuses numbers of jobs."""
     attempt = _begun(tmp_path)
     (attempt.folder.parent / "slurm").mkdir()
-    record(attempt.folder, "7_0")
+    record(attempt, "7_0")
     _discard(attempt.close("error", "it failed"))
     asked: list[list[str]] = []
 
@@ -120,7 +107,7 @@ def test_the_job_of_an_abandoned_attempt_is_ended_once(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(cluster, "answer", answer)
     slurm = object.__new__(Slurm)  # whose making asks for a cluster
-    slurm.adopted = {}
+    slurm.adopted, slurm.jobs = {}, {}
     assert slurm.recover([attempt.cell]) == {}
     assert [line[0] for line in asked] == ["squeue"]
     assert slurm.recover([attempt.cell]) == {}
@@ -132,7 +119,7 @@ def test_the_state_of_jobs_is_asked_where_slurm_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     attempt = _begun(tmp_path)
-    record(attempt.folder, "7_0")
+    record(attempt, "7_0")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SystemExit):
         submitted.main([str(attempt.folder.parent)])
@@ -174,27 +161,6 @@ def test_options_for_one_host_are_refused(how: SweepOptions, said: str) -> None:
         Slurm(SlurmSettings(), how)
 
 
-def test_cells_are_collected_after_the_folder_of_their_model_is_deleted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Collecting needs no model folder, because a job was resolved when it was submitted."""
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "config.json").write_text(json.dumps(MODEL))
-    with initialize_config_dir(str(CONF), version_base=None):
-        line = ["variant=fsdp", "shape=tiny_train_dp2", f"++model_dir={model}", f"output_dir={tmp_path}", "device=cpu"]
-        values: Any = OmegaConf.to_container(compose("config", line))
-    train = Cell(0, parse_job(values), None)
-    shutil.rmtree(model)
-    attempt = _begun(tmp_path, train)
-    (attempt.folder.parent / "slurm").mkdir()
-    record(attempt.folder, "7_0")
-    assert [each.cell.job for each in left_behind([str(tmp_path)], {train.job.key})] == [train.job]
-    attempt.close("error", "it broke")
-    assert submitted.main([str(attempt.folder.parent)]) == 1
-    assert "model=model" in capsys.readouterr().out
-
-
 def test_a_cell_with_an_unknown_job_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A task file that was cut off is passed over, because its cell never ran. Other unreadable tasks are errors."""
     attempt = _begun(tmp_path)
@@ -225,12 +191,6 @@ def test_a_sweep_is_collected_from_any_folder(
     assert submitted.main([str(sweep)]) == 0
     assert "0: " in (said := capsys.readouterr().out) and "skipped as it was measured" in said
     assert list((tmp_path / "elsewhere").iterdir()) == []
-
-
-MODEL = {
-    "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "vocab_size": 128,
-}  # fmt: skip
 
 
 def _begun(output_dir: Path, of: Cell | None = None) -> Attempt:

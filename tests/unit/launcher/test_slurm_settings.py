@@ -46,16 +46,6 @@ def test_every_line_of_setup_stands_alone() -> None:
     assert SlurmSettings.parse({"setup": [text, " "]}).setup == ("module load cuda", "export X='#'")
 
 
-def test_a_misspelled_option_is_refused_with_the_valid_ones() -> None:
-    with pytest.raises(JobError, match=r"no option of torchrun_slurm is called partitoin, did you mean partition.*qos"):
-        check_overrides(["-m", "hydra/launcher=torchrun_slurm", "hydra.launcher.partitoin=gpu"])
-    with pytest.raises(JobError, match="no launcher is called slurm, did you mean torchrun_slurm"):
-        check_overrides(["hydra/launcher=slurm"])
-    with pytest.raises(JobError, match=r"hydra\.launcher\.partition needs hydra/launcher=torchrun_slurm"):
-        check_overrides(["hydra.launcher.partition=gpu"])
-    check_overrides(["hydra/launcher=torchrun_slurm", "hydra.launcher.sbatch.mail-type=END"])
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [

@@ -12,7 +12,7 @@ import pytest
 from tpbench.job import Job, parse_job
 from tpbench.kernels.collectives import ENVIRONMENT
 from tpbench.launcher import torchrun
-from tpbench.launcher.failure import AGENT_LOG, describe
+from tpbench.launcher.failure import describe
 from tpbench.worker.result import RankFailure, save_failures
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -83,10 +83,10 @@ def test_a_crash_is_told_by_its_line_and_an_end_without_a_result_by_its_rank(tmp
     log = tmp_path / "run/attempt_0/0/stderr.log"
     log.parent.mkdir(parents=True)
     log.write_text(CRASH)
-    _, reason = describe(0, 60, tmp_path / AGENT_LOG, tmp_path)
+    _, reason = describe(0, 60, tmp_path)
     assert reason.startswith("rank 0 ended with exit code 0 before its result, as os._exit(0) does")
     save_failures([RankFailure(0, 0, -11)], tmp_path)
-    _, reason = describe(1, 60, tmp_path / AGENT_LOG, tmp_path)
+    _, reason = describe(1, 60, tmp_path)
     assert reason == (
         "rank 0 ended with signal 11 (SIGSEGV); the last lines:\n[1.7 s] rank 0: first pass\n"
         "Fatal Python error: Segmentation fault\nnow in fast.py:69 (step)"

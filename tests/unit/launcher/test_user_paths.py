@@ -10,7 +10,7 @@ import pytest
 import tpbench
 from tests.support.planned_jobs import job
 from tpbench.launcher.command_line.checks import check_overrides
-from tpbench.launcher.command_line.rewrites import find_outside, flat_names
+from tpbench.launcher.command_line.rewrites import find_outside, rewritten
 from tpbench.launcher.options import COMMANDS
 from tpbench.settings import JobError, user_path
 
@@ -63,11 +63,11 @@ def test_fields_functions_and_files_of_variants_follow_the_rule(monkeypatch: pyt
     monkeypatch.setenv("HOME", "/home/me")
     assert job(output_dir="~/x").output_dir == "/home/me/x"
     assert job(output_dir=2026).output_dir == "2026"
-    assert flat_names(["output_dir=~/x", "model=~/m,~/n"]) == [
+    assert rewritten(["output_dir=~/x", "model=~/m,~/n"]) == [
         "output_dir=/home/me/x",
         "model_dir=/home/me/m,/home/me/n",
     ]
-    assert flat_names(["hydra.sweep.dir=~/x"]) == ["hydra.sweep.dir=/home/me/x"]
+    assert rewritten(["hydra.sweep.dir=~/x"]) == ["hydra.sweep.dir=/home/me/x"]
     for folder in ("hydra.run.dir", "hydra.sweep.dir"):
         with pytest.raises(JobError, match=f"{folder} is empty"):
             check_overrides([f"{folder}="])

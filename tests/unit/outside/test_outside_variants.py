@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_command_line_names_a_function_of_a_file(folder: Path) -> None:
     arguments = ["-m", "variant=../my_loss.py:fast_tp,triton_tp", "seed=1,2"]
-    renamed = rewrites.replace_file_variants(arguments)
+    renamed = rewrites.rewritten(arguments)
     assert renamed == ["-m", "variant=my_loss.py:fast_tp,triton_tp", "seed=1,2"]
     check_overrides(renamed)
     found = rewrites.command_line_variants()["my_loss.py:fast_tp"]
@@ -74,8 +75,8 @@ def test_spellings(value: str, folder: Path) -> None:
     (folder / "with space=").mkdir()
     inside = folder / "with space="
     (inside / "my_loss.py").write_text(FILE.replace("from helper import NUMBER", "NUMBER = 7"))
-    renamed = rewrites.replace_file_variants(["-m", "variant=" + value.format(folder=inside)])
-    assert renamed[1] == "variant=" + value.format(folder="").replace("/", "")
+    renamed = rewrites.rewritten(["-m", "variant=" + value.format(folder=inside)])
+    assert renamed[1] == "variant=" + re.sub(r"/|choice\(|\)", "", value.format(folder=""))
     check_overrides(renamed)
 
 
@@ -119,7 +120,7 @@ def test_spellings(value: str, folder: Path) -> None:
 def test_a_mistake_is_one_line_before_anything_runs(value: str, text: str, message: str, folder: Path) -> None:
     Path("f.py").write_text(text)
     with pytest.raises(JobError) as raised:
-        rewrites.replace_file_variants([f"variant={value}"])
+        rewrites.rewritten([f"variant={value}"])
     assert str(raised.value).startswith(message) and "\n" not in str(raised.value)
 
 
@@ -134,7 +135,7 @@ def test_a_function_without_the_decorator_is_told_how_to_name_its_workload(folde
 def test_two_files_with_one_name_are_refused(folder: Path) -> None:
     Path("my_loss.py").write_text(FILE.replace("from helper import NUMBER", "NUMBER = 7"))
     with pytest.raises(JobError, match=r"have the same name in rows, my_loss\.py:fast_tp: rename one of the files"):
-        rewrites.replace_file_variants(["variant=my_loss.py:fast_tp,../my_loss.py:fast_tp"])
+        rewrites.rewritten(["variant=my_loss.py:fast_tp,../my_loss.py:fast_tp"])
 
 
 def test_only_the_command_line_loads_code(folder: Path) -> None:
@@ -238,14 +239,14 @@ def package(folder: Path) -> Path:
 
 
 def test_an_entry_point_is_a_variant(package: Path) -> None:
-    assert rewrites.replace_file_variants(["variant=their_tp,triton_tp"]) == ["variant=their_tp,triton_tp"]
+    assert rewrites.rewritten(["variant=their_tp,triton_tp"]) == ["variant=their_tp,triton_tp"]
     (found,) = rewrites.command_line_variants().values()  # triton_tp stays this package's
     assert (found.name, found.module, found.function) == ("their_tp", "their_package.losses", "theirs")
     assert found.variant.uses_triton
     (package / "other.py").write_text("")
     assert from_entry_point("their_tp").version != found.version  # any file of the package
     with pytest.raises(JobError, match=r"the entry point bad=their_package\.gone:f names a module that is not install"):
-        rewrites.replace_file_variants(["variant=bad"])
+        rewrites.rewritten(["variant=bad"])
 
 
 def test_a_configuration_file_names_no_entry_point(package: Path) -> None:

@@ -82,8 +82,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_a_file_declares_fields_variants_and_columns(folder: Path) -> None:
-    arguments = rewrites.replace_file_variants(["-m", "variant=my_op.py:copies", "delay_ms=1,2"])
-    assert rewrites.shape_of_workload(arguments) == ["shape=my_copy"]
+    assert rewrites.rewritten(["-m", "variant=my_op.py:copies", "delay_ms=1,2"])[3:] == ["shape=my_copy"]
     assert {"tokens", "delay_ms", "how", "seed"} <= command_line_names()
     outside = dict(rewrites.command_line_variants())
     values = {"variant": "my_op.py:copies", "tp_size": 2, "delay_ms": "2", "device": "cpu", "output_dir": "rows"}
@@ -111,13 +110,13 @@ def test_a_mistake_is_one_line(message: str, folder: Path) -> None:
     before, after = MISTAKES[message]
     (folder / "my_op.py").write_text(FILE.replace(before, after))
     with pytest.raises(JobError) as caught:
-        rewrites.replace_file_variants(["variant=my_op.py:copies"])
+        rewrites.rewritten(["variant=my_op.py:copies"])
     assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
 
 
 def test_rows_are_read_without_the_file_in_the_newest_form_of_its_workload(folder: Path) -> None:
     for version, tokens in enumerate(("8", "9")):
-        rewrites.replace_file_variants(["variant=my_op.py:copies"])
+        rewrites.rewritten(["variant=my_op.py:copies"])
         outside = dict(rewrites.command_line_variants())
         values = {"variant": "my_op.py:copies", "tp_size": 2, "tokens": tokens, "output_dir": str(folder / "outputs")}
         job = parse_job({**values, "device": "cpu"}, outside=outside)
@@ -135,7 +134,7 @@ def test_rows_are_read_without_the_file_in_the_newest_form_of_its_workload(folde
 
 
 def test_a_file_is_known_when_rows_of_others_are_read(folder: Path) -> None:
-    rewrites.replace_file_variants(["variant=my_op.py:copies"])
+    rewrites.rewritten(["variant=my_op.py:copies"])
     assert next(iter(rewrites.command_line_variants().values())).of_workload.name == "my_copy"
     rows = tpbench.load(ROOT / "outputs/options")
     assert len(rows) and (rows["delay_ms"].isna().all() if "delay_ms" in rows else True)
@@ -146,7 +145,7 @@ def test_a_session_of_its_own_fixes_the_iterations(folder: Path) -> None:
     (folder / "my_op.py").write_text(
         FILE.replace(session, "@work.session\ndef session(problem, variant, rank): ...\n\n")
     )
-    rewrites.replace_file_variants(["variant=my_op.py:copies"])
+    rewrites.rewritten(["variant=my_op.py:copies"])
     outside = dict(rewrites.command_line_variants())
     values = {"variant": "my_op.py:copies", "tp_size": 2, "device": "cpu"}
     assert parse_job(values, outside=outside).scheduled
@@ -158,7 +157,7 @@ def test_null_is_a_value_of_a_field(folder: Path) -> None:
     (folder / "my_op.py").write_text(
         FILE.replace("delay_ms: float = setting(0.5", "delay_ms: float | None = setting(None")
     )
-    rewrites.replace_file_variants(["variant=my_op.py:copies"])
+    rewrites.rewritten(["variant=my_op.py:copies"])
     for cell, delay in enumerate((None, 2.0)):
         values = {"variant": "my_op.py:copies", "tp_size": 2, "delay_ms": delay, "device": "cpu"}
         job = parse_job({**values, "output_dir": "outputs"}, outside=dict(rewrites.command_line_variants()))

@@ -13,6 +13,7 @@ import pytest
 import tpbench
 from tests.support.launcher_rows import FACTS, cell
 from tpbench.launcher.attempt import Attempt, abandon, store_left_results
+from tpbench.launcher.failure import describe
 from tpbench.settings import JobError
 from tpbench.worker.result import RESERVED_FILE, RESULT_FILE, Result
 from tpbench.worker.task import Task
@@ -51,7 +52,7 @@ def test_the_first_result_of_several_ranks_counts(tmp_path: Path) -> None:
     attempt = begun(tmp_path)
     attempt.task.result("oom", "rank 1").save(attempt.folder)
     attempt.task.result("error", "rank 0").save(attempt.folder)
-    ended = attempt.close(*attempt.failure(1))
+    ended = attempt.close(*describe(1, 60.0, attempt.folder))
     assert ended.status == "oom" and str(ended.reason).startswith("rank 1")
     assert not attempt.has_result and attempt.has_row
 
@@ -73,7 +74,7 @@ def test_the_reserved_space_is_returned(tmp_path: Path) -> None:
 def test_a_result_that_cannot_be_read_is_an_error_row(tmp_path: Path) -> None:
     attempt = begun(tmp_path)
     (attempt.folder / RESULT_FILE).write_text(json.dumps({"row_id": 1}))
-    ended = attempt.close(*attempt.failure(0))
+    ended = attempt.close(*describe(0, 60.0, attempt.folder))
     assert ended.status == "error" and "the result cannot be read" in str(ended.reason)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 import importlib.util
-import itertools
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -15,35 +14,25 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-import tpbench
 from tpbench.job import WORLD_SIZE, Job
-from tpbench.launcher.options import GROUPS, SWEEP_OPTION_NAMES, command_line_names, read_choice
+from tpbench.launcher.command_line.checks import OUTPUT_FOLDERS, parse_options
+from tpbench.launcher.options import CONF, GROUPS, SWEEP_OPTION_NAMES, command_line_names, read_choice
 from tpbench.measure.session import MeasureSettings
 from tpbench.outside.variant import OutsideVariant, from_entry_point, from_file, installed_names, names_in
 from tpbench.results.read import LABEL
 from tpbench.results.schema import INT, TEXT, common_columns, type_from_hint
 from tpbench.settings import JobError, user_path
-from tpbench.workloads import cached_until_registered, variants, workloads
-
-CONF = Path(tpbench.__file__).resolve().parent / "conf"
-OUTPUT_FOLDERS = ("output_dir", "hydra.run.dir", "hydra.sweep.dir")
-"""Fields for the folders of rows and of logs."""
+from tpbench.suggestions import unknown
+from tpbench.workloads import variants
 
 typed: list[str] = []
 """The command line as the user typed it. `sys.argv` holds the one that Hydra gets."""
 
-_GROUP_CHOICE = re.compile(rf"[+~]?(?:{'|'.join(GROUPS)})=")
 _NESTED = re.compile(r"""[()\[\]{}'"\\]""")
 """Characters of a value that is more than a list of words."""
+_THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})*,0\d\d(?:,\d{3})*")
+"""A number with commas. No list of values has one that begins with 0."""
 _BARE_NUMBER = re.compile(r"(?<![\w'\".])(\d+)(?![\w'\".])")
-
-
-def quote_numbers(arguments: Sequence[str]) -> list[str]:
-    """Quote numbers that name a choice: `block_cap=4096` becomes `block_cap='4096'`.
-
-    Hydra accepts only strings as the name of a choice.
-    """
-    return [_BARE_NUMBER.sub(r"'\1'", each) if _GROUP_CHOICE.match(each) else each for each in arguments]
 
 
 ALIASES = {
@@ -103,51 +92,72 @@ def _without_dashes(arguments: Sequence[str]) -> list[str]:
     return plain
 
 
-def flat_names(arguments: Sequence[str]) -> list[str]:
-    """Write `train.loss=tpbench` as `train_loss=tpbench`, folders as `model_dir`, 128k as 131072, patterns as lists."""
-    flat = []
+def rewritten(arguments: Sequence[str]) -> list[str]:
+    """Return a command line with the names and numbers that Hydra and its files know.
+
+    A file of a variant becomes its name in rows (which is remembered), `all` a list of variants, and a
+    model's id or folder the fields `model` or `model_dir`. Raises JobError with a line for each file of a variant that
+    cannot be used.
+    """
+    _named.clear()
+    words: list[str] = []
+    errors: list[str] = []
     for argument in arguments:
         name, equals, value = argument.partition("=")
         if name in ("model", "model_dir", *OUTPUT_FOLDERS):  # Hydra's grammar has no ~
             value = ",".join(str(user_path(path)) if path.startswith("~") else path for path in value.split(","))
-        if name in GROUPS:
-            value = _listed(name, value, arguments)
-        elif name in _whole_numbers():
-            if _THOUSANDS.fullmatch(value):
-                raise JobError(f"{argument}: a number has no comma: write {name}={value.replace(',', '')}")
-            value = _UNITS.sub(lambda match: str(int(match[1]) * 1024 ** " km".index(match[2].lower())), value)
+        if name in GROUPS:  # Hydra's sweeper takes numbers in choice(...) for no choices
+            value = re.sub(r"^choice\(([^()]*)\)$", r"\1", value)
+        elif _THOUSANDS.fullmatch(value):
+            raise JobError(f"{argument}: a number has no comma: write {name}={value.replace(',', '')}")
+        if name == "variant":
+            value = _CHOICE.sub(lambda match: _remember(match[0], errors), _all_variants(value, arguments))
+        if (flat := name.replace(".", "_")) in command_line_names():  # train.loss
+            name = flat
         if name == "model" and ("/" in value or ".py:" in value):
-            flat += _model_and_folders(value, arguments)
-        elif name.replace(".", "_") in command_line_names():
-            flat.append(f"{name.replace('.', '_')}{equals}{value}")
+            words += _model_and_folders(value, arguments)
         else:
-            flat.append(f"{name}{equals}{value}")
-    return flat
+            words.append(f"{name}{equals}{value}")
+    if errors:
+        raise JobError("\n".join(dict.fromkeys(errors)))
+    own = [variant.workload for variant in _named.values() if variant.definition]
+    if own and not any(word.startswith("shape=") for word in words):
+        words.append(f"shape={own[0]}")  # the shape of a workload from outside
+    return words
 
 
-def _listed(group: str, value: str, arguments: Sequence[str]) -> str:
-    """Return `choice(A,B)`, `glob(PATTERN)` and, of variants, `all` as a list of choices.
+def for_hydra(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments as Hydra accepts them: `block_cap='4096'` and `++width=64`.
 
-    Hydra's sweeper takes numbers among them for no choices. Variants are those of the workloads of the line's shapes,
-    without presets. Raises JobError if nothing matches.
+    Names of choices must be strings. Fields are forced, because Hydra first composes a job of the default variant,
+    which may not have the field; `parse_job` checks their names.
     """
-    if (choices := re.fullmatch(r"choice\(([^()]*)\)", value)) is not None:
-        return choices[1]
+    words = []
+    for argument in arguments:
+        if argument.partition("=")[0].lstrip("+~") in GROUPS:
+            words.append(_BARE_NUMBER.sub(r"'\1'", argument))
+        else:
+            words.append(f"++{argument}" if re.match(r"(?!hydra)\w[\w.]*=", argument) else argument)
+    return words
+
+
+def _all_variants(value: str, arguments: Sequence[str]) -> str:
+    """Return `all` and `glob(PATTERN)` as a list of the variants of the line's shapes, without presets.
+
+    Raises JobError if nothing matches.
+    """
     pattern = re.fullmatch(r"glob\(([^(),=\[\]]*)\)", value)
     words = ["all"] if pattern else value.split(",")
-    if pattern is None and (group != "variant" or "all" not in words):
+    if "all" not in words:
         return value
-    valid = sorted({file.stem for folder in config_folders(arguments) for file in (folder / group).glob("*.yaml")})
-    of_workloads = ""
-    if group == "variant":
-        owners = {
-            values.get("shape_workload") for shape in _shapes(arguments) for values in _read("shape", shape, arguments)
-        }
-        valid = [name for name, (workload, _) in variants().items() if workload.name in owners]
-        of_workloads = f" of {', '.join(sorted(map(str, owners)))}, the workload of the shape,"
-    chosen = [name for name in valid if pattern is None or fnmatch.fnmatch(name, pattern[1].strip("'\""))]
+    fits = pattern[1].strip("'\"") if pattern else "*"
+    shapes = (values for shape in _shapes(arguments) for values in _read("shape", shape, arguments))
+    owners = {values.get("shape_workload") for values in shapes}
+    valid = [name for name, (workload, _) in variants().items() if workload.name in owners]
+    chosen = [name for name in valid if fnmatch.fnmatch(name, fits)]
     if not chosen:
-        raise JobError(f"no {group}{of_workloads} matches {value} (valid: {', '.join(valid)})")
+        of_workloads = f"of {', '.join(sorted(map(str, owners)))}, the workload of the shape,"
+        raise JobError(f"no variant {of_workloads} matches {value} (valid: {', '.join(valid)})")
     return ",".join(dict.fromkeys(name for word in words for name in (chosen if word == "all" else [word])))
 
 
@@ -159,7 +169,7 @@ def _shapes(arguments: Sequence[str]) -> list[str]:
     files = _primary((), [CONF]), _primary(arguments, config_folders(arguments))
     defaults = [item for content in files for item in content.get("defaults", ()) if isinstance(item, dict)]
     chosen = {str(key).split()[-1].strip("/"): choice for item in defaults for key, choice in item.items()}
-    return _listed("shape", str(values.get("shape", chosen["shape"])), arguments).split(",")
+    return str(values.get("shape", chosen["shape"])).split(",")
 
 
 def _read(group: str, name: str, arguments: Sequence[str]) -> list[dict[str, Any]]:
@@ -172,7 +182,7 @@ def config_folders(arguments: Sequence[str]) -> list[Path]:
 
     Raises JobError for a folder that does not exist.
     """
-    folders = [CONF, *map(Path, _options(arguments, "--config-dir", "-cd"))]
+    folders = [CONF, *map(Path, filter(None, [parse_options(arguments)[0].config_dir]))]
     lists = [word.partition("=")[2].strip("[]") for word in arguments if word.startswith("hydra.searchpath=")]
     places = [place.strip("'\" ") for text in lists for place in text.split(",")]
     for place in [*places, *((_primary(arguments, folders).get("hydra") or {}).get("searchpath") or [])]:
@@ -188,30 +198,28 @@ def config_folders(arguments: Sequence[str]) -> list[Path]:
     return folders
 
 
+def check_defaults(arguments: Sequence[str]) -> None:
+    """Raise JobError if no folder has the configuration file that -cn names, or if it does not build on another one."""
+    folders, name = config_folders(arguments), parse_options(arguments)[0].config_name
+    if name is None:
+        return
+    files = [file for folder in folders if (file := folder / f"{name.removesuffix('.yaml')}.yaml").is_file()]
+    if not files:
+        valid = sorted(file.stem for folder in folders for file in folder.glob("*.yaml"))
+        raise JobError(unknown("configuration file", name, valid))
+    if "_self_" not in (read_choice(files[0]).get("defaults") or ()):
+        raise JobError(f"{files[0]} needs a list `defaults:` with `- config`, what it overrides, and `- _self_`")
+
+
 def _primary(arguments: Sequence[str], folders: Sequence[Path]) -> dict[str, Any]:
     """Return the content of the configuration file that --config-name names."""
-    name = [*_options(arguments, "--config-name", "-cn"), "config"][0].removesuffix(".yaml")
+    name = (parse_options(arguments)[0].config_name or "config").removesuffix(".yaml")
     files = [file for folder in folders if (file := folder / f"{name}.yaml").is_file()]
     return read_choice(files[0]) if files else {}
 
 
-def _options(arguments: Sequence[str], long: str, short: str) -> list[str]:
-    """Return the values of an option of Hydra."""
-    joined = [word.partition("=")[2] for word in arguments if word.startswith(f"{long}=")]
-    return [*joined, *(value for word, value in itertools.pairwise(arguments) if word in (long, short))]
-
-
-@cached_until_registered
-def _whole_numbers() -> frozenset[str]:
-    """Return the names of the fields of problems that are whole numbers."""
-    problems = [workload.problem for workload in workloads().values()]
-    return frozenset(field.name for problem in problems for field in fields(problem) if field.type in ("int", int))
-
-
-_THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})*,0\d\d(?:,\d{3})*")
-"""A number with commas. No list of values has one that begins with 0."""
-_UNITS = re.compile(r"(?<![\w.])(\d+)([kKmM])(?!\w)")
-
+_GROUPS_OF_ALL = {"variant", "shape", "experiment"}
+"""Groups whose names aren't fields of any workload."""
 
 model_files: set[str] = set()
 """The models of user's files, FILE.py:NAME, that this process's command line has named."""
@@ -236,29 +244,10 @@ def _model_and_folders(value: str, arguments: Sequence[str]) -> list[str]:
     return [*overrides, f"model_dir={','.join(['null'] * bool(names) + folders)}"] if folders else overrides
 
 
-def force_fields(arguments: Sequence[str]) -> list[str]:
-    """Write `width=64` as `++width=64`, for fields that only some workloads have.
-
-    In a sweep over variants Hydra first composes a job of the default variant, which may not have the field.
-    """
-    forced = _fields_of_some_workloads() - set(GROUPS)
-    return [f"++{each}" if each.partition("=")[0] in forced else each for each in arguments]
-
-
 def chosen_fields(overrides: Sequence[str]) -> list[str]:
     """Return the names that these overrides of one job set: fields, and groups of only some workloads, such as loss."""
     keys = [each.key_or_group for each in OverridesParser.create().parse_overrides(list(overrides))]
-    groups = set(GROUPS) - _fields_of_some_workloads()
-    return [key for key in keys if key not in groups and not key.startswith("hydra")]
-
-
-@cached_until_registered
-def _fields_of_some_workloads() -> frozenset[str]:
-    shared: set[str] = set.intersection(
-        *(command_line_names(each) for each in workloads().values() if not each.definition)
-    )
-    shared -= {name.name for each in workloads().values() if each.definition for name in fields(each.problem)}
-    return frozenset(command_line_names() - shared)
+    return [key for key in keys if key not in _GROUPS_OF_ALL and not key.startswith("hydra")]
 
 
 def file_of(choice: str, arguments: Sequence[str] = ()) -> str | None:
@@ -274,7 +263,6 @@ def file_of(choice: str, arguments: Sequence[str] = ()) -> str | None:
     return None
 
 
-_VARIANT = "variant="
 _CHOICE = re.compile(r"""[^,()\[\]{}'"\\]+""")
 """A value among several: what Hydra's grammar separates by commas, brackets and quotation marks."""
 _FILE = re.compile(r"(?P<path>.*\.py)(?::(?P<function>.*))?")
@@ -288,33 +276,6 @@ _named: dict[str, OutsideVariant] = {}
 def command_line_variants() -> Mapping[str, OutsideVariant]:
     """Return the variants that this process's command line has named, by their names in rows."""
     return _named
-
-
-def replace_file_variants(arguments: Sequence[str]) -> list[str]:
-    """Replace each `path/FILE.py:FUNCTION` of `variant=` by its name in rows, FILE.py:FUNCTION, and remember it.
-
-    Names of entry points are remembered, too. Hydra then knows all of them as choices of the group `variant`.
-
-    Raises:
-        JobError: with a line for each variant whose file cannot be used.
-    """
-    _named.clear()
-    errors: list[str] = []
-
-    def name_of(match: re.Match[str]) -> str:
-        try:
-            return _remember(match[0])
-        except JobError as error:
-            errors.append(str(error))
-            return match[0]
-
-    result = [
-        _VARIANT + _CHOICE.sub(name_of, argument.removeprefix(_VARIANT)) if argument.startswith(_VARIANT) else argument
-        for argument in arguments
-    ]
-    if errors:
-        raise JobError("\n".join(dict.fromkeys(errors)))
-    return result
 
 
 def find_outside(choice: str) -> OutsideVariant | None:
@@ -343,16 +304,14 @@ def is_file_name(name: str) -> bool:
 
 def register_choice(variant: OutsideVariant) -> None:
     """Make the variant a choice of Hydra's group `variant`. A workload from outside is a shape without sizes."""
-    node: dict[str, Any] = {"defaults": [f"/workload/{variant.workload}", "_self_"], "variant": variant.name}
+    nodes: dict[str, dict[str, Any]] = {"variant": {"variant": variant.name}}
     if variant.definition:
         _require_free_names(variant)
-        del node["defaults"]
-        _store("shape", variant.workload, {"shape_workload": variant.workload, "tp_size": None})
-    _store("variant", variant.name, node)
-
-
-def _store(group: str, name: str, node: dict[str, Any]) -> None:
-    ConfigStore.instance().store(group=group, name=name, node=node, package="_global_", provider="tpbench")
+        nodes["shape"] = {"shape_workload": variant.workload, "tp_size": None}
+    else:
+        nodes["variant"]["defaults"] = [f"/workload/{variant.workload}", "_self_"]
+    for group, node in nodes.items():
+        ConfigStore.instance().store(variant.workload if group == "shape" else variant.name, node, group, "_global_")
 
 
 def _require_free_names(variant: OutsideVariant) -> None:
@@ -373,26 +332,28 @@ SHARED_COLUMNS = {"tokens": INT, "vocab": INT, "dtype": TEXT}
 """Columns of every row that hold fields of problems, with their types."""
 
 
-def shape_of_workload(arguments: Sequence[str]) -> list[str]:
-    """Return the shape that a command line without one has, if it names variants of a workload from outside."""
-    workloads = [variant.workload for variant in _named.values() if variant.definition]
-    given = any(argument.startswith("shape=") for argument in arguments)
-    return [f"shape={workloads[0]}"] if workloads and not given else []
+def _remember(choice: str, errors: list[str]) -> str:
+    """Return the name in rows of a value of `variant=`, and remember the variant if it is from outside this package.
 
-
-def _remember(choice: str) -> str:
-    if choice in variants() or (found := find_outside(choice)) is None:
+    Hydra then knows it as a choice of the group `variant`. What is wrong with it is added to `errors`.
+    """
+    try:
+        if choice in variants() or (found := find_outside(choice)) is None:
+            return choice
+    except JobError as error:
+        errors.append(str(error))
         return choice
     known = _named.setdefault(found.name, found)
+    others = [other for other in _named.values() if other.definition and other.workload == found.workload]
     if known != found:
-        raise JobError(
+        errors.append(
             f"{known.path} and {found.path} have the same name in rows, {found.name}: rename one of the files"
         )
-    others = [other for other in _named.values() if other.definition and other.workload == found.workload]
-    if found.definition and any(other.definition != found.definition for other in others):
-        raise JobError(
+    elif found.definition and any(other.definition != found.definition for other in others):
+        errors.append(
             f"{others[0].path} and {found.path} declare different workloads called {found.workload}: "
             "write Workload(..., name=...) in one of them"
         )
-    register_choice(found)
+    else:
+        register_choice(found)
     return found.name

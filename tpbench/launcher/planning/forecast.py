@@ -12,7 +12,7 @@ import pandas as pd
 
 from tpbench.job import Job
 from tpbench.launcher import devices
-from tpbench.launcher.planning.plan import Cell, PlanningTarget, ThisHost, ignored_notes, seconds_on_cpu
+from tpbench.launcher.planning.plan import Cell, PlanningTarget, ThisHost, is_long_on_cpu, notes
 from tpbench.launcher.planning.resume import ResumeDecision
 from tpbench.measure import machine
 from tpbench.predict.cells import cost_models, measured
@@ -26,8 +26,8 @@ from tpbench.workloads import workloads
 REFERENCE_DIR = "outputs/reference"
 """Folder of the reference rows, which add to the rows in the cells' own output folders."""
 
-START_S = 25.0
-"""Seconds to start the processes of a job on GPUs and import torch, if no row says better."""
+START_S = {"cuda": 25.0, "cpu": 10.0}
+"""By device, the seconds to start the processes of a job and import torch, if no row says better."""
 
 
 class Forecast:
@@ -75,19 +75,19 @@ class Forecast:
     def seconds(self, job: Job) -> float | None:
         """Return the expected wall time of a job in seconds, or None if it is unknown.
 
-        It is that of the last row of the same job; else, unless the problem fixes the iterations, what the workload
-        counts (on a CPU), or the time budget of the measurement plus the start.
+        It is that of the last row of the same job; else, unless the problem fixes the iterations or is large for a
+        CPU, the time budget of the measurement plus the start.
         """
         known = self.wall_s.get(job.key)
-        if known or job.scheduled:
+        if known or job.scheduled or is_long_on_cpu(job):
             return known
-        return seconds_on_cpu(job) if job.device == "cpu" else START_S + 3 * job.measure.time_budget_s
+        return START_S[job.device] + 3 * job.measure.time_budget_s
 
     def limited_seconds(self, job: Job) -> float | None:
         """Return the expected wall time of a job that ends early at its timeout, or because its memory is too small."""
         seconds = self.seconds(job)
         if self.oom_reason(job):
-            return min(START_S, job.timeout_s) if job.key not in self.wall_s else seconds
+            return min(START_S[job.device], job.timeout_s) if job.key not in self.wall_s else seconds
         return seconds and min(seconds, job.timeout_s)
 
     def free_gib(self, job: Job) -> float | None:
@@ -168,8 +168,6 @@ def dry_run_text(
         decision = decisions.get(cell.index)
         if cell.skip_reason:
             no_run: str | None = f"skipped: {cell.skip_reason}"
-        elif cell.same_as is not None:
-            no_run = f"the same job as cell {cell.same_as}"
         else:
             no_run = decision.reason if decision and decision.row is not None else None
         ranks = cell.job.world_size
@@ -185,9 +183,7 @@ def dry_run_text(
             remark = "; ".join([*([decision.reason] if decision else []), *forecast.remarks(cell.job)])
         grid.append([str(cell.index), str(cell), device, time, remark])
     lines = aligned_lines(["cell", "job", "device", "expected", ""], grid)
-    return "\n".join(
-        [*lines, *scripts, "", *ignored_notes(cells), f"{_totals(len(cells), expected)}. Nothing was run.", ""]
-    )
+    return "\n".join([*lines, *scripts, "", *notes(cells), f"{_totals(len(cells), expected)}. Nothing was run.", ""])
 
 
 def _totals(cells: int, expected: Sequence[float | None]) -> str:
@@ -205,24 +201,3 @@ def _gpus(count: int) -> str:
 
 def _minutes(seconds: float) -> str:
     return f"{seconds / 60:.1f} min"
-
-
-def no_gpu_note(cells: Sequence[Cell], tiny_shapes: Mapping[str, str]) -> str:
-    """Return one line about a run that takes long because the machine has no GPU, with a command that takes seconds.
-
-    `tiny_shapes`: by workload, the name of its smallest shape.
-    """
-    forecast = Forecast.of(cells)
-    expected = [(cell, forecast.limited_seconds(cell.job)) for cell in cells if cell.runs]
-    known = sum(seconds or 0.0 for _, seconds in expected)
-    unknown = sum(seconds is None for _, seconds in expected)
-    most_s = max(cell.job.timeout_s for cell, _ in expected)
-    parts = [f"about {_minutes(known)}"] * bool(known)
-    parts += [f"up to {_minutes(most_s)} (timeout_s) for each of {unknown} cells whose time is unknown"] * bool(unknown)
-    note = f"no GPU here: the run takes {' and '.join(parts)} on the CPU, and its times are no measurement of a GPU"
-    workload = expected[0][0].job.workload.name
-    if workload not in tiny_shapes:  # a user's own
-        return note
-    variants = dict.fromkeys(cell.job.variant for cell, _ in expected if cell.job.workload.name == workload)
-    shape = tiny_shapes[workload]
-    return f"{note}. This takes seconds: python -m tpbench -m variant={','.join(variants)} shape={shape}"

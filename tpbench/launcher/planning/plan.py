@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from tpbench import packages
 from tpbench.job import FRESH, Job, parse_job, unsupported_reason
@@ -15,7 +14,12 @@ from tpbench.launcher.devices import available_cores
 from tpbench.launcher.options import SWEEP_OPTION_NAMES, SweepOptions, read_choice
 from tpbench.outside.variant import OutsideVariant
 from tpbench.settings import JobError, parse, spelled
-from tpbench.workloads.sizes import ITEM_BYTES
+
+if TYPE_CHECKING:
+    from tpbench.launcher.slurm.layout import Partition
+
+PlanningTarget: TypeAlias = "ThisHost | Partition"
+"""A host or a cluster that cells are planned for."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +31,6 @@ class Request:
     """Flat field names to plain values."""
     chosen: list[str]
     """Fields that the command line set."""
-    folders: list[Path]
-    """Folders that the configuration came from."""
 
 
 @dataclass(frozen=True)
@@ -39,17 +41,10 @@ class Cell:
     job: Job
     skip_reason: str | None
     """Why the cell is skipped, or None if it runs."""
-    same_as: int | None = None
-    """Index of an earlier cell with the same job. The two differ in an option that their variant does not have."""
     distinguishing: tuple[str, ...] = ()
     """Fields that distinguish this cell from cells of the sweep whose jobs have the same text."""
     ignored: tuple[str, ...] = ()
     """Options and settings that the command line set and that cannot change the cell."""
-
-    @property
-    def runs(self) -> bool:
-        """True if the cell is neither skipped nor the same job as an earlier one."""
-        return self.skip_reason is None and self.same_as is None
 
     def __str__(self) -> str:
         flat = self.job.flat() if self.distinguishing else {}
@@ -57,19 +52,27 @@ class Cell:
 
 
 def plan(
-    requests: Sequence[Request], target: PlanningTarget, outside: Mapping[str, OutsideVariant] | None = None
+    requests: Sequence[Request],
+    target: PlanningTarget,
+    outside: Mapping[str, OutsideVariant] | None = None,
+    folders: Sequence[Path] = (),
 ) -> list[Cell]:
-    """Return one cell per request. `outside`: the variants from outside this package that the command line names.
+    """Return a cell for each job. Requests of the same job differ in an option that their variant does not have.
+
+    `outside`: the variants from outside this package that the command line names. `folders`: those of configuration
+    files, for a message.
 
     Raises JobError before anything is launched. Its message has every invalid value of all requests, each once.
     """
-    cells: list[Cell] = []
+    by_key: dict[str, Cell] = {}
     errors: list[str] = []
-    first_with: dict[str, int] = {}
-    shapes = functools.cache(_shape_workloads)
+    shape_workloads = {
+        file.stem: read_choice(file).get("shape_workload", "")
+        for folder in folders
+        for file in (folder / "shape").glob("*.yaml")
+    }
     for request in requests:
         try:
-            shape_workloads = shapes(tuple(request.folders))
             if ".py:" in str(file := request.values.get("model_dir")) and file not in model_files:
                 raise JobError(f"model_dir={file}: only a command line may name a file, as model=FILE.py:NAME")
             job = parse_job(request.values, request.chosen, shape_workloads, SWEEP_OPTION_NAMES, outside)
@@ -82,13 +85,11 @@ def plan(
             job = replace(job, device=target.device)
         if outside and not job.scheduled:  # inputs change for all variants alike, as they do for one from outside
             job = replace(job, measure=replace(job.measure, fresh=True))
-        first = first_with.setdefault(job.key, request.index)
-        same_as = None if first == request.index else first
-        cells.append(
-            Cell(request.index, job, skip_reason(job, target), same_as, ignored=_ignored_options(job, request))
-        )
+        cell = by_key.get(job.key) or Cell(request.index, job, skip_reason(job, target))
+        by_key[job.key] = replace(cell, ignored=(*cell.ignored, *_ignored_options(job, request)))
     if errors:
         raise JobError("\n".join(dict.fromkeys(errors)))
+    cells = list(by_key.values())
     invalid = [(cell.job.implementation.name, invalid_reason(cell.job, target)) for cell in cells]
     if cells and all(reason for _, reason in invalid):
         # A sweep may have some pairs that cannot run: they are empty places in its table. Here no pair can run.
@@ -114,28 +115,31 @@ def _ignored_options(job: Job, request: Request) -> tuple[str, ...]:
     return (*options, *sorted(job.unused_settings.intersection(request.chosen)))
 
 
-def ignored_notes(cells: Sequence[Cell]) -> list[str]:
-    """Return a line for each variant that ignores options of the command line, and one for ignored settings.
+def notes(cells: Sequence[Cell]) -> list[str]:
+    """Return what a user should know before the cells run, a line each.
 
-    A workload from outside that counts no costs gets a line, too.
+    These are options that a variant ignores, settings that a workload ignores, workloads from outside that count no
+    costs, and large problems on a CPU.
     """
-    ignored: dict[str, dict[str, None]] = {}
+    lines: dict[str, dict[str, None]] = {}
     for cell in cells:
-        variant, workload = cell.job.variant, cell.job.workload.name
+        variant, workload = cell.job.variant, cell.job.workload
+        if workload.definition and not workload.definition["costs"]:
+            lines[f"{workload.name} counts no costs, so its rows have no floor: declare them with .costs"] = {}
         for name in cell.ignored:
-            sentence = f"{variant} has no {{}}: ignored"
+            line = f"{variant} has no {{}}: ignored"
             if name in cell.job.unused_settings:
-                sentence = f"{workload} ignores {{}} where its problem fixes the iterations (steps=2 makes it short)"
-            ignored.setdefault(sentence, {})[name] = None
-    uncounted = {
-        cell.job.workload.name: None
-        for cell in cells
-        if cell.job.workload.definition and not cell.job.workload.definition["costs"]
-    }
-    return [
-        *(f"{workload} counts no costs, so its rows have no floor: declare them with .costs" for workload in uncounted),
-        *(sentence.format(", ".join(names)) for sentence, names in ignored.items()),
-    ]
+                line = f"{workload.name} ignores {{}} where its problem fixes the iterations (steps=2 makes it short)"
+            lines.setdefault(line, {})[name] = None
+        if cell.skip_reason is None and is_long_on_cpu(cell.job):
+            lines[LONG_ON_CPU] = {}
+    return [line.format(", ".join(names)) for line, names in lines.items()]
+
+
+LONG_ON_CPU = (
+    "large cells run on the CPU: this takes long, and their times are no measurement of a GPU; shapes whose names "
+    "begin with tiny_ take seconds (python -m tpbench list shapes)"
+)
 
 
 def distinguish(cells: Sequence[Cell]) -> list[Cell]:
@@ -171,62 +175,13 @@ def sweep_options(requests: Sequence[Request]) -> SweepOptions:
     return options
 
 
-def _shape_workloads(folders: tuple[Path, ...]) -> dict[str, str]:
-    """Return the workload of every shape file, by the shape's name."""
-    files = [each for folder in folders for each in (folder / "shape").glob("*.yaml")]
-    return {each.stem: read_choice(each).get("shape_workload", "") for each in files}
-
-
-CPU_START_S = 10.0
-"""Seconds to start the processes of a job on a CPU, to import torch and to set up a small problem."""
-CPU_CORE_S = 0.6e-6
-"""Seconds of a CPU core for each element that a step works on, over all iterations: about 20 of a variant in torch, or
-one in Triton's interpreter. Seen on two cores: 0.6 (pytorch_gather), 0.4 (pytorch_tp_manual, triton_tp)."""
 LARGE_GIB = 0.125
 """A problem that needs more memory takes long on a CPU."""
-LONG_S = 60.0
-"""A cell that takes longer on a CPU than this is announced before a sweep."""
 
 
-def seconds_on_cpu(job: Job) -> float | None:
-    """Return about how long a job takes on the CPU, or None for a large problem whose work nobody has counted."""
-    small_s = CPU_START_S + 2 * job.measure.time_budget_s
-    if job.workload.cost_model is None:
-        return small_s if (job.workload.least_gib(job) or 0.0) < LARGE_GIB else None
-    cost_model = job.workload.cost_model()
-    size = cost_model.size_of(job.flat())
-    worked = sum(count for name, count in cost_model.counts(job.variant, size).time.items() if name.startswith("bytes"))
-    elements = job.world_size * worked / ITEM_BYTES[job.problem.dtype]
-    cores = min(available_cores(), job.world_size) if job.interpreted else available_cores()
-    return max(small_s, CPU_START_S + CPU_CORE_S * elements / cores)
-
-
-def takes_long_without_gpu(cell: Cell, target: PlanningTarget) -> bool:
-    """Return True for a cell that is large for the CPU of a host without a GPU."""
-    if not (cell.runs and target.device == "cpu" and isinstance(target, ThisHost)):
-        return False
-    seconds = None if cell.job.scheduled else seconds_on_cpu(cell.job)
-    return seconds > LONG_S if seconds else (cell.job.workload.least_gib(cell.job) or 0.0) > LARGE_GIB
-
-
-def tiny_shapes(requests: Sequence[Request]) -> dict[str, str]:
-    """Return the name of a shape that runs in seconds on any machine, by workload."""
-    shapes = sorted(_shape_workloads(tuple(requests[0].folders)).items(), reverse=True)
-    return {workload: name for name, workload in shapes if name.startswith("tiny")}
-
-
-class PlanningTarget(Protocol):
-    """A host or a cluster that cells are planned for."""
-
-    @property
-    def device(self) -> Literal["cuda", "cpu"]:
-        """The device that device=auto means on this target."""
-
-    def nodes_of(self, job: Job) -> int:
-        """Return the number of nodes that the job takes."""
-
-    def skip_reason(self, job: Job) -> str | None:
-        """Return why the target has too few GPUs or nodes for the job, or None if it has enough."""
+def is_long_on_cpu(job: Job) -> bool:
+    """Return True for a job on a CPU whose problem is large for it."""
+    return job.device == "cpu" and (job.workload.least_gib(job) or 0.0) > LARGE_GIB
 
 
 MAX_RANKS_PER_CORE = 8
@@ -242,12 +197,15 @@ class ThisHost:
 
     @property
     def device(self) -> Literal["cuda", "cpu"]:
+        """The device that device=auto means on this host."""
         return "cuda" if self.gpus else "cpu"
 
     def nodes_of(self, job: Job) -> int:
+        """Return the number of nodes that the job takes."""
         return 1
 
     def skip_reason(self, job: Job) -> str | None:
+        """Return why this host is too small for the job, or None if it is not."""
         if job.device == "cuda" and job.world_size > self.gpus:
             return f"needs {job.world_size} GPUs, found {self.gpus}"
         if job.device == "cpu" and job.world_size > MAX_RANKS_PER_CORE * self.cores:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -54,11 +54,6 @@ def decide(cells: Sequence[Cell], facts: Mapping[str, Any]) -> dict[int, ResumeD
     return decisions
 
 
-def superseded(row: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the rows of failed and skipped attempts at the same cell that `row` replaces."""
-    return [each for each in rows if each["key"] == row["key"] and is_replaced_by(each, row)]
-
-
 def _decide_in(output_dir: str, cells: Sequence[Cell], facts: Mapping[str, Any]) -> dict[int, ResumeDecision]:
     """Return the decisions on cells of one output folder.
 
@@ -105,7 +100,7 @@ def _decide(cell: Cell, rows: Sequence[Mapping[str, Any]], facts: Mapping[str, A
     row = (measured or current)[-1]
     refused_on_ranks = row["backend"] is not None  # only ranks know the backend: the variant's own code refused
     if measured or (row["status"] == "skipped" and (cell.skip_reason or refused_on_ranks)):
-        return ResumeDecision("measured before", row, superseded(row, rows))
+        return ResumeDecision("measured before", row, [each for each in rows if is_replaced_by(each, row)])
     prefix = "skipped before:" if row["status"] == "skipped" else f"failed: {row['status']},"
     reason = f"{prefix} {str(row['reason'] or '').partition(chr(10))[0]}"
     return ResumeDecision(reason, superseded=current)

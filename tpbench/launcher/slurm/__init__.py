@@ -1,4 +1,4 @@
-"""Cells as Slurm jobs, through submitit: one array per combination of resources, and one torchrun per node of a job.
+"""Cells as Slurm jobs, through submitit: one array per combination of resources, and one cell, or a list, per job.
 
 The modules, in the order of a first reading:
 

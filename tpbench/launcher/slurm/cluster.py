@@ -16,12 +16,12 @@ from tpbench.settings import JobError, parse, setting
 from tpbench.suggestions import unknown
 
 _COMPOUND = ("setup", "sbatch")
+"""Fields that are no plain values."""
 _OWN_ARGUMENTS = frozenset(
     ("array", "error", "nodes", "no-requeue", "ntasks", "ntasks-per-node", "open-mode", "output", "parsable", "requeue",
      "signal", "test-only", "time", "wait", "wrap")
 )  # fmt: skip
 """Arguments of sbatch on which the planning of jobs and the reading of their answers depend."""
-"""Fields that are no plain values."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,9 @@ class SlurmSettings:
     qos: str | None = setting(None, help="quality of service")
     constraint: str | None = setting(None, help="features that a node must have, such as h100")
     time_limit_min: int | None = setting(
-        None, help="Slurm's limit of a job in minutes; null: the longest timeout_s of its array and ten minutes", low=1
+        None,
+        help="Slurm's limit of a job in minutes; null: ten, and timeout_s or twice what several cells will need",
+        low=1,
     )
     gpus_per_node: int | None = setting(
         None, help="GPUs of a node, for jobs on CPUs the ranks of a node; null: as sinfo reports the partition", low=1
@@ -48,6 +50,9 @@ class SlurmSettings:
     )
     array_parallelism: int = setting(
         256, help="jobs with equal resources that may run at once, over all their arrays", low=1
+    )
+    cells_per_job: int | None = setting(
+        1, help="cells that a job runs one after the other; all: every cell with equal resources", low=1
     )
     requeues: int = setting(
         3, help="times that a job is requeued after Slurm's time limit; a preempted job is always requeued", low=0
@@ -75,7 +80,9 @@ class SlurmSettings:
             raise JobError("setup must be a list of shell lines, sbatch a mapping such as {mail-type: END}")
         if own := sorted({str(name).replace("_", "-") for name in sbatch} & _OWN_ARGUMENTS):
             raise JobError(f"sbatch cannot set {', '.join(own)}: tpbench does, and torchrun_slurm has options for some")
-        plain: SlurmSettings = parse(cls, {name: value for name, value in values.items() if name not in _COMPOUND})
+        cells = None if values.get("cells_per_job") == "all" else values.get("cells_per_job", 1)
+        others = {name: value for name, value in values.items() if name not in _COMPOUND}
+        plain: SlurmSettings = parse(cls, {**others, "cells_per_job": cells})
         # submitit writes an argument whose value is true without one, as in `--exclusive`.
         arguments = tuple(
             (str(name), value if value is True else str(value))
@@ -122,31 +129,27 @@ def drop_client_variables(settings: SlurmSettings | None = None) -> None:
             del os.environ[name]
 
 
-class JobState(str):
-    """Slurm's name of a job's state."""
-
-    reason = ""
-    """Slurm's reason why a pending job does not run."""
-
-    @classmethod
-    def read(cls, text: str) -> JobState:
-        """Parse a state such as `PENDING|Resources` or `CANCELLED by 0`."""
-        name, _, reason = text.partition("|")
-        state = cls(name.partition(" ")[0])
-        state.reason = reason if state == "PENDING" and reason != "None" else ""
-        return state
-
-    @property
-    def text(self) -> str:
-        """The state as text for the user."""
-        return f"{self.lower()} ({self.reason})" if self.reason else self.lower()
-
-
-UNKNOWN = JobState("UNKNOWN")
+UNKNOWN = "UNKNOWN"
 """State of a job whose state cannot be queried now."""
 
 
-def states(job_ids: Iterable[str]) -> dict[str, JobState]:
+def described(state: str) -> str:
+    """Return a state as text for the user."""
+    name, _, reason = state.partition(" ")
+    return f"{name.lower()} {reason}".strip()
+
+
+def _state(answered: str) -> str:
+    """Return Slurm's name of a state, with the reason why a pending job does not run, such as `PENDING (Resources)`.
+
+    `answered`: as Slurm's commands write it, such as `PENDING|Resources` or `CANCELLED by 0`.
+    """
+    name, _, reason = answered.partition("|")
+    name = name.partition(" ")[0]
+    return f"{name} ({reason})" if name == "PENDING" and reason not in ("", "None") else name
+
+
+def states(job_ids: Iterable[str]) -> dict[str, str]:
     """Return the state of each job from `squeue` or, for jobs that it no longer lists, from `sacct`.
 
     A job is missing in the result if its state cannot be queried now. It is GONE if neither command knows it. Raises
@@ -157,15 +160,15 @@ def states(job_ids: Iterable[str]) -> dict[str, JobState]:
     queued = _query(["squeue", "--noheader", "--array", "--states=all", "--format=%i|%T|%r"], asked)
     if queued is None:
         return {}
-    known = {job_id: JobState.read(state) for job_id, state in queued.items() if job_id in asked}
+    known = {job_id: _state(state) for job_id, state in queued.items() if job_id in asked}
     if missing := asked - known.keys():
         command = ["sacct", "--noheader", "--parsable2", "--allocations", "--format=JobID,State"]
         accounted = _query(command, missing) or {}
-        known |= {job_id: JobState.read(accounted.get(job_id, "GONE")) for job_id in missing}
+        known |= {job_id: _state(accounted.get(job_id, "GONE")) for job_id in missing}
     return known
 
 
-def final_states(job_ids: Iterable[str]) -> dict[str, JobState]:
+def final_states(job_ids: Iterable[str]) -> dict[str, str]:
     """Return the states as soon as no job is COMPLETING: only then the final state of such a job is known."""
     asked = set(job_ids)
     while "COMPLETING" in (current := states(asked)).values():

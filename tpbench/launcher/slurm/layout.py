@@ -5,7 +5,6 @@ Tensor-parallel ranks share a node; replicas may be on several.
 
 from __future__ import annotations
 
-import math
 import re
 import shutil
 from collections import Counter
@@ -19,9 +18,6 @@ from tpbench.measure import machine
 from tpbench.settings import JobError
 from tpbench.suggestions import unknown
 
-START_MIN = 10
-"""Minutes beyond a job's own timeout, in which its processes start and end."""
-
 
 @dataclass(frozen=True)
 class Layout:
@@ -30,31 +26,6 @@ class Layout:
     nodes: int
     ranks_per_node: int
     device: str
-
-    def resources(self, settings: SlurmSettings, timeout_s: float, after: str | None) -> dict[str, object]:
-        """Return the parameters of an array under submitit's names.
-
-        `timeout_s` is the longest timeout of its jobs. `after`: number of the array that must end before it begins.
-        """
-        more = dict(settings.sbatch)
-        if after:
-            more["dependency"] = ",".join(map(str, filter(None, [more.get("dependency"), f"afterany:{after}"])))
-        parameters: dict[str, object] = {
-            "nodes": self.nodes,
-            "ntasks_per_node": 1,  # torchrun starts the ranks
-            "cpus_per_task": settings.cpus_per_task or (self.ranks_per_node if self.device == "cpu" else None),
-            "gpus_per_node": self.ranks_per_node if self.device == "cuda" else None,
-            "time": settings.time_limit_min or START_MIN + math.ceil(timeout_s / 60),
-            "mem": f"{math.ceil(settings.mem_gib * 1024)}M" if settings.mem_gib else None,
-            "partition": settings.partition,
-            "account": settings.account,
-            "qos": settings.qos,
-            "constraint": settings.constraint,
-            "array_parallelism": settings.array_parallelism,
-            "signal_delay_s": settings.signal_delay_s,
-            "additional_parameters": {"requeue": True, **more},
-        }
-        return {name: value for name, value in parameters.items() if value is not None}
 
 
 def layout(job: Job, ranks_per_node: int) -> Layout:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
-import secrets
 from collections.abc import Iterable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import Any
 
-from tpbench.launcher.attempt import FAILURES, Attempt
+from tpbench.files import replace_file
+from tpbench.launcher.attempt import ABANDONED_FILE, FAILURES, Attempt, abandon
 from tpbench.launcher.failure import last_lines, tail
 from tpbench.launcher.planning.plan import distinguish
 from tpbench.launcher.slurm import cluster
 from tpbench.launcher.slurm.cluster import ENDED
 from tpbench.results.read import load, plain_rows
+from tpbench.results.write import row_exists
 from tpbench.settings import JobError, path_argument
 from tpbench.suggestions import printable
 from tpbench.worker.task import TASK_FILE
@@ -26,9 +26,6 @@ JOB = "slurm_job"
 
 SUBMITIT = "slurm"
 """Folder of submitit's files in the folder of a sweep."""
-
-NO_JOB = "nobody"
-"""Content of the file JOB, in place of a number, once a later sweep has taken over the cell or has ended the job."""
 
 CAUSES = {
     "TIMEOUT": ("timeout", "at Slurm's time limit"),
@@ -51,15 +48,27 @@ def job_of(attempt: Attempt) -> str:
 
 def is_wanted(attempt: Attempt) -> bool:
     """Return True if a job runs the attempt, and the attempt was not abandoned."""
-    return job_of(attempt) not in ("", NO_JOB) and not attempt.abandoned
+    return bool(job_of(attempt)) and not attempt.abandoned
 
 
-def mark_ended(attempt: Attempt) -> None:
-    """Note that the job of an abandoned attempt has ended.
+def runs_others(attempt: Attempt) -> bool:
+    """Return True if the job of an abandoned attempt runs other cells, which were not abandoned and have no row."""
+    for file in attempt.folder.parent.glob(f"*/{JOB}"):
+        if file.read_text() == job_of(attempt) and not (file.parent / ABANDONED_FILE).exists():
+            row_id = json.loads((file.parent / TASK_FILE).read_text())["row_id"]
+            if not row_exists(attempt.cell.job.output_dir, row_id):
+                return True
+    return False
 
-    No sweep may end it again: by then its number may belong to another job.
-    """
-    (attempt.folder / JOB).write_text(NO_JOB)
+
+def record(attempt: Attempt, job_id: str) -> None:
+    """Note that this job runs the attempt."""
+    replace_file(attempt.task.folder / JOB, job_id)
+
+
+def forget_job(attempt: Attempt) -> None:
+    """Note that the job of an abandoned attempt has ended. A later one may have its number, and must not be ended."""
+    (attempt.folder / JOB).unlink(missing_ok=True)
 
 
 def closed(attempt: Attempt, state: str) -> Attempt | None:
@@ -79,19 +88,6 @@ def closed(attempt: Attempt, state: str) -> Attempt | None:
     lines = last_lines(attempt.folder) or tail(submitit_log)
     logs = f"; the last lines:\n{lines}" if lines else ""
     return attempt.close(status, f"Slurm job {job_id} ended {cause} ({state}){logs}")
-
-
-def record(folder: Path, job_id: str) -> bool:
-    """Note that this job runs the cell. Return False if another job does: the first note counts."""
-    temporary = folder / f".{JOB}.{secrets.token_hex(4)}"
-    temporary.write_text(job_id)
-    try:
-        os.link(temporary, folder / JOB)
-    except FileExistsError:
-        return (folder / JOB).read_text() == job_id
-    finally:
-        temporary.unlink()
-    return True
 
 
 def attempts_of(sweep: Path, keys: Set[str] | None = None) -> list[Attempt]:
@@ -120,12 +116,10 @@ def left_behind(output_dirs: Iterable[str], keys: Set[str]) -> Iterator[Attempt]
     for output_dir in output_dirs:
         for submitit in Path(output_dir, "sweeps").absolute().glob(f"*/{SUBMITIT}"):
             for attempt in attempts_of(submitit.parent, keys):
-                if attempt.has_row:
-                    continue
-                if not job_of(attempt):
-                    record(attempt.folder, NO_JOB)  # unless a job comes first
-                if job_of(attempt) != NO_JOB:
+                if job_of(attempt) and not attempt.has_row:
                     yield attempt
+                elif not attempt.has_row:
+                    abandon(attempt.folder)  # its submission is in doubt
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -154,7 +148,7 @@ def _collect(attempts: Sequence[Attempt]) -> int:
     states = cluster.states(
         wanted[attempt.folder] for attempt in attempts if attempt.folder in wanted and not attempt.has_row
     )
-    ended = [closed(attempt, states.get(job_of(attempt), "UNKNOWN")) for attempt in attempts]
+    ended = [closed(attempt, states.get(job_of(attempt), cluster.UNKNOWN)) for attempt in attempts]
     failed = busy = 0
     cells = distinguish([attempt.cell for attempt in attempts])
     for attempt, done, cell in zip(attempts, ended, cells, strict=True):
@@ -165,8 +159,8 @@ def _collect(attempts: Sequence[Attempt]) -> int:
             result = " ".join(filter(None, (row["status"], str(row["reason"] or "").partition("\n")[0], sweep)))
             failed += row["status"] in FAILURES
         else:
-            state = states.get(str(job_id), cluster.UNKNOWN)
-            result = f"job {job_id}, {state.text}" if job_id else "no job runs it: run the sweep again with resume=true"
+            state = cluster.described(states.get(str(job_id), cluster.UNKNOWN))
+            result = f"job {job_id}, {state}" if job_id else "no job runs it: run the sweep again with resume=true"
             busy += 1
         print(printable(f"{attempt.folder.name}: {cell}: {result}"))
     print(f"{len(attempts)} cells: {len(attempts) - busy} done, {failed} of them failed, {busy} not done yet")
