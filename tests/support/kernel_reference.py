@@ -165,3 +165,78 @@ def make_linear(
     if loss in ("cross_entropy", "logprob"):
         return hidden, weight, torch.randint(vocab, (rows,), generator=generator)
     return hidden, weight, (torch.randn(rows, vocab, generator=generator) * 2).to(dtype)
+
+
+@dataclass(frozen=True)
+class PolicyReference:
+    """The policy loss in float64 on the CPU. The total has a graph."""
+
+    loss: Tensor
+    row_loss: Tensor
+    logprobs: Tensor
+    entropy: Tensor
+    clipped: Tensor
+    objective: Tensor
+    """What the gradients are of: the total, with the upstream gradients of rows."""
+
+
+def policy_reference(
+    logits: Tensor, target: Tensor, *, old_logprobs: Tensor, advantages: Tensor, clip: tuple[float, float] = (0.2, 0.2),
+    ref_logprobs: Tensor | None = None, kl_weight: float = 0.0, entropy_weight: float = 0.0,
+    cross_entropy_weight: float = 0.0, row_weight: Tensor | None = None, sequences: Tensor | None = None,
+    vocab_size: int | None = None, reduction: str = "mean", ignore_index: int = -100, logits_scale: float = 1.0,
+    temperature: float = 1.0, z_loss: float = 0.0, softcap: float | None = None, row_grad: Tensor | None = None,
+    entropy_grad: Tensor | None = None,
+) -> PolicyReference:  # fmt: skip
+    """Compute the policy loss of float64 logits with `entropy_loss`'s parameters, as torch's recipe does."""
+    vocab = vocab_size or logits.shape[1]
+    counts = (target != ignore_index) & (target >= 0) & (target < vocab)
+    x = _capped(logits, softcap)[counts, :vocab] * (logits_scale / temperature)
+
+    def of_counted(values: Tensor | None) -> Tensor:
+        return torch.ones(len(logits)).double()[counts] if values is None else values.double()[counts]
+
+    def in_rows(values: Tensor) -> Tensor:
+        return torch.zeros(len(logits), dtype=values.dtype).index_put((counts.nonzero()[:, 0],), values)
+
+    log_p = x.log_softmax(-1)
+    logp = log_p.gather(1, target[counts].long()[:, None])[:, 0]
+    zero = log_p == -torch.inf
+    entropy = -(log_p.masked_fill(zero, 0.0).exp() * log_p.masked_fill(zero, 0.0)).masked_fill(zero, 0.0).sum(-1)
+    weight, advantage = of_counted(row_weight), of_counted(advantages)
+    log_ratio = torch.where(weight != 0, logp - of_counted(old_logprobs), 0.0)
+    if sequences is not None:
+        same = (sequences[counts][:, None] == sequences[counts][None, :]) & (weight != 0)
+        log_ratio = (same * log_ratio).sum(1) / same.sum(1).clamp(min=1)
+    ratio = log_ratio.exp()
+    bounded = ratio.clamp(1 - clip[0], 1 + clip[1])
+    loss = -torch.minimum(ratio * advantage, bounded * advantage)
+    if kl_weight:
+        difference = of_counted(ref_logprobs) - logp
+        loss = loss + kl_weight * (difference.exp() - difference - 1)
+    if cross_entropy_weight:
+        loss = loss - cross_entropy_weight * logp
+    loss = loss - entropy_weight * entropy + z_loss * x.logsumexp(-1).square()
+    loss = torch.where(weight == 0, 0.0, weight * loss)
+    scale = 1.0
+    if reduction == "mean":
+        scale = 0.0 if weight.sum() == 0 else 1.0 / weight.sum().item()
+    objective = (loss * of_counted(row_grad)).sum() * scale
+    if entropy_grad is not None:
+        objective = objective + (entropy * of_counted(entropy_grad)).sum()
+    row_loss = in_rows(loss)
+    total = row_loss if reduction == "none" else row_loss.sum() * scale
+    clipped = in_rows((bounded * advantage < ratio * advantage) & (weight != 0))
+    return PolicyReference(
+        *(each.detach() for each in (total, row_loss, in_rows(logp), in_rows(entropy), clipped)), objective
+    )
+
+
+def make_policy(rows: int, seed: int = 0, **changes: Any) -> dict[str, Any]:
+    """Return log-probabilities, advantages and weights of rows, for loss="policy"."""
+    generator = torch.Generator().manual_seed(seed)
+    old, ref, advantages, weight = torch.randn(4, rows, generator=generator)
+    return {
+        "loss": "policy", "old_logprobs": old - 6, "advantages": advantages, "ref_logprobs": ref - 6,
+        "row_weight": weight.abs() * (weight > -1), "kl_weight": 0.1, "cross_entropy_weight": 0.2, **changes,
+    }  # fmt: skip

@@ -37,8 +37,11 @@ LOSSES: tuple[str, ...] = get_args(Loss)
 KernelLoss = Literal["cross_entropy", "soft_cross_entropy", "reverse_kl", "forward_kl", "logprob"]
 """These losses, and the label's log-probability, which policy optimisation uses."""
 KERNEL_LOSSES: tuple[str, ...] = get_args(KernelLoss)
+AnyLoss = Literal["cross_entropy", "soft_cross_entropy", "reverse_kl", "forward_kl", "logprob", "policy"]
+"""These losses, and the loss of policy optimisation."""
+ANY_LOSSES: tuple[str, ...] = get_args(AnyLoss)
 LABEL_LOSSES = ("cross_entropy", "logprob")
-"""The losses whose target is a label of each row."""
+"""The measured losses whose target is a label of each row."""
 
 
 def __getattr__(name: str) -> Any:

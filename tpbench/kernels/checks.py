@@ -11,8 +11,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from tpbench.kernels import KERNEL_LOSSES, LABEL_LOSSES
+from tpbench.kernels import ANY_LOSSES
+from tpbench.kernels.row_loss import Options, has_labels
+from tpbench.kernels.row_terms import RowInputs
 
+POLICY_WEIGHTS = ("kl_weight", "entropy_weight", "cross_entropy_weight")
+POLICY_TENSORS = ("old_logprobs", "advantages", "ref_logprobs", "row_weight", "sequences")
+"""The tensors of rows that only loss="policy" has."""
 LINEAR_INPUTS = ("hidden", "weight", "bias")
 """The inputs of a linear loss that have gradients."""
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
@@ -53,13 +58,13 @@ def whole(name: str, value: object, low: int = -(2**63), high: int = 2**63 - 1) 
         raise ValueError(f"{name} must be at most {high}, got {value}")
 
 
-def options(
-    loss: Any, group: Any, vocab_start: Any, vocab_size: Any, reduction: Any, ignore_index: Any, logits_scale: Any,
-    temperature: Any, label_smoothing: Any, z_loss: Any, softcap: Any, entropy: Any, grad_scale: Any, block_cap: Any,
-    exchange: Any, algorithm: Any = "auto",
-) -> None:  # fmt: skip
+def options(given: Options) -> None:
     """Raise unless the options that concern no tensor are valid and fit together."""
-    choice("loss", loss, *KERNEL_LOSSES)
+    (
+        loss, group, vocab_start, vocab_size, reduction, ignore_index, logits_scale, temperature, label_smoothing,
+        z_loss, softcap, entropy, grad_scale, block_cap, exchange, clip, *weights, algorithm,
+    ) = vars(given).values()  # fmt: skip
+    choice("loss", loss, *ANY_LOSSES)
     choice("reduction", reduction, "mean", "sum", "none")
     choice("exchange", exchange, "auto", "nccl", "symmetric")
     choice("algorithm", algorithm, "auto", "two_reads", "two_kernels", "one_read")
@@ -83,6 +88,14 @@ def options(
         raise ValueError(f"grad_scale must leave grad_scale * logits_scale finite in float32, got {grad_scale}")
     if softcap is not None:
         number("softcap", softcap, positive=True)
+    if not isinstance(clip, (tuple, list)) or len(clip) != 2:
+        raise TypeError(f"clip must be two numbers, how far the ratio may fall below 1 and rise above it; got {clip!r}")
+    for limit in clip:
+        number("clip", limit)
+    for name, weight in zip(POLICY_WEIGHTS, weights, strict=True):
+        number(name, weight, low=-math.inf)
+        if weight and loss != "policy":
+            raise ValueError(f"{name} is a term of loss='policy': it must be 0 for loss={loss!r}, got {weight}")
     if not isinstance(entropy, bool):
         raise TypeError(f"entropy must be a bool, got {type(entropy).__name__}")
     if not FP32_MIN <= logits_scale / temperature <= MAX_SCALE:
@@ -164,21 +177,30 @@ def _logits(name: str, value: Any, shape: Sequence[int | str], device: torch.dev
 
 def _target(value: Any, loss: str, rows: int, columns: int, device: torch.device) -> None:
     """Raise unless `value` is labels (rows,) for a loss of labels, else target logits."""
-    if loss in LABEL_LOSSES:
+    if has_labels(loss):
         tensor("target", value, (rows,), (torch.int32, torch.int64), device, f", the labels of loss={loss!r}")
     else:
         _logits("target", value, (rows, columns), device)
 
 
-def _row_gradients(row_grad: Any, entropy_grad: Any, rows: int, device: torch.device, entropy: bool) -> None:
-    """Raise unless each is None or a contiguous (rows,) fp32 tensor."""
-    for name, value in (("row_grad", row_grad), ("entropy_grad", entropy_grad)):
-        if value is not None:
-            tensor(name, value, (rows,), (torch.float32,), device)
-            if not value.is_contiguous():
-                raise ValueError(f"{name} must be contiguous, got stride {value.stride()}")
-    if entropy_grad is not None and not entropy:
+def row_tensors(given: Options, inputs: RowInputs, sequences: Any, rows: int, device: torch.device) -> None:
+    """Raise unless each tensor of rows is None or contiguous, of shape (rows,), and one of the loss."""
+    named = {name: value for name, value in {**inputs._asdict(), "sequences": sequences}.items() if value is not None}
+    for name, value in named.items():
+        dtype = torch.int32 if name == "sequences" else torch.float32
+        tensor(name, value, (rows,), (dtype,), device)
+        if not value.is_contiguous():
+            raise ValueError(f"{name} must be contiguous, got stride {value.stride()}")
+        if name in POLICY_TENSORS and given.loss != "policy":
+            raise ValueError(f"{name} belongs to loss='policy': it must be None for loss={given.loss!r}")
+    if "entropy_grad" in named and not (given.entropy or given.entropy_weight):
         raise ValueError("entropy_grad needs entropy=True")
+    if given.loss == "policy":
+        for name in ("old_logprobs", "advantages", *(["ref_logprobs"] if given.kl_weight else [])):
+            if name not in named:
+                raise TypeError(f"{name} must be a tensor for loss='policy'{' with kl_weight' * (name[0] == 'r')}")
+    if sequences is not None and (given.algorithm not in ("auto", "two_kernels") or given.exchange == "symmetric"):
+        raise ValueError("sequences need algorithm='two_kernels' or 'auto', and exchange='nccl' or 'auto'")
 
 
 def _runnable(name: str, value: Tensor, interpreted: bool) -> None:
@@ -216,9 +238,7 @@ def _share_memory(a: Tensor, b: Tensor) -> bool:
     return start_a < start_b + b.numel() * b.itemsize and start_b < start_a + a.numel() * a.itemsize
 
 
-def entropy_tensors(
-    logits: Any, target: Any, loss: str, grad: Any, row_grad: Any, entropy_grad: Any, entropy: bool, interpreted: bool
-) -> None:
+def entropy_tensors(logits: Any, target: Any, loss: str, grad: Any, interpreted: bool) -> None:
     """Raise unless the tensors of `entropy_loss` are valid and fit together.
 
     The overwritten tensor may be the target itself, since each element is read before it is written. It may not be a
@@ -240,12 +260,11 @@ def entropy_tensors(
         ):
             raise ValueError(f"target must not share memory with {name}, which are written over, unless it is the same")
     _runnable("logits", logits, interpreted)
-    _row_gradients(row_grad, entropy_grad, logits.shape[0], logits.device, entropy)
 
 
 def linear_tensors(
-    hidden: Any, weight: Any, target: Any, loss: str, bias: Any, weight_grad: Any, row_grad: Any, entropy_grad: Any,
-    entropy: bool, grad: Any, shards: int, interpreted: bool,
+    hidden: Any, weight: Any, target: Any, loss: str, bias: Any, weight_grad: Any, grad: Any, shards: int,
+    interpreted: bool,
 ) -> None:  # fmt: skip
     """Raise unless the tensors of `linear_entropy_loss` are valid. shards: ranks that share the rows of `hidden`."""
     if not isinstance(grad, bool) and not (isinstance(grad, (tuple, list)) and set(grad) <= set(LINEAR_INPUTS)):
@@ -254,7 +273,7 @@ def linear_tensors(
     rows, device = len(hidden) * shards, hidden.device
     if bias is not None:
         tensor("bias", bias, (len(weight),), (weight.dtype,), device)
-    if loss not in LABEL_LOSSES and isinstance(target, (tuple, list)):
+    if not has_labels(loss) and isinstance(target, (tuple, list)):
         if len(target) != 2:
             raise ValueError(f"target must be (teacher_hidden, teacher_weight) or logits, got {len(target)} values")
         _factors("teacher_hidden", target[0], (len(hidden), "h"), "teacher_weight", target[1], len(weight), device)
@@ -266,7 +285,6 @@ def linear_tensors(
         if not isinstance(grad, bool) and "weight" not in grad:
             raise ValueError(f"weight_grad needs the weight's gradient, got grad={grad!r}")
     _runnable("hidden", hidden, interpreted)
-    _row_gradients(row_grad, entropy_grad, rows, device, entropy)
 
 
 def _factors(

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpbench.kernels import KernelLoss, checks
+from tpbench.kernels import AnyLoss, checks
 from tpbench.kernels.launch_rows import How, RepeatedCall, call_form, find, launch_rows, remember
-from tpbench.kernels.row_loss import Outputs, RowLoss, Scaling, Vocabulary
+from tpbench.kernels.row_loss import Options, Outputs, RowLoss, Scaling
+from tpbench.kernels.row_terms import RowInputs, RowOutputs
 from tpbench.kernels.two_pass.kernels import column_block
 from tpbench.kernels.two_pass.state import INTERPRETED
 
@@ -26,6 +27,10 @@ class EntropyLossResult:
     """(rows,) fp32: each row's loss (or log-probability), 0 for a row that does not count."""
     entropy: Tensor | None
     """(rows,) fp32: entropy of each row's p in nats, 0 for a row that does not count. None without `entropy=True`."""
+    logprobs: Tensor | None
+    """(rows,) fp32: log-probability of each label for loss="policy", 0 for a row that does not count. Else None."""
+    clipped: Tensor | None
+    """(rows,) bool: for loss="policy" true where the clip decides the loss, so that the ratio has no gradient."""
     grad: Tensor | None
     """(rows, local vocab): gradient of the (reduced) loss with respect to the local logits, times grad_scale."""
     how: How
@@ -36,7 +41,7 @@ def entropy_loss(
     logits: Tensor,
     target: Tensor,
     *,
-    loss: KernelLoss = "cross_entropy",
+    loss: AnyLoss = "cross_entropy",
     group: dist.ProcessGroup | None = None,
     vocab_start: int | None = None,
     vocab_size: int | None = None,
@@ -52,6 +57,15 @@ def entropy_loss(
     grad_scale: float = 1.0,
     row_grad: Tensor | None = None,
     entropy_grad: Tensor | None = None,
+    old_logprobs: Tensor | None = None,
+    advantages: Tensor | None = None,
+    clip: tuple[float, float] = (0.2, 0.2),
+    ref_logprobs: Tensor | None = None,
+    kl_weight: float = 0.0,
+    entropy_weight: float = 0.0,
+    cross_entropy_weight: float = 0.0,
+    row_weight: Tensor | None = None,
+    sequences: Tensor | None = None,
     block_cap: int | Literal["auto"] = "auto",
     exchange: Literal["auto", "nccl", "symmetric"] = "auto",
     algorithm: Literal["auto", "two_reads", "two_kernels", "one_read"] = "auto",
@@ -73,6 +87,13 @@ def entropy_loss(
     - logprob: no loss but log p[label], the label's log-probability, with x = logits_scale / temperature * logits.
       Policy optimisation needs it with the entropy, `entropy=True` (PPO, arXiv:1707.06347, equations 6 and 9).
       Gradient by x: onehot(label) - p.
+
+    - policy: row_weight * (-min(ratio * A, clip(ratio) * A) + kl_weight * (exp(r) - r - 1) - entropy_weight * entropy
+      - cross_entropy_weight * log p[label]), with the ratio exp(log p[label] - old_logprobs), A = advantages, the ratio
+      clipped to [1 - clip[0], 1 + clip[1]], and r = ref_logprobs - log p[label] (PPO, arXiv:1707.06347; GRPO,
+      arXiv:2402.03300). With `sequences` all rows of a sequence have one ratio, exp of the mean of
+      log p[label] - old_logprobs over those that count and whose weight is not 0 (GSPO, arXiv:2507.18071).
+      x = logits_scale / temperature * logits, as for logprob.
 
     The entropy of a row is -sum(p log p). Its gradient by x is -p * (log p + entropy).
 
@@ -107,6 +128,11 @@ def entropy_loss(
         grad_scale: factor on the gradient (not on the loss), for example of a loss scaler or of gradient accumulation.
         row_grad, entropy_grad: (rows,) fp32: factors of each row on the gradient of its loss (1 by default) and of its
             entropy (0 by default, without the factor of the reduction), such as upstream gradients.
+        old_logprobs, advantages, ref_logprobs, row_weight, sequences, clip, kl_weight, entropy_weight,
+            cross_entropy_weight: of loss="policy" only. Tensors are (rows,), fp32 but for sequences (int32), and equal
+            on all ranks. row_weight: a mask, or 1 / length of the sequence, 1 by default. The mean divides by its sum
+            over the rows that count, and is 0 if that sum is 0. sequences: any number for each sequence. On one rank
+            and over several, two kernels compute it, and the mean over sequences between them.
         block_cap: the largest column block of a kernel, a power of two. "auto" takes the fastest measured one
             (`block_caps`). Nothing is tuned in the call, and all ranks choose the same.
         exchange: the path of the statistics between ranks. On one rank nothing is exchanged: "nccl" is
@@ -119,10 +145,10 @@ def entropy_loss(
               the whole GPU until all ranks have answered: a collective that started on one rank only would block it.
             - "auto": symmetric if the ranks are GPUs of one machine that reach each other's memory, else nccl.
 
-            The single kernel does not support label_smoothing, softcap, entropy, row_grad, a grad to accumulate into,
-            targets of another dtype, very long rows, or a rank with far more columns than its share. Then two kernels
-            run, for any exchange. If vocab_start and vocab_size are given, ranks do not know each other's columns, and
-            a rank with too many raises.
+            The single kernel does not support label_smoothing, softcap, entropies, sequences, a grad to accumulate
+            into, targets of another dtype, very long rows, or a rank with far more columns than its share. Then two
+            kernels run, for any exchange. If vocab_start and vocab_size are given, ranks do not know each other's
+            columns, and a rank with too many raises.
         algorithm: the kernels.
 
             - "two_reads": one kernel whose programs read their row twice, for its statistics and for its gradient. On
@@ -143,44 +169,43 @@ def entropy_loss(
     """
     options = (
         loss, group, vocab_start, vocab_size, reduction, ignore_index, logits_scale, temperature, label_smoothing,
-        z_loss, softcap, entropy, grad_scale, block_cap, exchange, algorithm,
+        z_loss, softcap, entropy, grad_scale, block_cap, exchange, clip, kl_weight, entropy_weight,
+        cross_entropy_weight, algorithm,
     )  # fmt: skip
-    form = call_form(logits, target, (*options, grad, row_grad, entropy_grad))
+    inputs = RowInputs(row_grad, entropy_grad, row_weight, old_logprobs, advantages, ref_logprobs)
+    form = None if sequences is not None else call_form((logits, target, *inputs), (*options, grad))
     if (repeated := find(form)) is not None:
-        reduced, row_loss, out = repeated(logits, target)
-        return EntropyLossResult(reduced, row_loss, None, out, repeated.how)
-    checks.options(*options)
-    checks.entropy_tensors(logits, target, loss, grad, row_grad, entropy_grad, entropy, INTERPRETED)
+        return _result(*repeated(logits, target, inputs), repeated.how)
+    checked = Options(*options)
+    checks.options(checked)
+    checks.entropy_tensors(logits, target, loss, grad, INTERPRETED)
+    checks.row_tensors(checked, inputs, sequences, len(logits), logits.device)
 
     logits, target = logits.detach(), target.detach()
     rows, columns = logits.shape
-    vocabulary = Vocabulary.of_shard(columns, logits.device, "logits", group, vocab_start, vocab_size)
-    if loss == "logprob":
-        logits_scale, temperature = logits_scale / temperature, 1.0
-    loss_of_row = RowLoss(
-        loss, group, vocabulary, ignore_index, logits_scale, temperature, label_smoothing, z_loss, softcap or 0.0, 0.0,
-        block_cap, exchange, algorithm,
-    )  # fmt: skip
+    loss_of_row = RowLoss.of_call(checked, columns, logits.device, "logits")
     # Without both sizes the ranks exchange them in each call.
     repeatable = group is None or (vocab_start is not None and vocab_size is not None)
     if loss_of_row.has_labels:
         repeatable = repeatable and target.is_contiguous()
         target = target.contiguous()
-    outputs = Outputs.allocated(
-        rows, logits.device, entropy, reduction, _gradient(logits, grad), accumulate=isinstance(grad, Tensor)
-    )
+    if sequences is not None:
+        loss_of_row = replace(loss_of_row, algorithm="two_kernels")
+    outputs = Outputs.allocated(loss_of_row, rows, logits.device, _gradient(logits, grad), isinstance(grad, Tensor))
     if rows == 0:
-        nothing = outputs.row_loss if outputs.total is None else outputs.total.zero_()
+        if outputs.total is not None:
+            outputs.total.zero_()
         how = How(loss_of_row.two_pass_algorithm, column_block(loss_of_row, columns))
-        return EntropyLossResult(nothing, outputs.row_loss, outputs.row_entropy, outputs.grad, how)
-    scaling = Scaling.of_reduction(
-        reduction, loss_of_row, rows, grad_scale=grad_scale, row_grad=row_grad, entropy_grad=entropy_grad
-    )
+        return _result(outputs.grad, outputs.total, outputs.rows, how)
+    scaling = Scaling.of_call(loss_of_row, rows, inputs, sequences)
     how = launch_rows(loss_of_row, logits, target, outputs, scaling)
-    reduced = outputs.row_loss if outputs.total is None else outputs.total
     if how.relaunch is not None and repeatable and grad in ("new", "none"):  # memory to overwrite is always checked
-        remember(form, RepeatedCall(how, reduced, outputs.row_loss, outputs.grad))
-    return EntropyLossResult(reduced, outputs.row_loss, outputs.row_entropy, outputs.grad, how)
+        remember(form, RepeatedCall(how, outputs))
+    return _result(outputs.grad, outputs.total, outputs.rows, how)
+
+
+def _result(grad: Tensor | None, total: Tensor | None, rows: RowOutputs, how: How) -> EntropyLossResult:
+    return EntropyLossResult(rows.loss if total is None else total, *rows, grad, how)
 
 
 def _gradient(logits: Tensor, grad: str | Tensor) -> Tensor | None:

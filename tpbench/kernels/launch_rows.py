@@ -7,6 +7,7 @@ that one kernel does, and that write a new gradient or none, are repeated this w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -16,8 +17,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from tpbench.kernels import symmetric
-from tpbench.kernels.one_pass.launch import LOG2_E, OnePassLaunch, Scales, form, prepare
+from tpbench.kernels.one_pass.launch import OnePassLaunch, form, prepare
 from tpbench.kernels.row_loss import Outputs, RowLoss, Scaling
+from tpbench.kernels.row_terms import RowInputs, RowOutputs
 from tpbench.kernels.two_pass import kernels as two_pass
 from tpbench.kernels.two_pass.kernels import launching
 from tpbench.kernels.two_pass.state import INTERPRETED
@@ -59,7 +61,7 @@ def launch_rows(loss: RowLoss, logits: Tensor, target: Tensor, outputs: Outputs,
     with launching(logits.device):
         block, kernels = two_pass.launch(loss, logits, target, outputs, scaling)
     sent = two_pass.bytes_exchanged(
-        logits.shape[0], loss.vocabulary.world_size, loss.loss, loss.label_smoothing, outputs.row_entropy is not None
+        logits.shape[0], loss.vocabulary.world_size, loss.loss, loss.label_smoothing, outputs.rows.entropy is not None
     )
     return How(loss.two_pass_algorithm, block, sent, kernels)
 
@@ -69,22 +71,20 @@ def _one_pass(
     scaling: Scaling,
 ) -> How | str:  # fmt: skip
     """Launch the kernel that reads each logit once, or return the reason why none can do it."""
-    needs_rows = outputs.row_entropy is not None or scaling.row_grad is not None
-    if needs_rows or outputs.accumulate or loss.label_smoothing or loss.softcap or loss.target_softcap:
-        return "it has no label_smoothing, no softcap, no entropy, no gradients of rows, and accumulates into no tensor"
+    if loss.wants_entropy or outputs.accumulate or loss.label_smoothing or loss.softcap or loss.target_softcap:
+        return "it has no label_smoothing, no softcap, no entropy, and accumulates into no tensor"
     prepared = prepare(
         form(logits), form(target), None if outputs.grad is None else form(outputs.grad), logits.device.index,
-        loss.vocabulary, loss=loss.formula, logprob=loss.is_logprob, ignore_index=loss.ignore_index,
-        reduce=outputs.total is not None, count=scaling.count, z_loss=loss.z_loss > 0, block_cap=loss.block_cap,
+        loss.vocabulary, loss=loss.formula, ignore_index=loss.ignore_index, reduce=outputs.total is not None,
+        count=scaling.count, z_loss=loss.z_loss > 0, block_cap=loss.block_cap,
     )  # fmt: skip
     if isinstance(prepared, str):
         return prepared
-    k = loss.logits_scale * LOG2_E
-    grad_scale = loss.grad_scale(scaling) * loss.logits_scale
-    scales = Scales(k, k / loss.temperature, loss.z_loss, grad_scale, scaling.mean)
-    launch = OnePassLaunch(prepared, peers, logits.device, scales)
+    launch = OnePassLaunch(prepared, peers, logits.device, loss.scales(scaling, unit=math.log(2.0)))
     with launching(logits.device):
-        kernel = launch(logits, target, outputs.grad, outputs.row_loss, outputs.total, scaling.inverse_count)
+        kernel = launch(
+            logits, target, outputs.grad, scaling.inputs, outputs.rows, outputs.total, scaling.inverse_count
+        )
     relaunch = launch if scaling.inverse_count is None else None
     return How("one_read", prepared.tiling.block, prepared.bytes_sent, (kernel,), relaunch)
 
@@ -116,26 +116,26 @@ def _peers(loss: RowLoss, device: torch.device) -> symmetric.PeerWorkspace | Lit
 class RepeatedCall:
     """Repeats a call for other tensors of the same form. The results are those of `entropy_loss`."""
 
-    def __init__(self, how: How, loss: Tensor, row_loss: Tensor, grad: Tensor | None) -> None:
-        """`how`: of the first call, with the launch of its kernel. The tensors are that call's results."""
+    def __init__(self, how: How, outputs: Outputs) -> None:
+        """`how`: of the first call, with the launch of its kernel. `outputs`: that call's results."""
         assert how.relaunch is not None
-        self.how, self.relaunch, self.device = how, how.relaunch, row_loss.device
-        results = (grad, row_loss, None if loss is row_loss else loss)
+        self.how, self.relaunch, self.device = how, how.relaunch, outputs.rows.loss.device
         self.forms = [
-            result if result is None else (tuple(result.shape), result.stride(), result.dtype) for result in results
+            result if result is None else (tuple(result.shape), result.stride(), result.dtype)
+            for result in (outputs.grad, outputs.total, *outputs.rows)
         ]
         # This function skips the parsing of arguments and the dispatcher, where torch.empty_strided spends most of its
         # time. Compiled code of torch calls the same function. It allocates on the current device.
         empty = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None) if self.device.type == "cuda" else None
         self.empty: Callable[..., Tensor] = empty or self._empty_strided
 
-    def __call__(self, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Queue the kernel on the current stream. Return the loss, the row losses and the gradient."""
+    def __call__(self, logits: Tensor, target: Tensor, inputs: RowInputs) -> tuple[Tensor | None, Any, RowOutputs]:
+        """Queue the kernel on the current stream. Return the gradient, the total and the results of rows."""
         with launching(self.device):
-            grad, row_loss, total = [form if form is None else self.empty(*form) for form in self.forms]
-            assert row_loss is not None
-            self.relaunch(logits, target, grad, row_loss, total)
-        return row_loss if total is None else total, row_loss, grad
+            grad, total, *rows = [form if form is None else self.empty(*form) for form in self.forms]
+            outputs = RowOutputs(*rows)
+            self.relaunch(logits, target, grad, inputs, outputs, total)
+        return grad, total, outputs
 
     def _empty_strided(self, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.empty_strided(shape, stride, dtype=dtype, device=self.device)
@@ -144,18 +144,20 @@ class RepeatedCall:
 _remembered: dict[Hashable, RepeatedCall] = {}
 
 
-def call_form(logits: Any, target: Any, options: tuple[Any, ...]) -> Hashable | None:
+def call_form(tensors: tuple[Any, ...], options: tuple[Any, ...]) -> Hashable | None:
     """Return the form of a call, or None if such a call is never repeated.
 
     Arguments may be anything: nothing is checked. Equal options of different types, such as 1 and True, make different
     forms, because not all types are valid.
     """
-    if not (type(logits) in _PLAIN and type(target) in _PLAIN) or forward_ad._current_level >= 0:
+    if forward_ad._current_level >= 0:
         return None
-    if logits.layout is not torch.strided or target.layout is not torch.strided:
-        return None
+    for tensor in tensors:
+        if tensor is not None and not (type(tensor) in _PLAIN and tensor.layout is torch.strided):
+            return None
     try:
-        return (_tensor_form(logits), _tensor_form(target), options, tuple(map(type, options)))
+        forms = tuple([tensor if tensor is None else _tensor_form(tensor) for tensor in tensors])
+        return (forms, options, tuple(map(type, options)))
     except RuntimeError:  # a tensor of torch.func has no memory
         return None
 

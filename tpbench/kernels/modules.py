@@ -16,7 +16,7 @@ from torch._compile import _disable_dynamo
 from tpbench.kernels import checks
 from tpbench.kernels.entropy import entropy_loss
 from tpbench.kernels.linear.function import linear_entropy_loss
-from tpbench.kernels.row_loss import fp16_gradient_scale
+from tpbench.kernels.row_loss import POLICY_FACTOR, fp16_gradient_scale
 from tpbench.kernels.two_pass.kernels import scale_rows
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -62,6 +62,7 @@ class _LossModule(torch.nn.Module):
     def __init__(self, function: Callable[..., Any], made: set[str], settings: dict[str, Any]) -> None:
         super().__init__()
         parameters = inspect.signature(function).parameters.values()
+        made |= {"row_grad", "entropy_grad", *checks.POLICY_TENSORS}
         known = {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY} - made
         if unknown := sorted(settings.keys() - known):
             name = type(self).__name__
@@ -83,7 +84,8 @@ class _LossModule(torch.nn.Module):
 class EntropyLoss(_LossModule):
     """The autograd version of `entropy_loss`: forward computes loss and gradient, backward scales the gradient.
 
-    `settings` are the keyword arguments of `entropy_loss` except grad, row_grad, entropy_grad and entropy. The gradient
+    `settings` are the keyword arguments of `entropy_loss` except grad, row_grad, entropy_grad, entropy, and the tensors
+    of rows of loss="policy". The gradient
     gets new memory. With in_place=True it overwrites the logits during forward, and nothing else may read them
     afterwards. An operation that saved them for its own backward, such as tanh, then raises RuntimeError.
 
@@ -100,29 +102,36 @@ class EntropyLoss(_LossModule):
     """
 
     def __init__(self, *, in_place: bool = False, **settings: Any) -> None:
-        super().__init__(entropy_loss, {"grad", "row_grad", "entropy_grad", "entropy"}, settings)
+        super().__init__(entropy_loss, {"grad", "entropy"}, settings)
         self.in_place = in_place
 
     @_outside_of_graphs
-    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+    def forward(self, logits: Tensor, target: Tensor, **rows: Any) -> Tensor:
         """Return the loss, an fp32 scalar, or (rows,) with reduction="none".
 
-        logits: (rows, local vocab). target: as for `entropy_loss`.
+        logits: (rows, local vocab). target: as for `entropy_loss`. rows: for loss="policy" its tensors, old_logprobs,
+        advantages, and perhaps ref_logprobs, row_weight and sequences. They get no gradient.
         """
-        if not self.check({"logits": logits}, {"target": target}):
-            return entropy_loss(logits, target, grad="none", **self.settings).loss
-        return _GradientsInForward.apply(self._with_gradient, logits, target)
+        rows = {name: tensor for name, tensor in rows.items() if tensor is not None}
+        if not self.check({"logits": logits}, {"target": target, **rows}):
+            return entropy_loss(logits, target, grad="none", **rows, **self.settings).loss
+        if rows.get("sequences") is not None and self.settings.get("reduction") == "none":
+            raise ValueError("reduction must be 'mean' or 'sum' with sequences: each row's loss depends on other rows")
+        return _GradientsInForward.apply(functools.partial(self._with_gradient, rows), logits, target)
 
-    def _with_gradient(self, logits: Tensor, target: Tensor) -> tuple[Tensor, tuple[Tensor | None, ...], float]:
+    def _with_gradient(
+        self, rows: dict[str, Any], logits: Tensor, target: Tensor
+    ) -> tuple[Tensor, tuple[Tensor | None, ...], float]:
         settings, stored_scale = dict(self.settings), 1.0
         if logits.dtype == torch.float16 and settings.get("reduction", "mean") == "mean":
             factors = {name: settings.get(name, 1.0) for name in ("grad_scale", "logits_scale")}
             checks.tensor("logits", logits, ("rows", "local vocab"))
             for name, factor in factors.items():
                 checks.number(name, factor, low=-math.inf)
-            stored_scale = fp16_gradient_scale(len(logits), *factors.values())
+            policy = POLICY_FACTOR if settings.get("loss") == "policy" else 1.0
+            stored_scale = fp16_gradient_scale(len(logits), policy, *factors.values())
             settings["grad_scale"] = factors["grad_scale"] * stored_scale
-        result = entropy_loss(logits, target, grad="in_place" if self.in_place else "new", **settings)
+        result = entropy_loss(logits, target, grad="in_place" if self.in_place else "new", **rows, **settings)
         return result.loss, (result.grad, None), stored_scale
 
     def extra_repr(self) -> str:
@@ -150,22 +159,24 @@ class LinearEntropyLoss(_LossModule):
     def __init__(self, **settings: Any) -> None:
         if settings.get("loss") == "logprob":
             settings = {"reduction": "none", "entropy": True, **settings}
-        super().__init__(linear_entropy_loss, {"bias", "grad", "row_grad", "entropy_grad", "weight_grad"}, settings)
+        super().__init__(linear_entropy_loss, {"bias", "grad", "weight_grad"}, settings)
 
     @_outside_of_graphs
     def forward(
-        self, hidden: Tensor, weight: Tensor, target: Tensor | tuple[Tensor, Tensor], bias: Tensor | None = None
-    ) -> Tensor | tuple[Tensor, Tensor]:
+        self, hidden: Tensor, weight: Tensor, target: Tensor | tuple[Tensor, Tensor], bias: Tensor | None = None,
+        **rows: Any,
+    ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
         """Return the loss, an fp32 scalar, or (rows,) with reduction="none". With entropy=True, also (rows,) entropies.
 
         loss="logprob" returns log-probabilities and entropies, (rows,) each, unless other settings are chosen.
-        hidden: (rows, h). weight: (local vocab, h). bias: (local vocab,).
+        hidden: (rows, h). weight: (local vocab, h). bias: (local vocab,). rows: as for `EntropyLoss`.
         """
         tensors = {"hidden": hidden, "weight": weight} | ({} if bias is None else {"bias": bias})
         targets = {"target": target}
         if isinstance(target, (tuple, list)):
             targets = dict(zip(("teacher_hidden", "teacher_weight"), target, strict=False))
-        learns = self.check(tensors, targets)
+        rows = {name: tensor for name, tensor in rows.items() if tensor is not None}
+        learns = self.check(tensors, {**targets, **rows})
         device, settings = hidden.device.type, self.settings
         if torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
@@ -173,21 +184,20 @@ class LinearEntropyLoss(_LossModule):
                 target = (target[0].to(dtype), target[1].to(dtype))
             with torch.autocast(device, enabled=False):
                 return self.forward(
-                    hidden.to(dtype), weight.to(dtype), target, None if bias is None else bias.to(dtype)
+                    hidden.to(dtype), weight.to(dtype), target, None if bias is None else bias.to(dtype), **rows
                 )
         if not learns:
-            return _losses(hidden, weight, bias, target, settings)
+            return _losses(hidden, weight, bias, target, {**rows, **settings})
         recompute = settings.get("reduction", "mean") == "none" or settings.get("entropy")
         if recompute or hidden.dtype == torch.float16:
-            return _GradientsInBackward.apply(hidden, weight, bias, target, settings)
-        return _GradientsInForward.apply(self._with_gradients, hidden, weight, bias, target)
+            return _GradientsInBackward.apply(hidden, weight, bias, target, {**rows, **settings})
+        return _GradientsInForward.apply(functools.partial(self._with_gradients, rows), hidden, weight, bias, target)
 
     def _with_gradients(
-        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Any
+        self, rows: dict[str, Any], hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Any
     ) -> tuple[Tensor, tuple[Tensor | None, ...], float]:
-        result = linear_entropy_loss(
-            hidden, weight, target, bias=bias, grad=_inputs_with_gradients(hidden, weight, bias), **self.settings
-        )
+        inputs = _inputs_with_gradients(hidden, weight, bias)
+        result = linear_entropy_loss(hidden, weight, target, bias=bias, grad=inputs, **rows, **self.settings)
         return result.loss, (result.grad_hidden, result.grad_weight, result.grad_bias, None), 1.0
 
 
@@ -210,7 +220,7 @@ def _refuse_second_derivatives(*upstream: Tensor) -> None:
 
 def _losses(hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Any, settings: dict[str, Any]) -> Any:
     result = linear_entropy_loss(hidden, weight, target, bias=bias, grad=False, **settings)
-    return result.loss if result.entropy is None else (result.loss, result.entropy)
+    return (result.loss, result.entropy) if settings.get("entropy") else result.loss
 
 
 class _GradientsInForward(torch.autograd.Function):

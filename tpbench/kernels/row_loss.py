@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -13,9 +13,17 @@ from torch import Tensor
 
 from tpbench.kernels import LABEL_LOSSES
 from tpbench.kernels.collectives import gather_by_rank
+from tpbench.kernels.row_terms import RowInputs, RowOutputs, Scales
 
+POLICY_FACTOR = 16.0
+"""Ratios times advantages that fp16 gradients of the policy loss have room for. The host does not know them."""
 MOST_FP16_SCALE = 2**14
 """Largest scale of fp16 gradients: with it they stay in fp16's range even if one row of many counts."""
+
+
+def has_labels(loss: str) -> bool:
+    """Return true if the target of a loss is a label of each row."""
+    return loss == "policy" or loss in LABEL_LOSSES
 
 
 @dataclass(frozen=True)
@@ -78,29 +86,60 @@ class Vocabulary:
 
 
 @dataclass(frozen=True)
-class RowLoss:
-    """The loss of a row, with the options of `entropy_loss` that are the same for all rows."""
+class Options:
+    """The options of `entropy_loss` that are numbers or names, in the order in which `call_form` has them."""
 
     loss: str
     group: dist.ProcessGroup | None
-    vocabulary: Vocabulary
+    vocab_start: int | None
+    vocab_size: int | None
+    reduction: str
     ignore_index: int
     logits_scale: float
-    """Factor on logits. For logprob it contains the temperature."""
     temperature: float
-    """Softens target logits only."""
     label_smoothing: float
     z_loss: float
-    softcap: float
-    """0: no cap."""
-    target_softcap: float
+    softcap: float | None
+    entropy: bool
+    grad_scale: float
     block_cap: int | Literal["auto"]
     exchange: str
-    algorithm: str
+    clip: tuple[float, float]
+    kl_weight: float
+    entropy_weight: float
+    cross_entropy_weight: float
+    algorithm: str = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowLoss(Options):
+    """The loss of a row, with the options that are the same for all rows."""
+
+    vocabulary: Vocabulary
+    target_softcap: float | None = None
+    """The softcap of target logits."""
+
+    @classmethod
+    def of_call(cls, options: Options, columns: int, device: torch.device, name: str) -> RowLoss:
+        """Return the loss of a call. Collective, as `Vocabulary.of_shard`, whose arguments are these."""
+        start, size = options.vocab_start, options.vocab_size
+        vocabulary = Vocabulary.of_shard(columns, device, name, options.group, start, size)
+        loss = cls(**vars(options), vocabulary=vocabulary)
+        if loss.loss in ("logprob", "policy"):  # the temperature is that of the logits
+            return replace(loss, logits_scale=loss.logits_scale / loss.temperature, temperature=1.0)
+        return loss
+
+    def of_logprobs(self) -> RowLoss:
+        """Return the log-probabilities of the labels in place of this loss."""
+        return replace(self, loss="logprob", label_smoothing=0.0, z_loss=0.0, entropy=False, entropy_weight=0.0)
 
     @property
     def has_labels(self) -> bool:
-        return self.loss in LABEL_LOSSES
+        return has_labels(self.loss)
+
+    @property
+    def wants_entropy(self) -> bool:
+        return self.entropy or self.entropy_weight != 0.0
 
     @property
     def target_scale(self) -> float:
@@ -108,23 +147,23 @@ class RowLoss:
         return self.logits_scale / self.temperature
 
     @property
-    def is_logprob(self) -> bool:
-        """True if the kernels store the negative of `formula`."""
-        return self.loss == "logprob"
-
-    @property
     def formula(self) -> str:
-        """The loss that the kernels compute: a log-probability is the negative cross-entropy."""
-        return "cross_entropy" if self.is_logprob else self.loss
+        """The loss whose kernels compute this one: "cross_entropy" for all losses of labels."""
+        return "cross_entropy" if self.has_labels else self.loss
 
     @property
     def two_pass_algorithm(self) -> Literal["two_reads", "two_kernels"]:
         return "two_kernels" if self.algorithm == "two_kernels" or self.vocabulary.world_size > 1 else "two_reads"
 
-    def grad_scale(self, scaling: Scaling) -> float:
-        """Return the factor on the gradient of `formula` that the host knows."""
-        scale = scaling.grad_scale * scaling.mean
-        return -scale if self.is_logprob else scale
+    def scales(self, scaling: Scaling, unit: float = 1.0) -> Scales:
+        """Return the factors that kernels receive. unit: of exponents, in nats."""
+        grad = scaling.grad_scale * self.logits_scale
+        label = {"logprob": 1.0, "policy": -self.cross_entropy_weight}.get(self.loss, self.label_smoothing - 1.0)
+        return Scales(
+            self.logits_scale / unit, self.target_scale / unit, grad * scaling.mean, grad, scaling.mean, label,
+            self.label_smoothing, self.label_smoothing / self.vocabulary.size, self.z_loss, 1.0 - self.clip[0],
+            1.0 + self.clip[1], self.kl_weight, self.entropy_weight,
+        )  # fmt: skip
 
 
 class Strides(NamedTuple):
@@ -145,10 +184,7 @@ class Strides(NamedTuple):
 class Outputs:
     """The tensors that the kernels fill for some rows. None: the caller does not want this one."""
 
-    row_loss: Tensor
-    """(rows,) fp32."""
-    row_entropy: Tensor | None = None
-    """(rows,) fp32."""
+    rows: RowOutputs
     grad: Tensor | None = None
     """(rows, local vocab). It may be the logits."""
     total: Tensor | None = None
@@ -158,13 +194,14 @@ class Outputs:
 
     @classmethod
     def allocated(
-        cls, rows: int, device: torch.device, entropy: bool, reduction: str, grad: Tensor | None = None,
-        accumulate: bool = False,
+        cls, loss: RowLoss, rows: int, device: torch.device, grad: Tensor | None = None, accumulate: bool = False
     ) -> Outputs:  # fmt: skip
         """Allocate all but the gradient. With reduction="none" there is no total."""
-        row_loss = torch.empty(rows, dtype=torch.float32, device=device)
-        total = None if reduction == "none" else torch.empty((), dtype=torch.float32, device=device)
-        return cls(row_loss, torch.empty_like(row_loss) if entropy else None, grad, total, accumulate)
+        wanted = (True, loss.wants_entropy, loss.loss == "policy")
+        numbers = (torch.empty(rows, dtype=torch.float32, device=device) if want else None for want in wanted)
+        clipped = torch.empty(rows, dtype=torch.bool, device=device) if loss.loss == "policy" else None
+        total = None if loss.reduction == "none" else torch.empty((), dtype=torch.float32, device=device)
+        return cls(RowOutputs(*numbers)._replace(clipped=clipped), grad, total, accumulate)
 
 
 @dataclass(frozen=True)
@@ -179,17 +216,16 @@ class Scaling:
     """(1,) fp32: 1 / that number, if it was counted before, over other rows than these."""
     grad_scale: float = 1.0
     """Factor on the gradient alone."""
-    row_grad: Tensor | None = None
-    """(rows,) fp32: upstream gradient of each row's loss."""
-    entropy_grad: Tensor | None = None
-    """(rows,) fp32: upstream gradient of each row's entropy."""
+    inputs: RowInputs = RowInputs()
+    sequences: Tensor | None = None
+    """(rows,) int32: the sequence of each row. Only the two kernels compute `log_ratio` from it."""
 
     @classmethod
-    def of_reduction(cls, reduction: str, loss: RowLoss, rows: int, **others: Any) -> Scaling:
-        """Return the factors of "mean", "sum" or "none" over so many rows. `others`: the fields of the gradient."""
-        is_mean = reduction == "mean" and rows > 0
+    def of_call(cls, loss: RowLoss, rows: int, inputs: RowInputs, sequences: Tensor | None) -> Scaling:
+        """Return the factors of a call over so many rows."""
+        is_mean = loss.reduction == "mean" and rows > 0
         count = is_mean and loss.has_labels
-        return cls(mean=1.0 / rows if is_mean and not count else 1.0, count=count, **others)
+        return cls(1.0 / rows if is_mean and not count else 1.0, count, None, loss.grad_scale, inputs, sequences)
 
 
 def fp16_gradient_scale(rows: int, *factors: float) -> float:

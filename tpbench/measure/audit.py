@@ -116,11 +116,9 @@ def common_seed() -> int:
 
 @runtime_checkable
 class AuditedSession(Session, Protocol):
-    """A session whose inputs and outputs can be audited."""
+    """A session whose inputs and outputs are audited."""
 
     audited_inputs: Inputs
-    audited: bool
-    """True if this session is audited."""
     trusted: bool
     """True for a variant of this package."""
     fresh: bool
@@ -128,24 +126,24 @@ class AuditedSession(Session, Protocol):
     keeps_output: bool
     """True if the output lives on after the check, as that of a CUDA graph does: each replay fills it again."""
 
+    @property
+    def overwrites_inputs(self) -> bool:
+        """True if a step overwrites inputs, which `restore` then restores."""
+
     def outputs(self) -> Sequence[Tensor]:
         """Return the tensors of the last step's result that a step must compute."""
 
 
 def is_audited(session: Session) -> TypeGuard[AuditedSession]:
     """Return True if the session is audited."""
-    return isinstance(session, AuditedSession) and session.audited
+    return isinstance(session, AuditedSession)
 
 
-def prepare_audit(session: Session, settings: MeasureSettings) -> MeasureSettings:
-    """Audit a session whose inputs change between iterations, and return the settings that then apply.
-
-    The inputs of a variant from outside this package always change.
-    """
-    if isinstance(session, AuditedSession):
-        settings = dataclasses.replace(settings, fresh=settings.fresh or not session.trusted)
-        session.audited |= settings.fresh  # the oracle must see a result of the last inputs
-    return settings
+def audited_settings(session: Session, settings: MeasureSettings) -> MeasureSettings:
+    """Return the settings that apply to a session: the inputs of a variant from outside this package always change."""
+    return (
+        dataclasses.replace(settings, fresh=settings.fresh or not session.trusted) if is_audited(session) else settings
+    )
 
 
 def poison(session: AuditedSession) -> None:

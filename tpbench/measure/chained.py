@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from tpbench.measure import cuda_graph, rank_memory
-from tpbench.measure.audit import Inputs, common_seed, is_audited, poison, prepare_audit
+from tpbench.measure.audit import common_seed, is_audited, poison
 from tpbench.measure.clock import Timed, WallClock
 from tpbench.measure.ranks import on_any_rank
-from tpbench.measure.session import Context, Costs, MeasureSettings, OverwritingSession, Session, Verdict
+from tpbench.measure.session import Context, Costs, MeasureSettings, Session, Verdict
 from tpbench.measure.stop_rules import ROUNDS, ClockRun
 
 LEAST_ITERATIONS = 2
@@ -132,10 +132,10 @@ def chained_run(
         peak_gib: memory that an iteration needs in addition to its inputs.
         interleaved: True if other cells need memory, too. The copies then take at most a quarter of what is free.
     """
-    overwrites = isinstance(session, OverwritingSession) and session.overwrites_inputs
-    one_use = settings.fresh or overwrites
-    inputs = getattr(session, "audited_inputs", None)
-    input_bytes = sum(tensor.nbytes for tensor in inputs.tensors) if isinstance(inputs, Inputs) else 0
+    one_use, input_bytes = settings.fresh, 0
+    if is_audited(session):
+        one_use |= session.overwrites_inputs
+        input_bytes = sum(tensor.nbytes for tensor in session.audited_inputs.tensors)
     wanted = copies_needed(input_bytes, context.device, one_use)
     copies = [(session, step)]
     graph_pool = torch.cuda.graph_pool_handle() if settings.graph and context.device.type == "cuda" else None
@@ -189,7 +189,6 @@ def _another(
 ) -> tuple[Session, Callable[[], None]]:
     """Return one more copy, which has run. Copies of graphs share the memory of their temporary tensors."""
     session = set_up()
-    prepare_audit(session, settings)
     if is_audited(session):
         session.fresh = settings.fresh
         session.audited_inputs.changes = number << 10  # other changes than those of the other copies

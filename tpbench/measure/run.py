@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from tpbench.measure import cuda_graph, rank_memory
-from tpbench.measure.audit import changed_inputs_reason, is_audited, prepare_audit, timed_result_reason
+from tpbench.measure.audit import audited_settings, changed_inputs_reason, is_audited, timed_result_reason
 from tpbench.measure.chained import chained_run
 from tpbench.measure.clock import Clock, ColdCache, DeviceClock, WallClock
 from tpbench.measure.compile_time import CompileTime, listen
@@ -77,7 +77,7 @@ def measurement(
     if isinstance(session, ScheduledSession):
         cell.columns["not_chained"] = "each iteration continues the one before"
         return cell.run_scheduled(session.schedule, settings, compile_time)
-    settings = prepare_audit(session, settings)
+    settings = audited_settings(session, settings)
     last_ms, peak_gib, warmed_up = cell.first_passes(settings, interpreted)
     # One pass that takes longer than the budget is the measurement by wall clock.
     is_long = bool(last_ms.max() / 1e3 > settings.time_budget_s)

@@ -111,15 +111,6 @@ class Session(Protocol):
         """Compare the last step's result with the oracle. Collective."""
 
 
-@runtime_checkable
-class OverwritingSession(Protocol):
-    """A session whose step may overwrite inputs, which `restore` then restores."""
-
-    @property
-    def overwrites_inputs(self) -> bool:
-        """True if it does."""
-
-
 @dataclass(frozen=True)
 class IterationSchedule:
     """A fixed number of iterations that depend on each other, such as training steps. The verdict is about all."""

@@ -34,7 +34,6 @@ class OperationSession:
     """A variant of a workload on this rank's inputs. It keeps the output of a step until the check."""
 
     fresh = keeps_output = False
-    audited = True
 
     def __init__(self, workload: Workload, problem: Any, variant: Variant, context: Context) -> None:
         self.workload, self.problem, self.variant = workload, problem, variant

@@ -10,15 +10,15 @@ import torch
 
 from tests.support.fake_gpu import FakeGpu, pointer
 from tpbench.kernels import symmetric
-from tpbench.kernels.one_pass.launch import Form, OnePassLaunch, Prepared, Scales, form, prepare
-from tpbench.kernels.row_loss import Vocabulary
+from tpbench.kernels.one_pass.launch import Form, OnePassLaunch, Prepared, form, prepare
+from tpbench.kernels.row_loss import RowInputs, RowOutputs, Scales, Vocabulary
 from tpbench.kernels.symmetric import PeerWorkspace, Workspace
 
 ROWS, COLUMNS = 6, 1024
 ROOM = torch.zeros(4 * ROWS * COLUMNS, dtype=torch.bfloat16)
 LABELS = torch.zeros(ROWS, dtype=torch.int64)
-LOSS = torch.zeros(ROWS + 1)
-SCALES = Scales(k=2.0, k_t=0.5, z_loss=0.25, grad_scale=6.0, loss_scale=0.5)
+LOSS, UPSTREAM = torch.zeros(ROWS + 1), torch.ones(ROWS)
+SCALES = Scales(*(0.5 * each for each in range(1, len(Scales._fields) + 1)))
 pytestmark = pytest.mark.usefixtures("h200")
 
 
@@ -31,7 +31,7 @@ def prepared(x: Any, target: Any, out: Any, shard: Vocabulary | None = None, **c
     forms = [each if each is None or isinstance(each, Form) else form(each) for each in (x, target, out)]
     columns = x.shape[1]
     options: dict[str, Any] = {
-        "loss": "cross_entropy", "logprob": False, "ignore_index": -100, "reduce": True, "count": True, "z_loss": False,
+        "loss": "cross_entropy", "ignore_index": -100, "reduce": True, "count": True, "z_loss": False,
         "block_cap": "auto",
     }  # fmt: skip
     return prepare(*forms, 0, shard or Vocabulary(0, columns, columns, None, 1, 0), **{**options, **changes})
@@ -42,7 +42,7 @@ def by_name(gpu: FakeGpu) -> Any:
     last = gpu.launched[-1]
     found: dict[str, Any] = {}
     for name, value in zip(last.kernel.src.fn.arg_names, last.arguments, strict=True):
-        found |= value._asdict() if hasattr(value, "_asdict") else {name: value}
+        found |= value._asdict() if name in ("mailbox", "strides", "SPEC") else {name: value}
     return SimpleNamespace(**found)
 
 
@@ -52,10 +52,12 @@ def test_arguments_arrive_under_their_names(h200: FakeGpu) -> None:
     found = prepared(x, LABELS, out, Vocabulary(COLUMNS, COLUMNS + 1000, COLUMNS, None, 2, 1))
     assert isinstance(found, Prepared), found
     for _ in range(2):  # as Triton binds them, and the short way
-        OnePassLaunch(found, workspace, x.device, SCALES)(x, LABELS, out, LOSS[:ROWS], LOSS[ROWS])
+        inputs, outputs = RowInputs(row_grad=UPSTREAM), RowOutputs(LOSS[:ROWS])
+        OnePassLaunch(found, workspace, x.device, SCALES)(x, LABELS, out, inputs, outputs, LOSS[ROWS])
         it = by_name(h200)
         assert (it.logits, it.target, it.grad) == (pointer(x), pointer(LABELS), pointer(out))
-        assert (it.row_losses, it.loss) == (pointer(LOSS[:ROWS]), pointer(LOSS[ROWS]))
+        assert (it.inputs.row_grad, it.inputs.entropy_grad) == (pointer(UPSTREAM), None)
+        assert (it.outputs.loss, it.loss) == (pointer(LOSS[:ROWS]), pointer(LOSS[ROWS]))
         assert (it.words, it.peers) == (pointer(workspace.words), pointer(workspace.peers))
         assert (it.control, it.failed) == (pointer(workspace.control), pointer(workspace.failed))
         assert (it.n_rows, it.n_columns, it.n_valid, it.n_parts) == (ROWS, COLUMNS, 1000, 1)
@@ -63,7 +65,7 @@ def test_arguments_arrive_under_their_names(h200: FakeGpu) -> None:
         assert (it.vocab_start, it.vocab_size, it.ignore_index, it.rank) == (COLUMNS, COLUMNS + 1000, -100, 1)
         assert (it.logits_row * 8, it.logits_column, it.grad_row * 8, it.grad_column) == (2 * COLUMNS, 1, COLUMNS, 1)
         assert (it.target_row, it.target_column) == (0, 0)
-        assert Scales(it.k, it.k_t, it.z_loss, it.grad_scale, it.loss_scale) == SCALES
+        assert it.scales == SCALES
         assert it.limit_ns == 120 * 10**9
         assert it.half == workspace.half and it.capacity >= ROWS
         assert 3 * it.capacity * it.WORLD * it.SLOTS <= it.half  # words of the last row's last queue end in their half

@@ -59,14 +59,24 @@ def test_later_calls_launch_the_same_for_their_own_tensors(gpu: FakeGpu, group: 
     results = [call(group, x) for x in (LOGITS[0], LOGITS[1], LOGITS[1], LOGITS[0])]
     assert gpu.bound == 1 and len(launch_rows._remembered) == 1
     for launched, x, result in zip(gpu.launched, (0, 1, 1, 0), results, strict=True):
-        own = launched.arguments[:5]
-        assert own == (pointer(LOGITS[x]), pointer(LABELS), *map(pointer, (result.grad, result.row_loss, result.loss)))
-        assert launched.arguments[5:] == gpu.launched[0].arguments[5:]
+        assert launched.arguments[:3] == (pointer(LOGITS[x]), pointer(LABELS), pointer(result.grad))
+        assert launched.arguments[4].loss == pointer(result.row_loss) and launched.arguments[5] == pointer(result.loss)
+        assert launched.arguments[6:] == gpu.launched[0].arguments[6:]
         assert (launched.kernel, launched.grid) == (gpu.launched[0].kernel, gpu.launched[0].grid)
         assert (result.grad.shape, result.grad.dtype) == (LOGITS[x].shape, LOGITS.dtype)
         assert (result.row_loss.shape, result.loss.shape, result.loss.dtype) == ((ROWS,), (), torch.float32)
         assert result.how == results[0].how and result.how.algorithm == "one_read"
     assert len({result.grad.data_ptr() for result in results}) == 4
+
+
+def test_later_calls_pass_their_own_numbers_of_rows(gpu: FakeGpu, group: Any) -> None:
+    rows = [each[:ROWS] for each in torch.zeros(2, 8)]
+    for at in (0, 1, 1):
+        result = call(group, loss="policy", old_logprobs=rows[at], advantages=rows[1 - at])
+        inputs, outputs = gpu.launched[-1].arguments[3:5]
+        assert (inputs.old_logprobs, inputs.advantages) == (pointer(rows[at]), pointer(rows[1 - at]))
+        assert (outputs.logprobs, outputs.clipped) == (pointer(result.logprobs), pointer(result.clipped))
+    assert gpu.bound == 1 and len(launch_rows._remembered) == 1
 
 
 @pytest.mark.parametrize(
@@ -87,7 +97,7 @@ def test_each_form_launches_as_its_first_call_does(gpu: FakeGpu, group: Any, cha
     for each in 3 * ({}, changes):
         call(group, **each)
     assert len(launch_rows._remembered) == 2
-    usual, other = ({(id(each.kernel), each.arguments[5:]) for each in gpu.launched[at::2]} for at in (0, 1))
+    usual, other = ({(id(each.kernel), each.arguments[6:]) for each in gpu.launched[at::2]} for at in (0, 1))
     assert len(usual) == len(other) == 1 and usual != other
 
 
@@ -140,11 +150,11 @@ def test_another_workspace_limit_or_a_lost_peer_is_noticed(
     call(group)
     call(group)
     assert 4 * 10**9 in gpu.launched[3].arguments and 4 * 10**9 not in gpu.launched[2].arguments
-    assert gpu.launched[3].arguments[5:] == gpu.launched[4].arguments[5:]
+    assert gpu.launched[3].arguments[6:] == gpu.launched[4].arguments[6:]
     peers.reserve(1 << 22)
     call(group)
     call(group)
-    words = [launched.arguments[5].words for launched in gpu.launched[-3:]]
+    words = [launched.arguments[6].words for launched in gpu.launched[-3:]]
     assert words[1] == words[2] != words[0]
     peers.failed.fill_(1)
     with pytest.raises(RuntimeError, match="in vain"):

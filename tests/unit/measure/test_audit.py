@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ class Doubling:
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         self.audited_inputs = Inputs([torch.arange(1, 16).to(dtype).reshape(3, 5)])
         self.trusted = self.fresh = self.keeps_output = False
-        self.audited = True
+        self.overwrites_inputs = False
         self.output = self.doubled()
         self.events: list[str] = []
 
@@ -62,18 +63,16 @@ def context(monkeypatch: pytest.MonkeyPatch) -> Context:
 
 
 @pytest.mark.parametrize(
-    ("trusted", "audited", "fresh", "expected"),
-    [(False, False, False, (True, True)), (True, False, False, (False, False)), (True, False, True, (True, True))],
+    ("trusted", "fresh", "expected"),
+    [(False, False, True), (True, False, False), (True, True, True)],
 )
-def test_inputs_of_a_variant_from_outside_always_change(
-    trusted: bool, audited: bool, fresh: bool, expected: tuple[bool, bool]
-) -> None:
+def test_inputs_of_a_variant_from_outside_always_change(trusted: bool, fresh: bool, expected: bool) -> None:
     session: Any = Doubling()
-    session.trusted, session.audited = trusted, audited
-    settings = auditing.prepare_audit(session, MeasureSettings(fresh=fresh))
-    assert (settings.fresh, auditing.is_audited(session)) == expected
+    session.trusted = trusted
+    settings = auditing.audited_settings(session, MeasureSettings(fresh=fresh))
+    assert settings.fresh == expected and auditing.is_audited(session)
     plain: Any = object()
-    assert not auditing.prepare_audit(plain, MeasureSettings()).fresh and not auditing.is_audited(plain)
+    assert not auditing.audited_settings(plain, MeasureSettings()).fresh and not auditing.is_audited(plain)
 
 
 def test_outputs_are_poisoned_before_the_last_iteration() -> None:
@@ -85,8 +84,8 @@ def test_outputs_are_poisoned_before_the_last_iteration() -> None:
         poisoned.append(bool(session.output.isnan().all()))
         session.step()
     assert poisoned == [False, False, True] and session.events == ["restore", "step"] * 3
-    session.audited = False
-    assert auditing.restore_before(session, 3) == session.restore
+    plain: Any = SimpleNamespace(restore=session.restore)
+    assert auditing.restore_before(plain, 3) == session.restore
 
 
 def test_only_memory_of_its_own_is_poisoned() -> None:

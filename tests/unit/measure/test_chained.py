@@ -35,8 +35,12 @@ class Copy:
 
     def __init__(self, name: str, log: list[str], time: SimulatedTime, seconds: float = 0.001) -> None:
         self.name, self.log, self.time, self.seconds = name, log, time, seconds
-        self.overwrites_inputs = False
+        self.trusted, self.overwrites_inputs, self.fresh, self.keeps_output = True, False, False, False
+        self.audited_inputs = Inputs([])
         self.outputs_held = 0
+
+    def outputs(self) -> list[torch.Tensor]:
+        return []
 
     def step(self) -> None:
         self.log.append(self.name)

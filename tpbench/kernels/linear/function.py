@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpbench.kernels import KernelLoss, checks
+from tpbench.kernels import AnyLoss, checks
 from tpbench.kernels.launch_rows import How, launch_rows
 from tpbench.kernels.linear.chunks import (
     Chunks,
@@ -23,8 +23,9 @@ from tpbench.kernels.linear.chunks import (
     multiply,
 )
 from tpbench.kernels.linear.statistics import LossesOfLabels, is_supported
-from tpbench.kernels.row_loss import Outputs, RowLoss, Scaling, Vocabulary, fp16_gradient_scale
-from tpbench.kernels.two_pass.kernels import inverse_row_count, reduced
+from tpbench.kernels.row_loss import POLICY_FACTOR, Options, Outputs, RowLoss, Scaling, fp16_gradient_scale
+from tpbench.kernels.row_terms import RowInputs, RowOutputs
+from tpbench.kernels.two_pass.kernels import inverse_row_count, reduced, with_sequence_means
 from tpbench.kernels.two_pass.state import INTERPRETED
 
 
@@ -54,6 +55,10 @@ class LinearEntropyLossResult:
     """(rows,) fp32: each row's loss (or log-probability), 0 for a row that does not count."""
     entropy: Tensor | None
     """(rows,) fp32: entropy of each row's distribution in nats. None without `entropy=True`."""
+    logprobs: Tensor | None
+    """(rows,) fp32, as the next one only for loss="policy": log-probability of each label."""
+    clipped: Tensor | None
+    """(rows,) bool: true where the clip decides the row's loss."""
     grad_hidden: Tensor | None
     """Like hidden: its gradient, summed over the ranks, times grad_scale. None, as the next two, if not computed."""
     grad_weight: Tensor | None
@@ -70,7 +75,7 @@ def linear_entropy_loss(
     weight: Tensor,
     target: Tensor | tuple[Tensor, Tensor],
     *,
-    loss: KernelLoss = "cross_entropy",
+    loss: AnyLoss = "cross_entropy",
     group: dist.ProcessGroup | None = None,
     vocab_start: int | None = None,
     vocab_size: int | None = None,
@@ -87,6 +92,15 @@ def linear_entropy_loss(
     grad_scale: float = 1.0,
     row_grad: Tensor | None = None,
     entropy_grad: Tensor | None = None,
+    old_logprobs: Tensor | None = None,
+    advantages: Tensor | None = None,
+    clip: tuple[float, float] = (0.2, 0.2),
+    ref_logprobs: Tensor | None = None,
+    kl_weight: float = 0.0,
+    entropy_weight: float = 0.0,
+    cross_entropy_weight: float = 0.0,
+    row_weight: Tensor | None = None,
+    sequences: Tensor | None = None,
     weight_grad: Tensor | None = None,
     hidden_sharded: bool = False,
     workspace_gib: float | Literal["auto"] = "auto",
@@ -119,8 +133,9 @@ def linear_entropy_loss(
             (teacher_hidden, teacher_weight), sharded like hidden and weight: the teacher's logits are computed in
             chunks too. The teacher has no bias and gets no gradient. A softcap applies to its logits, too.
         loss, group, vocab_start, vocab_size, reduction, ignore_index, logits_scale, temperature, label_smoothing,
-            z_loss, softcap, entropy, grad_scale, row_grad, entropy_grad, block_cap, exchange: as for `entropy_loss`.
-            grad_scale is a factor on all gradients.
+            z_loss, softcap, entropy, grad_scale, row_grad, entropy_grad, block_cap, exchange, and the arguments of
+            loss="policy": as for `entropy_loss`. grad_scale is a factor on all gradients. With sequences, the logits
+            of all chunks are computed once more before, for the ratios.
         bias: (local vocab,) in the dtype of the weight, or None.
         grad: False computes no gradients. Names, such as ("hidden",), compute the gradients of these inputs alone, and
             skip the products of the others, as for a frozen head. All ranks must pass the same.
@@ -140,47 +155,56 @@ def linear_entropy_loss(
         RuntimeError: hidden on a CPU and not in Triton's interpreter; exchange="symmetric" if it is not available; a
             rank whose peer did not answer an earlier call.
     """
-    checks.options(
+    options = Options(
         loss, group, vocab_start, vocab_size, reduction, ignore_index, logits_scale, temperature, label_smoothing,
-        z_loss, softcap, entropy, grad_scale, block_cap, exchange,
+        z_loss, softcap, entropy, grad_scale, block_cap, exchange, clip, kl_weight, entropy_weight,
+        cross_entropy_weight,
     )  # fmt: skip
+    checks.options(options)
     shards = 1 if group is None or not hidden_sharded else group.size()
-    checks.linear_tensors(
-        hidden, weight, target, loss, bias, weight_grad, row_grad, entropy_grad, entropy, grad, shards, INTERPRETED
-    )
+    checks.linear_tensors(hidden, weight, target, loss, bias, weight_grad, grad, shards, INTERPRETED)
+    rows, device = len(hidden) * shards, hidden.device
+    row_inputs = RowInputs(row_grad, entropy_grad, row_weight, old_logprobs, advantages, ref_logprobs)
+    checks.row_tensors(options, row_inputs, sequences, rows, device)
     if workspace_gib != "auto":
         checks.number("workspace_gib", workspace_gib, positive=True)
 
-    rows, device = len(hidden) * shards, hidden.device
-    vocabulary = Vocabulary.of_shard(len(weight), device, "weight", group, vocab_start, vocab_size)
-    if loss == "logprob":
-        logits_scale, temperature = logits_scale / temperature, 1.0
-    cap = softcap or 0.0
-    loss_of_row = RowLoss(
-        loss, group, vocabulary, ignore_index, logits_scale, temperature, label_smoothing, z_loss, cap,
-        0.0 if isinstance(target, Tensor) else cap, block_cap, exchange, "auto",
-    )  # fmt: skip
+    loss_of_row = RowLoss.of_call(options, len(weight), device, "weight")
+    if not isinstance(target, Tensor):
+        loss_of_row = replace(loss_of_row, target_softcap=softcap)
     wanted: Sequence[str] = (checks.LINEAR_INPUTS if grad else ()) if isinstance(grad, bool) else grad
     inputs = tuple(name for name in wanted if name != "bias" or bias is not None)
-    call: _WithLogits | LossesOfLabels
-    if not inputs and loss_of_row.has_labels and label_smoothing == 0 and rows > 0 and is_supported(hidden):
-        call = LossesOfLabels(hidden, weight, bias, target, loss_of_row, shards, workspace_gib, entropy)
-    else:
-        call = _WithLogits(hidden, weight, bias, target, loss_of_row, shards, workspace_gib, weight_grad, inputs)
-    outputs = Outputs.allocated(rows, device, entropy, reduction)
-    scaling = Scaling.of_reduction(
-        reduction, loss_of_row, rows, grad_scale=grad_scale, row_grad=row_grad, entropy_grad=entropy_grad
-    )
+    scaling = Scaling.of_call(loss_of_row, rows, row_inputs, sequences)
+    if sequences is not None and rows:
+        assert isinstance(target, Tensor)
+        labels, of_logprobs = target.contiguous(), loss_of_row.of_logprobs()
+        logprobs = torch.empty(rows, dtype=torch.float32, device=device)
+        before = _call(hidden, weight, bias, target, of_logprobs, shards, workspace_gib, None, ())
+        before.run(Outputs(RowOutputs(logprobs)), Scaling())
+        scaling = with_sequence_means(loss_of_row, labels, logprobs, scaling, gradient=bool(inputs))
+    call = _call(hidden, weight, bias, target, loss_of_row, shards, workspace_gib, weight_grad, inputs)
+    outputs = Outputs.allocated(loss_of_row, rows, device)
     if scaling.count:
         assert isinstance(target, Tensor)
-        scaling = replace(scaling, inverse_count=inverse_row_count(target.contiguous(), vocabulary.size, ignore_index))
+        inverse_count = inverse_row_count(target.contiguous(), row_weight, loss_of_row)
+        scaling = replace(scaling, inverse_count=inverse_count)
     how, sent = call.run(outputs, scaling)
     gradient = call.weight_gradient
     return LinearEntropyLossResult(
-        reduced(outputs, scaling.inverse_count, scaling.mean), outputs.row_loss, outputs.row_entropy, call.grad_hidden,
+        reduced(outputs, scaling.inverse_count, scaling.mean), *outputs.rows, call.grad_hidden,
         None if gradient is None else gradient.weight, None if gradient is None else gradient.bias,
         LinearHow(len(call.chunks), call.chunks.most, call.workspace / 2**30, how, sent + call.hidden_bytes()),
     )  # fmt: skip
+
+
+def _call(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Any, loss: RowLoss, shards: int,
+    workspace_gib: float | Literal["auto"], weight_grad: Tensor | None, inputs: tuple[str, ...],
+) -> _WithLogits | LossesOfLabels:  # fmt: skip
+    """Return the call that computes a loss and the gradients of `inputs`."""
+    if not inputs and loss.has_labels and loss.label_smoothing == 0 and len(hidden) and is_supported(hidden):
+        return LossesOfLabels(hidden, weight, bias, target, loss, shards, workspace_gib)
+    return _WithLogits(hidden, weight, bias, target, loss, shards, workspace_gib, weight_grad, inputs)
 
 
 class _ChunkLogits:
@@ -276,13 +300,12 @@ class _WithLogits:
         def chunk(values: Tensor | None) -> Tensor | None:
             return None if values is None else self.chunks.take(values, index)
 
-        row_loss, row_entropy = self.chunks.take(outputs.row_loss, index), chunk(outputs.row_entropy)
-        of_chunk = Outputs(row_loss, row_entropy, logits if self.has_gradient else None)
-        scaling = replace(scaling, row_grad=chunk(scaling.row_grad), entropy_grad=chunk(scaling.entropy_grad))
-        how = launch_rows(self.loss, logits, target, of_chunk, scaling)
-        self.chunks.put(outputs.row_loss, row_loss, index)
-        if outputs.row_entropy is not None and row_entropy is not None:
-            self.chunks.put(outputs.row_entropy, row_entropy, index)
+        rows = RowOutputs(*map(chunk, outputs.rows))
+        scaling = replace(scaling, inputs=RowInputs(*map(chunk, scaling.inputs)))
+        how = launch_rows(self.loss, logits, target, Outputs(rows, logits if self.has_gradient else None), scaling)
+        for all_rows, of_chunk in zip(outputs.rows, rows, strict=True):
+            if all_rows is not None:
+                self.chunks.put(all_rows, of_chunk, index)
         return how
 
     def _stored_scale(self, scaling: Scaling) -> float:
@@ -291,9 +314,10 @@ class _WithLogits:
         It is not 1 for the fp16 gradient of a mean (see `fp16_gradient_scale`).
         """
         is_mean = scaling.count or scaling.mean != 1.0
-        if self.weight.dtype != torch.float16 or not is_mean or scaling.row_grad is not None:
+        if self.weight.dtype != torch.float16 or not is_mean or scaling.inputs.row_grad is not None:
             return 1.0
-        return fp16_gradient_scale(self.chunks.rows, scaling.grad_scale, self.loss.logits_scale)
+        factors = (scaling.grad_scale, self.loss.logits_scale, POLICY_FACTOR if self.loss.loss == "policy" else 1.0)
+        return fp16_gradient_scale(self.chunks.rows, *factors)
 
     def hidden_bytes(self) -> int:
         """Return the bytes of hidden states and their gradients that this rank sent."""

@@ -1,6 +1,6 @@
 """Losses of labels without a gradient: statistics of some rows at a time, and one exchange for all rows.
 
-The statistics of a row are those of `two_pass.state`. Exponents and entropies are in bits until a row is complete,
+The statistics of a row are those of `row_terms`. Exponents and entropies are in bits until a row is complete,
 because exp2 is the GPU's own instruction: exp would cost another multiplication.
 
 The head's product stores them, and no logits. A program of the product holds a tile of logits in registers and stores
@@ -13,6 +13,7 @@ ptxas would let matrix instructions run one after the other (its warning C7514),
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -26,8 +27,9 @@ from tpbench.kernels.collectives import gather_by_rank
 from tpbench.kernels.launch_rows import How
 from tpbench.kernels.linear.chunks import bytes_sent, chunks_of, hidden_states
 from tpbench.kernels.row_loss import Outputs, RowLoss, Scaling
+from tpbench.kernels.row_terms import RowInputs, RowOutputs, reference, weigh
 from tpbench.kernels.two_pass.kernels import bytes_exchanged, launching, losses_of_statistics, statistics_width
-from tpbench.kernels.two_pass.state import INTERPRETED, capped, reference, round_to, weigh
+from tpbench.kernels.two_pass.state import INTERPRETED, capped, round_to
 
 NATS = tl.constexpr(math.log(2.0))
 """Nats in a bit."""
@@ -62,17 +64,17 @@ class LossesOfLabels:
 
     def __init__(
         self, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Any, loss: RowLoss, shards: int,
-        workspace_gib: float | Literal["auto"], entropy: bool,
+        workspace_gib: float | Literal["auto"],
     ) -> None:  # fmt: skip
         self.hidden, self.weight, self.bias, self.labels = hidden, _aligned(weight), bias, labels
-        self.loss, self.entropy = loss, entropy
+        self.loss, self.entropy = loss, loss.wants_entropy
         rows = len(hidden) * shards
-        self.chunks = chunks_of(rows, shards, bytes_of_tiles(loss.vocabulary.share, entropy), workspace_gib)
-        shape = (statistics_width(loss.loss, 0.0, entropy), rows)
+        self.chunks = chunks_of(rows, shards, bytes_of_tiles(loss.vocabulary.share, self.entropy), workspace_gib)
+        shape = (statistics_width(loss.loss, 0.0, self.entropy), rows)
         self.values = torch.empty(shape, dtype=torch.float32, device=hidden.device)
         """The statistics of the rows of all chunks, one chunk behind the other."""
         self.values[2] = 0.0  # each tile stores the logits of the labels that it holds
-        tiles = (2 + entropy, -(-loss.vocabulary.valid // _COLUMNS), self.chunks.most)
+        tiles = (2 + self.entropy, -(-loss.vocabulary.valid // _COLUMNS), self.chunks.most)
         self.memory = torch.empty(tiles, dtype=torch.float32, device=hidden.device)
         self.workspace = self.memory.nbytes
 
@@ -89,12 +91,15 @@ class LossesOfLabels:
             how = self._store(chunk, labels[first : first + len(chunk)], first)
             first += len(chunk)
         gathered = gather_by_rank(self.values, loss.group, loss.vocabulary.world_size)
-        wanted = [rows for rows in (outputs.row_loss, outputs.row_entropy) if rows is not None]
-        in_order = wanted if chunks.shards == 1 else [torch.empty_like(rows) for rows in wanted]
+        rows = RowOutputs(
+            *(each if each is None or chunks.shards == 1 else torch.empty_like(each) for each in outputs.rows)
+        )
         with launching(self.hidden.device):
-            losses_of_statistics(loss, gathered, labels, in_order[0], in_order[1] if self.entropy else None)
-        for rows, of_chunks in zip(wanted, in_order, strict=True):
-            chunks.put_all(rows, of_chunks)
+            inputs = RowInputs(*(each if each is None else chunks.in_order(each) for each in scaling.inputs))
+            losses_of_statistics(loss, gathered, labels, rows, replace(scaling, inputs=inputs))
+        for all_rows, in_order in zip(outputs.rows, rows, strict=True):
+            if all_rows is not None:
+                chunks.put_all(all_rows, in_order)
         return how, bytes_exchanged(len(labels), loss.vocabulary.world_size, loss.loss, 0.0, self.entropy)
 
     def hidden_bytes(self) -> int:
@@ -111,7 +116,7 @@ class LossesOfLabels:
         hidden = _aligned(hidden)
         programs = min(_processors(hidden.device), -(-rows // _ROWS) * tiles)
         product = cached_launch(
-            product_statistics_kernel, ENTROPY=self.entropy, SOFTCAP=float(self.loss.softcap), PROGRAMS=programs,
+            product_statistics_kernel, ENTROPY=self.entropy, SOFTCAP=self.loss.softcap or 0.0, PROGRAMS=programs,
             ROWS=_ROWS, COLUMNS=_COLUMNS, WIDTH=_WIDTH, GROUP=_GROUP, num_warps=8, num_stages=3,
         )  # fmt: skip
         merge = cached_launch(merge_tiles_kernel, ENTROPY=self.entropy, TILES=_MERGED_TILES, ROWS=_MERGED_ROWS)

@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from tpbench.kernels.one_pass.layouts import has_labels, queues, state_layout, words_layout, words_shape
-from tpbench.kernels.one_pass.ptx import await_five_words, await_three_words, send_word
-from tpbench.kernels.one_pass.state import INF, State
+from tpbench.kernels.one_pass.layouts import numbers_in_state, queues, state_layout, words_layout, words_shape
+from tpbench.kernels.one_pass.ptx import await_words, send_word
+from tpbench.kernels.one_pass.state import empty_number
+from tpbench.kernels.row_terms import numbers_of, state_of
 
 
 class WordQueues(NamedTuple):
@@ -120,14 +121,9 @@ def send_state(state, first_row, n_rows, exchange, SPEC: gl.constexpr):
     first_word = word_at(exchange.epoch, exchange.half.to(gl.int64), row, 0, queues(SPEC))[:, None]
     sent = gl.where(exchange.mine & exists, 1, 0)
     own_word = first_word + exchange.own_queue
-    _send_number(state.m, -INF, 0, exchange, own_word, sent, SPEC)
-    _send_number(state.s, 0.0, 1, exchange, own_word, sent, SPEC)
-    if has_labels(SPEC):
-        _send_number(state.x_label, 0.0, 2, exchange, own_word, sent, SPEC)
-    else:
-        _send_number(state.m_t, -INF, 2, exchange, own_word, sent, SPEC)
-        _send_number(state.s_t, 0.0, 3, exchange, own_word, sent, SPEC)
-        _send_number(state.a, 0.0, 4, exchange, own_word, sent, SPEC)
+    numbers = numbers_of(state, SPEC)
+    for number in gl.static_range(len(numbers)):
+        _send_number(numbers[number], empty_number(number, SPEC), number, exchange, own_word, sent, SPEC)
     return exists, first_word
 
 
@@ -135,57 +131,32 @@ def send_state(state, first_row, n_rows, exchange, SPEC: gl.constexpr):
 def first_look(exists, first_word, exchange, SPEC: gl.constexpr):
     """Load the words as they are now.
 
-    Returns which words to wait for, where the first word of each queue stands, and the five words of each queue. All
-    have the shape (ROWS, RANKS * SLOTS).
+    Returns which words to wait for, where the first word of each queue stands, and the words of each queue, one for
+    each number of a state. All have the shape (ROWS, RANKS * SLOTS).
     """
     needed = exists & (exchange.peer < SPEC.WORLD)[None, :]
     inbox = exchange.words + first_word + exchange.queue[None, :]
-    w_0 = gl.load(inbox, mask=needed, other=0, volatile=True)
-    w_1 = gl.load(inbox + exchange.pitch, mask=needed, other=0, volatile=True)
-    w_2 = gl.load(inbox + 2 * exchange.pitch, mask=needed, other=0, volatile=True)
-    if has_labels(SPEC):
-        return needed, inbox, (w_0, w_1, w_2, w_2, w_2)
-    else:
-        w_3 = gl.load(inbox + 3 * exchange.pitch, mask=needed, other=0, volatile=True)
-        w_4 = gl.load(inbox + 4 * exchange.pitch, mask=needed, other=0, volatile=True)
-        return needed, inbox, (w_0, w_1, w_2, w_3, w_4)
-
-
-@gluon.jit
-def _await_words(words, inbox, needed, limits, exchange, SPEC: gl.constexpr):
-    """Wait for the words, (ROWS, RANKS * SLOTS) each. Returns them, and the limits of later waits."""
-    like = gl.zeros_like(words[0])
-    needed = gl.where(needed, 1, 0)
-    address = inbox.to(gl.int64)
-    pitch = like + exchange.pitch * 8
-    epoch = like.to(gl.int32) + exchange.epoch
-    failed = like + exchange.failed.to(gl.int64)
-    if has_labels(SPEC):
-        w_0, w_1, w_2, limits = await_three_words(words, needed, limits, address, pitch, epoch, failed)
-        return (w_0, w_1, w_2, w_2, w_2), limits
-    else:
-        w_0, w_1, w_2, w_3, w_4, limits = await_five_words(words, needed, limits, address, pitch, epoch, failed)
-        return (w_0, w_1, w_2, w_3, w_4), limits
-
-
-@gluon.jit
-def _number(word, epoch, needed, nothing):
-    """The number of a word: NaN if it never came, `nothing` from ranks that only fill up a power of two."""
-    number = word.to(gl.int32).to(gl.float32, bitcast=True)
-    number = gl.where((word >> 32).to(gl.int32) == epoch, number, float("nan"))
-    return gl.where(needed, number, nothing)
+    words = ()
+    for number in gl.static_range(numbers_in_state(SPEC)):
+        words = words + (gl.load(inbox + number * exchange.pitch, mask=needed, other=0, volatile=True),)
+    return needed, inbox, words
 
 
 @gluon.jit
 def receive_states(words, inbox, needed, limits, exchange, SPEC: gl.constexpr):
-    """Wait for the states of all parts of the rows, (ROWS, RANKS * SLOTS). Returns them, and the limits."""
-    words, limits = _await_words(words, inbox, needed, limits, exchange, SPEC)
-    epoch = exchange.epoch
-    if has_labels(SPEC):
-        third = _number(words[2], epoch, needed, 0.0)
-    else:
-        third = _number(words[2], epoch, needed, -INF)
-    m = _number(words[0], epoch, needed, -INF)
-    s = _number(words[1], epoch, needed, 0.0)
-    s_t = _number(words[3], epoch, needed, 0.0)
-    return State(m, s, third, third, s_t, _number(words[4], epoch, needed, 0.0)), limits
+    """Wait for the states of all parts of the rows, (ROWS, RANKS * SLOTS). Returns them, and the limits of later waits.
+
+    A number is NaN if its word never came, and that of an empty state from ranks that only fill up a power of two.
+    """
+    like = gl.zeros_like(words[0])
+    address = inbox.to(gl.int64)
+    pitch = like + exchange.pitch * 8
+    epoch = like.to(gl.int32) + exchange.epoch
+    failed = like + exchange.failed.to(gl.int64)
+    words = await_words(words, gl.where(needed, 1, 0), limits, address, pitch, epoch, failed)
+    numbers = ()
+    for number in gl.static_range(numbers_in_state(SPEC)):
+        value = words[number].to(gl.int32).to(gl.float32, bitcast=True)
+        value = gl.where((words[number] >> 32).to(gl.int32) == exchange.epoch, value, float("nan"))
+        numbers = numbers + (gl.where(needed, value, empty_number(number, SPEC)),)
+    return state_of(numbers, SPEC), words[numbers_in_state(SPEC)]

@@ -21,13 +21,14 @@ from tpbench.kernels.one_pass.rows import (
     inverse_count,
     load_labels,
     load_own_label,
+    load_values,
     open_walk,
     rows_after,
     rows_of_step,
     rows_that_count,
-    store_losses,
+    store_results,
 )
-from tpbench.kernels.one_pass.state import losses_of_rows, merge_along, merge_two, no_columns, state_of_rows, tile_state
+from tpbench.kernels.one_pass.state import merge_along, merge_two, no_columns, state_of_rows, tile_state
 from tpbench.kernels.one_pass.tiles import (
     copy_tile,
     gradient_factors,
@@ -37,6 +38,7 @@ from tpbench.kernels.one_pass.tiles import (
     store_from_logits,
     store_from_registers,
 )
+from tpbench.kernels.row_terms import LN_2, reference, row_terms, softmax_of_rows
 
 _ANY_VALUE = [
     "n_rows", "n_columns", "part_columns", "n_valid", "vocab_start", "vocab_size", "ignore_index", "rank", "capacity",
@@ -52,18 +54,19 @@ barrier."""
 
 @gluon.jit(do_not_specialize=_ANY_VALUE)
 def one_pass_kernel(
-    logits, target, grad, row_losses, loss, mailbox, n_rows, n_columns, n_parts, part_columns, n_valid, vocab_start,
-    vocab_size, ignore_index, strides, scales, rank, capacity, half, limit_ns, SPEC: gl.constexpr,
+    logits, target, grad, inputs, outputs, loss, mailbox, n_rows, n_columns, n_parts, part_columns, n_valid,
+    vocab_start, vocab_size, ignore_index, strides, scales, rank, capacity, half, limit_ns, SPEC: gl.constexpr,
 ):  # fmt: skip
     """Compute the loss and the gradient of rows of n_columns logits, of which n_valid belong to the softmax.
 
-    The types of mailbox, strides, scales and SPEC are in `launch`. The other integers stay apart, because Triton
-    specialises a kernel for each integer of a tuple. The order of the parameters decides which registers the compiler
-    spills: keep it, or measure. part_columns is in vectors if ALIGNED.
+    The types of inputs, outputs, strides and scales are in `row_terms` and `row_loss`, those of mailbox and SPEC in
+    `launch`. The other integers stay apart, because Triton specialises a kernel for each integer of a tuple. The order
+    of the parameters decides which registers the compiler spills: keep it, or measure. part_columns is in vectors if
+    ALIGNED.
 
-    row_losses: fp32 (n_rows,). loss: fp32 scalar, loss_scale times the sum of row losses; with COUNT this and the
-    gradient are divided by the number of rows that count. With COUNT and without REDUCE, `loss` holds 1 / that number,
-    since the rows may be some of a larger problem. capacity: rows that half a buffer has room for.
+    loss: fp32 scalar, scales.total times the sum of row losses; with COUNT this and the gradient are divided by the
+    number of rows that count. With COUNT and without REDUCE, `loss` holds 1 / that number, since the rows may be some
+    of a larger problem. capacity: rows that half a buffer has room for.
     """
     EXCHANGE: gl.constexpr = SPEC.SLOTS > 0
     TILES: gl.constexpr = SPEC.TILES
@@ -91,8 +94,8 @@ def one_pass_kernel(
     for tile_of_row in gl.static_range(HELD):
         copy_tile(walk, 1, next_row, counts, tile_of_row, tile_of_row, SPEC)
 
-    inverse = inverse_count(walk, loss, SPEC)
-    scale = scales.grad_scale * inverse
+    inverse = inverse_count(walk, inputs, loss, SPEC)
+    scale = scales.grad * inverse
 
     # Labels of this row and of the next two rows. Each label is loaded a step before its first use.
     this_label = first_label
@@ -109,6 +112,7 @@ def one_pass_kernel(
         exists = row < n_rows
         # The label's logit is loaded before the wait for copies, to arrive meanwhile.
         counts, own_label = load_own_label(walk, row, this_label, SPEC)
+        values = load_values(inputs, walk, row, SPEC)
         last_label = load_labels(walk, row, 3, SPEC)
         await_copies(HELD)
         x, t = load_tile(walk, 0, LAST, HELD, SPEC)  # (ROWS, REPEATS, LANES, VECTOR) each
@@ -135,15 +139,17 @@ def one_pass_kernel(
             states, limits = receive_states(words, inbox, needed, limits, exchange, SPEC)
             state = merge_along(states, 1, SPEC)  # (ROWS, RANKS * SLOTS) to (ROWS,)
 
-        of_row, log_z = losses_of_rows(state, scales, SPEC)  # (ROWS,)
-        store_losses(row_losses, of_row, walk, row, counts, SPEC)
+        x_label = gl.fma(state.x_label, scales.logits, 0.0 - reference(state.m))
+        softmax = softmax_of_rows(state, x_label, LN_2, SPEC)  # (ROWS,)
+        terms = row_terms(softmax, inputs, values, scale, scales, SPEC)
+        store_results(outputs, softmax, terms, walk, row, counts, SPEC)
         if SPEC.REDUCE or EXCHANGE:
             if step == walk.steps - 1:
                 # The other programs need nothing more of this one: they need not wait for its last gradient.
                 barrier()
                 arrive(mailbox.control + 1)
         if SPEC.GRAD:
-            factors = gradient_factors(state, log_z, counts, scale, scales, SPEC)
+            factors = gradient_factors(state, terms, counts, SPEC)
             store_from_registers(walk, last_tile, factors, row, exists, LAST, SPEC)
         at_place = step % 2
         copied_row = rows_after(walk, next_row, 1, SPEC)
@@ -158,7 +164,7 @@ def one_pass_kernel(
                 held = reduce_tiles(held, walk, next_at, tile_of_row, tile_of_row + 1, HELD + 1, scales, SPEC)
 
         if SPEC.GRAD:
-            store_at_label(walk, own_label, factors, scale, row, scales, SPEC)
+            store_at_label(walk, own_label, factors, row, scales, SPEC)
         this_label = next_label
         next_label = later_label
         later_label = last_label
@@ -166,13 +172,13 @@ def one_pass_kernel(
     # Copies of rows past the last one are under way. They must end before the compiler reuses the shared memory.
     await_copies(0)
     if SPEC.REDUCE or EXCHANGE:
-        finish(row_losses, loss, mailbox, n_rows, epoch, scales, inverse, SPEC)
+        finish(outputs.loss, loss, mailbox, n_rows, epoch, scales, inverse, SPEC)
 
 
 @gluon.jit(do_not_specialize=_ANY_VALUE)
 def whole_row_kernel(
-    logits, target, grad, row_losses, loss, mailbox, n_rows, n_columns, n_parts, part_columns, n_valid, vocab_start,
-    vocab_size, ignore_index, strides, scales, rank, capacity, half, limit_ns, SPEC: gl.constexpr,
+    logits, target, grad, inputs, outputs, loss, mailbox, n_rows, n_columns, n_parts, part_columns, n_valid,
+    vocab_start, vocab_size, ignore_index, strides, scales, rank, capacity, half, limit_ns, SPEC: gl.constexpr,
 ):  # fmt: skip
     """Compute the same as `one_pass_kernel` for rows that fill the shared memory of a multiprocessor.
 
@@ -208,8 +214,8 @@ def whole_row_kernel(
         copy_tile(walk, 0, row, counts, tile_of_row, tile_of_row, SPEC)
     next_row = rows_after(walk, row, 1, SPEC)
 
-    inverse = inverse_count(walk, loss, SPEC)
-    scale = scales.grad_scale * inverse
+    inverse = inverse_count(walk, inputs, loss, SPEC)
+    scale = scales.grad * inverse
 
     # Labels of this row and of the next two rows. Each label is loaded a step before its first use.
     this_label = first_label
@@ -225,6 +231,7 @@ def whole_row_kernel(
         row = rows_of_step(walk, step, SPEC)  # (ROWS,)
         exists = row < n_rows
         counts, own_label = load_own_label(walk, row, this_label, SPEC)
+        values = load_values(inputs, walk, row, SPEC)
         last_label = load_labels(walk, row, 3, SPEC)
         await_copies(LAG)
         x, t = load_tile(walk, 0, LAST, HELD, SPEC)  # (ROWS, REPEATS, LANES, VECTOR) each
@@ -236,15 +243,17 @@ def whole_row_kernel(
         held = reduce_tiles(held, walk, 0, HELD - LAG, HELD, 1, scales, SPEC)
         state = state_of_rows(merge_two(held, last_tile.state, SPEC), own_label.logit, SPEC)  # (ROWS, LANES) to (ROWS,)
 
-        of_row, log_z = losses_of_rows(state, scales, SPEC)  # (ROWS,)
-        store_losses(row_losses, of_row, walk, row, counts, SPEC)
+        x_label = gl.fma(state.x_label, scales.logits, 0.0 - reference(state.m))
+        softmax = softmax_of_rows(state, x_label, LN_2, SPEC)  # (ROWS,)
+        terms = row_terms(softmax, inputs, values, scale, scales, SPEC)
+        store_results(outputs, softmax, terms, walk, row, counts, SPEC)
         if SPEC.REDUCE:
             if step == walk.steps - 1:
                 # The last program needs nothing more of this one: it need not wait for this one's last gradient.
                 barrier()
                 arrive(mailbox.control + 1)
         if SPEC.GRAD:
-            factors = gradient_factors(state, log_z, counts, scale, scales, SPEC)
+            factors = gradient_factors(state, terms, counts, SPEC)
         held = no_columns(SPEC)
         for tile_of_row in gl.static_range(HELD):
             if tile_of_row == HELD - LAG:
@@ -275,7 +284,7 @@ def whole_row_kernel(
                 )  # fmt: skip
 
         if SPEC.GRAD:
-            store_at_label(walk, own_label, factors, scale, row, scales, SPEC)
+            store_at_label(walk, own_label, factors, row, scales, SPEC)
         this_label = next_label
         next_label = later_label
         later_label = last_label
@@ -283,4 +292,4 @@ def whole_row_kernel(
     # Copies of rows past the last one are under way. They must end before the compiler reuses the shared memory.
     await_copies(0)
     if SPEC.REDUCE:
-        finish(row_losses, loss, mailbox, n_rows, 0, scales, inverse, SPEC)
+        finish(outputs.loss, loss, mailbox, n_rows, 0, scales, inverse, SPEC)

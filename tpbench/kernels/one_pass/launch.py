@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -21,16 +20,13 @@ from tpbench.kernels import symmetric
 from tpbench.kernels.cached_launch import CachedLaunch, cached_launch
 from tpbench.kernels.one_pass.tiling import Tiling, machine, tiling
 from tpbench.kernels.row_loss import Strides, Vocabulary
-
-LOG2_E = math.log2(math.e)
+from tpbench.kernels.row_terms import RowInputs, RowOutputs, Scales
 
 
 class Specialization(NamedTuple):
     """The constants that a one-pass kernel is compiled for. Kernels receive it as the constant `SPEC`."""
 
     LOSS: str
-    LOGPROB: bool
-    """The kernel stores log-probabilities of labels: the negative cross-entropies."""
     GRAD: bool
     """The kernel stores the gradient."""
     REDUCE: bool
@@ -66,18 +62,9 @@ class Specialization(NamedTuple):
     """Tiles of the next row that are reduced while the words of this row travel."""
     WHOLE: bool
     """A row fills the shared memory of a multiprocessor by itself."""
-
-
-class Scales(NamedTuple):
-    """Factors of the losses and gradients."""
-
-    k: Any
-    """Logits times k are exponents of two: logits_scale * log2(e)."""
-    k_t: Any
-    """The same factor for target logits: k / temperature."""
-    z_loss: Any
-    grad_scale: Any
-    loss_scale: Any
+    SMOOTHED: bool = False
+    """These kernels have no label smoothing and no entropies."""
+    ENTROPY: bool = False
 
 
 class Mailbox(NamedTuple):
@@ -128,15 +115,13 @@ class Prepared:
 
 @functools.lru_cache(maxsize=256)
 def prepare(
-    logits: Form, target: Form, out: Form | None, device: int, vocabulary: Vocabulary, *, loss: str, logprob: bool,
+    logits: Form, target: Form, out: Form | None, device: int, vocabulary: Vocabulary, *, loss: str,
     ignore_index: int, reduce: bool, count: bool, z_loss: bool, block_cap: int | str,
 ) -> Prepared | str:  # fmt: skip
     """Prepare a call, or return the reason why the one-pass kernels cannot do it.
 
     Over several ranks the reason depends only on values that are equal on all of them. Results are cached: a call only
     adds its addresses and scales.
-
-    logprob: store log-probabilities of labels, the negative cross-entropies.
     """
     if torch.cuda.get_device_capability(device) < (8, 0):
         return "it needs a GPU of compute capability 8.0 or later"
@@ -162,7 +147,7 @@ def prepare(
     of_target = target.strides if loss != "cross_entropy" else (0, 0)
     of_grad = logits.strides if out is None else out.strides
     constants = Specialization(
-        LOSS=loss, LOGPROB=logprob, GRAD=out is not None, REDUCE=reduce, COUNT=count, Z_LOSS=z_loss, ROWS=plan.rows,
+        LOSS=loss, GRAD=out is not None, REDUCE=reduce, COUNT=count, Z_LOSS=z_loss, ROWS=plan.rows,
         REPEATS=plan.repeats, LANES=plan.lanes, VECTOR=plan.vector, ROW_WARPS=plan.row_warps, WARPS=plan.warps,
         TILES=plan.tiles, WORLD=world_size, SLOTS=plan.slots, FULL=full, MASKED=not full or valid < columns,
         ALIGNED=plan.vector > 1, AHEAD=plan.ahead, WHOLE=plan.whole,
@@ -227,19 +212,20 @@ class OnePassLaunch:
         """The arguments after the tensors of the call."""
 
     def __call__(
-        self, logits: Tensor, target: Tensor, grad: Tensor | None, row_loss: Tensor, total: Tensor | None,
-        inverse_count: Tensor | None = None,
+        self, logits: Tensor, target: Tensor, grad: Tensor | None, inputs: RowInputs, outputs: RowOutputs,
+        total: Tensor | None, inverse_count: Tensor | None = None,
     ) -> Any:  # fmt: skip
         """Queue the kernel on the current stream of the device, which must be the current one.
 
-        It stores row_loss and, where they are not None, grad and total. inverse_count: (1,) fp32, 1 / the rows that
+        It stores outputs and, where they are not None, grad and total. inverse_count: (1,) fp32, 1 / the rows that
         count. It is needed if they are counted and `total` is None. Returns the compiled kernel of a first launch.
         """
         workspace = symmetric.local_workspace(self.device) if self.peers is None else self.peers
         workspace.enter()
         total = inverse_count if total is None else total
         # Any address stands for a missing tensor.
-        tensors = (logits, target, logits if grad is None else grad, row_loss, row_loss if total is None else total)
+        grad, total = logits if grad is None else grad, outputs.loss if total is None else total
+        tensors = (logits, target, grad, inputs, outputs, total)
         kernel, prepared = self.prepared.kernel, self.prepared
         if (workspace, workspace.half, symmetric.WAIT_LIMIT_S) == self.kept:
             return self.run(*tensors, *self.arguments)

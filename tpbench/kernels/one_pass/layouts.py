@@ -11,6 +11,18 @@ def has_labels(spec):
 
 
 @gluon.constexpr_function
+def numbers_in_state(spec):
+    """Numbers of a row's state that the loss needs."""
+    return 3 if spec.LOSS == "cross_entropy" else 5
+
+
+@gluon.constexpr_function
+def is_tensor(type):
+    """The type is that of a tensor, not of a number."""
+    return type.is_block()
+
+
+@gluon.constexpr_function
 def column_unit(spec):
     """Columns in the unit of sizes and first columns."""
     return spec.VECTOR if spec.ALIGNED else 1

@@ -195,28 +195,29 @@ def _poll_words(width):
     )
 
 
+@gluon.constexpr_function
+def _poll_constraints(width):
+    return ",".join(["=&l"] * (width + 1) + ["l"] * width + ["r", "l", "l", "l", "r", "l"])
+
+
 @gluon.jit
-def await_three_words(words, needed, limits, address, pitch, epoch, failed):
-    """Wait until the three words at `address` and one pitch apart carry the epoch.
+def await_words(words, needed, limits, address, pitch, epoch, failed):
+    """Wait until the words at `address` and one pitch apart carry the epoch.
 
     All arguments have the shape (ROWS, RANKS * SLOTS); `words` holds the words as last read. Returns the words, and in
     nanoseconds how long the next wait may take.
     """
-    return gl.inline_asm_elementwise(
-        _poll_words(3), "=&l,=&l,=&l,=&l,l,l,l,r,l,l,l,r,l",
-        [words[0], words[1], words[2], needed, limits, address, pitch, epoch, failed],
-        dtype=(gl.int64, gl.int64, gl.int64, gl.int64), is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@gluon.jit
-def await_five_words(words, needed, limits, address, pitch, epoch, failed):
-    """Wait for five words, as `await_three_words` does for three."""
-    return gl.inline_asm_elementwise(
-        _poll_words(5), "=&l,=&l,=&l,=&l,=&l,=&l,l,l,l,l,l,r,l,l,l,r,l",
-        [words[0], words[1], words[2], words[3], words[4], needed, limits, address, pitch, epoch, failed],
-        dtype=(gl.int64, gl.int64, gl.int64, gl.int64, gl.int64, gl.int64), is_pure=False, pack=1,
-    )  # fmt: skip
+    arguments = words + (needed, limits, address, pitch, epoch, failed)
+    if len(words) == 3:
+        return gl.inline_asm_elementwise(
+            _poll_words(3), _poll_constraints(3), arguments, dtype=(gl.int64, gl.int64, gl.int64, gl.int64),
+            is_pure=False, pack=1,
+        )  # fmt: skip
+    else:
+        return gl.inline_asm_elementwise(
+            _poll_words(5), _poll_constraints(5), arguments,
+            dtype=(gl.int64, gl.int64, gl.int64, gl.int64, gl.int64, gl.int64), is_pure=False, pack=1,
+        )  # fmt: skip
 
 
 @gluon.jit

@@ -8,6 +8,7 @@ from triton.experimental.gluon import language as gl
 from tpbench.kernels.one_pass.layouts import column_unit, flat_layout, has_labels, row_layout, state_layout
 from tpbench.kernels.one_pass.ptx import await_arrivals, barrier
 from tpbench.kernels.one_pass.tiles import Matrix, Part, Shared, allocate, part_of_row
+from tpbench.kernels.row_terms import load_inputs, store_rows
 
 BATCH = gl.constexpr(4096)
 """Rows whose labels or losses a program loads before it waits for the first of them."""
@@ -139,32 +140,43 @@ def load_own_label(walk, row, label, SPEC: gl.constexpr):
 
 
 @gluon.jit
-def inverse_count(walk, loss, SPEC: gl.constexpr):
-    """Return the factor 1 / the number of rows whose labels count (at least 1), or 1 if nothing is divided by it.
+def inverse_count(walk, inputs, loss, SPEC: gl.constexpr):
+    """Return the factor 1 / the sum of the weights of rows whose labels count (0 if it is 0), or 1 without COUNT.
 
-    Without REDUCE the caller counted the rows of a larger problem: then `loss` holds the factor.
+    Each weight is 1 unless `inputs` have weights. Without REDUCE the caller summed over the rows of a larger problem:
+    then `loss` holds the factor.
     """
     if not SPEC.COUNT:
         return 1.0
     elif not SPEC.REDUCE:
         return gl.load(loss)
     else:
-        total = gl.zeros([BATCH], gl.int32, flat_layout(SPEC))
+        total = gl.zeros([BATCH], gl.float32, flat_layout(SPEC))
         for begin in range(0, walk.n_rows, BATCH):
             row = begin + gl.arange(0, BATCH, flat_layout(SPEC))
             label = _columns_of(gl.load(walk.target.pointer + row, mask=row < walk.n_rows, other=-1), walk)
-            total += gl.where((label >= 0) & (row < walk.n_rows), 1, 0)
-        return 1.0 / gl.maximum(gl.sum(total, axis=0), 1).to(gl.float32)
+            weight = 1.0
+            if inputs.row_weight is not None:
+                weight = gl.load(inputs.row_weight + row, mask=row < walk.n_rows, other=0.0)
+            total += gl.where((label >= 0) & (row < walk.n_rows), weight, 0.0)
+        total = gl.sum(total, axis=0)
+        return gl.where(total == 0.0, 0.0, 1.0 / total)
 
 
 @gluon.jit
-def store_losses(row_losses, row_loss, walk, row, counts, SPEC: gl.constexpr):
-    """Store the losses of rows, (ROWS,) in `state_layout`, in the programs of the first part. 0 if a row is ignored."""
+def load_values(inputs, walk, row, SPEC: gl.constexpr):
+    """Start to load the `RowInputs` of rows, (ROWS,) each in `state_layout`."""
+    row = gl.convert_layout(row, state_layout(SPEC))
+    return load_inputs(inputs, row, row < walk.n_rows)
+
+
+@gluon.jit
+def store_results(outputs, softmax, terms, walk, row, counts, SPEC: gl.constexpr):
+    """Store the results of rows, which are in `state_layout`, in the programs of the first part."""
     if walk.part_number == 0:
         layout: gl.constexpr = state_layout(SPEC)
-        row_loss = gl.where(gl.convert_layout(counts, layout), row_loss, 0.0)
-        exists = gl.convert_layout(row < walk.n_rows, layout)
-        gl.store(row_losses + gl.convert_layout(row, layout), row_loss, mask=exists)
+        at = gl.convert_layout(row, layout)
+        store_rows(outputs, at, softmax, terms, at < walk.n_rows, gl.convert_layout(counts, layout))
 
 
 @gluon.jit
@@ -187,7 +199,7 @@ def finish(row_losses, loss, mailbox, n_rows, epoch, scales, inverse, SPEC: gl.c
         await_arrivals(mailbox.control + 1, gl.num_programs(0))
         barrier()
         if SPEC.REDUCE:
-            gl.store(loss, _sum_of_losses(row_losses, n_rows, SPEC) * (scales.loss_scale * inverse))
+            gl.store(loss, _sum_of_losses(row_losses, n_rows, SPEC) * (scales.total * inverse))
         gl.store(mailbox.control + 1, 0)
         if SPEC.SLOTS > 0:
             gl.store(mailbox.control, epoch)

@@ -1,20 +1,11 @@
 """Row states: numbers that stand for any set of columns of a row, and that merge.
 
-They are those of `two_pass.state`, which has a table of them, in other units. Exponents are in units of log 2, so that
-each exponential is one multiply-add and one instruction: 2^(x * k - m). Here x and t are raw logits and target logits,
-k = logits_scale * log2(e) and k_t = k / temperature:
+They are those of `row_terms`, which has a table of them, in other units. Exponents are in units of log 2, so that each
+exponential is one multiply-add and one instruction: s is the sum of 2^(x * k - m). Here x and t are raw logits and
+target logits, as is x_label, k = logits_scale * log2(e) and k_t = k / temperature.
 
-| field | meaning | losses |
-| --- | --- | --- |
-| m | max(x) * k, rounded | all |
-| s | sum of 2^(x k - m) | all |
-| x_label | x[label] where this rank holds it, else 0 | of labels |
-| m_t | max(t) * k_t, rounded | against target logits |
-| s_t | sum of 2^(t k_t - m_t) | against target logits |
-| a | sum of weight * difference, in units of log 2 | against target logits |
-
-A number that the loss doesn't need is one of the others, so that it costs nothing. Exponents are relative to the
-*rounded* m. So they are exact even where the logits have a large common offset.
+A number that the loss doesn't need is one of the others, so that it costs nothing. Exponents are relative to m, which
+is max(x) * k *rounded*. So they are exact even where the logits have a large common offset.
 
 The kernels are compiled without contraction to multiply-adds, except those written here. So the loss is the same
 function of the same words on all ranks, however their shards specialise the kernel.
@@ -27,20 +18,9 @@ from triton.experimental.gluon import language as gl
 
 from tpbench.kernels.one_pass.layouts import has_labels, state_layout, thread_layout, thread_shape, warp_states_layout
 from tpbench.kernels.one_pass.ptx import exp2, max_in_thread, sum_products_in_thread, to_fp32
+from tpbench.kernels.row_terms import State, numbers_of, reference, shifted, state_of
 
-LN_2 = gl.constexpr(0.6931471805599453)
 INF = gl.constexpr(float("inf"))
-
-
-class State(NamedTuple):
-    """Six tensors of one shape: (ROWS, LANES) of threads, (ROWS, n) of n parts of rows, (ROWS,) of rows."""
-
-    m: Any
-    s: Any
-    x_label: Any
-    m_t: Any
-    s_t: Any
-    a: Any
 
 
 class TileState(NamedTuple):
@@ -60,37 +40,10 @@ def few_instructions(spec):
     return spec.WHOLE or spec.LOSS != "cross_entropy"
 
 
-@gluon.jit
-def reference(maximum):
-    """The number that exponents are relative to: 0 instead of the maximum -inf, since -inf - (-inf) is NaN."""
-    return gl.where(maximum == -INF, 0.0, maximum)
-
-
-@gluon.jit
-def weigh(weight, difference):
-    """weight * difference, or 0 where the weight is 0, even if the difference is infinite."""
-    return gl.where(weight == 0.0, 0.0, weight * difference)
-
-
-@gluon.jit
-def _state_of_labels(m, s, x_label):
-    return State(m, s, x_label, m, s, s)
-
-
-@gluon.jit
-def _state_of_two_logits(m, s, m_t, s_t, a):
-    return State(m, s, m, m_t, s_t, a)
-
-
-@gluon.jit
-def _shifted(state, weight, weight_t, shift, shift_t, SPEC: gl.constexpr):
-    """The sum of weighted differences `a` relative to new references, which are lower by the shifts."""
-    if SPEC.LOSS == "soft_cross_entropy":
-        return weigh(weight_t, state.a + state.s_t * shift)
-    elif SPEC.LOSS == "forward_kl":
-        return weigh(weight_t, state.a + state.s_t * (shift_t - shift))
-    else:
-        return weigh(weight, state.a + state.s * (shift - shift_t))
+@gluon.constexpr_function
+def empty_number(number, spec):
+    """The number of a state of no columns: -inf for maxima, else 0."""
+    return -float("inf") if number == 0 or (number == 2 and spec.LOSS != "cross_entropy") else 0.0
 
 
 @gluon.jit
@@ -108,7 +61,10 @@ def no_columns(SPEC: gl.constexpr):
     """The state by thread, (ROWS, LANES), of no columns."""
     zero = gl.zeros(thread_shape(SPEC), gl.float32, thread_layout(SPEC))
     nothing = zero - INF
-    return State(nothing, zero, nothing, nothing, zero, zero)
+    if has_labels(SPEC):
+        return state_of((nothing, zero, nothing), SPEC)
+    else:
+        return state_of((nothing, zero, nothing, zero, zero), SPEC)
 
 
 @gluon.jit
@@ -118,15 +74,15 @@ def tile_state(x, t, scales, SPEC: gl.constexpr):
     Returns a `TileState`. With labels its x_label is not x[label], and `other` is unused.
     """
     FEW: gl.constexpr = few_instructions(SPEC)
-    m = max_in_thread(x, FEW) * scales.k
-    x = gl.fma(to_fp32(x, FEW), scales.k, 0.0 - reference(m)[:, None, :, None])
+    m = max_in_thread(x, FEW) * scales.logits
+    x = gl.fma(to_fp32(x, FEW), scales.logits, 0.0 - reference(m)[:, None, :, None])
     exp_x = exp2(x)
     s = gl.sum(gl.sum(exp_x, axis=3), axis=1)
     if has_labels(SPEC):
-        return TileState(_state_of_labels(m, s, m), exp_x, exp_x)
+        return TileState(state_of((m, s, m), SPEC), exp_x, exp_x)
     else:
-        m_t = max_in_thread(t, FEW) * scales.k_t
-        t = gl.fma(to_fp32(t, FEW), scales.k_t, 0.0 - reference(m_t)[:, None, :, None])
+        m_t = max_in_thread(t, FEW) * scales.target
+        t = gl.fma(to_fp32(t, FEW), scales.target, 0.0 - reference(m_t)[:, None, :, None])
         exp_t = exp2(t)
         s_t = gl.sum(gl.sum(exp_t, axis=3), axis=1)
         other = exp_t
@@ -137,7 +93,7 @@ def tile_state(x, t, scales, SPEC: gl.constexpr):
         else:
             other = x - t
             a = sum_products_in_thread(exp_x, other)
-        return TileState(_state_of_two_logits(m, s, m_t, s_t, a), exp_x, other)
+        return TileState(state_of((m, s, m_t, s_t, a), SPEC), exp_x, other)
 
 
 @gluon.jit
@@ -149,15 +105,15 @@ def merge_two(one, two, SPEC: gl.constexpr):
     w_2 = exp2(two.m - r)
     s = one.s * w_1 + two.s * w_2
     if has_labels(SPEC):
-        return _state_of_labels(m, s, m)
+        return state_of((m, s, m), SPEC)
     else:
         m_t = gl.maximum(one.m_t, two.m_t)
         r_t = reference(m_t)
         wt_1 = exp2(one.m_t - r_t)
         wt_2 = exp2(two.m_t - r_t)
-        a_1 = _shifted(one, w_1, wt_1, reference(one.m) - r, reference(one.m_t) - r_t, SPEC)
-        a_2 = _shifted(two, w_2, wt_2, reference(two.m) - r, reference(two.m_t) - r_t, SPEC)
-        return _state_of_two_logits(m, s, m_t, one.s_t * wt_1 + two.s_t * wt_2, a_1 + a_2)
+        a_1 = shifted(one, w_1, wt_1, reference(one.m) - r, reference(one.m_t) - r_t, SPEC)
+        a_2 = shifted(two, w_2, wt_2, reference(two.m) - r, reference(two.m_t) - r_t, SPEC)
+        return state_of((m, s, m_t, one.s_t * wt_1 + two.s_t * wt_2, a_1 + a_2), SPEC)
 
 
 @gluon.jit
@@ -166,30 +122,26 @@ def merge_along(state, AXIS: gl.constexpr, SPEC: gl.constexpr):
     if has_labels(SPEC):
         m = gl.max(state.m, axis=AXIS)
         s = gl.sum(state.s * exp2(state.m - gl.expand_dims(reference(m), AXIS)), axis=AXIS)
-        return _state_of_labels(m, s, gl.sum(state.x_label, axis=AXIS))
+        return state_of((m, s, gl.sum(state.x_label, axis=AXIS)), SPEC)
     else:
         m, m_t = gl.reduce((state.m, state.m_t), AXIS, _maxima)
         r = gl.expand_dims(reference(m), AXIS)
         r_t = gl.expand_dims(reference(m_t), AXIS)
         weight = exp2(state.m - r)
         weight_t = exp2(state.m_t - r_t)
-        a = _shifted(state, weight, weight_t, reference(state.m) - r, reference(state.m_t) - r_t, SPEC)
+        a = shifted(state, weight, weight_t, reference(state.m) - r, reference(state.m_t) - r_t, SPEC)
         s, s_t, a = gl.reduce((state.s * weight, state.s_t * weight_t, a), AXIS, _plus)
-        return _state_of_two_logits(m, s, m_t, s_t, a)
+        return state_of((m, s, m_t, s_t, a), SPEC)
 
 
 @gluon.jit
 def convert_state(state, layout: gl.constexpr, SPEC: gl.constexpr, TRIVIAL: gl.constexpr = False):
     """Convert each number of a state to a layout. TRIVIAL: no data moves."""
-    m = gl.convert_layout(state.m, layout, assert_trivial=TRIVIAL)
-    s = gl.convert_layout(state.s, layout, assert_trivial=TRIVIAL)
-    if has_labels(SPEC):
-        return _state_of_labels(m, s, gl.convert_layout(state.x_label, layout, assert_trivial=TRIVIAL))
-    else:
-        m_t = gl.convert_layout(state.m_t, layout, assert_trivial=TRIVIAL)
-        s_t = gl.convert_layout(state.s_t, layout, assert_trivial=TRIVIAL)
-        a = gl.convert_layout(state.a, layout, assert_trivial=TRIVIAL)
-        return _state_of_two_logits(m, s, m_t, s_t, a)
+    numbers = numbers_of(state, SPEC)
+    converted = ()
+    for number in gl.static_range(len(numbers)):
+        converted = converted + (gl.convert_layout(numbers[number], layout, assert_trivial=TRIVIAL),)
+    return state_of(converted, SPEC)
 
 
 @gluon.jit
@@ -202,10 +154,11 @@ def _merge_warps(state, SPEC: gl.constexpr):
     WARPS: gl.constexpr = SPEC.LANES // 32
     ROWS: gl.constexpr = SPEC.ROWS
     by_warp: gl.constexpr = [ROWS, WARPS, 32]
-    state = _state_of_two_logits(
-        state.m.reshape(by_warp), state.s.reshape(by_warp), state.m_t.reshape(by_warp), state.s_t.reshape(by_warp),
-        state.a.reshape(by_warp),
-    )  # fmt: skip
+    numbers = numbers_of(state, SPEC)
+    parts = ()
+    for number in gl.static_range(len(numbers)):
+        parts = parts + (numbers[number].reshape(by_warp),)
+    state = state_of(parts, SPEC)
     state = merge_along(state, 2, SPEC)
     if WARPS > 1:
         state = convert_state(state, warp_states_layout(SPEC, False), SPEC, TRIVIAL=True)
@@ -217,7 +170,7 @@ def _merge_warps(state, SPEC: gl.constexpr):
         m, m_t = gl.split(maxima)
         s, s_t = gl.split(sums)
         a, _ = gl.split(gl.split(differences)[0])
-        state = _state_of_two_logits(m, s, m_t, s_t, a)
+        state = state_of((m, s, m_t, s_t, a), SPEC)
     return merge_along(state, 1, SPEC)
 
 
@@ -230,32 +183,6 @@ def state_of_rows(state, x_label, SPEC: gl.constexpr):
     layout: gl.constexpr = state_layout(SPEC)
     if has_labels(SPEC):
         state = convert_state(merge_along(state, 1, SPEC), layout, SPEC)
-        return _state_of_labels(state.m, state.s, gl.convert_layout(x_label, layout))
+        return state_of((state.m, state.s, gl.convert_layout(x_label, layout)), SPEC)
     else:
         return convert_state(_merge_warps(state, SPEC), layout, SPEC)
-
-
-@gluon.jit
-def losses_of_rows(state, scales, SPEC: gl.constexpr):
-    """The loss of each row, (ROWS,), and log2 of its sum of exp, from the state of the whole vocabulary.
-
-    With LOGPROB the label's log-probability takes the place of the loss.
-    """
-    log_s = gl.log2(state.s)
-    r = reference(state.m)
-    log_z = r + log_s
-    if has_labels(SPEC):
-        loss = log_s - gl.fma(state.x_label, scales.k, 0.0 - r)
-    elif SPEC.LOSS == "soft_cross_entropy":
-        loss = log_s - state.a / state.s_t
-    elif SPEC.LOSS == "forward_kl":
-        loss = state.a / state.s_t - gl.log2(state.s_t) + log_s
-    else:
-        loss = state.a / state.s - log_s + gl.log2(state.s_t)
-    if SPEC.LOGPROB:
-        loss *= -LN_2
-    else:
-        loss *= LN_2
-    if SPEC.Z_LOSS:
-        loss += scales.z_loss * (log_z * LN_2) * (log_z * LN_2)
-    return loss, log_z

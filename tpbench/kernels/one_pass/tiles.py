@@ -9,6 +9,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from tpbench.kernels.one_pass.layouts import (
     column_unit,
     has_labels,
+    is_tensor,
     row_layout,
     row_to_thread,
     row_to_tile,
@@ -17,7 +18,8 @@ from tpbench.kernels.one_pass.layouts import (
     tile_layout,
 )
 from tpbench.kernels.one_pass.ptx import await_copies, barrier, copy_to_shared, exp2, multiply_nonzero, to_fp32
-from tpbench.kernels.one_pass.state import INF, LN_2, few_instructions, merge_two, reference, tile_state
+from tpbench.kernels.one_pass.state import INF, few_instructions, merge_two, tile_state
+from tpbench.kernels.row_terms import LN_2, reference
 
 LOG2_E = gl.constexpr(1.4426950408889634)
 
@@ -214,6 +216,8 @@ class Factors(NamedTuple):
     """(ROWS,)"""
     row_factor: Any
     """(ROWS,)"""
+    row_target: Any
+    """(ROWS,), or one number: what the label's element has less."""
     reference: Any
     """(ROWS, 1): the reference of the exponents of logits."""
     reference_t: Any
@@ -225,20 +229,20 @@ class Factors(NamedTuple):
 
 
 @gluon.jit
-def gradient_factors(state, log_z, counts, scale, scales, SPEC: gl.constexpr):
-    """The `Factors` of rows. All scales join in fp32, first by row, then by thread; the gradient is rounded once.
+def gradient_factors(state, terms, counts, SPEC: gl.constexpr):
+    """The `Factors` of rows, first by row, then by thread. The gradient is rounded once.
 
-    state, log_z: (ROWS,) of the whole vocabulary. counts: (ROWS,) rows with a gradient. scale: factor on the gradient.
+    state: (ROWS,) of the whole vocabulary. terms: `RowTerms` of the rows. counts: (ROWS,) rows with a gradient.
     """
-    z_slope = 0.0
-    if SPEC.Z_LOSS:
-        z_slope = 2.0 * scales.z_loss * log_z * LN_2
-    row_reference = gl.convert_layout(reference(state.m), row_layout(SPEC))
     if SPEC.LOSS == "reverse_kl":
-        factor = scale * LN_2 / state.s
+        factor = terms.on_p * LN_2 / state.s
     else:
-        factor = scale * (1.0 + z_slope) / state.s
+        factor = terms.on_p / state.s
+    row_reference = gl.convert_layout(reference(state.m), row_layout(SPEC))
     row_factor = gl.where(counts, gl.convert_layout(factor, row_layout(SPEC)), 0.0)
+    row_target = terms.on_target
+    if is_tensor(row_target.type):
+        row_target = gl.convert_layout(row_target, row_layout(SPEC))
     zero = gl.zeros(thread_shape(SPEC), gl.float32, thread_layout(SPEC))
     reference_x = row_to_thread(row_reference, SPEC)
     factor = zero + row_to_thread(row_factor, SPEC)
@@ -247,10 +251,10 @@ def gradient_factors(state, log_z, counts, scale, scales, SPEC: gl.constexpr):
     if not has_labels(SPEC):
         reference_t = row_to_thread(reference(state.m_t), SPEC)
         if SPEC.LOSS == "reverse_kl":
-            second = zero + row_to_thread(state.a / state.s - z_slope * LOG2_E, SPEC)
+            second = zero + row_to_thread(terms.on_target * LOG2_E, SPEC)
         else:
-            second = zero + row_to_thread((0.0 - scale) / state.s_t, SPEC)
-    return Factors(row_reference, row_factor, reference_x, reference_t, factor, second)
+            second = zero + row_to_thread((0.0 - terms.on_target) / state.s_t, SPEC)
+    return Factors(row_reference, row_factor, row_target, reference_x, reference_t, factor, second)
 
 
 @gluon.jit
@@ -286,12 +290,12 @@ def store_from_registers(walk, tile, factors, row, exists, tile_of_row, SPEC: gl
 def store_from_logits(walk, raw, scales, factors, row, exists, tile_of_row, SPEC: gl.constexpr):
     """Store the gradient of a tile of raw logits and target logits, `raw`, (ROWS, REPEATS, LANES, VECTOR) each."""
     FEW: gl.constexpr = few_instructions(SPEC)
-    x = gl.fma(to_fp32(raw[0], FEW), scales.k, 0.0 - factors.reference[:, None, :, None])
+    x = gl.fma(to_fp32(raw[0], FEW), scales.logits, 0.0 - factors.reference[:, None, :, None])
     g = exp2(x)
     if has_labels(SPEC):
         g *= factors.factor[:, None, :, None]
     else:
-        t = gl.fma(to_fp32(raw[1], FEW), scales.k_t, 0.0 - factors.reference_t[:, None, :, None])
+        t = gl.fma(to_fp32(raw[1], FEW), scales.target, 0.0 - factors.reference_t[:, None, :, None])
         if SPEC.LOSS == "reverse_kl":
             # The mean joins as a term: subtracted from a large reference it would lose that reference's last bits.
             offset = 0.0 - factors.factor * factors.second
@@ -302,11 +306,12 @@ def store_from_logits(walk, raw, scales, factors, row, exists, tile_of_row, SPEC
 
 
 @gluon.jit
-def store_at_label(walk, label, factors, scale, row, scales, SPEC: gl.constexpr):
+def store_at_label(walk, label, factors, row, scales, SPEC: gl.constexpr):
     """Store the gradient of the label's own element again, (ROWS,): cheaper than to compare every column with it."""
     if has_labels(SPEC):
         grad = walk.grad
-        at_label = exp2(gl.fma(label.logit, scales.k, 0.0 - factors.row_reference)) * factors.row_factor - scale
+        exp_x = exp2(gl.fma(label.logit, scales.logits, 0.0 - factors.row_reference))
+        at_label = exp_x * factors.row_factor - factors.row_target
         at = row * (grad.row * column_unit(SPEC)) + (walk.part.first * column_unit(SPEC) + label.local) * grad.column
         barrier()
         gl.store(grad.pointer + at, at_label.to(grad.pointer.dtype.element_ty), mask=label.held)

@@ -3,7 +3,7 @@
 One launch can do both: then the second pass may find the row in the cache (`algorithm="two_reads"`). Or two launches do
 it with the statistics in memory between them, where ranks exchange theirs (`algorithm="two_kernels"`).
 
-The statistics are the numbers of a row's state that the loss needs. `state` has a table of them.
+The statistics are the numbers of a row's state that the loss needs. `row_terms` has a table of them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -18,25 +19,31 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tpbench.kernels import LABEL_LOSSES
 from tpbench.kernels.block_caps import measured_cap
 from tpbench.kernels.cached_launch import cached_launch
 from tpbench.kernels.collectives import gather_by_rank
-from tpbench.kernels.row_loss import Outputs, RowLoss, Scaling, Strides
+from tpbench.kernels.row_loss import Outputs, RowLoss, Scaling, Strides, has_labels
+from tpbench.kernels.row_terms import (
+    RowOutputs,
+    load_inputs,
+    numbers_of,
+    policy_terms,
+    reference,
+    row_terms,
+    softmax_of_rows,
+    store_rows,
+    weigh,
+)
 from tpbench.kernels.two_pass.state import (
     INTERPRETED,
     TwoPassSpec,
     block_columns,
-    entropies_of_rows,
     gathered_state,
+    label_counts,
     load_capped,
-    losses_of_rows,
-    numbers_of,
-    reference,
     round_to,
     rows_of_program,
     shard_state,
-    weigh,
 )
 
 _INTERPRETED_TILE = 2**20
@@ -55,19 +62,6 @@ class Shard(NamedTuple):
     ignore_index: Any
 
 
-class LossScales(NamedTuple):
-    """Factors of the losses and gradients."""
-
-    logits: Any
-    target: Any
-    label_smoothing: Any
-    z_loss: Any
-    grad: Any
-    """Factor on the gradient that the host knows."""
-    entropy: Any
-    """Factor on the gradient of entropies."""
-
-
 @triton.jit
 def statistics_kernel(logits, target, statistics, n_rows, strides, shard, scales, SPEC: tl.constexpr):
     """Write the numbers of the shard's state that the loss needs to `statistics`, (numbers, n_rows) fp32."""
@@ -80,62 +74,59 @@ def statistics_kernel(logits, target, statistics, n_rows, strides, shard, scales
 
 @triton.jit
 def row_loss_kernel(
-    target, gathered, row_loss, row_entropy, n_rows, world_size, vocab_size, ignore_index, label_smoothing, z_loss,
-    WIDTH: tl.constexpr, SPEC: tl.constexpr,
+    target, gathered, inputs, outputs, n_rows, world_size, vocab_size, ignore_index, scales, WIDTH: tl.constexpr,
+    SPEC: tl.constexpr,
 ):  # fmt: skip
-    """Compute the loss of each row, and with ENTROPY its entropy, from all ranks' statistics.
+    """Compute the results of each row from all ranks' statistics.
 
     This is a separate kernel, and none of its arguments differs between ranks. If it were compiled for each shard, the
     compiler could contract the arithmetic to other multiply-adds, and the ranks' losses would differ in the last bit.
     """
     row, exists, counts, _label = rows_of_program(target, n_rows, vocab_size, ignore_index, SPEC)
     state = gathered_state(gathered, row, exists, n_rows, world_size, WIDTH, SPEC)
-    loss, _log_z = losses_of_rows(state, label_smoothing, z_loss, SPEC)
-    tl.store(row_loss + row, tl.where(counts, loss, 0.0), mask=exists)
-    if SPEC.ENTROPY:
-        tl.store(row_entropy + row, tl.where(counts, entropies_of_rows(state), 0.0), mask=exists)
+    softmax = softmax_of_rows(state, state.x_label - reference(state.m), 1.0, SPEC)
+    terms = row_terms(softmax, inputs, load_inputs(inputs, row, exists), 1.0, scales, SPEC)
+    store_rows(outputs, row, softmax, terms, exists, counts)
 
 
 @triton.jit
 def loss_and_gradient_kernel(
-    logits, target, gathered, inverse_count, row_loss, grad, row_entropy, row_grad, entropy_grad, n_rows, n_columns,
-    world_size, strides, shard, scales, WIDTH: tl.constexpr, SPEC: tl.constexpr,
+    logits, target, gathered, inverse_count, inputs, outputs, grad, n_rows, n_columns, world_size, strides, shard,
+    scales, WIDTH: tl.constexpr, SPEC: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradient of the columns that this rank holds. Without `gathered`, also compute each row's loss.
 
     gathered: all ranks' statistics. None: this rank holds the whole vocabulary. Then a first pass over the row computes
     the state, and the pass for the gradient finds the row in the cache. inverse_count: a factor on the gradient in
     memory, or None. grad: None for the loss alone. It may be the logits: each element is read before it is written.
-    row_grad, entropy_grad: None, or (n_rows,) fp32: upstream gradients of the rows' losses and entropies.
     """
     row, exists, counts, label = rows_of_program(target, n_rows, shard.vocab_size, shard.ignore_index, SPEC)
     if gathered is None:
         state = shard_state(logits, target, row, counts, label, strides, shard, scales, SPEC)
     else:
         state = gathered_state(gathered, row, exists, n_rows, world_size, WIDTH, SPEC)
-    loss, log_z = losses_of_rows(state, scales.label_smoothing, scales.z_loss, SPEC)
+    scale = scales.grad
+    if inverse_count is not None:
+        scale = scale * tl.load(inverse_count)
+    softmax = softmax_of_rows(state, state.x_label - reference(state.m), 1.0, SPEC)
+    terms = row_terms(softmax, inputs, load_inputs(inputs, row, exists), scale, scales, SPEC)
     if gathered is None:
-        tl.store(row_loss + row, tl.where(counts, loss, 0.0), mask=exists)
-        if SPEC.ENTROPY:
-            tl.store(row_entropy + row, tl.where(counts, entropies_of_rows(state), 0.0), mask=exists)
+        store_rows(outputs, row, softmax, terms, exists, counts)
     if grad is not None:
-        # All scales join in fp32, once per row. The gradient is rounded once.
-        scale = scales.grad * scales.logits
-        if inverse_count is not None:
-            scale = scale * tl.load(inverse_count)
-        ROWS: tl.constexpr = SPEC.ROWS
-        scale = tl.zeros([ROWS], tl.float32) + scale
-        if row_grad is not None:
-            scale = scale * tl.load(row_grad + row, mask=exists, other=0.0)
+        # Exponentials are relative to the maximum: their factors are divided by the sum. The gradient is rounded once.
         reference_x = reference(state.m)[:, None]
-        factor = scale / state.s
-        if SPEC.LOSS != "reverse_kl":
-            factor = factor * (1.0 + 2.0 * scales.z_loss * log_z)
-        factor = factor[:, None]
-        scale = scale[:, None]
-        if entropy_grad is not None:
-            of_entropy = tl.load(entropy_grad + row, mask=exists, other=0.0) * (scales.entropy * scales.logits)
-            of_entropy = (of_entropy / state.s)[:, None]
+        zero = state.s * 0.0
+        on_exp = (terms.on_p / state.s)[:, None]
+        on_target = zero + terms.on_target
+        if SPEC.LOSS == "soft_cross_entropy" or SPEC.LOSS == "forward_kl":
+            on_target = on_target / state.s_t
+        on_target = on_target[:, None]
+        if SPEC.SMOOTHED:
+            on_column = (zero + terms.on_column)[:, None]
+        ENTROPY_GRAD: tl.constexpr = inputs.entropy_grad is not None or (SPEC.ENTROPY and inputs.advantages is not None)
+        if ENTROPY_GRAD:
+            on_entropy = (terms.on_entropy / state.s)[:, None]
+            mean_x = (state.h / state.s)[:, None]  # log p + H is x - mean_x
         local = (label - shard.vocab_start)[:, None]
         for start in range(0, n_columns, SPEC.BLOCK):
             column = block_columns(start, SPEC.WIDE, SPEC.BLOCK)
@@ -143,22 +134,22 @@ def loss_and_gradient_kernel(
             value = load_capped(logits, row * strides.logits_row, column * strides.logits_column, mask, SPEC.SOFTCAP)
             x = value * scales.logits - reference_x
             exp_x = tl.exp(x)
-            g = exp_x * factor
+            g = exp_x * on_exp
             if SPEC.LOSS == "cross_entropy":
-                g = tl.where(column[None, :] == local, g - (1.0 - scales.label_smoothing) * scale, g)
+                g = tl.where(column[None, :] == local, g - on_target, g)
                 if SPEC.SMOOTHED:
-                    g = g - scales.label_smoothing / shard.vocab_size * scale
+                    g = g - on_column
             else:
                 t = load_capped(
                     target, row * strides.target_row, column * strides.target_column, mask, SPEC.TARGET_SOFTCAP
                 )
                 t = t * scales.target - reference(state.m_t)[:, None]
                 if SPEC.LOSS == "reverse_kl":
-                    g = weigh(g, (x - t) - (state.a / state.s - 2.0 * scales.z_loss * log_z)[:, None])
+                    g = weigh(g, (x - t) - on_target)
                 else:
-                    g = g - tl.exp(t) * (scale / state.s_t[:, None])
-            if entropy_grad is not None:
-                g = g - weigh(exp_x, x - (state.h / state.s)[:, None]) * of_entropy
+                    g = g - tl.exp(t) * on_target
+            if ENTROPY_GRAD:
+                g = g - weigh(exp_x, x - mean_x) * on_entropy
             if SPEC.SOFTCAP > 0:
                 slope = value / SPEC.SOFTCAP
                 g = g * (1.0 - slope * slope)
@@ -172,14 +163,63 @@ def loss_and_gradient_kernel(
 
 
 @triton.jit
-def inverse_count_kernel(labels, inverse_count, n_rows, vocab_size, ignore_index, BLOCK: tl.constexpr):
-    """Store 1 / the number of rows that count, at least 1. One program sums, so that the result is reproducible."""
-    count = tl.zeros([BLOCK], dtype=tl.int32)
+def inverse_count_kernel(labels, row_weight, inverse_count, n_rows, vocab_size, ignore_index, BLOCK: tl.constexpr):
+    """Store 1 / the number of rows that count or, with row_weight, 1 / the sum of their weights. 0: the sum is 0.
+
+    One program sums, so that the result is reproducible.
+    """
+    total = tl.zeros([BLOCK], dtype=tl.float32)
     for start in range(0, n_rows, BLOCK):
         row = start + tl.arange(0, BLOCK)
         label = tl.load(labels + row, mask=row < n_rows, other=-1).to(tl.int64)
-        count += ((label != ignore_index) & (label >= 0) & (label < vocab_size)).to(tl.int32)
-    tl.store(inverse_count, 1.0 / tl.maximum(tl.sum(count, axis=0), 1).to(tl.float32))
+        weight = 1.0
+        if row_weight is not None:
+            weight = tl.load(row_weight + row, mask=row < n_rows, other=0.0)
+        total += tl.where(label_counts(label, vocab_size, ignore_index), weight, 0.0)
+    total = tl.sum(total, axis=0)
+    tl.store(inverse_count, tl.where(total == 0.0, 0.0, 1.0 / total))
+
+
+@triton.jit
+def sequence_mean_kernel(
+    sequences, labels, logprobs, inputs, means, n_rows, vocab_size, ignore_index, scales, BLOCK: tl.constexpr,
+    OTHERS: tl.constexpr,
+):  # fmt: skip
+    """Store for each row a mean over the rows of its sequence that count and whose weight is not 0.
+
+    It is that of the log-ratios or, if `inputs` have their mean, that of the weighted slopes of the losses by it. A
+    program of BLOCK rows goes over all rows, OTHERS at a time, and sums in their order: the same bits on every rank.
+    """
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    sequence = tl.load(sequences + row, mask=row < n_rows, other=0)
+    total = tl.zeros([BLOCK], dtype=tl.float32)
+    count = tl.zeros([BLOCK], dtype=tl.float32)
+    for start in range(0, n_rows, OTHERS):
+        other = start + tl.arange(0, OTHERS)
+        exists = other < n_rows
+        of_other = tl.load(sequences + other, mask=exists, other=0)
+        # Rows of a sequence are often neighbours. Then most blocks have none of this program's sequences.
+        if (tl.min(of_other, axis=0) <= tl.max(sequence, axis=0)) & (
+            tl.max(of_other, axis=0) >= tl.min(sequence, axis=0)
+        ):
+            label = tl.load(labels + other, mask=exists, other=-1).to(tl.int64)
+            counts = exists & label_counts(label, vocab_size, ignore_index)
+            values = load_inputs(inputs, other, exists)
+            row_grad, _, row_weight, old_logprobs, advantages, _, log_ratio, _ = values
+            if inputs.log_ratio is None:
+                value = tl.load(logprobs + other, mask=exists, other=0.0) - old_logprobs
+            else:
+                _, value, _ = policy_terms(log_ratio, advantages, scales)
+                if inputs.row_grad is not None:
+                    value = value * row_grad
+                if inputs.row_weight is not None:
+                    value = value * row_weight
+            if inputs.row_weight is not None:
+                counts = counts & (row_weight != 0.0)
+            same = counts[None, :] & (sequence[:, None] == of_other[None, :])
+            total += tl.sum(tl.where(same, value[None, :], 0.0), axis=1)
+            count += tl.sum(tl.where(same, 1.0, 0.0), axis=1)
+    tl.store(means + row, total / tl.maximum(count, 1.0), mask=row < n_rows)
 
 
 @triton.jit
@@ -229,7 +269,7 @@ def block_for(
 
 def statistics_width(loss: str, label_smoothing: float = 0.0, entropy: bool = False) -> int:
     """Return the number of fp32 numbers per row that a rank contributes to the exchange."""
-    return (3 if loss in LABEL_LOSSES and not label_smoothing else 5) + entropy
+    return (3 if has_labels(loss) and not label_smoothing else 5) + entropy
 
 
 def bytes_exchanged(rows: int, world_size: int, loss: str, label_smoothing: float = 0.0, entropy: bool = False) -> int:
@@ -250,11 +290,11 @@ def launch(
     Returns the column block, and the compiled kernels that read the logits (None in the interpreter).
     """
     rows, columns = logits.shape
-    vocabulary, grad, row_entropy = loss.vocabulary, outputs.grad, outputs.row_entropy
+    vocabulary, grad = loss.vocabulary, outputs.grad
     inverse_count = scaling.inverse_count
     if scaling.count and inverse_count is None:
-        inverse_count = inverse_row_count(target, vocabulary.size, loss.ignore_index)
-    entropy = row_entropy is not None
+        inverse_count = inverse_row_count(target, scaling.inputs.row_weight, loss)
+    entropy = outputs.rows.entropy is not None
     width = statistics_width(loss.formula, loss.label_smoothing, entropy)
     block = column_block(loss, columns)
     tile_rows, options = tile(rows, block)
@@ -263,13 +303,10 @@ def launch(
     of_read = (*logits.stride(), *of_target)
     of_grad = (0, 0) if grad is None else grad.stride()
     shard = Shard(vocabulary.valid, vocabulary.start, vocabulary.size, loss.ignore_index)
-    scales = LossScales(
-        loss.logits_scale, loss.target_scale, loss.label_smoothing, loss.z_loss, loss.grad_scale(scaling),
-        scaling.grad_scale,
-    )  # fmt: skip
+    scales = loss.scales(scaling)
     spec = TwoPassSpec(
-        loss.formula, SMOOTHED=loss.label_smoothing > 0, ENTROPY=entropy, ROWS=tile_rows, BLOCK=block,
-        SOFTCAP=float(loss.softcap), TARGET_SOFTCAP=float(loss.target_softcap),
+        loss.formula, SMOOTHED=loss.label_smoothing > 0, ENTROPY=entropy, Z_LOSS=loss.z_loss > 0,
+        ROWS=tile_rows, BLOCK=block, SOFTCAP=loss.softcap or 0.0, TARGET_SOFTCAP=loss.target_softcap or 0.0,
         WIDE=is_wide(columns, block, logits.stride(), of_target, of_grad),
     )  # fmt: skip
     kernels = []
@@ -281,14 +318,15 @@ def launch(
         strides = Strides._make((*of_read, 0, 0))
         kernels.append(states(programs, (logits, target, statistics), (rows, strides, shard), scales))
         gathered = gather_by_rank(statistics, loss.group, vocabulary.world_size)
-        losses_of_statistics(loss, gathered, target, outputs.row_loss, row_entropy)
+        if scaling.sequences is not None:
+            logprobs = torch.empty_like(outputs.rows.loss)
+            losses_of_statistics(loss.of_logprobs(), gathered, target, RowOutputs(logprobs), Scaling())
+            scaling = with_sequence_means(loss, target, logprobs, scaling, gradient=grad is not None)
+        losses_of_statistics(loss, gathered, target, outputs.rows, scaling)
     if gathered is None or grad is not None:
-        spec = spec._replace(LOGPROB=loss.is_logprob, ACCUMULATE=outputs.accumulate)
+        spec = spec._replace(ACCUMULATE=outputs.accumulate)
         gradient = cached_launch(loss_and_gradient_kernel, WIDTH=width, SPEC=spec, **options)
-        pointers = (
-            logits, target, gathered, inverse_count, outputs.row_loss, grad, row_entropy, scaling.row_grad,
-            scaling.entropy_grad,
-        )  # fmt: skip
+        pointers = (logits, target, gathered, inverse_count, scaling.inputs, outputs.rows, grad)
         strides = Strides._make((*of_read, *of_grad))
         kernels.append(gradient(programs, pointers, (rows, columns, vocabulary.world_size, strides, shard), scales))
     reduced(outputs, inverse_count, scaling.mean)
@@ -296,18 +334,17 @@ def launch(
 
 
 def losses_of_statistics(
-    loss: RowLoss, gathered: Tensor, target: Tensor, row_loss: Tensor, row_entropy: Tensor | None
-) -> None:
-    """Store losses and entropies of rows from all ranks' statistics, (world size, numbers, rows)."""
+    loss: RowLoss, gathered: Tensor, target: Tensor, outputs: RowOutputs, scaling: Scaling
+) -> None:  # fmt: skip
+    """Store the results of rows from all ranks' statistics, (world size, numbers, rows)."""
     world_size, width, rows = gathered.shape
     block = 4096 if INTERPRETED else 128
     spec = TwoPassSpec(
-        loss.formula, SMOOTHED=loss.label_smoothing > 0, ENTROPY=row_entropy is not None, ROWS=block,
-        LOGPROB=loss.is_logprob,
+        loss.formula, loss.label_smoothing > 0, outputs.entropy is not None, loss.z_loss > 0, ROWS=block
     )  # fmt: skip
     cached_launch(row_loss_kernel, WIDTH=width, SPEC=spec)(
-        -(-rows // block), (target, gathered, row_loss, row_entropy),
-        (rows, world_size, loss.vocabulary.size, loss.ignore_index), (loss.label_smoothing, loss.z_loss),
+        -(-rows // block), (target, gathered, scaling.inputs, outputs),
+        (rows, world_size, loss.vocabulary.size, loss.ignore_index), loss.scales(scaling),
     )  # fmt: skip
 
 
@@ -331,16 +368,35 @@ def launching(device: torch.device) -> contextlib.AbstractContextManager[Any]:
     return torch.cuda.device(device.index)  # torch takes 2 us to find the number of a torch.device
 
 
-def inverse_row_count(labels: Tensor, vocab_size: int, ignore_index: int) -> Tensor:
-    """Return 1 / the number of rows that count, (1,) fp32 on the device.
+def inverse_row_count(labels: Tensor, row_weight: Tensor | None, loss: RowLoss) -> Tensor:
+    """Return 1 / the number of rows that count, or 1 / the sum of their weights, (1,) fp32 on the device.
 
-    Labels are equal on all ranks, so nothing is exchanged.
+    Labels and weights are equal on all ranks, so nothing is exchanged.
     """
     inverse = torch.empty(1, dtype=torch.float32, device=labels.device)
     count = cached_launch(inverse_count_kernel, BLOCK=_REDUCE_BLOCK, num_warps=8)
     with launching(labels.device):
-        count(1, (labels, inverse), (labels.shape[0], vocab_size, ignore_index))
+        count(1, (labels, row_weight, inverse), (labels.shape[0], loss.vocabulary.size, loss.ignore_index))
     return inverse
+
+
+def with_sequence_means(loss: RowLoss, labels: Tensor, logprobs: Tensor, scaling: Scaling, gradient: bool) -> Scaling:
+    """Return the factors with `log_ratio` and, for a gradient, `ratio_slope` of the rows' sequences.
+
+    logprobs: (rows,) fp32, equal on all ranks.
+    """
+    rows, inputs = len(labels), scaling.inputs
+    block, others = (256, 4096) if INTERPRETED else (8, 2048)
+    kernel = cached_launch(sequence_mean_kernel, BLOCK=block, OTHERS=others, num_warps=8)
+    for name in ("log_ratio", "ratio_slope")[: 1 + gradient]:
+        means = torch.empty_like(logprobs)
+        with launching(labels.device):
+            kernel(
+                -(-rows // block), (scaling.sequences, labels, logprobs, inputs, means),
+                (rows, loss.vocabulary.size, loss.ignore_index), loss.scales(scaling),
+            )  # fmt: skip
+        inputs = inputs._replace(**{name: means})
+    return replace(scaling, inputs=inputs, sequences=None)
 
 
 def reduced(outputs: Outputs, inverse_count: Tensor | None, factor: float) -> Tensor:
@@ -348,15 +404,15 @@ def reduced(outputs: Outputs, inverse_count: Tensor | None, factor: float) -> Te
 
     The sum has a fixed order. inverse_count: a factor in memory, or None.
     """
-    row_loss, total = outputs.row_loss, outputs.total
-    if total is None:
+    row_loss: Tensor = outputs.rows.loss
+    if outputs.total is None:
         return row_loss
     if not row_loss.shape[0]:
-        return total.zero_()
+        return outputs.total.zero_()
     kernel = cached_launch(reduce_kernel, BLOCK=_REDUCE_BLOCK, num_warps=8)
     with launching(row_loss.device):
-        kernel(1, (row_loss, inverse_count, total), (row_loss.shape[0],), (factor,))
-    return total
+        kernel(1, (row_loss, inverse_count, outputs.total), (row_loss.shape[0],), (factor,))
+    return outputs.total
 
 
 def scale_rows(grad: Tensor, factor: Tensor) -> Tensor:

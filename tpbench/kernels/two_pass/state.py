@@ -1,54 +1,17 @@
-"""Row states: numbers that stand for any set of columns of a row, and that merge.
+"""Row states of the two-pass kernels: tiles merge into a shard, and shards into the vocabulary.
 
-States of disjoint columns merge into one state. So tiles merge into a shard, and shards merge into the vocabulary, by
-the same arithmetic. All kernels use these letters. x and t are the scaled logits and target logits, in nats:
-
-| name | meaning | unit | losses |
-| --- | --- | --- | --- |
-| m | maximum: max x | nats | all |
-| s | sum of exponentials: sum exp(x - m) | none | all |
-| x_label | logit of the label: x[label] where this rank holds it, else 0 | nats | of labels |
-| m_t | maximum of the target logits: max t | nats | against target logits |
-| s_t | sum of exponentials: sum exp(t - m_t) | none | against target logits; of labels, with label smoothing |
-| a | sum of weighted differences, below | nats | as s_t |
-| h | weighted sum of logits: sum exp(x - m) (x - m) | nats | all, if entropies are wanted |
-
-A number that the loss doesn't need is 0 here. `numbers_of` says which numbers a kernel stores for other kernels and
-ranks, and in which order. A suffix says which of two merged states a number is from: `w_1`, `w_2`.
-
-Label smoothing is a soft cross-entropy against equal target logits: there s_t is the number of columns.
-
-| loss | weight | difference |
-| --- | --- | --- |
-| label smoothing | 1 | x - m |
-| soft_cross_entropy | exp(t - m_t) | x - m |
-| forward_kl | exp(t - m_t) | (t - m_t) - (x - m) |
-| reverse_kl | exp(x - m) | (x - m) - (t - m_t) |
-
-Everything is relative to the maxima, so that a large common offset of the logits costs no precision. Where all columns
-are -inf, the maximum is -inf too. Then the exponents are relative to 0, because -inf - (-inf) would be NaN. A weight of
-zero gives zero, even if the difference is infinite (0 log 0 = 0).
+`row_terms` has a table of their numbers. Exponents are in nats.
 
 Tiles are (ROWS, BLOCK). A program works on one row on a GPU, and on many in Triton's interpreter, whose cost is per
 operation and not per element.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
 
-
-class State(NamedTuple):
-    """The state of rows, (ROWS,) fp32 each."""
-
-    m: Any
-    s: Any
-    x_label: Any
-    m_t: Any
-    s_t: Any
-    a: Any
-    h: Any
+from tpbench.kernels.row_terms import State, reference, shifted, state_of, weigh
 
 
 class TwoPassSpec(NamedTuple):
@@ -59,10 +22,9 @@ class TwoPassSpec(NamedTuple):
     """Labels are smoothed."""
     ENTROPY: bool
     """The entropy of each row is wanted."""
+    Z_LOSS: bool
     ROWS: int
     BLOCK: int = 1
-    LOGPROB: bool = False
-    """The kernel stores log-probabilities of labels: the negative cross-entropies."""
     SOFTCAP: float = 0.0
     """0: no cap."""
     TARGET_SOFTCAP: float = 0.0
@@ -70,12 +32,6 @@ class TwoPassSpec(NamedTuple):
     """The kernel adds to the gradient instead of overwriting it."""
     WIDE: bool = False
     """Columns times their stride exceed 2^31."""
-
-
-@triton.jit
-def reference(maximum):
-    """The number that exponents are relative to: 0 instead of the maximum -inf."""
-    return tl.where(maximum == float("-inf"), 0.0, maximum)
 
 
 INTERPRETED: bool = not isinstance(reference, triton.JITFunction)
@@ -91,12 +47,6 @@ def round_to(values, dtype: tl.constexpr):
         bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000
         values = tl.where(values == values, bits.to(tl.float32, bitcast=True), values)
     return values.to(dtype)
-
-
-@triton.jit
-def weigh(weight, difference):
-    """weight * difference, or 0 where the weight is 0, even if the difference is infinite."""
-    return tl.where(weight == 0.0, 0.0, weight * difference)
 
 
 @triton.jit
@@ -129,6 +79,12 @@ def load_capped(pointer, row_offset, column_offset, mask, SOFTCAP: tl.constexpr)
 
 
 @triton.jit
+def label_counts(label, vocab_size, ignore_index):
+    """Return which labels are columns of the vocabulary and not to be ignored."""
+    return (label != ignore_index) & (label >= 0) & (label < vocab_size)
+
+
+@triton.jit
 def rows_of_program(target, n_rows, vocab_size, ignore_index, SPEC: tl.constexpr):
     """The rows of this program, (ROWS,): indices, which of them exist, which of them count, and their labels.
 
@@ -140,7 +96,7 @@ def rows_of_program(target, n_rows, vocab_size, ignore_index, SPEC: tl.constexpr
     label = row * 0
     if SPEC.LOSS == "cross_entropy":
         label = tl.load(target + row, mask=exists, other=-1).to(tl.int64)
-        counts = exists & (label != ignore_index) & (label >= 0) & (label < vocab_size)
+        counts = exists & label_counts(label, vocab_size, ignore_index)
     return row, exists, counts, label
 
 
@@ -200,17 +156,6 @@ def tile_state(x, t, mask, columns, SPEC: tl.constexpr):
 
 
 @triton.jit
-def _shifted(state, weight, weight_t, shift, shift_t, SPEC: tl.constexpr):
-    """The sum of weighted differences `a` relative to new references, which are lower by the shifts."""
-    if SPEC.LOSS == "soft_cross_entropy":
-        return weigh(weight_t, state.a + state.s_t * shift)
-    elif SPEC.LOSS == "forward_kl":
-        return weigh(weight_t, state.a + state.s_t * (shift_t - shift))
-    else:
-        return weigh(weight, state.a + state.s * (shift - shift_t))
-
-
-@triton.jit
 def merge_two(one, two, SPEC: tl.constexpr):
     """Merge the states of two disjoint sets of columns.
 
@@ -239,8 +184,8 @@ def merge_two(one, two, SPEC: tl.constexpr):
         wt_1 = tl.exp(one.m_t - r_t)
         wt_2 = tl.exp(two.m_t - r_t)
         s_t = one.s_t * wt_1 + two.s_t * wt_2
-        a_1 = _shifted(one, w_1, wt_1, shift_1, reference(one.m_t) - r_t, SPEC)
-        a_2 = _shifted(two, w_2, wt_2, shift_2, reference(two.m_t) - r_t, SPEC)
+        a_1 = shifted(one, w_1, wt_1, shift_1, reference(one.m_t) - r_t, SPEC)
+        a_2 = shifted(two, w_2, wt_2, shift_2, reference(two.m_t) - r_t, SPEC)
         return State(m, s, one.x_label, m_t, s_t, a_1 + a_2, h)
 
 
@@ -275,76 +220,13 @@ def shard_state(logits, target, row, counts, label, strides, shard, scales, SPEC
 
 
 @triton.jit
-def numbers_of(state, SPEC: tl.constexpr):
-    """The numbers of a state that the loss needs, in the order in which kernels store them."""
-    if SPEC.LOSS != "cross_entropy":
-        numbers = (state.m, state.s, state.m_t, state.s_t, state.a)
-    elif SPEC.SMOOTHED:
-        numbers = (state.m, state.s, state.x_label, state.s_t, state.a)
-    else:
-        numbers = (state.m, state.s, state.x_label)
-    if SPEC.ENTROPY:
-        numbers = numbers + (state.h,)
-    return numbers
-
-
-@triton.jit
-def _load_state(place, n_rows, exists, SPEC: tl.constexpr):
-    """Load a state that was stored as `numbers_of`, n_rows apart. Numbers that the loss does not need are any."""
-    m = tl.load(place, mask=exists, other=0.0)
-    s = tl.load(place + n_rows, mask=exists, other=0.0)
-    third = tl.load(place + 2 * n_rows, mask=exists, other=0.0)
-    fourth = s
-    a = s
-    h = s
-    if SPEC.LOSS != "cross_entropy" or SPEC.SMOOTHED:
-        fourth = tl.load(place + 3 * n_rows, mask=exists, other=0.0)
-        a = tl.load(place + 4 * n_rows, mask=exists, other=0.0)
-    if SPEC.ENTROPY:
-        NUMBERS: tl.constexpr = 3 if SPEC.LOSS == "cross_entropy" and not SPEC.SMOOTHED else 5
-        h = tl.load(place + NUMBERS * n_rows, mask=exists, other=0.0)
-    if SPEC.LOSS == "cross_entropy":
-        return State(m, s, third, s, fourth, a, h)
-    else:
-        return State(m, s, s, third, fourth, a, h)
-
-
-@triton.jit
 def gathered_state(gathered, row, exists, n_rows, world_size, WIDTH: tl.constexpr, SPEC: tl.constexpr):
     """Merge all ranks' statistics, (world_size, WIDTH, n_rows), in rank order: the same bits on every rank."""
     state = no_columns(row, SPEC)
     for rank in range(world_size):
-        shard = _load_state(gathered + rank * WIDTH * n_rows + row, n_rows, exists, SPEC)
-        state = merge_two(state, shard, SPEC)
+        numbers = ()
+        for number in tl.static_range(WIDTH):
+            place = gathered + (rank * WIDTH + number) * n_rows + row
+            numbers = numbers + (tl.load(place, mask=exists, other=0.0),)
+        state = merge_two(state, state_of(numbers, SPEC), SPEC)
     return state
-
-
-@triton.jit
-def losses_of_rows(state, label_smoothing, z_loss, SPEC: tl.constexpr):
-    """The loss of each row, (ROWS,), and the log of its sum of exp, from the state of the whole vocabulary.
-
-    With LOGPROB the label's log-probability takes the place of the loss.
-    """
-    log_s = tl.log(state.s)
-    log_z = reference(state.m) + log_s
-    if SPEC.LOSS == "cross_entropy":
-        loss = log_s + (reference(state.m) - state.x_label)
-        if SPEC.SMOOTHED:
-            of_all = log_s - state.a / state.s_t
-            loss = (1.0 - label_smoothing) * loss + label_smoothing * of_all
-    elif SPEC.LOSS == "soft_cross_entropy":
-        loss = log_s - state.a / state.s_t
-    elif SPEC.LOSS == "forward_kl":
-        loss = state.a / state.s_t - tl.log(state.s_t) + log_s
-    else:
-        loss = state.a / state.s - log_s + tl.log(state.s_t)
-    loss = loss + z_loss * log_z * log_z
-    if SPEC.LOGPROB:
-        loss = -loss
-    return loss, log_z
-
-
-@triton.jit
-def entropies_of_rows(state):
-    """The entropy of each row's softmax in nats, (ROWS,), from the state of the whole vocabulary."""
-    return tl.log(state.s) - state.h / state.s

@@ -1,0 +1,276 @@
+"""The policy loss against float64: every option, dtype and chunk, on one rank and over groups."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.kernel_reference import (
+    DTYPES,
+    TOLERANCE,
+    assert_near,
+    make,
+    make_linear,
+    make_policy,
+    policy_reference,
+)
+from tests.support.ranks import Rank, enough_gpus, ranks_here, run_on_ranks
+from tpbench.kernels import EntropyLoss, LinearEntropyLoss, entropy_loss, linear_entropy_loss
+
+OURS = ("algorithm", "block_cap", "exchange", "loss", "entropy", "workspace_gib", "hidden_sharded", "grad")
+Case = tuple[torch.Tensor, torch.Tensor, dict[str, Any]]
+SEQUENCES = torch.tensor([3, 3, 3, -7, 0, 0, 0, 5, 3], dtype=torch.int32)
+"""Of neighbouring rows, one row, and rows apart."""
+
+
+def local(options: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    return {name: value.to(device) if torch.is_tensor(value) else value for name, value in options.items()}
+
+
+def right(logits: torch.Tensor, target: torch.Tensor, options: dict[str, Any]) -> tuple[Any, torch.Tensor]:
+    """Return the reference, and its gradient by the logits."""
+    leaf = logits.detach().double().cpu().requires_grad_()
+    options = {name: value for name, value in options.items() if name not in OURS}
+    reference = policy_reference(leaf, target.cpu(), **local(options, torch.device("cpu")))
+    reference.objective.backward()
+    assert leaf.grad is not None
+    return reference, leaf.grad
+
+
+def check(result: Any, logits: torch.Tensor, target: torch.Tensor, options: dict[str, Any]) -> None:
+    """Compare a result with the reference. Tensors of a result may be those of all ranks.
+
+    The terms of a row's gradient may cancel. Its error is relative to the rows of largest gradients then.
+    """
+    reference, grad = right(logits, target, options)
+    numbers = {"loss": reference.loss, "row_loss": reference.row_loss, "logprobs": reference.logprobs}
+    if "entropy_weight" in options or "entropy" in options:
+        numbers["entropy"] = reference.entropy
+    for name, expected in numbers.items():
+        torch.testing.assert_close(getattr(result, name).cpu().double(), expected, rtol=1e-5, atol=1e-5)
+    assert torch.equal(result.clipped.cpu(), reference.clipped)
+    norm = grad.norm(dim=-1)
+    slack = 2.0**-20 * norm.max() + logits.shape[1] ** 0.5 * torch.finfo(logits.dtype).smallest_normal
+    error = (result.grad.double().cpu() - grad).norm(dim=-1)
+    assert (error <= TOLERANCE[logits.dtype] * norm + slack).all(), error / norm
+    assert not result.grad.cpu()[norm == 0].any()
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "the plain loss": {"ref_logprobs": None, "row_weight": None, "kl_weight": 0.0, "cross_entropy_weight": 0.0},
+    "all terms": {"entropy_weight": 0.3, "z_loss": 1e-2, "temperature": 0.7, "logits_scale": 1.3, "clip": (0.3, 0.1)},
+    "sum": {"reduction": "sum", "softcap": 3.0},
+    "none": {"reduction": "none", "entropy": True},
+    "upstream": {"row_grad": torch.linspace(-1, 2, 9), "entropy_grad": torch.linspace(1, -2, 9), "entropy": True},
+    "sequences": {"sequences": SEQUENCES, "entropy_weight": 0.1},
+    "one row a sequence": {"sequences": torch.arange(9, dtype=torch.int32), "row_weight": None},
+    "sequences with upstream": {"sequences": SEQUENCES, "row_grad": torch.linspace(-1, 2, 9), "reduction": "sum"},
+    "no advantages": {"advantages": torch.zeros(9)},
+    "all clipped": {"old_logprobs": torch.full((9,), -60.0), "advantages": torch.ones(9)},
+    "no weights": {"row_weight": torch.zeros(9)},
+    "masked infinities": {
+        "row_weight": torch.tensor([0.0, 1, 0, 1, 1, 1, 1, 0, 1]),
+        "old_logprobs": torch.tensor([-torch.inf, -2, -200, -3, -2, -1, -4, torch.inf, -2]),
+    },
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_option(case: str, device: torch.device, algorithm: dict[str, Any]) -> None:
+    options = make_policy(9, **CASES[case])
+    if "sequences" in options:
+        algorithm = {}
+    for dtype, block_cap in itertools.product(DTYPES if case == "all terms" else DTYPES[:1], (32, "auto")):
+        logits, target = make("cross_entropy", dtype=dtype, device=device)
+        target[4] = -100
+        result = entropy_loss(logits, target, block_cap=block_cap, **local(options, device), **algorithm)
+        check(result, logits, target, options)
+
+
+def test_edges(device: torch.device, algorithm: dict[str, Any]) -> None:
+    """-inf columns, labels of probability 0, padding, rows that do not count, and no rows that do."""
+    logits, target = make("cross_entropy", device=device)
+    logits[:, 10:40] = -torch.inf
+    target = target.clamp(max=69)
+    target[:2] = torch.tensor([20, 99])
+    options = make_policy(9, ref_logprobs=None, kl_weight=0.0, cross_entropy_weight=0.0, vocab_size=70)
+    check(entropy_loss(logits, target, **local(options, device), **algorithm), logits, target, options)
+    nothing = entropy_loss(logits, torch.full_like(target, -100), **local(options, device), **algorithm)
+    assert nothing.loss == 0 and nothing.grad is not None and not nothing.grad.any()
+    none = local({name: each[:0] if torch.is_tensor(each) else each for name, each in options.items()}, device)
+    assert entropy_loss(logits[:0], target[:0], **none, **algorithm).loss == 0
+    # A row whose ratio is infinite has an infinite loss, and the other rows do not notice.
+    target[3] = 5
+    options["old_logprobs"], options["advantages"] = torch.full((9,), -500.0), torch.zeros(9)
+    options["advantages"][3], options["row_weight"] = -1.0, None
+    result = entropy_loss(logits, target, **local(options, device), **algorithm)
+    assert result.row_loss[3] == torch.inf and result.row_loss[4:].isfinite().all()
+
+
+def test_many_rows_and_sequences(device: torch.device) -> None:
+    """More rows than a program of the mean over sequences goes over at a time, in sequences that are not neighbours."""
+    logits, target = make("cross_entropy", rows=5000, vocab=40, device=device)
+    for sequences in (torch.arange(5000) // 700, torch.arange(5000) % 7):
+        options = make_policy(5000, sequences=sequences.int())
+        check(entropy_loss(logits, target, **local(options, device)), logits, target, options)
+
+
+def _columns(rank: Rank, vocab: int) -> slice:
+    """Uneven: the first rank holds two columns more than its share."""
+    edges = [0, *(vocab * (each + 1) // rank.world_size + 2 for each in range(rank.world_size - 1)), vocab]
+    return slice(edges[rank.rank], edges[rank.rank + 1])
+
+
+def _on_rank(rank: Rank, cases: list[Case]) -> list[dict[str, Any]]:
+    results = []
+    for logits, target, options in cases:
+        shard = logits[:, _columns(rank, logits.shape[1])].to(rank.device)
+        result = entropy_loss(shard, target.to(rank.device), group=rank.group, **local(options, rank.device))
+        results.append({name: getattr(result, name) for name in result.__dataclass_fields__ if name != "how"})
+    return results
+
+
+@pytest.mark.parametrize("world_size", sorted({ranks_here(2), ranks_here(3)}))
+def test_over_ranks(world_size: int) -> None:
+    if not enough_gpus(world_size):
+        pytest.skip(f"needs {world_size} GPUs")
+    cases: list[Case] = []
+    for case, dtype in itertools.product(CASES, DTYPES if world_size == 2 else DTYPES[:1]):
+        logits, target = make("cross_entropy", dtype=dtype, vocab=101)
+        target[4] = -100
+        cases.append((logits, target, make_policy(9, block_cap=16, **CASES[case])))
+    by_case = zip(*run_on_ranks(world_size, _on_rank, cases), strict=True)
+    for (logits, target, options), shards in zip(cases, by_case, strict=True):
+        for name in ("loss", "row_loss", "logprobs", "clipped"):
+            assert all(torch.equal(each[name], shards[0][name]) for each in shards), (name, options)
+        whole = {**shards[0], "grad": torch.cat([each["grad"] for each in shards], 1)}
+        check(type("Result", (), whole), logits, target, options)
+
+
+def _linear_on_rank(rank: Rank, cases: list[tuple[Any, ...]]) -> list[dict[str, Any]]:
+    results = []
+    for hidden, weight, target, options in cases:
+        own = hidden.chunk(rank.world_size)[rank.rank] if options.get("hidden_sharded") else hidden
+        result = linear_entropy_loss(
+            own.to(rank.device), weight[_columns(rank, len(weight))].to(rank.device), target.to(rank.device),
+            group=rank.group, **local(options, rank.device),
+        )  # fmt: skip
+        results.append({name: getattr(result, name) for name in result.__dataclass_fields__ if name != "how"})
+    return results
+
+
+@pytest.mark.parametrize("world_size", sorted({1, ranks_here(2), ranks_here(3)}))
+def test_the_linear_loss(world_size: int) -> None:
+    """Sequences over several chunks, and over the ranks' parts of the rows."""
+    if not enough_gpus(world_size):
+        pytest.skip(f"needs {world_size} GPUs")
+    cases = []
+    sequences = torch.tensor([1, 1, 1, 1, 1, 1, 1, 2, 2, 9, 9, 1], dtype=torch.int32)
+    for dtype, rows, number in itertools.product(DTYPES if world_size < 3 else DTYPES[:1], (12, 5), range(3)):
+        hidden, weight, target = make_linear(rows=12, vocab=101, dtype=dtype)
+        target[3] = -100
+        more: dict[str, Any] = [
+            {"entropy_weight": 0.2, "temperature": 1.3},
+            {"sequences": sequences, "z_loss": 1e-3, "row_grad": torch.linspace(-1, 2, 12)},
+            {"grad": False, "sequences": sequences, "reduction": "none", "entropy": True},
+        ][number]
+        options = make_policy(12, hidden_sharded=world_size > 1 and number != 0, exchange="nccl", **more)
+        options["workspace_gib"] = rows * -(-101 // world_size) * dtype.itemsize / 2**30
+        cases.append((hidden, weight, target, options))
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    here = Rank(0, 1, None, device)  # type: ignore[arg-type]
+    by_rank = [_linear_on_rank(here, cases)] if world_size == 1 else run_on_ranks(world_size, _linear_on_rank, cases)
+    for (hidden, weight, target, options), shards in zip(cases, zip(*by_rank, strict=True), strict=True):
+        leaves = [each.double().requires_grad_() for each in (hidden, weight)]
+        logits = leaves[0] @ leaves[1].t()
+        rounding = logits.detach().to(hidden.dtype).double() - logits.detach()
+        given = {name: value for name, value in options.items() if name not in OURS}
+        reference = policy_reference(logits + rounding, target, **given)
+        for name in ("loss", "row_loss", "logprobs"):
+            assert all(torch.equal(each[name], shards[0][name]) for each in shards)
+            tolerance = 1e-5 if options.get("grad", True) or hidden.dtype == torch.float32 else TOLERANCE[hidden.dtype]
+            close = {"rtol": tolerance, "atol": tolerance}
+            torch.testing.assert_close(shards[0][name].double().cpu(), getattr(reference, name), **close)
+        assert torch.equal(shards[0]["clipped"].cpu(), reference.clipped)
+        if options.get("grad", True):
+            reference.objective.backward()
+            of_hidden = [each["grad_hidden"] for each in shards]
+            of_hidden = torch.cat(of_hidden) if options["hidden_sharded"] else of_hidden[0]
+            assert_near(of_hidden, leaves[0].grad, hidden.dtype, options)
+            assert_near(torch.cat([each["grad_weight"] for each in shards]), leaves[1].grad, hidden.dtype, options)
+
+
+@pytest.mark.parametrize("with_sequences", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES[:2])
+@pytest.mark.parametrize("name", ["logits", "hidden", "hidden, rows"])
+def test_the_modules_train_as_torch_does(
+    name: str, dtype: torch.dtype, with_sequences: bool, device: torch.device
+) -> None:
+    """A toy policy takes steps with torch's recipe and with the module, and both have the same losses."""
+    hidden, weight, target = (each.to(device) for each in make_linear(rows=9))
+    start = (hidden @ weight.t()).log_softmax(-1).cpu().gather(1, target.cpu()[:, None])[:, 0]
+    rows = {name: each for name, each in make_policy(9).items() if torch.is_tensor(each)}
+    rows |= {"old_logprobs": start + 0.1, "ref_logprobs": start - 0.2}
+    rows |= {"sequences": SEQUENCES} if with_sequences else {}
+    options: dict[str, Any] = {"kl_weight": 0.1, "clip": (0.2, 0.3)}
+    upstream = torch.ones(())
+    if name == "hidden, rows":
+        upstream, options["reduction"] = torch.linspace(-1, 2, 9), "none"
+    settings: dict[str, Any] = {"loss": "policy", **options}
+    options |= {"row_grad": upstream} if upstream.dim() else {}
+    close = {"rtol": 4 * TOLERANCE[dtype], "atol": 4 * TOLERANCE[dtype]}
+    ours, theirs = (weight.clone().requires_grad_() for _ in range(2))
+    for _ in range(3):
+        if name == "logits":
+            loss = EntropyLoss(**settings)((hidden @ ours.t()).to(dtype), target, **local(rows, device))
+        else:
+            loss = LinearEntropyLoss(**settings)(hidden.to(dtype), ours.to(dtype), target, **local(rows, device))
+        recipe = policy_reference((hidden @ theirs.t()).double().cpu(), target.cpu(), **options, **rows)
+        torch.testing.assert_close(
+            loss.double().cpu(), recipe.loss, rtol=4 * TOLERANCE[dtype], atol=4 * TOLERANCE[dtype]
+        )
+        loss.backward(upstream.to(device))
+        recipe.objective.backward()
+        for leaf in (ours, theirs):
+            assert leaf.grad is not None
+            leaf.data -= 0.05 * leaf.grad
+            leaf.grad = None
+    torch.testing.assert_close(ours, theirs, **close)
+
+
+ROWS = torch.zeros(9)
+
+
+@pytest.mark.parametrize(
+    ("error", "changes"),
+    [
+        ("old_logprobs must be a tensor", {"old_logprobs": None}),
+        ("advantages must have shape", {"advantages": ROWS[:3]}),
+        ("advantages must be float32", {"advantages": ROWS.double()}),
+        ("ref_logprobs must be a tensor for loss='policy' with kl_weight", {"ref_logprobs": None}),
+        ("sequences must be int32", {"sequences": torch.arange(9)}),
+        ("sequences need algorithm='two_kernels'", {"sequences": SEQUENCES, "algorithm": "two_reads"}),
+        ("clip must be two numbers", {"clip": 0.2}),
+        ("clip must be finite", {"clip": (-0.1, 0.2)}),
+        ("kl_weight is a term of loss='policy'", {"loss": "logprob"}),
+        ("row_weight belongs to loss='policy'", {"loss": "logprob", "kl_weight": 0.0, "cross_entropy_weight": 0.0}),
+        ("label_smoothing smooths", {"label_smoothing": 0.1}),
+    ],
+)
+def test_errors_name_the_argument(error: str, changes: dict[str, Any], device: torch.device) -> None:
+    with pytest.raises((TypeError, ValueError), match=error):
+        entropy_loss(*make("cross_entropy", device=device), **local(make_policy(9, **changes), device))
+    with pytest.raises(ValueError, match="row_weight must be contiguous"):
+        strided = {"row_weight": torch.zeros(18, device=device)[::2]}
+        entropy_loss(*make("cross_entropy", device=device), **local(make_policy(9), device) | strided)
+
+
+def test_a_loss_for_each_row_has_no_upstream_gradients_with_sequences() -> None:
+    logits, target = make("cross_entropy")
+    rows = {name: each for name, each in make_policy(9).items() if torch.is_tensor(each)}
+    module = EntropyLoss(loss="policy", reduction="none")
+    with pytest.raises(ValueError, match="reduction must be 'mean' or 'sum' with sequences"):
+        module(logits.requires_grad_(), target, **rows, sequences=SEQUENCES)

@@ -1,0 +1,316 @@
+"""Row states, and what follows from them: the loss of a row and the factors of its gradient, for all kernels.
+
+A state is numbers that stand for any set of columns of a row. States of disjoint columns merge into one state, up to
+that of the whole vocabulary. All kernels use these letters. x and t are the scaled logits and target logits:
+
+| name | meaning | unit | losses |
+| --- | --- | --- | --- |
+| m | maximum: max x | nats | all |
+| s | sum of exponentials: sum exp(x - m) | none | all |
+| x_label | logit of the label: x[label] where this rank holds it, else 0 | nats | of labels |
+| m_t | maximum of the target logits: max t | nats | against target logits |
+| s_t | sum of exponentials: sum exp(t - m_t) | none | against target logits; of labels, with label smoothing |
+| a | sum of weighted differences, below | nats | as s_t |
+| h | weighted sum of logits: sum exp(x - m) (x - m) | nats | all, if entropies are wanted |
+
+A number that the loss doesn't need is any number. `numbers_of` says which numbers a kernel stores for other kernels and
+ranks, and in which order. A suffix says which of two merged states a number is from: `w_1`, `w_2`.
+
+Label smoothing is a soft cross-entropy against equal target logits: there s_t is the number of columns.
+
+| loss | weight | difference |
+| --- | --- | --- |
+| label smoothing | 1 | x - m |
+| soft_cross_entropy | exp(t - m_t) | x - m |
+| forward_kl | exp(t - m_t) | (t - m_t) - (x - m) |
+| reverse_kl | exp(x - m) | (x - m) - (t - m_t) |
+
+Everything is relative to the maxima, so that a large common offset of the logits costs no precision. Where all columns
+are -inf, the maximum is -inf too. Then the exponents are relative to 0, because -inf - (-inf) would be NaN. A weight of
+zero gives zero, even if the difference is infinite (0 log 0 = 0).
+
+p = softmax(x), q = softmax(t), H is the entropy of p, and z the log of the sum of exp(x). For every loss the gradient
+by x is, in each column, a sum of up to four terms, whose factors are numbers of the row:
+
+| losses | gradient by x |
+| --- | --- |
+| of labels | on_p * p - on_target * onehot(label) - on_column - on_entropy * p * (log p + H) |
+| soft_cross_entropy, forward_kl | on_p * p - on_target * q - on_entropy * p * (log p + H) |
+| reverse_kl | on_p * p * (D - on_target) - on_entropy * p * (log p + H), with D = (x - max x) - (t - max t) |
+
+A loss of labels is a function of log p[label], z, H and the mean of log p. Its slope by log p[label] contributes
+slope * (onehot(label) - p). So a new loss of labels is a new formula in `row_terms`.
+
+The functions are arithmetic on fp32 tensors of one shape. Kernels in Triton and in Gluon call them.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+
+class Scales(NamedTuple):
+    """The factors of losses and gradients. Kernels receive it."""
+
+    logits: Any
+    """On logits, whose products are exponents. `target`: on target logits."""
+    target: Any
+    grad: Any
+    """On the gradient of losses. `entropy`: on that of entropies. `total`: on the sum of the row losses."""
+    entropy: Any
+    total: Any
+    label: Any
+    """On log p[label] in the loss. `smoothing`: on the mean of -log p over the columns."""
+    smoothing: Any
+    column: Any
+    """`smoothing` divided by the columns of the vocabulary."""
+    z_loss: Any
+    clip_low: Any
+    """The least ratio that is not clipped. `clip_high`: the largest one."""
+    clip_high: Any
+    kl: Any
+    """On the estimate of the divergence from the reference. `entropy_term`: on the negative entropy in the loss."""
+    entropy_term: Any
+
+
+class RowInputs(NamedTuple):
+    """Numbers of each row, (rows,) fp32 or None. Kernels receive it."""
+
+    row_grad: Any = None
+    """Upstream gradients of the rows' losses."""
+    entropy_grad: Any = None
+    """Upstream gradients of the rows' entropies."""
+    row_weight: Any = None
+    old_logprobs: Any = None
+    advantages: Any = None
+    ref_logprobs: Any = None
+    log_ratio: Any = None
+    """The mean log-ratio of each row's sequence. None: each row has its own ratio."""
+    ratio_slope: Any = None
+    """With `log_ratio` and gradients: the mean slope of the losses of the row's sequence by it."""
+
+
+class RowOutputs(NamedTuple):
+    """The results of each row, (rows,) fp32, or None if the caller does not want this one. Kernels receive it."""
+
+    loss: Any
+    entropy: Any = None
+    logprobs: Any = None
+    clipped: Any = None
+    """bool."""
+
+
+LN_2 = tl.constexpr(math.log(2.0))
+_INPUTS = tl.constexpr(len(RowInputs._fields))
+
+
+class State(NamedTuple):
+    """The state of rows, (ROWS,) fp32 each."""
+
+    m: Any
+    s: Any
+    x_label: Any
+    m_t: Any
+    s_t: Any
+    a: Any
+    h: Any
+
+
+class RowSoftmax(NamedTuple):
+    """Numbers of the softmax of rows, (ROWS,) fp32 in nats. A number that the loss doesn't need is any number."""
+
+    log_s: Any
+    """Log of the sum of exponentials relative to the maximum. `log_s_t`: of the target logits."""
+    log_z: Any
+    log_p: Any
+    """Log-probability of the label."""
+    log_s_t: Any
+    mean: Any
+    """The weighted mean of the differences of the table above."""
+    entropy: Any
+
+
+class RowTerms(NamedTuple):
+    """The results of rows and the factors of their gradients. A factor is a tensor (ROWS,) or one number for all."""
+
+    loss: Any
+    on_p: Any
+    on_target: Any
+    on_column: Any
+    on_entropy: Any
+    clipped: Any
+    """True where the clip decides the policy loss."""
+
+
+@triton.jit
+def reference(maximum):
+    """The number that exponents are relative to: 0 instead of the maximum -inf, since -inf - (-inf) is NaN."""
+    return tl.where(maximum == float("-inf"), 0.0, maximum)
+
+
+@triton.jit
+def weigh(weight, difference):
+    """weight * difference, or 0 where the weight is 0, even if the difference is infinite."""
+    return tl.where(weight == 0.0, 0.0, weight * difference)
+
+
+@triton.jit
+def shifted(state, weight, weight_t, shift, shift_t, SPEC: tl.constexpr):
+    """The sum of weighted differences `a` of a state relative to new references, which are lower by the shifts."""
+    if SPEC.LOSS == "soft_cross_entropy":
+        return weigh(weight_t, state.a + state.s_t * shift)
+    elif SPEC.LOSS == "forward_kl":
+        return weigh(weight_t, state.a + state.s_t * (shift_t - shift))
+    else:
+        return weigh(weight, state.a + state.s * (shift - shift_t))
+
+
+@triton.jit
+def numbers_of(state, SPEC: tl.constexpr):
+    """The numbers of a state that the loss needs, in the order in which kernels store them."""
+    if SPEC.LOSS != "cross_entropy":
+        numbers = (state.m, state.s, state.m_t, state.s_t, state.a)
+    elif SPEC.SMOOTHED:
+        numbers = (state.m, state.s, state.x_label, state.s_t, state.a)
+    else:
+        numbers = (state.m, state.s, state.x_label)
+    if SPEC.ENTROPY:
+        numbers = numbers + (state.h,)
+    return numbers
+
+
+@triton.jit
+def state_of(numbers, SPEC: tl.constexpr):
+    """The state with these numbers, in the order of `numbers_of`. Those that the loss does not need are any."""
+    m = numbers[0]
+    s = numbers[1]
+    h = numbers[len(numbers) - 1]
+    if SPEC.LOSS != "cross_entropy":
+        return State(m, s, s, numbers[2], numbers[3], numbers[4], h)
+    elif SPEC.SMOOTHED:
+        return State(m, s, numbers[2], s, numbers[3], numbers[4], h)
+    else:
+        return State(m, s, numbers[2], s, s, s, h)
+
+
+@triton.jit
+def softmax_of_rows(state, x_label, NATS: tl.constexpr, SPEC: tl.constexpr):
+    """The `RowSoftmax` of rows from the state of the whole vocabulary. NATS: in a unit of the state's exponents.
+
+    x_label: the exponent of the label's logit, relative to the reference. Without labels it is any number.
+    """
+    log_s = tl.log2(state.s) * LN_2
+    log_s_t = log_s
+    if SPEC.LOSS != "cross_entropy":
+        log_s_t = tl.log2(state.s_t) * LN_2
+    weights = state.s_t
+    if SPEC.LOSS == "reverse_kl":
+        weights = state.s
+    mean = state.a / weights * NATS
+    entropy = log_s - state.h / state.s * NATS
+    return RowSoftmax(log_s, reference(state.m) * NATS + log_s, x_label * NATS - log_s, log_s_t, mean, entropy)
+
+
+@triton.jit
+def load_inputs(inputs, row, exists):
+    """Load the numbers of rows, in the order of the fields of `RowInputs`. A missing one is any number."""
+    values = ()
+    for number in tl.static_range(_INPUTS):
+        if inputs[number] is None:
+            values = values + (0.0,)
+        else:
+            values = values + (tl.load(inputs[number] + row, mask=exists, other=0.0),)
+    return values
+
+
+@triton.jit
+def policy_terms(log_ratio, advantages, scales):
+    """The loss -min(ratio * A, clip(ratio) * A), its slope by the log of the ratio, and whether the clip decides."""
+    ratio = tl.exp(log_ratio)
+    gain = weigh(advantages, ratio)
+    bound = advantages * tl.minimum(tl.maximum(ratio, scales.clip_low), scales.clip_high)
+    clipped = bound < gain
+    return -tl.minimum(gain, bound), tl.where(clipped, 0.0, -gain), clipped
+
+
+@triton.jit
+def row_terms(softmax, inputs, values, scale, scales, SPEC: tl.constexpr):
+    """The `RowTerms` of rows. All factors on the gradient join here, in fp32.
+
+    softmax: their `RowSoftmax`. values: what `load_inputs` returned. scale: factor on the gradient. scales: `Scales`.
+    """
+    row_grad, entropy_grad, row_weight, old_logprobs, advantages, ref_logprobs, log_ratio, ratio_slope = values
+    on_z = 0.0
+    if SPEC.Z_LOSS:
+        on_z = 2.0 * scales.z_loss * softmax.log_z
+    row_scale = scale
+    if inputs.row_grad is not None:
+        row_scale = row_scale * row_grad
+    if inputs.row_weight is not None:
+        row_scale = row_scale * row_weight
+    on_column = scales.column * row_scale
+    on_entropy = 0.0
+    clipped = False
+    if SPEC.LOSS == "cross_entropy":
+        loss = weigh(scales.label, softmax.log_p)
+        slope = scales.label  # the derivative of the loss by log p[label]
+        if inputs.advantages is not None:
+            if inputs.log_ratio is None:
+                log_ratio = softmax.log_p - old_logprobs
+            policy, of_ratio, clipped = policy_terms(log_ratio, advantages, scales)
+            loss += policy
+            if inputs.ratio_slope is None:
+                slope = slope + of_ratio
+            if inputs.ref_logprobs is not None:
+                difference = ref_logprobs - softmax.log_p
+                ratio = tl.exp(difference)
+                loss += weigh(scales.kl, ratio - difference - 1.0)
+                slope = slope - weigh(scales.kl, ratio - 1.0)
+        if inputs.row_weight is not None:
+            slope = tl.where(row_weight == 0.0, 0.0, slope)  # which may be infinite
+            clipped = clipped & (row_weight != 0.0)
+        on_p = on_z - slope
+        on_target = -slope * row_scale
+        if SPEC.SMOOTHED:
+            loss += scales.smoothing * (softmax.log_s - softmax.mean)
+            on_p += scales.smoothing
+    elif SPEC.LOSS == "reverse_kl":
+        loss = softmax.mean - softmax.log_s + softmax.log_s_t
+        on_p = 1.0
+        on_target = softmax.mean - on_z
+    else:
+        loss = softmax.log_s - softmax.mean
+        if SPEC.LOSS == "forward_kl":
+            loss = softmax.mean - softmax.log_s_t + softmax.log_s
+        on_p = 1.0 + on_z
+        on_target = row_scale
+    if SPEC.Z_LOSS:
+        loss += scales.z_loss * softmax.log_z * softmax.log_z
+    on_p = on_p * row_scale
+    if SPEC.ENTROPY and inputs.advantages is not None:
+        loss -= scales.entropy_term * softmax.entropy
+        on_entropy = -scales.entropy_term * row_scale
+    if inputs.entropy_grad is not None:
+        on_entropy += entropy_grad * scales.entropy
+    if inputs.row_weight is not None:
+        loss = weigh(row_weight, loss)
+    if inputs.ratio_slope is not None:
+        if inputs.row_weight is not None:
+            ratio_slope = tl.where(row_weight == 0.0, 0.0, ratio_slope)  # the row is not in the mean
+        on_p -= ratio_slope * scale
+        on_target -= ratio_slope * scale
+    return RowTerms(loss, on_p, on_target, on_column, on_entropy, clipped)
+
+
+@triton.jit
+def store_rows(outputs, row, softmax, terms, exists, counts):
+    """Store the results of rows, 0 for those that do not count. outputs: `RowOutputs`."""
+    tl.store(outputs.loss + row, tl.where(counts, terms.loss, 0.0), mask=exists)
+    if outputs.entropy is not None:
+        tl.store(outputs.entropy + row, tl.where(counts, softmax.entropy, 0.0), mask=exists)
+    if outputs.logprobs is not None:
+        tl.store(outputs.logprobs + row, tl.where(counts, softmax.log_p, 0.0), mask=exists)
+    if outputs.clipped is not None:
+        tl.store(outputs.clipped + row, counts & terms.clipped, mask=exists)
