@@ -32,7 +32,7 @@ def test_rounds_of_all_ranks_until_the_median_is_precise() -> None:
     assert (
         min(columns["samples_ms"]) <= min(columns["round_ms"]) <= max(columns["round_ms"]) <= max(columns["samples_ms"])
     )
-    assert columns["time_ms"] == pytest.approx(2)  # the slowest rank's
+    assert columns["time_ms"] == pytest.approx(2, rel=1e-4)  # the slowest rank's, whose steps take ever longer
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,7 @@ def test_inputs_change_for_all_variants_of_a_sweep_with_one_from_outside(folder:
 
     def is_fresh(variants: list[str], chosen: list[str], outside: dict[str, Any]) -> list[bool]:
         values = {**PROBLEM, "fresh": False, "output_dir": str(folder)}
-        requests = [Request(at, values | {"variant": name}, chosen, []) for at, name in enumerate(variants)]
+        requests = [Request(at, values | {"variant": name}, chosen) for at, name in enumerate(variants)]
         return [cell.job.measure.fresh for cell in plan(requests, ThisHost(0, cores=8), outside)]
 
     assert is_fresh([found.name, "pytorch_gather"], [], {found.name: found}) == [True, True]
