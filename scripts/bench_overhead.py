@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Measure the seconds that a cell costs above its measurement, in several ways of running it.
 
-The ways are a torchrun for each cell (cold), a reused torchrun (warm), and, to compare
-with, a bare torchrun of an empty worker.
+The ways are a torchrun for each cell (cold) and a reused torchrun (warm). A bare torchrun of an empty worker is the
+baseline.
 
 scripts/bench_overhead.py [--rounds 4] [--cells 2] [--tp-size 2] [--device cpu] [--ways cold warm]
 

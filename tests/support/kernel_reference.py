@@ -58,7 +58,7 @@ def assert_right(loss: Tensor, row_loss: Tensor, grad: Tensor, right: tuple[Tens
     torch.testing.assert_close(loss.double().cpu(), right[0], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(row_loss.double().cpu(), right[1], rtol=1e-5, atol=1e-5)
     got = grad.double().cpu()
-    # Two differences are no errors: what a subnormal cannot express, and the fp32 rounding of p - 1 for p close to 1.
+    # Two differences are allowed: what a subnormal cannot express, and the fp32 rounding of p - 1 for p close to 1.
     slack = torch.finfo(grad.dtype).smallest_normal * torch.finfo(grad.dtype).eps / 2 + 2.0**-23 / max(1, len(grad))
     error = ((got - right[2]).abs() - slack).clamp(min=0).norm(dim=-1)
     assert (error <= TOLERANCE[grad.dtype] * right[2].norm(dim=-1)).all(), error / right[2].norm(dim=-1)
@@ -177,7 +177,7 @@ class PolicyReference:
     entropy: Tensor
     clipped: Tensor
     objective: Tensor
-    """What the gradients are of: the total, with the upstream gradients of rows."""
+    """The value that is differentiated: the total, with the upstream gradients of rows."""
 
 
 def policy_reference(

@@ -84,10 +84,10 @@ class _LossModule(torch.nn.Module):
 class EntropyLoss(_LossModule):
     """The autograd version of `entropy_loss`: forward computes loss and gradient, backward scales the gradient.
 
-    `settings` are the keyword arguments of `entropy_loss` except grad, row_grad, entropy_grad, entropy, and the tensors
-    of rows of loss="policy". The gradient
-    gets new memory. With in_place=True it overwrites the logits during forward, and nothing else may read them
-    afterwards. An operation that saved them for its own backward, such as tanh, then raises RuntimeError.
+    `settings` are the keyword arguments of `entropy_loss` except grad, row_grad, entropy_grad and entropy. The tensors
+    of loss="policy" are arguments of `forward`. The gradient gets new memory. With in_place=True it overwrites the
+    logits during forward, and nothing else may read them afterwards. An operation that saved them for its own backward,
+    such as tanh, then raises RuntimeError.
 
     Backward multiplies by the upstream gradient in fp32. The gradient was already rounded to the logits' dtype, so an
     upstream gradient that is no power of two causes a second rounding. grad_scale does not: pass known factors there.

@@ -23,7 +23,7 @@ from tpbench.kernels import EntropyLoss, LinearEntropyLoss, entropy_loss, linear
 OURS = ("algorithm", "block_cap", "exchange", "loss", "entropy", "workspace_gib", "hidden_sharded", "grad")
 Case = tuple[torch.Tensor, torch.Tensor, dict[str, Any]]
 SEQUENCES = torch.tensor([3, 3, 3, -7, 0, 0, 0, 5, 3], dtype=torch.int32)
-"""Of neighbouring rows, one row, and rows apart."""
+"""Sequences whose rows are neighbours, a sequence of one row, and one whose rows lie apart."""
 
 
 def local(options: dict[str, Any], device: torch.device) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Attempts on this host, with fake ranks: each cell ends once, whatever happens to the torchruns."""
+"""Attempts on this host, with fake ranks: each cell ends once, even if its torchrun fails."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def chain_of(*copies: Copy, iterations: int, changes: bool = False) -> Chain:
 
 
 def test_a_block_runs_back_to_back_on_the_next_copies_and_counts_by_iteration(here: Rank) -> None:
-    """Of four iterations, one on the second copy takes 9 ms: all of them count, and nothing between blocks."""
+    """One of four iterations, on the second copy, takes 9 ms. All four count, and nothing between blocks does."""
     log: list[str] = []
     with simulated_time() as time:
         first, second = Copy("a", log, time), Copy("b", log, time)
@@ -190,7 +190,7 @@ def test_inputs_that_are_overwritten_are_used_once_or_there_is_no_time(
 def test_copies_leave_memory_for_a_set_up_and_for_interleaved_cells(
     interleaved: bool, copies: int, here: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 1 GiB, two steps of 256 MiB stay free, or three quarters."""
+    """The copies leave 512 MiB of 1 GiB free, for two steps, and 768 MiB beside other cells."""
     _, columns = made(here, monkeypatch, wanted=20, interleaved=interleaved)[0]
     assert columns == {"chained_copies": copies}
 

@@ -26,8 +26,8 @@ pytestmark = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or non
 def run_again(
     step: Callable[[], tuple[torch.Tensor, torch.Tensor]], stream: Any
 ) -> cuda_graph.CapturedWork[tuple[torch.Tensor, torch.Tensor]]:
-    """Stand in for a capture where there is no GPU: like one, this trains nothing, and each replay runs the step on
-    the tensors of the capture and overwrites its results."""
+    """Imitate a capture on a machine without GPUs: it trains nothing. Each replay runs the step on the tensors of the
+    capture and overwrites its results."""
     results = torch.full((), torch.nan), torch.full((), torch.nan)
 
     def replay() -> None:

@@ -84,7 +84,7 @@ def test_counts_of_llama_8b() -> None:
 
 
 def test_variants_run_no_kernels_of_tpbench() -> None:
-    """Their rows stay current when a kernel changes."""
+    """Rows of these variants stay current when a kernel changes."""
     for variant in ("block_no_tp", "block_tp", "block_tp_overlap", "block_symm_mem", "block_copy_engine"):
         assert parse_job({"variant": variant, **TINY, "tp_size": 2}).kernels_version is None
 
