@@ -67,6 +67,12 @@ class OperationSession:
         """A stopwatch, with a buffer of the size of a cache that most sessions don't need."""
         return Stopwatch(self.rank)
 
+    @property
+    def step_ms(self) -> float:
+        """The time of an iteration, for `details`: by the device clock, on a CPU by the wall clock."""
+        ms: float = self.columns.get("device_ms") or self.columns["time_ms"]
+        return ms
+
     def _step(self) -> Step[Any]:
         """Return what the variant's function returned as a step."""
         variant, step = self.variant, self.prepared

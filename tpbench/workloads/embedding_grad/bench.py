@@ -97,7 +97,7 @@ def details(problem: EmbeddingGrad, context: MeasuredContext, session: Any, rank
     """Measure each phase alone, by wall clock those that need no gradient and those that do, and the time beyond the
     rest of a training step. Collective."""
     stopwatch, phases, other = session.stopwatch, session.prepared.phases, context.other_work
-    best_ms = session.columns.get("device_ms") or session.columns["time_ms"]
+    best_ms = session.step_ms
     columns = {"exchange_gb_per_s": session.costs.bytes_communicated / best_ms / 1e6}
     session.restore()
     if other is not None:

@@ -183,7 +183,7 @@ def check(problem: LinearLoss, shard: Shard, output: Output, rank: Context) -> V
 def details(problem: LinearLoss, shard: Shard, session: Any, rank: Context) -> dict[str, Any]:
     """Return columns about the products alone, timed alternately with the step. Collective."""
     products = Products(problem, shard)
-    step_ms = session.columns.get("device_ms") or session.columns["time_ms"]
+    step_ms = session.step_ms
     iterations = _iterations(max(gather_number(step_ms, rank)), rank.device.type)
     timed = ((session.step, session.restore), (products.run, do_nothing))
     step, alone = session.stopwatch.interleaved_ms(*timed, iterations=iterations)
