@@ -173,7 +173,7 @@ def test_tensors_without_memory_are_refused_by_name(name: str) -> None:
     with FakeTensorMode() as mode, pytest.raises(TypeError, match="must have memory of its own, got FakeTensor"):
         call(mode.from_tensor(value))
     for trace in (make_fx(call), lambda value: torch.jit.trace(call, value)):
-        with pytest.raises(TypeError, match="^[a-z_]+ must not be traced"):
+        with pytest.raises(TypeError, match="must not be traced"):
             trace(value)
     freed = value.clone()
     freed.untyped_storage().resize_(0)
