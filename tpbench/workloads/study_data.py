@@ -1,10 +1,14 @@
-"""Pictures of lines over panels. Plots of the report and studies of workloads make them, and the report draws them."""
+"""Pictures of lines over panels, and speed-ups over a baseline. Plots of the report and studies of workloads make
+them, and the report draws them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -62,3 +66,39 @@ class Picture:
 def oldest_first(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return rows in the order in which their jobs started, after those without a time."""
     return sorted(rows, key=lambda row: (row["started_at"] is not None, row["started_at"] or 0))
+
+
+@dataclass(frozen=True)
+class Speedups:
+    """How many times faster than a baseline implementations are, over an axis, for one problem."""
+
+    facts: Mapping[str, Any]
+    """Columns that agree in all rows."""
+    by_clock: Mapping[str, pd.DataFrame]
+    """By the name of a time's column: a line for each value of the axis, a column for each implementation."""
+
+    @classmethod
+    def over(cls, baseline: Any, times: pd.DataFrame, facts: Mapping[str, Any]) -> Speedups:
+        """Divide the baseline by times whose columns are (clock, implementation). Leave out what has no ratio."""
+        ratios = (baseline / times).dropna(how="all").dropna(how="all", axis="columns")
+        return cls(facts, {clock: ratios[clock] for clock in ratios.columns.unique(0)})
+
+    @property
+    def axis(self) -> list[Any]:
+        """The values of the axis, in order."""
+        return next((list(ratios.index) for ratios in self.by_clock.values()), [])
+
+    @property
+    def names(self) -> list[str]:
+        """The implementations, in the order of the alphabet."""
+        return sorted({name for ratios in self.by_clock.values() for name in ratios})
+
+    def panel(self, title: str, unit: float = 1, vertical_lines: Iterable[VerticalLine] = ()) -> Panel:
+        """Return a line for each implementation and clock, over the axis in this unit. Wall times are dashed."""
+        lines = [
+            Series(name, tuple((unit * x, y) for x, y in ratios[name].dropna().items()), clock == "time_ms")
+            for name in self.names
+            for clock, ratios in self.by_clock.items()
+            if name in ratios
+        ]
+        return Panel(title, tuple(lines), tuple(vertical_lines))
