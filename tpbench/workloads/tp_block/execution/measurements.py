@@ -78,10 +78,10 @@ class StepCollectives:
         self.gathers, self.scatters = len(problem.linears) + again, len(problem.linears)
         self.norms = len(problem.norms)
         rows = problem.tokens // inputs.size
-        shard = torch.zeros(rows, problem.hidden, dtype=inputs.dtype, device=inputs.device)
-        self.gather: Callable[[], object] = partial(gather_rows, shard, group)
-        self.scatter: Callable[[], object] = partial(scatter_rows, shard.repeat(inputs.size, 1), group)
-        self.reduce: Callable[[], object] = partial(dist.all_reduce, shard[0], group=group)
+        self.shard = torch.zeros(rows, problem.hidden, dtype=inputs.dtype, device=inputs.device)
+        self.gather: Callable[[], object] = partial(gather_rows, self.shard, group)
+        self.scatter: Callable[[], object] = partial(scatter_rows, self.shard.repeat(inputs.size, 1), group)
+        self.reduce: Callable[[], object] = lambda: dist.all_reduce(self.shard[0], group=group)
 
     def run(self) -> None:
         """Run all collectives of a step."""

@@ -215,22 +215,23 @@ def total_norm(parameters: Sequence[Tensor], device: torch.device) -> Tensor:
     that dimension; a replicated gradient counts once. Parameters may be on several meshes or on none. Raises TypeError
     for a gradient that has not been reduced.
     """
-    shards_by_groups: dict[tuple[Any, ...], list[Tensor]] = defaultdict(list)
-    groups_by_layout: dict[Any, tuple[Any, ...]] = {}  # hundreds of gradients have only a few layouts
+    shards_by_layout: dict[Any, list[Tensor]] = defaultdict(list)  # hundreds of gradients have only a few layouts
     for grad in (parameter.grad for parameter in parameters):
-        if grad is None:
-            continue
-        layout = (grad.device_mesh, grad.placements) if isinstance(grad, DTensor) else None
-        if layout not in groups_by_layout:
-            groups_by_layout[layout] = _groups_that_shard(grad)
-        shards_by_groups[groups_by_layout[layout]].append(local_shard(grad))
-    total = torch.zeros((), dtype=torch.float32, device=device)
-    for groups, shards in shards_by_groups.items():
-        squares = torch.stack(torch._foreach_norm(shards, 2, dtype=torch.float32)).square().sum()
+        if grad is not None:
+            layout = (grad.device_mesh, grad.placements) if isinstance(grad, DTensor) else None
+            shards_by_layout[layout].append(local_shard(grad))
+    squares_by_groups: dict[tuple[Any, ...], Tensor] = defaultdict(lambda: torch.zeros((), device=device))
+    for layout, shards in shards_by_layout.items():
+        mesh, placements = layout or (None, ())
+        if partial := [placement for placement in placements if placement.is_partial()]:
+            raise TypeError(f"a gradient that is {partial[0]} has not been reduced")
+        sharded = [number for number, placement in enumerate(placements) if not isinstance(placement, Replicate)]
+        groups = tuple(mesh.get_group(number) for number in sharded if mesh.size(number) > 1)
+        squares_by_groups[groups] += torch.stack(torch._foreach_norm(shards, 2, dtype=torch.float32)).square().sum()
+    for groups, squares in squares_by_groups.items():
         for group in groups:
             dist.all_reduce(squares, group=group)
-        total += squares
-    return total.sqrt()
+    return torch.stack([torch.zeros((), device=device), *squares_by_groups.values()]).sum().sqrt()
 
 
 def gradient_norms(trainer: TorchTrainer) -> dict[str, float]:
@@ -238,20 +239,6 @@ def gradient_norms(trainer: TorchTrainer) -> dict[str, float]:
     factor = float(trainer.factor) if trainer.scales_loss else 1.0
     norms = {name: total_norm([each], trainer.context.device) for name, each in trainer.model.named_parameters()}
     return {name.removeprefix("module."): float(norm) / factor for name, norm in norms.items()}
-
-
-def _groups_that_shard(grad: Tensor) -> tuple[Any, ...]:
-    """Return the process groups over which a gradient is sharded."""
-    if not isinstance(grad, DTensor):
-        return ()
-    mesh = grad.device_mesh
-    groups = []
-    for dimension, placement in enumerate(grad.placements):
-        if placement.is_partial():
-            raise TypeError(f"a gradient that is {placement} has not been reduced")
-        if not isinstance(placement, Replicate) and mesh.size(dimension) > 1:
-            groups.append(mesh.get_group(dimension))
-    return tuple(groups)
 
 
 def clip_divisor(norm: Tensor, max_norm: float | None) -> Tensor | None:
