@@ -3,6 +3,7 @@ them, and the report draws them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -78,27 +79,35 @@ class Speedups:
     """By the name of a time's column: a line for each value of the axis, a column for each implementation."""
 
     @classmethod
-    def over(cls, baseline: Any, times: pd.DataFrame, facts: Mapping[str, Any]) -> Speedups:
-        """Divide the baseline by times whose columns are (clock, implementation). Leave out what has no ratio."""
-        ratios = (baseline / times).dropna(how="all").dropna(how="all", axis="columns")
-        return cls(facts, {clock: ratios[clock] for clock in ratios.columns.unique(0)})
+    def over(cls, baseline: str, times: pd.DataFrame, facts: Mapping[str, Any], *, median: bool = False) -> Speedups:
+        """Divide the times of the baseline, or their median, by those of the other columns, (clock, implementation).
+
+        What has no ratio is left out.
+        """
+        by_clock: dict[str, Any] = {str(clock): times[clock] for clock in times.columns.unique(0)}
+        for clock, of_clock in list(by_clock.items()):
+            others = of_clock.drop(columns=baseline, errors="ignore")
+            base = of_clock.get(baseline, math.nan)
+            ratios = others.rdiv(base.median() if median and baseline in of_clock else base, axis="index")
+            by_clock[clock] = ratios.dropna(how="all").dropna(how="all", axis="columns")
+        return cls(facts, {clock: ratios for clock, ratios in by_clock.items() if ratios.size})
 
     @property
     def axis(self) -> list[Any]:
         """The values of the axis, in order."""
-        return next((list(ratios.index) for ratios in self.by_clock.values()), [])
+        return sorted({x for ratios in self.by_clock.values() for x in ratios.index})
 
     @property
     def names(self) -> list[str]:
         """The implementations, in the order of the alphabet."""
-        return sorted({name for ratios in self.by_clock.values() for name in ratios})
+        return sorted({str(name) for ratios in self.by_clock.values() for name in ratios})
 
     def panel(self, title: str, unit: float = 1, vertical_lines: Iterable[VerticalLine] = ()) -> Panel:
         """Return a line for each implementation and clock, over the axis in this unit. Wall times are dashed."""
-        lines = [
-            Series(name, tuple((unit * x, y) for x, y in ratios[name].dropna().items()), clock == "time_ms")
-            for name in self.names
-            for clock, ratios in self.by_clock.items()
-            if name in ratios
-        ]
+        lines = []
+        for name in self.names:
+            for clock, ratios in self.by_clock.items():
+                points: dict[Any, float] = ratios[name].dropna().to_dict() if name in ratios else {}
+                if points:
+                    lines.append(Series(name, tuple((unit * x, y) for x, y in points.items()), clock == "time_ms"))
         return Panel(title, tuple(lines), tuple(vertical_lines))

@@ -10,7 +10,7 @@ import pandas as pd
 
 from tpbench.settings import spelled
 from tpbench.tables import Table
-from tpbench.workloads.study_data import Panel, Picture, Speedups, VerticalLine
+from tpbench.workloads.study_data import Picture, Speedups, VerticalLine
 
 DENSE = "dense_reduce_scatter"
 CLOCKS = ("device_ms", "time_ms")
@@ -42,38 +42,31 @@ def groups_of(rows: Sequence[Row]) -> list[Speedups]:
     groups = []
     for key, cells in frame.groupby(list(GROUP), dropna=False):
         facts = dict(zip(GROUP, key, strict=True))
+        suffix = "".join(f", {name}={spelled(facts[name])}" for name, usual in USUAL.items() if facts[name] != usual)
+        suffix += f", {facts['software'] or 'unknown software'}" if several else ""
         times = cells.pivot(index="density", columns="line", values=list(CLOCKS)).astype(float)
-        if DENSE in times.columns.unique(1):
-            dense = times.xs(DENSE, axis="columns", level=1).median()
-            others = times.drop(columns=DENSE, level=1)
-            baseline = dense.reindex(others.columns, level=0)
-            groups.append(Speedups.over(baseline, others, {**facts, "suffix": _suffix(facts, several)}))
+        groups.append(Speedups.over(DENSE, times, {**facts, "suffix": suffix}, median=True))
     return [group for group in groups if group.axis]
 
 
 def comparable(rows: Sequence[Row]) -> pd.DataFrame:
     """Return the correct rows of real devices, the newest last, with what their comparison needs."""
-    found = [_comparable(row) for row in rows if row["status"] == "ok" and not row["interpreted"]]
+    found = []
+    for row in rows:
+        if row["status"] == "ok" and not row["interpreted"]:
+            versions = [f"{name} {row[column]}" for column, name in SOFTWARE.items() if row[column] is not None]
+            options = [(name, row.get(name)) for name, usual in OPTIONS.items() if row.get(name) not in (None, usual)]
+            more = {
+                **{name: usual if row.get(name) is None else row[name] for name, usual in USUAL.items()},
+                "hardware": row["gpu_name"] or row["cpu_model"] or "unknown",
+                "software": " ".join(versions),
+                "line": " ".join([row["variant"], *(f"{name}={value}".lower() for name, value in options)]),
+                "density": round(float(row["density"]), 4),
+                "device_ms": row["time_ms"] if row["device_ms"] is None else row["device_ms"],
+            }
+            found.append({**row, **more})
     frame = pd.DataFrame(found)
     return frame.sort_values("started_at", na_position="first", kind="stable") if found else frame
-
-
-def _comparable(row: Row) -> dict[str, Any]:
-    options = ((name, row.get(name)) for name, usual in OPTIONS.items() if row.get(name) not in (None, usual))
-    return {
-        **row,
-        **{name: usual if row.get(name) is None else row[name] for name, usual in USUAL.items()},
-        "hardware": row["gpu_name"] or row["cpu_model"] or "unknown",
-        "software": " ".join(f"{name} {row[column]}" for column, name in SOFTWARE.items() if row[column] is not None),
-        "line": " ".join([row["variant"], *(f"{name}={value}".lower() for name, value in options)]),
-        "density": round(float(row["density"]), 4),
-        "device_ms": row["time_ms"] if row["device_ms"] is None else row["device_ms"],
-    }
-
-
-def _suffix(facts: Row, several: bool) -> str:
-    beside = "".join(f", {name}={spelled(facts[name])}" for name, usual in USUAL.items() if facts[name] != usual)
-    return beside + (f", {facts['software'] or 'unknown software'}" if several else "")
 
 
 def crossovers(group: Speedups) -> Iterator[tuple[str, dict[str, tuple[float | None, str]]]]:
@@ -131,12 +124,12 @@ def picture(rows: Sequence[Row]) -> Picture | None:
     groups = groups_of(rows)
     groups = [group for group in groups if not group.facts["overlap_ms"]] or groups
     groups = [group for group in groups if group.by_clock["device_ms"].count().max() > 1] or groups
-    panels = tuple(map(_panel, groups))
-    return Picture(panels, "rows touched (%); dashed: by wall clock", f"speed-up over {DENSE}") if panels else None
-
-
-def _panel(group: Speedups) -> Panel:
-    marks = ((name, by_clock["device_ms"][0]) for name, by_clock in crossovers(group))
-    vertical_lines = [VerticalLine(name, 100 * density) for name, density in marks if density is not None]
-    title = "{table_rows} x {width}, {dp_size} ranks, {distribution}{suffix}".format(**group.facts)
-    return group.panel(title, 100, vertical_lines)
+    panels = []
+    for group in groups:
+        marks = ((name, by_clock["device_ms"][0]) for name, by_clock in crossovers(group))
+        vertical_lines = [VerticalLine(name, 100 * density) for name, density in marks if density is not None]
+        title = "{table_rows} x {width}, {dp_size} ranks, {distribution}{suffix}".format(**group.facts)
+        panels.append(group.panel(title, 100, vertical_lines))
+    return (
+        Picture(tuple(panels), "rows touched (%); dashed: by wall clock", f"speed-up over {DENSE}") if panels else None
+    )

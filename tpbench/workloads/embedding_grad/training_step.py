@@ -108,12 +108,12 @@ class ForwardIndex:
         with on(self.stream):
             if self.stream is not None and self.passes_end is not None:
                 self.stream.wait_event(self.passes_end)  # the passes of the step before have read what is overwritten
-            self.ring.upload(self._hash, self.copied[1 - self.ring.slot].view(-1))
+            self.ring.upload(
+                lambda buffer: bigram_rows(self.tokens, self.table_rows, out=buffer.view_as(self.tokens)),
+                self.copied[1 - self.ring.slot].view(-1),
+            )
         if self.stream is not None:
             self.passes_end = torch.cuda.current_stream(self.device).record_event()
-
-    def _hash(self, buffer: Tensor) -> None:
-        bigram_rows(self.tokens, self.table_rows, out=buffer.view_as(self.tokens))
 
     def run_alone(self) -> None:
         """Compute the index of one step, without the passes."""

@@ -37,11 +37,7 @@ def speedups(rows: Sequence[Mapping[str, Any]]) -> list[Speedups]:
     groups = []
     for key, group in frame.groupby(list(GROUP), observed=True, dropna=False):
         times = group.pivot(index="tokens", columns="variant", values=list(CLOCKS)).astype(float)
-        if PLAIN in times.columns.unique(1):
-            plain = times.xs(PLAIN, axis="columns", level=1)
-            others = times.drop(columns=PLAIN, level=1)
-            baseline = plain.reindex(columns=others.columns, level=0)
-            groups.append(Speedups.over(baseline, others, dict(zip(GROUP, key, strict=True))))
+        groups.append(Speedups.over(PLAIN, times, dict(zip(GROUP, key, strict=True))))
     return [group for group in groups if group.axis]
 
 
@@ -56,7 +52,11 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
     """Return a table of speed-ups for each group, and one of the lengths from which overlap pays."""
     groups = speedups(rows)
     lines = [
-        (*(str(group.facts[name]) for name in GROUP[:3]), str(group.facts["graph"]).lower(), *map(_ends(group), CLOCKS))
+        (
+            *(str(group.facts[name]) for name in GROUP[:3]),
+            str(group.facts["graph"]).lower(),
+            *(_pays_from(group, clock) for clock in CLOCKS),
+        )
         for group in groups
     ]
     columns = ("part", "hidden", "tp", "graph", *(f"pays by {name} from" for name in CLOCKS.values()))
@@ -83,16 +83,12 @@ def pays_from(group: Speedups, clock: str) -> int | None:
     return least  # type: ignore[return-value]
 
 
-def _ends(group: Speedups) -> Any:
-    """Return the function that makes a text of `pays_from` for a clock, or "-" for a clock that no row has."""
-
-    def text(clock: str) -> str:
-        if clock not in group.by_clock:
-            return "-"
-        longest = group.by_clock[clock].dropna(how="all").index[-1]
-        return str(pays_from(group, clock) or f"not up to {longest}")
-
-    return text
+def _pays_from(group: Speedups, clock: str) -> str:
+    """Return the text of `pays_from`, or "-" for a clock that no row has."""
+    if clock not in group.by_clock:
+        return "-"
+    longest = group.by_clock[clock].dropna(how="all").index[-1]
+    return str(pays_from(group, clock) or f"not up to {longest}")
 
 
 def _title(group: Speedups) -> str:
@@ -101,7 +97,10 @@ def _title(group: Speedups) -> str:
 
 def _speedup_table(group: Speedups) -> Table:
     texts = [
-        group.by_clock[clock].map("{:.2f}x".format, na_action="ignore").reindex(columns=group.names).fillna("")
+        group.by_clock[clock]
+        .map("{:.2f}x".format, na_action="ignore")
+        .reindex(group.axis, columns=group.names)
+        .fillna("")
         if clock in group.by_clock
         else pd.DataFrame("", group.axis, group.names)
         for clock in CLOCKS

@@ -156,7 +156,10 @@ class TrainStepSession:
         """Compare the first steps, and the timed ones of a variant from outside, with the reference. Collective."""
         problem, reference = self.problem, self.reference
         self._report()
-        losses, norms = self._trajectories()
+        of_replicas = torch.stack(self.losses).double().cpu()
+        dist.all_reduce(of_replicas, group=self.context.dp_group)
+        losses: list[float] = (of_replicas / self.context.dp_size).tolist()
+        norms: list[float] = torch.stack(self.norms).double().cpu().tolist()
         wrong = reference.complaint(losses, norms, problem.dtype)
         if reference.timed is not None and wrong is None:
             wrong = reference.timed.complaint(losses[problem.warmup_steps :], problem.dtype)
@@ -208,13 +211,6 @@ class TrainStepSession:
         rate = tokens / (now_s - self.reported_at_s)
         self.context.say(f"step {done}/{last}: loss {float(self.losses[-1]):.4f}, {rate:.0f} tokens/s")
         self.reported_steps, self.reported_at_s = done, now_s
-
-    def _trajectories(self) -> tuple[list[float], list[float]]:
-        """Return the loss of every step, the mean over replicas, and the gradient norm of every step."""
-        both = torch.stack([torch.stack(self.losses), torch.stack(self.norms)]).double().cpu()
-        losses = both[0].contiguous()
-        dist.all_reduce(losses, group=self.context.dp_group)
-        return (losses / self.context.dp_size).tolist(), both[1].tolist()
 
 
 def costs(problem: TrainStep, variant: Variant, context: Context, tflops: float) -> Costs:

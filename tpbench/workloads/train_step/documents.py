@@ -76,9 +76,12 @@ def json_document(row: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
 
 
 def _config(row: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration in the older benchmark's names and order, and then the job's other fields."""
+    """Return the configuration in the older benchmark's names and order, and then the job's other fields. A model of
+    conf/model has the name of its id."""
+    file = Path(tpbench.__file__).parent / f"conf/model/{job['model']}.yaml"
+    model = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
     older = {
-        "model_name": _hub_id(job["model"]),
+        "model_name": str(model.get("hub_ids", [job["model"]])[0]),
         "impl": row["variant"],
         **{name: job[name] for name in ("tp_size", "dp_size", "batch_size", "seq_length", "learning_rate", "dtype")},
         "autocast": job["autocast"],
@@ -91,13 +94,6 @@ def _config(row: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
         "dataset_percentage": None,
     }
     return older | {name: value for name, value in job.items() if name not in (*older, "model", "variant")}
-
-
-def _hub_id(model: str) -> str:
-    """Return the id of a model of conf/model, or the name of another model."""
-    file = Path(tpbench.__file__).parent / f"conf/model/{model}.yaml"
-    content = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    return str(content.get("hub_ids", [model])[0])
 
 
 def _numbers(row: Mapping[str, Any], column: str, factor: float, count: int) -> list[float | None]:

@@ -79,9 +79,9 @@ class StepCollectives:
         self.norms = len(problem.norms)
         rows = problem.tokens // inputs.size
         self.shard = torch.zeros(rows, problem.hidden, dtype=inputs.dtype, device=inputs.device)
-        self.gather: Callable[[], object] = partial(gather_rows, self.shard, group)
-        self.scatter: Callable[[], object] = partial(scatter_rows, self.shard.repeat(inputs.size, 1), group)
-        self.reduce: Callable[[], object] = lambda: dist.all_reduce(self.shard[0], group=group)
+        self.gather: Callable[[], Any] = partial(gather_rows, self.shard, group)
+        self.scatter: Callable[[], Any] = partial(scatter_rows, self.shard.repeat(inputs.size, 1), group)
+        self.reduce: Callable[[], Any] = lambda: dist.all_reduce(self.shard[0], group=group)
 
     def run(self) -> None:
         """Run all collectives of a step."""

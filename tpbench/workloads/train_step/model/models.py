@@ -43,6 +43,7 @@ _CHUNK_ELEMENTS = 2**22
 def build(problem: TrainStep, *, fused_norms: bool = True) -> Any:
     """Return the model in training mode, with parameters on the meta device.
 
+    RMS norms are replaced by fused ones, unless `fused_norms` is false. Layer norms of torch are one operation already.
     Layers are checkpointed if the problem says so. Buffers of rotary embeddings are on the meta device too, and no
     weight file has them: `place_buffers` makes them on the real device. Raises UnknownArchitecture.
     """
@@ -52,7 +53,14 @@ def build(problem: TrainStep, *, fused_norms: bool = True) -> Any:
             f"{problem.model} ({problem.architecture}) has {actual} weights in matrices where a dense decoder of its "
             f"sizes has {counted}: operations and memory would be counted wrong"
         )
-    _fuse_norms(model, fused_norms)
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            kind = type(child).__name__
+            epsilon = getattr(child, "variance_epsilon", getattr(child, "eps", 0.0))
+            if kind.endswith("RMSNorm") and hasattr(child, "weight"):
+                child.weight_offset = float(kind in ADD_ONE)  # the number that is added to its weight
+                if fused_norms:
+                    setattr(parent, name, FusedNorm(child.weight, epsilon, child.weight_offset))
     model.train()
     # No layer has random numbers whose state a recomputation would need. Reading it would end a graph's capture.
     settings: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
@@ -185,19 +193,6 @@ def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float, weight_offset: floa
     """Normalise the last dimension in the dtype of `hidden`. Gemma adds 1 to the weight (`weight_offset`)."""
     scale = (weight + weight_offset if weight_offset else weight).to(hidden.dtype)
     return F.rms_norm(hidden, weight.shape, scale, epsilon)
-
-
-def _fuse_norms(model: Any, fuse: bool) -> None:
-    """Give each RMS norm the attribute `weight_offset`, the number that is added to its weight. With `fuse`, replace
-    it. Layer norms of torch are one operation already."""
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            kind = type(child).__name__
-            epsilon = getattr(child, "variance_epsilon", getattr(child, "eps", 0.0))
-            if kind.endswith("RMSNorm") and hasattr(child, "weight"):
-                child.weight_offset = float(kind in ADD_ONE)
-                if fuse:
-                    setattr(parent, name, FusedNorm(child.weight, epsilon, child.weight_offset))
 
 
 def materialise(model: Any, device: torch.device, seed: int) -> None:

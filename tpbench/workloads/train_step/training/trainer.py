@@ -6,7 +6,7 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -31,34 +31,26 @@ logits, (batch, sequence, vocabulary or a shard of it). For `tpbench_linear_loss
 def loss_of(
     problem: TrainStep, model: Any, group: Any = None, vocab_start: int = 0, *, hidden_sharded: bool = False
 ) -> Loss:
-    """Return the problem's loss of a model.
+    """Return the problem's loss of a model: torch's or tpbench's, whose gradient overwrites the logits.
 
     `group` shards the head and the vocabulary, or is None; `vocab_start` is the first column on this rank.
     `hidden_sharded` is that of `tpbench_linear_loss`.
     """
+    if problem.train_loss == "torch":
+        return torch_loss
     if problem.train_loss == "tpbench_linear":
         return tpbench_linear_loss(problem, model, group, vocab_start, hidden_sharded=hidden_sharded)
-    return tpbench_loss(group, vocab_start, problem.vocab) if problem.train_loss == "tpbench" else torch_loss
+    from tpbench.kernels import EntropyLoss
+
+    # exchange="nccl" because FSDP's collectives run at the same time.
+    module = EntropyLoss(in_place=True, group=group, vocab_start=vocab_start, vocab_size=problem.vocab, exchange="nccl")
+    return lambda logits, labels: module(local_shard(logits).flatten(0, 1), labels.flatten())
 
 
 def torch_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Compute torch's cross-entropy in fp32. Under torch's `loss_parallel()`, the logits may be a DTensor that is
     sharded over the vocabulary."""
     return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
-
-
-def tpbench_loss(group: Any, vocab_start: int, vocab: int) -> Loss:
-    """Return tpbench's fused loss and gradient. The gradient overwrites the logits."""
-    from tpbench.kernels import EntropyLoss
-
-    # exchange="nccl" because FSDP's collectives run at the same time.
-    module = EntropyLoss(in_place=True, group=group, vocab_start=vocab_start, vocab_size=vocab, exchange="nccl")
-
-    def loss(logits: Tensor, labels: Tensor) -> Tensor:
-        result: Tensor = module(local_shard(logits).flatten(0, 1), labels.flatten())
-        return result
-
-    return loss
 
 
 def tpbench_linear_loss(problem: TrainStep, model: Any, group: Any, vocab_start: int, *, hidden_sharded: bool) -> Loss:
@@ -90,8 +82,7 @@ def tpbench_linear_loss(problem: TrainStep, model: Any, group: Any, vocab_start:
         latest.clear()
         # Under autocast, parameters are in fp32 and the product is in `dtype`.
         factors = [tensor if tensor is None else tensor.to(dtype) for tensor in (hidden.flatten(0, 1), weight, *bias)]
-        result: Tensor = module(*factors[:2], labels.flatten(), *factors[2:])
-        return result
+        return module(*factors[:2], labels.flatten(), *factors[2:])  # type: ignore[no-any-return]
 
     return loss
 
@@ -222,7 +213,7 @@ def total_norm(parameters: Sequence[Tensor], device: torch.device) -> Tensor:
             shards_by_layout[layout].append(local_shard(grad))
     squares_by_groups: dict[tuple[Any, ...], Tensor] = defaultdict(lambda: torch.zeros((), device=device))
     for layout, shards in shards_by_layout.items():
-        mesh, placements = layout or (None, ())
+        mesh, placements = layout or (cast("Any", None), ())
         if partial := [placement for placement in placements if placement.is_partial()]:
             raise TypeError(f"a gradient that is {partial[0]} has not been reduced")
         sharded = [number for number, placement in enumerate(placements) if not isinstance(placement, Replicate)]
