@@ -183,11 +183,8 @@ class TrainStepSession:
         A rank counts first whose gradients of the first step differ. Collective.
         """
         place = self.reference.wrong_gradients(self.gradients, self.problem.dtype) if wrong else None
-        ranks = [(rank, *texts) for rank, texts in enumerate(gather_objects((wrong, place)))]
-        for rank, wrong, place in sorted(ranks, key=lambda texts: not texts[2]):
-            if wrong:
-                return f"rank {rank}: {'; '.join(filter(None, (wrong, place)))}"
-        return None
+        ranks = sorted(enumerate(gather_objects((wrong, place))), key=lambda texts: not texts[1][1])
+        return next((f"rank {rank}: {'; '.join(filter(None, texts))}" for rank, texts in ranks if texts[0]), None)
 
     def details(self, columns: Mapping[str, Any]) -> dict[str, Any]:
         """Return throughput and times of phases. Collective."""

@@ -86,6 +86,8 @@ def folder_sizes(folder: Path, architecture: str) -> dict[str, Any]:
     _check_exists(architecture)
     with refused_by_transformers(f"model_dir={folder}: transformers cannot take its config.json"):
         configuration = AutoConfig.from_pretrained(str(folder), **LOCAL)
+        if hasattr(configuration, "text_config"):
+            raise ValueError("it reads more than text; its text_config in a folder of its own can be trained")
         tied = bool(getattr(configuration, "tie_word_embeddings", False))
         return {"architecture": architecture, "tied": tied, **sizes(configuration)}
 
