@@ -298,14 +298,14 @@ def test_the_key_is_of_the_stored_job(tmp_path, row):
 
 def test_a_file_that_moves_into_another_is_found(tmp_path, row, monkeypatch):
     first = write_row(row(), tmp_path, "r1")
-    original = files._content
+    original = files._read
 
-    def moved(path):
+    def moved(path, columns):
         if path == first and first.exists():
             first.rename(first.with_name("merged.parquet"))
-        return original(path)
+        return original(path, columns)
 
-    monkeypatch.setattr(files, "_content", moved)
+    monkeypatch.setattr(files, "_read", moved)
     assert quietly(tmp_path).row_id.tolist() == ["r1"]
 
 
