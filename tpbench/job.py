@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from tpbench.measure.kernels_version import kernels_version
 from tpbench.measure.session import Context, MeasureSettings, Session
-from tpbench.outside.variant import OutsideVariant, installed_names
+from tpbench.outside.variant import OutsideVariant
 from tpbench.settings import JobError, defaults, parse, setting, spelled, user_path
 from tpbench.suggestions import unknown
 from tpbench.workloads import Variant, Workload, cached_until_registered, variants, workloads
@@ -266,11 +266,6 @@ def _variant(values: Mapping[str, Any], outside: OutsideVariant | None) -> tuple
     if (name := values.get("variant")) not in variants():
         if ".py:" in str(name):
             raise JobError(f"variant={name}: only the command line may name a file, not a configuration file or a row")
-        if str(name) in installed_names():
-            raise JobError(
-                f"variant={name} is of an installed package: only the command line may name it, not a configuration "
-                "file or a row"
-            )
         raise JobError(unknown("variant", name, variants()))
     return variants()[str(name)]
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from tpbench.measure import cuda_graph, rank_memory
 from tpbench.measure.audit import common_seed
 from tpbench.measure.clock import Timed, WallClock
-from tpbench.measure.ranks import gather_number, on_any_rank
+from tpbench.measure.ranks import on_any_rank
 from tpbench.measure.session import AuditedSession, Context, Costs, MeasureSettings, Verdict
 from tpbench.measure.stop_rules import ROUNDS, ClockRun
 
@@ -42,7 +42,9 @@ COPIES_FOR_ONE_USE = 8
 class Chain:
     """A session whose step is a block of iterations back to back, each on the next copy of the inputs."""
 
-    def __init__(self, copies: Sequence[tuple[AuditedSession, Callable[[], None]]], iterations: int, changes: bool) -> None:
+    def __init__(
+        self, copies: Sequence[tuple[AuditedSession, Callable[[], None]]], iterations: int, changes: bool
+    ) -> None:
         """`copies`: sessions with what is timed of each. `iterations`: at most so many in a block, the same on all
         ranks. `changes`: the number of iterations differs from block to block, so that no variant knows the last one.
         Collective."""
@@ -137,7 +139,7 @@ def chained_run(
     """
     one_use = settings.fresh or session.overwrites_inputs
     input_bytes = sum(tensor.nbytes for tensor in session.audited_inputs.tensors)
-    wanted = max(gather_number(copies_needed(input_bytes, context.device, one_use), context))
+    wanted = copies_needed(input_bytes, context.device, one_use)
     copies = [(session, step)]
     graph_pool = torch.cuda.graph_pool_handle() if settings.graph and context.device.type == "cuda" else None
     # The memory for two copies must be free, because a set-up may need more than what it leaves.
@@ -145,7 +147,7 @@ def chained_run(
     if interleaved:
         least_bytes = max(least_bytes, rank_memory.available_bytes(context.device) * 3 // 4)
     began = time.monotonic()
-    while len(copies) < wanted:
+    while on_any_rank(len(copies) < wanted, context):
         if context.device.type == "cuda":
             torch.cuda.empty_cache()
         full = rank_memory.available_bytes(context.device) < least_bytes

@@ -89,7 +89,12 @@ class ClockRun:
     """
 
     def __init__(
-        self, clock: Clock, step: Callable[[], None], session: RepeatedSession, context: Context, settings: MeasureSettings
+        self,
+        clock: Clock,
+        step: Callable[[], None],
+        session: RepeatedSession,
+        context: Context,
+        settings: MeasureSettings,
     ) -> None:
         """`step`: the step of the session, or the replay of its graph."""
         self.clock, self.step, self.session = clock, step, session

@@ -18,7 +18,7 @@ from tpbench.job import WORLD_SIZE, Job
 from tpbench.launcher.command_line.checks import OUTPUT_FOLDERS, parse_options
 from tpbench.launcher.options import CONF, GROUPS, SWEEP_OPTION_NAMES, command_line_names, read_choice
 from tpbench.measure.session import MeasureSettings
-from tpbench.outside.variant import OutsideVariant, from_entry_point, from_file, installed_names, names_in
+from tpbench.outside.variant import OutsideVariant, from_file, names_in
 from tpbench.results.read import LABEL
 from tpbench.results.schema import INT, TEXT, common_columns, type_from_hint
 from tpbench.settings import JobError, user_path
@@ -292,8 +292,6 @@ def find_outside(choice: str) -> OutsideVariant | None:
         return from_file(path, function)
     if match := _WITHOUT_ENDING.fullmatch(choice.strip()):
         raise JobError(f"variant={choice}: write the file with its ending, as {match['path']}.py:{match['function']}")
-    if choice in installed_names():
-        return from_entry_point(choice)
     return None
 
 
