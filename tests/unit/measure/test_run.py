@@ -62,7 +62,10 @@ def test_blocks_grow_until_the_median_is_precise(here: Rank) -> None:
     columns, steps, phases = measured(
         here, 0.002, time_budget_s=5.0, min_iterations=8, max_iterations=500, precision=0.5
     )
-    assert (columns["iterations"], steps) == (10, 1 + 1 + 3 + 10 + 1)  # two blocks of 5, and one iteration on changed inputs
+    assert (columns["iterations"], steps) == (
+        10,
+        1 + 1 + 3 + 10 + 1,
+    )  # two blocks of 5, and one iteration on changed inputs
     assert phases == ["first pass", "second pass", "checking", "timing", *LAST]
     assert (columns["warmed_up"], columns["graph"]) == (True, False)
     assert columns["time_ms"] == pytest.approx(4.0) and columns["skew_ms"] == pytest.approx(2.0)
