@@ -24,7 +24,6 @@ import numpy as np
 
 import tpbench
 from tpbench.measure.machine import omp_threads
-from tpbench.workloads.step import WrongReturn
 
 if TYPE_CHECKING:
     import torch
@@ -120,6 +119,8 @@ def location(error: BaseException, variant: OutsideVariant | None = None) -> str
 
     The file is relative to the folder of this package, or a name alone: a row must not hold a user's folders.
     """
+    from tpbench.workloads.step import WrongReturn
+
     if isinstance(error, WrongReturn):
         return f"{_short(Path(error.file))}:{error.line}"
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
