@@ -32,6 +32,9 @@ _has_run = False
 TRACES = "trace_rank*.json.gz"
 """Names of the files that `keep_trace` writes."""
 
+REPORTS = "{0}_rank*.{0}-rep"
+"""Names of the files that `profiler=nsys|ncu` writes."""
+
 PRODUCT, COMMUNICATION, OTHER = range(3)
 
 _COMMUNICATION = re.compile(r"nccl|memcpy ptop|symm_mem|symmetric_memory|barrier_kernel|push_kernel", re.IGNORECASE)

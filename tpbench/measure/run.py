@@ -18,7 +18,7 @@ from tpbench.measure.chained import chained_run
 from tpbench.measure.clock import Clock, ColdCache, DeviceClock, WallClock
 from tpbench.measure.compile_time import CompileTime, listen
 from tpbench.measure.gpu import SAMPLE_S, ClockWatch, iteration_energy_j, this_gpu
-from tpbench.measure.gpu_trace import TRACES, bottleneck_columns, keep_trace, profiled
+from tpbench.measure.gpu_trace import REPORTS, TRACES, bottleneck_columns, keep_trace, profiled
 from tpbench.measure.ranks import gather_number, gather_numbers
 from tpbench.measure.session import Context, Costs, IterationSchedule, MeasureSettings, Verdict
 from tpbench.measure.statistics import Samples, summary
@@ -251,7 +251,7 @@ class _Cell:
     def further_iterations(self, settings: MeasureSettings) -> None:
         """Add what further iterations show: the session's details and, on a GPU, the bottleneck and the energy.
 
-        With `profile` each rank leaves a trace of one more iteration.
+        With `profile` each rank leaves a trace of one more iteration, with `profiler` the report of that program.
         """
         session, context = self.session, self.context
         if hasattr(session, "details"):
@@ -263,14 +263,21 @@ class _Cell:
             self.wall.line_up()
             self.step()
 
-        if self.on_gpu:
+        if settings.profiler:  # only one profiler can use a GPU
+            self.columns["trace"] = REPORTS.format(settings.profiler)
+            context.say(f"an iteration for {settings.profiler}")
+            torch.cuda.profiler.start()
+            iteration()
+            torch.cuda.synchronize(context.device)
+            torch.cuda.profiler.stop()
+        elif self.on_gpu:
             context.say("tracing")
             self.columns |= bottleneck_columns(self.step, session, self.wall, context, self.columns)
             context.say("measuring energy")
             energy_s = min(SAMPLE_S, settings.time_budget_s)
             energy_j = iteration_energy_j(iteration, self.columns["time_ms"], self.gpu, context, energy_s)
             self.columns |= {} if energy_j is None else {"energy_j": energy_j}
-        if settings.profile:
+        if settings.profile and not settings.profiler:
             self.columns["trace"] = TRACES
             context.say("keeping a trace")
             keep_trace(profiled(iteration, context), context)

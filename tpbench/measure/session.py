@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from tpbench.settings import setting
 
@@ -22,6 +22,9 @@ class MeasureSettings:
     graph: bool = setting(False, help="time the replay of a CUDA graph")
     fresh: bool = setting(False, help="change the inputs before every iteration: a stored answer is then wrong")
     profile: bool = setting(False, help="keep each rank's profiler trace of one more iteration")
+    profiler: Literal["nsys", "ncu"] | None = setting(
+        None, help="run the ranks under this program, and keep its reports of one more iteration"
+    )
 
 
 if TYPE_CHECKING:
