@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from tpbench import packages
 from tpbench.job import FRESH, Job, parse_job, unsupported_reason
-from tpbench.launcher.command_line.rewrites import model_files
+from tpbench.launcher.command_line.arguments import model_files
 from tpbench.launcher.devices import available_cores
 from tpbench.launcher.options import SWEEP_OPTION_NAMES, SweepOptions, read_choice
 from tpbench.outside.variant import OutsideVariant
