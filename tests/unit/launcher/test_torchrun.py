@@ -13,7 +13,7 @@ from tpbench.job import Job, parse_job
 from tpbench.kernels.collectives import ENVIRONMENT
 from tpbench.launcher import torchrun
 from tpbench.launcher.failure import describe
-from tpbench.worker.result import RankFailure, save_failures
+from tpbench.worker.torchrun import RankFailure, save_failures
 
 GOLDEN = Path(__file__).parent / "golden"
 JOBS = {
