@@ -10,7 +10,7 @@ import psutil
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
-from tpbench.launcher.slurm.node import address_towards, gloo_interface
+from tpbench.launcher.slurm.runner import address_towards, gloo_interface
 from tpbench.launcher.torchrun import ProcessTree
 from tpbench.worker import torchrun
 from tpbench.worker.rendezvous import BACKEND, FixedNodes, store_of_agents

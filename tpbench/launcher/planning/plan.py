@@ -16,7 +16,7 @@ from tpbench.outside.variant import OutsideVariant
 from tpbench.settings import JobError, parse, spelled
 
 if TYPE_CHECKING:
-    from tpbench.launcher.slurm.layout import Partition
+    from tpbench.launcher.slurm.cluster import Partition
 
 PlanningTarget: TypeAlias = "ThisHost | Partition"
 """A host or a cluster that cells are planned for."""
