@@ -19,9 +19,9 @@ import psutil
 from tpbench.job import Job
 from tpbench.launcher import interrupts
 from tpbench.launcher.attempt import Attempt
-from tpbench.launcher.devices import Lease, available_cores
+from tpbench.launcher.devices import Lease
 from tpbench.launcher.failure import AGENT_LOG, describe, is_consequence
-from tpbench.measure.machine import omp_threads
+from tpbench.measure.machine import available_cores, omp_threads
 from tpbench.worker.start import MARKER, STACK_SIGNAL, STORE_FILE, die_with_parent
 from tpbench.worker.task import LIST_FILE, PROGRESS_FILE, JsonLines
 

@@ -55,7 +55,7 @@ def facts() -> dict[str, Any]:
         "host": socket.gethostname(),
         "os": f"{platform.system()} {platform.release()}",
         "cpu_model": _cpu_model(),
-        "cpu_count": os.cpu_count(),
+        "cpu_count": available_cores(),
         "memory_gib": psutil.virtual_memory().total / 2**30,
         "python_version": platform.python_version(),
         "torch_version": version("torch"),
@@ -64,6 +64,11 @@ def facts() -> dict[str, Any]:
         **_git(),
         **_gpus(),
     }
+
+
+def available_cores() -> int:
+    """Return the number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def recorded_environment(environment: Mapping[str, str] = os.environ) -> str:

@@ -25,7 +25,6 @@ from tpbench.suggestions import message
 from tpbench.worker.process import begin_tasks, device_of_rank, reason_to_end, reset_random_numbers, torch_columns
 from tpbench.worker.start import ERROR, PEER_LOST, STACK_SIGNAL, die_with_parent, import_once, parent_runs_job
 from tpbench.worker.task import PROGRESS_FILE, TASK_FILE, JsonLines, Task
-from tpbench.workloads.step import WrongReturn
 
 if TYPE_CHECKING:
     import torch
@@ -303,6 +302,8 @@ def location(error: BaseException, variant: OutsideVariant | None = None) -> str
 
     The file is relative to the folder of this package, or a name alone: a row must not hold a user's folders.
     """
+    from tpbench.workloads.step import WrongReturn
+
     if isinstance(error, WrongReturn):
         return f"{_short(Path(error.file))}:{error.line}"
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
