@@ -24,6 +24,7 @@ from tpbench.results.schema import (
     FLAG,
     INT,
     REAL,
+    REALS,
     STATUSES,
     TEXT,
     all_columns,
@@ -217,7 +218,8 @@ def _conform(table: pa.Table) -> pa.Table:
     for name, array in zip(table.column_names, table.columns, strict=True):
         wanted = columns[name].type if name in columns else pa.null()
         if pa.types.is_null(wanted):  # a result, whose type is known from a value
-            wanted = next(map(type_of, array.drop_null().slice(0, 1).to_pylist()), None) or array.type
+            wanted = next(map(type_of, array.drop_null().slice(0, 1).to_pylist()), None)
+            wanted = wanted or (REALS if pa.types.is_list(array.type) else array.type)
         if str(array.type) != str(wanted):  # equal types of lists may differ in the names of their items
             try:
                 array = pa.nulls(len(array), wanted) if array.null_count == len(array) else array.cast(wanted)

@@ -29,6 +29,12 @@ Only the user who owns a process, and root, can read its environment. Every user
 STACK_SIGNAL = signal.SIGUSR1
 """Signal that makes a rank write the stack of its main thread to its log."""
 
+ERROR = 70
+"""Exit code of a rank: the job failed (EX_SOFTWARE). The result says how."""
+
+PEER_LOST = 71
+"""Exit code of a rank: a collective broke because another rank had ended. That rank is the cause."""
+
 _SECRET_FILE = "rendezvous.secret"
 _PR_SET_PDEATHSIG = 1
 

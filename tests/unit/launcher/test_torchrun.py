@@ -15,8 +15,8 @@ from tpbench.kernels.collectives import ENVIRONMENT
 from tpbench.launcher import torchrun
 from tpbench.launcher.failure import describe
 from tpbench.measure.session import MeasureSettings
-from tpbench.worker.result import RankFailure, save_failures
 from tpbench.worker.start import PROFILED
+from tpbench.worker.torchrun import RankFailure, save_failures
 
 GOLDEN = Path(__file__).parent / "golden"
 JOBS = {

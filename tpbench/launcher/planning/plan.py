@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from tpbench import packages
 from tpbench.job import FRESH, Job, parse_job, unsupported_reason
-from tpbench.launcher.command_line.rewrites import model_files
+from tpbench.launcher.command_line.arguments import model_files
 from tpbench.launcher.options import SWEEP_OPTION_NAMES, SweepOptions, read_choice
 from tpbench.measure.machine import available_cores
 from tpbench.outside.variant import OutsideVariant
 from tpbench.settings import JobError, parse, spelled
 
 if TYPE_CHECKING:
-    from tpbench.launcher.slurm.layout import Partition
+    from tpbench.launcher.slurm.cluster import Partition
 
 PlanningTarget: TypeAlias = "ThisHost | Partition"
 """A host or a cluster that cells are planned for."""
