@@ -35,11 +35,6 @@ def smallest_memory_gib() -> float | None:
         return min((int(nvml.nvmlDeviceGetMemoryInfo(each).total) / 2**30 for each in handles), default=None)
 
 
-def available_cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 FOLDER = Path("/tmp/tpbench-devices")
 """Folder of the lock files. All users of the host share it, so it does not depend on a user's TMPDIR."""
 

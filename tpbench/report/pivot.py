@@ -15,6 +15,7 @@ from tpbench.report.analysis.records import (
     Record,
     caveat_mark,
     column_label,
+    common_remarks,
     mark_meanings,
     mark_word,
     marks,
@@ -67,8 +68,12 @@ def pivot(
 def metric_table(grid: RecordGrid, shown: Metric, *, floor: bool = False) -> Table:
     """Return the table of one metric for one grid."""
     rows: list[list[TableCell | str]] = []
+    records = [cell.record for cell in grid.cells() if cell.record["status"] == "ok"]
+    common, remarks = common_remarks(
+        [marks(record, (shown.name,)) for record in records if record[shown.name] is not None]
+    )
     for row in grid.rows:
-        cells = _cells(row, shown)
+        cells = _cells(row, shown, common)
         rows.append([*map(value_text, row.key), *cells, *([_floor(row, cells)] if floor else [])])
     mixing = mixing_note(grid)
     return Table(
@@ -76,18 +81,22 @@ def metric_table(grid: RecordGrid, shown: Metric, *, floor: bool = False) -> Tab
         columns=(*map(column_label, grid.key_names), *grid.columns, *([FLOOR] if floor else [])),
         rows=rows,
         facts=grid.facts,
-        notes=[mixing] if mixing else [],
+        notes=[*remarks, *([mixing] if mixing else [])],
         keys=len(grid.key_names),
         quantity=shown.name,
     )
 
 
-def _cells(row: GridRow, shown: Metric) -> list[TableCell]:
-    """Return the cells of one problem. The best has its kind only if no other variant may be as good."""
+def _cells(row: GridRow, shown: Metric, common: str) -> list[TableCell]:
+    """Return the cells of one problem, without the marks that most cells of the table have.
+
+    The best has its kind only if no other variant may be as good.
+    """
     ranked = list(zip(row.records, ratios_to_best(row.records, shown), strict=True))
     best = {bool(record["fresh"]): record for record, ratio in ranked[::-1] if record and ratio == 1}
     cells = [
-        _cell(record, shown, ratio, best.get(bool(record["fresh"]))) if record else _NOT_RUN for record, ratio in ranked
+        _cell(record, shown, ratio, best.get(bool(record["fresh"])), common) if record else _NOT_RUN
+        for record, ratio in ranked
     ]
     tied = [record for record, cell in zip(row.records, cells, strict=True) if cell.note.endswith(UNDECIDED_WORD)]
     winners = {record["variant"] for record in best.values()}
@@ -95,7 +104,7 @@ def _cells(row: GridRow, shown: Metric) -> list[TableCell]:
     return [replace(cell, kind="") if is_tied and cell.kind == "best" else cell for cell in cells]
 
 
-def _cell(record: Record, shown: Metric, ratio: float | None, best: Record | None) -> TableCell:
+def _cell(record: Record, shown: Metric, ratio: float | None, best: Record | None, common: str) -> TableCell:
     status, value = value_text(record["status"]), record[shown.name]
     if value is None or not (status == "ok" or (status == "wrong" and shown.shown_if_wrong)):
         if status == "ok":
@@ -103,7 +112,8 @@ def _cell(record: Record, shown: Metric, ratio: float | None, best: Record | Non
         note = f"{status}, {printable(record['reason'] or '')}"
         return TableCell("OOM" if status == "oom" else status, status, FAILED.get(status, ""), note=note)
     mark = marks(record, (shown.name,))
-    words, notes = [shown.write(float(value)) + mark], [mark_word(letter) for letter in mark]
+    beside = "".join(letter for letter in mark if letter not in common)
+    words, notes = [shown.write(float(value)) + beside], [mark_word(letter) for letter in mark]
     compared = None
     if best and record is not best and ratio is not None and shown.is_speed:
         compared = ratio_of_records(record, best, shown)

@@ -18,6 +18,7 @@ from tpbench.report.analysis.metrics import metric, number, percentages, ratio_t
 from tpbench.report.analysis.records import (
     Record,
     column_label,
+    common_remarks,
     comparable,
     is_measurement,
     mark_meanings,
@@ -129,9 +130,13 @@ def cell_table(grid: RecordGrid, study: Study) -> Table:
         for name, distinct in zip(grid.key_names, values, strict=True)
         if len(distinct) == 1 and distinct != {None}
     }
+    marked = [marks(cell.record, shown) if cell.record["status"] == "ok" else "" for cell in cells]
+    common, remarks = common_remarks(
+        [mark for mark, cell in zip(marked, cells, strict=True) if cell.record["status"] == "ok"]
+    )
     statuses = [
-        value_text(cell.record["status"]) + (marks(cell.record, shown) if cell.record["status"] == "ok" else "")
-        for cell in cells
+        value_text(cell.record["status"]) + "".join(letter for letter in mark if letter not in common)
+        for cell, mark in zip(cells, marked, strict=True)
     ]
     has_status = set(statuses) != {"ok"}
     rows: list[list[TableCell | str]] = [
@@ -147,7 +152,7 @@ def cell_table(grid: RecordGrid, study: Study) -> Table:
     columns = [column_label(grid.key_names[at]) for at in keys] + ["variant"]
     columns += [*(["status"] if has_status else []), *([OF_BEST] if compared else []), *shown]
     heading = ", ".join((grid.heading, *(f"{name}={value}" for name, value in shared.items())))
-    notes = mark_meanings("".join(statuses))
+    notes = [*remarks, *mark_meanings("".join(statuses))]
     return Table(heading, columns, rows, {**grid.facts, **shared}, notes, keys=len(keys) + 1)
 
 

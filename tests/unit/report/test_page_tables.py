@@ -71,7 +71,7 @@ def test_a_table_of_a_metric(grid):
     cells = line(table, 0)
     assert (cells["triton_tp"].kind, cells["triton_tp"].value, cells["pytorch_gather"].kind) == ("best", 2.0, "")
     assert (cells["quack"].text, cells["quack"].kind) == ("OOM", "bad")
-    assert table.notes[-1].startswith("† host-bound")
+    assert table.notes[-1].startswith("All cells are host-bound")
 
 
 def test_documents_of_equal_names_get_the_id_of_their_row(add, frame, tmp_path, monkeypatch):

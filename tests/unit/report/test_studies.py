@@ -72,14 +72,20 @@ def test_columns_and_ratios_of_each_cell(add, frame):
 
 
 def test_a_mark_belongs_to_the_columns_that_are_shown(add, frame):
-    """† belongs to wall times, § to memory with that of CUDA graphs."""
+    """† belongs to wall times, § to memory with that of CUDA graphs. A mark of most cells stands below the table."""
     add("block_auto", 1.0, **BLOCK, device_ms=0.5, peak_gib=0.0, graph_gib=0.5)
-    for columns, status in {
-        ("device_ms",): None, ("device_ms", "time_ms"): "ok†", ("peak_gib",): "ok§", ("peak_gib/time_ms",): "ok†§",
+    for columns, remarks in {
+        ("device_ms",): [], ("device_ms", "time_ms"): ["host-bound"], ("peak_gib",): ["with graph_gib"],
+        ("peak_gib/time_ms",): ["host-bound", "with graph_gib"],
     }.items():  # fmt: skip
         (table,) = study_document(frame(), None, columns).tables
-        assert dict(zip(table.columns, table.texts[0], strict=True)).get("status") == status
-        assert bool(table.notes) == (status is not None)
+        assert "status" not in table.columns
+        assert [note.partition(":")[0] for note in table.notes] == [f"All cells are {remark}" for remark in remarks]
+    for at in range(2):
+        add("block_tp", 1.0, **BLOCK, device_ms=1.0, peak_gib=1.0, tokens=at + 1)
+    (table,) = study_document(frame(), None, ("device_ms", "time_ms")).tables
+    statuses = [line[table.columns.index("status")] for line in table.texts]
+    assert sorted(statuses) == ["ok", "ok", "ok†"] and table.notes[0].startswith("† host-bound")
 
 
 def test_with_a_study_cells_are_compared_and_other_workloads_left_out(add, frame):

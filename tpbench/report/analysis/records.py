@@ -29,6 +29,8 @@ class Record(dict[str, Any]):
 
 INTERPRETED, SINGLE_PASS, CONTRADICTED, HOST_BOUND, THROTTLED, GRAPH_MEMORY, BELOW_FLOOR = "*^≠†‡§¶"
 UNDECIDED = "?"
+MOST = 2 / 3
+"""Share of a table's cells above which a remark stands below the table and not beside the cells."""
 TOLERANCE = 0.05
 """Share by which a time may be below its floor, or a device time above its wall time: both are measurements."""
 MARKS = {
@@ -149,6 +151,18 @@ def marks(record: Record, columns: Collection[str]) -> str:
     if "peak_gib" in shown and record["status"] == "ok" and record.get("graph_gib"):
         remarks += GRAPH_MEMORY
     return caveat_mark(record) + remarks
+
+
+def common_remarks(cells: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the remarks that stand beside most cells of a table, and a sentence for each.
+
+    A table says such a condition once, because a mark beside almost every cell tells none from the others. Marks of
+    rows that are no measurements stay. `cells` has the marks of each cell with a value.
+    """
+    counts = {mark: sum(mark in marks for marks in cells) for mark in (HOST_BOUND, THROTTLED, GRAPH_MEMORY)}
+    common = [mark for mark, count in counts.items() if count > MOST * len(cells)]
+    shares = ("All" if counts[mark] == len(cells) else f"{counts[mark]} of {len(cells)}" for mark in common)
+    return "".join(common), [f"{share} cells are {MARKS[mark]}" for share, mark in zip(shares, common, strict=True)]
 
 
 def mark_word(mark: str) -> str:

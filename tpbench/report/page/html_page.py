@@ -123,7 +123,7 @@ def _part(
         "summary": workload.summary if workload else "",
         "answers": answers([verdict for _, of_grid, _ in group for verdict in of_grid]),
         "sections": [
-            _section(grid, of_grid, f"s{at}", text or "Tables and pictures", metric_name)
+            _section(grid, of_grid, f"s{at}", text or "All problems", metric_name)
             for (grid, of_grid, at), text in zip(group, names, strict=True)
         ],
     }

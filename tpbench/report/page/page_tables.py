@@ -75,19 +75,22 @@ def _verdict_cells(verdict: ProblemVerdict) -> list[TableCell]:
 
 
 def machines(records: Iterable[Record]) -> Table:
-    """Return the facts about machines and software, each with its values and the number of their rows."""
+    """Return the facts about machines and software, each with its values, the most frequent first.
+
+    A fact with several values has the number of rows behind each.
+    """
     found: dict[str, Counter[str]] = {name: Counter() for name in MACHINE_FACTS}
     for record in records:
         for name, counts in found.items():
-            value = record[name]
-            counts[value_text(str(value)[:8] if name == "git_commit" and value else value)] += 1
+            if (value := record[name]) is not None:
+                counts[value_text(str(value)[:8] if name == "git_commit" else value)] += 1
     rows = [
         [
             MACHINE_FACTS[name],
-            ", ".join(f"{text} ({count})" if len(counts) > 1 else text for text, count in counts.items()),
+            ", ".join(f"{text} ({count})" if len(counts) > 1 else text for text, count in counts.most_common()),
         ]
         for name, counts in found.items()
-        if set(counts) != {MISSING}
+        if counts
     ]
     return Table("what it ran on", ("fact", "values (rows)"), rows)
 
