@@ -138,7 +138,7 @@ def _machine(gpus: int) -> str:
 def all_fields() -> str:
     """Return the fields of every job, of a measurement, of a whole sweep, of each workload and of Slurm."""
     owners = {"every job": Job, "a measurement": MeasureSettings, "a whole sweep": SweepOptions}
-    values = _composed("triton_tp")
+    values = _composed(next(iter(variants())))
     shared = [_section(owner, settings, values) for owner, settings in owners.items()]
     slurm = _section("Slurm jobs: hydra.launcher.NAME=VALUE", SlurmSettings, {})
     return "\n".join([*shared, *map(fields_of, NAMES), slurm])
