@@ -175,7 +175,7 @@ def compare_cells(
         [uncertainty.observations(rows, shown) for rows in (pair.before_rows, pair.after_rows)] for pair in pairs
     ]
     comparison = Comparison(shown, threshold, scatter=uncertainty.scatter(shown, itertools.chain(*observed)))
-    changes = [_change(pair, *sides, comparison, allowed) for pair, sides in zip(pairs, observed, strict=True)]
+    changes = [_change(pair, sides, comparison, allowed) for pair, sides in zip(pairs, observed, strict=True)]
     corrected = iter(holm([p for change in changes if (p := change.p) is not None]))
     return replace(
         comparison,
@@ -186,14 +186,11 @@ def compare_cells(
 
 
 def _change(
-    pair: CellPair,
-    before: Sequence[Observation],
-    after: Sequence[Observation],
-    comparison: Comparison,
-    allowed: Collection[str],
+    pair: CellPair, observed: Sequence[Sequence[Observation]], comparison: Comparison, allowed: Collection[str]
 ) -> CellChange:
     """Return the change as far as one pair decides it. If there is something to test, `p` is not yet corrected."""
-    first, second, shown = pair.before, pair.after, comparison.metric
+    (before, after), shown = observed, comparison.metric
+    first, second = pair.before, pair.after
     if not first or not second:
         only = first or second or Record()
         note = f"{value_text(only['hardware'])}: {value_text(only['status'])}"
