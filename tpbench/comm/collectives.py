@@ -5,18 +5,20 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional_collectives
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
 
 from tpbench.kernels.collectives import all_gather as all_gather
 from tpbench.kernels.collectives import gather_values, machine_id, same_machine
 from tpbench.kernels.collectives import reduce_scatter as reduce_scatter
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor
 
 
 def gather_rows(shard: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -146,6 +148,8 @@ def sharded_along(dim: int, size: int, local: Tensor, mesh: DeviceMesh) -> DTens
     `size` is that of the sharded dimension `dim` over all ranks of the `mesh`, which has one dimension. DTensor itself
     would derive it from one shard, as if all were equal.
     """
+    from torch.distributed.tensor import DTensor, Shard  # half a second, which most ranks need not pay
+
     whole = list(local.shape)
     whole[dim] = size
     shape, stride = torch.Size(whole), (whole[1] * whole[2], whole[2], 1)

@@ -64,7 +64,7 @@ def row_command(record: Mapping[str, Any]) -> str:
     no such job, or if a command line cannot hold one of its values.
     """
     recorded = json_object(record.get("environment"))
-    names = [name for name in recorded if name in RECORDED_VARIABLES and name not in CHOSEN_BY_LAUNCHER]
+    names = [name for name in recorded if RECORDED_VARIABLES.fullmatch(name) and name not in CHOSEN_BY_LAUNCHER]
     words = [f"{name}={shlex.quote(_printable(name, recorded[name]))}" for name in names]
     return " ".join([*words, "python -m tpbench", *map(shlex.quote, arguments(row_job(record)))])
 
