@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
@@ -264,6 +265,7 @@ class Workload:
         return self._declare("session", function)
 
     def _declare(self, what: str, function: FunctionT) -> FunctionT:
+        _require_function(what, function)
         if what in self.functions:
             raise ValueError(f"{self.name} has two functions for its {what}")
         self.functions[what] = function
@@ -276,6 +278,7 @@ class Workload:
             raise TypeError(unknown("argument of a variant", trait, sorted(valid)))
 
         def register(prepare: FunctionT) -> FunctionT:
+            _require_function("variant", prepare)
             name = prepare.__name__
             if name in self.variants:
                 raise ValueError(f"{self.name} has two variants called {name}")
@@ -312,6 +315,12 @@ class Workload:
     def bench_module(self) -> str:
         """The name of the module that a rank imports first. It imports torch and declares the workload's functions."""
         return f"{__name__}.{self.name}.bench" if self.name in NAMES else f"{__name__}.operation"
+
+
+def _require_function(decorator: str, value: Any) -> None:
+    """Raise TypeError unless a decorator of a workload got a function, whose line is known."""
+    if not inspect.isfunction(inspect.unwrap(value)):
+        raise TypeError(f"{decorator} decorates a function (def), not {value!r:.60}")
 
 
 _registered: dict[str, Workload] = {}
