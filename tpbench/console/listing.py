@@ -24,7 +24,7 @@ from tpbench.console.choices import (
     shapes,
 )
 from tpbench.job import Job, parse_job, unsupported_reason
-from tpbench.launcher.options import GROUPS, SweepOptions
+from tpbench.launcher.options import GROUPS, SweepOptions, unknown_choice
 from tpbench.launcher.slurm.cluster import SlurmSettings
 from tpbench.measure import machine
 from tpbench.measure.session import MeasureSettings
@@ -75,8 +75,7 @@ def _with_folders(arguments: Sequence[str]) -> Sequence[str]:
     """Return the topics. Add the folders of --config-dir, -cn and hydra.searchpath, which sweeps have too."""
     if not any(argument.startswith(("-", "hydra.")) for argument in arguments):
         return arguments
-    from tpbench.launcher.command_line.checks import parse_options
-    from tpbench.launcher.command_line.rewrites import config_folders
+    from tpbench.launcher.command_line.arguments import config_folders, parse_options
 
     parsed, unknown_options = parse_options(arguments)
     if unknown_options:
@@ -193,12 +192,11 @@ OWN_SIZE = "tp_size=2 measure=quick"
 
 def description(group: str, name: str, gpus: int) -> str:
     """Return the description of `group=name`. Raises JobError if there is none."""
-    from tpbench.launcher.command_line import rewrites  # late, like the next one: they import Hydra
-    from tpbench.launcher.command_line.checks import unknown_choice
+    from tpbench.launcher.command_line.outside_choices import find_outside  # late: it imports Hydra
 
     if group not in GROUPS:
         raise JobError(unknown("group", group, GROUPS))
-    if group == "variant" and name not in names("variant") and (outside := rewrites.find_outside(name)):
+    if group == "variant" and name not in names("variant") and (outside := find_outside(name)):
         lines = _of_variant(name, outside.of_workload, outside.variant, gpus, outside)
         lines.insert(-1, f"Version {outside.version}: a hash of the code. Rows of another version are stale.")
     elif name not in names(group):
@@ -247,10 +245,10 @@ def _composed(variant: str, outside: OutsideVariant | None = None) -> dict[str, 
     import hydra
     from omegaconf import OmegaConf
 
-    from tpbench.launcher.command_line import rewrites
+    from tpbench.launcher.command_line.outside_choices import register_choice
 
     if outside:
-        rewrites.register_choice(outside)
+        register_choice(outside)
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         values: Any = OmegaConf.to_container(hydra.compose("config", [f"variant={variant}", "~shape"]))
     return dict(values)

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from tpbench.kernels.linear.function import linear_entropy_loss as linear_entropy_loss
     from tpbench.kernels.modules import EntropyLoss as EntropyLoss
     from tpbench.kernels.modules import LinearEntropyLoss as LinearEntropyLoss
+    from tpbench.kernels.row_loss import TopK as TopK
     from tpbench.kernels.two_pass.kernels import block_for as block_for
-    from tpbench.kernels.two_pass.kernels import bytes_exchanged as bytes_exchanged
 
 _MODULES = {
     "EntropyLoss": "modules",
@@ -25,20 +25,20 @@ _MODULES = {
     "LinearEntropyLoss": "modules",
     "LinearEntropyLossResult": "linear.function",
     "LinearHow": "linear.function",
+    "TopK": "row_loss",
     "block_for": "two_pass.kernels",
-    "bytes_exchanged": "two_pass.kernels",
     "entropy_loss": "entropy",
     "linear_entropy_loss": "linear.function",
 }
 
 Loss = Literal["cross_entropy", "soft_cross_entropy", "reverse_kl", "forward_kl"]
-"""The losses that training minimises, and that the workload `entropy_loss` measures."""
+"""The losses that the workload `entropy_loss` measures."""
 LOSSES: tuple[str, ...] = get_args(Loss)
 KernelLoss = Literal["cross_entropy", "soft_cross_entropy", "reverse_kl", "forward_kl", "logprob"]
 """These losses, and the label's log-probability, which policy optimisation uses."""
 KERNEL_LOSSES: tuple[str, ...] = get_args(KernelLoss)
-AnyLoss = Literal["cross_entropy", "soft_cross_entropy", "reverse_kl", "forward_kl", "logprob", "policy"]
-"""These losses, and the loss of policy optimisation."""
+AnyLoss = Literal["cross_entropy", "soft_cross_entropy", "reverse_kl", "forward_kl", "logprob", "jsd", "policy"]
+"""All losses of the kernels."""
 ANY_LOSSES: tuple[str, ...] = get_args(AnyLoss)
 LABEL_LOSSES = ("cross_entropy", "logprob")
 """The measured losses whose target is a label of each row."""

@@ -26,8 +26,10 @@ def winners() -> list[dict[str, Any]]:
 def measured_cap(algorithm: str, loss: str, share: int) -> int:
     """Return the winner of the narrowest measured width that `share` fits into, or else of the widest.
 
-    share: columns of each rank if the vocabulary is split evenly, so that all ranks choose the same cap.
+    share: columns of each rank if the vocabulary is split evenly, so that all ranks choose the same cap. Unmeasured:
+    jsd, which has the caps of reverse_kl.
     """
+    loss = "reverse_kl" if loss == "jsd" else loss
     candidates = [winner for winner in winners() if (winner["algorithm"], winner["loss"]) == (algorithm, loss)]
     winner = min(candidates, key=lambda winner: (winner["columns"] < share, abs(winner["columns"] - share)))
     return int(winner["block_cap"])

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from tpbench.kernels import ANY_LOSSES
-from tpbench.kernels.row_loss import Options, has_labels
+from tpbench.kernels.row_loss import Options, TopK, has_labels
 from tpbench.kernels.row_terms import RowInputs
 
 POLICY_WEIGHTS = ("kl_weight", "entropy_weight", "cross_entropy_weight")
@@ -21,6 +21,9 @@ POLICY_TENSORS = ("old_logprobs", "advantages", "ref_logprobs", "row_weight", "s
 LINEAR_INPUTS = ("hidden", "weight", "bias")
 """The inputs of a linear loss that have gradients."""
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+TOP_LOSSES = ("soft_cross_entropy", "forward_kl", "reverse_kl")
+"""The losses whose target may be a teacher's top k."""
+MAX_TOP_K = 1024
 MAX_BLOCK = 65536
 MAX_COLUMNS = 2**31 - 1
 """Columns are int32 in the kernels."""
@@ -62,7 +65,7 @@ def options(given: Options) -> None:
     """Raise unless the options that concern no tensor are valid and fit together."""
     (
         loss, group, vocab_start, vocab_size, reduction, ignore_index, logits_scale, temperature, label_smoothing,
-        z_loss, softcap, entropy, grad_scale, block_cap, exchange, clip, *weights, algorithm,
+        z_loss, softcap, entropy, grad_scale, block_cap, exchange, clip, *weights, beta, algorithm,
     ) = vars(given).values()  # fmt: skip
     choice("loss", loss, *ANY_LOSSES)
     choice("reduction", reduction, "mean", "sum", "none")
@@ -96,6 +99,12 @@ def options(given: Options) -> None:
         number(name, weight, low=-math.inf)
         if weight and loss != "policy":
             raise ValueError(f"{name} is a term of loss='policy': it must be 0 for loss={loss!r}, got {weight}")
+    if loss == "jsd":
+        number("beta", beta, positive=True)
+        if beta >= 1.0:
+            raise ValueError(f"beta must be less than 1 for loss='jsd' (its limits are forward_kl, reverse_kl): {beta}")
+    elif beta != 0.5:
+        raise ValueError(f"beta is the target's weight in the mixture of loss='jsd': it must be 0.5 for loss={loss!r}")
     if not isinstance(entropy, bool):
         raise TypeError(f"entropy must be a bool, got {type(entropy).__name__}")
     if not FP32_MIN <= logits_scale / temperature <= MAX_SCALE:
@@ -143,10 +152,21 @@ def tensor(
         raise ValueError(f"{name} must be on {device}, got {value.device}")
 
 
+def is_traced() -> bool:
+    """Return true under torch.jit.trace and make_fx, which would record the results of kernels as constants."""
+    proxy = torch._C._TorchDispatchModeKey.PROXY  # type: ignore[attr-defined]
+    return torch._C._get_tracing_state() is not None or torch._C._get_dispatch_mode(proxy) is not None
+
+
 def memory(name: str, value: Any) -> None:
     """Raise unless `value` is a tensor whose memory kernels can read, and that has no forward-mode derivative."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
+    if is_traced():
+        raise TypeError(
+            f"{name} must not be traced: torch.jit.trace and make_fx cannot record the loss's kernels. torch.compile "
+            "leaves the modules of the losses out of its graphs"
+        )
     if hasattr(value, "to_local"):
         raise TypeError(f"{name} must be this rank's tensor, got a DTensor: pass {name}.to_local()")
     if value.layout != torch.strided or value.is_nested:
@@ -175,10 +195,22 @@ def _logits(name: str, value: Any, shape: Sequence[int | str], device: torch.dev
         raise ValueError(f"{name} must not be a negative view, as of a conjugate: call resolve_neg() on it")
 
 
-def _target(value: Any, loss: str, rows: int, columns: int, device: torch.device) -> None:
-    """Raise unless `value` is labels (rows,) for a loss of labels, else target logits."""
-    if has_labels(loss):
-        tensor("target", value, (rows,), (torch.int32, torch.int64), device, f", the labels of loss={loss!r}")
+def _target(value: Any, given: Options, rows: int, columns: int, device: torch.device) -> None:
+    """Raise unless `value` is labels (rows,) for a loss of labels, else target logits or a top k."""
+    if isinstance(value, TopK):
+        if given.loss not in TOP_LOSSES:
+            raise ValueError(f"target may be a TopK for {', '.join(TOP_LOSSES)} only, not for loss={given.loss!r}")
+        if value.tail == "bucket" and given.temperature != 1.0:
+            raise ValueError(
+                "temperature must be 1 for a target with tail='bucket', whose values are log-probabilities"
+            )
+        choice("target.tail", value.tail, "drop", "bucket")
+        tensor("target.values", value.values, (rows, "k"), FLOATS, device)
+        tensor("target.indices", value.indices, value.values.shape, (torch.int32, torch.int64), device)
+        if not 1 <= value.values.shape[1] <= MAX_TOP_K:
+            raise ValueError(f"target must have 1 to {MAX_TOP_K} columns of each row, got {value.values.shape[1]}")
+    elif has_labels(given.loss):
+        tensor("target", value, (rows,), (torch.int32, torch.int64), device, f", the labels of loss={given.loss!r}")
     else:
         _logits("target", value, (rows, columns), device)
 
@@ -199,8 +231,9 @@ def row_tensors(given: Options, inputs: RowInputs, sequences: Any, rows: int, de
         for name in ("old_logprobs", "advantages", *(["ref_logprobs"] if given.kl_weight else [])):
             if name not in named:
                 raise TypeError(f"{name} must be a tensor for loss='policy'{' with kl_weight' * (name[0] == 'r')}")
-    if sequences is not None and (given.algorithm not in ("auto", "two_kernels") or given.exchange == "symmetric"):
-        raise ValueError("sequences need algorithm='two_kernels' or 'auto', and exchange='nccl' or 'auto'")
+    needs = "sequences need" if sequences is not None else "loss='jsd' needs" if given.loss == "jsd" else None
+    if needs and (given.algorithm not in ("auto", "two_kernels") or given.exchange == "symmetric"):
+        raise ValueError(f"{needs} algorithm='two_kernels' or 'auto', and exchange='nccl' or 'auto'")
 
 
 def _runnable(name: str, value: Tensor, interpreted: bool) -> None:
@@ -238,14 +271,14 @@ def _share_memory(a: Tensor, b: Tensor) -> bool:
     return start_a < start_b + b.numel() * b.itemsize and start_b < start_a + a.numel() * a.itemsize
 
 
-def entropy_tensors(logits: Any, target: Any, loss: str, grad: Any, interpreted: bool) -> None:
+def entropy_tensors(logits: Any, target: Any, given: Options, grad: Any, interpreted: bool) -> None:
     """Raise unless the tensors of `entropy_loss` are valid and fit together.
 
     The overwritten tensor may be the target itself, since each element is read before it is written. It may not be a
     shifted view of the target.
     """
     _logits("logits", logits, ("rows", "local vocab"))
-    _target(target, loss, logits.shape[0], logits.shape[1], logits.device)
+    _target(target, given, logits.shape[0], logits.shape[1], logits.device)
     name, written = ("grad", grad) if isinstance(grad, Tensor) else ("logits", logits if grad == "in_place" else None)
     if isinstance(grad, Tensor):
         _logits("grad", grad, logits.shape, logits.device)
@@ -255,15 +288,18 @@ def entropy_tensors(logits: Any, target: Any, loss: str, grad: Any, interpreted:
         _writable(name, written)
         if name == "grad" and _share_memory(written, logits):
             raise ValueError("grad must not share the logits' memory; to write over the logits say grad='in_place'")
-        if _share_memory(written, target) and (
-            (written.data_ptr(), written.stride(), written.dtype) != (target.data_ptr(), target.stride(), target.dtype)
+        targets = (target.values, target.indices) if isinstance(target, TopK) else (target,)
+        if any(
+            _share_memory(written, each)
+            and (written.data_ptr(), written.stride(), written.dtype) != (each.data_ptr(), each.stride(), each.dtype)
+            for each in targets
         ):
             raise ValueError(f"target must not share memory with {name}, which are written over, unless it is the same")
     _runnable("logits", logits, interpreted)
 
 
 def linear_tensors(
-    hidden: Any, weight: Any, target: Any, loss: str, bias: Any, weight_grad: Any, grad: Any, shards: int,
+    hidden: Any, weight: Any, target: Any, given: Options, bias: Any, weight_grad: Any, grad: Any, shards: int,
     interpreted: bool,
 ) -> None:  # fmt: skip
     """Raise unless the tensors of `linear_entropy_loss` are valid. shards: ranks that share the rows of `hidden`."""
@@ -273,12 +309,12 @@ def linear_tensors(
     rows, device = len(hidden) * shards, hidden.device
     if bias is not None:
         tensor("bias", bias, (len(weight),), (weight.dtype,), device)
-    if not has_labels(loss) and isinstance(target, (tuple, list)):
+    if not has_labels(given.loss) and isinstance(target, (tuple, list)):
         if len(target) != 2:
             raise ValueError(f"target must be (teacher_hidden, teacher_weight) or logits, got {len(target)} values")
         _factors("teacher_hidden", target[0], (len(hidden), "h"), "teacher_weight", target[1], len(weight), device)
     else:
-        _target(target, loss, rows, len(weight), device)
+        _target(target, given, rows, len(weight), device)
     if weight_grad is not None:
         tensor("weight_grad", weight_grad, weight.shape, tuple({weight.dtype, torch.float32}), device)
         _writable("weight_grad", weight_grad)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tpbench.kernels import AnyLoss, checks
 from tpbench.kernels.launch_rows import How, RepeatedCall, call_form, find, launch_rows, remember
-from tpbench.kernels.row_loss import Options, Outputs, RowLoss, Scaling
+from tpbench.kernels.row_loss import Options, Outputs, RowLoss, Scaling, TopK, kernel_target
 from tpbench.kernels.row_terms import RowInputs, RowOutputs
 from tpbench.kernels.two_pass.kernels import column_block
 from tpbench.kernels.two_pass.state import INTERPRETED
@@ -39,7 +39,7 @@ class EntropyLossResult:
 
 def entropy_loss(
     logits: Tensor,
-    target: Tensor,
+    target: Tensor | TopK,
     *,
     loss: AnyLoss = "cross_entropy",
     group: dist.ProcessGroup | None = None,
@@ -64,6 +64,7 @@ def entropy_loss(
     kl_weight: float = 0.0,
     entropy_weight: float = 0.0,
     cross_entropy_weight: float = 0.0,
+    beta: float = 0.5,
     row_weight: Tensor | None = None,
     sequences: Tensor | None = None,
     block_cap: int | Literal["auto"] = "auto",
@@ -84,6 +85,9 @@ def entropy_loss(
       doi:10.1214/aoms/1177729694, equation 2.4). The loss of soft_cross_entropy is larger by the entropy of q.
     - reverse_kl: KL(p || q) = sum(p (log p - log q)), gradient p * (log p - log q - KL(p || q)) (for language models
       Gu et al. 2023, arXiv:2306.08543, equation 1).
+    - jsd: beta * KL(q || m) + (1 - beta) * KL(p || m), m = beta * q + (1 - beta) * p (the generalised Jensen-Shannon
+      divergence of Agarwal et al. 2023, arXiv:2306.13649, section 3.1). Gradient by x:
+      (1 - beta) * p * (log p - log m - KL(p || m)).
     - logprob: no loss but log p[label], the label's log-probability, with x = logits_scale / temperature * logits.
       Policy optimisation needs it with the entropy, `entropy=True` (PPO, arXiv:1707.06347, equations 6 and 9).
       Gradient by x: onehot(label) - p.
@@ -94,6 +98,10 @@ def entropy_loss(
       arXiv:2402.03300). With `sequences` all rows of a sequence have one ratio, exp of the mean of
       log p[label] - old_logprobs over those that count and whose weight is not 0 (GSPO, arXiv:2507.18071).
       x = logits_scale / temperature * logits, as for logprob.
+
+    Against a `TopK`, with K the k columns, soft_cross_entropy and forward_kl have q = softmax(t over K), which is 0
+    elsewhere. reverse_kl compares softmax(x over K) with that q. With tail="bucket" the values are log q as they are,
+    and the columns outside of K are one more column: p and q of it are 1 - sum over K, but at least 2^-24.
 
     The entropy of a row is -sum(p log p). Its gradient by x is -p * (log p + entropy).
 
@@ -111,7 +119,8 @@ def entropy_loss(
             interpreter.
         target: for cross_entropy and logprob the labels, (rows,) int32 or int64, global columns, equal on all ranks. A
             row does not count if its label is ignore_index or no column of the vocabulary: its loss and gradient are
-            zero, and its logits are not read. For the other losses the target logits, with the shape of the logits.
+            zero, and its logits are not read. For the other losses the target logits, with the shape of the logits. For
+            soft_cross_entropy, forward_kl and reverse_kl also a `TopK`, with which rows count as with labels.
         group: process group over which the vocabulary is sharded, contiguous in rank order. None: this rank holds all
             of it.
         vocab_start: the first global column of this rank. By default it follows from the ranks' local sizes. Unless
@@ -133,6 +142,8 @@ def entropy_loss(
             on all ranks. row_weight: a mask, or 1 / length of the sequence, 1 by default. The mean divides by its sum
             over the rows that count, and is 0 if that sum is 0. sequences: any number for each sequence. On one rank
             and over several, two kernels compute it, and the mean over sequences between them.
+        beta: the weight of q in the mixture of loss="jsd", above 0 and below 1. The mixture needs both softmaxes: three
+            kernels read the logits, with an exchange after the first and the second.
         block_cap: the largest column block of a kernel, a power of two. "auto" takes the fastest measured one
             (`block_caps`). Nothing is tuned in the call, and all ranks choose the same.
         exchange: the path of the statistics between ranks. On one rank nothing is exchanged: "nccl" is
@@ -145,7 +156,7 @@ def entropy_loss(
               the whole GPU until all ranks have answered: a collective that started on one rank only would block it.
             - "auto": symmetric if the ranks are GPUs of one machine that reach each other's memory, else nccl.
 
-            The single kernel does not support label_smoothing, softcap, entropies, sequences, a grad to accumulate
+            The single kernel does not support jsd, label_smoothing, softcap, entropies, sequences, a grad to accumulate
             into, targets of another dtype, very long rows, or a rank with far more columns than its share. Then two
             kernels run, for any exchange. If vocab_start and vocab_size are given, ranks do not know each other's
             columns, and a rank with too many raises.
@@ -170,25 +181,26 @@ def entropy_loss(
     options = (
         loss, group, vocab_start, vocab_size, reduction, ignore_index, logits_scale, temperature, label_smoothing,
         z_loss, softcap, entropy, grad_scale, block_cap, exchange, clip, kl_weight, entropy_weight,
-        cross_entropy_weight, algorithm,
+        cross_entropy_weight, beta, algorithm,
     )  # fmt: skip
     inputs = RowInputs(row_grad, entropy_grad, row_weight, old_logprobs, advantages, ref_logprobs)
-    form = None if sequences is not None else call_form((logits, target, *inputs), (*options, grad))
+    is_repeated = sequences is None and not isinstance(target, TopK)
+    form = call_form((logits, target, *inputs), (*options, grad)) if is_repeated else None
     if (repeated := find(form)) is not None:
-        return _result(*repeated(logits, target, inputs), repeated.how)
+        return _result(*repeated(logits, target, inputs), repeated.how)  # type: ignore[arg-type]  # no top k has a form
     checked = Options(*options)
     checks.options(checked)
-    checks.entropy_tensors(logits, target, loss, grad, INTERPRETED)
+    checks.entropy_tensors(logits, target, checked, grad, INTERPRETED)
     checks.row_tensors(checked, inputs, sequences, len(logits), logits.device)
 
-    logits, target = logits.detach(), target.detach()
+    logits = logits.detach()
     rows, columns = logits.shape
-    loss_of_row = RowLoss.of_call(checked, columns, logits.device, "logits")
+    loss_of_row = RowLoss.of_call(checked, columns, logits.device, "logits", target)
     # Without both sizes the ranks exchange them in each call.
     repeatable = group is None or (vocab_start is not None and vocab_size is not None)
-    if loss_of_row.has_labels:
-        repeatable = repeatable and target.is_contiguous()
-        target = target.contiguous()
+    if isinstance(target, Tensor):
+        target = target.detach()
+        repeatable = repeatable and (not loss_of_row.has_labels or target.is_contiguous())
     if sequences is not None:
         loss_of_row = replace(loss_of_row, algorithm="two_kernels")
     outputs = Outputs.allocated(loss_of_row, rows, logits.device, _gradient(logits, grad), isinstance(grad, Tensor))
@@ -198,7 +210,7 @@ def entropy_loss(
         how = How(loss_of_row.two_pass_algorithm, column_block(loss_of_row, columns))
         return _result(outputs.grad, outputs.total, outputs.rows, how)
     scaling = Scaling.of_call(loss_of_row, rows, inputs, sequences)
-    how = launch_rows(loss_of_row, logits, target, outputs, scaling)
+    how = launch_rows(loss_of_row, logits, kernel_target(target, loss_of_row), outputs, scaling)
     if how.relaunch is not None and repeatable and grad in ("new", "none"):  # memory to overwrite is always checked
         remember(form, RepeatedCall(how, outputs))
     return _result(outputs.grad, outputs.total, outputs.rows, how)

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from tpbench.kernels import symmetric
+from tpbench.kernels import checks, symmetric
 from tpbench.kernels.one_pass.launch import OnePassLaunch, form, prepare
-from tpbench.kernels.row_loss import Outputs, RowLoss, Scaling
+from tpbench.kernels.row_loss import KernelTarget, Outputs, RowLoss, Scaling
 from tpbench.kernels.row_terms import RowInputs, RowOutputs
 from tpbench.kernels.two_pass import kernels as two_pass
 from tpbench.kernels.two_pass.kernels import launching
@@ -46,7 +46,7 @@ class How:
     """Does the same for other tensors of the same form, if one kernel computes everything."""
 
 
-def launch_rows(loss: RowLoss, logits: Tensor, target: Tensor, outputs: Outputs, scaling: Scaling) -> How:
+def launch_rows(loss: RowLoss, logits: Tensor, target: KernelTarget, outputs: Outputs, scaling: Scaling) -> How:
     """Queue the kernels for at least one row of logits on the current stream.
 
     Raises RuntimeError or ValueError if an exchange or an algorithm that was asked for by name cannot do it.
@@ -59,20 +59,20 @@ def launch_rows(loss: RowLoss, logits: Tensor, target: Tensor, outputs: Outputs,
         if loss.algorithm == "one_read":
             raise ValueError(f"algorithm='one_read' cannot do this: {how}; use 'auto', 'two_kernels' or 'two_reads'")
     with launching(logits.device):
-        block, kernels = two_pass.launch(loss, logits, target, outputs, scaling)
-    sent = two_pass.bytes_exchanged(
-        logits.shape[0], loss.vocabulary.world_size, loss.loss, loss.label_smoothing, outputs.rows.entropy is not None
-    )
+        block, kernels, numbers = two_pass.launch(loss, logits, target, outputs, scaling)
+    sent = (loss.vocabulary.world_size - 1) * len(logits) * numbers * 4
     return How(loss.two_pass_algorithm, block, sent, kernels)
 
 
 def _one_pass(
-    loss: RowLoss, peers: symmetric.PeerWorkspace | None, logits: Tensor, target: Tensor, outputs: Outputs,
+    loss: RowLoss, peers: symmetric.PeerWorkspace | None, logits: Tensor, target: KernelTarget, outputs: Outputs,
     scaling: Scaling,
 ) -> How | str:  # fmt: skip
     """Launch the kernel that reads each logit once, or return the reason why none can do it."""
     if loss.wants_entropy or outputs.accumulate or loss.label_smoothing or loss.softcap or loss.target_softcap:
         return "it has no label_smoothing, no softcap, no entropy, and accumulates into no tensor"
+    if not isinstance(target, Tensor):
+        return "it has no teacher's top k"
     prepared = prepare(
         form(logits), form(target), None if outputs.grad is None else form(outputs.grad), logits.device.index,
         loss.vocabulary, loss=loss.formula, ignore_index=loss.ignore_index, reduce=outputs.total is not None,
@@ -150,7 +150,7 @@ def call_form(tensors: tuple[Any, ...], options: tuple[Any, ...]) -> Hashable | 
     Arguments may be anything: nothing is checked. Equal options of different types, such as 1 and True, make different
     forms, because not all types are valid.
     """
-    if forward_ad._current_level >= 0:
+    if forward_ad._current_level >= 0 or checks.is_traced():
         return None
     for tensor in tensors:
         if tensor is not None and not (type(tensor) in _PLAIN and tensor.layout is torch.strided):

@@ -16,7 +16,7 @@ from torch._compile import _disable_dynamo
 from tpbench.kernels import checks
 from tpbench.kernels.entropy import entropy_loss
 from tpbench.kernels.linear.function import linear_entropy_loss
-from tpbench.kernels.row_loss import POLICY_FACTOR, fp16_gradient_scale
+from tpbench.kernels.row_loss import POLICY_FACTOR, TopK, fp16_gradient_scale
 from tpbench.kernels.two_pass.kernels import scale_rows
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -106,21 +106,21 @@ class EntropyLoss(_LossModule):
         self.in_place = in_place
 
     @_outside_of_graphs
-    def forward(self, logits: Tensor, target: Tensor, **rows: Any) -> Tensor:
+    def forward(self, logits: Tensor, target: Tensor | TopK, **rows: Any) -> Tensor:
         """Return the loss, an fp32 scalar, or (rows,) with reduction="none".
 
         logits: (rows, local vocab). target: as for `entropy_loss`. rows: for loss="policy" its tensors, old_logprobs,
         advantages, and perhaps ref_logprobs, row_weight and sequences. They get no gradient.
         """
         rows = {name: tensor for name, tensor in rows.items() if tensor is not None}
-        if not self.check({"logits": logits}, {"target": target, **rows}):
+        if not self.check({"logits": logits}, {**_tensors_of(target), **rows}):
             return entropy_loss(logits, target, grad="none", **rows, **self.settings).loss
         if rows.get("sequences") is not None and self.settings.get("reduction") == "none":
             raise ValueError("reduction must be 'mean' or 'sum' with sequences: each row's loss depends on other rows")
         return _GradientsInForward.apply(functools.partial(self._with_gradient, rows), logits, target)
 
     def _with_gradient(
-        self, rows: dict[str, Any], logits: Tensor, target: Tensor
+        self, rows: dict[str, Any], logits: Tensor, target: Tensor | TopK
     ) -> tuple[Tensor, tuple[Tensor | None, ...], float]:
         settings, stored_scale = dict(self.settings), 1.0
         if logits.dtype == torch.float16 and settings.get("reduction", "mean") == "mean":
@@ -163,7 +163,7 @@ class LinearEntropyLoss(_LossModule):
 
     @_outside_of_graphs
     def forward(
-        self, hidden: Tensor, weight: Tensor, target: Tensor | tuple[Tensor, Tensor], bias: Tensor | None = None,
+        self, hidden: Tensor, weight: Tensor, target: Tensor | TopK | tuple[Tensor, Tensor], bias: Tensor | None = None,
         **rows: Any,
     ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
         """Return the loss, an fp32 scalar, or (rows,) with reduction="none". With entropy=True, also (rows,) entropies.
@@ -172,11 +172,8 @@ class LinearEntropyLoss(_LossModule):
         hidden: (rows, h). weight: (local vocab, h). bias: (local vocab,). rows: as for `EntropyLoss`.
         """
         tensors = {"hidden": hidden, "weight": weight} | ({} if bias is None else {"bias": bias})
-        targets = {"target": target}
-        if isinstance(target, (tuple, list)):
-            targets = dict(zip(("teacher_hidden", "teacher_weight"), target, strict=False))
         rows = {name: tensor for name, tensor in rows.items() if tensor is not None}
-        learns = self.check(tensors, {**targets, **rows})
+        learns = self.check(tensors, {**_tensors_of(target), **rows})
         device, settings = hidden.device.type, self.settings
         if torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
@@ -199,6 +196,15 @@ class LinearEntropyLoss(_LossModule):
         inputs = _inputs_with_gradients(hidden, weight, bias)
         result = linear_entropy_loss(hidden, weight, target, bias=bias, grad=inputs, **rows, **self.settings)
         return result.loss, (result.grad_hidden, result.grad_weight, result.grad_bias, None), 1.0
+
+
+def _tensors_of(target: Any) -> dict[str, Any]:
+    """Return the tensors of a target by name."""
+    if isinstance(target, TopK):
+        return {"target.values": target.values, "target.indices": target.indices}
+    if isinstance(target, (tuple, list)):
+        return dict(zip(("teacher_hidden", "teacher_weight"), target, strict=False))
+    return {"target": target}
 
 
 def _inputs_with_gradients(*inputs: Tensor | None) -> tuple[Any, ...]:
@@ -254,8 +260,8 @@ class _GradientsInBackward(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Any, settings: dict[str, Any]
     ) -> Any:
         ctx.settings = settings
-        targets = target if isinstance(target, (tuple, list)) else (target,)
-        ctx.save_for_backward(hidden, weight, bias, *targets)
+        ctx.tail = target.tail if isinstance(target, TopK) else None
+        ctx.save_for_backward(hidden, weight, bias, *_tensors_of(target).values())
         return _losses(hidden, weight, bias, target, settings)
 
     @staticmethod
@@ -264,11 +270,14 @@ class _GradientsInBackward(torch.autograd.Function):
         _refuse_second_derivatives(upstream, *entropy_upstream)
         hidden, weight, bias, *targets = ctx.saved_tensors
         sharded = ctx.settings.get("hidden_sharded") and ctx.settings.get("group") is not None
+        target: Any = targets[0] if len(targets) == 1 else tuple(targets)
+        if ctx.tail is not None:
+            target = TopK(targets[0], targets[1], ctx.tail)
         rows = len(hidden) * (ctx.settings["group"].size() if sharded else 1)
         result = linear_entropy_loss(
             hidden,
             weight,
-            targets[0] if len(targets) == 1 else tuple(targets),
+            target,
             bias=bias,
             grad=_inputs_with_gradients(hidden, weight, bias),
             row_grad=upstream.float().expand(rows).contiguous(),

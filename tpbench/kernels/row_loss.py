@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from tpbench.kernels import LABEL_LOSSES
 from tpbench.kernels.collectives import gather_by_rank
-from tpbench.kernels.row_terms import RowInputs, RowOutputs, Scales
+from tpbench.kernels.row_terms import RowInputs, RowOutputs, Scales, Teacher
 
 POLICY_FACTOR = 16.0
 """Ratios times advantages that fp16 gradients of the policy loss have room for. The host does not know them."""
@@ -24,6 +25,39 @@ MOST_FP16_SCALE = 2**14
 def has_labels(loss: str) -> bool:
     """Return true if the target of a loss is a label of each row."""
     return loss == "policy" or loss in LABEL_LOSSES
+
+
+@dataclass(frozen=True)
+class TopK:
+    """The target of a loss against a teacher of which only k columns of each row are known, equal on all ranks."""
+
+    values: Tensor
+    """(rows, k): the teacher's logits, or log-probabilities. With a bucket they must be log-probabilities."""
+    indices: Tensor
+    """(rows, k) int32 or int64: their global columns, which differ within a row. A column outside of the vocabulary
+    is left out. A row whose first one is outside, or ignore_index, does not count."""
+    tail: Literal["drop", "bucket"] = "drop"
+    """drop: q is normalised over the k columns. bucket: all other columns are one more column."""
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> TopK:
+        """Return the same with both tensors changed."""
+        return TopK(function(self.values), function(self.indices), self.tail)
+
+
+KernelTarget = Tensor | Teacher
+"""The target as kernels receive it: labels, target logits, or a teacher's top k."""
+
+
+def kernel_target(target: Tensor | TopK, loss: RowLoss) -> KernelTarget:
+    """Return a target as kernels receive it. Labels and a top k become contiguous."""
+    if isinstance(target, TopK):
+        return Teacher(target.indices.contiguous(), target.values.contiguous())
+    return target.contiguous() if loss.has_labels else target
+
+
+def labels_of(target: KernelTarget) -> Tensor:
+    """Return labels, (rows,): of a top k the first columns, which say whether a row counts."""
+    return target if isinstance(target, Tensor) else target.indices[:, 0].contiguous()
 
 
 @dataclass(frozen=True)
@@ -108,6 +142,7 @@ class Options:
     kl_weight: float
     entropy_weight: float
     cross_entropy_weight: float
+    beta: float = 0.5
     algorithm: str = "auto"
 
 
@@ -118,16 +153,20 @@ class RowLoss(Options):
     vocabulary: Vocabulary
     target_softcap: float | None = None
     """The softcap of target logits."""
+    top_k: int = 0
+    """The teacher's columns of each row. 0: the target is another one."""
+    tail: str = "drop"
 
     @classmethod
-    def of_call(cls, options: Options, columns: int, device: torch.device, name: str) -> RowLoss:
-        """Return the loss of a call. Collective, as `Vocabulary.of_shard`, whose arguments are these."""
+    def of_call(cls, options: Options, columns: int, device: torch.device, name: str, target: Any) -> RowLoss:
+        """Return the loss of a call. Collective, as `Vocabulary.of_shard`, whose arguments are the middle ones."""
         start, size = options.vocab_start, options.vocab_size
+        top_k, tail = (target.values.shape[1], target.tail) if isinstance(target, TopK) else (0, "drop")
         vocabulary = Vocabulary.of_shard(columns, device, name, options.group, start, size)
-        loss = cls(**vars(options), vocabulary=vocabulary)
+        loss = cls(**vars(options), vocabulary=vocabulary, top_k=top_k, tail=tail)
         if loss.loss in ("logprob", "policy"):  # the temperature is that of the logits
             return replace(loss, logits_scale=loss.logits_scale / loss.temperature, temperature=1.0)
-        return loss
+        return replace(loss, algorithm="two_kernels") if loss.loss == "jsd" else loss
 
     def of_logprobs(self) -> RowLoss:
         """Return the log-probabilities of the labels in place of this loss."""
@@ -135,7 +174,17 @@ class RowLoss(Options):
 
     @property
     def has_labels(self) -> bool:
-        return has_labels(self.loss)
+        """True if each row has a label, or a top k, that says whether it counts."""
+        return has_labels(self.loss) or self.top_k > 0
+
+    @property
+    def top_block(self) -> int:
+        """A power of two, at least top_k."""
+        return 1 << (self.top_k - 1).bit_length() if self.top_k else 0
+
+    def numbers(self, entropy: bool) -> int:
+        """Return the fp32 numbers of a row's state that a rank sends (see `row_terms.numbers_of`)."""
+        return (6 if self.top_k else 3 if self.has_labels and not self.label_smoothing else 5) + entropy
 
     @property
     def wants_entropy(self) -> bool:

@@ -12,6 +12,7 @@ that of the whole vocabulary. All kernels use these letters. x and t are the sca
 | s_t | sum of exponentials: sum exp(t - m_t) | none | against target logits; of labels, with label smoothing |
 | a | sum of weighted differences, below | nats | as s_t |
 | h | weighted sum of logits: sum exp(x - m) (x - m) | nats | all, if entropies are wanted |
+| m_k, s_k | as m and s, over the teacher's columns | | against a teacher's top k |
 
 A number that the loss doesn't need is any number. `numbers_of` says which numbers a kernel stores for other kernels and
 ranks, and in which order. A suffix says which of two merged states a number is from: `w_1`, `w_2`.
@@ -24,6 +25,11 @@ Label smoothing is a soft cross-entropy against equal target logits: there s_t i
 | soft_cross_entropy | exp(t - m_t) | x - m |
 | forward_kl | exp(t - m_t) | (t - m_t) - (x - m) |
 | reverse_kl | exp(x - m) | (x - m) - (t - m_t) |
+| jsd | none: it needs both softmaxes before, so its means are numbers of the row (`RowInputs`) | |
+
+A loss against a teacher's top k is one of k labels with the weights q. Its `s_t` is the sum of the weights of the
+columns that a rank holds, and its `a` has the weights q (forward) or exp(x - m_k) (reverse_kl), and the differences
+x - m_k or (x - m_k) - log q.
 
 Everything is relative to the maxima, so that a large common offset of the logits costs no precision. Where all columns
 are -inf, the maximum is -inf too. Then the exponents are relative to 0, because -inf - (-inf) would be NaN. A weight of
@@ -37,6 +43,10 @@ by x is, in each column, a sum of up to four terms, whose factors are numbers of
 | of labels | on_p * p - on_target * onehot(label) - on_column - on_entropy * p * (log p + H) |
 | soft_cross_entropy, forward_kl | on_p * p - on_target * q - on_entropy * p * (log p + H) |
 | reverse_kl | on_p * p * (D - on_target) - on_entropy * p * (log p + H), with D = (x - max x) - (t - max t) |
+| jsd | the same, with D = log p - log((1 - beta) p + beta q) |
+
+Against a teacher's top k the gradient is on_p * p, and in the k columns on_top * p - on_target * q or, for reverse_kl
+with p_k = softmax(x over the k columns), on_top * p_k * (log p_k - log q - on_target).
 
 A loss of labels is a function of log p[label], z, H and the mean of log p. Its slope by log p[label] contributes
 slope * (onehot(label) - p). So a new loss of labels is a new formula in `row_terms`.
@@ -90,6 +100,9 @@ class RowInputs(NamedTuple):
     """The mean log-ratio of each row's sequence. None: each row has its own ratio."""
     ratio_slope: Any = None
     """With `log_ratio` and gradients: the mean slope of the losses of the row's sequence by it."""
+    divergence_p: Any = None
+    """For jsd: KL(p || mixture). `divergence_q`: KL(q || mixture)."""
+    divergence_q: Any = None
 
 
 class RowOutputs(NamedTuple):
@@ -103,6 +116,8 @@ class RowOutputs(NamedTuple):
 
 
 LN_2 = tl.constexpr(math.log(2.0))
+LEAST_REST = tl.constexpr(2.0**-24)
+"""Least probability of the columns outside of a teacher's top k: half of what fp32 can tell from 1."""
 _INPUTS = tl.constexpr(len(RowInputs._fields))
 
 
@@ -116,6 +131,21 @@ class State(NamedTuple):
     s_t: Any
     a: Any
     h: Any
+    m_k: Any
+    s_k: Any
+
+
+class Teacher(NamedTuple):
+    """A teacher's top k of rows. Kernels receive the first two in place of labels, contiguous (rows, k)."""
+
+    indices: Any
+    """Global columns."""
+    values: Any
+    """Logits or log-probabilities. In a kernel, later: log q."""
+    rest: Any = None
+    """(ROWS,): q of all other columns, with a bucket."""
+    negative_entropy: Any = None
+    """(ROWS,): sum of q log q, with that of the bucket."""
 
 
 class RowSoftmax(NamedTuple):
@@ -128,8 +158,11 @@ class RowSoftmax(NamedTuple):
     """Log-probability of the label."""
     log_s_t: Any
     mean: Any
-    """The weighted mean of the differences of the table above."""
+    """The weighted mean of the differences of the table above. Of a top k: sum of q log p or, for reverse_kl, the
+    divergence KL(p_k || q) of the student's distribution over the k columns."""
     entropy: Any
+    log_mass: Any
+    """Log of the sum of p over the teacher's columns."""
 
 
 class RowTerms(NamedTuple):
@@ -142,6 +175,7 @@ class RowTerms(NamedTuple):
     on_entropy: Any
     clipped: Any
     """True where the clip decides the policy loss."""
+    on_top: Any
 
 
 @triton.jit
@@ -159,7 +193,11 @@ def weigh(weight, difference):
 @triton.jit
 def shifted(state, weight, weight_t, shift, shift_t, SPEC: tl.constexpr):
     """The sum of weighted differences `a` of a state relative to new references, which are lower by the shifts."""
-    if SPEC.LOSS == "soft_cross_entropy":
+    if SPEC.TOP_K and SPEC.TOP_LOSS == "reverse_kl":
+        return weigh(weight, state.a + state.s_k * shift)
+    elif SPEC.TOP_K:
+        return state.a + state.s_t * shift
+    elif SPEC.LOSS == "soft_cross_entropy":
         return weigh(weight_t, state.a + state.s_t * shift)
     elif SPEC.LOSS == "forward_kl":
         return weigh(weight_t, state.a + state.s_t * (shift_t - shift))
@@ -172,6 +210,8 @@ def numbers_of(state, SPEC: tl.constexpr):
     """The numbers of a state that the loss needs, in the order in which kernels store them."""
     if SPEC.LOSS != "cross_entropy":
         numbers = (state.m, state.s, state.m_t, state.s_t, state.a)
+    elif SPEC.TOP_K:
+        numbers = (state.m, state.s, state.m_k, state.s_k, state.s_t, state.a)
     elif SPEC.SMOOTHED:
         numbers = (state.m, state.s, state.x_label, state.s_t, state.a)
     else:
@@ -188,11 +228,13 @@ def state_of(numbers, SPEC: tl.constexpr):
     s = numbers[1]
     h = numbers[len(numbers) - 1]
     if SPEC.LOSS != "cross_entropy":
-        return State(m, s, s, numbers[2], numbers[3], numbers[4], h)
+        return State(m, s, s, numbers[2], numbers[3], numbers[4], h, m, s)
+    elif SPEC.TOP_K:
+        return State(m, s, s, s, numbers[4], numbers[5], h, numbers[2], numbers[3])
     elif SPEC.SMOOTHED:
-        return State(m, s, numbers[2], s, numbers[3], numbers[4], h)
+        return State(m, s, numbers[2], s, numbers[3], numbers[4], h, m, s)
     else:
-        return State(m, s, numbers[2], s, s, s, h)
+        return State(m, s, numbers[2], s, s, s, h, m, s)
 
 
 @triton.jit
@@ -209,8 +251,47 @@ def softmax_of_rows(state, x_label, NATS: tl.constexpr, SPEC: tl.constexpr):
     if SPEC.LOSS == "reverse_kl":
         weights = state.s
     mean = state.a / weights * NATS
+    log_mass = log_s
+    if SPEC.TOP_K:
+        log_s_k = tl.log2(state.s_k) * LN_2
+        shift = (reference(state.m_k) - reference(state.m)) * NATS - log_s
+        log_mass = log_s_k + shift
+        if SPEC.TOP_LOSS == "reverse_kl":
+            mean = state.a / state.s_k * NATS - log_s_k
+        else:
+            mean = state.a * NATS + state.s_t * shift
     entropy = log_s - state.h / state.s * NATS
-    return RowSoftmax(log_s, reference(state.m) * NATS + log_s, x_label * NATS - log_s, log_s_t, mean, entropy)
+    log_z = reference(state.m) * NATS + log_s
+    return RowSoftmax(log_s, log_z, x_label * NATS - log_s, log_s_t, mean, entropy, log_mass)
+
+
+@triton.jit
+def top_terms(softmax, teacher, on_z, SPEC: tl.constexpr):
+    """The loss of rows against a teacher's top k, and on_p, on_target and on_top. on_z: of the z-loss, a factor on p.
+
+    With a bucket the columns outside of the k are one more column. Probabilities of the rest are 1 minus a sum, so the
+    least one is what fp32 can tell.
+    """
+    mass = tl.exp(softmax.log_mass)
+    rest = tl.maximum(1.0 - mass, LEAST_REST)
+    if SPEC.TOP_LOSS == "reverse_kl":
+        loss = softmax.mean
+        if SPEC.BUCKET:
+            gap = tl.log(rest) - tl.log(teacher.rest)
+            loss = weigh(mass, softmax.mean + softmax.log_mass) + rest * gap
+            return loss, gap - loss + on_z, loss - softmax.log_mass - on_z, mass
+        else:
+            return loss, on_z + mass * 0.0, loss - on_z * mass, mass * 0.0 + 1.0
+    else:
+        loss = -softmax.mean
+        on_p = 1.0 + on_z + mass * 0.0
+        on_top = on_p
+        if SPEC.BUCKET:
+            loss -= teacher.rest * tl.log(rest)
+            on_p -= teacher.rest / rest
+        if SPEC.TOP_LOSS == "forward_kl":
+            loss += teacher.negative_entropy
+        return loss, on_p, mass * 0.0 + 1.0, on_top
 
 
 @triton.jit
@@ -236,12 +317,13 @@ def policy_terms(log_ratio, advantages, scales):
 
 
 @triton.jit
-def row_terms(softmax, inputs, values, scale, scales, SPEC: tl.constexpr):
+def row_terms(softmax, teacher, inputs, values, scale, scales, SPEC: tl.constexpr):
     """The `RowTerms` of rows. All factors on the gradient join here, in fp32.
 
-    softmax: their `RowSoftmax`. values: what `load_inputs` returned. scale: factor on the gradient. scales: `Scales`.
+    softmax: their `RowSoftmax`. teacher: their `Teacher`, if they have one. values: what `load_inputs` returned. scale:
+    factor on the gradient. scales: `Scales`.
     """
-    row_grad, entropy_grad, row_weight, old_logprobs, advantages, ref_logprobs, log_ratio, ratio_slope = values
+    row_grad, entropy_grad, row_weight, old_logprobs, advantages, ref_logprobs, log_ratio, ratio_slope = values[:8]
     on_z = 0.0
     if SPEC.Z_LOSS:
         on_z = 2.0 * scales.z_loss * softmax.log_z
@@ -253,7 +335,13 @@ def row_terms(softmax, inputs, values, scale, scales, SPEC: tl.constexpr):
     on_column = scales.column * row_scale
     on_entropy = 0.0
     clipped = False
-    if SPEC.LOSS == "cross_entropy":
+    on_top = 0.0
+    if SPEC.TOP_K:
+        loss, on_p, on_target, on_top = top_terms(softmax, teacher, on_z, SPEC)
+        on_top = on_top * row_scale
+        if SPEC.TOP_LOSS != "reverse_kl":
+            on_target = on_target * row_scale
+    elif SPEC.LOSS == "cross_entropy":
         loss = weigh(scales.label, softmax.log_p)
         slope = scales.label  # the derivative of the loss by log p[label]
         if inputs.advantages is not None:
@@ -280,6 +368,10 @@ def row_terms(softmax, inputs, values, scale, scales, SPEC: tl.constexpr):
         loss = softmax.mean - softmax.log_s + softmax.log_s_t
         on_p = 1.0
         on_target = softmax.mean - on_z
+    elif SPEC.LOSS == "jsd":
+        loss = SPEC.BETA * values[9] + (1.0 - SPEC.BETA) * values[8]
+        on_p = 1.0 - SPEC.BETA
+        on_target = values[8] - on_z / on_p
     else:
         loss = softmax.log_s - softmax.mean
         if SPEC.LOSS == "forward_kl":
@@ -301,7 +393,7 @@ def row_terms(softmax, inputs, values, scale, scales, SPEC: tl.constexpr):
             ratio_slope = tl.where(row_weight == 0.0, 0.0, ratio_slope)  # the row is not in the mean
         on_p -= ratio_slope * scale
         on_target -= ratio_slope * scale
-    return RowTerms(loss, on_p, on_target, on_column, on_entropy, clipped)
+    return RowTerms(loss, on_p, on_target, on_column, on_entropy, clipped, on_top)
 
 
 @triton.jit

@@ -8,7 +8,8 @@ import sysconfig
 from pathlib import Path
 
 import tpbench
-from tpbench.worker.result import PEER_LOST, RankFailure, load_failures
+from tpbench.worker.start import PEER_LOST
+from tpbench.worker.torchrun import RankFailure, load_failures
 
 AGENT_LOG = "torchrun.log"
 """Output of torchrun's agent, in the folder of a cell."""

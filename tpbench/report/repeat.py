@@ -65,7 +65,7 @@ def row_command(record: Mapping[str, Any]) -> str:
     environment = {
         name: str(value)
         for name, value in json_object(record.get("environment")).items()
-        if name in RECORDED_VARIABLES and name not in CHOSEN_BY_LAUNCHER
+        if RECORDED_VARIABLES.fullmatch(name) and name not in CHOSEN_BY_LAUNCHER
     }
     words = [f"{name}={shlex.quote(_printable(name, value))}" for name, value in environment.items()]
     return " ".join([*words, "python -m tpbench", *map(shlex.quote, arguments(row_job(record)))])

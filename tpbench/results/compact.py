@@ -45,10 +45,9 @@ class MergeCounts:
     complaints: list[str]
 
 
-def compact(output_dir: str | os.PathLike[str], *, single_rows_only: bool = False) -> MergeCounts:
+def compact(output_dir: str | os.PathLike[str]) -> MergeCounts:
     """Merge the rows of OUTPUT_DIR into one file.
 
-    `single_rows_only` leaves the files that were merged before: a growing folder would be rewritten again and again.
     Raises FileNotFoundError if there are no rows, Busy while another process merges.
     """
     rows = Path(output_dir, "rows")
@@ -58,8 +57,6 @@ def compact(output_dir: str | os.PathLike[str], *, single_rows_only: bool = Fals
         if not lock(file.fileno()):
             raise Busy(f"{rows} is being merged by another process")
         files = [path for path in row_files(rows) if path.parent == rows.absolute()]
-        if single_rows_only:
-            files = [path for path in files if not path.name.startswith(MERGED)]
         table, merged, complaints = read_table(files)
         table = table.filter(pc.invert(pc.is_in(table["status"], pa.array(KEPT))))
         going = _sources(merged, table)

@@ -142,6 +142,9 @@ class Workload:
     """Fields of the problem without a column: a row has them in the JSON of its job only."""
     former_fields: Mapping[str, Any] = field(default_factory=dict)
     """Fields that the problem no longer has, with the only value that is left: keys of stored jobs contain them."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Other names that a command line may use, each with the arguments that it stands for. `{}` is the value. An
+    argument whose name the command line has is left out. Arguments may use the resolvers of `SweepComposer`."""
     headline: tuple[str, ...] = ()
     """The problem fields that name a cell in a progress line. A field that is null or 0 is left out."""
     options: tuple[Option, ...] = ()

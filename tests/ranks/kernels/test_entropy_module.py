@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.optim.swa_utils import AveragedModel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -171,6 +172,9 @@ def test_tensors_without_memory_are_refused_by_name(name: str) -> None:
             transformed(value if transformed is not torch.vmap else value[None])
     with FakeTensorMode() as mode, pytest.raises(TypeError, match="must have memory of its own, got FakeTensor"):
         call(mode.from_tensor(value))
+    for trace in (make_fx(call), lambda value: torch.jit.trace(call, value)):
+        with pytest.raises(TypeError, match="must not be traced"):
+            trace(value)
     freed = value.clone()
     freed.untyped_storage().resize_(0)
     for other, kind in ((freed, "one that was freed"), (torch.nested.nested_tensor([value]), "a nested one")):
@@ -194,7 +198,7 @@ def test_copies_share_the_group_and_a_saved_module_has_none() -> None:
 
 
 def test_settings_are_those_of_the_function() -> None:
-    with pytest.raises(TypeError, match="no setting zloss; there are algorithm, block_cap, "):
+    with pytest.raises(TypeError, match="no setting zloss; there are algorithm, beta, block_cap, "):
         EntropyLoss(zloss=0.5)
     assert "z_loss=0.5" in repr(EntropyLoss(z_loss=0.5))
 

@@ -45,22 +45,15 @@ class InstantRunner(Host):
             yield attempt.close("error" if failing else "oom", "it broke" if failing else None)
 
 
-def test_a_long_sweep_merges_its_rows_and_still_retries_and_resumes(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(sweep, "MERGE_AFTER_ROWS", 3)
-    cells = [cell(index, tmp_path, seed=index) for index in range(8)]
+def test_a_sweep_retries_and_resumes(tmp_path: Path) -> None:
+    cells = [cell(index, tmp_path, seed=index) for index in range(4)]
     runner = InstantRunner(fail_once=[1])
     attempts = sweep.run_sweep(cells, tmp_path / "logs", SweepOptions(retries=1), runner)
-    assert [each.status for each in attempts] == ["oom"] * 8
-    assert runner.started == [*range(8), 1]
-
+    assert [each.status for each in attempts] == ["oom"] * 4
+    assert runner.started == [*range(4), 1]
     rows = package.load(tmp_path)
-    assert sorted(rows["cell"]) == [*range(8)]
+    assert sorted(rows["cell"]) == [*range(4)]
     assert set(rows["status"]) == {"oom"}
-    # After three rows two that ended are merged, a failed one is kept; after six and after nine three are merged.
-    files = [path.name for path in (tmp_path / "rows").glob("*.parquet")]
-    assert [name.startswith("merged-") for name in files] == [True] * 3
 
     again = InstantRunner()
     attempts = sweep.run_sweep(cells, tmp_path / "again", SweepOptions(resume=True), again)

@@ -94,16 +94,6 @@ def test_a_file_system_without_locks_is_named(
     assert seeds(tmp_path) == [0, 1]
 
 
-def test_files_that_were_merged_before_may_stay(tmp_path: Path) -> None:
-    fill(tmp_path, 2)
-    compact(tmp_path)
-    (merged,) = (tmp_path / "rows").glob("*.parquet")
-    fill(tmp_path, 3, seed=10)
-    report = compact(tmp_path, single_rows_only=True)
-    assert (report.rows, report.files_before, report.files_after) == (3, 3, 1) and merged.exists()
-    assert len(list((tmp_path / "rows").glob("*.parquet"))) == 2 and seeds(tmp_path) == [0, 1, 10, 11, 12]
-
-
 def test_a_renamed_file_and_files_of_other_folders_stay(tmp_path: Path) -> None:
     fill(tmp_path, 3)
     first, *_ = sorted((tmp_path / "rows").glob("*.parquet"))

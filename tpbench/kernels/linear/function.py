@@ -23,7 +23,19 @@ from tpbench.kernels.linear.chunks import (
     multiply,
 )
 from tpbench.kernels.linear.statistics import LossesOfLabels, is_supported
-from tpbench.kernels.row_loss import POLICY_FACTOR, Options, Outputs, RowLoss, Scaling, fp16_gradient_scale
+from tpbench.kernels.row_loss import (
+    POLICY_FACTOR,
+    KernelTarget,
+    Options,
+    Outputs,
+    RowLoss,
+    Scaling,
+    TopK,
+    fp16_gradient_scale,
+    has_labels,
+    kernel_target,
+    labels_of,
+)
 from tpbench.kernels.row_terms import RowInputs, RowOutputs
 from tpbench.kernels.two_pass.kernels import inverse_row_count, reduced, with_sequence_means
 from tpbench.kernels.two_pass.state import INTERPRETED
@@ -73,7 +85,7 @@ class LinearEntropyLossResult:
 def linear_entropy_loss(
     hidden: Tensor,
     weight: Tensor,
-    target: Tensor | tuple[Tensor, Tensor],
+    target: Tensor | TopK | tuple[Tensor, Tensor],
     *,
     loss: AnyLoss = "cross_entropy",
     group: dist.ProcessGroup | None = None,
@@ -99,6 +111,7 @@ def linear_entropy_loss(
     kl_weight: float = 0.0,
     entropy_weight: float = 0.0,
     cross_entropy_weight: float = 0.0,
+    beta: float = 0.5,
     row_weight: Tensor | None = None,
     sequences: Tensor | None = None,
     weight_grad: Tensor | None = None,
@@ -133,8 +146,8 @@ def linear_entropy_loss(
             (teacher_hidden, teacher_weight), sharded like hidden and weight: the teacher's logits are computed in
             chunks too. The teacher has no bias and gets no gradient. A softcap applies to its logits, too.
         loss, group, vocab_start, vocab_size, reduction, ignore_index, logits_scale, temperature, label_smoothing,
-            z_loss, softcap, entropy, grad_scale, row_grad, entropy_grad, block_cap, exchange, and the arguments of
-            loss="policy": as for `entropy_loss`. grad_scale is a factor on all gradients. With sequences, the logits
+            z_loss, softcap, entropy, grad_scale, row_grad, entropy_grad, beta, block_cap, exchange, and the arguments
+            of loss="policy": as for `entropy_loss`. grad_scale is a factor on all gradients. With sequences, the logits
             of all chunks are computed once more before, for the ratios.
         bias: (local vocab,) in the dtype of the weight, or None.
         grad: False computes no gradients. Names, such as ("hidden",), compute the gradients of these inputs alone, and
@@ -158,19 +171,19 @@ def linear_entropy_loss(
     options = Options(
         loss, group, vocab_start, vocab_size, reduction, ignore_index, logits_scale, temperature, label_smoothing,
         z_loss, softcap, entropy, grad_scale, block_cap, exchange, clip, kl_weight, entropy_weight,
-        cross_entropy_weight,
+        cross_entropy_weight, beta,
     )  # fmt: skip
     checks.options(options)
     shards = 1 if group is None or not hidden_sharded else group.size()
-    checks.linear_tensors(hidden, weight, target, loss, bias, weight_grad, grad, shards, INTERPRETED)
+    checks.linear_tensors(hidden, weight, target, options, bias, weight_grad, grad, shards, INTERPRETED)
     rows, device = len(hidden) * shards, hidden.device
     row_inputs = RowInputs(row_grad, entropy_grad, row_weight, old_logprobs, advantages, ref_logprobs)
     checks.row_tensors(options, row_inputs, sequences, rows, device)
     if workspace_gib != "auto":
         checks.number("workspace_gib", workspace_gib, positive=True)
 
-    loss_of_row = RowLoss.of_call(options, len(weight), device, "weight")
-    if not isinstance(target, Tensor):
+    loss_of_row = RowLoss.of_call(options, len(weight), device, "weight", target)
+    if isinstance(target, (tuple, list)):
         loss_of_row = replace(loss_of_row, target_softcap=softcap)
     wanted: Sequence[str] = (checks.LINEAR_INPUTS if grad else ()) if isinstance(grad, bool) else grad
     inputs = tuple(name for name in wanted if name != "bias" or bias is not None)
@@ -185,8 +198,8 @@ def linear_entropy_loss(
     call = _call(hidden, weight, bias, target, loss_of_row, shards, workspace_gib, weight_grad, inputs)
     outputs = Outputs.allocated(loss_of_row, rows, device)
     if scaling.count:
-        assert isinstance(target, Tensor)
-        inverse_count = inverse_row_count(target.contiguous(), row_weight, loss_of_row)
+        assert isinstance(target, (Tensor, TopK))
+        inverse_count = inverse_row_count(labels_of(kernel_target(target, loss_of_row)), row_weight, loss_of_row)
         scaling = replace(scaling, inverse_count=inverse_count)
     how, sent = call.run(outputs, scaling)
     gradient = call.weight_gradient
@@ -202,7 +215,7 @@ def _call(
     workspace_gib: float | Literal["auto"], weight_grad: Tensor | None, inputs: tuple[str, ...],
 ) -> _WithLogits | LossesOfLabels:  # fmt: skip
     """Return the call that computes a loss and the gradients of `inputs`."""
-    if not inputs and loss.has_labels and loss.label_smoothing == 0 and len(hidden) and is_supported(hidden):
+    if not inputs and has_labels(loss.loss) and loss.label_smoothing == 0 and len(hidden) and is_supported(hidden):
         return LossesOfLabels(hidden, weight, bias, target, loss, shards, workspace_gib)
     return _WithLogits(hidden, weight, bias, target, loss, shards, workspace_gib, weight_grad, inputs)
 
@@ -237,7 +250,7 @@ class _WithLogits:
     ) -> None:  # fmt: skip
         """`target`: labels, logits, or the teacher's hidden states and weight. `inputs`: those with gradients."""
         self.weight, self.target, self.loss, self.has_gradient = weight, target, loss, bool(inputs)
-        self.matrices = [hidden] if isinstance(target, Tensor) else [hidden, target[0]]
+        self.matrices = [hidden, target[0]] if isinstance(target, (tuple, list)) else [hidden]
         row_bytes = sum(loss.vocabulary.share * states.itemsize for states in self.matrices)
         self.chunks = chunks_of(len(hidden) * shards, shards, row_bytes, workspace_gib)
         self.grad_hidden = None
@@ -253,7 +266,7 @@ class _WithLogits:
                 len(self.chunks),
             )  # fmt: skip
         self.teacher: _ChunkLogits | None = None
-        if not isinstance(target, Tensor):
+        if isinstance(target, (tuple, list)):
             states = hidden_states(target[0], None, loss.group, self.chunks)
             self.teacher = _ChunkLogits(states, target[1], None, self.chunks)
 
@@ -275,11 +288,7 @@ class _WithLogits:
         for index in range(len(self.chunks)):
             # `first` would keep this chunk's hidden states until the end.
             (hidden, logits), self.first = self.first or self.logits.compute(index), None
-            if self.teacher is not None:
-                target = self.teacher.compute(index)[1]
-            else:
-                target = self.chunks.take(self.target, index)
-                target = target.contiguous() if self.loss.has_labels else target
+            target = self._target(index)
             states.wait()
             how_chunk = self._launch(index, logits, target, outputs, scaling)
             how, sent = how or how_chunk, sent + how_chunk.bytes_sent
@@ -294,7 +303,18 @@ class _WithLogits:
         states.wait()
         return how, sent
 
-    def _launch(self, index: int, logits: Tensor, target: Tensor, outputs: Outputs, scaling: Scaling) -> How:
+    def _target(self, index: int) -> KernelTarget:
+        """Return the target of a chunk."""
+        if self.teacher is not None:
+            return self.teacher.compute(index)[1]
+
+        def chunk(values: Tensor) -> Tensor:
+            return self.chunks.take(values, index)
+
+        target = self.target.map(chunk) if isinstance(self.target, TopK) else chunk(self.target)
+        return kernel_target(target, self.loss)
+
+    def _launch(self, index: int, logits: Tensor, target: KernelTarget, outputs: Outputs, scaling: Scaling) -> How:
         """Compute the loss of a chunk and, in place, the logits' gradient."""
 
         def chunk(values: Tensor | None) -> Tensor | None:

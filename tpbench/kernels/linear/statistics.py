@@ -28,7 +28,7 @@ from tpbench.kernels.launch_rows import How
 from tpbench.kernels.linear.chunks import bytes_sent, chunks_of, hidden_states
 from tpbench.kernels.row_loss import Outputs, RowLoss, Scaling
 from tpbench.kernels.row_terms import RowInputs, RowOutputs, reference, weigh
-from tpbench.kernels.two_pass.kernels import bytes_exchanged, launching, losses_of_statistics, statistics_width
+from tpbench.kernels.two_pass.kernels import launching, losses_of_statistics
 from tpbench.kernels.two_pass.state import INTERPRETED, capped, round_to
 
 NATS = tl.constexpr(math.log(2.0))
@@ -70,7 +70,7 @@ class LossesOfLabels:
         self.loss, self.entropy = loss, loss.wants_entropy
         rows = len(hidden) * shards
         self.chunks = chunks_of(rows, shards, bytes_of_tiles(loss.vocabulary.share, self.entropy), workspace_gib)
-        shape = (statistics_width(loss.loss, 0.0, self.entropy), rows)
+        shape = (loss.numbers(self.entropy), rows)
         self.values = torch.empty(shape, dtype=torch.float32, device=hidden.device)
         """The statistics of the rows of all chunks, one chunk behind the other."""
         self.values[2] = 0.0  # each tile stores the logits of the labels that it holds
@@ -100,7 +100,7 @@ class LossesOfLabels:
         for all_rows, in_order in zip(outputs.rows, rows, strict=True):
             if all_rows is not None:
                 chunks.put_all(all_rows, in_order)
-        return how, bytes_exchanged(len(labels), loss.vocabulary.world_size, loss.loss, 0.0, self.entropy)
+        return how, (loss.vocabulary.world_size - 1) * len(labels) * loss.numbers(self.entropy) * 4
 
     def hidden_bytes(self) -> int:
         """Return the bytes of hidden states that this rank sent."""

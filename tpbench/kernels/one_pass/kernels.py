@@ -141,7 +141,7 @@ def one_pass_kernel(
 
         x_label = gl.fma(state.x_label, scales.logits, 0.0 - reference(state.m))
         softmax = softmax_of_rows(state, x_label, LN_2, SPEC)  # (ROWS,)
-        terms = row_terms(softmax, inputs, values, scale, scales, SPEC)
+        terms = row_terms(softmax, None, inputs, values, scale, scales, SPEC)
         store_results(outputs, softmax, terms, walk, row, counts, SPEC)
         if SPEC.REDUCE or EXCHANGE:
             if step == walk.steps - 1:
@@ -245,7 +245,7 @@ def whole_row_kernel(
 
         x_label = gl.fma(state.x_label, scales.logits, 0.0 - reference(state.m))
         softmax = softmax_of_rows(state, x_label, LN_2, SPEC)  # (ROWS,)
-        terms = row_terms(softmax, inputs, values, scale, scales, SPEC)
+        terms = row_terms(softmax, None, inputs, values, scale, scales, SPEC)
         store_results(outputs, softmax, terms, walk, row, counts, SPEC)
         if SPEC.REDUCE:
             if step == walk.steps - 1:

@@ -63,8 +63,9 @@ class Specialization(NamedTuple):
     WHOLE: bool
     """A row fills the shared memory of a multiprocessor by itself."""
     SMOOTHED: bool = False
-    """These kernels have no label smoothing and no entropies."""
+    """These kernels have no label smoothing, no entropies, and no teacher's top k."""
     ENTROPY: bool = False
+    TOP_K: int = 0
 
 
 class Mailbox(NamedTuple):

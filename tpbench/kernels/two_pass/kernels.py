@@ -22,7 +22,7 @@ from torch import Tensor
 from tpbench.kernels.block_caps import measured_cap
 from tpbench.kernels.cached_launch import cached_launch
 from tpbench.kernels.collectives import gather_by_rank
-from tpbench.kernels.row_loss import Outputs, RowLoss, Scaling, Strides, has_labels
+from tpbench.kernels.row_loss import KernelTarget, Outputs, RowLoss, Scaling, Strides, labels_of
 from tpbench.kernels.row_terms import (
     RowOutputs,
     load_inputs,
@@ -41,9 +41,11 @@ from tpbench.kernels.two_pass.state import (
     gathered_state,
     label_counts,
     load_capped,
+    load_teacher,
     round_to,
     rows_of_program,
     shard_state,
+    top_columns,
 )
 
 _INTERPRETED_TILE = 2**20
@@ -73,19 +75,55 @@ def statistics_kernel(logits, target, statistics, n_rows, strides, shard, scales
 
 
 @triton.jit
-def row_loss_kernel(
-    target, gathered, inputs, outputs, n_rows, world_size, vocab_size, ignore_index, scales, WIDTH: tl.constexpr,
+def to_mixture(log_p, log_q, BETA: tl.constexpr):
+    """log of ((1 - BETA) p + BETA q) / p, and of the same over q. An infinite one has the weight p or q of 0."""
+    difference = log_q - log_p
+    u = tl.exp(-tl.abs(difference))
+    base = tl.log(tl.where(difference > 0.0, BETA + (1.0 - BETA) * u, (1.0 - BETA) + BETA * u))
+    return base + tl.maximum(difference, 0.0), base + tl.maximum(-difference, 0.0)
+
+
+@triton.jit
+def mixture_kernel(
+    logits, target, gathered, divergences, n_rows, world_size, strides, shard, scales, WIDTH: tl.constexpr,
     SPEC: tl.constexpr,
 ):  # fmt: skip
+    """Store the shard's part of KL(p || mixture) and KL(q || mixture) of each row to `divergences`, (2, n_rows)."""
+    row, exists, counts, _label = rows_of_program(target, n_rows, shard.vocab_size, shard.ignore_index, SPEC)
+    state = gathered_state(gathered, row, exists, n_rows, world_size, WIDTH, SPEC)
+    softmax = softmax_of_rows(state, state.m, 1.0, SPEC)
+    of_p = state.s * 0.0
+    of_q = state.s * 0.0
+    for start in range(0, shard.n_valid, SPEC.BLOCK):
+        column = block_columns(start, SPEC.WIDE, SPEC.BLOCK)
+        mask = counts[:, None] & (column < shard.n_valid)[None, :]
+        x = load_capped(logits, row * strides.logits_row, column * strides.logits_column, mask, SPEC.SOFTCAP)
+        t = load_capped(target, row * strides.target_row, column * strides.target_column, mask, SPEC.TARGET_SOFTCAP)
+        log_p = x * scales.logits - reference(state.m)[:, None] - softmax.log_s[:, None]
+        log_q = t * scales.target - reference(state.m_t)[:, None] - softmax.log_s_t[:, None]
+        over_p, over_q = to_mixture(log_p, log_q, SPEC.BETA)
+        of_p -= tl.sum(weigh(tl.exp(log_p), over_p), axis=1)
+        of_q -= tl.sum(weigh(tl.exp(log_q), over_q), axis=1)
+    tl.store(divergences + row, of_p, mask=exists)
+    tl.store(divergences + n_rows + row, of_q, mask=exists)
+
+
+@triton.jit
+def row_loss_kernel(
+    target, gathered, inputs, outputs, n_rows, world_size, shard, scales, WIDTH: tl.constexpr, SPEC: tl.constexpr
+):
     """Compute the results of each row from all ranks' statistics.
 
     This is a separate kernel, and none of its arguments differs between ranks. If it were compiled for each shard, the
     compiler could contract the arithmetic to other multiply-adds, and the ranks' losses would differ in the last bit.
     """
-    row, exists, counts, _label = rows_of_program(target, n_rows, vocab_size, ignore_index, SPEC)
+    row, exists, counts, _label = rows_of_program(target, n_rows, shard.vocab_size, shard.ignore_index, SPEC)
     state = gathered_state(gathered, row, exists, n_rows, world_size, WIDTH, SPEC)
     softmax = softmax_of_rows(state, state.x_label - reference(state.m), 1.0, SPEC)
-    terms = row_terms(softmax, inputs, load_inputs(inputs, row, exists), 1.0, scales, SPEC)
+    teacher = None
+    if SPEC.TOP_K:
+        teacher = load_teacher(target, row, counts, shard, scales, SPEC)
+    terms = row_terms(softmax, teacher, inputs, load_inputs(inputs, row, exists), 1.0, scales, SPEC)
     store_rows(outputs, row, softmax, terms, exists, counts)
 
 
@@ -109,7 +147,10 @@ def loss_and_gradient_kernel(
     if inverse_count is not None:
         scale = scale * tl.load(inverse_count)
     softmax = softmax_of_rows(state, state.x_label - reference(state.m), 1.0, SPEC)
-    terms = row_terms(softmax, inputs, load_inputs(inputs, row, exists), scale, scales, SPEC)
+    teacher = None
+    if SPEC.TOP_K:
+        teacher = load_teacher(target, row, counts, shard, scales, SPEC)
+    terms = row_terms(softmax, teacher, inputs, load_inputs(inputs, row, exists), scale, scales, SPEC)
     if gathered is None:
         store_rows(outputs, row, softmax, terms, exists, counts)
     if grad is not None:
@@ -128,6 +169,19 @@ def loss_and_gradient_kernel(
             on_entropy = (terms.on_entropy / state.s)[:, None]
             mean_x = (state.h / state.s)[:, None]  # log p + H is x - mean_x
         local = (label - shard.vocab_start)[:, None]
+        if SPEC.TOP_K:
+            # The gradient may overwrite these logits, and the values to which it is added.
+            top = top_columns(logits, teacher, row, strides, shard, scales, SPEC)
+            g_top = top_gradient(state, softmax, teacher, top, terms, SPEC)
+            if ENTROPY_GRAD:
+                x = top.x - reference_x
+                g_top = g_top - weigh(tl.exp(x), x - mean_x) * on_entropy
+            if SPEC.SOFTCAP > 0:
+                slope = top.value / SPEC.SOFTCAP
+                g_top = g_top * (1.0 - slope * slope)
+            top_place = grad + (row * strides.grad_row)[:, None] + top.local * strides.grad_column
+            if SPEC.ACCUMULATE:
+                g_top = g_top + tl.load(top_place, mask=top.held, other=0.0).to(tl.float32)
         for start in range(0, n_columns, SPEC.BLOCK):
             column = block_columns(start, SPEC.WIDE, SPEC.BLOCK)
             mask = counts[:, None] & (column < shard.n_valid)[None, :]
@@ -136,7 +190,8 @@ def loss_and_gradient_kernel(
             exp_x = tl.exp(x)
             g = exp_x * on_exp
             if SPEC.LOSS == "cross_entropy":
-                g = tl.where(column[None, :] == local, g - on_target, g)
+                if not SPEC.TOP_K:
+                    g = tl.where(column[None, :] == local, g - on_target, g)
                 if SPEC.SMOOTHED:
                     g = g - on_column
             else:
@@ -146,6 +201,9 @@ def loss_and_gradient_kernel(
                 t = t * scales.target - reference(state.m_t)[:, None]
                 if SPEC.LOSS == "reverse_kl":
                     g = weigh(g, (x - t) - on_target)
+                elif SPEC.LOSS == "jsd":
+                    over_p, _ = to_mixture(x - softmax.log_s[:, None], t - softmax.log_s_t[:, None], SPEC.BETA)
+                    g = weigh(g, -over_p - on_target)
                 else:
                     g = g - tl.exp(t) * on_target
             if ENTROPY_GRAD:
@@ -160,6 +218,22 @@ def loss_and_gradient_kernel(
             if SPEC.ACCUMULATE:
                 g = g + tl.load(place, mask=inside, other=0.0).to(tl.float32)
             tl.store(place, round_to(g, grad.dtype.element_ty), mask=inside)
+        if SPEC.TOP_K:
+            tl.debug_barrier()  # other threads have stored the same elements
+            tl.store(top_place, round_to(g_top, grad.dtype.element_ty), mask=top.held)
+
+
+@triton.jit
+def top_gradient(state, softmax, teacher, top, terms, SPEC: tl.constexpr):
+    """The gradient in the teacher's columns, (ROWS, TOP_BLOCK)."""
+    on_target = (terms.on_target + state.s * 0.0)[:, None]
+    if SPEC.TOP_LOSS == "reverse_kl":
+        log_p = (top.x - reference(state.m_k)[:, None]) - tl.log(state.s_k)[:, None]
+        p = tl.where(top.x == float("-inf"), 0.0, tl.exp(log_p))
+        return weigh(p * terms.on_top[:, None], log_p - teacher.values - on_target)
+    else:
+        p = tl.exp(top.x - reference(state.m)[:, None]) / state.s[:, None]
+        return p * terms.on_top[:, None] - tl.exp(teacher.values) * on_target
 
 
 @triton.jit
@@ -205,7 +279,7 @@ def sequence_mean_kernel(
             label = tl.load(labels + other, mask=exists, other=-1).to(tl.int64)
             counts = exists & label_counts(label, vocab_size, ignore_index)
             values = load_inputs(inputs, other, exists)
-            row_grad, _, row_weight, old_logprobs, advantages, _, log_ratio, _ = values
+            row_grad, _, row_weight, old_logprobs, advantages, _, log_ratio, _, _, _ = values
             if inputs.log_ratio is None:
                 value = tl.load(logprobs + other, mask=exists, other=0.0) - old_logprobs
             else:
@@ -267,46 +341,36 @@ def block_for(
     return max(16, min(block_cap, int(triton.next_power_of_2(columns))))
 
 
-def statistics_width(loss: str, label_smoothing: float = 0.0, entropy: bool = False) -> int:
-    """Return the number of fp32 numbers per row that a rank contributes to the exchange."""
-    return (3 if has_labels(loss) and not label_smoothing else 5) + entropy
-
-
-def bytes_exchanged(rows: int, world_size: int, loss: str, label_smoothing: float = 0.0, entropy: bool = False) -> int:
-    """Return the bytes that one rank sends in a call: its statistics, to each of its peers."""
-    return (world_size - 1) * rows * statistics_width(loss, label_smoothing, entropy) * 4
-
-
 def column_block(loss: RowLoss, columns: int) -> int:
     """Return the column block of these kernels for a loss over `columns` local columns."""
     return block_for(columns, loss.block_cap, loss.formula, loss.two_pass_algorithm, loss.vocabulary.share)
 
 
 def launch(
-    loss: RowLoss, logits: Tensor, target: Tensor, outputs: Outputs, scaling: Scaling
-) -> tuple[int, tuple[Any, ...]]:
+    loss: RowLoss, logits: Tensor, target: KernelTarget, outputs: Outputs, scaling: Scaling
+) -> tuple[int, tuple[Any, ...], int]:
     """Queue the kernels for rows of logits on the current stream. They fill `outputs`.
 
-    Returns the column block, and the compiled kernels that read the logits (None in the interpreter).
+    Returns the column block, the compiled kernels that read the logits (None in the interpreter), and the fp32 numbers
+    of each row that a rank sends to every other one.
     """
     rows, columns = logits.shape
     vocabulary, grad = loss.vocabulary, outputs.grad
     inverse_count = scaling.inverse_count
     if scaling.count and inverse_count is None:
-        inverse_count = inverse_row_count(target, scaling.inputs.row_weight, loss)
+        inverse_count = inverse_row_count(labels_of(target), scaling.inputs.row_weight, loss)
     entropy = outputs.rows.entropy is not None
-    width = statistics_width(loss.formula, loss.label_smoothing, entropy)
+    width = loss.numbers(entropy)
     block = column_block(loss, columns)
-    tile_rows, options = tile(rows, block)
+    tile_rows, options = tile(rows, block, loss.top_block)
     programs = -(-rows // tile_rows)
-    of_target = target.stride() if target.dim() == 2 else (0, 0)
+    of_target = target.stride() if isinstance(target, Tensor) and target.dim() == 2 else (0, 0)
     of_read = (*logits.stride(), *of_target)
     of_grad = (0, 0) if grad is None else grad.stride()
     shard = Shard(vocabulary.valid, vocabulary.start, vocabulary.size, loss.ignore_index)
     scales = loss.scales(scaling)
-    spec = TwoPassSpec(
-        loss.formula, SMOOTHED=loss.label_smoothing > 0, ENTROPY=entropy, Z_LOSS=loss.z_loss > 0,
-        ROWS=tile_rows, BLOCK=block, SOFTCAP=loss.softcap or 0.0, TARGET_SOFTCAP=loss.target_softcap or 0.0,
+    spec = _spec(loss, entropy, tile_rows)._replace(
+        BLOCK=block, SOFTCAP=loss.softcap or 0.0, TARGET_SOFTCAP=loss.target_softcap or 0.0,
         WIDE=is_wide(columns, block, logits.stride(), of_target, of_grad),
     )  # fmt: skip
     kernels = []
@@ -321,7 +385,14 @@ def launch(
         if scaling.sequences is not None:
             logprobs = torch.empty_like(outputs.rows.loss)
             losses_of_statistics(loss.of_logprobs(), gathered, target, RowOutputs(logprobs), Scaling())
-            scaling = with_sequence_means(loss, target, logprobs, scaling, gradient=grad is not None)
+            scaling = with_sequence_means(loss, labels_of(target), logprobs, scaling, gradient=grad is not None)
+        if loss.loss == "jsd":
+            part = torch.empty((2, rows), dtype=torch.float32, device=logits.device)
+            mixture = cached_launch(mixture_kernel, WIDTH=width, SPEC=spec, **options)
+            integers = (rows, vocabulary.world_size, strides, shard)
+            kernels.append(mixture(programs, (logits, target, gathered, part), integers, scales))
+            of_p, of_q = gather_by_rank(part, loss.group, vocabulary.world_size).sum(0)
+            scaling = replace(scaling, inputs=scaling.inputs._replace(divergence_p=of_p, divergence_q=of_q))
         losses_of_statistics(loss, gathered, target, outputs.rows, scaling)
     if gathered is None or grad is not None:
         spec = spec._replace(ACCUMULATE=outputs.accumulate)
@@ -330,28 +401,34 @@ def launch(
         strides = Strides._make((*of_read, *of_grad))
         kernels.append(gradient(programs, pointers, (rows, columns, vocabulary.world_size, strides, shard), scales))
     reduced(outputs, inverse_count, scaling.mean)
-    return block, tuple(kernels)
+    return block, tuple(kernels), width + 2 * (loss.loss == "jsd")
 
 
 def losses_of_statistics(
-    loss: RowLoss, gathered: Tensor, target: Tensor, outputs: RowOutputs, scaling: Scaling
+    loss: RowLoss, gathered: Tensor, target: KernelTarget, outputs: RowOutputs, scaling: Scaling
 ) -> None:  # fmt: skip
     """Store the results of rows from all ranks' statistics, (world size, numbers, rows)."""
     world_size, width, rows = gathered.shape
-    block = 4096 if INTERPRETED else 128
-    spec = TwoPassSpec(
-        loss.formula, loss.label_smoothing > 0, outputs.entropy is not None, loss.z_loss > 0, ROWS=block
-    )  # fmt: skip
-    cached_launch(row_loss_kernel, WIDTH=width, SPEC=spec)(
-        -(-rows // block), (target, gathered, scaling.inputs, outputs),
-        (rows, world_size, loss.vocabulary.size, loss.ignore_index), loss.scales(scaling),
+    block = max(1, (_INTERPRETED_TILE // 256 if INTERPRETED else 128) // max(1, loss.top_block // 16))
+    # No argument differs between ranks: the shard's columns don't matter here.
+    shard = Shard(0, 0, loss.vocabulary.size, loss.ignore_index)
+    cached_launch(row_loss_kernel, WIDTH=width, SPEC=_spec(loss, outputs.entropy is not None, block))(
+        -(-rows // block), (target, gathered, scaling.inputs, outputs), (rows, world_size, shard), loss.scales(scaling)
+    )
+
+
+def _spec(loss: RowLoss, entropy: bool, rows: int) -> TwoPassSpec:
+    """Return the constants of a kernel for tiles of so many rows."""
+    return TwoPassSpec(
+        loss.formula, loss.label_smoothing > 0, entropy, loss.z_loss > 0, rows, BETA=loss.beta, TOP_K=loss.top_k,
+        TOP_BLOCK=loss.top_block, TOP_LOSS=loss.loss if loss.top_k else "", BUCKET=loss.tail == "bucket",
     )  # fmt: skip
 
 
-def tile(rows: int, block: int) -> tuple[int, dict[str, int]]:
-    """Return the rows of a tile of `block` columns, and the options of its launch."""
+def tile(rows: int, block: int, top_block: int = 0) -> tuple[int, dict[str, int]]:
+    """Return the rows of a tile of `block` columns, and the options of its launch. top_block: of a teacher's top k."""
     if INTERPRETED:
-        return min(int(triton.next_power_of_2(rows)), max(1, _INTERPRETED_TILE // block)), {}
+        return min(int(triton.next_power_of_2(rows)), max(1, _INTERPRETED_TILE // max(block, top_block))), {}
     return 1, {"num_warps": min(32, max(4, block // 512))}
 
 

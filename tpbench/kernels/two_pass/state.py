@@ -6,12 +6,12 @@ Tiles are (ROWS, BLOCK). A program works on one row on a GPU, and on many in Tri
 operation and not per element.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
-from tpbench.kernels.row_terms import State, reference, shifted, state_of, weigh
+from tpbench.kernels.row_terms import LEAST_REST, Teacher, reference, shifted, state_of, weigh
 
 
 class TwoPassSpec(NamedTuple):
@@ -32,6 +32,15 @@ class TwoPassSpec(NamedTuple):
     """The kernel adds to the gradient instead of overwriting it."""
     WIDE: bool = False
     """Columns times their stride exceed 2^31."""
+    BETA: float = 0.0
+    """For jsd: the weight of the target distribution."""
+    TOP_K: int = 0
+    """The teacher's columns of a row. 0: the target is of another kind."""
+    TOP_BLOCK: int = 0
+    """A power of two, at least TOP_K."""
+    TOP_LOSS: str = ""
+    BUCKET: bool = False
+    """The columns outside of the top k are one more column."""
 
 
 INTERPRETED: bool = not isinstance(reference, triton.JITFunction)
@@ -95,7 +104,10 @@ def rows_of_program(target, n_rows, vocab_size, ignore_index, SPEC: tl.constexpr
     counts = exists
     label = row * 0
     if SPEC.LOSS == "cross_entropy":
-        label = tl.load(target + row, mask=exists, other=-1).to(tl.int64)
+        if SPEC.TOP_K:
+            label = tl.load(target.indices + row * SPEC.TOP_K, mask=exists, other=-1).to(tl.int64)
+        else:
+            label = tl.load(target + row, mask=exists, other=-1).to(tl.int64)
         counts = exists & label_counts(label, vocab_size, ignore_index)
     return row, exists, counts, label
 
@@ -114,10 +126,10 @@ def no_columns(row, SPEC: tl.constexpr):
     """The state of no columns. A merge with it changes no state."""
     zero = row.to(tl.float32) * 0.0
     nothing = zero - float("inf")
-    if SPEC.LOSS == "cross_entropy":
-        return State(nothing, zero, zero, zero, zero, zero, zero)
+    if SPEC.LOSS != "cross_entropy" or SPEC.TOP_K:
+        return state_of((nothing, zero, nothing, zero, zero, zero, zero), SPEC)
     else:
-        return State(nothing, zero, zero, nothing, zero, zero, zero)
+        return state_of((nothing, zero, zero, zero, zero, zero), SPEC)
 
 
 @triton.jit
@@ -134,25 +146,29 @@ def tile_state(x, t, mask, columns, SPEC: tl.constexpr):
     h = zero
     if SPEC.ENTROPY:
         h = tl.sum(weigh(exp_x, x), axis=1)
-    if SPEC.LOSS == "cross_entropy":
+    if SPEC.TOP_K:
+        return state_of((m, s, zero - float("inf"), zero, zero, zero, h), SPEC)
+    elif SPEC.LOSS == "cross_entropy":
         s_t = zero
         a = zero
         if SPEC.SMOOTHED:
             s_t = zero + columns
             a = tl.sum(tl.where(mask, x, 0.0), axis=1)
-        return State(m, s, zero, zero, s_t, a, h)
+        return state_of((m, s, zero, s_t, a, h), SPEC)
     else:
         m_t = tl.max(t, axis=1)
         t = t - reference(m_t)[:, None]
         exp_t = tl.exp(t)
         s_t = tl.sum(exp_t, axis=1)
-        if SPEC.LOSS == "soft_cross_entropy":
+        if SPEC.LOSS == "jsd":
+            terms = exp_t * 0.0
+        elif SPEC.LOSS == "soft_cross_entropy":
             terms = weigh(exp_t, x)
         elif SPEC.LOSS == "forward_kl":
             terms = weigh(exp_t, t - x)
         else:
             terms = weigh(exp_x, x - t)
-        return State(m, s, zero, m_t, s_t, tl.sum(terms, axis=1), h)
+        return state_of((m, s, m_t, s_t, tl.sum(terms, axis=1), h), SPEC)
 
 
 @triton.jit
@@ -171,13 +187,21 @@ def merge_two(one, two, SPEC: tl.constexpr):
     h = one.h
     if SPEC.ENTROPY:
         h = weigh(w_1, one.h + one.s * shift_1) + weigh(w_2, two.h + two.s * shift_2)
-    if SPEC.LOSS == "cross_entropy":
+    if SPEC.TOP_K:
+        m_k = tl.maximum(one.m_k, two.m_k)
+        r_k = reference(m_k)
+        wk_1 = tl.exp(one.m_k - r_k)
+        wk_2 = tl.exp(two.m_k - r_k)
+        a_1 = shifted(one, wk_1, wk_1, reference(one.m_k) - r_k, 0.0, SPEC)
+        a_2 = shifted(two, wk_2, wk_2, reference(two.m_k) - r_k, 0.0, SPEC)
+        return state_of((m, s, m_k, one.s_k * wk_1 + two.s_k * wk_2, one.s_t + two.s_t, a_1 + a_2, h), SPEC)
+    elif SPEC.LOSS == "cross_entropy":
         s_t = one.s_t
         a = one.a
         if SPEC.SMOOTHED:
             s_t = one.s_t + two.s_t
             a = (one.a + one.s_t * shift_1) + (two.a + two.s_t * shift_2)
-        return State(m, s, one.x_label + two.x_label, one.m_t, s_t, a, h)
+        return state_of((m, s, one.x_label + two.x_label, s_t, a, h), SPEC)
     else:
         m_t = tl.maximum(one.m_t, two.m_t)
         r_t = reference(m_t)
@@ -186,7 +210,51 @@ def merge_two(one, two, SPEC: tl.constexpr):
         s_t = one.s_t * wt_1 + two.s_t * wt_2
         a_1 = shifted(one, w_1, wt_1, shift_1, reference(one.m_t) - r_t, SPEC)
         a_2 = shifted(two, w_2, wt_2, shift_2, reference(two.m_t) - r_t, SPEC)
-        return State(m, s, one.x_label, m_t, s_t, a_1 + a_2, h)
+        return state_of((m, s, m_t, s_t, a_1 + a_2, h), SPEC)
+
+
+class TopColumns(NamedTuple):
+    """The logits in the teacher's columns of rows, (ROWS, TOP_BLOCK)."""
+
+    local: Any
+    """int64: the column of this rank."""
+    held: Any
+    """This rank has the column."""
+    value: Any
+    """fp32, below the cap, -inf where it isn't held. `x`: scaled."""
+    x: Any
+
+
+@triton.jit
+def load_teacher(target, row, counts, shard, scales, SPEC: tl.constexpr):
+    """The `Teacher` of rows: indices and log q are (ROWS, TOP_BLOCK), -inf where the index is no column."""
+    number = tl.arange(0, SPEC.TOP_BLOCK)
+    place = row[:, None] * SPEC.TOP_K + number[None, :]
+    exists = counts[:, None] & (number < SPEC.TOP_K)[None, :]
+    index = tl.load(target.indices + place, mask=exists, other=-1).to(tl.int64)
+    exists = exists & label_counts(index, shard.vocab_size, shard.ignore_index)
+    log_q = tl.load(target.values + place, mask=exists, other=float("-inf")).to(tl.float32)
+    if not SPEC.BUCKET:
+        log_q = log_q * scales.target
+        log_q = log_q - reference(tl.max(log_q, axis=1))[:, None]
+        log_q = log_q - tl.log(tl.sum(tl.exp(log_q), axis=1))[:, None]
+    q = tl.exp(log_q)
+    rest = tl.maximum(1.0 - tl.sum(q, axis=1), LEAST_REST)
+    negative_entropy = tl.sum(weigh(q, log_q), axis=1)
+    if SPEC.BUCKET:
+        negative_entropy += rest * tl.log(rest)
+    return Teacher(tl.where(exists, index, -1), log_q, rest, negative_entropy)
+
+
+@triton.jit
+def top_columns(logits, teacher, row, strides, shard, scales, SPEC: tl.constexpr):
+    """Load the logits in the teacher's columns."""
+    local = teacher.indices - shard.vocab_start
+    held = (teacher.indices >= 0) & (local >= 0) & (local < shard.n_valid)
+    place = row[:, None] * strides.logits_row + local * strides.logits_column
+    value = tl.load(logits + place, mask=held, other=float("-inf"))
+    value = tl.where(held, capped(value.to(tl.float32), SPEC.SOFTCAP), float("-inf"))
+    return TopColumns(local, held, value, value * scales.logits)
 
 
 @triton.jit
@@ -207,14 +275,26 @@ def shard_state(logits, target, row, counts, label, strides, shard, scales, SPEC
             t = t * scales.target
         columns = tl.minimum(shard.n_valid - start, SPEC.BLOCK)
         state = merge_two(state, tile_state(x, t, mask, columns, SPEC), SPEC)
-    if SPEC.LOSS == "cross_entropy":
+    if SPEC.TOP_K:
+        teacher = load_teacher(target, row, counts, shard, scales, SPEC)
+        top = top_columns(logits, teacher, row, strides, shard, scales, SPEC)
+        m_k = tl.max(top.x, axis=1)
+        x = top.x - reference(m_k)[:, None]
+        exp_x = tl.exp(x)
+        q = tl.where(top.held, tl.exp(teacher.values), 0.0)
+        terms = weigh(q, x)
+        if SPEC.TOP_LOSS == "reverse_kl":
+            terms = weigh(exp_x, x - teacher.values)
+        numbers = (state.m, state.s, m_k, tl.sum(exp_x, axis=1), tl.sum(q, axis=1), tl.sum(terms, axis=1), state.h)
+        return state_of(numbers, SPEC)
+    elif SPEC.LOSS == "cross_entropy":
         local = label - shard.vocab_start
         held = counts & (local >= 0) & (local < shard.n_valid)
         x_label = tl.load(
             logits + row * strides.logits_row + local * strides.logits_column, mask=held, other=0.0
         )  # fmt: skip
         x_label = capped(x_label.to(tl.float32), SPEC.SOFTCAP) * scales.logits
-        return State(state.m, state.s, x_label, state.m_t, state.s_t, state.a, state.h)
+        return state_of((state.m, state.s, x_label, state.s_t, state.a, state.h), SPEC)
     else:
         return state
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -149,7 +149,7 @@ def dry_run_text(
     cells: Sequence[Cell],
     decisions: Mapping[int, ResumeDecision],
     target: PlanningTarget,
-    scripts: Sequence[str] = (),
+    scripts: Callable[[Sequence[Cell]], list[str]] = lambda cells: [],
     forecast: Forecast | None = None,
 ) -> str:
     """Return the plan as text: one line per cell, then the scripts that a cluster gets, and the totals.
@@ -158,32 +158,28 @@ def dry_run_text(
         cells: the cells of the sweep.
         decisions: those of resume=true, by the cell's index; empty if all cells run anew.
         target: the machine that the cells are planned for.
-        scripts: those of Slurm.
+        scripts: returns those of Slurm for the cells that run.
         forecast: expected times and memory. None: as stored rows say for the target.
     """
     forecast = forecast or Forecast.of(cells, isinstance(target, ThisHost))
-    grid = []
-    expected: list[float | None] = []
+    grid, expected, to_run = [], [], []
     for cell in cells:
-        decision = decisions.get(cell.index)
-        if cell.skip_reason:
-            no_run: str | None = f"skipped: {cell.skip_reason}"
-        else:
-            no_run = decision.reason if decision and decision.row is not None else None
-        ranks = cell.job.world_size
-        device = _gpus(ranks) if cell.job.device == "cuda" else f"cpu, {ranks} ranks"
+        decision, ranks = decisions.get(cell.index), cell.job.world_size
+        device = f"{ranks} GPU{'s' * (ranks > 1)}" if cell.job.device == "cuda" else f"cpu, {ranks} ranks"
         if (nodes := target.nodes_of(cell.job)) > 1:
             device = f"{device} on {nodes} nodes"
-        if no_run:
-            time, remark = "-", no_run
-        else:
-            seconds = forecast.limited_seconds(cell.job)
-            expected.append(seconds)
-            time = "unknown" if seconds is None else _minutes(seconds)
-            remark = "; ".join([*([decision.reason] if decision else []), *forecast.remarks(cell.job)])
-        grid.append([str(cell.index), str(cell), device, time, remark])
+        time, remarks = "-", [decision.reason] if decision else []
+        if cell.skip_reason:
+            remarks = [f"skipped: {cell.skip_reason}"]
+        elif decision is None or decision.row is None:
+            to_run.append(cell)
+            expected.append(forecast.limited_seconds(cell.job))
+            time = "unknown" if expected[-1] is None else _minutes(expected[-1])
+            remarks += forecast.remarks(cell.job)
+        grid.append([str(cell.index), str(cell), device, time, "; ".join(remarks)])
     lines = aligned_lines(["cell", "job", "device", "expected", ""], grid)
-    return "\n".join([*lines, *scripts, "", *notes(cells), f"{_totals(len(cells), expected)}. Nothing was run.", ""])
+    totals = f"{_totals(len(cells), expected)}. Nothing was run."
+    return "\n".join([*lines, *scripts(to_run), "", *notes(cells), totals, ""])
 
 
 def _totals(cells: int, expected: Sequence[float | None]) -> str:
@@ -193,10 +189,6 @@ def _totals(cells: int, expected: Sequence[float | None]) -> str:
     parts += [f"about {_minutes(known)} one after the other"] * bool(known)
     parts += [f"{unknown} of unknown length"] * bool(unknown)
     return ", ".join(parts)
-
-
-def _gpus(count: int) -> str:
-    return f"{count} GPU{'s' * (count > 1)}"
 
 
 def _minutes(seconds: float) -> str:

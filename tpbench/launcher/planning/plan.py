@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -9,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from tpbench import packages
 from tpbench.job import FRESH, Job, parse_job, unsupported_reason
-from tpbench.launcher.command_line.rewrites import model_files
+from tpbench.launcher.command_line.arguments import model_files
 from tpbench.launcher.options import SWEEP_OPTION_NAMES, SweepOptions, read_choice
 from tpbench.measure.machine import available_cores
 from tpbench.outside.variant import OutsideVariant
 from tpbench.settings import JobError, parse, spelled
 
 if TYPE_CHECKING:
-    from tpbench.launcher.slurm.layout import Partition
+    from tpbench.launcher.slurm.cluster import Partition
 
 PlanningTarget: TypeAlias = "ThisHost | Partition"
 """A host or a cluster that cells are planned for."""
@@ -211,6 +212,8 @@ class ThisHost:
         if job.device == "cpu" and job.world_size > MAX_RANKS_PER_CORE * self.cores:
             most = f"a job on this machine may have at most {MAX_RANKS_PER_CORE * self.cores}"
             return f"{job.world_size} ranks would share {self.cores} CPU core{'s' * (self.cores > 1)}: {most}"
+        if job.device == "cuda" and (profiler := job.measure.profiler) and not shutil.which(profiler):
+            return f"profiler={profiler}: the PATH has no program {profiler}"
         return None
 
 
@@ -240,4 +243,6 @@ def skip_reason(job: Job, target: PlanningTarget) -> str | None:
         return "needs a CUDA GPU"
     if job.device == "cpu" and job.measure.graph:
         return "graph=true needs a CUDA GPU"
+    if job.device == "cpu" and job.measure.profiler:
+        return f"profiler={job.measure.profiler} needs a CUDA GPU"
     return job.workload.unsupported_reason(job)

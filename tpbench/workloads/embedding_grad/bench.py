@@ -38,7 +38,7 @@ def inputs(problem: EmbeddingGrad, rank: Context) -> MeasuredContext:
     """Return this rank's gradient and collectives, and measure the rates of the links. Collective."""
     gradient = EmbeddingGradInputs(problem, rank)
     comm, stopwatch = CountedCollectives(rank.dp_group, rank.dp_rank, rank.dp_size), Stopwatch(rank)
-    rates = measure_link_rates(gradient, comm, stopwatch)
+    rates = rank.once("link rates", lambda: measure_link_rates(gradient, comm, stopwatch))
     other_work = OtherWork(gradient, stopwatch) if problem.overlap_ms else None
     return MeasuredContext(gradient, comm, stopwatch, rates, other_work)
 

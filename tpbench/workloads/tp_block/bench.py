@@ -35,8 +35,10 @@ then."""
 def inputs(problem: TpBlock, rank: Context) -> BlockContext:
     """Return this rank's part of the block, and the rates of the machine. Collective."""
     block, stopwatch = BlockInputs(problem, rank), Stopwatch(rank)
-    tflops = gemm_tflops(block.dtype, rank.device, stopwatch)
-    gb_per_s = 0.0 if rank.tp_size == 1 else gather_gb_per_s(rank.device, rank.tp_group, stopwatch)
+    tflops = rank.once("gemm", lambda: gemm_tflops(block.dtype, rank.device, stopwatch))
+    gb_per_s = 0.0
+    if rank.tp_size > 1:
+        gb_per_s = rank.once("gather", lambda: gather_gb_per_s(rank.device, rank.tp_group, stopwatch))
     return BlockContext(block, stopwatch, rank.graph, tflops, gb_per_s)
 
 

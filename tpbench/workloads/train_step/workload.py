@@ -23,6 +23,17 @@ OPTIONS = (
 )  # fmt: skip
 ALL = frozenset(OPTIONS) - TENSOR_PARALLEL - AUTOTP
 """Options that every variant supports."""
+ALIASES = {
+    "impl": "variant={} shape=qwen3_32b_tp4",
+    "model_name": "model={}",
+    "attn_impl": "attention={}",
+    "gradient_accumulation_steps": "accumulate={}",
+    "use_vocab_parallel": "vocab_parallel={}",
+    "no_vocab_parallel": "vocab_parallel=${tpbench.not:{}}",
+    "num_training_steps": "steps='${tpbench.difference:num_training_steps,{},warmup_steps,${warmup_steps}}'",
+}
+"""Names of an older benchmark of AutoTP and FSDP2. Its steps include those of the warm-up, and it trains Qwen3-32B if
+no other model is named."""
 LARGEST_ESTIMATE = 1.15
 """Most that an estimate of the memory exceeds the peak that is measured, as a factor: 1.13 in 31 measured cells."""
 MEMORY_PARTS = ("model", "gradients", "optimizer", "activations")
@@ -74,6 +85,7 @@ WORKLOAD = Workload(
     name="train_step",
     summary="steps of training a transformer, tensor and data parallel",
     problem=TrainStep,
+    aliases=ALIASES,
     headline=("model", "num_layers", "batch_size", "seq_length"),
     former_fields={"tp_mapping": None, "window": None, "window_layers": 0},
     job_only_fields=(*ARCHITECTURE, "model_dir", "phase_steps", "profile", "log_interval"),

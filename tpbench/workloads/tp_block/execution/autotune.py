@@ -117,11 +117,8 @@ class ScheduleTuner:
         return LinearPlan(*(self.schedules[self.chosen[f"{linear.name} {direction}"]] for direction in DIRECTIONS))
 
     def choose(self) -> None:
-        """Choose all schedules and free the memory of the others. Collective."""
-        for linear in self.context.inputs.problem.linears:
-            for direction in DIRECTIONS:
-                self.chosen[f"{linear.name} {direction}"] = self._fastest(linear, direction)
-        self._try_steps()
+        """Choose all schedules and free the memory of the others. Copies of a block have its schedules. Collective."""
+        self.chosen, self.graphs = self.context.inputs.context.once("schedules", self._measured)
         # Symmetric buffers are freed with the last schedule that uses them. Permanent memory stays, to be counted.
         used = set(self.chosen.values())
         self.schedules = {
@@ -129,6 +126,13 @@ class ScheduleTuner:
             for name, schedule in self.schedules.items()
             if name in used or getattr(schedule, "memory_is_permanent", False)
         }
+
+    def _measured(self) -> tuple[dict[str, str], bool]:
+        for linear in self.context.inputs.problem.linears:
+            for direction in DIRECTIONS:
+                self.chosen[f"{linear.name} {direction}"] = self._fastest(linear, direction)
+        self._try_steps()
+        return self.chosen, self.graphs
 
     def columns(self) -> dict[str, Any]:
         """Return the column of chosen schedules, and that of the memory that is still held, each buffer once."""
