@@ -268,7 +268,6 @@ class Workload:
         return self._declare("session", function)
 
     def _declare(self, what: str, function: FunctionT) -> FunctionT:
-        _require_function(what, function)
         if what in self.functions:
             raise ValueError(f"{self.name} has two functions for its {what}")
         self.functions[what] = function
@@ -281,7 +280,8 @@ class Workload:
             raise TypeError(unknown("argument of a variant", trait, sorted(valid)))
 
         def register(prepare: FunctionT) -> FunctionT:
-            _require_function("variant", prepare)
+            if not inspect.isfunction(inspect.unwrap(prepare)):  # its line is a part of messages
+                raise TypeError(f"variant decorates a function (def), not {prepare!r:.60}")
             name = prepare.__name__
             if name in self.variants:
                 raise ValueError(f"{self.name} has two variants called {name}")
@@ -318,12 +318,6 @@ class Workload:
     def bench_module(self) -> str:
         """The name of the module that a rank imports first. It imports torch and declares the workload's functions."""
         return f"{__name__}.{self.name}.bench" if self.name in NAMES else f"{__name__}.operation"
-
-
-def _require_function(decorator: str, value: Any) -> None:
-    """Raise TypeError unless a decorator of a workload got a function, whose line is known."""
-    if not inspect.isfunction(inspect.unwrap(value)):
-        raise TypeError(f"{decorator} decorates a function (def), not {value!r:.60}")
 
 
 _registered: dict[str, Workload] = {}
