@@ -83,18 +83,14 @@ class StepCollectives:
 
 def exposed_communication(inputs: BlockInputs, prepared: PreparedBlock, stopwatch: Stopwatch) -> dict[str, Any]:
     """Return the columns about exposed communication, none if the block does not communicate. Collective."""
-    module, run = prepared.without_communication, prepared.run_without_communication
-    if module is None or run is None:
+    if (silent := prepared.without_communication) is None:
         return {}
 
-    def compute_step() -> None:
-        run(prepared.x).backward(prepared.grad)
-
     def free() -> None:
-        module.zero_grad(set_to_none=True)
+        silent.free()
         prepared.free()
 
-    step_times, compute_times = stopwatch.interleaved_ms((prepared.step, free), (compute_step, free))
+    step_times, compute_times = stopwatch.interleaved_ms((prepared.step, free), (silent.step, free))
     free()
     collectives = StepCollectives(inputs)
     communication_ms = stopwatch.ms(collectives.run)
