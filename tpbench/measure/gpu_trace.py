@@ -24,13 +24,16 @@ from torch.profiler import ProfilerActivity, profile
 
 from tpbench.measure.clock import WallClock
 from tpbench.measure.ranks import gather_number, gather_numbers
-from tpbench.measure.session import Context, ScheduledSession, Session
+from tpbench.measure.session import Context, Session
 from tpbench.measure.statistics import is_host_bound
 
 _has_run = False
 
 TRACES = "trace_rank*.json.gz"
 """Names of the files that `keep_trace` writes."""
+
+REPORTS = "{0}_rank*.{0}-rep"
+"""Names of the files that `profiler=nsys|ncu` writes."""
 
 PRODUCT, COMMUNICATION, OTHER = range(3)
 
@@ -160,7 +163,7 @@ def bottleneck_columns(
 
     `step`: one iteration as it was timed. `columns`: those of the timed iterations.
     """
-    schedule, costs = session.schedule if isinstance(session, ScheduledSession) else None, session.costs
+    schedule, costs = getattr(session, "schedule", None), session.costs
     # A schedule is traced in any process: nothing else shows its gaps, and a new process costs little beside it. So is
     # a process that the workload has profiled already. All ranks decide alike.
     may_trace = not context.process_stays or (schedule is not None and schedule.traced)

@@ -17,7 +17,7 @@ from tpbench.measure.audit import restore_before
 from tpbench.measure.clock import Clock
 from tpbench.measure.gpu import ClockWatch
 from tpbench.measure.ranks import gather_numbers
-from tpbench.measure.session import Context, MeasureSettings, Session
+from tpbench.measure.session import Context, MeasureSettings, RepeatedSession
 from tpbench.measure.statistics import Samples, precise_enough
 
 WARMUP_ITERATIONS = 3
@@ -89,7 +89,12 @@ class ClockRun:
     """
 
     def __init__(
-        self, clock: Clock, step: Callable[[], None], session: Session, context: Context, settings: MeasureSettings
+        self,
+        clock: Clock,
+        step: Callable[[], None],
+        session: RepeatedSession,
+        context: Context,
+        settings: MeasureSettings,
     ) -> None:
         """`step`: the step of the session, or the replay of its graph."""
         self.clock, self.step, self.session = clock, step, session

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import functools
 import os
 import re
@@ -40,7 +39,6 @@ _ROW_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=,+-]{0,199}")
 INDEX = ".compacted"
 """File in the folder of the rows, with the name of one row on each line: they exist, although their own files were
 merged into one. The index only grows."""
-_NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 
 
 class RowExists(FileExistsError):
@@ -158,7 +156,7 @@ def parquet_bytes(table: pa.Table, *, compressed: bool = False) -> bytes:
     one_row = {"use_dictionary": False, "write_statistics": False, "store_schema": False}
     options = {"compression": "zstd"} if compressed else {"compression": "none", **one_row}
     sink = pa.BufferOutputStream()
-    with pq.ParquetWriter(sink, table.schema, write_page_checksum=True, **options) as writer:
+    with pq.ParquetWriter(sink, table.schema, **options) as writer:
         writer.write_table(table)
         writer.add_key_value_metadata({MARKER.decode(): str(SCHEMA_VERSION)})
     return with_checksum(bytes(sink.getvalue()))
@@ -170,19 +168,8 @@ def _publish(temporary: Path, path: Path) -> None:
         raise RowExists(errno.EEXIST, "this row has been written before, and merged", str(path))
     try:
         os.link(temporary, path)
-    except FileExistsError:
+    except OSError:
         # A network file system may have made the link, lost the answer and tried again: then the link is ours.
-        if not (path.exists() and temporary.samefile(path)):
+        if path.exists() and not temporary.samefile(path):
             raise RowExists(errno.EEXIST, "this row has been written before", str(path)) from None
-    except OSError as error:
-        if error.errno not in _NO_HARD_LINKS:
-            raise
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            with contextlib.suppress(OSError):  # without locks, two writers may both find the name free
-                fcntl.flock(folder, fcntl.LOCK_EX)
-            if path.exists():
-                raise RowExists(errno.EEXIST, "this row has been written before", str(path)) from None
-            temporary.rename(path)
-        finally:
-            os.close(folder)
+        temporary.replace(path)  # on a file system without hard links

@@ -212,11 +212,12 @@ class OperationSession:
         moved, sent, flops = None if None in moves else max(moves), max(sends), max(operations)
         times: dict[str, Any] = {}
         if flops and self.dtype is not None and not counted.compute_ms:
-            tflops = self.rates["gemm_tflops"] = gemm_tflops(self.dtype, self.rank.device, self.stopwatch)
-            times["compute_ms"] = compute_ms(flops, tflops)
+            dtype, device = self.dtype, self.rank.device
+            tflops = self.rank.once("gemm", lambda: gemm_tflops(dtype, device, self.stopwatch))
+            self.rates["gemm_tflops"], times["compute_ms"] = tflops, compute_ms(flops, tflops)
         if sent and self.rank.world_size > 1 and not counted.wire_ms:
-            wire_ms = sent / gather_gb_per_s(self.rank.device, _all_ranks(), self.stopwatch) / 1e6
-            times |= {"wire_ms": wire_ms, "wire_beside_memory": True}
+            rate = self.rank.once("gather", lambda: gather_gb_per_s(self.rank.device, _all_ranks(), self.stopwatch))
+            times |= {"wire_ms": sent / rate / 1e6, "wire_beside_memory": True}
         return replace(counted, bytes_moved=moved, bytes_communicated=sent, flops=flops, **times)
 
 

@@ -18,7 +18,7 @@ from tpbench.launcher.command_line.arguments import check_overrides, rewritten
 from tpbench.launcher.planning.plan import Cell, Request, ThisHost, plan
 from tpbench.launcher.planning.resume import decide
 from tpbench.outside import variant
-from tpbench.outside.variant import from_entry_point, from_file
+from tpbench.outside.variant import from_file
 from tpbench.settings import JobError
 from tpbench.worker.task import Task
 from tpbench.workloads.entropy_loss import EntropyLoss
@@ -221,49 +221,13 @@ def test_a_variant_of_this_package_has_no_version_of_its_own(tmp_path: Path) -> 
     assert decide([one], FACTS)[0].reason == "measured before"
 
 
-@pytest.fixture
-def package(folder: Path) -> Path:
-    """An installed package with entry points, which fails if it is imported."""
-    code, info = folder / "site" / "their_package", folder / "site" / "their_package-1.0.dist-info"
-    for each in (code, info):
-        each.mkdir(parents=True)
-    (code / "__init__.py").write_text("raise ImportError('the launcher must not import this')\n")
-    (code / "losses.py").write_text("import triton\n\ndef theirs(problem, shard): ...\n")
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-package\nVersion: 1.0\n")
-    points = (
-        "their_tp = their_package.losses:theirs\ntriton_tp = their_package.losses:theirs\nbad = their_package.gone:f\n"
-    )
-    (info / "entry_points.txt").write_text(f"[tpbench.variants]\n{points}")
-    sys.path.insert(0, str(folder / "site"))
-    return code
-
-
-def test_an_entry_point_is_a_variant(package: Path) -> None:
-    assert rewritten(["variant=their_tp,triton_tp"]) == ["variant=their_tp,triton_tp"]
-    (found,) = outside_choices.command_line_variants().values()  # triton_tp stays this package's
-    assert (found.name, found.module, found.function) == ("their_tp", "their_package.losses", "theirs")
-    assert found.variant.uses_triton
-    (package / "other.py").write_text("")
-    assert from_entry_point("their_tp").version != found.version  # any file of the package
-    with pytest.raises(JobError, match=r"the entry point bad=their_package\.gone:f names a module that is not install"):
-        rewritten(["variant=bad"])
-
-
-def test_a_configuration_file_names_no_entry_point(package: Path) -> None:
-    with pytest.raises(JobError, match="variant=their_tp is of an installed package: only the command line may name"):
-        parse_job({**PROBLEM, "variant": "their_tp"})
-
-
 def test_new_has_a_help_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         information(["new", "--help"])
     assert "--workload" in capsys.readouterr().out
 
 
-def test_the_list_shows_variants_from_outside(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert information(["list", "variants"]) == 0
-    lines = capsys.readouterr().out.partition("variant=  of installed packages\n")[2].splitlines()
-    assert [line.split()[0] for line in lines[:2]] == ["bad", "their_tp"] and "(entropy_loss)" in lines[1]
+def test_the_list_shows_variants_from_outside(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert information(["list", "variant=../my_loss.py:fast_tp"]) == 0
     text = capsys.readouterr().out
     assert "Add one to the shard." in text and "compile=false" in text

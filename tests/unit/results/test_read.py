@@ -162,6 +162,14 @@ def test_files_that_differ_in_a_result_column(tmp_path, row):
     assert quietly(tmp_path).block_used.tolist()[3] == "many"
 
 
+def test_lists_that_are_empty_in_some_file_stay_lists(tmp_path):
+    write_row({"workload": "train_step", "status": "ok", "losses": [2.0, 1.0]}, tmp_path, "r0")
+    lists = pa.list_(pa.field("element", pa.float64()))
+    empty = pa.table({"row_id": ["r1"], "workload": ["train_step"], "losses": pa.nulls(1, lists)})
+    pq.write_table(empty.replace_schema_metadata({"tpbench.schema_version": "2"}), tmp_path / "empty.parquet")
+    assert [*map(list, quietly(tmp_path).losses.dropna())] == [[2.0, 1.0]]
+
+
 def flips(content, count, seed=0):
     """Yield copies of a file, each with one changed bit. Every place has the same chance."""
     chance = random.Random(seed)
@@ -298,14 +306,14 @@ def test_the_key_is_of_the_stored_job(tmp_path, row):
 
 def test_a_file_that_moves_into_another_is_found(tmp_path, row, monkeypatch):
     first = write_row(row(), tmp_path, "r1")
-    original = files._content
+    original = files._read
 
-    def moved(path):
+    def moved(path, columns):
         if path == first and first.exists():
             first.rename(first.with_name("merged.parquet"))
-        return original(path)
+        return original(path, columns)
 
-    monkeypatch.setattr(files, "_content", moved)
+    monkeypatch.setattr(files, "_read", moved)
     assert quietly(tmp_path).row_id.tolist() == ["r1"]
 
 

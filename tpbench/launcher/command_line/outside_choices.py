@@ -13,7 +13,7 @@ from hydra.core.config_store import ConfigStore
 from tpbench.job import WORLD_SIZE, Job
 from tpbench.launcher.options import GROUPS, SWEEP_OPTION_NAMES, aliases
 from tpbench.measure.session import MeasureSettings
-from tpbench.outside.variant import OutsideVariant, from_entry_point, from_file, installed_names, names_in
+from tpbench.outside.variant import OutsideVariant, from_file, names_in
 from tpbench.results.read import LABEL
 from tpbench.results.schema import INT, TEXT, common_columns, type_from_hint
 from tpbench.settings import JobError, user_path
@@ -71,7 +71,7 @@ def find_outside(choice: str) -> OutsideVariant | None:
         return from_file(path, function)
     if match := _WITHOUT_ENDING.fullmatch(choice.strip()):
         raise JobError(f"variant={choice}: write the file with its ending, as {match['path']}.py:{match['function']}")
-    return from_entry_point(choice) if choice in installed_names() else None
+    return None
 
 
 def is_file_name(name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -207,6 +208,8 @@ class ThisHost:
         if job.device == "cpu" and job.world_size > MAX_RANKS_PER_CORE * self.cores:
             most = f"a job on this machine may have at most {MAX_RANKS_PER_CORE * self.cores}"
             return f"{job.world_size} ranks would share {self.cores} CPU core{'s' * (self.cores > 1)}: {most}"
+        if job.device == "cuda" and (profiler := job.measure.profiler) and not shutil.which(profiler):
+            return f"profiler={profiler}: the PATH has no program {profiler}"
         return None
 
 
@@ -236,4 +239,6 @@ def skip_reason(job: Job, target: PlanningTarget) -> str | None:
         return "needs a CUDA GPU"
     if job.device == "cpu" and job.measure.graph:
         return "graph=true needs a CUDA GPU"
+    if job.device == "cpu" and job.measure.profiler:
+        return f"profiler={job.measure.profiler} needs a CUDA GPU"
     return job.workload.unsupported_reason(job)
