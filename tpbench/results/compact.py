@@ -57,9 +57,11 @@ def compact(output_dir: str | os.PathLike[str]) -> MergeCounts:
         if not lock(file.fileno()):
             raise Busy(f"{rows} is being merged by another process")
         files = [path for path in row_files(rows) if path.parent == rows.absolute()]
-        table, merged, complaints = read_table(files)
+        table, read, complaints = read_table(files)
         table = table.filter(pc.invert(pc.is_in(table["status"], pa.array(KEPT))))
-        going = _sources(merged, table)
+        # Merged files, and single files that are named after their row: a file that a user has renamed stays.
+        names = set(table["row_id"].to_pylist())
+        going = [path for path in read if path.name.startswith(MERGED) or path.stem in names]
         if len(going) <= 1:
             return MergeCounts(len(table), len(files), len(files), complaints)
         add_to_index(rows, (path.stem for path in going if not path.name.startswith(MERGED)))
@@ -68,15 +70,6 @@ def compact(output_dir: str | os.PathLike[str]) -> MergeCounts:
             path.unlink(missing_ok=True)
         sync_folder(rows)
         return MergeCounts(len(table), len(files), len(files) - len(going) + 1, complaints)
-
-
-def _sources(read: list[Path], table: pa.Table) -> list[Path]:
-    """Return the files whose rows are all in the table: merged files, and single files that are named after their row.
-
-    A file that a user has renamed is not deleted.
-    """
-    names = set(table["row_id"].to_pylist())
-    return [path for path in read if path.name.startswith(MERGED) or path.stem in names]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
