@@ -151,15 +151,20 @@ def _array(name: str, kind: pa.DataType | None, value: Any) -> pa.Array:
 
 
 def parquet_bytes(table: pa.Table, *, compressed: bool = False) -> bytes:
-    """Return the bytes of a file of rows. `compressed`: for many rows."""
+    """Return the bytes of a file of rows. `compressed`: for many rows. Otherwise it has them in Arrow's format, too."""
     # For one row, dictionaries, statistics and a copy of the schema would be most of the file and of the reading time.
     one_row = {"use_dictionary": False, "write_statistics": False, "store_schema": False}
     options = {"compression": "zstd"} if compressed else {"compression": "none", **one_row}
-    sink = pa.BufferOutputStream()
+    metadata = {MARKER.decode(): str(SCHEMA_VERSION)}
+    sink, stream = pa.BufferOutputStream(), pa.BufferOutputStream()
     with pq.ParquetWriter(sink, table.schema, **options) as writer:
         writer.write_table(table)
-        writer.add_key_value_metadata({MARKER.decode(): str(SCHEMA_VERSION)})
-    return with_checksum(bytes(sink.getvalue()))
+        writer.add_key_value_metadata(metadata)
+    if not compressed:
+        marked = table.replace_schema_metadata(metadata)
+        with pa.ipc.new_stream(stream, marked.schema) as arrow:
+            arrow.write_table(marked)
+    return with_checksum(bytes(sink.getvalue()), bytes(stream.getvalue()))
 
 
 def _publish(temporary: Path, path: Path) -> None:
