@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import os
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +35,6 @@ from tpbench.suggestions import printable, unknown
 from tpbench.workloads.definition import register_stored
 
 _ROW_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=,+-]{0,199}")
-INDEX = ".compacted"
-"""File in the folder of the rows, with the name of one row on each line: they exist, although their own files were
-merged into one. The index only grows."""
 
 
 class RowExists(FileExistsError):
@@ -53,35 +49,8 @@ def row_path(output_dir: str | os.PathLike[str], row_id: str) -> Path:
 
 
 def row_exists(output_dir: str | os.PathLike[str], row_id: str) -> bool:
-    """Return True if that row is on disk, in its own file or merged with others."""
-    path = row_path(output_dir, row_id)
-    return path.is_file() or is_merged(path.parent, row_id)
-
-
-def is_merged(rows: Path, row_id: str) -> bool:
-    """Return True if that row is in a merged file of this folder."""
-    try:
-        status = (rows / INDEX).stat()
-    except OSError:
-        return False
-    return row_id in _merged(rows / INDEX, status.st_size, status.st_mtime_ns)
-
-
-@functools.lru_cache(maxsize=4)
-def _merged(index: Path, size: int, changed: int) -> frozenset[str]:
-    return frozenset(index.read_text(errors="replace").split("\n"))
-
-
-def add_to_index(rows: Path, row_ids: Iterable[str]) -> None:
-    """Add rows to the index, durably, before their files are deleted."""
-    with (rows / INDEX).open("a+b") as index:
-        if index.tell():
-            index.seek(-1, os.SEEK_END)
-            if index.read(1) != b"\n":  # a crash cut the last line: end it, so that it does not spoil the next one
-                index.write(b"\n")
-        index.write("".join(f"{row_id}\n" for row_id in row_ids).encode())
-        index.flush()
-        os.fsync(index.fileno())
+    """Return True if that row is on disk in its own file."""
+    return row_path(output_dir, row_id).is_file()
 
 
 def write_row(row: Mapping[str, Any], output_dir: str | os.PathLike[str], row_id: str) -> Path:
@@ -169,8 +138,6 @@ def parquet_bytes(table: pa.Table, *, compressed: bool = False) -> bytes:
 
 def _publish(temporary: Path, path: Path) -> None:
     """Give the finished file its name, unless the name is taken. A hard link checks and names in one step."""
-    if is_merged(path.parent, path.stem):
-        raise RowExists(errno.EEXIST, "this row has been written before, and merged", str(path))
     try:
         os.link(temporary, path)
     except OSError:
