@@ -193,7 +193,8 @@ def parse_job(
         raise JobError(_wrong_shape(variant, workload, shape_of, shapes or {}, from_outside is not None))
     chosen = dict.fromkeys(chosen)
     valid = field_names(workload).union(also_valid)
-    complaints = [_no_such_field(workload, name, valid) for name in chosen if name not in valid]
+    topic = f"variant={variant.name}" if workload.definition else workload.name
+    complaints = [_no_such_field(workload, name, valid, topic) for name in chosen if name not in valid]
     job = _parsed(_with_ranks(values), workload, complaints, from_outside)
     problem = _without_ignored_options(workload, variant, job.problem)
     if job.measure.graph:
@@ -235,8 +236,11 @@ def stored_job(flat: Mapping[str, Any], outside: OutsideVariant | None = None) -
     return _parsed(flat, workload, (), outside)
 
 
-def _no_such_field(workload: Workload, name: str, valid: Collection[str]) -> str:
-    """Return the complaint about a name that jobs of this workload do not have, with the way to change the line."""
+def _no_such_field(workload: Workload, name: str, valid: Collection[str], topic: str) -> str:
+    """Return the complaint about a name that jobs of this workload do not have, with the way to change the line.
+
+    `topic`: the argument of `list` that shows the fields.
+    """
     if workload.scheduled is True and name in _MEASURE_DEFAULTS:
         return (
             f"no field of {workload.name} is called {name}: its problem fixes the iterations, so leave out {name}"
@@ -245,7 +249,7 @@ def _no_such_field(workload: Workload, name: str, valid: Collection[str]) -> str
     others = [other.name for other in workloads().values() if name in field_names(other)]
     if others:
         return f"no field of {workload.name} is called {name}: leave it out (it is a field of {', '.join(others)})"
-    return unknown(f"field of {workload.name}", name, valid, f"python -m tpbench list {workload.name}")
+    return unknown(f"field of {workload.name}", name, valid, f"python -m tpbench list {topic}")
 
 
 def _holds(trait: bool | Callable[[Any], bool], problem: Any) -> bool:

@@ -98,20 +98,16 @@ class Host:
         for attempts in list(waiting):
             if self.torchruns and not self.parallel:
                 break
-            first = attempts[0].cell
-            job = first.job
+            job = attempts[0].cell.job
             needs = job.device, job.world_size
-            if needs in too_few:
-                continue
-            if (lease := self.devices.lease(job)) is None:
+            if needs in too_few or (lease := self.devices.lease(job)) is None:
                 too_few.add(needs)
                 continue
             waiting.remove(attempts)
             stays = self.reuse and not own_torchrun_reason(job)
             try:
-                self.torchruns.append(
-                    Torchrun(self._begin(attempts, lease, display), lease, stays, self.rendezvous(first.index))
-                )
+                begun = self._begin(attempts, lease, display)
+                self.torchruns.append(Torchrun(begun, lease, stays, self.rendezvous(attempts[0].cell.index)))
             except BaseException:
                 self.devices.release(lease)
                 raise
@@ -125,21 +121,20 @@ class Host:
     def _begin(self, attempts: Sequence[Attempt], lease: Lease, display: Display) -> list[Attempt]:
         """Begin attempts that run together on leased devices."""
         columns: dict[str, Any] = {}
+        first = attempts[0]
         if len(attempts) > 1:
-            first = attempts[0]
             group = f"{first.task.folder.parent.name}-{first.cell.index}-{first.task.columns['tries']}"
             columns = {"interleaved": group, "interleaved_cells": len(attempts)}
         elif self.interleaved:
-            known = attempts[0].task.columns.get("not_interleaved")
-            columns = {"not_interleaved": known or _not_interleaved_reason(attempts[0].cell.job) or ALONE}
+            known = first.task.columns.get("not_interleaved")
+            columns = {"not_interleaved": known or _not_interleaved_reason(first.cell.job) or ALONE}
         begun = [attempt.begin(**columns) for attempt in attempts]
         others = [other for torchrun in self.torchruns if torchrun.lease is not lease for other in torchrun.running]
+        on = f" on {','.join(lease.devices.values())}" if self.parallel else ""
         for attempt in begun:
             for other in others:
                 other.ran_beside(attempt.task.row_id)
                 attempt.ran_beside(other.task.row_id)
-        on = f" on {','.join(lease.devices.values())}" if self.parallel else ""
-        for attempt in begun:
             if lease.beside_others:
                 attempt.ran_beside("another-sweep")
             display.start(attempt.cell, f"running{on}")

@@ -9,7 +9,7 @@ import functools
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
@@ -82,8 +82,8 @@ class OutsideVariant:
         if self.definition is None:
             return source.refusal(self.load(), problem, tp_size)
         _, variant, problem = self.loaded(problem)
-        complaints = problem.check(tp_size, dp_size) if hasattr(problem, "check") else []
-        return complaints[0] if complaints else variant.unsupported_reason(problem, tp_size)
+        complaint = _complaint(problem, tp_size, dp_size) if hasattr(problem, "check") else None
+        return complaint or variant.unsupported_reason(problem, tp_size)
 
     def loaded(self, problem: Any) -> tuple[Workload, Variant, Any]:
         """Load the code and return the workload and the variant with their functions, and the problem as its own class.
@@ -103,6 +103,19 @@ class OutsideVariant:
         """
         function: Callable[..., Any] = getattr(load_module(Path(self.path), self.version), self.function)
         return function
+
+
+def _complaint(problem: Any, tp_size: int, dp_size: int) -> str | None:
+    """Return the first complaint of a user's problem: its `check` may return one, a list or a generator, or None."""
+    from tpbench.workloads.step import WrongReturn
+
+    complaints = problem.check(tp_size, dp_size)
+    if complaints is None or isinstance(complaints, str):
+        return complaints or None
+    found = list(complaints) if isinstance(complaints, Iterable) else [complaints]
+    if not all(isinstance(complaint, str) for complaint in found):
+        raise WrongReturn(type(problem).check, f"check must return complaints, a list of str, not {complaints!r:.60}")
+    return found[0] if found else None
 
 
 @functools.cache

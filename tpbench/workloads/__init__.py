@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
@@ -279,6 +280,8 @@ class Workload:
             raise TypeError(unknown("argument of a variant", trait, sorted(valid)))
 
         def register(prepare: FunctionT) -> FunctionT:
+            if not inspect.isfunction(inspect.unwrap(prepare)):  # its line is a part of messages
+                raise TypeError(f"variant decorates a function (def), not {prepare!r:.60}")
             name = prepare.__name__
             if name in self.variants:
                 raise ValueError(f"{self.name} has two variants called {name}")

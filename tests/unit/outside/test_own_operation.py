@@ -19,6 +19,7 @@ from tpbench.launcher.command_line import outside_choices
 from tpbench.launcher.command_line.arguments import rewritten
 from tpbench.launcher.options import command_line_names
 from tpbench.outside.describe import described
+from tpbench.outside.variant import from_file
 from tpbench.report.analysis.grid import arrange_rows
 from tpbench.results.schema import workload_columns
 from tpbench.settings import JobError
@@ -59,6 +60,9 @@ MISTAKES = {
     ),
     "my_op.py:21: TypeError: no argument of a variant is called needs_cuda, did you mean requires_cuda? (valid: ": (
         '@work.variant("copies")', '@work.variant("copies", needs_cuda=True)',
+    ),
+    "my_op.py:21: TypeError: variant decorates a function (def), not <class '": (
+        "def copies(problem, inputs, rank)", "class A:\n  def copies(problem, inputs, rank)",
     ),
     "my_op.py: MyCopy: the field tokens has no help: write tokens = setting(": ('setting(8, help="rows", low=1)', "8"),
     "my_op.py: MyCopy: the field tokens must be an int, float, str, bool or Literal": ("tokens: int", "tokens: list"),
@@ -140,6 +144,29 @@ def test_a_file_is_known_when_rows_of_others_are_read(folder: Path) -> None:
     assert next(iter(outside_choices.command_line_variants().values())).of_workload.name == "my_copy"
     rows = tpbench.load(ROOT / "outputs/options")
     assert len(rows) and (rows["delay_ms"].isna().all() if "delay_ms" in rows else True)
+
+
+@pytest.mark.parametrize(
+    ("ends", "expected"),
+    [
+        ("yield f'tokens={self.tokens} is odd'", "tokens=8 is odd"),
+        ("return ['odd', 'small']", "odd"),
+        ("return 'odd'", "odd"),
+        ("return None", None),
+        ("return []", None),
+        ("return True", "check must return complaints, a list of str, not True"),
+        ("return [(8, 'odd')]", "check must return complaints, a list of str, not [(8, 'odd')]"),
+    ],
+)
+def test_the_complaints_of_a_problem(ends: str, expected: str | None, folder: Path) -> None:
+    check = f"    def check(self, tp_size, dp_size):\n        {ends}\n\nwork = "
+    (folder / "my_op.py").write_text(FILE.replace("work = ", check, 1))
+    found = from_file(folder / "my_op.py", "copies")
+    try:
+        refusal = found.refusal(found.of_workload.problem(), 1)
+    except TypeError as error:
+        refusal = str(error)
+    assert refusal == expected
 
 
 def test_a_session_of_its_own_fixes_the_iterations(folder: Path) -> None:

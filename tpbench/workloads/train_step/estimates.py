@@ -167,31 +167,28 @@ def _autotp_bytes(problem: TrainStep) -> int:
     # Forward, in the computation's dtype: one all-reduce after o, which checkpointing repeats, and one after down.
     # Backward, in the parameters' dtype: one for each product behind the input, of queries, keys and values, and of
     # gate and up.
-    forward, products = 2 + problem.activation_checkpointing, 2 + problem.ffn_matrices
-    layer = 2 * problem.hidden_size * (forward * compute + products * stored)
+    layer = (2 + problem.activation_checkpointing) * compute + (2 + problem.ffn_matrices) * stored
     # The embedding has one all-reduce forward, unless each rank has all of its rows; the head has one backward.
-    head = problem.vocab_parallel or not problem.tied
-    of_head = head * (compute if problem.train_loss == "tpbench_linear" else stored)
-    gathered_logits = not problem.vocab_parallel and not problem.tied
-    outside = 2 * problem.hidden_size * (problem.vocab_parallel * stored + of_head)
-    return problem.depth * layer + outside + (problem.vocab * compute if gathered_logits else 0)
+    of_head = compute if problem.train_loss == "tpbench_linear" else stored
+    outside = problem.vocab_parallel * stored + (problem.vocab_parallel or not problem.tied) * of_head
+    gathered_logits = 0 if problem.vocab_parallel or problem.tied else problem.vocab * compute
+    return 2 * problem.hidden_size * (problem.depth * layer + outside) + gathered_logits
 
 
 def _sequence_parallel_bytes(problem: TrainStep) -> int:
     """Return the bytes of all collectives on one token's activations. There is an all-gather before attention and
     before feed-forward, and a reduce-scatter after each; embedding and head have one collective each."""
     stored, compute = ITEM_BYTES[problem.stored_dtype], ITEM_BYTES[problem.dtype]
-    checkpointed = problem.activation_checkpointing
     # In the parameters' dtype: two all-gathers of normed tensors, which checkpointing repeats, and the reduce-scatters
     # of their gradients. In the computation's dtype: the reduce-scatters of both blocks' last products, of which
     # checkpointing repeats the first, and the all-gathers of their gradients.
-    layer = problem.hidden_size * ((4 + 2 * checkpointed) * stored + (4 + checkpointed) * compute)
-    # In the parameters' dtype: the collectives of embedding and head, forward and backward.
-    in_stored, in_compute = 4, 0
-    if problem.train_loss == "tpbench_linear":
-        in_stored, in_compute = 2, 2  # the loss gathers the tokens, and scatters their gradient, after the cast
-    outside = problem.hidden_size * (in_stored * stored + in_compute * compute)
-    return problem.depth * layer + outside + (0 if problem.vocab_parallel else problem.vocab * compute)
+    checkpointed = problem.activation_checkpointing
+    layer = (4 + 2 * checkpointed) * stored + (4 + checkpointed) * compute
+    # Of embedding and head, forward and backward. The linear loss gathers the tokens, and scatters their gradient,
+    # after the cast to the computation's dtype.
+    outside = 2 * stored + 2 * (compute if problem.train_loss == "tpbench_linear" else stored)
+    gathered_logits = 0 if problem.vocab_parallel else problem.vocab * compute
+    return problem.hidden_size * (problem.depth * layer + outside) + gathered_logits
 
 
 def _data_parallel_bytes(problem: TrainStep, variant: str, tp_size: int) -> int:

@@ -11,9 +11,10 @@ communication that no variant hides.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
-from statistics import median
+from statistics import fmean, median
 from typing import Any, TypeAlias
 
 import torch
@@ -72,32 +73,25 @@ class StepCollectives:
     """The collectives that a step needs, as the sequential schedule runs them."""
 
     def __init__(self, inputs: BlockInputs) -> None:
-        problem = inputs.problem
+        problem, group = inputs.problem, inputs.group
         again = 0 if problem.save_gathered else sum(linear.kind == "column" for linear in problem.linears)
-        self.group = inputs.group
         self.gathers, self.scatters = len(problem.linears) + again, len(problem.linears)
         self.norms = len(problem.norms)
-        self.shard = torch.zeros(
-            problem.tokens // inputs.size, problem.hidden, dtype=inputs.dtype, device=inputs.device
-        )
-        self.whole = self.shard.repeat(inputs.size, 1)
+        rows = problem.tokens // inputs.size
+        self.shard = torch.zeros(rows, problem.hidden, dtype=inputs.dtype, device=inputs.device)
+        self.gather: Callable[[], Any] = partial(gather_rows, self.shard, group)
+        self.scatter: Callable[[], Any] = partial(scatter_rows, self.shard.repeat(inputs.size, 1), group)
+        self.reduce: Callable[[], Any] = lambda: dist.all_reduce(self.shard[0], group=group)
 
     def run(self) -> None:
         """Run all collectives of a step."""
-        for _ in range(self.gathers):
-            self.gather()
-        for _ in range(self.scatters):
-            self.scatter()
-        for _ in range(self.norms):
-            dist.all_reduce(self.shard[0], group=self.group)
-
-    def gather(self) -> None:
-        """Run one all-gather."""
-        gather_rows(self.shard, self.group)
-
-    def scatter(self) -> None:
-        """Run one reduce-scatter."""
-        scatter_rows(self.whole, self.group)
+        for collective, times in (
+            (self.gather, self.gathers),
+            (self.scatter, self.scatters),
+            (self.reduce, self.norms),
+        ):
+            for _ in range(times):
+                collective()
 
 
 def exposed_communication(inputs: BlockInputs, prepared: PreparedBlock, stopwatch: Stopwatch) -> dict[str, Any]:
@@ -109,15 +103,12 @@ def exposed_communication(inputs: BlockInputs, prepared: PreparedBlock, stopwatc
     def compute_step() -> None:
         run(prepared.x).backward(prepared.grad)
 
-    def free_compute_step() -> None:
+    def free() -> None:
         module.zero_grad(set_to_none=True)
-        prepared.x.grad = None
+        prepared.free()
 
-    step_times, compute_times = stopwatch.interleaved_ms(
-        (prepared.step, prepared.free), (compute_step, free_compute_step)
-    )
-    prepared.free()
-    free_compute_step()
+    step_times, compute_times = stopwatch.interleaved_ms((prepared.step, free), (compute_step, free))
+    free()
     collectives = StepCollectives(inputs)
     communication_ms = stopwatch.ms(collectives.run)
     exposed_ms = paired_difference(step_times, compute_times)
@@ -127,24 +118,20 @@ def exposed_communication(inputs: BlockInputs, prepared: PreparedBlock, stopwatc
         "exposed_ms": exposed_ms,
         "hidden_share": 1 - exposed_ms / communication_ms,
     }
-    return columns | _hidden_by_direction(inputs, prepared, stopwatch, collectives)
-
-
-def _hidden_by_direction(
-    inputs: BlockInputs, prepared: PreparedBlock, stopwatch: Stopwatch, collectives: StepCollectives
-) -> dict[str, float]:
-    """The hidden share of all-gathers and of reduce-scatters, from the forward operations of the linears alone."""
     if prepared.plan is None:
-        return {}
-    exposed_ms: dict[str, list[float]] = {"column": [], "row": []}
+        return columns
+    # All-gathers and reduce-scatters by themselves, in the forward operations of the linears alone.
     without = NoCommunicationSchedule(inputs.rank, inputs.size)
+    by_kind: dict[str, list[float]] = defaultdict(list)
     for linear in inputs.problem.linears:
-        run, schedule = linear_operation(inputs, linear, "forward"), prepared.plan(linear).forward
-        samples = stopwatch.interleaved_ms((partial(run, schedule), do_nothing), (partial(run, without), do_nothing))
-        exposed_ms[linear.kind].append(paired_difference(*samples))
-    alone_ms = {"column": stopwatch.ms(collectives.gather), "row": stopwatch.ms(collectives.scatter)}
-    names = {"column": "gather_hidden", "row": "scatter_hidden"}
-    return {names[kind]: 1 - sum(times) / (len(times) * alone_ms[kind]) for kind, times in exposed_ms.items() if times}
+        operation, schedule = linear_operation(inputs, linear, "forward"), prepared.plan(linear).forward
+        timed = [(partial(operation, each), do_nothing) for each in (schedule, without)]
+        by_kind[linear.kind].append(paired_difference(*stopwatch.interleaved_ms(*timed)))
+    for kind, name, collective in (("column", "gather", collectives.gather), ("row", "scatter", collectives.scatter)):
+        alone_ms = stopwatch.ms(collective)
+        if by_kind[kind]:
+            columns[f"{name}_hidden"] = 1 - fmean(by_kind[kind]) / alone_ms
+    return columns
 
 
 def trace_step(step: Callable[[], None], context: Context) -> dict[str, Any]:
@@ -169,8 +156,7 @@ def trace_step(step: Callable[[], None], context: Context) -> dict[str, Any]:
 
 def overlap_fraction(timeline: Sequence[Interval]) -> float | None:
     """Return the fraction of communication time during which a product runs, or None without communication."""
-    communication = [interval for interval in timeline if interval.kind == COMMUNICATION]
-    products = [interval for interval in timeline if interval.kind == PRODUCT]
+    communication, products = ([each for each in timeline if each.kind == kind] for kind in (COMMUNICATION, PRODUCT))
     total = covered_ms(communication)
     both = total + covered_ms(products) - covered_ms([*communication, *products])
     return both / total if total else None
