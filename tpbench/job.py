@@ -9,7 +9,6 @@ import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -63,14 +62,8 @@ class Job:
     @property
     def kernels_version(self) -> str | None:
         """Version of the kernels of tpbench that this job runs, or None if it runs none."""
-        if not self.uses_triton:
-            return None
-        if self.outside:
-            return kernels_version(self.outside.files)
-        if self.implementation.file:
-            return kernels_version((self.implementation.file,))
-        code = self.implementation.prepare.__code__
-        return kernels_version((Path(code.co_filename),), code.co_name)
+        files = self.outside.files if self.outside else filter(None, [self.implementation.file])
+        return kernels_version(tuple(files)) if self.uses_triton else None
 
     @property
     def interpreted(self) -> bool:

@@ -107,6 +107,7 @@ def _number(field: dataclasses.Field[Any], kind: type, value: Any) -> int | floa
         if isinstance(value, bool) or number != float(value) or not math.isfinite(number):  # true, 2.5 tokens, NaN
             raise ValueError
     except (TypeError, ValueError, OverflowError):
+        noun = "below 2^53" if kind is int and str(value).isdigit() else noun  # exact as a float, too
         raise JobError(f"{name}={spelled(value)} must be {noun} ({field.metadata['help']})") from None
     if (low is not None and number < low) or (high is not None and number > high):
         limits = (

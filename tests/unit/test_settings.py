@@ -77,6 +77,7 @@ def test_only_an_optional_field_can_be_null(none):
     [
         ({"count": 0}, "count=0 must be at least 1 (a number of things)"),
         ({"count": 1.5}, "count=1.5 must be a whole number (a number of things)"),
+        ({"count": "9" * 20}, "count=99999999999999999999 must be below 2^53 (a number of things)"),
         ({"count": True}, "count=true must be a whole number (a number of things)"),
         ({"share": -0.1}, "share=-0.1 must be between 0.0 and 1.0 (a share)"),
         ({"share": 1.1}, "share=1.1 must be between 0.0 and 1.0 (a share)"),

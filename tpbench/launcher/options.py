@@ -90,9 +90,9 @@ def unknown_choice(group: str, choice: str, valid: Collection[str]) -> str:
 def read_choice(file: Path) -> dict[str, Any]:
     """Return what a file of YAML sets. Raises JobError if the file is no mapping."""
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        content = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
     except (yaml.YAMLError, UnicodeError) as error:
         raise JobError(f"{file} is no file of YAML: {printable(str(error))}") from None
-    if not isinstance(content or {}, dict):
+    if not isinstance(content, dict):
         raise JobError(f"{file} has no lines NAME: VALUE")
-    return dict(content or {})
+    return content

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tpbench.measure.ranks import from_rank_0
 from tpbench.measure.session import AuditedSession, Context, RepeatedSession
 
 SLEEP_CYCLES = 40_000_000
@@ -108,10 +109,7 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
 
 def common_seed() -> int:
     """Return a random number that is equal on all ranks and that a variant cannot know. Collective."""
-    seed = torch.tensor(secrets.randbits(40))
-    if dist.is_initialized():
-        dist.broadcast(seed, src=0)
-    return int(seed)
+    return from_rank_0([secrets.randbits(40)])[0]
 
 
 def poison(session: RepeatedSession) -> None:

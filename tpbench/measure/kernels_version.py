@@ -28,14 +28,13 @@ _DATA = re.compile(r"[\w-]+\.json")
 
 
 @functools.cache
-def kernels_version(files: tuple[Path, ...], function: str = "", package: Path = PACKAGE) -> str | None:
+def kernels_version(files: tuple[Path, ...], package: Path = PACKAGE) -> str | None:
     """Return the version of the kernels that these files import, or None if they import no Triton kernel of tpbench.
 
-    With `function`, only imports in that function, and in functions of the same file that it names, count. `package` is
-    the folder of tpbench.
+    `package` is the folder of tpbench.
     """
-    bodies = (_body(ast.parse(file.read_bytes()), function) for file in files)
-    waiting = [file for body in bodies for _, file, _ in _imports(body, package)]
+    trees = (ast.parse(file.read_bytes()) for file in files)
+    waiting = [file for tree in trees for _, file, _ in _imports(tree.body, package)]
     found: dict[Path, tuple[list[Path], bool, str]] = {}
     while waiting:
         path = waiting.pop()
@@ -46,21 +45,6 @@ def kernels_version(files: tuple[Path, ...], function: str = "", package: Path =
         return None
     digests = sorted({digest for _, _, digest in found.values()} - {""})
     return hashlib.sha256(json.dumps(digests).encode()).hexdigest()[:12]
-
-
-def _body(tree: ast.Module, function: str) -> list[ast.stmt]:
-    """Return the body of the function and of the functions of its module that it names, or the whole module."""
-    functions = {node.name: node.body for node in tree.body if isinstance(node, ast.FunctionDef)}
-    if function not in functions:
-        return tree.body
-    body: list[ast.stmt] = []
-    names = {function}
-    while names:
-        statements = functions.pop(names.pop())
-        body += statements
-        nodes = (node for statement in statements for node in ast.walk(statement))
-        names |= functions.keys() & {node.id for node in nodes if isinstance(node, ast.Name)}
-    return body
 
 
 @functools.cache
@@ -142,22 +126,22 @@ def _digest(tree: ast.Module, imports: list[tuple[ast.alias, Path, bool]], data:
 
 
 def _plain(value: Any, modules: Collection[str]) -> Any:
-    """Return a part of a syntax tree as lists and dictionaries, equal for all versions of Python."""
+    """Return a part of a syntax tree as lists and dictionaries, equal for all versions of Python.
+
+    Docstrings and imports from tpbench are left out.
+    """
+
+    def is_left_out(node: Any) -> bool:
+        if isinstance(node, ast.ImportFrom):
+            return (node.module or "").partition(".")[0] == tpbench.__name__
+        return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
     if isinstance(value, list):
-        return [_plain(item, modules) for item in value if not _is_left_out(item)]
+        return [_plain(item, modules) for item in value if not is_left_out(item)]
     if isinstance(value, ast.AST):
-        parts = {name: part for name, part in ast.iter_fields(value) if part not in (None, []) and name not in _UNUSED}
+        unused = "ctx", "kind", "type_comment"
+        parts = {name: part for name, part in ast.iter_fields(value) if part not in (None, []) and name not in unused}
         if parts.get("id") in modules:
             return "module"
         return [type(value).__name__, {name: _plain(part, modules) for name, part in parts.items()}]
     return "module" if isinstance(value, str) and _MODULE.fullmatch(value) else repr(value)
-
-
-_UNUSED = ("ctx", "kind", "type_comment")
-
-
-def _is_left_out(node: Any) -> bool:
-    """Return True for a docstring and for an import from tpbench."""
-    if isinstance(node, ast.ImportFrom):
-        return (node.module or "").partition(".")[0] == tpbench.__name__
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

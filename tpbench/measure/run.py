@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from tpbench.measure import cuda_graph, rank_memory
-from tpbench.measure.audit import changed_inputs_reason, timed_result_reason
+from tpbench.measure.audit import changed_inputs_reason, poison, timed_result_reason
 from tpbench.measure.chained import chained_run
 from tpbench.measure.clock import Clock, ColdCache, DeviceClock, WallClock
 from tpbench.measure.compile_time import CompileTime, listen
@@ -150,8 +150,8 @@ class _Cell:
         last_ms, peak_gib = self._one_pass()
         if interpreted and last_ms.max() / 1e3 > settings.time_budget_s:
             return last_ms, peak_gib, False
+        poison(session)  # its memory is what the next pass will probably get
         session.release()
-        rank_memory.fill_freed_with_nan(context.device, peak_gib)
         context.say("second pass")
         last_ms, peak_gib = self._one_pass()
         if settings.graph:

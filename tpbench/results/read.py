@@ -186,8 +186,9 @@ def combine(tables: Mapping[Path, pa.Table]) -> tuple[pa.Table, list[str], list[
     for path, table in tables.items():
         groups[table.schema].append(path)
     waiting = list(groups.values())
-    defining = (tables[path] for schema, paths in groups.items() if DEFINITION in schema.names for path in paths)
-    definitions = oldest_first({"started_at": None, **row} for table in defining for row in _definitions(table))
+    names = [DEFINITION, "started_at"]
+    defining = (tables[path] for schema, paths in groups.items() if {*names} <= {*schema.names} for path in paths)
+    definitions = oldest_first(row for table in defining for row in table.select(names).to_pylist())
     register_stored(row[DEFINITION] for row in reversed(definitions))
     fitting: list[pa.Table] = []
     complaints: list[str] = []
@@ -202,11 +203,6 @@ def combine(tables: Mapping[Path, pa.Table]) -> tuple[pa.Table, list[str], list[
             else:
                 complaints.append(f"{shown(paths[0])}: skipped, it is broken: {printable(str(error))}")
     return _concatenate(fitting), complaints, used
-
-
-def _definitions(table: pa.Table) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = table.select({DEFINITION, "started_at"}.intersection(table.column_names)).to_pylist()
-    return rows
 
 
 def _conform(table: pa.Table) -> pa.Table:
@@ -239,17 +235,14 @@ def _concatenate(tables: Sequence[pa.Table]) -> pa.Table:
     for field in (field for table in tables for field in table.schema if not pa.types.is_null(field.type)):
         types[field.name].add(REAL if field.type == INT else field.type)
     mixed = {name for name, kinds in types.items() if len(kinds) > 1}
-    texts = [_with_texts(table, mixed.intersection(table.column_names)) for table in tables]
-    return pa.concat_tables([declared, *texts], promote_options="permissive").combine_chunks()
-
-
-def _with_texts(table: pa.Table, names: Iterable[str]) -> pa.Table:
-    """Return the table with those of its columns as text."""
-    for name in names:
-        values = table.column(name).to_pylist()
-        texts = pa.array([None if value is None else str(value) for value in values], TEXT)
-        table = table.set_column(table.column_names.index(name), name, texts)
-    return table
+    parts = [declared]
+    for table in tables:
+        for name in mixed.intersection(table.column_names):
+            values = table.column(name).to_pylist()
+            texts = pa.array([None if value is None else str(value) for value in values], TEXT)
+            table = table.set_column(table.column_names.index(name), name, texts)
+        parts.append(table)
+    return pa.concat_tables(parts, promote_options="permissive").combine_chunks()
 
 
 def _in_order(table: pa.Table) -> pa.Table:

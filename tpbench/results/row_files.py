@@ -64,17 +64,18 @@ def _search(folder: Path) -> Iterable[Path]:
                 yield Path(parent, name)
 
 
-def with_checksum(content: bytes) -> bytes:
+def with_checksum(content: bytes, arrow: bytes = b"") -> bytes:
     """Return a Parquet file with a checksum of all its bytes. A file that has one already stays as it is.
 
     The checksum lies between the data and the footer, where no reader looks. A program that rewrites the file drops it,
-    and the file is then read without a check.
+    and the file is then read without a check. `arrow`: the same rows as a stream of Arrow, which lies beside the
+    checksum. It is read ten times faster than Parquet.
     """
     if _BEGIN in content:
         return content
     footer = int.from_bytes(content[-_FOOTER_END:-4], "little")
     cut = len(content) - _FOOTER_END - footer
-    before, after = content[:cut] + _BEGIN, _END + content[cut:]
+    before, after = content[:cut] + arrow + _BEGIN + len(arrow).to_bytes(8, "little"), _END + content[cut:]
     return before + _digest(before, after) + after
 
 
@@ -83,8 +84,8 @@ def has_right_checksum(content: bytes) -> bool | None:
     begin, end = content.rfind(_BEGIN), content.rfind(_END)
     if begin < 0 and end < 0:
         return None
-    start, view = begin + len(_BEGIN), memoryview(content)
-    return begin >= 0 and end >= 0 and _digest(view[:start], view[end:]) == content[start:end]
+    start, view = end - hashlib.sha256().digest_size, memoryview(content)
+    return 0 <= begin < start and _digest(view[:start], view[end:]) == content[start:end]
 
 
 def _digest(before: bytes | memoryview, after: bytes | memoryview) -> bytes:
@@ -123,7 +124,9 @@ def _read(path: Path, columns: frozenset[str] | None) -> pa.Table | str | None:
     if is_right is False:
         return "it is broken: its checksum does not fit its content"
     try:
-        table = _parsed(content, columns)
+        if is_right and (table := _arrow(content)) is not None:
+            return table if columns is None else table.select(columns.intersection(table.column_names))
+        table = _parquet(content, columns)
         if not is_right and not isinstance(table, str):
             table.validate(full=True)  # text that is not UTF-8 would fail much later
         return table
@@ -131,12 +134,26 @@ def _read(path: Path, columns: frozenset[str] | None) -> pa.Table | str | None:
         return f"it is broken: {printable(str(error))}"
 
 
-def _parsed(content: bytes, columns: frozenset[str] | None) -> pa.Table | str:
+def _arrow(content: bytes) -> pa.Table | None:
+    """Return the rows of the Arrow stream of a file with the right checksum, or None if it has none of this version."""
+    at = content.rfind(_BEGIN)
+    size = content[at + len(_BEGIN) : content.rfind(_END)][: -hashlib.sha256().digest_size]
+    stream = memoryview(content)[at - int.from_bytes(size, "little") : at]
+    table = pa.ipc.open_stream(pa.py_buffer(stream)).read_all() if stream else None
+    return (
+        None if table is None or _version(table.schema.metadata) != SCHEMA_VERSION else table.replace_schema_metadata()
+    )
+
+
+def _version(metadata: Mapping[bytes, bytes] | None) -> int | None:
+    return int(metadata[MARKER]) if metadata and MARKER in metadata else None
+
+
+def _parquet(content: bytes, columns: frozenset[str] | None) -> pa.Table | str:
     """Return the file's rows with those columns, or why they are not rows of this version."""
     parquet = pq.ParquetFile(pa.BufferReader(content), pre_buffer=False)
-    marker = (parquet.metadata.metadata or {}).get(MARKER)
-    versions = {None if marker is None else int(marker)}
-    if marker is None:  # a program that rewrites a file, such as pandas or DuckDB, keeps the column only
+    versions = {_version(parquet.metadata.metadata)}
+    if None in versions:  # a program that rewrites a file, such as pandas or DuckDB, keeps the column only
         names = parquet.schema_arrow.names
         if lacking := [name for name in ("row_id", "schema_version") if name not in names]:
             return f"it is not tpbench's: it has no column {' and no column '.join(lacking)}"

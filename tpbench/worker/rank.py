@@ -16,7 +16,7 @@ import sysconfig
 import time
 import traceback
 from collections.abc import Generator, Iterator, Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -134,15 +134,13 @@ class Tasks:
 
         device = device_of_rank(job.device)
         begin_tasks()
-        self._start_process_group(device)
+        if not dist.is_initialized():
+            _start_process_group(job, device)
         for place in range(len(self.tasks)):
-            self._turn_to(place)
             self._set_up(place, device)
         for place in next_cells(self.requests):
-            self._turn_to(place)
             self._go_on(place, True)
         for place in list(self.measurements):
-            self._turn_to(place)
             self._go_on(place, False)
         reason = reason_to_end(device) if self.progress else ""
         say(f"done; this process ends: {reason}" if reason else "done")
@@ -161,28 +159,13 @@ class Tasks:
         if RANK == 0:
             self.progress.append(place)
 
-    def _start_process_group(self, device: torch.device) -> None:
-        import torch.distributed as dist
-
-        from tpbench.worker.rendezvous import store_of_agents
-
-        if dist.is_initialized():
-            return
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-            # Longer than the job's own timeout: the launcher ends a job that takes too long, and knows why it hung.
-            timeout=timedelta(seconds=self.now.job.timeout_s + 60),
-            store=store_of_agents(),
-            rank=RANK,
-            world_size=self.now.job.world_size,
-        )
-
     def _set_up(self, place: int, device: torch.device) -> None:
         """Set a task up, check it, and measure it if no other one runs with it."""
         from tpbench.measure import rank_memory
         from tpbench.measure.rates import copy_gb_per_s
         from tpbench.measure.run import measurement
 
+        self._turn_to(place)
         task, job = self.now, self.now.job
         columns = self.columns[place] = torch_columns(device)
         if job.outside is not None and (refusal := job.outside.refusal(job.problem, job.tp_size, job.dp_size)):
@@ -194,6 +177,7 @@ class Tasks:
         limit = rank_memory.limit(device, job.memory_limit_gib, int(os.environ["LOCAL_WORLD_SIZE"]))
         columns |= {"memory_limit_gib": limit, "jobs_before": self.jobs_before}
         say("setting up")
+        columns["start_s"] = max(0.0, (datetime.now(UTC) - task.started_at).total_seconds())
         self.measurements[place] = measurement(
             functools.partial(job.set_up, context), context, job.measure, copy_gb_per_s(device), job.interpreted,
             interleaved=len(self.tasks) > 1,
@@ -206,6 +190,8 @@ class Tasks:
         `answer`: that to the last request. None begins the measurement.
         """
         measurement = self.measurements[place]
+        if answer is not None:
+            self._turn_to(place)
         try:
             self.requests[place] = next(measurement) if answer is None else measurement.send(answer)
         except StopIteration as end:
@@ -215,6 +201,21 @@ class Tasks:
             if RANK == 0:
                 columns = {**self.columns[place], **measured, **verdict.columns}
                 _save(self.now, "wrong" if verdict.wrong else "ok", verdict.wrong, **columns)
+
+
+def _start_process_group(job: Job, device: torch.device) -> None:
+    import torch.distributed as dist
+
+    from tpbench.worker.rendezvous import store_of_agents
+
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+        # Longer than the job's own timeout: the launcher ends a job that takes too long, and knows why it hung.
+        timeout=timedelta(seconds=job.timeout_s + 60),
+        store=store_of_agents(),
+        rank=RANK,
+        world_size=job.world_size,
+    )
 
 
 def context_of(job: Job, device: torch.device, folder: Path, process_stays: bool) -> Context:
@@ -281,17 +282,13 @@ def _save_failure(task: Task, error: BaseException) -> None:
     from tpbench.measure import rank_memory
 
     rank_memory.lift_limit()
-    shortage = rank_memory.shortage(error)
-    if shortage is None:
-        place, text = location(error, task.job.outside), message(error)
-        _save(
-            task,
-            "error",
-            f"rank {RANK}: {type(error).__name__}{f' in {place}' if place else ''}{f': {text}' if text else ''}",
-        )
+    shortage, text = rank_memory.shortage(error), message(error)
+    if shortage is not None:
+        asked = f" asking for {shortage / 2**30:.3g} GiB" if shortage else ""
+        _save(task, "oom", f"rank {RANK} ran out of memory{asked}", oom_rank=RANK, oom_bytes=shortage or None)
         return
-    asked = f" asking for {shortage / 2**30:.3g} GiB" if shortage else ""
-    _save(task, "oom", f"rank {RANK} ran out of memory{asked}", oom_rank=RANK, oom_bytes=shortage or None)
+    name = " in ".join(filter(None, [type(error).__name__, location(error, task.job.outside)]))
+    _save(task, "error", ": ".join(filter(None, [f"rank {RANK}", name, text])))
 
 
 def location(error: BaseException, variant: OutsideVariant | None = None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from tpbench.measure.audit import Inputs, tensors_of
 from tpbench.measure.clock import Stopwatch
 from tpbench.measure.rates import compute_ms, gather_gb_per_s, gemm_tflops
 from tpbench.measure.session import Context, Costs, ScheduledSession, Verdict
-from tpbench.workloads import Variant, Workload
+from tpbench.workloads import NAMES, Variant, Workload
 from tpbench.workloads.differences import Compared, Comparison
 from tpbench.workloads.step import Step, WrongReturn, checked_columns, count, require
 
@@ -149,10 +149,7 @@ class OperationSession:
         if (function := workload.functions.get("check")) is None:
             verdict = self._against_reference(output)
         else:
-            verdict = function(self.problem, self.inputs, output, self.rank)
-            if not (isinstance(verdict, Verdict) and isinstance(verdict.wrong, str | None)):
-                expected = "tpbench.api.Verdict(columns, None or a text)"
-                raise WrongReturn(function, f"{function.__name__} must return {expected}, not {verdict!r:.80}")
+            verdict = _verdict_of(function(self.problem, self.inputs, output, self.rank), function)
             verdict = replace(verdict, columns=checked_columns(verdict.columns, function, [*ERRORS, *workload.columns]))
         sent = run.bytes_communicated() if callable(run.bytes_communicated) else run.bytes_communicated
         busiest = max(gather_objects(count(sent, self.variant)))
@@ -238,7 +235,30 @@ def scheduled_session(workload: Workload, problem: Any, variant: Variant, contex
         if not hasattr(session, name):
             kind = type(session).__name__
             raise WrongReturn(function, f"{function.__name__} must return a session: its {kind} has no {name}")
+    if workload.name not in NAMES:
+        _restrict_columns(session, function, [*ERRORS, *workload.columns])
     return session
+
+
+def _restrict_columns(session: Any, function: Callable[..., Any], valid: Collection[str]) -> None:
+    """Let a user's session set only these columns. `function`: the one that made the session, for messages."""
+    check, details = session.check, getattr(session, "details", None)
+
+    def checked() -> Verdict:
+        verdict = _verdict_of(check(), function)
+        return replace(verdict, columns=checked_columns(verdict.columns, function, valid))
+
+    session.check = checked
+    if details is not None:
+        session.details = lambda columns: checked_columns(details(columns), function, valid)
+
+
+def _verdict_of(verdict: Any, function: Callable[..., Any]) -> Verdict:
+    """Return what a workload's function returned as its verdict. Raises WrongReturn if it is none."""
+    if isinstance(verdict, Verdict) and isinstance(verdict.wrong, str | None):
+        return verdict
+    expected = "tpbench.api.Verdict(columns, None or a text)"
+    raise WrongReturn(function, f"{function.__name__} must return {expected}, not {verdict!r:.80}")
 
 
 def relative_errors(got: Tensor, right: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import pytest
 from tests.support import synthetic
 from tests.support.planned_jobs import job, train_job
 from tpbench.job import parse_job
-from tpbench.launcher import devices
+from tpbench.launcher.planning import forecast
 from tpbench.launcher.planning.forecast import Forecast, skip_predicted_oom
 from tpbench.launcher.planning.plan import Cell, notes
 from tpbench.results.read import load
@@ -93,7 +93,7 @@ def test_a_large_problem_on_a_cpu_is_announced_with_shapes_that_take_seconds():
 
 
 def test_cells_are_skipped_by_rows_of_their_output_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(devices, "smallest_memory_gib", lambda: 80.0)
+    monkeypatch.setattr(forecast, "this_gpu", lambda: ("GPU", 80.0))
     monkeypatch.chdir(tmp_path)
     out = str(tmp_path / "out")
     big = Cell(0, job("pytorch_gather", tokens=65536, output_dir=out), None)

@@ -103,7 +103,7 @@ def test_the_length_of_blocks_on_changing_inputs_is_not_known_before(here: Rank)
     with simulated_time() as time:
         chain = chain_of(*(Copy(name, log, time) for name in "abcdefgh"), iterations=8, changes=True)
         lengths = []
-        for _ in range(40):
+        for _ in range(200):
             chain.restore()
             log.clear()
             chain.step()

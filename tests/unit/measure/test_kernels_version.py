@@ -21,11 +21,8 @@ def versions(package: Path) -> list[str | None]:
     """Return the versions of three variants, each of another workload, in a copy of the package."""
     kernels_version.cache_clear()
     implementations = [variants()[name][1] for name in VARIANTS]
-    files = [variant.file or Path(variant.prepare.__code__.co_filename) for variant in implementations]
-    return [
-        kernels_version((package / file.relative_to(FOLDER),), "" if variant.file else variant.name, package)
-        for file, variant in zip(files, implementations, strict=True)
-    ]
+    files = [variant.file for variant in implementations if variant.file]
+    return [kernels_version((package / file.relative_to(FOLDER),), package) for file in files]
 
 
 @pytest.fixture

@@ -11,12 +11,11 @@ from pathlib import Path
 import pandas as pd
 
 from tpbench.job import Job
-from tpbench.launcher import devices
 from tpbench.launcher.planning.plan import Cell, PlanningTarget, ThisHost, is_long_on_cpu, notes
 from tpbench.launcher.planning.resume import ResumeDecision
 from tpbench.measure import machine
 from tpbench.predict.cells import cost_models, measured
-from tpbench.predict.memory import RESERVE_GIB, SAME_SHARE, known_gpu
+from tpbench.predict.memory import RESERVE_GIB, SAME_SHARE, known_gpu, this_gpu
 from tpbench.predict.model import VariantModel, models, predicted_oom
 from tpbench.results.read import chosen_options, load
 from tpbench.settings import JobError, spelled
@@ -70,7 +69,10 @@ class Forecast:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             rows = load(existing) if existing else None
-        return cls(rows, devices.smallest_memory_gib(), machine.memory_share_gib(1)) if on_this_host else cls(rows)
+        if not on_this_host:
+            return cls(rows)
+        gpu = this_gpu()
+        return cls(rows, gpu[1] if gpu else None, machine.memory_share_gib(1))
 
     def seconds(self, job: Job) -> float | None:
         """Return the expected wall time of a job in seconds, or None if it is unknown.

@@ -140,6 +140,12 @@ def test_a_model_that_transformers_does_not_have(name: str, tp_size: int, more: 
         JobError, match=r"my_model\.py:other cannot be used: ModuleNotFoundError: No module named 'nosuch'"
     ):
         resolve(tiny_problem(model_dir=f"{tmp_path}/my_model.py:other"))
+    (tmp_path / "my_model.py").write_text(
+        page.partition("```python\n")[2].partition("```")[0].replace("WIDTH, HEADS, HEADS", "WIDTH, 0, HEADS")
+    )
+    with pytest.raises(JobError, match=r"my_model\.py:relu_squared cannot be used: ZeroDivisionError: "):
+        builders.builder_of.cache_clear()
+        resolve(tiny_problem(model_dir=model))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="compile=true needs a GPU")

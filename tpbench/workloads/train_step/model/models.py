@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM
 
-from tpbench.workloads.hashing import NORMAL_DEVIATION, hash_index, normal
+from tpbench.workloads.hashing import NORMAL_DEVIATION, fill_normal
 from tpbench.workloads.train_step.estimates import matrix_parameters
 from tpbench.workloads.train_step.model import builders
 from tpbench.workloads.train_step.model.configuration import (
@@ -36,8 +36,6 @@ DEVIATION = 0.02
 weights, have zeros), and biases are zeros."""
 ADD_ONE = ("GemmaRMSNorm", "Gemma2RMSNorm", "Gemma3RMSNorm")
 """Classes of RMS norms that multiply by one plus their weights."""
-_CHUNK_ELEMENTS = 2**22
-"""Elements computed at a time; several temporary tensors of this size exist at once."""
 
 
 def build(problem: TrainStep, *, fused_norms: bool = True) -> Any:
@@ -264,20 +262,12 @@ def fill(module: nn.Module, prefix: str, seed: int) -> None:
         for name, child in module.named_modules()
     }
     for name, parameter in module.named_parameters():
-        shard, (first_row, first_column) = _shard(parameter)
+        shard, first = _shard(parameter)
         if parameter.dim() < 2:
             shard.fill_(0.0 if name.endswith("bias") else 1.0 - offsets.get(name, 0.0))
-            continue
-        stream = zlib.crc32((prefix + name).encode()) & ~1
-        rows, columns = shard.shape
-        across = torch.arange(first_column, first_column + columns, device=shard.device)
-        column_hash = hash_index(seed, stream + 1, across)
-        step = max(1, _CHUNK_ELEMENTS // max(1, columns))
-        for start in range(0, rows, step):
-            part = shard[start : start + step]
-            down = torch.arange(first_row + start, first_row + start + len(part), device=shard.device)
-            numbers = normal(hash_index(seed, stream, down), column_hash)
-            part.copy_(numbers.mul_(DEVIATION / NORMAL_DEVIATION))
+        else:
+            stream = zlib.crc32((prefix + name).encode()) & ~1
+            fill_normal(shard, seed, stream, DEVIATION / NORMAL_DEVIATION, first)
 
 
 def _shard(parameter: Tensor) -> tuple[Tensor, tuple[int, int]]:
