@@ -33,7 +33,7 @@ from tpbench.launcher.command_line import arguments
 from tpbench.launcher.command_line.outside_choices import command_line_variants
 from tpbench.launcher.devices import CellLocks
 from tpbench.launcher.display import Display
-from tpbench.launcher.host import Host
+from tpbench.launcher.host import Host, reuse_advice
 from tpbench.launcher.interrupts import Terminated
 from tpbench.launcher.options import CODE, GROUPS, SweepOptions, command_line_names
 from tpbench.launcher.planning import resume
@@ -81,6 +81,8 @@ def run_sweep(cells: Sequence[Cell], folder: Path, options: SweepOptions, runner
             locks.close()
         attempts = [sweep.ended[cell.index] for cell in cells]
         display.end(attempts)
+        if isinstance(runner, Host) and (advice := reuse_advice(attempts)):
+            display.note(advice)
     return attempts
 
 

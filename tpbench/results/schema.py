@@ -124,6 +124,7 @@ COLUMNS = (
     Column("started_at", TIME, "start of the job, UTC"),
     Column("finished_at", TIME, "end of the job, UTC"),
     Column("wall_s", REAL, "duration of the whole job, including the start of processes", "s"),
+    Column("start_s", REAL, "part of wall_s before the variant is set up: processes, torch and their group", "s"),
     Column("schema_version", INT, "version of these columns"),
     Column("tpbench_version", TEXT, "version of tpbench"),
     Column("kernels_version", TEXT, "version of the kernels of tpbench that ran: a hash of their code; null: none ran"),

@@ -16,7 +16,7 @@ import sysconfig
 import time
 import traceback
 from collections.abc import Generator, Iterator, Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -177,6 +177,7 @@ class Tasks:
         limit = rank_memory.limit(device, job.memory_limit_gib, int(os.environ["LOCAL_WORLD_SIZE"]))
         columns |= {"memory_limit_gib": limit, "jobs_before": self.jobs_before}
         say("setting up")
+        columns["start_s"] = max(0.0, (datetime.now(UTC) - task.started_at).total_seconds())
         self.measurements[place] = measurement(
             functools.partial(job.set_up, context), context, job.measure, copy_gb_per_s(device), job.interpreted,
             interleaved=len(self.tasks) > 1,
