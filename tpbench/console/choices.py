@@ -106,17 +106,16 @@ def availability(variant: Variant, gpus: int, options: Mapping[str, Any]) -> str
 
 def shapes(gpus: int, workload: str = "") -> list[Entry]:
     """Return the shapes with their sizes, smallest first: all of them, or those of one workload."""
-    shapes = [(choice("shape", name), name) for name in names("shape")]
-    shapes.sort(
-        key=lambda shape: (shape[0].setdefault("shape_workload", "any"), _ranks(shape[0]), shape[0].get("vocab", 0))
-    )
-    entries = []
-    for values, name in shapes:
-        owner = values.pop("shape_workload")
+    found = []
+    for name in names("shape"):
+        values = choice("shape", name)
+        owner = values.pop("shape_workload", "any")
+        ranks = math.prod(size for size in (values.get("tp_size"), values.get("dp_size")) if isinstance(size, int))
+        runs = AVAILABLE if ranks <= gpus else f"no: needs {ranks} GPUs, found {gpus}" if gpus else "on the CPU"
+        sizes = " ".join(f"{field}={spelled(value)}" for field, value in values.items())
         if workload in ("", owner):
-            sizes = " ".join(f"{field}={spelled(value)}" for field, value in values.items())
-            entries.append(Entry(name, f"{owner}: {sizes}", _enough(_ranks(values), gpus)))
-    return entries
+            found.append(((owner, ranks, values.get("vocab", 0)), Entry(name, f"{owner}: {sizes}", runs)))
+    return [entry for _, entry in sorted(found, key=lambda item: item[0])]
 
 
 def _commented(group: str) -> list[Entry]:
@@ -127,13 +126,3 @@ def _commented(group: str) -> list[Entry]:
         comments = (line.lstrip("# ") for line in lines if line.startswith("#") and "@package" not in line)
         entries.append(Entry(name, next(comments, "")))
     return entries
-
-
-def _ranks(values: Mapping[str, Any]) -> int:
-    return math.prod(size for size in (values.get("tp_size"), values.get("dp_size")) if isinstance(size, int))
-
-
-def _enough(ranks: int, gpus: int) -> str:
-    if not gpus:
-        return "on the CPU"
-    return AVAILABLE if ranks <= gpus else f"no: needs {ranks} GPUs, found {gpus}"

@@ -77,7 +77,7 @@ def overview(machine_text: str, gpus: int) -> str:
     """Return the names of all choices on one screen, for a machine with that many GPUs."""
     lines = [f"This machine: {machine_text}. A choice marked with - cannot run on it."]
     if not gpus:
-        lines.append("A choice marked with ~ runs in Triton's interpreter: correct, but its time is no measurement.")
+        lines.append("A choice marked with ~ runs in Triton's interpreter: correct, but its time isn't a measurement.")
     lines += ["", "variant=  by workload"]
     for name in workloads():
         lines += _wrapped(f"  {name}", _marked_names(sections_of(name, gpus)[0][1]))

@@ -61,7 +61,7 @@ def _test(names: Sequence[str], overrides: Sequence[str]) -> int:
         scheduled = workloads()[name].scheduled is True
         quick = ["steps=4"] if scheduled else ["measure=quick", "time_budget_s=0", "min_iterations=1"]
         _sweep(f"variant={variants}", f"shape={tiny}", *sizes, *quick, "reuse=true", f"output_dir={folder}", *overrides)
-        with warnings.catch_warnings(action="ignore"):  # of cells that measured nothing worth a warning
+        with warnings.catch_warnings(action="ignore"):  # these cells measure too little to warn about
             rows = load(folder, workload=name)
         for entry in entries:
             lines.append([name, entry.name, *_result(rows[rows["variant"] == entry.name], missing.get(entry.name))])

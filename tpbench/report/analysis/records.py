@@ -35,9 +35,9 @@ TOLERANCE = 0.05
 """Share by which a time may be below its floor, or a device time above its wall time: both are measurements."""
 MARKS = {
     INTERPRETED: "interpreted: correct, but no measurement",
-    SINGLE_PASS: "one pass: it served as warm-up, check and time, so it is no measurement",
+    SINGLE_PASS: "one pass: it served as warm-up, check and time, so it isn't a measurement",
     CONTRADICTED: "clocks contradict: the device time exceeds the wall time by more than both intervals and "
-    f"{TOLERANCE:.0%}, so it is no measurement",
+    f"{TOLERANCE:.0%}, so it isn't a measurement",
     HOST_BOUND: "host-bound: the device is idle for more than a fifth of the wall time",
     THROTTLED: "throttled: a GPU lowered its clocks while it measured (throttle_reasons)",
     GRAPH_MEMORY: "with graph_gib: peak_gib with the memory of CUDA graphs, which torch counts in part: an upper bound",
@@ -85,7 +85,7 @@ def problem_identity(workload: Workload) -> dict[str, Any]:
 
 
 def caveat_mark(record: Mapping[str, Any]) -> str:
-    """Return the mark of a row that is no measurement, or an empty string."""
+    """Return the mark of a row that isn't a measurement, or an empty string."""
     single_pass = record["warmed_up"] is not None and not record["warmed_up"]
     device, wall = record.get("device_ci_low_ms"), record.get("time_ci_high_ms")
     contradicted = device is not None and wall is not None and device > (1 + TOLERANCE) * wall
@@ -157,7 +157,7 @@ def common_remarks(cells: Sequence[str]) -> tuple[str, list[str]]:
     """Return the remarks that stand beside most cells of a table, and a sentence for each.
 
     A table says such a condition once, because a mark beside almost every cell tells none from the others. Marks of
-    rows that are no measurements stay. `cells` has the marks of each cell with a value.
+    rows that aren't measurements stay. `cells` has the marks of each cell with a value.
     """
     counts = {mark: sum(mark in marks for marks in cells) for mark in (HOST_BOUND, THROTTLED, GRAPH_MEMORY)}
     common = [mark for mark, count in counts.items() if count > MOST * len(cells)]

@@ -89,7 +89,7 @@ def check(problem: TpBlock, context: BlockContext, result: oracle.BlockResult, r
 
 @WORKLOAD.details
 def details(problem: TpBlock, context: BlockContext, session: Any, rank: Context) -> dict[str, Any]:
-    """Return columns about forward and backward alone, exposed communication and a traced step. Collective."""
+    """Return columns about forward and backward alone, and exposed communication. Collective."""
     stopwatch, prepared = context.stopwatch, session.prepared
     outputs: list[Tensor] = []
 
@@ -110,7 +110,6 @@ def details(problem: TpBlock, context: BlockContext, session: Any, rank: Context
         **product_columns(context, session.costs, session.columns),
     }
     columns |= measurements.exposed_communication(context.inputs, prepared, stopwatch)
-    columns |= measurements.trace_step(prepared.step, rank)
     prepared.free()
     return columns
 
@@ -199,9 +198,8 @@ class StackSession:
         return Verdict(columns, wrong)
 
     def details(self, columns: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the rate of the products, and the columns of a further step that is traced."""
-        traced = measurements.trace_step(self.step, self.context)
-        return {**product_columns(self.block, self.costs, columns), **traced}
+        """Return the rate of the products."""
+        return product_columns(self.block, self.costs, columns)
 
     def _train(self) -> None:
         prepared, module = self.prepared, self.prepared.module

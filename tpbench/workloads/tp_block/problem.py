@@ -221,7 +221,8 @@ WORKLOAD = Workload(
         "tflops": "floating-point operations of the busiest rank over the step's time, TFLOP/s",
         "gemm_share": "share of gemm_tflops that the step reaches",
         "gather_gb_per_s": "bandwidth of a large all-gather on this machine, bytes that a rank receives",
-        "overlap_fraction": "share of the communication time of a traced step during which a product runs (GPUs)",
+        "overlap_fraction": "share of the communication time of a traced step during which a product runs, only in "
+        "older rows",
     },
     variant_columns={"chosen": str, "graph_gib": float, "workspace_gib": float},
     options=(

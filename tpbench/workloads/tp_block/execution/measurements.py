@@ -1,4 +1,4 @@
-"""What a row says beside the time of a step: rates of the machine, exposed communication, and a trace.
+"""What a row says about the communication of a step: how much of it is exposed.
 
 exposed = step - the same step with its communication removed. The second step computes each product in one piece. The
 result is the median of the differences of interleaved pairs.
@@ -12,13 +12,13 @@ communication that no variant hides.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from statistics import fmean, median
 from typing import Any, TypeAlias
 
 import torch
-import torch._dynamo  # traces and optimizers need it: import it before jobs are forked, not in each
+import torch._dynamo  # optimizers need it: import it before jobs are forked, not in each
 import torch.distributed as dist
 from torch import Tensor
 
@@ -26,22 +26,9 @@ from tpbench.comm import parallel_linears
 from tpbench.comm.collectives import gather_rows, scatter_rows
 from tpbench.comm.parallel_linears import Schedule
 from tpbench.measure.clock import Stopwatch, do_nothing, paired_difference
-from tpbench.measure.gpu_trace import (
-    COMMUNICATION,
-    PRODUCT,
-    Interval,
-    covered_ms,
-    events,
-    intervals,
-    profiled,
-)
-from tpbench.measure.session import Context
 from tpbench.workloads.tp_block.execution.prepared import NoCommunicationSchedule, PreparedBlock
 from tpbench.workloads.tp_block.inputs import BlockInputs
 from tpbench.workloads.tp_block.problem import ShardedLinear
-
-SLEEP_CYCLES = 200_000_000
-"""About 0.1 s."""
 
 Operation: TypeAlias = Callable[[Schedule], Any]
 """Runs one operation of a linear under a schedule."""
@@ -96,18 +83,14 @@ class StepCollectives:
 
 def exposed_communication(inputs: BlockInputs, prepared: PreparedBlock, stopwatch: Stopwatch) -> dict[str, Any]:
     """Return the columns about exposed communication, none if the block does not communicate. Collective."""
-    module, run = prepared.without_communication, prepared.run_without_communication
-    if module is None or run is None:
+    if (silent := prepared.without_communication) is None:
         return {}
 
-    def compute_step() -> None:
-        run(prepared.x).backward(prepared.grad)
-
     def free() -> None:
-        module.zero_grad(set_to_none=True)
+        silent.free()
         prepared.free()
 
-    step_times, compute_times = stopwatch.interleaved_ms((prepared.step, free), (compute_step, free))
+    step_times, compute_times = stopwatch.interleaved_ms((prepared.step, free), (silent.step, free))
     free()
     collectives = StepCollectives(inputs)
     communication_ms = stopwatch.ms(collectives.run)
@@ -132,31 +115,3 @@ def exposed_communication(inputs: BlockInputs, prepared: PreparedBlock, stopwatc
         if by_kind[kind]:
             columns[f"{name}_hidden"] = 1 - fmean(by_kind[kind]) / alone_ms
     return columns
-
-
-def trace_step(step: Callable[[], None], context: Context) -> dict[str, Any]:
-    """Trace one step on the GPU of rank 0. Return how much of its communication a product hides. Collective.
-
-    A process that runs further jobs is not traced.
-    """
-    if context.process_stays or context.device.type != "cuda":
-        return {}
-
-    def queued_step() -> None:
-        # Launches are slow under a profiler: queue all of them before the first kernel runs.
-        torch.cuda._sleep(SLEEP_CYCLES)
-        step()
-
-    step()
-    if context.rank:
-        queued_step()
-        return {}
-    return {"overlap_fraction": overlap_fraction(intervals(events(profiled(queued_step, context))))}
-
-
-def overlap_fraction(timeline: Sequence[Interval]) -> float | None:
-    """Return the fraction of communication time during which a product runs, or None without communication."""
-    communication, products = ([each for each in timeline if each.kind == kind] for kind in (COMMUNICATION, PRODUCT))
-    total = covered_ms(communication)
-    both = total + covered_ms(products) - covered_ms([*communication, *products])
-    return both / total if total else None
