@@ -125,7 +125,7 @@ def _read(path: Path, columns: frozenset[str] | None) -> pa.Table | str | None:
         return "it is broken: its checksum does not fit its content"
     try:
         if is_right and (table := _arrow(content)) is not None:
-            return table if columns is None else table.select(columns.intersection(table.column_names))
+            return table if columns is None else table.select([*columns.intersection(table.column_names)])
         table = _parquet(content, columns)
         if not is_right and not isinstance(table, str):
             table.validate(full=True)  # text that is not UTF-8 would fail much later
