@@ -122,6 +122,7 @@ GRAPH = "graph"
 FRESH = "fresh"
 """A setting of a measurement that a scheduled problem refuses."""
 PROFILES = {"profile", "profiler"}
+NOT_IN_OLDER_KEYS = {*PROFILES, "late"}
 """Settings of a measurement that add nothing to the key of a job without them: keys of older rows lack them."""
 _MEASURE_DEFAULTS = defaults(MeasureSettings)
 UNUSED_IF_SCHEDULED = frozenset(_MEASURE_DEFAULTS.keys() - {GRAPH, FRESH, *PROFILES})
@@ -161,7 +162,8 @@ def key_of(flat: Mapping[str, Any]) -> str:
     if _holds(workloads()[flat["workload"]].scheduled, SimpleNamespace(**values)):
         values |= {name: _MEASURE_DEFAULTS[name] for name in UNUSED_IF_SCHEDULED}
     values |= workloads()[flat["workload"]].outside_key
-    unused = {name for name in PROFILES - defaults(workloads()[flat["workload"]].problem).keys() if not values[name]}
+    of_problem = defaults(workloads()[flat["workload"]].problem).keys()
+    unused = {name for name in NOT_IN_OLDER_KEYS - of_problem if not values[name]}
     for name in (*NOT_IN_KEY, *unused):
         del values[name]
     return hashlib.sha256(_sorted_json(values).encode()).hexdigest()[:16]

@@ -19,6 +19,7 @@ from tpbench.measure.clock import Clock, ColdCache, DeviceClock, WallClock
 from tpbench.measure.compile_time import CompileTime, listen
 from tpbench.measure.gpu import SAMPLE_S, ClockWatch, iteration_energy_j, this_gpu
 from tpbench.measure.gpu_trace import REPORTS, TRACES, bottleneck_columns, keep_trace, profiled
+from tpbench.measure.late import late_columns
 from tpbench.measure.ranks import gather_number, gather_numbers
 from tpbench.measure.session import Context, Costs, IterationSchedule, MeasureSettings, Verdict
 from tpbench.measure.statistics import Samples, summary
@@ -117,6 +118,9 @@ def measurement(
     if wrong:
         return Verdict(verdict.columns, wrong), cell.columns
     cell.columns |= launches | time_columns(samples, cell.columns)
+    if settings.late and context.world_size > 1:
+        context.say("letting a rank be late")
+        cell.columns |= late_columns(cell.step, session, cell.clocks.get("device", cell.wall), context)
     cell.further_iterations(settings)
     return verdict, cell.columns
 

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from tpbench.settings import setting
 
+LATE_MS = (0.0, 0.05, 0.25, 1.0)
+"""Delays of one rank that `late=true` measures."""
+
 
 @dataclass(frozen=True)
 class MeasureSettings:
@@ -21,6 +24,7 @@ class MeasureSettings:
     precision: float = setting(0.01, help="stop if the 95% interval of the median is within this share of it", low=0.0)
     graph: bool = setting(False, help="time the replay of a CUDA graph")
     fresh: bool = setting(False, help="change the inputs before every iteration: a stored answer is then wrong")
+    late: bool = setting(False, help="also measure what a late rank costs the others")
     profile: bool = setting(False, help="keep each rank's profiler trace of one more iteration")
     profiler: Literal["nsys", "ncu"] | None = setting(
         None, help="run the ranks under this program, and keep its reports of one more iteration"

@@ -120,6 +120,13 @@ COLUMNS = (
     Column("round_ms", REALS, "wall time of an iteration, median of each round of an interleaved cell"),
     Column("device_round_ms", REALS, "device time of an iteration, median of each such round"),
     Column("chained_round_ms", REALS, "time of an iteration back to back, median of each such round"),
+    Column(
+        "late_ms",
+        REALS,
+        "time of the other ranks if one starts 0, 0.05, 0.25 and 1 ms late, minus that delay (late=true)",
+    ),
+    Column("beside_ms", REALS, "time of three products on another stream of the other ranks, for each of these delays"),
+    Column("beside_alone_ms", REAL, "time of these products without the variant", "ms"),
     # Time and versions.
     Column("started_at", TIME, "start of the job, UTC"),
     Column("finished_at", TIME, "end of the job, UTC"),

@@ -120,6 +120,9 @@ class Study:
     """Columns along x and y of the study's picture, a point for each cell. Empty: no picture, or the module's."""
 
 
+LATE = Study("what does a late rank cost the others (late=true)?", module=f"{__name__}.late_study")
+
+
 @dataclass
 class Workload:
     """A problem with an oracle and a count of its unavoidable bytes, FLOPs and communicated bytes."""
@@ -195,6 +198,8 @@ class Workload:
         if not (isinstance(cls, type) and is_dataclass(cls)):
             raise TypeError(f"Workload needs a frozen dataclass with the problem's fields, not {cls!r}")
         self.name = self.name or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
+        if self.scheduled is not True:
+            self.studies = {**self.studies, "late": LATE}
         if "seed" not in {each.name for each in fields(cls)}:
             seed = setting(0, help="seed of the inputs", low=0, high=2**31 - 1)
             self.problem = make_dataclass(cls.__name__, [("seed", int, seed)], bases=(cls,), frozen=True)

@@ -85,12 +85,21 @@ class Forecast:
             return known
         return START_S[job.device] + 3 * job.measure.time_budget_s
 
-    def limited_seconds(self, job: Job) -> float | None:
-        """Return the expected wall time of a job that ends early at its timeout, or because its memory is too small."""
-        seconds = self.seconds(job)
-        if self.oom_reason(job):
-            return min(START_S[job.device], job.timeout_s) if job.key not in self.wall_s else seconds
-        return seconds and min(seconds, job.timeout_s)
+    def outcome(self, job: Job) -> tuple[float | None, list[str]]:
+        """Return the expected wall time of a job in seconds, and remarks on its end.
+
+        The time ends at the timeout, or as soon as memory runs out. The remarks say so, and how much memory the job
+        needs if nothing tells what is free.
+        """
+        seconds, oom = self.seconds(job), self.oom_reason(job)
+        remarks = [oom] if oom else []
+        if oom and job.key not in self.wall_s:
+            seconds = START_S[job.device]
+        elif not oom and seconds and seconds > job.timeout_s:
+            remarks = [f"expected to end as timeout: it needs {_minutes(seconds)}, timeout_s={job.timeout_s:g}"]
+        if not self.free_gib(job) and (needed := job.workload.expected_memory(job)):
+            remarks.append(needed)
+        return seconds and min(seconds, job.timeout_s), remarks
 
     def free_gib(self, job: Job) -> float | None:
         """Return the memory that each rank of the job may use, or None if it is unknown."""
@@ -120,16 +129,6 @@ class Forecast:
         named = [f"{name}={spelled(value)}" for name, value in options if name not in cost_model.tuning_options]
         label = " ".join([job.variant, *named])
         return predicted_oom(self.models.get(job.workload.name, {}), label, size, free_gib) if size else None
-
-    def remarks(self, job: Job) -> list[str]:
-        """Return what is expected to end the job early, and the need for memory if nothing tells what is free."""
-        seconds, oom = self.seconds(job), self.oom_reason(job)
-        remarks = [oom] if oom else []
-        if not oom and seconds and seconds > job.timeout_s:
-            remarks.append(f"expected to end as timeout: it needs {_minutes(seconds)}, timeout_s={job.timeout_s:g}")
-        if not self.free_gib(job) and (needed := job.workload.expected_memory(job)):
-            remarks.append(needed)
-        return remarks
 
 
 def _memory_of(row: pd.Series) -> float:
@@ -175,9 +174,10 @@ def dry_run_text(
             remarks = [f"skipped: {cell.skip_reason}"]
         elif decision is None or decision.row is None:
             to_run.append(cell)
-            expected.append(forecast.limited_seconds(cell.job))
-            time = "unknown" if expected[-1] is None else _minutes(expected[-1])
-            remarks += forecast.remarks(cell.job)
+            seconds, more = forecast.outcome(cell.job)
+            expected.append(seconds)
+            time = "unknown" if seconds is None else _minutes(seconds)
+            remarks += more
         grid.append([str(cell.index), str(cell), device, time, "; ".join(remarks)])
     lines = aligned_lines(["cell", "job", "device", "expected", ""], grid)
     totals = f"{_totals(len(cells), expected)}. Nothing was run."

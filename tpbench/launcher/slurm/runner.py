@@ -99,11 +99,11 @@ class Slurm:
 
     def run(self, attempts: Sequence[Attempt], display: Display) -> Iterator[Attempt]:
         """Submit all attempts, and yield each as it ends. Cancels all other jobs when it is closed."""
-        indices = [attempt.cell.index for attempt in attempts]
-        waiting = {index: self.adopted.pop(index) for index in indices if index in self.adopted}
+        planned = {attempt.cell.index: attempt for attempt in attempts}
+        waiting = {index: self.adopted.pop(index) for index in planned if index in self.adopted}
+        new = {index: attempt for index, attempt in planned.items() if index not in waiting}
         # The row of a failed attempt exists before its job has ended, and the job could store it once more.
-        cluster.cancel_and_wait({self.jobs[index] for index in indices if index in self.jobs and index not in waiting})
-        new = {attempt.cell.index: attempt for attempt in attempts if attempt.cell.index not in waiting}
+        cluster.cancel_and_wait({self.jobs[index] for index in new if index in self.jobs})
         try:
             for shape, lists in self._lists([attempt.cell for attempt in new.values()]):
                 begun = [[new[cell.index].begin() for cell in alike] for alike in lists]
