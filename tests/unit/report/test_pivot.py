@@ -72,6 +72,13 @@ def test_options_are_columns(add, frame):
     )
 
 
+def test_a_table_names_changing_inputs_once_if_all_rows_have_them(add, frame):
+    add("triton_tp", 2.0, fresh=True)
+    add("pytorch_gather", 3.0, fresh=True)
+    (table,) = pivot(frame()).tables
+    assert table.heading.endswith("fresh=true") and list(table.columns)[-2:] == ["triton_tp", "pytorch_gather"]
+
+
 def test_hardware_loss_and_dtype_are_tables(add, frame):
     add("triton_tp", 1.0, **CPU)
     add("triton_tp", 1.0)
