@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 import traceback
@@ -14,18 +15,17 @@ from tpbench import packages
 
 with packages.explain_missing():
     import hydra
-    from hydra.errors import HydraException
+    from hydra.errors import HydraException, MissingConfigException
     from omegaconf import DictConfig, OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
 
     from tpbench import console
     from tpbench.files import explained
     from tpbench.launcher import interrupts, sweep
-    from tpbench.launcher.command_line import rewrites
-    from tpbench.launcher.command_line.checks import check_overrides, hydra_message, options_first
+    from tpbench.launcher.command_line import arguments as command_line
+    from tpbench.launcher.options import CODE, CONF, read_choice, unknown_choice
     from tpbench.settings import JobError, user_path
-    from tpbench.suggestions import printable
-
-CONF = str(Path(__file__).resolve().parent / "conf")
+    from tpbench.suggestions import printable, unknown
 
 
 def _sweep_id() -> str:
@@ -33,7 +33,7 @@ def _sweep_id() -> str:
     return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:6]}"
 
 
-@hydra.main(version_base="1.3", config_path=CONF, config_name="config")
+@hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
 def _hydra_main(config: DictConfig) -> None:
     """Raise JobError: the launchers of tpbench run jobs in processes of their own, and never call this."""
     raise JobError("hydra/launcher must be torchrun or torchrun_slurm")
@@ -41,12 +41,9 @@ def _hydra_main(config: DictConfig) -> None:
 
 def _run(arguments: list[str]) -> None:
     """Run the job or the sweep that the arguments describe."""
-    rewrites.typed[:] = arguments
+    command_line.typed[:] = arguments
     if not {"-sc", "--shell-completion"} & set(arguments):  # then Hydra has arguments of its own
-        arguments = rewrites.rewritten(options_first(rewrites.own_names(arguments)))
-        check_overrides(arguments)
-        rewrites.check_defaults(arguments)
-        sys.argv[1:] = [*rewrites.for_hydra(arguments), "hydra.mode=MULTIRUN"]  # also for one job
+        sys.argv[1:] = command_line.for_hydra(arguments)
     _hydra_main()
 
 
@@ -66,7 +63,7 @@ def main() -> None:
     try:
         _run(sys.argv[1:])
     except (JobError, HydraException) as error:
-        sys.exit(_message(hydra_message(error) if isinstance(error, HydraException) else str(error)))
+        sys.exit(_message(_hydra_message(error) if isinstance(error, HydraException) else str(error)))
     except OSError as error:  # Hydra creates folders, which fails on a full disk or without permission
         folder, of_sweep, _ = str(error.filename).partition("/sweeps/")
         why = f"output_dir={folder} cannot be written: {error.strerror}" if of_sweep else explained(error)
@@ -79,6 +76,20 @@ def main() -> None:
         if _passed_through_tpbench(error):
             raise
         sys.exit(_message(f"Hydra cannot use this configuration: {type(error).__name__}: {error}"))
+
+
+def _hydra_message(error: HydraException) -> str:
+    """Return an error of Hydra's for the user, with the valid names if a choice or an option does not exist."""
+    if isinstance(error, MissingConfigException) and "/" in str(error.missing_cfg_file):
+        group, _, choice = str(error.missing_cfg_file).rpartition("/")
+        return unknown_choice(group.rpartition("/")[2], choice, set(error.options or ()) - {"basic"})
+    match = re.search(r"Could not override 'hydra\.launcher\.(\w+)", str(error))
+    valid = read_choice(CONF / "hydra/launcher/torchrun_slurm.yaml").keys() - {CODE}
+    if match and match[1] in valid:
+        return f"hydra.launcher.{match[1]} needs hydra/launcher=torchrun_slurm"
+    if match:
+        return unknown("option of torchrun_slurm", match[1], valid)
+    return f"{error}\n{error.__cause__}" if isinstance(error.__cause__, OmegaConfBaseException) else str(error)
 
 
 def _job_error(error: BaseException | None) -> JobError | None:

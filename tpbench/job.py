@@ -9,13 +9,12 @@ import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
 from tpbench.measure.kernels_version import kernels_version
 from tpbench.measure.session import Context, MeasureSettings, Session
-from tpbench.outside.variant import OutsideVariant, installed_names
+from tpbench.outside.variant import OutsideVariant
 from tpbench.settings import JobError, defaults, parse, setting, spelled, user_path
 from tpbench.suggestions import unknown
 from tpbench.workloads import Variant, Workload, cached_until_registered, variants, workloads
@@ -63,14 +62,8 @@ class Job:
     @property
     def kernels_version(self) -> str | None:
         """Version of the kernels of tpbench that this job runs, or None if it runs none."""
-        if not self.uses_triton:
-            return None
-        if self.outside:
-            return kernels_version(self.outside.files)
-        if self.implementation.file:
-            return kernels_version((self.implementation.file,))
-        code = self.implementation.prepare.__code__
-        return kernels_version((Path(code.co_filename),), code.co_name)
+        files = self.outside.files if self.outside else filter(None, [self.implementation.file])
+        return kernels_version(tuple(files)) if self.uses_triton else None
 
     @property
     def interpreted(self) -> bool:
@@ -125,13 +118,14 @@ NOT_IN_KEY = ("output_dir", "timeout_s")
 _PARTS = ("measure", "problem", "outside")
 """Fields that hold fields of their own."""
 GRAPH = "graph"
-"""A setting of a measurement that a workload with a fixed number of iterations has too, beside `PROFILE`."""
+"""A setting of a measurement that a workload with a fixed number of iterations has too, beside `PROFILES`."""
 FRESH = "fresh"
 """A setting of a measurement that a scheduled problem refuses."""
-PROFILE = "profile"
-"""A setting of a measurement that adds nothing to the key of a job without it: keys of older rows lack it."""
+PROFILES = {"profile", "profiler"}
+NOT_IN_OLDER_KEYS = {*PROFILES, "late"}
+"""Settings of a measurement that add nothing to the key of a job without them: keys of older rows lack them."""
 _MEASURE_DEFAULTS = defaults(MeasureSettings)
-UNUSED_IF_SCHEDULED = frozenset(_MEASURE_DEFAULTS.keys() - {GRAPH, FRESH, PROFILE})
+UNUSED_IF_SCHEDULED = frozenset(_MEASURE_DEFAULTS.keys() - {GRAPH, FRESH, *PROFILES})
 """Settings of a measurement that a problem with a fixed number of iterations ignores."""
 WORLD_SIZE = "world_size"
 """Number of ranks. It may be set beside a job's fields, and tp_size x dp_size must be equal to it."""
@@ -141,7 +135,7 @@ def field_names(workload: Workload | None = None) -> set[str]:
     """Return the flat names of the fields of one workload's jobs, or of any workload's."""
     problems = [owner.problem for owner in ([workload] if workload else workloads().values())]
     names = {field.name for cls in (Job, MeasureSettings, *problems) for field in fields(cls)}
-    unused = _MEASURE_DEFAULTS.keys() - {GRAPH, PROFILE} if workload and workload.scheduled is True else set()
+    unused = _MEASURE_DEFAULTS.keys() - {GRAPH, *PROFILES} if workload and workload.scheduled is True else set()
     return names - {"problem", "outside"} - unused | {WORLD_SIZE}
 
 
@@ -168,9 +162,9 @@ def key_of(flat: Mapping[str, Any]) -> str:
     if _holds(workloads()[flat["workload"]].scheduled, SimpleNamespace(**values)):
         values |= {name: _MEASURE_DEFAULTS[name] for name in UNUSED_IF_SCHEDULED}
     values |= workloads()[flat["workload"]].outside_key
-    if not values[PROFILE] and PROFILE not in defaults(workloads()[flat["workload"]].problem):
-        del values[PROFILE]
-    for name in NOT_IN_KEY:
+    of_problem = defaults(workloads()[flat["workload"]].problem).keys()
+    unused = {name for name in NOT_IN_OLDER_KEYS - of_problem if not values[name]}
+    for name in (*NOT_IN_KEY, *unused):
         del values[name]
     return hashlib.sha256(_sorted_json(values).encode()).hexdigest()[:16]
 
@@ -201,7 +195,8 @@ def parse_job(
         raise JobError(_wrong_shape(variant, workload, shape_of, shapes or {}, from_outside is not None))
     chosen = dict.fromkeys(chosen)
     valid = field_names(workload).union(also_valid)
-    complaints = [_no_such_field(workload, name, valid) for name in chosen if name not in valid]
+    topic = f"variant={variant.name}" if workload.definition else workload.name
+    complaints = [_no_such_field(workload, name, valid, topic) for name in chosen if name not in valid]
     job = _parsed(_with_ranks(values), workload, complaints, from_outside)
     problem = _without_ignored_options(workload, variant, job.problem)
     if job.measure.graph:
@@ -243,8 +238,11 @@ def stored_job(flat: Mapping[str, Any], outside: OutsideVariant | None = None) -
     return _parsed(flat, workload, (), outside)
 
 
-def _no_such_field(workload: Workload, name: str, valid: Collection[str]) -> str:
-    """Return the complaint about a name that jobs of this workload do not have, with the way to change the line."""
+def _no_such_field(workload: Workload, name: str, valid: Collection[str], topic: str) -> str:
+    """Return the complaint about a name that jobs of this workload do not have, with the way to change the line.
+
+    `topic`: the argument of `list` that shows the fields.
+    """
     if workload.scheduled is True and name in _MEASURE_DEFAULTS:
         return (
             f"no field of {workload.name} is called {name}: its problem fixes the iterations, so leave out {name}"
@@ -253,7 +251,7 @@ def _no_such_field(workload: Workload, name: str, valid: Collection[str]) -> str
     others = [other.name for other in workloads().values() if name in field_names(other)]
     if others:
         return f"no field of {workload.name} is called {name}: leave it out (it is a field of {', '.join(others)})"
-    return unknown(f"field of {workload.name}", name, valid, f"python -m tpbench list {workload.name}")
+    return unknown(f"field of {workload.name}", name, valid, f"python -m tpbench list {topic}")
 
 
 def _holds(trait: bool | Callable[[Any], bool], problem: Any) -> bool:
@@ -266,11 +264,6 @@ def _variant(values: Mapping[str, Any], outside: OutsideVariant | None) -> tuple
     if (name := values.get("variant")) not in variants():
         if ".py:" in str(name):
             raise JobError(f"variant={name}: only the command line may name a file, not a configuration file or a row")
-        if str(name) in installed_names():
-            raise JobError(
-                f"variant={name} is of an installed package: only the command line may name it, not a configuration "
-                "file or a row"
-            )
         raise JobError(unknown("variant", name, variants()))
     return variants()[str(name)]
 

@@ -98,6 +98,8 @@ def _coerce(field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
 def _number(field: dataclasses.Field[Any], kind: type, value: Any) -> int | float:
     name, low, high = field.name, field.metadata["low"], field.metadata["high"]
     noun = "a whole number" if kind is int else "a number"
+    if value is None:
+        raise JobError(f"{name} has no value: it must be {noun} ({field.metadata['help']})")
     if kind is int and re.fullmatch(r"\d{1,9}[kKmM]", str(value)):
         value = int(value[:-1]) * 1024 ** " km".index(value[-1].lower())
     try:
@@ -105,6 +107,7 @@ def _number(field: dataclasses.Field[Any], kind: type, value: Any) -> int | floa
         if isinstance(value, bool) or number != float(value) or not math.isfinite(number):  # true, 2.5 tokens, NaN
             raise ValueError
     except (TypeError, ValueError, OverflowError):
+        noun = "below 2^53" if kind is int and str(value).isdigit() else noun  # exact as a float, too
         raise JobError(f"{name}={spelled(value)} must be {noun} ({field.metadata['help']})") from None
     if (low is not None and number < low) or (high is not None and number > high):
         limits = (

@@ -12,12 +12,13 @@ from hydra.types import RunMode
 
 from tests.support.command import ROOT
 from tpbench.job import Job, parse_job
-from tpbench.launcher.command_line.rewrites import for_hydra, rewritten
+from tpbench.launcher.command_line.arguments import accepted_by_hydra, rewritten
 from tpbench.launcher.sweep import SweepComposer
 
 
 @functools.cache
-def _composer() -> SweepComposer:
+def composer() -> SweepComposer:
+    """Return what composes the cells of a sweep."""
     with hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         loader: Any = GlobalHydra.instance().config_loader()
         return SweepComposer(loader, loader.load_configuration("config", [], RunMode.MULTIRUN))
@@ -25,7 +26,7 @@ def _composer() -> SweepComposer:
 
 def composed(*overrides: str) -> dict[str, Any]:
     """Return the flat values that a command line with these overrides has."""
-    return _composer().values(for_hydra(rewritten(overrides)), 0)
+    return composer().values(accepted_by_hydra(rewritten(overrides)), 0)
 
 
 def job(*overrides: str, chosen: Sequence[str] = ()) -> Job:

@@ -18,4 +18,4 @@ def job(ranks: int, device: str = "cuda") -> Job:
 def pretend_four_gpus(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """Pretend that this host has four GPUs."""
     monkeypatch.setattr(devices, "FOLDER", folder)
-    monkeypatch.setattr(devices, "usable_gpus", lambda: {f"GPU-{each}": str(each) for each in range(4)})
+    monkeypatch.setattr(devices, "visible_gpus", lambda: [(f"GPU-{each}", str(each)) for each in range(4)])

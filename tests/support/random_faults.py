@@ -59,7 +59,7 @@ def disturbed_sweep(fault: str, mode: str, folder: Path, seeds: int, chance: ran
     sweep = (*options, f"seed={','.join(map(str, range(seeds)))}", "resume=true")
     running = Running("-m", *sweep, cwd=folder)
     if fault in SIGNALS:
-        time.sleep(chance.uniform(1, 9))  # also before the sweep begins
+        time.sleep(chance.uniform(0.5, 5))  # also before the sweep begins
     else:
         running.wait_for_workers()
         time.sleep(chance.uniform(0, 2))

@@ -10,8 +10,9 @@ import torch
 
 from tests.support.ranks import Rank
 from tests.support.simulated_time import SimulatedTime
+from tpbench.measure.audit import Inputs
 from tpbench.measure.run import measurement
-from tpbench.measure.session import Context, Costs, MeasureSettings, Session, Verdict
+from tpbench.measure.session import Context, Costs, MeasureSettings, Verdict
 from tpbench.measure.stop_rules import RoundRequest
 
 Result = TypeVar("Result")
@@ -30,9 +31,11 @@ class Sleeper:
     """
 
     costs = Costs(bytes_moved=10**6, bytes_communicated=0)
+    trusted, overwrites_inputs, fresh, keeps_output = True, False, False, False
 
     def __init__(self, here: Rank, time: SimulatedTime, seconds: float, wrong: str | None = None) -> None:
         self.time, self.wrong = time, wrong
+        self.audited_inputs = Inputs([])
         self.seconds = seconds * (1 + here.rank)
         self.steps = 0
 
@@ -46,16 +49,19 @@ class Sleeper:
     def restore(self) -> None:
         pass
 
+    def outputs(self) -> list[torch.Tensor]:
+        return []
+
     def check(self) -> Verdict:
         return Verdict({"loss_value": 1.0}, self.wrong)
 
 
 def run(
-    session: Session,
+    session: Any,
     context: Context,
     settings: MeasureSettings,
     interpreted: bool = False,
-    again: Callable[[], Session] | None = None,
+    again: Callable[[], Any] | None = None,
 ) -> tuple[Verdict, dict[str, Any]]:
     """Return the result of a measurement by itself, on a machine that copies 2 GB/s.
 

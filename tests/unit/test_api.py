@@ -51,7 +51,7 @@ FIELDS: list[tuple[Any, str]] = [
     ),
     (
         tp_block.PreparedBlock,
-        "module x grad without_communication plan size run run_without_communication columns",
+        "module x grad size run plan without_communication columns",
     ),
     (
         train_step.Context,
@@ -87,7 +87,8 @@ def test_fields() -> None:
     for cls, names in FIELDS:
         fields, present = names.split(), dataclasses.fields(cls)
         assert [field.name for field in present[: len(fields)]] == fields
-        assert all(field.default is not dataclasses.MISSING for field in present[len(fields) :])
+        missing = dataclasses.MISSING
+        assert all((field.default, field.default_factory) != (missing, missing) for field in present[len(fields) :])
     assert {field.name for field in dataclasses.fields(train_step.TrainStep)} >= set(TRAIN_STEP.split())
 
 

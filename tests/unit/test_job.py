@@ -94,6 +94,7 @@ def test_the_key_is_of_the_resolved_job() -> None:
         {"seed": 1},
         {"graph": True},
         {"profile": True},
+        {"profiler": "nsys"},
         {"tp_size": 1},
         {"memory_limit_gib": 1},
         {"variant": "pytorch_gather"},
@@ -122,7 +123,9 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_a_stored_job_of_another_version_has_a_key_too() -> None:
     """Otherwise `resume=true` would measure cells again because tpbench has a new field."""
     job = parse_job(TINY)
-    older = {name: value for name, value in job.flat().items() if name not in ("fresh", "profile", "algorithm")}
+    older = {
+        name: value for name, value in job.flat().items() if name not in ("fresh", "profile", "profiler", "algorithm")
+    }
     assert key_of(older) == key_of(job.flat()) == job.key
     assert key_of({**older, "fresh": True}) == parse_job({**TINY, "fresh": True}).key != job.key
     assert key_of({**older, "removed": 1}) != job.key

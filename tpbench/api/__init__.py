@@ -1,4 +1,4 @@
-"""The interface for code from outside this package: operations and variants in your own file or package.
+"""The interface for code from outside this package: operations and variants in your own file.
 
 An operation is a `Workload` with a problem, inputs, a reference, costs and variants:
 

@@ -123,12 +123,13 @@ def row_parallel(x: Tensor, weight: Tensor, plan: LinearPlan) -> Tensor:
 
 
 def with_summed_gradient(weight: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return a weight that is whole on every rank, for use on this rank's rows: its gradient is summed over ranks."""
-    return exchanged(weight, group, lambda whole, _: whole.view_as(whole), _sum_over_ranks)
+    """Return a tensor that is whole on every rank, for use on this rank's part: its gradient is summed over ranks."""
+    return exchanged(weight, group, lambda whole, _: whole.view_as(whole), sum_over_ranks)
 
 
-def _sum_over_ranks(gradient: Tensor, group: dist.ProcessGroup) -> Tensor:
-    total = gradient.clone()
+def sum_over_ranks(part: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return the sum of the ranks' tensors."""
+    total = part.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total, group=group)
     return total
 

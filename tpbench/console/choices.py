@@ -12,7 +12,6 @@ from typing import Any
 import tpbench
 from tpbench import packages
 from tpbench.launcher.options import read_choice
-from tpbench.outside.variant import from_entry_point, installed_names
 from tpbench.settings import JobError, spelled
 from tpbench.suggestions import unknown
 from tpbench.workloads import NAMES, Variant, Workload, variants, workloads
@@ -69,9 +68,10 @@ def sections_of(topic: str, gpus: int) -> list[tuple[str, list[Entry]]]:
     if topic in workloads():
         return [_variants(workloads()[topic], gpus), ("shape=", shapes(gpus, topic))]
     if topic not in ("all", *TOPICS):
+        if ".py" in topic:
+            raise JobError(f"write python -m tpbench list variant={topic}")
         raise JobError(unknown("topic of list", topic, ("all", "fields", *TOPICS, *workloads(), "variant=NAME")))
     models = "model=  with any shape of a model; or a path to a local folder with a config.json"
-    installed = [_installed(name, gpus) for name in installed_names()]
     sections = [
         *(_variants(workloads()[name], gpus) for name in NAMES),
         (PRESETS, [entry for entry in _commented("variant") if entry.name not in variants()]),
@@ -80,7 +80,6 @@ def sections_of(topic: str, gpus: int) -> list[tuple[str, list[Entry]]]:
         ("loss=", _commented("loss")),
         ("+experiment=  with -m", _commented("experiment")),
         ("measure=", _commented("measure")),
-        *([("variant=  of installed packages", installed)] if installed else []),
     ]
     return [section for section in sections if section[0].startswith(TOPICS.get(topic, ""))]
 
@@ -91,16 +90,6 @@ def _variants(workload: Workload, gpus: int) -> tuple[str, list[Entry]]:
         for name, variant in workload.variants.items()
     ]
     return f"variant=  of {workload.name}, {workload.summary}", entries
-
-
-def _installed(name: str, gpus: int) -> Entry:
-    """Return the entry of a variant of an installed package. The package is not imported."""
-    try:
-        found = from_entry_point(name)
-    except JobError as error:
-        return Entry(name, "", f"no: {error}")
-    available = availability(found.variant, gpus, found.of_workload.option_defaults)
-    return Entry(name, f"{found.variant.summary} ({found.workload})", available)
 
 
 def availability(variant: Variant, gpus: int, options: Mapping[str, Any]) -> str:
@@ -117,17 +106,16 @@ def availability(variant: Variant, gpus: int, options: Mapping[str, Any]) -> str
 
 def shapes(gpus: int, workload: str = "") -> list[Entry]:
     """Return the shapes with their sizes, smallest first: all of them, or those of one workload."""
-    shapes = [(choice("shape", name), name) for name in names("shape")]
-    shapes.sort(
-        key=lambda shape: (shape[0].setdefault("shape_workload", "any"), _ranks(shape[0]), shape[0].get("vocab", 0))
-    )
-    entries = []
-    for values, name in shapes:
-        owner = values.pop("shape_workload")
+    found = []
+    for name in names("shape"):
+        values = choice("shape", name)
+        owner = values.pop("shape_workload", "any")
+        ranks = math.prod(size for size in (values.get("tp_size"), values.get("dp_size")) if isinstance(size, int))
+        runs = AVAILABLE if ranks <= gpus else f"no: needs {ranks} GPUs, found {gpus}" if gpus else "on the CPU"
+        sizes = " ".join(f"{field}={spelled(value)}" for field, value in values.items())
         if workload in ("", owner):
-            sizes = " ".join(f"{field}={spelled(value)}" for field, value in values.items())
-            entries.append(Entry(name, f"{owner}: {sizes}", _enough(_ranks(values), gpus)))
-    return entries
+            found.append(((owner, ranks, values.get("vocab", 0)), Entry(name, f"{owner}: {sizes}", runs)))
+    return [entry for _, entry in sorted(found, key=lambda item: item[0])]
 
 
 def _commented(group: str) -> list[Entry]:
@@ -138,13 +126,3 @@ def _commented(group: str) -> list[Entry]:
         comments = (line.lstrip("# ") for line in lines if line.startswith("#") and "@package" not in line)
         entries.append(Entry(name, next(comments, "")))
     return entries
-
-
-def _ranks(values: Mapping[str, Any]) -> int:
-    return math.prod(size for size in (values.get("tp_size"), values.get("dp_size")) if isinstance(size, int))
-
-
-def _enough(ranks: int, gpus: int) -> str:
-    if not gpus:
-        return "on the CPU"
-    return AVAILABLE if ranks <= gpus else f"no: needs {ranks} GPUs, found {gpus}"

@@ -118,7 +118,7 @@ def main(arguments: Sequence[str]) -> int:
     if failed:
         print(f"\nVerdict: do not measure here before you fix: {', '.join(failed)}")
         return 1
-    place = f"run sweeps on {machine.available_cores()} CPU cores, where times of Triton kernels are no measurement"
+    place = f"run sweeps on {machine.available_cores()} CPU cores, where times of Triton kernels aren't measurements"
     if count := machine.gpu_count():
         place = f"measure on {count} GPU{'s' * (count > 1)}"
     print(f"\nVerdict: no problem found; this machine can {place}")

@@ -11,20 +11,9 @@ from typing import Any
 
 from tpbench import packages
 from tpbench.console import choices
-from tpbench.console.choices import (
-    CONF,
-    INTERPRETED,
-    PRESETS,
-    Entry,
-    availability,
-    choice,
-    choice_file,
-    names,
-    sections_of,
-    shapes,
-)
+from tpbench.console.choices import Entry, choice, names, sections_of, shapes
 from tpbench.job import Job, parse_job, unsupported_reason
-from tpbench.launcher.options import GROUPS, SweepOptions
+from tpbench.launcher.options import GROUPS, SweepOptions, unknown_choice
 from tpbench.launcher.slurm.cluster import SlurmSettings
 from tpbench.measure import machine
 from tpbench.measure.session import MeasureSettings
@@ -75,8 +64,7 @@ def _with_folders(arguments: Sequence[str]) -> Sequence[str]:
     """Return the topics. Add the folders of --config-dir, -cn and hydra.searchpath, which sweeps have too."""
     if not any(argument.startswith(("-", "hydra.")) for argument in arguments):
         return arguments
-    from tpbench.launcher.command_line.checks import parse_options
-    from tpbench.launcher.command_line.rewrites import config_folders
+    from tpbench.launcher.command_line.arguments import config_folders, parse_options
 
     parsed, unknown_options = parse_options(arguments)
     if unknown_options:
@@ -89,11 +77,11 @@ def overview(machine_text: str, gpus: int) -> str:
     """Return the names of all choices on one screen, for a machine with that many GPUs."""
     lines = [f"This machine: {machine_text}. A choice marked with - cannot run on it."]
     if not gpus:
-        lines.append("A choice marked with ~ runs in Triton's interpreter: correct, but its time is no measurement.")
+        lines.append("A choice marked with ~ runs in Triton's interpreter: correct, but its time isn't a measurement.")
     lines += ["", "variant=  by workload"]
     for name in workloads():
         lines += _wrapped(f"  {name}", _marked_names(sections_of(name, gpus)[0][1]))
-    presets = next(entries for title, entries in sections_of("variants", gpus) if title == PRESETS)
+    presets = next(entries for title, entries in sections_of("variants", gpus) if title == choices.PRESETS)
     lines += [*_wrapped("  with options", (entry.name for entry in presets)), "", "shape=  by workload"]
     for name in workloads():
         ordered = sorted(_marked_names(shapes(gpus, name)), key=lambda name: "tiny" not in name)
@@ -109,7 +97,8 @@ def overview(machine_text: str, gpus: int) -> str:
 def _marked_names(entries: Sequence[Entry]) -> list[str]:
     """Return the names, with a mark before each that this machine cannot run or cannot measure."""
     marks = [
-        "-" if entry.availability.startswith("no") else "~" * (entry.availability == INTERPRETED) for entry in entries
+        "-" if entry.availability.startswith("no") else "~" * (entry.availability == choices.INTERPRETED)
+        for entry in entries
     ]
     return [f"{mark}{entry.name}" for mark, entry in zip(marks, entries, strict=True)]
 
@@ -138,7 +127,7 @@ def _machine(gpus: int) -> str:
 def all_fields() -> str:
     """Return the fields of every job, of a measurement, of a whole sweep, of each workload and of Slurm."""
     owners = {"every job": Job, "a measurement": MeasureSettings, "a whole sweep": SweepOptions}
-    values = _composed("triton_tp")
+    values = _composed(next(iter(variants())))
     shared = [_section(owner, settings, values) for owner, settings in owners.items()]
     slurm = _section("Slurm jobs: hydra.launcher.NAME=VALUE", SlurmSettings, {})
     return "\n".join([*shared, *map(fields_of, NAMES), slurm])
@@ -160,8 +149,7 @@ def _field_lines(settings: type[Any], chosen: Collection[str], values: Mapping[s
 
     `values` are those of a composed job without a shape: a field that is not among them comes from the shape.
     """
-    texts = {}
-    hints = typing.get_type_hints(settings)
+    texts, hints = {}, typing.get_type_hints(settings)
     for field in dataclasses.fields(settings):
         hint = hints[field.name]
         holds_fields = hint is Any or any(map(dataclasses.is_dataclass, (hint, *typing.get_args(hint))))
@@ -169,22 +157,20 @@ def _field_lines(settings: type[Any], chosen: Collection[str], values: Mapping[s
             continue
         value = values.get(field.name, field.default)
         valid = typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else ()
-        limits = (("at least", field.metadata["low"]), ("at most", field.metadata["high"]))
-        known = " ".join(map(str, valid)) or ", ".join(
-            f"{words} {limit}" for words, limit in limits if limit is not None
-        )
+        limits = {"at least": field.metadata["low"], "at most": field.metadata["high"]}
+        limited = ", ".join(f"{words} {limit}" for words, limit in limits.items() if limit is not None)
+        known = " ".join(map(str, valid)) or limited
         owner = "from shape= or model=" if "model" in hints else "from shape="
         notes = "; ".join(filter(None, (known, owner * (value is dataclasses.MISSING))))
         head = f"{field.name}={'' if value is dataclasses.MISSING else spelled(value)}"
         texts[head] = f"{field.metadata['help']}{f' [{notes}]' * bool(notes)}"
     width = max(map(len, texts), default=0)
-    return [
-        line
+    indent = " " * (width + 4)
+    wrapped = (
+        textwrap.wrap(text, WIDTH, initial_indent=f"  {head:<{width}}  ", subsequent_indent=indent)
         for head, text in texts.items()
-        for line in textwrap.wrap(
-            text, WIDTH, initial_indent=f"  {head:<{width}}  ", subsequent_indent=" " * (width + 4)
-        )
-    ]
+    )
+    return [line for lines in wrapped for line in lines]
 
 
 OWN_SIZE = "tp_size=2 measure=quick"
@@ -193,12 +179,11 @@ OWN_SIZE = "tp_size=2 measure=quick"
 
 def description(group: str, name: str, gpus: int) -> str:
     """Return the description of `group=name`. Raises JobError if there is none."""
-    from tpbench.launcher.command_line import rewrites  # late, like the next one: they import Hydra
-    from tpbench.launcher.command_line.checks import unknown_choice
+    from tpbench.launcher.command_line.outside_choices import find_outside  # late: it imports Hydra
 
     if group not in GROUPS:
         raise JobError(unknown("group", group, GROUPS))
-    if group == "variant" and name not in names("variant") and (outside := rewrites.find_outside(name)):
+    if group == "variant" and name not in names("variant") and (outside := find_outside(name)):
         lines = _of_variant(name, outside.of_workload, outside.variant, gpus, outside)
         lines.insert(-1, f"Version {outside.version}: a hash of the code. Rows of another version are stale.")
     elif name not in names(group):
@@ -206,7 +191,7 @@ def description(group: str, name: str, gpus: int) -> str:
     elif group == "variant" and name in variants():
         lines = _of_variant(name, *variants()[name], gpus)
     else:
-        file = choice_file(group, name)
+        file = choices.choice_file(group, name)
         text = file.read_text(encoding="utf-8")
         kept = [f"  {line}".rstrip() for line in text.splitlines() if "@package" not in line]
         lines = [*kept, "", f"This is {file}."]
@@ -216,30 +201,32 @@ def description(group: str, name: str, gpus: int) -> str:
 def _of_variant(
     name: str, workload: Workload, variant: Variant, gpus: int, outside: OutsideVariant | None = None
 ) -> list[str]:
-    values = {} if workload.definition else _composed(variant.name, outside)
-    supported = [] if workload.definition else supported_shapes(values, outside)
-    lines = [
-        f"  {variant.summary}",
-        f"  a variant of {workload.name}: {workload.summary}",
-        f"  runs here: {availability(variant, gpus, workload.option_defaults)}",
-    ]
     missing = [package for package in variant.requires if not packages.installed(package)]
-    lines += [f"  install it with: {packages.install_commands(missing)}"] if missing else []
-    lines += [f"  not on GPUs: {variant.cpu_only_reason}"] if variant.cpu_only_reason else []
-    if isinstance(variant.no_graph_reason, str) and variant.no_graph_reason:
-        lines.append(f"  no graph=true: {variant.no_graph_reason}")
-    if workload.definition:
-        chosen = {field.name: field.default for field in dataclasses.fields(workload.problem)}
-        values = {name: "VALUE" for name, default in chosen.items() if default is dataclasses.MISSING}
-        fields = ["Its fields, beside those of every job:", *_field_lines(workload.problem, chosen, values)]
-        return [*lines, "", *fields, "", f"python -m tpbench variant={name} {OWN_SIZE}"]
-    lines += [f"  shapes: {' '.join(supported) or 'none'}", ""]
-    if options := _field_lines(workload.problem, variant.options, values):
-        lines += ["Its options, beside the fields of every job and of its workload:", *options]
+    graph = variant.no_graph_reason if isinstance(variant.no_graph_reason, str) else ""
+    facts = {
+        "a variant of": f"{workload.name}: {workload.summary}",
+        "runs here:": choices.availability(variant, gpus, workload.option_defaults),
+        "install it with:": packages.install_commands(missing) if missing else "",
+        "not on GPUs:": variant.cpu_only_reason,
+        "no graph=true:": graph,
+    }
+    command, is_own = f"python -m tpbench variant={name}", workload.definition is not None
+    if is_own:
+        defaults = {field.name: field.default for field in dataclasses.fields(workload.problem)}
+        values = {name: "VALUE" for name, default in defaults.items() if default is dataclasses.MISSING}
+        fields, heading = _field_lines(workload.problem, defaults, values), "Its fields, beside those of every job:"
+        command += f" {OWN_SIZE}"
     else:
-        lines += ["It has no options beside the fields of every job and of its workload."]
-    run = f"python -m tpbench variant={name} shape={smallest(supported)}"
-    return [*lines, "", f"{run}{'' if workload.scheduled is True else ' measure=quick'}"]
+        values = _composed(variant.name, outside)
+        supported = supported_shapes(values, outside)
+        facts["shapes:"] = " ".join(supported) or "none"
+        fields = _field_lines(workload.problem, variant.options, values)
+        heading = "Its options, beside the fields of every job and of its workload:"
+        if not fields:
+            heading = "It has no options beside the fields of every job and of its workload."
+        command += f" {_example(workload, supported)}"
+    lines = [f"  {variant.summary}", *(f"  {label} {text}" for label, text in facts.items() if text)]
+    return [*lines, "", heading, *fields, "", command]
 
 
 def _composed(variant: str, outside: OutsideVariant | None = None) -> dict[str, Any]:
@@ -247,11 +234,11 @@ def _composed(variant: str, outside: OutsideVariant | None = None) -> dict[str, 
     import hydra
     from omegaconf import OmegaConf
 
-    from tpbench.launcher.command_line import rewrites
+    from tpbench.launcher.command_line.outside_choices import register_choice
 
     if outside:
-        rewrites.register_choice(outside)
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        register_choice(outside)
+    with hydra.initialize_config_dir(str(choices.CONF), version_base="1.3"):
         values: Any = OmegaConf.to_container(hydra.compose("config", [f"variant={variant}", "~shape"]))
     return dict(values)
 
@@ -269,12 +256,12 @@ def supported_shapes(values: Mapping[str, Any], outside: OutsideVariant | None =
     return [entry.name for entry in shapes(0, workload) if is_supported(entry.name)]
 
 
-def smallest(candidates: Sequence[str]) -> str:
-    """Return the tiny shape if there is one, else the first shape, or NAME if there is none."""
-    return next((name for name in candidates if name.startswith("tiny")), candidates[0] if candidates else "NAME")
+def _example(workload: Workload, supported: Sequence[str]) -> str:
+    """Return the end of the command line that runs soonest: with a tiny shape if there is one."""
+    shape = next((name for name in supported if name.startswith("tiny")), supported[0] if supported else "NAME")
+    return f"shape={shape}{'' if workload.scheduled is True else ' measure=quick'}"
 
 
 def example_command(variant: OutsideVariant) -> str:
     """Return the job of a new variant that runs soonest, as the end of a command line."""
-    shape = smallest(supported_shapes(_composed(variant.name, variant), variant))
-    return f"shape={shape}{'' if variant.of_workload.scheduled is True else ' measure=quick'}"
+    return _example(variant.of_workload, supported_shapes(_composed(variant.name, variant), variant))

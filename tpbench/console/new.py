@@ -9,7 +9,7 @@ from pathlib import Path
 
 import tpbench
 from tpbench.console.listing import OWN_SIZE, example_command
-from tpbench.launcher.command_line.rewrites import find_outside, is_file_name
+from tpbench.launcher.command_line.outside_choices import find_outside, is_file_name
 from tpbench.outside import source
 from tpbench.settings import JobError, path_argument
 from tpbench.workloads import NAMES

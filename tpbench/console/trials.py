@@ -61,7 +61,7 @@ def _test(names: Sequence[str], overrides: Sequence[str]) -> int:
         scheduled = workloads()[name].scheduled is True
         quick = ["steps=4"] if scheduled else ["measure=quick", "time_budget_s=0", "min_iterations=1"]
         _sweep(f"variant={variants}", f"shape={tiny}", *sizes, *quick, "reuse=true", f"output_dir={folder}", *overrides)
-        with warnings.catch_warnings(action="ignore"):  # of cells that measured nothing worth a warning
+        with warnings.catch_warnings(action="ignore"):  # these cells measure too little to warn about
             rows = load(folder, workload=name)
         for entry in entries:
             lines.append([name, entry.name, *_result(rows[rows["variant"] == entry.name], missing.get(entry.name))])
@@ -80,20 +80,16 @@ def _result(cells: pd.DataFrame, missing: str | None) -> tuple[str, str, str]:
     wrong = ran[ran["status"] != "ok"]
     if missing or (len(cells) and not len(ran)):
         return "not run", "", (missing or printable(str(cells["reason"].iloc[0]))).removeprefix("no: ")
-    if len(wrong) or not len(ran):
-        return (
-            "FAIL",
-            "",
-            printable(str(wrong["reason"].iloc[0])) if len(wrong) else "no row: see the messages above",
-        )
+    if not len(ran):
+        return "FAIL", "", "no row: see the messages above"
+    if len(wrong):
+        return "FAIL", "", printable(str(wrong["reason"].iloc[0]))
     errors = ran["grad_error"].fillna(ran["loss_error"])
     return "pass", "" if errors.isna().all() else f"{errors.max():.1e}", ""
 
 
 def _profile(overrides: Sequence[str]) -> int:
-    variants = "variant=block_no_tp,block_tp,block_tp_overlap,block_copy_engine"
-    tiny = ["shape=tiny_block_tp2", "tokens=64", "graph=false"] if machine.gpu_count() < 2 else []
+    experiment = "profile" if machine.gpu_count() > 1 else "profile_tiny"
     folder = next((text.partition("=")[2] for text in overrides if text.startswith("output_dir=")), "outputs/profile")
-    code = _sweep("+experiment=tp_stack", variants, *tiny, f"output_dir={folder}", *overrides)
-    columns = "loss_value,grad_norm,time_ms,peak_gib"
-    return code or report([folder, "--workload", "tp_block", "--columns", columns])
+    code = _sweep(f"+experiment={experiment}", f"output_dir={folder}", *overrides)
+    return code or report([folder, "--columns", "loss_value,grad_norm,time_ms,peak_gib"])

@@ -4,7 +4,8 @@ The modules, in the order of a first reading:
 
 - Entry: `sweep` has Hydra's plugins. It composes, plans and runs the cells, and tries failed ones again. `options` are
   those of a whole sweep, and `display` shows its progress.
-- `command_line` works before Hydra does: `checks` explain mistakes, and `rewrites` do what Hydra has no setting for.
+- `command_line` works before Hydra does: `arguments` explain mistakes and do what Hydra has no setting for, and
+  `outside_choices` make variants of users' files choices of Hydra's.
 - `planning`: `plan` makes cells of composed configurations and says why a machine cannot run one. `forecast` tells how
   long a cell takes, and `resume` which cells of a resumed sweep run.
 - `attempt` is one try at a cell, with its row. `failure` tells why a job left no result.

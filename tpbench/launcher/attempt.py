@@ -21,8 +21,7 @@ from tpbench.results.read import load_row
 from tpbench.results.schema import RowError, all_columns, common_columns
 from tpbench.results.write import RowExists, row_exists, row_path, write_row
 from tpbench.settings import JobError
-from tpbench.worker.result import RESULT_FILE, UNFINISHED_FILES, Result
-from tpbench.worker.task import TASK_FILE, Task
+from tpbench.worker.task import RESULT_FILE, TASK_FILE, UNFINISHED_FILES, Result, Task
 
 ABANDONED_FILE = "abandoned"
 """Marker file: this attempt was abandoned. It was cut off, or another attempt follows it; it must not have a row."""
@@ -94,17 +93,16 @@ class Attempt:
     @property
     def crowded(self) -> bool:
         """True if the result is that memory ran out beside interleaved cells: this says nothing about the cell."""
-        if (self.task.columns.get("interleaved_cells") or 1) == 1:
-            return False
-        result = self._saved_result()
-        return result is not None and result.status == "oom"
+        beside_others = (self.task.columns.get("interleaved_cells") or 1) > 1
+        return beside_others and (result := self._saved_result()) is not None and result.status == "oom"
 
     def begin(self, **columns: Any) -> Attempt:
         """Return the attempt as it starts now: with its folder, space for its result, and more columns.
 
         Raises JobError if the disk is full.
         """
-        attempt = replace(self, task=self.task.restarted(**columns))
+        task = replace(self.task.with_columns(**columns), started_at=datetime.now(UTC))
+        attempt = replace(self, task=task)
         attempt.folder.mkdir(parents=True, exist_ok=True)
         try:
             Result.reserve(attempt.task.folder)
@@ -120,11 +118,12 @@ class Attempt:
         folder = self.task.folder
         while folder.exists():
             folder = folder.with_name(f"{folder.name}-again")
-        columns = {"interleaved": None, "interleaved_cells": None, "log_dir": str(folder), **columns}
         Result.release(self.task.folder)
         Result.remove(self.task.folder)
-        task = replace(self.task.with_columns(**columns), folder=folder)
-        return replace(self, task=task, folder=folder / self.folder.relative_to(self.task.folder))
+        moved = replace(
+            self, task=replace(self.task, folder=folder), folder=folder / self.folder.relative_to(self.task.folder)
+        )
+        return moved.with_columns(interleaved=None, interleaved_cells=None, log_dir=str(folder), **columns)
 
     def with_columns(self, **columns: Any) -> Attempt:
         """Return the same attempt with more columns known."""
@@ -148,12 +147,7 @@ class Attempt:
             row = load_row(self.cell.job.output_dir, self.task.row_id)
             Result.remove(self.task.folder)
         except OSError as error:
-            if self.has_result:
-                raise JobError(
-                    f"no row can be written to {self.cell.job.output_dir}: {error.strerror}; the row just measured is "
-                    f"in {self.task.folder / RESULT_FILE}; free some space, then resume=true stores it"
-                ) from None
-            raise _not_stored(self.cell.job, error) from None
+            raise _not_stored(self.cell.job, error, self.task.folder if self.has_result else None) from None
         Result.release(self.task.folder)
         return replace(self, row=row)
 
@@ -166,12 +160,10 @@ class Attempt:
 
 def new_task(job: Job, folder: Path, **columns: Any) -> Task:
     """Return the task of a job that starts now, with a new row name and every column that the job determines."""
-    flat = job.flat()
-    started = datetime.now(UTC)
+    flat, started = job.flat(), datetime.now(UTC)
+    in_rows = {*common_columns(), *job.workload.row_columns}
     of_job = {
-        name: value for name, value in flat.items() if name in common_columns() or name in job.workload.row_columns
-    }
-    of_job |= {
+        **{name: value for name, value in flat.items() if name in in_rows},
         "block_cap": str(flat["block_cap"]) if "block_cap" in flat else None,
         "key": job.key,
         "world_size": job.world_size,
@@ -194,16 +186,17 @@ def store(result: Result, job: Job, folder: Path) -> dict[str, Any]:
 
     `folder` is the cell's. Raises RowExists if the row is there already, OSError if the disk does not take it.
     """
-    reason = result.reason
-    if result.status == "oom" and (needed := job.workload.expected_memory(job)):
-        reason = f"{reason}; {needed}"
+    needed = job.workload.expected_memory(job) if result.status == "oom" else ""
     finished_at = max(result.started_at, result.finished_at)  # a clock may be set back while a job runs
+    beside = ""
+    with contextlib.suppress(OSError):
+        beside = " ".join(dict.fromkeys((folder / CONCURRENT_FILE).read_text().split()))
     row = {
         **result.columns,
         "row_id": result.row_id,
         "status": result.status,
-        "reason": reason,
-        "beside": _concurrent_rows(folder),
+        "reason": f"{result.reason}; {needed}" if needed else result.reason,
+        "beside": beside or None,
         "started_at": result.started_at,
         "finished_at": finished_at,
         "wall_s": (finished_at - result.started_at).total_seconds(),
@@ -247,30 +240,26 @@ def store_left_results(output_dirs: Set[str], keys: Set[str]) -> None:
     be stored.
     """
     for output_dir in output_dirs:
-        for attempt in _attempts_with(UNFINISHED_FILES, output_dir):
-            if attempt.cell.job.key in keys:
-                abandon(attempt.folder)
-                Result.release(attempt.folder)
-        for attempt in _attempts_with(RESULT_FILE, output_dir):
-            if attempt.cell.job.key in keys and not attempt.abandoned:
+        for attempt in _attempts_with(UNFINISHED_FILES, output_dir, keys):
+            abandon(attempt.folder)
+            Result.release(attempt.folder)
+        for attempt in _attempts_with(RESULT_FILE, output_dir, keys):
+            if not attempt.abandoned:
                 Result.remove(attempt.folder) if attempt.crowded else attempt.close()
 
 
-def _attempts_with(file_name: str, output_dir: str) -> Iterator[Attempt]:
-    """Yield the attempts in an output folder that have left such a file."""
+def _attempts_with(file_name: str, output_dir: str, keys: Set[str]) -> Iterator[Attempt]:
+    """Yield the attempts at jobs with these keys that have left such a file in an output folder."""
     for file in Path(output_dir, "sweeps").absolute().glob(f"*/*/{file_name}"):
         with contextlib.suppress(ValueError, OSError):  # JobError is a ValueError: a job of another version
-            yield Attempt.load(file.parent, output_dir)
+            if (attempt := Attempt.load(file.parent, output_dir)).cell.job.key in keys:
+                yield attempt
 
 
-def _concurrent_rows(folder: Path) -> str | None:
-    """Return the rows of all cells that ran at the same time, or None."""
-    try:
-        return " ".join(dict.fromkeys((folder / CONCURRENT_FILE).read_text().split()))
-    except OSError:
-        return None
-
-
-def _not_stored(job: Job, error: OSError) -> JobError:
-    advice = "; free some space, then run it again with resume=true" if error.errno in NO_SPACE else ""
-    return JobError(f"no row can be written to {job.output_dir}: {error.strerror}{advice}")
+def _not_stored(job: Job, error: OSError, measured: Path | None = None) -> JobError:
+    """Return the error of a full disk. `measured`: the folder with the result that cannot become a row."""
+    advice = "free some space, then run it again with resume=true" if error.errno in NO_SPACE else ""
+    if measured:
+        kept = f"the row just measured is in {measured / RESULT_FILE}"
+        advice = f"{kept}; free some space, then resume=true stores it"
+    return JobError("; ".join(filter(None, [f"no row can be written to {job.output_dir}: {error.strerror}", advice])))

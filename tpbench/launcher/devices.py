@@ -1,7 +1,6 @@
 """Devices and locks: sweeps that run at the same time never share a device of this host, and never run the same cell.
 
-The kernel drops a lock when the last process that holds it ends: the launcher, or a torchrun that outlives the launcher
-by a moment."""
+The kernel drops a lock when the last process that holds it ends: the launcher, or a torchrun that outlives it."""
 
 from __future__ import annotations
 
@@ -13,27 +12,8 @@ from pathlib import Path
 
 from tpbench import files
 from tpbench.job import Job
-from tpbench.measure.machine import nvml_session, visible_gpus
+from tpbench.measure.machine import visible_gpus
 from tpbench.settings import JobError
-
-
-def usable_gpus() -> dict[str, str]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES admits: a job started by this process could use them.
-
-    Each has a name that is the same for all users of this host, its UUID, and the name in CUDA_VISIBLE_DEVICES, as the
-    user wrote it, else the UUID again, which does not depend on an order.
-    """
-    return dict(visible_gpus())
-
-
-def smallest_memory_gib() -> float | None:
-    """Return the memory of the smallest GPU in GiB, or None if there is no GPU."""
-    with nvml_session() as nvml:
-        if nvml is None:
-            return None
-        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-        return min((int(nvml.nvmlDeviceGetMemoryInfo(each).total) / 2**30 for each in handles), default=None)
-
 
 FOLDER = Path("/tmp/tpbench-devices")
 """Folder of the lock files. All users of the host share it, so it does not depend on a user's TMPDIR."""
@@ -61,17 +41,12 @@ class Lease:
         """Cores to run on. If empty, all cores."""
         return () if self.cuda else tuple(map(int, self.devices.values()))
 
-    def close(self) -> None:
-        """Drop the locks of this process."""
-        for each in self.locks:
-            os.close(each)
-
 
 class Devices:
     """The GPUs of this host that this process may use and, if `split_cpu`, its CPU cores."""
 
     def __init__(self, split_cpu: bool) -> None:
-        self.gpus = usable_gpus()
+        self.gpus = dict(visible_gpus())
         cores = sorted(os.sched_getaffinity(0)) if split_cpu and hasattr(os, "sched_getaffinity") else []
         self.cores = {f"core-{each}": str(each) for each in cores}
         self.leased: set[str] = set()
@@ -85,8 +60,8 @@ class Devices:
         if not pool:
             return Lease()
         count = min(job.world_size, len(pool))
-        free = pool.keys() - self.leased
-        locks = {name: file for name in pool if name in free and (file := _locked_file(name)) is not None}
+        free = [name for name in pool if name not in self.leased]
+        locks = {name: lock for name in free if (lock := _lock(name)) is not None}
         chosen = list(locks)[:count] if len(locks) >= count else []
         for name in locks.keys() - set(chosen):
             os.close(locks[name])
@@ -99,17 +74,21 @@ class Devices:
     def release(self, lease: Lease) -> None:
         """Make the devices of a lease free again."""
         self.leased -= lease.devices.keys()
-        lease.close()
+        for lock in lease.locks:
+            os.close(lock)
 
 
-def _locked_file(device: str) -> int | None:
+def _lock(device: str) -> int | None:
     """Return the open, locked file of a device, or None if another process has the lock.
 
     Raises JobError if the file cannot be opened or locked.
     """
-    path = FOLDER / f"{device}.lock"
+    path, flags = FOLDER / f"{device}.lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+    old = os.umask(0)  # other users must be able to lock the file later
     try:
-        file = _open(path)
+        FOLDER.mkdir(mode=0o1777, exist_ok=True)
+        # fs.protected_regular forbids O_CREAT for a file of another user.
+        file = os.open(path, flags if path.exists() else flags | os.O_CREAT, 0o666)
         if files.lock(file):
             return file
     except OSError as error:
@@ -117,27 +96,16 @@ def _locked_file(device: str) -> int | None:
             f"{path} cannot be locked ({error.strerror}): sweeps share devices by locks in {FOLDER}, so all users of "
             "this host must be able to create and lock files there"
         ) from None
-    os.close(file)
-    return None
-
-
-def _open(path: Path) -> int:
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
-    with contextlib.suppress(FileNotFoundError):
-        return os.open(path, flags)  # no O_CREAT: fs.protected_regular forbids it for a file of another user
-    old = os.umask(0)  # other users must be able to lock the file later
-    try:
-        path.parent.mkdir(mode=0o1777, exist_ok=True)
-        return os.open(path, flags | os.O_CREAT, 0o666)
     finally:
         os.umask(old)
+    os.close(file)
+    return None
 
 
 class CellLocks:
     """Locks on cells, so that sweeps that run at the same time on one output folder do not run a cell twice.
 
-    Each lock is one byte of a hidden file, held until it is released or this process ends. All cells of an output
-    folder share one file, so nothing has to be cleaned up.
+    Each lock is one byte of a hidden file, which all cells of an output folder share.
     """
 
     def __init__(self, output_dirs: Iterable[str]) -> None:

@@ -37,9 +37,7 @@ class Display:
     """
 
     def __init__(self, total: int, folder: Path) -> None:
-        self.console = Console()
-        self.folder = folder
-        self.total = total
+        self.console, self.folder, self.total = Console(), folder, total
         self.done = 0
         """Number of finished cells."""
         self.running: dict[int, tuple[Cell, str, float]] = {}
@@ -68,8 +66,7 @@ class Display:
 
     def set_status(self, cell: Cell, status: str) -> None:
         """Show a new status of a running cell."""
-        if running := self.running.get(cell.index):
-            self.running[cell.index] = (cell, status, running[2])
+        self.running[cell.index] = (cell, status, self.running[cell.index][2])
 
     def blocked(self, cell: Cell) -> None:
         """Print once that no cell can run, because other processes have the devices."""
@@ -131,18 +128,19 @@ class Display:
             self.live.stop()
         rows = {str(attempt.row["row_id"]): attempt.row for attempt in attempts if attempt.row is not None}
         if rows:
-            table = pivot(frame_of(rows.values()))  # without reasons, which the lines of the cells have said
-            show(
-                replace(table, notes=[note for note in table.notes if getattr(note, "kind", "dim") == "dim"]),
-                self.console,
-            )
+            table = pivot(frame_of(rows.values()))
+            notes = [
+                note for note in table.notes if getattr(note, "kind", "dim") == "dim"
+            ]  # lines of cells have reasons
+            show(replace(table, notes=notes), self.console)
         folders = sorted({f"{attempt.cell.job.output_dir}/rows" for attempt in attempts})
         print(f"{len(rows)} row{'s' * (len(rows) != 1)} in {', '.join(folders)}; logs in {self.folder}", flush=True)
         if submitted := [attempt for attempt in attempts if attempt.row is None]:
             sweeps = sorted({str(attempt.folder.parent) for attempt in submitted})  # also earlier sweeps
-            collect = "; ".join(shlex.join(["python", "-m", "tpbench", "collect", each]) for each in sweeps)
-            how = f"{collect} or the same command with resume=true collects them"
-            print(f"{len(submitted)} jobs are left to Slurm: {how}")
+            collect = "; ".join(shlex.join(["python", "-m", "tpbench", "collect", sweep]) for sweep in sweeps)
+            print(
+                f"{len(submitted)} jobs are left to Slurm: {collect} or the same command with resume=true collects them"
+            )
 
     def _table(self) -> Table:
         """Return the running cells."""

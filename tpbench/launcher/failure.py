@@ -8,7 +8,8 @@ import sysconfig
 from pathlib import Path
 
 import tpbench
-from tpbench.worker.result import PEER_LOST, RankFailure, load_failures
+from tpbench.worker.start import PEER_LOST
+from tpbench.worker.torchrun import RankFailure, load_failures
 
 AGENT_LOG = "torchrun.log"
 """Output of torchrun's agent, in the folder of a cell."""
@@ -36,8 +37,11 @@ def describe(code: int | None, timeout_s: float, folder: Path) -> tuple[str, str
     """
     ranks = sorted(int(log.parent.name) for log in folder.glob("*/attempt_0/*/stderr.log"))
     if code is None:
-        lines = "\n".join(f"rank {rank}: {_last_words(_stderr(folder, rank))}" for rank in ranks)
-        return "timeout", _join(f"still running after {timeout_s:g} s", lines)
+        logs = {rank: _text(_stderr(folder, rank)) for rank in ranks}
+        # The calls stand together at the beginning: a terminal shows the ends of a long reason.
+        calls = [f"\nrank {rank}: {place}" for rank, log in logs.items() if (place := _innermost_calls(log))]
+        lines = "\n".join(f"rank {rank}: {_last_words(log, 3)}" for rank, log in logs.items())
+        return "timeout", _join(f"still running after {timeout_s:g} s{':' if calls else ''}{''.join(calls)}", lines)
     failures = _failures(folder)
     quiet = [rank for rank in ranks if rank not in {failure.local_rank for failure in failures}]
     if quiet and (code == 0 or is_consequence(folder)):
@@ -47,7 +51,8 @@ def describe(code: int | None, timeout_s: float, folder: Path) -> tuple[str, str
         return "error", _join(f"torchrun ended with {_code(code)}", tail(folder / AGENT_LOG))
     # torchrun ends the other ranks with SIGTERM, and they may fail before it notices which rank was the first.
     first = min(failures, key=lambda failure: failure.exit_code in (-signal.SIGTERM, PEER_LOST))
-    lines = _last_words(_stderr(folder, first.local_rank), TAIL_LINES)
+    log = _text(_stderr(folder, first.local_rank))
+    lines = "\n".join(filter(None, (_last_words(log, TAIL_LINES), _innermost_calls(log))))
     out_of_memory = first.exit_code < 0 and _NATIVE_OOM.search(lines)
     return "oom" if out_of_memory else "error", _join(f"rank {first.rank} ended with {_code(first.exit_code)}", lines)
 
@@ -88,22 +93,26 @@ def _stderr(log_dir: Path, rank: int) -> Path:
     return next(iter(log_dir.glob(f"*/attempt_0/{rank}/stderr.log")), log_dir / "none")
 
 
-def _last_words(log: Path, lines: int = 3) -> str:
-    """Return the last lines of a rank and, if it wrote its stack, its innermost calls.
+def _last_words(log: str, lines: int) -> str:
+    """Return the last lines of a rank's log before the stacks in it."""
+    return "\n".join(_ANY_STACK.split(log, 1)[0].strip().splitlines()[-lines:])
+
+
+def _innermost_calls(log: str) -> str:
+    """Return the innermost calls of a rank that wrote its stack, or an empty string.
 
     The calls are those in the user's files or, if the rank is in none of them, those in tpbench.
     """
-    text = _text(log)
-    words, begin = _ANY_STACK.split(text, 1)[0], _STACK.search(text)
-    stack = text[begin.end() :].partition("\n\n")[0] if begin else ""
+    if (begin := _STACK.search(log)) is None:
+        return ""
+    stack = log[begin.end() :].partition("\n\n")[0]
     calls = [(Path(file), f"{line} ({name})") for file, line, name in _FRAME.findall(stack)]
     of_tpbench = [(file.relative_to(_PACKAGE.parent), place) for file, place in calls if file.is_relative_to(_PACKAGE)]
     of_user = [
         (Path(file.name), place) for file, place in calls if not (file.is_relative_to(_PACKAGE) or _is_of_library(file))
     ]
     places = [f"{file}:{place}" for file, place in (of_user or of_tpbench or calls)[:_MOST_CALLS]]
-    at = [f"now in {', called in '.join(places)}"] if places else []
-    return "\n".join([*words.strip().splitlines()[-lines:], *at])
+    return f"now in {', called in '.join(places)}" if places else ""
 
 
 def _is_of_library(file: Path) -> bool:

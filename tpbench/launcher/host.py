@@ -98,20 +98,16 @@ class Host:
         for attempts in list(waiting):
             if self.torchruns and not self.parallel:
                 break
-            first = attempts[0].cell
-            job = first.job
+            job = attempts[0].cell.job
             needs = job.device, job.world_size
-            if needs in too_few:
-                continue
-            if (lease := self.devices.lease(job)) is None:
+            if needs in too_few or (lease := self.devices.lease(job)) is None:
                 too_few.add(needs)
                 continue
             waiting.remove(attempts)
             stays = self.reuse and not own_torchrun_reason(job)
             try:
-                self.torchruns.append(
-                    Torchrun(self._begin(attempts, lease, display), lease, stays, self.rendezvous(first.index))
-                )
+                begun = self._begin(attempts, lease, display)
+                self.torchruns.append(Torchrun(begun, lease, stays, self.rendezvous(attempts[0].cell.index)))
             except BaseException:
                 self.devices.release(lease)
                 raise
@@ -125,21 +121,20 @@ class Host:
     def _begin(self, attempts: Sequence[Attempt], lease: Lease, display: Display) -> list[Attempt]:
         """Begin attempts that run together on leased devices."""
         columns: dict[str, Any] = {}
+        first = attempts[0]
         if len(attempts) > 1:
-            first = attempts[0]
             group = f"{first.task.folder.parent.name}-{first.cell.index}-{first.task.columns['tries']}"
             columns = {"interleaved": group, "interleaved_cells": len(attempts)}
         elif self.interleaved:
-            known = attempts[0].task.columns.get("not_interleaved")
-            columns = {"not_interleaved": known or _not_interleaved_reason(attempts[0].cell.job) or ALONE}
+            known = first.task.columns.get("not_interleaved")
+            columns = {"not_interleaved": known or _not_interleaved_reason(first.cell.job) or ALONE}
         begun = [attempt.begin(**columns) for attempt in attempts]
         others = [other for torchrun in self.torchruns if torchrun.lease is not lease for other in torchrun.running]
+        on = f" on {','.join(lease.devices.values())}" if self.parallel else ""
         for attempt in begun:
             for other in others:
                 other.ran_beside(attempt.task.row_id)
                 attempt.ran_beside(other.task.row_id)
-        on = f" on {','.join(lease.devices.values())}" if self.parallel else ""
-        for attempt in begun:
             if lease.beside_others:
                 attempt.ran_beside("another-sweep")
             display.start(attempt.cell, f"running{on}")
@@ -166,9 +161,27 @@ def own_torchrun_reason(job: Job) -> str | None:
         return "memory_limit_gib limits a whole process"
     if job.implementation.process_settings:
         return f"{job.variant} changes its process: {job.implementation.process_settings}"
+    if job.measure.profiler:
+        return f"{job.measure.profiler} profiles whole processes"
     if not job.workload.reusable_process:
         return f"{job.workload.name} changes its process"
     return None
+
+
+def reuse_advice(attempts: Sequence[Attempt]) -> str:
+    """Return what `reuse=true` would save if processes took longer to start than to measure, else an empty string."""
+    cold = [
+        attempt.row
+        for attempt in attempts
+        if attempt.row and attempt.status == "ok" and attempt.row["warm"] is None and not attempt.note
+        if own_torchrun_reason(attempt.cell.job) is None
+    ]
+    start_s, wall_s = (sum(row[name] or 0.0 for row in cold) for name in ("start_s", "wall_s"))
+    if len(cold) < 2 or start_s < wall_s / 2:
+        return ""
+    warm_s = wall_s - start_s * (1 - 1 / len(cold))
+    spent = f"{start_s:.0f} of {wall_s:.0f} s went into starting processes"
+    return f"{spent}; with reuse=true the sweep takes about {warm_s:.0f} s"
 
 
 def _not_interleaved_reason(job: Job) -> str | None:

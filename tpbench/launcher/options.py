@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -11,8 +12,8 @@ import yaml
 import tpbench
 from tpbench.job import field_names
 from tpbench.settings import JobError, setting
-from tpbench.suggestions import printable
-from tpbench.workloads import Workload
+from tpbench.suggestions import printable, unknown
+from tpbench.workloads import Workload, workloads
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,12 @@ COMMANDS = {
 """Words that may stand in place of a job, as the first argument, each with the module whose `main` takes the others. A
 module of several commands takes the word, too."""
 
+CODE = "_target_"
+"""Key of Hydra's configuration that names a Python object to call."""
+
+MAX_LISTED = 25
+"""Most choices of a group that a message lists."""
+
 SWEEP_OPTION_NAMES = frozenset(each.name for each in fields(SweepOptions))
 
 
@@ -68,12 +75,24 @@ def command_line_names(workload: Workload | None = None) -> set[str]:
     return field_names(workload) | SWEEP_OPTION_NAMES
 
 
+def aliases() -> dict[str, str]:
+    """Return other names that a command line may use, each with what it stands for (`Workload.aliases`)."""
+    return {name: meaning for workload in workloads().values() for name, meaning in workload.aliases.items()}
+
+
+def unknown_choice(group: str, choice: str, valid: Collection[str]) -> str:
+    """Return a sentence for a choice that a group does not have."""
+    where = f"python -m tpbench list {group}s" if len(valid) > MAX_LISTED else ""
+    folder = "; a path to a local folder with a config.json is valid, too" if group == "model" else ""
+    return unknown(group, choice, valid, where) + folder
+
+
 def read_choice(file: Path) -> dict[str, Any]:
     """Return what a file of YAML sets. Raises JobError if the file is no mapping."""
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        content = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
     except (yaml.YAMLError, UnicodeError) as error:
         raise JobError(f"{file} is no file of YAML: {printable(str(error))}") from None
-    if not isinstance(content or {}, dict):
+    if not isinstance(content, dict):
         raise JobError(f"{file} has no lines NAME: VALUE")
-    return dict(content or {})
+    return content

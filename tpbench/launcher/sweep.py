@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import os
 import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -18,7 +20,6 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
-from hydra.errors import CompactHydraException
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -28,24 +29,21 @@ from tpbench import packages
 from tpbench.files import NO_SPACE
 from tpbench.launcher import interrupts
 from tpbench.launcher.attempt import FAILURES, Attempt, discard_rows
-from tpbench.launcher.command_line import rewrites
-from tpbench.launcher.command_line.checks import check_names, check_roots
-from tpbench.launcher.command_line.rewrites import chosen_fields, command_line_variants
+from tpbench.launcher.command_line import arguments
+from tpbench.launcher.command_line.outside_choices import command_line_variants
 from tpbench.launcher.devices import CellLocks
 from tpbench.launcher.display import Display
-from tpbench.launcher.host import Host
+from tpbench.launcher.host import Host, reuse_advice
 from tpbench.launcher.interrupts import Terminated
-from tpbench.launcher.options import SweepOptions
+from tpbench.launcher.options import CODE, GROUPS, SweepOptions, command_line_names
 from tpbench.launcher.planning import resume
 from tpbench.launcher.planning.plan import Cell, Request, notes, plan, sweep_options
-from tpbench.results.compact import Busy, compact
 from tpbench.settings import JobError
+from tpbench.suggestions import unknown
+from tpbench.workloads import variants
 
 if TYPE_CHECKING:
     from tpbench.launcher.slurm.runner import Slurm
-
-MERGE_AFTER_ROWS = 500
-"""Rows that a sweep writes before it merges their files."""
 
 RETRIED = ("error", "timeout")
 """Statuses that another attempt may change."""
@@ -69,7 +67,7 @@ def run_sweep(cells: Sequence[Cell], folder: Path, options: SweepOptions, runner
         try:
             sweep.run()
         except Terminated:
-            display.interrupted(len(sweep.ended), rewrites.typed or sys.argv[1:])
+            display.interrupted(len(sweep.ended), arguments.typed or sys.argv[1:])
             raise
         except OSError as error:
             if error.errno not in NO_SPACE:
@@ -83,6 +81,8 @@ def run_sweep(cells: Sequence[Cell], folder: Path, options: SweepOptions, runner
             locks.close()
         attempts = [sweep.ended[cell.index] for cell in cells]
         display.end(attempts)
+        if isinstance(runner, Host) and (advice := reuse_advice(attempts)):
+            display.note(advice)
     return attempts
 
 
@@ -100,7 +100,6 @@ class _Sweep:
     """By the cell's index, its last attempt."""
     replaced: dict[int, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     """By the cell's index: rows of failed attempts, which are deleted once the cell has a new row."""
-    rows_written: int = 0
 
     def run(self) -> None:
         locked = [cell for cell in self.cells if self.locks.acquire(cell.job)]
@@ -147,7 +146,6 @@ class _Sweep:
         for number in range(1, self.options.retries + 2):
             again = []
             for attempt in self.runner.run(waiting, self.display):
-                self._count_row(attempt)
                 if attempt.row and attempt.status in RETRIED and number <= self.options.retries:
                     self.replaced[attempt.cell.index] = [*self.replaced.get(attempt.cell.index, ()), attempt.row]
                     again.append(self._plan(attempt.cell, number + 1))
@@ -155,14 +153,6 @@ class _Sweep:
                 else:
                     self._finish(attempt)
             waiting = sorted(again, key=lambda attempt: attempt.cell.index)
-
-    def _count_row(self, attempt: Attempt) -> None:
-        """Merge the files of single rows from time to time: a folder of many files is slow to read."""
-        self.rows_written += attempt.row is not None
-        if self.rows_written >= MERGE_AFTER_ROWS:
-            self.rows_written = 0
-            with contextlib.suppress(Busy, OSError):  # the single files stay
-                compact(attempt.cell.job.output_dir, single_rows_only=True)
 
     def _finish(self, attempt: Attempt) -> None:
         """Record the last attempt at a cell."""
@@ -199,6 +189,24 @@ class SweepComposer:
         self.sweep = sweep
         self.compose = loader.load_sweep_config
         setattr(loader, "load_sweep_config", lambda *args, **kwargs: None)  # noqa: B010  mypy forbids an assignment
+        OmegaConf.register_new_resolver("tpbench.not", lambda value: not value, replace=True)
+        OmegaConf.register_new_resolver("tpbench.difference", _difference, replace=True)
+
+    def variants_of(self, lines: Sequence[str]) -> list[tuple[str, ...]]:
+        """Return these overrides for each variant that they mean: a pattern means those of the workload of the shape.
+
+        Raises JobError if no variant has such a name.
+        """
+        pattern = {line.partition("=")[0]: line.partition("=")[2] for line in lines}.get("variant", "")
+        if not arguments.is_pattern(pattern):
+            return [tuple(lines)]
+        workload = self.compose(self.sweep, list(lines)).get("shape_workload")
+        names = [name for name, (owner, _) in variants().items() if owner.name == workload]
+        if not (chosen := fnmatch.filter(names, pattern)):
+            raise JobError(
+                f"no variant of {workload}, the workload of the shape, matches {pattern} (valid: {', '.join(names)})"
+            )
+        return [tuple(f"variant={name}" if line == f"variant={pattern}" else line for line in lines) for name in chosen]
 
     def values(self, lines: Sequence[str], index: int) -> dict[str, Any]:
         """Return the plain values of the cell with these overrides and this index.
@@ -216,11 +224,20 @@ class SweepComposer:
         try:
             values: Any = OmegaConf.to_container(config, resolve=True)
         except (OmegaConfBaseException, RecursionError) as error:
+            if isinstance(error.__cause__, JobError):
+                raise error.__cause__ from None
             key, reason = getattr(error, "full_key", None), str(error).partition("\n")[0]
             raise JobError(
                 f"a value refers to another one that cannot be found: {f'{key}: ' * bool(key)}{reason}"
             ) from None
         return dict(values)
+
+
+def _difference(name: str, value: object, other_name: str, other: object) -> int:
+    """Return `value - other`, of fields with these names. Raises JobError if it isn't a number above 0."""
+    if not (isinstance(value, int) and isinstance(other, int) and value > other):
+        raise JobError(f"{name}={value} includes {other_name}={other}: it must be a larger number")
+    return value - other
 
 
 class TorchrunLauncher(Launcher):
@@ -237,25 +254,30 @@ class TorchrunLauncher(Launcher):
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         folder = Path(self.config.hydra.sweep.dir)
         try:
-            requests = self._requests(job_overrides, initial_job_idx)
-            _run(requests, folder, self.config.hydra)
+            _run(self._requests(job_overrides, initial_job_idx), folder, self.config.hydra)
         finally:
             _remove_if_unused(folder)
         return [JobReturn(overrides=each, status=JobStatus.COMPLETED) for each in job_overrides]
 
     def _requests(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[Request]:
         """Compose every job before the first one runs, so that a mistake in the last one is reported at once."""
-        check_roots(self.config, self.config.hydra.runtime.choices)
+        _check_roots(self.config, self.config.hydra.runtime.choices)
         if self.config.hydra.job.chdir:
             raise JobError("hydra.job.chdir=true: every path counts from the folder in which tpbench starts")
         # A field that an experiment sweeps, and that the command line sets too, has two overrides: the last one counts.
         jobs = dict.fromkeys(
-            tuple({line.lstrip("+").partition("=")[0]: line for line in lines}.values()) for lines in job_overrides
+            job
+            for lines in job_overrides
+            for job in self.composer.variants_of(
+                list({line.lstrip("+").partition("=")[0]: line for line in lines}.values())
+            )
         )
-        return [
-            Request(index, self.composer.values(lines, index), chosen_fields(lines))
+        requests = [
+            Request(index, self.composer.values(lines, index), arguments.chosen_fields(lines))
             for index, lines in enumerate(jobs, start=initial_job_idx)
         ]
+        _check_names(dict.fromkeys(name for one in requests for name in one.values if name not in one.chosen))
+        return requests
 
 
 def _remove_if_unused(folder: Path) -> None:
@@ -265,6 +287,25 @@ def _remove_if_unused(folder: Path) -> None:
             shutil.rmtree(folder)
             folder.parent.rmdir()
             folder.parent.parent.rmdir()
+
+
+def _check_roots(config: Any, choices: Mapping[str, Any]) -> None:
+    """Raise JobError if a configuration file has a group at its root, where it selects no file. `choices`: Hydra's."""
+    for group in ("shape", "model", "measure", "experiment"):
+        if config.get(group) not in (None, choices.get(group)):
+            raise JobError(
+                f"`{group}:` at the root of a configuration file selects nothing: write "
+                f"`- {'override ' * (group in choices)}{group}: NAME` in its defaults, and `# @package _global_` as "
+                f"the first line of the file of {group}=NAME"
+            )
+
+
+def _check_names(names: Iterable[str]) -> None:
+    """Raise JobError for names that configuration files set, and that are no fields."""
+    valid, where = command_line_names() | set(GROUPS), "python -m tpbench list fields"
+    extra = [name for name in names if name not in valid | {"hub_ids", "shape_workload"}]
+    if errors := [unknown("field", name, valid, where) for name in extra]:
+        raise JobError("\n".join(f"in a configuration file: {error}" for error in errors))
 
 
 class TorchrunSlurmLauncher(TorchrunLauncher):
@@ -287,34 +328,26 @@ def register() -> None:
 
 
 def _run(requests: Sequence[Request], folder: Path, hydra_config: Any) -> None:
-    """Plan and run the cells. Raises CompactHydraException for invalid input, and if cells failed."""
-    try:
-        check_names(dict.fromkeys(name for one in requests for name in one.values if name not in one.chosen))
-        options = sweep_options(requests)
-        runner = _runner(hydra_config.launcher, options)
-        folders = [Path(each.path) for each in hydra_config.runtime.config_sources if each.schema == "file"]
-        cells = plan(requests, runner.target, command_line_variants(), folders)
-        if options.skip_predicted_oom or options.dry_run:
-            from tpbench.launcher.planning import forecast  # late: it imports scipy
-        if options.skip_predicted_oom:
-            cells = forecast.skip_predicted_oom(cells, forecast.Forecast.of(cells))
-        if options.dry_run:
-            decisions = resume.decide(cells, runner.facts) if options.resume else {}
-            kept = {index for index, decision in decisions.items() if decision.row is not None}
-            scripts = runner.scripts(
-                [cell for cell in cells if not cell.skip_reason and cell.index not in kept], folder
-            )
-            print(forecast.dry_run_text(cells, decisions, runner.target, scripts), end="")
-            return
-        if not packages.installed("torch"):  # the ranks import it, and this process does not
-            raise ModuleNotFoundError(name="torch")
-        attempts = run_sweep(cells, folder.absolute(), options, runner)
-    except JobError as error:
-        raise CompactHydraException(str(error)) from None
+    """Plan and run the cells. Raises JobError for invalid input, and if cells failed."""
+    options = sweep_options(requests)
+    runner = _runner(hydra_config.launcher, options)
+    folders = [Path(each.path) for each in hydra_config.runtime.config_sources if each.schema == "file"]
+    cells = plan(requests, runner.target, command_line_variants(), folders)
+    if options.skip_predicted_oom or options.dry_run:
+        from tpbench.launcher.planning import forecast  # late: it imports scipy
+    if options.skip_predicted_oom:
+        cells = forecast.skip_predicted_oom(cells, forecast.Forecast.of(cells))
+    if options.dry_run:
+        decisions = resume.decide(cells, runner.facts) if options.resume else {}
+        print(forecast.dry_run_text(cells, decisions, runner.target, partial(runner.scripts, folder=folder)), end="")
+        return
+    if not packages.installed("torch"):  # the ranks import it, and this process does not
+        raise ModuleNotFoundError(name="torch")
+    attempts = run_sweep(cells, folder.absolute(), options, runner)
     failed = Counter(attempt.status for attempt in attempts if attempt.status in FAILURES)
     if failed:
         counts = ", ".join(f"{status}: {count}" for status, count in failed.items())
-        raise CompactHydraException(f"{failed.total()} of {len(attempts)} cells failed ({counts})")
+        raise JobError(f"{failed.total()} of {len(attempts)} cells failed ({counts})")
 
 
 def _runner(launcher: DictConfig, options: SweepOptions) -> Host | Slurm:
@@ -326,5 +359,5 @@ def _runner(launcher: DictConfig, options: SweepOptions) -> Host | Slurm:
     from tpbench.launcher.slurm.runner import Slurm
 
     settings: Any = OmegaConf.to_container(launcher, resolve=True)
-    del settings["_target_"]
+    del settings[CODE]
     return Slurm(SlurmSettings.parse(settings), options)

@@ -22,7 +22,7 @@ from tpbench.launcher.attempt import Attempt
 from tpbench.launcher.devices import Lease
 from tpbench.launcher.failure import AGENT_LOG, describe, is_consequence
 from tpbench.measure.machine import available_cores, omp_threads
-from tpbench.worker.start import MARKER, STACK_SIGNAL, STORE_FILE, die_with_parent
+from tpbench.worker.start import MARKER, PROFILED, STACK_SIGNAL, STORE_FILE, die_with_parent
 from tpbench.worker.task import LIST_FILE, PROGRESS_FILE, JsonLines
 
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]
@@ -37,6 +37,13 @@ _TORCHRUN_OPTION = "PET_"
 NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
 """Variables that keep NVLink multicast off in all jobs on GPUs. `tpbench.kernels.collectives` sets them too, but only
 in jobs with symmetric memory, and after NCCL has made its first communicators."""
+
+PROFILERS = {
+    "nsys": ("--no-python", "nsys", "profile", "--capture-range=cudaProfilerApi", "--force-overwrite=true", "--output"),
+    "ncu": ("--no-python", "ncu", "--profile-from-start=off", "--force-overwrite", "--export"),
+}
+"""Arguments of torchrun under which each rank runs in a profiler. The path of the report follows. It records the
+iteration between a rank's calls of cudaProfilerStart and cudaProfilerStop."""
 
 KILL_S = 30.0
 """Longest wait for processes that were killed. One that waits for a broken disk may not end at all."""
@@ -76,6 +83,8 @@ def command(job: Job, file: Path, log_dir: Path, rendezvous: Rendezvous = LOOPBA
     # A public name that is the same on every node and differs for every other job.
     cell = file.parent if rendezvous.nodes == 1 else file.parent.parent
     several = [f"--rdzv-endpoint={rendezvous.endpoint}", f"--rdzv-conf=rank={rendezvous.node}"]
+    profiler = job.measure.profiler
+    profiled = [*PROFILERS[profiler], f"{log_dir}/{profiler}_rank%q{{RANK}}", sys.executable] if profiler else []
     return [
         sys.executable,
         "-m",
@@ -90,6 +99,7 @@ def command(job: Job, file: Path, log_dir: Path, rendezvous: Rendezvous = LOOPBA
         "--monitor-interval=0.1",
         f"--log-dir={log_dir}",
         "--redirects=3",
+        *profiled,
         "-m",
         "tpbench.worker.rank",
         str(file),
@@ -111,26 +121,23 @@ def environment(
     of the torchrun does; None: only this job runs in it.
     """
     env = {name: value for name, value in inherited.items() if not name.startswith(_TORCHRUN_OPTION)}
-    env[MARKER] = marker
+    env |= {MARKER: marker, "PYTHONUNBUFFERED": inherited.get("PYTHONUNBUFFERED", "1")}
+    if job.measure.profiler:
+        env[PROFILED] = job.measure.profiler
     if not INSTALLED:
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PACKAGE_ROOT), env.get("PYTHONPATH")]))
     if nodes == 1:
         env["GLOO_SOCKET_IFNAME"] = env["NCCL_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
-    defaults = {
-        "PYTHONUNBUFFERED": "1",
-        # torchrun would set 1 for every rank; on a CPU the ranks share the cores.
-        "OMP_NUM_THREADS": str(max(1, (cores or available_cores()) * nodes // job.world_size)),
-    }
     if job.device == "cpu":
         env["CUDA_VISIBLE_DEVICES"] = ""
         if job.uses_triton if uses_triton is None else uses_triton:
             env["TRITON_INTERPRET"] = "1"
     else:
         env.pop("TRITON_INTERPRET", None)
-        defaults |= NO_MULTICAST
-    if omp_threads(env) is None:
-        env.pop("OMP_NUM_THREADS", None)
-    return {**defaults, **env}
+        env = {**NO_MULTICAST, **env}
+    if omp_threads(env) is None:  # torchrun would set 1 for every rank; on a CPU the ranks share the cores
+        env["OMP_NUM_THREADS"] = str(max(1, (cores or available_cores()) * nodes // job.world_size))
+    return env
 
 
 class ProcessTree:
@@ -219,16 +226,14 @@ class Torchrun:
         self, attempts: Sequence[Attempt], lease: Lease, stays: bool = False, rendezvous: Rendezvous = LOOPBACK
     ) -> None:
         """Start it. The attempts have begun. `rendezvous`: where it meets the torchruns of a job's other nodes."""
-        first = attempts[0]
+        first, folder = attempts[0], attempts[0].folder
         self.lease, self.rendezvous, self.key = lease, rendezvous, key(attempts)
-        self.running: list[Attempt] = []
         self.again: list[list[Attempt]] = []
         """Attempts that must run once more, in another torchrun: those of a list run together."""
         self.over = False
         """True if no process of it is left."""
         self.runs = 0
         """Times that attempts were submitted."""
-        folder = first.folder
         self.tasks: JsonLines | None = None
         self.progress: JsonLines | None = None
         if stays:
@@ -238,9 +243,8 @@ class Torchrun:
         line = command(first.cell.job, self.tasks.file if self.tasks else first.task_file, folder, rendezvous)
         self.command, self.log = " ".join(line), folder / AGENT_LOG
         self.submit(attempts)
-        uses_triton = any(attempt.cell.job.uses_triton for attempt in attempts)
         marker = f"{first.task.row_id}.{rendezvous.node}"  # two nodes of a job may be on one host
-        env = environment(first.cell.job, marker, os.environ, rendezvous.nodes, len(lease.cores), uses_triton)
+        env = environment(first.cell.job, marker, os.environ, rendezvous.nodes, len(lease.cores), uses_triton(attempts))
         self.tree = ProcessTree(line, {**env, **lease.environment}, self.log, lease.locks, lease.cores)
 
     def submit(self, attempts: Sequence[Attempt]) -> None:
@@ -266,22 +270,21 @@ class Torchrun:
         Then all processes have ended, unless they can run other attempts. Raises Terminated if the signal that ended
         the processes reaches this one, too.
         """
-        code = self.tree.agent.poll()
-        finished = self._read_progress()
-        cause, status, reason = None, "error", "its ranks saved no result"
-        if finished is None:
-            cause = self.running[self.place]
-            if code is None and self.spent_s[self.place] <= cause.cell.job.timeout_s:
-                return []
-            self.tree.write_stacks() if code is None else self.end()
-            status, reason = describe(code, cause.cell.job.timeout_s, cause.folder)
-            if code is None:  # after its logs were read: a rank that receives SIGTERM adds lines
+        code, finished = self.tree.agent.poll(), self._read_progress()
+        if finished is not None:
+            if finished or code is not None:
                 self.end()
-            elif code:
-                interrupts.sleep(SIGNAL_S)
-                self._wait_for_peers(cause)
-        elif finished or code is not None:
+            return self._close(None, "error", "its ranks saved no result")
+        cause = self.running[self.place]
+        if code is None and self.spent_s[self.place] <= cause.cell.job.timeout_s:
+            return []
+        self.tree.write_stacks() if code is None else self.end()
+        status, reason = describe(code, cause.cell.job.timeout_s, cause.folder)
+        if code is None:  # after its logs were read: a rank that receives SIGTERM adds lines
             self.end()
+        elif code:
+            interrupts.sleep(SIGNAL_S)
+            self._wait_for_peers(cause)
         return self._close(cause, status, reason)
 
     def end(self) -> None:
@@ -317,20 +320,23 @@ class Torchrun:
         for attempt in attempts:
             if len(attempts) > 1 and (attempt.crowded or (attempt is cause and status == "oom")):
                 crowded.append(attempt)
-            elif cause in (None, attempt) or attempt.has_row or attempt.has_result:
-                ended += [] if attempt.abandoned else [attempt.close(status, reason)]
-            else:
+            elif cause not in (None, attempt) and not (attempt.has_row or attempt.has_result):
                 others.append(attempt.again())
+            elif not attempt.abandoned:
+                ended.append(attempt.close(status, reason))
         number = len(attempts) - 1
         alone = f"out of memory beside {number} cell{'s' * (number > 1)} of its problem"
-        self.again = [
-            *([others] if others else []),
-            *([attempt.again(not_interleaved=alone)] for attempt in crowded),
-        ]
+        self.again = [[attempt.again(not_interleaved=alone)] for attempt in crowded]
+        self.again[:0] = [others] if others else []
         return ended
+
+
+def uses_triton(attempts: Sequence[Attempt]) -> bool:
+    """Return True if any attempt runs Triton kernels."""
+    return any(attempt.cell.job.uses_triton for attempt in attempts)
 
 
 def key(attempts: Sequence[Attempt]) -> tuple[object, ...]:
     """Return what attempts must have in common to run in one torchrun, one after the other."""
     job = attempts[0].cell.job
-    return job.world_size, job.device, job.timeout_s, any(attempt.cell.job.uses_triton for attempt in attempts)
+    return job.world_size, job.device, job.timeout_s, uses_triton(attempts)

@@ -15,13 +15,14 @@ import dataclasses
 import itertools
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeGuard, runtime_checkable
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpbench.measure.session import Context, MeasureSettings, Session
+from tpbench.measure.ranks import from_rank_0
+from tpbench.measure.session import AuditedSession, Context, RepeatedSession
 
 SLEEP_CYCLES = 40_000_000
 """About 20 ms: the device sleeps while the host queues the change of the inputs and the iteration."""
@@ -108,56 +109,18 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
 
 def common_seed() -> int:
     """Return a random number that is equal on all ranks and that a variant cannot know. Collective."""
-    seed = torch.tensor(secrets.randbits(40))
-    if dist.is_initialized():
-        dist.broadcast(seed, src=0)
-    return int(seed)
+    return from_rank_0([secrets.randbits(40)])[0]
 
 
-@runtime_checkable
-class AuditedSession(Session, Protocol):
-    """A session whose inputs and outputs are audited."""
-
-    audited_inputs: Inputs
-    trusted: bool
-    """True for a variant of this package."""
-    fresh: bool
-    """True if `restore` changes the inputs before each iteration."""
-    keeps_output: bool
-    """True if the output lives on after the check, as that of a CUDA graph does: each replay fills it again."""
-
-    @property
-    def overwrites_inputs(self) -> bool:
-        """True if a step overwrites inputs, which `restore` then restores."""
-
-    def outputs(self) -> Sequence[Tensor]:
-        """Return the tensors of the last step's result that a step must compute."""
-
-
-def is_audited(session: Session) -> TypeGuard[AuditedSession]:
-    """Return True if the session is audited."""
-    return isinstance(session, AuditedSession)
-
-
-def audited_settings(session: Session, settings: MeasureSettings) -> MeasureSettings:
-    """Return the settings that apply to a session: the inputs of a variant from outside this package always change."""
-    return (
-        dataclasses.replace(settings, fresh=settings.fresh or not session.trusted) if is_audited(session) else settings
-    )
-
-
-def poison(session: AuditedSession) -> None:
+def poison(session: RepeatedSession) -> None:
     """Fill the outputs of the last step with NaN. Their memory is what the next step will probably get."""
     for output in session.outputs():
         if output.is_floating_point() and 0 not in output.stride():
             output.data.fill_(float("nan"))
 
 
-def restore_before(session: Session, iterations: int) -> Callable[[], None]:
-    """Return the session's `restore`. If the session is audited, it also poisons the outputs before the last of the
-    given number of iterations."""
-    if not is_audited(session):
-        return session.restore
+def restore_before(session: RepeatedSession, iterations: int) -> Callable[[], None]:
+    """Return the session's `restore`. Before the last of the given number of iterations it also poisons the outputs."""
     calls = itertools.count(1)
 
     def restore() -> None:
@@ -168,7 +131,7 @@ def restore_before(session: Session, iterations: int) -> Callable[[], None]:
     return restore
 
 
-def timed_result_reason(session: Session, clock: str) -> str | None:
+def timed_result_reason(session: RepeatedSession, clock: str) -> str | None:
     """Return why the result of the last timed iteration is wrong, or None. Collective."""
     wrong = session.check().wrong
     return f"the last iteration of the {clock} clock, after a correct first one: {wrong}" if wrong else None

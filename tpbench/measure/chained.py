@@ -14,12 +14,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tpbench.measure import cuda_graph, rank_memory
-from tpbench.measure.audit import common_seed, is_audited, poison
+from tpbench.measure.audit import common_seed
 from tpbench.measure.clock import Timed, WallClock
 from tpbench.measure.ranks import on_any_rank
-from tpbench.measure.session import Context, Costs, MeasureSettings, Session, Verdict
+from tpbench.measure.session import AuditedSession, Context, Costs, MeasureSettings, Verdict
 from tpbench.measure.stop_rules import ROUNDS, ClockRun
 
 LEAST_ITERATIONS = 2
@@ -41,7 +42,9 @@ COPIES_FOR_ONE_USE = 8
 class Chain:
     """A session whose step is a block of iterations back to back, each on the next copy of the inputs."""
 
-    def __init__(self, copies: Sequence[tuple[Session, Callable[[], None]]], iterations: int, changes: bool) -> None:
+    def __init__(
+        self, copies: Sequence[tuple[AuditedSession, Callable[[], None]]], iterations: int, changes: bool
+    ) -> None:
         """`copies`: sessions with what is timed of each. `iterations`: at most so many in a block, the same on all
         ranks. `changes`: the number of iterations differs from block to block, so that no variant knows the last one.
         Collective."""
@@ -53,7 +56,7 @@ class Chain:
         self.random = random.Random(common_seed())
 
     @property
-    def last(self) -> Session:
+    def last(self) -> AuditedSession:
         return self.copies[self.place][0]
 
     @property
@@ -75,11 +78,13 @@ class Chain:
         """Free the output of the last iteration."""
         self.last.release()
 
+    def outputs(self) -> list[Tensor]:
+        """Return the outputs that copies hold: of the last iteration and, with graphs, those of each copy."""
+        return [output for session, _ in self.copies for output in session.outputs()]
+
     def restore(self) -> None:
         """Restore the inputs of every copy before a block."""
         for session, _ in self.copies:
-            if is_audited(session):
-                poison(session)
             session.restore()
         if self.changes:
             self.iterations = self.random.randint((self.most + 1) // 2, self.most)
@@ -112,9 +117,9 @@ class ChainedClock(WallClock):
 
 
 def chained_run(
-    session: Session,
+    session: AuditedSession,
     step: Callable[[], None],
-    set_up: Callable[[], Session],
+    set_up: Callable[[], AuditedSession],
     context: Context,
     settings: MeasureSettings,
     step_ms: float,
@@ -132,10 +137,8 @@ def chained_run(
         peak_gib: memory that an iteration needs in addition to its inputs.
         interleaved: True if other cells need memory, too. The copies then take at most a quarter of what is free.
     """
-    one_use, input_bytes = settings.fresh, 0
-    if is_audited(session):
-        one_use |= session.overwrites_inputs
-        input_bytes = sum(tensor.nbytes for tensor in session.audited_inputs.tensors)
+    one_use = settings.fresh or session.overwrites_inputs
+    input_bytes = sum(tensor.nbytes for tensor in session.audited_inputs.tensors)
     wanted = copies_needed(input_bytes, context.device, one_use)
     copies = [(session, step)]
     graph_pool = torch.cuda.graph_pool_handle() if settings.graph and context.device.type == "cuda" else None
@@ -185,13 +188,12 @@ def copies_needed(input_bytes: int, device: torch.device, one_use: bool) -> int:
 
 
 def _another(
-    set_up: Callable[[], Session], context: Context, settings: MeasureSettings, graph_pool: Any, number: int
-) -> tuple[Session, Callable[[], None]]:
+    set_up: Callable[[], AuditedSession], context: Context, settings: MeasureSettings, graph_pool: Any, number: int
+) -> tuple[AuditedSession, Callable[[], None]]:
     """Return one more copy, which has run. Copies of graphs share the memory of their temporary tensors."""
     session = set_up()
-    if is_audited(session):
-        session.fresh = settings.fresh
-        session.audited_inputs.changes = number << 10  # other changes than those of the other copies
+    session.fresh = settings.fresh
+    session.audited_inputs.changes = number << 10  # other changes than those of the other copies
     session.restore()
     session.step()
     if context.device.type == "cuda":

@@ -155,10 +155,9 @@ class DeviceClock(Clock):
         self._synchronize()
         began = time.perf_counter()
         step()
-        longest_s = torch.tensor(time.perf_counter() - began, dtype=torch.float64)
+        queued_s = time.perf_counter() - began
         self._synchronize()
-        dist.all_reduce(longest_s, op=dist.ReduceOp.MAX)
-        return float(longest_s)
+        return _slowest([queued_s])[0]
 
 
 def abba_order(count: int, iterations: int) -> list[int]:
@@ -209,7 +208,8 @@ class Stopwatch:
         clock = self._clock(on_host)
         last_ms = [clock.samples(step, restore, WARMUP_ITERATIONS)[-1] for step, restore in timed]
         if iterations is None:
-            iterations = _affordable(max(_slowest(last_ms)), most or self.iterations)
+            affordable = int(LIMIT_MS / max(*_slowest(last_ms), 1e-3))
+            iterations = min(most or self.iterations, max(LEAST_ITERATIONS, affordable))
         return [_slowest(samples) for samples in clock.interleaved(timed, iterations)]
 
     def blocks_ms(self, *timed: Timed, iterations: int) -> list[list[float]]:
@@ -232,11 +232,6 @@ class Stopwatch:
 def paired_difference(above: Sequence[float], below: Sequence[float]) -> float:
     """Return the median difference of interleaved samples: each sample minus the other step's of the same pass."""
     return median(one - other for one, other in zip(above, below, strict=True))
-
-
-def _affordable(step_ms: float, most: int) -> int:
-    """The iterations of a step that take about `LIMIT_MS`, within limits."""
-    return min(most, max(LEAST_ITERATIONS, int(LIMIT_MS / max(step_ms, 1e-3))))
 
 
 def _slowest(samples: Sequence[float]) -> list[float]:

@@ -12,8 +12,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from tpbench.measure.audit import is_audited
-from tpbench.measure.session import Session
+from tpbench.measure.session import AuditedSession
 
 WARMUP_PASSES = 3
 """Passes before a capture: they allocate shared memory and choose kernels."""
@@ -66,7 +65,7 @@ def capture(
     return CapturedWork(result, graph.replay)
 
 
-def captured_step(session: Session, pool: Any = None) -> Callable[[], None]:
+def captured_step(session: AuditedSession, pool: Any = None) -> Callable[[], None]:
     """Return the session's step as the replay of a graph. Replays fill the output that the capture left in the session.
 
     `pool`: as in `capture`.
@@ -80,6 +79,5 @@ def captured_step(session: Session, pool: Any = None) -> Callable[[], None]:
     warm_up(one_pass)
     session.release()
     replay = capture(session.step, pool=pool).replay
-    if is_audited(session):
-        session.keeps_output = True
+    session.keeps_output = True
     return replay

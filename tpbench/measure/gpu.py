@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -85,8 +86,11 @@ class NvmlGpu:
         state = self.ask("nvmlDeviceGetCurrentClocksThrottleReasons")
         if state is None:
             return None
-        masks = {bit: getattr(self.nvml, f"nvmlClocksThrottleReason{bit}") for bit in THROTTLE_BITS}
-        return {THROTTLE_BITS[bit] for bit, mask in masks.items() if state & mask}
+        return {
+            reason
+            for bit, reason in THROTTLE_BITS.items()
+            if state & getattr(self.nvml, f"nvmlClocksThrottleReason{bit}")
+        }
 
 
 def this_gpu(device: torch.device) -> NvmlGpu | None:
@@ -107,9 +111,9 @@ class ClockWatch:
         self.gpu, self.now_s = gpu, now_s
         self.clocks_mhz: dict[str, Any] = {}
         """Columns of the clocks at the end of the last block."""
-        self._watched_s = 0.0
-        self._violated_ns: dict[str, int] = {}
-        self._present: set[str] | None = None
+        self._watched_s, self._is_known = 0.0, False
+        self._violated_ns: Counter[str] = Counter()
+        self._present: set[str] = set()
 
     def __enter__(self) -> None:
         self._began_s = self.now_s()
@@ -119,11 +123,10 @@ class ClockWatch:
         if self.gpu is None:
             return
         self._watched_s += self.now_s() - self._began_s
-        for reason, ns in self.gpu.violations_ns().items():
-            more_ns = ns - self._before_ns.get(reason, ns)
-            self._violated_ns[reason] = self._violated_ns.get(reason, 0) + more_ns
-        if (now := self.gpu.throttled_now()) is not None:
-            self._present = (self._present or set()) | now
+        after_ns, present = self.gpu.violations_ns(), self.gpu.throttled_now()
+        self._is_known |= bool(after_ns) or present is not None
+        self._violated_ns.update({reason: ns - self._before_ns.get(reason, ns) for reason, ns in after_ns.items()})
+        self._present |= present or set()
         self.clocks_mhz = self.gpu.clocks_mhz()
 
     def reasons(self) -> set[str] | None:
@@ -134,7 +137,7 @@ class ClockWatch:
         """
         least_ns = THROTTLED_SHARE * self._watched_s * 1e9
         counted = {reason for reason, ns in self._violated_ns.items() if ns > least_ns}
-        return None if self._present is None and not self._violated_ns else counted | (self._present or set())
+        return counted | self._present if self._is_known else None
 
     def columns(self, context: Context) -> dict[str, Any]:
         """Return the clocks of this rank after the timed iterations, and why those of any rank were lowered.
@@ -145,10 +148,10 @@ class ClockWatch:
             return {}
         reasons = self.reasons()
         applied = [math.nan if reasons is None else float(name in reasons) for name in THROTTLE_REASONS]
-        on_ranks = gather_numbers(applied, context)
+        on_ranks = np.max(gather_numbers(applied, context), axis=1)  # NaN if a rank does not know
         if np.isnan(on_ranks).any():
             return self.clocks_mhz
-        names = [name for name, ranks in zip(THROTTLE_REASONS, on_ranks, strict=True) if ranks.any()]
+        names = [name for name, applies in zip(THROTTLE_REASONS, on_ranks, strict=True) if applies]
         return self.clocks_mhz | {"throttle_reasons": " ".join(names) or "none"}
 
 
@@ -175,8 +178,8 @@ def iteration_energy_j(
 
 def _updated_j(gpu: NvmlGpu) -> float:
     """Return the counter right after it changes, or after `UPDATE_S`."""
-    first_j, deadline_s = gpu.energy_j(), time.monotonic() + UPDATE_S
-    now_j = first_j
+    first_j = now_j = gpu.energy_j()
+    deadline_s = time.monotonic() + UPDATE_S
     while now_j == first_j and time.monotonic() < deadline_s:
         now_j = gpu.energy_j()
     return now_j if now_j is not None else math.nan

@@ -4,8 +4,8 @@ communicates and idles.
 The trace runs after the timed iterations and does not touch them. It needs CUPTI, which stays attached and slows later
 launches of the process down. pytorch/pytorch#146604 reports steps that are 10 to 20% slower after a profile. Detaching
 CUPTI is no way out: it can crash together with CUDA graphs (pytorch/pytorch#144455). So a process that has profiled a
-GPU runs no further job, and a process that runs further jobs is not traced. Exceptions, after which the process ends,
-are a schedule of iterations and a workload that profiles anyway. Without a trace both clocks tell a part.
+GPU runs no further job, and a process that runs further jobs is not traced. The exception is a schedule of iterations,
+after which the process ends. Without a trace both clocks tell a part.
 """
 
 from __future__ import annotations
@@ -23,14 +23,17 @@ from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from tpbench.measure.clock import WallClock
-from tpbench.measure.ranks import gather_number, gather_numbers
-from tpbench.measure.session import Context, ScheduledSession, Session
+from tpbench.measure.ranks import gather_numbers
+from tpbench.measure.session import Context, Session
 from tpbench.measure.statistics import is_host_bound
 
 _has_run = False
 
 TRACES = "trace_rank*.json.gz"
 """Names of the files that `keep_trace` writes."""
+
+REPORTS = "{0}_rank*.{0}-rep"
+"""Names of the files that `profiler=nsys|ncu` writes."""
 
 PRODUCT, COMMUNICATION, OTHER = range(3)
 
@@ -160,11 +163,9 @@ def bottleneck_columns(
 
     `step`: one iteration as it was timed. `columns`: those of the timed iterations.
     """
-    schedule, costs = session.schedule if isinstance(session, ScheduledSession) else None, session.costs
-    # A schedule is traced in any process: nothing else shows its gaps, and a new process costs little beside it. So is
-    # a process that the workload has profiled already. All ranks decide alike.
-    may_trace = not context.process_stays or (schedule is not None and schedule.traced)
-    if may_trace or max(gather_number(has_run(), context)) > 0:
+    schedule, costs = getattr(session, "schedule", None), session.costs
+    # A schedule is traced in any process: nothing else shows its gaps, and a new process costs little beside it.
+    if not context.process_stays or (schedule is not None and schedule.traced):
         busy = _busy_by_trace(step, session.restore, wall, context, columns["time_ms"])
         shares = share_columns(*busy, columns, costs.compute_ms) if busy else {}
         is_cut = bool(schedule and context.graph and shares.get("idle_share", 0.0) > MOST_IDLE_OF_REPLAY)

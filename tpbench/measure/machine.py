@@ -20,28 +20,9 @@ import psutil
 import tpbench
 from tpbench.settings import JobError
 
-RECORDED_VARIABLES = (
-    "CUDA_DEVICE_MAX_CONNECTIONS",
-    "CUDA_LAUNCH_BLOCKING",
-    "CUDA_VISIBLE_DEVICES",
-    "GLOO_SOCKET_IFNAME",
-    "MKL_NUM_THREADS",
-    "NCCL_ALGO",
-    "NCCL_DEBUG",
-    "NCCL_IB_DISABLE",
-    "NCCL_MAX_NCHANNELS",
-    "NCCL_MIN_NCHANNELS",
-    "NCCL_NVLS_ENABLE",
-    "NCCL_P2P_DISABLE",
-    "NCCL_PROTO",
-    "NCCL_SOCKET_IFNAME",
-    "OMP_NUM_THREADS",
-    "PYTORCH_ALLOC_CONF",
-    "PYTORCH_CUDA_ALLOC_CONF",
-    "TORCH_NCCL_AVOID_RECORD_STREAMS",
-    "TORCH_NCCL_HIGH_PRIORITY",
-    "TORCH_SYMM_MEM_DISABLE_MULTICAST",
-    "TRITON_INTERPRET",
+RECORDED_VARIABLES = re.compile(
+    r"CUDA_(DEVICE_MAX_CONNECTIONS|LAUNCH_BLOCKING|VISIBLE_DEVICES)|NCCL_\w+|GLOO_SOCKET_IFNAME|(MKL|OMP)_NUM_THREADS|"
+    r"PYTORCH_(CUDA_)?ALLOC_CONF|TORCH_(NCCL|SYMM_MEM)_\w+|TRITON_INTERPRET"
 )
 """Environment variables that can change a measurement. A row records these and no others."""
 
@@ -73,7 +54,9 @@ def available_cores() -> int:
 
 def recorded_environment(environment: Mapping[str, str] = os.environ) -> str:
     """Return the recorded environment variables that are set, as JSON."""
-    return json.dumps({name: environment[name] for name in RECORDED_VARIABLES if name in environment})
+    return json.dumps(
+        {name: value for name, value in sorted(environment.items()) if RECORDED_VARIABLES.fullmatch(name)}
+    )
 
 
 def omp_threads(environment: Mapping[str, str] = os.environ) -> int | None:

@@ -14,8 +14,8 @@ import torch
 from tpbench.measure import machine
 from tpbench.suggestions import message
 
-_REQUESTED = re.compile(r"[Tt]ried to allocate ([\d.]+) ?(bytes|KiB|MiB|GiB|TiB)?")
-_UNITS = {None: 1, "bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_REQUESTED = re.compile(r"(?:[Tt]ried to|Unable to) allocate ([\d.]+) ?(bytes|KiB|MiB|GiB|TiB|PiB)?")
+_UNITS = {None: 1, "bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50}
 
 
 def limit(device: torch.device, wanted_gib: float | None, ranks_here: int) -> float:
@@ -61,11 +61,8 @@ def available_bytes(device: torch.device) -> int:
 def shortage(error: BaseException) -> int | None:
     """Return the requested bytes (0 if unknown) if the error reports a lack of memory, else None."""
     text = message(error)
-    if isinstance(error, MemoryError):  # numpy's error has the shape and dtype of the array
-        shape, dtype = getattr(error, "shape", None), getattr(error, "dtype", None)
-        return math.prod(shape) * dtype.itemsize if shape is not None and dtype is not None else 0
-    out_of_memory = isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in text
-    if not out_of_memory and not (isinstance(error, RuntimeError) and re.search("out of memory|bad_alloc", text)):
+    is_shortage = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in text
+    if not is_shortage and not (isinstance(error, RuntimeError) and re.search("out of memory|bad_alloc", text)):
         return None
     match = _REQUESTED.search(text)
     return int(float(match[1]) * _UNITS[match[2]]) if match else 0
@@ -135,16 +132,6 @@ def _synchronize(device: torch.device) -> None:
 
 def _held_bytes(device: torch.device) -> float:
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else _status_bytes("VmRSS")
-
-
-def fill_freed_with_nan(device: torch.device, gib: float) -> None:
-    """Fill freed memory with NaN, so that stale output cannot pass the check.
-
-    Only on a GPU, whose allocator reuses freed blocks: all bits set are NaN in every floating-point dtype. A CPU's
-    fresh pages are zeros.
-    """
-    if device.type == "cuda" and gib > 0:
-        torch.full((int(gib * 2**30),), 0xFF, dtype=torch.uint8, device=device)
 
 
 def _status_bytes(name: str) -> float:

@@ -28,6 +28,14 @@ def gather_numbers(values: Sequence[float], context: Context) -> list[np.ndarray
     return list(torch.stack(by_rank, dim=1).numpy())
 
 
+def from_rank_0(numbers: Sequence[int]) -> list[int]:
+    """Return the numbers of rank 0. Collective, if there is a process group."""
+    agreed = torch.tensor(numbers)
+    if dist.is_initialized():
+        dist.broadcast(agreed, src=0)
+    return [int(number) for number in agreed]
+
+
 def on_any_rank(flag: bool, context: Context) -> bool:
     """Return True if the flag is set on any rank. Collective."""
     return max(gather_number(float(flag), context)) > 0

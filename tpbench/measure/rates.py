@@ -34,19 +34,14 @@ def copy_gb_per_s(device: torch.device) -> float:
     source = torch.ones(BYTES[device.type] // 2, dtype=torch.int8, device=device)
     target = torch.empty_like(source)
     on_gpu = device.type == "cuda"
-
-    def mark() -> Any:
-        if not on_gpu:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
     dist.barrier()
-    marks = [mark()]
-    for _ in range(COPIES + 1):  # all are queued before the first one ends: no launch time lies between two events
-        target.copy_(source)
-        marks.append(mark())
+    marks: list[Any] = []
+    for copy in range(COPIES + 2):  # all are queued before the first one ends: no launch time lies between two events
+        if copy:
+            target.copy_(source)
+        marks.append(torch.cuda.Event(enable_timing=True) if on_gpu else time.perf_counter())
+        if on_gpu:
+            marks[-1].record()
     if on_gpu:
         torch.cuda.synchronize(device)
     pairs = list(itertools.pairwise(marks))[1:]  # the first copy touches the pages of the target

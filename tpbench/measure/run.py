@@ -6,30 +6,22 @@ Columns about the GPUs of a cell are missing on a CPU.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from tpbench.measure import cuda_graph, rank_memory
-from tpbench.measure.audit import audited_settings, changed_inputs_reason, is_audited, timed_result_reason
+from tpbench.measure.audit import changed_inputs_reason, poison, timed_result_reason
 from tpbench.measure.chained import chained_run
 from tpbench.measure.clock import Clock, ColdCache, DeviceClock, WallClock
 from tpbench.measure.compile_time import CompileTime, listen
 from tpbench.measure.gpu import SAMPLE_S, ClockWatch, iteration_energy_j, this_gpu
-from tpbench.measure.gpu_trace import TRACES, bottleneck_columns, keep_trace, profiled
+from tpbench.measure.gpu_trace import REPORTS, TRACES, bottleneck_columns, keep_trace, profiled
+from tpbench.measure.late import late_columns
 from tpbench.measure.ranks import gather_number, gather_numbers
-from tpbench.measure.session import (
-    CapturableSession,
-    Context,
-    Costs,
-    DetailedSession,
-    IterationSchedule,
-    MeasureSettings,
-    ScheduledSession,
-    Session,
-    Verdict,
-)
+from tpbench.measure.session import Context, Costs, IterationSchedule, MeasureSettings, Verdict
 from tpbench.measure.statistics import Samples, summary
 from tpbench.measure.stop_rules import ClockRun, RoundRequest, run_rounds
 
@@ -46,7 +38,7 @@ the medians of its rounds."""
 
 
 def measurement(
-    set_up: Callable[[], Session],
+    set_up: Callable[[], Any],
     context: Context,
     settings: MeasureSettings,
     copy_gb_per_s: float,
@@ -59,9 +51,11 @@ def measurement(
     clocks time further iterations. A `ScheduledSession` runs exactly the iterations of its schedule instead.
 
     Args:
-        set_up: sets the variant up on this rank. The chained clock calls it again for copies of the inputs.
+        set_up: sets the variant up on this rank, as an `AuditedSession` or a `ScheduledSession`. The chained clock
+            calls it again for copies of the inputs.
         context: this rank's place.
-        settings: how long to measure, and whether with a CUDA graph or with fresh inputs.
+        settings: how long to measure, and whether with a CUDA graph or with fresh inputs. The inputs of a variant from
+            outside this package always change.
         copy_gb_per_s: copy bandwidth of this machine in 1e9 bytes per second, for the floor.
         interpreted: True if Triton's interpreter runs the kernels. If one pass then exceeds the time budget, it is the
             only one: it is checked and its time counts (`warmed_up` is false).
@@ -74,22 +68,18 @@ def measurement(
     session = set_up()
     listen()
     cell = _Cell(session, context, copy_gb_per_s)
-    if isinstance(session, ScheduledSession):
+    if hasattr(session, "schedule"):
         cell.columns["not_chained"] = "each iteration continues the one before"
         return cell.run_scheduled(session.schedule, settings, compile_time)
-    settings = audited_settings(session, settings)
+    settings = replace(settings, fresh=settings.fresh or not session.trusted)
     last_ms, peak_gib, warmed_up = cell.first_passes(settings, interpreted)
     # One pass that takes longer than the budget is the measurement by wall clock.
     is_long = bool(last_ms.max() / 1e3 > settings.time_budget_s)
-    context.say("checking")
-    verdict = session.check()
-    cell.describe(peak_gib, warmed_up=warmed_up, graph=settings.graph, fresh=settings.fresh)
-    cell.columns |= compile_time.columns(context)
+    verdict = cell.check(peak_gib, compile_time, warmed_up=warmed_up, graph=settings.graph, fresh=settings.fresh)
     if verdict.wrong:
         return verdict, cell.columns
     context.say("timing")
-    if is_audited(session):
-        session.fresh = settings.fresh
+    session.fresh = settings.fresh
     runs = {name: ClockRun(clock, cell.step, session, context, settings) for name, clock in cell.clocks.items()}
     reason = "an iteration takes longer than the time budget" if is_long else ""
     if interpreted:
@@ -119,16 +109,18 @@ def measurement(
     samples = {name: run.samples for name, run in runs.items()}
     runs.clear()  # it frees the copies of the inputs
     launches = cell.launch_columns(len(samples["wall"]))
-    if is_audited(session):
-        session.fresh = False
-        # On a CPU a long pass is not repeated.
-        if not wrong and (not is_long or cell.on_gpu):
-            context.say("checking an iteration on changed inputs")
-            wrong = changed_inputs_reason(session, cell.step, context)
-        session.keeps_output = False
+    session.fresh = False
+    # On a CPU a long pass is not repeated.
+    if not wrong and (not is_long or cell.on_gpu):
+        context.say("checking an iteration on changed inputs")
+        wrong = changed_inputs_reason(session, cell.step, context)
+    session.keeps_output = False
     if wrong:
         return Verdict(verdict.columns, wrong), cell.columns
     cell.columns |= launches | time_columns(samples, cell.columns)
+    if settings.late and context.world_size > 1:
+        context.say("letting a rank be late")
+        cell.columns |= late_columns(cell.step, session, cell.clocks.get("device", cell.wall), context)
     cell.further_iterations(settings)
     return verdict, cell.columns
 
@@ -136,7 +128,7 @@ def measurement(
 class _Cell:
     """A cell while it is measured on this rank. Its methods are collective."""
 
-    def __init__(self, session: Session, context: Context, copy_gb_per_s: float) -> None:
+    def __init__(self, session: Any, context: Context, copy_gb_per_s: float) -> None:
         self.session, self.context = session, context
         self.on_gpu = context.device.type == "cuda"
         cache = ColdCache(context.device, context.world_size)
@@ -162,8 +154,8 @@ class _Cell:
         last_ms, peak_gib = self._one_pass()
         if interpreted and last_ms.max() / 1e3 > settings.time_budget_s:
             return last_ms, peak_gib, False
+        poison(session)  # its memory is what the next pass will probably get
         session.release()
-        rank_memory.fill_freed_with_nan(context.device, peak_gib)
         context.say("second pass")
         last_ms, peak_gib = self._one_pass()
         if settings.graph:
@@ -177,6 +169,16 @@ class _Cell:
             samples = self.wall.samples(self.step, self.session.restore, 1)
         return gather_numbers(samples, self.context)[0], peak.peak_gib[0]
 
+    def check(self, peak_gib: float, compile_time: CompileTime, **columns: bool) -> Verdict:
+        """Compare the last iteration with the oracle. Add its memory, costs and compile times, and known columns."""
+        self.context.say("checking")
+        verdict: Verdict = self.session.check()
+        peaks = gather_number(peak_gib, self.context)
+        self.columns |= {"rank_peak_gib": peaks, "peak_gib": max(peaks), **columns}
+        self.columns |= cost_columns(self.session.costs, self.columns["copy_gb_per_s"])
+        self.columns |= compile_time.columns(self.context)
+        return verdict
+
     def time_each_clock(self, runs: Mapping[str, ClockRun]) -> str | None:
         """Time with one clock after the other, and check the result of the last iteration of each.
 
@@ -184,11 +186,9 @@ class _Cell:
         """
         wrong: str | None = None
         for name, run in runs.items():
-            if run.rounds:
-                continue
-            with self.watch:
-                run.until_precise()
-            if is_audited(self.session):
+            if not run.rounds:
+                with self.watch:
+                    run.until_precise()
                 reason = timed_result_reason(run.session, name)
                 wrong = wrong or reason
         return wrong
@@ -214,7 +214,7 @@ class _Cell:
         context.say("warming up")
         self.wall.warm_up(session.step, session.restore, schedule.warmup_iterations)
         graph_gib = 0.0
-        if context.graph and isinstance(session, CapturableSession):
+        if context.graph and hasattr(session, "capture"):
             context.say("capturing a graph")
             graph_gib = session.capture()
         context.say("timing")
@@ -226,28 +226,19 @@ class _Cell:
 
         with self.watch:
             step = step_with_events if self.on_gpu else session.step
-            samples = self.wall.samples(step, restore, schedule.iterations)
+            times = self.wall.samples(step, restore, schedule.iterations)
         usage.end()
         launches = self.launch_columns(schedule.iterations)
-        times = {"wall": gather_numbers(samples, context)}
+        samples = {"wall": gather_numbers(times, context)}
         if self.on_gpu:
-            times["device"] = gather_numbers([begin.elapsed_time(end) for begin, end in pairs], context)
-        context.say("checking")
-        verdict = session.check()
-        self.describe(max(usage.peak_gib), warmed_up=True, graph=context.graph)
-        self.columns |= compile_time.columns(context)
+            samples["device"] = gather_numbers([begin.elapsed_time(end) for begin, end in pairs], context)
+        verdict = self.check(max(usage.peak_gib), compile_time, warmed_up=True, graph=context.graph)
         for name, gib in (("iteration_held_gib", usage.held_gib), ("iteration_peak_gib", usage.peak_gib)):
             self.columns[name] = [float(ranks.max()) for ranks in gather_numbers(gib, context)]
         if not verdict.wrong:
-            self.columns |= launches | time_columns(times, self.columns)
+            self.columns |= launches | time_columns(samples, self.columns)
             self.further_iterations(settings)
         return verdict, self.columns
-
-    def describe(self, peak_gib: float, **columns: bool) -> None:
-        """Add the memory and costs of an iteration, the first after a check, and columns that are known."""
-        peaks = gather_number(peak_gib, self.context)
-        self.columns |= {"rank_peak_gib": peaks, "peak_gib": max(peaks), **columns}
-        self.columns |= cost_columns(self.session.costs, self.columns["copy_gb_per_s"])
 
     def launch_columns(self, iterations: int) -> dict[str, Any]:
         """Add the clocks of the GPU. Return the host time of the last iterations until the call of a step returned.
@@ -264,10 +255,10 @@ class _Cell:
     def further_iterations(self, settings: MeasureSettings) -> None:
         """Add what further iterations show: the session's details and, on a GPU, the bottleneck and the energy.
 
-        With `profile` each rank leaves a trace of one more iteration.
+        With `profile` each rank leaves a trace of one more iteration, with `profiler` the report of that program.
         """
         session, context = self.session, self.context
-        if isinstance(session, DetailedSession):
+        if hasattr(session, "details"):
             context.say("timing details")
             self.columns |= session.details(self.columns)
 
@@ -276,14 +267,21 @@ class _Cell:
             self.wall.line_up()
             self.step()
 
-        if self.on_gpu:
+        if settings.profiler:  # only one profiler can use a GPU
+            self.columns["trace"] = REPORTS.format(settings.profiler)
+            context.say(f"an iteration for {settings.profiler}")
+            torch.cuda.profiler.start()
+            iteration()
+            torch.cuda.synchronize(context.device)
+            torch.cuda.profiler.stop()
+        elif self.on_gpu:
             context.say("tracing")
             self.columns |= bottleneck_columns(self.step, session, self.wall, context, self.columns)
             context.say("measuring energy")
             energy_s = min(SAMPLE_S, settings.time_budget_s)
             energy_j = iteration_energy_j(iteration, self.columns["time_ms"], self.gpu, context, energy_s)
             self.columns |= {} if energy_j is None else {"energy_j": energy_j}
-        if settings.profile:
+        if settings.profile and not settings.profiler:
             self.columns["trace"] = TRACES
             context.say("keeping a trace")
             keep_trace(profiled(iteration, context), context)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from tpbench.settings import setting
+
+LATE_MS = (0.0, 0.05, 0.25, 1.0)
+"""Delays of one rank that `late=true` measures."""
 
 
 @dataclass(frozen=True)
@@ -21,12 +24,21 @@ class MeasureSettings:
     precision: float = setting(0.01, help="stop if the 95% interval of the median is within this share of it", low=0.0)
     graph: bool = setting(False, help="time the replay of a CUDA graph")
     fresh: bool = setting(False, help="change the inputs before every iteration: a stored answer is then wrong")
+    late: bool = setting(False, help="also measure what a late rank costs the others")
     profile: bool = setting(False, help="keep each rank's profiler trace of one more iteration")
+    profiler: Literal["nsys", "ncu"] | None = setting(
+        None, help="run the ranks under this program, and keep its reports of one more iteration"
+    )
 
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
     from torch.distributed import ProcessGroup
+
+    from tpbench.measure.audit import Inputs
+
+ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True)
@@ -54,6 +66,18 @@ class Context:
     """True if this process may run further jobs, which a profiler would slow down."""
     seed: int = 0
     """Seed of the inputs, for the functions of a workload from a user's file."""
+    known: dict[str, Any] = field(default_factory=dict)
+    """Results of `once`. All set-ups of a cell share them."""
+
+    def once(self, name: str, measure: Callable[[], ResultT]) -> ResultT:
+        """Return what `measure` returns, without calling it again when the variant is set up on a copy of its inputs.
+
+        Collective if `measure` is.
+        """
+        if name not in self.known:
+            self.known[name] = measure()
+        result: ResultT = self.known[name]
+        return result
 
 
 @dataclass(frozen=True)
@@ -92,7 +116,10 @@ class Verdict:
 
 
 class Session(Protocol):
-    """A workload's variant set up on one rank, ready to run."""
+    """A workload's variant set up on one rank, ready to run.
+
+    A session may also have `details(columns)`. It returns more columns of a correct row, given those measured so far.
+    """
 
     @property
     def costs(self) -> Costs:
@@ -111,6 +138,29 @@ class Session(Protocol):
         """Compare the last step's result with the oracle. Collective."""
 
 
+class RepeatedSession(Session, Protocol):
+    """A session whose iterations do not depend on each other."""
+
+    def outputs(self) -> Sequence[Tensor]:
+        """Return the tensors of the last step's result that a step must compute."""
+
+
+class AuditedSession(RepeatedSession, Protocol):
+    """A session whose inputs and outputs the guards of `audit` watch."""
+
+    audited_inputs: Inputs
+    trusted: bool
+    """True for a variant of this package."""
+    fresh: bool
+    """True if `restore` changes the inputs before each iteration."""
+    keeps_output: bool
+    """True if the output lives on after the check, as that of a CUDA graph does: each replay fills it again."""
+
+    @property
+    def overwrites_inputs(self) -> bool:
+        """True if a step overwrites inputs, which `restore` then restores."""
+
+
 @dataclass(frozen=True)
 class IterationSchedule:
     """A fixed number of iterations that depend on each other, such as training steps. The verdict is about all."""
@@ -125,25 +175,11 @@ class IterationSchedule:
     """True if its iterations are traced even in a process that runs further jobs, which then needs a new process."""
 
 
-@runtime_checkable
-class ScheduledSession(Protocol):
-    """A session with a fixed number of iterations."""
+class ScheduledSession(Session, Protocol):
+    """A session with a fixed number of iterations.
+
+    It may also have `capture()`, called after the warm-up. All later iterations are then replays of a CUDA graph. It
+    returns the GiB that the graph keeps.
+    """
 
     schedule: IterationSchedule
-
-
-@runtime_checkable
-class CapturableSession(Protocol):
-    """A scheduled session whose iteration can become the replay of a CUDA graph."""
-
-    def capture(self) -> float:
-        """Make all later iterations replays of a graph. Return the GiB that the graph keeps. Collective, after the
-        warm-up."""
-
-
-@runtime_checkable
-class DetailedSession(Protocol):
-    """A session that also measures parts of its iterations."""
-
-    def details(self, columns: Mapping[str, Any]) -> dict[str, Any]:
-        """Return more columns of a correct row, given those measured so far. Collective; rank 0's are stored."""

@@ -6,18 +6,16 @@ Interleaved cells run in the same processes. A cell that waits keeps its inputs 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping
 from enum import IntEnum
 
 import numpy as np
-import torch
-import torch.distributed as dist
 
 from tpbench.measure.audit import restore_before
 from tpbench.measure.clock import Clock
 from tpbench.measure.gpu import ClockWatch
-from tpbench.measure.ranks import gather_numbers
-from tpbench.measure.session import Context, MeasureSettings, Session
+from tpbench.measure.ranks import from_rank_0, gather_numbers
+from tpbench.measure.session import Context, MeasureSettings, RepeatedSession
 from tpbench.measure.statistics import Samples, precise_enough
 
 WARMUP_ITERATIONS = 3
@@ -51,13 +49,6 @@ def _next_block(samples: Samples, spent_s: float, settings: MeasureSettings) -> 
     return max(1, min(left, affordable, max(count, settings.min_iterations - count)))
 
 
-def _from_rank_0(numbers: Sequence[int]) -> list[int]:
-    """Return the numbers of rank 0, whose clocks have spent other times than those of this rank."""
-    agreed = torch.tensor(numbers)
-    dist.broadcast(agreed, src=0)
-    return [int(number) for number in agreed]
-
-
 class RoundRequest(IntEnum):
     """A cell's request after a round."""
 
@@ -89,7 +80,12 @@ class ClockRun:
     """
 
     def __init__(
-        self, clock: Clock, step: Callable[[], None], session: Session, context: Context, settings: MeasureSettings
+        self,
+        clock: Clock,
+        step: Callable[[], None],
+        session: RepeatedSession,
+        context: Context,
+        settings: MeasureSettings,
     ) -> None:
         """`step`: the step of the session, or the replay of its graph."""
         self.clock, self.step, self.session = clock, step, session
@@ -115,7 +111,7 @@ class ClockRun:
         """
         self.clock.warm_up(self.step, self.session.restore, WARMUP_ITERATIONS)
         began = time.monotonic()
-        while block := _from_rank_0([_next_block(self.samples, time.monotonic() - began, self.settings)])[0]:
+        while block := from_rank_0([_next_block(self.samples, time.monotonic() - began, self.settings)])[0]:
             self._time(block)
 
     @property
@@ -169,7 +165,7 @@ def run_rounds(
             run.session.restore()
             run.session.release()
         here = min((run.request() for run in runs.values()), key=precedence.index)
-        request, *iterations = _from_rank_0([here, *(run.next_iterations for run in runs.values())])
+        request, *iterations = from_rank_0([here, *(run.next_iterations for run in runs.values())])
         if not (yield RoundRequest(request)):
             return
         if not any(run.rounds for run in runs.values()):

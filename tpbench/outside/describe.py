@@ -45,7 +45,7 @@ _TRAITS = (
 def described(path: Path, version: str) -> dict[str, Any]:
     """Return the workloads of a file, or an error of one line."""
     try:
-        module = load_module(path, "", version)
+        module = load_module(path, version)
         return {"workloads": [_workload(workload, path) for workload in workloads_of(module).values()]}
     except (Exception, SystemExit) as error:
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]

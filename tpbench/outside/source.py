@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tpbench.measure.kernels_version import imported
 from tpbench.settings import JobError
 from tpbench.workloads import NAMES
 
@@ -90,26 +91,46 @@ def functions(path: Path) -> dict[str, Function]:
     }
 
 
+def parsed_files(path: Path) -> dict[Path, ast.Module]:
+    """Return the trees of a file and of the files beside it that it imports, directly or through others.
+
+    In a checkout, tpbench itself lies beside the file, and is left out. Raises JobError as `functions` does.
+    """
+    trees = {path: _parsed(path)}
+    waiting = [path]
+    while waiting:
+        names = {name.partition(".")[0] for node in ast.walk(trees[waiting.pop()]) for name in imported(node)}
+        new = [file for name in sorted(names - {"tpbench"}) for file in _beside(path, name) if file not in trees]
+        trees |= {file: _parsed(file) for file in new}
+        waiting += new
+    return trees
+
+
 def uses_triton(path: Path) -> bool:
     """Return true if the file, or a file beside it that it imports, imports triton or tpbench's kernels."""
-    names = [name for file in local_files(path) for node in ast.walk(_parsed(file)) for name in _imported(node)]
+    names = (name for tree in parsed_files(path).values() for node in ast.walk(tree) for name in imported(node))
     return any(f"{name}.".startswith(("triton.", "tpbench.kernels.")) for name in names)
 
 
 def declares_workload(path: Path) -> bool:
-    """Return true if the file, or a file beside it that it imports, makes a `Workload`. Raises JobError."""
-    calls = (node.func for file in local_files(path) for node in ast.walk(_parsed(file)) if isinstance(node, ast.Call))
-    return any(getattr(function, "id", getattr(function, "attr", "")) == "Workload" for function in calls)
+    """Return true if the file, or a file beside it that it imports, makes a `Workload`."""
+    nodes = (node for tree in parsed_files(path).values() for node in ast.walk(tree))
+    return any(isinstance(node, ast.Call) and _name(node.func) == "Workload" for node in nodes)
 
 
-def version(path: Path, files: Sequence[Path] = ()) -> str:
-    """Return a hash of a file and of the files beside it that it imports, or of the given files. Raises JobError."""
+def version(path: Path) -> str:
+    """Return a hash of a file and of the files beside it that it imports."""
     digest = hashlib.sha256()
-    for file in files or local_files(path):
-        name = file.relative_to(path.parent).as_posix() if file.is_relative_to(path.parent) else file.name
+    for file in (path, *sorted(parsed_files(path).keys() - {path})):
         content = file.read_bytes()
-        digest.update(f"{name}\0{len(content)}\0".encode() + content)
+        digest.update(f"{file.relative_to(path.parent).as_posix()}\0{len(content)}\0".encode() + content)
     return digest.hexdigest()[:12]
+
+
+def _beside(path: Path, name: str) -> list[Path]:
+    """Return the files of a module or a package of that name beside the file."""
+    module, package = path.parent / f"{name}.py", path.parent / name
+    return [module] if module.is_file() else sorted(package.rglob("*.py")) if package.is_dir() else []
 
 
 def _parsed(path: Path) -> ast.Module:
@@ -130,7 +151,8 @@ def _function(statement: ast.FunctionDef, path: Path) -> Function:
     positional = [*arguments.posonlyargs, *arguments.args]
     required = len(positional) - len(arguments.defaults)
     keyword_only = any(default is None for default in arguments.kw_defaults)
-    declaration = _declaration(statement)
+    calls = (node for node in statement.decorator_list if isinstance(node, ast.Call))
+    declaration = next((call for call in calls if _name(call.func) == "variant"), None)
     return Function(
         statement.name,
         statement.lineno,
@@ -141,14 +163,9 @@ def _function(statement: ast.FunctionDef, path: Path) -> Function:
     )
 
 
-def _declaration(function: ast.FunctionDef) -> ast.Call | None:
-    """Return the call of the decorator `variant`, or None if the function has no such decorator."""
-    for decorator in function.decorator_list:
-        if isinstance(decorator, ast.Call):
-            name = decorator.func
-            if getattr(name, "id", getattr(name, "attr", "")) == "variant":  # @variant(...) or @api.variant(...)
-                return decorator
-    return None
+def _name(function: ast.expr) -> str:
+    """Return the name of a function that is called, as `variant` for `variant(...)` and for `api.variant(...)`."""
+    return str(getattr(function, "id", getattr(function, "attr", "")))
 
 
 def _arguments(declaration: ast.Call, path: Path) -> dict[str, Any]:
@@ -157,45 +174,12 @@ def _arguments(declaration: ast.Call, path: Path) -> dict[str, Any]:
     named += [(keyword.arg or "**", keyword.value) for keyword in declaration.keywords]
     arguments = {}
     for name, value in named:
-        if name == _EVALUATED_ON_RANKS:
-            continue
         try:
-            arguments[name] = ast.literal_eval(value)
+            if name != _EVALUATED_ON_RANKS:
+                arguments[name] = ast.literal_eval(value)
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             raise JobError(
                 f"{path.name}:{value.lineno}: {name} of @variant must be a literal, because tpbench reads it without "
                 "running the file"
             ) from None
     return arguments
-
-
-def _imported(node: ast.AST) -> list[str]:
-    """Return the full names of the modules that an import statement imports. Relative imports are left out."""
-    if isinstance(node, ast.Import):
-        return [alias.name for alias in node.names]
-    if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-        return [node.module]
-    return []
-
-
-def _beside(path: Path, name: str) -> list[Path]:
-    """Return the files of a module or a package of that name beside the file."""
-    module, package = path.parent / f"{name}.py", path.parent / name
-    if module.is_file():
-        return [module]
-    return sorted(package.rglob("*.py")) if package.is_dir() else []
-
-
-def local_files(path: Path) -> list[Path]:
-    """Return the file, then the files beside it that it imports, directly or through others. Raises JobError.
-
-    In a checkout, tpbench itself lies beside the file, and is left out.
-    """
-    files: set[Path] = set()
-    waiting = [_parsed(path)]
-    while waiting:
-        names = {name.partition(".")[0] for node in ast.walk(waiting.pop()) for name in _imported(node)}
-        new = {file for name in names - {"tpbench"} for file in _beside(path, name)} - files - {path}
-        waiting += map(_parsed, new)
-        files |= new
-    return [path, *sorted(files)]

@@ -1,19 +1,16 @@
 """A variant from outside this package: where it is, what it declares, and how a rank loads it.
 
-An installed package has variants as entry points of the group `tpbench.variants`. No package is imported here.
+The launcher parses the file. Only ranks, and the process that describes a workload of the file, run it.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
-import importlib.util
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,10 +18,8 @@ from typing import Any
 from tpbench.outside import source
 from tpbench.settings import JobError
 from tpbench.suggestions import unknown
-from tpbench.workloads import NAMES, Variant, Workload, variants, workloads
+from tpbench.workloads import NAMES, Variant, Workload, workloads
 from tpbench.workloads.definition import known
-
-GROUP = "tpbench.variants"
 
 DESCRIBE_S = 120
 """Seconds that the top level of a file may take."""
@@ -45,21 +40,18 @@ _KINDS: Mapping[str, type | tuple[type, ...]] = {
 
 @dataclass(frozen=True)
 class OutsideVariant:
-    """A function of a file or of an installed module, as the launcher found it. All values are plain: a task has
-    them."""
+    """A function of a file, as the launcher found it. All values are plain: a task has them."""
 
     name: str
-    """The name in rows and tables: FILE.py:FUNCTION, or the name of the entry point."""
+    """The name in rows and tables: FILE.py:FUNCTION."""
     workload: str = NAMES[0]
     path: str = ""
     """Absolute path of the file. Empty for a variant of which only a row is known: it cannot be loaded."""
-    module: str = ""
-    """Name of the installed module. Empty for a file."""
     function: str = ""
     line: int = 0
     """Line of the function."""
     version: str = ""
-    """Hash of the file and of the files beside it that it imports, or of the installed package's files."""
+    """Hash of the file and of the files beside it that it imports."""
     declared: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Fields of `Variant`."""
     definition: Mapping[str, Any] | None = field(default=None, hash=False)
@@ -82,16 +74,16 @@ class OutsideVariant:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The file with the function and the files beside it that it imports, or the installed package's files."""
-        return tuple(_files(Path(self.path), self.module))
+        """The file with the function and the files beside it that it imports."""
+        return tuple(source.parsed_files(Path(self.path)))
 
     def refusal(self, problem: Any, tp_size: int, dp_size: int = 1) -> str | None:
         """Load the code and return why it refuses the problem, or None. Only ranks call this."""
         if self.definition is None:
             return source.refusal(self.load(), problem, tp_size)
         _, variant, problem = self.loaded(problem)
-        complaints = problem.check(tp_size, dp_size) if hasattr(problem, "check") else []
-        return complaints[0] if complaints else variant.unsupported_reason(problem, tp_size)
+        complaint = _complaint(problem, tp_size, dp_size) if hasattr(problem, "check") else None
+        return complaint or variant.unsupported_reason(problem, tp_size)
 
     def loaded(self, problem: Any) -> tuple[Workload, Variant, Any]:
         """Load the code and return the workload and the variant with their functions, and the problem as its own class.
@@ -100,7 +92,7 @@ class OutsideVariant:
         """
         if self.definition is None:
             return self.of_workload, self.variant, problem
-        workload = workloads_of(load_module(Path(self.path), self.module, self.version))[self.workload]
+        workload = workloads_of(load_module(Path(self.path), self.version))[self.workload]
         variant = replace(workload.variants[self.function], name=self.name, place=(self.path, self.line))
         return workload, variant, workload.problem(**asdict(problem))
 
@@ -109,16 +101,28 @@ class OutsideVariant:
 
         Raises RuntimeError if the file has changed since the sweep began, and whatever the file raises.
         """
-        function: Callable[..., Any] = getattr(load_module(Path(self.path), self.module, self.version), self.function)
+        function: Callable[..., Any] = getattr(load_module(Path(self.path), self.version), self.function)
         return function
 
 
+def _complaint(problem: Any, tp_size: int, dp_size: int) -> str | None:
+    """Return the first complaint of a user's problem: its `check` may return one, a list or a generator, or None."""
+    from tpbench.workloads.step import WrongReturn
+
+    complaints = problem.check(tp_size, dp_size)
+    if complaints is None or isinstance(complaints, str):
+        return complaints or None
+    found = list(complaints) if isinstance(complaints, Iterable) else [complaints]
+    if not all(isinstance(complaint, str) for complaint in found):
+        raise WrongReturn(type(problem).check, f"check must return complaints, a list of str, not {complaints!r:.60}")
+    return found[0] if found else None
+
+
 @functools.cache
-def load_module(path: Path, name: str, version: str) -> ModuleType:
-    if source.version(path, _files(path, name)) != version:
+def load_module(path: Path, version: str) -> ModuleType:
+    """Run a file of that version, and return its module."""
+    if source.version(path) != version:
         raise RuntimeError(f"{path.name} changed after the sweep began: run it again with resume=true")
-    if name:
-        return importlib.import_module(name)
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))  # last: a file beside it must not hide the standard library
     module = ModuleType(f"tpbench_file_{path.stem}")
@@ -141,7 +145,24 @@ def workloads_of(module: ModuleType) -> dict[str, Workload]:
 def from_file(path: Path, function: str) -> OutsideVariant:
     """Return the variant `path:function`. Raises JobError in one line if the file cannot be used."""
     path = path.resolve()
-    return _of_own_workload(path, function) or _variant(f"{path.name}:{function}", path, "", function)
+    functions, version, definition = source.functions(path), source.version(path), None
+    described = _described(path, version) if source.declares_workload(path) else []
+    matches = [(definition, declared[function]) for definition, declared in described if function in declared]
+    if len(matches) > 1:
+        owners = " and of ".join(definition["name"] for definition, _ in matches)
+        raise JobError(f"{path.name}: {function} is a variant of {owners}: rename one of the functions")
+    if matches:
+        ((definition, declared),) = matches
+        workload, line = definition["name"], declared.pop("line")
+    elif described and (function not in functions or functions[function].declared is None):
+        raise JobError(unknown(f"variant in {path.name}", function, [name for _, names in described for name in names]))
+    else:
+        declared = _declared(path, function, functions)
+        workload, line = declared.pop("workload", NAMES[0]), functions[function].line
+    if matches or declared.get("uses_triton") is None:
+        declared["uses_triton"] = bool(declared.get("uses_triton")) or source.uses_triton(path)
+    name = f"{path.name}:{function}"
+    return OutsideVariant(name, workload, str(path), function, line, version, declared, definition)
 
 
 def names_in(path: Path) -> list[str]:
@@ -150,27 +171,6 @@ def names_in(path: Path) -> list[str]:
     if source.declares_workload(path):
         return [name for _, declared in _described(path, source.version(path)) for name in declared]
     return [name for name in source.functions(path) if not name.startswith("_")]
-
-
-def _of_own_workload(path: Path, function: str) -> OutsideVariant | None:
-    """Return the variant if the file declares its workload, or None. Raises JobError."""
-    if not source.declares_workload(path):
-        return None
-    version = source.version(path)
-    described = _described(path, version)
-    matches = [(definition, declared[function]) for definition, declared in described if function in declared]
-    if not matches:
-        if function in (functions := source.functions(path)) and functions[function].declared is not None:
-            return None
-        raise JobError(unknown(f"variant in {path.name}", function, [name for _, names in described for name in names]))
-    if len(matches) > 1:
-        owners = " and of ".join(definition["name"] for definition, _ in matches)
-        raise JobError(f"{path.name}: {function} is a variant of {owners}: rename one of the functions")
-    (definition, declared), *_ = matches
-    line = declared.pop("line")
-    declared["uses_triton"] = declared["uses_triton"] or source.uses_triton(path)
-    name = f"{path.name}:{function}"
-    return OutsideVariant(name, definition["name"], str(path), "", function, line, version, declared, definition)
 
 
 @functools.cache
@@ -196,83 +196,27 @@ def _described(path: Path, version: str) -> list[tuple[dict[str, Any], dict[str,
     return [(each["definition"], each["variants"]) for each in described["workloads"]]
 
 
-def from_entry_point(name: str) -> OutsideVariant:
-    """Return the variant of an installed package. Raises JobError in one line if it cannot be used."""
-    module, function, path = _located(name)
-    return _variant(name, path.resolve(), module, function)
-
-
-def installed_names() -> list[str]:
-    """Return the names of all entry points of the group, without those that this package has itself."""
-    return sorted(set(metadata.entry_points(group=GROUP).names) - set(variants()))
-
-
-def _located(name: str) -> tuple[str, str, Path]:
-    """Return the module, the function and the module's file of an entry point. Raises JobError.
-
-    Finding a module inside a package would import the package. So only the top-level package is searched for, and the
-    rest of the path follows from the names.
-    """
-    entry, *_ = metadata.entry_points(group=GROUP, name=name)
-    if not entry.attr or "." in entry.attr:
-        raise JobError(f"the entry point {name}={entry.value} must name a function, as MODULE:FUNCTION")
-    top, *rest = entry.module.split(".")
-    spec = importlib.util.find_spec(top)
-    if spec is not None and not rest and spec.origin:
-        return entry.module, entry.attr, Path(spec.origin)
-    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
-        place = Path(folder, *rest)
-        for file in (place.with_suffix(".py"), place / "__init__.py"):
-            if file.is_file():
-                return entry.module, entry.attr, file
-    raise JobError(f"the entry point {name}={entry.value} names a module that is not installed")
-
-
-def _package_files(module: str, file: Path) -> list[Path]:
-    """Return all Python files of the module's top-level package, or the module's file alone."""
-    depth = module.count(".") + (file.name == "__init__.py")
-    return sorted(file.parents[depth - 1].rglob("*.py")) if depth else [file]
-
-
-def _files(path: Path, module: str) -> list[Path]:
-    return _package_files(module, path) if module else source.local_files(path)
-
-
-def _variant(name: str, path: Path, module: str, function: str) -> OutsideVariant:
-    functions = source.functions(path)
-    if function not in functions:
+def _declared(path: Path, name: str, functions: Mapping[str, source.Function]) -> dict[str, Any]:
+    """Return what a function of two arguments declares. Raises JobError, also for what `variant` does not have."""
+    if name not in functions:
         public = ", ".join(name for name in functions if not name.startswith("_"))
-        raise JobError(f"{path.name} has no function {function} (its functions: {public or 'none'})")
-    parsed = functions[function]
-    place = f"{path.name}:{parsed.line}"
-    if not parsed.takes_two:
-        parameters = ", ".join(parsed.parameters)
-        raise JobError(
-            f"{place}: {function} must take two arguments, as {function}(problem, shard), not ({parameters})"
-        )
-    declared = _checked(parsed, place)
-    workload = declared.pop("workload", NAMES[0])
-    if declared.get("uses_triton") is None:
-        declared["uses_triton"] = source.uses_triton(path)
-    for several in ("options", "requires"):
-        declared[several] = sorted(declared.get(several, ()))
-    declared["summary"] = declared.get("summary") or parsed.summary
-    version = source.version(path, _files(path, module))
-    return OutsideVariant(name, workload, str(path), module, function, parsed.line, version, declared)
-
-
-def _checked(function: source.Function, place: str) -> dict[str, Any]:
-    """Return the declared arguments. Raises JobError for a name or a value that `variant` does not have."""
+        raise JobError(f"{path.name} has no function {name} (its functions: {public or 'none'})")
+    function = functions[name]
+    place = f"{path.name}:{function.line}"
+    if not function.takes_two:
+        parameters = ", ".join(function.parameters)
+        raise JobError(f"{place}: {name} must take two arguments, as {name}(problem, shard), not ({parameters})")
     declared = dict(function.declared or {})
-    for name, value in declared.items():
-        if name not in _KINDS:
-            raise JobError(f"{place}: {unknown('argument of @variant', name, [*_KINDS, 'unsupported_reason'])}")
+    for argument, value in declared.items():
+        if argument not in _KINDS:
+            raise JobError(f"{place}: {unknown('argument of @variant', argument, [*_KINDS, 'unsupported_reason'])}")
         texts = not isinstance(value, (tuple, list, set)) or all(isinstance(item, str) for item in value)
-        if not isinstance(value, _KINDS[name]) or not texts:
-            raise JobError(f"{place}: {name}={value!r} of @variant has the wrong type")
+        if not isinstance(value, _KINDS[argument]) or not texts:
+            raise JobError(f"{place}: {argument}={value!r} of @variant has the wrong type")
     if (workload := declared.get("workload", NAMES[0])) not in workloads():
         raise JobError(f"{place}: {unknown('workload', workload, workloads())}")
     for option in declared.get("options", ()):
         if option not in (valid := workloads()[workload].option_defaults):
             raise JobError(f"{place}: {unknown(f'option of {workload}', option, valid)}")
-    return declared
+    several = {argument: sorted(declared.get(argument, ())) for argument in ("options", "requires")}
+    return {**declared, **several, "summary": declared.get("summary") or function.summary}

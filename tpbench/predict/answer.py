@@ -96,31 +96,26 @@ def as_json(answers: Sequence[Answer]) -> str:
     return json.dumps(objects[0] if len(objects) == 1 else objects, indent=2) + "\n"
 
 
-def _estimate_object(estimate: Estimate | None) -> dict[str, object] | None:
-    if estimate is None or not math.isfinite(estimate.error):
-        return None
-    return {"value": estimate.value, "low": estimate.low, "high": estimate.high, "known": estimate.known}
-
-
 def _answer_object(answer: Answer) -> dict[str, object]:
     size, target = answer.size, answer.target
-    variants = {
-        prediction.label: {
-            "time_ms": _estimate_object(prediction.time_ms), "device_ms": _estimate_object(prediction.device_ms),
-            "communication_ms": _estimate_object(prediction.communication_ms),
-            "bytes_communicated": prediction.bytes_communicated, "peak_gib": _estimate_object(prediction.peak_gib),
-            "memory": prediction.memory_outcome(answer.target.free_gib),
-            "memory_reason": prediction.memory_reason(answer.target.free_gib),
-            "beyond": prediction.beyond,
-        }
-        for prediction in answer.predictions
-    }  # fmt: skip
     problem: dict[str, object] = asdict(size)
     return {
         "verdict": answer.first_sentence, "gpu": target.measured_on, "same_gpu": target.is_measured,
         "slowdown": target.slowdown, "gpu_memory_gib": target.memory_gib, "reserve_gib": RESERVE_GIB,
-        "free_gib": answer.target.free_gib, "inputs_gib": size.inputs_gib, **problem, "variants": variants,
+        "free_gib": target.free_gib, "inputs_gib": size.inputs_gib, **problem,
+        "variants": {each.label: _prediction_object(each, target.free_gib) for each in answer.predictions},
     }  # fmt: skip
+
+
+def _prediction_object(prediction: Prediction, free_gib: float) -> dict[str, object]:
+    estimates = {name: getattr(prediction, name) for name in ("time_ms", "device_ms", "communication_ms", "peak_gib")}
+    return {
+        **{name: estimate and estimate.as_object() for name, estimate in estimates.items()},
+        "bytes_communicated": prediction.bytes_communicated,
+        "memory": prediction.memory_outcome(free_gib),
+        "memory_reason": prediction.memory_reason(free_gib),
+        "beyond": prediction.beyond,
+    }
 
 
 def first_sentence(predictions: Sequence[Prediction], question: Question | None, free: float) -> str:
@@ -152,17 +147,13 @@ def _order(prediction: Prediction) -> tuple[bool, float]:
 
 
 def _against(asked: Prediction, best: Prediction, question: Question) -> str:
-    for mine, other, by in (
-        (asked.device_ms, best.device_ms, "device time"),
-        (asked.time_ms, best.time_ms, "wall time"),
-    ):
+    pairs = {"device time": (asked.device_ms, best.device_ms), "wall time": (asked.time_ms, best.time_ms)}
+    for by, (mine, other) in pairs.items():
         if mine and other and mine.known and other.known:
-            times = f"{ratio_text(mine.value / other.value).rstrip('x')} times as long as {best.label} ({by})"
-            if mine.low > other.high:
-                return f"and {times}: do not {question.action}"
-            if mine.high < other.low:
-                return f"and {times}: {question.action}"
-            return f"and {times}, within the error: memory decides"
+            times = f"and {ratio_text(mine.value / other.value).rstrip('x')} times as long as {best.label} ({by})"
+            if mine.low <= other.high and other.low <= mine.high:
+                return f"{times}, within the error: memory decides"
+            return f"{times}: {'' if mine.high < other.low else 'do not '}{question.action}"
     smaller = f"{best.label} takes {number(best.peak_gib.value)} GiB"
     return f"and fits, {smaller}: their times on this GPU are not known well enough to compare"
 

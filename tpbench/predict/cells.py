@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -51,11 +51,10 @@ class MeasuredCells:
         return max((cell.memory_limit_gib for cell in self.cells if cell.memory_limit_gib), default=None)
 
     @property
-    def ran_out(self) -> list[MeasuredCell]:
-        """The cells that ran out of memory. One without a memory limit had all memory of the GPU."""
-        failed = [cell for cell in self.cells if cell.status == "oom"]
-        limited = [replace(cell, memory_limit_gib=cell.memory_limit_gib or self.memory_gib) for cell in failed]
-        return [cell for cell in limited if cell.memory_limit_gib]
+    def ran_out(self) -> list[tuple[MeasuredCell, float]]:
+        """The cells that ran out of memory, with the memory in GiB that each had: its limit, or all of the GPU's."""
+        failed = [(cell, cell.memory_limit_gib or self.memory_gib) for cell in self.cells if cell.status == "oom"]
+        return [(cell, memory_gib) for cell, memory_gib in failed if memory_gib]
 
     @property
     def copy_gb_per_s(self) -> float | None:

@@ -62,30 +62,19 @@ def _parser(workload: Workload) -> argparse.ArgumentParser:
     )
     for field in fields(cost_models()[workload.name].size):
         _add_size(parser, field, workload)
-    parser.add_argument("--workload", default=workload.name, choices=workloads(), help=f"({workload.name})")
-    parser.add_argument(
-        "--gpu-memory",
-        type=_positive_float,
-        metavar="GIB",
-        help="memory of a GPU: an 80 GB one has 80 GiB, a 141 GB one 140 (that of the rows' GPU)",
-    )
-    parser.add_argument(
-        "--bandwidth",
-        type=_positive_float,
-        metavar="GB_PER_S",
-        help="copy bandwidth of a GPU, as in the column copy_gb_per_s: scales times (that of the rows' GPU)",
-    )
-    parser.add_argument("--variant", metavar="A,B", help="only these variants")
-    parser.add_argument("--rows", nargs="+", default=["outputs"], metavar="PLACE", help="rows to fit to (outputs)")
-    parser.add_argument(
-        "--gpu", metavar="NAME", help=f"your GPU: one with rows, or {', '.join(KNOWN_GPUS)} (the one with most rows)"
-    )
-    parser.add_argument("--format", default="text", choices=("text", "json"))
-    parser.add_argument(
-        "--validate",
-        action="store_true",
-        help="predict measured cells, tp sizes and the largest sizes from the others, and show the errors",
-    )
+    add = parser.add_argument
+    add("--workload", default=workload.name, choices=workloads(), help=f"({workload.name})")
+    memory = "memory of a GPU: an 80 GB one has 80 GiB, a 141 GB one 140 (that of the rows' GPU)"
+    add("--gpu-memory", type=_positive_float, metavar="GIB", help=memory)
+    bandwidth = "copy bandwidth of a GPU, as in the column copy_gb_per_s: scales times (that of the rows' GPU)"
+    add("--bandwidth", type=_positive_float, metavar="GB_PER_S", help=bandwidth)
+    add("--variant", metavar="A,B", help="only these variants")
+    add("--rows", nargs="+", default=["outputs"], metavar="PLACE", help="rows to fit to (outputs)")
+    gpu = f"your GPU: one with rows, or {', '.join(KNOWN_GPUS)} (the one with most rows)"
+    add("--gpu", metavar="NAME", help=gpu)
+    add("--format", default="text", choices=("text", "json"))
+    validate = "predict measured cells, tp sizes and the largest sizes from the others, and show the errors"
+    add("--validate", action="store_true", help=validate)
     return parser
 
 
@@ -94,13 +83,9 @@ def _add_size(parser: argparse.ArgumentParser, size: Field[Any], workload: Workl
     owner = workload.problem if size.name in {field.name for field in fields(workload.problem)} else Job
     help_text = next(field.metadata["help"] for field in fields(owner) if field.name == size.name)
     choices = typing.get_args(typing.get_type_hints(owner)[size.name])
-    parser.add_argument(
-        _flag(size.name),
-        dest=size.name,
-        default=size.default,
-        help=f"{help_text} ({size.default})",
-        **({"choices": choices} if choices else {"type": whole_numbers, "metavar": _flag(size.name)[2:].upper()}),
-    )
+    flag = f"--{size.name.removesuffix('_size')}"
+    kind: dict[str, Any] = {"choices": choices} if choices else {"type": whole_numbers, "metavar": flag[2:].upper()}
+    parser.add_argument(flag, dest=size.name, default=size.default, help=f"{help_text} ({size.default})", **kind)
 
 
 def _positive_float(text: str) -> float:
@@ -110,27 +95,18 @@ def _positive_float(text: str) -> float:
     return value
 
 
-def _flag(name: str) -> str:
-    return f"--{name.removesuffix('_size')}"
-
-
-def _sizes(workload: Workload, options: argparse.Namespace) -> list[Any]:
-    """Return a size for every combination of the numbers that the user gave."""
-    size = cost_models()[workload.name].size
-    names = [field.name for field in fields(size)]
-    given = [value if isinstance(value := getattr(options, name), list) else [value] for name in names]
-    return [size(**dict(zip(names, values, strict=True))) for values in itertools.product(*given)]
-
-
 def _answers(
     cells: MeasuredCells, fitted: Mapping[str, VariantModel], workload: Workload, options: argparse.Namespace
 ) -> list[Answer]:
     """Return the answer for each size. Raises JobError for a size that no job can have or no row tells about."""
     target = find_target(cells, options.gpu, options.gpu_memory, options.bandwidth)
+    names = [field.name for field in fields(cells.cost_model.size)]
+    given = [value if isinstance(value := getattr(options, name), list) else [value] for name in names]
     answers = []
-    for size in _sizes(workload, options):
-        values = {field.name: getattr(size, field.name) for field in fields(size) if field.name != "tp_size"}
-        problem = workload.problem(**values)
+    for numbers in itertools.product(*given):
+        values = dict(zip(names, numbers, strict=True))
+        size = cells.cost_model.size(**values)
+        problem = workload.problem(**{name: value for name, value in values.items() if name != "tp_size"})
         if complaints := problem.check(size.tp_size, 1):
             raise JobError("\n".join(complaints))
         able = {
@@ -158,29 +134,21 @@ def _chosen(able: Mapping[str, VariantModel], options: argparse.Namespace) -> Ma
     return {name: able[name] for name in names}
 
 
-_FACTORS = {"k": 2**10, "m": 2**20}
-
-
 def whole_numbers(text: str) -> list[int]:
     """Return the numbers, separated by commas. `128k` is 128 * 1024, and `131,072` is one number."""
-    joined = text.strip().replace(",", "")
-    if re.fullmatch(r"[1-9]\d{0,2}(,\d{3})+", text.strip()):
+    text = text.strip()
+    joined = text.replace(",", "")
+    if re.fullmatch(r"[1-9]\d{0,2}(,\d{3})+", text):
         if ",0" in text:
             return [int(joined)]
-        raise argparse.ArgumentTypeError(
-            f"{text} is one number or several: write {joined} or '{', '.join(text.split(','))}'"
-        )
-    return [_whole_number(part.strip()) for part in text.split(",")]
-
-
-def _whole_number(text: str) -> int:
-    factor = _FACTORS.get(text[-1:].lower(), 1)
-    digits = text[:-1] if factor > 1 else text
-    if not re.fullmatch(r"[1-9][0-9]*", digits):
+        several = ", ".join(text.split(","))
+        raise argparse.ArgumentTypeError(f"{text} is one number or several: write {joined} or '{several}'")
+    numbers = [re.fullmatch(r"\s*([1-9][0-9]*)([kKmM]?)\s*", part) for part in text.split(",")]
+    if not all(numbers):
         raise argparse.ArgumentTypeError(
             f"{text or 'nothing'} is no whole number of at least 1: write 131072 or 128k, and 4,8 for several"
         )
-    return factor * int(digits)
+    return [int(number[1]) * 1024 ** " km".index(number[2].lower() or " ") for number in numbers if number]
 
 
 LEFT_OUT = {"one cell": (0.10, 0.03), "all cells of a tp size": (0.25, 0.03), "the largest of a size": (0.25, 0.03)}

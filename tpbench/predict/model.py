@@ -11,7 +11,7 @@ import functools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from scipy import optimize
@@ -87,15 +87,6 @@ def fit(cells: Sequence[Terms], values: Sequence[float], explained: Sequence[flo
     )
 
 
-class RanOut(NamedTuple):
-    """A measured cell that ran out of memory."""
-
-    needed_gib: float
-    """Predicted need, inputs included."""
-    gpu_memory_gib: float
-    """Memory of the GPU that the cell ran on, or the limit that its job set."""
-
-
 @dataclass(frozen=True)
 class Prediction:
     """Predicted cost of a variant on one problem. A number that the measured cells do not determine is unknown."""
@@ -110,7 +101,8 @@ class Prediction:
     bytes_communicated: float | None
     """None: unknown."""
     peak_gib: Estimate
-    ran_out: tuple[RanOut, ...] = ()
+    ran_out: Sequence[tuple[float, float]] = ()
+    """The predicted need, inputs included, of each measured cell that ran out of memory, and the memory that it had."""
     beyond: Mapping[str, float] = field(default_factory=dict)
     """The factor by which each field of the size lies outside the measured range."""
     cells: int = 0
@@ -195,8 +187,8 @@ class VariantModel:
     fits: Fits
     errors: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """By quantity, those of cells that were left out one by one."""
-    ran_out: tuple[MeasuredCell, ...] = ()
-    """Cells that ran out of memory. Each has a `memory_limit_gib`."""
+    ran_out: Sequence[tuple[float, float]] = ()
+    """As in `Prediction`."""
 
     @property
     def kinds(self) -> set[str]:
@@ -216,27 +208,21 @@ class VariantModel:
         communication_ms = self.fits.communication_ms(size, speed)
         # No row has the time of the collectives alone: all of the device time's error may be theirs.
         of_part = device * (device_ms or 0.0) / communication_ms if communication_ms else 0.0
+        known = ((self.fits("time_ms", size, speed), wall), (device_ms, device), (communication_ms, of_part))
+        time, device_time, communication = (
+            None if slowdown is None else Estimate.of(value, error) for value, error in known
+        )
         return Prediction(
             self.label,
             size,
-            None if slowdown is None else Estimate.of(self.fits("time_ms", size, speed), wall),
-            None if slowdown is None else Estimate.of(device_ms, device),
-            None if slowdown is None else Estimate.of(communication_ms, of_part),
+            time,
+            device_time,
+            communication,
             self.fits("bytes_communicated", size),
             Estimate.of(self.fits("peak_gib", size), memory),
-            self._ran_out,
+            self.ran_out,
             beyond,
             len(self.cells),
-        )
-
-    @functools.cached_property
-    def _ran_out(self) -> tuple[RanOut, ...]:
-        """The cells that ran out of memory and whose need is determined."""
-        needs = [(cell, self.fits("peak_gib", cell.size)) for cell in self.ran_out]
-        return tuple(
-            RanOut(float(cell.size.inputs_gib) + peak, cell.memory_limit_gib or 0.0)
-            for cell, peak in needs
-            if peak is not None
         )
 
     def error(self, name: str) -> float:
@@ -260,10 +246,14 @@ def models(measured: MeasuredCells) -> dict[str, VariantModel]:
     for label in measured.labels:
         cells = tuple(cell for cell in measured.cells if cell.label == label and cell.status == "ok")
         if len({cell.size for cell in cells}) >= MIN_SIZES and any(cell.peak_gib is not None for cell in cells):
-            left_out = leave_out(measured.cost_model, cells, one_by_one(cells))
-            ran_out = tuple(cell for cell in measured.ran_out if cell.label == label)
             fits = Fits(measured.cost_model, label, cells)
-            by_label[label] = VariantModel(label, cells, fits, left_out, ran_out)
+            needs = [
+                (float(cell.size.inputs_gib) + peak, limit_gib)
+                for cell, limit_gib in measured.ran_out
+                if cell.label == label and (peak := fits("peak_gib", cell.size)) is not None
+            ]
+            errors = leave_out(measured.cost_model, cells, one_by_one(cells))
+            by_label[label] = VariantModel(label, cells, fits, errors, needs)
     return by_label
 
 

@@ -13,31 +13,10 @@ import numpy as np
 import pandas as pd
 from scipy import special
 
+from tpbench.report.analysis import records, uncertainty
 from tpbench.report.analysis.metrics import Metric, metric
-from tpbench.report.analysis.records import (
-    MARKS,
-    Record,
-    caveat_mark,
-    column_label,
-    comparable,
-    is_measurement,
-    json_object,
-    mark_word,
-    problem_fields,
-    problem_identity,
-    remark_marks,
-    value_text,
-)
-from tpbench.report.analysis.uncertainty import (
-    CONFIDENCE,
-    Observation,
-    Ratio,
-    Scatter,
-    geometric_mean,
-    observations,
-    ratio,
-    scatter,
-)
+from tpbench.report.analysis.records import Record, column_label, is_measurement, value_text
+from tpbench.report.analysis.uncertainty import Observation, Ratio, Scatter
 from tpbench.results.current_rows import hardware, replaced_rows
 from tpbench.results.read import plain_rows
 from tpbench.workloads import workloads
@@ -72,6 +51,8 @@ ACROSS = (*MUST_AGREE, BESIDE)
 _CODE = ("tpbench_version", "kernels_version", "variant_version", "git_commit", "git_dirty")
 _NOTED = ("host", "gpu_count", "cpu_count", "package_versions", *_CODE)
 """Columns whose difference is noted but permitted. So are the recorded variables of the environment."""
+_STACK = (*(name for name in ACROSS if name != "memory_limit_gib"), "package_versions", "host", *_CODE)
+"""Columns that are equal in rows that repeat each other: the code, the packages and the machine."""
 _OF_PLACE = ("CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 _SPEEDS = {
     "copy_gb_per_s": "copy bandwidth of the machine",
@@ -160,7 +141,7 @@ class Comparison:
             f"{above}, {below}: {self.metric.name} differs by more than {100 * self.threshold:.3g}%, and a t test of "
             f"its logarithm has p < {ALPHA} after Holm's correction for the {tested} cells tested. {SAME}: it differs "
             f"by less. {UNCLEAR}: runs may scatter that much. ratio: after over before; low, high: its "
-            f"{CONFIDENCE:.0%} interval.",
+            f"{uncertainty.CONFIDENCE:.0%} interval.",
             f"{FALSE_ALARMS}.",
         ]
         if self.scatter.freedom:
@@ -190,57 +171,55 @@ def compare_cells(
 ) -> Comparison:
     """Return the change of every pair. `allowed` are columns in which the two rows may differ."""
     shown = metric(metric_name)
-    observed = [(observations(pair.before_rows, shown), observations(pair.after_rows, shown)) for pair in pairs]
-    scattered = scatter(shown, itertools.chain(*observed))
-    changes = [
-        _change(pair, shown, sides, scattered, threshold, allowed) for pair, sides in zip(pairs, observed, strict=True)
+    observed = [
+        [uncertainty.observations(rows, shown) for rows in (pair.before_rows, pair.after_rows)] for pair in pairs
     ]
+    comparison = Comparison(shown, threshold, scatter=uncertainty.scatter(shown, itertools.chain(*observed)))
+    changes = [_change(pair, sides, comparison, allowed) for pair, sides in zip(pairs, observed, strict=True)]
     corrected = iter(holm([p for change in changes if (p := change.p) is not None]))
-    concluded = [
-        change if change.p is None else _conclude(change, next(corrected), shown, threshold) for change in changes
-    ]
-    return Comparison(shown, threshold, tuple(concluded), scattered)
+    return replace(
+        comparison,
+        changes=tuple(
+            change if change.p is None else _conclude(change, next(corrected), comparison) for change in changes
+        ),
+    )
 
 
 def _change(
-    pair: CellPair,
-    shown: Metric,
-    observed: tuple[list[Observation], list[Observation]],
-    scattered: Scatter,
-    threshold: float,
-    allowed: Collection[str],
+    pair: CellPair, observed: Sequence[Sequence[Observation]], comparison: Comparison, allowed: Collection[str]
 ) -> CellChange:
     """Return the change as far as one pair decides it. If there is something to test, `p` is not yet corrected."""
-    before, after = pair.before, pair.after
-    if not before or not after:
-        only = before or after or Record()
+    (before, after), shown = observed, comparison.metric
+    first, second = pair.before, pair.after
+    if not first or not second:
+        only = first or second or Record()
         note = f"{value_text(only['hardware'])}: {value_text(only['status'])}"
-        return CellChange(pair.name, GONE if before else ADDED, notes=(note,))
-    old, new = (record[shown.name] if record["status"] == "ok" else None for record in (before, after))
+        return CellChange(pair.name, GONE if first else ADDED, notes=(note,))
+    old, new = (record[shown.name] if record["status"] == "ok" else None for record in (first, second))
     change = CellChange(pair.name, INCOMPARABLE, old, new)
-    if reasons := differences(before, after, allowed):
+    if reasons := differences(first, second, allowed):
         return replace(change, notes=tuple(reasons))
-    if (before["status"], after["status"]) != ("ok", "ok"):
-        return _of_statuses(change, before, after)
-    if mark := caveat_mark(before) or caveat_mark(after):
-        return replace(change, notes=(MARKS[mark],))
     notes = tuple(remarks(pair.before_rows, pair.after_rows, allowed))
-    if lacking := [name for name, side in zip(("before", "after"), observed, strict=True) if not side]:
+    if (first["status"], second["status"]) != ("ok", "ok"):
+        return _of_statuses(change, first, second, notes)
+    if mark := records.caveat_mark(first) or records.caveat_mark(second):
+        return replace(change, notes=(records.MARKS[mark],))
+    if not before or not after:
         if old is None or new is None or not (math.isfinite(old) and math.isfinite(new)) or min(old, new) < 0:
+            lacking = [name for name, side in (("before", before), ("after", after)) if not side]
             return replace(change, notes=(f"no {shown.name} {' and '.join(lacking)}",))
         above, below = verdict_words(shown)
         verdict = SAME if _is_small(shown, old, new) else above if new > old else below
         return replace(change, verdict=verdict, rows=(1, 1), notes=notes)  # from or to 0: no ratio says that
-    found = ratio(*observed, scattered)
-    rows = len(observed[0]), len(observed[1])
+    found = uncertainty.ratio(before, after, comparison.scatter)
     old, new = (
-        geometric_mean(side) if len(side) > 1 else value for side, value in zip(observed, (old, new), strict=True)
+        uncertainty.geometric_mean(side) if len(side) > 1 else value for side, value in ((before, old), (after, new))
     )
-    change = CellChange(pair.name, SAME, old, new, found, found.p, rows, notes)
-    if min(rows) >= FEWEST_ROWS or all(observation.known for side in observed for observation in side):
+    change = CellChange(pair.name, SAME, old, new, found, found.p, (len(before), len(after)), notes)
+    if min(change.rows) >= FEWEST_ROWS or all(observation.known for observation in (*before, *after)):
         return change
     change = replace(change, p=None, ratio=Ratio(found.value))
-    if abs(found.value - 1) <= threshold:
+    if abs(found.value - 1) <= comparison.threshold:
         return change
     too_few = "too few samples to tell: measure=default takes enough"
     return replace(change, verdict=INCOMPARABLE, notes=(*notes, too_few))
@@ -251,24 +230,25 @@ def _is_small(shown: Metric, old: float, new: float) -> bool:
     return old == new or (shown.name.endswith("_gib") and abs(new - old) < RESOLUTION_GIB)
 
 
-def _of_statuses(change: CellChange, before: Record, after: Record) -> CellChange:
-    statuses = f"{value_text(before['status'])}, then {value_text(after['status'])}"
-    if before["status"] == "ok" and after["status"] in FAILED:
+def _of_statuses(change: CellChange, before: Record, after: Record, remarks: Sequence[str]) -> CellChange:
+    one, other = before["status"], after["status"]
+    statuses = f"{value_text(one)}, then {value_text(other)}"
+    if one == "ok" and other in FAILED:
         reason = f": {after['reason']}" if after["reason"] else ""
-        return replace(change, verdict=FAILS, notes=(statuses + reason,))
-    if before["status"] in FAILED and after["status"] == "ok":
-        return replace(change, verdict=WORKS, notes=(statuses,))
-    return replace(change, verdict=SAME if before["status"] == after["status"] else INCOMPARABLE, notes=(statuses,))
+        return replace(change, verdict=FAILS, notes=(statuses + reason, *remarks))
+    works = one in FAILED and other == "ok"
+    verdict = WORKS if works else SAME if one == other else INCOMPARABLE
+    return replace(change, verdict=verdict, notes=(statuses, *(remarks if works else ())))
 
 
-def _conclude(change: CellChange, p: float, shown: Metric, threshold: float) -> CellChange:
+def _conclude(change: CellChange, p: float, comparison: Comparison) -> CellChange:
     """Return the change with its corrected p value and the verdict that follows from it."""
     assert change.ratio and change.before is not None and change.after is not None
-    if abs(change.ratio.value - 1) <= threshold:
+    if abs(change.ratio.value - 1) <= comparison.threshold:
         return replace(change, p=p)
-    if _is_small(shown, change.before, change.after):
+    if _is_small(comparison.metric, change.before, change.after):
         return replace(change, p=p, notes=(*change.notes, f"less than {RESOLUTION_GIB * 1024:g} MiB never counts"))
-    above, below = verdict_words(shown)
+    above, below = verdict_words(comparison.metric)
     return replace(change, verdict=UNCLEAR if p >= ALPHA else above if change.ratio.value > 1 else below, p=p)
 
 
@@ -295,19 +275,20 @@ def pair_cells(before: pd.DataFrame, after: pd.DataFrame) -> list[CellPair]:
 
 
 def _repeated(rows: Sequence[Record]) -> tuple[Record, ...]:
-    """Return the newest of some rows, after the rows that it repeats: runs of the same code on the same host."""
+    """Return the newest of some rows, after the rows that it repeats."""
     *older, newest = rows
-    names = [name for name in (*MUST_AGREE, *_CODE, "host", BESIDE) if name != "memory_limit_gib"]
+    measured = filter(is_measurement, older if is_measurement(newest) else ())
+    return (*(row for row in measured if stack(row) == stack(newest)), newest)
 
-    def repeats(row: Record) -> bool:
-        return is_measurement(row) and all(row.get(name) == newest.get(name) for name in names)
 
-    return (*(filter(repeats, older) if is_measurement(newest) else ()), newest)
+def stack(row: Record) -> tuple[Any, ...]:
+    """Return the code, the packages and the machine of a row. Rows with the same ones repeat each other."""
+    return tuple(row.get(name) for name in _STACK)
 
 
 def rows_by_cell(frame: pd.DataFrame) -> dict[CellIdentity, dict[Any, list[Record]]]:
     """Return the rows of each cell by hardware, oldest first. Failures beside a measurement are left out."""
-    frame = comparable(frame)
+    frame = records.comparable(frame)
     frame = frame.drop(replaced_rows(frame))
     frame = frame.assign(hardware=hardware(frame)["hardware"], when=frame["finished_at"].fillna(frame["started_at"]))
     frame = frame.sort_values("when", kind="stable", na_position="first")
@@ -322,13 +303,12 @@ def _identity(record: Record) -> CellIdentity:
     workload = workloads().get(record["workload"])
     problem = dict.fromkeys(("loss", "dtype", "vocab", "tokens"))
     if workload:
-        problem = problem_fields(workload) | problem_identity(workload)
+        problem = records.problem_fields(workload) | records.problem_identity(workload)
     defaults = dict.fromkeys(_ALWAYS) | problem | {"dp_size": 1, "nodes": 1, "graph": False, "fresh": False}
-    values = {name: default if record.get(name) is None else record[name] for name, default in defaults.items()}
     plain = (bool, int, float, type(None))
     return tuple(
         (name, value if name != "block_cap" and isinstance(value, plain) else str(value))
-        for name, value in values.items()
+        for name, value in records.values_or(record, defaults).items()
     )
 
 
@@ -367,13 +347,13 @@ def remarks(before: Sequence[Record], after: Sequence[Record], allowed: Iterable
     """Return differences between the runs of a cell that permit a comparison but must be noted."""
     old, new = before[-1], after[-1]
     notes = _differing([*_NOTED, *(name for name in _that_count(old) if name in allowed)], old, new)
-    variables = [_variables(row) for row in (old, new)]
-    for name in sorted({*variables[0], *variables[1]}) if all(variables) else ():
-        left, right = (value_text(of_side.get(name, "unset")) for of_side in variables)
-        notes += [f"{name} {left} and {right}"] if left != right else []
-    for mark in dict.fromkeys("".join(map(remark_marks, (old, new)))):
-        sides = [side for side, row in (("before", old), ("after", new)) if mark in remark_marks(row)]
-        notes.append(f"{mark_word(mark)} {' and '.join(sides)}")
+    left, right = (records.json_object(row.get("environment")) for row in (old, new))
+    for name in sorted({*left, *right} - {*_OF_PLACE}) if left and right else ():
+        one, other = (value_text(variables.get(name, "unset")) for variables in (left, right))
+        notes += [f"{name} {one} and {other}"] if one != other else []
+    for mark in dict.fromkeys("".join(map(records.remark_marks, (old, new)))):
+        sides = [side for side, row in (("before", old), ("after", new)) if mark in records.remark_marks(row)]
+        notes.append(f"{records.mark_word(mark)} {' and '.join(sides)}")
     one, other = ("warm" if row.get("warm") or row.get("jobs_before") else "cold" for row in (old, new))
     if one != other:  # earlier jobs ran in the processes of one side, or in their torchrun
         notes.append(f"{one} processes before, {other} processes after")
@@ -381,11 +361,6 @@ def remarks(before: Sequence[Record], after: Sequence[Record], allowed: Iterable
         if old.get(name) and new.get(name) and abs(new[name] / old[name] - 1) > _SPEED_SHARE:
             notes.append(f"{meaning} {new[name] / old[name] - 1:+.0%}")
     return notes
-
-
-def _variables(record: Record) -> dict[str, str]:
-    """Return the recorded variables of the environment, but for names of devices and interfaces."""
-    return {name: value for name, value in json_object(record.get("environment")).items() if name not in _OF_PLACE}
 
 
 def _differing(names: Iterable[str], before: Record, after: Record) -> list[str]:

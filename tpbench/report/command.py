@@ -14,19 +14,10 @@ from typing import Any
 import pandas as pd
 
 from tpbench.files import explained
+from tpbench.report import command_line
 from tpbench.report.analysis.grid import arrange_rows
 from tpbench.report.analysis.metrics import METRICS, metric
-from tpbench.report.command_line import (
-    TABLES,
-    ReportParser,
-    add_filters,
-    add_output,
-    output_format,
-    print_or_write,
-    require_values,
-    selected_rows,
-    write_tables,
-)
+from tpbench.report.command_line import TABLES, print_or_write, write_tables
 from tpbench.report.pivot import pivot
 from tpbench.report.plots import grid_plots
 from tpbench.report.repeat import print_command
@@ -41,6 +32,7 @@ PICTURES = ("png", "svg")
 FORMATS = (*TABLES, "html", *PICTURES)
 COMMANDS = {"compare": "tpbench.report.compare", "history": "tpbench.report.history"}
 """Commands with options of their own, with their modules."""
+DESCRIPTION = "Measured rows as tables of variants side by side."
 EPILOG = (
     "`tpbench compare BEFORE AFTER` says what got slower between two sets of rows. `tpbench history` "
     "shows a metric over time, by commit and package. Each has a --help."
@@ -68,28 +60,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = ReportParser(description="Measured rows as tables of variants side by side.", epilog=EPILOG)
-    add_filters(parser)
-    parser.add_argument(
-        "--metric",
-        metavar="NAME",
-        help=f"one of: {', '.join(METRICS)}, or a number that a workload adds; an unknown name lists all (time_ms; in "
-        "a page device_ms of rows that have it)",
-    )
-    parser.add_argument("--plot", metavar="NAME", help=f"with png or svg, one of: {', '.join(grid_plots.PLOTS)}")
-    parser.add_argument(
-        "--study",
-        metavar="NAME",
-        help=f"several numbers of each cell, or tables computed from them: {', '.join(studies())}",
-    )
-    parser.add_argument(
-        "--columns",
-        metavar="A,B/C",
-        help="a line for each cell with these columns of its row, or ratios of two; with --study, of its workload",
-    )
-    parser.add_argument("--floor", action="store_true", help="in a table of times, also the time of unavoidable bytes")
-    parser.add_argument("--transpose", action="store_true", help="a line for each variant, a column for each problem")
-    add_output(parser, FORMATS)
+    parser = command_line.ReportParser("tpbench report", description=DESCRIPTION, epilog=EPILOG)
+    command_line.add_filters(parser)
+    add = parser.add_argument
+    metrics = f"one of: {', '.join(METRICS)}, or a number that a workload adds; an unknown name lists all (time_ms; in "
+    add("--metric", metavar="NAME", help=f"{metrics}a page device_ms of rows that have it)")
+    add("--plot", metavar="NAME", help=f"with png or svg, one of: {', '.join(grid_plots.PLOTS)}")
+    names = ", ".join(studies())
+    add("--study", metavar="NAME", help=f"several numbers of each cell, or tables computed from them: {names}")
+    columns = "a line for each cell with these columns of its row, or ratios of two; with --study, of its workload"
+    add("--columns", metavar="A,B/C", help=columns)
+    add("--floor", action="store_true", help="in a table of times, also the time of unavoidable bytes")
+    add("--transpose", action="store_true", help="a line for each variant, a column for each problem")
+    command_line.add_output(parser, FORMATS)
     parser.add_argument("--repeat", metavar="ROW_ID", help="print the command that measures the cell of a row again")
     return parser
 
@@ -98,12 +81,12 @@ def _report(options: argparse.Namespace) -> None:
     """Print or write what the options ask for."""
     shown = metric(options.metric or "time_ms")  # an unknown metric is reported before rows are read
     columns = [] if options.columns is None else options.columns.split(",")
-    form = output_format(options, FORMATS)
+    form = command_line.output_format(options, FORMATS)
     if options.repeat is not None:
-        print_command(selected_rows(options), options.repeat)
+        print_command(command_line.selected_rows(options), options.repeat)
         return
     _check(options, form, with_columns=bool(columns))
-    frame = selected_rows(options)
+    frame = command_line.selected_rows(options)
     check_columns(columns)  # rows may have columns of users' workloads
     is_metric_table = not columns and options.study is None and options.metric is None
     if form == "json" and options.output and not options.output.suffix:
@@ -121,7 +104,7 @@ def _report(options: argparse.Namespace) -> None:
         write_tables(study_document(frame, options.study, columns), form, options.output)
     else:
         if options.metric is not None:
-            require_values(frame, shown)
+            command_line.require_values(frame, shown)
         if form == "html":
             from tpbench.report.page.html_page import page
 

@@ -7,34 +7,13 @@ import glob
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from operator import attrgetter
 from pathlib import Path
 
 import pandas as pd
 
+from tpbench.report import changes, command_line
 from tpbench.report.analysis.metrics import counted, metric
-from tpbench.report.changes import (
-    ACROSS,
-    BETTER,
-    FALSE_ALARMS,
-    FASTER,
-    INCOMPARABLE,
-    CellChange,
-    CellPair,
-    Comparison,
-    compare_cells,
-    pair_cells,
-)
-from tpbench.report.command_line import (
-    TABLES,
-    ReportParser,
-    add_output,
-    add_test,
-    output_format,
-    read_rows,
-    require_values,
-    write_tables,
-)
+from tpbench.report.changes import CellChange, CellPair, Comparison
 from tpbench.settings import JobError, user_path
 from tpbench.suggestions import printable, unknown
 from tpbench.tables import Document, Table, TableCell, number_cell
@@ -50,33 +29,33 @@ def main(arguments: Sequence[str]) -> int:
     Raises JobError for a wrong request, and if nothing was compared, because a check of nothing must not pass.
     """
     options = _parser().parse_args(arguments)
-    form = output_format(options, tuple(TABLES))
+    form = command_line.output_format(options, tuple(command_line.TABLES))
     shown = metric(options.metric)
     allowed = options.across.split(",") if options.across else []
     for name in allowed:
-        if name not in ACROSS:
-            raise JobError(unknown("column to compare across", name, ACROSS))
+        if name not in changes.ACROSS:
+            raise JobError(unknown("column to compare across", name, changes.ACROSS))
     before, after, remark = read_sides(options.before, options.after, options.rows)
-    pairs = pair_cells(before, after)
+    pairs = changes.pair_cells(before, after)
     if not any(pair.before and pair.after for pair in pairs):
         one, other = (
-            next(pair.name for pair in pairs if rows(pair)) for rows in (attrgetter("before"), attrgetter("after"))
+            next(pair.name for pair in pairs if bool(pair.before) == is_before) for is_before in (True, False)
         )
         raise JobError(
             f"nothing can be compared, because no cell is on both sides: {one} is only before, {other} only after"
         )
     for side, frame in ((options.before, before), (options.after, after)):
-        require_values(frame, shown, side)
+        command_line.require_values(frame, shown, side)
     if remark:
         print(f"report: {remark}", file=sys.stderr)
-    comparison = compare_cells(pairs, options.metric, options.threshold, allowed)
-    write_tables(comparison_document(comparison), form, options.output)
-    changes = comparison.changes
-    reasons = Counter("; ".join(change.notes) for change in changes if change.verdict == INCOMPARABLE)
+    comparison = changes.compare_cells(pairs, options.metric, options.threshold, allowed)
+    command_line.write_tables(comparison_document(comparison), form, options.output)
+    found = comparison.changes
+    reasons = Counter("; ".join(change.notes) for change in found if change.verdict == changes.INCOMPARABLE)
     for reason, count in reasons.most_common(1):
-        which = f"{reasons.total()} of {len(changes)} cells could not be compared; {count} of them: {reason}"
+        which = f"{reasons.total()} of {len(found)} cells could not be compared; {count} of them: {reason}"
         print(f"report: warning: {which}", file=sys.stderr)
-    if not any(change.is_decided for change in changes):
+    if not any(change.is_decided for change in found):
         raise JobError("nothing was compared, so this is no pass")
     # A side that is a part of the other may have fewer cells.
     lost = [] if options.allow_missing or remark else lost_cells(pairs)
@@ -86,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
             f"{', '.join(lost[:_SHOWN])}{', ...' * (len(lost) > _SHOWN)} (--allow-missing accepts that)",
             file=sys.stderr,
         )
-    return int(bool(lost) or any(change.fails() for change in changes))
+    return int(bool(lost) or any(change.fails() for change in found))
 
 
 def comparison_document(comparison: Comparison) -> Document:
@@ -97,7 +76,7 @@ def comparison_document(comparison: Comparison) -> Document:
     shown, worse = comparison.metric, comparison.metric.better or -1
     noted = [change.notes for change in comparison.changes if change.ratio]
     shared = [note for note in noted[0] if all(note in notes for notes in noted)] if len(noted) > 1 else []
-    changes = sorted(
+    ordered = sorted(
         comparison.changes,
         key=lambda change: (not change.fails(), not change.ratio, worse * (change.ratio.value if change.ratio else 0)),
     )
@@ -105,13 +84,13 @@ def comparison_document(comparison: Comparison) -> Document:
         "cell", "verdict", "ratio", "low", "high", f"before {shown.name}", f"after {shown.name}", "p", "rows before",
         "rows after", "note",
     )  # fmt: skip
-    rows = [_cells(change, comparison, shared) for change in changes]
+    rows = [_cells(change, comparison, shared) for change in ordered]
     notes = [f"All compared cells: {printable('; '.join(shared))}."] if shared else []
     return Document([Table("", columns, rows)], _summary(comparison), [*notes, *comparison.method()])
 
 
 def _cells(change: CellChange, comparison: Comparison, shared: Sequence[str]) -> list[TableCell | str]:
-    kind = "bad" if change.fails() else "best" if change.verdict in (FASTER, BETTER) else ""
+    kind = "bad" if change.fails() else "best" if change.verdict in (changes.FASTER, changes.BETTER) else ""
     ratio = change.ratio
     notes = [note for note in change.notes if note not in shared or not change.ratio]
     return [
@@ -130,15 +109,12 @@ def _cells(change: CellChange, comparison: Comparison, shared: Sequence[str]) ->
 
 def _summary(comparison: Comparison) -> str:
     """Return how many cells were compared, with each verdict, and how many were not."""
-    decided, others = (
-        Counter(change.verdict for change in comparison.changes if change.is_decided == is_decided)
-        for is_decided in (True, False)
-    )
-    words, unmeasured = (
-        ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common()) for counts in (decided, others)
-    )
-    sentence = f"{counted(decided.total(), 'cell')} compared in {comparison.metric.name}{words and f': {words}'}"
-    return sentence + (f"; not compared: {unmeasured}" if others else "")
+    compared, others = Counter[str](), Counter[str]()
+    for change in comparison.changes:
+        (compared if change.is_decided else others)[change.verdict] += 1
+    words = [", ".join(f"{count} {verdict}" for verdict, count in kind.most_common()) for kind in (compared, others)]
+    sentence = f"{counted(compared.total(), 'cell')} compared in {comparison.metric.name}{words[0] and f': {words[0]}'}"
+    return sentence + (f"; not compared: {words[1]}" if others else "")
 
 
 def lost_cells(pairs: Sequence[CellPair]) -> list[str]:
@@ -175,18 +151,16 @@ def read_sides(before: str, after: str, places: Sequence[str]) -> tuple[pd.DataF
 
 def _rows(side: str, places: Sequence[str]) -> pd.DataFrame:
     """Return the rows of one side: folders, files and globs, or sweeps of `places`."""
-    places = [str(user_path(place, "--rows")) for place in places]
-    names = [str(user_path(side, "a side"))]
-    if not _is_place(names[0]):
-        names = [str(user_path(name, "a side")) for name in side.split(",") if name]
+    whole = str(user_path(side, "a side"))
+    names = [whole] if _is_place(whole) else [str(user_path(name, "a side")) for name in side.split(",") if name]
     if not names or any(map(_is_place, names)):
-        return read_rows(names or [side])
+        return command_line.read_rows(names or [side])
+    places = [str(user_path(place, "--rows")) for place in places]
     try:
-        frame = read_rows(places)
+        frame = command_line.read_rows(places)
     except JobError:
-        raise JobError(
-            f"no such folder or file: {', '.join(names)}, and no sweeps in {', '.join(places)} (see --rows)"
-        ) from None
+        missing = f"no such folder or file: {', '.join(names)}"
+        raise JobError(f"{missing}, and no sweeps in {', '.join(places)} (see --rows)") from None
     return frame[frame["sweep_id"].isin([_sweep(name, frame, places) for name in names])]
 
 
@@ -211,13 +185,13 @@ def _newest_sweeps(frame: pd.DataFrame) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = ReportParser(
-        "compare",
+    parser = command_line.ReportParser(
+        "tpbench compare",
         description="Cell by cell: is AFTER worse than BEFORE? Exit code 1 if a cell got worse by more than the "
         "threshold, does not work any more or is missing in AFTER, 2 if nothing could be compared.",
-        epilog=f"{FALSE_ALARMS}. Repeated rows of a cell refine this assumption: run both sweeps several times, in "
-        "turns, and name all of them. A machine that is slower during one side than during the other cannot be told "
-        "from slower code.",
+        epilog=f"{changes.FALSE_ALARMS}. Repeated rows of a cell refine this assumption: run both sweeps several "
+        "times, in turns, and name all of them. A machine that is slower during one side than during the other cannot "
+        "be told from slower code.",
     )
     side = "folder, file or glob of rows, or the id of a sweep; commas separate several"
     parser.add_argument("before", help=side)
@@ -225,8 +199,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--rows", nargs="+", default=["outputs"], metavar="PLACE", help="where the rows of sweeps are (outputs)"
     )
-    add_test(parser, 0.03)
+    command_line.add_test(parser, 0.03)
     parser.add_argument("--across", metavar="A,B", help="compare although these differ, say torch_version")
     parser.add_argument("--allow-missing", action="store_true", help="pass although AFTER lacks cells of BEFORE")
-    add_output(parser, tuple(TABLES))
+    command_line.add_output(parser, tuple(command_line.TABLES))
     return parser

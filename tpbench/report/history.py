@@ -13,36 +13,11 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from tpbench.report import changes, command_line
 from tpbench.report.analysis.metrics import Metric, counted, metric
 from tpbench.report.analysis.records import Record, value_text
 from tpbench.report.analysis.uncertainty import geometric_mean, observations
-from tpbench.report.changes import (
-    ACROSS,
-    BESIDE,
-    FAILED,
-    FAILS,
-    SAME,
-    UNCLEAR,
-    CellChange,
-    CellPair,
-    Comparison,
-    cell_names,
-    compare_cells,
-    remarks,
-    rows_by_cell,
-)
-from tpbench.report.command_line import (
-    TABLES,
-    ReportParser,
-    add_filters,
-    add_output,
-    add_test,
-    output_format,
-    print_or_write,
-    require_values,
-    selected_rows,
-    write_tables,
-)
+from tpbench.report.changes import CellChange, CellPair, Comparison
 from tpbench.report.plots.grid_plots import study_picture
 from tpbench.settings import JobError
 from tpbench.suggestions import printable
@@ -51,12 +26,7 @@ from tpbench.workloads.study_data import Panel, Picture
 from tpbench.workloads.study_data import Series as Line
 
 PICTURES = ("svg", "png")
-FORMATS = (*TABLES, *PICTURES)
-STACK = (
-    "git_commit", "git_dirty", "kernels_version", "variant_version", "tpbench_version", "torch_version",
-    "triton_version", "driver_version", "cuda_version", "nccl_version", "python_version", "package_versions", "host",
-)  # fmt: skip
-"""Columns that name the code, the packages and the machine of a row."""
+FORMATS = (*command_line.TABLES, *PICTURES)
 COLUMNS = ("cell", "since", "commit", "rows", "level", "ratio", "p", "verdict", "what differs")
 MANY = 40
 """Most lines of a table without `--all`. A longer table has only the cells whose newest level changed, or that fail."""
@@ -78,18 +48,17 @@ def main(arguments: Sequence[str]) -> int:
     """
     options = _parser().parse_args(arguments)
     shown = metric(options.metric)
-    form = output_format(options, FORMATS)
-    frame = selected_rows(options)
-    require_values(frame, shown)
+    form = command_line.output_format(options, FORMATS)
+    frame = command_line.selected_rows(options)
+    command_line.require_values(frame, shown)
     history = all_series(frame, shown)
     pairs = [CellPair(series.name, *series.levels[-2:]) for series in history if len(series.levels) > 1]
-    comparison = compare_cells(pairs, options.metric, options.threshold, ACROSS)
+    comparison = changes.compare_cells(pairs, options.metric, options.threshold, changes.ACROSS)
     if form in PICTURES:
-        print_or_write(study_picture(_picture(history, comparison), "history", form), options.output)
+        command_line.print_or_write(study_picture(_picture(history, comparison), "history", form), options.output)
     else:
-        write_tables(
-            _document(history, comparison, all_cells=options.all or form in ("csv", "json")), form, options.output
-        )
+        document = _document(history, comparison, all_cells=options.all or form in ("csv", "json"))
+        command_line.write_tables(document, form, options.output)
     if not any(change.is_decided for change in comparison.changes):
         raise JobError("no cell was measured twice, so nothing was compared")
     return int(any(change.fails() for change in comparison.changes))
@@ -100,16 +69,16 @@ def all_series(frame: pd.DataFrame, shown: Metric) -> list[Series]:
 
     Rows beside which other jobs ran are left out.
     """
-    cells = rows_by_cell(frame)
-    names = cell_names(cells)
+    cells = changes.rows_by_cell(frame)
+    names = changes.cell_names(cells)
     several = len({machine for machines in cells.values() for machine in machines}) > 1
     history = []
     for cell, machines in cells.items():
         for machine, rows in machines.items():
-            measured = [row for row in rows if not row.get(BESIDE) and observations([row], shown)]
+            measured = [row for row in rows if not row.get(changes.BESIDE) and observations([row], shown)]
             if measured:
                 name = f"{names[cell]} on {value_text(machine)}" if several else names[cell]
-                fails = rows[-1]["status"] in FAILED
+                fails = rows[-1]["status"] in changes.FAILED
                 levels = _levels(measured, fails)
                 history.append(Series(name, [*levels, tuple(rows[-1:])] if fails else levels))
     return history
@@ -117,8 +86,7 @@ def all_series(frame: pd.DataFrame, shown: Metric) -> list[Series]:
 
 def _levels(rows: Sequence[Record], fails: bool) -> list[tuple[Record, ...]]:
     """Divide rows in time order into levels. If all have the same code, packages and machine, the newest is a level."""
-    stacks = itertools.groupby(rows, key=lambda row: [row.get(name) for name in STACK])
-    levels = [tuple(group) for _, group in stacks]
+    levels = [tuple(group) for _, group in itertools.groupby(rows, key=changes.stack)]
     return levels if len(levels) > 1 or len(rows) == 1 or fails else [tuple(rows[:-1]), tuple(rows[-1:])]
 
 
@@ -129,7 +97,7 @@ def _lines(series: Series, change: CellChange | None, shown: Metric) -> list[lis
     for level in series.levels:
         value = _mean(level, shown)
         newest = change if level is series.levels[-1] else None
-        notes = newest.notes if newest else remarks(before, level, ACROSS) if before else ()
+        notes = newest.notes if newest else changes.remarks(before, level, changes.ACROSS) if before else ()
         commit = printable(value_text(level[-1].get("git_commit")))
         changed = " and changes" if level[-1].get("git_dirty") else ""
         started = level[0].get("started_at")
@@ -154,24 +122,24 @@ def _mean(level: Sequence[Record], shown: Metric) -> float:
 
 def _changed(comparison: Comparison) -> list[str]:
     """Return the names of the cells whose newest level changed."""
-    return [change.name for change in comparison.changes if change.verdict not in (SAME, UNCLEAR)]
+    return [change.name for change in comparison.changes if change.verdict not in (changes.SAME, changes.UNCLEAR)]
 
 
 def _document(history: Sequence[Series], comparison: Comparison, *, all_cells: bool) -> Document:
-    changes = {change.name: change for change in comparison.changes}
+    by_name = {change.name: change for change in comparison.changes}
     shown, changed = comparison.metric, _changed(comparison)
-    failing = sum(change.verdict == FAILS for change in comparison.changes)
+    failing = sum(change.verdict == changes.FAILS for change in comparison.changes)
     rows = sum(len(level) for series in history for level in series.levels)
     caption = (
         f"{shown.name} of {counted(len(history), 'cell')} in {counted(rows, 'row')}: the newest level of "
         f"{len(changed) - failing} changed, {failing} fail{'s' if failing == 1 else ''} now"
     )
-    listed, sentences = list(history), comparison.method()[:2]
+    listed, sentences = history, comparison.method()[:2]
     if not all_cells and sum(len(series.levels) for series in history) > MANY:
         listed = [series for series in history if series.name in changed]
         others = counted(len(history) - len(listed), "cell")
         sentences.insert(0, f"{others} did not change: --all lists their levels, too.")
-    lines = [line for series in listed for line in _lines(series, changes.get(series.name), shown)]
+    lines = [line for series in listed for line in _lines(series, by_name.get(series.name), shown)]
     return Document([Table("", COLUMNS, lines)] if lines else [], caption, sentences)
 
 
@@ -192,15 +160,15 @@ def _picture(history: Sequence[Series], comparison: Comparison) -> Picture:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = ReportParser(
-        "history",
+    parser = command_line.ReportParser(
+        "tpbench history",
         description="A metric of every cell over time, by commit and by software stack. Exit code 1 if the newest "
         "level of a cell is worse than the one before or its newest row failed, 2 if no cell was measured twice.",
         epilog="A level is the geometric mean of rows that follow each other with the same code, packages and machine; "
         "if all rows of a cell have the same, the newest row is a level. The test is that of `tpbench compare`.",
     )
-    add_filters(parser)
-    add_test(parser, 0.02)
+    command_line.add_filters(parser)
+    command_line.add_test(parser, 0.02)
     parser.add_argument("--all", action="store_true", help="the levels of every cell, not only of cells that changed")
-    add_output(parser, FORMATS)
+    command_line.add_output(parser, FORMATS)
     return parser

@@ -21,11 +21,13 @@ from tpbench.measure.machine import RECORDED_VARIABLES
 from tpbench.outside.variant import OutsideVariant
 from tpbench.report.analysis.records import json_object
 from tpbench.results.read import plain_rows
-from tpbench.settings import JobError
+from tpbench.settings import JobError, spelled
 from tpbench.suggestions import nearest, printable
 from tpbench.workloads import variants, workloads
 
 CONF = Path(tpbench.__file__).resolve().parent / "conf"
+DEFAULTS = ("config", "loss/cross_entropy", "block_cap/auto", "measure/default")
+"""Files of the configuration that every job has, unless a command chooses others."""
 GROUPS = ("loss", "block_cap", "model", "measure")
 """Groups whose choices are named by the value of the field of the same name."""
 CHOSEN_BY_LAUNCHER = ("CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS")
@@ -52,8 +54,7 @@ def print_command(frame: pd.DataFrame, row_id: str) -> None:
         raise JobError(f"no row has the identifier {shown}{nearest(row_id, names, most=3)} (column row_id)")
     if len(rows) > 1:
         raise JobError(f"{len(rows)} rows match {shown}: {', '.join(rows['row_id'].head(3))}: name one of them whole")
-    (record,) = plain_rows(rows)
-    print(row_command(record), flush=True)
+    print(row_command(plain_rows(rows)[0]), flush=True)
 
 
 def row_command(record: Mapping[str, Any]) -> str:
@@ -62,19 +63,16 @@ def row_command(record: Mapping[str, Any]) -> str:
     The row has the columns `job`, `variant_version` and `environment`. Raises JobError if this version of tpbench has
     no such job, or if a command line cannot hold one of its values.
     """
-    environment = {
-        name: str(value)
-        for name, value in json_object(record.get("environment")).items()
-        if name in RECORDED_VARIABLES and name not in CHOSEN_BY_LAUNCHER
-    }
-    words = [f"{name}={shlex.quote(_printable(name, value))}" for name, value in environment.items()]
+    recorded = json_object(record.get("environment"))
+    names = [name for name in recorded if RECORDED_VARIABLES.fullmatch(name) and name not in CHOSEN_BY_LAUNCHER]
+    words = [f"{name}={shlex.quote(_printable(name, recorded[name]))}" for name in names]
     return " ".join([*words, "python -m tpbench", *map(shlex.quote, arguments(row_job(record)))])
 
 
-def _printable(name: str, text: str) -> str:
-    if not text.isprintable():
+def _printable(name: str, value: object) -> str:
+    if not str(value).isprintable():
         raise JobError(f"no command line can hold the stored value of {name}: it has control characters")
-    return text
+    return str(value)
 
 
 def row_job(record: Mapping[str, Any]) -> Job:
@@ -91,29 +89,27 @@ def row_job(record: Mapping[str, Any]) -> Job:
 
 def arguments(job: Job) -> list[str]:
     """Return the arguments of `python -m tpbench` for a job: the nearest shape, and each field that differs from it."""
-    flat = job.flat()
-    names = set(flat) - {*NOT_IN_KEY, *job.unused_settings, *job.workload.former_fields, "workload", "variant"}
-    names -= job.workload.outside_key.keys()
-    defaults = dict(field_defaults(job.workload.name))
-    groups = ("config", "loss/cross_entropy", "block_cap/auto", "measure/default")
-    for file in (*groups, f"workload/{job.workload.name}", f"variant/{job.variant}"):
-        defaults |= _values(file)
+    flat, workload = job.flat(), job.workload
+    names = {*flat} - {*NOT_IN_KEY, *job.unused_settings, *workload.former_fields, *workload.outside_key}
+    names -= {"workload", "variant"}
+    given = dict(field_defaults(workload.name))
+    for file in (*DEFAULTS, f"workload/{workload.name}", f"variant/{job.variant}"):
+        given |= _values(file)
 
     def to_set(given: Mapping[str, Any]) -> list[str]:
         """Return the fields that a command with these values has to set."""
         return [name for name in sorted(names) if str(given.get(name)) != str(flat[name])]
 
-    files = sorted((CONF / "shape").glob("*.yaml"))
-    shapes = {file.stem: defaults | _values(f"shape/{file.stem}") for file in files}
-    shapes = {name: given for name, given in shapes.items() if given["shape_workload"] == job.workload.name}
-    shape = min(shapes, key=lambda name: len(to_set(shapes[name])), default="")
-    given = shapes.get(shape, defaults)
-    choices = [name for name in GROUPS if name in to_set(given) and _is_choice(name, flat[name])]
-    for name in choices:
-        given = given | _values(f"{name}/{flat[name]}")
-    fields = [*choices, *(name for name in to_set(given) if name not in GROUPS)]
+    shapes = {file.stem: _values(f"shape/{file.stem}") for file in sorted((CONF / "shape").glob("*.yaml"))}
+    of_workload = [name for name, values in shapes.items() if values["shape_workload"] == workload.name]
+    shape = min(of_workload, key=lambda name: len(to_set(given | shapes[name])), default="")
+    given |= shapes.get(shape, {})
     words = [f"variant={job.variant}", *([f"shape={shape}"] if shape else [])]
-    return words + [f"{name}={_text(name, flat[name])}" for name in fields]
+    for name in (name for name in GROUPS if name in to_set(given)):
+        if _PLAIN.fullmatch(str(flat[name])) and (CONF / name / f"{flat[name]}.yaml").is_file():
+            words.append(f"{name}={flat[name]}")
+            given |= {name: flat[name]} | _values(f"{name}/{flat[name]}")
+    return words + [f"{name}={_text(name, flat[name])}" for name in to_set(given)]
 
 
 @functools.cache
@@ -126,15 +122,9 @@ def _values(file: str) -> dict[str, Any]:
     return {**(_values(f"model/{models[0]}") if models else {}), **content}
 
 
-def _is_choice(group: str, value: object) -> bool:
-    return bool(_PLAIN.fullmatch(str(value))) and (CONF / group / f"{value}.yaml").is_file()
-
-
 def _text(name: str, value: object) -> str:
     """Return a value in Hydra's grammar."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    text = _printable(name, str(value))
+    text = spelled(value) if value is None or isinstance(value, bool) else _printable(name, value)
     if not text or not _PLAIN.fullmatch(text):
         # Hydra's grammar: a backslash is an ordinary character except before a quote.
         escaped = re.sub(r"(\\*)('|$)", lambda match: 2 * match[1] + ("\\'" if match[2] else ""), text)

@@ -7,25 +7,16 @@ from __future__ import annotations
 
 import importlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 
+from tpbench.report.analysis import records
 from tpbench.report.analysis.grid import GridCell, RecordGrid, arrange_rows
 from tpbench.report.analysis.metrics import metric, number, percentages, ratio_text
-from tpbench.report.analysis.records import (
-    Record,
-    column_label,
-    common_remarks,
-    comparable,
-    is_measurement,
-    mark_meanings,
-    marks,
-    ratios_to_best,
-    value_text,
-)
+from tpbench.report.analysis.records import Record, column_label, is_measurement, value_text
 from tpbench.report.analysis.verdicts import frame_warnings
 from tpbench.report.pivot import FAILED
 from tpbench.results.read import plain_rows
@@ -77,12 +68,9 @@ def study_document(frame: pd.DataFrame, study: str | None, columns: Sequence[str
     computed = [] if columns else _computed(frame, by_workload)
     tables = [_printable(table) for module, rows in computed for table in module.tables(rows)]
     if not computed:
-        grids = _grids(frame, by_workload)
-        tables = [
-            cell_table(grid, by_workload[grid.workload])
-            for grid in grids
-            if not columns or filled_columns(grid, columns)
-        ]
+        grids = [grid for grid in arrange_rows(frame).grids if grid.workload in by_workload]
+        shown = [grid for grid in grids if not columns or filled_columns(grid, columns)]
+        tables = [cell_table(grid, by_workload[grid.workload]) for grid in shown]
         if grids and not tables:
             raise JobError(f"these rows have no {' and no '.join(columns)}")
     if not tables:
@@ -90,14 +78,9 @@ def study_document(frame: pd.DataFrame, study: str | None, columns: Sequence[str
     return Document(tables, warnings=frame_warnings(frame))
 
 
-def _grids(frame: pd.DataFrame, by_workload: Mapping[str, Study]) -> list[RecordGrid]:
-    """Return the grids of a study's workloads."""
-    return [grid for grid in arrange_rows(frame).grids if grid.workload in by_workload]
-
-
 def _computed(frame: pd.DataFrame, by_workload: dict[str, Study]) -> list[tuple[Any, list[dict[str, Any]]]]:
     """Return the module and the rows of each workload that computes the study itself."""
-    frame = comparable(frame)
+    frame = records.comparable(frame)
     return [
         (importlib.import_module(study.module), plain_rows(frame[frame["workload"] == workload]))
         for workload, study in by_workload.items()
@@ -130,12 +113,13 @@ def cell_table(grid: RecordGrid, study: Study) -> Table:
         for name, distinct in zip(grid.key_names, values, strict=True)
         if len(distinct) == 1 and distinct != {None}
     }
-    marked = [marks(cell.record, shown) if cell.record["status"] == "ok" else "" for cell in cells]
-    common, remarks = common_remarks(
+    marked = [records.marks(cell.record, shown) if cell.record["status"] == "ok" else "" for cell in cells]
+    common, remarks = records.common_remarks(
         [mark for mark, cell in zip(marked, cells, strict=True) if cell.record["status"] == "ok"]
     )
     statuses = [
-        value_text(cell.record["status"]) + "".join(letter for letter in mark if letter not in common)
+        value_text(cell.record["status"])
+        + (records.marks_beside(mark, common) if cell.record["status"] == "ok" else "")
         for cell, mark in zip(cells, marked, strict=True)
     ]
     has_status = set(statuses) != {"ok"}
@@ -152,7 +136,7 @@ def cell_table(grid: RecordGrid, study: Study) -> Table:
     columns = [column_label(grid.key_names[at]) for at in keys] + ["variant"]
     columns += [*(["status"] if has_status else []), *([OF_BEST] if compared else []), *shown]
     heading = ", ".join((grid.heading, *(f"{name}={value}" for name, value in shared.items())))
-    notes = [*remarks, *mark_meanings("".join(statuses))]
+    notes = [*remarks, *records.mark_meanings("".join(statuses))]
     return Table(heading, columns, rows, {**grid.facts, **shared}, notes, keys=len(keys) + 1)
 
 
@@ -193,7 +177,7 @@ def compared_with_best(grid: RecordGrid, study: Study) -> list[TableCell]:
         groups[tuple(value for key, value in pairs if key not in study.compared_across)].append(at)
     compared = [TableCell(MISSING)] * len(cells)
     for group in groups.values():
-        ratios = ratios_to_best([cells[at].record for at in group], metric(name))
+        ratios = records.ratios_to_best([cells[at].record for at in group], metric(name))
         for at, ratio in zip(group, ratios, strict=True):
             if ratio is not None:
                 compared[at] = TableCell(ratio_text(ratio), ratio)
@@ -205,8 +189,8 @@ def study_picture(frame: pd.DataFrame, name: str) -> Picture:
     by_workload = studies()[name]
     if not any(study.module or study.axes for study in by_workload.values()):
         raise JobError(f"the study {name} has no picture: choose --format text, markdown or csv")
-    for grid in _grids(frame, by_workload):
-        if points := _points(grid, by_workload[grid.workload]):
+    for grid in arrange_rows(frame).grids:
+        if grid.workload in by_workload and (points := _points(grid, by_workload[grid.workload])):
             return points
     for module, rows in _computed(frame, by_workload):
         picture: Picture | None = module.picture(rows)
@@ -232,18 +216,14 @@ def _points(grid: RecordGrid, study: Study) -> Picture | None:
         if is_measurement(record) and record.get(x) is not None and record.get(y) is not None:
             ranks = record["tp_size"] * record["dp_size"]
             panels[ranks, grid.problem_text(cell.key, others)][cell.column].append(cell)
-    if not panels:
-        return None
     drawn = []
     for (ranks, problem), by_column in sorted(panels.items(), key=lambda item: item[0][0]):
-        series = tuple(
-            Series(
-                column,
-                tuple((float(cell.record[x]), float(cell.record[y])) for cell in cells),
-                texts=tuple(" x ".join(value_text(cell.key[at]) for at in across) for cell in cells),
-            )
-            for column, cells in by_column.items()
-        )
-        drawn.append(Panel(f"{problem}, {ranks} ranks", series))
+        series = []
+        for column, cells in by_column.items():
+            points = tuple((float(cell.record[x]), float(cell.record[y])) for cell in cells)
+            texts = tuple(" x ".join(value_text(cell.key[at]) for at in across) for cell in cells)
+            series.append(Series(column, points, texts=texts))
+        drawn.append(Panel(f"{problem}, {ranks} ranks", tuple(series)))
     beside = " x ".join(column_label(grid.key_names[at]) for at in across)
-    return Picture(tuple(drawn), x + (f" (beside a point: {beside})" if beside else ""), y, "from zero")
+    x_label = x + (f" (beside a point: {beside})" if beside else "")
+    return Picture(tuple(drawn), x_label, y, "from zero") if drawn else None

@@ -1,9 +1,8 @@
-"""Merge the files of single rows into one, which is read a hundred times faster. A sweep may run at the same time.
+"""Merge the files of single rows into one, which is smaller and read faster, while no sweep writes to the folder.
 
 A reader sees every row once at any moment: the merged file appears before the single files are deleted, and a row that
-is found twice counts once. An index, written first, tells a writer that a row exists although its file is gone. Some
-files stay as they are: rows of status error and timeout (a sweep may retry these cells and delete the rows), and files
-that are broken or foreign. After a kill at any moment the next run continues.
+is found twice counts once. A sweep that runs looks for the single files of its rows. Some files stay as they are: rows
+of status error and timeout (a sweep may retry these cells and delete the rows), and files that are broken or foreign.
 """
 
 from __future__ import annotations
@@ -19,20 +18,16 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tpbench.files import lock, replace_file, sync_folder
+from tpbench.files import replace_file, sync_folder
 from tpbench.results.read import read_table
 from tpbench.results.row_files import row_files
-from tpbench.results.write import add_to_index, parquet_bytes
+from tpbench.results.write import parquet_bytes
 from tpbench.settings import path_argument
 
 MERGED = "merged-"
 """Prefix of the names of merged files. The names of row files begin with a time."""
 
 KEPT = ("error", "timeout")
-
-
-class Busy(Exception):
-    """Another process is merging this folder."""
 
 
 @dataclass(frozen=True)
@@ -45,53 +40,39 @@ class MergeCounts:
     complaints: list[str]
 
 
-def compact(output_dir: str | os.PathLike[str], *, single_rows_only: bool = False) -> MergeCounts:
+def compact(output_dir: str | os.PathLike[str]) -> MergeCounts:
     """Merge the rows of OUTPUT_DIR into one file.
 
-    `single_rows_only` leaves the files that were merged before: a growing folder would be rewritten again and again.
-    Raises FileNotFoundError if there are no rows, Busy while another process merges.
+    Raises FileNotFoundError if there are no rows.
     """
     rows = Path(output_dir, "rows")
     if not rows.is_dir():
         raise FileNotFoundError(f"no rows in {os.fspath(output_dir)!r}: it has no folder rows")
-    with (rows / ".compacting").open("a") as file:
-        if not lock(file.fileno()):
-            raise Busy(f"{rows} is being merged by another process")
-        files = [path for path in row_files(rows) if path.parent == rows.absolute()]
-        if single_rows_only:
-            files = [path for path in files if not path.name.startswith(MERGED)]
-        table, merged, complaints = read_table(files)
-        table = table.filter(pc.invert(pc.is_in(table["status"], pa.array(KEPT))))
-        going = _sources(merged, table)
-        if len(going) <= 1:
-            return MergeCounts(len(table), len(files), len(files), complaints)
-        add_to_index(rows, (path.stem for path in going if not path.name.startswith(MERGED)))
-        replace_file(rows / f"{MERGED}{secrets.token_hex(8)}.parquet", parquet_bytes(table, compressed=True))
-        for path in going:
-            path.unlink(missing_ok=True)
-        sync_folder(rows)
-        return MergeCounts(len(table), len(files), len(files) - len(going) + 1, complaints)
-
-
-def _sources(read: list[Path], table: pa.Table) -> list[Path]:
-    """Return the files whose rows are all in the table: merged files, and single files that are named after their row.
-
-    A file that a user has renamed is not deleted.
-    """
+    files = [path for path in row_files(rows) if path.parent == rows.absolute()]
+    table, read, complaints = read_table(files)
+    table = table.filter(pc.invert(pc.is_in(table["status"], pa.array(KEPT))))
+    # Merged files, and single files that are named after their row: a file that a user has renamed stays.
     names = set(table["row_id"].to_pylist())
-    return [path for path in read if path.name.startswith(MERGED) or path.stem in names]
+    going = [path for path in read if path.name.startswith(MERGED) or path.stem in names]
+    if len(going) <= 1:
+        return MergeCounts(len(table), len(files), len(files), complaints)
+    replace_file(rows / f"{MERGED}{secrets.token_hex(8)}.parquet", parquet_bytes(table, compressed=True))
+    for path in going:
+        path.unlink(missing_ok=True)
+    sync_folder(rows)
+    return MergeCounts(len(table), len(files), len(files) - len(going) + 1, complaints)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `python -m tpbench compact`. Return 0, or 1 if the rows cannot be merged."""
     parser = argparse.ArgumentParser(
         prog="tpbench compact",
-        description="Merge the rows of an output folder into one file, which reads faster. May run beside a sweep.",
+        description="Merge the rows of an output folder into one file, which reads faster. No sweep may run there.",
     )
     parser.add_argument("output_dir", type=path_argument, nargs="?", default="outputs", help="default: outputs")
     try:
         counts = compact(parser.parse_args(arguments).output_dir)
-    except (OSError, Busy) as error:
+    except OSError as error:
         print(f"tpbench: {error}", file=sys.stderr)
         return 1
     for complaint in counts.complaints:

@@ -29,6 +29,7 @@ from tpbench.results.schema import (
     TEXT,
     all_columns,
     common_columns,
+    type_of,
     workload_columns,
 )
 from tpbench.results.write import row_path, row_table
@@ -181,13 +182,14 @@ def combine(tables: Mapping[Path, pa.Table]) -> tuple[pa.Table, list[str], list[
     Files of equal schema are concatenated before any work per column: ten thousand files have a handful of schemas. The
     workloads of users' files that rows define are known from then on, in their newest form.
     """
-    defining = [table for table in tables.values() if {DEFINITION, "started_at"} <= set(table.column_names)]
-    rows = (row for table in defining for row in table.select([DEFINITION, "started_at"]).to_pylist())
-    register_stored(row[DEFINITION] for row in reversed(oldest_first(rows)))
-    groups: dict[Any, list[Path]] = defaultdict(list)
+    groups: dict[pa.Schema, list[Path]] = defaultdict(list)
     for path, table in tables.items():
-        groups[table.schema.serialize().to_pybytes()].append(path)
+        groups[table.schema].append(path)
     waiting = list(groups.values())
+    names = [DEFINITION, "started_at"]
+    defining = (tables[path] for schema, paths in groups.items() if {*names} <= {*schema.names} for path in paths)
+    definitions = oldest_first(row for table in defining for row in table.select(names).to_pylist())
+    register_stored(row[DEFINITION] for row in reversed(definitions))
     fitting: list[pa.Table] = []
     complaints: list[str] = []
     used: list[Path] = []
@@ -210,8 +212,10 @@ def _conform(table: pa.Table) -> pa.Table:
         raise ValueError("it has two columns of one name")
     arrays = {}
     for name, array in zip(table.column_names, table.columns, strict=True):
-        declared = columns[name].type if name in columns else pa.null()
-        wanted = _stored_type(array.type) if pa.types.is_null(declared) else declared
+        wanted = columns[name].type if name in columns else pa.null()
+        if pa.types.is_null(wanted):  # a result, whose type is known from a value
+            wanted = next(map(type_of, array.drop_null().slice(0, 1).to_pylist()), None)
+            wanted = wanted or (REALS if pa.types.is_list(array.type) else array.type)
         if str(array.type) != str(wanted):  # equal types of lists may differ in the names of their items
             try:
                 array = pa.nulls(len(array), wanted) if array.null_count == len(array) else array.cast(wanted)
@@ -221,34 +225,24 @@ def _conform(table: pa.Table) -> pa.Table:
     return pa.table(arrays)
 
 
-def _stored_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type of this package's files for a type of another program."""
-    of = pa.types
-    tests = {
-        INT: (of.is_integer,), REAL: (of.is_floating,), TEXT: (of.is_large_string, of.is_dictionary),
-        REALS: (of.is_list, of.is_large_list),
-    }  # fmt: skip
-    return next((stored for stored, kinds in tests.items() if any(test(kind) for test in kinds)), kind)
-
-
 def _concatenate(tables: Sequence[pa.Table]) -> pa.Table:
-    """Return all tables as one with every declared column, in order, and then the other columns."""
+    """Return all tables as one with every declared column, in order, and then the other columns.
+
+    A result that is a number in some files and a text in others becomes a text.
+    """
     declared = pa.schema([(name, column.type) for name, column in all_columns().items()]).empty_table()
     types: dict[str, set[pa.DataType]] = defaultdict(set)
     for field in (field for table in tables for field in table.schema if not pa.types.is_null(field.type)):
-        types[field.name].add(field.type)
-    mixed = {name for name, kinds in types.items() if len(kinds - {INT, REAL}) + bool(kinds & {INT, REAL}) > 1}
-    tables = [_with_texts(table, mixed) for table in tables]
-    return pa.concat_tables([declared, *tables], promote_options="permissive").combine_chunks()
-
-
-def _with_texts(table: pa.Table, names: set[str]) -> pa.Table:
-    """Return the table with those of its columns as text."""
-    for name in names.intersection(table.column_names):
-        values = table.column(name).to_pylist()
-        texts = pa.array([None if value is None else str(value) for value in values], TEXT)
-        table = table.set_column(table.column_names.index(name), name, texts)
-    return table
+        types[field.name].add(REAL if field.type == INT else field.type)
+    mixed = {name for name, kinds in types.items() if len(kinds) > 1}
+    parts = [declared]
+    for table in tables:
+        for name in mixed.intersection(table.column_names):
+            values = table.column(name).to_pylist()
+            texts = pa.array([None if value is None else str(value) for value in values], TEXT)
+            table = table.set_column(table.column_names.index(name), name, texts)
+        parts.append(table)
+    return pa.concat_tables(parts, promote_options="permissive").combine_chunks()
 
 
 def _in_order(table: pa.Table) -> pa.Table:
@@ -265,11 +259,9 @@ LABEL = "label"
 
 def with_keys(table: pa.Table) -> pa.Table:
     """Return the table with the key of each stored job. A row whose job this version cannot read keeps its key."""
-    keys: dict[tuple[str | None, str | None], str | None] = {}
-    rows = list(zip(table.column("job").to_pylist(), table.column("key").to_pylist(), strict=True))
-    for job, key in dict.fromkeys(rows):
-        keys[job, key] = key if job is None else _key_of(job) or key
-    column = pa.array([keys[row] for row in rows], TEXT)
+    jobs, keys = table.column("job").to_pylist(), table.column("key").to_pylist()
+    computed = {job: _key_of(job) for job in {*jobs} - {None}}
+    column = pa.array([computed.get(job) or key for job, key in zip(jobs, keys, strict=True)], TEXT)
     return table.set_column(table.column_names.index("key"), "key", column)
 
 
@@ -283,9 +275,9 @@ def _key_of(job: str) -> str | None:
 @cached_until_registered
 def column_defaults() -> dict[str, dict[str, Any]]:
     """Return the default of each column that holds a field, by workload. Fields that may be null are left out."""
-    columns = all_columns()
     defaults_by_workload: dict[str, dict[str, Any]] = {}
     for name, workload in workloads().items():
+        columns = common_columns() | workload_columns()[name]
         types = typing.get_type_hints(MeasureSettings) | typing.get_type_hints(workload.problem)
         fields = defaults(MeasureSettings) | defaults(workload.problem)
         defaults_by_workload[name] = {

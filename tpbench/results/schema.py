@@ -10,7 +10,7 @@ import functools
 import re
 import types
 import typing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -61,7 +61,7 @@ COLUMNS = (
     # Wall time of an iteration: from the barrier of all ranks to the end of the last rank. Device time: the same region
     # by device events, with launches queued ahead. Chained time: a block of iterations without a barrier or a flush.
     *(
-        Column(f"{clock}_{name}ms", REAL, f"{meaning}, {statistic}", "ms")
+        Column(f"{clock}_{name}ms", REAL, f"{meaning}, {statistic}")
         for clock, meaning in {
             "time": "wall time of an iteration",
             "device": "device time of an iteration on the slowest rank",
@@ -77,12 +77,9 @@ COLUMNS = (
         }.items()
     ),
     Column(
-        "launch_ms",
-        REAL,
-        "host time of the call of a step on the slowest rank, with its waits, median; null on CPUs",
-        "ms",
+        "launch_ms", REAL, "host time of the call of a step on the slowest rank, with its waits, median; null on CPUs"
     ),
-    Column("skew_ms", REAL, "slowest minus fastest rank of an iteration, median", "ms"),
+    Column("skew_ms", REAL, "slowest minus fastest rank of an iteration, median"),
     Column("iterations", INT, "iterations timed by wall clock"),
     Column("chained_copies", INT, "copies of the inputs through which the iterations of chained_ms rotate"),
     Column("not_chained", TEXT, "why there is no chained_ms"),
@@ -90,10 +87,10 @@ COLUMNS = (
     Column("torch_compile_s", REAL, "time in torch.compile before the timed iterations, on the slowest rank", "s"),
     Column("warmed_up", FLAG, "false: one pass served as warm-up, check and time"),
     # Hardware limits.
-    Column("floor_ms", REAL, "least time of the unavoidable bytes, FLOPs and transfers, at measured rates", "ms"),
+    Column("floor_ms", REAL, "least time of the unavoidable bytes, FLOPs and transfers, at measured rates"),
     Column("fraction_of_floor", REAL, "floor_ms over device_ms (on a CPU over time_ms)"),
-    Column("gb_per_s", REAL, "bytes_moved over device_ms (on a CPU over time_ms)", "GB/s"),
-    Column("copy_gb_per_s", REAL, "copy bandwidth measured on this machine, reads and writes counted", "GB/s"),
+    Column("gb_per_s", REAL, "bytes_moved over device_ms (on a CPU over time_ms)"),
+    Column("copy_gb_per_s", REAL, "copy bandwidth measured on this machine, reads and writes counted"),
     Column("bytes_moved", INT, "unavoidable bytes through the memory of the busiest rank, counted", "bytes"),
     Column("bytes_communicated", INT, "bytes that the busiest rank sends in an iteration, counted", "bytes"),
     Column("flops", INT, "floating-point operations of the busiest rank in an iteration, counted", "FLOP"),
@@ -104,11 +101,11 @@ COLUMNS = (
     Column("bound", TEXT, "bottleneck: host, wire, compute or memory"),
     Column("energy_j", REAL, "energy of the GPUs in an iteration with warm caches, summed over ranks", "J"),
     # Memory.
-    Column("peak_gib", REAL, "extra peak memory of an iteration, maximum over ranks", "GiB"),
-    Column("rank_peak_gib", REALS, "extra peak memory of an iteration on each rank", "GiB"),
-    Column("iteration_held_gib", REALS, "memory held at the end of each iteration, maximum over ranks", "GiB"),
-    Column("iteration_peak_gib", REALS, "extra peak memory of each iteration, maximum over ranks", "GiB"),
-    Column("memory_limit_gib", REAL, "memory limit of each rank", "GiB"),
+    Column("peak_gib", REAL, "extra peak memory of an iteration, maximum over ranks"),
+    Column("rank_peak_gib", REALS, "extra peak memory of an iteration on each rank"),
+    Column("iteration_held_gib", REALS, "memory held at the end of each iteration, maximum over ranks"),
+    Column("iteration_peak_gib", REALS, "extra peak memory of each iteration, maximum over ranks"),
+    Column("memory_limit_gib", REAL, "memory limit of each rank"),
     Column("oom_bytes", INT, "size of the allocation that failed", "bytes"),
     Column("oom_rank", INT, "first rank that ran out of memory"),
     # Comparison with the oracle.
@@ -117,16 +114,24 @@ COLUMNS = (
     Column("grad_error", REAL, "error of the gradient against the float64 oracle"),
     Column("output_error", REAL, "largest relative error of a row of an output against the float64 oracle"),
     # The samples of the statistics.
-    Column("samples_ms", REALS, "wall time of every iteration", "ms"),
-    Column("device_samples_ms", REALS, "device time of every iteration", "ms"),
-    Column("chained_samples_ms", REALS, "time of an iteration in every block of iterations back to back", "ms"),
-    Column("round_ms", REALS, "wall time of an iteration, median of each round of an interleaved cell", "ms"),
-    Column("device_round_ms", REALS, "device time of an iteration, median of each such round", "ms"),
-    Column("chained_round_ms", REALS, "time of an iteration back to back, median of each such round", "ms"),
+    Column("samples_ms", REALS, "wall time of every iteration"),
+    Column("device_samples_ms", REALS, "device time of every iteration"),
+    Column("chained_samples_ms", REALS, "time of an iteration in every block of iterations back to back"),
+    Column("round_ms", REALS, "wall time of an iteration, median of each round of an interleaved cell"),
+    Column("device_round_ms", REALS, "device time of an iteration, median of each such round"),
+    Column("chained_round_ms", REALS, "time of an iteration back to back, median of each such round"),
+    Column(
+        "late_ms",
+        REALS,
+        "time of the other ranks if one starts 0, 0.05, 0.25 and 1 ms late, minus that delay (late=true)",
+    ),
+    Column("beside_ms", REALS, "time of three products on another stream of the other ranks, for each of these delays"),
+    Column("beside_alone_ms", REAL, "time of these products without the variant", "ms"),
     # Time and versions.
     Column("started_at", TIME, "start of the job, UTC"),
     Column("finished_at", TIME, "end of the job, UTC"),
     Column("wall_s", REAL, "duration of the whole job, including the start of processes", "s"),
+    Column("start_s", REAL, "part of wall_s before the variant is set up: processes, torch and their group", "s"),
     Column("schema_version", INT, "version of these columns"),
     Column("tpbench_version", TEXT, "version of tpbench"),
     Column("kernels_version", TEXT, "version of the kernels of tpbench that ran: a hash of their code; null: none ran"),
@@ -154,7 +159,7 @@ COLUMNS = (
     Column("os", TEXT, "operating system and kernel"),
     Column("cpu_model", TEXT, "CPU model"),
     Column("cpu_count", INT, "CPU cores that the job could use"),
-    Column("memory_gib", REAL, "main memory of the first node", "GiB"),
+    Column("memory_gib", REAL, "main memory of the first node"),
     Column("sm_clock_mhz", REAL, "clock of the GPU's multiprocessors while it measured", "MHz"),
     Column("memory_clock_mhz", REAL, "clock of the GPU's memory while it measured", "MHz"),
     Column("throttle_reasons", TEXT, "why a rank's GPU lowered its clocks while it measured, or none; null: unknown"),
@@ -194,7 +199,7 @@ STATUSES = {
 
 _UNIT = re.compile(r"(?P<meaning>.*), (?P<unit>ms|s|J|KiB|MiB|GiB|GB/s|TFLOP/s)")
 """End of a meaning that names a unit."""
-_NAMED_UNITS = {"_gb_per_s": "GB/s", "_ms": "ms", "_kib": "KiB", "_mib": "MiB", "_gib": "GiB"}
+_NAMED_UNITS = {"gb_per_s": "GB/s", "_ms": "ms", "_kib": "KiB", "_mib": "MiB", "_gib": "GiB"}
 """Units by the end of a column's name."""
 _TYPES = {bool: FLAG, int: INT, float: REAL, str: TEXT}
 
@@ -206,7 +211,7 @@ class RowError(ValueError):
 @functools.cache
 def common_columns() -> dict[str, Column]:
     """Return the columns of every row, by name, in order."""
-    return {column.name: column for column in COLUMNS}
+    return {column.name: replace(column, unit=column.unit or _named_unit(column.name)) for column in COLUMNS}
 
 
 @cached_until_registered
@@ -227,8 +232,7 @@ def _columns_of(workload: Workload) -> dict[str, Column]:
     for name, doc in workload.row_columns.items():
         if name not in common:
             match = _UNIT.fullmatch(doc)
-            named = next((unit for end, unit in _NAMED_UNITS.items() if name.endswith(end)), "")
-            meaning, unit = (match["meaning"], match["unit"]) if match else (doc, named)
+            meaning, unit = (match["meaning"], match["unit"]) if match else (doc, _named_unit(name))
             typed = name in hints and not workload.definition  # fields of users' files may differ in type
             columns[name] = Column(name, type_from_hint(hints[name]) if typed else pa.null(), meaning, unit)
     return columns
@@ -242,6 +246,10 @@ def all_columns() -> dict[str, Column]:
         for name, column in added.items():
             columns.setdefault(name, column)
     return columns
+
+
+def _named_unit(name: str) -> str:
+    return next((unit for end, unit in _NAMED_UNITS.items() if name.endswith(end)), "")
 
 
 def type_from_hint(hint: Any) -> pa.DataType:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import functools
 import os
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +36,6 @@ from tpbench.suggestions import printable, unknown
 from tpbench.workloads.definition import register_stored
 
 _ROW_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=,+-]{0,199}")
-INDEX = ".compacted"
-"""File in the folder of the rows, with the name of one row on each line: they exist, although their own files were
-merged into one. The index only grows."""
-_NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 
 
 class RowExists(FileExistsError):
@@ -55,35 +50,8 @@ def row_path(output_dir: str | os.PathLike[str], row_id: str) -> Path:
 
 
 def row_exists(output_dir: str | os.PathLike[str], row_id: str) -> bool:
-    """Return True if that row is on disk, in its own file or merged with others."""
-    path = row_path(output_dir, row_id)
-    return path.is_file() or is_merged(path.parent, row_id)
-
-
-def is_merged(rows: Path, row_id: str) -> bool:
-    """Return True if that row is in a merged file of this folder."""
-    try:
-        status = (rows / INDEX).stat()
-    except OSError:
-        return False
-    return row_id in _merged(rows / INDEX, status.st_size, status.st_mtime_ns)
-
-
-@functools.lru_cache(maxsize=4)
-def _merged(index: Path, size: int, changed: int) -> frozenset[str]:
-    return frozenset(index.read_text(errors="replace").split("\n"))
-
-
-def add_to_index(rows: Path, row_ids: Iterable[str]) -> None:
-    """Add rows to the index, durably, before their files are deleted."""
-    with (rows / INDEX).open("a+b") as index:
-        if index.tell():
-            index.seek(-1, os.SEEK_END)
-            if index.read(1) != b"\n":  # a crash cut the last line: end it, so that it does not spoil the next one
-                index.write(b"\n")
-        index.write("".join(f"{row_id}\n" for row_id in row_ids).encode())
-        index.flush()
-        os.fsync(index.fileno())
+    """Return True if that row is on disk in its own file."""
+    return row_path(output_dir, row_id).is_file()
 
 
 def write_row(row: Mapping[str, Any], output_dir: str | os.PathLike[str], row_id: str) -> Path:
@@ -153,36 +121,34 @@ def _array(name: str, kind: pa.DataType | None, value: Any) -> pa.Array:
 
 
 def parquet_bytes(table: pa.Table, *, compressed: bool = False) -> bytes:
-    """Return the bytes of a file of rows. `compressed`: for many rows."""
+    """Return the bytes of a file of rows. `compressed`: for many rows. Otherwise it has them in Arrow's format, too."""
     # For one row, dictionaries, statistics and a copy of the schema would be most of the file and of the reading time.
     one_row = {"use_dictionary": False, "write_statistics": False, "store_schema": False}
     options = {"compression": "zstd"} if compressed else {"compression": "none", **one_row}
-    sink = pa.BufferOutputStream()
-    with pq.ParquetWriter(sink, table.schema, write_page_checksum=True, **options) as writer:
+    metadata = {MARKER.decode(): str(SCHEMA_VERSION)}
+    sink, stream = pa.BufferOutputStream(), pa.BufferOutputStream()
+    with pq.ParquetWriter(sink, table.schema, **options) as writer:
         writer.write_table(table)
-        writer.add_key_value_metadata({MARKER.decode(): str(SCHEMA_VERSION)})
-    return with_checksum(bytes(sink.getvalue()))
+        writer.add_key_value_metadata(metadata)
+    if not compressed:
+        marked = table.replace_schema_metadata(metadata)
+        with pa.ipc.new_stream(stream, marked.schema) as arrow:
+            arrow.write_table(marked)
+    return with_checksum(bytes(sink.getvalue()), bytes(stream.getvalue()))
 
 
 def _publish(temporary: Path, path: Path) -> None:
     """Give the finished file its name, unless the name is taken. A hard link checks and names in one step."""
-    if is_merged(path.parent, path.stem):
-        raise RowExists(errno.EEXIST, "this row has been written before, and merged", str(path))
     try:
         os.link(temporary, path)
-    except FileExistsError:
-        # A network file system may have made the link, lost the answer and tried again: then the link is ours.
-        if not (path.exists() and temporary.samefile(path)):
-            raise RowExists(errno.EEXIST, "this row has been written before", str(path)) from None
-    except OSError as error:
-        if error.errno not in _NO_HARD_LINKS:
-            raise
+    except OSError:  # the name is taken, or the file system has no hard links
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             with contextlib.suppress(OSError):  # without locks, two writers may both find the name free
                 fcntl.flock(folder, fcntl.LOCK_EX)
-            if path.exists():
+            # A network file system may have made the link, lost the answer and tried again: then the link is ours.
+            if path.exists() and not temporary.samefile(path):
                 raise RowExists(errno.EEXIST, "this row has been written before", str(path)) from None
-            temporary.rename(path)
+            temporary.replace(path)
         finally:
             os.close(folder)

@@ -1,4 +1,4 @@
-"""What a rank runs on, and what it resets between tasks: its process, device, process groups and software.
+"""The process of a rank: its device, and what it resets between tasks.
 
 A process costs seconds: torch's import and, on a GPU, a CUDA context and NCCL's communicators. So the ranks of a
 torchrun with a list of tasks keep all of these. A job that changes settings of its process never shares it.
@@ -14,27 +14,23 @@ import importlib
 import os
 import random
 import sys
-import sysconfig
-import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-import tpbench
 from tpbench.measure.machine import omp_threads
 
 if TYPE_CHECKING:
     import torch
 
-    from tpbench.job import Job
-    from tpbench.measure.session import Context
-    from tpbench.outside.variant import OutsideVariant
+MAX_ALLOCATED_BYTES = 16 * 2**20
+"""Most memory of a GPU that may be allocated after a task: flags and counters of kernels and libraries."""
+MAX_GROWTH_BYTES = 2**31
+"""Most memory of a GPU that a process may keep for kernels that are loaded once, and for NCCL's channels."""
 
-
-_PACKAGE = Path(tpbench.__file__).resolve().parent
-_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_free_bytes: dict[torch.device, int] = {}
+"""Free memory of the GPU after the first task."""
 
 
 def device_of_rank(name: str) -> torch.device:
@@ -51,51 +47,9 @@ def device_of_rank(name: str) -> torch.device:
         raise RuntimeError(
             f"torch {torch.__version__} cannot use the GPUs of this machine; install a CUDA build or say device=cpu"
         )
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-
-
-def context_of(
-    job: Job, device: torch.device, folder: Path, process_stays: bool, say: Callable[[str], None]
-) -> Context:
-    """Return what a workload needs to know of this rank, with its process groups. `say` prints a line of progress."""
-    import torch.distributed as dist
-
-    from tpbench.measure.session import Context
-
-    dp_rank, tp_rank = divmod(dist.get_rank(), job.tp_size)
-    tp_groups, dp_groups = _groups(job.tp_size, job.dp_size)
-    return Context(
-        rank=dist.get_rank(),
-        world_size=job.world_size,
-        tp_rank=tp_rank,
-        tp_size=job.tp_size,
-        dp_rank=dp_rank,
-        dp_size=job.dp_size,
-        tp_group=tp_groups[dp_rank],
-        dp_group=dp_groups[tp_rank],
-        device=device,
-        graph=job.measure.graph,
-        folder=folder,
-        say=say,
-        process_stays=process_stays,
-    )
-
-
-@functools.cache
-def _groups(tp_size: int, dp_size: int) -> tuple[list[Any], list[Any]]:
-    """Return the process groups of the rows and of the columns of the (dp, tp) mesh, which is row-major.
-
-    Every rank must create every group in the same order. A group of all ranks is the world itself: another communicator
-    would cost seconds and memory.
-    """
-    import torch.distributed as dist
-
-    def group(ranks: list[int]) -> Any:
-        return dist.group.WORLD if len(ranks) == dist.get_world_size() else dist.new_group(ranks)
-
-    replicas = [[dp * tp_size + tp for tp in range(tp_size)] for dp in range(dp_size)]
-    return [group(ranks) for ranks in replicas], [group(list(ranks)) for ranks in zip(*replicas, strict=True)]
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    return device
 
 
 def torch_columns(device: torch.device) -> dict[str, Any]:
@@ -103,48 +57,11 @@ def torch_columns(device: torch.device) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
-    columns: dict[str, Any] = {"backend": dist.get_backend(), "torch_version": str(torch.__version__)}
+    columns = {"backend": dist.get_backend(), "torch_version": str(torch.__version__)}
     if device.type == "cuda":
-        columns["backend"] = "nccl"
-        columns["cuda_version"] = torch.version.cuda
-        columns["nccl_version"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+        nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+        columns |= {"backend": "nccl", "cuda_version": str(torch.version.cuda), "nccl_version": nccl}
     return columns
-
-
-def location(error: BaseException, variant: OutsideVariant | None = None) -> str:
-    """Return `FILE:LINE (FUNCTION)` of the innermost call outside of libraries, or an empty string if there is none.
-
-    For a variant that returned a wrong type it is the line of the variant. `variant`: the variant that ran, if it is
-    from outside this package. Its line follows where a value that it returned may have broken a call of this package.
-
-    The file is relative to the folder of this package, or a name alone: a row must not hold a user's folders.
-    """
-    from tpbench.workloads.step import WrongReturn
-
-    if isinstance(error, WrongReturn):
-        return f"{_short(Path(error.file))}:{error.line}"
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        path = Path(frame.filename)
-        own = path.resolve().is_relative_to(_PACKAGE)
-        if own or (path.exists() and not str(path.resolve()).startswith(_LIBRARIES)):
-            of_variant = f", with the variant of {_short(Path(variant.path))}:{variant.line}" if own and variant else ""
-            return f"{_short(path)}:{frame.lineno} ({frame.name}){of_variant}"
-    return ""
-
-
-def _short(path: Path) -> str:
-    """Return the path of a file of this package relative to the package's folder, else the file's name."""
-    path = path.resolve()
-    return str(path.relative_to(_PACKAGE.parent)) if path.is_relative_to(_PACKAGE) else path.name
-
-
-MAX_ALLOCATED_BYTES = 16 * 2**20
-"""Most memory of a GPU that may be allocated after a task: flags and counters of kernels and libraries."""
-MAX_GROWTH_BYTES = 2**31
-"""Most memory of a GPU that a process may keep for kernels that are loaded once, and for NCCL's channels."""
-
-_free_bytes: dict[torch.device, int] = {}
-"""Free memory of the GPU after the first task."""
 
 
 @functools.cache

@@ -8,45 +8,43 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import os
 import re
 import sys
+import sysconfig
 import time
 import traceback
-from collections.abc import Generator, Sequence
-from datetime import timedelta
-from functools import partial
+from collections.abc import Generator, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import tpbench
 from tpbench.suggestions import message
-from tpbench.worker.process import (
-    begin_tasks,
-    context_of,
-    device_of_rank,
-    location,
-    reason_to_end,
-    reset_random_numbers,
-    torch_columns,
-)
-from tpbench.worker.result import ERROR, PEER_LOST
-from tpbench.worker.start import STACK_SIGNAL, die_with_parent, import_once, parent_runs_job
+from tpbench.worker.process import begin_tasks, device_of_rank, reason_to_end, reset_random_numbers, torch_columns
+from tpbench.worker.start import ERROR, PEER_LOST, STACK_SIGNAL, die_with_parent, import_once, parent_runs_job
 from tpbench.worker.task import PROGRESS_FILE, TASK_FILE, JsonLines, Task
 
 if TYPE_CHECKING:
     import torch
 
+    from tpbench.job import Job
+    from tpbench.measure.session import Context
     from tpbench.measure.stop_rules import RoundRequest
+    from tpbench.outside.variant import OutsideVariant
 
 _PEER_LOST = re.compile(
     r"Connection closed by peer|Connection reset by peer|Broken pipe|ncclRemoteError|gloo/transport"
 )
 """Messages of gloo and NCCL in a rank whose peer has ended."""
+_PACKAGE = Path(tpbench.__file__).resolve().parent
+_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 POLL_S = 0.005
 """Seconds between two looks for the next tasks."""
 
-RANK, LOCAL_RANK = int(os.environ["RANK"]), os.environ["LOCAL_RANK"]
+RANK, LOCAL_RANK = int(os.environ.get("RANK", 0)), os.environ.get("LOCAL_RANK", "0")
 started = time.monotonic()
 """Time of this process at which the present tasks began."""
 
@@ -57,29 +55,29 @@ def main(file: Path) -> NoReturn:
     die_with_parent()
     faulthandler.enable()
     faulthandler.register(STACK_SIGNAL, all_threads=False)
-    if file.name == TASK_FILE:
-        tasks = Tasks([file], 0, None)
-        _require_parent(tasks.now)
-        run(tasks)
-        leave()
-    lines, progress = JsonLines(file), JsonLines(file.with_name(PROGRESS_FILE))
+    progress = None if file.name == TASK_FILE else JsonLines(file.with_name(PROGRESS_FILE))
     done = 0
+    for files in _lists_of_tasks(file):
+        started = time.monotonic()
+        tasks = Tasks(files, done, progress)
+        if done == 0 and not parent_runs_job(tasks.now.row_id):  # torchrun ended before `die_with_parent`
+            os._exit(ERROR)
+        if not run(tasks):
+            break
+        done += len(files)
+    leave()
+
+
+def _lists_of_tasks(file: Path) -> Iterator[list[Path]]:
+    """Yield the files of tasks that run together: the only one, or those of each line of a list that grows."""
+    if file.name == TASK_FILE:
+        yield [file]
+        return
+    lines = JsonLines(file)
     while True:
         time.sleep(POLL_S)
-        for task_files in lines.read():
-            started = time.monotonic()
-            tasks = Tasks([Path(task_file) for task_file in task_files], done, progress)
-            if done == 0:
-                _require_parent(tasks.now)
-            if not run(tasks):
-                leave()
-            done += len(task_files)
-
-
-def _require_parent(task: Task) -> None:
-    """Exit if torchrun ended before this process could ask to end with it. `task`: the first one of the torchrun."""
-    if not parent_runs_job(task.row_id):
-        os._exit(ERROR)
+        for names in lines.read():
+            yield list(map(Path, names))
 
 
 def leave(code: int = 0) -> NoReturn:
@@ -136,15 +134,13 @@ class Tasks:
 
         device = device_of_rank(job.device)
         begin_tasks()
-        self._start_process_group(device)
+        if not dist.is_initialized():
+            _start_process_group(job, device)
         for place in range(len(self.tasks)):
-            self._turn_to(place)
             self._set_up(place, device)
         for place in next_cells(self.requests):
-            self._turn_to(place)
             self._go_on(place, True)
         for place in list(self.measurements):
-            self._turn_to(place)
             self._go_on(place, False)
         reason = reason_to_end(device) if self.progress else ""
         say(f"done; this process ends: {reason}" if reason else "done")
@@ -163,28 +159,13 @@ class Tasks:
         if RANK == 0:
             self.progress.append(place)
 
-    def _start_process_group(self, device: torch.device) -> None:
-        import torch.distributed as dist
-
-        from tpbench.worker.rendezvous import store_of_agents
-
-        if dist.is_initialized():
-            return
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-            # Longer than the job's own timeout: the launcher ends a job that takes too long, and knows why it hung.
-            timeout=timedelta(seconds=self.now.job.timeout_s + 60),
-            store=store_of_agents(),
-            rank=RANK,
-            world_size=self.now.job.world_size,
-        )
-
     def _set_up(self, place: int, device: torch.device) -> None:
         """Set a task up, check it, and measure it if no other one runs with it."""
         from tpbench.measure import rank_memory
         from tpbench.measure.rates import copy_gb_per_s
         from tpbench.measure.run import measurement
 
+        self._turn_to(place)
         task, job = self.now, self.now.job
         columns = self.columns[place] = torch_columns(device)
         if job.outside is not None and (refusal := job.outside.refusal(job.problem, job.tp_size, job.dp_size)):
@@ -192,13 +173,15 @@ class Tasks:
                 _save(task, "skipped", refusal, **columns)
             return
         reset_random_numbers()
-        context = context_of(job, device, task.folder, process_stays=self.progress is not None, say=say)
+        context = context_of(job, device, task.folder, process_stays=self.progress is not None)
         limit = rank_memory.limit(device, job.memory_limit_gib, int(os.environ["LOCAL_WORLD_SIZE"]))
         columns |= {"memory_limit_gib": limit, "jobs_before": self.jobs_before}
         say("setting up")
-        copy = copy_gb_per_s(device)
-        arguments = partial(job.set_up, context), context, job.measure, copy
-        self.measurements[place] = measurement(*arguments, job.interpreted, interleaved=len(self.tasks) > 1)
+        columns["start_s"] = max(0.0, (datetime.now(UTC) - task.started_at).total_seconds())
+        self.measurements[place] = measurement(
+            functools.partial(job.set_up, context), context, job.measure, copy_gb_per_s(device), job.interpreted,
+            interleaved=len(self.tasks) > 1,
+        )  # fmt: skip
         self._go_on(place, None)
 
     def _go_on(self, place: int, answer: bool | None) -> None:
@@ -207,6 +190,8 @@ class Tasks:
         `answer`: that to the last request. None begins the measurement.
         """
         measurement = self.measurements[place]
+        if answer is not None:
+            self._turn_to(place)
         try:
             self.requests[place] = next(measurement) if answer is None else measurement.send(answer)
         except StopIteration as end:
@@ -216,6 +201,62 @@ class Tasks:
             if RANK == 0:
                 columns = {**self.columns[place], **measured, **verdict.columns}
                 _save(self.now, "wrong" if verdict.wrong else "ok", verdict.wrong, **columns)
+
+
+def _start_process_group(job: Job, device: torch.device) -> None:
+    import torch.distributed as dist
+
+    from tpbench.worker.rendezvous import store_of_agents
+
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+        # Longer than the job's own timeout: the launcher ends a job that takes too long, and knows why it hung.
+        timeout=timedelta(seconds=job.timeout_s + 60),
+        store=store_of_agents(),
+        rank=RANK,
+        world_size=job.world_size,
+    )
+
+
+def context_of(job: Job, device: torch.device, folder: Path, process_stays: bool) -> Context:
+    """Return what a workload needs to know of this rank, with its process groups."""
+    import torch.distributed as dist
+
+    from tpbench.measure.session import Context
+
+    dp_rank, tp_rank = divmod(dist.get_rank(), job.tp_size)
+    tp_groups, dp_groups = _groups(job.tp_size, job.dp_size)
+    return Context(
+        rank=dist.get_rank(),
+        world_size=job.world_size,
+        tp_rank=tp_rank,
+        tp_size=job.tp_size,
+        dp_rank=dp_rank,
+        dp_size=job.dp_size,
+        tp_group=tp_groups[dp_rank],
+        dp_group=dp_groups[tp_rank],
+        device=device,
+        graph=job.measure.graph,
+        folder=folder,
+        say=say,
+        process_stays=process_stays,
+    )
+
+
+@functools.cache
+def _groups(tp_size: int, dp_size: int) -> tuple[list[Any], list[Any]]:
+    """Return the process groups of the rows and of the columns of the (dp, tp) mesh, which is row-major.
+
+    Every rank must create every group in the same order. A group of all ranks is the world itself: another communicator
+    would cost seconds and memory.
+    """
+    import torch.distributed as dist
+
+    def group(ranks: list[int]) -> Any:
+        return dist.group.WORLD if len(ranks) == dist.get_world_size() else dist.new_group(ranks)
+
+    replicas = [[dp * tp_size + tp for tp in range(tp_size)] for dp in range(dp_size)]
+    return [group(ranks) for ranks in replicas], [group(list(ranks)) for ranks in zip(*replicas, strict=True)]
 
 
 def _redirect_output(folder: Path) -> None:
@@ -241,17 +282,40 @@ def _save_failure(task: Task, error: BaseException) -> None:
     from tpbench.measure import rank_memory
 
     rank_memory.lift_limit()
-    shortage = rank_memory.shortage(error)
-    if shortage is None:
-        place, text = location(error, task.job.outside), message(error)
-        _save(
-            task,
-            "error",
-            f"rank {RANK}: {type(error).__name__}{f' in {place}' if place else ''}{f': {text}' if text else ''}",
-        )
+    shortage, text = rank_memory.shortage(error), message(error)
+    if shortage is not None:
+        asked = f" asking for {shortage / 2**30:.3g} GiB" if shortage else ""
+        _save(task, "oom", f"rank {RANK} ran out of memory{asked}", oom_rank=RANK, oom_bytes=shortage or None)
         return
-    asked = f" asking for {shortage / 2**30:.3g} GiB" if shortage else ""
-    _save(task, "oom", f"rank {RANK} ran out of memory{asked}", oom_rank=RANK, oom_bytes=shortage or None)
+    name = " in ".join(filter(None, [type(error).__name__, location(error, task.job.outside)]))
+    _save(task, "error", ": ".join(filter(None, [f"rank {RANK}", name, text])))
+
+
+def location(error: BaseException, variant: OutsideVariant | None = None) -> str:
+    """Return `FILE:LINE (FUNCTION)` of the innermost call outside of libraries, or an empty string if there is none.
+
+    For a variant that returned a wrong type it is the line of the variant. `variant`: the variant that ran, if it is
+    from outside this package. Its line follows where a value that it returned may have broken a call of this package.
+
+    The file is relative to the folder of this package, or a name alone: a row must not hold a user's folders.
+    """
+    from tpbench.workloads.step import WrongReturn
+
+    if isinstance(error, WrongReturn):
+        return f"{_short(Path(error.file))}:{error.line}"
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        own = path.resolve().is_relative_to(_PACKAGE)
+        if own or (path.exists() and not str(path.resolve()).startswith(_LIBRARIES)):
+            of_variant = f", with the variant of {_short(Path(variant.path))}:{variant.line}" if own and variant else ""
+            return f"{_short(path)}:{frame.lineno} ({frame.name}){of_variant}"
+    return ""
+
+
+def _short(path: Path) -> str:
+    """Return the path of a file of this package relative to the package's folder, else the file's name."""
+    path = path.resolve()
+    return str(path.relative_to(_PACKAGE.parent)) if path.is_relative_to(_PACKAGE) else path.name
 
 
 def say(text: str) -> None:

@@ -14,6 +14,9 @@ from pathlib import Path
 MARKER = "TPBENCH_ROW_ID"
 """Environment variable of every process of a job: it tells these processes from all others of the host."""
 
+PROFILED = "TPBENCH_PROFILED"
+"""Environment variable of ranks whose parent is a profiler, which may start them in a thread that ends."""
+
 STORE_FILE = "TPBENCH_STORE_FILE"
 """Environment variable of a job on one host: the file of its key-value store, in a folder of mode 0700."""
 
@@ -25,6 +28,12 @@ Only the user who owns a process, and root, can read its environment. Every user
 
 STACK_SIGNAL = signal.SIGUSR1
 """Signal that makes a rank write the stack of its main thread to its log."""
+
+ERROR = 70
+"""Exit code of a rank: the job failed (EX_SOFTWARE). The result says how."""
+
+PEER_LOST = 71
+"""Exit code of a rank: a collective broke because another rank had ended. That rank is the cause."""
 
 _SECRET_FILE = "rendezvous.secret"
 _PR_SET_PDEATHSIG = 1
@@ -44,7 +53,7 @@ def load_secret(folder: Path) -> str:
 
 def die_with_parent(number: int = signal.SIGKILL) -> None:
     """Ask the kernel to send this process a signal when its parent ends. Does nothing but on Linux."""
-    if sys.platform == "linux":
+    if sys.platform == "linux" and PROFILED not in os.environ:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number))
 
 
@@ -54,7 +63,7 @@ def parent_runs_job(row_id: str) -> bool:
     Then the parent ended before `die_with_parent` was called, and no signal will come.
     """
     try:
-        environ = Path(f"/proc/{os.getppid()}/environ").read_bytes()
+        environ = Path(f"/proc/{'self' if PROFILED in os.environ else os.getppid()}/environ").read_bytes()
     except FileNotFoundError:
         return sys.platform != "linux"
     except OSError:

@@ -1,19 +1,24 @@
-"""The task of a cell: everything that its ranks must know. A torchrun runs a list of tasks."""
+"""What launcher and ranks tell each other: the task of a cell, its result, and how far a list of tasks is.
+
+A rank writes the result, and the launching side turns it into a row. The file stays until the row is on disk, so that a
+launcher that is killed, or a disk that is full, costs no measurement: `resume=true` and `tpbench collect` read it.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tpbench.files import replace_file
+from tpbench.files import replace_file, sync_folder
 from tpbench.job import Job, stored_job
 from tpbench.outside.variant import OutsideVariant
 from tpbench.settings import JobError
-from tpbench.worker.result import Result
 
 TASK_FILE = "task.json"
 """Name of the task's file in the folder of a cell."""
@@ -25,6 +30,16 @@ tasks that are interleaved. The launcher appends a line as soon as the ranks are
 PROGRESS_FILE = "progress.jsonl"
 """Name of the file beside the list to which rank 0 appends what the ranks do. A number is the place, in its line of the
 list, of the task that runs now. A text ends a line of the list: why the ranks run no other one; empty if they do."""
+
+RESULT_FILE = "result.json"
+"""Name of the result's file in the folder of a cell. It exists as long as the cell has a result and no row."""
+
+RESERVED_FILE = ".result.reserved"
+"""Name of the file that holds the space for the result until a rank writes it."""
+UNFINISHED_FILES = ".result.*"
+"""Pattern of that file and of one that a rank writes now."""
+_RESERVED_BYTES = 2**20
+"""Space for one result: about 50,000 samples. A longer one takes more space from the disk as it is written."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +59,6 @@ class Task:
     def with_columns(self, **columns: Any) -> Task:
         """Return the same task with more columns."""
         return replace(self, columns={**self.columns, **columns})
-
-    def restarted(self, **columns: Any) -> Task:
-        """Return the same task, starting now, with more columns."""
-        return replace(self.with_columns(**columns), started_at=datetime.now(UTC))
 
     def result(self, status: str, reason: str | None = None, **columns: Any) -> Result:
         """Return the result of this attempt, ending now. `columns` are those known only at the end."""
@@ -74,15 +85,85 @@ class Task:
         content = json.loads(file.read_text())
         outside = content.get("outside")  # a task of an older version has none
         try:
-            return cls(
-                stored_job(content["job"], OutsideVariant(**outside) if outside else None),
-                content["row_id"],
-                Path(content["folder"]),
-                datetime.fromisoformat(content["started_at"]),
-                content["columns"],
-            )
+            job = stored_job(content["job"], OutsideVariant(**outside) if outside else None)
         except JobError as error:
             raise JobError(f"{file} cannot be understood: {error}") from None
+        started_at = datetime.fromisoformat(content["started_at"])
+        return cls(job, content["row_id"], Path(content["folder"]), started_at, content["columns"])
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a cell ended, and the columns of its row. Stored as JSON in the cell's folder."""
+
+    row_id: str
+    status: str
+    """ok, oom, wrong, timeout, error or skipped."""
+    reason: str | None
+    """Why the status is not ok."""
+    started_at: datetime
+    finished_at: datetime
+    columns: Mapping[str, Any]
+    """All columns of the row but those above: those of the task, and those that were measured."""
+
+    @staticmethod
+    def reserve(folder: Path) -> None:
+        """Reserve disk space for the result, so that a disk that fills up later cannot cost the measurement.
+
+        Raises OSError if the disk has no space now.
+        """
+        with (folder / RESERVED_FILE).open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, _RESERVED_BYTES)
+
+    @staticmethod
+    def release(folder: Path) -> None:
+        """Return reserved space that no rank has used."""
+        (folder / RESERVED_FILE).unlink(missing_ok=True)
+
+    def save(self, folder: Path) -> None:
+        """Write the result, unless another rank of the cell has begun to write one: the first one counts.
+
+        When this returns, the file survives a power cut. Raises OSError if the disk does not take it.
+        """
+        temporary = folder / f".result.{os.getpid()}"
+        try:
+            (folder / RESERVED_FILE).rename(temporary)  # exactly one rank succeeds
+        except FileNotFoundError:
+            return
+        with temporary.open("r+b") as file:
+            file.write(json.dumps(vars(self), default=_plain).encode())
+            file.truncate()
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(folder / RESULT_FILE)
+        with contextlib.suppress(OSError):  # some file systems cannot flush a folder
+            sync_folder(folder)
+
+    @classmethod
+    def load(cls, folder: Path) -> Result | None:
+        """Read the result of a cell's folder, or return None if there is none.
+
+        Raises ValueError for a file that `save` did not write.
+        """
+        try:
+            content = json.loads((folder / RESULT_FILE).read_text())
+        except FileNotFoundError:
+            return None
+        try:
+            times = {name: datetime.fromisoformat(content[name]) for name in ("started_at", "finished_at")}
+            return cls(**{**content, **times})
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{folder / RESULT_FILE} is no result: {error!r}") from None
+
+    @staticmethod
+    def remove(folder: Path) -> None:
+        """Delete the result, whose row is on disk."""
+        (folder / RESULT_FILE).unlink(missing_ok=True)
+
+
+def _plain(value: Any) -> Any:
+    """Return a time, or a numpy array or scalar, as plain values."""
+    return value.isoformat() if isinstance(value, datetime) else value.tolist()
 
 
 class JsonLines:

@@ -7,12 +7,38 @@ none. torchrun knows the exit code of every rank, but prints it for people only.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from tpbench.worker.result import RankFailure, save_failures
 from tpbench.worker.start import STORE_FILE, import_once
+
+_FAILURES_FILE = "failures.json"
+
+
+class RankFailure(NamedTuple):
+    """A rank that did not end with exit code 0."""
+
+    rank: int
+    local_rank: int
+    exit_code: int
+    """Negative: the number of the signal that killed the rank."""
+
+
+def save_failures(failures: Sequence[RankFailure], folder: Path) -> None:
+    """Write the failures that torchrun saw to a file in the folder of its logs."""
+    (folder / _FAILURES_FILE).write_text(json.dumps(failures))
+
+
+def load_failures(folder: Path) -> list[RankFailure]:
+    """Read the failures of the torchrun with that log folder. Empty if it left none, or was killed as it wrote them."""
+    try:
+        return [RankFailure(*failure) for failure in json.loads((folder / _FAILURES_FILE).read_text())]
+    except (OSError, ValueError):
+        return []
 
 
 def main() -> None:
@@ -30,12 +56,12 @@ def main() -> None:
         failures = [RankFailure(rank, failure.local_rank, failure.exitcode) for rank, failure in error.failures.items()]
         save_failures(failures, Path(run.parse_args(None).log_dir))  # type: ignore[no-untyped-call]
         raise
-    finally:
-        _remove_store()
+    finally:  # the launcher deletes the store and its folder too, but it may be dead
+        remove_store()
 
 
-def _remove_store() -> None:
-    """Delete the file of the store and its folder. The launcher does so too, but it may be dead."""
+def remove_store() -> None:
+    """Delete the file of the store and its folder."""
     file = Path(os.environ.get(STORE_FILE, "none"))
     with contextlib.suppress(OSError):
         file.unlink()

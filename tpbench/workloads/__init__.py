@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
@@ -119,6 +120,9 @@ class Study:
     """Columns along x and y of the study's picture, a point for each cell. Empty: no picture, or the module's."""
 
 
+LATE = Study("what does a late rank cost the others (late=true)?", module=f"{__name__}.late_study")
+
+
 @dataclass
 class Workload:
     """A problem with an oracle and a count of its unavoidable bytes, FLOPs and communicated bytes."""
@@ -141,6 +145,9 @@ class Workload:
     """Fields of the problem without a column: a row has them in the JSON of its job only."""
     former_fields: Mapping[str, Any] = field(default_factory=dict)
     """Fields that the problem no longer has, with the only value that is left: keys of stored jobs contain them."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Other names that a command line may use, each with the arguments that it stands for. `{}` is the value. An
+    argument whose name the command line has is left out. Arguments may use the resolvers of `SweepComposer`."""
     headline: tuple[str, ...] = ()
     """The problem fields that name a cell in a progress line. A field that is null or 0 is left out."""
     options: tuple[Option, ...] = ()
@@ -191,6 +198,8 @@ class Workload:
         if not (isinstance(cls, type) and is_dataclass(cls)):
             raise TypeError(f"Workload needs a frozen dataclass with the problem's fields, not {cls!r}")
         self.name = self.name or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
+        if self.scheduled is not True:
+            self.studies = {**self.studies, "late": LATE}
         if "seed" not in {each.name for each in fields(cls)}:
             seed = setting(0, help="seed of the inputs", low=0, high=2**31 - 1)
             self.problem = make_dataclass(cls.__name__, [("seed", int, seed)], bases=(cls,), frozen=True)
@@ -276,6 +285,8 @@ class Workload:
             raise TypeError(unknown("argument of a variant", trait, sorted(valid)))
 
         def register(prepare: FunctionT) -> FunctionT:
+            if not inspect.isfunction(inspect.unwrap(prepare)):  # its line is a part of messages
+                raise TypeError(f"variant decorates a function (def), not {prepare!r:.60}")
             name = prepare.__name__
             if name in self.variants:
                 raise ValueError(f"{self.name} has two variants called {name}")

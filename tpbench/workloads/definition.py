@@ -52,50 +52,38 @@ def _field(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
     }
 
 
-def described(definition: Mapping[str, Any]) -> Workload:
-    """Return the workload of a definition, without functions and variants.
-
-    Raises ValueError for data that `definition_of` did not make: a row file may hold anything.
-    """
-    try:
-        fields = [(each["name"], _hint(each), _setting(each)) for each in definition["fields"]]
-        problem = dataclasses.make_dataclass(
-            str(definition["name"]), fields, frozen=True, namespace={"check": lambda self, tp_size, dp_size: []}
-        )
-        if definition["name"] in NAMES or not definition["name"].isidentifier():
-            raise ValueError(f"{definition['name']} is the name of a workload of tpbench")
-        names = [name for name, *_ in fields]
-        return Workload(
-            problem,
-            str(definition["title"]),
-            name=definition["name"],
-            columns={str(name): str(meaning) for name, meaning in definition.get("columns", {}).items()},
-            headline=tuple(name for name in names if name != "seed"),
-            scheduled=definition.get("scheduled") is True,
-            reusable_process=True,
-            definition=definition,
-        )
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"this is no definition of a workload: {error!r}") from None
-
-
-def _hint(field: Mapping[str, Any]) -> Any:
-    kind = Literal[tuple(field["type"])] if isinstance(field["type"], list) else _TYPES[field["type"]]
-    return kind | None if field["null"] else kind
-
-
-def _setting(field: Mapping[str, Any]) -> Any:
-    default = {"default": field["default"]} if "default" in field else {}
-    return setting(**default, help=str(field["help"]), low=field["low"], high=field["high"])
-
-
 def known(definition: Mapping[str, Any]) -> Workload:
-    """Return the workload of a definition, after registering it in this process. Raises ValueError as `described`."""
+    """Return the workload of a definition, without functions and variants, after registering it in this process.
+
+    Raises ValueError, KeyError, TypeError or AttributeError for data that `definition_of` did not make: a row file may
+    hold anything.
+    """
     present = workloads().get(str(definition.get("name")))
-    if present is None or present.definition != definition:
-        present = described(definition)
-        register(present)
-    return present
+    if present is not None and present.definition == definition:
+        return present
+    if definition["name"] in NAMES or not definition["name"].isidentifier():
+        raise ValueError(f"{definition['name']} is the name of a workload of tpbench")
+    fields = []
+    for each in definition["fields"]:
+        kind = Literal[tuple(each["type"])] if isinstance(each["type"], list) else _TYPES[each["type"]]
+        default = {"default": each["default"]} if "default" in each else {}
+        made = setting(**default, help=str(each["help"]), low=each["low"], high=each["high"])
+        fields.append((each["name"], kind | None if each["null"] else kind, made))
+    problem = dataclasses.make_dataclass(
+        str(definition["name"]), fields, frozen=True, namespace={"check": lambda self, tp_size, dp_size: []}
+    )
+    workload = Workload(
+        problem,
+        str(definition["title"]),
+        name=definition["name"],
+        columns={str(name): str(meaning) for name, meaning in definition.get("columns", {}).items()},
+        headline=tuple(name for name, *_ in fields if name != "seed"),
+        scheduled=definition.get("scheduled") is True,
+        reusable_process=True,
+        definition=definition,
+    )
+    register(workload)
+    return workload
 
 
 def register_stored(definitions: Iterable[Any]) -> None:

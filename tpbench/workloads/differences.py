@@ -4,38 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from tpbench.measure.session import Verdict
-
-
-@dataclass
-class Differences:
-    """Elements of an output on one rank that differ from the right ones, and the first of them."""
-
-    count: int = 0
-    total: int = 0
-    first: str = ""
-
-    def add(self, got: Tensor, expected: Tensor, differ: Tensor, first_row: int) -> None:
-        """Count the elements of some rows."""
-        count = int(differ.sum())
-        self.total += differ.numel()
-        if count and not self.count:
-            at = tuple(differ.nonzero()[0].tolist())
-            place = f", the first at {[at[0] + first_row, *at[1:]]}" if at else ""
-            right, wrong = float(expected[at]), float(got[at])
-            unwritten = " (nan: memory that was never written)" if math.isnan(wrong) else ""
-            self.first = f"{place}: expected {right:.6g}, got {wrong:.6g}{unwritten}"
-        self.count += count
-
-    def text(self, name: str) -> str:
-        """Return how many elements of an output differ, and the first one. Empty: none differs."""
-        return f"{self.count} of {self.total} elements of {name} differ{self.first}" if self.count else ""
 
 
 class Compared(NamedTuple):
@@ -73,7 +47,10 @@ class Comparison:
             self.errors[self.columns[name]].fill_(math.inf)
         self.got = {name: output.value for name, output in outputs.items() if name not in self.places}
         """The outputs that are of the right type on every rank."""
-        self.differences = {name: Differences() for name in outputs}
+        self.counts = dict.fromkeys(outputs, (0, 0))
+        """By output, how many elements of this rank differ, and how many it has."""
+        self.first: dict[str, str] = {}
+        """By output, where the first of them is, and how it differs."""
 
     def elements(self, name: str, error: Tensor, right: Tensor) -> None:
         """Record the error of each element of an output of `got`. Right: of the same shape."""
@@ -120,13 +97,25 @@ class Comparison:
         column = self.columns[name]
         if error.numel():
             self.errors[column] = torch.maximum(self.errors[column], error.max())
-        self.differences[name].add(got, right, differ(self.limits[column]), first_row)
+        differs = differ(self.limits[column])
+        count = int(differs.sum())
+        if count and name not in self.first:
+            at = tuple(differs.nonzero()[0].tolist())
+            place = f", the first at {[at[0] + first_row, *at[1:]]}" if at else ""
+            expected, wrong = float(right[at]), float(got[at])
+            unwritten = " (nan: memory that was never written)" if math.isnan(wrong) else ""
+            self.first[name] = f"{place}: expected {expected:.6g}, got {wrong:.6g}{unwritten}"
+        self.counts[name] = self.counts[name][0] + count, self.counts[name][1] + differs.numel()
 
     def verdict(self) -> Verdict:
         """Return the largest errors of all ranks, and why the outputs are wrong. Equal on every rank."""
         by_rank = self.gather({column: float(error) for column, error in self.errors.items()})
         errors = {column: max(rank[column] for rank in by_rank) for column in self.limits}
-        texts = {name: differences.text(name) for name, differences in self.differences.items()}
+        texts = {
+            name: f"{count} of {total} elements of {name} differ{self.first[name]}"
+            for name, (count, total) in self.counts.items()
+            if count
+        }
         places = {**self._of_first_rank(texts), **self.places}
         reasons = []
         for column, limit in self.limits.items():

@@ -35,6 +35,21 @@ def normal(row_hash: Tensor, column_hash: Tensor) -> Tensor:
     return total.sub_(2 * 0xFFFF).to(torch.float32).mul_(2.0**-14)
 
 
+def fill_normal(
+    part: Tensor, seed: int, stream: int, scale: float, first: tuple[int, int] = (0, 0), chunk: int = 2**22
+) -> None:
+    """Fill a part of a matrix with `normal` numbers times `scale`. Element `first` of the matrix is the part's first.
+
+    Rows are hashed by `stream`, and columns by the next stream. `chunk` elements are computed at a time.
+    """
+    rows, columns = part.shape
+    column_hash = hash_index(seed, stream + 1, torch.arange(first[1], first[1] + columns, device=part.device))
+    row_hash = hash_index(seed, stream, torch.arange(first[0], first[0] + rows, device=part.device))
+    step = max(1, chunk // max(1, columns))
+    for start in range(0, rows, step):
+        part[start : start + step] = normal(row_hash[start : start + step], column_hash).mul_(scale)
+
+
 def _mix(bits: Tensor, scratch: Tensor) -> None:
     """Scramble int32 in place by lowbias32 (Chris Wellons): a bijection; every input bit affects every output bit.
 

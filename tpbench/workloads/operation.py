@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from tpbench.measure.audit import Inputs, tensors_of
 from tpbench.measure.clock import Stopwatch
 from tpbench.measure.rates import compute_ms, gather_gb_per_s, gemm_tflops
 from tpbench.measure.session import Context, Costs, ScheduledSession, Verdict
-from tpbench.workloads import Variant, Workload
+from tpbench.workloads import NAMES, Variant, Workload
 from tpbench.workloads.differences import Compared, Comparison
 from tpbench.workloads.step import Step, WrongReturn, checked_columns, count, require
 
@@ -149,10 +149,7 @@ class OperationSession:
         if (function := workload.functions.get("check")) is None:
             verdict = self._against_reference(output)
         else:
-            verdict = function(self.problem, self.inputs, output, self.rank)
-            if not (isinstance(verdict, Verdict) and isinstance(verdict.wrong, str | None)):
-                expected = "tpbench.api.Verdict(columns, None or a text)"
-                raise WrongReturn(function, f"{function.__name__} must return {expected}, not {verdict!r:.80}")
+            verdict = _verdict_of(function(self.problem, self.inputs, output, self.rank), function)
             verdict = replace(verdict, columns=checked_columns(verdict.columns, function, [*ERRORS, *workload.columns]))
         sent = run.bytes_communicated() if callable(run.bytes_communicated) else run.bytes_communicated
         busiest = max(gather_objects(count(sent, self.variant)))
@@ -212,11 +209,12 @@ class OperationSession:
         moved, sent, flops = None if None in moves else max(moves), max(sends), max(operations)
         times: dict[str, Any] = {}
         if flops and self.dtype is not None and not counted.compute_ms:
-            tflops = self.rates["gemm_tflops"] = gemm_tflops(self.dtype, self.rank.device, self.stopwatch)
-            times["compute_ms"] = compute_ms(flops, tflops)
+            dtype, device = self.dtype, self.rank.device
+            tflops = self.rank.once("gemm", lambda: gemm_tflops(dtype, device, self.stopwatch))
+            self.rates["gemm_tflops"], times["compute_ms"] = tflops, compute_ms(flops, tflops)
         if sent and self.rank.world_size > 1 and not counted.wire_ms:
-            wire_ms = sent / gather_gb_per_s(self.rank.device, _all_ranks(), self.stopwatch) / 1e6
-            times |= {"wire_ms": wire_ms, "wire_beside_memory": True}
+            rate = self.rank.once("gather", lambda: gather_gb_per_s(self.rank.device, _all_ranks(), self.stopwatch))
+            times |= {"wire_ms": sent / rate / 1e6, "wire_beside_memory": True}
         return replace(counted, bytes_moved=moved, bytes_communicated=sent, flops=flops, **times)
 
 
@@ -237,7 +235,30 @@ def scheduled_session(workload: Workload, problem: Any, variant: Variant, contex
         if not hasattr(session, name):
             kind = type(session).__name__
             raise WrongReturn(function, f"{function.__name__} must return a session: its {kind} has no {name}")
+    if workload.name not in NAMES:
+        _restrict_columns(session, function, [*ERRORS, *workload.columns])
     return session
+
+
+def _restrict_columns(session: Any, function: Callable[..., Any], valid: Collection[str]) -> None:
+    """Let a user's session set only these columns. `function`: the one that made the session, for messages."""
+    check, details = session.check, getattr(session, "details", None)
+
+    def checked() -> Verdict:
+        verdict = _verdict_of(check(), function)
+        return replace(verdict, columns=checked_columns(verdict.columns, function, valid))
+
+    session.check = checked
+    if details is not None:
+        session.details = lambda columns: checked_columns(details(columns), function, valid)
+
+
+def _verdict_of(verdict: Any, function: Callable[..., Any]) -> Verdict:
+    """Return what a workload's function returned as its verdict. Raises WrongReturn if it is none."""
+    if isinstance(verdict, Verdict) and isinstance(verdict.wrong, str | None):
+        return verdict
+    expected = "tpbench.api.Verdict(columns, None or a text)"
+    raise WrongReturn(function, f"{function.__name__} must return {expected}, not {verdict!r:.80}")
 
 
 def relative_errors(got: Tensor, right: Tensor) -> Tensor:

@@ -77,20 +77,17 @@ _KINDS = {int: Integral, float: Real, str: str}
 
 def _stored(value: Any, kind: type | None = None) -> Any:
     """Return a value as its column stores it, or None if a column of this type, or of any, cannot hold it."""
-    if kind is None:
-        if isinstance(value, list):
-            numbers = [None if isinstance(number, (str, list)) else _stored(number) for number in value]
-            return None if None in numbers else numbers
-        if isinstance(value, bool):
-            return value
-        kind = next((kind for kind, numbers in _KINDS.items() if isinstance(value, numbers)), None)
-    if kind is None or isinstance(value, bool) or not isinstance(value, _KINDS[kind]):
-        return None
+    if kind is None and isinstance(value, list):
+        numbers = [None if isinstance(number, (str, list)) else _stored(number) for number in value]
+        return None if None in numbers else numbers
+    if isinstance(value, bool):
+        return value if kind is None else None
+    kinds = [stored for stored in _KINDS if kind in (None, stored) and isinstance(value, _KINDS[stored])]
     try:
-        stored = kind(value)
+        stored = kinds[0](value) if kinds else None
     except OverflowError:
         return None
-    return stored if kind is not int or -(2**63) <= stored < 2**63 else None
+    return stored if not isinstance(stored, int) or -(2**63) <= stored < 2**63 else None
 
 
 OutputT = TypeVar("OutputT")

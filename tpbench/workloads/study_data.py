@@ -1,10 +1,15 @@
-"""Pictures of lines over panels. Plots of the report and studies of workloads make them, and the report draws them."""
+"""Pictures of lines over panels, and speed-ups over a baseline. Plots of the report and studies of workloads make
+them, and the report draws them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -62,3 +67,47 @@ class Picture:
 def oldest_first(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return rows in the order in which their jobs started, after those without a time."""
     return sorted(rows, key=lambda row: (row["started_at"] is not None, row["started_at"] or 0))
+
+
+@dataclass(frozen=True)
+class Speedups:
+    """How many times faster than a baseline implementations are, over an axis, for one problem."""
+
+    facts: Mapping[str, Any]
+    """Columns that agree in all rows."""
+    by_clock: Mapping[str, pd.DataFrame]
+    """By the name of a time's column: a line for each value of the axis, a column for each implementation."""
+
+    @classmethod
+    def over(cls, baseline: str, times: pd.DataFrame, facts: Mapping[str, Any], *, median: bool = False) -> Speedups:
+        """Divide the times of the baseline, or their median, by those of the other columns, (clock, implementation).
+
+        What has no ratio is left out.
+        """
+        by_clock: dict[str, Any] = {str(clock): times[clock] for clock in times.columns.unique(0)}
+        for clock, of_clock in list(by_clock.items()):
+            others = of_clock.drop(columns=baseline, errors="ignore")
+            base = of_clock.get(baseline, math.nan)
+            ratios = others.rdiv(base.median() if median and baseline in of_clock else base, axis="index")
+            by_clock[clock] = ratios.dropna(how="all").dropna(how="all", axis="columns")
+        return cls(facts, {clock: ratios for clock, ratios in by_clock.items() if ratios.size})
+
+    @property
+    def axis(self) -> list[Any]:
+        """The values of the axis, in order."""
+        return sorted({x for ratios in self.by_clock.values() for x in ratios.index})
+
+    @property
+    def names(self) -> list[str]:
+        """The implementations, in the order of the alphabet."""
+        return sorted({str(name) for ratios in self.by_clock.values() for name in ratios})
+
+    def panel(self, title: str, unit: float = 1, vertical_lines: Iterable[VerticalLine] = ()) -> Panel:
+        """Return a line for each implementation and clock, over the axis in this unit. Wall times are dashed."""
+        lines = []
+        for name in self.names:
+            for clock, ratios in self.by_clock.items():
+                points: dict[Any, float] = ratios[name].dropna().to_dict() if name in ratios else {}
+                if points:
+                    lines.append(Series(name, tuple((unit * x, y) for x, y in points.items()), clock == "time_ms"))
+        return Panel(title, tuple(lines), tuple(vertical_lines))

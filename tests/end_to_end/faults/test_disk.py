@@ -11,7 +11,7 @@ import tpbench as package
 from tests.support.command import Running, tpbench
 from tests.support.fault_catalogue import SINGLE
 from tests.support.held_ranks import Held
-from tpbench.worker.result import Result
+from tpbench.worker.task import Result
 
 
 @pytest.mark.fault("the disk is full")

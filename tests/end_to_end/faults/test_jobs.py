@@ -89,15 +89,17 @@ def test_ranks_that_hang_say_where(tmp_path: Path) -> None:
     ):  # fmt: skip
         folder.mkdir()
         sweeps.append((folder, Running(*line, f"timeout_s={TIME_LIMIT_S}", cwd=folder, env=env), number, rank))
+    families = []
     for folder, running, number, rank in sweeps:
         victim = running.wait_for("first pass", rank=rank)
-        family = running.family()
+        families.append(running.family())
         if number is None:
             running.until((folder / "waits").exists, "the rank that waits")
         else:
             victim.send_signal(number)
             running.until(lambda: victim.status() == psutil.STATUS_STOPPED or victim.nice() == 19, "the fault")  # noqa: B023
         running.process.send_signal(signal.SIGUSR2)
+    for (folder, running, _, _), family in zip(sweeps, families, strict=True):
         code, output = running.end()
         row = only_row(folder)
         assert (row["status"], code) == ("timeout", 1), output
@@ -144,7 +146,7 @@ def test_memory_limit(tmp_path: Path) -> None:
 
 @pytest.mark.fault("SIGINT of a sweep half done")
 def test_interrupt_keeps_rows_and_resume_completes(tmp_path: Path) -> None:
-    sweep = ("-m", "variant=pytorch_tp_manual,triton_tp", *SINGLE[1:])
+    sweep = ("-m", "variant=pytorch_tp_manual,pytorch_gather", *SINGLE[1:])
     running = Running(*sweep, cwd=tmp_path, env=Held(tmp_path, "first pass", task="/1/task.json").env)
     running.wait_for("first pass", rank=0, cell=1)
     family = running.family()
@@ -152,7 +154,7 @@ def test_interrupt_keeps_rows_and_resume_completes(tmp_path: Path) -> None:
     code, output = running.end()
     assert code == 130
     assert "1 of 2 cells have their rows" in output
-    assert "python -m tpbench -m variant=pytorch_tp_manual,triton_tp" in output
+    assert "python -m tpbench -m variant=pytorch_tp_manual,pytorch_gather" in output
     assert "Traceback" not in output
     assert gone(family)
     assert only_row(tmp_path)["variant"] == "pytorch_tp_manual"
@@ -162,5 +164,5 @@ def test_interrupt_keeps_rows_and_resume_completes(tmp_path: Path) -> None:
     assert "measured before" in finished.stdout
     with pytest.warns(UserWarning, match=r"broken\.parquet"):
         rows = package.load(tmp_path / "outputs")
-    assert list(rows["variant"]) == ["pytorch_tp_manual", "triton_tp"]
+    assert list(rows["variant"]) == ["pytorch_tp_manual", "pytorch_gather"]
     assert set(rows["status"]) == {"ok"}

@@ -27,7 +27,7 @@ def test_two_sweeps_at_once_share_a_cell(tmp_path: Path) -> None:
 
 @pytest.mark.fault("two launchers, one killed")
 def test_cells_of_a_killed_sweep_are_run_by_another(tmp_path: Path) -> None:
-    sweep = ("-m", *SINGLE, "seed=1,2", "resume=true")
+    sweep = ("-m", *SINGLE, "seed=1,2", "resume=true", "reuse=true")
     first = Running(*sweep, cwd=tmp_path, env=Held(tmp_path).env)
     family = first.wait_for("importing torch", rank=0) and first.family()  # it has the cells
     second = Running(*sweep, cwd=tmp_path)

@@ -25,7 +25,7 @@ def crowded(problem, shard):
 
 def test_turns_in_the_order_a_b_b_a_and_a_cell_without_memory_alone(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(CROWDED)
-    done = tpbench("-m", "variant=pytorch_tp_manual,pytorch_gather,mine.py:crowded", "tokens=1536", "vocab=8192",
+    done = tpbench("-m", "variant=pytorch_tp_manual,pytorch_gather,mine.py:crowded", "tokens=512", "vocab=8192",
                    "time_budget_s=60", "max_iterations=4", *INTERLEAVED, cwd=tmp_path)  # fmt: skip
     assert done.returncode == 0, done.stderr
     rows = package.load(tmp_path / "outputs").set_index("variant")

@@ -21,7 +21,7 @@ def test_devices_of_another_process_are_free_when_it_ends(monkeypatch: pytest.Mo
     probe = (
         "from pathlib import Path; from tpbench.launcher import devices;"
         f"devices.FOLDER = Path({str(devices.FOLDER)!r});"
-        "files = [devices._locked_file(f'GPU-{each}') for each in (0, 2)];"
+        "files = [devices._lock(f'GPU-{each}') for each in (0, 2)];"
         "print(None not in files, flush=True); input()"
     )
     other = subprocess.Popen([sys.executable, "-c", probe], cwd=ROOT, env=environment(), text=True,

@@ -35,6 +35,29 @@ def test_the_slowest_rank_is_the_time_and_all_ranks_agree() -> None:
     assert steps == other_steps
 
 
+class Meeting(Sleeper):
+    """A session whose step begins when all ranks have come, and takes 5 ms."""
+
+    def step(self) -> None:
+        latest = torch.tensor(self.time.now_s, dtype=torch.float64)
+        torch.distributed.all_reduce(latest, torch.distributed.ReduceOp.MAX)
+        self.time.now_s = float(latest) + self.seconds
+
+
+def beside_a_late_rank(here: Rank, session: type[Sleeper], late: bool) -> dict[str, Any]:
+    with simulated_time() as simulated:
+        settings = MeasureSettings(time_budget_s=0.1, min_iterations=5, max_iterations=5, late=late)
+        return run(session(here, simulated, 0.005 / (1 + here.rank)), cpu_context(here), settings)[1]
+
+
+def test_the_others_wait_for_a_late_rank_and_its_delay_does_not_count() -> None:
+    waits, _ = run_on_ranks(2, beside_a_late_rank, Meeting, True)
+    assert waits["late_ms"] == pytest.approx([5.0] * 4)
+    alone, _ = run_on_ranks(2, beside_a_late_rank, Sleeper, True)  # without an exchange nobody waits
+    assert alone["late_ms"] == pytest.approx([5.0, 4.95, 4.75, 4.0])
+    assert "late_ms" not in run_on_ranks(2, beside_a_late_rank, Meeting, False)[0]
+
+
 def interleaved(here: Rank) -> tuple[str, str, list[list[float]], list[float]]:
     """Return the kind of device, the order in which two steps were run, their times, and wall times of real sleeps."""
     order: list[str] = []

@@ -45,7 +45,7 @@ LOSSES: dict[str, str | tuple[str, ...] | None] = {
     "honest": None,
     "restores_its_input": None,
     "computes_while_it_restores": None,
-    "returns_a_stored_answer": TIMED,
+    "returns_a_stored_answer": "loss_error inf",  # a pass of its own has poisoned it before the check
     "returns_copies_of_a_stored_answer": TIMED,
     "returns_early_once_it_was_checked": TIMED,
     "returns_stored_answers_once_it_is_set_up_twice": CHAINED,

@@ -187,6 +187,11 @@ class Sums:
         return Verdict({"output_error": 0.0}, wrong)
 
 
+class Boasts(Sums):
+    def check(self) -> Verdict:
+        return Verdict({"gpu_name": "GPU9000"}, None)
+
+
 def no_session(*arguments: Any) -> dict[str, int]:
     return {}
 
@@ -216,3 +221,5 @@ def test_a_session_of_a_workload_runs_each_of_its_iterations_once() -> None:
         assert row["wrong"] is None and len(row["samples_ms"]) == 3 and row["bytes_communicated"] == 8
     with pytest.raises(RankError, match="session_of_cell must return a session: its dict has no schedule"):
         run_on_ranks(2, continued, no_session)
+    with pytest.raises(RankError, match="session_of_cell sets gpu_name: no column of a workload is called gpu_name"):
+        run_on_ranks(2, continued, Boasts)

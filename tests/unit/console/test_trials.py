@@ -44,8 +44,8 @@ def test_a_profile_compares_four_variants_in_one_table(
 ) -> None:
     def sweep(*arguments: str) -> int:
         values = dict(argument.split("=", 1) for argument in arguments)
-        assert values["layers"] == "3" and values["shape"] == "tiny_block_tp2"
-        for variant in values["variant"].split(","):
+        assert values["layers"] == "3" and values["+experiment"] == "profile_tiny"
+        for variant in ("block_no_tp", "block_tp", "block_tp_overlap", "block_copy_engine"):
             row = {"workload": "tp_block", "variant": variant, "status": "ok", "key": variant, "device": "cpu"}
             write_row({**row, "grad_norm": 2.5}, values["output_dir"], variant)
         return 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -37,13 +36,13 @@ def test_two_pairs_are_all() -> None:
 def test_a_missing_folder_for_locks_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(devices, "FOLDER", tmp_path / "file")
-    monkeypatch.setattr(devices, "usable_gpus", lambda: {"GPU-0": "0"})
+    monkeypatch.setattr(devices, "visible_gpus", lambda: [("GPU-0", "0")])
     with pytest.raises(JobError, match=r"file/GPU-0\.lock cannot be locked .*all users"):
         Devices(split_cpu=False).lease(job(1))
 
 
 def test_a_job_on_a_whole_cpu_needs_no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "usable_gpus", dict)
+    monkeypatch.setattr(devices, "visible_gpus", list)
     host = Devices(split_cpu=False)
     first, second = host.lease(job(2, "cpu")), host.lease(job(2, "cpu"))
     assert first == second == devices.Lease()
@@ -56,7 +55,6 @@ class Nvml:
     nvmlDeviceGetCount = staticmethod(lambda: 3)
     nvmlDeviceGetHandleByIndex = staticmethod(lambda index: index)
     nvmlDeviceGetUUID = staticmethod(lambda handle: ["a1", "b2", "c3"][handle])
-    nvmlDeviceGetMemoryInfo = staticmethod(lambda handle: SimpleNamespace(total=[80, 40, 80][handle] * 2**30))
     NVMLError = OSError
 
 
@@ -77,9 +75,4 @@ def test_only_admitted_gpus_are_used(visible: str | None, names: list[str], monk
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert list(devices.usable_gpus()) == names
-
-
-def test_the_memory_of_the_smallest_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", Nvml)
-    assert devices.smallest_memory_gib() == 40
+    assert list(Devices(split_cpu=False).gpus) == names

@@ -7,7 +7,7 @@ import pytest
 from tests.support import synthetic
 from tests.support.planned_jobs import job, train_job
 from tpbench.job import parse_job
-from tpbench.launcher import devices
+from tpbench.launcher.planning import forecast
 from tpbench.launcher.planning.forecast import Forecast, skip_predicted_oom
 from tpbench.launcher.planning.plan import Cell, notes
 from tpbench.results.read import load
@@ -31,8 +31,8 @@ def test_a_cpu_job_takes_as_long_as_its_row_and_at_most_its_timeout(rows):
     small, large = job(tp_size=4, device="cpu", vocab=1000), job("pytorch_gather", tp_size=4, device="cpu")
     assert known.seconds(small) < 20 and known.seconds(large) is None
     short = job(tp_size=4, device="cpu", vocab=1000, timeout_s=5)
-    assert known.limited_seconds(short) == 5
-    assert known.remarks(short)[0].startswith("expected to end as timeout: it needs ")
+    seconds, (remark,) = known.outcome(short)
+    assert seconds == 5 and remark.startswith("expected to end as timeout: it needs ")
 
 
 def test_a_train_step_has_a_known_time_only_if_it_ran_before():
@@ -60,7 +60,7 @@ def test_a_cell_whose_last_run_ran_out_of_memory_is_expected_to_run_out(tmp_path
     oom = {**base, "status": "oom", "key": cells[0].key}
     frame = load(synthetic.write([oom, {**base, "key": cells[1].key}], tmp_path))
     known = Forecast(frame, gpu_memory_gib=79.2, cpu_memory_gib=14.0)
-    assert "its last run did, within " in known.oom_reason(cells[0]) and known.limited_seconds(cells[0]) == 5.0
+    assert "its last run did, within " in known.oom_reason(cells[0]) and known.outcome(cells[0])[0] == 5.0
     assert known.oom_reason(cells[1]) is None
     assert Forecast(frame, gpu_memory_gib=139.8, cpu_memory_gib=64.0).oom_reason(cells[0]) is None
 
@@ -93,7 +93,7 @@ def test_a_large_problem_on_a_cpu_is_announced_with_shapes_that_take_seconds():
 
 
 def test_cells_are_skipped_by_rows_of_their_output_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(devices, "smallest_memory_gib", lambda: 80.0)
+    monkeypatch.setattr(forecast, "this_gpu", lambda: ("GPU", 80.0))
     monkeypatch.chdir(tmp_path)
     out = str(tmp_path / "out")
     big = Cell(0, job("pytorch_gather", tokens=65536, output_dir=out), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from tests.support.launcher_rows import cell
 from tpbench.launcher import torchrun
 from tpbench.launcher.attempt import Attempt
-from tpbench.launcher.host import Host, own_torchrun_reason, problem_of
+from tpbench.launcher.host import Host, own_torchrun_reason, problem_of, reuse_advice
 from tpbench.launcher.options import SweepOptions
 from tpbench.worker.task import PROGRESS_FILE, TASK_FILE, JsonLines, Task
 
@@ -144,3 +145,21 @@ def test_the_same_problem(tmp_path: Path) -> None:
 )
 def test_jobs_that_share_no_process(values: dict[str, Any], reason: str | None, tmp_path: Path) -> None:
     assert own_torchrun_reason(cell(0, tmp_path, **values).job) == reason
+
+
+@pytest.mark.parametrize(
+    ("start_s", "more", "advice"),
+    [
+        (4.0, {}, "12 of 15 s went into starting processes; with reuse=true the sweep takes about 7 s"),
+        (2.0, {}, ""),
+        (4.0, {"warm": False}, ""),
+        (4.0, {"status": "error"}, ""),
+    ],
+)
+def test_a_sweep_that_mostly_starts_processes_names_reuse(
+    start_s: float, more: dict[str, Any], advice: str, tmp_path: Path
+) -> None:
+    row = {"status": "ok", "start_s": start_s, "wall_s": 5.0, "warm": None, **more}
+    attempts = [replace(Attempt.plan(cell(at, tmp_path), tmp_path, {}, number=1), row=row) for at in range(3)]
+    assert reuse_advice(attempts) == advice
+    assert reuse_advice(attempts[:1]) == ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tpbench.launcher.command_line.checks import parse_overrides
+from tpbench.launcher.command_line.arguments import parse_overrides
 from tpbench.settings import JobError
 
 RIGHT = "a value has no space around it, no comma at its end and one equals sign: write"

@@ -34,6 +34,8 @@ def cells(*jobs: dict[str, Any], gpus: int, chosen: tuple[str, ...] = ()) -> lis
         ({"tp_size": 8}, 0, "cpu", None),
         ({"device": "cuda"}, 0, "cuda", "needs 2 GPUs, found 0"),
         ({"graph": True}, 0, "cpu", "graph=true needs a CUDA GPU"),
+        ({"profiler": "ncu"}, 0, "cpu", "profiler=ncu needs a CUDA GPU"),
+        ({"profiler": "ncu"}, 2, "cuda", "profiler=ncu: the PATH has no program ncu"),
     ],
 )
 def test_where_a_job_runs(job: dict[str, Any], gpus: int, device: str, reason: str | None) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tpbench.job import Job, parse_job
-from tpbench.launcher.slurm.layout import Layout, layout
+from tpbench.launcher.slurm.cluster import Layout, layout
 
 
 def job(**values: Any) -> Job:

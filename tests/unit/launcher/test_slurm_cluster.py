@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from tpbench.job import Job, parse_job
-from tpbench.launcher.slurm import cluster, layout
-from tpbench.launcher.slurm.cluster import SlurmSettings, states
-from tpbench.launcher.slurm.layout import Partition
+from tpbench.launcher.slurm import cluster
+from tpbench.launcher.slurm.cluster import Partition, SlurmSettings, states
 from tpbench.settings import JobError
 
 
@@ -64,8 +63,8 @@ def test_a_partition_is_read_from_sinfo(name: str | None, nodes: int, monkeypatc
         return subprocess.CompletedProcess(line, 0, said if name else f"{said}cpu*|12|16|(null)\n", "")
 
     monkeypatch.setattr(cluster, "answer", answer)
-    monkeypatch.setattr(layout.shutil, "which", lambda name: name)
-    monkeypatch.setattr(layout.machine, "version", lambda name: "2.13.0")
+    monkeypatch.setattr(cluster.shutil, "which", lambda name: name)
+    monkeypatch.setattr(cluster.machine, "version", lambda name: "2.13.0")
     assert Partition.find(SlurmSettings(partition=name)) == Partition(10, 64, nodes)
 
 
@@ -80,7 +79,7 @@ def test_a_partition_that_cannot_be_found(code: int, said: str, monkeypatch: pyt
         )
 
     monkeypatch.setattr(cluster, "answer", answer)
-    monkeypatch.setattr(layout.shutil, "which", lambda name: name)
+    monkeypatch.setattr(cluster.shutil, "which", lambda name: name)
     with pytest.raises(JobError, match=said):
         Partition.find(SlurmSettings(partition="gpuu"))
 

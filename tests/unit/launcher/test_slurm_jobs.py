@@ -151,7 +151,7 @@ def test_a_sweep_of_one_host_is_looked_at_without_slurm(
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        (SweepOptions(reuse=True), "reuse=true: works on one host only"),
+        (SweepOptions(reuse=True), r"reuse=true: works on one host only, .*hydra\.launcher\.cells_per_job=all"),
         (SweepOptions(parallel="auto"), "parallel=auto: works on one host only"),
         (SweepOptions(reuse=True, parallel="auto"), "reuse=true and parallel=auto: works on one host only"),
     ],

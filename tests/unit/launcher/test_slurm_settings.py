@@ -12,7 +12,7 @@ import yaml
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from tpbench.launcher.command_line.checks import check_overrides
+from tpbench.launcher.command_line.arguments import check_overrides
 from tpbench.launcher.slurm.cluster import SlurmSettings, drop_client_variables
 from tpbench.settings import JobError
 

@@ -18,6 +18,7 @@ from tpbench.launcher.display import Display
 from tpbench.launcher.host import Host, _require_folders
 from tpbench.launcher.options import SweepOptions
 from tpbench.launcher.planning.plan import Cell, ThisHost
+from tpbench.launcher.slurm import submitted
 from tpbench.results.read import plain_rows
 from tpbench.settings import JobError
 
@@ -28,8 +29,8 @@ class InstantRunner(Host):
     target = ThisHost(gpus=8)
     facts = FACTS
 
-    def __init__(self, fail_once: Sequence[int] = ()) -> None:
-        self.fail_once = set(fail_once)
+    def __init__(self, fail_once: Sequence[int] = (), failure: str = "error") -> None:
+        self.fail_once, self.failure = set(fail_once), failure
         self.started: list[int] = []
 
     def recover(self, cells: Sequence[Cell]) -> dict[int, str]:
@@ -42,30 +43,53 @@ class InstantRunner(Host):
             attempt = planned.begin()
             failing = planned.cell.index in self.fail_once
             self.fail_once.discard(planned.cell.index)
-            yield attempt.close("error" if failing else "oom", "it broke" if failing else None)
+            attempt.task.save(attempt.task_file)
+            yield attempt.close(self.failure if failing else "oom", "it broke" if failing else None)
 
 
-def test_a_long_sweep_merges_its_rows_and_still_retries_and_resumes(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(sweep, "MERGE_AFTER_ROWS", 3)
-    cells = [cell(index, tmp_path, seed=index) for index in range(8)]
+def test_a_sweep_retries_and_resumes(tmp_path: Path) -> None:
+    cells = [cell(index, tmp_path, seed=index) for index in range(4)]
     runner = InstantRunner(fail_once=[1])
     attempts = sweep.run_sweep(cells, tmp_path / "logs", SweepOptions(retries=1), runner)
-    assert [each.status for each in attempts] == ["oom"] * 8
-    assert runner.started == [*range(8), 1]
-
+    assert [each.status for each in attempts] == ["oom"] * 4
+    assert runner.started == [*range(4), 1]
     rows = package.load(tmp_path)
-    assert sorted(rows["cell"]) == [*range(8)]
+    assert sorted(rows["cell"]) == [*range(4)]
     assert set(rows["status"]) == {"oom"}
-    # After three rows two that ended are merged, a failed one is kept; after six and after nine three are merged.
-    files = [path.name for path in (tmp_path / "rows").glob("*.parquet")]
-    assert [name.startswith("merged-") for name in files] == [True] * 3
 
     again = InstantRunner()
     attempts = sweep.run_sweep(cells, tmp_path / "again", SweepOptions(resume=True), again)
     assert again.started == []
     assert {each.note for each in attempts} == {"measured before"}
+
+
+def test_a_failure_goes_when_the_cell_has_another_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """So does a later failure, and the sweeps of both are still collected."""
+    cells = [cell(index, tmp_path, seed=index) for index in range(2)]
+    logs = tmp_path / "sweeps"
+    sweep.run_sweep(cells, logs / "first", SweepOptions(), InstantRunner(fail_once=[0]))
+    failed, other = package.load(tmp_path).sort_values("cell").to_dict("records")
+    assert (failed["status"], other["status"]) == ("error", "oom")
+    file = tmp_path / "rows" / f"{failed['row_id']}.parquet"
+    content = file.read_bytes()
+
+    def rows_after_resuming(number: int, said: str) -> list[str]:
+        sweep.run_sweep(cells, logs / str(number), SweepOptions(resume=True), InstantRunner())
+        assert said in capsys.readouterr().out
+        return list(package.load(tmp_path)["status"])
+
+    def collected(name: str) -> str:
+        assert submitted.main([str(logs / name)]) == 0
+        return capsys.readouterr().out
+
+    assert rows_after_resuming(1, "failed: error, it broke") == ["oom", "oom"]
+    file.write_bytes(content)  # as a sweep leaves it that is killed with both rows on disk
+    assert rows_after_resuming(2, "measured before") == ["oom", "oom"]
+    assert "oom (sweep 1)" in (said := collected("first")) and "2 cells: 2 done, 0 of them failed" in said
+    sweep.run_sweep(cells[:1], logs / "late", SweepOptions(), InstantRunner(fail_once=[0], failure="timeout"))
+    assert sorted(package.load(tmp_path)["status"]) == ["oom", "oom", "timeout"]
+    assert rows_after_resuming(3, "measured before") == ["oom", "oom"]
+    assert "oom (sweep 1)" in collected("late")
 
 
 class FullDisk(InstantRunner):

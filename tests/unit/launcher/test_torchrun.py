@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shlex
 import sys
@@ -13,7 +14,9 @@ from tpbench.job import Job, parse_job
 from tpbench.kernels.collectives import ENVIRONMENT
 from tpbench.launcher import torchrun
 from tpbench.launcher.failure import describe
-from tpbench.worker.result import RankFailure, save_failures
+from tpbench.measure.session import MeasureSettings
+from tpbench.worker.start import PROFILED
+from tpbench.worker.torchrun import RankFailure, save_failures
 
 GOLDEN = Path(__file__).parent / "golden"
 JOBS = {
@@ -34,6 +37,17 @@ def test_command(name: str) -> None:
     assert line[0] == sys.executable
     text = "python \\\n  " + " \\\n  ".join(shlex.quote(each) for each in line[1:]) + "\n"
     assert text == (GOLDEN / f"{name}.sh").read_text()
+
+
+def test_ranks_run_under_a_profiler() -> None:
+    profiled = dataclasses.replace(job("dp2_tp2"), measure=MeasureSettings(profiler="nsys"))
+    line = torchrun.command(profiled, Path("/runs/3/cell.json"), Path("/runs/3"))
+    plain = torchrun.command(job("dp2_tp2"), Path("/runs/3/cell.json"), Path("/runs/3"))
+    end = plain.index("--redirects=3") + 1
+    program = ["nsys", "profile", "--capture-range=cudaProfilerApi", "--force-overwrite=true"]
+    report = ["--output", "/runs/3/nsys_rank%q{RANK}"]
+    assert line == [*plain[:end], "--no-python", *program, *report, sys.executable, *plain[end:]]
+    assert torchrun.environment(profiled, "row", {})[PROFILED] == "nsys"
 
 
 def test_a_job_on_a_cpu_sees_no_gpu_and_interprets_kernels_and_one_on_gpus_never_does() -> None:

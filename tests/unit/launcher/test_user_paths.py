@@ -9,8 +9,8 @@ import pytest
 
 import tpbench
 from tests.support.planned_jobs import job
-from tpbench.launcher.command_line.checks import check_overrides
-from tpbench.launcher.command_line.rewrites import find_outside, rewritten
+from tpbench.launcher.command_line.arguments import check_overrides, rewritten
+from tpbench.launcher.command_line.outside_choices import find_outside
 from tpbench.launcher.options import COMMANDS
 from tpbench.settings import JobError, user_path
 

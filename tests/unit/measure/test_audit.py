@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from tests.support.lone_rank import lone_rank
 from tests.support.sleeping_sessions import cpu_context
 from tpbench.measure import audit as auditing
 from tpbench.measure.audit import GeneratedInputs, Inputs, tensors_of
-from tpbench.measure.session import Context, Costs, MeasureSettings, Verdict
+from tpbench.measure.session import Context, Costs, Verdict
 
 CHANGED = "with changed inputs, after a correct result with the first ones: not twice the inputs"
 
@@ -62,19 +61,6 @@ def context(monkeypatch: pytest.MonkeyPatch) -> Context:
     return cpu_context(lone_rank(monkeypatch))
 
 
-@pytest.mark.parametrize(
-    ("trusted", "fresh", "expected"),
-    [(False, False, True), (True, False, False), (True, True, True)],
-)
-def test_inputs_of_a_variant_from_outside_always_change(trusted: bool, fresh: bool, expected: bool) -> None:
-    session: Any = Doubling()
-    session.trusted = trusted
-    settings = auditing.audited_settings(session, MeasureSettings(fresh=fresh))
-    assert settings.fresh == expected and auditing.is_audited(session)
-    plain: Any = object()
-    assert not auditing.audited_settings(plain, MeasureSettings()).fresh and not auditing.is_audited(plain)
-
-
 def test_outputs_are_poisoned_before_the_last_iteration() -> None:
     session: Any = Doubling()
     restore = auditing.restore_before(session, 3)
@@ -84,8 +70,6 @@ def test_outputs_are_poisoned_before_the_last_iteration() -> None:
         poisoned.append(bool(session.output.isnan().all()))
         session.step()
     assert poisoned == [False, False, True] and session.events == ["restore", "step"] * 3
-    plain: Any = SimpleNamespace(restore=session.restore)
-    assert auditing.restore_before(plain, 3) == session.restore
 
 
 def test_only_memory_of_its_own_is_poisoned() -> None:

@@ -103,7 +103,7 @@ def test_the_length_of_blocks_on_changing_inputs_is_not_known_before(here: Rank)
     with simulated_time() as time:
         chain = chain_of(*(Copy(name, log, time) for name in "abcdefgh"), iterations=8, changes=True)
         lengths = []
-        for _ in range(40):
+        for _ in range(200):
             chain.restore()
             log.clear()
             chain.step()
@@ -229,3 +229,10 @@ def test_a_row_has_the_chained_time_beside_the_others(here: Rank) -> None:
     with simulated_time() as time:
         _, columns = run(Loop(here, time), cpu_context(here), settings, interpreted=True)  # type: ignore[arg-type]
     assert "chained_ms" not in columns and columns["not_chained"] == "Triton's interpreter runs the kernels"
+
+
+def test_copies_share_what_is_measured_once(here: Rank) -> None:
+    context, calls = cpu_context(here), list[str]()
+    for copy in (context, dataclasses.replace(context, seed=3)):
+        assert copy.once("rate", lambda: calls.append("measured") or 2.5) == 2.5
+    assert calls == ["measured"] and cpu_context(here).known == {}

@@ -163,14 +163,3 @@ def test_without_proc_memory_is_not_known(monkeypatch: pytest.MonkeyPatch, limit
     assert all(map(math.isnan, [*peak.peak_gib, *usage.held_gib, *usage.peak_gib]))
     assert rank_memory.limit(CPU, 3.0, 1) == 3.0
     assert rank_memory.available_bytes(CPU) == 64 * GIB
-
-
-def test_only_a_gpus_freed_memory_is_filled_with_nan(monkeypatch: pytest.MonkeyPatch) -> None:
-    filled: list[Any] = []
-    monkeypatch.setattr(torch, "full", lambda *arguments, **options: filled.append((*arguments, options["dtype"])))
-    rank_memory.fill_freed_with_nan(CPU, 1.0)
-    rank_memory.fill_freed_with_nan(CUDA, 0.0)
-    assert filled == []
-    rank_memory.fill_freed_with_nan(CUDA, 0.5)
-    assert filled == [((2**29,), 0xFF, torch.uint8)]
-    assert torch.tensor([0xFF] * 8, dtype=torch.uint8).view(torch.bfloat16).isnan().all()

@@ -22,7 +22,7 @@ from tpbench.measure import run as running
 from tpbench.measure.session import Context, IterationSchedule, MeasureSettings
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-CHAINED = "preparing iterations back to back"
+LAST = ["preparing iterations back to back", "checking an iteration on changed inputs"]
 
 
 @pytest.fixture
@@ -62,8 +62,11 @@ def test_blocks_grow_until_the_median_is_precise(here: Rank) -> None:
     columns, steps, phases = measured(
         here, 0.002, time_budget_s=5.0, min_iterations=8, max_iterations=500, precision=0.5
     )
-    assert (columns["iterations"], steps) == (10, 1 + 1 + 3 + 10)  # two blocks of 5
-    assert phases == ["first pass", "second pass", "checking", "timing", CHAINED]
+    assert (columns["iterations"], steps) == (
+        10,
+        1 + 1 + 3 + 10 + 1,
+    )  # two blocks of 5, and one iteration on changed inputs
+    assert phases == ["first pass", "second pass", "checking", "timing", *LAST]
     assert (columns["warmed_up"], columns["graph"]) == (True, False)
     assert columns["time_ms"] == pytest.approx(4.0) and columns["skew_ms"] == pytest.approx(2.0)
     assert columns["floor_ms"] == pytest.approx(0.5) and columns["gb_per_s"] == pytest.approx(0.25)
@@ -77,7 +80,7 @@ def test_blocks_end_at_the_limit_of_iterations_or_of_time(here: Rank, budget_s: 
     columns, steps, _ = measured(
         here, 0.005, time_budget_s=budget_s, min_iterations=2, max_iterations=40, precision=0.0
     )
-    assert (columns["iterations"], steps) == (iterations, 5 + iterations)
+    assert (columns["iterations"], steps) == (iterations, 5 + iterations + 1)
 
 
 @pytest.mark.parametrize("interpreted", [True, False])
@@ -88,7 +91,7 @@ def test_only_a_pass_longer_than_the_budget_is_the_measurement(here: Rank, inter
     assert columns["time_ms"] == pytest.approx(400)
     assert phases == ["first pass", *([] if interpreted else ["second pass"]), "checking", "timing"]
     columns, steps, _ = measured(here, 0.25, Exact, interpreted=interpreted, time_budget_s=0.5, max_iterations=1)
-    assert (columns["warmed_up"], columns["iterations"], steps) == (True, 1, 2 + 3 + 1)  # as long as the budget
+    assert (columns["warmed_up"], columns["iterations"], steps) == (True, 1, 2 + 3 + 1 + 1)  # as long as the budget
 
 
 def test_a_profile_leaves_a_trace_of_one_more_iteration(here: Rank, tmp_path: Path) -> None:
@@ -96,7 +99,7 @@ def test_a_profile_leaves_a_trace_of_one_more_iteration(here: Rank, tmp_path: Pa
         session = Sleeper(here, time, 0.001)
         context = dataclasses.replace(cpu_context(here), folder=tmp_path)
         _, columns = run(session, context, MeasureSettings(max_iterations=1, profile=True))
-    assert columns["trace"] == "trace_rank*.json.gz" and session.steps == 2 + 3 + 1 + 1
+    assert columns["trace"] == "trace_rank*.json.gz" and session.steps == 2 + 3 + 1 + 1 + 1
     trace = json.loads(gzip.decompress((tmp_path / "trace_rank0.json.gz").read_bytes()))
     assert trace["traceEvents"]
 
@@ -145,9 +148,10 @@ def test_a_result_is_freed_before_the_checked_pass_and_the_replay_of_a_graph_is_
     with mock.patch.object(cuda_graph, "captured_step", captured):
         columns, steps, phases = measured(here, 0.001, Logging, graph=True, max_iterations=1)
     passes = ["restore", "step", "release", "restore", "step", "capture"]
-    assert events == [*passes, "restore", "replay", "check", *["restore", "replay"] * (3 + 1)]
+    last = ["check", "restore", "replay", "check"]
+    assert events == [*passes, "restore", "replay", "check", *["restore", "replay"] * (3 + 1), *last]
     assert (columns["graph"], steps) == (True, 2)
-    assert phases == ["first pass", "second pass", "capturing a graph", "checking", "timing", CHAINED]
+    assert phases == ["first pass", "second pass", "capturing a graph", "checking", "timing", *LAST]
 
 
 class Training(Logging):

@@ -13,12 +13,12 @@ from tests.support.launcher_rows import FACTS, cell, measured
 from tpbench.console import information
 from tpbench.job import parse_job
 from tpbench.launcher.attempt import new_task
-from tpbench.launcher.command_line import rewrites
-from tpbench.launcher.command_line.checks import check_overrides
+from tpbench.launcher.command_line import outside_choices
+from tpbench.launcher.command_line.arguments import check_overrides, rewritten
 from tpbench.launcher.planning.plan import Cell, Request, ThisHost, plan
 from tpbench.launcher.planning.resume import decide
 from tpbench.outside import variant
-from tpbench.outside.variant import from_entry_point, from_file
+from tpbench.outside.variant import from_file
 from tpbench.settings import JobError
 from tpbench.worker.task import Task
 from tpbench.workloads.entropy_loss import EntropyLoss
@@ -50,17 +50,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "helper.py").write_text("NUMBER = 7\n")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    monkeypatch.setattr(rewrites, "_named", {})
+    monkeypatch.setattr(outside_choices, "_named", {})
     monkeypatch.setattr(sys, "path", [*sys.path])
     return tmp_path
 
 
 def test_the_command_line_names_a_function_of_a_file(folder: Path) -> None:
     arguments = ["-m", "variant=../my_loss.py:fast_tp,triton_tp", "seed=1,2"]
-    renamed = rewrites.rewritten(arguments)
+    renamed = rewritten(arguments)
     assert renamed == ["-m", "variant=my_loss.py:fast_tp,triton_tp", "seed=1,2"]
     check_overrides(renamed)
-    found = rewrites.command_line_variants()["my_loss.py:fast_tp"]
+    found = outside_choices.command_line_variants()["my_loss.py:fast_tp"]
     assert (found.path, found.line) == (str(folder / "my_loss.py"), 6)
     assert found.variant.summary == "Add one to the shard."
     assert (found.variant.options, found.variant.requires) == ({"compile"}, ("torch",))
@@ -75,7 +75,7 @@ def test_spellings(value: str, folder: Path) -> None:
     (folder / "with space=").mkdir()
     inside = folder / "with space="
     (inside / "my_loss.py").write_text(FILE.replace("from helper import NUMBER", "NUMBER = 7"))
-    renamed = rewrites.rewritten(["-m", "variant=" + value.format(folder=inside)])
+    renamed = rewritten(["-m", "variant=" + value.format(folder=inside)])
     assert renamed[1] == "variant=" + re.sub(r"/|choice\(|\)", "", value.format(folder=""))
     check_overrides(renamed)
 
@@ -120,7 +120,7 @@ def test_spellings(value: str, folder: Path) -> None:
 def test_a_mistake_is_one_line_before_anything_runs(value: str, text: str, message: str, folder: Path) -> None:
     Path("f.py").write_text(text)
     with pytest.raises(JobError) as raised:
-        rewrites.rewritten([f"variant={value}"])
+        rewritten([f"variant={value}"])
     assert str(raised.value).startswith(message) and "\n" not in str(raised.value)
 
 
@@ -135,7 +135,7 @@ def test_a_function_without_the_decorator_is_told_how_to_name_its_workload(folde
 def test_two_files_with_one_name_are_refused(folder: Path) -> None:
     Path("my_loss.py").write_text(FILE.replace("from helper import NUMBER", "NUMBER = 7"))
     with pytest.raises(JobError, match=r"have the same name in rows, my_loss\.py:fast_tp: rename one of the files"):
-        rewrites.rewritten(["variant=my_loss.py:fast_tp,../my_loss.py:fast_tp"])
+        rewritten(["variant=my_loss.py:fast_tp,../my_loss.py:fast_tp"])
 
 
 def test_only_the_command_line_loads_code(folder: Path) -> None:
@@ -221,49 +221,13 @@ def test_a_variant_of_this_package_has_no_version_of_its_own(tmp_path: Path) -> 
     assert decide([one], FACTS)[0].reason == "measured before"
 
 
-@pytest.fixture
-def package(folder: Path) -> Path:
-    """An installed package with entry points, which fails if it is imported."""
-    code, info = folder / "site" / "their_package", folder / "site" / "their_package-1.0.dist-info"
-    for each in (code, info):
-        each.mkdir(parents=True)
-    (code / "__init__.py").write_text("raise ImportError('the launcher must not import this')\n")
-    (code / "losses.py").write_text("import triton\n\ndef theirs(problem, shard): ...\n")
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-package\nVersion: 1.0\n")
-    points = (
-        "their_tp = their_package.losses:theirs\ntriton_tp = their_package.losses:theirs\nbad = their_package.gone:f\n"
-    )
-    (info / "entry_points.txt").write_text(f"[tpbench.variants]\n{points}")
-    sys.path.insert(0, str(folder / "site"))
-    return code
-
-
-def test_an_entry_point_is_a_variant(package: Path) -> None:
-    assert rewrites.rewritten(["variant=their_tp,triton_tp"]) == ["variant=their_tp,triton_tp"]
-    (found,) = rewrites.command_line_variants().values()  # triton_tp stays this package's
-    assert (found.name, found.module, found.function) == ("their_tp", "their_package.losses", "theirs")
-    assert found.variant.uses_triton
-    (package / "other.py").write_text("")
-    assert from_entry_point("their_tp").version != found.version  # any file of the package
-    with pytest.raises(JobError, match=r"the entry point bad=their_package\.gone:f names a module that is not install"):
-        rewrites.rewritten(["variant=bad"])
-
-
-def test_a_configuration_file_names_no_entry_point(package: Path) -> None:
-    with pytest.raises(JobError, match="variant=their_tp is of an installed package: only the command line may name"):
-        parse_job({**PROBLEM, "variant": "their_tp"})
-
-
 def test_new_has_a_help_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         information(["new", "--help"])
     assert "--workload" in capsys.readouterr().out
 
 
-def test_the_list_shows_variants_from_outside(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert information(["list", "variants"]) == 0
-    lines = capsys.readouterr().out.partition("variant=  of installed packages\n")[2].splitlines()
-    assert [line.split()[0] for line in lines[:2]] == ["bad", "their_tp"] and "(entropy_loss)" in lines[1]
+def test_the_list_shows_variants_from_outside(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert information(["list", "variant=../my_loss.py:fast_tp"]) == 0
     text = capsys.readouterr().out
     assert "Add one to the shard." in text and "compile=false" in text
@@ -276,7 +240,7 @@ def test_new_writes_a_file_that_can_run(workload: str, folder: Path, capsys: pyt
     printed = capsys.readouterr().out
     (command,) = (line.split() for line in printed.splitlines() if "shape=tiny" in line)
     (name,) = (each.removeprefix("variant=") for each in command if each.startswith("variant="))
-    found = rewrites.find_outside(name)
+    found = outside_choices.find_outside(name)
     assert found is not None and found.workload == workload and found.variant.summary
     assert information(["new", "start.py"]) == 2 and "start.py cannot be written: File" in capsys.readouterr().err
     assert information(["new", "sub/x.py"]) == 2 and "cannot be written: No such file" in capsys.readouterr().err

@@ -15,9 +15,11 @@ from tpbench import workloads
 from tpbench.console import information
 from tpbench.job import parse_job
 from tpbench.launcher.attempt import new_task, store
-from tpbench.launcher.command_line import rewrites
+from tpbench.launcher.command_line import outside_choices
+from tpbench.launcher.command_line.arguments import rewritten
 from tpbench.launcher.options import command_line_names
 from tpbench.outside.describe import described
+from tpbench.outside.variant import from_file
 from tpbench.report.analysis.grid import arrange_rows
 from tpbench.results.schema import workload_columns
 from tpbench.settings import JobError
@@ -59,6 +61,9 @@ MISTAKES = {
     "my_op.py:21: TypeError: no argument of a variant is called needs_cuda, did you mean requires_cuda? (valid: ": (
         '@work.variant("copies")', '@work.variant("copies", needs_cuda=True)',
     ),
+    "my_op.py:21: TypeError: variant decorates a function (def), not <class '": (
+        "def copies(problem, inputs, rank)", "class A:\n  def copies(problem, inputs, rank)",
+    ),
     "my_op.py: MyCopy: the field tokens has no help: write tokens = setting(": ('setting(8, help="rows", low=1)', "8"),
     "my_op.py: MyCopy: the field tokens must be an int, float, str, bool or Literal": ("tokens: int", "tokens: list"),
     "my_op.py:11: TypeError: Workload needs a frozen dataclass": ("Workload(MyCopy", "Workload(8"),
@@ -75,16 +80,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with the file, which this process describes: a process of its own would import torch again."""
     (tmp_path / "my_op.py").write_text(FILE)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(rewrites, "_named", {})
+    monkeypatch.setattr(outside_choices, "_named", {})
     monkeypatch.setattr("tpbench.outside.variant._description", lambda *where: json.dumps(described(*where)))
     yield tmp_path
     forget()
 
 
 def test_a_file_declares_fields_variants_and_columns(folder: Path) -> None:
-    assert rewrites.rewritten(["-m", "variant=my_op.py:copies", "delay_ms=1,2"])[3:] == ["shape=my_copy"]
+    assert rewritten(["-m", "variant=my_op.py:copies", "delay_ms=1,2"])[3:] == ["shape=my_copy"]
     assert {"tokens", "delay_ms", "how", "seed"} <= command_line_names()
-    outside = dict(rewrites.command_line_variants())
+    outside = dict(outside_choices.command_line_variants())
     values = {"variant": "my_op.py:copies", "tp_size": 2, "delay_ms": "2", "device": "cpu", "output_dir": "rows"}
     job = parse_job(values, ["delay_ms"], outside=outside)
     assert str(job) == "my_op.py:copies tokens=8 delay_ms=2 how=plain tp_size=2"
@@ -110,14 +115,15 @@ def test_a_mistake_is_one_line(message: str, folder: Path) -> None:
     before, after = MISTAKES[message]
     (folder / "my_op.py").write_text(FILE.replace(before, after))
     with pytest.raises(JobError) as caught:
-        rewrites.rewritten(["variant=my_op.py:copies"])
+        rewritten(["variant=my_op.py:copies"])
     assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
 
 
 def test_rows_are_read_without_the_file_in_the_newest_form_of_its_workload(folder: Path) -> None:
     for version, tokens in enumerate(("8", "9")):
-        rewrites.rewritten(["variant=my_op.py:copies"])
-        outside = dict(rewrites.command_line_variants())
+        outside_choices._named.clear()
+        rewritten(["variant=my_op.py:copies"])
+        outside = dict(outside_choices.command_line_variants())
         values = {"variant": "my_op.py:copies", "tp_size": 2, "tokens": tokens, "output_dir": str(folder / "outputs")}
         job = parse_job({**values, "device": "cpu"}, outside=outside)
         task = new_task(job, folder / str(version), cell=version, **FACTS)
@@ -134,10 +140,33 @@ def test_rows_are_read_without_the_file_in_the_newest_form_of_its_workload(folde
 
 
 def test_a_file_is_known_when_rows_of_others_are_read(folder: Path) -> None:
-    rewrites.rewritten(["variant=my_op.py:copies"])
-    assert next(iter(rewrites.command_line_variants().values())).of_workload.name == "my_copy"
+    rewritten(["variant=my_op.py:copies"])
+    assert next(iter(outside_choices.command_line_variants().values())).of_workload.name == "my_copy"
     rows = tpbench.load(ROOT / "outputs/options")
     assert len(rows) and (rows["delay_ms"].isna().all() if "delay_ms" in rows else True)
+
+
+@pytest.mark.parametrize(
+    ("ends", "expected"),
+    [
+        ("yield f'tokens={self.tokens} is odd'", "tokens=8 is odd"),
+        ("return ['odd', 'small']", "odd"),
+        ("return 'odd'", "odd"),
+        ("return None", None),
+        ("return []", None),
+        ("return True", "check must return complaints, a list of str, not True"),
+        ("return [(8, 'odd')]", "check must return complaints, a list of str, not [(8, 'odd')]"),
+    ],
+)
+def test_the_complaints_of_a_problem(ends: str, expected: str | None, folder: Path) -> None:
+    check = f"    def check(self, tp_size, dp_size):\n        {ends}\n\nwork = "
+    (folder / "my_op.py").write_text(FILE.replace("work = ", check, 1))
+    found = from_file(folder / "my_op.py", "copies")
+    try:
+        refusal = found.refusal(found.of_workload.problem(), 1)
+    except TypeError as error:
+        refusal = str(error)
+    assert refusal == expected
 
 
 def test_a_session_of_its_own_fixes_the_iterations(folder: Path) -> None:
@@ -145,8 +174,8 @@ def test_a_session_of_its_own_fixes_the_iterations(folder: Path) -> None:
     (folder / "my_op.py").write_text(
         FILE.replace(session, "@work.session\ndef session(problem, variant, rank): ...\n\n")
     )
-    rewrites.rewritten(["variant=my_op.py:copies"])
-    outside = dict(rewrites.command_line_variants())
+    rewritten(["variant=my_op.py:copies"])
+    outside = dict(outside_choices.command_line_variants())
     values = {"variant": "my_op.py:copies", "tp_size": 2, "device": "cpu"}
     assert parse_job(values, outside=outside).scheduled
     with pytest.raises(JobError, match="its problem fixes the iterations, so leave out max_iterations"):
@@ -157,10 +186,10 @@ def test_null_is_a_value_of_a_field(folder: Path) -> None:
     (folder / "my_op.py").write_text(
         FILE.replace("delay_ms: float = setting(0.5", "delay_ms: float | None = setting(None")
     )
-    rewrites.rewritten(["variant=my_op.py:copies"])
+    rewritten(["variant=my_op.py:copies"])
     for cell, delay in enumerate((None, 2.0)):
         values = {"variant": "my_op.py:copies", "tp_size": 2, "delay_ms": delay, "device": "cpu"}
-        job = parse_job({**values, "output_dir": "outputs"}, outside=dict(rewrites.command_line_variants()))
+        job = parse_job({**values, "output_dir": "outputs"}, outside=dict(outside_choices.command_line_variants()))
         task = new_task(job, folder / str(cell), cell=cell, **FACTS)
         store(task.result("ok", None, time_ms=1.0), job, task.folder)
     (grid,) = arrange_rows(tpbench.load("outputs")).grids

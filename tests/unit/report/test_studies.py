@@ -56,6 +56,18 @@ def test_every_format_has_every_cell(caps, tmp_path, capsys, chosen, form):
             assert rows[0]["fraction_of_floor"] == "0.857"  # all digits, where a table has 85.7%
 
 
+def test_what_a_late_rank_costs_by_problem_and_variant(add, frame):
+    late = {"tp_size": 2, "late_ms": [0.11, 0.11, 0.12, 0.13], "beside_alone_ms": 0.5}
+    add("triton_tp", 0.2, beside_ms=[0.6, 0.7, 0.9, 1.5], exchange="symmetric", **late)
+    add("triton_tp", 0.3, beside_ms=[0.6, 0.6, 0.6, 0.75], exchange="nccl", **late)
+    add("triton_tp", 0.3, tp_size=4)
+    own, beside = study_document(frame(), "late").tables
+    assert ["triton_tp exchange=nccl", "0.110", "0.110", "0.120", "0.130"] in own.texts and len(own.texts) == 2
+    assert ["triton_tp exchange=symmetric", "0.500", "0.600", "0.700", "0.900", "1.500"] in beside.texts
+    (panel,) = study_picture(frame(), "late").panels
+    assert "tp_size=2" in panel.title and sorted(line.points[-1] for line in panel.lines) == [(1.0, 1.5), (1.0, 3.0)]
+
+
 def test_columns_and_ratios_of_each_cell(add, frame):
     add("triton_tp", 0.2, device_ms=0.1, fraction_of_floor=0.857, peak_gib=2.0)
     add("pytorch_gather", 1.7, device_ms=1.7, vocab=65536)

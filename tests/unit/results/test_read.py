@@ -22,7 +22,7 @@ from tests.support.command import ROOT
 from tpbench.job import parse_job
 from tpbench.report.analysis.grid import arrange_rows
 from tpbench.results import row_files as files
-from tpbench.results.read import RowWarning, column_defaults, load
+from tpbench.results.read import RowWarning, column_defaults, frame_of, load, plain_rows
 from tpbench.results.row_files import has_right_checksum, with_checksum
 from tpbench.results.schema import COLUMNS, FLAG, INT, REAL, REALS, SCHEMA_VERSION, STATUSES, TEXT, TIME, all_columns
 from tpbench.results.write import write_row
@@ -162,6 +162,14 @@ def test_files_that_differ_in_a_result_column(tmp_path, row):
     assert quietly(tmp_path).block_used.tolist()[3] == "many"
 
 
+def test_lists_that_are_empty_in_some_file_stay_lists(tmp_path):
+    write_row({"workload": "train_step", "status": "ok", "losses": [2.0, 1.0]}, tmp_path, "r0")
+    lists = pa.list_(pa.field("element", pa.float64()))
+    empty = pa.table({"row_id": ["r1"], "workload": ["train_step"], "losses": pa.nulls(1, lists)})
+    pq.write_table(empty.replace_schema_metadata({"tpbench.schema_version": "2"}), tmp_path / "empty.parquet")
+    assert [*map(list, quietly(tmp_path).losses.dropna())] == [[2.0, 1.0]]
+
+
 def flips(content, count, seed=0):
     """Yield copies of a file, each with one changed bit. Every place has the same chance."""
     chance = random.Random(seed)
@@ -298,14 +306,14 @@ def test_the_key_is_of_the_stored_job(tmp_path, row):
 
 def test_a_file_that_moves_into_another_is_found(tmp_path, row, monkeypatch):
     first = write_row(row(), tmp_path, "r1")
-    original = files._content
+    original = files._read
 
-    def moved(path):
+    def moved(path, columns):
         if path == first and first.exists():
             first.rename(first.with_name("merged.parquet"))
-        return original(path)
+        return original(path, columns)
 
-    monkeypatch.setattr(files, "_content", moved)
+    monkeypatch.setattr(files, "_read", moved)
     assert quietly(tmp_path).row_id.tolist() == ["r1"]
 
 
@@ -332,6 +340,7 @@ def test_a_row_that_is_older_than_a_field_has_the_fields_default(tmp_path):
     assert found[:2].tolist() == [0, 2] and found[2:].isna().all(), "only rows of the field's workload"
     assert load(tmp_path, columns=["layers"]).dropna()["layers"].tolist() == [0, 2]
     assert len(load(tmp_path, layers=0)) == 1
+    assert len(frame_of(plain_rows(load(tmp_path)))) == 3, "no row has a field of another workload"
 
 
 @pytest.fixture

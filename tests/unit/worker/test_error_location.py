@@ -1,6 +1,5 @@
 """File and line of an error."""
 
-import importlib
 import json
 import re
 import runpy
@@ -10,7 +9,8 @@ import pytest
 
 from tpbench.job import parse_job
 from tpbench.outside.variant import OutsideVariant
-from tpbench.worker.process import location
+from tpbench.worker import rank
+from tpbench.worker.rank import location
 from tpbench.workloads.step import Step
 
 
@@ -56,9 +56,6 @@ class _Stop(BaseException):
     "error", [SystemExit(0), KeyboardInterrupt(), GeneratorExit(), _Stop("enough"), _Unreadable()], ids=repr
 )
 def test_whatever_a_variant_raises_becomes_the_reason_of_its_row(error, monkeypatch):
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    rank = importlib.import_module("tpbench.worker.rank")
     reasons = []
     monkeypatch.setattr(rank, "_save", lambda task, status, reason: reasons.append((status, reason)))
     monkeypatch.setattr(rank, "leave", lambda code: (_ for _ in ()).throw(RuntimeError(f"left with {code}")))

@@ -10,7 +10,7 @@ import psutil
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
-from tpbench.launcher.slurm.node import address_towards, gloo_interface
+from tpbench.launcher.slurm.runner import address_towards, gloo_interface
 from tpbench.launcher.torchrun import ProcessTree
 from tpbench.worker import torchrun
 from tpbench.worker.rendezvous import BACKEND, FixedNodes, store_of_agents
@@ -68,7 +68,7 @@ def test_the_agent_removes_the_store_if_its_launcher_is_dead(monkeypatch: pytest
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "store").touch()
     monkeypatch.setenv(STORE_FILE, str(tmp_path / "store" / "store"))
-    torchrun._remove_store()
+    torchrun.remove_store()
     assert not (tmp_path / "store").exists()
 
 

@@ -15,8 +15,7 @@ from tests.support.launcher_rows import FACTS, cell
 from tpbench.launcher.attempt import Attempt, abandon, store_left_results
 from tpbench.launcher.failure import describe
 from tpbench.settings import JobError
-from tpbench.worker.result import RESERVED_FILE, RESULT_FILE, Result
-from tpbench.worker.task import Task
+from tpbench.worker.task import RESERVED_FILE, RESULT_FILE, Result, Task
 
 
 def begun(folder: Path, index: int = 0) -> Attempt:

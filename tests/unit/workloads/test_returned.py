@@ -12,7 +12,7 @@ import torch
 
 from tests.support.entropy_loss import context, problem
 from tpbench.measure.session import Costs, Verdict
-from tpbench.worker.process import location
+from tpbench.worker.rank import location
 from tpbench.workloads import Variant
 from tpbench.workloads.entropy_loss.inputs import Output
 from tpbench.workloads.entropy_loss.problem import WORKLOAD

@@ -1,1 +1,1 @@
-"""The command line before Hydra parses it: checks, rewrites, and the users' files that it names."""
+"""The command line before Hydra parses it, and the users' files that it names."""

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 
 from tpbench.job import Job
-from tpbench.launcher import devices
 from tpbench.launcher.planning.plan import Cell, PlanningTarget, ThisHost, is_long_on_cpu, notes
 from tpbench.launcher.planning.resume import ResumeDecision
 from tpbench.measure import machine
 from tpbench.predict.cells import cost_models, measured
-from tpbench.predict.memory import RESERVE_GIB, SAME_SHARE, known_gpu
+from tpbench.predict.memory import RESERVE_GIB, SAME_SHARE, known_gpu, this_gpu
 from tpbench.predict.model import VariantModel, models, predicted_oom
 from tpbench.results.read import chosen_options, load
 from tpbench.settings import JobError, spelled
@@ -70,7 +69,10 @@ class Forecast:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             rows = load(existing) if existing else None
-        return cls(rows, devices.smallest_memory_gib(), machine.memory_share_gib(1)) if on_this_host else cls(rows)
+        if not on_this_host:
+            return cls(rows)
+        gpu = this_gpu()
+        return cls(rows, gpu[1] if gpu else None, machine.memory_share_gib(1))
 
     def seconds(self, job: Job) -> float | None:
         """Return the expected wall time of a job in seconds, or None if it is unknown.
@@ -83,12 +85,21 @@ class Forecast:
             return known
         return START_S[job.device] + 3 * job.measure.time_budget_s
 
-    def limited_seconds(self, job: Job) -> float | None:
-        """Return the expected wall time of a job that ends early at its timeout, or because its memory is too small."""
-        seconds = self.seconds(job)
-        if self.oom_reason(job):
-            return min(START_S[job.device], job.timeout_s) if job.key not in self.wall_s else seconds
-        return seconds and min(seconds, job.timeout_s)
+    def outcome(self, job: Job) -> tuple[float | None, list[str]]:
+        """Return the expected wall time of a job in seconds, and remarks on its end.
+
+        The time ends at the timeout, or as soon as memory runs out. The remarks say so, and how much memory the job
+        needs if nothing tells what is free.
+        """
+        seconds, oom = self.seconds(job), self.oom_reason(job)
+        remarks = [oom] if oom else []
+        if oom and job.key not in self.wall_s:
+            seconds = START_S[job.device]
+        elif not oom and seconds and seconds > job.timeout_s:
+            remarks = [f"expected to end as timeout: it needs {_minutes(seconds)}, timeout_s={job.timeout_s:g}"]
+        if not self.free_gib(job) and (needed := job.workload.expected_memory(job)):
+            remarks.append(needed)
+        return seconds and min(seconds, job.timeout_s), remarks
 
     def free_gib(self, job: Job) -> float | None:
         """Return the memory that each rank of the job may use, or None if it is unknown."""
@@ -119,16 +130,6 @@ class Forecast:
         label = " ".join([job.variant, *named])
         return predicted_oom(self.models.get(job.workload.name, {}), label, size, free_gib) if size else None
 
-    def remarks(self, job: Job) -> list[str]:
-        """Return what is expected to end the job early, and the need for memory if nothing tells what is free."""
-        seconds, oom = self.seconds(job), self.oom_reason(job)
-        remarks = [oom] if oom else []
-        if not oom and seconds and seconds > job.timeout_s:
-            remarks.append(f"expected to end as timeout: it needs {_minutes(seconds)}, timeout_s={job.timeout_s:g}")
-        if not self.free_gib(job) and (needed := job.workload.expected_memory(job)):
-            remarks.append(needed)
-        return remarks
-
 
 def _memory_of(row: pd.Series) -> float:
     """Return the memory in GiB that each rank had in a row that ran out of it, or 0 if nothing tells."""
@@ -149,7 +150,7 @@ def dry_run_text(
     cells: Sequence[Cell],
     decisions: Mapping[int, ResumeDecision],
     target: PlanningTarget,
-    scripts: Sequence[str] = (),
+    scripts: Callable[[Sequence[Cell]], list[str]] = lambda cells: [],
     forecast: Forecast | None = None,
 ) -> str:
     """Return the plan as text: one line per cell, then the scripts that a cluster gets, and the totals.
@@ -158,32 +159,29 @@ def dry_run_text(
         cells: the cells of the sweep.
         decisions: those of resume=true, by the cell's index; empty if all cells run anew.
         target: the machine that the cells are planned for.
-        scripts: those of Slurm.
+        scripts: returns those of Slurm for the cells that run.
         forecast: expected times and memory. None: as stored rows say for the target.
     """
     forecast = forecast or Forecast.of(cells, isinstance(target, ThisHost))
-    grid = []
-    expected: list[float | None] = []
+    grid, expected, to_run = [], [], []
     for cell in cells:
-        decision = decisions.get(cell.index)
-        if cell.skip_reason:
-            no_run: str | None = f"skipped: {cell.skip_reason}"
-        else:
-            no_run = decision.reason if decision and decision.row is not None else None
-        ranks = cell.job.world_size
-        device = _gpus(ranks) if cell.job.device == "cuda" else f"cpu, {ranks} ranks"
+        decision, ranks = decisions.get(cell.index), cell.job.world_size
+        device = f"{ranks} GPU{'s' * (ranks > 1)}" if cell.job.device == "cuda" else f"cpu, {ranks} ranks"
         if (nodes := target.nodes_of(cell.job)) > 1:
             device = f"{device} on {nodes} nodes"
-        if no_run:
-            time, remark = "-", no_run
-        else:
-            seconds = forecast.limited_seconds(cell.job)
+        time, remarks = "-", [decision.reason] if decision else []
+        if cell.skip_reason:
+            remarks = [f"skipped: {cell.skip_reason}"]
+        elif decision is None or decision.row is None:
+            to_run.append(cell)
+            seconds, more = forecast.outcome(cell.job)
             expected.append(seconds)
             time = "unknown" if seconds is None else _minutes(seconds)
-            remark = "; ".join([*([decision.reason] if decision else []), *forecast.remarks(cell.job)])
-        grid.append([str(cell.index), str(cell), device, time, remark])
+            remarks += more
+        grid.append([str(cell.index), str(cell), device, time, "; ".join(remarks)])
     lines = aligned_lines(["cell", "job", "device", "expected", ""], grid)
-    return "\n".join([*lines, *scripts, "", *notes(cells), f"{_totals(len(cells), expected)}. Nothing was run.", ""])
+    totals = f"{_totals(len(cells), expected)}. Nothing was run."
+    return "\n".join([*lines, *scripts(to_run), "", *notes(cells), totals, ""])
 
 
 def _totals(cells: int, expected: Sequence[float | None]) -> str:
@@ -193,10 +191,6 @@ def _totals(cells: int, expected: Sequence[float | None]) -> str:
     parts += [f"about {_minutes(known)} one after the other"] * bool(known)
     parts += [f"{unknown} of unknown length"] * bool(unknown)
     return ", ".join(parts)
-
-
-def _gpus(count: int) -> str:
-    return f"{count} GPU{'s' * (count > 1)}"
 
 
 def _minutes(seconds: float) -> str:

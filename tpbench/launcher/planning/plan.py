@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -9,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from tpbench import packages
 from tpbench.job import FRESH, Job, parse_job, unsupported_reason
-from tpbench.launcher.command_line.rewrites import model_files
+from tpbench.launcher.command_line.arguments import model_files
 from tpbench.launcher.options import SWEEP_OPTION_NAMES, SweepOptions, read_choice
 from tpbench.measure.machine import available_cores
 from tpbench.outside.variant import OutsideVariant
 from tpbench.settings import JobError, parse, spelled
 
 if TYPE_CHECKING:
-    from tpbench.launcher.slurm.layout import Partition
+    from tpbench.launcher.slurm.cluster import Partition
 
 PlanningTarget: TypeAlias = "ThisHost | Partition"
 """A host or a cluster that cells are planned for."""
@@ -99,20 +100,22 @@ def plan(
 
 
 def _ignored_options(job: Job, request: Request) -> tuple[str, ...]:
-    """Return the names that the command line set and that the job ignores.
-
-    They are options whose value is not the default, and settings of a measurement.
-    """
+    """Return the options with another value than the default, and the settings of a measurement, that the command line
+    set and that the job ignores."""
     defaults = job.workload.option_defaults
-    ignorable = [each.name for each in job.workload.options if each.ignorable]
+    ignorable = {option.name for option in job.workload.options if option.ignorable} - set(job.implementation.options)
     options = [
         name
-        for name in ignorable
-        if name in request.chosen
-        and name not in job.implementation.options
-        and str(request.values.get(name)).lower() != str(defaults[name]).lower()
+        for name in request.chosen
+        if name in ignorable and str(request.values.get(name)).lower() != str(defaults[name]).lower()
     ]
     return (*options, *sorted(job.unused_settings.intersection(request.chosen)))
+
+
+LONG_ON_CPU = (
+    "large cells run on the CPU: this takes long, and their times are no measurement of a GPU; shapes whose names "
+    "begin with tiny_ take seconds (python -m tpbench list shapes)"
+)
 
 
 def notes(cells: Sequence[Cell]) -> list[str]:
@@ -123,23 +126,17 @@ def notes(cells: Sequence[Cell]) -> list[str]:
     """
     lines: dict[str, dict[str, None]] = {}
     for cell in cells:
-        variant, workload = cell.job.variant, cell.job.workload
+        workload = cell.job.workload
         if workload.definition and not workload.definition["costs"]:
             lines[f"{workload.name} counts no costs, so its rows have no floor: declare them with .costs"] = {}
         for name in cell.ignored:
-            line = f"{variant} has no {{}}: ignored"
+            line = f"{cell.job.variant} has no {{}}: ignored"
             if name in cell.job.unused_settings:
                 line = f"{workload.name} ignores {{}} where its problem fixes the iterations (steps=2 makes it short)"
             lines.setdefault(line, {})[name] = None
         if cell.skip_reason is None and is_long_on_cpu(cell.job):
             lines[LONG_ON_CPU] = {}
     return [line.format(", ".join(names)) for line, names in lines.items()]
-
-
-LONG_ON_CPU = (
-    "large cells run on the CPU: this takes long, and their times are no measurement of a GPU; shapes whose names "
-    "begin with tiny_ take seconds (python -m tpbench list shapes)"
-)
 
 
 def distinguish(cells: Sequence[Cell]) -> list[Cell]:
@@ -149,14 +146,14 @@ def distinguish(cells: Sequence[Cell]) -> list[Cell]:
     """
     flats = [cell.job.flat() for cell in cells]
     texts: list[tuple[object, ...]] = [(str(cell.job),) for cell in cells]
-    distinguishing = []
+    varying = []
     for name in dict.fromkeys(name for flat in flats for name in flat):
-        values = [repr(flat.get(name)) for flat in flats]
-        if len(set(zip(texts, values, strict=True))) > len(set(texts)):
-            distinguishing.append(name)
-            texts = [(*text, value) for text, value in zip(texts, values, strict=True)]
+        longer = [(*text, repr(flat.get(name))) for text, flat in zip(texts, flats, strict=True)]
+        if len(set(longer)) > len(set(texts)):
+            varying.append(name)
+            texts = longer
     return [
-        replace(cell, distinguishing=tuple(name for name in distinguishing if name in flat))
+        replace(cell, distinguishing=tuple(name for name in varying if name in flat))
         for cell, flat in zip(cells, flats, strict=True)
     ]
 
@@ -211,6 +208,8 @@ class ThisHost:
         if job.device == "cpu" and job.world_size > MAX_RANKS_PER_CORE * self.cores:
             most = f"a job on this machine may have at most {MAX_RANKS_PER_CORE * self.cores}"
             return f"{job.world_size} ranks would share {self.cores} CPU core{'s' * (self.cores > 1)}: {most}"
+        if job.device == "cuda" and (profiler := job.measure.profiler) and not shutil.which(profiler):
+            return f"profiler={profiler}: the PATH has no program {profiler}"
         return None
 
 
@@ -240,4 +239,6 @@ def skip_reason(job: Job, target: PlanningTarget) -> str | None:
         return "needs a CUDA GPU"
     if job.device == "cpu" and job.measure.graph:
         return "graph=true needs a CUDA GPU"
+    if job.device == "cpu" and job.measure.profiler:
+        return f"profiler={job.measure.profiler} needs a CUDA GPU"
     return job.workload.unsupported_reason(job)

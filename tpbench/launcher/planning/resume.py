@@ -49,8 +49,7 @@ def decide(cells: Sequence[Cell], facts: Mapping[str, Any]) -> dict[int, ResumeD
     """
     decisions: dict[int, ResumeDecision] = {}
     for output_dir in dict.fromkeys(cell.job.output_dir for cell in cells):
-        own = [cell for cell in cells if cell.job.output_dir == output_dir]
-        decisions |= _decide_in(output_dir, own, facts)
+        decisions |= _decide_in(output_dir, [cell for cell in cells if cell.job.output_dir == output_dir], facts)
     return decisions
 
 
@@ -69,23 +68,20 @@ def _decide_in(output_dir: str, cells: Sequence[Cell], facts: Mapping[str, Any])
         rows_by_key[row["key"]].append({**row, "index": index})
     decisions = {cell.index: _decide(cell, rows_by_key[cell.job.key], _facts_of(cell, facts)) for cell in cells}
     kept = {index: decision.row["index"] for index, decision in decisions.items() if decision.row is not None}
-    whole_rows = plain_rows(frame.loc[list(kept.values())])
-    for index, row in zip(kept, whole_rows, strict=True):
+    for index, row in zip(kept, plain_rows(frame.loc[list(kept.values())]), strict=True):
         decisions[index] = replace(decisions[index], row=row)
     return decisions
 
 
 def _facts_of(cell: Cell, facts: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the facts with the versions of the variant's kernels, file and required packages."""
-    own: dict[str, Any] = {}
-    if "kernels_version" not in facts and (kernels := cell.job.kernels_version):
-        own["kernels_version"] = kernels
-    if cell.job.outside:
-        own["variant_version"] = cell.job.outside.version
-    packages = versions(cell.job.implementation.requires)
-    if packages and not cell.skip_reason:
-        own["package_versions"] = packages
-    return {**facts, **own}
+    """Return the facts with the versions of the variant's kernels, file and required packages, where it has some."""
+    packages = None if cell.skip_reason else versions(cell.job.implementation.requires)
+    own = {
+        "kernels_version": cell.job.kernels_version,
+        "variant_version": cell.job.outside.version if cell.job.outside else None,
+        "package_versions": packages,
+    }
+    return {**{name: value for name, value in own.items() if value}, **facts}
 
 
 def _decide(cell: Cell, rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> ResumeDecision:

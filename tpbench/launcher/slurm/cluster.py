@@ -1,22 +1,27 @@
-"""A Slurm cluster: the settings of its jobs, and its commands for states, limits and cancellation."""
+"""A Slurm cluster: the settings of its jobs, its commands, and a partition with room for the cells.
+
+Tensor-parallel ranks share a node; replicas may be on several.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
+import shutil
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Literal
 
+from tpbench.job import Job
 from tpbench.launcher import interrupts
+from tpbench.measure import machine
 from tpbench.settings import JobError, parse, setting
 from tpbench.suggestions import unknown
 
-_COMPOUND = ("setup", "sbatch")
-"""Fields that are no plain values."""
 _OWN_ARGUMENTS = frozenset(
     ("array", "error", "nodes", "no-requeue", "ntasks", "ntasks-per-node", "open-mode", "output", "parsable", "requeue",
      "signal", "test-only", "time", "wait", "wrap")
@@ -74,23 +79,19 @@ class SlurmSettings:
         if errors := [unknown("option of torchrun_slurm", name, valid) for name in values if name not in valid]:
             raise JobError("\n".join(errors))
         setup, sbatch = values.get("setup") or [], values.get("sbatch") or {}
-        if isinstance(setup, str):
-            setup = [setup]
-        if not isinstance(setup, list) or {*map(type, setup)} - {str} or not isinstance(sbatch, Mapping):
+        texts = [setup] if isinstance(setup, str) else setup
+        if not isinstance(texts, list) or {*map(type, texts)} - {str} or not isinstance(sbatch, Mapping):
             raise JobError("setup must be a list of shell lines, sbatch a mapping such as {mail-type: END}")
         if own := sorted({str(name).replace("_", "-") for name in sbatch} & _OWN_ARGUMENTS):
             raise JobError(f"sbatch cannot set {', '.join(own)}: tpbench does, and torchrun_slurm has options for some")
-        cells = None if values.get("cells_per_job") == "all" else values.get("cells_per_job", 1)
-        others = {name: value for name, value in values.items() if name not in _COMPOUND}
-        plain: SlurmSettings = parse(cls, {**others, "cells_per_job": cells})
+        others = {name: value for name, value in values.items() if name not in ("setup", "sbatch")}
+        cells = others.get("cells_per_job", 1)
+        plain: SlurmSettings = parse(cls, {**others, "cells_per_job": None if cells == "all" else cells})
         # submitit writes an argument whose value is true without one, as in `--exclusive`.
-        arguments = tuple(
-            (str(name), value if value is True else str(value))
-            for name, value in sbatch.items()
-            if value is not False and value is not None
-        )
+        given = {str(name): value for name, value in sbatch.items() if value is not False and value is not None}
+        arguments = tuple((name, value if value is True else str(value)) for name, value in given.items())
         # A text of several lines would hide that one before the last fails, and a comment alone is no command of bash.
-        lines = tuple(line for text in setup for line in text.splitlines() if line.partition("#")[0].strip())
+        lines = tuple(line for text in texts for line in text.splitlines() if line.partition("#")[0].strip())
         return replace(plain, setup=lines, sbatch=arguments)
 
 
@@ -139,32 +140,25 @@ def described(state: str) -> str:
     return f"{name.lower()} {reason}".strip()
 
 
-def _state(answered: str) -> str:
-    """Return Slurm's name of a state, with the reason why a pending job does not run, such as `PENDING (Resources)`.
-
-    `answered`: as Slurm's commands write it, such as `PENDING|Resources` or `CANCELLED by 0`.
-    """
-    name, _, reason = answered.partition("|")
-    name = name.partition(" ")[0]
-    return f"{name} ({reason})" if name == "PENDING" and reason not in ("", "None") else name
-
-
 def states(job_ids: Iterable[str]) -> dict[str, str]:
     """Return the state of each job from `squeue` or, for jobs that it no longer lists, from `sacct`.
 
-    A job is missing in the result if its state cannot be queried now. It is GONE if neither command knows it. Raises
-    JobError if Slurm is not installed.
+    A pending job's state has the reason why it does not run, as `PENDING (Resources)`. A job is missing in the result
+    if its state cannot be queried now. It is GONE if neither command knows it. Raises JobError without Slurm.
     """
     if not (asked := set(job_ids)):
         return {}
-    queued = _query(["squeue", "--noheader", "--array", "--states=all", "--format=%i|%T|%r"], asked)
-    if queued is None:
+    answers = _query(["squeue", "--noheader", "--array", "--states=all", "--format=%i|%T|%r"], asked)
+    if answers is None:
         return {}
-    known = {job_id: _state(state) for job_id, state in queued.items() if job_id in asked}
-    if missing := asked - known.keys():
+    if missing := asked - answers.keys():
         command = ["sacct", "--noheader", "--parsable2", "--allocations", "--format=JobID,State"]
-        accounted = _query(command, missing) or {}
-        known |= {job_id: _state(accounted.get(job_id, "GONE")) for job_id in missing}
+        answers |= dict.fromkeys(missing, "GONE") | (_query(command, missing) or {})
+    known = {}
+    for job_id in asked:
+        state, _, reason = answers[job_id].partition("|")
+        name = state.partition(" ")[0]  # of `CANCELLED by 0`
+        known[job_id] = f"{name} ({reason})" if name == "PENDING" and reason not in ("", "None") else name
     return known
 
 
@@ -251,3 +245,85 @@ def _query(command: list[str], job_ids: Iterable[str]) -> dict[str, str] | None:
         return None
     pairs = (line.partition("|") for line in answered.stdout.splitlines())
     return {job_id: state for job_id, _, state in pairs}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Nodes with the same number of ranks on each. Cells with the same layout share arrays."""
+
+    nodes: int
+    ranks_per_node: int
+    device: str
+
+
+def layout(job: Job, ranks_per_node: int) -> Layout:
+    """Return the fewest nodes that hold the job, each with the same number of whole replicas."""
+    fitting = ranks_per_node // job.tp_size
+    replicas = max(count for count in range(1, max(fitting, 1) + 1) if job.dp_size % count == 0)
+    return Layout(job.dp_size // replicas, replicas * job.tp_size, job.device)
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A planning target: a partition, described by its biggest node."""
+
+    gpus_per_node: int
+    cores_per_node: int
+    nodes: int
+    """Nodes of the partition, including nodes that are down. If the user chose none, of the largest partition."""
+
+    @classmethod
+    def find(cls, settings: SlurmSettings) -> Partition:
+        """Return the partition from the settings and, for values that they leave open, from sinfo.
+
+        Raises JobError if Slurm is not installed, does not answer, or has no nodes.
+        """
+        if shutil.which("sbatch") is None:
+            raise JobError("hydra/launcher=torchrun_slurm needs Slurm's commands: there is no sbatch here")
+        of_partition = [f"--partition={settings.partition}"] if settings.partition else []
+        kinds = [line.split("|", 3) for line in _sinfo("--format=%P|%D|%c|%G", *of_partition)]
+        if not kinds:
+            raise JobError(unknown("partition with nodes", settings.partition, set(_sinfo("--format=%R"))))
+        nodes: Counter[str] = Counter()
+        for partition, number, _, _ in kinds:
+            nodes[partition] += int(number)
+        cores = max(int(re.sub(r"\D", "", each) or 1) for _, _, each, _ in kinds)
+        gpus = max(sum(map(int, re.findall(r"gpu(?::[^:,(]+)?:(\d+)", each))) for _, _, _, each in kinds)
+        if _torch_without_cuda():  # which cannot use the GPUs that sinfo reports
+            gpus = 0
+        return cls(settings.gpus_per_node or gpus, settings.gpus_per_node or cores, max(nodes.values()))
+
+    @property
+    def device(self) -> Literal["cuda", "cpu"]:
+        """The device that device=auto means on this partition."""
+        return "cpu" if _torch_without_cuda() or not self.gpus_per_node else "cuda"
+
+    def max_ranks_per_node(self, job: Job) -> int:
+        """Return the most ranks of the job that one node holds."""
+        return self.gpus_per_node if job.device == "cuda" else self.cores_per_node
+
+    def nodes_of(self, job: Job) -> int:
+        """Return the number of nodes that the job takes."""
+        return layout(job, self.max_ranks_per_node(job)).nodes
+
+    def skip_reason(self, job: Job) -> str | None:
+        """Return why the partition is too small for the job, or None if it is not."""
+        if job.tp_size > (most := self.max_ranks_per_node(job)):
+            unit = "GPUs" if job.device == "cuda" else "ranks"
+            return f"needs {job.tp_size} {unit} of one node, a node has {most}"
+        if (nodes := self.nodes_of(job)) > self.nodes:
+            return f"needs {nodes} nodes, the partition has {self.nodes}"
+        return None
+
+
+def _sinfo(*options: str) -> list[str]:
+    """Return the lines of sinfo. Raises JobError if no cluster answers."""
+    answered = answer("sinfo", "--noheader", *options)
+    if answered is None or answered.returncode:
+        reason = f"sinfo says {' '.join(answered.stderr.split())[:200]}" if answered else "sinfo is silent"
+        raise JobError(f"hydra/launcher=torchrun_slurm needs a Slurm cluster, and none answers: {reason}")
+    return answered.stdout.splitlines()
+
+
+def _torch_without_cuda() -> bool:
+    return str(machine.version("torch")).endswith("+cpu")

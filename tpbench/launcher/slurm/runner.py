@@ -1,26 +1,30 @@
-"""Runs the cells of a sweep as Slurm jobs: submits them, waits, and returns their outcomes."""
+"""Runs the cells of a sweep as Slurm jobs: submits them, waits, and runs them on the nodes as on one host."""
 
 from __future__ import annotations
 
 import math
+import os
 import shlex
+import socket
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
+
+import psutil
 
 from tpbench.job import Job
 from tpbench.launcher import interrupts, torchrun
 from tpbench.launcher.attempt import Attempt, abandon
 from tpbench.launcher.display import Display
+from tpbench.launcher.host import Host
 from tpbench.launcher.options import SweepOptions
 from tpbench.launcher.planning.plan import Cell
 from tpbench.launcher.slurm import cluster
-from tpbench.launcher.slurm.cluster import ENDED, SlurmSettings
-from tpbench.launcher.slurm.layout import Layout, Partition, layout
+from tpbench.launcher.slurm.cluster import ENDED, Layout, Partition, SlurmSettings, layout
 from tpbench.launcher.slurm.submitted import (
     SUBMITIT,
     closed,
@@ -31,11 +35,15 @@ from tpbench.launcher.slurm.submitted import (
     record,
     runs_others,
 )
+from tpbench.launcher.torchrun import LOOPBACK, Rendezvous
 from tpbench.measure import machine
 from tpbench.settings import JobError, spelled
-from tpbench.worker.start import create_secret
+from tpbench.worker.start import SECRET, create_secret, load_secret
 
 Item = TypeVar("Item")
+
+KILL_S = 600.0
+"""Time that a job which Slurm has told to end waits to be killed."""
 
 START_MIN = 10
 """Minutes beyond the time of a job's cells, in which its processes start and end."""
@@ -91,11 +99,11 @@ class Slurm:
 
     def run(self, attempts: Sequence[Attempt], display: Display) -> Iterator[Attempt]:
         """Submit all attempts, and yield each as it ends. Cancels all other jobs when it is closed."""
-        indices = [attempt.cell.index for attempt in attempts]
-        waiting = {index: self.adopted.pop(index) for index in indices if index in self.adopted}
+        planned = {attempt.cell.index: attempt for attempt in attempts}
+        waiting = {index: self.adopted.pop(index) for index in planned if index in self.adopted}
+        new = {index: attempt for index, attempt in planned.items() if index not in waiting}
         # The row of a failed attempt exists before its job has ended, and the job could store it once more.
-        cluster.cancel_and_wait({self.jobs[index] for index in indices if index in self.jobs and index not in waiting})
-        new = {attempt.cell.index: attempt for attempt in attempts if attempt.cell.index not in waiting}
+        cluster.cancel_and_wait({self.jobs[index] for index in new if index in self.jobs})
         try:
             for shape, lists in self._lists([attempt.cell for attempt in new.values()]):
                 begun = [[new[cell.index].begin() for cell in alike] for alike in lists]
@@ -166,8 +174,6 @@ class Slurm:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             from submitit.core.utils import FailedJobError, FailedSubmissionError
-
-            from tpbench.launcher.slurm.node import NodeTask
         for alike in lists:
             if shape.nodes > 1:
                 create_secret(alike[0].folder)
@@ -241,3 +247,96 @@ def _required(line: str) -> str:
     """Return a shell line that ends the job if it fails. Its output is in the log that the row of the cell quotes."""
     failed = shlex.quote(f"this line of hydra.launcher.setup failed: {line}")
     return f"{{ {line}\n}} || {{ echo {failed} >&2; exit 1; }}"
+
+
+@dataclass(frozen=True)
+class NodeTask:
+    """The function that submitit pickles and calls on each node. So its class must be importable there."""
+
+    folders: tuple[str, ...]
+    """The folders of the cells, on the shared file system."""
+    options: SweepOptions
+
+    def __call__(self) -> None:
+        from submitit import JobEnvironment
+        from submitit.core.utils import UncompletedJobError
+
+        here = JobEnvironment()
+        hosts = list(here.hostnames)
+        rendezvous = _rendezvous(int(here.raw_job_id), here.node, hosts)
+        if len(hosts) > 1:
+            secret, interface = load_secret(Path(self.folders[0])), gloo_interface(rendezvous(0).local_addr)
+            os.environ.update({SECRET: secret, **interface})
+        restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
+        logs = f"node{here.node}" if restarts == "0" else f"node{here.node}.{restarts}"
+        options = replace(self.options, reuse=False, order="sequential") if len(hosts) > 1 else self.options
+        host = Host(options, rendezvous)
+        attempts = []
+        for folder in map(Path, self.folders):
+            attempt = Attempt.load(folder)
+            if attempt.has_row or attempt.abandoned:
+                continue  # requeued after the row was stored, or abandoned, perhaps by a sweep without this job
+            if here.node == 0:  # the launcher may have died before it could
+                record(attempt, here.job_id)
+            if attempt.has_result:  # requeued after the measurement
+                attempt.close()
+                continue
+            facts = {**host.facts, "kernels_version": attempt.cell.job.kernels_version}
+            attempt = attempt.with_columns(**{**facts, "host": hosts[0], "nodes": len(hosts)})
+            if options != self.options and self.options.order == "interleaved":
+                attempt = attempt.with_columns(not_interleaved="its job has several nodes")
+            attempts.append(replace(attempt, folder=folder / logs))
+        try:
+            with interrupts.noted(), Display(len(attempts), Path(self.folders[0]).parent) as display:
+                for ended in host.run(attempts, display):
+                    display.finish(ended)
+        except interrupts.Terminated:
+            # Slurm cancels or preempts the job, and sends SIGKILL later. A preempted job runs again: until then it must
+            # not have an `error` row. It must not end by itself either: Slurm could take that for its regular end.
+            time.sleep(KILL_S)
+            raise RuntimeError("SIGTERM ended the job") from None
+        except UncompletedJobError as error:  # submitit's, when there are no more requeues
+            for attempt in attempts:
+                if not attempt.has_row:
+                    attempt.close("timeout", f"Slurm's time limit: {error}")
+            raise
+
+    def checkpoint(self) -> Any:
+        """Return what runs when the job is requeued: the same again."""
+        from submitit.core.utils import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+
+def _rendezvous(job_id: int, node: int, hosts: list[str]) -> Callable[[int], Rendezvous]:
+    """Return a function that returns the rendezvous of a cell, by the cell's index."""
+    if len(hosts) == 1:
+        return lambda cell: LOOPBACK
+    first, local_addr = cluster.address(hosts[0]), address_towards(cluster.address(hosts[0 if node else 1]))
+
+    def rendezvous(cell: int) -> Rendezvous:
+        port = 10_000 + (job_id + 97 * cell) % 20_000  # below the ports that systems use for outgoing connections
+        return Rendezvous(len(hosts), f"{first}:{port}", local_addr, node)
+
+    return rendezvous
+
+
+def address_towards(peer: str) -> str:
+    """Return the IP address of this node on the way to another one, given by its name or address."""
+    family, _, _, _, address = socket.getaddrinfo(peer, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)  # sends nothing; the kernel chooses the interface
+        return str(probe.getsockname()[0])
+
+
+def gloo_interface(address: str) -> dict[str, str]:
+    """Return the variable that makes gloo use the interface with this IP address.
+
+    The result is empty if no interface has the address, or if the user has chosen an interface.
+    """
+    if "GLOO_SOCKET_IFNAME" in os.environ:
+        return {}
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address.partition("%")[0] == address for each in addresses):
+            return {"GLOO_SOCKET_IFNAME": name}
+    return {}

@@ -144,23 +144,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _collect(attempts: Sequence[Attempt]) -> int:
-    wanted = {attempt.folder: job_of(attempt) for attempt in attempts if is_wanted(attempt)}
-    states = cluster.states(
-        wanted[attempt.folder] for attempt in attempts if attempt.folder in wanted and not attempt.has_row
-    )
-    ended = [closed(attempt, states.get(job_of(attempt), cluster.UNKNOWN)) for attempt in attempts]
+    jobs = [job_of(attempt) if is_wanted(attempt) else "" for attempt in attempts]
+    open_jobs = {job_id for job_id, attempt in zip(jobs, attempts, strict=True) if job_id and not attempt.has_row}
+    states = cluster.states(open_jobs)
     failed = busy = 0
     cells = distinguish([attempt.cell for attempt in attempts])
-    for attempt, done, cell in zip(attempts, ended, cells, strict=True):
-        job_id = wanted.get(attempt.folder)
+    for attempt, job_id, cell in zip(attempts, jobs, cells, strict=True):
+        state = states.get(job_id, cluster.UNKNOWN)
+        done = closed(attempt, state)
         other_row = None if done or job_id else _row_of_another_sweep(attempt)
         if row := done.row if done else other_row:
             sweep = f"(sweep {row['sweep_id']})" if other_row else ""
             result = " ".join(filter(None, (row["status"], str(row["reason"] or "").partition("\n")[0], sweep)))
             failed += row["status"] in FAILURES
         else:
-            state = cluster.described(states.get(str(job_id), cluster.UNKNOWN))
-            result = f"job {job_id}, {state}" if job_id else "no job runs it: run the sweep again with resume=true"
+            result = f"job {job_id}, {cluster.described(state)}"
+            result = result if job_id else "no job runs it: run the sweep again with resume=true"
             busy += 1
         print(printable(f"{attempt.folder.name}: {cell}: {result}"))
     print(f"{len(attempts)} cells: {len(attempts) - busy} done, {failed} of them failed, {busy} not done yet")

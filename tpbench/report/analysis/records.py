@@ -29,15 +29,16 @@ class Record(dict[str, Any]):
 
 INTERPRETED, SINGLE_PASS, CONTRADICTED, HOST_BOUND, THROTTLED, GRAPH_MEMORY, BELOW_FLOOR = "*^≠†‡§¶"
 UNDECIDED = "?"
+EXCEPTION = "°"
 MOST = 2 / 3
-"""Share of a table's cells above which a remark stands below the table and not beside the cells."""
+"""Share of a table's cells above which a remark stands below the table, and the other cells are marked."""
 TOLERANCE = 0.05
 """Share by which a time may be below its floor, or a device time above its wall time: both are measurements."""
 MARKS = {
     INTERPRETED: "interpreted: correct, but no measurement",
-    SINGLE_PASS: "one pass: it served as warm-up, check and time, so it is no measurement",
+    SINGLE_PASS: "one pass: it served as warm-up, check and time, so it isn't a measurement",
     CONTRADICTED: "clocks contradict: the device time exceeds the wall time by more than both intervals and "
-    f"{TOLERANCE:.0%}, so it is no measurement",
+    f"{TOLERANCE:.0%}, so it isn't a measurement",
     HOST_BOUND: "host-bound: the device is idle for more than a fifth of the wall time",
     THROTTLED: "throttled: a GPU lowered its clocks while it measured (throttle_reasons)",
     GRAPH_MEMORY: "with graph_gib: peak_gib with the memory of CUDA graphs, which torch counts in part: an upper bound",
@@ -84,8 +85,13 @@ def problem_identity(workload: Workload) -> dict[str, Any]:
     return problem | {"dp_size": 1}
 
 
+def values_or(record: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a record for the names of `defaults`, with the default where the record has none."""
+    return {name: default if record.get(name) is None else record[name] for name, default in defaults.items()}
+
+
 def caveat_mark(record: Mapping[str, Any]) -> str:
-    """Return the mark of a row that is no measurement, or an empty string."""
+    """Return the mark of a row that isn't a measurement, or an empty string."""
     single_pass = record["warmed_up"] is not None and not record["warmed_up"]
     device, wall = record.get("device_ci_low_ms"), record.get("time_ci_high_ms")
     contradicted = device is not None and wall is not None and device > (1 + TOLERANCE) * wall
@@ -154,15 +160,26 @@ def marks(record: Record, columns: Collection[str]) -> str:
 
 
 def common_remarks(cells: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the remarks that stand beside most cells of a table, and a sentence for each.
+    """Return the remarks that most cells of a table have, and a sentence for each.
 
-    A table says such a condition once, because a mark beside almost every cell tells none from the others. Marks of
-    rows that are no measurements stay. `cells` has the marks of each cell with a value.
+    Such a mark beside almost every cell would tell none from the others, so the table marks the others instead. Marks
+    of rows that aren't measurements stay. `cells` has the marks of each cell with a value.
     """
     counts = {mark: sum(mark in marks for marks in cells) for mark in (HOST_BOUND, THROTTLED, GRAPH_MEMORY)}
-    common = [mark for mark, count in counts.items() if count > MOST * len(cells)]
-    shares = ("All" if counts[mark] == len(cells) else f"{counts[mark]} of {len(cells)}" for mark in common)
-    return "".join(common), [f"{share} cells are {MARKS[mark]}" for share, mark in zip(shares, common, strict=True)]
+    common = {mark: count for mark, count in counts.items() if count > MOST * len(cells)}
+    sentences = [
+        f"All cells are {MARKS[mark]}"
+        if count == len(cells)
+        else f"{count} of {len(cells)} cells, those without {EXCEPTION}, are {MARKS[mark]}"
+        for mark, count in common.items()
+    ]
+    return "".join(common), sentences
+
+
+def marks_beside(marks: str, common: str) -> str:
+    """Return the marks that a table prints beside a value. `common` are the remarks that most of its cells have."""
+    rare = "".join(mark for mark in marks if mark not in common)
+    return rare + EXCEPTION * any(mark not in marks for mark in common)
 
 
 def mark_word(mark: str) -> str:

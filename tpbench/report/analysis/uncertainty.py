@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -159,7 +160,7 @@ def _observation(row: Mapping[str, Any], value: float, shown: Metric) -> Observa
 
 def geometric_mean(observed: Sequence[Observation]) -> float:
     """Return the geometric mean of the values."""
-    return math.exp(_mean([observation.log for observation in observed]))
+    return math.exp(fmean([observation.log for observation in observed]))
 
 
 def scatter(shown: Metric, groups: Iterable[Sequence[Observation]]) -> Scatter:
@@ -192,16 +193,12 @@ def ratio(before: Sequence[Observation], after: Sequence[Observation], scattered
     return _ratio(math.log(geometric_mean(after) / geometric_mean(before)), error, freedom)
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
 def _assumed(side: Sequence[Observation]) -> float:
     """Return the mean variance that is assumed for the rows of one side."""
-    return _mean([observation.variance for observation in side])
+    return fmean([observation.variance for observation in side])
 
 
 def _squares(group: Sequence[Observation]) -> float:
     """Return the sum of squared deviations from the group's mean."""
-    middle = _mean([observation.log for observation in group])
+    middle = fmean([observation.log for observation in group])
     return sum((observation.log - middle) ** 2 for observation in group)

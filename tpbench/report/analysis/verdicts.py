@@ -57,6 +57,8 @@ class ProblemVerdict:
     """The time that decides: `device_ms` if all measured cells have it, else `time_ms`."""
     order: tuple[GridCell, ...]
     """Measured cells, the fastest first: those with inputs that change, or those without, whichever are more."""
+    runner_up: GridCell | None
+    """The fastest cell of another variant. Without one, the fastest with other options of the same variant."""
     ratio: Ratio | None
     """Time of the runner-up over that of the fastest."""
     doubts: tuple[str, ...]
@@ -77,11 +79,6 @@ class ProblemVerdict:
         """The time of the fastest cell by the deciding clock, or 0 if no cell was measured."""
         return float(self.order[0].record[self.clock]) if self.order else 0.0
 
-    @property
-    def runner_up(self) -> GridCell | None:
-        """The fastest cell of another variant. Without one, the fastest with other options of the same variant."""
-        return _runner_up(self.order)
-
 
 def verdicts(grid: RecordGrid, disputed: Collection[str] = ()) -> list[ProblemVerdict]:
     """Return the verdict of each problem of a grid. `disputed`: ids of the rows of which a warning speaks."""
@@ -94,20 +91,18 @@ def _verdict(grid: RecordGrid, row: GridRow, disputed: Collection[str]) -> Probl
     clock = next(leading, "time_ms")
     alike = [[cell for cell in cells if bool(cell.record["fresh"]) == fresh] for fresh in (False, True)]
     order = tuple(sorted(alike[len(alike[1]) > len(alike[0])], key=lambda cell: float(cell.record[clock])))
-    second = _runner_up(order)
-    ratio = ratio_of_records(second.record, order[0].record, metric(clock)) if second else None
-    return ProblemVerdict(grid, row, clock, order, ratio, _doubts(order, ratio, disputed))
-
-
-def _runner_up(order: Sequence[GridCell]) -> GridCell | None:
     others = [cell for cell in order if cell.record["variant"] != order[0].record["variant"]]
-    return next(iter([*others, *order[1:]]), None)
+    second = next(iter([*others, *order[1:]]), None)
+    ratio = ratio_of_records(second.record, order[0].record, metric(clock)) if second else None
+    return ProblemVerdict(grid, row, clock, order, second, ratio, _doubts(order, second, ratio, disputed))
 
 
-def _doubts(order: Sequence[GridCell], ratio: Ratio | None, disputed: Collection[str]) -> tuple[str, ...]:
+def _doubts(
+    order: Sequence[GridCell], second: GridCell | None, ratio: Ratio | None, disputed: Collection[str]
+) -> tuple[str, ...]:
     if not order:
         return ("unmeasured",)
-    records = [cell.record for cell in (order[0], _runner_up(order)) if cell]
+    records = [cell.record for cell in (order[0], second) if cell]
     by_wall = min(order, key=lambda cell: float(cell.record["time_ms"]))
     slower = ratio_of_records(order[0].record, by_wall.record, metric("time_ms"))
     holds = {

@@ -18,16 +18,9 @@ from tpbench.report.analysis.grid import RecordGrid, arrange_rows
 from tpbench.report.analysis.metrics import CLOCKS, TITLES, counted, metric
 from tpbench.report.analysis.records import Record
 from tpbench.report.analysis.uncertainty import INTERLEAVED_METHOD, METHOD
-from tpbench.report.analysis.verdicts import (
-    DOUBTS,
-    GOOD,
-    ProblemVerdict,
-    answer,
-    answers,
-    disagreements,
-    group_names,
-    verdicts,
-)
+from tpbench.report.analysis.verdicts import DOUBTS, GOOD, ProblemVerdict, answer, answers, group_names
+from tpbench.report.analysis.verdicts import disagreements as warnings_of
+from tpbench.report.analysis.verdicts import verdicts as verdicts_of
 from tpbench.report.page import page_tables
 from tpbench.report.pivot import failures, legend, metric_table
 from tpbench.report.plots import style
@@ -50,9 +43,9 @@ def page(frame: pd.DataFrame, metric_name: str | None = None) -> str:
         metric(metric_name)
     arranged = arrange_rows(frame)
     shown = metric(metric_name or "time_ms")
-    warnings = disagreements(arranged.records)
+    warnings = warnings_of(arranged.records)
     disputed = frozenset[str]().union(*warnings.values())
-    found = [verdicts(grid, disputed) for grid in arranged.grids]
+    found = [verdicts_of(grid, disputed) for grid in arranged.grids]
     sections = zip(arranged.grids, found, itertools.count(), strict=False)
     parts = [
         _part(name, list(group), metric_name)
@@ -129,13 +122,6 @@ def _part(
     }
 
 
-def _figure(grid: RecordGrid, anchor: str) -> tuple[str, str] | None:
-    """Return the caption and the picture of times by size, or None if no problem was measured at two sizes."""
-    sized, clock = with_sizes(grid), _clock(grid)
-    svg = inline_picture(sized, clock, anchor) if sized and style.available() else None
-    return None if svg is None else (f"{TITLES[clock]} by size, with its floor", svg)
-
-
 def _clock(grid: RecordGrid) -> str:
     """Return the median of the leading clock: the device time where rows have it."""
     timed = (clock for clock in CLOCKS if any(cell.record[clock] is not None for cell in grid.cells()))
@@ -146,7 +132,9 @@ def _section(
     grid: RecordGrid, of_grid: Sequence[ProblemVerdict], anchor: str, name: str, metric_name: str | None
 ) -> dict[str, Any]:
     """Return what the page shows of one grid, folded, by names in the template."""
-    lead = metric_name or _clock(grid)
+    lead, clock = metric_name or _clock(grid), _clock(grid)
+    sized = with_sizes(grid) if style.available() else None
+    svg = inline_picture(sized, clock, anchor) if sized else None
     others = [name for name in TITLES if name != lead and any(cell.record[name] is not None for cell in grid.cells())]
     return {
         "anchor": anchor,
@@ -154,13 +142,12 @@ def _section(
         "answer": answer(of_grid),
         "verdicts": page_tables.verdict_table(of_grid),
         "size": f"{counted(len(grid.rows), 'problem')}, {counted(len(grid.columns), 'variant')} with options",
-        "pivots": [(_caption(name), page_tables.pivot_table(grid, metric(name))) for name in (lead, *others)],
-        "figure": _figure(grid, anchor),
+        "pivots": [
+            (f"{TITLES[name]} ({name})" if name in TITLES else name, page_tables.pivot_table(grid, metric(name)))
+            for name in (lead, *others)
+        ],
+        "figure": (f"{TITLES[clock]} by size, with its floor", svg) if svg else None,
     }
-
-
-def _caption(name: str) -> str:
-    return f"{TITLES[name]} ({name})" if name in TITLES else name
 
 
 def _notes(metric_name: str | None) -> list[str]:

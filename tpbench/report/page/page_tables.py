@@ -7,21 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from tpbench.report.analysis.grid import RecordGrid, RecordGrids
-from tpbench.report.analysis.metrics import (
-    Metric,
-    number,
-    ratio_text,
-)
-from tpbench.report.analysis.records import (
-    Record,
-    column_label,
-    problem_identity,
-    value_text,
-)
+from tpbench.report.analysis.metrics import Metric, number, ratio_text
+from tpbench.report.analysis.records import Record, column_label, problem_identity, value_text, values_or
 from tpbench.report.analysis.verdicts import GOOD, ProblemVerdict
 from tpbench.report.pivot import FAILED, failures, legend, metric_table
 from tpbench.suggestions import printable
-from tpbench.tables import MISSING, Table, TableCell
+from tpbench.tables import MISSING, Table, TableCell, number_cell
 from tpbench.workloads import workloads
 
 NO_MEMORY_GIB = 0.001
@@ -37,11 +28,6 @@ MACHINE_FACTS = {
 VERDICT_COLUMNS = ("problem", "fastest", "time", "runner-up", "trust", "of floor", "memory", "wall time")
 
 
-def _quantity(value: float | None, unit: str = "", kind: str = "") -> TableCell:
-    """Return a number with its unit."""
-    return TableCell(MISSING) if value is None else TableCell(f"{number(value)} {unit}".rstrip(), float(value), kind)
-
-
 def verdict_table(verdicts: Sequence[ProblemVerdict]) -> Table:
     """Return a line for each problem of a grid, the slowest first."""
     rows = [_verdict_cells(verdict) for verdict in sorted(verdicts, key=lambda verdict: -verdict.time_ms)]
@@ -49,29 +35,33 @@ def verdict_table(verdicts: Sequence[ProblemVerdict]) -> Table:
 
 
 def _verdict_cells(verdict: ProblemVerdict) -> list[TableCell]:
-    trust = TableCell(", ".join(verdict.doubts) or GOOD)
+    trust, missing = TableCell(", ".join(verdict.doubts) or GOOD), TableCell(MISSING)
     fastest, second = verdict.fastest, verdict.runner_up
     if fastest is None:
-        return [TableCell(verdict.problem), *[TableCell(MISSING)] * 3, trust, *[TableCell(MISSING)] * 3]
+        return [TableCell(verdict.problem), *[missing] * 3, trust, *[missing] * 3]
     record = fastest.record
-    behind, won = TableCell(MISSING), "best" if verdict.ratio and verdict.ratio.decided else ""
+    behind, won = missing, "best" if verdict.ratio and verdict.ratio.decided else ""
     if second and verdict.ratio:
         low, high = verdict.ratio.low, verdict.ratio.high
         interval = "" if low is None or high is None else f"{ratio_text(low)} to {ratio_text(high)}"
         behind = TableCell(f"{ratio_text(verdict.ratio.value)} {second.column}", verdict.ratio.value, detail=interval)
-    share, memory = record["fraction_of_floor"], _quantity(record["peak_gib"], "GiB")
+    memory = _quantity(record["peak_gib"], "GiB")
     if isinstance(memory.value, float) and memory.value < NO_MEMORY_GIB:
         memory = replace(memory, text=f"<{number(NO_MEMORY_GIB)} GiB")
     return [
         TableCell(verdict.problem),
         TableCell(fastest.column),
-        _quantity(verdict.time_ms, "ms" if verdict.clock == "device_ms" else "ms wall", won),
+        replace(_quantity(verdict.time_ms, "ms" if verdict.clock == "device_ms" else "ms wall"), kind=won),
         behind,
         trust,
-        TableCell(MISSING) if share is None else TableCell(f"{100 * share:.0f}%", float(share)),
+        number_cell(record["fraction_of_floor"], "{:.0%}".format),
         memory,
         _quantity(record["time_ms"], "ms"),
     ]
+
+
+def _quantity(value: float | None, unit: str) -> TableCell:
+    return number_cell(value, lambda value: f"{number(value)} {unit}")
 
 
 def machines(records: Iterable[Record]) -> Table:
@@ -98,14 +88,17 @@ def machines(records: Iterable[Record]) -> Table:
 def machines_line(records: Sequence[Record]) -> str:
     """Return the hardware and the hosts as one sentence."""
     names = (record["gpu_name"] if record["device"] == "cuda" else record["cpu_model"] for record in records)
-    hardware = "/".join(dict.fromkeys(value_text(name) for name in names if name))
+    hardware = "/".join(dict.fromkeys(value_text(name) for name in names if name)) or "unknown hardware"
     hosts = sorted({value_text(record["host"]) for record in records if record["host"]})
-    where = f"{'host' if len(hosts) == 1 else 'hosts'} {', '.join(hosts)}" if hosts else ""
-    return "; ".join(filter(None, [hardware or "unknown hardware", where])) + "."
+    where = f"; {'host' if len(hosts) == 1 else 'hosts'} {', '.join(hosts)}" if hosts else ""
+    return f"{hardware}{where}."
 
 
 def machines_side_by_side(verdicts: Sequence[ProblemVerdict]) -> Table | None:
-    """Return the fastest variant of each problem on each machine, or None if no problem was measured on two."""
+    """Return the fastest variant of each problem on each machine, or None if no problem was measured on two.
+
+    Each cell has the fastest variant with its time, and in a second line the runner-up with its ratio.
+    """
     problems: dict[tuple[tuple[str, str], ...], dict[str, ProblemVerdict]] = defaultdict(dict)
     for verdict in verdicts:
         if verdict.fastest:
@@ -116,13 +109,17 @@ def machines_side_by_side(verdicts: Sequence[ProblemVerdict]) -> Table | None:
         return None
     hardware = list(dict.fromkeys(name for machines in problems.values() for name in machines))
     values: dict[str, set[str]] = defaultdict(set)
-    for problem in problems:
-        for name, value in problem:
-            values[name].add(value)
+    for name, value in (field for problem in problems for field in problem):
+        values[name].add(value)
     rows: list[list[TableCell | str]] = []
-    for problem, machines in problems.items():
-        varying = [f"{column_label(name)}={value}" for name, value in problem[1:] if len(values[name] - {MISSING}) > 1]
-        rows.append([problem[0][1], " ".join(varying), *(_fastest(machines.get(name)) for name in hardware)])
+    for ((_, workload), *fields), machines in problems.items():
+        varying = [f"{column_label(name)}={value}" for name, value in fields if len(values[name] - {MISSING}) > 1]
+        cells = [TableCell(MISSING)] * len(hardware)
+        for name, verdict in machines.items():
+            _, fastest, time, behind, *_ = _verdict_cells(verdict)
+            text = f"{fastest.text} {time.text}"
+            cells[hardware.index(name)] = TableCell(text, verdict.time_ms, "first", detail=behind.text)
+        rows.append([workload, " ".join(varying), *cells])
     return Table("machines side by side", ["workload", "problem", *hardware], rows, keys=2)
 
 
@@ -130,16 +127,8 @@ def _problem(workload: str, record: Record) -> tuple[tuple[str, str], ...]:
     """Return the workload and the fields that identify the problem of a record, with their defaults."""
     known = workloads().get(workload)
     defaults = dict.fromkeys(("tokens", "tp_size", "dp_size", "nodes")) | (problem_identity(known) if known else {})
-    fields = {name: default if record.get(name) is None else record[name] for name, default in defaults.items()}
-    return (("workload", workload), *((name, value_text(value)) for name, value in fields.items()))
-
-
-def _fastest(verdict: ProblemVerdict | None) -> TableCell:
-    """Return the fastest variant with its time, and in a second line the runner-up with its ratio."""
-    if verdict is None or verdict.fastest is None:
-        return TableCell(MISSING)
-    _, fastest, time, behind, *_ = _verdict_cells(verdict)
-    return TableCell(f"{fastest.text} {time.text}", verdict.time_ms, "first", detail=behind.text)
+    fields = values_or(record, defaults).items()
+    return (("workload", workload), *((name, value_text(value)) for name, value in fields))
 
 
 def failure_groups(arranged: RecordGrids) -> Table:

@@ -12,7 +12,6 @@ from tpbench.report.analysis.records import Record, column_label, is_measurement
 from tpbench.report.plots import style
 from tpbench.report.plots.panels import draw_panels
 from tpbench.settings import JobError
-from tpbench.suggestions import unknown
 from tpbench.workloads.study_data import Panel, Picture, Series
 
 if TYPE_CHECKING:
@@ -75,13 +74,13 @@ def size_panels(grid: RecordGrid, axis: int) -> dict[str, list[GridRow]]:
 def with_sizes(grid: RecordGrid) -> RecordGrid | None:
     """Return the grid without panels in which no column was measured at two sizes, or None if it has no others."""
     axis = size_axis(grid) if grid.rows else 0
-    kept = {
-        row.key
+    kept = [
+        row
         for rows in size_panels(grid, axis).values()
         if any(len({row.key[axis] for row in rows if row.records[index]}) > 1 for index in range(len(grid.columns)))
         for row in rows
-    }
-    return replace(grid, rows=tuple(row for row in grid.rows if row.key in kept)) if kept else None
+    ]
+    return replace(grid, rows=tuple(kept)) if kept else None
 
 
 def size_floors(axis: int, rows: list[GridRow]) -> dict[Any, float]:
@@ -114,8 +113,6 @@ def picture(arranged: RecordGrids, name: str, form: str) -> bytes:
     Raises JobError if matplotlib or the plot is missing, or if several grids have it.
     """
     style.require()
-    if name not in PLOTS:
-        raise JobError(unknown("plot", name, PLOTS))
     with style.drawing(name):
         drawn = [(grid, figure) for grid in arranged.grids if (figure := draw(grid, PLOTS[name]))]
         if not drawn:

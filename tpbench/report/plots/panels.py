@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tpbench.report.plots import style
 from tpbench.workloads.study_data import Panel, Picture
@@ -25,21 +25,26 @@ INCHES_PER_LETTER = 0.075
 
 def draw_panels(picture: Picture) -> Figure:
     """Draw a picture. Series with the same label have the same colour and marker in all panels."""
+    from matplotlib.figure import Figure
+
     series = {line.label for panel in picture.panels for line in panel.lines}
     labels = picture.labels or sorted(series)
     across = min(PER_ROW, len(picture.panels))
     down = -(-len(picture.panels) // across)
-    texts = [style.short(label, NAME_LETTERS) for label in series]
-    width, columns, place = max(5.2, PANEL_WIDTH * across, style.legend_inches(texts)), 1, "outside right upper"
+    legend = 0.07 * max((len(_short(label)) for label in series), default=1) + 0.6  # inches
+    width = max(5.2, PANEL_WIDTH * across, legend)  # a narrower figure would cut the longest name
+    letters = int(width / across / INCHES_PER_LETTER) - 6
     if len(picture.panels) > 1:
-        columns, place = style.legend_columns(texts, width), "outside lower center"
-        figure = style.new_figure(width, PANEL_HEIGHT * down + 0.2 * -(-len(texts) // columns))
+        place: Any = "outside lower center"
+        columns = max(1, min(3, int(width / legend)))
+        height = PANEL_HEIGHT * down + 0.2 * -(-len(series) // columns)
     else:
-        figure = style.new_figure(5.2 + style.legend_inches(texts), max(PANEL_HEIGHT, 0.2 * len(texts)))
+        place, columns = "outside right upper", 1
+        width, height = 5.2 + legend, max(PANEL_HEIGHT, 0.2 * len(series))
+    figure = Figure(figsize=(width, height), layout="constrained")
     grid = figure.subplots(down, across, sharey=True, squeeze=False)
     for axes in grid.flat[len(picture.panels) :]:
         axes.set_visible(False)
-    letters = int(width / across / INCHES_PER_LETTER) - 6
     for axes, panel in zip(grid.flat, picture.panels, strict=False):
         _draw_panel(axes, panel, labels, joined=picture.scale != "from zero")
         axes.set_title(textwrap.fill(panel.title, letters))
@@ -51,19 +56,28 @@ def draw_panels(picture: Picture) -> Figure:
         for axes in others:  # minor ticks without labels are not worth the time to draw them
             axes.tick_params(axis="y", which="minor", left=False)
     _scale_y(grid[0][0], picture)  # all panels share its y axis
-    style.common_legend(figure, grid.flat, columns, place)
+    handles: dict[str, Any] = {}
+    for axes in grid.flat:
+        handles |= {text: handle for handle, text in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles.keys(), loc=place, ncols=columns)
     return figure
+
+
+def _short(label: str) -> str:
+    return label if len(label) <= NAME_LETTERS else f"{label[: NAME_LETTERS - 3]}..."
 
 
 def _draw_panel(axes: Axes, panel: Panel, labels: Sequence[str], *, joined: bool) -> None:
     """Draw the series of one panel. The index of a label in `labels` chooses the colour and the marker."""
     cross_height = 0.99
     for line in panel.lines:
-        index, label = labels.index(line.label), style.short(line.label, NAME_LETTERS)
+        index, label = labels.index(line.label), _short(line.label)
+        colour = style.LIGHT[index % len(style.LIGHT)]
+        marker = style.MARKERS[index % len(style.MARKERS)]  # for readers who cannot distinguish the colours
         if line.points:
             axes.plot(
-                *zip(*line.points, strict=True), label=None if line.dashed else label, color=style.colour(index),
-                marker=style.marker(index), linestyle="--" if line.dashed else "-" if joined else "",
+                *zip(*line.points, strict=True), label=None if line.dashed else label, color=colour,
+                marker=marker, linestyle="--" if line.dashed else "-" if joined else "",
                 clip_on=joined,  # a point on an axis is drawn whole
             )  # fmt: skip
         for at, text in zip(line.points, line.texts, strict=False):
@@ -71,11 +85,11 @@ def _draw_panel(axes: Axes, panel: Panel, labels: Sequence[str], *, joined: bool
         if line.crosses:
             axes.plot(
                 line.crosses, [cross_height] * len(line.crosses), transform=axes.get_xaxis_transform(), linestyle="",
-                marker="x", clip_on=False, color=style.colour(index), label=f"{label}: out of memory",
+                marker="x", clip_on=False, color=colour, label=f"{label}: out of memory",
             )  # fmt: skip
             cross_height -= 0.05
     for mark in panel.vertical_lines:
-        colour = style.colour(labels.index(mark.label))
+        colour = style.LIGHT[labels.index(mark.label) % len(style.LIGHT)]
         axes.axvline(mark.x, color=colour, linestyle=":" if mark.dotted else "-", linewidth=1)
     if panel.floor:
         axes.plot(*zip(*panel.floor, strict=True), "--", color=style.INK, marker="_", label="floor")

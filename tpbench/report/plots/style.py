@@ -7,14 +7,13 @@ import importlib
 import io
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from tpbench import packages
 from tpbench.settings import JobError
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 LIGHT = (
@@ -29,12 +28,12 @@ DARK = (
 MARKERS = "os^DvP<"  # one fewer than colours, so that the pairs repeat late
 INK, FAINT, GROUND = "#222222", "#b3b3b3", "#ffffff"
 """Colours of text and of lines that belong to no series, of grid lines and of the background."""
-_DARK_MODE = "".join(
+_RULES = "".join(
     f'[style*="{part}: {light}"] {{ {part}: {dark} !important }} '
     for light, dark in zip((*LIGHT, INK, FAINT, GROUND), (*DARK, "#e4e6e8", "#3a4048", "#15181b"), strict=True)
     for part in ("fill", "stroke")
 )
-_DARK_MODE = f" <style>@media (prefers-color-scheme: dark) {{ {_DARK_MODE}}}</style>"
+_DARK_MODE = f" <style>@media (prefers-color-scheme: dark) {{ {_RULES}}}</style>"
 """Style of an svg file: browsers show it in dark colours to readers who prefer these."""
 
 
@@ -92,73 +91,32 @@ def drawing(name: str) -> Iterator[None]:
         yield
 
 
-def colour(index: int) -> str:
-    """Return the colour of a series."""
-    return LIGHT[index % len(LIGHT)]
-
-
-def marker(index: int) -> str:
-    """Return the marker of a series, for readers who cannot distinguish the colours."""
-    return MARKERS[index % len(MARKERS)]
-
-
-def short(name: str, limit: int = 70) -> str:
-    """Return a name, cut to `limit` letters."""
-    return name if len(name) <= limit else f"{name[: limit - 3]}..."
-
-
-def legend_columns(texts: Sequence[str], inches: float) -> int:
-    """Return how many columns of a legend fit into that width, at most three."""
-    return max(1, min(3, int(inches / legend_inches(texts))))
-
-
-def legend_inches(texts: Sequence[str]) -> float:
-    """Return the width of a legend of one column. A figure that is narrower would cut the longest text."""
-    return 0.07 * max(map(len, texts), default=1) + 0.6
-
-
-def common_legend(figure: Figure, panels: Iterable[Axes], columns: int, place: Any) -> None:
-    """Put one legend of all panels at a place outside of them. Equal labels appear once."""
-    handles: dict[str, Any] = {}
-    for axes in panels:
-        handles |= {text: handle for handle, text in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles.keys(), loc=place, ncols=columns)
-
-
-def new_figure(width: float, height: float) -> Figure:
-    """Return an empty figure of that size in inches, without a window."""
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), layout="constrained")
-
-
 def file_content(figure: Figure, form: str) -> bytes:
     """Return the figure as a file in the format "svg" or "png", without a date and a creator."""
+    if form == "svg":
+        return _svg(figure).replace(" <defs>", f"{_DARK_MODE}\n <defs>", 1).encode()
     out = io.BytesIO()
-    if form == "png":
-        figure.savefig(out, format="png", dpi=160, metadata={"Software": None})
-    else:
-        from matplotlib.backends.backend_svg import FigureCanvasSVG
-
-        # `savefig` would draw the figure twice, once for its layout.
-        canvas: Any = FigureCanvasSVG(figure)
-        canvas.print_svg(out, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
-        return out.getvalue().replace(b" <defs>", f"{_DARK_MODE}\n <defs>".encode(), 1)
+    figure.savefig(out, format="png", dpi=160, metadata={"Software": None})
     return out.getvalue()
+
+
+def _svg(figure: Figure) -> str:
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    out = io.BytesIO()
+    canvas: Any = FigureCanvasSVG(figure)  # `savefig` would draw the figure twice, once for its layout
+    canvas.print_svg(out, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    return out.getvalue().decode()
 
 
 def inline_svg(figure: Figure) -> str:
     """Return the figure as an `svg` element in the colours of a page, which has a light and a dark set of them."""
-    text = file_content(figure, "svg").decode().replace(_DARK_MODE, "")
-    text = text[text.index("<svg") :]
-    text = _GROUP_ID.sub("", _HEIGHT.sub("", text, count=1))
-    for at, value in enumerate(LIGHT):
-        text = text.replace(value, f"var(--s{at})")
-    for value, name in ((INK, "--ink"), (FAINT, "--faint"), (GROUND, "--ground")):
-        text = text.replace(value, f"var({name})")
+    text = _svg(figure)
+    text = re.sub(r' height="[\d.]+pt"', "", text[text.index("<svg") :], count=1)
+    text = re.sub(
+        r' id="[A-Za-z0-9.]+_\d+"', "", text
+    )  # of groups: every figure has the same, and nothing refers to them
+    names = {value: f"s{at}" for at, value in enumerate(LIGHT)} | {INK: "ink", FAINT: "faint", GROUND: "ground"}
+    for value, name in names.items():
+        text = text.replace(value, f"var(--{name})")
     return text
-
-
-_HEIGHT = re.compile(r' height="[\d.]+pt"')
-_GROUP_ID = re.compile(r' id="[A-Za-z0-9.]+_\d+"')
-"""Ids of matplotlib's groups, which are the same in every figure. Nothing refers to them."""

@@ -20,7 +20,7 @@ from tpbench.workloads.embedding_grad.exchanges import Exchange, ExchangeContext
 from tpbench.workloads.embedding_grad.exchanges.collectives import CountedCollectives, LinkRates, measure_link_rates
 from tpbench.workloads.embedding_grad.inputs import CHUNK, EmbeddingGradInputs, busiest
 from tpbench.workloads.embedding_grad.problem import WORKLOAD, EmbeddingGrad
-from tpbench.workloads.embedding_grad.training_step import OtherWork
+from tpbench.workloads.embedding_grad.training_step import TrainingStep
 from tpbench.workloads.step import Step
 
 
@@ -29,7 +29,7 @@ class MeasuredContext(ExchangeContext):
     """The arguments of a variant, with what the session needs besides."""
 
     link_rates: LinkRates
-    other_work: OtherWork | None
+    other_work: TrainingStep | None
     """The rest of a training step. None: an iteration is the exchange alone."""
 
 
@@ -38,8 +38,8 @@ def inputs(problem: EmbeddingGrad, rank: Context) -> MeasuredContext:
     """Return this rank's gradient and collectives, and measure the rates of the links. Collective."""
     gradient = EmbeddingGradInputs(problem, rank)
     comm, stopwatch = CountedCollectives(rank.dp_group, rank.dp_rank, rank.dp_size), Stopwatch(rank)
-    rates = measure_link_rates(gradient, comm, stopwatch)
-    other_work = OtherWork(gradient, stopwatch) if problem.overlap_ms else None
+    rates = rank.once("link rates", lambda: measure_link_rates(gradient, comm, stopwatch))
+    other_work = TrainingStep.of(gradient, stopwatch) if problem.overlap_ms else None
     return MeasuredContext(gradient, comm, stopwatch, rates, other_work)
 
 

@@ -113,6 +113,7 @@ class EmbeddingGradInputs:
         self.problem = problem
         self.partition = RowPartition(problem.table_rows, context.dp_size)
         self.rank, self.device, self.group = context.dp_rank, context.device, context.dp_group
+        self.once = context.once
         if tokens is None:
             tokens = [token_rows(problem, rank) for rank in range(context.dp_size)]
         self.tokens = list(tokens)
@@ -126,7 +127,7 @@ class EmbeddingGradInputs:
 
     def fill(self, grad: Tensor) -> None:
         """Write this rank's gradient into the rows that it touched of (padded rows, width) zeros."""
-        for rows in self.touched[self.rank].split(self._chunk):
+        for rows in self.touched[self.rank].split(max(1, CHUNK[self.device.type] // self.problem.width)):
             grad[rows.to(self.device)] = self.gradient_rows(self.rank, rows)
 
     def with_seed(self, seed: int) -> list[Tensor]:
@@ -150,10 +151,6 @@ class EmbeddingGradInputs:
     def row_bytes(self) -> int:
         """Bytes of one row of the gradient."""
         return self.grad.shape[1] * self.grad.element_size()
-
-    @property
-    def _chunk(self) -> int:
-        return max(1, CHUNK[self.device.type] // self.problem.width)
 
     def slice_of(self, table: Tensor) -> Tensor:
         """Return this rank's rows of a padded table."""

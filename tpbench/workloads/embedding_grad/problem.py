@@ -179,26 +179,26 @@ MERGED: dict[str, Any] = {
 
 WORKLOAD.variant_of(
     "dense_reduce_scatter",
-    "exchanges.dense.DenseReduceScatter",
+    "exchanges.by_collectives.DenseReduceScatter",
     "reduce_scatter_tensor of the whole table",
     no_graph_reason=_host_work,
 )
 WORKLOAD.variant_of(
     "dense_all_reduce",
-    "exchanges.dense.DenseAllReduce",
+    "exchanges.by_collectives.DenseAllReduce",
     "all_reduce of the whole table, of which each rank uses its slice",
     no_graph_reason=_host_work,
 )
 WORKLOAD.variant_of(
     "sparse_all_to_all",
-    "exchanges.sparse.SparseAllToAll",
+    "exchanges.by_collectives.SparseAllToAll",
     "touched rows to their owners by all-to-alls, for whose sizes the host waits",
     options={"search"},
     **MERGED,
 )
 WORKLOAD.variant_of(
     "sparse_all_to_all_gpu",
-    "exchanges.sparse.SparseAllToAllGpu",
+    "exchanges.by_collectives.SparseAllToAllGpu",
     "sparse_all_to_all whose touched rows are found by torch.unique on the device",
     **MERGED,
 )
@@ -211,14 +211,14 @@ WORKLOAD.variant_of(
 )
 WORKLOAD.variant_of(
     "sparse_all_gather",
-    "exchanges.sparse.SparseAllGather",
+    "exchanges.by_collectives.SparseAllGather",
     "all-gather of every rank's touched rows, as a coalesced COO tensor",
     options={"search"},
     **MERGED,
 )
 WORKLOAD.variant_of(
     "sparse_auto",
-    "exchanges.sparse.SparseAuto",
+    "exchanges.by_collectives.SparseAuto",
     "sparse_all_to_all below a density measured at the start, dense_reduce_scatter above it",
     options={"search"},
     **MERGED,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from functools import partial
+from typing import Any, get_args
 
 import torch
 import torch.distributed as dist
@@ -107,12 +108,12 @@ class ForwardIndex:
         with on(self.stream):
             if self.stream is not None and self.passes_end is not None:
                 self.stream.wait_event(self.passes_end)  # the passes of the step before have read what is overwritten
-            self.ring.upload(self._hash, self.copied[1 - self.ring.slot].view(-1))
+            self.ring.upload(
+                lambda buffer: bigram_rows(self.tokens, self.table_rows, out=buffer.view_as(self.tokens)),
+                self.copied[1 - self.ring.slot].view(-1),
+            )
         if self.stream is not None:
             self.passes_end = torch.cuda.current_stream(self.device).record_event()
-
-    def _hash(self, buffer: Tensor) -> None:
-        bigram_rows(self.tokens, self.table_rows, out=buffer.view_as(self.tokens))
 
     def run_alone(self) -> None:
         """Compute the index of one step, without the passes."""
@@ -130,8 +131,7 @@ class OtherParameters:
     """Parameters of one size, each sharded over all ranks. Their transfers use the exchange's process group."""
 
     def __init__(self, inputs: EmbeddingGradInputs) -> None:
-        problem, ranks = inputs.problem, inputs.partition.world_size
-        dtype = inputs.grad.dtype
+        problem, ranks, dtype = inputs.problem, inputs.partition.world_size, inputs.grad.dtype
         shard = max(1, round(problem.other_mib * 2**20 / dtype.itemsize / ranks))
         self.group = inputs.group
         self.count = problem.other_count if problem.other_mib else 0
@@ -150,23 +150,8 @@ class OtherParameters:
         )
 
 
-class OtherWork:
-    """The work of a training step beside the exchange."""
-
-    def __init__(self, inputs: EmbeddingGradInputs, stopwatch: Stopwatch) -> None:
-        problem = inputs.problem
-        self.index = None if problem.index == "none" else ForwardIndex(inputs)
-        self.stand_in = StandIn(problem.overlap_ms, inputs.device, stopwatch)
-        self.parameters, self.inputs = OtherParameters(inputs), inputs
-
-    def with_exchange(self, phases: Sequence[Phase]) -> Callable[[], None]:
-        """Return an iteration of this work and an exchange."""
-        inputs = self.inputs
-        return TrainingStep(inputs.problem, phases, self.stand_in, self.parameters, self.index, inputs.device).run
-
-
 class TrainingStep:
-    """An iteration of both passes, the exchange, and all-gathers and reduce-scatters of other parameters, if any.
+    """Iterations of both passes, an exchange, and all-gathers and reduce-scatters of other parameters, if any.
 
     On a GPU the exchange and the other transfers have a stream each. A communicator runs its collectives in the order
     in which the host queues them. Without other parameters the host queues both passes first, so that its part of the
@@ -181,16 +166,11 @@ class TrainingStep:
     def __init__(
         self,
         problem: EmbeddingGrad,
-        phases: Sequence[Phase],
         stand_in: StandIn,
         others: OtherParameters,
         index: ForwardIndex | None,
         device: torch.device,
     ) -> None:
-        by_point: dict[StepPoint, list[Phase]] = {"batch": [], "forward": [], "backward": []}
-        for phase in phases:
-            by_point[phase.after].append(phase)
-        self.after_batch, self.after_forward, self.after_backward = map(sequence, by_point.values())
         self.stand_in, self.others, self.index, self.device = stand_in, others, index, device
         self.order, self.numbers = problem.transfer_order, range(others.count)
         self.beside = self.numbers if self.order == "passes" else range(0)
@@ -199,7 +179,22 @@ class TrainingStep:
         self.exchange_stream = torch.cuda.Stream(device) if on_gpu else None
         self.others_stream = torch.cuda.Stream(device) if on_gpu and others.count else None
 
-    def run(self) -> None:
+    @classmethod
+    def of(cls, inputs: EmbeddingGradInputs, stopwatch: Stopwatch) -> TrainingStep:
+        """Return the step that the problem describes."""
+        problem = inputs.problem
+        index = None if problem.index == "none" else ForwardIndex(inputs)
+        stand_in = StandIn(problem.overlap_ms, inputs.device, stopwatch)
+        return cls(problem, stand_in, OtherParameters(inputs), index, inputs.device)
+
+    def with_exchange(self, phases: Sequence[Phase]) -> Callable[[], None]:
+        """Return an iteration with an exchange."""
+        points = get_args(StepPoint)
+        return partial(self._run, *(sequence([each for each in phases if each.after == point]) for point in points))
+
+    def _run(
+        self, after_batch: Callable[[], None], after_forward: Callable[[], None], after_backward: Callable[[], None]
+    ) -> None:
         """Run one iteration; on a GPU queue it, so that the current stream waits for all parts."""
         compute = torch.cuda.current_stream(self.device) if self.exchange_stream else None
         wait(self.exchange_stream, compute)
@@ -211,14 +206,14 @@ class TrainingStep:
         if not self.numbers:
             self._backward(compute)
         with on(self.exchange_stream):
-            self.after_batch()
+            after_batch()
             if self.exchange_stream and forward_end:
                 self.exchange_stream.wait_event(forward_end)
-            self.after_forward()
+            after_forward()
         if self.numbers:
             self._backward(compute)
         wait(self.exchange_stream, compute)
-        self._after_backward(compute)
+        self._after_backward(after_backward, compute)
         wait(compute, self.exchange_stream)
         wait(compute, self.others_stream)
 
@@ -247,8 +242,8 @@ class TrainingStep:
         if self.index is not None:
             self.index.prepare_next_step()
 
-    def _after_backward(self, compute: torch.cuda.Stream | None) -> None:
-        """Run the phases that need the gradient, and other transfers in their order."""
+    def _after_backward(self, exchange: Callable[[], None], compute: torch.cuda.Stream | None) -> None:
+        """Run the exchange's phases that need the gradient, and other transfers in their order."""
         if self.order != "passes":
             wait(self.others_stream, compute)
         for number, part in enumerate(AFTER_BACKWARD[self.order]):
@@ -256,10 +251,10 @@ class TrainingStep:
                 if number > 0:
                     wait(self.exchange_stream, self.others_stream)
                 with on(self.exchange_stream):
-                    self.after_backward()
+                    exchange()
                 continue
+            transfer = self.others.scatter if part == "scatter" else self.others.gather
             with on(self.others_stream):
-                transfer = self.others.scatter if part == "scatter" else self.others.gather
                 for work in [transfer(number) for number in self.numbers]:
                     work.wait()
 

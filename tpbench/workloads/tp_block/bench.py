@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from tpbench.measure import cuda_graph
 from tpbench.measure.audit import GeneratedInputs
@@ -35,8 +35,10 @@ then."""
 def inputs(problem: TpBlock, rank: Context) -> BlockContext:
     """Return this rank's part of the block, and the rates of the machine. Collective."""
     block, stopwatch = BlockInputs(problem, rank), Stopwatch(rank)
-    tflops = gemm_tflops(block.dtype, rank.device, stopwatch)
-    gb_per_s = 0.0 if rank.tp_size == 1 else gather_gb_per_s(rank.device, rank.tp_group, stopwatch)
+    tflops = rank.once("gemm", lambda: gemm_tflops(block.dtype, rank.device, stopwatch))
+    gb_per_s = 0.0
+    if rank.tp_size > 1:
+        gb_per_s = rank.once("gather", lambda: gather_gb_per_s(rank.device, rank.tp_group, stopwatch))
     return BlockContext(block, stopwatch, rank.graph, tflops, gb_per_s)
 
 
@@ -87,7 +89,7 @@ def check(problem: TpBlock, context: BlockContext, result: oracle.BlockResult, r
 
 @WORKLOAD.details
 def details(problem: TpBlock, context: BlockContext, session: Any, rank: Context) -> dict[str, Any]:
-    """Return columns about forward and backward alone, exposed communication and a traced step. Collective."""
+    """Return columns about forward and backward alone, and exposed communication. Collective."""
     stopwatch, prepared = context.stopwatch, session.prepared
     outputs: list[Tensor] = []
 
@@ -108,7 +110,6 @@ def details(problem: TpBlock, context: BlockContext, session: Any, rank: Context
         **product_columns(context, session.costs, session.columns),
     }
     columns |= measurements.exposed_communication(context.inputs, prepared, stopwatch)
-    columns |= measurements.trace_step(prepared.step, rank)
     prepared.free()
     return columns
 
@@ -169,7 +170,12 @@ class StackSession:
     def check(self) -> Verdict:
         """Compare the losses and gradient norms of all steps with the oracle."""
         self.restore()
-        trained, expected = self._trajectory(), oracle.expected_trajectory(self.block.inputs, self.steps_done)
+        parts = torch.stack(self.history).cpu()
+        dist.all_reduce(parts, group=self.context.tp_group)
+        if self.prepared.size == 1:  # each rank has the whole
+            parts /= self.context.tp_size
+        trained = torch.stack((parts[:, 0], parts[:, 1].sqrt()))  # losses and gradient norms: (2, steps)
+        expected = oracle.expected_trajectory(self.block.inputs, self.steps_done)
         relative = (trained - expected).abs() / expected.abs().clamp_min(1e-30)
         largest = relative.nan_to_num(nan=math.inf, posinf=math.inf).max(1).values.tolist()
         errors = dict(zip(("loss_error", "grad_error"), largest, strict=True))
@@ -192,38 +198,23 @@ class StackSession:
         return Verdict(columns, wrong)
 
     def details(self, columns: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the rate of the products, and the columns of a further step that is traced."""
-        traced = measurements.trace_step(self.step, self.context)
-        return {**product_columns(self.block, self.costs, columns), **traced}
+        """Return the rate of the products."""
+        return product_columns(self.block, self.costs, columns)
 
     def _train(self) -> None:
         prepared, module = self.prepared, self.prepared.module
-        loss = self._loss(prepared.run(prepared.x))
+        output = prepared.run(prepared.x)
+        # This rank's rows' part of the mean squared error, in fp32 or more.
+        difference = output.to(torch.promote_types(output.dtype, torch.float32)) - self.target
+        loss = difference.square().sum() / (self.problem.tokens * self.problem.hidden)
         loss.backward()
         self.now[0] = loss.detach()
-        self.now[1] = _squared_norm(module, counts_norms=prepared.size == 1 or self.context.tp_rank == 0)
+        # The weights of norms are whole on every rank, and count on one.
+        counts_norms = prepared.size == 1 or self.context.tp_rank == 0
+        skipped = {id(norm.weight) for norm in module.modules() if isinstance(norm, RMSNorm) and not counts_norms}
+        grads = [each.grad for each in module.parameters() if each.grad is not None and id(each) not in skipped]
+        norms = [torch.linalg.vector_norm(grad, dtype=torch.promote_types(grad.dtype, torch.float32)) for grad in grads]
+        self.now[1] = torch.stack(norms).square().sum()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         prepared.x.grad = None
-
-    def _loss(self, output: Tensor) -> Tensor:
-        """This rank's rows' part of the mean squared error, in fp32 or more."""
-        difference = output.to(torch.promote_types(output.dtype, torch.float32)) - self.target
-        return difference.square().sum() / (self.problem.tokens * self.problem.hidden)
-
-    def _trajectory(self) -> Tensor:
-        """The losses and gradient norms of all steps so far, over all ranks: (2, steps)."""
-        parts = torch.stack(self.history).cpu()
-        dist.all_reduce(parts, group=self.context.tp_group)
-        if self.prepared.size == 1:  # each rank has the whole
-            parts /= self.context.tp_size
-        return torch.stack((parts[:, 0], parts[:, 1].sqrt()))
-
-
-def _squared_norm(module: nn.Module, *, counts_norms: bool) -> Tensor:
-    """This rank's part of the squared norm of all gradients. The norms' weights are whole on every rank."""
-    skipped = {id(norm.weight) for norm in module.modules() if isinstance(norm, RMSNorm) and not counts_norms}
-    parameters = (parameter for parameter in module.parameters() if id(parameter) not in skipped)
-    grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norms = [torch.linalg.vector_norm(grad, dtype=torch.promote_types(grad.dtype, torch.float32)) for grad in grads]
-    return torch.stack(norms).square().sum()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from tpbench.workloads.hashing import NORMAL_DEVIATION, hash_index, normal
+from tpbench.workloads.hashing import NORMAL_DEVIATION, fill_normal
 from tpbench.workloads.tp_block.problem import ShardedLinear, TpBlock
 
 if TYPE_CHECKING:
@@ -78,7 +78,9 @@ class BlockInputs:
 
     def _norm(self, stream: int) -> Tensor:
         """An RMSNorm's weight (hidden,), about 1."""
-        return (1 + self._random(_NORM + stream, range(1), range(self.problem.hidden), -4)[0]).to(self.dtype)
+        numbers = torch.empty(1, self.problem.hidden, device=self.device)
+        fill_normal(numbers, self.problem.seed, _NORM + stream, 2.0**-4)
+        return (1 + numbers[0]).to(self.dtype)
 
     def _rows(self, rank: int, size: int) -> range:
         rows = self.problem.tokens // size
@@ -92,16 +94,9 @@ class BlockInputs:
     def _matrix(self, stream: int, rows: range, columns: range, exponent: int) -> Tensor:
         """(rows, columns) in the problem's dtype: normal numbers times 2^exponent."""
         matrix = torch.empty(len(rows), len(columns), dtype=self.dtype, device=self.device)
-        step = max(1, CHUNK // len(columns))
-        for start in range(0, len(rows), step):
-            matrix[start : start + step] = self._random(stream, rows[start : start + step], columns, exponent)
-        return matrix
-
-    def _random(self, stream: int, rows: range, columns: range, exponent: int) -> Tensor:
-        indices = [torch.arange(axis.start, axis.stop, device=self.device) for axis in (rows, columns)]
         seed = self.activation_seed if stream in (_X, _GRAD) else self.problem.seed
-        hashes = [hash_index(seed, stream + axis, index) for axis, index in enumerate(indices)]
-        return normal(*hashes).mul_(2.0**exponent)
+        fill_normal(matrix, seed, stream, 2.0**exponent, (rows.start, columns.start), CHUNK)
+        return matrix
 
 
 def _nearest_power(value: float) -> int:

@@ -22,6 +22,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from tpbench.comm.collectives import exchanged, gather_objects
+from tpbench.comm.parallel_linears import sum_over_ranks, with_summed_gradient
 from tpbench.measure.session import Verdict
 from tpbench.workloads.differences import Compared, Comparison
 from tpbench.workloads.tp_block.execution.layers import rotary_angles
@@ -91,7 +92,7 @@ class ForwardPass:
         """Return the output of x (tokens, hidden), or of a rank's columns of it for the part `row`."""
         part = self.problem.part
         if part == "column":
-            return _copied_to_ranks(x, self.group) @ self.weights["up"].t()
+            return with_summed_gradient(x, self.group) @ self.weights["up"].t()
         if part == "row":
             return _summed_over_ranks(x @ self.weights["down"].t(), self.group)
         if part == "mlp":
@@ -103,12 +104,12 @@ class ForwardPass:
         return x * (x.square().mean(-1, keepdim=True) + EPS).rsqrt() * self.weights[name]
 
     def _mlp(self, x: Tensor) -> Tensor:
-        gate, up = (_copied_to_ranks(x, self.group) @ self.weights["up"].t()).chunk(2, dim=-1)
+        gate, up = (with_summed_gradient(x, self.group) @ self.weights["up"].t()).chunk(2, dim=-1)
         return _summed_over_ranks((gate * torch.sigmoid(gate) * up) @ self.weights["down"].t(), self.group)
 
     def _attention(self, x: Tensor) -> Tensor:
         heads, kv_heads = self.problem.heads // self.size, self.problem.kv_heads // self.size
-        product = _copied_to_ranks(x, self.group) @ self.weights["qkv"].t()
+        product = with_summed_gradient(x, self.group) @ self.weights["qkv"].t()
         columns = product.split(self.problem.head_dim, dim=-1)
         rotated = [_rotated(head) if self.problem.rotary else head for head in columns[: heads + kv_heads]]
         outputs = []
@@ -134,20 +135,9 @@ def _head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return functional.softmax(scores, dim=-1) @ v
 
 
-def _copied_to_ranks(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return x, for column-parallel products. The backward pass sums the ranks' partial gradients."""
-    return exchanged(x, group, lambda same, _: same.view_as(same), _sum_over_ranks)
-
-
 def _summed_over_ranks(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Return the sum of the ranks' partial products. The backward pass is the identity."""
-    return exchanged(x, group, _sum_over_ranks, lambda gradient, _: gradient)
-
-
-def _sum_over_ranks(part: Tensor, group: dist.ProcessGroup) -> Tensor:
-    total = part.clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(total, group=group)
-    return total
+    return exchanged(x, group, sum_over_ranks, lambda gradient, _: gradient)
 
 
 def compare(inputs: BlockInputs, result: BlockResult) -> Verdict:
@@ -243,18 +233,13 @@ def expected_trajectory(inputs: BlockInputs, steps: int) -> Tensor:
         loss = (y - target).square().mean()
         loss.backward()
         losses.append(float(loss.detach()))
-        grad_norms.append(_grad_norm(inputs, layers))
+        grads = ({name: part.grad for name, part in layer.items() if part.grad is not None} for layer in layers)
+        square = torch.tensor(math.fsum(squared_norm(of_layer, inputs) for of_layer in grads), dtype=torch.float64)
+        dist.all_reduce(square, group=inputs.group)
+        grad_norms.append(math.sqrt(square))
         optimizer.step()
         optimizer.zero_grad()
         with torch.no_grad():
             for weight in weights:
                 weight.copy_(weight.to(inputs.dtype))
     return torch.tensor([losses, grad_norms], dtype=torch.float64)
-
-
-def _grad_norm(inputs: BlockInputs, layers: list[dict[str, Tensor]]) -> float:
-    """The norm of the gradients of all layers' weights, over all ranks."""
-    grads = ({name: part.grad for name, part in layer.items() if part.grad is not None} for layer in layers)
-    square = torch.tensor(math.fsum(squared_norm(of_layer, inputs) for of_layer in grads), dtype=torch.float64)
-    dist.all_reduce(square, group=inputs.group)
-    return math.sqrt(square)

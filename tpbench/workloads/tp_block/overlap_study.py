@@ -7,142 +7,108 @@ whose passes may be graphs, because then they gain from these too.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
 
 from tpbench.tables import Table
-from tpbench.workloads.study_data import Panel, Picture, Series, oldest_first
+from tpbench.workloads.study_data import Picture, Speedups, oldest_first
 
 PLAIN, WHOLE = "block_tp", "block_no_tp"
 PARTS = ("column", "row", "mlp", "block")
 CLOCKS = {"time_ms": "wall time", "device_ms": "device time"}
 PAYS = 1.01
 """Least speed-up that counts as a gain: noise is smaller."""
-
-Row: TypeAlias = Mapping[str, Any]
-
-
-class Group(NamedTuple):
-    """What must agree for times to be compared over tokens."""
-
-    part: str
-    hidden: int
-    tp_size: int
-    graph: bool
-    hardware: str
-    torch_version: str
-    dtype: str
-    ffn: int
-    heads: int
-    kv_heads: int
-
-    @classmethod
-    def of(cls, row: Row) -> Group:
-        """Return the group of a row."""
-        same = {name: row[name] for name in cls._fields if name not in ("hardware", "graph")}
-        return cls(hardware=row["gpu_name"] or "cpu", graph=bool(row["graph"]), **same)
-
-    @property
-    def title(self) -> str:
-        """The part and the sizes."""
-        return f"part={self.part}, hidden={self.hidden}, tp={self.tp_size}{', graph=true' if self.graph else ''}"
+GROUP = ("part", "hidden", "tp_size", "graph", "hardware", "torch_version", "dtype", "ffn", "heads", "kv_heads")
+"""Columns that must agree for times to be compared over tokens."""
 
 
-Ratios: TypeAlias = dict[tuple[str, int], dict[str, float]]
-"""The plain time over that of an overlapped variant: by variant and tokens, and by the name of the time's column."""
+def speedups(rows: Sequence[Mapping[str, Any]]) -> list[Speedups]:
+    """Return the speed-ups of all overlapped variants over tokens, in the order of parts and sizes."""
+    cells = [
+        {**row, "hardware": row["gpu_name"] or "cpu", "graph": bool(row["graph"])}
+        for row in oldest_first(rows)
+        if _is_compared(row)
+    ]
+    frame = pd.DataFrame(cells, columns=[*GROUP, "variant", "tokens", *CLOCKS])
+    frame = frame.drop_duplicates([*GROUP, "variant", "tokens"], keep="last")
+    frame["part"] = pd.Categorical(frame["part"], PARTS)
+    groups = []
+    for key, group in frame.groupby(list(GROUP), observed=True, dropna=False):
+        times = group.pivot(index="tokens", columns="variant", values=list(CLOCKS)).astype(float)
+        groups.append(Speedups.over(PLAIN, times, dict(zip(GROUP, key, strict=True))))
+    return [group for group in groups if group.axis]
 
 
-def speedups(rows: Sequence[Row]) -> dict[Group, Ratios]:
-    """Return the speed-ups of all overlapped variants by group, in the order of parts, sizes, variants and tokens."""
-    newest: dict[tuple[Group, str, int], Row] = {}
-    for row in oldest_first(rows):
-        measured = row["status"] == "ok" and not row["interpreted"] and row["warmed_up"] is not False
-        one_block = not row.get("layers") and row["variant"] != WHOLE
-        own_graphs = row.get("try_graphs") and not row["graph"]
-        if measured and row["save_gathered"] and one_block and not own_graphs:
-            newest[Group.of(row), str(row["variant"]), int(row["tokens"])] = row
-    result: dict[Group, Ratios] = defaultdict(dict)
-    for group, variant, tokens in sorted(newest, key=lambda cell: (PARTS.index(cell[0].part), *cell)):
-        row, plain = newest[group, variant, tokens], newest.get((group, PLAIN, tokens))
-        if plain is not None and variant != PLAIN:
-            by_clock = {name: plain[name] / row[name] for name in CLOCKS if plain[name] and row[name]}
-            result[group][variant, tokens] = by_clock
-    return result
+def _is_compared(row: Mapping[str, Any]) -> bool:
+    measured = row["status"] == "ok" and not row["interpreted"] and row["warmed_up"] is not False
+    one_block = not row.get("layers") and row["variant"] != WHOLE
+    own_graphs = row.get("try_graphs") and not row["graph"]
+    return bool(measured and row["save_gathered"] and one_block and not own_graphs)
 
 
-def tables(rows: Sequence[Row]) -> list[Table]:
+def tables(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
     """Return a table of speed-ups for each group, and one of the lengths from which overlap pays."""
     groups = speedups(rows)
-    if not groups:
-        return []
     lines = [
-        (group.part, str(group.hidden), str(group.tp_size), str(group.graph).lower(), *_pays_from(ratios))
-        for group, ratios in groups.items()
+        (
+            *(str(group.facts[name]) for name in GROUP[:3]),
+            str(group.facts["graph"]).lower(),
+            *(_pays_from(group, clock) for clock in CLOCKS),
+        )
+        for group in groups
     ]
     columns = ("part", "hidden", "tp", "graph", *(f"pays by {name} from" for name in CLOCKS.values()))
     heading = f"tokens from which some overlapped variant beats {PLAIN}, at every longer measured length too"
-    return [*(_speedup_table(*group) for group in groups.items()), Table(heading, columns, tuple(lines))]
+    return [*map(_speedup_table, groups), Table(heading, columns, lines)] if groups else []
 
 
-def picture(rows: Sequence[Row]) -> Picture | None:
+def picture(rows: Sequence[Mapping[str, Any]]) -> Picture | None:
     """Return the speed-ups by tokens, a panel for each group, or None if no group has two lengths."""
-    groups = {group: ratios for group, ratios in speedups(rows).items() if len(_lengths(ratios)) > 1}
-    if not groups:
-        return None
-    panels = tuple(_panel(group, ratios) for group, ratios in groups.items())
-    lengths = _lengths(cell for ratios in groups.values() for cell in ratios)
-    return Picture(panels, "tokens; dashed: by wall time", f"speed-up over {PLAIN}", doubling=tuple(lengths))
+    groups = [group for group in speedups(rows) if len(group.axis) > 1]
+    lengths = sorted({tokens for group in groups for tokens in group.axis})
+    panels = tuple(group.panel(_title(group)) for group in groups)
+    labels = "tokens; dashed: by wall time", f"speed-up over {PLAIN}"
+    return Picture(panels, *labels, doubling=tuple(lengths)) if panels else None
 
 
-def _lengths(cells: Iterable[tuple[str, int]]) -> list[int]:
-    return sorted({tokens for _, tokens in cells})
-
-
-def pays_from(ratios: Ratios, clock: str) -> int | None:
+def pays_from(group: Speedups, clock: str) -> int | None:
     """Return the least number of tokens from which on the best variant pays at every measured length, or None."""
-    best: dict[int, float] = defaultdict(float)
-    for (_, tokens), by_clock in ratios.items():
-        best[tokens] = max(best[tokens], by_clock.get(clock, 0.0))
     least = None
-    for tokens in sorted(best, reverse=True):
-        if best[tokens] < PAYS:
+    for tokens, gain in group.by_clock[clock].max(axis="columns").fillna(0.0)[::-1].items():
+        if gain < PAYS:
             break
         least = tokens
-    return least
+    return least  # type: ignore[return-value]
 
 
-def _pays_from(ratios: Ratios) -> list[str]:
-    """Return the text of `pays_from` for each clock, or "-" for a clock that no row has."""
-    texts = []
-    for clock in CLOCKS:
-        lengths = _lengths(cell for cell, by_clock in ratios.items() if clock in by_clock)
-        tokens = pays_from(ratios, clock)
-        texts.append("-" if not lengths else f"not up to {lengths[-1]}" if tokens is None else str(tokens))
-    return texts
+def _pays_from(group: Speedups, clock: str) -> str:
+    """Return the text of `pays_from`, or "-" for a clock that no row has."""
+    if clock not in group.by_clock:
+        return "-"
+    longest = group.by_clock[clock].dropna(how="all").index[-1]
+    return str(pays_from(group, clock) or f"not up to {longest}")
 
 
-def _speedup_table(group: Group, ratios: Ratios) -> Table:
-    variants = list(dict.fromkeys(variant for variant, _ in ratios))
-    lines = [
-        (str(tokens), *(_text(ratios.get((variant, tokens), {})) for variant in variants))
-        for tokens in _lengths(ratios)
+def _title(group: Speedups) -> str:
+    return "part={part}, hidden={hidden}, tp={tp_size}".format(**group.facts) + ", graph=true" * group.facts["graph"]
+
+
+def _speedup_table(group: Speedups) -> Table:
+    texts = [
+        group.by_clock[clock]
+        .map("{:.2f}x".format, na_action="ignore")
+        .reindex(group.axis, columns=group.names)
+        .fillna("")
+        if clock in group.by_clock
+        else pd.DataFrame("", group.axis, group.names)
+        for clock in CLOCKS
     ]
-    facts = {name: str(value) for name, value in group._asdict().items()}
-    heading = f"speed-up over {PLAIN} by wall time (by device time), {group.title}, {group.hardware}"
-    return Table(heading, ("tokens", *variants), tuple(lines), facts)
-
-
-def _text(by_clock: Mapping[str, float] | None) -> str:
-    by_clock = by_clock or {}
-    wall, device = (f"{by_clock[name]:.2f}x" if name in by_clock else "" for name in CLOCKS)
-    return f"{wall} ({device})" if device else wall or "-"
-
-
-def _panel(group: Group, ratios: Ratios) -> Panel:
-    points: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
-    for (variant, tokens), by_clock in ratios.items():
-        for clock, ratio in by_clock.items():
-            points[variant, clock].append((tokens, ratio))
-    lines = [Series(variant, tuple(line), clock == "time_ms") for (variant, clock), line in points.items()]
-    return Panel(group.title, tuple(lines))
+    lines = []
+    for tokens, *cells in zip(group.axis, *(frame.to_numpy().tolist() for frame in texts), strict=True):
+        pairs = zip(*cells, strict=True)
+        lines.append((str(tokens), *(f"{wall} ({device})" if device else wall or "-" for wall, device in pairs)))
+    facts = {name: str(value) for name, value in group.facts.items()}
+    heading = f"speed-up over {PLAIN} by wall time (by device time), {_title(group)}, {group.facts['hardware']}"
+    return Table(heading, ("tokens", *group.names), lines, facts)

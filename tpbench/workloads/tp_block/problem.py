@@ -188,11 +188,6 @@ def linear_weights(problem: TpBlock, size: int) -> int:
     return sum(rows * columns for rows, columns in (linear.local_shape(size) for linear in problem.linears))
 
 
-def _with_rotary(problem: TpBlock, chosen: frozenset[str]) -> TpBlock:
-    """Return the problem with rotary embeddings if it is a stack, unless the user chose."""
-    return replace(problem, rotary=True) if problem.layers and "rotary" not in chosen else problem
-
-
 PROFILE = (
     "time_ms", "device_ms", "chained_ms", "forward_ms", "backward_ms", "compute_ms", "communication_ms", "exposed_ms",
     "hidden_share", "gather_hidden", "scatter_hidden", "overlap_fraction", "bound", "idle_share", "tflops",
@@ -226,7 +221,8 @@ WORKLOAD = Workload(
         "tflops": "floating-point operations of the busiest rank over the step's time, TFLOP/s",
         "gemm_share": "share of gemm_tflops that the step reaches",
         "gather_gb_per_s": "bandwidth of a large all-gather on this machine, bytes that a rank receives",
-        "overlap_fraction": "share of the communication time of a traced step during which a product runs (GPUs)",
+        "overlap_fraction": "share of the communication time of a traced step during which a product runs, only in "
+        "older rows",
     },
     variant_columns={"chosen": str, "graph_gib": float, "workspace_gib": float},
     options=(
@@ -241,7 +237,10 @@ WORKLOAD = Workload(
         sections=("dtype", "part"),
         trajectories={"losses": 1.0, "grad_norms": 1.0},
     ),
-    resolve=_with_rotary,
+    # A stack has rotary embeddings, unless the user chose.
+    resolve=lambda problem, chosen: (
+        problem if "rotary" in chosen else replace(problem, rotary=problem.rotary or problem.layers > 0)
+    ),
     scheduled=lambda problem: problem.layers > 0,
     metrics={
         "forward_ms": -1,

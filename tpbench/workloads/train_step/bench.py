@@ -28,8 +28,6 @@ from tpbench.workloads.train_step.problem import ITEM_BYTES, PHASES, TrainStep
 from tpbench.workloads.train_step.training.trainer import MarkPhase, TorchTrainer, Trainer, gradient_norms, ignore_phase
 from tpbench.workloads.train_step.workload import WORKLOAD
 
-Mark = tuple[str, Any]
-"""A phase, and the CUDA event or, on a CPU, the time in seconds of its begin."""
 PEAK_TFLOPS = {
     "H100 PCIe": (756, 378),
     "H100 NVL": (835, 418),
@@ -74,8 +72,8 @@ class TrainStepSession:
         )
         context.say(f"making the model for {variant.name}")
         began = time.perf_counter()
-        # A graph is captured on a stream of its own, where everything that refers to streams must have been made.
         cuda = context.device.type == "cuda"
+        # A graph is captured on a stream of its own, where everything that refers to streams must have been made.
         self.stream = torch.cuda.Stream(context.device) if context.graph and cuda else None
         with on_stream(self.stream):
             self.trainer: Trainer = require(variant.prepare(problem, context), Trainer, variant, "the function")
@@ -89,7 +87,8 @@ class TrainStepSession:
         self.norms: list[Tensor] = []
         self.phases = PhaseTimer(context.device)
         self.times_phases = problem.phase_steps > 0
-        self.graph: StepGraph | None = None
+        self.graph: cuda_graph.CapturedWork[tuple[Tensor, Tensor]] | None = None
+        self.captured_batches: list[Batch] = []
         self.graph_gib = 0.0
         self.reported_steps, self.reported_at_s = 0, time.perf_counter()
         self.costs = costs(problem, variant, context, self.gemm_tflops)
@@ -107,7 +106,11 @@ class TrainStepSession:
     def train(self, mark: MarkPhase = ignore_phase) -> None:
         """Train one step and call `mark` at the beginning of each phase, or replay the graph if there is one."""
         if self.graph is not None:
-            loss, norm = self.graph.replay(self.batches)
+            for captured, batch in zip(self.captured_batches, self.batches, strict=True):
+                captured.tokens.copy_(batch.tokens)
+                captured.labels.copy_(batch.labels)
+            self.graph.replay()
+            loss, norm = (number.clone() for number in self.graph.result)  # the next replay overwrites both
         else:
             with on_stream(self.stream):
                 loss = self.trainer.accumulate(self.batches, mark)
@@ -122,12 +125,20 @@ class TrainStepSession:
         self.norms.append(norm)
 
     def capture(self) -> float:
-        """Make all later steps replays of a CUDA graph, and return the GiB that the graph keeps. Collective."""
+        """Make all later steps replays of a CUDA graph, with its collectives over NCCL, and return the GiB that the
+        graph keeps. Nothing is trained. Collective."""
         self.restore()
         self.phases.marks = []
         mark = self.phases.mark if self.problem.phase_steps else ignore_phase
+
+        def step() -> tuple[Tensor, Tensor]:
+            result = self.trainer.accumulate(self.captured_batches, mark), self.trainer.update(mark)
+            mark("end")
+            return result
+
         with rank_memory.extra_peak(self.context.device) as peak:
-            self.graph = StepGraph(self.trainer, self.batches, mark, self.stream)
+            self.captured_batches = [Batch(batch.tokens.clone(), batch.labels.clone()) for batch in self.batches]
+            self.graph = cuda_graph.capture(step, stream=self.stream)
         self.graph_gib = peak.peak_gib[0]
         return self.graph_gib
 
@@ -145,7 +156,10 @@ class TrainStepSession:
         """Compare the first steps, and the timed ones of a variant from outside, with the reference. Collective."""
         problem, reference = self.problem, self.reference
         self._report()
-        losses, norms = self._trajectories()
+        of_replicas = torch.stack(self.losses).double().cpu()
+        dist.all_reduce(of_replicas, group=self.context.dp_group)
+        losses: list[float] = (of_replicas / self.context.dp_size).tolist()
+        norms: list[float] = torch.stack(self.norms).double().cpu().tolist()
         wrong = reference.complaint(losses, norms, problem.dtype)
         if reference.timed is not None and wrong is None:
             wrong = reference.timed.complaint(losses[problem.warmup_steps :], problem.dtype)
@@ -169,11 +183,8 @@ class TrainStepSession:
         A rank counts first whose gradients of the first step differ. Collective.
         """
         place = self.reference.wrong_gradients(self.gradients, self.problem.dtype) if wrong else None
-        ranks = [(rank, *texts) for rank, texts in enumerate(gather_objects((wrong, place)))]
-        for rank, wrong, place in sorted(ranks, key=lambda texts: not texts[2]):
-            if wrong:
-                return f"rank {rank}: {'; '.join(filter(None, (wrong, place)))}"
-        return None
+        ranks = sorted(enumerate(gather_objects((wrong, place))), key=lambda texts: not texts[1][1])
+        return next((f"rank {rank}: {'; '.join(filter(None, texts))}" for rank, texts in ranks if texts[0]), None)
 
     def details(self, columns: Mapping[str, Any]) -> dict[str, Any]:
         """Return throughput and times of phases. Collective."""
@@ -198,13 +209,6 @@ class TrainStepSession:
         self.context.say(f"step {done}/{last}: loss {float(self.losses[-1]):.4f}, {rate:.0f} tokens/s")
         self.reported_steps, self.reported_at_s = done, now_s
 
-    def _trajectories(self) -> tuple[list[float], list[float]]:
-        """Return the loss of every step, the mean over replicas, and the gradient norm of every step."""
-        both = torch.stack([torch.stack(self.losses), torch.stack(self.norms)]).double().cpu()
-        losses = both[0].contiguous()
-        dist.all_reduce(losses, group=self.context.dp_group)
-        return (losses / self.context.dp_size).tolist(), both[1].tolist()
-
 
 def costs(problem: TrainStep, variant: Variant, context: Context, tflops: float) -> Costs:
     """Return the unavoidable costs of a step on one rank. The floor is the longer of compute and memory.
@@ -216,32 +220,6 @@ def costs(problem: TrainStep, variant: Variant, context: Context, tflops: float)
     sent = bytes_communicated(problem, variant.name, context.tp_size, context.dp_size)
     flops = step_flops(problem) // context.tp_size
     return Costs(bytes_moved=2 * states, bytes_communicated=sent, flops=flops, compute_ms=compute_ms(flops, tflops))
-
-
-class StepGraph:
-    """The captured step of a trainer. Collectives over NCCL are part of the graph."""
-
-    def __init__(
-        self, trainer: Trainer, batches: Sequence[Batch], mark: MarkPhase, stream: torch.cuda.Stream | None
-    ) -> None:
-        """Capture a step; nothing is trained. `stream` is the stream of the warm-up steps. Collective."""
-        self.batches = [Batch(batch.tokens.clone(), batch.labels.clone()) for batch in batches]
-
-        def step() -> tuple[Tensor, Tensor]:
-            result = trainer.accumulate(self.batches, mark), trainer.update(mark)
-            mark("end")
-            return result
-
-        self.captured = cuda_graph.capture(step, stream=stream)
-
-    def replay(self, batches: Sequence[Batch]) -> tuple[Tensor, Tensor]:
-        """Train one step on these micro-batches. Return the loss and the gradient norm, fp32 scalars on the device."""
-        for captured, batch in zip(self.batches, batches, strict=True):
-            captured.tokens.copy_(batch.tokens)
-            captured.labels.copy_(batch.labels)
-        self.captured.replay()
-        loss, norm = self.captured.result
-        return loss.clone(), norm.clone()  # the next replay overwrites both
 
 
 @contextlib.contextmanager
@@ -262,8 +240,9 @@ class PhaseTimer:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.marks: list[Mark] = []
-        """Those of the last step, or of the step that a graph replays."""
+        self.marks: list[tuple[str, Any]] = []
+        """The phases of the last step, or of the step that a graph replays, each with the CUDA event or, on a CPU, the
+        time in seconds of its begin."""
         self.unread = False
         """True if the times of the last step have not been read."""
         self.times_ms: list[list[float]] = []
@@ -271,25 +250,22 @@ class PhaseTimer:
 
     def mark(self, phase: str) -> None:
         """Begin a phase and end the one before. A phase may have several parts, one for each micro-batch."""
+        begin: Any = time.perf_counter()
         if self.device.type == "cuda":
             # A graph records its external events again at each replay.
             external = {"external": True} if torch.cuda.is_current_stream_capturing() else {}
-            event = torch.cuda.Event(enable_timing=True, **external)
-            event.record()
-            self.marks.append((phase, event))
-        else:
-            self.marks.append((phase, time.perf_counter()))
+            begin = torch.cuda.Event(enable_timing=True, **external)
+            begin.record()
+        self.marks.append((phase, begin))
 
     def read(self) -> None:
         """Read the times of the last step, before another replay records its events again. The device must be idle."""
         if self.unread:
-            self.times_ms.append([_sum_ms(self.marks, phase) for phase in PHASES])
+            times_ms = dict.fromkeys(PHASES, 0.0)
+            for (phase, begin), (_, end) in itertools.pairwise(self.marks):
+                times_ms[phase] += _between_ms(begin, end)
+            self.times_ms.append(list(times_ms.values()))
         self.unread = False
-
-
-def _sum_ms(marks: Sequence[Mark], phase: str) -> float:
-    pairs = itertools.pairwise(marks)
-    return sum(_between_ms(begin, end) for (name, begin), (_, end) in pairs if name == phase)
 
 
 def _between_ms(begin: Any, end: Any) -> float:
@@ -303,10 +279,7 @@ def phase_columns(times_ms: Sequence[Sequence[float]]) -> dict[str, Any]:
     One rank gives all phases of a step, and one step those of the row. So they add up to at most the step's time.
     times_ms: this rank's times by step and phase, (steps, phases). Collective.
     """
-    own_ms = torch.tensor(times_ms, dtype=torch.float64)
-    gathered_ms = [torch.empty_like(own_ms) for _ in range(dist.get_world_size())]
-    dist.all_gather(gathered_ms, own_ms)
-    ranks_ms = torch.stack(gathered_ms)  # (ranks, steps, phases)
+    ranks_ms = torch.tensor(gather_objects(times_ms), dtype=torch.float64)  # (ranks, steps, phases)
     slowest = ranks_ms.sum(2).argmax(0)
     steps_ms = ranks_ms[slowest, torch.arange(len(slowest))]
     median_step = int(steps_ms.sum(1).argsort()[(len(steps_ms) - 1) // 2])
@@ -327,17 +300,14 @@ def throughput(problem: TrainStep, context: Context, columns: Mapping[str, Any])
         "samples_per_s_per_gpu": samples / seconds / context.world_size,
         "tflops_per_gpu": columns["flops"] / seconds / 1e12,
     }
-    if context.device.type == "cuda":
-        peak = peak_tflops(torch.cuda.get_device_name(context.device), problem.dtype)
-        if peak is not None:
-            result |= {"peak_tflops": peak, "mfu": flops_per_token(problem) * tokens_per_s_per_gpu / 1e12 / peak}
+    gpu_name = torch.cuda.get_device_name(context.device) if context.device.type == "cuda" else ""
+    if peak := peak_tflops(gpu_name, problem.dtype):
+        result |= {"peak_tflops": peak, "mfu": flops_per_token(problem) * tokens_per_s_per_gpu / 1e12 / peak}
     return result
 
 
 def peak_tflops(gpu_name: str, dtype: str) -> float | None:
     """Return the datasheet's peak in TFLOP/s, or None for a GPU that is not in the table."""
-    words = gpu_name.replace("-", " ").split()
-    for name, (half, single) in PEAK_TFLOPS.items():
-        if all(word in words for word in name.split()):
-            return float(single if dtype == "float32" else half)
-    return None
+    words = {*gpu_name.replace("-", " ").split()}
+    peaks = next((peaks for name, peaks in PEAK_TFLOPS.items() if words.issuperset(name.split())), None)
+    return peaks and float(peaks[dtype == "float32"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -40,27 +41,21 @@ def json_document(row: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
     samples_ms = row.get("samples_ms") if samples_ms is None else samples_ms
     if row.get("status") != "ok" or samples_ms is None:
         return None
-    job = json.loads(row["job"])
-    count = len(samples_ms)
-    seconds = [ms / 1e3 for ms in samples_ms]
+    job, count, seconds = json.loads(row["job"]), len(samples_ms), [ms / 1e3 for ms in samples_ms]
     samples = job["batch_size"] * job["accumulate"] * row["dp_size"]
     tokens = samples * job["seq_length"]
     losses = list(row["losses"])[-count:]
-    phases_s = {phase: _numbers(row, f"step_{phase}_ms", 1e-3, count) for phase in PHASES}
-    held_gb, peak_gb = (_numbers(row, f"iteration_{name}_gib", GB_PER_GIB, count) for name in ("held", "peak"))
-    steps = [
-        {
-            "step": job["warmup_steps"] + step,
-            "loss": losses[step],
-            "step_time_s": seconds[step],
-            **{f"{phase}_time_s": phases_s[phase][step] for phase in PHASES},
-            "tokens_per_sec": tokens / seconds[step],
-            "samples_per_sec": samples / seconds[step],
-            "memory_allocated_gb": held_gb[step],
-            "memory_peak_gb": peak_gb[step],
-        }
-        for step in range(count)
-    ]
+    phases_s = {f"{phase}_time_s": _numbers(row, f"step_{phase}_ms", 1e-3, count) for phase in PHASES}
+    columns: dict[str, Iterable[Any]] = {
+        "step": range(job["warmup_steps"], job["warmup_steps"] + count),
+        "loss": losses,
+        "step_time_s": seconds,
+        **phases_s,
+        "tokens_per_sec": [tokens / step_s for step_s in seconds],
+        "samples_per_sec": [samples / step_s for step_s in seconds],
+        "memory_allocated_gb": _numbers(row, "iteration_held_gib", GB_PER_GIB, count),
+        "memory_peak_gb": _numbers(row, "iteration_peak_gib", GB_PER_GIB, count),
+    }
     average_s = statistics.fmean(seconds)
     summary = {
         "num_steps": count,
@@ -73,16 +68,20 @@ def json_document(row: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
         "avg_loss": statistics.fmean(losses),
         "final_loss": losses[-1],
         "peak_memory_gb": row["peak_gib"] * GB_PER_GIB,
-        "timing_breakdown": _breakdown(row, phases_s, average_s),
+        "timing_breakdown": _breakdown(row, list(phases_s.values()), average_s),
     }
     name = f"results_{row['variant']}_tp{row['tp_size']}_dp{row['dp_size']}"
+    steps = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
     return name, {"config": _config(row, job), "steps": steps, "summary": summary}
 
 
 def _config(row: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration in the older benchmark's names and order, and then the job's other fields."""
+    """Return the configuration in the older benchmark's names and order, and then the job's other fields. A model of
+    conf/model has the name of its id."""
+    file = Path(tpbench.__file__).parent / f"conf/model/{job['model']}.yaml"
+    model = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
     older = {
-        "model_name": _hub_id(job["model"]),
+        "model_name": str(model.get("hub_ids", [job["model"]])[0]),
         "impl": row["variant"],
         **{name: job[name] for name in ("tp_size", "dp_size", "batch_size", "seq_length", "learning_rate", "dtype")},
         "autocast": job["autocast"],
@@ -97,35 +96,25 @@ def _config(row: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
     return older | {name: value for name, value in job.items() if name not in (*older, "model", "variant")}
 
 
-def _hub_id(model: str) -> str:
-    """Return the id of a model of conf/model, or the name of another model."""
-    file = Path(tpbench.__file__).parent / f"conf/model/{model}.yaml"
-    content = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    return str(content.get("hub_ids", [model])[0])
-
-
 def _numbers(row: Mapping[str, Any], column: str, factor: float, count: int) -> list[float | None]:
     """Return the numbers of a column times a factor, or as many None if the row has none."""
     values = row.get(column)
     return [None] * count if values is None else [factor * value for value in values]
 
 
-def _breakdown(
-    row: Mapping[str, Any], phases_s: Mapping[str, Sequence[float | None]], average_s: float
-) -> dict[str, float | None]:
+def _breakdown(row: Row, phases_s: Sequence[Sequence[Any]], average_s: float) -> dict[str, float | None]:
     """Return each phase's share of the average step in percent. An older row has only the medians of its phases.
 
     In older rows each phase is of the rank that was slowest in it. If they add up to more than the step, `other_pct` is
     null.
     """
     shares: dict[str, float | None] = {}
-    for phase, seconds in phases_s.items():
-        recorded = [second for second in seconds if second is not None]
+    for phase, times_s in zip(PHASES, phases_s, strict=True):
         median_ms = row.get(f"{phase}_ms")
-        phase_s = statistics.fmean(recorded) if recorded else None if median_ms is None else median_ms / 1e3
-        shares[f"{phase}_pct"] = None if phase_s is None else 100 * phase_s / average_s
-    parts = [share for share in shares.values() if share is not None]
-    return shares | {"other_pct": 100 - sum(parts) if len(parts) == len(PHASES) and sum(parts) <= 100 else None}
+        phase_s = statistics.fmean(times_s) if None not in times_s else median_ms and median_ms / 1e3
+        shares[f"{phase}_pct"] = phase_s and 100 * phase_s / average_s
+    rest = None if None in shares.values() else 100 - math.fsum(filter(None, shares.values()))
+    return {**shares, "other_pct": None if rest is None or rest < 0 else rest}
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:
@@ -147,10 +136,10 @@ def _errors(rows: Iterable[Row]) -> Table:
     checks: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in rows:
         checks[row["oracle"] or "-", row["variant"]].append(row)
-    lines = tuple(
-        (oracle, variant, str(len(checked)), _largest(checked, "loss_error"), _largest(checked, "grad_error"))
-        for (oracle, variant), checked in sorted(checks.items())
-    )
+    lines = []
+    for check, checked in sorted(checks.items()):
+        errors = [[row[name] for row in checked if row[name] is not None] for name in ("loss_error", "grad_error")]
+        lines.append((*check, str(len(checked)), *(_percent(max(each)) if each else "-" for each in errors)))
     columns = ("oracle", "variant", "rows", "largest loss_error", "largest grad_error")
     return Table("largest relative errors of losses and gradient norms", columns, lines)
 
@@ -162,21 +151,13 @@ def _differences(problems: Sequence[Sequence[Row]]) -> Table:
     for step in sorted({*(step for step in STEPS if step < max(shared)), *shared}):
         reached = [[row for row in group if len(row["losses"]) >= step] for group in problems]
         compared = [group for group in reached if len(group) > 1]
-        spreads = [_percent(max(_spread(group, name, step) for group in compared)) for name in _TRAJECTORIES]
-        lines.append((str(step), str(len(compared)), str(sum(map(len, compared))), *spreads))
+        largest = []
+        for name in _TRAJECTORIES:
+            values = [[row[name][step - 1] for row in group] for group in compared]
+            largest.append(max((max(group) - min(group)) / max(max(group), 1e-12) for group in values))
+        lines.append((str(step), str(len(compared)), str(sum(map(len, compared))), *map(_percent, largest)))
     heading = "largest difference between rows of equal problems, relative to the larger value"
-    return Table(heading, ("step", "problems", "rows", *_TRAJECTORIES), tuple(lines))
-
-
-def _spread(group: Iterable[Row], name: str, step: int) -> float:
-    """Return the difference of the largest and the smallest value at a step, divided by the largest."""
-    values = [float(row[name][step - 1]) for row in group]
-    return (max(values) - min(values)) / max(max(values), 1e-12)
-
-
-def _largest(rows: Iterable[Row], name: str) -> str:
-    errors = [float(row[name]) for row in rows if row[name] is not None]
-    return _percent(max(errors)) if errors else "-"
+    return Table(heading, ("step", "problems", "rows", *_TRAJECTORIES), lines)
 
 
 def _percent(share: float) -> str:

@@ -5,7 +5,7 @@ A problem's fields are enough: nothing runs, and no model is made.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from tpbench.workloads.train_step.problem import ITEM_BYTES, TrainStep
 
@@ -55,22 +55,14 @@ def step_flops(problem: TrainStep) -> int:
     return flops_per_token(problem) * problem.tokens * problem.accumulate
 
 
-@dataclass(frozen=True)
-class MemoryEstimate:
-    """Bytes that a rank is expected to need."""
+class MemoryEstimate(NamedTuple):
+    """Bytes that a rank is expected to need, and their peak: activations may be freed as gradients are made."""
 
     model: int
     gradients: int
     optimizer: int
     activations: int
-    gradients_persist: bool
-    """True if gradients exist while all activations are held. False if gradients appear only as activations go."""
-
-    @property
-    def total(self) -> int:
-        """Peak of all parts together, in bytes."""
-        both = (self.gradients, self.activations)
-        return self.model + self.optimizer + (sum(both) if self.gradients_persist else max(both))
+    total: int
 
 
 def estimate_memory(
@@ -102,8 +94,10 @@ def estimate_memory(
     logits_and_buffers = logits + buffers if problem.accumulate > 1 else max(logits, buffers)
     autocast_copies = held * ITEM_BYTES[problem.dtype] if problem.autocast else 0
     activations = _layers_bytes(problem, variant, tp_size) + logits_and_buffers + autocast_copies
-    persist = variant == "ddp" or problem.accumulate > 1  # DDP's gradients are views of its buckets
-    return MemoryEstimate(model, gradients, states, activations, persist)
+    # Gradients exist while all activations are held, as DDP's, which are views of its buckets, or appear as these go.
+    persist = variant == "ddp" or problem.accumulate > 1
+    passing = gradients + activations if persist else max(gradients, activations)
+    return MemoryEstimate(model, gradients, states, activations, model + states + passing)
 
 
 def _layers_bytes(problem: TrainStep, variant: str, tp_size: int) -> int:
@@ -167,31 +161,28 @@ def _autotp_bytes(problem: TrainStep) -> int:
     # Forward, in the computation's dtype: one all-reduce after o, which checkpointing repeats, and one after down.
     # Backward, in the parameters' dtype: one for each product behind the input, of queries, keys and values, and of
     # gate and up.
-    forward, products = 2 + problem.activation_checkpointing, 2 + problem.ffn_matrices
-    layer = 2 * problem.hidden_size * (forward * compute + products * stored)
+    layer = (2 + problem.activation_checkpointing) * compute + (2 + problem.ffn_matrices) * stored
     # The embedding has one all-reduce forward, unless each rank has all of its rows; the head has one backward.
-    head = problem.vocab_parallel or not problem.tied
-    of_head = head * (compute if problem.train_loss == "tpbench_linear" else stored)
-    gathered_logits = not problem.vocab_parallel and not problem.tied
-    outside = 2 * problem.hidden_size * (problem.vocab_parallel * stored + of_head)
-    return problem.depth * layer + outside + (problem.vocab * compute if gathered_logits else 0)
+    of_head = compute if problem.train_loss == "tpbench_linear" else stored
+    outside = problem.vocab_parallel * stored + (problem.vocab_parallel or not problem.tied) * of_head
+    gathered_logits = 0 if problem.vocab_parallel or problem.tied else problem.vocab * compute
+    return 2 * problem.hidden_size * (problem.depth * layer + outside) + gathered_logits
 
 
 def _sequence_parallel_bytes(problem: TrainStep) -> int:
     """Return the bytes of all collectives on one token's activations. There is an all-gather before attention and
     before feed-forward, and a reduce-scatter after each; embedding and head have one collective each."""
     stored, compute = ITEM_BYTES[problem.stored_dtype], ITEM_BYTES[problem.dtype]
-    checkpointed = problem.activation_checkpointing
     # In the parameters' dtype: two all-gathers of normed tensors, which checkpointing repeats, and the reduce-scatters
     # of their gradients. In the computation's dtype: the reduce-scatters of both blocks' last products, of which
     # checkpointing repeats the first, and the all-gathers of their gradients.
-    layer = problem.hidden_size * ((4 + 2 * checkpointed) * stored + (4 + checkpointed) * compute)
-    # In the parameters' dtype: the collectives of embedding and head, forward and backward.
-    in_stored, in_compute = 4, 0
-    if problem.train_loss == "tpbench_linear":
-        in_stored, in_compute = 2, 2  # the loss gathers the tokens, and scatters their gradient, after the cast
-    outside = problem.hidden_size * (in_stored * stored + in_compute * compute)
-    return problem.depth * layer + outside + (0 if problem.vocab_parallel else problem.vocab * compute)
+    checkpointed = problem.activation_checkpointing
+    layer = (4 + 2 * checkpointed) * stored + (4 + checkpointed) * compute
+    # Of embedding and head, forward and backward. The linear loss gathers the tokens, and scatters their gradient,
+    # after the cast to the computation's dtype.
+    outside = 2 * stored + 2 * (compute if problem.train_loss == "tpbench_linear" else stored)
+    gathered_logits = 0 if problem.vocab_parallel else problem.vocab * compute
+    return problem.hidden_size * (problem.depth * layer + outside) + gathered_logits
 
 
 def _data_parallel_bytes(problem: TrainStep, variant: str, tp_size: int) -> int:

@@ -79,8 +79,10 @@ class TimedLosses:
         """Return why losses of the timed steps are wrong, or None."""
         errors = self._errors(losses)
         allowed = max(TIMED_TOLERANCE[dtype], TIMED_SHARE * median(self._errors(self._constant)))
-        limits = {"median": (median(errors), allowed), "largest": (max(errors), TIMED_OUTLIER * allowed)}
-        for kind, (error, limit) in limits.items():
+        for kind, error, limit in (
+            ("median", median(errors), allowed),
+            ("largest", max(errors), TIMED_OUTLIER * allowed),
+        ):
             if error > limit:
                 step = next(step for step, error in enumerate(errors) if error > limit)
                 return (

@@ -9,7 +9,7 @@ from typing import Any
 from tpbench import packages
 from tpbench.workloads import Option, Pivot, Study, Workload
 from tpbench.workloads.train_step.documents import json_document
-from tpbench.workloads.train_step.estimates import estimate_memory, parameters
+from tpbench.workloads.train_step.estimates import MemoryEstimate, estimate_memory, parameters
 from tpbench.workloads.train_step.model.resolve import KNOWN_ARCHITECTURES, PLAIN_LOGITS, resolve
 from tpbench.workloads.train_step.problem import ARCHITECTURE, NORM_GROWTH, TrainStep
 
@@ -23,9 +23,20 @@ OPTIONS = (
 )  # fmt: skip
 ALL = frozenset(OPTIONS) - TENSOR_PARALLEL - AUTOTP
 """Options that every variant supports."""
+ALIASES = {
+    "impl": "variant={} shape=qwen3_32b_tp4",
+    "model_name": "model={}",
+    "attn_impl": "attention={}",
+    "gradient_accumulation_steps": "accumulate={}",
+    "use_vocab_parallel": "vocab_parallel={}",
+    "no_vocab_parallel": "vocab_parallel=${tpbench.not:{}}",
+    "num_training_steps": "steps='${tpbench.difference:num_training_steps,{},warmup_steps,${warmup_steps}}'",
+}
+"""Names of an older benchmark of AutoTP and FSDP2. Its steps include those of the warm-up, and it trains Qwen3-32B if
+no other model is named."""
 LARGEST_ESTIMATE = 1.15
 """Most that an estimate of the memory exceeds the peak that is measured, as a factor: 1.13 in 31 measured cells."""
-MEMORY_PARTS = ("model", "gradients", "optimizer", "activations")
+MEMORY_PARTS = MemoryEstimate._fields[:-1]
 TRAINING = (
     "tokens_per_s_per_gpu", "mfu", "bound", "communication_share", "idle_share", "exposed_share", "time_ms",
     "device_ms", "forward_ms", "backward_ms", "optimizer_ms", "peak_gib", "steady_gib", "expected_gib",
@@ -74,6 +85,7 @@ WORKLOAD = Workload(
     name="train_step",
     summary="steps of training a transformer, tensor and data parallel",
     problem=TrainStep,
+    aliases=ALIASES,
     headline=("model", "num_layers", "batch_size", "seq_length"),
     former_fields={"tp_mapping": None, "window": None, "window_layers": 0},
     job_only_fields=(*ARCHITECTURE, "model_dir", "phase_steps", "profile", "log_interval"),
@@ -209,47 +221,42 @@ def _no_graph(variant: str, problem: TrainStep) -> str:
     return ""
 
 
-def _variant(name: str, function: str, summary: str, options: frozenset[str] = TENSOR_PARALLEL, *packages: str) -> None:
-    """Register a variant with its options besides `ALL`, and the packages that it needs besides transformers.
+VARIANTS: dict[str, tuple[str, frozenset[str], str]] = {
+    "autotp": (
+        "autotp.DeepSpeedTrainer",
+        ALL | TENSOR_PARALLEL | AUTOTP,
+        "DeepSpeed AutoTP by the model's own plan, ZeRO 0 to 2 over replicas",
+    ),
+    "fsdp_dtensor": (
+        "fsdp.fsdp_dtensor",
+        ALL | TENSOR_PARALLEL,
+        "FSDP2 over replicas, tpbench's sharded layers with sequence parallelism within them",
+    ),
+    "dtensor_tp": (
+        "fsdp.dtensor_tp",
+        # torch 2.13 fails to keep the mesh of DTensors in compiled layers that are checkpointed.
+        ALL - {"compile"} | TENSOR_PARALLEL,
+        "torch's own: FSDP2 over replicas, parallelize_module with sequence parallelism within them",
+    ),
+    "fsdp_dtensor_async": (
+        "fsdp.fsdp_dtensor_async",
+        ALL | TENSOR_PARALLEL,
+        "fsdp_dtensor through torch.compile with async-TP: products in pieces beside their collectives",
+    ),
+    "fsdp": ("fsdp.fsdp_dtensor", ALL, "no tensor parallelism: FSDP2, parameters sharded over replicas"),
+    "ddp": ("fsdp.ddp", ALL, "no tensor parallelism: DistributedDataParallel, all of the model on every rank"),
+}
+"""The function of each variant in `training`, its options and its summary."""
 
-    `dtensor_tp` isn't compiled: torch 2.13 fails to keep the mesh of DTensors in compiled layers that are checkpointed.
-    """
+for _name, (_function, _options, _summary) in VARIANTS.items():
     WORKLOAD.variant_of(
-        name,
-        f"training.{function}",
-        summary,
-        options=(ALL - {"compile"} if name == "dtensor_tp" else ALL) | options,
-        requires=("transformers", *packages),
-        requires_cuda=name == "fsdp_dtensor_async",
-        no_graph_reason=partial(_no_graph, name),
+        _name,
+        f"training.{_function}",
+        _summary,
+        options=_options,
+        requires=("transformers", "deepspeed") if _name == "autotp" else ("transformers",),
+        requires_cuda=_name == "fsdp_dtensor_async",
+        no_graph_reason=partial(_no_graph, _name),
         uses_triton=lambda problem: problem.train_loss != "torch",
-        unsupported_reason=partial(_unsupported_by, name),
+        unsupported_reason=partial(_unsupported_by, _name),
     )
-
-
-_variant(
-    "autotp",
-    "autotp.DeepSpeedTrainer",
-    "DeepSpeed AutoTP by the model's own plan, ZeRO 0 to 2 over replicas",
-    TENSOR_PARALLEL | AUTOTP,
-    "deepspeed",
-)
-_variant(
-    "fsdp_dtensor",
-    "fsdp.fsdp_dtensor",
-    "FSDP2 over replicas, tpbench's sharded layers with sequence parallelism within them",
-)
-_variant(
-    "dtensor_tp",
-    "fsdp.dtensor_tp",
-    "torch's own: FSDP2 over replicas, parallelize_module with sequence parallelism within them",
-)
-_variant(
-    "fsdp_dtensor_async",
-    "fsdp.fsdp_dtensor_async",
-    "fsdp_dtensor through torch.compile with async-TP: products in pieces beside their collectives",
-)
-_variant("fsdp", "fsdp.fsdp_dtensor", "no tensor parallelism: FSDP2, parameters sharded over replicas", frozenset())
-_variant(
-    "ddp", "fsdp.ddp", "no tensor parallelism: DistributedDataParallel, all of the model on every rank", frozenset()
-)

@@ -27,8 +27,8 @@ from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tpbench.measure.session import Verdict
 from tpbench.workloads.embedding_grad import WORKLOAD, EmbeddingGrad
 from tpbench.workloads.embedding_grad.bench import TOLERANCE
-from tpbench.workloads.embedding_grad.exchanges import Exchange, ExchangeContext, sparse
-from tpbench.workloads.embedding_grad.exchanges.dense import DenseReduceScatter
+from tpbench.workloads.embedding_grad.exchanges import Exchange, ExchangeContext, by_collectives
+from tpbench.workloads.embedding_grad.exchanges.by_collectives import DenseReduceScatter
 from tpbench.workloads.embedding_grad.row_operations.search import CpuRowFinder
 
 pytestmark = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
@@ -190,8 +190,8 @@ def calibrated(here: Rank) -> tuple[float, bool]:
         return CpuRowFinder(inputs, tokens=tokens)
 
     stopwatch: Any = SimulatedStopwatch()
-    with mock.patch.object(sparse, "row_finder", finder):
-        exchange = sparse.SparseAuto(cell, ExchangeContext(inputs, comm, stopwatch))
+    with mock.patch.object(by_collectives, "row_finder", finder):
+        exchange = by_collectives.SparseAuto(cell, ExchangeContext(inputs, comm, stopwatch))
     return exchange.limit, torch.equal(inputs.grad, before)
 
 

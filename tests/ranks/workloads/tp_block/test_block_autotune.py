@@ -49,6 +49,7 @@ def choices(here: Rank) -> dict[str, tuple[dict[str, str], float]]:
     for best_step in ("mixed", "ring", "plain"):
         schedules = autotune.available_schedules(context)
         stopwatch: Any = PresetStopwatch(lambda number: "ring" if number >= 4 else "plain", best_step, list(schedules))
+        context.inputs.context.known.clear()  # as for another cell
         tuner = autotune.ScheduleTuner(replace(context, stopwatch=stopwatch), schedules)
         tuner.choose()
         of_operations = [len(schedules)] * 2 * len(cell.linears)

@@ -46,9 +46,9 @@ def fusions(here: Rank) -> tuple[list[dict[str, int]], float]:
     )
     error = largest_error(cell, where, prepared)
     fill_replacements(prepared)
-    assert prepared.run_without_communication is not None and prepared.without_communication is not None
-    prepared.run_without_communication(prepared.x).backward(prepared.grad)
-    assert all(parameter.grad is not None for parameter in prepared.without_communication.parameters())
+    assert prepared.without_communication is not None
+    prepared.without_communication.step()
+    assert all(parameter.grad is not None for parameter in prepared.without_communication.module.parameters())
     return found, error
 
 

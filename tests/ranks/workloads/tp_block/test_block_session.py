@@ -1,4 +1,4 @@
-"""A session of the block: verdicts of wrong results, the figures of a row from preset times, and a step's trace."""
+"""A session of the block: verdicts of wrong results, and the figures of a row from preset times."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ import torch
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.tp_block import FixedStopwatch, block_context, context, problem
 from tpbench.measure.clock import do_nothing
-from tpbench.measure.gpu_trace import COMMUNICATION, OTHER, PRODUCT, Interval
 from tpbench.measure.rates import SHARD_BYTES, SIDE
 from tpbench.workloads.tp_block import WORKLOAD, bench
-from tpbench.workloads.tp_block.execution import measurements
 from tpbench.workloads.tp_block.execution.prepared import NoCommunicationSchedule, prepare
 from tpbench.workloads.tp_block.problem import TOLERANCE
 
@@ -130,15 +128,3 @@ def test_every_figure_has_the_right_value() -> None:
     }
     for found in run_on_ranks(2, figures):
         assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-12)
-
-
-def test_times_of_products_and_communication_that_overlap_are_counted_once() -> None:
-    def made(kind: int, *spans: tuple[float, float]) -> list[Interval]:
-        return [Interval(start, end - start, kind) for start, end in spans]
-
-    communication = made(COMMUNICATION, (0, 4), (2, 6), (10, 12))  # 8 ms: 0 to 6 and 10 to 12
-    products = made(PRODUCT, (1, 3), (2, 4), (5, 11))  # of which 1 to 4, 5 to 6 and 10 to 11
-    timeline = [*communication, *products, *made(OTHER, (0, 100))]
-    assert measurements.overlap_fraction(timeline) == pytest.approx(5 / 8)
-    assert measurements.overlap_fraction(products) is None
-    assert measurements.overlap_fraction(communication) == 0.0

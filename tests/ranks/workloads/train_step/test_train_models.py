@@ -224,3 +224,12 @@ def test_dropout_of_a_folder_is_disabled(tmp_path: Path) -> None:
     content = {"model_type": "starcoder2", "residual_dropout": 0.1, "attention_dropout": 0.1}
     model = build(resolve(folder_problem(tmp_path, **content)))
     assert model.model.layers[0].mlp.residual_dropout == model.model.layers[0].self_attn.attention_dropout == 0.0
+
+
+def test_outputs_and_initial_values_of_a_folder_are_ignored(tmp_path: Path) -> None:
+    content = {"return_dict": False, "output_hidden_states": True, "initializer_range": -1.0, "use_cache": True}
+    problem = resolve(folder_problem(tmp_path, model_type="gemma", head_dim=16, **content))
+    model = build(problem)
+    materialise(model, CPU, 0)
+    result = model(input_ids=torch.zeros(1, 2, dtype=torch.int64), use_cache=False)
+    assert list(result) == ["logits"] and result.logits.isfinite().all()

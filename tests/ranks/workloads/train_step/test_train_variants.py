@@ -50,7 +50,7 @@ CASES: list[tuple[int, str, int, dict[str, Any]]] = [
     # tpbench's loss of head and loss together: hidden states whole (autotp) or sharded over the ranks, FSDP's weights.
     *((2, name, 2, LINEAR | each) for name in ("fsdp_dtensor", "autotp")
       for each in ({"vocab": 97}, {"architecture": "gemma2", **EAGER, **BOTH})),
-    (4, "fsdp_dtensor", 2, {"accumulate": 2, **LINEAR}),
+    (4, "fsdp_dtensor", 2, {"accumulate": 2, **LINEAR}), *((4, name, 2, BOTH) for name in SHARDED),
     (2, "ddp", 1, LINEAR), (2, "fsdp", 1, {"tied": True, "accumulate": 2, **LINEAR}),
     # Other architectures, by their own plans.
     *((2, name, 2, each) for name in SHARDED for each in ARCHITECTURES),
@@ -140,6 +140,12 @@ def test_a_model_that_transformers_does_not_have(name: str, tp_size: int, more: 
         JobError, match=r"my_model\.py:other cannot be used: ModuleNotFoundError: No module named 'nosuch'"
     ):
         resolve(tiny_problem(model_dir=f"{tmp_path}/my_model.py:other"))
+    (tmp_path / "my_model.py").write_text(
+        page.partition("```python\n")[2].partition("```")[0].replace("WIDTH, HEADS, HEADS", "WIDTH, 0, HEADS")
+    )
+    with pytest.raises(JobError, match=r"my_model\.py:relu_squared cannot be used: ZeroDivisionError: "):
+        builders.builder_of.cache_clear()
+        resolve(tiny_problem(model_dir=model))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="compile=true needs a GPU")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.support.embedding_grad import context, problem
-from tpbench.workloads.embedding_grad.exchanges.sparse import equal_time, sparse_is_faster
+from tpbench.workloads.embedding_grad.exchanges.by_collectives import equal_time, sparse_is_faster
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs, busiest
 from tpbench.workloads.embedding_grad.row_operations.search import CpuRowFinder, PinnedRing
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -60,12 +61,12 @@ class LoggedStream:
         self.lines.append(f"host waits for {self.name}")
 
 
-def step_of(log: Log, device: str, **fields: Any) -> TrainingStep:
+def step_of(log: Log, device: str, **fields: Any) -> Callable[[], None]:
     others: Any = log
     points = {"counts": "batch", "ids": "forward", "values": "backward"}
     phases: list[Any] = [Phase(name, lambda name=name: log.lines.append(name), at) for name, at in points.items()]
     cell = problem(overlap_ms=1.0, other_mib=float(log.count > 0), **fields)
-    return TrainingStep(cell, phases, others, others, None, torch.device(device))
+    return TrainingStep(cell, others, others, None, torch.device(device)).with_exchange(phases)
 
 
 GATHERS = ["gather 0", "gather 1", "gather 0 ends", "gather 1 ends"]
@@ -97,7 +98,7 @@ def test_the_exchange_has_its_place_among_other_transfers(
 ) -> None:
     log = Log(2)
     patch_streams(log, monkeypatch)
-    step_of(log, device, transfer_order=order).run()
+    step_of(log, device, transfer_order=order)()
     passes = ["forward 1.0", "counts", "exchange waits for forward 1.0", "ids", "backward 1.0"]
     expected = [*([] if order == "passes" else passes), *lines]
     if device == "cpu":
@@ -120,7 +121,7 @@ EVENT = "exchange waits for forward 1.0"
 def test_without_other_transfers_both_passes_are_queued_first(monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log(0)
     patch_streams(log, monkeypatch)
-    step_of(log, "cuda").run()
+    step_of(log, "cuda")()
     passes = [TO_EXCHANGE, "forward 1.0", "backward 1.0"]
     lines = ["counts", EVENT, "ids", TO_EXCHANGE, "values"]
     assert log.lines == [*passes, *lines, "compute waits for exchange"]

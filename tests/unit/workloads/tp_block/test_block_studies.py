@@ -56,14 +56,16 @@ TIMED = [
 
 
 def test_each_row_is_compared_with_the_plain_one_of_its_problem() -> None:
-    found = {(group.part, group.graph): ratios for group, ratios in speedups(TIMED).items()}
-    mlp = found["mlp", False]
-    assert mlp["block_copy_engine", 2048] == {"time_ms": 2.0 / 2.1, "device_ms": 1.25}
-    assert found["mlp", True] == {("block_copy_engine", 8192): {"time_ms": 2.0, "device_ms": 2.0}}
-    assert found["column", False] == {("block_copy_engine", 8192): {"time_ms": 1.0, "device_ms": 1 / 0.995}}
-    assert len(mlp) == 5 and len(found) == 3
+    found = {(group.facts["part"], group.facts["graph"]): group for group in speedups(TIMED)}
+    mlp, graph, column = found["mlp", False], found["mlp", True], found["column", False]
+    assert {clock: ratios["block_copy_engine"][2048] for clock, ratios in mlp.by_clock.items()} == {
+        "time_ms": 2.0 / 2.1, "device_ms": 1.25,
+    }  # fmt: skip
+    assert graph.by_clock["time_ms"].to_dict() == {"block_copy_engine": {8192: 2.0}}
+    assert column.by_clock["device_ms"].to_dict() == {"block_copy_engine": {8192: 1 / 0.995}}
+    assert mlp.by_clock["time_ms"].count().sum() == 5 and len(found) == 3
     assert pays_from(mlp, "device_ms") == 2048, "not from 128 on: at 512 it loses"
-    assert pays_from(mlp, "time_ms") == 8192 and pays_from(found["column", False], "device_ms") is None
+    assert pays_from(mlp, "time_ms") == 8192 and pays_from(column, "device_ms") is None
     *_, ends = tables([{**row, "device_ms": None} for row in TIMED])
     assert ends.rows[1][-2:] == ("8192", "-"), "rows of a CPU have no device time"
 

@@ -7,7 +7,6 @@ import pytest
 from tpbench.workloads.tp_block.execution.autotune import (
     PLAIN,
     Candidate,
-    StepTimes,
     best_step,
     fastest,
 )
@@ -40,10 +39,10 @@ def test_the_plain_schedule_is_kept_unless_another_is_clearly_faster() -> None:
 def test_a_step_is_chosen_only_if_it_loses_by_no_clock(
     times: dict[Candidate, tuple[float, float]], best: Candidate
 ) -> None:
-    assert best_step({candidate: StepTimes(*both) for candidate, both in times.items()}) == best
+    assert best_step(times) == best
 
 
 def test_under_a_graph_the_plain_step_is_a_graph_too() -> None:
-    times = {GRAPHS: StepTimes(2.86, 2.81), OVERLAP_GRAPHS: StepTimes(2.85, 2.80)}
+    times = {GRAPHS: (2.86, 2.81), OVERLAP_GRAPHS: (2.85, 2.80)}
     assert best_step(times, plain=GRAPHS) == GRAPHS
-    assert best_step(times | {OVERLAP_GRAPHS: StepTimes(2.58, 2.60)}, plain=GRAPHS) == OVERLAP_GRAPHS
+    assert best_step(times | {OVERLAP_GRAPHS: (2.58, 2.60)}, plain=GRAPHS) == OVERLAP_GRAPHS

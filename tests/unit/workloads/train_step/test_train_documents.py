@@ -36,10 +36,10 @@ def test_the_largest_errors_of_each_variant_by_check() -> None:
     first, second = row("ddp", [2.0], [1.0]), row("ddp", [2.0], [1.0], loss_error=5.7e-4, grad_error=0.002)
     forward = row("fsdp", [2.0], [1.0], oracle="loss of the first step by a forward pass", grad_error=None)
     errors, *_ = tables([second, first, forward, row("fsdp", [9.0], [9.0], status="wrong", loss_error=1.0)])
-    assert errors.rows == (
+    assert errors.rows == [
         ("3 steps by one process", "ddp", "2", "0.057%", "1%"),
         ("loss of the first step by a forward pass", "fsdp", "1", "0.02%", "-"),
-    )
+    ]
 
 
 def test_differences_by_step_are_of_equal_problems_only() -> None:
@@ -51,13 +51,13 @@ def test_differences_by_step_are_of_equal_problems_only() -> None:
     *_, differences = tables(rows)
     assert tables(rows[2:])[-1].columns[0] == "oracle" and tables([]) == []
     assert differences.columns == ("step", "problems", "rows", "losses", "grad_norms")
-    assert differences.rows == (
+    assert differences.rows == [
         ("1", "1", "2", "0%", "0%"),
         ("2", "1", "2", "9.1%", "0%"),
         ("3", "1", "2", "0%", "0%"),
         ("4", "1", "2", "0%", "75%"),
         ("5", "1", "2", "10%", "50%"),
-    )
+    ]
 
 
 CONFIG_KEYS = [

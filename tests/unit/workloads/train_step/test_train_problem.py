@@ -78,6 +78,8 @@ def test_changed_fields_are_part_of_the_models_name(tmp_path: Path) -> None:
         (config_json(rope_theta=0), "has rope_theta=0"),
         (config_json(rope_scaling={"rope_type": "linear", "factor": -1.0}), "has factor=-1.0, with which no"),
         (config_json(rms_norm_eps=float("nan")), "has rms_norm_eps=nan, with which no"),
+        (config_json(rms_norm_eps=float("inf")), "has rms_norm_eps=inf, with which no"),
+        (config_json(model_type="gemma2", final_logit_softcapping=0.0), "has final_logit_softcapping=0.0, with which"),
         (config_json(attention_bias="yes"), "cannot take its config.json: "),
         (config_json(tie_word_embeddings="false"), "cannot take its config.json: "),
         (config_json(tie_word_embeddings=None), "cannot take its config.json: "),

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -66,12 +66,8 @@ class Candidate(NamedTuple):
     """True if the forward and the backward pass are CUDA graphs."""
 
 
-class StepTimes(NamedTuple):
-    """Median times of a step in ms, of the slowest rank."""
-
-    wall_ms: float
-    device_ms: float
-    """On a CPU equal to the wall time."""
+StepTimes: TypeAlias = tuple[float, float]
+"""Median times of a step in ms, of the slowest rank: wall time and device time, which are equal on a CPU."""
 
 
 def fastest(times_ms: Mapping[str, float]) -> str:
@@ -117,11 +113,8 @@ class ScheduleTuner:
         return LinearPlan(*(self.schedules[self.chosen[f"{linear.name} {direction}"]] for direction in DIRECTIONS))
 
     def choose(self) -> None:
-        """Choose all schedules and free the memory of the others. Collective."""
-        for linear in self.context.inputs.problem.linears:
-            for direction in DIRECTIONS:
-                self.chosen[f"{linear.name} {direction}"] = self._fastest(linear, direction)
-        self._try_steps()
+        """Choose all schedules and free the memory of the others. Copies of a block have its schedules. Collective."""
+        self.chosen, self.graphs = self.context.inputs.context.once("schedules", self._measured)
         # Symmetric buffers are freed with the last schedule that uses them. Permanent memory stays, to be counted.
         used = set(self.chosen.values())
         self.schedules = {
@@ -129,6 +122,13 @@ class ScheduleTuner:
             for name, schedule in self.schedules.items()
             if name in used or getattr(schedule, "memory_is_permanent", False)
         }
+
+    def _measured(self) -> tuple[dict[str, str], bool]:
+        for linear in self.context.inputs.problem.linears:
+            for direction in DIRECTIONS:
+                self.chosen[f"{linear.name} {direction}"] = self._fastest(linear, direction)
+        self._try_steps()
+        return self.chosen, self.graphs
 
     def columns(self) -> dict[str, Any]:
         """Return the column of chosen schedules, and that of the memory that is still held, each buffer once."""
@@ -145,25 +145,21 @@ class ScheduleTuner:
         if len(set(self.chosen.values())) > 1:
             names.append(MIXED)
         plans: dict[str, Planner | Schedule] = {**self.schedules, MIXED: self.plan}
-        eager = {Candidate(name): prepare(self.context, plans[name]) for name in names}
-        graphs = on_gpu and self.context.inputs.problem.try_graphs
-        if graphs and self.context.graph:  # the whole iteration will be a graph: candidates are compared as graphs, too
-            best = best_step(self._times(self._graphed(eager)), plain=Candidate(PLAIN, graphs=True))
-        else:
-            is_short = graphs and self.context.stopwatch.ms(partial(_step, eager[Candidate(PLAIN)])) < LONG_STEP_MS
-            best = best_step(self._times(eager | self._graphed(eager) if is_short else eager))
+        candidates = {Candidate(name): prepare(self.context, plans[name]) for name in names}
+        plain = Candidate(PLAIN)
+        if on_gpu and self.context.inputs.problem.try_graphs:
+            if self.context.graph:  # the whole iteration will be a graph: candidates are compared as graphs, too
+                candidates, plain = _graphed(candidates), Candidate(PLAIN, graphs=True)
+            elif self.context.stopwatch.ms(partial(_step, candidates[plain])) < LONG_STEP_MS:
+                candidates |= _graphed(candidates)
+        best = best_step(self._times(candidates), plain)
         self.graphs = best.graphs and not self.context.graph
         if best.plan != MIXED:
             self.chosen = dict.fromkeys(self.chosen, best.plan)
-        del eager
+        del candidates
         if on_gpu:  # the callables of graphs are parts of reference cycles
             gc.collect()
             torch.cuda.empty_cache()
-
-    def _graphed(self, eager: Mapping[Candidate, PreparedBlock]) -> dict[Candidate, PreparedBlock]:
-        """The same steps as graphs. They share the memory of their intermediate results."""
-        pool = torch.cuda.graph_pool_handle()
-        return {Candidate(name, True): graphed(prepared, pool) for (name, _), prepared in eager.items()}
 
     def _times(self, candidates: Mapping[Candidate, PreparedBlock]) -> dict[Candidate, StepTimes]:
         """The times of each candidate, all measured alternately.
@@ -179,7 +175,7 @@ class ScheduleTuner:
         device = medians_ms(False)
         has_two_clocks = self.context.inputs.device.type == "cuda" and not self.context.graph
         wall = medians_ms(True) if has_two_clocks else device
-        return {candidate: StepTimes(*times) for candidate, *times in zip(candidates, wall, device, strict=True)}
+        return dict(zip(candidates, zip(wall, device, strict=True), strict=True))
 
     def _fastest(self, linear: ShardedLinear, direction: str) -> str:
         run = linear_operation(self.context.inputs, linear, direction)
@@ -188,6 +184,12 @@ class ScheduleTuner:
         if self.context.inputs.device.type == "cuda":
             torch.cuda.empty_cache()
         return fastest(dict(zip(self.schedules, map(median, samples), strict=True)))
+
+
+def _graphed(eager: Mapping[Candidate, PreparedBlock]) -> dict[Candidate, PreparedBlock]:
+    """The same steps as graphs. They share the memory of their intermediate results."""
+    pool = torch.cuda.graph_pool_handle()
+    return {Candidate(name, True): graphed(prepared, pool) for (name, _), prepared in eager.items()}
 
 
 def prepare_fastest(problem: TpBlock, context: BlockContext) -> PreparedBlock:

@@ -34,24 +34,50 @@ THETA = 500_000.0
 """Base of the rotary embedding's angles in Llama 3."""
 
 
-def _parameter(
-    linear: ShardedLinear,
-    plan: LinearPlan,
-    weight: Tensor | None,
-    seed: int,
-    device: torch.device | None,
-    dtype: torch.dtype | None,
-) -> nn.Parameter:
-    """Return this rank's part of a linear's weight, given or drawn."""
-    rank, size = plan.forward.rank, plan.forward.size
-    if weight is None:
-        weight = linear.shard(random_weight(linear, seed, dtype), rank, size)
-    elif weight.shape != linear.local_shape(size):
-        raise ValueError(f"a rank's weight must be {linear.local_shape(size)}, it is {tuple(weight.shape)}")
-    return nn.Parameter(weight.to(device=device, dtype=dtype))
+class ParallelLinear(nn.Module):
+    """A linear of which each of a group's p ranks holds a part of the weight W."""
+
+    def __init__(
+        self,
+        linear: ShardedLinear,
+        group: dist.ProcessGroup | None = None,
+        *,
+        use_overlap: bool = False,
+        seed: int = 0,
+        weight: Tensor | None = None,
+        plan: LinearPlan | None = None,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Create the layer on one rank. The children take the same arguments.
+
+        Args:
+            linear: the sizes of the whole W.
+            group: the ranks that share the layer. Default: the world.
+            use_overlap: use a ring all-gather and reductions in pieces instead of whole collectives. The rows of y must
+                then be divisible by p^2.
+            seed: draw the weight from this seed. Equal seeds give the same W at any p.
+            weight: this rank's part of W instead of a drawn one: (out / p, in) of a column-parallel layer, (out, in /
+                p) of a row-parallel one.
+            plan: schedules, instead of `group` and `use_overlap`.
+            device: device of the weight.
+            dtype: dtype of the weight.
+
+        Raises ValueError if p does not divide a size.
+        """
+        super().__init__()
+        if plan is None:
+            group = _group_or_world(group)
+            plan = LinearPlan.always(RingSchedule(group) if use_overlap else SequentialSchedule(group))
+        rank, size = plan.forward.rank, plan.forward.size
+        if weight is None:
+            weight = linear.shard(random_weight(linear, seed, dtype), rank, size)
+        elif weight.shape != linear.local_shape(size):
+            raise ValueError(f"a rank's weight must be {linear.local_shape(size)}, it is {tuple(weight.shape)}")
+        self.plan, self.weight = plan, nn.Parameter(weight.to(device=device, dtype=dtype))
 
 
-class ColumnParallelLinear(nn.Module):
+class ColumnParallelLinear(ParallelLinear):
     """y = all_gather(x) W^T. Each rank computes its share of y's columns.
 
     Several `out_features`, such as q, k and v, share one gather and one product. Each of them is sharded by itself.
@@ -63,36 +89,20 @@ class ColumnParallelLinear(nn.Module):
         out_features: int | Sequence[int],
         group: dist.ProcessGroup | None = None,
         *,
-        use_overlap: bool = False,
         save_gathered: bool = True,
-        seed: int = 0,
-        weight: Tensor | None = None,
-        plan: LinearPlan | None = None,
-        device: torch.device | None = None,
-        dtype: torch.dtype | None = None,
+        **options: Any,
     ) -> None:
-        """Create the layer on one rank of a group of p ranks.
+        """Create the layer.
 
         Args:
             in_features: columns of the whole W.
             out_features: rows of the whole W, or of each of its parts.
             group: the ranks that share the layer. Default: the world.
-            use_overlap: use a ring all-gather and reductions in pieces instead of whole collectives. The rows of y must
-                then be divisible by p^2.
             save_gathered: keep the gathered x for the backward pass. If false, gather x again.
-            seed: draw the weight from this seed. Equal seeds give the same W at any p.
-            weight: this rank's part of W, (out / p, in), instead of a drawn one.
-            plan: schedules, instead of `group` and `use_overlap`.
-            device: device of the weight.
-            dtype: dtype of the weight.
-
-        Raises ValueError if p does not divide a size.
+            options: those of ParallelLinear.
         """
-        super().__init__()
         parts = (out_features,) if isinstance(out_features, int) else tuple(out_features)
-        linear = ShardedLinear("column", "column", in_features, parts)
-        self.plan = plan or plan_of(group, use_overlap)
-        self.weight = _parameter(linear, self.plan, weight, seed, device, dtype)
+        super().__init__(ShardedLinear("column", "column", in_features, parts), group, **options)
         self.save_gathered = save_gathered
         self.local_parts = [features // self.plan.forward.size for features in parts]
 
@@ -112,27 +122,14 @@ class ColumnParallelLinear(nn.Module):
         return y if len(self.local_parts) == 1 else y.split(self.local_parts, dim=-1)
 
 
-class RowParallelLinear(nn.Module):
+class RowParallelLinear(ParallelLinear):
     """y = reduce_scatter(x W^T). Each rank has a share of the columns of x and W, and of the rows of y."""
 
     def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        group: dist.ProcessGroup | None = None,
-        *,
-        use_overlap: bool = False,
-        seed: int = 0,
-        weight: Tensor | None = None,
-        plan: LinearPlan | None = None,
-        device: torch.device | None = None,
-        dtype: torch.dtype | None = None,
+        self, in_features: int, out_features: int, group: dist.ProcessGroup | None = None, **options: Any
     ) -> None:
-        """Create the layer. The arguments are those of ColumnParallelLinear; a given `weight` is (out, in / p)."""
-        super().__init__()
-        linear = ShardedLinear("row", "row", in_features, (out_features,))
-        self.plan = plan or plan_of(group, use_overlap)
-        self.weight = _parameter(linear, self.plan, weight, seed, device, dtype)
+        """Create the layer. Further arguments are those of ParallelLinear."""
+        super().__init__(ShardedLinear("row", "row", in_features, (out_features,)), group, **options)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return y (rows / p, ..., out) of x (rows, ..., in / p). Raise ValueError if p does not divide the rows."""
@@ -159,12 +156,6 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight if self.group is None else with_summed_gradient(self.weight, self.group)
         return functional.rms_norm(x, weight.shape, weight, self.eps)
-
-
-def plan_of(group: dist.ProcessGroup | None, use_overlap: bool = False) -> LinearPlan:
-    """Return the plan of a group (default: the world): sequential, or with overlap by hand."""
-    group = _group_or_world(group)
-    return LinearPlan.always(RingSchedule(group) if use_overlap else SequentialSchedule(group))
 
 
 def _group_or_world(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
@@ -247,13 +238,11 @@ def build(problem: TpBlock, weights: Mapping[str, Tensor], plan: Planner) -> nn.
     """
 
     def layer(linear: ShardedLinear) -> nn.Module:
-        weight, schedules = weights[linear.name], plan(linear)
+        given: dict[str, Any] = {"weight": weights[linear.name], "plan": plan(linear)}
         if linear.kind == "row":
-            return RowParallelLinear(linear.in_features, linear.out_features[0], weight=weight, plan=schedules)
+            return RowParallelLinear(linear.in_features, linear.out_features[0], **given)
         keep = problem.save_gathered
-        return ColumnParallelLinear(
-            linear.in_features, linear.out_features, save_gathered=keep, weight=weight, plan=schedules
-        )
+        return ColumnParallelLinear(linear.in_features, linear.out_features, save_gathered=keep, **given)
 
     layers = {linear.name: layer(linear) for linear in problem.linears}
     if problem.part in ("column", "row"):

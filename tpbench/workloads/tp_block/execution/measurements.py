@@ -1,4 +1,4 @@
-"""What a row says beside the time of a step: rates of the machine, exposed communication, and a trace.
+"""What a row says about the communication of a step: how much of it is exposed.
 
 exposed = step - the same step with its communication removed. The second step computes each product in one piece. The
 result is the median of the differences of interleaved pairs.
@@ -11,13 +11,14 @@ communication that no variant hides.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable
 from functools import partial
-from statistics import median
+from statistics import fmean, median
 from typing import Any, TypeAlias
 
 import torch
-import torch._dynamo  # traces and optimizers need it: import it before jobs are forked, not in each
+import torch._dynamo  # optimizers need it: import it before jobs are forked, not in each
 import torch.distributed as dist
 from torch import Tensor
 
@@ -25,22 +26,9 @@ from tpbench.comm import parallel_linears
 from tpbench.comm.collectives import gather_rows, scatter_rows
 from tpbench.comm.parallel_linears import Schedule
 from tpbench.measure.clock import Stopwatch, do_nothing, paired_difference
-from tpbench.measure.gpu_trace import (
-    COMMUNICATION,
-    PRODUCT,
-    Interval,
-    covered_ms,
-    events,
-    intervals,
-    profiled,
-)
-from tpbench.measure.session import Context
 from tpbench.workloads.tp_block.execution.prepared import NoCommunicationSchedule, PreparedBlock
 from tpbench.workloads.tp_block.inputs import BlockInputs
 from tpbench.workloads.tp_block.problem import ShardedLinear
-
-SLEEP_CYCLES = 200_000_000
-"""About 0.1 s."""
 
 Operation: TypeAlias = Callable[[Schedule], Any]
 """Runs one operation of a linear under a schedule."""
@@ -72,52 +60,38 @@ class StepCollectives:
     """The collectives that a step needs, as the sequential schedule runs them."""
 
     def __init__(self, inputs: BlockInputs) -> None:
-        problem = inputs.problem
+        problem, group = inputs.problem, inputs.group
         again = 0 if problem.save_gathered else sum(linear.kind == "column" for linear in problem.linears)
-        self.group = inputs.group
         self.gathers, self.scatters = len(problem.linears) + again, len(problem.linears)
         self.norms = len(problem.norms)
-        self.shard = torch.zeros(
-            problem.tokens // inputs.size, problem.hidden, dtype=inputs.dtype, device=inputs.device
-        )
-        self.whole = self.shard.repeat(inputs.size, 1)
+        rows = problem.tokens // inputs.size
+        self.shard = torch.zeros(rows, problem.hidden, dtype=inputs.dtype, device=inputs.device)
+        self.gather: Callable[[], Any] = partial(gather_rows, self.shard, group)
+        self.scatter: Callable[[], Any] = partial(scatter_rows, self.shard.repeat(inputs.size, 1), group)
+        self.reduce: Callable[[], Any] = lambda: dist.all_reduce(self.shard[0], group=group)
 
     def run(self) -> None:
         """Run all collectives of a step."""
-        for _ in range(self.gathers):
-            self.gather()
-        for _ in range(self.scatters):
-            self.scatter()
-        for _ in range(self.norms):
-            dist.all_reduce(self.shard[0], group=self.group)
-
-    def gather(self) -> None:
-        """Run one all-gather."""
-        gather_rows(self.shard, self.group)
-
-    def scatter(self) -> None:
-        """Run one reduce-scatter."""
-        scatter_rows(self.whole, self.group)
+        for collective, times in (
+            (self.gather, self.gathers),
+            (self.scatter, self.scatters),
+            (self.reduce, self.norms),
+        ):
+            for _ in range(times):
+                collective()
 
 
 def exposed_communication(inputs: BlockInputs, prepared: PreparedBlock, stopwatch: Stopwatch) -> dict[str, Any]:
     """Return the columns about exposed communication, none if the block does not communicate. Collective."""
-    module, run = prepared.without_communication, prepared.run_without_communication
-    if module is None or run is None:
+    if (silent := prepared.without_communication) is None:
         return {}
 
-    def compute_step() -> None:
-        run(prepared.x).backward(prepared.grad)
+    def free() -> None:
+        silent.free()
+        prepared.free()
 
-    def free_compute_step() -> None:
-        module.zero_grad(set_to_none=True)
-        prepared.x.grad = None
-
-    step_times, compute_times = stopwatch.interleaved_ms(
-        (prepared.step, prepared.free), (compute_step, free_compute_step)
-    )
-    prepared.free()
-    free_compute_step()
+    step_times, compute_times = stopwatch.interleaved_ms((prepared.step, free), (silent.step, free))
+    free()
     collectives = StepCollectives(inputs)
     communication_ms = stopwatch.ms(collectives.run)
     exposed_ms = paired_difference(step_times, compute_times)
@@ -127,50 +101,17 @@ def exposed_communication(inputs: BlockInputs, prepared: PreparedBlock, stopwatc
         "exposed_ms": exposed_ms,
         "hidden_share": 1 - exposed_ms / communication_ms,
     }
-    return columns | _hidden_by_direction(inputs, prepared, stopwatch, collectives)
-
-
-def _hidden_by_direction(
-    inputs: BlockInputs, prepared: PreparedBlock, stopwatch: Stopwatch, collectives: StepCollectives
-) -> dict[str, float]:
-    """The hidden share of all-gathers and of reduce-scatters, from the forward operations of the linears alone."""
     if prepared.plan is None:
-        return {}
-    exposed_ms: dict[str, list[float]] = {"column": [], "row": []}
+        return columns
+    # All-gathers and reduce-scatters by themselves, in the forward operations of the linears alone.
     without = NoCommunicationSchedule(inputs.rank, inputs.size)
+    by_kind: dict[str, list[float]] = defaultdict(list)
     for linear in inputs.problem.linears:
-        run, schedule = linear_operation(inputs, linear, "forward"), prepared.plan(linear).forward
-        samples = stopwatch.interleaved_ms((partial(run, schedule), do_nothing), (partial(run, without), do_nothing))
-        exposed_ms[linear.kind].append(paired_difference(*samples))
-    alone_ms = {"column": stopwatch.ms(collectives.gather), "row": stopwatch.ms(collectives.scatter)}
-    names = {"column": "gather_hidden", "row": "scatter_hidden"}
-    return {names[kind]: 1 - sum(times) / (len(times) * alone_ms[kind]) for kind, times in exposed_ms.items() if times}
-
-
-def trace_step(step: Callable[[], None], context: Context) -> dict[str, Any]:
-    """Trace one step on the GPU of rank 0. Return how much of its communication a product hides. Collective.
-
-    A process that runs further jobs is not traced.
-    """
-    if context.process_stays or context.device.type != "cuda":
-        return {}
-
-    def queued_step() -> None:
-        # Launches are slow under a profiler: queue all of them before the first kernel runs.
-        torch.cuda._sleep(SLEEP_CYCLES)
-        step()
-
-    step()
-    if context.rank:
-        queued_step()
-        return {}
-    return {"overlap_fraction": overlap_fraction(intervals(events(profiled(queued_step, context))))}
-
-
-def overlap_fraction(timeline: Sequence[Interval]) -> float | None:
-    """Return the fraction of communication time during which a product runs, or None without communication."""
-    communication = [interval for interval in timeline if interval.kind == COMMUNICATION]
-    products = [interval for interval in timeline if interval.kind == PRODUCT]
-    total = covered_ms(communication)
-    both = total + covered_ms(products) - covered_ms([*communication, *products])
-    return both / total if total else None
+        operation, schedule = linear_operation(inputs, linear, "forward"), prepared.plan(linear).forward
+        timed = [(partial(operation, each), do_nothing) for each in (schedule, without)]
+        by_kind[linear.kind].append(paired_difference(*stopwatch.interleaved_ms(*timed)))
+    for kind, name, collective in (("column", "gather", collectives.gather), ("row", "scatter", collectives.scatter)):
+        alone_ms = stopwatch.ms(collective)
+        if by_kind[kind]:
+            columns[f"{name}_hidden"] = 1 - fmean(by_kind[kind]) / alone_ms
+    return columns

@@ -66,16 +66,14 @@ class PreparedBlock:
     """The input of the module, a leaf that requires its gradient."""
     grad: Tensor
     """The upstream gradient: of the loss by the module's output."""
-    without_communication: nn.Module | None
-    """The module on the same weights with its communication removed. None if it has none, and for a stack."""
-    plan: Planner | None
-    """The schedules of the linears, or None if they have none that can be timed alone."""
     size: int
     """The number of ranks that share the block: 1 if each rank has the whole block."""
     run: Callable[[Tensor], Tensor]
     """Calls the module, possibly compiled."""
-    run_without_communication: Callable[[Tensor], Tensor] | None
-    """Calls the module without communication, possibly compiled."""
+    plan: Planner | None = None
+    """The schedules of the linears, or None if they have none that can be timed alone."""
+    without_communication: PreparedBlock | None = None
+    """The same on the same weights and tensors with its communication removed. None if it has none, and for a stack."""
     columns: Callable[[], dict[str, Any]] = field(default=dict)
     """Returns further columns of the variant, after a step."""
 
@@ -134,6 +132,7 @@ def prepare(
     planner = plan if callable(plan) else _always(plan)
     schedule = planner(problem.linears[0]).forward
     rank, size = schedule.rank, schedule.size
+    x, grad = inputs.x(rank, size).requires_grad_(), inputs.grad(rank, size)
     without = None
     if problem.layers:
         layers = (inputs.weights_of(rank, size, layer) for layer in range(problem.layers))
@@ -142,18 +141,10 @@ def prepare(
         weights = inputs.weights if size == inputs.size else inputs.weights_of(rank, size)
         module = build(problem, weights, planner)
         if size > 1:
-            without = build(problem, weights, _always(NoCommunicationSchedule(rank, size)))
-    return PreparedBlock(
-        module=module,
-        x=inputs.x(rank, size).requires_grad_(),
-        grad=inputs.grad(rank, size),
-        without_communication=without,
-        plan=planner if size > 1 else None,
-        size=size,
-        run=wrap(module),
-        run_without_communication=None if without is None else wrap(without),
-        columns=columns or (lambda: workspace_columns([schedule])),
-    )
+            silent = build(problem, weights, _always(NoCommunicationSchedule(rank, size)))
+            without = PreparedBlock(silent, x, grad, size, wrap(silent))
+    columns = columns or (lambda: workspace_columns([schedule]))
+    return PreparedBlock(module, x, grad, size, wrap(module), planner if size > 1 else None, without, columns)
 
 
 def _always(schedule: Schedule) -> Planner:
@@ -186,10 +177,9 @@ def prepare_compiled(problem: TpBlock, context: BlockContext) -> PreparedBlock:
 
 def fill_replacements(prepared: PreparedBlock) -> None:
     """Run one eager step without communication, so that the compiled one does not contain its replacement tensors."""
-    if prepared.without_communication is not None:  # a stack is not compared with one without communication
-        prepared.without_communication(prepared.x).backward(prepared.grad)
-        prepared.without_communication.zero_grad(set_to_none=True)
-        prepared.x.grad = None
+    if (without := prepared.without_communication) is not None:  # a stack has none
+        without.module(without.x).backward(without.grad)
+        without.free()
 
 
 class GraphedBlock:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,7 +32,9 @@ class RingSchedule(SequentialSchedule):
 
         On a GPU transfers wait only for each other, so that they run ahead if products take longer.
         """
-        stream = self._transfer_stream(shard.device)
+        if self.transfers is None and shard.is_cuda:
+            self.transfers = torch.cuda.Stream(shard.device)
+        stream = self.transfers
         whole = shard.new_empty(self.size * len(shard), shard.shape[1])
         product = shard.new_empty(len(whole), matrix.shape[1])
         chunks, products = whole.chunk(self.size), product.chunk(self.size)
@@ -81,31 +82,12 @@ class RingSchedule(SequentialSchedule):
 
         return finish
 
-    def _transfer_stream(self, device: torch.device) -> torch.cuda.Stream | None:
-        if self.transfers is None and device.type == "cuda":
-            self.transfers = torch.cuda.Stream(device)
-        return self.transfers
-
     def _send_on(self, chunk: Tensor, into: Tensor) -> list[Any]:
         """Send a chunk to the next rank of the ring, and receive one from the rank before. Return both operations."""
         following, previous = self.world_rank[(self.rank + 1) % self.size], self.world_rank[self.rank - 1]
         send = dist.P2POp(dist.isend, chunk, following, self.group)
         receive = dist.P2POp(dist.irecv, into, previous, self.group)
         return list(dist.batch_isend_irecv([send, receive]))
-
-
-@dataclass(frozen=True)
-class TorchWorkspace:
-    """torch's symmetric memory for the fused operations of one group, by the group's name."""
-
-    name: str
-
-    @property
-    def gib(self) -> float:
-        """The memory that this rank holds in GiB, 0 before the first operation."""
-        library: Any = importlib.import_module("torch.distributed._symmetric_memory")
-        memory = getattr(library, "_group_name_to_workspace_tensor", {}).get(self.name)
-        return 0.0 if memory is None else memory.nbytes / 2**30
 
 
 class SymmMemSchedule(SequentialSchedule):
@@ -117,8 +99,15 @@ class SymmMemSchedule(SequentialSchedule):
     def __init__(self, group: dist.ProcessGroup) -> None:
         super().__init__(group)
         self.name = enable_symmetric_memory(group)
-        self.memory = TorchWorkspace(self.name)
+        self.memory = self
         self.operations: Any = torch.ops.symm_mem
+
+    @property
+    def gib(self) -> float:
+        """The symmetric memory of torch for this group that this rank holds in GiB, 0 before the first operation."""
+        library: Any = importlib.import_module("torch.distributed._symmetric_memory")
+        memory = getattr(library, "_group_name_to_workspace_tensor", {}).get(self.name)
+        return 0.0 if memory is None else memory.nbytes / 2**30
 
     def gather_matmul(self, shard: Tensor, matrix: Tensor, *, keep: bool = True) -> tuple[Tensor, Tensor]:
         whole, products = self.operations.fused_all_gather_matmul(shard, [matrix], 0, self.name)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import inspect
 import re
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -28,6 +29,8 @@ from tpbench.workloads.train_step.problem import TrainStep
 
 BUILT = "built"
 """The architecture of models that a builder makes."""
+STYLES = {ColwiseParallel: "colwise", RowwiseParallel: "rowwise"}
+"""The names of styles in plans of transformers."""
 
 
 @dataclass
@@ -101,28 +104,33 @@ def builder_of(model_file: str) -> tuple[BaseModelBuilder, str]:
     module = ModuleType(f"tpbench_model_{Path(file).stem}")
     sys.modules[module.__name__] = module  # as dataclasses expect
     _registered.clear()
-    try:
+    with blamed(model_file):
         content = Path(file).read_bytes()
         exec(compile(content, file, "exec"), vars(module))
+        if name in _registered:
+            return _registered[name](name), hashlib.sha256(content).hexdigest()[:12]
+    raise JobError(unknown("model", name, _registered))
+
+
+@contextlib.contextmanager
+def blamed(model_file: str) -> Iterator[None]:
+    """Turn any error of a user's file into a JobError in one line."""
+    try:
+        yield
     except Exception as error:
-        raise JobError(f"model={model_file} cannot be used: {type(error).__name__}: {error}") from error
-    if name not in _registered:
-        raise JobError(unknown("model", name, _registered))
-    return _registered[name](name), hashlib.sha256(content).hexdigest()[:12]
+        message = " ".join(str(error).split())
+        raise JobError(f"model={model_file} cannot be used: {type(error).__name__}: {message}") from error
 
 
 def problem_fields(model_file: str) -> dict[str, Any]:
     """Return the fields of the problem that the builder sets."""
     builder, file_hash = builder_of(model_file)
-    config = builder.get_config()
-    model: Any = builder.create_model(torch.device("meta"), torch.bfloat16, 1)
-    return {
-        "model": config.name,
-        "architecture": BUILT,
-        "config_hash": file_hash,
-        **sizes(config),
-        "tied": model.lm_head.weight is builder.get_embedding_module(model).weight,
-    }
+    with blamed(model_file):
+        config = builder.get_config()
+        model: Any = builder.create_model(torch.device("meta"), torch.bfloat16, 1)
+        tied = model.lm_head.weight is builder.get_embedding_module(model).weight
+        fields = {"model": config.name, "architecture": BUILT, "config_hash": file_hash, "tied": tied}
+        return fields | sizes(config)
 
 
 def create(problem: TrainStep) -> Any:
@@ -131,14 +139,18 @@ def create(problem: TrainStep) -> Any:
     if file_hash != problem.config_hash:
         raise UnknownArchitecture(f"model={problem.model_dir}: the file was changed after this job was made from it")
     dtype = getattr(torch, problem.stored_dtype)
-    model: Any = builder.create_model(torch.device("meta"), dtype, problem.depth, problem.attention)
+    with blamed(str(problem.model_dir)):
+        model: Any = builder.create_model(torch.device("meta"), dtype, problem.depth, problem.attention)
+        layers, mapping = builder.get_transformer_layers(model), dict(builder.get_tp_mapping())
+        model.styles = {name: STYLES.get(type(style), str(style)) for name, style in mapping.items()}
+        builder.get_embedding_module(model)
     model.config = PretrainedConfig()
     model.config.update({"num_attention_heads": problem.heads, "num_key_value_heads": problem.kv_heads})
     model.config.tie_word_embeddings = problem.tied
     model.loss_function = ForCausalLMLoss
     model.get_input_embeddings = lambda: builder.get_embedding_module(model)
     model.set_input_embeddings = lambda embedding: builder.replace_embedding_module(model, embedding)
-    model.get_layers = lambda: builder.get_transformer_layers(model)
+    model.get_layers = lambda: layers
     model.place_buffers = functools.partial(_place_buffers, problem, model)
     compute, accepted = model.forward, inspect.signature(model.forward).parameters
 
@@ -148,13 +160,6 @@ def create(problem: TrainStep) -> Any:
 
     model.forward = forward
     return model
-
-
-def plan(problem: TrainStep, layers: str) -> dict[str, str]:
-    """Return the style of each linear layer by the pattern of its name, as plans of transformers do."""
-    styles = {ColwiseParallel: "colwise", RowwiseParallel: "rowwise"}
-    mapping = builder_of(str(problem.model_dir))[0].get_tp_mapping()
-    return {f"{layers}.*.{name}": styles.get(type(style), str(style)) for name, style in mapping.items()}
 
 
 def _place_buffers(problem: TrainStep, model: Any, device: torch.device) -> None:

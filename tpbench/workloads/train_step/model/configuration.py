@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -46,13 +47,31 @@ class UnknownArchitecture(TypeError):
 
 def model_configuration(problem: TrainStep) -> Any:
     """Return the transformers configuration of a problem, with full attention. Raises UnknownArchitecture."""
-    configuration = _configuration(problem)
-    if (window := _window(configuration)) is not None and window < problem.seq_length:
+    _check_exists(problem.architecture)
+    configuration = _from_folder(problem) if problem.model_dir else _from_sizes(problem)
+    model, values = f"{problem.model} ({problem.architecture})", configuration.to_dict()
+    if experts := [name for name, value in values.items() if "expert" in name and value]:
         raise UnknownArchitecture(
-            f"{problem.model} ({problem.architecture}) has a sliding window of {window} tokens, and tpbench trains "
-            f"full attention only: seq_length={window} can be trained, or a config.json with a longer window"
+            f"{model} is a mixture of experts ({experts[0]}), whose operations tpbench does not count"
         )
-    _disable_window(configuration, problem.tokens)
+    if wrong := next(_impossible(values), None):
+        raise UnknownArchitecture(f"{model} has {wrong}, with which no model computes")
+    window = _window(configuration) if problem.model_dir else None  # sizes name no window
+    if window is not None and window < problem.seq_length:
+        raise UnknownArchitecture(
+            f"{model} has a sliding window of {window} tokens, and tpbench trains full attention only: "
+            f"seq_length={window} can be trained, or a config.json with a longer window"
+        )
+    if (width := getattr(configuration, "sliding_window", None)) is not None:
+        # Transformers takes a rank's tokens, up to a whole micro-batch, for one sequence. For a window of at most that
+        # length it makes a mask, and a mask disables attention's fast kernels. The window cannot be removed: model
+        # types with different kinds of layers need one.
+        configuration.sliding_window = max(width, problem.tokens + 1)
+    configuration.pad_token_id = None  # every token of a batch counts
+    for name, value in values.items():
+        # The variants could not draw the same random numbers for dropout.
+        if ("dropout" in name or name.endswith("_pdrop")) and isinstance(value, (int, float)):
+            setattr(configuration, name, 0.0)
     return configuration
 
 
@@ -67,6 +86,8 @@ def folder_sizes(folder: Path, architecture: str) -> dict[str, Any]:
     _check_exists(architecture)
     with refused_by_transformers(f"model_dir={folder}: transformers cannot take its config.json"):
         configuration = AutoConfig.from_pretrained(str(folder), **LOCAL)
+        if hasattr(configuration, "text_config"):
+            raise ValueError("it reads more than text; its text_config in a folder of its own can be trained")
         tied = bool(getattr(configuration, "tie_word_embeddings", False))
         return {"architecture": architecture, "tied": tied, **sizes(configuration)}
 
@@ -83,45 +104,21 @@ def refused_by_transformers(complaint: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # the errors of transformers' validators and model types have no other base class
-        message = " ".join(str(error).split())
+        message = " ".join(str(error).split()).partition(" Errors: ")[0]  # without a line for each type of a union
         raise UnknownArchitecture(f"{complaint}: {type(error).__name__}: {message}") from error
     finally:
         logger.setLevel(level)
 
 
-def _configuration(problem: TrainStep) -> Any:
-    _check_exists(problem.architecture)
-    attention = MASKLESS_SDPA if problem.attention == "sdpa" else problem.attention
-    common = {"use_cache": False, "attn_implementation": attention}
-    if problem.model_dir:
-        configuration = _from_folder(problem, common)
-    else:
-        configuration = _from_sizes(problem, common)
-        _disable_window(configuration, problem.tokens)  # the problem names no window
-    values = configuration.to_dict()
-    if experts := [name for name, value in values.items() if "expert" in name and value]:
-        raise UnknownArchitecture(
-            f"{problem.model} ({problem.architecture}) is a mixture of experts ({experts[0]}), whose operations "
-            "tpbench does not count"
-        )
-    if wrong := next(_impossible(values), None):
-        raise UnknownArchitecture(f"{problem.model} ({problem.architecture}) has {wrong}, with which no model computes")
-    configuration.pad_token_id = None  # every token of a batch counts
-    for name, value in values.items():
-        # The variants could not draw the same random numbers for dropout.
-        if ("dropout" in name or name.endswith("_pdrop")) and isinstance(value, (int, float)):
-            setattr(configuration, name, 0.0)
-    return configuration
-
-
 def _impossible(values: Mapping[Any, Any]) -> Iterator[str]:
-    """Yield NAME=VALUE for each number that makes a model's results NaN, which transformers does not check."""
+    """Yield NAME=VALUE for each number that makes results infinite or NaN. Transformers does not check that."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from _impossible(value)
         elif isinstance(value, (int, float)):
-            is_divisor = str(name).endswith(("rope_theta", "factor"))
-            if not (value > 0 if is_divisor else value >= 0 if str(name).endswith("_eps") else value == value):
+            divides = str(name).endswith(("rope_theta", "factor", "softcapping"))
+            least = 0 if str(name).endswith("_eps") else -math.inf
+            if not (abs(value) < math.inf and value >= least and (value > 0 or not divides)):
                 yield f"{name}={value}"
 
 
@@ -134,7 +131,7 @@ def _check_exists(architecture: str) -> None:
         )
 
 
-def _from_folder(problem: TrainStep, common: dict[str, Any]) -> Any:
+def _from_folder(problem: TrainStep) -> Any:
     """Read the folder's config.json with transformers and set the depth."""
     folder = str(problem.model_dir)
     if problem.config_hash and resolve.fingerprint(resolve.read(Path(folder))) != problem.config_hash:
@@ -142,7 +139,7 @@ def _from_folder(problem: TrainStep, common: dict[str, Any]) -> Any:
             f"model_dir={folder}: its config.json was changed after this job had been made from it"
         )
     with refused_by_transformers(f"model_dir={folder}: transformers cannot take its config.json"):
-        configuration = AutoConfig.from_pretrained(folder, **LOCAL, **common)
+        configuration = AutoConfig.from_pretrained(folder, **LOCAL, **_common(problem))
     layer_types = getattr(configuration, "layer_types", None)
     configuration.num_hidden_layers = problem.depth
     if layer_types is not None:
@@ -150,20 +147,16 @@ def _from_folder(problem: TrainStep, common: dict[str, Any]) -> Any:
     return configuration
 
 
-def _from_sizes(problem: TrainStep, common: dict[str, Any]) -> Any:
+def _from_sizes(problem: TrainStep) -> Any:
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": problem.rope_theta}
     if problem.rope_factor != 1.0:
         rope |= {"rope_type": "llama3", "factor": problem.rope_factor, **LLAMA3_ROPE}
     with refused_by_transformers(f"transformers cannot make {problem.architecture} of the sizes of {problem.model}"):
         return AutoConfig.for_model(
             problem.architecture,
-            hidden_size=problem.hidden_size,
-            intermediate_size=problem.ffn_size,
+            **{name: getattr(problem, field) for field, name in SIZES.items() if field != "layers"},
             num_hidden_layers=problem.depth,
-            num_attention_heads=problem.heads,
-            num_key_value_heads=problem.kv_heads,
             head_dim=problem.head_dim,
-            vocab_size=problem.vocab,
             tie_word_embeddings=problem.tied,
             rms_norm_eps=problem.norm_eps,
             rope_parameters=rope,
@@ -172,8 +165,21 @@ def _from_sizes(problem: TrainStep, common: dict[str, Any]) -> Any:
             pad_token_id=None,
             bos_token_id=0,
             eos_token_id=0,
-            **common,
+            **_common(problem),
         )
+
+
+def _common(problem: TrainStep) -> dict[str, Any]:
+    """Return what holds for every model, whatever its config.json says: it returns logits alone. tpbench sets the
+    weights, so that the initializer only has to be a possible one."""
+    return {
+        "attn_implementation": MASKLESS_SDPA if problem.attention == "sdpa" else problem.attention,
+        "use_cache": False,
+        "return_dict": True,
+        "output_attentions": False,
+        "output_hidden_states": False,
+        "initializer_range": 0.02,
+    }
 
 
 def _window(configuration: Any) -> int | None:
@@ -182,22 +188,10 @@ def _window(configuration: Any) -> int | None:
 
     A model type ignores settings that its configuration class does not declare, even if config.json has them.
     """
-
-    def declared(name: str, default: Any = None) -> Any:
-        return getattr(configuration, name, default) if hasattr(type(configuration), name) else default
-
-    layer_types = declared("layer_types")
-    slides = declared("use_sliding_window", True) and (not layer_types or "sliding_attention" in layer_types)
-    width: int | None = declared("sliding_window")
-    return width if slides else None
-
-
-def _disable_window(configuration: Any, tokens: int) -> None:
-    """Widen the window, if there is one, so that it hides none of a micro-batch's `tokens`.
-
-    Transformers takes a rank's tokens, up to a whole micro-batch, for one sequence. For a window of at most that
-    length it makes a mask, and a mask disables attention's fast kernels. The window cannot be removed: model types
-    with different kinds of layers need one.
-    """
-    if (width := getattr(configuration, "sliding_window", None)) is not None:
-        configuration.sliding_window = max(width, tokens + 1)
+    kind = type(configuration)
+    layer_types = configuration.layer_types if hasattr(kind, "layer_types") else None
+    slides = (not hasattr(kind, "use_sliding_window") or configuration.use_sliding_window) and (
+        not layer_types or "sliding_attention" in layer_types
+    )
+    width: int | None = configuration.sliding_window if slides and hasattr(kind, "sliding_window") else None
+    return width

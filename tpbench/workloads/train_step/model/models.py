@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM
 
-from tpbench.workloads.hashing import NORMAL_DEVIATION, hash_index, normal
+from tpbench.workloads.hashing import NORMAL_DEVIATION, fill_normal
 from tpbench.workloads.train_step.estimates import matrix_parameters
 from tpbench.workloads.train_step.model import builders
 from tpbench.workloads.train_step.model.configuration import (
@@ -35,70 +35,89 @@ DEVIATION = 0.02
 weights, have zeros), and biases are zeros."""
 ADD_ONE = ("GemmaRMSNorm", "Gemma2RMSNorm", "Gemma3RMSNorm")
 """Classes of RMS norms that multiply by one plus their weights."""
-_CHUNK_ELEMENTS = 2**22
-"""Elements computed at a time; several temporary tensors of this size exist at once."""
 
 
 def build(problem: TrainStep, *, fused_norms: bool = True) -> Any:
     """Return the model in training mode, with parameters on the meta device.
 
+    RMS norms are replaced by fused ones, unless `fused_norms` is false. Layer norms of torch are one operation already.
     Layers are checkpointed if the problem says so. Buffers of rotary embeddings are on the meta device too, and no
     weight file has them: `place_buffers` makes them on the real device. Raises UnknownArchitecture.
     """
-    source = "config.json" if problem.model_dir else "sizes"
-    complaint = f"transformers cannot make {problem.model} ({problem.architecture}) of its {source}"
-    if problem.architecture == builders.BUILT:
-        model = builders.create(problem)
-    else:
-        configuration = model_configuration(problem)
-        kind: Any = AutoModelForCausalLM._model_mapping[type(configuration)]
-        if problem.attention == "sdpa" and not getattr(kind, "_supports_sdpa", True):
-            raise UnknownArchitecture(
-                f"transformers has no attention=sdpa for {problem.model} ({problem.architecture}); attention=eager can "
-                "be trained"
-            )
-        with refused_by_transformers(complaint), torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(configuration, dtype=getattr(torch, problem.stored_dtype))
-    model.parts = _decoder_parts(problem, model)
-    if problem.architecture == builders.BUILT:
-        model.shard_plan = builders.plan(problem, model.parts.layers)
-    else:
-        patterns = model.config.base_model_tp_plan or {}
-        model.shard_plan = {f"{model.base_model_prefix}.{pattern}": style for pattern, style in patterns.items()}
-    counted = matrix_parameters(problem)
-    actual = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() > 1)
-    if actual != counted:
+    model = _made(problem)
+    if (actual := _matrix_weights(model)) != (counted := matrix_parameters(problem)):
         raise UnknownArchitecture(
             f"{problem.model} ({problem.architecture}) has {actual} weights in matrices where a dense decoder of its "
             f"sizes has {counted}: operations and memory would be counted wrong"
         )
-    _fuse_norms(model, fused_norms)
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            kind = type(child).__name__
+            epsilon = getattr(child, "variance_epsilon", getattr(child, "eps", 0.0))
+            if kind.endswith("RMSNorm") and hasattr(child, "weight"):
+                child.weight_offset = float(kind in ADD_ONE)  # the number that is added to its weight
+                if fused_norms:
+                    setattr(parent, name, FusedNorm(child.weight, epsilon, child.weight_offset))
     model.train()
-    # No layer has random numbers whose state a recomputation would need. Reading it would end a graph's capture.
-    settings: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
-    if problem.activation_checkpointing and problem.architecture == builders.BUILT:
+    if problem.activation_checkpointing:
         for layer in decoder_layers(model):
-            layer.forward = partial(checkpoint, layer.forward, **settings)
-    elif problem.activation_checkpointing:
-        model.gradient_checkpointing_enable(settings)
+            layer.forward = CheckpointedForward(layer.forward)
     return model
+
+
+@dataclass
+class CheckpointedForward:
+    """The forward method of a layer, of which only the input is kept for the backward pass."""
+
+    forward: Callable[..., Any]
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        # No layer has random numbers whose state a recomputation would need. Reading it would end a graph's capture.
+        return checkpoint(self.forward, *inputs, use_reentrant=False, preserve_rng_state=False, **named)
+
+
+def _made(problem: TrainStep) -> Any:
+    """Return the model as transformers or a builder makes it, with the names of its parts and its plan of sharding."""
+    if problem.architecture == builders.BUILT:
+        model = builders.create(problem)
+        model.parts = _decoder_parts(problem, model, model.get_layers())
+        model.shard_plan = {f"{model.parts.layers}.*.{name}": style for name, style in model.styles.items()}
+        return model
+    configuration = model_configuration(problem)
+    kind: Any = AutoModelForCausalLM._model_mapping[type(configuration)]
+    if problem.attention == "sdpa" and not getattr(kind, "_supports_sdpa", True):
+        raise UnknownArchitecture(
+            f"transformers has no attention=sdpa for {problem.model} ({problem.architecture}); attention=eager can "
+            "be trained"
+        )
+    source = "config.json" if problem.model_dir else "sizes"
+    complaint = f"transformers cannot make {problem.model} ({problem.architecture}) of its {source}"
+    with refused_by_transformers(complaint), torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(configuration, dtype=getattr(torch, problem.stored_dtype))
+    prefix = model.base_model_prefix
+    model.parts = _decoder_parts(problem, model, getattr(getattr(model, prefix, None), "layers", None))
+    plan = model.config.base_model_tp_plan or {}
+    model.shard_plan = {f"{prefix}.{pattern}": style for pattern, style in plan.items()}
+    return model
+
+
+def _matrix_weights(model: Any) -> int:
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.dim() > 1)
 
 
 def counted(problem: TrainStep) -> TrainStep:
     """Return the problem with the number of matrices that the model's feed-forward layers have: 3 with a gate, 2
-    without. Raises UnknownArchitecture if the sizes do not describe the model."""
+    without. Raises UnknownArchitecture if the sizes do not describe the model, or if it cannot compute."""
     if problem.architecture != builders.BUILT:
-        model_configuration(problem)  # the kinds of all layers, of which the model below has one
-    try:
-        model = build(replace(problem, num_layers=1))
-    except UnknownArchitecture as error:
-        problem = replace(problem, ffn_matrices=5 - problem.ffn_matrices)
-        try:
-            model = build(replace(problem, num_layers=1))
-        except UnknownArchitecture:
-            raise error from None
+        model_configuration(problem)  # the kinds of all layers, of which the models below have one
+    weights = _matrix_weights(_made(replace(problem, num_layers=1)))
+    for matrices in (3, 2):
+        candidate = replace(problem, num_layers=1, ffn_matrices=matrices)
+        if matrix_parameters(candidate) == weights:
+            problem = replace(problem, ffn_matrices=matrices)
+    model = build(replace(problem, num_layers=1))
     with refused_by_transformers(
-        f"{problem.model} ({problem.architecture}) of transformers does not compute with the inputs of a training"
+        f"{problem.model} ({problem.architecture}) does not compute with the inputs of a training"
     ):
         tokens = torch.zeros(1, 2, dtype=torch.int64, device="meta")
         try:
@@ -120,11 +139,9 @@ class DecoderParts:
     """The norm behind the layers."""
 
 
-def _decoder_parts(problem: TrainStep, model: Any) -> DecoderParts:
-    """Return the parts of a model. Raises UnknownArchitecture for weights in other parts."""
+def _decoder_parts(problem: TrainStep, model: Any, layers: Any) -> DecoderParts:
+    """Return the parts of a model with these decoder layers. Raises UnknownArchitecture for weights in other parts."""
     names = {module: name for name, module in model.named_modules()}
-    own = problem.architecture == builders.BUILT
-    layers = model.get_layers() if own else getattr(getattr(model, model.base_model_prefix, None), "layers", None)
     embedding, prefix = names.get(model.get_input_embeddings(), ""), names.get(layers, "")
     outside = [name for name in names.values() if name and not f"{name}.".startswith(f"{prefix}.")]
     weighted = [name for name in outside if next(model.get_submodule(name).parameters(recurse=False), None) is not None]
@@ -159,7 +176,8 @@ def compile_layers(model: Any) -> None:
     Hooks of FSDP and of tensor parallelism stay outside the graph: they are host code only.
     """
     for layer in decoder_layers(model):
-        layer.forward = torch.compile(layer.forward)
+        owner = layer.forward if isinstance(layer.forward, CheckpointedForward) else layer
+        owner.forward = torch.compile(owner.forward)
 
 
 class FusedNorm(nn.Module):
@@ -182,28 +200,27 @@ def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float, weight_offset: floa
     return F.rms_norm(hidden, weight.shape, scale, epsilon)
 
 
-def _fuse_norms(model: Any, fuse: bool) -> None:
-    """Give each RMS norm the attribute `weight_offset`, the number that is added to its weight. With `fuse`, replace
-    it. Layer norms of torch are one operation already."""
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            kind = type(child).__name__
-            epsilon = getattr(child, "variance_epsilon", getattr(child, "eps", 0.0))
-            if kind.endswith("RMSNorm") and hasattr(child, "weight"):
-                child.weight_offset = float(kind in ADD_ONE)
-                if fuse:
-                    setattr(parent, name, FusedNorm(child.weight, epsilon, child.weight_offset))
-
-
 def materialise(model: Any, device: torch.device, seed: int) -> None:
     """Move the whole model to `device` and fill it with its initial weights."""
     place_buffers(model, device)
+    make_parts(model, device, seed)
+
+
+def make_parts(
+    model: Any, device: torch.device, seed: int, made: Callable[[nn.Module], object] = lambda part: None
+) -> None:
+    """Make the weights of one part after the other, and call `made` with each part. Buffers are on `device` already."""
+    names = {module: f"{name}." for name, module in model.named_modules()}
     embedding, head = model.get_input_embeddings(), model.lm_head
     tied = head.weight is embedding.weight
-    allocate(model, device)
-    if tied:  # `allocate` gave both separate memory
+    if tied:
+        head.weight = None
+    for part in modules_in_order(model):
+        allocate(part, device)
+        fill(part, names[part], seed)
+        made(part)
+    if tied:
         head.weight = embedding.weight
-    fill(model, "", seed)
 
 
 def place_buffers(model: Any, device: torch.device) -> None:
@@ -252,20 +269,12 @@ def fill(module: nn.Module, prefix: str, seed: int) -> None:
         for name, child in module.named_modules()
     }
     for name, parameter in module.named_parameters():
-        shard, (first_row, first_column) = _shard(parameter)
+        shard, first = _shard(parameter)
         if parameter.dim() < 2:
             shard.fill_(0.0 if name.endswith("bias") else 1.0 - offsets.get(name, 0.0))
-            continue
-        stream = zlib.crc32((prefix + name).encode()) & ~1
-        rows, columns = shard.shape
-        across = torch.arange(first_column, first_column + columns, device=shard.device)
-        column_hash = hash_index(seed, stream + 1, across)
-        step = max(1, _CHUNK_ELEMENTS // max(1, columns))
-        for start in range(0, rows, step):
-            part = shard[start : start + step]
-            down = torch.arange(first_row + start, first_row + start + len(part), device=shard.device)
-            numbers = normal(hash_index(seed, stream, down), column_hash)
-            part.copy_(numbers.mul_(DEVIATION / NORMAL_DEVIATION))
+        else:
+            stream = zlib.crc32((prefix + name).encode()) & ~1
+            fill_normal(shard, seed, stream, DEVIATION / NORMAL_DEVIATION, first)
 
 
 def _shard(parameter: Tensor) -> tuple[Tensor, tuple[int, int]]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -57,33 +57,19 @@ def shard(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
         model.lm_head.weight = model.get_input_embeddings().weight
 
 
-class ReplicatedModule(ParallelStyle):
-    """Every rank has all parameters and the whole input of a module, and computes its whole output."""
-
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        def whole(module: nn.Module, inputs: tuple[Tensor, ...], mesh: DeviceMesh) -> tuple[Tensor, ...]:
-            return tuple(
-                value if isinstance(value, DTensor) else DTensor.from_local(value, mesh, [Replicate()], run_check=False)
-                for value in inputs
-            )
-
-        def local(module: nn.Module, output: DTensor, mesh: DeviceMesh) -> Tensor:
-            return output.to_local()
-
-        return distribute_module(module, device_mesh, None, whole, local)  # type: ignore[arg-type]  # torch's hooks return values
-
-
 def _style(style: Style, block: Block) -> ParallelStyle:
-    if style == "colwise":
-        return ColwiseParallel()
-    if style == "rowwise":
-        return RowwiseParallel(output_layouts=TOKENS)
-    if style == "colwise_gather_output":
-        return ColwiseParallel(output_layouts=Replicate())
-    if style == "rowwise_split_input":
-        return RowwiseParallel(input_layouts=Replicate(), output_layouts=TOKENS)
-    # Norms of queries and keys, (batch, sequence, heads, width), apply to each of a rank's heads.
-    return ReplicatedModule() if block.gathers_columns else SequenceParallel(sequence_dim=2, use_local_output=True)
+    if style == "replicated":
+        # Norms of queries and keys, (batch, sequence, heads, width), apply to each of a rank's heads.
+        norm = SequenceParallel(sequence_dim=2, use_local_output=True)
+        if block.gathers_columns:
+            norm.sequence_sharding = (Replicate(),)  # type: ignore[assignment]  # every rank has the whole input
+        return norm
+    return {
+        "colwise": ColwiseParallel(),
+        "rowwise": RowwiseParallel(output_layouts=TOKENS),
+        "colwise_gather_output": ColwiseParallel(output_layouts=Replicate()),
+        "rowwise_split_input": RowwiseParallel(input_layouts=Replicate(), output_layouts=TOKENS),
+    }[style]
 
 
 class ExchangedTokens(ParallelStyle):

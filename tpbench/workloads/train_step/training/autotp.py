@@ -53,7 +53,12 @@ class DeepSpeedTrainer:
         mpu = SimpleNamespace(get_data_parallel_world_size=lambda: context.dp_size)
         self.engine, *_ = deepspeed.initialize(
             model=model,
-            optimizer=lambda parameters: adamw(_flat(parameters), problem, context),
+            # The engine gives the parameters themselves, or groups of them.
+            optimizer=lambda given: adamw(
+                [each for part in given for each in (part["params"] if isinstance(part, dict) else [part])],
+                problem,
+                context,
+            ),
             model_parameters=list(model.parameters()),
             mpu=mpu if context.tp_size > 1 else None,
             dist_init_required=False,
@@ -153,16 +158,7 @@ def _loss(problem: TrainStep, model: Any) -> Loss:
     if problem.train_loss != "torch":
         return loss_of(problem, model, head.mp_group, head.vocab_start_index)
 
-    def loss(logits: Tensor, labels: Tensor) -> Tensor:
-        result: Tensor = model.loss_function(logits, shift_labels=labels)
-        return result
-
-    return loss
-
-
-def _flat(parameters: Any) -> list[Tensor]:
-    groups = (group["params"] if isinstance(group, dict) else [group] for group in parameters)
-    return [parameter for group in groups for parameter in group]
+    return lambda logits, labels: model.loss_function(logits, shift_labels=labels)  # type: ignore[no-any-return]
 
 
 def deepspeed_configuration(problem: TrainStep, context: Context, plan: Sequence[Block] = ()) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import nn
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
@@ -22,7 +21,7 @@ from tpbench.comm.symmetric_buffers import enable_symmetric_memory
 from tpbench.measure.session import Context
 from tpbench.workloads.train_step.model import models
 from tpbench.workloads.train_step.model.configuration import UnknownArchitecture
-from tpbench.workloads.train_step.model.models import allocate, decoder_layers, fill, place_buffers
+from tpbench.workloads.train_step.model.models import decoder_layers, make_parts, place_buffers
 from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.sharding import by_dtensor, by_modules
 from tpbench.workloads.train_step.training.trainer import TorchTrainer, loss_of
@@ -95,39 +94,21 @@ def device_mesh(context: Context) -> DeviceMesh:
 
 
 def shard_over_replicas(model: Any, dp: DeviceMesh, device: torch.device, seed: int) -> None:
-    """Make the weights of one part of the model at a time and shard them over the replicas.
+    """Make the weights of one part of the model at a time, and shard them over the replicas.
 
-    A rank never holds more than its shards and one whole part. With one replica FSDP is not applied: there is nothing
-    to shard, and FSDP would cost host time.
+    A rank holds no decoder layer but one as a whole. With one replica FSDP is not applied: there is nothing to shard,
+    and FSDP would cost host time.
     """
-    parts = model.parts
-    embedding, head = model.get_input_embeddings(), model.lm_head
-    tied = head.weight is embedding.weight
-    names = {module: f"{name}." for name, module in model.named_modules()}
-
-    def make(module: nn.Module) -> None:
-        allocate(module, device)
-        fill(module, names[module], seed)
-
-    def shard(modules: Any, **options: Any) -> None:
-        if dp.size() > 1:
-            fully_shard(modules, mesh=dp, **options)
-
-    for layer in decoder_layers(model):
-        make(layer)
-        shard(layer)
-    for name in (parts.embedding, parts.norm):
-        make(model.get_submodule(name))
-    if tied:
-        head.weight = None
-    make(head)  # its bias too, which some tied models have
-    if tied:
-        head.weight = embedding.weight
-    else:
-        shard(embedding)
+    if dp.size() == 1:
+        make_parts(model, device, seed)
+        return
+    layers, embedding = list(decoder_layers(model)), model.get_input_embeddings()
+    make_parts(model, device, seed, lambda part: fully_shard(part, mesh=dp) if part in layers else None)
+    if model.lm_head.weight is not embedding.weight:
+        fully_shard(embedding, mesh=dp)
         # The forward pass needs these last and the backward pass first, so they are not freed in between.
-        shard([model.get_submodule(parts.norm), head], reshard_after_forward=False)
-    shard(model)
+        fully_shard([model.get_submodule(model.parts.norm), model.lm_head], mesh=dp, reshard_after_forward=False)
+    fully_shard(model, mesh=dp)
 
 
 def ddp(problem: TrainStep, context: Context) -> TorchTrainer:

@@ -6,7 +6,7 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -31,34 +31,26 @@ logits, (batch, sequence, vocabulary or a shard of it). For `tpbench_linear_loss
 def loss_of(
     problem: TrainStep, model: Any, group: Any = None, vocab_start: int = 0, *, hidden_sharded: bool = False
 ) -> Loss:
-    """Return the problem's loss of a model.
+    """Return the problem's loss of a model: torch's or tpbench's, whose gradient overwrites the logits.
 
     `group` shards the head and the vocabulary, or is None; `vocab_start` is the first column on this rank.
     `hidden_sharded` is that of `tpbench_linear_loss`.
     """
+    if problem.train_loss == "torch":
+        return torch_loss
     if problem.train_loss == "tpbench_linear":
         return tpbench_linear_loss(problem, model, group, vocab_start, hidden_sharded=hidden_sharded)
-    return tpbench_loss(group, vocab_start, problem.vocab) if problem.train_loss == "tpbench" else torch_loss
+    from tpbench.kernels import EntropyLoss
+
+    # exchange="nccl" because FSDP's collectives run at the same time.
+    module = EntropyLoss(in_place=True, group=group, vocab_start=vocab_start, vocab_size=problem.vocab, exchange="nccl")
+    return lambda logits, labels: module(local_shard(logits).flatten(0, 1), labels.flatten())
 
 
 def torch_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Compute torch's cross-entropy in fp32. Under torch's `loss_parallel()`, the logits may be a DTensor that is
     sharded over the vocabulary."""
     return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
-
-
-def tpbench_loss(group: Any, vocab_start: int, vocab: int) -> Loss:
-    """Return tpbench's fused loss and gradient. The gradient overwrites the logits."""
-    from tpbench.kernels import EntropyLoss
-
-    # exchange="nccl" because FSDP's collectives run at the same time.
-    module = EntropyLoss(in_place=True, group=group, vocab_start=vocab_start, vocab_size=vocab, exchange="nccl")
-
-    def loss(logits: Tensor, labels: Tensor) -> Tensor:
-        result: Tensor = module(local_shard(logits).flatten(0, 1), labels.flatten())
-        return result
-
-    return loss
 
 
 def tpbench_linear_loss(problem: TrainStep, model: Any, group: Any, vocab_start: int, *, hidden_sharded: bool) -> Loss:
@@ -90,8 +82,7 @@ def tpbench_linear_loss(problem: TrainStep, model: Any, group: Any, vocab_start:
         latest.clear()
         # Under autocast, parameters are in fp32 and the product is in `dtype`.
         factors = [tensor if tensor is None else tensor.to(dtype) for tensor in (hidden.flatten(0, 1), weight, *bias)]
-        result: Tensor = module(*factors[:2], labels.flatten(), *factors[2:])
-        return result
+        return module(*factors[:2], labels.flatten(), *factors[2:])  # type: ignore[no-any-return]
 
     return loss
 
@@ -215,22 +206,23 @@ def total_norm(parameters: Sequence[Tensor], device: torch.device) -> Tensor:
     that dimension; a replicated gradient counts once. Parameters may be on several meshes or on none. Raises TypeError
     for a gradient that has not been reduced.
     """
-    shards_by_groups: dict[tuple[Any, ...], list[Tensor]] = defaultdict(list)
-    groups_by_layout: dict[Any, tuple[Any, ...]] = {}  # hundreds of gradients have only a few layouts
+    shards_by_layout: dict[Any, list[Tensor]] = defaultdict(list)  # hundreds of gradients have only a few layouts
     for grad in (parameter.grad for parameter in parameters):
-        if grad is None:
-            continue
-        layout = (grad.device_mesh, grad.placements) if isinstance(grad, DTensor) else None
-        if layout not in groups_by_layout:
-            groups_by_layout[layout] = _groups_that_shard(grad)
-        shards_by_groups[groups_by_layout[layout]].append(local_shard(grad))
-    total = torch.zeros((), dtype=torch.float32, device=device)
-    for groups, shards in shards_by_groups.items():
-        squares = torch.stack(torch._foreach_norm(shards, 2, dtype=torch.float32)).square().sum()
+        if grad is not None:
+            layout = (grad.device_mesh, grad.placements) if isinstance(grad, DTensor) else None
+            shards_by_layout[layout].append(local_shard(grad))
+    squares_by_groups: dict[tuple[Any, ...], Tensor] = defaultdict(lambda: torch.zeros((), device=device))
+    for layout, shards in shards_by_layout.items():
+        mesh, placements = layout or (cast("Any", None), ())
+        if partial := [placement for placement in placements if placement.is_partial()]:
+            raise TypeError(f"a gradient that is {partial[0]} has not been reduced")
+        sharded = [number for number, placement in enumerate(placements) if not isinstance(placement, Replicate)]
+        groups = tuple(mesh.get_group(number) for number in sharded if mesh.size(number) > 1)
+        squares_by_groups[groups] += torch.stack(torch._foreach_norm(shards, 2, dtype=torch.float32)).square().sum()
+    for groups, squares in squares_by_groups.items():
         for group in groups:
             dist.all_reduce(squares, group=group)
-        total += squares
-    return total.sqrt()
+    return torch.stack([torch.zeros((), device=device), *squares_by_groups.values()]).sum().sqrt()
 
 
 def gradient_norms(trainer: TorchTrainer) -> dict[str, float]:
@@ -238,20 +230,6 @@ def gradient_norms(trainer: TorchTrainer) -> dict[str, float]:
     factor = float(trainer.factor) if trainer.scales_loss else 1.0
     norms = {name: total_norm([each], trainer.context.device) for name, each in trainer.model.named_parameters()}
     return {name.removeprefix("module."): float(norm) / factor for name, norm in norms.items()}
-
-
-def _groups_that_shard(grad: Tensor) -> tuple[Any, ...]:
-    """Return the process groups over which a gradient is sharded."""
-    if not isinstance(grad, DTensor):
-        return ()
-    mesh = grad.device_mesh
-    groups = []
-    for dimension, placement in enumerate(grad.placements):
-        if placement.is_partial():
-            raise TypeError(f"a gradient that is {placement} has not been reduced")
-        if not isinstance(placement, Replicate) and mesh.size(dimension) > 1:
-            groups.append(mesh.get_group(dimension))
-    return tuple(groups)
 
 
 def clip_divisor(norm: Tensor, max_norm: float | None) -> Tensor | None:

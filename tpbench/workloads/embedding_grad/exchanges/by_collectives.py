@@ -1,4 +1,4 @@
-"""Sparse exchanges by collectives: only touched rows travel to the ranks that own them."""
+"""Exchanges by collectives: of the whole table, or of touched rows alone, which travel to the ranks that own them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from torch import Tensor
 
 from tpbench.measure.clock import Stopwatch
 from tpbench.workloads.embedding_grad.exchanges import Exchange, ExchangeContext, Phase, sequence
-from tpbench.workloads.embedding_grad.exchanges.dense import DenseReduceScatter
 from tpbench.workloads.embedding_grad.inputs import busiest
 from tpbench.workloads.embedding_grad.problem import EmbeddingGrad
 from tpbench.workloads.embedding_grad.row_operations.merge_kernel import merge_rows, place_rows
@@ -22,6 +21,40 @@ from tpbench.workloads.embedding_grad.row_operations.search import (
     TouchedRows,
     row_finder,
 )
+
+
+class DenseReduceScatter(Exchange):
+    """Reduce-scatter: each owner gets its part of the mean, as a sharded optimizer needs it."""
+
+    chosen = "dense"
+
+    def __init__(self, problem: EmbeddingGrad, context: ExchangeContext) -> None:
+        super().__init__(context.inputs, context.comm)
+        self.output: Tensor | None = None
+        self.phases = (Phase("reduce", self.reduce),)
+
+    def reduce(self) -> None:
+        """Run the collective."""
+        self.output = torch.empty_like(self.inputs.own_slice)
+        self.comm.reduce_scatter_mean(self.output, self.inputs.grad)
+
+    def result(self) -> Tensor:
+        assert self.output is not None
+        return self.output
+
+    def release(self) -> None:
+        self.output = None
+
+
+class DenseAllReduce(Exchange):
+    """All-reduce in place: every rank gets the whole mean, as unsharded data parallelism needs it."""
+
+    chosen = "dense"
+
+    def __init__(self, problem: EmbeddingGrad, context: ExchangeContext) -> None:
+        super().__init__(context.inputs, context.comm)
+        self.overwrites = context.inputs.grad
+        self.phases = (Phase("reduce", lambda: self.comm.all_reduce_mean(self.inputs.grad)),)
 
 
 class SparseAllToAll(Exchange):
@@ -184,7 +217,7 @@ class SparseAuto(SparseAllToAll):
     def __init__(self, problem: EmbeddingGrad, context: ExchangeContext) -> None:
         self.dense = DenseReduceScatter(problem, context)
         super().__init__(problem, context)
-        self.limit = self.calibrated(context.stopwatch)
+        self.limit = self.inputs.once("density", lambda: self.calibrated(context.stopwatch))
         counts = Phase("counts", self.choose, after="batch", on_host=True)
         later = [self._if_chosen("sparse", phase) for phase in self.phases[1:]]
         self.phases = (counts, *later, self._if_chosen("dense", self.dense.phases[0]))

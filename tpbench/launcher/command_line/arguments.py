@@ -1,0 +1,367 @@
+"""The command line before Hydra parses it: what is wrong with it, and the rewrites that Hydra has no setting for.
+
+The names of fields are checked where jobs are made of them (`tpbench.job.parse_job`).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import re
+import shlex
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from hydra._internal.utils import get_args_parser
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, Override, RangeSweep
+from hydra.errors import OverrideParseException
+
+from tpbench.launcher.command_line.outside_choices import command_line_variants, name_in_rows
+from tpbench.launcher.options import CODE, COMMANDS, CONF, GROUPS, aliases, command_line_names, read_choice
+from tpbench.settings import JobError, user_path
+from tpbench.suggestions import nearest, printable, unknown
+
+typed: list[str] = []
+"""The command line as the user typed it. `sys.argv` holds the one that Hydra gets."""
+
+model_files: set[str] = set()
+"""The models of user's files, FILE.py:NAME, that this process's command line has named."""
+
+OUTPUT_FOLDERS = ("output_dir", "hydra.run.dir", "hydra.sweep.dir")
+"""Fields for the folders of rows and of logs."""
+MAX_CELLS = 10_000
+"""Most cells of one sweep. Every cell is composed before the first one runs, in about 60 ms each."""
+
+_SEVERAL = re.compile(r"\s+(?=[+~]*[\w./]+=)")
+"""White space before another NAME= within one argument."""
+_ONE_DASH = re.compile(r"-[a-z_]{3,}")
+"""A word after one dash. Hydra's options of one dash have one or two letters."""
+_ENVIRONMENT = re.compile(r"\$\{\s*oc\.(env|\$)")
+_NESTED = re.compile(r"""[()\[\]{}'"\\]""")
+"""Characters of a value that is more than a list of words."""
+_CHOICE = re.compile(r"""[^,()\[\]{}'"\\]+""")
+"""A value among several: what Hydra's grammar separates by commas, brackets and quotation marks."""
+_THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})*,0\d\d(?:,\d{3})*")
+"""A number with commas. No list of values has one that begins with 0."""
+_BARE_NUMBER = re.compile(r"(?<![\w'\".])(\d+)(?![\w'\".])")
+_EVERY_WORKLOAD = {"variant", "shape", "experiment"}
+"""Groups whose names aren't fields of any workload."""
+
+
+def for_hydra(arguments: Sequence[str]) -> list[str]:
+    """Return the command line as Hydra gets it. Raises JobError with a line for each mistake."""
+    arguments = rewritten(options_first(_without_aliases(arguments)))
+    check_overrides(arguments)
+    check_defaults(arguments)
+    return [*accepted_by_hydra(arguments), "hydra.mode=MULTIRUN"]  # also for one job
+
+
+def parse_options(arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
+    """Return Hydra's options with the overrides, and the options that Hydra does not have.
+
+    Raises JobError for an option with a wrong value, or without one that it needs.
+    """
+    for each in arguments:
+        if _ONE_DASH.match(each):  # argparse would take the first letter for an option, such as -m
+            raise JobError(f"{each}: a field has no dash in front ({each[1:]}), and a long option of Hydra has two")
+    parser = get_args_parser()
+
+    def raise_error(message: str) -> NoReturn:
+        raise JobError(f"{message} (python -m tpbench --hydra-help lists Hydra's options)")
+
+    setattr(parser, "error", raise_error)  # noqa: B010  mypy forbids an assignment; argparse would print its own usage
+    parsed, rest = parser.parse_known_intermixed_args(list(arguments))
+    return parsed, [each for each in rest if each.startswith("-")]
+
+
+def options_first(arguments: Sequence[str]) -> list[str]:
+    """Return Hydra's options, such as -m, and after them all overrides.
+
+    Hydra's own parser rejects overrides after an option that itself stands after an override.
+    """
+    parsed, _ = parse_options(arguments)
+    options = list(arguments)
+    for each in parsed.overrides:
+        options.remove(each)
+    if (given := parsed.config_dir) is not None:
+        options = [option.replace(given, str(user_path(given, "--config-dir"))) for option in options]
+    return [*options, *parsed.overrides]
+
+
+def check_overrides(arguments: Sequence[str]) -> None:
+    """Raise JobError with a line for each argument that Hydra would not understand, or that must not reach it."""
+    for argument in arguments:  # options of Hydra may have line breaks
+        rest = "".join(argument.split()) if argument.lstrip("+~").startswith("hydra") else argument
+        if not rest.isprintable():
+            raise JobError(f"an argument has characters that a terminal does not print: {printable(argument)}")
+    parsed, unrecognised = parse_options(arguments)
+    errors = [f"no such option: {each} (python -m tpbench --help lists them)" for each in unrecognised]
+    overrides = parse_overrides(parsed.overrides)
+    # An experiment is a sweep without -m.
+    sweeps = parsed.multirun or any(each.key_or_group in ("experiment", "hydra.mode") for each in overrides)
+    errors += [error for each in overrides for error in _errors(each, sweeps)]
+    if errors:
+        raise JobError("\n".join(dict.fromkeys(errors)))
+    if (cells := math.prod(map(_count, overrides))) > MAX_CELLS:
+        raise JobError(f"this sweep has {cells} cells; one sweep has at most {MAX_CELLS}: divide it into several")
+
+
+def parse_overrides(arguments: Sequence[str]) -> list[Override]:
+    """Return the parsed overrides. Raises JobError with one line for each argument that is not an override."""
+    parser = OverridesParser.create()
+    overrides, errors = [], []
+    for before, argument in zip(("", *arguments), arguments, strict=False):
+        try:
+            overrides += parser.parse_overrides([argument])
+        except OverrideParseException:
+            errors.append(_explanation(argument, before))
+        except ValueError as error:  # a number with thousands of digits
+            errors.append(f"{argument}: {error}")
+    if errors:
+        raise JobError("\n".join(dict.fromkeys(errors)))
+    return overrides
+
+
+def _explanation(argument: str, before: str) -> str:
+    """Return what is wrong with an argument, and an argument that would be right. `before`: the argument before it."""
+    name, equals, value = argument.partition("=")
+    if not argument.strip():
+        return "an argument is empty: write NAME=VALUE (is a variable of the shell not set?)"
+    if len(parts := _SEVERAL.split(argument.strip())) > 1:
+        separate = " ".join(map(shlex.quote, parts))
+        return f"'{argument}' is one argument, because of the quotes: write {len(parts)} arguments, {separate}"
+    if not equals:
+        if argument in COMMANDS:
+            return f"{argument} is a command: write it first, as python -m tpbench {argument} ..."
+        if argument in command_line_names() | set(GROUPS):
+            return f"{argument} has no value: write {argument}=VALUE"
+        several = f"-m {before.rstrip(',')},{argument}" if "=" in before else "-m NAME=VALUE1,VALUE2"
+        commands = f"; commands: {', '.join(COMMANDS)}" * (not before)
+        meant = "" if before else nearest(argument, COMMANDS)
+        return f"'{argument}' has no value{meant} (write NAME=VALUE, or several values as {several}{commands})"
+    values = [each.strip() for each in value.lstrip("=").split(",")]
+    right = f"{'-m ' * (len(list(filter(None, values))) > 1)}{name.strip()}={','.join(filter(None, values))}"
+    if any(values) and right.removeprefix("-m ") != argument:
+        return f"{argument}: a value has no space around it, no comma at its end and one equals sign: write {right}"
+    return (
+        f"{argument}: brackets and quotation marks must match, and a value with other characters of special meaning is "
+        f"quoted twice: \"{name}='{value}'\""
+    )
+
+
+def _errors(override: Override, sweeps: bool) -> list[str]:
+    """Return what is wrong with an override. `sweeps`: its command line may have several values of a name."""
+    line, key, errors = str(override.input_line), str(override.key_or_group), []
+    of_hydra = key.startswith("hydra")
+    if CODE in line:
+        errors.append(f"{printable(line)}: {CODE} names Python code, which the command line may not")
+    if _ENVIRONMENT.search(line) and key != "output_dir" and not of_hydra:
+        # The value would be in messages and in the rows.
+        errors.append(f'{printable(line)} reads a variable of the environment: let the shell do it, {key}="$NAME"')
+    if (override.is_sweep_override() or (key == "variant" and is_pattern(line))) and not (sweeps or of_hydra):
+        errors.append(f"{line} is a sweep: add -m (python -m tpbench -m ...)")
+    if key == "workload":
+        errors.append("a workload is chosen by its variant and shape (python -m tpbench list WORKLOAD shows them)")
+    if key in OUTPUT_FOLDERS and of_hydra:
+        user_path(override.get_value_element_as_str().strip("'\""), key)
+    if key in GROUPS and isinstance(values := override.value(), list):
+        errors.append(f"{line}: write several values as -m {key}={','.join(map(str, values))}")
+    if key == "experiment" and not override.is_add():
+        errors.append(f"experiments are added, with a plus: +{line.lstrip('+')}")
+    return errors
+
+
+def _count(override: Override) -> int:
+    """Return the number of values of an override, without making them."""
+    value = override.value()
+    if isinstance(value, RangeSweep):
+        start, stop, step = value.start or 0, value.stop or 0, value.step or 1
+        return max(1, math.ceil((stop - start) / step))
+    return max(1, len(value.list)) if isinstance(value, ChoiceSweep) else 1
+
+
+def _without_aliases(arguments: Sequence[str]) -> list[str]:
+    """Write other names of fields, which workloads declare, as the names here.
+
+    Raises JobError with the whole right command line if fields have dashes in front, as in `--tokens 64`.
+    """
+    if (plain := _without_dashes(arguments)) != list(arguments):
+        raise JobError(f"fields have no dashes in front: write python -m tpbench {shlex.join(plain)}")
+    given = {argument.partition("=")[0] for argument in arguments}
+    words: list[str] = []
+    for argument in arguments:
+        name, _, value = argument.partition("=")
+        for meaning in aliases().get(name, "").split():
+            field, _, template = meaning.partition("=")
+            if field not in given:
+                values = dict.fromkeys(template.replace("{}", each) for each in value.split(","))
+                words.append(f"{field}={','.join(values)}")
+        words += [] if name in aliases() else [argument]
+    return words
+
+
+def _without_dashes(arguments: Sequence[str]) -> list[str]:
+    """Write `--tokens 64` as `tokens=64`, for names of fields; other options are Hydra's."""
+    names = aliases().keys() | command_line_names() | set(GROUPS)
+    plain, words = [], list(arguments)
+    while words:
+        name, equals, value = words.pop(0).partition("=")
+        if name.startswith("--") and (field := name.removeprefix("--").replace("-", "_")) in names:
+            if not equals:
+                value = words.pop(0) if words and not words[0].startswith("-") and "=" not in words[0] else "true"
+            name, equals = field, "="
+        plain.append(f"{name}{equals}{value}")
+    return plain
+
+
+def rewritten(arguments: Sequence[str]) -> list[str]:
+    """Return a command line with the names and numbers that Hydra and its files know.
+
+    A file of a variant becomes its name in rows (which is remembered), and a model's id or folder the fields `model` or
+    `model_dir`. Raises JobError with a line for each value that cannot be used.
+    """
+    words: list[str] = []
+    errors: list[str] = []
+
+    def variant(choice: re.Match[str]) -> str:
+        try:
+            return pattern_choice(choice[0]) or name_in_rows(choice[0])
+        except JobError as error:
+            errors.append(str(error))
+            return choice[0]
+
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        if name in ("model", "model_dir", *OUTPUT_FOLDERS):  # Hydra's grammar has no ~
+            value = ",".join(str(user_path(path)) if path.startswith("~") else path for path in value.split(","))
+        if name in GROUPS:  # Hydra's sweeper takes numbers in choice(...) for no choices
+            value = re.sub(r"^choice\(([^()]*)\)$", r"\1", value)
+        elif _THOUSANDS.fullmatch(value):
+            raise JobError(f"{argument}: a number has no comma: write {name}={value.replace(',', '')}")
+        if name == "variant":
+            value = _CHOICE.sub(variant, re.sub(r"\bglob\(([^(),=\[\]]*)\)", r"\1", value))
+        if (flat := name.replace(".", "_")) in command_line_names():  # train.loss
+            name = flat
+        if name == "model" and ("/" in value or ".py:" in value):
+            words += _model_and_folders(value, arguments)
+        else:
+            words.append(f"{name}{equals}{value}")
+    if errors:
+        raise JobError("\n".join(dict.fromkeys(errors)))
+    own = [variant.workload for variant in command_line_variants().values() if variant.definition]
+    if own and not any(word.startswith("shape=") for word in words):
+        words.append(f"shape={own[0]}")  # the shape of a workload from outside
+    return words
+
+
+def is_pattern(variant: str) -> bool:
+    """Return True for a pattern of names of variants, such as `*` and `triton_*`."""
+    return not {"*", "?"}.isdisjoint(variant)
+
+
+def pattern_choice(choice: str) -> str | None:
+    """Return `all`, as `*`, and a pattern of names as a choice of the group `variant`, else None.
+
+    Only the composed cell tells the workload whose variants it means (`SweepComposer.variants_of`).
+    """
+    pattern = "*" if choice == "all" else choice
+    if not is_pattern(pattern):
+        return None
+    ConfigStore.instance().store(pattern, {"variant": pattern}, "variant", "_global_")
+    return pattern
+
+
+def accepted_by_hydra(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments as Hydra accepts them: `block_cap='4096'` and `++width=64`.
+
+    Names of choices must be strings. Fields are forced, because Hydra first composes a job of the default variant,
+    which may not have the field; `parse_job` checks their names.
+    """
+    words = []
+    for argument in arguments:
+        if argument.partition("=")[0].lstrip("+~") in GROUPS:
+            words.append(_BARE_NUMBER.sub(r"'\1'", argument))
+        else:
+            words.append(f"++{argument}" if re.match(r"(?!hydra)\w[\w.]*=", argument) else argument)
+    return words
+
+
+def config_folders(arguments: Sequence[str]) -> list[Path]:
+    """Return the folders of configuration files: the package's, that of --config-dir and those of hydra.searchpath.
+
+    Raises JobError for a folder that does not exist.
+    """
+    folders = [CONF, *map(Path, filter(None, [parse_options(arguments)[0].config_dir]))]
+    lists = [word.partition("=")[2].strip("[]") for word in arguments if word.startswith("hydra.searchpath=")]
+    places = [place.strip("'\" ") for text in lists for place in text.split(",")]
+    primary = _primary(arguments, folders)
+    of_hydra = (read_choice(primary).get("hydra") or {}) if primary else {}
+    for place in [*places, *(of_hydra.get("searchpath") or [])]:
+        kind, _, rest = place.rpartition("://")
+        if kind == "pkg":
+            spec = importlib.util.find_spec(rest.partition("/")[0].partition(".")[0])
+            roots = (spec and spec.submodule_search_locations) or []
+            folders += [Path(root, *rest.replace("/", ".").split(".")[1:]) for root in roots] or [Path(place)]
+        else:
+            folders.append(Path(rest))
+    if missing := [str(folder) for folder in folders if not folder.is_dir()]:
+        raise JobError(f"no such folder of configuration files: {', '.join(missing)}")
+    return folders
+
+
+def check_defaults(arguments: Sequence[str]) -> None:
+    """Raise JobError if no folder has the configuration file that -cn names, or if it does not build on another one."""
+    folders, name = config_folders(arguments), parse_options(arguments)[0].config_name
+    if (file := _primary(arguments, folders)) is None:
+        valid = sorted(file.stem for folder in folders for file in folder.glob("*.yaml"))
+        raise JobError(unknown("configuration file", name, valid))
+    if name and "_self_" not in (read_choice(file).get("defaults") or ()):
+        raise JobError(f"{file} needs a list `defaults:` with `- config`, what it overrides, and `- _self_`")
+
+
+def _primary(arguments: Sequence[str], folders: Sequence[Path]) -> Path | None:
+    """Return the configuration file that --config-name names, or None if no folder has it."""
+    name = (parse_options(arguments)[0].config_name or "config").removesuffix(".yaml")
+    return next((file for folder in folders if (file := folder / f"{name}.yaml").is_file()), None)
+
+
+def _model_and_folders(value: str, arguments: Sequence[str]) -> list[str]:
+    """Return the overrides that `model=VALUE` stands for, if VALUE has an id of Hugging Face or a path to a folder.
+
+    The id `Qwen/Qwen3-8B` becomes `model=qwen3_8b`. A folder, FILE.py:NAME, and an id without a file in conf/model,
+    becomes a `model_dir`: `NAME,path/to/folder` becomes `model=NAME` and `model_dir=null,path/to/folder`. With several
+    names each folder is combined with each name. The resulting equal jobs run once.
+    """
+    choices = [value] if _NESTED.search(value) else value.split(",")
+    choices = [file_of(choice, arguments) or choice if "/" in choice else choice for choice in choices]
+    for place, choice in enumerate(choices):
+        if builder := re.fullmatch(r"(.+\.py):(\w+)", choice):
+            choices[place] = f"{user_path(builder[1]).resolve()}:{builder[2]}"
+            model_files.add(choices[place])
+    names = [choice for choice in choices if "/" not in choice]
+    folders = [choice for choice in choices if "/" in choice]
+    overrides = [f"model={','.join(names)}"] if names else []
+    return [*overrides, f"model_dir={','.join(['null'] * bool(names) + folders)}"] if folders else overrides
+
+
+def chosen_fields(overrides: Sequence[str]) -> list[str]:
+    """Return the names that these overrides of one job set: fields, and groups of only some workloads, such as loss."""
+    keys = [each.key_or_group for each in OverridesParser.create().parse_overrides(list(overrides))]
+    return [key for key in keys if key not in _EVERY_WORKLOAD and not key.startswith("hydra")]
+
+
+def file_of(choice: str, arguments: Sequence[str] = ()) -> str | None:
+    """Return the name of the file in a conf/model that has the sizes of a model, given by its id, or None.
+
+    A tuned model has the sizes of its base. A folder of this name takes precedence.
+    """
+    if Path(choice).is_dir():
+        return None
+    for file in (file for folder in config_folders(arguments) for file in sorted((folder / "model").glob("*.yaml"))):
+        if {choice, choice.removesuffix("-Instruct")} & set(read_choice(file).get("hub_ids", ())):
+            return file.stem
+    return None

@@ -1,0 +1,106 @@
+"""Variants from outside this package that a command line names, as choices of Hydra's group `variant`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+
+from tpbench.job import WORLD_SIZE, Job
+from tpbench.launcher.options import GROUPS, SWEEP_OPTION_NAMES, aliases
+from tpbench.measure.session import MeasureSettings
+from tpbench.outside.variant import OutsideVariant, from_file, names_in
+from tpbench.results.read import LABEL
+from tpbench.results.schema import INT, TEXT, common_columns, type_from_hint
+from tpbench.settings import JobError, user_path
+from tpbench.workloads import variants
+
+SHARED_COLUMNS = {"tokens": INT, "vocab": INT, "dtype": TEXT}
+"""Columns of every row that hold fields of problems, with their types."""
+
+_FILE = re.compile(r"(?P<path>.*\.py)(?::(?P<function>.*))?")
+_WITHOUT_ENDING = re.compile(r"(?P<path>[^:]*[^:/]):(?P<function>[A-Za-z_]\w*)")
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.py")
+"""File names that are written in rows, tables and command lines as they are."""
+
+_named: dict[str, OutsideVariant] = {}
+
+
+def command_line_variants() -> Mapping[str, OutsideVariant]:
+    """Return the variants that this process's command line has named, by their names in rows."""
+    return _named
+
+
+def name_in_rows(choice: str) -> str:
+    """Return the name in rows of a value of `variant=`. Remember the variant if it is from outside this package.
+
+    Hydra then knows it as a choice of the group `variant`. Raises JobError for a variant that cannot be used.
+    """
+    if choice in variants() or (outside := find_outside(choice)) is None:
+        return choice
+    known = _named.setdefault(outside.name, outside)
+    if known != outside:
+        raise JobError(
+            f"{known.path} and {outside.path} have the same name in rows, {outside.name}: rename one of the files"
+        )
+    for other in _named.values():
+        if other.workload == outside.workload and other.definition and other.definition != outside.definition:
+            raise JobError(
+                f"{other.path} and {outside.path} declare different workloads called {outside.workload}: "
+                "write Workload(..., name=...) in one of them"
+            )
+    register_choice(outside)
+    return outside.name
+
+
+def find_outside(choice: str) -> OutsideVariant | None:
+    """Return the variant from outside that a value of `variant=` means, or None. Raises JobError."""
+    if match := _FILE.fullmatch(choice.strip()):
+        path = user_path(match["path"], "the file of a variant")
+        if not is_file_name(path.name):
+            raise JobError(f"{path.name}: rename the file; its name may have letters, digits and _ - . of ASCII only")
+        if not (function := match["function"]):
+            raise JobError(
+                f"variant={choice} names no function: write {choice.rstrip(':')}:FUNCTION "
+                f"(its functions: {', '.join(names_in(path)) or 'none'})"
+            )
+        return from_file(path, function)
+    if match := _WITHOUT_ENDING.fullmatch(choice.strip()):
+        raise JobError(f"variant={choice}: write the file with its ending, as {match['path']}.py:{match['function']}")
+    return None
+
+
+def is_file_name(name: str) -> bool:
+    """Return True if rows, tables and command lines can hold this name of a file as it is."""
+    return _FILE_NAME.fullmatch(name) is not None
+
+
+def register_choice(variant: OutsideVariant) -> None:
+    """Make the variant a choice of Hydra's group `variant`. A workload from outside is a shape without sizes."""
+    node: dict[str, Any] = {"variant": variant.name}
+    if variant.definition:
+        _require_free_names(variant)
+        shape = {"shape_workload": variant.workload, "tp_size": None}
+        ConfigStore.instance().store(variant.workload, shape, "shape", "_global_")
+    else:
+        node["defaults"] = [f"/workload/{variant.workload}", "_self_"]
+    ConfigStore.instance().store(variant.name, node, "variant", "_global_")
+
+
+def _require_free_names(variant: OutsideVariant) -> None:
+    """Raise JobError if a field of the variant's workload has the name of another field, option or column."""
+    file = Path(variant.path).name
+    taken = {field.name for cls in (Job, MeasureSettings) for field in fields(cls)} | SWEEP_OPTION_NAMES | {WORLD_SIZE}
+    taken |= {*GROUPS, *aliases(), LABEL, *common_columns()} - {"seed", *SHARED_COLUMNS}
+    for field in fields(variant.of_workload.problem):
+        kind = type_from_hint(field.type)
+        if field.name in taken or kind != SHARED_COLUMNS.get(field.name, kind):
+            raise JobError(
+                f"{file}: the field {field.name} of {variant.workload} has a name that tpbench uses: rename it"
+            )
+    for name in variant.of_workload.columns.keys() & common_columns().keys():
+        raise JobError(f"{file}: the column {name} of {variant.workload} has a name of tpbench's")
