@@ -19,6 +19,7 @@ from tpbench.report.analysis.records import (
     mark_meanings,
     mark_word,
     marks,
+    marks_beside,
     ratios_to_best,
     value_text,
 )
@@ -88,7 +89,7 @@ def metric_table(grid: RecordGrid, shown: Metric, *, floor: bool = False) -> Tab
 
 
 def _cells(row: GridRow, shown: Metric, common: str) -> list[TableCell]:
-    """Return the cells of one problem, without the marks that most cells of the table have.
+    """Return the cells of one problem. `common` are the remarks that most cells of the table have.
 
     The best has its kind only if no other variant may be as good.
     """
@@ -112,8 +113,7 @@ def _cell(record: Record, shown: Metric, ratio: float | None, best: Record | Non
         note = f"{status}, {printable(record['reason'] or '')}"
         return TableCell("OOM" if status == "oom" else status, status, FAILED.get(status, ""), note=note)
     mark = marks(record, (shown.name,))
-    beside = "".join(letter for letter in mark if letter not in common)
-    words, notes = [shown.write(float(value)) + beside], [mark_word(letter) for letter in mark]
+    words, notes = [shown.write(float(value)) + marks_beside(mark, common)], [mark_word(letter) for letter in mark]
     compared = None
     if best and record is not best and ratio is not None and shown.is_speed:
         compared = ratio_of_records(record, best, shown)

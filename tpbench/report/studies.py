@@ -118,7 +118,8 @@ def cell_table(grid: RecordGrid, study: Study) -> Table:
         [mark for mark, cell in zip(marked, cells, strict=True) if cell.record["status"] == "ok"]
     )
     statuses = [
-        value_text(cell.record["status"]) + "".join(letter for letter in mark if letter not in common)
+        value_text(cell.record["status"])
+        + (records.marks_beside(mark, common) if cell.record["status"] == "ok" else "")
         for cell, mark in zip(cells, marked, strict=True)
     ]
     has_status = set(statuses) != {"ok"}

@@ -275,9 +275,9 @@ def _key_of(job: str) -> str | None:
 @cached_until_registered
 def column_defaults() -> dict[str, dict[str, Any]]:
     """Return the default of each column that holds a field, by workload. Fields that may be null are left out."""
-    columns = all_columns()
     defaults_by_workload: dict[str, dict[str, Any]] = {}
     for name, workload in workloads().items():
+        columns = common_columns() | workload_columns()[name]
         types = typing.get_type_hints(MeasureSettings) | typing.get_type_hints(workload.problem)
         fields = defaults(MeasureSettings) | defaults(workload.problem)
         defaults_by_workload[name] = {

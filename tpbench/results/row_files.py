@@ -138,8 +138,8 @@ def _arrow(content: bytes) -> pa.Table | None:
     """Return the rows of the Arrow stream of a file with the right checksum, or None if it has none of this version."""
     at = content.rfind(_BEGIN)
     size = content[at + len(_BEGIN) : content.rfind(_END)][: -hashlib.sha256().digest_size]
-    stream = memoryview(content)[at - int.from_bytes(size, "little") : at]
-    table = pa.ipc.open_stream(pa.py_buffer(stream)).read_all() if stream else None
+    stream = content[at - int.from_bytes(size, "little") : at]  # a copy, in which numbers are aligned
+    table = pa.ipc.open_stream(stream).read_all() if stream else None
     return (
         None if table is None or _version(table.schema.metadata) != SCHEMA_VERSION else table.replace_schema_metadata()
     )

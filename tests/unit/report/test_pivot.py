@@ -72,6 +72,13 @@ def test_options_are_columns(add, frame):
     )
 
 
+def test_a_table_names_changing_inputs_once_if_all_rows_have_them(add, frame):
+    add("triton_tp", 2.0, fresh=True)
+    add("pytorch_gather", 3.0, fresh=True)
+    (table,) = pivot(frame()).tables
+    assert table.heading.endswith("fresh=true") and list(table.columns)[-2:] == ["triton_tp", "pytorch_gather"]
+
+
 def test_hardware_loss_and_dtype_are_tables(add, frame):
     add("triton_tp", 1.0, **CPU)
     add("triton_tp", 1.0)
@@ -104,6 +111,16 @@ def test_interpreted_rows_are_marked_and_not_compared(add, frame):
 
 
 HOST_BOUND = {"bound": "host", "throttle_reasons": "none"}
+
+
+def test_a_remark_on_most_cells_stands_below_the_table_and_the_others_are_marked(add, frame):
+    for vocab in (32768, 65536, 131072):
+        add("triton_tp", 3.0, vocab=vocab, bound="memory", throttle_reasons="power")
+    add("pytorch_gather", 6.0, vocab=32768, bound="memory", throttle_reasons="none")
+    report = pivot(frame())
+    assert grid(report)[2]["32768", "2", "16384"] == ["3.000 ms (1.00x)", "6.000 ms° (2.00x)"]
+    assert report.tables[0].notes[0].startswith("3 of 4 cells, those without °, are throttled: ")
+    assert legend(report) == [] and as_csv(report).count("throttled") == 3
 
 
 def test_host_bound_and_throttled_cells_are_marked_and_host_bound_ones_explained(add, frame):

@@ -22,7 +22,7 @@ from tests.support.command import ROOT
 from tpbench.job import parse_job
 from tpbench.report.analysis.grid import arrange_rows
 from tpbench.results import row_files as files
-from tpbench.results.read import RowWarning, column_defaults, load
+from tpbench.results.read import RowWarning, column_defaults, frame_of, load, plain_rows
 from tpbench.results.row_files import has_right_checksum, with_checksum
 from tpbench.results.schema import COLUMNS, FLAG, INT, REAL, REALS, SCHEMA_VERSION, STATUSES, TEXT, TIME, all_columns
 from tpbench.results.write import write_row
@@ -340,6 +340,7 @@ def test_a_row_that_is_older_than_a_field_has_the_fields_default(tmp_path):
     assert found[:2].tolist() == [0, 2] and found[2:].isna().all(), "only rows of the field's workload"
     assert load(tmp_path, columns=["layers"]).dropna()["layers"].tolist() == [0, 2]
     assert len(load(tmp_path, layers=0)) == 1
+    assert len(frame_of(plain_rows(load(tmp_path)))) == 3, "no row has a field of another workload"
 
 
 @pytest.fixture

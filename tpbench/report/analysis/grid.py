@@ -164,12 +164,15 @@ def arrange_rows(frame: pd.DataFrame) -> RecordGrids:
 def _grid(records: list[Record], workload: Workload | None) -> RecordGrid:
     facts, keys = _split(records, workload)
     cells: dict[Key, dict[Key, Record]] = defaultdict(dict)
-    former = workload.former_fields if workload else {}  # options of older versions split no columns
+    unnamed = {*workload.former_fields} if workload else set()  # options of older versions split no columns
+    if all(record.get("fresh") for record in records):  # such as those of a user's own operation
+        facts["fresh"] = value_text(True)
+        unnamed.add("fresh")
     # The first record of a place stays: the newest measurement, or without any the newest row.
     order = sorted(records, key=lambda row: (is_measurement(row), row["finished_at"] or _EARLIEST), reverse=True)
     for record in order:
         options = chosen_options(record, workload)
-        column = (record["variant"], *(option for option in options if option[0] not in former))
+        column = (record["variant"], *(option for option in options if option[0] not in unnamed))
         cells[tuple(record[name] for name in keys)].setdefault(column, record)
     ordered = sorted(
         {column for row in cells.values() for column in row}, key=lambda item: _column_order(item, workload)

@@ -29,8 +29,9 @@ class Record(dict[str, Any]):
 
 INTERPRETED, SINGLE_PASS, CONTRADICTED, HOST_BOUND, THROTTLED, GRAPH_MEMORY, BELOW_FLOOR = "*^≠†‡§¶"
 UNDECIDED = "?"
+EXCEPTION = "°"
 MOST = 2 / 3
-"""Share of a table's cells above which a remark stands below the table and not beside the cells."""
+"""Share of a table's cells above which a remark stands below the table, and the other cells are marked."""
 TOLERANCE = 0.05
 """Share by which a time may be below its floor, or a device time above its wall time: both are measurements."""
 MARKS = {
@@ -154,15 +155,26 @@ def marks(record: Record, columns: Collection[str]) -> str:
 
 
 def common_remarks(cells: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the remarks that stand beside most cells of a table, and a sentence for each.
+    """Return the remarks that most cells of a table have, and a sentence for each.
 
-    A table says such a condition once, because a mark beside almost every cell tells none from the others. Marks of
-    rows that aren't measurements stay. `cells` has the marks of each cell with a value.
+    Such a mark beside almost every cell would tell none from the others, so the table marks the others instead. Marks
+    of rows that aren't measurements stay. `cells` has the marks of each cell with a value.
     """
     counts = {mark: sum(mark in marks for marks in cells) for mark in (HOST_BOUND, THROTTLED, GRAPH_MEMORY)}
-    common = [mark for mark, count in counts.items() if count > MOST * len(cells)]
-    shares = ("All" if counts[mark] == len(cells) else f"{counts[mark]} of {len(cells)}" for mark in common)
-    return "".join(common), [f"{share} cells are {MARKS[mark]}" for share, mark in zip(shares, common, strict=True)]
+    common = {mark: count for mark, count in counts.items() if count > MOST * len(cells)}
+    sentences = [
+        f"All cells are {MARKS[mark]}"
+        if count == len(cells)
+        else f"{count} of {len(cells)} cells, those without {EXCEPTION}, are {MARKS[mark]}"
+        for mark, count in common.items()
+    ]
+    return "".join(common), sentences
+
+
+def marks_beside(marks: str, common: str) -> str:
+    """Return the marks that a table prints beside a value. `common` are the remarks that most of its cells have."""
+    rare = "".join(mark for mark in marks if mark not in common)
+    return rare + EXCEPTION * any(mark not in marks for mark in common)
 
 
 def mark_word(mark: str) -> str:

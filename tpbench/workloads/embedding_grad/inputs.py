@@ -113,6 +113,7 @@ class EmbeddingGradInputs:
         self.problem = problem
         self.partition = RowPartition(problem.table_rows, context.dp_size)
         self.rank, self.device, self.group = context.dp_rank, context.device, context.dp_group
+        self.once = context.once
         if tokens is None:
             tokens = [token_rows(problem, rank) for rank in range(context.dp_size)]
         self.tokens = list(tokens)

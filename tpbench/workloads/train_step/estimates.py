@@ -5,7 +5,7 @@ A problem's fields are enough: nothing runs, and no model is made.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from tpbench.workloads.train_step.problem import ITEM_BYTES, TrainStep
 
@@ -55,22 +55,14 @@ def step_flops(problem: TrainStep) -> int:
     return flops_per_token(problem) * problem.tokens * problem.accumulate
 
 
-@dataclass(frozen=True)
-class MemoryEstimate:
-    """Bytes that a rank is expected to need."""
+class MemoryEstimate(NamedTuple):
+    """Bytes that a rank is expected to need, and their peak: activations may be freed as gradients are made."""
 
     model: int
     gradients: int
     optimizer: int
     activations: int
-    gradients_persist: bool
-    """True if gradients exist while all activations are held. False if gradients appear only as activations go."""
-
-    @property
-    def total(self) -> int:
-        """Peak of all parts together, in bytes."""
-        both = (self.gradients, self.activations)
-        return self.model + self.optimizer + (sum(both) if self.gradients_persist else max(both))
+    total: int
 
 
 def estimate_memory(
@@ -102,8 +94,10 @@ def estimate_memory(
     logits_and_buffers = logits + buffers if problem.accumulate > 1 else max(logits, buffers)
     autocast_copies = held * ITEM_BYTES[problem.dtype] if problem.autocast else 0
     activations = _layers_bytes(problem, variant, tp_size) + logits_and_buffers + autocast_copies
-    persist = variant == "ddp" or problem.accumulate > 1  # DDP's gradients are views of its buckets
-    return MemoryEstimate(model, gradients, states, activations, persist)
+    # Gradients exist while all activations are held, as DDP's, which are views of its buckets, or appear as these go.
+    persist = variant == "ddp" or problem.accumulate > 1
+    passing = gradients + activations if persist else max(gradients, activations)
+    return MemoryEstimate(model, gradients, states, activations, model + states + passing)
 
 
 def _layers_bytes(problem: TrainStep, variant: str, tp_size: int) -> int:

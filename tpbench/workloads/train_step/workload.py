@@ -9,7 +9,7 @@ from typing import Any
 from tpbench import packages
 from tpbench.workloads import Option, Pivot, Study, Workload
 from tpbench.workloads.train_step.documents import json_document
-from tpbench.workloads.train_step.estimates import estimate_memory, parameters
+from tpbench.workloads.train_step.estimates import MemoryEstimate, estimate_memory, parameters
 from tpbench.workloads.train_step.model.resolve import KNOWN_ARCHITECTURES, PLAIN_LOGITS, resolve
 from tpbench.workloads.train_step.problem import ARCHITECTURE, NORM_GROWTH, TrainStep
 
@@ -36,7 +36,7 @@ ALIASES = {
 no other model is named."""
 LARGEST_ESTIMATE = 1.15
 """Most that an estimate of the memory exceeds the peak that is measured, as a factor: 1.13 in 31 measured cells."""
-MEMORY_PARTS = ("model", "gradients", "optimizer", "activations")
+MEMORY_PARTS = MemoryEstimate._fields[:-1]
 TRAINING = (
     "tokens_per_s_per_gpu", "mfu", "bound", "communication_share", "idle_share", "exposed_share", "time_ms",
     "device_ms", "forward_ms", "backward_ms", "optimizer_ms", "peak_gib", "steady_gib", "expected_gib",

@@ -217,7 +217,7 @@ class SparseAuto(SparseAllToAll):
     def __init__(self, problem: EmbeddingGrad, context: ExchangeContext) -> None:
         self.dense = DenseReduceScatter(problem, context)
         super().__init__(problem, context)
-        self.limit = self.calibrated(context.stopwatch)
+        self.limit = self.inputs.once("density", lambda: self.calibrated(context.stopwatch))
         counts = Phase("counts", self.choose, after="batch", on_host=True)
         later = [self._if_chosen("sparse", phase) for phase in self.phases[1:]]
         self.phases = (counts, *later, self._if_chosen("dense", self.dense.phases[0]))

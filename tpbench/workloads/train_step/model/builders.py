@@ -29,6 +29,8 @@ from tpbench.workloads.train_step.problem import TrainStep
 
 BUILT = "built"
 """The architecture of models that a builder makes."""
+STYLES = {ColwiseParallel: "colwise", RowwiseParallel: "rowwise"}
+"""The names of styles in plans of transformers."""
 
 
 @dataclass
@@ -139,13 +141,16 @@ def create(problem: TrainStep) -> Any:
     dtype = getattr(torch, problem.stored_dtype)
     with blamed(str(problem.model_dir)):
         model: Any = builder.create_model(torch.device("meta"), dtype, problem.depth, problem.attention)
+        layers, mapping = builder.get_transformer_layers(model), dict(builder.get_tp_mapping())
+        model.styles = {name: STYLES.get(type(style), str(style)) for name, style in mapping.items()}
+        builder.get_embedding_module(model)
     model.config = PretrainedConfig()
     model.config.update({"num_attention_heads": problem.heads, "num_key_value_heads": problem.kv_heads})
     model.config.tie_word_embeddings = problem.tied
     model.loss_function = ForCausalLMLoss
     model.get_input_embeddings = lambda: builder.get_embedding_module(model)
     model.set_input_embeddings = lambda embedding: builder.replace_embedding_module(model, embedding)
-    model.get_layers = lambda: builder.get_transformer_layers(model)
+    model.get_layers = lambda: layers
     model.place_buffers = functools.partial(_place_buffers, problem, model)
     compute, accepted = model.forward, inspect.signature(model.forward).parameters
 
@@ -155,13 +160,6 @@ def create(problem: TrainStep) -> Any:
 
     model.forward = forward
     return model
-
-
-def plan(problem: TrainStep, layers: str) -> dict[str, str]:
-    """Return the style of each linear layer by the pattern of its name, as plans of transformers do."""
-    styles = {ColwiseParallel: "colwise", RowwiseParallel: "rowwise"}
-    mapping = builder_of(str(problem.model_dir))[0].get_tp_mapping()
-    return {f"{layers}.*.{name}": styles.get(type(style), str(style)) for name, style in mapping.items()}
 
 
 def _place_buffers(problem: TrainStep, model: Any, device: torch.device) -> None:

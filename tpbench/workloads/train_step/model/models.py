@@ -75,7 +75,7 @@ def _made(problem: TrainStep) -> Any:
     if problem.architecture == builders.BUILT:
         model = builders.create(problem)
         model.parts = _decoder_parts(problem, model, model.get_layers())
-        model.shard_plan = builders.plan(problem, model.parts.layers)
+        model.shard_plan = {f"{model.parts.layers}.*.{name}": style for name, style in model.styles.items()}
         return model
     configuration = model_configuration(problem)
     kind: Any = AutoModelForCausalLM._model_mapping[type(configuration)]
@@ -111,7 +111,7 @@ def counted(problem: TrainStep) -> TrainStep:
             problem = replace(problem, ffn_matrices=matrices)
     model = build(replace(problem, num_layers=1))
     with refused_by_transformers(
-        f"{problem.model} ({problem.architecture}) of transformers does not compute with the inputs of a training"
+        f"{problem.model} ({problem.architecture}) does not compute with the inputs of a training"
     ):
         tokens = torch.zeros(1, 2, dtype=torch.int64, device="meta")
         try:
