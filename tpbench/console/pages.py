@@ -69,24 +69,14 @@ def _output(script: str | None, arguments: str) -> str:
     return out.getvalue() if "--format markdown" in arguments else f"```text\n{out.getvalue()}```\n"
 
 
-def _choices() -> str:
-    return _tables(
-        ("name", "meaning"),
-        {title: [(entry.name, entry.summary) for entry in entries] for title, entries in sections_of("all", gpus=0)},
-    )
-
-
 def _columns() -> str:
-    sections = {"Every row": common_columns()}
     added = workload_columns()  # also of users' files of which this process has read rows
-    sections |= {f"Further columns of {name}": added[name] for name in NAMES}
-    return _tables(
-        ("column", "type", "unit", "meaning"),
-        {
-            title: [(column.name, _TYPES.get(column.type, ""), column.unit, column.doc) for column in columns.values()]
-            for title, columns in sections.items()
-        },
-    )
+    sections = {"Every row": common_columns()} | {f"Further columns of {name}": added[name] for name in NAMES}
+    rows = {
+        title: [(column.name, _TYPES.get(column.type, ""), column.unit, column.doc) for column in columns.values()]
+        for title, columns in sections.items()
+    }
+    return _tables(("column", "type", "unit", "meaning"), rows)
 
 
 def _tables(columns: Sequence[str], sections: Mapping[str, Iterable[Sequence[str]]]) -> str:
@@ -94,20 +84,19 @@ def _tables(columns: Sequence[str], sections: Mapping[str, Iterable[Sequence[str
 
 
 LISTS: dict[str, Callable[[], str]] = {
-    "choices": _choices,
+    "choices": lambda: _tables(
+        ("name", "meaning"),
+        {title: [(entry.name, entry.summary) for entry in entries] for title, entries in sections_of("all", gpus=0)},
+    ),
     "fields": lambda: f"```text\n{all_fields()}```\n",
     "columns": _columns,
     "statuses": lambda: _tables(("status", "meaning"), {"": STATUSES.items()}),
 }
 """Lists that are made from the code, by name."""
 _TYPES = {
-    TEXT: "text",
-    INT: "whole number",
-    REAL: "number",
-    FLAG: "true or false",
-    TIME: "time, UTC",
+    TEXT: "text", INT: "whole number", REAL: "number", FLAG: "true or false", TIME: "time, UTC",
     REALS: "list of numbers",
-}
+}  # fmt: skip
 
 
 def main() -> int:

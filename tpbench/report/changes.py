@@ -305,11 +305,10 @@ def _identity(record: Record) -> CellIdentity:
     if workload:
         problem = records.problem_fields(workload) | records.problem_identity(workload)
     defaults = dict.fromkeys(_ALWAYS) | problem | {"dp_size": 1, "nodes": 1, "graph": False, "fresh": False}
-    values = {name: default if record.get(name) is None else record[name] for name, default in defaults.items()}
     plain = (bool, int, float, type(None))
     return tuple(
         (name, value if name != "block_cap" and isinstance(value, plain) else str(value))
-        for name, value in values.items()
+        for name, value in records.values_or(record, defaults).items()
     )
 
 

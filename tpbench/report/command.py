@@ -32,6 +32,7 @@ PICTURES = ("png", "svg")
 FORMATS = (*TABLES, "html", *PICTURES)
 COMMANDS = {"compare": "tpbench.report.compare", "history": "tpbench.report.history"}
 """Commands with options of their own, with their modules."""
+DESCRIPTION = "Measured rows as tables of variants side by side."
 EPILOG = (
     "`tpbench compare BEFORE AFTER` says what got slower between two sets of rows. `tpbench history` "
     "shows a metric over time, by commit and package. Each has a --help."
@@ -59,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = command_line.ReportParser(description="Measured rows as tables of variants side by side.", epilog=EPILOG)
+    parser = command_line.ReportParser("tpbench report", description=DESCRIPTION, epilog=EPILOG)
     command_line.add_filters(parser)
     add = parser.add_argument
     metrics = f"one of: {', '.join(METRICS)}, or a number that a workload adds; an unknown name lists all (time_ms; in "

@@ -38,11 +38,7 @@ _UNKNOWN = "unrecognized arguments: "
 
 
 class ReportParser(argparse.ArgumentParser):
-    """Parser whose message for an unknown option is one line, and which names the command as the user did."""
-
-    def __init__(self, command: str = "", *, description: str, epilog: str | None = None) -> None:
-        """`command`: the name of a command with options of its own. Empty: the report itself."""
-        super().__init__(prog=f"tpbench {command or 'report'}", description=description, epilog=epilog)
+    """Parser whose message for an unknown option is one line, with the option or the filter that was meant."""
 
     def error(self, message: str) -> NoReturn:
         """Print the message, with the option or filter that was meant, and exit with 2."""

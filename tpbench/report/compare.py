@@ -186,7 +186,7 @@ def _newest_sweeps(frame: pd.DataFrame) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = command_line.ReportParser(
-        "compare",
+        "tpbench compare",
         description="Cell by cell: is AFTER worse than BEFORE? Exit code 1 if a cell got worse by more than the "
         "threshold, does not work any more or is missing in AFTER, 2 if nothing could be compared.",
         epilog=f"{changes.FALSE_ALARMS}. Repeated rows of a cell refine this assumption: run both sweeps several "

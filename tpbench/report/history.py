@@ -161,7 +161,7 @@ def _picture(history: Sequence[Series], comparison: Comparison) -> Picture:
 
 def _parser() -> argparse.ArgumentParser:
     parser = command_line.ReportParser(
-        "history",
+        "tpbench history",
         description="A metric of every cell over time, by commit and by software stack. Exit code 1 if the newest "
         "level of a cell is worse than the one before or its newest row failed, 2 if no cell was measured twice.",
         epilog="A level is the geometric mean of rows that follow each other with the same code, packages and machine; "

@@ -216,18 +216,14 @@ def _points(grid: RecordGrid, study: Study) -> Picture | None:
         if is_measurement(record) and record.get(x) is not None and record.get(y) is not None:
             ranks = record["tp_size"] * record["dp_size"]
             panels[ranks, grid.problem_text(cell.key, others)][cell.column].append(cell)
-    if not panels:
-        return None
     drawn = []
     for (ranks, problem), by_column in sorted(panels.items(), key=lambda item: item[0][0]):
-        series = tuple(
-            Series(
-                column,
-                tuple((float(cell.record[x]), float(cell.record[y])) for cell in cells),
-                texts=tuple(" x ".join(value_text(cell.key[at]) for at in across) for cell in cells),
-            )
-            for column, cells in by_column.items()
-        )
-        drawn.append(Panel(f"{problem}, {ranks} ranks", series))
+        series = []
+        for column, cells in by_column.items():
+            points = tuple((float(cell.record[x]), float(cell.record[y])) for cell in cells)
+            texts = tuple(" x ".join(value_text(cell.key[at]) for at in across) for cell in cells)
+            series.append(Series(column, points, texts=texts))
+        drawn.append(Panel(f"{problem}, {ranks} ranks", tuple(series)))
     beside = " x ".join(column_label(grid.key_names[at]) for at in across)
-    return Picture(tuple(drawn), x + (f" (beside a point: {beside})" if beside else ""), y, "from zero")
+    x_label = x + (f" (beside a point: {beside})" if beside else "")
+    return Picture(tuple(drawn), x_label, y, "from zero") if drawn else None

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from tpbench.report.analysis.grid import RecordGrid, RecordGrids
 from tpbench.report.analysis.metrics import Metric, number, ratio_text
-from tpbench.report.analysis.records import Record, column_label, problem_identity, value_text
+from tpbench.report.analysis.records import Record, column_label, problem_identity, value_text, values_or
 from tpbench.report.analysis.verdicts import GOOD, ProblemVerdict
 from tpbench.report.pivot import FAILED, failures, legend, metric_table
 from tpbench.suggestions import printable
@@ -127,8 +127,8 @@ def _problem(workload: str, record: Record) -> tuple[tuple[str, str], ...]:
     """Return the workload and the fields that identify the problem of a record, with their defaults."""
     known = workloads().get(workload)
     defaults = dict.fromkeys(("tokens", "tp_size", "dp_size", "nodes")) | (problem_identity(known) if known else {})
-    fields = {name: default if record.get(name) is None else record[name] for name, default in defaults.items()}
-    return (("workload", workload), *((name, value_text(value)) for name, value in fields.items()))
+    fields = values_or(record, defaults).items()
+    return (("workload", workload), *((name, value_text(value)) for name, value in fields))
 
 
 def failure_groups(arranged: RecordGrids) -> Table:
