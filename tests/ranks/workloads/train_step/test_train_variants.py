@@ -50,7 +50,7 @@ CASES: list[tuple[int, str, int, dict[str, Any]]] = [
     # tpbench's loss of head and loss together: hidden states whole (autotp) or sharded over the ranks, FSDP's weights.
     *((2, name, 2, LINEAR | each) for name in ("fsdp_dtensor", "autotp")
       for each in ({"vocab": 97}, {"architecture": "gemma2", **EAGER, **BOTH})),
-    (4, "fsdp_dtensor", 2, {"accumulate": 2, **LINEAR}),
+    (4, "fsdp_dtensor", 2, {"accumulate": 2, **LINEAR}), *((4, name, 2, BOTH) for name in SHARDED),
     (2, "ddp", 1, LINEAR), (2, "fsdp", 1, {"tied": True, "accumulate": 2, **LINEAR}),
     # Other architectures, by their own plans.
     *((2, name, 2, each) for name in SHARDED for each in ARCHITECTURES),

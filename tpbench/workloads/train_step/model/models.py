@@ -9,7 +9,6 @@ import re
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -60,14 +59,21 @@ def build(problem: TrainStep, *, fused_norms: bool = True) -> Any:
                 if fused_norms:
                     setattr(parent, name, FusedNorm(child.weight, epsilon, child.weight_offset))
     model.train()
-    # No layer has random numbers whose state a recomputation would need. Reading it would end a graph's capture.
-    settings: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
-    if problem.activation_checkpointing and problem.architecture == builders.BUILT:
+    if problem.activation_checkpointing:
         for layer in decoder_layers(model):
-            layer.forward = partial(checkpoint, layer.forward, **settings)
-    elif problem.activation_checkpointing:
-        model.gradient_checkpointing_enable(settings)
+            layer.forward = CheckpointedForward(layer.forward)
     return model
+
+
+@dataclass
+class CheckpointedForward:
+    """The forward method of a layer, of which only the input is kept for the backward pass."""
+
+    forward: Callable[..., Any]
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        # No layer has random numbers whose state a recomputation would need. Reading it would end a graph's capture.
+        return checkpoint(self.forward, *inputs, use_reentrant=False, preserve_rng_state=False, **named)
 
 
 def _made(problem: TrainStep) -> Any:
@@ -170,7 +176,8 @@ def compile_layers(model: Any) -> None:
     Hooks of FSDP and of tensor parallelism stay outside the graph: they are host code only.
     """
     for layer in decoder_layers(model):
-        layer.forward = torch.compile(layer.forward)
+        owner = layer.forward if isinstance(layer.forward, CheckpointedForward) else layer
+        owner.forward = torch.compile(owner.forward)
 
 
 class FusedNorm(nn.Module):
