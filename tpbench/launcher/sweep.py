@@ -200,7 +200,9 @@ class SweepComposer:
         pattern = {line.partition("=")[0]: line.partition("=")[2] for line in lines}.get("variant", "")
         if not arguments.is_pattern(pattern):
             return [tuple(lines)]
-        workload = self.compose(self.sweep, list(lines)).get("shape_workload")
+        # A pattern is a choice without a workload, so fields of the workload cannot be composed.
+        choices = [line for line in lines if line.lstrip("+").partition("=")[0] in GROUPS]
+        workload = self.compose(self.sweep, choices).get("shape_workload")
         names = [name for name, (owner, _) in variants().items() if owner.name == workload]
         if not (chosen := fnmatch.filter(names, pattern)):
             raise JobError(

@@ -22,9 +22,10 @@ from tpbench.settings import JobError
 
 RECORDED_VARIABLES = re.compile(
     r"CUDA_(DEVICE_MAX_CONNECTIONS|LAUNCH_BLOCKING|VISIBLE_DEVICES)|NCCL_\w+|GLOO_SOCKET_IFNAME|(MKL|OMP)_NUM_THREADS|"
-    r"PYTORCH_(CUDA_)?ALLOC_CONF|TORCH_(NCCL|SYMM_MEM)_\w+|TRITON_INTERPRET"
+    r"PYTORCH_(CUDA_)?ALLOC_CONF|TORCH_(NCCL_(?!ASYNC_ERROR_HANDLING)|SYMM_MEM_)\w+|TRITON_INTERPRET"
 )
-"""Environment variables that can change a measurement. A row records these and no others."""
+"""Environment variables that can change a measurement. A row records these and no others: torchrun sets
+TORCH_NCCL_ASYNC_ERROR_HANDLING in every rank."""
 
 SHARE_OF_FREE = 0.9
 """Fraction of a CPU machine's free memory that the ranks share. The rest is for the launcher and the page cache."""
