@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from tpbench.kernels.one_pass.kernels import one_pass_kernel, whole_row_kernel
 from tpbench.kernels.one_pass.launch import Form, OnePassLaunch, Prepared, prepare
 from tpbench.kernels.one_pass.tiling import Machine
 from tpbench.kernels.row_loss import RowInputs, RowOutputs, Scales, Vocabulary
+from tpbench.kernels.row_terms import TopTarget
 from tpbench.kernels.symmetric import Workspace
 
 H200 = Machine(132, 232448)
@@ -37,10 +39,14 @@ class Words(Workspace):
         """Allocate nothing."""
 
 
-def compile_kernel(loss: str, columns: int, world_size: int) -> tuple[str, str, int]:
-    """Compile the kernel of a call with 64 rows. Returns its name, its PTX and its bytes of shared memory."""
+def compile_kernel(loss: str, columns: int, world_size: int, top_loss: str = "") -> tuple[str, str, int]:
+    """Compile the kernel of a call with 64 rows. Returns its name, its PTX and its bytes of shared memory.
+
+    top_loss: a loss against a teacher's top 64.
+    """
     x = Form((64, columns), (columns, 1), torch.bfloat16, 0)
     target = Form((64,), (1,), torch.int64, 0) if loss == "cross_entropy" else x
+    top = (64, 64, top_loss, True) if top_loss else (0, 0, "", False)
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
         monkeypatch.setattr(launch, "machine", lambda device: H200)
@@ -49,11 +55,12 @@ def compile_kernel(loss: str, columns: int, world_size: int) -> tuple[str, str, 
             monkeypatch.setattr(kernel, "device_caches", defaultdict(kernel.create_binder))  # this GPU's compiler
         prepared = prepare(
             x, target, x, 0, Vocabulary(0, columns * world_size, columns, None, world_size, 0), loss=loss,
-            ignore_index=-100, reduce=True, count=loss == "cross_entropy", z_loss=False, block_cap="auto",
+            ignore_index=-100, reduce=True, count=loss == "cross_entropy", z_loss=False, block_cap="auto", top=top,
         )  # fmt: skip
         assert isinstance(prepared, Prepared), prepared
         logits, row_loss = torch.zeros(8, dtype=torch.bfloat16), torch.zeros(2)
-        labels = torch.zeros(2, dtype=torch.int64) if loss == "cross_entropy" else logits
+        labels: Any = torch.zeros(2, dtype=torch.int64) if loss == "cross_entropy" else logits
+        labels = TopTarget(labels, torch.zeros(2)) if top_loss else labels
         launch_once = OnePassLaunch(prepared, Words(), logits.device, Scales(*len(Scales._fields) * (1.0,)))
         launch_once(logits, labels, logits, RowInputs(), RowOutputs(row_loss), row_loss)
     options = {name: value for name, value in prepared.kernel.constants.items() if name != "SPEC"}
@@ -61,11 +68,13 @@ def compile_kernel(loss: str, columns: int, world_size: int) -> tuple[str, str, 
     return prepared.kernel.kernel.__name__, compiled.asm["ptx"], compiled.metadata.shared
 
 
-CASES: tuple[tuple[str, int, int], ...] = (
+CASES: tuple[tuple[Any, ...], ...] = (
     ("cross_entropy", 131072, 1),
     ("reverse_kl", 1024, 1),
     ("cross_entropy", 1024, 2),
     ("forward_kl", 1024, 2),
+    ("cross_entropy", 65536, 1, "reverse_kl"),
+    ("cross_entropy", 16384, 2, "forward_kl"),
 )
 """Arguments of `compile_kernel`."""
 
@@ -76,12 +85,12 @@ def compiled() -> list[tuple[str, str, int]]:
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setenv("TRITON_INTERPRET", "0")
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-            return list(pool.map(compile_kernel, *zip(*CASES, strict=True)))
+            return [each.result() for each in [pool.submit(compile_kernel, *case) for case in CASES]]
 
 
 def test_kernels_compile(compiled: list[tuple[str, str, int]]) -> None:
-    assert [name for name, _, _ in compiled] == ["whole_row_kernel"] + 3 * ["one_pass_kernel"]
-    for (_, code, shared_bytes), (_, _, world_size) in zip(compiled, CASES, strict=True):
+    assert [name for name, _, _ in compiled] == ["whole_row_kernel"] + 5 * ["one_pass_kernel"]
+    for (_, code, shared_bytes), (_, _, world_size, *_) in zip(compiled, CASES, strict=True):
         assert "cp.async.cg.shared.global" in code  # tiles are copied in whole vectors
         assert ("st.relaxed.sys.global.b64" in code) == (world_size > 1)
         assert shared_bytes <= H200.shared_bytes

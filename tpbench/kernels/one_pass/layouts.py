@@ -40,22 +40,16 @@ def _queues(world, slots):
 
 
 @gluon.constexpr_function
-def _words(rows, parts, row_warps, warps):
+def _words(rows, parts, row_warps, warps, shared):
+    """(rows, parts): each warp holds all parts of its rows or, if `shared`, the warps of a row share them."""
     bases = [[0, 1 << bit] for bit in range(parts.bit_length() - 1)]
     lanes = bases[:5] + [[0, 0]] * max(0, 5 - len(bases))
-    registers = bases[5:] + [[row_warps << bit, 0] for bit in range((rows // row_warps).bit_length() - 1)]
-    by_warp = [[0, 0]] * ((warps // row_warps).bit_length() - 1)
+    of_row = (warps // row_warps).bit_length() - 1
+    by_warp = bases[5 : 5 + of_row] if shared else [[0, 0]] * of_row
+    registers = bases[5 + of_row if shared else 5 :]
+    registers += [[row_warps << bit, 0] for bit in range((rows // row_warps).bit_length() - 1)]
     by_warp += [[1 << bit, 0] for bit in range(row_warps.bit_length() - 1)]
     return gl.DistributedLinearLayout(registers, lanes, by_warp, [], [rows, parts])
-
-
-@gluon.constexpr_function
-def _top(rows, block, row_warps, warps):
-    bases = [[0, 1 << bit] for bit in range(block.bit_length() - 1)]
-    of_row = 5 + (warps // row_warps).bit_length() - 1
-    registers = bases[of_row:] + [[row_warps << bit, 0] for bit in range((rows // row_warps).bit_length() - 1)]
-    by_warp = bases[5:of_row] + [[1 << bit, 0] for bit in range(row_warps.bit_length() - 1)]
-    return gl.DistributedLinearLayout(registers, bases[:5], by_warp, [], [rows, block])
 
 
 @gluon.constexpr_function
@@ -94,7 +88,7 @@ def words_layout(spec):
 
     So states become words, and words become gradients, without a barrier and without numbers from another warp.
     """
-    return _words(spec.ROWS, _queues(spec.WORLD, spec.SLOTS), spec.ROW_WARPS, spec.WARPS)
+    return _words(spec.ROWS, _queues(spec.WORLD, spec.SLOTS), spec.ROW_WARPS, spec.WARPS, False)
 
 
 @gluon.constexpr_function
@@ -104,16 +98,14 @@ def top_layout(spec):
     A load of scattered columns takes a warp about a cycle for each. So 16 warps share them. Each of 8 warps holds all,
     which saves barriers in the reductions.
     """
-    if spec.WARPS > 8:
-        return _top(spec.ROWS, spec.TOP_BLOCK, spec.ROW_WARPS, spec.WARPS)
-    return _words(spec.ROWS, spec.TOP_BLOCK, spec.ROW_WARPS, spec.WARPS)
+    return _words(spec.ROWS, spec.TOP_BLOCK, spec.ROW_WARPS, spec.WARPS, spec.WARPS > 8)
 
 
 @gluon.constexpr_function
 def state_layout(spec):
     """(ROWS,): the layout in which states of whole rows are sent, merged and turned into a loss."""
     if spec.SLOTS:
-        return gl.SliceLayout(1, _words(spec.ROWS, _queues(spec.WORLD, spec.SLOTS), spec.ROW_WARPS, spec.WARPS))
+        return gl.SliceLayout(1, _words(spec.ROWS, _queues(spec.WORLD, spec.SLOTS), spec.ROW_WARPS, spec.WARPS, False))
     return gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(3, _tile(spec.VECTOR, spec.ROW_WARPS, spec.WARPS))))
 
 

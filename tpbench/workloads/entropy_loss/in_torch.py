@@ -23,7 +23,7 @@ from tpbench.workloads.entropy_loss.problem import EntropyLoss
 from tpbench.workloads.losses.formulas import (
     TWO_LOGIT_LOSSES,
     bytes_of_statistics,
-    policy_with_slope,
+    policy_losses,
     row_losses,
     rows_that_count,
     whole,
@@ -139,7 +139,7 @@ class _Labels:
         row_loss = s.log() + (m - gathered[:, 2].sum(0))
         slope: Any = 1.0
         if self.problem.loss == "policy":
-            row_loss, slope = policy_with_slope(self.problem, -row_loss, self.rows)
+            row_loss, slope = policy_losses(self.problem, -row_loss, self.rows)
         row_loss = torch.where(counts, row_loss, 0.0)
         inverse = 1.0 / counts.sum().clamp(min=1)
         factor = torch.where(counts, slope * inverse * self.scale, 0.0)

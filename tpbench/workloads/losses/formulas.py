@@ -108,28 +108,23 @@ def row_losses(problem: Any, x: Tensor, target: Any, rows: Mapping[str, Tensor])
         return TWO_LOGIT_LOSSES[problem.loss].whole(x, target)
     logprob: Tensor = -F.cross_entropy(x, target, ignore_index=IGNORED, reduction="none")
     if problem.loss == "policy":
-        return torch.where(target != IGNORED, policy_losses(problem, logprob, rows), 0.0)
+        return torch.where(target != IGNORED, policy_losses(problem, logprob, rows)[0], 0.0)
     return logprob if problem.loss == "logprob" else -logprob
 
 
-def policy_losses(problem: Any, logprob: Tensor, rows: Mapping[str, Tensor]) -> Tensor:
-    """Return the clipped losses of rows (PPO, GRPO) from the log-probabilities of their labels."""
+def policy_losses(problem: Any, logprob: Tensor, rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the clipped losses of rows (PPO, GRPO) from the log-probabilities of their labels.
+
+    The second result is minus their derivatives, in closed form.
+    """
     ratio, advantages = (logprob - rows["old_logprobs"]).exp(), rows["advantages"]
-    loss: Tensor = -torch.minimum(ratio * advantages, ratio.clamp(1 - CLIP[0], 1 + CLIP[1]) * advantages)
+    gain, bound = ratio * advantages, ratio.clamp(1 - CLIP[0], 1 + CLIP[1]) * advantages
+    loss, slope = -torch.minimum(gain, bound), torch.where(bound < gain, 0.0, gain)
     if problem.kl_weight:
         difference = rows["ref_logprobs"] - logprob
         loss = loss + problem.kl_weight * (difference.exp() - difference - 1)
-    return loss
-
-
-def policy_with_slope(problem: Any, logprob: Tensor, rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the same losses, and minus their derivatives by the log-probabilities, in closed form."""
-    gain = (logprob - rows["old_logprobs"]).exp() * rows["advantages"]
-    bound = (logprob - rows["old_logprobs"]).exp().clamp(1 - CLIP[0], 1 + CLIP[1]) * rows["advantages"]
-    slope = torch.where(bound < gain, 0.0, gain)
-    if problem.kl_weight:
-        slope = slope + problem.kl_weight * ((rows["ref_logprobs"] - logprob).exp() - 1)
-    return policy_losses(problem, logprob, rows), slope
+        slope = slope + problem.kl_weight * (difference.exp() - 1)
+    return loss, slope
 
 
 def rows_that_count(labels: Tensor) -> Tensor:
