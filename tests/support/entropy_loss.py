@@ -10,8 +10,8 @@ from tests.support.ranks import Rank
 from tpbench.kernels import LOSSES as LOSSES
 from tpbench.measure.session import Context
 from tpbench.workloads.entropy_loss import EntropyLoss
-from tpbench.workloads.entropy_loss.bench import Oracle
-from tpbench.workloads.entropy_loss.inputs import Output, Shard, make_shard
+from tpbench.workloads.entropy_loss.bench import Oracle, inputs
+from tpbench.workloads.entropy_loss.inputs import Output, Shard
 
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -38,7 +38,7 @@ def problem(**fields: Any) -> EntropyLoss:
 
 def alone(cell: EntropyLoss) -> Shard:
     """Return the whole problem on one rank."""
-    return make_shard(cell, context())
+    return inputs(cell, context())
 
 
 def right(oracle: Oracle) -> Output:

@@ -31,17 +31,14 @@ _MODULES = {
     "linear_entropy_loss": "linear.function",
 }
 
-Loss = Literal["cross_entropy", "soft_cross_entropy", "reverse_kl", "forward_kl"]
-"""The losses that the workload `entropy_loss` measures."""
+Loss = Literal["cross_entropy", "soft_cross_entropy", "reverse_kl", "forward_kl", "jsd", "policy"]
+"""The losses that training minimises, and that the workload `entropy_loss` measures."""
 LOSSES: tuple[str, ...] = get_args(Loss)
-KernelLoss = Literal["cross_entropy", "soft_cross_entropy", "reverse_kl", "forward_kl", "logprob"]
+KernelLoss = Literal["cross_entropy", "soft_cross_entropy", "reverse_kl", "forward_kl", "jsd", "policy", "logprob"]
 """These losses, and the label's log-probability, which policy optimisation uses."""
 KERNEL_LOSSES: tuple[str, ...] = get_args(KernelLoss)
-AnyLoss = Literal["cross_entropy", "soft_cross_entropy", "reverse_kl", "forward_kl", "logprob", "jsd", "policy"]
-"""All losses of the kernels."""
-ANY_LOSSES: tuple[str, ...] = get_args(AnyLoss)
-LABEL_LOSSES = ("cross_entropy", "logprob")
-"""The measured losses whose target is a label of each row."""
+LABEL_LOSSES = ("cross_entropy", "logprob", "policy")
+"""The losses whose target is a label of each row."""
 
 
 def __getattr__(name: str) -> Any:

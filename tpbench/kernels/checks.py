@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from tpbench.kernels import ANY_LOSSES
+from tpbench.kernels import KERNEL_LOSSES
 from tpbench.kernels.row_loss import Options, TopK, has_labels
 from tpbench.kernels.row_terms import RowInputs
 
@@ -67,7 +67,7 @@ def options(given: Options) -> None:
         loss, group, vocab_start, vocab_size, reduction, ignore_index, logits_scale, temperature, label_smoothing,
         z_loss, softcap, entropy, grad_scale, block_cap, exchange, clip, *weights, beta, algorithm,
     ) = vars(given).values()  # fmt: skip
-    choice("loss", loss, *ANY_LOSSES)
+    choice("loss", loss, *KERNEL_LOSSES)
     choice("reduction", reduction, "mean", "sum", "none")
     choice("exchange", exchange, "auto", "nccl", "symmetric")
     choice("algorithm", algorithm, "auto", "two_reads", "two_kernels", "one_read")

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpbench.kernels import AnyLoss, checks
+from tpbench.kernels import KernelLoss, checks
 from tpbench.kernels.launch_rows import How, RepeatedCall, call_form, find, launch_rows, remember
 from tpbench.kernels.row_loss import Options, Outputs, RowLoss, Scaling, TopK, kernel_target
 from tpbench.kernels.row_terms import RowInputs, RowOutputs
@@ -41,7 +41,7 @@ def entropy_loss(
     logits: Tensor,
     target: Tensor | TopK,
     *,
-    loss: AnyLoss = "cross_entropy",
+    loss: KernelLoss = "cross_entropy",
     group: dist.ProcessGroup | None = None,
     vocab_start: int | None = None,
     vocab_size: int | None = None,

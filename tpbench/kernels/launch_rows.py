@@ -27,6 +27,9 @@ from tpbench.kernels.two_pass.state import INTERPRETED
 MOST_REMEMBERED = 256
 """Most forms that are remembered. This bounds memory: the number of rows may differ by call."""
 
+MOST_TOP_K = 256
+"""Most columns of a teacher's top k in a one-pass kernel, which holds them in registers."""
+
 _PLAIN = {Tensor, torch.nn.Parameter}
 """Types of tensors with memory of their own. Others, such as DTensor, may have none."""
 
@@ -71,12 +74,13 @@ def _one_pass(
     """Launch the kernel that reads each logit once, or return the reason why none can do it."""
     if loss.wants_entropy or outputs.accumulate or loss.label_smoothing or loss.softcap or loss.target_softcap:
         return "it has no label_smoothing, no softcap, no entropy, and accumulates into no tensor"
-    if not isinstance(target, Tensor):
-        return "it has no teacher's top k"
+    if loss.top_k > MOST_TOP_K:
+        return f"it has room for {MOST_TOP_K} columns of a teacher's top k"
+    of_target = form(target if isinstance(target, Tensor) else target.indices)
     prepared = prepare(
-        form(logits), form(target), None if outputs.grad is None else form(outputs.grad), logits.device.index,
+        form(logits), of_target, None if outputs.grad is None else form(outputs.grad), logits.device.index,
         loss.vocabulary, loss=loss.formula, ignore_index=loss.ignore_index, reduce=outputs.total is not None,
-        count=scaling.count, z_loss=loss.z_loss > 0, block_cap=loss.block_cap,
+        count=scaling.count, z_loss=loss.z_loss > 0, block_cap=loss.block_cap, top=loss.top,
     )  # fmt: skip
     if isinstance(prepared, str):
         return prepared

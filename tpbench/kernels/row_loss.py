@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tpbench.kernels import LABEL_LOSSES
 from tpbench.kernels.collectives import gather_by_rank
-from tpbench.kernels.row_terms import RowInputs, RowOutputs, Scales, Teacher
+from tpbench.kernels.row_terms import RowInputs, RowOutputs, Scales, TopTarget
 
 POLICY_FACTOR = 16.0
 """Ratios times advantages that fp16 gradients of the policy loss have room for. The host does not know them."""
@@ -24,7 +24,7 @@ MOST_FP16_SCALE = 2**14
 
 def has_labels(loss: str) -> bool:
     """Return true if the target of a loss is a label of each row."""
-    return loss == "policy" or loss in LABEL_LOSSES
+    return loss in LABEL_LOSSES
 
 
 @dataclass(frozen=True)
@@ -44,14 +44,14 @@ class TopK:
         return TopK(function(self.values), function(self.indices), self.tail)
 
 
-KernelTarget = Tensor | Teacher
+KernelTarget = Tensor | TopTarget
 """The target as kernels receive it: labels, target logits, or a teacher's top k."""
 
 
 def kernel_target(target: Tensor | TopK, loss: RowLoss) -> KernelTarget:
     """Return a target as kernels receive it. Labels and a top k become contiguous."""
     if isinstance(target, TopK):
-        return Teacher(target.indices.contiguous(), target.values.contiguous())
+        return TopTarget(target.indices.contiguous(), target.values.contiguous())
     return target.contiguous() if loss.has_labels else target
 
 
@@ -181,6 +181,11 @@ class RowLoss(Options):
     def top_block(self) -> int:
         """A power of two, at least top_k."""
         return 1 << (self.top_k - 1).bit_length() if self.top_k else 0
+
+    @property
+    def top(self) -> tuple[int, int, str, bool]:
+        """The constants TOP_K, TOP_BLOCK, TOP_LOSS and BUCKET of the kernels."""
+        return self.top_k, self.top_block, self.loss if self.top_k else "", self.tail == "bucket"
 
     def numbers(self, entropy: bool) -> int:
         """Return the fp32 numbers of a row's state that a rank sends (see `row_terms.numbers_of`)."""

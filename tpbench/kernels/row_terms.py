@@ -135,17 +135,22 @@ class State(NamedTuple):
     s_k: Any
 
 
-class Teacher(NamedTuple):
-    """A teacher's top k of rows. Kernels receive the first two in place of labels, contiguous (rows, k)."""
+class TopTarget(NamedTuple):
+    """A teacher's top k as kernels receive it in place of labels, contiguous (rows, k)."""
 
     indices: Any
     """Global columns."""
-    values: Any
-    """Logits or log-probabilities. In a kernel, later: log q."""
-    rest: Any = None
-    """(ROWS,): q of all other columns, with a bucket."""
-    negative_entropy: Any = None
-    """(ROWS,): sum of q log q, with that of the bucket."""
+    log_q: Any
+    """Log-probabilities, or logits unless there is a bucket."""
+
+
+class Teacher(NamedTuple):
+    """Numbers of a teacher's top k of rows, (ROWS,)."""
+
+    rest: Any
+    """q of all other columns, with a bucket."""
+    negative_entropy: Any
+    """Sum of q log q, with that of the bucket."""
 
 
 class RowSoftmax(NamedTuple):

@@ -91,7 +91,7 @@ def metric_table(grid: RecordGrid, shown: Metric, *, floor: bool = False) -> Tab
 def _cells(row: GridRow, shown: Metric, common: str) -> list[TableCell]:
     """Return the cells of one problem. `common` are the remarks that most cells of the table have.
 
-    The best has its kind only if no other variant may be as good.
+    The best has its kind only if it isn't alone, and if no other variant may be as good.
     """
     ranked = list(zip(row.records, ratios_to_best(row.records, shown), strict=True))
     best = {bool(record["fresh"]): record for record, ratio in ranked[::-1] if record and ratio == 1}
@@ -102,7 +102,8 @@ def _cells(row: GridRow, shown: Metric, common: str) -> list[TableCell]:
     tied = [record for record, cell in zip(row.records, cells, strict=True) if cell.note.endswith(UNDECIDED_WORD)]
     winners = {record["variant"] for record in best.values()}
     is_tied = any(record and record["variant"] not in winners for record in tied)
-    return [replace(cell, kind="") if is_tied and cell.kind == "best" else cell for cell in cells]
+    is_alone = sum(ratio is not None for _, ratio in ranked) == 1
+    return [replace(cell, kind="") if cell.kind == "best" and (is_tied or is_alone) else cell for cell in cells]
 
 
 def _cell(record: Record, shown: Metric, ratio: float | None, best: Record | None, common: str) -> TableCell:

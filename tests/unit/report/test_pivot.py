@@ -121,6 +121,7 @@ def test_a_remark_on_most_cells_stands_below_the_table_and_the_others_are_marked
     assert grid(report)[2]["32768", "2", "16384"] == ["3.000 ms (1.00x)", "6.000 ms° (2.00x)"]
     assert report.tables[0].notes[0].startswith("3 of 4 cells, those without °, are throttled: ")
     assert legend(report) == [] and as_csv(report).count("throttled") == 3
+    assert [row[3].kind for row in report.tables[0].cells] == ["best", "", ""]  # alone, it beats nothing
 
 
 def test_host_bound_and_throttled_cells_are_marked_and_host_bound_ones_explained(add, frame):

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpbench.kernels import AnyLoss, checks
+from tpbench.kernels import KernelLoss, checks
 from tpbench.kernels.launch_rows import How, launch_rows
 from tpbench.kernels.linear.chunks import (
     Chunks,
@@ -87,7 +87,7 @@ def linear_entropy_loss(
     weight: Tensor,
     target: Tensor | TopK | tuple[Tensor, Tensor],
     *,
-    loss: AnyLoss = "cross_entropy",
+    loss: KernelLoss = "cross_entropy",
     group: dist.ProcessGroup | None = None,
     vocab_start: int | None = None,
     vocab_size: int | None = None,

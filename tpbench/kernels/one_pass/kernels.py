@@ -38,6 +38,7 @@ from tpbench.kernels.one_pass.tiles import (
     store_from_logits,
     store_from_registers,
 )
+from tpbench.kernels.one_pass.tops import load_own_top, load_top, store_at_top, with_top
 from tpbench.kernels.row_terms import LN_2, reference, row_terms, softmax_of_rows
 
 _ANY_VALUE = [
@@ -100,6 +101,8 @@ def one_pass_kernel(
     # Labels of this row and of the next two rows. Each label is loaded a step before its first use.
     this_label = first_label
     later_label = load_labels(walk, next_row, 1, SPEC)
+    if SPEC.TOP_K:
+        this_top = load_top(walk, rows_of_step(walk, 0, SPEC), SPEC)
     if EXCHANGE:
         exchange = open_exchange(mailbox, epoch, capacity, half, rank, walk.part_number, n_parts, SPEC)
         limits = wait_limits(limit_ns, SPEC)
@@ -112,6 +115,10 @@ def one_pass_kernel(
         exists = row < n_rows
         # The label's logit is loaded before the wait for copies, to arrive meanwhile.
         counts, own_label = load_own_label(walk, row, this_label, SPEC)
+        teacher = own_label  # without a top k nothing reads it
+        if SPEC.TOP_K:
+            own_label = load_own_top(walk, row, counts, this_top, scales, SPEC)
+            this_top = load_top(walk, rows_after(walk, row, 1, SPEC), SPEC)
         values = load_values(inputs, walk, row, SPEC)
         last_label = load_labels(walk, row, 3, SPEC)
         await_copies(HELD)
@@ -122,6 +129,8 @@ def one_pass_kernel(
         copy_tile(walk, 0, next_row, next_counts, LAST, HELD, SPEC)
         last_tile = tile_state(x, t, scales, SPEC)
         state = state_of_rows(merge_two(held, last_tile.state, SPEC), own_label.logit, SPEC)  # (ROWS, LANES) to (ROWS,)
+        if SPEC.TOP_K:
+            state, own_label, teacher = with_top(state, own_label, scales, SPEC)
         if EXCHANGE:
             rows_exist, first_word = send_state(
                 state, (walk.walker + step * walk.walkers) * ROWS, n_rows, exchange, SPEC
@@ -141,7 +150,7 @@ def one_pass_kernel(
 
         x_label = gl.fma(state.x_label, scales.logits, 0.0 - reference(state.m))
         softmax = softmax_of_rows(state, x_label, LN_2, SPEC)  # (ROWS,)
-        terms = row_terms(softmax, None, inputs, values, scale, scales, SPEC)
+        terms = row_terms(softmax, teacher, inputs, values, scale, scales, SPEC)
         store_results(outputs, softmax, terms, walk, row, counts, SPEC)
         if SPEC.REDUCE or EXCHANGE:
             if step == walk.steps - 1:
@@ -164,7 +173,10 @@ def one_pass_kernel(
                 held = reduce_tiles(held, walk, next_at, tile_of_row, tile_of_row + 1, HELD + 1, scales, SPEC)
 
         if SPEC.GRAD:
-            store_at_label(walk, own_label, factors, row, scales, SPEC)
+            if SPEC.TOP_K:
+                store_at_top(walk, own_label, state, terms, row, scales, SPEC)
+            else:
+                store_at_label(walk, own_label, factors, row, scales, SPEC)
         this_label = next_label
         next_label = later_label
         later_label = last_label
@@ -220,6 +232,8 @@ def whole_row_kernel(
     # Labels of this row and of the next two rows. Each label is loaded a step before its first use.
     this_label = first_label
     later_label = load_labels(walk, next_row, 1, SPEC)
+    if SPEC.TOP_K:
+        this_top = load_top(walk, rows_of_step(walk, 0, SPEC), SPEC)
 
     # The state of the row's tiles that have arrived.
     held = first_tile.state
@@ -231,6 +245,10 @@ def whole_row_kernel(
         row = rows_of_step(walk, step, SPEC)  # (ROWS,)
         exists = row < n_rows
         counts, own_label = load_own_label(walk, row, this_label, SPEC)
+        teacher = own_label  # without a top k nothing reads it
+        if SPEC.TOP_K:
+            own_label = load_own_top(walk, row, counts, this_top, scales, SPEC)
+            this_top = load_top(walk, rows_after(walk, row, 1, SPEC), SPEC)
         values = load_values(inputs, walk, row, SPEC)
         last_label = load_labels(walk, row, 3, SPEC)
         await_copies(LAG)
@@ -242,10 +260,12 @@ def whole_row_kernel(
         last_tile = tile_state(x, t, scales, SPEC)
         held = reduce_tiles(held, walk, 0, HELD - LAG, HELD, 1, scales, SPEC)
         state = state_of_rows(merge_two(held, last_tile.state, SPEC), own_label.logit, SPEC)  # (ROWS, LANES) to (ROWS,)
+        if SPEC.TOP_K:
+            state, own_label, teacher = with_top(state, own_label, scales, SPEC)
 
         x_label = gl.fma(state.x_label, scales.logits, 0.0 - reference(state.m))
         softmax = softmax_of_rows(state, x_label, LN_2, SPEC)  # (ROWS,)
-        terms = row_terms(softmax, None, inputs, values, scale, scales, SPEC)
+        terms = row_terms(softmax, teacher, inputs, values, scale, scales, SPEC)
         store_results(outputs, softmax, terms, walk, row, counts, SPEC)
         if SPEC.REDUCE:
             if step == walk.steps - 1:
@@ -284,7 +304,10 @@ def whole_row_kernel(
                 )  # fmt: skip
 
         if SPEC.GRAD:
-            store_at_label(walk, own_label, factors, row, scales, SPEC)
+            if SPEC.TOP_K:
+                store_at_top(walk, own_label, state, terms, row, scales, SPEC)
+            else:
+                store_at_label(walk, own_label, factors, row, scales, SPEC)
         this_label = next_label
         next_label = later_label
         later_label = last_label

@@ -19,7 +19,7 @@ from triton.compiler import CompiledKernel
 from tpbench.kernels import symmetric
 from tpbench.kernels.cached_launch import CachedLaunch, cached_launch
 from tpbench.kernels.one_pass.tiling import Tiling, machine, tiling
-from tpbench.kernels.row_loss import Strides, Vocabulary
+from tpbench.kernels.row_loss import KernelTarget, Strides, Vocabulary
 from tpbench.kernels.row_terms import RowInputs, RowOutputs, Scales
 
 
@@ -63,9 +63,13 @@ class Specialization(NamedTuple):
     WHOLE: bool
     """A row fills the shared memory of a multiprocessor by itself."""
     SMOOTHED: bool = False
-    """These kernels have no label smoothing, no entropies, and no teacher's top k."""
+    """These kernels have no label smoothing and no entropies."""
     ENTROPY: bool = False
     TOP_K: int = 0
+    """As the next three: see `TwoPassSpec`."""
+    TOP_BLOCK: int = 0
+    TOP_LOSS: str = ""
+    BUCKET: bool = False
 
 
 class Mailbox(NamedTuple):
@@ -118,11 +122,12 @@ class Prepared:
 def prepare(
     logits: Form, target: Form, out: Form | None, device: int, vocabulary: Vocabulary, *, loss: str,
     ignore_index: int, reduce: bool, count: bool, z_loss: bool, block_cap: int | str,
+    top: tuple[int, int, str, bool] = (0, 0, "", False),
 ) -> Prepared | str:  # fmt: skip
     """Prepare a call, or return the reason why the one-pass kernels cannot do it.
 
-    Over several ranks the reason depends only on values that are equal on all of them. Results are cached: a call only
-    adds its addresses and scales.
+    top: TOP_K and the next three constants. Over several ranks the reason depends only on values that are equal on all
+    of them. Results are cached: a call only adds its addresses and scales.
     """
     if torch.cuda.get_device_capability(device) < (8, 0):
         return "it needs a GPU of compute capability 8.0 or later"
@@ -136,12 +141,12 @@ def prepare(
     rows, columns = logits.shape
     plan = tiling(
         rows, columns, vocabulary.share, world_size, logits.dtype.itemsize, loss, block_cap, vectors, on,
-        vocabulary.widest,
+        vocabulary.widest, top[0] > 0,
     )  # fmt: skip
     if isinstance(plan, str):
         return plan
     unit = plan.vector
-    numbers = 3 if loss == "cross_entropy" else 5  # of a row's state
+    numbers = 6 if top[0] else 3 if loss == "cross_entropy" else 5  # of a row's state
     slots = next_power_of_2(world_size) * plan.slots
     walkers = min(max(1, on.processors * plan.programs_per_sm // plan.parts), -(-rows // plan.rows))
     full = columns == plan.parts * plan.tiles * plan.columns
@@ -152,6 +157,8 @@ def prepare(
         REPEATS=plan.repeats, LANES=plan.lanes, VECTOR=plan.vector, ROW_WARPS=plan.row_warps, WARPS=plan.warps,
         TILES=plan.tiles, WORLD=world_size, SLOTS=plan.slots, FULL=full, MASKED=not full or valid < columns,
         ALIGNED=plan.vector > 1, AHEAD=plan.ahead, WHOLE=plan.whole,
+        TOP_K=top[0], TOP_BLOCK=max(top[1], plan.lanes * (top[0] > 0 and plan.warps > 8)), TOP_LOSS=top[2],
+        BUCKET=top[3],
     )  # fmt: skip
     kernel = cached_launch(
         _kernel(plan.whole), SPEC=constants, num_warps=plan.warps, enable_fp_fusion=False,
@@ -213,7 +220,7 @@ class OnePassLaunch:
         """The arguments after the tensors of the call."""
 
     def __call__(
-        self, logits: Tensor, target: Tensor, grad: Tensor | None, inputs: RowInputs, outputs: RowOutputs,
+        self, logits: Tensor, target: KernelTarget, grad: Tensor | None, inputs: RowInputs, outputs: RowOutputs,
         total: Tensor | None, inverse_count: Tensor | None = None,
     ) -> Any:  # fmt: skip
         """Queue the kernel on the current stream of the device, which must be the current one.

@@ -13,7 +13,7 @@ def has_labels(spec):
 @gluon.constexpr_function
 def numbers_in_state(spec):
     """Numbers of a row's state that the loss needs."""
-    return 3 if spec.LOSS == "cross_entropy" else 5
+    return 6 if spec.TOP_K else 3 if spec.LOSS == "cross_entropy" else 5
 
 
 @gluon.constexpr_function
@@ -47,6 +47,15 @@ def _words(rows, parts, row_warps, warps):
     by_warp = [[0, 0]] * ((warps // row_warps).bit_length() - 1)
     by_warp += [[1 << bit, 0] for bit in range(row_warps.bit_length() - 1)]
     return gl.DistributedLinearLayout(registers, lanes, by_warp, [], [rows, parts])
+
+
+@gluon.constexpr_function
+def _top(rows, block, row_warps, warps):
+    bases = [[0, 1 << bit] for bit in range(block.bit_length() - 1)]
+    of_row = 5 + (warps // row_warps).bit_length() - 1
+    registers = bases[of_row:] + [[row_warps << bit, 0] for bit in range((rows // row_warps).bit_length() - 1)]
+    by_warp = bases[5:of_row] + [[1 << bit, 0] for bit in range(row_warps.bit_length() - 1)]
+    return gl.DistributedLinearLayout(registers, bases[:5], by_warp, [], [rows, block])
 
 
 @gluon.constexpr_function
@@ -86,6 +95,18 @@ def words_layout(spec):
     So states become words, and words become gradients, without a barrier and without numbers from another warp.
     """
     return _words(spec.ROWS, _queues(spec.WORLD, spec.SLOTS), spec.ROW_WARPS, spec.WARPS)
+
+
+@gluon.constexpr_function
+def top_layout(spec):
+    """(ROWS, TOP_BLOCK): the teacher's columns of the rows that a warp holds elements of.
+
+    A load of scattered columns takes a warp about a cycle for each. So 16 warps share them. Each of 8 warps holds all,
+    which saves barriers in the reductions.
+    """
+    if spec.WARPS > 8:
+        return _top(spec.ROWS, spec.TOP_BLOCK, spec.ROW_WARPS, spec.WARPS)
+    return _words(spec.ROWS, spec.TOP_BLOCK, spec.ROW_WARPS, spec.WARPS)
 
 
 @gluon.constexpr_function

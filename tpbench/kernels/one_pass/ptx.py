@@ -213,6 +213,11 @@ def await_words(words, needed, limits, address, pitch, epoch, failed):
             _poll_words(3), _poll_constraints(3), arguments, dtype=(gl.int64, gl.int64, gl.int64, gl.int64),
             is_pure=False, pack=1,
         )  # fmt: skip
+    elif len(words) == 6:
+        return gl.inline_asm_elementwise(
+            _poll_words(6), _poll_constraints(6), arguments,
+            dtype=(gl.int64, gl.int64, gl.int64, gl.int64, gl.int64, gl.int64, gl.int64), is_pure=False, pack=1,
+        )  # fmt: skip
     else:
         return gl.inline_asm_elementwise(
             _poll_words(5), _poll_constraints(5), arguments,

@@ -91,14 +91,22 @@ class OwnLabel(NamedTuple):
 
 
 @gluon.jit
+def labels_at(walk, row, SPEC: gl.constexpr):
+    """Load the labels of rows: of a top k the first columns. A row that doesn't exist has the label -1."""
+    if SPEC.TOP_K:
+        return gl.load(walk.target.pointer.indices + row.to(gl.int64) * SPEC.TOP_K, mask=row < walk.n_rows, other=-1)
+    else:
+        return gl.load(walk.target.pointer + row, mask=row < walk.n_rows, other=-1)
+
+
+@gluon.jit
 def load_labels(walk, row, STEPS: gl.constexpr, SPEC: gl.constexpr):
     """Load the labels, (ROWS,), of the rows that follow `row` after STEPS steps. Rows past the last have the label -1.
 
     Without labels return numbers that nothing reads.
     """
     if has_labels(SPEC):
-        later = rows_after(walk, row, STEPS, SPEC)
-        return gl.load(walk.target.pointer + later, mask=later < walk.n_rows, other=-1)
+        return labels_at(walk, rows_after(walk, row, STEPS, SPEC), SPEC)
     else:
         return walk.row_in_tile
 
@@ -125,7 +133,9 @@ def load_own_label(walk, row, label, SPEC: gl.constexpr):
 
     Without labels the latter holds numbers that nothing reads.
     """
-    if has_labels(SPEC):
+    if SPEC.TOP_K:
+        return _columns_of(label, walk) >= 0, OwnLabel(row, row, row)
+    elif has_labels(SPEC):
         logits = walk.logits
         part = walk.part
         column = _columns_of(label, walk)
@@ -154,7 +164,7 @@ def inverse_count(walk, inputs, loss, SPEC: gl.constexpr):
         total = gl.zeros([BATCH], gl.float32, flat_layout(SPEC))
         for begin in range(0, walk.n_rows, BATCH):
             row = begin + gl.arange(0, BATCH, flat_layout(SPEC))
-            label = _columns_of(gl.load(walk.target.pointer + row, mask=row < walk.n_rows, other=-1), walk)
+            label = _columns_of(labels_at(walk, row, SPEC), walk)
             weight = 1.0
             if inputs.row_weight is not None:
                 weight = gl.load(inputs.row_weight + row, mask=row < walk.n_rows, other=0.0)

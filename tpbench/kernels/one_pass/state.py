@@ -43,7 +43,8 @@ def few_instructions(spec):
 @gluon.constexpr_function
 def empty_number(number, spec):
     """The number of a state of no columns: -inf for maxima, else 0."""
-    return -float("inf") if number == 0 or (number == 2 and spec.LOSS != "cross_entropy") else 0.0
+    is_maximum = number == 0 or (number == 2 and (spec.TOP_K or spec.LOSS != "cross_entropy"))
+    return -float("inf") if is_maximum else 0.0
 
 
 @gluon.jit
@@ -52,8 +53,17 @@ def _plus(a_1, b_1, c_1, a_2, b_2, c_2):
 
 
 @gluon.jit
-def _maxima(a_1, b_1, a_2, b_2):
+def maxima(a_1, b_1, a_2, b_2):
     return gl.maximum(a_1, a_2), gl.maximum(b_1, b_2)
+
+
+@gluon.jit
+def _of_labels(m, s, SPEC: gl.constexpr):
+    """The state by thread of a loss of labels. Its other numbers are any: they are those of rows."""
+    if SPEC.TOP_K:
+        return state_of((m, s, m, s, s, s), SPEC)
+    else:
+        return state_of((m, s, m), SPEC)
 
 
 @gluon.jit
@@ -62,7 +72,7 @@ def no_columns(SPEC: gl.constexpr):
     zero = gl.zeros(thread_shape(SPEC), gl.float32, thread_layout(SPEC))
     nothing = zero - INF
     if has_labels(SPEC):
-        return state_of((nothing, zero, nothing), SPEC)
+        return _of_labels(nothing, zero, SPEC)
     else:
         return state_of((nothing, zero, nothing, zero, zero), SPEC)
 
@@ -79,7 +89,7 @@ def tile_state(x, t, scales, SPEC: gl.constexpr):
     exp_x = exp2(x)
     s = gl.sum(gl.sum(exp_x, axis=3), axis=1)
     if has_labels(SPEC):
-        return TileState(state_of((m, s, m), SPEC), exp_x, exp_x)
+        return TileState(_of_labels(m, s, SPEC), exp_x, exp_x)
     else:
         m_t = max_in_thread(t, FEW) * scales.target
         t = gl.fma(to_fp32(t, FEW), scales.target, 0.0 - reference(m_t)[:, None, :, None])
@@ -105,7 +115,7 @@ def merge_two(one, two, SPEC: gl.constexpr):
     w_2 = exp2(two.m - r)
     s = one.s * w_1 + two.s * w_2
     if has_labels(SPEC):
-        return state_of((m, s, m), SPEC)
+        return _of_labels(m, s, SPEC)
     else:
         m_t = gl.maximum(one.m_t, two.m_t)
         r_t = reference(m_t)
@@ -119,12 +129,20 @@ def merge_two(one, two, SPEC: gl.constexpr):
 @gluon.jit
 def merge_along(state, AXIS: gl.constexpr, SPEC: gl.constexpr):
     """Merge states along an axis, in one order: the result has the same bits on all ranks."""
-    if has_labels(SPEC):
+    if SPEC.TOP_K:
+        m, m_k = gl.reduce((state.m, state.m_k), AXIS, maxima)
+        weight = exp2(state.m - gl.expand_dims(reference(m), AXIS))
+        r_k = gl.expand_dims(reference(m_k), AXIS)
+        weight_k = exp2(state.m_k - r_k)
+        a = shifted(state, weight_k, weight_k, reference(state.m_k) - r_k, 0.0, SPEC)
+        s, s_k, a = gl.reduce((state.s * weight, state.s_k * weight_k, a), AXIS, _plus)
+        return state_of((m, s, m_k, s_k, gl.sum(state.s_t, axis=AXIS), a), SPEC)
+    elif has_labels(SPEC):
         m = gl.max(state.m, axis=AXIS)
         s = gl.sum(state.s * exp2(state.m - gl.expand_dims(reference(m), AXIS)), axis=AXIS)
         return state_of((m, s, gl.sum(state.x_label, axis=AXIS)), SPEC)
     else:
-        m, m_t = gl.reduce((state.m, state.m_t), AXIS, _maxima)
+        m, m_t = gl.reduce((state.m, state.m_t), AXIS, maxima)
         r = gl.expand_dims(reference(m), AXIS)
         r_t = gl.expand_dims(reference(m_t), AXIS)
         weight = exp2(state.m - r)
@@ -178,10 +196,15 @@ def _merge_warps(state, SPEC: gl.constexpr):
 def state_of_rows(state, x_label, SPEC: gl.constexpr):
     """Merge the states of the threads of a row, (ROWS, LANES) to (ROWS,) in `state_layout`.
 
-    x_label: (ROWS,) x[label] where this program holds it, else 0. It is not used without labels.
+    x_label: (ROWS,) x[label] where this program holds it, else 0. It is not used without labels. Against a top k the
+    state lacks its numbers (`tops.with_top`).
     """
     layout: gl.constexpr = state_layout(SPEC)
-    if has_labels(SPEC):
+    if SPEC.TOP_K:
+        m = gl.max(state.m, axis=1)
+        s = gl.sum(state.s * exp2(state.m - gl.expand_dims(reference(m), 1)), axis=1)
+        return _of_labels(gl.convert_layout(m, layout), gl.convert_layout(s, layout), SPEC)
+    elif has_labels(SPEC):
         state = convert_state(merge_along(state, 1, SPEC), layout, SPEC)
         return state_of((state.m, state.s, gl.convert_layout(x_label, layout)), SPEC)
     else:

@@ -79,12 +79,13 @@ def machine(device: int) -> Machine:
 @functools.lru_cache(maxsize=256)
 def tiling(
     rows: int, columns: int, share: int, world_size: int, itemsize: int, loss: str, block_cap: int | str,
-    whole_vectors: bool, limits: Machine, widest: int | None = None,
+    whole_vectors: bool, limits: Machine, widest: int | None = None, top_k: bool = False,
 ) -> Tiling | str:  # fmt: skip
     """Return the tiling for (rows, columns) logits, or the reason why there is none.
 
     share: columns per rank if the vocabulary is split evenly. This number is equal on all ranks, so that their tilings
     agree in everything that the exchange needs. One rank alone uses its columns, of which some may be padding.
+    top_k: the target is a teacher's top k, for whose numbers the kernel of whole rows has no registers.
     widest: the most columns that a rank holds, if the ranks know it. If not, a rank with too many raises ValueError.
     """
     share = columns if world_size == 1 else share
@@ -96,7 +97,7 @@ def tiling(
     # Six tiles of a row that fills a multiprocessor stay in shared memory, and two pass through a seventh place to
     # registers. Otherwise two programs would share the row and wait for each other.
     fits = limits.shared_bytes >= 7 * TILE_BYTES + RESERVED_BYTES
-    whole = world_size == 1 and fits and 4 * full < padded <= 8 * min(full, cap)
+    whole = world_size == 1 and not top_k and fits and 4 * full < padded <= 8 * min(full, cap)
     # Two programs per multiprocessor: one works while the other waits, if 128 registers per thread are enough. The
     # launch is cooperative, so the driver refuses it if not all programs fit at once.
     short = world_size > 1 and padded <= full * (2 if has_labels else 1)

@@ -122,7 +122,7 @@ def row_loss_kernel(
     softmax = softmax_of_rows(state, state.x_label - reference(state.m), 1.0, SPEC)
     teacher = None
     if SPEC.TOP_K:
-        teacher = load_teacher(target, row, counts, shard, scales, SPEC)
+        _columns, teacher = load_teacher(target, row, counts, shard, scales, SPEC)
     terms = row_terms(softmax, teacher, inputs, load_inputs(inputs, row, exists), 1.0, scales, SPEC)
     store_rows(outputs, row, softmax, terms, exists, counts)
 
@@ -149,7 +149,7 @@ def loss_and_gradient_kernel(
     softmax = softmax_of_rows(state, state.x_label - reference(state.m), 1.0, SPEC)
     teacher = None
     if SPEC.TOP_K:
-        teacher = load_teacher(target, row, counts, shard, scales, SPEC)
+        columns, teacher = load_teacher(target, row, counts, shard, scales, SPEC)
     terms = row_terms(softmax, teacher, inputs, load_inputs(inputs, row, exists), scale, scales, SPEC)
     if gathered is None:
         store_rows(outputs, row, softmax, terms, exists, counts)
@@ -171,14 +171,14 @@ def loss_and_gradient_kernel(
         local = (label - shard.vocab_start)[:, None]
         if SPEC.TOP_K:
             # The gradient may overwrite these logits, and the values to which it is added.
-            top = top_columns(logits, teacher, row, strides, shard, scales, SPEC)
-            g_top = top_gradient(state, softmax, teacher, top, terms, SPEC)
+            top = top_columns(logits, columns, row, strides, shard, scales, SPEC)
+            g_top = top_gradient(state, columns, top, terms, SPEC)
             if ENTROPY_GRAD:
-                x = top.x - reference_x
-                g_top = g_top - weigh(tl.exp(x), x - mean_x) * on_entropy
+                x_top = top.x - reference_x
+                g_top = g_top - weigh(tl.exp(x_top), x_top - mean_x) * on_entropy
             if SPEC.SOFTCAP > 0:
-                slope = top.value / SPEC.SOFTCAP
-                g_top = g_top * (1.0 - slope * slope)
+                slope_top = top.value / SPEC.SOFTCAP
+                g_top = g_top * (1.0 - slope_top * slope_top)
             top_place = grad + (row * strides.grad_row)[:, None] + top.local * strides.grad_column
             if SPEC.ACCUMULATE:
                 g_top = g_top + tl.load(top_place, mask=top.held, other=0.0).to(tl.float32)
@@ -224,16 +224,16 @@ def loss_and_gradient_kernel(
 
 
 @triton.jit
-def top_gradient(state, softmax, teacher, top, terms, SPEC: tl.constexpr):
+def top_gradient(state, columns, top, terms, SPEC: tl.constexpr):
     """The gradient in the teacher's columns, (ROWS, TOP_BLOCK)."""
     on_target = (terms.on_target + state.s * 0.0)[:, None]
     if SPEC.TOP_LOSS == "reverse_kl":
         log_p = (top.x - reference(state.m_k)[:, None]) - tl.log(state.s_k)[:, None]
         p = tl.where(top.x == float("-inf"), 0.0, tl.exp(log_p))
-        return weigh(p * terms.on_top[:, None], log_p - teacher.values - on_target)
+        return weigh(p * terms.on_top[:, None], log_p - columns.log_q - on_target)
     else:
         p = tl.exp(top.x - reference(state.m)[:, None]) / state.s[:, None]
-        return p * terms.on_top[:, None] - tl.exp(teacher.values) * on_target
+        return p * terms.on_top[:, None] - tl.exp(columns.log_q) * on_target
 
 
 @triton.jit
@@ -419,9 +419,9 @@ def losses_of_statistics(
 
 def _spec(loss: RowLoss, entropy: bool, rows: int) -> TwoPassSpec:
     """Return the constants of a kernel for tiles of so many rows."""
+    top: dict[str, Any] = dict(zip(("TOP_K", "TOP_BLOCK", "TOP_LOSS", "BUCKET"), loss.top, strict=True))
     return TwoPassSpec(
-        loss.formula, loss.label_smoothing > 0, entropy, loss.z_loss > 0, rows, BETA=loss.beta, TOP_K=loss.top_k,
-        TOP_BLOCK=loss.top_block, TOP_LOSS=loss.loss if loss.top_k else "", BUCKET=loss.tail == "bucket",
+        loss.formula, loss.label_smoothing > 0, entropy, loss.z_loss > 0, rows, BETA=loss.beta, **top
     )  # fmt: skip
 
 
@@ -463,7 +463,7 @@ def with_sequence_means(loss: RowLoss, labels: Tensor, logprobs: Tensor, scaling
     logprobs: (rows,) fp32, equal on all ranks.
     """
     rows, inputs = len(labels), scaling.inputs
-    block, others = (256, 4096) if INTERPRETED else (8, 2048)
+    block, others = (256, 4096) if INTERPRETED else (16, 1024)
     kernel = cached_launch(sequence_mean_kernel, BLOCK=block, OTHERS=others, num_warps=8)
     for name in ("log_ratio", "ratio_slope")[: 1 + gradient]:
         means = torch.empty_like(logprobs)

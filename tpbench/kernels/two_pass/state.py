@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from tpbench.kernels.row_terms import LEAST_REST, Teacher, reference, shifted, state_of, weigh
+from tpbench.kernels.row_terms import LEAST_REST, Teacher, TopTarget, reference, shifted, state_of, weigh
 
 
 class TwoPassSpec(NamedTuple):
@@ -227,13 +227,13 @@ class TopColumns(NamedTuple):
 
 @triton.jit
 def load_teacher(target, row, counts, shard, scales, SPEC: tl.constexpr):
-    """The `Teacher` of rows: indices and log q are (ROWS, TOP_BLOCK), -inf where the index is no column."""
+    """The teacher's columns of rows and log q, (ROWS, TOP_BLOCK), -1 and -inf where there is none, and a `Teacher`."""
     number = tl.arange(0, SPEC.TOP_BLOCK)
     place = row[:, None] * SPEC.TOP_K + number[None, :]
     exists = counts[:, None] & (number < SPEC.TOP_K)[None, :]
     index = tl.load(target.indices + place, mask=exists, other=-1).to(tl.int64)
     exists = exists & label_counts(index, shard.vocab_size, shard.ignore_index)
-    log_q = tl.load(target.values + place, mask=exists, other=float("-inf")).to(tl.float32)
+    log_q = tl.load(target.log_q + place, mask=exists, other=float("-inf")).to(tl.float32)
     if not SPEC.BUCKET:
         log_q = log_q * scales.target
         log_q = log_q - reference(tl.max(log_q, axis=1))[:, None]
@@ -243,7 +243,7 @@ def load_teacher(target, row, counts, shard, scales, SPEC: tl.constexpr):
     negative_entropy = tl.sum(weigh(q, log_q), axis=1)
     if SPEC.BUCKET:
         negative_entropy += rest * tl.log(rest)
-    return Teacher(tl.where(exists, index, -1), log_q, rest, negative_entropy)
+    return TopTarget(tl.where(exists, index, -1), log_q), Teacher(rest, negative_entropy)
 
 
 @triton.jit
@@ -276,15 +276,15 @@ def shard_state(logits, target, row, counts, label, strides, shard, scales, SPEC
         columns = tl.minimum(shard.n_valid - start, SPEC.BLOCK)
         state = merge_two(state, tile_state(x, t, mask, columns, SPEC), SPEC)
     if SPEC.TOP_K:
-        teacher = load_teacher(target, row, counts, shard, scales, SPEC)
+        teacher, _ = load_teacher(target, row, counts, shard, scales, SPEC)
         top = top_columns(logits, teacher, row, strides, shard, scales, SPEC)
         m_k = tl.max(top.x, axis=1)
         x = top.x - reference(m_k)[:, None]
         exp_x = tl.exp(x)
-        q = tl.where(top.held, tl.exp(teacher.values), 0.0)
+        q = tl.where(top.held, tl.exp(teacher.log_q), 0.0)
         terms = weigh(q, x)
         if SPEC.TOP_LOSS == "reverse_kl":
-            terms = weigh(exp_x, x - teacher.values)
+            terms = weigh(exp_x, x - teacher.log_q)
         numbers = (state.m, state.s, m_k, tl.sum(exp_x, axis=1), tl.sum(q, axis=1), tl.sum(terms, axis=1), state.h)
         return state_of(numbers, SPEC)
     elif SPEC.LOSS == "cross_entropy":

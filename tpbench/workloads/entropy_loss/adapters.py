@@ -15,7 +15,9 @@ from tpbench.comm.collectives import sharded_along
 from tpbench.workloads.entropy_loss.inputs import Output, Shard, Step
 from tpbench.workloads.entropy_loss.problem import EntropyLoss
 from tpbench.workloads.lone_module import import_alone
-from tpbench.workloads.losses.formulas import bytes_of_statistics, rows_that_count
+from tpbench.workloads.losses import SEQUENCE
+from tpbench.workloads.losses.formulas import JSD_BETA, bytes_of_statistics, rows_that_count
+from tpbench.workloads.losses.inputs import CLIP
 from tpbench.workloads.sizes import IGNORED, bytes_of_all_reduce
 
 
@@ -52,7 +54,51 @@ def liger(problem: EntropyLoss, shard: Shard) -> Step:
 
     LigerCrossEntropyLoss keeps losses in the dtype of its input. With compute_dtype=float32 it gets the logits in fp32.
     """
+    special = {"policy": _liger_grpo, "jsd": _liger_jsd}
+    if problem.loss in special:
+        return special[problem.loss](problem, shard)
     return _liger_sharded(shard) if shard.tp_size > 1 else _liger_whole(problem, shard)
+
+
+def _liger_grpo(problem: EntropyLoss, shard: Shard) -> Step:
+    """triton_grpo_loss, of logits (sequences, rows + 1, vocab): those of the last row of a sequence have no label."""
+    from liger_kernel.transformers.grpo_loss import triton_grpo_loss
+
+    sequences, vocab = problem.tokens // SEQUENCE, problem.vocab
+    work = shard.logits.new_zeros(sequences, SEQUENCE + 1, vocab)
+    work[:, :-1] = shard.logits.view(sequences, SEQUENCE, vocab)
+    rows = {name: values.view(sequences, SEQUENCE) for name, values in {**shard.rows, "labels": shard.target}.items()}
+    mask = (rows["labels"] != IGNORED).long()
+    count, labels = rows_that_count(shard.target), rows["labels"].clamp(min=0)
+    scale = problem.temperature / problem.logits_scale
+
+    def run() -> Callable[[], Output]:
+        leaf = work.detach().requires_grad_()
+        row_loss = triton_grpo_loss(
+            leaf, rows["old_logprobs"], rows.get("ref_logprobs"), labels, rows["advantages"][:, 0].contiguous(), mask,
+            temperature=scale, beta=problem.kl_weight, eps_low=CLIP[0], eps_high=CLIP[1], inplace=False,
+        )[0]  # fmt: skip
+        loss = (row_loss * mask).sum() / count
+        (grad,) = torch.autograd.grad(loss, leaf)
+        return lambda: Output(
+            loss.detach(), (row_loss * mask).detach().view(-1), grad[:, :-1].reshape(problem.tokens, vocab)
+        )
+
+    return Step(run, restore=lambda: work[:, :-1].copy_(shard.logits.view(sequences, SEQUENCE, vocab)))
+
+
+def _liger_jsd(problem: EntropyLoss, shard: Shard) -> Step:
+    """LigerJSD of log-probabilities in fp32, which torch computes."""
+    from liger_kernel.transformers import LigerJSD
+
+    function = LigerJSD(beta=JSD_BETA)
+    scale = problem.logits_scale
+
+    def loss_of(logits: Tensor) -> tuple[Tensor, None]:
+        log_p = (logits.float() * scale).log_softmax(-1)
+        return function(log_p, (shard.target.float() * (scale / problem.temperature)).log_softmax(-1)), None
+
+    return Step(lambda: _differentiated(shard.logits, loss_of))
 
 
 def _liger_whole(problem: EntropyLoss, shard: Shard) -> Step:
@@ -125,6 +171,8 @@ def fast_llm(problem: EntropyLoss, shard: Shard) -> Step:
     """
     if sys.version_info < (3, 12):
         raise RuntimeError("Fast-LLM needs Python 3.12")
+    if problem.loss == "policy":
+        return _fast_llm_grpo(problem, shard)
     from fast_llm.functional.config import EntropyLossType, TargetFormat
     from fast_llm.functional.triton.entropy_loss import triton_entropy_loss_forward_backward
 
@@ -144,6 +192,24 @@ def fast_llm(problem: EntropyLoss, shard: Shard) -> Step:
         return Output(loss, None, grad)
 
     return Step(run, bytes_of_statistics(3 if problem.from_labels else 5, shard.tokens, shard.tp_size))
+
+
+def _fast_llm_grpo(problem: EntropyLoss, shard: Shard) -> Step:
+    """triton_grpo_loss_forward_backward, which has no divergence from a reference."""
+    from fast_llm.functional.triton.grpo_loss import triton_grpo_loss_forward_backward
+
+    options = {
+        "grad_output": 1.0, "group": shard.group, "epsilon_low": CLIP[0], "epsilon_high": CLIP[1],
+        "logits_scale_factor": problem.logits_scale / problem.temperature,
+        "divisor": float(rows_that_count(shard.target)),
+    }  # fmt: skip
+    rows = shard.rows["advantages"], shard.rows["old_logprobs"]
+
+    def run() -> Output:
+        loss, grad, _ = triton_grpo_loss_forward_backward(shard.logits, shard.target, *rows, **options)
+        return Output(loss, None, grad)
+
+    return Step(run, _three_all_reduces(shard))
 
 
 def flash_attn(problem: EntropyLoss, shard: Shard) -> Step:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from tpbench.measure.session import Context, Costs, Verdict
 from tpbench.workloads.differences import Compared
 from tpbench.workloads.entropy_loss.inputs import Output, Shard, make_shard
 from tpbench.workloads.entropy_loss.problem import WORKLOAD, EntropyLoss
+from tpbench.workloads.losses import bytes_of_rows
+from tpbench.workloads.losses.inputs import policy_rows
 from tpbench.workloads.losses.oracle import LossOracle
 from tpbench.workloads.sizes import ITEM_BYTES
 
@@ -56,8 +59,8 @@ class Oracle(LossOracle):
     shard: Shard
 
     def __init__(self, problem: EntropyLoss, shard: Shard) -> None:
-        labels = shard.target if problem.from_labels else None
-        super().__init__(problem, shard, labels, problem.logits_scale)
+        divisor = problem.temperature if problem.from_labels else 1.0
+        super().__init__(problem, shard, shard.target, problem.logits_scale / divisor)
         blocks = self.blocks(BLOCK)
         self.row_loss = torch.cat([self.row_losses(*self._log_probabilities(rows), rows) for rows in blocks])
         self.loss = float(self.row_loss.sum()) * self.inverse_count
@@ -87,12 +90,19 @@ class Oracle(LossOracle):
     def _log_probabilities(self, rows: slice) -> tuple[Tensor, Tensor | None]:
         """Return log p of the local logits and, for a loss against target logits, log q."""
         log_p = self.log_softmax(self.shard.logits[rows].double() * self.scale)
-        if self.labels is not None:
+        if self.labels is not None or self.top is not None:
             return log_p, None
         return log_p, self.log_softmax(self.shard.target[rows].double() * (self.scale / self.problem.temperature))
 
 
-WORKLOAD.inputs(make_shard)
+@WORKLOAD.inputs
+def inputs(problem: EntropyLoss, context: Context) -> Shard:
+    """Return this rank's inputs. Those of a policy loss are near the log-probabilities, so this is collective."""
+    shard = make_shard(problem, context)
+    if problem.loss != "policy":
+        return shard
+    logprob = Oracle(replace(problem, loss="cross_entropy"), shard).row_loss.neg_()
+    return replace(shard, rows=policy_rows(problem, logprob))
 
 
 @WORKLOAD.costs
@@ -100,7 +110,8 @@ def costs(problem: EntropyLoss, rank: Context) -> Costs:
     """Return the bytes of a rank with the most columns: each input is read once, the gradient is written once."""
     columns = -(-problem.vocab // rank.tp_size)
     matrix = problem.tokens * columns * ITEM_BYTES[problem.dtype]
-    return Costs(2 * matrix + 8 * problem.tokens if problem.from_labels else 3 * matrix, bytes_communicated=0)
+    of_rows = bytes_of_rows(problem)
+    return Costs((2 if problem.from_labels or problem.top_k else 3) * matrix + of_rows, bytes_communicated=0)
 
 
 @WORKLOAD.check(Output)

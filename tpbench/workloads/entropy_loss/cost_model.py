@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from tpbench.kernels import LABEL_LOSSES
 from tpbench.workloads.cost_model import CostModel, Counts, Question
 from tpbench.workloads.sizes import ITEM_BYTES
 
@@ -51,14 +52,16 @@ class LossSize:
     @property
     def inputs_gib(self) -> float:
         """Memory of the inputs: the shard of the logits, and target logits of the same size or int64 labels."""
-        labels = self.loss == "cross_entropy"
+        labels = self.loss in LABEL_LOSSES
         return (self.shard * self.item * (1 if labels else 2) + (8 * self.tokens if labels else 0)) / 2**30
 
 
 def size_of(values: Mapping[str, Any]) -> LossSize | None:
-    """Return the size of a row or of a job's flat fields, or None if one is missing or unknown."""
+    """Return the size of a row or of a job's flat fields, or None if one is missing or unknown, or with a top k."""
     found = {each.name: values.get(each.name) for each in fields(LossSize)}
-    return None if None in found.values() or found["dtype"] not in ITEM_BYTES else LossSize(**found)  # type: ignore
+    if values.get("top_k") or None in found.values() or found["dtype"] not in ITEM_BYTES:
+        return None
+    return LossSize(**found)  # type: ignore[arg-type]
 
 
 GATHERING = ("pytorch_gather",)

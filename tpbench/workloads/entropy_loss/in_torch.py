@@ -17,9 +17,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpbench.comm.collectives import gather_rows
+from tpbench.kernels import TopK
 from tpbench.workloads.entropy_loss.inputs import Output, Shard, Step
 from tpbench.workloads.entropy_loss.problem import EntropyLoss
-from tpbench.workloads.losses.formulas import TWO_LOGIT_LOSSES, bytes_of_statistics, row_losses, rows_that_count, whole
+from tpbench.workloads.losses.formulas import (
+    TWO_LOGIT_LOSSES,
+    bytes_of_statistics,
+    policy_with_slope,
+    row_losses,
+    rows_that_count,
+    whole,
+)
 from tpbench.workloads.sizes import IGNORED
 
 
@@ -110,7 +118,8 @@ class _Labels:
     """The statistics that are sums, with the maximum that each one's exponents are relative to."""
 
     def __init__(self, problem: EntropyLoss, shard: Shard) -> None:
-        self.scale, self.start = problem.logits_scale, shard.vocab_start
+        self.problem, self.rows = problem, shard.rows
+        self.scale, self.start = problem.logits_scale / problem.temperature, shard.vocab_start
 
     def _local(self, logits: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
         """Return the labels' local columns, and a mask of those that this rank holds."""
@@ -127,9 +136,13 @@ class _Labels:
     def finish(self, logits: Tensor, label: Tensor, gathered: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         m, s = _merge(gathered[:, 0], gathered[:, 1])
         counts = label != IGNORED
-        row_loss = torch.where(counts, s.log() + (m - gathered[:, 2].sum(0)), 0.0)
+        row_loss = s.log() + (m - gathered[:, 2].sum(0))
+        slope: Any = 1.0
+        if self.problem.loss == "policy":
+            row_loss, slope = policy_with_slope(self.problem, -row_loss, self.rows)
+        row_loss = torch.where(counts, row_loss, 0.0)
         inverse = 1.0 / counts.sum().clamp(min=1)
-        factor = torch.where(counts, inverse * self.scale, 0.0)
+        factor = torch.where(counts, slope * inverse * self.scale, 0.0)
         local, held = self._local(logits, label)
         p = (_product(logits.float(), self.scale) - m[:, None]).exp_().div_(s[:, None])
         grad = _minus_one_hot(p, local, held).mul_(factor[:, None])
@@ -189,24 +202,34 @@ def prepare_gather(problem: EntropyLoss, shard: Shard) -> Step:
 
     def run() -> Output:
         logits = gathered(shard.logits).requires_grad_()
-        target = shard.target if problem.from_labels else gathered(shard.target)
-        loss, row_loss = losses(logits, target)
+        target = shard.target
+        if isinstance(target, TopK):
+            target = (target.values, target.indices)
+        elif not problem.from_labels:
+            target = gathered(target)
+        loss, row_loss = losses(logits, target, shard.rows)
         (grad,) = torch.autograd.grad(loss, logits)
         grad = grad[:, shard.vocab_start : shard.vocab_stop].contiguous()
         return Output(loss.detach(), row_loss.detach().float(), grad)
 
-    matrices = 1 if problem.from_labels else 2
+    matrices = 1 if problem.from_labels or problem.top_k else 2
     widest = -(-shard.vocab_size // shard.tp_size)
     sent = (shard.tp_size - 1) * shard.tokens * widest * shard.logits.element_size() * matrices
     return Step(run, bytes_communicated=sent)
 
 
-def _gathered_losses(problem: EntropyLoss, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+def _gathered_losses(
+    problem: EntropyLoss, logits: Tensor, target: Any, rows: Mapping[str, Tensor]
+) -> tuple[Tensor, Tensor]:
     """Return the mean loss over the rows that count, and each row's loss."""
     dtype = torch.float32 if problem.compute_dtype == "float32" else logits.dtype
-    x = _product(logits.to(dtype), problem.logits_scale)
-    t = target if problem.from_labels else _product(target.to(dtype), problem.logits_scale / problem.temperature)
-    row_loss = row_losses(problem.loss, x, t)
+    scale = problem.logits_scale / problem.temperature
+    x, t = _product(logits.to(dtype), scale if problem.from_labels else problem.logits_scale), target
+    if problem.top_k:
+        t = (_product(target[0], scale), target[1])
+    elif not problem.from_labels:
+        t = _product(target.to(dtype), scale)
+    row_loss = row_losses(problem, x, t, rows)
     count = rows_that_count(target) if problem.from_labels else len(logits)
     # reduction="mean" would be 0 / 0 if every row is ignored.
     return row_loss.sum(dtype=torch.float32) / count, row_loss

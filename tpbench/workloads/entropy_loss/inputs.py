@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from tpbench.workloads import step
-from tpbench.workloads.losses.inputs import labels, normal_matrix
+from tpbench.workloads.losses.inputs import labels, normal_matrix, teacher_top_k
 from tpbench.workloads.sizes import shard_bounds
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ class Shard:
 
     logits: Tensor
     """(tokens, local vocab) in the problem's dtype."""
-    target: Tensor
-    """Labels, (tokens,) int64 of the whole vocabulary, or target logits like the logits."""
+    target: Any
+    """Labels, (tokens,) int64 of the whole vocabulary, target logits like the logits, or a `tpbench.kernels.TopK`."""
     vocab_start: int
     """The first column that this rank holds."""
     vocab_size: int
@@ -32,6 +32,8 @@ class Shard:
     """The ranks that hold the vocabulary. None if one rank holds all of it."""
     tp_rank: int
     tp_size: int
+    rows: Any = field(default=None, metadata={"constant": True})
+    """The tensors of rows of the policy loss by name, (tokens,) fp32: arguments of `entropy_loss`."""
 
     @property
     def tokens(self) -> int:
@@ -88,8 +90,11 @@ def make_shard(problem: EntropyLoss, context: Context) -> Shard:
     def matrix(stream: int) -> Tensor:
         return normal_matrix(seed, (stream, stream + _COLUMNS), rows, columns, problem.dtype, context.device)
 
+    target: Any
     if problem.from_labels:
         target = labels(seed, (_LABELS, _IGNORED), rows, problem.vocab, problem.ignored, context.device)
+    elif problem.top_k:
+        target = teacher_top_k(problem, rows, context.device)
     else:
         target = matrix(_TARGET_LOGITS)
     group = context.tp_group if context.tp_size > 1 else None

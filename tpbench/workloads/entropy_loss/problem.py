@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tpbench.kernels import Loss
+from tpbench.kernels import LABEL_LOSSES, Loss
 from tpbench.settings import setting
 from tpbench.workloads import Option, Pivot, Study, Workload
 from tpbench.workloads.cost_model import CostModel
-from tpbench.workloads.losses import labels_only, no_other_loss, uneven
+from tpbench.workloads.losses import complaints, labels_only, no_other_loss, sequences_only, uneven
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class EntropyLoss:
     temperature: float = setting(
         1.0, help="softens the target distribution only (losses against target logits)", low=1e-6
     )
-    ignored: float = setting(0.0, help="share of rows whose label is ignored (cross_entropy)", low=0.0, high=1.0)
+    ignored: float = setting(0.0, help="share of rows whose label is ignored", low=0.0, high=1.0)
     block_cap: Literal["auto", 4096, 8192, 16384, 32768] = setting("auto", help="largest column block of a kernel")
     exchange: Literal["auto", "nccl", "symmetric", "all_reduce"] = setting(
         "auto",
@@ -43,24 +43,17 @@ class EntropyLoss:
     compute_dtype: Literal["float32", "logits"] = setting(
         "float32", help="dtype in which torch's losses use the logits: float32, or the logits' own"
     )
+    top_k: int = setting(0, help="columns of a teacher's top k, instead of all target logits; 0: all", low=0, high=1024)
+    kl_weight: float = setting(0.0, help="policy: weight of the divergence from a reference policy", low=0.0)
 
     @property
     def from_labels(self) -> bool:
-        """True if the targets are labels, false if they are target logits."""
-        return self.loss == "cross_entropy"
+        """True if the targets are labels, false if they are target logits or a top k."""
+        return self.loss in LABEL_LOSSES
 
     def check(self, tp_size: int, dp_size: int) -> list[str]:
         """Return a complaint for each combination of fields that is invalid."""
-        complaints = []
-        if self.vocab < tp_size:
-            complaints.append(
-                f"vocab={self.vocab} cannot be sharded over tp_size={tp_size}: some rank would hold nothing"
-            )
-        if self.from_labels and self.temperature != 1.0:
-            complaints.append(f"temperature={self.temperature} softens target logits: loss=cross_entropy has none")
-        if not self.from_labels and self.ignored:
-            complaints.append(f"ignored={self.ignored} needs labels: only loss=cross_entropy has them")
-        return complaints
+        return complaints(self, tp_size)
 
 
 def _cost_model() -> CostModel:
@@ -139,6 +132,8 @@ def _no_such_exchange(problem: EntropyLoss, tp_size: int) -> str | None:
     """Return why the kernels' algorithm cannot use the exchange over these ranks, or None if it can."""
     if problem.exchange == "all_reduce":
         return "exchange=all_reduce is of pytorch_tp_manual"
+    if problem.loss == "jsd" and (problem.algorithm in ("two_reads", "one_read") or problem.exchange == "symmetric"):
+        return "loss=jsd is algorithm=two_kernels and exchange=nccl"
     if tp_size > 1 and problem.algorithm == "two_reads":
         return "algorithm=two_reads makes loss and gradient in one kernel: over ranks the exchange lies between them"
     exchange = {"two_kernels": "nccl", "one_read": "symmetric"}.get(problem.algorithm, problem.exchange)
@@ -154,6 +149,21 @@ def _labels_only(problem: EntropyLoss, tp_size: int) -> str | None:
 
 def _even_shards(problem: EntropyLoss, tp_size: int) -> str | None:
     return uneven(problem, tp_size) or _labels_only(problem, tp_size)
+
+
+def _fast_llm(problem: EntropyLoss, tp_size: int) -> str | None:
+    if problem.top_k or problem.kl_weight or problem.loss == "jsd":
+        return "it has no top_k, no jsd, and no divergence from a reference policy"
+    return uneven(problem, tp_size) if problem.from_labels else None
+
+
+def _liger(problem: EntropyLoss, tp_size: int) -> str | None:
+    """Return why Liger's losses cannot do the problem: that of GRPO has an advantage for each sequence."""
+    if problem.loss in ("jsd", "policy"):
+        if tp_size > 1 or problem.compute_dtype != "float32":
+            return "for this loss it is for one GPU, and has no compute_dtype"
+        return sequences_only(problem) if problem.loss == "policy" else None
+    return _even_shards(problem, tp_size)
 
 
 def _torchtitan(problem: EntropyLoss, tp_size: int) -> str | None:
@@ -180,12 +190,20 @@ WORKLOAD.variant_of(
     "the same algorithm in torch operations (compile=true: torch.compile)",
     options={"compile", "exchange"},
     option_values={"exchange": ("auto", "all_reduce")},
+    unsupported_reason=lambda problem, tp_size: (
+        "it has no jsd and no top_k" if problem.loss == "jsd" or problem.top_k else None
+    ),
 )
 WORKLOAD.variant_of(
     "pytorch_gather",
     "in_torch.prepare_gather",
     "all-gather the logits to the whole vocabulary, then torch's own loss (compile=true: torch.compile)",
     options={"compute_dtype", "compile"},
+    unsupported_reason=lambda problem, tp_size: (
+        "jsd in the logits' dtype is too inexact"
+        if problem.loss == "jsd" and problem.compute_dtype == "logits"
+        else None
+    ),
 )
 WORKLOAD.variant_of(
     "torch_loss_parallel",
@@ -202,7 +220,7 @@ WORKLOAD.variant_of(
     "Fast-LLM's Triton kernels, which shard the vocabulary, from the checkout that PYTHONPATH names",
     requires=("fast_llm",),
     requires_cuda=True,
-    unsupported_reason=lambda problem, tp_size: uneven(problem, tp_size) if problem.from_labels else None,
+    unsupported_reason=_fast_llm,
 )
 WORKLOAD.variant_of(
     "quack",
@@ -228,7 +246,7 @@ WORKLOAD.variant_of(
     options={"compute_dtype"},
     requires=("liger_kernel",),
     requires_cuda=True,
-    unsupported_reason=_even_shards,
+    unsupported_reason=_liger,
 )
 WORKLOAD.variant_of(
     "flash_attn",

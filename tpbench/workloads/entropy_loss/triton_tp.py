@@ -8,6 +8,7 @@ from tpbench.kernels import How, entropy_loss
 from tpbench.kernels.cached_launch import worst_resources
 from tpbench.workloads.entropy_loss.inputs import Output, Shard, Step
 from tpbench.workloads.entropy_loss.problem import EntropyLoss
+from tpbench.workloads.losses.inputs import policy_options
 from tpbench.workloads.sizes import IGNORED
 
 
@@ -15,6 +16,8 @@ def prepare(problem: EntropyLoss, shard: Shard) -> Step:
     """Prepare a call of `tpbench.kernels.entropy_loss` that writes the gradient into new memory."""
     last: How | None = None
     exchange: Any = problem.exchange  # never all_reduce, which the variant doesn't support
+
+    policy: Any = policy_options(problem, shard.rows)
 
     def run() -> Output:
         nonlocal last
@@ -31,6 +34,7 @@ def prepare(problem: EntropyLoss, shard: Shard) -> Step:
             block_cap=problem.block_cap,
             exchange=exchange,
             algorithm=problem.algorithm,
+            **policy,
         )
         assert result.grad is not None
         last = result.how

@@ -21,16 +21,42 @@ from tpbench.workloads.linear_loss.in_torch import (
 from tpbench.workloads.linear_loss.inputs import Output, Shard, Step
 from tpbench.workloads.linear_loss.problem import LinearLoss, quack_chunk_rows
 from tpbench.workloads.lone_module import import_alone
+from tpbench.workloads.losses import SEQUENCE
 from tpbench.workloads.losses.formulas import bytes_of_statistics, rows_that_count
+from tpbench.workloads.losses.inputs import CLIP
 from tpbench.workloads.sizes import IGNORED
 
 
 def liger(problem: LinearLoss, shard: Shard) -> Step:
     """https://github.com/linkedin/Liger-Kernel: LigerFusedLinearCrossEntropyLoss, in chunks that it chooses."""
+    if problem.loss == "policy":
+        return _liger_grpo(problem, shard)
     from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
 
     function = LigerFusedLinearCrossEntropyLoss(ignore_index=IGNORED)
     return _step_of_mean(problem, shard, lambda hidden, weight: function(weight, hidden, shard.labels))
+
+
+def _liger_grpo(problem: LinearLoss, shard: Shard) -> Step:
+    """LigerFusedLinearGRPOLoss: (sequences, rows, h), an advantage for each sequence."""
+    from liger_kernel.chunked_loss import LigerFusedLinearGRPOLoss
+
+    assert shard.labels is not None
+    settings = {"beta": problem.kl_weight, "epsilon_low": CLIP[0], "epsilon_high": CLIP[1], "loss_type": "bnpo"}
+    function = LigerFusedLinearGRPOLoss(
+        temperature=problem.temperature, use_ref_model=problem.kl_weight > 0, compiled=True, **settings
+    )
+    rows = {name: values.view(-1, SEQUENCE) for name, values in {**shard.rows, "labels": shard.labels}.items()}
+    mask = torch.ones_like(rows["labels"])
+
+    def loss_of(hidden: Tensor, weight: Tensor) -> Tensor:
+        loss: Tensor = function(
+            hidden.view(-1, SEQUENCE, problem.hidden), weight, rows["labels"], mask, rows["advantages"][:, 0],
+            ref_per_token_logps=rows.get("ref_logprobs"), old_per_token_logps=rows["old_logprobs"],
+        )[0]  # fmt: skip
+        return loss
+
+    return _step_of_mean(problem, shard, loss_of)
 
 
 def liger_cutedsl(problem: LinearLoss, shard: Shard) -> Step:

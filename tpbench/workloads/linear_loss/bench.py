@@ -6,6 +6,7 @@ variants round them to their dtype. So tolerances are those of rounded logits.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -19,6 +20,7 @@ from tpbench.measure.session import Context, Costs, Verdict
 from tpbench.workloads.differences import Compared
 from tpbench.workloads.linear_loss.inputs import Output, Shard, make_shard
 from tpbench.workloads.linear_loss.problem import WORKLOAD, LinearLoss
+from tpbench.workloads.losses.inputs import policy_rows
 from tpbench.workloads.losses.oracle import LossOracle, weighted
 from tpbench.workloads.sizes import ITEM_BYTES
 
@@ -66,9 +68,9 @@ class Oracle(LossOracle):
     shard: Shard
 
     def __init__(self, problem: LinearLoss, shard: Shard) -> None:
-        self.divisor = problem.temperature if problem.loss == "logprob" else 1.0
+        self.divisor = problem.temperature if problem.from_labels else 1.0
         """Divisor of the logits."""
-        super().__init__(problem, shard, shard.labels, 1.0 / self.divisor)
+        super().__init__(problem, shard, shard.target, 1.0 / self.divisor)
         self.hidden = self._whole(shard.hidden)
         self.teacher = None if shard.teacher is None else self._whole(shard.teacher[0])
 
@@ -125,6 +127,17 @@ class Oracle(LossOracle):
             verdict.columns["grad_error"] = max(verdict.columns[f"{name}_grad_error"] for name in ("hidden", "weight"))
         return verdict
 
+    def logprobs(self) -> Tensor:
+        """Return the log-probabilities of the labels, (tokens,)."""
+        weight = self.shard.weight.double()
+        logits = (self.hidden[rows].double() @ weight.t() / self.divisor for rows in self.blocks(BLOCK))
+        return torch.cat(
+            [
+                self.row_losses(self.log_softmax(x), None, rows)
+                for x, rows in zip(logits, self.blocks(BLOCK), strict=True)
+            ]
+        )
+
     def _upstream_gradient(self, log_p: Tensor, entropy: Tensor, rows: slice) -> Tensor:
         """Return the gradient of the policy's objective by the local logits of some rows (`Shard.upstream`).
 
@@ -152,7 +165,14 @@ class Oracle(LossOracle):
 MOST_ROWS = 8192
 """Rows of a product. More rows are worked on in chunks, so that the logits of any number of tokens fit."""
 
-WORKLOAD.inputs(make_shard)
+
+@WORKLOAD.inputs
+def inputs(problem: LinearLoss, context: Context) -> Shard:
+    """Return this rank's inputs. Those of a policy loss are near the log-probabilities, so this is collective."""
+    shard = make_shard(problem, context)
+    if problem.loss != "policy":
+        return shard
+    return replace(shard, rows=policy_rows(problem, Oracle(replace(problem, loss="logprob"), shard).logprobs()))
 
 
 @WORKLOAD.costs
@@ -165,7 +185,7 @@ def costs(problem: LinearLoss, rank: Context) -> Costs:
     count, because the product of the weight's gradient hides it. Without gradients, no logit needs to be stored: the
     floor is the time of the products, or that of reading their factors if it is longer.
     """
-    columns, models = -(-problem.vocab // rank.tp_size), 1 if problem.from_labels else 2
+    columns, models = -(-problem.vocab // rank.tp_size), 1 if problem.from_labels or problem.top_k else 2
     elements = models * (problem.tokens + columns) * problem.hidden
     if problem.trains:
         elements = (1 + models) * problem.tokens * columns

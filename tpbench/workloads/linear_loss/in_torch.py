@@ -26,12 +26,13 @@ def gather(problem: LinearLoss, shard: Shard) -> Step:
 
     def run() -> Output:
         logits = gathered(shard.hidden @ shard.weight.t()).requires_grad_(problem.trains)
-        target = shard.labels
+        target = shard.target
         if shard.teacher is not None:
             target = gathered(shard.teacher[0] @ shard.teacher[1].t()).float() / problem.temperature
-        assert target is not None
-        x = logits.float() / (problem.temperature if problem.loss == "logprob" else 1.0)
-        row_loss = row_losses(problem.loss, x, target)
+        elif shard.top is not None:
+            target = shard.top.values / problem.temperature, shard.top.indices
+        x = logits.float() / (problem.temperature if problem.from_labels else 1.0)
+        row_loss = row_losses(problem, x, target, shard.rows)
         entropy = _entropy(x, counts) if problem.entropy else None
         loss = row_loss.sum() / number
         if not problem.trains:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from tpbench.kernels import TopK
 from tpbench.workloads import step
 from tpbench.workloads.hashing import hash_index, normal
 from tpbench.workloads.linear_loss.problem import LinearLoss
-from tpbench.workloads.losses.inputs import labels, normal_matrix
+from tpbench.workloads.losses.inputs import labels, normal_matrix, teacher_top_k
 from tpbench.workloads.sizes import IGNORED, shard_bounds
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class Shard:
     labels: Tensor | None
     """(tokens,) int64, for cross_entropy and logprob."""
     teacher: tuple[Tensor, Tensor] | None
-    """The teacher's hidden states and weight, for the other losses."""
+    """The teacher's hidden states and weight, for the other losses, unless they have a top k."""
     vocab_start: int
     """The first row of the whole weight that this rank holds."""
     vocab_size: int
@@ -44,6 +45,14 @@ class Shard:
 
     (tokens,) fp32 each, 0 for a row that does not count. Without entropy=true, only the first is used.
     """
+    top: TopK | None = None
+    rows: Any = field(default=None, metadata={"constant": True})
+    """The tensors of rows of the policy loss by name, (tokens,) fp32: arguments of `linear_entropy_loss`."""
+
+    @property
+    def target(self) -> Any:
+        """The target of this project's functions."""
+        return self.labels if self.labels is not None else self.top or self.teacher
 
     @property
     def device(self) -> torch.device:
@@ -95,12 +104,14 @@ def make_shard(problem: LinearLoss, context: Context) -> Shard:
         return normal_matrix(problem.seed, (stream, stream + 1), indices, width, problem.dtype, device, scale)
 
     weight_scale = _scale(problem.hidden)
-    label, teacher, upstream = None, None, None
+    label, teacher, upstream, top = None, None, None, None
     if problem.from_labels:
         streams = (_LABELS, _IGNORED)
         label = labels(problem.seed, streams, range(problem.tokens), problem.vocab, problem.ignored, device)
         if problem.loss == "logprob" and problem.trains:
             upstream = _upstream(problem, label)
+    elif problem.top_k:
+        top = teacher_top_k(problem, range(problem.tokens), device)
     else:
         teacher = matrix(_TEACHER, rows), matrix(_TEACHER_WEIGHT, columns, weight_scale)
     return Shard(
@@ -115,6 +126,7 @@ def make_shard(problem: LinearLoss, context: Context) -> Shard:
         context.tp_rank,
         context.tp_size,
         upstream,
+        top,
     )
 
 

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from tpbench.kernels import LinearEntropyLossResult, LinearHow, entropy_loss, linear_entropy_loss
 from tpbench.workloads.linear_loss.inputs import Output, Shard, Step
 from tpbench.workloads.linear_loss.problem import LinearLoss
+from tpbench.workloads.losses.inputs import policy_options
 from tpbench.workloads.sizes import IGNORED, bytes_of_all_reduce
 
 
@@ -23,6 +24,7 @@ def _options(problem: LinearLoss, shard: Shard) -> dict[str, Any]:
         "temperature": problem.temperature,
         "entropy": problem.entropy,
         "exchange": problem.exchange,
+        **policy_options(problem, shard.rows),
     }
 
 
@@ -44,14 +46,13 @@ def prepare(problem: LinearLoss, shard: Shard) -> Step:
     """
     sent = 0
     last: LinearHow | None = None
-    target: Any = shard.labels if shard.teacher is None else shard.teacher
     main_grad = torch.zeros_like(shard.weight, dtype=torch.float32) if problem.main_grad else None
     workspace: Any = "auto" if problem.logits_gib is None else problem.logits_gib
 
     def call(**options: Any) -> LinearEntropyLossResult:
         nonlocal sent, last
         result = linear_entropy_loss(
-            shard.hidden, shard.weight, target,
+            shard.hidden, shard.weight, shard.target,
             hidden_sharded=problem.sequence_parallel, workspace_gib=workspace, **_options(problem, shard), **options,
         )  # fmt: skip
         sent, last = sent + result.how.bytes_sent, result.how
@@ -83,7 +84,7 @@ def prepare_unfused(problem: LinearLoss, shard: Shard) -> Step:
     def run() -> Output:
         nonlocal sent
         logits = shard.hidden @ shard.weight.t()
-        target: Any = shard.labels if shard.teacher is None else shard.teacher[0] @ shard.teacher[1].t()
+        target = shard.target if shard.teacher is None else shard.teacher[0] @ shard.teacher[1].t()
         options = _options(problem, shard)
         grad: Literal["in_place", "none"] = "in_place" if problem.trains and shard.upstream is None else "none"
         result = entropy_loss(logits, target, grad=grad, **options)

@@ -14,7 +14,7 @@ from tpbench import packages
 from tpbench.kernels import LABEL_LOSSES, KernelLoss
 from tpbench.settings import setting
 from tpbench.workloads import Option, Pivot, Study, Workload
-from tpbench.workloads.losses import labels_only, uneven
+from tpbench.workloads.losses import complaints, labels_only, sequences_only, uneven
 from tpbench.workloads.sizes import ITEM_BYTES
 
 
@@ -27,15 +27,13 @@ class LinearLoss:
     vocab: int = setting(help="rows of the head's weight over all tensor-parallel ranks", low=1)
     loss: KernelLoss = setting(
         "cross_entropy",
-        help="cross-entropy from labels, a loss against a teacher's logits, or the labels' log-probabilities",
+        help="a loss from labels or against a teacher's logits, or the labels' log-probabilities",
     )
     mode: Literal["train", "forward"] = setting("train", help="train: loss and both gradients; forward: the loss only")
     dtype: Literal["bfloat16", "float16", "float32"] = setting("bfloat16", help="dtype of hidden states and weight")
     seed: int = setting(0, help="seed of the inputs", low=0, high=2**31 - 1)
     temperature: float = setting(1.0, help="divisor of the teacher's logits, or for logprob of the logits", low=1e-6)
-    ignored: float = setting(
-        0.0, help="share of rows whose label is ignored (cross_entropy, logprob)", low=0.0, high=1.0
-    )
+    ignored: float = setting(0.0, help="share of rows whose label is ignored", low=0.0, high=1.0)
     entropy: bool = setting(False, help="compute each row's entropy too")
     sequence_parallel: bool = setting(False, help="each rank holds tokens / tp_size rows of the hidden states")
     main_grad: bool = setting(False, help="add the weight's gradient to fp32 memory, as Megatron's main_grad")
@@ -45,6 +43,8 @@ class LinearLoss:
     exchange: Literal["auto", "nccl", "symmetric"] = setting(
         "auto", help="linear_tp, linear_unfused: path of the rows' statistics, as exchange of entropy_loss"
     )
+    top_k: int = setting(0, help="columns of a teacher's top k, instead of all its logits; 0: all", low=0, high=1024)
+    kl_weight: float = setting(0.0, help="policy: weight of the divergence from a reference policy", low=0.0)
 
     @property
     def from_labels(self) -> bool:
@@ -59,28 +59,18 @@ class LinearLoss:
     @property
     def products(self) -> int:
         """Matrix products of tokens x hidden x vocab that no implementation can avoid."""
-        return (3 if self.trains else 1) + (0 if self.from_labels else 1)
+        return (3 if self.trains else 1) + (0 if self.from_labels or self.top_k else 1)
 
     def check(self, tp_size: int, dp_size: int) -> list[str]:
         """Return a complaint for each combination of fields that is invalid."""
-        complaints = []
-        if self.vocab < tp_size:
-            complaints.append(
-                f"vocab={self.vocab} cannot be sharded over tp_size={tp_size}: some rank would hold nothing"
-            )
+        found = complaints(self, tp_size)
         if dp_size != 1:
-            complaints.append(f"dp_size={dp_size} must be 1: replicas of a head do not communicate")
-        if self.loss == "cross_entropy" and self.temperature != 1.0:
-            complaints.append(
-                f"temperature={self.temperature} divides a teacher's logits, or those of logprob: not of cross_entropy"
-            )
-        if not self.from_labels and self.ignored:
-            complaints.append(f"ignored={self.ignored} needs labels: only {' and '.join(LABEL_LOSSES)} have them")
+            found.append(f"dp_size={dp_size} must be 1: replicas of a head do not communicate")
         if self.sequence_parallel and self.tokens % tp_size:
-            complaints.append(f"sequence_parallel=true needs tokens={self.tokens} to divide by tp_size={tp_size}")
+            found.append(f"sequence_parallel=true needs tokens={self.tokens} to divide by tp_size={tp_size}")
         if self.main_grad and not self.trains:
-            complaints.append("main_grad=true needs mode=train: mode=forward has no gradient")
-        return complaints
+            found.append("main_grad=true needs mode=train: mode=forward has no gradient")
+        return found
 
 
 def least_gib(job: Any) -> float:
@@ -172,6 +162,14 @@ def _labels_of_even_shards(problem: LinearLoss, tp_size: int) -> str | None:
 def _numbers(version: str) -> tuple[int, ...]:
     """Return the release numbers of a version: (2, 13, 0) of 2.13.0+cu130."""
     return tuple(int(number) for number in version.split("+")[0].split(".")[:3] if number.isdigit())
+
+
+def _liger(problem: LinearLoss, tp_size: int) -> str | None:
+    if problem.loss != "policy":
+        return _one_rank_with_labels(problem, tp_size)
+    if tp_size > 1 or not problem.trains or problem.ignored:
+        return "its policy loss is for one GPU, computes gradients in its forward pass, and ignores no label here"
+    return sequences_only(problem)
 
 
 def _liger_cutedsl(problem: LinearLoss, tp_size: int) -> str | None:
@@ -281,10 +279,10 @@ WORKLOAD.variant_of(
 WORKLOAD.variant_of(
     "linear_liger",
     "adapters.liger",
-    "Liger's Triton kernels: LigerFusedLinearCrossEntropyLoss",
+    "Liger's chunked losses: LigerFusedLinearCrossEntropyLoss and -GRPOLoss",
     requires=("liger_kernel",),
     requires_cuda=True,
-    unsupported_reason=_one_rank_with_labels,
+    unsupported_reason=_liger,
 )
 WORKLOAD.variant_of(
     "linear_liger_cutedsl",

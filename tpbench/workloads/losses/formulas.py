@@ -7,6 +7,7 @@ stays independent of the variants. Cross-entropy from labels has code of its own
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tpbench.comm.collectives import gather_rows
+from tpbench.workloads.losses.inputs import CLIP
 from tpbench.workloads.sizes import IGNORED, bytes_of_all_reduce, shard_bounds
 
 
@@ -79,12 +81,55 @@ def whole(local: Tensor, vocab: int, tp_size: int, group: Any) -> Tensor:
     return torch.cat([part[:, : stop - start] for part, (start, stop) in zip(parts, bounds, strict=True)], dim=1)
 
 
-def row_losses(loss: str, x: Tensor, target: Tensor) -> Tensor:
-    """Return each row's loss, or log-probability for logprob, from logits and labels or target logits."""
-    if loss in TWO_LOGIT_LOSSES:
-        return TWO_LOGIT_LOSSES[loss].whole(x, target)
-    row_loss = F.cross_entropy(x, target, ignore_index=IGNORED, reduction="none")
-    return -row_loss if loss == "logprob" else row_loss
+JSD_BETA = 0.5
+"""The weight of the target distribution in the mixture of jsd."""
+
+
+def row_losses(problem: Any, x: Tensor, target: Any, rows: Mapping[str, Tensor]) -> Tensor:
+    """Return each row's loss, or log-probability for logprob, by the usual recipes in torch.
+
+    x: the scaled logits of the whole vocabulary. target: labels, scaled target logits, or the scaled values and indices
+    of a top k. rows: the tensors of a policy loss.
+    """
+    if isinstance(target, tuple):
+        values, indices = target
+        log_p, log_q = x.log_softmax(-1).gather(1, indices), values.log_softmax(-1)
+        if problem.loss == "soft_cross_entropy":
+            soft: Tensor = -(log_q.exp() * log_p).sum(-1)
+            return soft
+        if problem.loss == "forward_kl":
+            return _kl_div(log_p, log_q)
+        return _kl_div(log_q, log_p.log_softmax(-1))
+    if problem.loss == "jsd":
+        log_p, log_q = x.log_softmax(-1), target.log_softmax(-1)
+        mixture = torch.logaddexp(log_p + math.log(1 - JSD_BETA), log_q + math.log(JSD_BETA))
+        return JSD_BETA * _kl_div(mixture, log_q) + (1 - JSD_BETA) * _kl_div(mixture, log_p)
+    if problem.loss in TWO_LOGIT_LOSSES:
+        return TWO_LOGIT_LOSSES[problem.loss].whole(x, target)
+    logprob: Tensor = -F.cross_entropy(x, target, ignore_index=IGNORED, reduction="none")
+    if problem.loss == "policy":
+        return torch.where(target != IGNORED, policy_losses(problem, logprob, rows), 0.0)
+    return logprob if problem.loss == "logprob" else -logprob
+
+
+def policy_losses(problem: Any, logprob: Tensor, rows: Mapping[str, Tensor]) -> Tensor:
+    """Return the clipped losses of rows (PPO, GRPO) from the log-probabilities of their labels."""
+    ratio, advantages = (logprob - rows["old_logprobs"]).exp(), rows["advantages"]
+    loss: Tensor = -torch.minimum(ratio * advantages, ratio.clamp(1 - CLIP[0], 1 + CLIP[1]) * advantages)
+    if problem.kl_weight:
+        difference = rows["ref_logprobs"] - logprob
+        loss = loss + problem.kl_weight * (difference.exp() - difference - 1)
+    return loss
+
+
+def policy_with_slope(problem: Any, logprob: Tensor, rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the same losses, and minus their derivatives by the log-probabilities, in closed form."""
+    gain = (logprob - rows["old_logprobs"]).exp() * rows["advantages"]
+    bound = (logprob - rows["old_logprobs"]).exp().clamp(1 - CLIP[0], 1 + CLIP[1]) * rows["advantages"]
+    slope = torch.where(bound < gain, 0.0, gain)
+    if problem.kl_weight:
+        slope = slope + problem.kl_weight * ((rows["ref_logprobs"] - logprob).exp() - 1)
+    return policy_losses(problem, logprob, rows), slope
 
 
 def rows_that_count(labels: Tensor) -> Tensor:

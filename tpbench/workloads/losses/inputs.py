@@ -6,10 +6,14 @@ dtype (`tpbench.workloads.hashing`). A rank makes its shard without communicatio
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from tpbench.kernels import TopK
 from tpbench.workloads.hashing import hash_index, normal
+from tpbench.workloads.losses import SEQUENCE
 from tpbench.workloads.sizes import IGNORED
 
 CHUNK = {"cuda": 2**23, "cpu": 2**18}
@@ -28,6 +32,48 @@ def labels(
     row = torch.arange(rows.start, rows.stop, dtype=torch.int64, device=device)
     label = (hash_index(seed, of_labels, row) * vocab) >> 32
     return torch.where(hash_index(seed, of_ignored, row) < round(ignored * 2**32), IGNORED, label)
+
+
+CLIP = (0.2, 0.2)
+"""How far the ratio of the policy loss may fall below 1 and rise above it."""
+_POLICY = 120
+"""The random streams of a policy's rows, and of their sequences."""
+
+
+def policy_rows(problem: Any, logprob: Tensor) -> dict[str, Tensor]:
+    """Return the tensors of rows of the policy loss, (tokens,) fp32, near the log-probabilities of the labels.
+
+    The ratios' logarithms are -0.5, 0 and 0.5, so that the clip decides some of them, and that no rounding of logits
+    moves a ratio over a limit of the clip. The reference is 1 lower or higher. Advantages, positive and negative, are
+    between 1 and 2. So the terms of a gradient don't cancel for a kl_weight up to 0.3.
+    """
+    row, of_sequence = (
+        hash_index(problem.seed, stream, torch.arange(count, device=logprob.device))
+        for stream, count in ((_POLICY, len(logprob)), (_POLICY + 1, -(-len(logprob) // SEQUENCE)))
+    )
+    advantages = (1.0 + (of_sequence >> 1) % 5 / 4) * (of_sequence % 2 * 2 - 1)
+    advantages = advantages.float().repeat_interleave(SEQUENCE)[: len(logprob)].contiguous()
+    rows = {"old_logprobs": (logprob + (row % 3 - 1) * 0.5).float(), "advantages": advantages}
+    if problem.kl_weight:
+        rows["ref_logprobs"] = (logprob + (row // 3 % 2 * 2 - 1)).float()
+    return rows
+
+
+def policy_options(problem: Any, rows: Any) -> dict[str, Any]:
+    """Return the arguments of this project's kernels for the policy loss, and none for another loss."""
+    return {**rows, "clip": CLIP, "kl_weight": problem.kl_weight} if problem.loss == "policy" else {}
+
+
+_TOP = 124
+
+
+def teacher_top_k(problem: Any, rows: range, device: torch.device) -> TopK:
+    """Return a teacher's random logits in top_k columns of each row, one in each part of the vocabulary."""
+    row = hash_index(problem.seed, _TOP, torch.arange(rows.start, rows.stop, dtype=torch.int64, device=device))
+    column = hash_index(problem.seed, _TOP + 1, torch.arange(problem.top_k, device=device))
+    width = problem.vocab // problem.top_k
+    offset = (((row[:, None] ^ column) * width) >> 32) + torch.arange(problem.top_k, device=device) * width
+    return TopK(normal(row, column), offset)
 
 
 def normal_matrix(

@@ -16,18 +16,22 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpbench.comm.collectives import gather_objects
+from tpbench.kernels import TopK
 from tpbench.measure.session import Verdict
 from tpbench.workloads.differences import Compared, Comparison
-from tpbench.workloads.losses.formulas import TWO_LOGIT_LOSSES
+from tpbench.workloads.losses.formulas import JSD_BETA, TWO_LOGIT_LOSSES
+from tpbench.workloads.losses.inputs import CLIP
 
 
 class LossOracle:
     """Losses and gradients of blocks of rows, from exact logits. Its methods are collective over the shard's group."""
 
-    def __init__(self, problem: Any, shard: Any, labels: Tensor | None, scale: float) -> None:
-        """`shard`: that of either loss. `labels`: (tokens,), or None for a loss against target logits. `scale`: factor
-        on the logits."""
-        self.problem, self.shard, self.labels, self.scale = problem, shard, labels, scale
+    def __init__(self, problem: Any, shard: Any, target: Any, scale: float) -> None:
+        """`shard`: that of either loss. `target`: labels (tokens,), a top k, or anything for a loss against target
+        logits. `scale`: factor on the logits."""
+        self.problem, self.shard, self.scale = problem, shard, scale
+        self.labels = labels = target if problem.from_labels else None
+        self.top = target if isinstance(target, TopK) else None
         self.counts = torch.ones(problem.tokens, dtype=torch.bool, device=shard.device)
         if labels is not None:
             self.counts = (labels >= 0) & (labels < problem.vocab)
@@ -46,25 +50,78 @@ class LossOracle:
         highest = self.reduce(highest, dist.ReduceOp.MAX)[:, None]
         return x - highest - self.sum((x - highest).exp().sum(-1)).log()[:, None]
 
+    def top_k(self, log_p: Tensor, rows: slice) -> tuple[Tensor, Tensor, float]:
+        """Return each row's loss against a top k, weights (rows, local columns) and a factor: the gradient of the loss
+        is factor * p - weights."""
+        top = self.top
+        assert top is not None
+        log_q = (top.values[rows].double() * (self.scale / self.problem.temperature)).log_softmax(-1)
+        local = top.indices[rows] - self.shard.vocab_start
+        held = (local >= 0) & (local < self.shard.columns)
+        own = torch.where(held, log_p.gather(1, local.where(held, torch.zeros_like(local))), -math.inf)
+        log_top = self.reduce(own, dist.ReduceOp.MAX)
+        q, dense = log_q.exp(), 1.0
+        if self.problem.loss == "reverse_kl":  # of the distributions over the k columns
+            log_top, dense = log_top.log_softmax(-1), 0.0
+            loss = weighted(log_top.exp(), log_top - log_q).sum(-1)
+            weights = -weighted(log_top.exp(), log_top - log_q - loss[:, None])
+        else:
+            loss = weighted(q, (log_q if self.problem.loss == "forward_kl" else 0.0) - log_top).sum(-1)
+            weights = q
+        return loss, torch.zeros_like(log_p).scatter_add_(1, local.where(held, 0), weights.where(held, 0.0)), dense
+
     def row_losses(self, log_p: Tensor, log_q: Tensor | None, rows: slice) -> Tensor:
         """Return each row's loss, or log-probability for loss=logprob, 0 for a row that does not count.
 
-        log_q: log-probabilities of the target logits, or None for losses from labels.
+        log_q: log-probabilities of the target logits, or None for losses from labels and against a top k.
         """
+        if self.top is not None:
+            return self.top_k(log_p, rows)[0]
+        if self.problem.loss == "jsd":
+            assert log_q is not None
+            mixture = _log_mixture(log_p, log_q)
+            of_q, of_p = (weighted(log.exp(), log - mixture).sum(-1) for log in (log_q, log_p))
+            return self.sum(JSD_BETA * of_q + (1 - JSD_BETA) * of_p)
         if log_q is not None:
             loss = TWO_LOGIT_LOSSES[self.problem.loss]
             weight = (log_p if loss.weight == "p" else log_q).exp()
             return self.sum(weighted(weight, loss.value(log_p, log_q)).sum(-1))
         label, held = self.local_label(rows)
         logprob = self.sum(torch.where(held, log_p.gather(1, label[:, None])[:, 0], 0.0))
+        if self.problem.loss == "policy":
+            return self._policy(logprob, rows)[0]
         return logprob if self.problem.loss == "logprob" else -logprob
+
+    def _policy(self, logprob: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
+        """Return each row's policy loss and its derivative by the label's log-probability."""
+        old, advantages, *reference = (values[rows].double() for values in self.shard.rows.values())
+        ratio = (logprob - old).exp()
+        is_clipped = torch.where(advantages > 0, ratio > 1 + CLIP[1], ratio < 1 - CLIP[0]) & (advantages != 0)
+        bound = ratio.clamp(1 - CLIP[0], 1 + CLIP[1])
+        loss = -torch.where(is_clipped, bound, ratio) * advantages
+        slope = -(ratio * advantages).masked_fill(is_clipped, 0.0)
+        for ref in reference:
+            loss += self.problem.kl_weight * ((ref - logprob).expm1() - (ref - logprob))
+            slope -= self.problem.kl_weight * (ref - logprob).expm1()
+        return loss.where(self.counts[rows], 0.0), slope
 
     def gradient_of_mean(self, log_p: Tensor, log_q: Tensor | None, row_loss: Tensor, rows: slice) -> Tensor:
         """Return the gradient of the mean loss by the unscaled local logits of some rows."""
         grad = log_p.exp()
-        if log_q is None:
+        if self.top is not None:
+            _, weights, dense = self.top_k(log_p, rows)
+            grad = grad * dense - weights
+        elif self.problem.loss == "jsd":
+            assert log_q is not None
+            difference = log_p - _log_mixture(log_p, log_q)
+            mean = self.sum(weighted(grad, difference).sum(-1))
+            grad = (1 - JSD_BETA) * weighted(grad, difference - mean[:, None])
+        elif log_q is None:
             label, held = self.local_label(rows)
             grad.scatter_add_(1, label[:, None], -held.double()[:, None])
+            if self.problem.loss == "policy":
+                logprob = self.sum(torch.where(held, log_p.gather(1, label[:, None])[:, 0], 0.0))
+                grad *= -self._policy(logprob, rows)[1][:, None]
         elif TWO_LOGIT_LOSSES[self.problem.loss].weight == "p":
             grad = weighted(grad, TWO_LOGIT_LOSSES[self.problem.loss].value(log_p, log_q) - row_loss[:, None])
         else:
@@ -117,6 +174,10 @@ class LossOracle:
             values = values.contiguous()
             dist.all_reduce(values, op, group=self.shard.group)
         return values
+
+
+def _log_mixture(log_p: Tensor, log_q: Tensor) -> Tensor:
+    return (JSD_BETA * log_q.exp() + (1 - JSD_BETA) * log_p.exp()).log()
 
 
 def weighted(weight: Tensor, value: Tensor) -> Tensor:

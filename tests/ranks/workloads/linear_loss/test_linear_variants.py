@@ -43,6 +43,8 @@ def cells(name: str, tp_size: int) -> list[LinearLoss]:
     dtypes = DTYPES if tp_size <= 2 else DTYPES[-1:]
     found = [problem(loss=loss, dtype=dtype) for loss, dtype in itertools.product(KERNEL_LOSSES, dtypes)]
     found += [problem(loss=loss, mode="forward") for loss in KERNEL_LOSSES]
+    found += [problem(loss="policy", kl_weight=0.1, ignored=0.4, temperature=1.3)]
+    found += [problem(loss=loss, top_k=7) for loss in ("soft_cross_entropy", "forward_kl", "reverse_kl")]
     found += [problem(ignored=share, seed=3) for share in (0.4, 1.0)]
     found += [problem(vocab=96), problem(loss="reverse_kl", temperature=1.9)]
     found += [problem(loss="logprob", temperature=1.9, ignored=0.4, **sizes) for sizes in ({}, WIDE)]

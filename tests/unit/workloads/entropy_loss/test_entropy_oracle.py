@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.support.entropy_loss import DTYPES, LOSSES, alone, problem, right
+from tpbench.kernels import LABEL_LOSSES
 from tpbench.workloads.entropy_loss import EntropyLoss
 from tpbench.workloads.entropy_loss.bench import Oracle, error_limits
 from tpbench.workloads.entropy_loss.inputs import Output, Shard
@@ -28,6 +29,7 @@ TORCH_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "soft_cross_entropy": lambda x, t: F.cross_entropy(x, t.softmax(-1)),
     "forward_kl": lambda x, t: kl_divergence(x.log_softmax(-1), t.log_softmax(-1)),
     "reverse_kl": lambda x, t: kl_divergence(t.log_softmax(-1), x.log_softmax(-1)),
+    "jsd": lambda x, t: _jsd(x.log_softmax(-1), t.log_softmax(-1)),
 }
 """By loss, torch's own mean over the rows, from scaled logits and from labels or scaled target logits."""
 
@@ -37,9 +39,25 @@ def kl_divergence(log_a: Tensor, log_b: Tensor) -> Tensor:
     return F.kl_div(log_a, log_b, log_target=True, reduction="batchmean")
 
 
+def _jsd(log_p: Tensor, log_q: Tensor) -> Tensor:
+    mixture = ((log_p.exp() + log_q.exp()) / 2).log()
+    return (kl_divergence(mixture, log_p) + kl_divergence(mixture, log_q)) / 2
+
+
 def torch_loss(cell: EntropyLoss, shard: Shard) -> tuple[Tensor, Tensor]:
     """Return torch's own mean loss in float64 and its gradient by autograd."""
     leaf = shard.logits.double().requires_grad_()
+    if cell.loss == "policy":
+        log_p = (leaf * cell.logits_scale / cell.temperature).log_softmax(-1)
+        counts = shard.target != IGNORED
+        logprob = log_p.gather(1, shard.target.clamp(min=0)[:, None])[:, 0]
+        ratio, advantages = (logprob - shard.rows["old_logprobs"]).exp(), shard.rows["advantages"].double()
+        loss = -torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
+        if cell.kl_weight:
+            difference = shard.rows["ref_logprobs"] - logprob
+            loss = loss + cell.kl_weight * (difference.exp() - 1 - difference)
+        loss = loss[counts].sum() / max(1, int(counts.sum()))
+        return loss.detach(), torch.autograd.grad(loss, leaf)[0]
     target = shard.target if cell.from_labels else shard.target.double() * cell.logits_scale / cell.temperature
     loss = TORCH_LOSSES[cell.loss](leaf * cell.logits_scale, target)
     return loss.detach(), torch.autograd.grad(loss, leaf)[0]
@@ -55,10 +73,15 @@ def torch_loss(cell: EntropyLoss, shard: Shard) -> tuple[Tensor, Tensor]:
     logits_scale=st.sampled_from([0.1, 1.0, 7.0]),
     temperature=st.sampled_from([0.5, 1.0, 3.0]),
     ignored=st.sampled_from([0.0, 0.3]),
+    kl_weight=st.sampled_from([0.0, 0.1]),
 )
-def test_the_oracle_agrees_with_torch(loss: str, temperature: float, ignored: float, **fields: Any) -> None:
-    labels = loss == "cross_entropy"
-    fields |= {"ignored": ignored} if labels else {"temperature": temperature}
+def test_the_oracle_agrees_with_torch(
+    loss: str, temperature: float, ignored: float, kl_weight: float, **fields: Any
+) -> None:
+    labels = loss in LABEL_LOSSES
+    fields |= {"ignored": ignored} if labels else {}
+    fields |= {} if loss == "cross_entropy" else {"temperature": temperature}
+    fields |= {"kl_weight": kl_weight} if loss == "policy" else {}
     cell = EntropyLoss(loss=loss, **fields)  # type: ignore[arg-type]
     shard = alone(cell)
     oracle = Oracle(cell, shard)
@@ -151,7 +174,7 @@ def test_underflow_is_no_error() -> None:
     assert oracle.compare(output).wrong is None
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", sorted({*LOSSES} - {"policy"}))
 def test_infinite_losses(loss: str) -> None:
     """A column that neither side has, and (for labels) a label of no probability, whose loss is rightly infinite."""
     cell = problem(loss=loss, dtype="float32")
@@ -253,3 +276,22 @@ def test_the_count_is_that_of_rows_with_a_label_of_the_vocabulary() -> None:
     assert oracle.loss == pytest.approx(float(oracle.row_loss[3:].mean()))
     shard.target[:] = IGNORED
     assert Oracle(cell, shard).inverse_count == 1.0 and Oracle(cell, shard).loss == 0.0
+
+
+@pytest.mark.parametrize("loss", ["soft_cross_entropy", "forward_kl", "reverse_kl"])
+def test_a_top_k_is_the_loss_against_its_columns_alone(loss: str) -> None:
+    cell = problem(loss=loss, top_k=7, temperature=0.7, logits_scale=1.3)
+    shard = alone(cell)
+    assert all(len({*row.tolist()}) == 7 for row in shard.target.indices)
+    x = (shard.logits.double() * 1.3).requires_grad_()
+    log_q = (shard.target.values.double() * (1.3 / 0.7)).log_softmax(-1)
+    log_p = x.log_softmax(-1).gather(1, shard.target.indices)
+    if loss == "reverse_kl":
+        right_loss = kl_divergence(log_q, log_p.log_softmax(-1))
+    else:
+        right_loss = F.cross_entropy(x, torch.zeros_like(x).scatter(1, shard.target.indices, log_q.exp()))
+        right_loss = right_loss + (log_q.exp() * log_q).sum(-1).mean() * (loss == "forward_kl")
+    oracle = Oracle(cell, shard)
+    assert oracle.loss == pytest.approx(right_loss.item(), rel=1e-12)
+    torch.testing.assert_close(oracle.gradient(slice(None)), torch.autograd.grad(right_loss, x)[0] * 1.3)
+    assert oracle.compare(right(oracle)).wrong is None

@@ -16,7 +16,7 @@ from tpbench.kernels import KERNEL_LOSSES, LABEL_LOSSES
 from tpbench.workloads.differences import Compared
 from tpbench.workloads.linear_loss import LinearLoss, bench
 from tpbench.workloads.linear_loss.bench import Oracle
-from tpbench.workloads.linear_loss.inputs import Output, Shard, make_shard
+from tpbench.workloads.linear_loss.inputs import Output, Shard
 from tpbench.workloads.losses.oracle import weighted
 from tpbench.workloads.sizes import IGNORED
 
@@ -26,19 +26,24 @@ INF = math.inf
 def exact(cell: LinearLoss, shard: Shard) -> Output:
     """Return torch's loss, entropy and gradients in float64."""
     hidden, weight = (each.double().requires_grad_() for each in (shard.hidden, shard.weight))
-    divisor = cell.temperature if cell.loss == "logprob" else 1.0
+    divisor = cell.temperature if cell.from_labels else 1.0
     log_p = (hidden @ weight.T / divisor).log_softmax(-1)
     if shard.labels is not None:
         rows = F.nll_loss(log_p, shard.labels.clamp(min=0), reduction="none") * (shard.labels >= 0)
         rows = -rows if cell.loss == "logprob" else rows
+        if cell.loss == "policy":
+            ratio, advantages = (-rows - shard.rows["old_logprobs"]).exp(), shard.rows["advantages"]
+            rows = -torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages) * (shard.labels >= 0)
         count = max(1, int((shard.labels >= 0).sum()))
     else:
         assert shard.teacher is not None
         teacher_hidden, teacher_weight = (each.double() for each in shard.teacher)
         log_q = (teacher_hidden @ teacher_weight.T / cell.temperature).log_softmax(-1)
+        mixture = ((log_p.exp() + log_q.exp()) / 2).log()
         terms = {
             "soft_cross_entropy": -log_q.exp() * log_p, "forward_kl": log_q.exp() * (log_q - log_p),
             "reverse_kl": log_p.exp() * (log_p - log_q),
+            "jsd": (log_q.exp() * (log_q - mixture) + log_p.exp() * (log_p - mixture)) / 2,
         }  # fmt: skip
         rows, count = terms[cell.loss].sum(-1), cell.tokens
     loss = rows.sum() / count
@@ -60,7 +65,7 @@ def rounded(output: Output) -> Output:
 
 def made(**fields: Any) -> tuple[LinearLoss, Oracle, Output]:
     cell = problem(**{"dtype": "float32", "entropy": True, **fields})
-    shard = make_shard(cell, context())
+    shard = bench.inputs(cell, context())
     return cell, Oracle(cell, shard), rounded(exact(cell, shard))
 
 
@@ -159,7 +164,7 @@ def test_what_a_problem_does_not_ask_for_is_not_compared() -> None:
 
 def test_a_row_that_does_not_count_has_no_loss_and_no_gradient() -> None:
     cell = problem(dtype="float32", entropy=True)
-    shard = make_shard(cell, context())
+    shard = bench.inputs(cell, context())
     assert shard.labels is not None
     shard.labels[:2] = torch.tensor([IGNORED, IGNORED])
     shard.labels[2:4] = torch.tensor([0, cell.vocab - 1])
