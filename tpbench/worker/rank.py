@@ -34,9 +34,7 @@ if TYPE_CHECKING:
     from tpbench.measure.stop_rules import RoundRequest
     from tpbench.outside.variant import OutsideVariant
 
-_PEER_LOST = re.compile(
-    r"Connection closed by peer|Connection reset by peer|Broken pipe|ncclRemoteError|gloo/transport"
-)
+_PEER_LOST = re.compile(r"Connection (closed|reset) by peer|Broken pipe|ncclRemoteError|gloo/transport")
 """Messages of gloo and NCCL in a rank whose peer has ended."""
 _PACKAGE = Path(tpbench.__file__).resolve().parent
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})

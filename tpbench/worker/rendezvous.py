@@ -40,7 +40,11 @@ class FixedNodes(RendezvousHandler):
             return
         self.address, _, port = parameters.endpoint.rpartition(":")
         self.port = int(port)
-        listener = listen(parameters.local_addr or self.address, self.port) if self.node == 0 else None
+        listener = None
+        if self.node == 0:  # torch would listen on all interfaces
+            here = parameters.local_addr or self.address
+            family = socket.getaddrinfo(here, self.port, type=socket.SOCK_STREAM)[0][0]
+            listener = socket.create_server((here, self.port), family=family, backlog=4096)
         self.store = PrefixStore(os.environ[SECRET], tcp_store(self.address, self.port, listener))
 
     @property
@@ -87,12 +91,6 @@ def store_of_agents() -> Store:
         return FileStore(os.environ[STORE_FILE])
     store = tcp_store(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     return PrefixStore(os.environ[SECRET], store)
-
-
-def listen(address: str, port: int) -> socket.socket:
-    """Return a socket that listens on this address only. torch would listen on all interfaces."""
-    family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
-    return socket.create_server((address, port), family=family, backlog=4096)
 
 
 def tcp_store(address: str, port: int, listener: socket.socket | None = None) -> Store:
