@@ -44,6 +44,7 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["compile=true"], ["triton_tp does not support compile=true (supported by: pytorch_tp_manual, pytorch_gather)"]),
     (["vocab=1"], ["vocab=1 cannot be sharded over tp_size=2"]),
     (["tokens"], ["tokens has no value: write tokens=VALUE"]),
+    (["~vocab", "--cfg", "job"], ["~vocab removes what every job needs: write vocab=VALUE"]),
     (["-m", "tokens=64,", "128"], ["no comma at its end", "as -m tokens=64,128)"]),
     (["--frobnicate"], ["no such option: --frobnicate"]),
     (["--tokens=64"], ["write python -m tpbench tokens=64"]),

@@ -164,6 +164,8 @@ def _errors(override: Override, sweeps: bool) -> list[str]:
         errors.append(f'{printable(line)} reads a variable of the environment: let the shell do it, {key}="$NAME"')
     if (override.is_sweep_override() or (key == "variant" and is_pattern(line))) and not (sweeps or of_hydra):
         errors.append(f"{line} is a sweep: add -m (python -m tpbench -m ...)")
+    if override.is_delete() and not of_hydra:
+        errors.append(f"{line} removes what every job needs: write {key}=VALUE")
     if key == "workload":
         errors.append("a workload is chosen by its variant and shape (python -m tpbench list WORKLOAD shows them)")
     if key in OUTPUT_FOLDERS and of_hydra:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from tpbench.job import Job
-from tpbench.launcher.planning.plan import Cell, PlanningTarget, ThisHost, is_long_on_cpu, notes
+from tpbench.launcher.planning.plan import Cell, PlanningTarget, ThisHost, long_cpu_s, notes
 from tpbench.launcher.planning.resume import ResumeDecision
 from tpbench.measure import machine
 from tpbench.predict.cells import cost_models, measured
@@ -77,13 +77,13 @@ class Forecast:
     def seconds(self, job: Job) -> float | None:
         """Return the expected wall time of a job in seconds, or None if it is unknown.
 
-        It is that of the last row of the same job; else, unless the problem fixes the iterations or is large for a
-        CPU, the time budget of the measurement plus the start.
+        It is that of the last row of the same job; else, unless the problem fixes the iterations, the start plus the
+        time budget of the measurement, or about the time of a large problem on a CPU.
         """
         known = self.wall_s.get(job.key)
-        if known or job.scheduled or is_long_on_cpu(job):
+        if known or job.scheduled:
             return known
-        return START_S[job.device] + 3 * job.measure.time_budget_s
+        return START_S[job.device] + (long_cpu_s(job) or 3 * job.measure.time_budget_s)
 
     def outcome(self, job: Job) -> tuple[float | None, list[str]]:
         """Return the expected wall time of a job in seconds, and remarks on its end.

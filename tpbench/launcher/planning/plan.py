@@ -112,12 +112,6 @@ def _ignored_options(job: Job, request: Request) -> tuple[str, ...]:
     return (*options, *sorted(job.unused_settings.intersection(request.chosen)))
 
 
-LONG_ON_CPU = (
-    "large cells run on the CPU: this takes long, and their times are no measurement of a GPU; shapes whose names "
-    "begin with tiny_ take seconds (python -m tpbench list shapes)"
-)
-
-
 def notes(cells: Sequence[Cell]) -> list[str]:
     """Return what a user should know before the cells run, a line each.
 
@@ -125,6 +119,10 @@ def notes(cells: Sequence[Cell]) -> list[str]:
     costs, and large problems on a CPU.
     """
     lines: dict[str, dict[str, None]] = {}
+    if long_s := sum(long_cpu_s(cell.job) for cell in cells if cell.skip_reason is None):
+        time = f"{long_s / 60:.1f} minutes" if long_s < 3600 else f"{long_s / 3600:.1f} hours"
+        expected = f"large cells run on the CPU: expect about {time}, and no measurement of a GPU"
+        lines[f"{expected}; shapes whose names begin with tiny_ take seconds (python -m tpbench list shapes)"] = {}
     for cell in cells:
         workload = cell.job.workload
         if workload.definition and not workload.definition["costs"]:
@@ -134,8 +132,6 @@ def notes(cells: Sequence[Cell]) -> list[str]:
             if name in cell.job.unused_settings:
                 line = f"{workload.name} ignores {{}} where its problem fixes the iterations (steps=2 makes it short)"
             lines.setdefault(line, {})[name] = None
-        if cell.skip_reason is None and is_long_on_cpu(cell.job):
-            lines[LONG_ON_CPU] = {}
     return [line.format(", ".join(names)) for line, names in lines.items()]
 
 
@@ -173,12 +169,17 @@ def sweep_options(requests: Sequence[Request]) -> SweepOptions:
 
 
 LARGE_GIB = 0.125
-"""A problem that needs more memory takes long on a CPU."""
+"""A problem whose ranks need more memory takes long on a CPU."""
+CPU_S_PER_GIB = 300.0
+"""Seconds of a core for each GiB that the ranks of such a problem need: inputs, oracle and iterations. Entropy losses
+of two and of eight ranks took 70 to 300 s, with and without Triton's interpreter. Matrix products take longer."""
 
 
-def is_long_on_cpu(job: Job) -> bool:
-    """Return True for a job on a CPU whose problem is large for it."""
-    return job.device == "cpu" and (job.workload.least_gib(job) or 0.0) > LARGE_GIB
+def long_cpu_s(job: Job) -> float:
+    """Return about how long a job takes on this host if its problem is large for a CPU, else 0."""
+    gib = job.workload.least_gib(job) or 0.0
+    is_long = job.device == "cpu" and gib > LARGE_GIB
+    return CPU_S_PER_GIB * gib * job.world_size / available_cores() if is_long else 0.0
 
 
 MAX_RANKS_PER_CORE = 8
