@@ -37,7 +37,7 @@ from tpbench.kernels.row_loss import (
     labels_of,
 )
 from tpbench.kernels.row_terms import RowInputs, RowOutputs
-from tpbench.kernels.two_pass.kernels import inverse_row_count, reduced, with_sequence_means
+from tpbench.kernels.two_pass.launch import inverse_row_count, reduced, with_sequence_means
 from tpbench.kernels.two_pass.state import INTERPRETED
 
 
