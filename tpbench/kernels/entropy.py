@@ -13,7 +13,7 @@ from tpbench.kernels import KernelLoss, checks
 from tpbench.kernels.launch_rows import How, RepeatedCall, call_form, find, launch_rows, remember
 from tpbench.kernels.row_loss import Options, Outputs, RowLoss, Scaling, TopK, kernel_target
 from tpbench.kernels.row_terms import RowInputs, RowOutputs
-from tpbench.kernels.two_pass.kernels import column_block
+from tpbench.kernels.two_pass.launch import column_block
 from tpbench.kernels.two_pass.state import INTERPRETED
 
 

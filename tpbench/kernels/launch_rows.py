@@ -20,8 +20,8 @@ from tpbench.kernels import checks, symmetric
 from tpbench.kernels.one_pass.launch import OnePassLaunch, form, prepare
 from tpbench.kernels.row_loss import KernelTarget, Outputs, RowLoss, Scaling
 from tpbench.kernels.row_terms import RowInputs, RowOutputs
-from tpbench.kernels.two_pass import kernels as two_pass
-from tpbench.kernels.two_pass.kernels import launching
+from tpbench.kernels.two_pass import launch as two_pass
+from tpbench.kernels.two_pass.launch import launching
 from tpbench.kernels.two_pass.state import INTERPRETED
 
 MOST_REMEMBERED = 256

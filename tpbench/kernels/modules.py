@@ -17,7 +17,7 @@ from tpbench.kernels import checks
 from tpbench.kernels.entropy import entropy_loss
 from tpbench.kernels.linear.function import linear_entropy_loss
 from tpbench.kernels.row_loss import POLICY_FACTOR, TopK, fp16_gradient_scale
-from tpbench.kernels.two_pass.kernels import scale_rows
+from tpbench.kernels.two_pass.launch import scale_rows
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tpbench.kernels import LABEL_LOSSES
 from tpbench.kernels.collectives import gather_by_rank
-from tpbench.kernels.row_terms import RowInputs, RowOutputs, Scales, TopTarget
+from tpbench.kernels.row_terms import RowInputs, RowOutputs, Scales
 
 POLICY_FACTOR = 16.0
 """Ratios times advantages that fp16 gradients of the policy loss have room for. The host does not know them."""
@@ -42,6 +42,15 @@ class TopK:
     def map(self, function: Callable[[Tensor], Tensor]) -> TopK:
         """Return the same with both tensors changed."""
         return TopK(function(self.values), function(self.indices), self.tail)
+
+
+class TopTarget(NamedTuple):
+    """A teacher's top k as kernels receive it in place of labels, contiguous (rows, k)."""
+
+    indices: Any
+    """Global columns."""
+    log_q: Any
+    """Log-probabilities, or logits unless there is a bucket."""
 
 
 KernelTarget = Tensor | TopTarget

@@ -135,22 +135,11 @@ class State(NamedTuple):
     s_k: Any
 
 
-class TopTarget(NamedTuple):
-    """A teacher's top k as kernels receive it in place of labels, contiguous (rows, k)."""
-
-    indices: Any
-    """Global columns."""
-    log_q: Any
-    """Log-probabilities, or logits unless there is a bucket."""
-
-
 class Teacher(NamedTuple):
-    """Numbers of a teacher's top k of rows, (ROWS,)."""
+    """Of a teacher's top k, (ROWS,): q of all other columns, and the sum of q log q, both with a bucket if wanted."""
 
     rest: Any
-    """q of all other columns, with a bucket."""
     negative_entropy: Any
-    """Sum of q log q, with that of the bucket."""
 
 
 class RowSoftmax(NamedTuple):
@@ -272,11 +261,7 @@ def softmax_of_rows(state, x_label, NATS: tl.constexpr, SPEC: tl.constexpr):
 
 @triton.jit
 def top_terms(softmax, teacher, on_z, SPEC: tl.constexpr):
-    """The loss of rows against a teacher's top k, and on_p, on_target and on_top. on_z: of the z-loss, a factor on p.
-
-    With a bucket the columns outside of the k are one more column. Probabilities of the rest are 1 minus a sum, so the
-    least one is what fp32 can tell.
-    """
+    """The loss of rows against a teacher's top k, on_p, on_target and on_top. on_z: of the z-loss, a factor on p."""
     mass = tl.exp(softmax.log_mass)
     rest = tl.maximum(1.0 - mass, LEAST_REST)
     if SPEC.TOP_LOSS == "reverse_kl":

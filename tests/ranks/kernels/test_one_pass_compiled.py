@@ -17,8 +17,7 @@ from tpbench.kernels.one_pass import launch
 from tpbench.kernels.one_pass.kernels import one_pass_kernel, whole_row_kernel
 from tpbench.kernels.one_pass.launch import Form, OnePassLaunch, Prepared, prepare
 from tpbench.kernels.one_pass.tiling import Machine
-from tpbench.kernels.row_loss import RowInputs, RowOutputs, Scales, Vocabulary
-from tpbench.kernels.row_terms import TopTarget
+from tpbench.kernels.row_loss import RowInputs, RowOutputs, Scales, TopTarget, Vocabulary
 from tpbench.kernels.symmetric import Workspace
 
 H200 = Machine(132, 232448)

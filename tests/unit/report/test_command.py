@@ -33,7 +33,7 @@ def test_output_and_filters(add, tmp_path, capsys):
         (["rows", "-o", "no/such/folder"], "No such file or directory"),
         (["rows", "--only", "tp_size", "2"], "--only tp_size: the equals sign is missing: write --only tp_size=VALUE"),
         (["rows", "--only", "tp_size=2,3"], "in these rows, no tp_size is called 3 (valid: 2)"),
-        (["rows", "--only", "tokns=1"], "no column is called tokns, did you mean tokens? (all "),
+        (["rows", "--only", "tokns=1"], "no column is called tokns, did you mean tokens or top_k? (all "),
         (["rows", "-o", "x.pdf"], "-o x.pdf: no format has the suffix .pdf: use .txt, .md, .htm, .csv, .html, "),
         (["rows", "-o", "x.svg"], "a picture needs both: --format png or svg, and --plot NAME"),
     ],

@@ -37,7 +37,7 @@ from tpbench.kernels.row_loss import (
     labels_of,
 )
 from tpbench.kernels.row_terms import RowInputs, RowOutputs
-from tpbench.kernels.two_pass.kernels import inverse_row_count, reduced, with_sequence_means
+from tpbench.kernels.two_pass.launch import inverse_row_count, reduced, with_sequence_means
 from tpbench.kernels.two_pass.state import INTERPRETED
 
 
@@ -182,6 +182,8 @@ def linear_entropy_loss(
     if workspace_gib != "auto":
         checks.number("workspace_gib", workspace_gib, positive=True)
 
+    if isinstance(target, TopK):
+        target = target.map(Tensor.contiguous)
     loss_of_row = RowLoss.of_call(options, len(weight), device, "weight", target)
     if isinstance(target, (tuple, list)):
         loss_of_row = replace(loss_of_row, target_softcap=softcap)

@@ -28,7 +28,7 @@ from tpbench.kernels.launch_rows import How
 from tpbench.kernels.linear.chunks import bytes_sent, chunks_of, hidden_states
 from tpbench.kernels.row_loss import Outputs, RowLoss, Scaling
 from tpbench.kernels.row_terms import RowInputs, RowOutputs, reference, weigh
-from tpbench.kernels.two_pass.kernels import launching, losses_of_statistics
+from tpbench.kernels.two_pass.launch import launching, losses_of_statistics
 from tpbench.kernels.two_pass.state import INTERPRETED, capped, round_to
 
 NATS = tl.constexpr(math.log(2.0))

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from tpbench.kernels.row_terms import LEAST_REST, Teacher, TopTarget, reference, shifted, state_of, weigh
+from tpbench.kernels.row_loss import TopTarget
+from tpbench.kernels.row_terms import LEAST_REST, Teacher, reference, shifted, state_of, weigh
 
 
 class TwoPassSpec(NamedTuple):

@@ -54,7 +54,8 @@ def cells(name: str, tp_size: int) -> list[LinearLoss]:
     if "logits_gib" in variant.options:
         found += [problem(loss=loss, logits_gib=5 * 101 * 2 / 2**30) for loss in KERNEL_LOSSES]
     for option in sorted({"entropy", "sequence_parallel", "main_grad"} & variant.options):
-        found += [problem(loss=loss, **{option: True}) for loss in ("cross_entropy", "logprob", "reverse_kl")]
+        found += [problem(loss=loss, **{option: True}) for loss in ("cross_entropy", "logprob", "reverse_kl", "policy")]
+        found.append(problem(loss="forward_kl", top_k=7, **{option: True}))
         if option != "main_grad":
             found += [problem(**sizes, mode="forward", ignored=0.3, **{option: True}) for sizes in ({}, WIDE)]
     return [cell for cell in found if variant.unsupported_reason(cell, tp_size) is None]
