@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,7 +30,8 @@ def _by_problem(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Mappin
         problem = ", ".join([*facts, str(row["gpu_name"] or row["cpu_model"])])
         line = str(row["variant"]) + "".join(options) + " graph=true" * bool(row["graph"])
         problems.setdefault(problem, {})[line] = row
-    return dict(sorted(problems.items()))
+    return dict(sorted(problems.items(), key=lambda item: [int(part) if part.isdigit() else part
+                                                           for part in re.split(r"(\d+)", item[0])]))  # fmt: skip
 
 
 def tables(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
