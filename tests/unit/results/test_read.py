@@ -24,7 +24,7 @@ from tpbench.report.analysis.grid import arrange_rows
 from tpbench.results import row_files as files
 from tpbench.results.read import RowWarning, column_defaults, frame_of, load, plain_rows
 from tpbench.results.row_files import has_right_checksum, with_checksum
-from tpbench.results.schema import COLUMNS, FLAG, INT, REAL, REALS, SCHEMA_VERSION, STATUSES, TEXT, TIME, all_columns
+from tpbench.results.schema import COLUMNS, FLAG, INT, REAL, REALS, STATUSES, TEXT, TIME, all_columns
 from tpbench.results.write import write_row
 
 MOMENTS = st.datetimes(datetime.datetime(1700, 1, 1), datetime.datetime(2026, 1, 1), timezones=st.just(datetime.UTC))
@@ -81,14 +81,6 @@ def test_round_trip(tmp_path, rows):
             if value is not None or name not in ("tpbench_version", *column_defaults()["entropy_loss"]):
                 text = value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
                 assert same(text, stored[f"r{index}"][name]), (name, value, stored[f"r{index}"][name])
-
-
-def test_the_package_has_load(tmp_path, row):
-    write_row(row(), tmp_path, "r1")
-    assert tpbench.load(tmp_path).row_id.tolist() == ["r1"]
-    assert "load" in dir(tpbench)
-    with pytest.raises(AttributeError):
-        tpbench.nothing  # noqa: B018
 
 
 def test_an_empty_folder_is_a_tidy_frame(tmp_path):
@@ -283,16 +275,6 @@ def test_a_column_of_the_wrong_type_or_twice(tmp_path):
     frame, said = complaints(tmp_path)
     assert frame.empty and len(said) == 2
     assert "twice.parquet" in said[0] and "wrong.parquet" in said[1] and "column vocab is string" in said[1]
-
-
-@pytest.mark.parametrize("version", [SCHEMA_VERSION - 1, SCHEMA_VERSION + 1])
-def test_files_of_another_version_are_named_and_skipped(version, tmp_path, row):
-    table = pa.table({"row_id": ["other"], "time": [3]})
-    pq.write_table(table.replace_schema_metadata({"tpbench.schema_version": str(version)}), tmp_path / "x.parquet")
-    write_row(row(), tmp_path, "new")
-    frame, said = complaints(tmp_path)
-    assert frame.row_id.tolist() == ["new"]
-    assert len(said) == 1 and f"x.parquet: skipped, it has version {version} of the schema" in said[0]
 
 
 def test_the_key_is_of_the_stored_job(tmp_path, row):
