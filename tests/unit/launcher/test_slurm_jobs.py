@@ -5,13 +5,10 @@ from __future__ import annotations
 import re
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.support.launcher_rows import cell
-from tpbench.job import Job, parse_job
-from tpbench.launcher import torchrun
 from tpbench.launcher.attempt import Attempt, abandon, discard_rows
 from tpbench.launcher.options import SweepOptions
 from tpbench.launcher.planning.plan import Cell
@@ -20,27 +17,6 @@ from tpbench.launcher.slurm.cluster import SlurmSettings
 from tpbench.launcher.slurm.runner import Slurm
 from tpbench.launcher.slurm.submitted import closed, is_wanted, left_behind, record
 from tpbench.settings import JobError
-
-
-def job(**values: Any) -> Job:
-    return parse_job({"variant": "triton_tp", "tokens": 64, "vocab": 1000, "device": "cuda", **values})
-
-
-def test_the_torchrun_line_of_the_second_of_two_nodes() -> None:
-    line = torchrun.command(
-        job(tp_size=4, dp_size=2),
-        Path("/out/sweeps/S/3/node1/cell.json"),
-        Path("/out/sweeps/S/3/node1"),
-        torchrun.Rendezvous(2, "10.0.0.1:12345", "10.0.0.2", node=1),
-    )
-    assert line[3:13] == [
-        "--nnodes=2", "--nproc-per-node=4", "--rdzv-backend=tpbench", "--rdzv-id=S-3",
-        "--rdzv-endpoint=10.0.0.1:12345", "--rdzv-conf=rank=1", "--local-addr=10.0.0.2", "--max-restarts=0",
-        "--monitor-interval=0.1", "--log-dir=/out/sweeps/S/3/node1",
-    ]  # fmt: skip
-    env = torchrun.environment(job(tp_size=4, dp_size=2), "row", {}, nodes=2)
-    assert "GLOO_SOCKET_IFNAME" not in env
-    assert "NCCL_SOCKET_IFNAME" not in env
 
 
 @pytest.mark.parametrize(

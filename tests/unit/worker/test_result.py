@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import FrozenInstanceError, replace
-from datetime import UTC, datetime
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 
 import numpy as np
@@ -103,14 +102,6 @@ def test_a_launcher_killed_between_row_and_result_leaves_one_row(tmp_path: Path)
     (attempt.folder / RESULT_FILE).write_bytes(content)
     store_left_results({str(tmp_path)}, {attempt.cell.job.key})
     assert len(tpbench.load(tmp_path)) == 1 and not attempt.has_result
-
-
-def test_a_clock_that_was_set_back_makes_no_negative_time(tmp_path: Path) -> None:
-    attempt = begun(tmp_path)
-    result = replace(attempt.task.result("ok"), finished_at=datetime(2001, 1, 1, tzinfo=UTC))
-    result.save(attempt.folder)
-    row = attempt.close().row
-    assert row is not None and row["wall_s"] == 0
 
 
 def test_a_full_disk_is_refused_before_the_ranks_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
