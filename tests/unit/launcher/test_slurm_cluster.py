@@ -7,14 +7,10 @@ from typing import Any
 
 import pytest
 
-from tpbench.job import Job, parse_job
+from tests.support.planned_jobs import job
 from tpbench.launcher.slurm import cluster
 from tpbench.launcher.slurm.cluster import Layout, Partition, SlurmSettings, layout, states
 from tpbench.settings import JobError
-
-
-def job(**values: Any) -> Job:
-    return parse_job({"variant": "triton_tp", "tokens": 64, "vocab": 1000, "device": "cuda", **values})
 
 
 @pytest.mark.parametrize(

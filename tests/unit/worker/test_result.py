@@ -10,20 +10,11 @@ import numpy as np
 import pytest
 
 import tpbench
-from tests.support.launcher_rows import FACTS, cell
-from tpbench.launcher.attempt import Attempt, abandon, store_left_results
+from tests.support.launcher_rows import FACTS, begun
+from tpbench.launcher.attempt import abandon, store_left_results
 from tpbench.launcher.failure import describe
 from tpbench.settings import JobError
 from tpbench.worker.task import RESERVED_FILE, RESULT_FILE, Result, Task
-
-
-def begun(folder: Path, index: int = 0) -> Attempt:
-    """An attempt whose ranks have not started yet."""
-    sweep = folder / "sweeps" / "S"
-    sweep.mkdir(parents=True, exist_ok=True)
-    attempt = Attempt.plan(cell(index, folder, seed=index), sweep, FACTS, number=1).begin()
-    attempt.task.save(attempt.task_file)
-    return attempt
 
 
 def test_a_task_is_read_as_it_was_written(tmp_path: Path) -> None:

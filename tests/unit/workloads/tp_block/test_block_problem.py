@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-import yaml
 
 from tests.support.command import ROOT
-from tests.support.composed_jobs import composed, job
+from tests.support.composed_jobs import composed
 from tests.support.tp_block import FixedStopwatch, context, problem, unshard
 from tpbench.job import JobError, parse_job, unsupported_reason
 from tpbench.workloads.tp_block import WORKLOAD
@@ -86,21 +85,6 @@ def test_variants_run_no_kernels_of_tpbench() -> None:
     """Rows of these variants stay current when a kernel changes."""
     for variant in ("block_no_tp", "block_tp", "block_tp_overlap", "block_symm_mem", "block_copy_engine"):
         assert parse_job({"variant": variant, **TINY, "tp_size": 2}).kernels_version is None
-
-
-@pytest.mark.parametrize(
-    "name", ["tp_stack", *sorted(file.stem for file in (ROOT / "conf/experiment").glob("tp_over*"))]
-)
-def test_every_choice_of_an_experiment_makes_a_job(name: str) -> None:
-    content = yaml.safe_load((ROOT / "conf/experiment" / f"{name}.yaml").read_text())
-    choices = {key: str(values).split(",") for key, values in content["hydra"]["sweeper"]["params"].items()}
-    first = {key: values[0] for key, values in choices.items()}
-    lines = [{**first, key: value} for key, values in choices.items() for value in values]
-    added = {"part", "save_gathered"}  # config.yaml has no default for these
-    jobs = [job(*(f"{'++' * (key in added)}{key}={value}" for key, value in line.items())) for line in lines]
-    assert {cell.workload.name for cell in jobs} == {"tp_block"} and not any(map(unsupported_reason, jobs))
-    if name == "tp_overlap":
-        assert {cell.variant for cell in jobs} == set(WORKLOAD.variants)
 
 
 @pytest.mark.parametrize("shape", sorted(file.stem for file in (ROOT / "conf/shape").glob("*_block_*.yaml")))
