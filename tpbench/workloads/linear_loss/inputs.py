@@ -13,7 +13,7 @@ from tpbench.kernels import TopK
 from tpbench.workloads import step
 from tpbench.workloads.hashing import hash_index, normal
 from tpbench.workloads.linear_loss.problem import LinearLoss
-from tpbench.workloads.losses.inputs import labels, normal_matrix, teacher_top_k
+from tpbench.workloads.losses.inputs import labels, normal_matrix, place, teacher_top_k
 from tpbench.workloads.sizes import IGNORED, shard_bounds
 
 if TYPE_CHECKING:
@@ -100,34 +100,20 @@ def make_shard(problem: LinearLoss, context: Context) -> Shard:
         rows = range(context.tp_rank * part, (context.tp_rank + 1) * part)
 
     def matrix(stream: int, indices: range, scale: float = 1.0) -> Tensor:
-        width = range(problem.hidden)
-        return normal_matrix(problem.seed, (stream, stream + 1), indices, width, problem.dtype, device, scale)
+        return normal_matrix(problem, (stream, stream + 1), indices, range(problem.hidden), device, scale)
 
     weight_scale = _scale(problem.hidden)
     label, teacher, upstream, top = None, None, None, None
     if problem.from_labels:
-        streams = (_LABELS, _IGNORED)
-        label = labels(problem.seed, streams, range(problem.tokens), problem.vocab, problem.ignored, device)
+        label = labels(problem, (_LABELS, _IGNORED), range(problem.tokens), device)
         if problem.loss == "logprob" and problem.trains:
             upstream = _upstream(problem, label)
     elif problem.top_k:
         top = teacher_top_k(problem, range(problem.tokens), device)
     else:
         teacher = matrix(_TEACHER, rows), matrix(_TEACHER_WEIGHT, columns, weight_scale)
-    return Shard(
-        matrix(_HIDDEN, rows),
-        matrix(_WEIGHT, columns, weight_scale),
-        label,
-        teacher,
-        columns.start,
-        problem.vocab,
-        problem.tokens,
-        context.tp_group if context.tp_size > 1 else None,
-        context.tp_rank,
-        context.tp_size,
-        upstream,
-        top,
-    )
+    hidden, weight, tokens = matrix(_HIDDEN, rows), matrix(_WEIGHT, columns, weight_scale), problem.tokens
+    return Shard(hidden, weight, label, teacher, tokens=tokens, upstream=upstream, top=top, **place(problem, context))
 
 
 def _scale(hidden: int) -> float:

@@ -10,22 +10,12 @@ import torch.distributed as dist
 from tpbench.kernels import LinearEntropyLossResult, LinearHow, entropy_loss, linear_entropy_loss
 from tpbench.workloads.linear_loss.inputs import Output, Shard, Step
 from tpbench.workloads.linear_loss.problem import LinearLoss
-from tpbench.workloads.losses.inputs import policy_options
-from tpbench.workloads.sizes import IGNORED, bytes_of_all_reduce
+from tpbench.workloads.losses.inputs import kernel_options
+from tpbench.workloads.sizes import bytes_of_all_reduce
 
 
 def _options(problem: LinearLoss, shard: Shard) -> dict[str, Any]:
-    return {
-        "loss": problem.loss,
-        "group": shard.group,
-        "vocab_start": shard.vocab_start,
-        "vocab_size": shard.vocab_size,
-        "ignore_index": IGNORED,
-        "temperature": problem.temperature,
-        "entropy": problem.entropy,
-        "exchange": problem.exchange,
-        **policy_options(problem, shard.rows),
-    }
+    return {**kernel_options(problem, shard), "entropy": problem.entropy}
 
 
 def _upstream(problem: LinearLoss, shard: Shard) -> dict[str, Any]:
