@@ -2,8 +2,7 @@
 
 pytorch_tp_manual is the kernels' algorithm with a closed form of the gradient: statistics of the local shard, one
 packed all-gather (exchange=all_reduce: all-reduces of the maxima, then of the sums), then loss and gradient; fp32
-throughout. pytorch_gather has the whole vocabulary on every rank, and
-uses torch's own losses and autograd.
+throughout. pytorch_gather has the whole vocabulary on every rank, and uses torch's own losses and autograd.
 """
 
 from __future__ import annotations

@@ -15,6 +15,9 @@ from tpbench.workloads.sizes import shard_bounds
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+    from tpbench.measure.session import Context
+    from tpbench.workloads.entropy_loss.problem import EntropyLoss
+
 
 @dataclass(frozen=True)
 class Shard:
@@ -71,10 +74,6 @@ class Output:
 Step: TypeAlias = step.Step[Output]
 """A variant ready to run."""
 
-
-if TYPE_CHECKING:
-    from tpbench.measure.session import Context
-    from tpbench.workloads.entropy_loss.problem import EntropyLoss
 
 _LOGITS, _TARGET_LOGITS, _LABELS, _IGNORED = range(1, 5)
 """Streams of independent numbers from one seed."""

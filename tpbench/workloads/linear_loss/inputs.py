@@ -19,6 +19,8 @@ from tpbench.workloads.sizes import IGNORED, shard_bounds
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+    from tpbench.measure.session import Context
+
 
 @dataclass(frozen=True)
 class Shard:
@@ -84,9 +86,6 @@ Step: TypeAlias = step.Step[Output]
 """A variant ready to run."""
 
 
-if TYPE_CHECKING:
-    from tpbench.measure.session import Context
-
 _HIDDEN, _WEIGHT, _TEACHER, _TEACHER_WEIGHT, _LABELS, _IGNORED, _UPSTREAM = range(100, 114, 2)
 """Random streams of a seed for row indices. The next stream is for column indices."""
 
@@ -102,7 +101,8 @@ def make_shard(problem: LinearLoss, context: Context) -> Shard:
     def matrix(stream: int, indices: range, scale: float = 1.0) -> Tensor:
         return normal_matrix(problem, (stream, stream + 1), indices, range(problem.hidden), device, scale)
 
-    weight_scale = _scale(problem.hidden)
+    # A power of two near 1 / (2 sqrt(hidden)) rounds nothing.
+    weight_scale = 2.0 ** -round(math.log2(2 * math.sqrt(problem.hidden)))
     label, teacher, upstream, top = None, None, None, None
     if problem.from_labels:
         label = labels(problem, (_LABELS, _IGNORED), range(problem.tokens), device)
@@ -114,11 +114,6 @@ def make_shard(problem: LinearLoss, context: Context) -> Shard:
         teacher = matrix(_TEACHER, rows), matrix(_TEACHER_WEIGHT, columns, weight_scale)
     hidden, weight, tokens = matrix(_HIDDEN, rows), matrix(_WEIGHT, columns, weight_scale), problem.tokens
     return Shard(hidden, weight, label, teacher, tokens=tokens, upstream=upstream, top=top, **place(problem, context))
-
-
-def _scale(hidden: int) -> float:
-    """Return a power of two near 1 / (2 sqrt(hidden)), which rounds nothing."""
-    return 2.0 ** -round(math.log2(2 * math.sqrt(hidden)))
 
 
 def _upstream(problem: LinearLoss, labels: Tensor) -> tuple[Tensor, Tensor]:

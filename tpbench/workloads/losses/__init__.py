@@ -23,6 +23,7 @@ class LossProblem:
     kl_weight: float
     logits_scale = 1.0
     compute_dtype = "float32"
+    entropy = False
 
     @property
     def from_labels(self) -> bool:

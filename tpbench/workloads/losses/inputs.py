@@ -82,6 +82,7 @@ def kernel_options(problem: Any, shard: Any) -> dict[str, Any]:
         "ignore_index": IGNORED,
         "temperature": problem.temperature,
         "exchange": problem.exchange,
+        "entropy": problem.entropy,
     }
     if problem.loss == "policy":
         options |= {**shard.rows, "clip": CLIP, "kl_weight": problem.kl_weight}
