@@ -15,7 +15,7 @@ from tpbench.job import parse_job
 from tpbench.launcher.attempt import new_task
 from tpbench.launcher.command_line import outside_choices
 from tpbench.launcher.command_line.arguments import check_overrides, rewritten
-from tpbench.launcher.planning.plan import Cell, Request, ThisHost, plan
+from tpbench.launcher.planning.plan import Cell, Request, ThisHost, notes, plan
 from tpbench.launcher.planning.resume import decide
 from tpbench.outside import variant
 from tpbench.outside.variant import from_file
@@ -155,7 +155,9 @@ def test_inputs_change_for_all_variants_of_a_sweep_with_one_from_outside(folder:
     def is_fresh(variants: list[str], chosen: list[str], outside: dict[str, Any]) -> list[bool]:
         values = {**PROBLEM, "fresh": False, "output_dir": str(folder)}
         requests = [Request(at, values | {"variant": name}, chosen) for at, name in enumerate(variants)]
-        return [cell.job.measure.fresh for cell in plan(requests, ThisHost(0, cores=8), outside)]
+        cells = plan(requests, ThisHost(0, cores=8), outside)
+        assert any("(fresh=true)" in note for note in notes(cells)) == bool(outside)
+        return [cell.job.measure.fresh for cell in cells]
 
     assert is_fresh([found.name, "pytorch_gather"], [], {found.name: found}) == [True, True]
     assert is_fresh(["pytorch_gather"], ["fresh"], {}) == [False]
