@@ -116,13 +116,16 @@ def notes(cells: Sequence[Cell]) -> list[str]:
     """Return what a user should know before the cells run, a line each.
 
     These are options that a variant ignores, settings that a workload ignores, workloads from outside that count no
-    costs, and large problems on a CPU.
+    costs, inputs that change because one variant is from outside, and large problems on a CPU.
     """
     lines: dict[str, dict[str, None]] = {}
     if long_s := sum(long_cpu_s(cell.job) for cell in cells if cell.skip_reason is None):
         time = f"{long_s / 60:.1f} minutes" if long_s < 3600 else f"{long_s / 3600:.1f} hours"
         expected = f"large cells run on the CPU: expect about {time}, and no measurement of a GPU"
         lines[f"{expected}; shapes whose names begin with tiny_ take seconds (python -m tpbench list shapes)"] = {}
+    outside = [cell.job.variant for cell in cells if cell.job.outside]
+    if outside and not all(cell.job.outside for cell in cells):
+        lines[f"the inputs of all cells change before each iteration (fresh=true), because {outside[0]} is yours"] = {}
     for cell in cells:
         workload = cell.job.workload
         if workload.definition and not workload.definition["costs"]:

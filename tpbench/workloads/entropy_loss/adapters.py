@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from tpbench.comm.collectives import sharded_along
@@ -18,6 +17,7 @@ from tpbench.workloads.lone_module import import_alone
 from tpbench.workloads.losses import SEQUENCE
 from tpbench.workloads.losses.formulas import JSD_BETA, bytes_of_statistics, rows_that_count
 from tpbench.workloads.losses.inputs import CLIP
+from tpbench.workloads.losses.torch_losses import under_loss_parallel
 from tpbench.workloads.sizes import IGNORED, bytes_of_all_reduce
 
 
@@ -26,27 +26,12 @@ def torch_loss_parallel(problem: EntropyLoss, shard: Shard) -> Step:
 
     It computes in the dtype of its input. With compute_dtype=float32 it gets the logits in fp32.
     """
-    from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.tensor import DTensor, Replicate
-    from torch.distributed.tensor import Shard as Along
-    from torch.distributed.tensor.parallel import loss_parallel
-
-    assert shard.group is not None  # the variant does not support tp_size=1
-    mesh = DeviceMesh.from_group(shard.group, shard.device.type)
     dtype = torch.float32 if problem.compute_dtype == "float32" else shard.logits.dtype
-    target = DTensor.from_local(shard.target, mesh, [Replicate()])
 
-    def loss_of(logits: Tensor) -> tuple[Tensor, None]:
-        whole = DTensor.from_local(logits.to(dtype), mesh, [Along(1)], run_check=False)
-        return F.cross_entropy(whole, target, ignore_index=IGNORED), None
+    def iteration(mean_loss: Callable[[Tensor], Tensor]) -> Output:
+        return _differentiated(shard.logits, lambda logits: mean_loss(logits.to(dtype)))
 
-    def run() -> Output:
-        with loss_parallel():
-            output = _differentiated(shard.logits, loss_of)
-        loss: Any = output.loss
-        return replace(output, loss=loss.to_local().float())
-
-    return Step(run, bytes_communicated=_three_all_reduces(shard))
+    return Step(under_loss_parallel(shard, shard.target, iteration), bytes_of_statistics(3, shard))
 
 
 def liger(problem: EntropyLoss, shard: Shard) -> Step:
@@ -94,9 +79,9 @@ def _liger_jsd(problem: EntropyLoss, shard: Shard) -> Step:
     function = LigerJSD(beta=JSD_BETA)
     scale = problem.logits_scale
 
-    def loss_of(logits: Tensor) -> tuple[Tensor, None]:
+    def loss_of(logits: Tensor) -> Any:
         log_p = (logits.float() * scale).log_softmax(-1)
-        return function(log_p, (shard.target.float() * (scale / problem.temperature)).log_softmax(-1)), None
+        return function(log_p, (shard.target.float() * (scale / problem.temperature)).log_softmax(-1))
 
     return Step(lambda: _differentiated(shard.logits, loss_of))
 
@@ -109,7 +94,7 @@ def _liger_whole(problem: EntropyLoss, shard: Shard) -> Step:
     work = shard.logits.clone()  # the gradient overwrites it; a training step would make new logits
 
     def run() -> Output:
-        output = _differentiated(work, lambda logits: (function(logits.to(dtype), shard.target), None))
+        output = _differentiated(work, lambda logits: function(logits.to(dtype), shard.target))
         return replace(output, loss=output.loss.float())
 
     return Step(run, restore=lambda: work.copy_(shard.logits))
@@ -124,7 +109,7 @@ def _liger_sharded(shard: Shard) -> Step:
         row_loss: Tensor = function(logits[:, None], shard.target[:, None], shard.group)[:, 0]
         return row_loss
 
-    return _step_of_rows(shard, row_losses, _three_all_reduces(shard))
+    return _step_of_rows(shard, row_losses, bytes_of_statistics(3, shard))
 
 
 def megatron(problem: EntropyLoss, shard: Shard) -> Step:
@@ -143,7 +128,7 @@ def megatron(problem: EntropyLoss, shard: Shard) -> Step:
         losses = vocab_parallel_cross_entropy(logits[:, None], shard.target[:, None], tp_group=shard.group)[:, 0]
         return torch.where(counts, losses, 0.0)
 
-    step = _step_of_rows(replace(shard, logits=work), row_losses, _three_all_reduces(shard))
+    step = _step_of_rows(replace(shard, logits=work), row_losses, bytes_of_statistics(3, shard))
     return replace(step, restore=lambda: work.copy_(shard.logits)) if overwritten else step
 
 
@@ -191,7 +176,7 @@ def fast_llm(problem: EntropyLoss, shard: Shard) -> Step:
         loss, *_, grad = triton_entropy_loss_forward_backward(shard.logits, shard.target, **options)
         return Output(loss, None, grad)
 
-    return Step(run, bytes_of_statistics(3 if problem.from_labels else 5, shard.tokens, shard.tp_size))
+    return Step(run, bytes_of_statistics(3 if problem.from_labels else 5, shard))
 
 
 def _fast_llm_grpo(problem: EntropyLoss, shard: Shard) -> Step:
@@ -209,7 +194,7 @@ def _fast_llm_grpo(problem: EntropyLoss, shard: Shard) -> Step:
         loss, grad, _ = triton_grpo_loss_forward_backward(shard.logits, shard.target, *rows, **options)
         return Output(loss, None, grad)
 
-    return Step(run, _three_all_reduces(shard))
+    return Step(run, bytes_of_statistics(3, shard))
 
 
 def flash_attn(problem: EntropyLoss, shard: Shard) -> Step:
@@ -263,11 +248,11 @@ def torchtitan(problem: EntropyLoss, shard: Shard) -> Step:
     labels = DTensor.from_local(shard.target[None], mesh, [Replicate()], run_check=False)
     count = rows_that_count(shard.target)
 
-    def loss_of(logits: Tensor) -> tuple[Tensor, None]:
+    def loss_of(logits: Tensor) -> Any:
         total: Any = cross_entropy_loss(sharded_along(2, problem.vocab, logits[None], mesh), labels)
-        return total.to_local() / count, None
+        return total.to_local() / count
 
-    return Step(lambda: _differentiated(shard.logits, loss_of), bytes_communicated=_three_all_reduces(shard))
+    return Step(lambda: _differentiated(shard.logits, loss_of), bytes_communicated=bytes_of_statistics(3, shard))
 
 
 def _step_of_rows(shard: Shard, row_losses: Callable[[Tensor], Tensor], sent: int) -> Step:
@@ -281,17 +266,13 @@ def _step_of_rows(shard: Shard, row_losses: Callable[[Tensor], Tensor], sent: in
     return Step(lambda: _differentiated(shard.logits, loss_of), bytes_communicated=sent)
 
 
-def _differentiated(logits: Tensor, loss_of: Callable[[Tensor], tuple[Tensor, Tensor | None]]) -> Output:
+def _differentiated(logits: Tensor, loss_of: Callable[[Tensor], Tensor | tuple[Tensor, Tensor]]) -> Output:
     """Return the mean loss, the losses of rows and the gradient of the logits by autograd.
 
-    loss_of: returns the mean loss and, if the project computes them, the losses of rows, (tokens,).
+    loss_of: returns the mean loss or, if the project computes them, that and the losses of rows, (tokens,).
     """
     leaf = logits.detach().requires_grad_()
-    loss, row_loss = loss_of(leaf)
+    losses = loss_of(leaf)
+    loss, row_loss = losses if isinstance(losses, tuple) else (losses, None)
     (grad,) = torch.autograd.grad(loss, leaf)
     return Output(loss.detach(), None if row_loss is None else row_loss.detach(), grad)
-
-
-def _three_all_reduces(shard: Shard) -> int:
-    """Return the bytes that a rank sends in all-reduces of each row's maximum, sum and label's logit, in fp32."""
-    return bytes_of_statistics(3, shard.tokens, shard.tp_size)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -14,8 +13,7 @@ from tpbench.workloads.differences import Compared
 from tpbench.workloads.entropy_loss.inputs import Output, Shard, make_shard
 from tpbench.workloads.entropy_loss.problem import WORKLOAD, EntropyLoss
 from tpbench.workloads.losses import bytes_of_rows
-from tpbench.workloads.losses.inputs import policy_rows
-from tpbench.workloads.losses.oracle import LossOracle
+from tpbench.workloads.losses.oracle import LossOracle, with_policy_rows
 from tpbench.workloads.sizes import ITEM_BYTES
 
 LOSS_TOLERANCE = 2.0**-16
@@ -48,26 +46,24 @@ def error_limits(problem: EntropyLoss) -> dict[str, float]:
     return {"loss_error": loss, "grad_error": gradient}
 
 
-BLOCK = {"cpu": 2**17, "cuda": 2**21}
-"""Elements of a block of rows. About ten float64 temporaries of it exist at once: 160 MiB on a GPU. On a CPU they fit
-into the cache."""
-
-
 class Oracle(LossOracle):
     """The correct result of one problem. Construction and comparison are collective over the shard's group."""
 
-    shard: Shard
+    BLOCK: ClassVar = {"cpu": 2**17, "cuda": 2**21}
+    """About ten float64 temporaries of a block exist at once: 160 MiB on a GPU. On a CPU they fit into the cache."""
 
     def __init__(self, problem: EntropyLoss, shard: Shard) -> None:
-        divisor = problem.temperature if problem.from_labels else 1.0
-        super().__init__(problem, shard, shard.target, problem.logits_scale / divisor)
-        blocks = self.blocks(BLOCK)
-        self.row_loss = torch.cat([self.row_losses(*self._log_probabilities(rows), rows) for rows in blocks])
+        super().__init__(problem, shard)
+        self.row_loss = self.all_row_losses()
         self.loss = float(self.row_loss.sum()) * self.inverse_count
+
+    def logits(self, rows: slice) -> tuple[Tensor, Tensor | None]:
+        target = self.shard.target[rows].double() if self.problem.matrices == 2 else None
+        return self.shard.logits[rows].double(), target
 
     def gradient(self, rows: slice) -> Tensor:
         """Return the gradient of the mean loss by the local logits of some rows, in float64."""
-        return self.gradient_of_mean(*self._log_probabilities(rows), self.row_loss[rows], rows)
+        return self.gradient_of_mean(*self.log_probabilities(rows), self.row_loss[rows], rows)
 
     def compare(self, output: Output) -> Verdict:
         """Return the errors of `output`.
@@ -81,28 +77,18 @@ class Oracle(LossOracle):
         if "grad" in comparison.got:
             slack = torch.finfo(logits.dtype).smallest_normal * torch.finfo(logits.dtype).eps / 2
             whole: Any = {"whole_columns": self.problem.vocab, "over_ranks": self.sum}
-            for rows in self.blocks(BLOCK):
+            for rows in self.blocks():
                 got = output.grad[rows].double() * output.grad_factor
                 comparison.rows("grad", got, self.gradient(rows), slack, rows.start, **whole)
         loss = torch.tensor(self.loss, dtype=torch.float64, device=self.shard.device)
         return self.verdict(comparison, output, {"loss": loss, "row_loss": self.row_loss})
 
-    def _log_probabilities(self, rows: slice) -> tuple[Tensor, Tensor | None]:
-        """Return log p of the local logits and, for a loss against target logits, log q."""
-        log_p = self.log_softmax(self.shard.logits[rows].double() * self.scale)
-        if self.labels is not None or self.top is not None:
-            return log_p, None
-        return log_p, self.log_softmax(self.shard.target[rows].double() * (self.scale / self.problem.temperature))
-
 
 @WORKLOAD.inputs
 def inputs(problem: EntropyLoss, context: Context) -> Shard:
     """Return this rank's inputs. Those of a policy loss are near the log-probabilities, so this is collective."""
-    shard = make_shard(problem, context)
-    if problem.loss != "policy":
-        return shard
-    logprob = Oracle(replace(problem, loss="cross_entropy"), shard).row_loss.neg_()
-    return replace(shard, rows=policy_rows(problem, logprob))
+    shard: Shard = with_policy_rows(problem, make_shard(problem, context), Oracle)
+    return shard
 
 
 @WORKLOAD.costs
@@ -110,8 +96,7 @@ def costs(problem: EntropyLoss, rank: Context) -> Costs:
     """Return the bytes of a rank with the most columns: each input is read once, the gradient is written once."""
     columns = -(-problem.vocab // rank.tp_size)
     matrix = problem.tokens * columns * ITEM_BYTES[problem.dtype]
-    of_rows = bytes_of_rows(problem)
-    return Costs((2 if problem.from_labels or problem.top_k else 3) * matrix + of_rows, bytes_communicated=0)
+    return Costs((1 + problem.matrices) * matrix + bytes_of_rows(problem), bytes_communicated=0)
 
 
 @WORKLOAD.check(Output)

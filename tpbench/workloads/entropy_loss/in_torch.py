@@ -2,8 +2,7 @@
 
 pytorch_tp_manual is the kernels' algorithm with a closed form of the gradient: statistics of the local shard, one
 packed all-gather (exchange=all_reduce: all-reduces of the maxima, then of the sums), then loss and gradient; fp32
-throughout. pytorch_gather has the whole vocabulary on every rank, and
-uses torch's own losses and autograd.
+throughout. pytorch_gather has the whole vocabulary on every rank, and uses torch's own losses and autograd.
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpbench.comm.collectives import gather_rows
-from tpbench.kernels import TopK
 from tpbench.workloads.entropy_loss.inputs import Output, Shard, Step
 from tpbench.workloads.entropy_loss.problem import EntropyLoss
-from tpbench.workloads.losses.formulas import (
-    TWO_LOGIT_LOSSES,
-    bytes_of_statistics,
-    policy_losses,
-    row_losses,
-    rows_that_count,
-    whole,
+from tpbench.workloads.losses.formulas import TWO_LOGIT_LOSSES, bytes_of_statistics, policy_losses
+from tpbench.workloads.losses.torch_losses import (
+    bytes_of_gather,
+    gathered,
+    gathered_target,
+    mean_and_rows,
+    product,
+    scaled,
 )
 from tpbench.workloads.sizes import IGNORED
 
@@ -47,7 +46,7 @@ def prepare_manual(problem: EntropyLoss, shard: Shard) -> Step:
     sent = (shard.tp_size - 1) * shard.tokens * algorithm.width * 4
     if problem.exchange == "all_reduce":
         exchange = functools.partial(_all_reduce, algorithm)
-        sent = bytes_of_statistics(algorithm.width, shard.tokens, shard.tp_size)
+        sent = bytes_of_statistics(algorithm.width, shard)
 
     def run() -> Output:
         local = statistics(shard.logits, shard.target)
@@ -79,11 +78,6 @@ def _all_reduce(algorithm: _Labels | _TwoLogits, local: Tensor, shard: Shard) ->
     dist.all_reduce(total, group=shard.group)
     result[sums] = total
     return result[None]
-
-
-def _product(values: Tensor, factor: float) -> Tensor:
-    """Return values * factor, without a pass over memory if the factor is 1."""
-    return values if factor == 1.0 else values * factor
 
 
 def _minus_one_hot(p: Tensor, column: Tensor, held: Tensor) -> Tensor:
@@ -119,7 +113,7 @@ class _Labels:
 
     def __init__(self, problem: EntropyLoss, shard: Shard) -> None:
         self.problem, self.rows = problem, shard.rows
-        self.scale, self.start = problem.logits_scale / problem.temperature, shard.vocab_start
+        self.scale, self.start = problem.scale, shard.vocab_start
 
     def _local(self, logits: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
         """Return the labels' local columns, and a mask of those that this rank holds."""
@@ -128,7 +122,7 @@ class _Labels:
         return local.clamp(0, logits.shape[1] - 1), held
 
     def statistics(self, logits: Tensor, label: Tensor) -> Tensor:
-        x = _product(logits.float(), self.scale)
+        x = product(logits.float(), self.scale)
         local, held = self._local(logits, label)
         x_label = torch.where(held, x.gather(1, local[:, None])[:, 0], 0.0)
         return torch.stack((*_max_and_sum(x), x_label))
@@ -144,7 +138,7 @@ class _Labels:
         inverse = 1.0 / counts.sum().clamp(min=1)
         factor = torch.where(counts, slope * inverse * self.scale, 0.0)
         local, held = self._local(logits, label)
-        p = (_product(logits.float(), self.scale) - m[:, None]).exp_().div_(s[:, None])
+        p = (product(logits.float(), self.scale) - m[:, None]).exp_().div_(s[:, None])
         grad = _minus_one_hot(p, local, held).mul_(factor[:, None])
         return row_loss.sum() * inverse, row_loss, grad.to(logits.dtype)
 
@@ -156,12 +150,12 @@ class _TwoLogits:
     maxima = (0, 2)
 
     def __init__(self, problem: EntropyLoss, shard: Shard) -> None:
-        self.loss, self.scale = TWO_LOGIT_LOSSES[problem.loss], problem.logits_scale
-        self.target_scale = problem.logits_scale / problem.temperature
+        self.loss = TWO_LOGIT_LOSSES[problem.loss]
+        self.scale, self.target_scale = problem.scale, problem.target_scale
         self.sums: Mapping[int, int | None] = {1: 0, 3: 2, 4: 0 if self.loss.weight == "p" else 2}
 
     def _scaled(self, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        return _product(logits.float(), self.scale), _product(target.float(), self.target_scale)
+        return product(logits.float(), self.scale), product(target.float(), self.target_scale)
 
     def statistics(self, logits: Tensor, target: Tensor) -> Tensor:
         x, t = self._scaled(logits, target)
@@ -193,43 +187,19 @@ def prepare_gather(problem: EntropyLoss, shard: Shard) -> Step:
 
     With compile=true the loss goes through torch.compile as one graph, and autograd's backward with it.
     """
-    losses: Any = functools.partial(_gathered_losses, problem)
+    losses: Any = functools.partial(_losses, problem)
     if problem.compile:
         losses = torch.compile(losses, fullgraph=True, dynamic=False)
 
-    def gathered(local: Tensor) -> Tensor:
-        return whole(local, shard.vocab_size, shard.tp_size, shard.group)
-
     def run() -> Output:
-        logits = gathered(shard.logits).requires_grad_()
-        target = shard.target
-        if isinstance(target, TopK):
-            target = (target.values, target.indices)
-        elif not problem.from_labels:
-            target = gathered(target)
-        loss, row_loss = losses(logits, target, shard.rows)
+        logits = gathered(shard, shard.logits).requires_grad_()
+        loss, row_loss = losses(logits, gathered_target(problem, shard, shard.target), shard.rows)
         (grad,) = torch.autograd.grad(loss, logits)
         grad = grad[:, shard.vocab_start : shard.vocab_stop].contiguous()
         return Output(loss.detach(), row_loss.detach().float(), grad)
 
-    matrices = 1 if problem.from_labels or problem.top_k else 2
-    widest = -(-shard.vocab_size // shard.tp_size)
-    sent = (shard.tp_size - 1) * shard.tokens * widest * shard.logits.element_size() * matrices
-    return Step(run, bytes_communicated=sent)
+    return Step(run, bytes_of_gather(problem, shard, shard.logits.itemsize))
 
 
-def _gathered_losses(
-    problem: EntropyLoss, logits: Tensor, target: Any, rows: Mapping[str, Tensor]
-) -> tuple[Tensor, Tensor]:
-    """Return the mean loss over the rows that count, and each row's loss."""
-    dtype = torch.float32 if problem.compute_dtype == "float32" else logits.dtype
-    scale = problem.logits_scale / problem.temperature
-    x, t = _product(logits.to(dtype), scale if problem.from_labels else problem.logits_scale), target
-    if problem.top_k:
-        t = (_product(target[0], scale), target[1])
-    elif not problem.from_labels:
-        t = _product(target.to(dtype), scale)
-    row_loss = row_losses(problem, x, t, rows)
-    count = rows_that_count(target) if problem.from_labels else len(logits)
-    # reduction="mean" would be 0 / 0 if every row is ignored.
-    return row_loss.sum(dtype=torch.float32) / count, row_loss
+def _losses(problem: EntropyLoss, logits: Tensor, target: Any, rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    return mean_and_rows(problem, scaled(problem, logits), target, rows)

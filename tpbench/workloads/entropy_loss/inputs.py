@@ -9,11 +9,14 @@ import torch
 from torch import Tensor
 
 from tpbench.workloads import step
-from tpbench.workloads.losses.inputs import labels, normal_matrix, teacher_top_k
+from tpbench.workloads.losses.inputs import labels, normal_matrix, place, teacher_top_k
 from tpbench.workloads.sizes import shard_bounds
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+    from tpbench.measure.session import Context
+    from tpbench.workloads.entropy_loss.problem import EntropyLoss
 
 
 @dataclass(frozen=True)
@@ -40,13 +43,14 @@ class Shard:
         return self.logits.shape[0]
 
     @property
+    def vocab_stop(self) -> int:
+        """The column after the last one that this rank holds."""
+        return self.vocab_start + self.columns
+
+    @property
     def columns(self) -> int:
         """Columns that this rank holds."""
         return self.logits.shape[1]
-
-    @property
-    def vocab_stop(self) -> int:
-        return self.vocab_start + self.columns
 
     @property
     def device(self) -> torch.device:
@@ -71,10 +75,6 @@ Step: TypeAlias = step.Step[Output]
 """A variant ready to run."""
 
 
-if TYPE_CHECKING:
-    from tpbench.measure.session import Context
-    from tpbench.workloads.entropy_loss.problem import EntropyLoss
-
 _LOGITS, _TARGET_LOGITS, _LABELS, _IGNORED = range(1, 5)
 """Streams of independent numbers from one seed."""
 _COLUMNS = 16
@@ -83,19 +83,18 @@ _COLUMNS = 16
 
 def make_shard(problem: EntropyLoss, context: Context) -> Shard:
     """Return this rank's inputs. Data-parallel replicas take consecutive rows of one larger problem."""
-    start, stop = shard_bounds(problem.vocab, context.tp_size, context.tp_rank)
+    columns = range(*shard_bounds(problem.vocab, context.tp_size, context.tp_rank))
     first = context.dp_rank * problem.tokens
-    rows, columns, seed = range(first, first + problem.tokens), range(start, stop), problem.seed
+    rows, device = range(first, first + problem.tokens), context.device
 
     def matrix(stream: int) -> Tensor:
-        return normal_matrix(seed, (stream, stream + _COLUMNS), rows, columns, problem.dtype, context.device)
+        return normal_matrix(problem, (stream, stream + _COLUMNS), rows, columns, device)
 
     target: Any
     if problem.from_labels:
-        target = labels(seed, (_LABELS, _IGNORED), rows, problem.vocab, problem.ignored, context.device)
+        target = labels(problem, (_LABELS, _IGNORED), rows, device)
     elif problem.top_k:
-        target = teacher_top_k(problem, rows, context.device)
+        target = teacher_top_k(problem, rows, device)
     else:
         target = matrix(_TARGET_LOGITS)
-    group = context.tp_group if context.tp_size > 1 else None
-    return Shard(matrix(_LOGITS), target, start, problem.vocab, group, context.tp_rank, context.tp_size)
+    return Shard(matrix(_LOGITS), target, **place(problem, context))

@@ -8,15 +8,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tpbench.kernels import LABEL_LOSSES, Loss
+from tpbench.kernels import Loss
 from tpbench.settings import setting
 from tpbench.workloads import Option, Pivot, Study, Workload
 from tpbench.workloads.cost_model import CostModel
-from tpbench.workloads.losses import complaints, labels_only, no_other_loss, sequences_only, uneven
+from tpbench.workloads.losses import (
+    LossProblem,
+    labels_of_even_shards,
+    labels_on_one_rank,
+    labels_only,
+    no_other_loss,
+    sequences_only,
+    uneven,
+)
 
 
 @dataclass(frozen=True)
-class EntropyLoss:
+class EntropyLoss(LossProblem):
     """Sizes, loss, dtype and seed, then the options that only some variants support."""
 
     tokens: int = setting(help="rows of logits per data-parallel replica", low=1)
@@ -45,15 +53,6 @@ class EntropyLoss:
     )
     top_k: int = setting(0, help="columns of a teacher's top k, instead of all target logits; 0: all", low=0, high=1024)
     kl_weight: float = setting(0.0, help="policy: weight of the divergence from a reference policy", low=0.0)
-
-    @property
-    def from_labels(self) -> bool:
-        """True if the targets are labels, false if they are target logits or a top k."""
-        return self.loss in LABEL_LOSSES
-
-    def check(self, tp_size: int, dp_size: int) -> list[str]:
-        """Return a complaint for each combination of fields that is invalid."""
-        return complaints(self, tp_size)
 
 
 def _cost_model() -> CostModel:
@@ -142,15 +141,6 @@ def _no_such_exchange(problem: EntropyLoss, tp_size: int) -> str | None:
     return None
 
 
-def _labels_only(problem: EntropyLoss, tp_size: int) -> str | None:
-    """Return why a cross-entropy from labels, without a scale of the logits, cannot do the problem."""
-    return labels_only(problem) or ("it has no logits_scale" if problem.logits_scale != 1.0 else None)
-
-
-def _even_shards(problem: EntropyLoss, tp_size: int) -> str | None:
-    return uneven(problem, tp_size) or _labels_only(problem, tp_size)
-
-
 def _fast_llm(problem: EntropyLoss, tp_size: int) -> str | None:
     if problem.top_k or problem.kl_weight or problem.loss == "jsd":
         return "it has no top_k, no jsd, and no divergence from a reference policy"
@@ -163,7 +153,7 @@ def _liger(problem: EntropyLoss, tp_size: int) -> str | None:
         if tp_size > 1 or problem.compute_dtype != "float32":
             return "for this loss it is for one GPU, and has no compute_dtype"
         return sequences_only(problem) if problem.loss == "policy" else None
-    return _even_shards(problem, tp_size)
+    return labels_of_even_shards(problem, tp_size)
 
 
 def _torchtitan(problem: EntropyLoss, tp_size: int) -> str | None:
@@ -171,7 +161,7 @@ def _torchtitan(problem: EntropyLoss, tp_size: int) -> str | None:
         return "unsharded it is F.cross_entropy"
     if problem.vocab % tp_size not in (0, tp_size - 1):
         return f"it needs a vocab whose shards differ only on the last rank, got {problem.vocab} and {tp_size}"
-    return _labels_only(problem, tp_size)
+    return labels_only(problem)
 
 
 WORKLOAD.variant_of(
@@ -211,7 +201,7 @@ WORKLOAD.variant_of(
     "torch's own: F.cross_entropy of a sharded DTensor under loss_parallel()",
     options={"compute_dtype"},
     unsupported_reason=lambda problem, tp_size: (
-        "unsharded it is pytorch_gather" if tp_size == 1 else _even_shards(problem, tp_size)
+        "unsharded it is pytorch_gather" if tp_size == 1 else labels_of_even_shards(problem, tp_size)
     ),
 )
 WORKLOAD.variant_of(
@@ -228,7 +218,7 @@ WORKLOAD.variant_of(
     "QuACK's CuTe kernel: forward and gradient (of the sum) in one launch",
     requires=("quack",),
     requires_cuda=True,
-    unsupported_reason=lambda problem, tp_size: "it is for one GPU" if tp_size > 1 else _labels_only(problem, tp_size),
+    unsupported_reason=labels_on_one_rank,
 )
 WORKLOAD.variant_of(
     "megatron",
@@ -236,7 +226,7 @@ WORKLOAD.variant_of(
     "Megatron-LM's vocab_parallel_cross_entropy, in torch operations and fp32",
     requires=("megatron",),
     unsupported_reason=lambda problem, tp_size: (
-        "it needs a group of ranks" if tp_size == 1 else _even_shards(problem, tp_size)
+        "it needs a group of ranks" if tp_size == 1 else labels_of_even_shards(problem, tp_size)
     ),
 )
 WORKLOAD.variant_of(
@@ -263,7 +253,7 @@ WORKLOAD.variant_of(
     requires=("transformer_engine",),
     requires_cuda=True,
     unsupported_reason=lambda problem, tp_size: (
-        "it takes bfloat16 and float32 only" if problem.dtype == "float16" else _even_shards(problem, tp_size)
+        "it takes bfloat16 and float32 only" if problem.dtype == "float16" else labels_of_even_shards(problem, tp_size)
     ),
 )
 WORKLOAD.variant_of(

@@ -8,33 +8,23 @@ from tpbench.kernels import How, entropy_loss
 from tpbench.kernels.cached_launch import worst_resources
 from tpbench.workloads.entropy_loss.inputs import Output, Shard, Step
 from tpbench.workloads.entropy_loss.problem import EntropyLoss
-from tpbench.workloads.losses.inputs import policy_options
-from tpbench.workloads.sizes import IGNORED
+from tpbench.workloads.losses.inputs import kernel_options
 
 
 def prepare(problem: EntropyLoss, shard: Shard) -> Step:
     """Prepare a call of `tpbench.kernels.entropy_loss` that writes the gradient into new memory."""
     last: How | None = None
-    exchange: Any = problem.exchange  # never all_reduce, which the variant doesn't support
-
-    policy: Any = policy_options(problem, shard.rows)
+    options = kernel_options(problem, shard)  # exchange is never all_reduce, which the variant doesn't support
 
     def run() -> Output:
         nonlocal last
         result = entropy_loss(
             shard.logits,
             shard.target,
-            loss=problem.loss,
-            group=shard.group,
-            vocab_start=shard.vocab_start,
-            vocab_size=shard.vocab_size,
-            ignore_index=IGNORED,
             logits_scale=problem.logits_scale,
-            temperature=problem.temperature,
             block_cap=problem.block_cap,
-            exchange=exchange,
             algorithm=problem.algorithm,
-            **policy,
+            **options,
         )
         assert result.grad is not None
         last = result.how

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,12 +12,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from tpbench.workloads.linear_loss.in_torch import (
-    bytes_of_gradient,
-    differentiated,
-    differentiated_rows,
-)
-from tpbench.workloads.linear_loss.inputs import Output, Shard, Step
+from tpbench.workloads.linear_loss.in_torch import Losses, bytes_of_gradient, differentiated
+from tpbench.workloads.linear_loss.inputs import Shard, Step
 from tpbench.workloads.linear_loss.problem import LinearLoss, quack_chunk_rows
 from tpbench.workloads.lone_module import import_alone
 from tpbench.workloads.losses import SEQUENCE
@@ -91,7 +86,7 @@ def cut_cross_entropy(problem: LinearLoss, shard: Shard) -> Step:
     sum_in_fp32 = bytes_of_gradient(problem, shard) * 4 // shard.hidden.itemsize
     return Step(
         lambda: differentiated(problem, shard, loss_of, summed=True),
-        bytes_of_statistics(3, shard.tokens, shard.tp_size) + sum_in_fp32,
+        bytes_of_statistics(3, shard) + sum_in_fp32,
     )
 
 
@@ -103,28 +98,18 @@ def verl(problem: LinearLoss, shard: Shard) -> Step:
     function = _verl_kernel().linear_cross_entropy
     assert shard.labels is not None
     labels, counts = shard.labels, shard.labels != IGNORED
-    number = rows_that_count(labels)
-    entropy: Tensor | None = None
+    number, is_logprob = rows_that_count(labels), problem.loss == "logprob"
 
-    def rows_of(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        rows: tuple[Tensor, Tensor] = function(hidden, weight, labels, problem.temperature, "none", shard.group)
-        return rows
+    def losses_of(hidden: Tensor, weight: Tensor) -> Losses:
+        logprobs, entropies = function(hidden, weight, labels, problem.temperature, "none", shard.group)
+        logprobs = logprobs.where(counts, 0.0)
+        mean = (logprobs if is_logprob else -logprobs).sum() / number
+        return mean, logprobs if is_logprob else None, entropies.where(counts, 0.0) if problem.entropy else None
 
-    def loss_of(hidden: Tensor, weight: Tensor) -> Tensor:
-        nonlocal entropy
-        logprobs, entropies = rows_of(hidden, weight)
-        if problem.entropy:
-            entropy = entropies.detach().where(counts, 0.0)
-        loss: Tensor = -logprobs.where(counts, 0.0).sum() / number
-        return loss
-
-    def run() -> Output:
-        if problem.loss == "logprob":
-            return differentiated_rows(problem, shard, rows_of)
-        output = differentiated(problem, shard, loss_of)
-        return replace(output, entropy=entropy)
-
-    return Step(run, bytes_of_statistics(4, shard.tokens, shard.tp_size) + bytes_of_gradient(problem, shard))
+    return Step(
+        lambda: differentiated(problem, shard, losses_of),
+        bytes_of_statistics(4, shard) + bytes_of_gradient(problem, shard),
+    )
 
 
 def _verl_kernel() -> Any:
@@ -182,7 +167,7 @@ def liger_native(problem: LinearLoss, shard: Shard) -> Step:
 
     return Step(
         lambda: differentiated(problem, shard, loss_of, summed=True),
-        bytes_of_statistics(2, shard.tokens, shard.tp_size) + bytes_of_gradient(problem, shard),
+        bytes_of_statistics(2, shard) + bytes_of_gradient(problem, shard),
         columns,
     )
 

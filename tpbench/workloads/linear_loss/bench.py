@@ -6,9 +6,8 @@ variants round them to their dtype. So tolerances are those of rounded logits.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from statistics import median
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -20,8 +19,7 @@ from tpbench.measure.session import Context, Costs, Verdict
 from tpbench.workloads.differences import Compared
 from tpbench.workloads.linear_loss.inputs import Output, Shard, make_shard
 from tpbench.workloads.linear_loss.problem import WORKLOAD, LinearLoss
-from tpbench.workloads.losses.inputs import policy_rows
-from tpbench.workloads.losses.oracle import LossOracle, weighted
+from tpbench.workloads.losses.oracle import LossOracle, weighted, with_policy_rows
 from tpbench.workloads.sizes import ITEM_BYTES
 
 LOSS_TOLERANCE = {"bfloat16": 2.0**-5, "float16": 2.0**-8, "float32": 2.0**-14}
@@ -58,21 +56,23 @@ def error_limits(problem: LinearLoss) -> dict[str, float]:
     return limits
 
 
-BLOCK = {"cpu": 2**20, "cuda": 2**26}
-"""Elements of a block of logits. About six float64 temporaries of it exist at once: 3 GiB on a GPU."""
-
-
 class Oracle(LossOracle):
     """Compares outputs of one problem. Collective over the shard's group."""
 
     shard: Shard
+    BLOCK: ClassVar = {"cpu": 2**20, "cuda": 2**26}
+    """About six float64 temporaries of a block exist at once: 3 GiB on a GPU."""
 
     def __init__(self, problem: LinearLoss, shard: Shard) -> None:
-        self.divisor = problem.temperature if problem.from_labels else 1.0
-        """Divisor of the logits."""
-        super().__init__(problem, shard, shard.target, 1.0 / self.divisor)
-        self.hidden = self._whole(shard.hidden)
-        self.teacher = None if shard.teacher is None else self._whole(shard.teacher[0])
+        super().__init__(problem, shard)
+        self.hidden, self.weight = self._whole(shard.hidden), shard.weight.double()
+        self.teacher = None
+        if shard.teacher is not None:
+            self.teacher = self._whole(shard.teacher[0]), shard.teacher[1].double()
+
+    def logits(self, rows: slice) -> tuple[Tensor, Tensor | None]:
+        target = None if self.teacher is None else self.teacher[0][rows].double() @ self.teacher[1].t()
+        return self.hidden[rows].double() @ self.weight.t(), target
 
     def compare(self, output: Output) -> Verdict:
         """Return the errors of `output`, whose gradients must not be changed meanwhile.
@@ -91,16 +91,10 @@ class Oracle(LossOracle):
             }
         comparison = self.comparison(output, gradients, error_limits(self.problem))
         row_loss, entropy = (torch.zeros(tokens, dtype=torch.float64, device=shard.device) for _ in range(2))
-        weight = shard.weight.double()
-        teacher_weight = None if shard.teacher is None else shard.teacher[1].double()
-        right_weight = torch.zeros_like(weight) if trains else None
+        right_weight = torch.zeros_like(self.weight) if trains else None
         hidden_grad = self._whole(comparison.got["grad_hidden"]) if "grad_hidden" in comparison.got else None
-        for rows in self.blocks(BLOCK):
-            hidden = self.hidden[rows].double()
-            log_p = self.log_softmax(hidden @ weight.t() / self.divisor)
-            log_q = None
-            if self.teacher is not None and teacher_weight is not None:
-                log_q = self.log_softmax(self.teacher[rows].double() @ teacher_weight.t() / self.problem.temperature)
+        for rows in self.blocks():
+            log_p, log_q = self.log_probabilities(rows)
             row_loss[rows] = self.row_losses(log_p, log_q, rows)
             entropy[rows] = self.sum(-weighted(log_p.exp(), log_p).sum(-1)) * self.counts[rows]
             if right_weight is not None:
@@ -109,15 +103,15 @@ class Oracle(LossOracle):
                 else:
                     grad = self._upstream_gradient(log_p, entropy[rows], rows)
                 del log_p, log_q
-                right_weight.addmm_(grad.t(), hidden)
-                right_hidden = self.sum(grad @ weight)
+                right_weight.addmm_(grad.t(), self.hidden[rows].double())
+                right_hidden = self.sum(grad @ self.weight)
                 if hidden_grad is not None:
                     slack = torch.finfo(hidden_grad.dtype).smallest_normal
                     comparison.rows("grad_hidden", hidden_grad[rows].double(), right_hidden, slack, rows.start)
         if right_weight is not None and "grad_weight" in comparison.got:
             usual = right_weight.norm(dim=-1).square().mean().sqrt()
             got = comparison.got["grad_weight"]
-            step = max(1, BLOCK[shard.device.type] // self.problem.hidden)
+            step = max(1, self.BLOCK[shard.device.type] // self.problem.hidden)
             for first in range(0, len(got), step):
                 part, right = got[first : first + step].double(), right_weight[first : first + step]
                 comparison.rows("grad_weight", part, right, torch.finfo(got.dtype).smallest_normal, first, least=usual)
@@ -126,17 +120,6 @@ class Oracle(LossOracle):
         if trains:
             verdict.columns["grad_error"] = max(verdict.columns[f"{name}_grad_error"] for name in ("hidden", "weight"))
         return verdict
-
-    def logprobs(self) -> Tensor:
-        """Return the log-probabilities of the labels, (tokens,)."""
-        weight = self.shard.weight.double()
-        logits = (self.hidden[rows].double() @ weight.t() / self.divisor for rows in self.blocks(BLOCK))
-        return torch.cat(
-            [
-                self.row_losses(self.log_softmax(x), None, rows)
-                for x, rows in zip(logits, self.blocks(BLOCK), strict=True)
-            ]
-        )
 
     def _upstream_gradient(self, log_p: Tensor, entropy: Tensor, rows: slice) -> Tensor:
         """Return the gradient of the policy's objective by the local logits of some rows (`Shard.upstream`).
@@ -169,10 +152,8 @@ MOST_ROWS = 8192
 @WORKLOAD.inputs
 def inputs(problem: LinearLoss, context: Context) -> Shard:
     """Return this rank's inputs. Those of a policy loss are near the log-probabilities, so this is collective."""
-    shard = make_shard(problem, context)
-    if problem.loss != "policy":
-        return shard
-    return replace(shard, rows=policy_rows(problem, Oracle(replace(problem, loss="logprob"), shard).logprobs()))
+    shard: Shard = with_policy_rows(problem, make_shard(problem, context), Oracle)
+    return shard
 
 
 @WORKLOAD.costs
@@ -185,11 +166,12 @@ def costs(problem: LinearLoss, rank: Context) -> Costs:
     count, because the product of the weight's gradient hides it. Without gradients, no logit needs to be stored: the
     floor is the time of the products, or that of reading their factors if it is longer.
     """
-    columns, models = -(-problem.vocab // rank.tp_size), 1 if problem.from_labels or problem.top_k else 2
+    columns, models = -(-problem.vocab // rank.tp_size), problem.matrices
     elements = models * (problem.tokens + columns) * problem.hidden
     if problem.trains:
         elements = (1 + models) * problem.tokens * columns
-    flops = problem.products * 2 * problem.tokens * problem.hidden * columns
+    products = models + (2 if problem.trains else 0)
+    flops = products * 2 * problem.tokens * problem.hidden * columns
     return Costs(elements * ITEM_BYTES[problem.dtype], 0, flops, consecutive=problem.trains)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -12,29 +13,30 @@ from torch import Tensor
 
 from tpbench.workloads.linear_loss.inputs import Output, Shard, Step
 from tpbench.workloads.linear_loss.problem import LinearLoss
-from tpbench.workloads.losses.formulas import bytes_of_statistics, row_losses, rows_that_count, whole
+from tpbench.workloads.losses.formulas import bytes_of_statistics
+from tpbench.workloads.losses.torch_losses import (
+    bytes_of_gather,
+    gathered,
+    gathered_target,
+    mean_and_rows,
+    scaled,
+    under_loss_parallel,
+)
 from tpbench.workloads.sizes import IGNORED, bytes_of_all_reduce
+
+Losses: TypeAlias = Tensor | tuple[Tensor, Tensor | None, Tensor | None]
+"""The mean loss, or with it the losses (or log-probabilities) and entropies of rows, if they are computed."""
 
 
 def gather(problem: LinearLoss, shard: Shard) -> Step:
     """Prepare an iteration: logits, all-gather, loss and its gradient, then the products of this rank's slice."""
-    counts = None if shard.labels is None else shard.labels != IGNORED
-    number = problem.tokens if shard.labels is None else rows_that_count(shard.labels)
-
-    def gathered(logits: Tensor) -> Tensor:
-        return whole(logits, problem.vocab, shard.tp_size, shard.group)
 
     def run() -> Output:
-        logits = gathered(shard.hidden @ shard.weight.t()).requires_grad_(problem.trains)
-        target = shard.target
-        if shard.teacher is not None:
-            target = gathered(shard.teacher[0] @ shard.teacher[1].t()).float() / problem.temperature
-        elif shard.top is not None:
-            target = shard.top.values / problem.temperature, shard.top.indices
-        x = logits.float() / (problem.temperature if problem.from_labels else 1.0)
-        row_loss = row_losses(problem, x, target, shard.rows)
-        entropy = _entropy(x, counts) if problem.entropy else None
-        loss = row_loss.sum() / number
+        logits = gathered(shard, shard.hidden @ shard.weight.t()).requires_grad_(problem.trains)
+        target = shard.target if shard.teacher is None else shard.teacher[0] @ shard.teacher[1].t()
+        x = scaled(problem, logits)
+        loss, row_loss = mean_and_rows(problem, x, gathered_target(problem, shard, target), shard.rows)
+        entropy = _entropy(x, shard.labels) if problem.entropy else None
         if not problem.trains:
             return Output(loss, row_loss, entropy)
         differentiable = loss if shard.upstream is None else objective(shard, row_loss, entropy)
@@ -48,34 +50,19 @@ def gather(problem: LinearLoss, shard: Shard) -> Step:
             grad.t() @ shard.hidden,
         )
 
-    matrices, widest = (1 if shard.teacher is None else 2), -(-problem.vocab // shard.tp_size)
-    sent = matrices * (shard.tp_size - 1) * problem.tokens * widest * shard.hidden.itemsize
+    sent = bytes_of_gather(problem, shard, shard.hidden.itemsize)
     return Step(run, sent + bytes_of_gradient(problem, shard))
 
 
 def loss_parallel(problem: LinearLoss, shard: Shard) -> Step:
     """https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html: loss_parallel, of logits in fp32."""
-    from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.tensor import DTensor, Replicate
-    from torch.distributed.tensor import Shard as Along
-    from torch.distributed.tensor.parallel import loss_parallel as parallel
+    assert shard.labels is not None  # the variant does not support others
 
-    assert shard.group is not None and shard.labels is not None  # the variant does not support others
-    mesh = DeviceMesh.from_group(shard.group, shard.device.type)
-    target = DTensor.from_local(shard.labels, mesh, [Replicate()])
+    def iteration(mean_loss: Callable[[Tensor], Tensor]) -> Output:
+        return differentiated(problem, shard, lambda hidden, weight: mean_loss(F.linear(hidden, weight).float()))
 
-    def loss_of(hidden: Tensor, weight: Tensor) -> Tensor:
-        logits = F.linear(hidden, weight).float()
-        whole = DTensor.from_local(logits, mesh, [Along(1)], run_check=False)
-        return F.cross_entropy(whole, target, ignore_index=IGNORED)
-
-    def run() -> Output:
-        with parallel():
-            output = differentiated(problem, shard, loss_of)
-        loss: Any = output.loss
-        return Output(loss.to_local().float(), None, None, output.grad_hidden, output.grad_weight)
-
-    return Step(run, bytes_of_statistics(3, shard.tokens, shard.tp_size) + bytes_of_gradient(problem, shard))
+    run = under_loss_parallel(shard, shard.labels, iteration)
+    return Step(run, bytes_of_statistics(3, shard) + bytes_of_gradient(problem, shard))
 
 
 def compiled(problem: LinearLoss, shard: Shard) -> Step:
@@ -89,45 +76,24 @@ def compiled(problem: LinearLoss, shard: Shard) -> Step:
 
 
 def differentiated(
-    problem: LinearLoss, shard: Shard, loss_of: Callable[[Tensor, Tensor], Tensor], *, summed: bool = False
+    problem: LinearLoss, shard: Shard, losses_of: Callable[[Tensor, Tensor], Losses], *, summed: bool = False
 ) -> Output:
-    """Return the mean loss of (hidden, weight) and, for training, its gradients by autograd.
+    """Return the losses of (hidden, weight) and, for training, the gradients by autograd.
 
-    The hidden states' gradient is summed over the ranks here, unless autograd's is already (`summed`).
+    These are of the mean loss, or of `objective`. The hidden states' gradient is summed over the ranks here, unless
+    autograd's is already (`summed`).
     """
+    factors = tuple(factor.detach().requires_grad_(problem.trains) for factor in (shard.hidden, shard.weight))
+    with torch.set_grad_enabled(problem.trains):
+        losses = losses_of(*factors)
+    loss, row_loss, entropy = losses if isinstance(losses, tuple) else (losses, None, None)
+    rows = (None if values is None else values.detach() for values in (row_loss, entropy))
+    output = Output(loss.detach(), *rows)
     if not problem.trains:
-        with torch.no_grad():
-            return Output(loss_of(shard.hidden, shard.weight).detach())
-    hidden, weight = (factor.detach().requires_grad_() for factor in (shard.hidden, shard.weight))
-    loss = loss_of(hidden, weight)
-    grad_hidden, grad_weight = torch.autograd.grad(loss, (hidden, weight))
-    return Output(loss.detach(), None, None, grad_hidden if summed else _summed(grad_hidden, shard), grad_weight)
-
-
-def differentiated_rows(
-    problem: LinearLoss, shard: Shard, rows_of: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-) -> Output:
-    """Return log-probabilities and entropies of (hidden, weight) and, for training, the gradients of `objective`.
-
-    rows_of: return both, (tokens,) each. They may be anything for a row that does not count.
-    """
-    assert shard.labels is not None
-    counts = shard.labels != IGNORED
-    number = counts.sum().clamp(min=1)
-
-    def rows_that_count(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor | None]:
-        logprob, entropy = rows_of(hidden, weight)
-        return logprob.where(counts, 0.0), entropy.where(counts, 0.0) if problem.entropy else None
-
-    if not problem.trains:
-        with torch.no_grad():
-            logprob, entropy = rows_that_count(shard.hidden, shard.weight)
-        return Output(logprob.sum() / number, logprob, entropy)
-    hidden, weight = (factor.detach().requires_grad_() for factor in (shard.hidden, shard.weight))
-    logprob, entropy = rows_that_count(hidden, weight)
-    grad_hidden, grad_weight = torch.autograd.grad(objective(shard, logprob, entropy), (hidden, weight))
-    logprob, entropy = logprob.detach(), None if entropy is None else entropy.detach()
-    return Output(logprob.sum() / number, logprob, entropy, _summed(grad_hidden, shard), grad_weight)
+        return output
+    differentiable = loss if row_loss is None or shard.upstream is None else objective(shard, row_loss, entropy)
+    grad_hidden, grad_weight = torch.autograd.grad(differentiable, factors)
+    return replace(output, grad_hidden=grad_hidden if summed else _summed(grad_hidden, shard), grad_weight=grad_weight)
 
 
 def objective(shard: Shard, logprob: Tensor, entropy: Tensor | None) -> Tensor:
@@ -138,11 +104,11 @@ def objective(shard: Shard, logprob: Tensor, entropy: Tensor | None) -> Tensor:
     return total if entropy is None else total + (entropy * of_entropy).sum()
 
 
-def _entropy(x: Tensor, counts: Tensor | None) -> Tensor:
+def _entropy(x: Tensor, labels: Tensor | None) -> Tensor:
     """Return the entropy of each row's softmax, (tokens,): 0 for a row that does not count."""
     log_p = x.log_softmax(-1)
     entropy = -(log_p.exp() * log_p).sum(-1)
-    return entropy if counts is None else entropy.where(counts, 0.0)
+    return entropy if labels is None else entropy.where(labels != IGNORED, 0.0)
 
 
 def _summed(grad: Tensor, shard: Shard) -> Tensor:

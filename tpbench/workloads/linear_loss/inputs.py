@@ -13,11 +13,13 @@ from tpbench.kernels import TopK
 from tpbench.workloads import step
 from tpbench.workloads.hashing import hash_index, normal
 from tpbench.workloads.linear_loss.problem import LinearLoss
-from tpbench.workloads.losses.inputs import labels, normal_matrix, teacher_top_k
+from tpbench.workloads.losses.inputs import labels, normal_matrix, place, teacher_top_k
 from tpbench.workloads.sizes import IGNORED, shard_bounds
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+    from tpbench.measure.session import Context
 
 
 @dataclass(frozen=True)
@@ -84,9 +86,6 @@ Step: TypeAlias = step.Step[Output]
 """A variant ready to run."""
 
 
-if TYPE_CHECKING:
-    from tpbench.measure.session import Context
-
 _HIDDEN, _WEIGHT, _TEACHER, _TEACHER_WEIGHT, _LABELS, _IGNORED, _UPSTREAM = range(100, 114, 2)
 """Random streams of a seed for row indices. The next stream is for column indices."""
 
@@ -100,39 +99,21 @@ def make_shard(problem: LinearLoss, context: Context) -> Shard:
         rows = range(context.tp_rank * part, (context.tp_rank + 1) * part)
 
     def matrix(stream: int, indices: range, scale: float = 1.0) -> Tensor:
-        width = range(problem.hidden)
-        return normal_matrix(problem.seed, (stream, stream + 1), indices, width, problem.dtype, device, scale)
+        return normal_matrix(problem, (stream, stream + 1), indices, range(problem.hidden), device, scale)
 
-    weight_scale = _scale(problem.hidden)
+    # A power of two near 1 / (2 sqrt(hidden)) rounds nothing.
+    weight_scale = 2.0 ** -round(math.log2(2 * math.sqrt(problem.hidden)))
     label, teacher, upstream, top = None, None, None, None
     if problem.from_labels:
-        streams = (_LABELS, _IGNORED)
-        label = labels(problem.seed, streams, range(problem.tokens), problem.vocab, problem.ignored, device)
+        label = labels(problem, (_LABELS, _IGNORED), range(problem.tokens), device)
         if problem.loss == "logprob" and problem.trains:
             upstream = _upstream(problem, label)
     elif problem.top_k:
         top = teacher_top_k(problem, range(problem.tokens), device)
     else:
         teacher = matrix(_TEACHER, rows), matrix(_TEACHER_WEIGHT, columns, weight_scale)
-    return Shard(
-        matrix(_HIDDEN, rows),
-        matrix(_WEIGHT, columns, weight_scale),
-        label,
-        teacher,
-        columns.start,
-        problem.vocab,
-        problem.tokens,
-        context.tp_group if context.tp_size > 1 else None,
-        context.tp_rank,
-        context.tp_size,
-        upstream,
-        top,
-    )
-
-
-def _scale(hidden: int) -> float:
-    """Return a power of two near 1 / (2 sqrt(hidden)), which rounds nothing."""
-    return 2.0 ** -round(math.log2(2 * math.sqrt(hidden)))
+    hidden, weight, tokens = matrix(_HIDDEN, rows), matrix(_WEIGHT, columns, weight_scale), problem.tokens
+    return Shard(hidden, weight, label, teacher, tokens=tokens, upstream=upstream, top=top, **place(problem, context))
 
 
 def _upstream(problem: LinearLoss, labels: Tensor) -> tuple[Tensor, Tensor]:

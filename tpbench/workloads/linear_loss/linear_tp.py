@@ -10,22 +10,8 @@ import torch.distributed as dist
 from tpbench.kernels import LinearEntropyLossResult, LinearHow, entropy_loss, linear_entropy_loss
 from tpbench.workloads.linear_loss.inputs import Output, Shard, Step
 from tpbench.workloads.linear_loss.problem import LinearLoss
-from tpbench.workloads.losses.inputs import policy_options
-from tpbench.workloads.sizes import IGNORED, bytes_of_all_reduce
-
-
-def _options(problem: LinearLoss, shard: Shard) -> dict[str, Any]:
-    return {
-        "loss": problem.loss,
-        "group": shard.group,
-        "vocab_start": shard.vocab_start,
-        "vocab_size": shard.vocab_size,
-        "ignore_index": IGNORED,
-        "temperature": problem.temperature,
-        "entropy": problem.entropy,
-        "exchange": problem.exchange,
-        **policy_options(problem, shard.rows),
-    }
+from tpbench.workloads.losses.inputs import kernel_options
+from tpbench.workloads.sizes import bytes_of_all_reduce
 
 
 def _upstream(problem: LinearLoss, shard: Shard) -> dict[str, Any]:
@@ -47,13 +33,14 @@ def prepare(problem: LinearLoss, shard: Shard) -> Step:
     sent = 0
     last: LinearHow | None = None
     main_grad = torch.zeros_like(shard.weight, dtype=torch.float32) if problem.main_grad else None
+    common = kernel_options(problem, shard)
     workspace: Any = "auto" if problem.logits_gib is None else problem.logits_gib
 
     def call(**options: Any) -> LinearEntropyLossResult:
         nonlocal sent, last
         result = linear_entropy_loss(
             shard.hidden, shard.weight, shard.target,
-            hidden_sharded=problem.sequence_parallel, workspace_gib=workspace, **_options(problem, shard), **options,
+            hidden_sharded=problem.sequence_parallel, workspace_gib=workspace, **common, **options,
         )  # fmt: skip
         sent, last = sent + result.how.bytes_sent, result.how
         return result
@@ -85,7 +72,7 @@ def prepare_unfused(problem: LinearLoss, shard: Shard) -> Step:
         nonlocal sent
         logits = shard.hidden @ shard.weight.t()
         target = shard.target if shard.teacher is None else shard.teacher[0] @ shard.teacher[1].t()
-        options = _options(problem, shard)
+        options = kernel_options(problem, shard)
         grad: Literal["in_place", "none"] = "in_place" if problem.trains and shard.upstream is None else "none"
         result = entropy_loss(logits, target, grad=grad, **options)
         sent = result.how.bytes_sent

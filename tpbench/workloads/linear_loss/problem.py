@@ -11,15 +11,21 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tpbench import packages
-from tpbench.kernels import LABEL_LOSSES, KernelLoss
+from tpbench.kernels import KernelLoss
 from tpbench.settings import setting
 from tpbench.workloads import Option, Pivot, Study, Workload
-from tpbench.workloads.losses import complaints, labels_only, sequences_only, uneven
+from tpbench.workloads.losses import (
+    LossProblem,
+    labels_of_even_shards,
+    labels_on_one_rank,
+    labels_only,
+    sequences_only,
+)
 from tpbench.workloads.sizes import ITEM_BYTES
 
 
 @dataclass(frozen=True)
-class LinearLoss:
+class LinearLoss(LossProblem):
     """Sizes, loss, dtype and seed, then the options that only some variants support."""
 
     tokens: int = setting(help="rows of hidden states", low=1)
@@ -47,23 +53,13 @@ class LinearLoss:
     kl_weight: float = setting(0.0, help="policy: weight of the divergence from a reference policy", low=0.0)
 
     @property
-    def from_labels(self) -> bool:
-        """True if the targets are labels, false if they are a teacher's logits."""
-        return self.loss in LABEL_LOSSES
-
-    @property
     def trains(self) -> bool:
         """True if gradients are computed."""
         return self.mode == "train"
 
-    @property
-    def products(self) -> int:
-        """Matrix products of tokens x hidden x vocab that no implementation can avoid."""
-        return (3 if self.trains else 1) + (0 if self.from_labels or self.top_k else 1)
-
     def check(self, tp_size: int, dp_size: int) -> list[str]:
         """Return a complaint for each combination of fields that is invalid."""
-        found = complaints(self, tp_size)
+        found = super().check(tp_size, dp_size)
         if dp_size != 1:
             found.append(f"dp_size={dp_size} must be 1: replicas of a head do not communicate")
         if self.sequence_parallel and self.tokens % tp_size:
@@ -149,16 +145,6 @@ WORKLOAD = Workload(
 )
 
 
-def _one_rank_with_labels(problem: LinearLoss, tp_size: int) -> str | None:
-    """Return why a cross-entropy for one rank cannot do the problem."""
-    return "it is for one GPU" if tp_size > 1 else labels_only(problem)
-
-
-def _labels_of_even_shards(problem: LinearLoss, tp_size: int) -> str | None:
-    """Return why a cross-entropy that needs shards of one size cannot do the problem."""
-    return uneven(problem, tp_size) or labels_only(problem)
-
-
 def _numbers(version: str) -> tuple[int, ...]:
     """Return the release numbers of a version: (2, 13, 0) of 2.13.0+cu130."""
     return tuple(int(number) for number in version.split("+")[0].split(".")[:3] if number.isdigit())
@@ -166,14 +152,14 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def _liger(problem: LinearLoss, tp_size: int) -> str | None:
     if problem.loss != "policy":
-        return _one_rank_with_labels(problem, tp_size)
+        return labels_on_one_rank(problem, tp_size)
     if tp_size > 1 or not problem.trains or problem.ignored:
         return "its policy loss is for one GPU, computes gradients in its forward pass, and ignores no label here"
     return sequences_only(problem)
 
 
 def _liger_cutedsl(problem: LinearLoss, tp_size: int) -> str | None:
-    if reason := _one_rank_with_labels(problem, tp_size):
+    if reason := labels_on_one_rank(problem, tp_size):
         return reason
     if not problem.trains:
         return "it computes a gradient in its forward pass"
@@ -215,7 +201,7 @@ def quack_chunk_rows(problem: LinearLoss) -> int | None:
 
 
 def _quack(problem: LinearLoss, tp_size: int) -> str | None:
-    if reason := _one_rank_with_labels(problem, tp_size):
+    if reason := labels_on_one_rank(problem, tp_size):
         return reason
     if problem.dtype == "float32" or problem.tokens % 8 or problem.hidden % 8 or problem.vocab % 8:
         return "it needs bfloat16 or float16, and tokens, hidden and vocab that 8 divides"
@@ -227,14 +213,14 @@ def _quack(problem: LinearLoss, tp_size: int) -> str | None:
 def _liger_native(problem: LinearLoss, tp_size: int) -> str | None:
     if tp_size == 1:
         return "it needs a group of ranks"
-    return _labels_of_even_shards(problem, tp_size) if problem.dtype == "bfloat16" else "it has only bfloat16"
+    return labels_of_even_shards(problem, tp_size) if problem.dtype == "bfloat16" else "it has only bfloat16"
 
 
 def _torch(problem: LinearLoss, tp_size: int) -> str | None:
     version = importlib.metadata.version("torch")
     if _numbers(version) < (2, 13):
         return f"it needs torch 2.13, not {version}"
-    return _one_rank_with_labels(problem, tp_size)
+    return labels_on_one_rank(problem, tp_size)
 
 
 WORKLOAD.variant_of(
@@ -266,7 +252,7 @@ WORKLOAD.variant_of(
     "in_torch.loss_parallel",
     "F.linear, then F.cross_entropy of a sharded DTensor in fp32 under torch's loss_parallel()",
     unsupported_reason=lambda problem, tp_size: (
-        "unsharded it is linear_gather" if tp_size == 1 else _labels_of_even_shards(problem, tp_size)
+        "unsharded it is linear_gather" if tp_size == 1 else labels_of_even_shards(problem, tp_size)
     ),
 )
 WORKLOAD.variant_of(
@@ -274,7 +260,7 @@ WORKLOAD.variant_of(
     "in_torch.compiled",
     "torch.compile of F.linear and F.cross_entropy in fp32, with autograd's backward",
     requires_cuda=True,
-    unsupported_reason=_one_rank_with_labels,
+    unsupported_reason=labels_on_one_rank,
 )
 WORKLOAD.variant_of(
     "linear_liger",

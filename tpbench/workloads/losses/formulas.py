@@ -16,9 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tpbench.comm.collectives import gather_rows
 from tpbench.workloads.losses.inputs import CLIP
-from tpbench.workloads.sizes import IGNORED, bytes_of_all_reduce, shard_bounds
+from tpbench.workloads.sizes import IGNORED, bytes_of_all_reduce
 
 
 @dataclass(frozen=True)
@@ -67,18 +66,6 @@ TWO_LOGIT_LOSSES: Mapping[str, TwoLogitLoss] = {
 def _kl_div(log_a: Tensor, log_b: Tensor) -> Tensor:
     """Return KL(b || a) of each row."""
     return F.kl_div(log_a, log_b, log_target=True, reduction="none").sum(-1)
-
-
-def whole(local: Tensor, vocab: int, tp_size: int, group: Any) -> Tensor:
-    """Return (tokens, vocab) from all ranks' columns. Backends gather equal sizes: a shorter shard is padded."""
-    if group is None:
-        return local.detach()
-    bounds = [shard_bounds(vocab, tp_size, rank) for rank in range(tp_size)]
-    widest = max(stop - start for start, stop in bounds)
-    if local.shape[1] < widest:
-        local = F.pad(local, (0, widest - local.shape[1]))
-    parts = gather_rows(local, group).view(tp_size, len(local), widest)
-    return torch.cat([part[:, : stop - start] for part, (start, stop) in zip(parts, bounds, strict=True)], dim=1)
 
 
 JSD_BETA = 0.5
@@ -132,6 +119,9 @@ def rows_that_count(labels: Tensor) -> Tensor:
     return (labels != IGNORED).sum().clamp(min=1)
 
 
-def bytes_of_statistics(numbers: int, tokens: int, tp_size: int) -> int:
-    """Return the bytes that a rank sends in all-reduces of `numbers` fp32 numbers for each row."""
-    return bytes_of_all_reduce(numbers * 4 * tokens, tp_size)
+def bytes_of_statistics(numbers: int, shard: Any) -> int:
+    """Return the bytes that a rank sends in all-reduces of `numbers` fp32 numbers for each row.
+
+    Three are a row's maximum, sum and label's logit.
+    """
+    return bytes_of_all_reduce(numbers * 4 * shard.tokens, shard.tp_size)

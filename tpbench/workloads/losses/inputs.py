@@ -6,32 +6,45 @@ dtype (`tpbench.workloads.hashing`). A rank makes its shard without communicatio
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from tpbench.kernels import TopK
 from tpbench.workloads.hashing import hash_index, normal
-from tpbench.workloads.losses import SEQUENCE
-from tpbench.workloads.sizes import IGNORED
+from tpbench.workloads.losses import SEQUENCE, LossProblem
+from tpbench.workloads.sizes import IGNORED, shard_bounds
+
+if TYPE_CHECKING:
+    from tpbench.measure.session import Context
+
+
+def place(problem: LossProblem, context: Context) -> dict[str, Any]:
+    """Return the fields of a shard that say which columns a rank holds, and with which ranks."""
+    return {
+        "vocab_start": shard_bounds(problem.vocab, context.tp_size, context.tp_rank)[0],
+        "vocab_size": problem.vocab,
+        "group": context.tp_group if context.tp_size > 1 else None,
+        "tp_rank": context.tp_rank,
+        "tp_size": context.tp_size,
+    }
+
 
 CHUNK = {"cuda": 2**23, "cpu": 2**18}
 """Elements that are computed at once, by type of device. A chunk needs about five temporaries of 4 bytes per element:
 160 MiB on a GPU, for few launches. A CPU's chunk fits into its cache."""
 
 
-def labels(
-    seed: int, streams: tuple[int, int], rows: range, vocab: int, ignored: float, device: torch.device
-) -> Tensor:
+def labels(problem: LossProblem, streams: tuple[int, int], rows: range, device: torch.device) -> Tensor:
     """Return labels (rows,) int64, uniform over the vocabulary. A share `ignored` of them is IGNORED.
 
     streams: those of the labels, and of the choice of rows to ignore.
     """
     of_labels, of_ignored = streams
     row = torch.arange(rows.start, rows.stop, dtype=torch.int64, device=device)
-    label = (hash_index(seed, of_labels, row) * vocab) >> 32
-    return torch.where(hash_index(seed, of_ignored, row) < round(ignored * 2**32), IGNORED, label)
+    label = (hash_index(problem.seed, of_labels, row) * problem.vocab) >> 32
+    return torch.where(hash_index(problem.seed, of_ignored, row) < round(problem.ignored * 2**32), IGNORED, label)
 
 
 CLIP = (0.2, 0.2)
@@ -59,9 +72,21 @@ def policy_rows(problem: Any, logprob: Tensor) -> dict[str, Tensor]:
     return rows
 
 
-def policy_options(problem: Any, rows: Any) -> dict[str, Any]:
-    """Return the arguments of this project's kernels for the policy loss, and none for another loss."""
-    return {**rows, "clip": CLIP, "kl_weight": problem.kl_weight} if problem.loss == "policy" else {}
+def kernel_options(problem: Any, shard: Any) -> dict[str, Any]:
+    """Return the arguments that this project's kernels of both losses have."""
+    options = {
+        "loss": problem.loss,
+        "group": shard.group,
+        "vocab_start": shard.vocab_start,
+        "vocab_size": shard.vocab_size,
+        "ignore_index": IGNORED,
+        "temperature": problem.temperature,
+        "exchange": problem.exchange,
+        "entropy": problem.entropy,
+    }
+    if problem.loss == "policy":
+        options |= {**shard.rows, "clip": CLIP, "kl_weight": problem.kl_weight}
+    return options
 
 
 _TOP = 124
@@ -77,20 +102,15 @@ def teacher_top_k(problem: Any, rows: range, device: torch.device) -> TopK:
 
 
 def normal_matrix(
-    seed: int,
-    streams: tuple[int, int],
-    rows: range,
-    columns: range,
-    dtype: str,
-    device: torch.device,
-    scale: float = 1.0,
+    problem: Any, streams: tuple[int, int], rows: range, columns: range, device: torch.device, scale: float = 1.0
 ) -> Tensor:
     """Return (rows, columns) approximately normal numbers with standard deviation 2.31 * scale, within +-8 * scale.
 
     streams: those of the row indices, and of the column indices. rows, columns: parts of a larger matrix. scale: a
     power of two, which rounds nothing.
     """
-    out = torch.empty(len(rows), len(columns), dtype=getattr(torch, dtype), device=device)
+    seed, dtype = problem.seed, getattr(torch, problem.dtype)
+    out = torch.empty(len(rows), len(columns), dtype=dtype, device=device)
     row_hash = hash_index(seed, streams[0], torch.arange(rows.start, rows.stop, dtype=torch.int64, device=device))
     column_hash = hash_index(seed, streams[1], torch.arange(columns.start, columns.stop, device=device))
     step = max(1, CHUNK[device.type] // len(columns))

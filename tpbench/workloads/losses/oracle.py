@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -20,27 +21,45 @@ from tpbench.kernels import TopK
 from tpbench.measure.session import Verdict
 from tpbench.workloads.differences import Compared, Comparison
 from tpbench.workloads.losses.formulas import JSD_BETA, TWO_LOGIT_LOSSES
-from tpbench.workloads.losses.inputs import CLIP
+from tpbench.workloads.losses.inputs import CLIP, policy_rows
 
 
 class LossOracle:
     """Losses and gradients of blocks of rows, from exact logits. Its methods are collective over the shard's group."""
 
-    def __init__(self, problem: Any, shard: Any, target: Any, scale: float) -> None:
-        """`shard`: that of either loss. `target`: labels (tokens,), a top k, or anything for a loss against target
-        logits. `scale`: factor on the logits."""
-        self.problem, self.shard, self.scale = problem, shard, scale
-        self.labels = labels = target if problem.from_labels else None
-        self.top = target if isinstance(target, TopK) else None
+    BLOCK: ClassVar[Mapping[str, int]]
+    """Logits of a block of rows on a rank, by type of device."""
+
+    def __init__(self, problem: Any, shard: Any) -> None:
+        """`shard`: that of either loss. Its target: labels (tokens,), a top k, or anything for a loss against target
+        logits."""
+        self.problem, self.shard, self.scale = problem, shard, problem.scale
+        self.labels = labels = shard.target if problem.from_labels else None
+        self.top = shard.target if isinstance(shard.target, TopK) else None
         self.counts = torch.ones(problem.tokens, dtype=torch.bool, device=shard.device)
         if labels is not None:
             self.counts = (labels >= 0) & (labels < problem.vocab)
         self.inverse_count = 1.0 / max(1, int(self.counts.sum()))
 
-    def blocks(self, elements: Mapping[str, int]) -> Iterator[slice]:
-        """Yield slices of rows with about so many logits on a rank, by type of device. They are equal on all ranks."""
+    def logits(self, rows: slice) -> tuple[Tensor, Tensor | None]:
+        """Return local logits of some rows and, for a loss against target logits, target logits, unscaled, in
+        float64."""
+        raise NotImplementedError
+
+    def log_probabilities(self, rows: slice) -> tuple[Tensor, Tensor | None]:
+        """Return log p of the local logits of some rows and, for a loss against target logits, log q."""
+        logits, target = self.logits(rows)
+        log_q = None if target is None else self.log_softmax(target * self.problem.target_scale)
+        return self.log_softmax(logits * self.scale), log_q
+
+    def all_row_losses(self) -> Tensor:
+        """Return the loss of each row, (tokens,), as `row_losses`."""
+        return torch.cat([self.row_losses(*self.log_probabilities(rows), rows) for rows in self.blocks()])
+
+    def blocks(self) -> Iterator[slice]:
+        """Yield slices of rows, which are equal on all ranks."""
         columns = -(-self.problem.vocab // self.shard.tp_size)
-        step = max(1, elements[self.shard.device.type] // columns)
+        step = max(1, self.BLOCK[self.shard.device.type] // columns)
         return (slice(first, min(first + step, self.problem.tokens)) for first in range(0, self.problem.tokens, step))
 
     def log_softmax(self, x: Tensor) -> Tensor:
@@ -55,7 +74,7 @@ class LossOracle:
         is factor * p - weights."""
         top = self.top
         assert top is not None
-        log_q = (top.values[rows].double() * (self.scale / self.problem.temperature)).log_softmax(-1)
+        log_q = (top.values[rows].double() * self.problem.target_scale).log_softmax(-1)
         local = top.indices[rows] - self.shard.vocab_start
         held = (local >= 0) & (local < self.shard.columns)
         own = torch.where(held, log_p.gather(1, local.where(held, torch.zeros_like(local))), -math.inf)
@@ -174,6 +193,17 @@ class LossOracle:
             values = values.contiguous()
             dist.all_reduce(values, op, group=self.shard.group)
         return values
+
+
+def with_policy_rows(problem: Any, shard: Any, oracle: type[LossOracle]) -> Any:
+    """Return the shard with the tensors of rows of a policy loss, near the log-probabilities of the labels. Collective.
+
+    It is unchanged for another loss.
+    """
+    if problem.loss != "policy":
+        return shard
+    logprob = oracle(replace(problem, loss="cross_entropy"), shard).all_row_losses().neg_()
+    return replace(shard, rows=policy_rows(problem, logprob))
 
 
 def _log_mixture(log_p: Tensor, log_q: Tensor) -> Tensor:

@@ -101,7 +101,7 @@ def test_results_do_not_depend_on_chunks(loss: str, monkeypatch: pytest.MonkeyPa
     cell = problem(loss=loss)
     whole = Oracle(cell, alone(cell))
     output = right(whole)
-    monkeypatch.setattr("tpbench.workloads.entropy_loss.bench.BLOCK", {"cpu": 300, "cuda": 300})
+    monkeypatch.setattr(Oracle, "BLOCK", {"cpu": 300, "cuda": 300})
     assert Oracle(cell, alone(cell)).compare(output) == whole.compare(output)
 
 

@@ -73,7 +73,7 @@ def made(**fields: Any) -> tuple[LinearLoss, Oracle, Output]:
 @pytest.mark.parametrize("loss", KERNEL_LOSSES)
 @pytest.mark.parametrize("elements", [1, 101 * 5, 2**20])
 def test_the_oracle_agrees_with_torch(loss: str, elements: int, entropy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "BLOCK", dict.fromkeys(bench.BLOCK, elements))
+    monkeypatch.setattr(Oracle, "BLOCK", dict.fromkeys(Oracle.BLOCK, elements))
     more: dict[str, Any] = {"ignored": 0.3} if loss in LABEL_LOSSES else {}
     if loss != "cross_entropy":
         more["temperature"] = 1.7
@@ -200,8 +200,8 @@ def test_an_error_below_the_smallest_normal_number_does_not_count() -> None:
 def test_blocks_cover_all_rows_once(monkeypatch: pytest.MonkeyPatch) -> None:
     _, found, _ = made(tokens=12)
     for elements, lengths in ((101 * 5, [5, 5, 2]), (101 * 5 - 1, [4, 4, 4]), (1, [1] * 12), (2**20, [12])):
-        monkeypatch.setattr(bench, "BLOCK", dict.fromkeys(bench.BLOCK, elements))
-        assert [each.stop - each.start for each in found.blocks(bench.BLOCK)] == lengths
+        monkeypatch.setattr(Oracle, "BLOCK", dict.fromkeys(Oracle.BLOCK, elements))
+        assert [each.stop - each.start for each in found.blocks()] == lengths
 
 
 def test_zero_times_the_logarithm_of_zero_is_zero() -> None:
