@@ -10,10 +10,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tests.support.ranks import Rank
+from tpbench.measure import clock
 
 
 def lone_rank(monkeypatch: pytest.MonkeyPatch, world_size: int = 2, log: list[str] | None = None) -> Rank:
-    """Replace torch's collectives, and return rank 0. `log` receives the name of each collective."""
+    """Replace torch's collectives, and return rank 0, whose cold cache is small.
+
+    `log` receives the name of each collective.
+    """
     calls = [] if log is None else log
 
     def all_gather(by_rank: list[Tensor], numbers: Tensor, *_: Any, **__: Any) -> None:
@@ -28,6 +32,7 @@ def lone_rank(monkeypatch: pytest.MonkeyPatch, world_size: int = 2, log: list[st
         reduced = {dist.ReduceOp.SUM: every.sum(0), dist.ReduceOp.MAX: every.amax(0), dist.ReduceOp.MIN: every.amin(0)}
         numbers.copy_(reduced[op])
 
+    monkeypatch.setattr(clock, "CPU_FLUSH_BYTES", 2)
     monkeypatch.setattr(dist, "all_gather", all_gather)
     monkeypatch.setattr(dist, "all_reduce", all_reduce)
     monkeypatch.setattr(dist, "broadcast", lambda *_, **__: calls.append("broadcast"))

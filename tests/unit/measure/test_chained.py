@@ -13,7 +13,7 @@ from tests.support.lone_rank import lone_rank
 from tests.support.ranks import Rank
 from tests.support.simulated_time import SimulatedTime, simulated_time
 from tests.support.sleeping_sessions import Sleeper, cpu_context, run
-from tpbench.measure import chained, clock, rank_memory
+from tpbench.measure import chained, rank_memory
 from tpbench.measure.audit import Inputs
 from tpbench.measure.chained import Chain, ChainedClock, chained_run, copies_needed
 from tpbench.measure.session import MeasureSettings, Verdict
@@ -24,23 +24,16 @@ SETTINGS = MeasureSettings(time_budget_s=2.4, min_iterations=20, max_iterations=
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> Rank:
-    monkeypatch.setattr(clock, "CPU_FLUSH_BYTES", 2)
     return lone_rank(monkeypatch)
 
 
-class Copy:
+class Copy(Sleeper):
     """A session that logs its name, with an output that names the copy and the step."""
-
-    costs = Sleeper.costs
 
     def __init__(self, name: str, log: list[str], time: SimulatedTime, seconds: float = 0.001) -> None:
         self.name, self.log, self.time, self.seconds = name, log, time, seconds
-        self.trusted, self.overwrites_inputs, self.fresh, self.keeps_output = True, False, False, False
         self.audited_inputs = Inputs([])
         self.outputs_held = 0
-
-    def outputs(self) -> list[torch.Tensor]:
-        return []
 
     def step(self) -> None:
         self.log.append(self.name)

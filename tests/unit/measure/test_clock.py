@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,6 @@ import torch
 from tests.support.lone_rank import lone_rank
 from tests.support.simulated_time import FakeEvents, simulated_time
 from tests.support.sleeping_sessions import cpu_context
-from tpbench.measure import clock
 from tpbench.measure.clock import (
     ColdCache,
     DeviceClock,
@@ -22,16 +22,6 @@ from tpbench.measure.clock import (
 )
 
 CPU = torch.device("cpu")
-
-
-class LoggedCache:
-    """A cache that notes when it is flushed."""
-
-    def __init__(self, log: list[str]) -> None:
-        self.log = log
-
-    def flush(self) -> None:
-        self.log.append("flush")
 
 
 def test_caches_are_evicted_by_a_buffer_of_all_ranks_together() -> None:
@@ -57,7 +47,7 @@ def test_wall_time_begins_when_the_ranks_are_lined_up(monkeypatch: pytest.Monkey
             log.append("restore")
             time.sleep(5.0)
 
-        cache: Any = LoggedCache(log)
+        cache: Any = SimpleNamespace(flush=lambda: log.append("flush"))
         samples = WallClock(CPU, cache).interleaved(
             [(lambda: step("a", 0.001), restore), (lambda: step("b", 0.02), restore)], 3
         )
@@ -69,7 +59,7 @@ def test_wall_time_begins_when_the_ranks_are_lined_up(monkeypatch: pytest.Monkey
 def test_the_wall_clock_keeps_the_parts_of_each_iteration_that_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     lone_rank(monkeypatch)
     with simulated_time() as time:
-        cache: Any = LoggedCache([])
+        cache: Any = SimpleNamespace(flush=lambda: None)
         wall = WallClock(CPU, cache)
         monkeypatch.setattr(wall, "_synchronize", lambda: time.sleep(0.003))
         assert wall.samples(lambda: time.sleep(0.001), lambda: None, 2) == pytest.approx([4.0] * 2)
@@ -95,7 +85,7 @@ def test_device_time_is_that_between_events_while_launches_are_queued(monkeypatc
             log.append("restore")
             time.sleep(5.0)
 
-        cache: Any = LoggedCache(log)
+        cache: Any = SimpleNamespace(flush=lambda: log.append("flush"))
         samples = DeviceClock(CPU, cache).samples(step, restore, 2)
     assert samples == pytest.approx([2.0] * 2)
     once = ["restore", "sleep", "flush", "all_reduce", "record", "step", "record"]
@@ -106,7 +96,6 @@ def test_device_time_is_that_between_events_while_launches_are_queued(monkeypatc
 
 def test_a_stopwatch_warms_up_and_takes_the_slowest_ranks_median(monkeypatch: pytest.MonkeyPatch) -> None:
     here = lone_rank(monkeypatch)
-    monkeypatch.setattr(clock, "CPU_FLUSH_BYTES", 2)
     calls: list[str] = []
     lengths = iter([100.0, 100.0, 0.001, 0.005, 0.003, 0.004, 0.002, 7.0, 7.0, 0.001, 0.002, 0.003])
     with simulated_time() as time:
@@ -123,7 +112,6 @@ def test_a_stopwatch_warms_up_and_takes_the_slowest_ranks_median(monkeypatch: py
 
 def test_blocks_of_iterations_alternate_and_their_first_halves_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     here = lone_rank(monkeypatch)
-    monkeypatch.setattr(clock, "CPU_FLUSH_BYTES", 2)
     calls: list[str] = []
     with simulated_time() as time:
         watch = Stopwatch(cpu_context(here))

@@ -163,12 +163,10 @@ def test_without_cupti_the_iterations_run_and_there_is_no_trace(monkeypatch: pyt
     ("name", "kind"),
     [
         ("nvjet_tst_128x256_64x4_2x1_v_bz_coopA_NTN", PRODUCT),
-        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1", PRODUCT),
         ("void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_256x128_32x3_nn_align8>", PRODUCT),
         ("triton_tem_fused_mm_t_3", PRODUCT),
         ("void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<128, gemm>>", OTHER),
         ("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", COMMUNICATION),
-        ("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", COMMUNICATION),
         ("Memcpy PtoP (Device -> Device)", COMMUNICATION),
         ("Memcpy DtoD (Device -> Device)", OTHER),
         ("void at::native::vectorized_elementwise_kernel<4, at::native::silu_kernel>", OTHER),

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import psutil
 import pytest
@@ -64,38 +65,6 @@ def test_only_listed_variables_are_recorded(monkeypatch: pytest.MonkeyPatch) -> 
     assert recorded["NCCL_ALGO"] == "Ring" and not {"PATH", "AWS_SECRET_ACCESS_KEY"} & set(recorded)
 
 
-class FakeNvml:
-    """NVML with some GPUs, or without a driver."""
-
-    class NVMLError(Exception):
-        pass
-
-    def __init__(self, names: list[str] | None) -> None:
-        self.names, self.ended = names, 0
-
-    def nvmlInit(self) -> None:
-        if self.names is None:
-            raise self.NVMLError
-
-    def nvmlShutdown(self) -> None:
-        self.ended += 1
-
-    def nvmlDeviceGetCount(self) -> int:
-        return len(self.names or ())
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
-        return index
-
-    def nvmlDeviceGetUUID(self, handle: int) -> str:
-        return f"GPU-{handle}"
-
-    def nvmlDeviceGetName(self, handle: int) -> str:
-        return (self.names or [])[handle]
-
-    def nvmlSystemGetDriverVersion(self) -> str:
-        return "580.1"
-
-
 @pytest.mark.parametrize(
     ("names", "visible", "count", "facts"),
     [
@@ -109,14 +78,20 @@ class FakeNvml:
 def test_gpus_are_those_of_nvml(
     names: list[str] | None, visible: str | None, count: int, facts: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nvml = FakeNvml(names)
+    nvml = mock.Mock(NVMLError=RuntimeError)
+    nvml.nvmlInit.side_effect = RuntimeError if names is None else None
+    nvml.nvmlDeviceGetCount.return_value = len(names or ())
+    nvml.nvmlDeviceGetHandleByIndex.side_effect = lambda index: index
+    nvml.nvmlDeviceGetUUID.side_effect = lambda index: f"GPU-{index}"
+    nvml.nvmlDeviceGetName.side_effect = lambda index: (names or [])[index]
+    nvml.nvmlSystemGetDriverVersion.return_value = "580.1"
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert machine.gpu_count() == count
     assert machine._gpus() == facts
-    assert nvml.ended == (0 if names is None else 2)
+    assert nvml.nvmlShutdown.call_count == (0 if names is None else 2)
     assert machine.facts()["gpu_count"] == facts["gpu_count"]  # type: ignore[index]
 
 

@@ -28,7 +28,6 @@ LAST = ["preparing iterations back to back", "checking an iteration on changed i
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> Rank:
     """Rank 0, whose cells have no iterations back to back: `test_chained` is about these."""
-    monkeypatch.setattr(clock, "CPU_FLUSH_BYTES", 2)
     monkeypatch.setattr(running, "chained_run", lambda *_: (None, {}))
     return lone_rank(monkeypatch)
 

@@ -109,7 +109,6 @@ def test_a_median_that_varies_needs_more_rounds() -> None:
 
 def test_rounds_of_two_clocks_end_with_the_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     here = lone_rank(monkeypatch)
-    monkeypatch.setattr(clock, "CPU_FLUSH_BYTES", 2)
     with simulated_time() as time:
         session = Sleeper(here, time, 0.001)
         wall, context = clock.WallClock(here.device, clock.ColdCache(here.device, 2)), cpu_context(here)

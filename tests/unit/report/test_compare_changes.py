@@ -164,7 +164,6 @@ def test_rows_under_different_conditions_are_not_compared(fields, cpu, said):
             ["CUDA_LAUNCH_BLOCKING unset and 1", "NCCL_ALGO Ring and unset", "OMP_NUM_THREADS 4 and 8"],
         ),
         ({"environment": "[]"}, {"environment": "{"}, []),
-        ({"cpu_count": 4}, {"cpu_count": 64}, ["cpu_count 4 and 64"]),
         ({"package_versions": "a 1"}, {"package_versions": "a 2"}, ["package_versions a 1 and a 2"]),
         ({"git_commit": "0123456789abcdef"}, {"git_commit": "f" * 40}, ["git_commit 0123456789ab and ffffffffffff"]),
         ({"git_dirty": False}, {"git_dirty": True}, ["git_dirty false and true"]),

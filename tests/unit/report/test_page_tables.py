@@ -37,13 +37,9 @@ def grid(arranged):
     return arranged.grids[0]
 
 
-def line(table, at):
-    return dict(zip(table.columns, table.cells[at], strict=True))
-
-
 def test_a_verdict_has_its_time_the_runner_up_and_doubts(grid):
-    cells = line(verdict_table(verdicts(grid)), 0)
-    assert {name: cell.text for name, cell in cells.items()} == {
+    table = verdict_table(verdicts(grid))
+    assert dict(zip(table.columns, table.texts[0], strict=True)) == {
         "problem": "vocab=32768 tp=2", "fastest": "triton_tp", "time": "1.000 ms", "runner-up": "3.00x pytorch_gather",
         "of floor": "50%", "memory": "<0.001 GiB", "wall time": "2.000 ms", "trust": "good",
     }  # fmt: skip

@@ -2,12 +2,11 @@
 
 import pytest
 
+from tests.unit.report.conftest import CPU
 from tpbench.report.command import main
 from tpbench.report.pivot import pivot
 from tpbench.settings import JobError
 from tpbench.tables import as_csv, as_text
-
-CPU = {"device": "cpu", "gpu_name": None, "cpu_model": "EPYC 9654"}
 
 
 def grid(document, table=0):
