@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import torch
 import triton.compiler
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import CompiledKernel
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
+
+from tpbench.kernels.one_pass import launch
+from tpbench.kernels.one_pass.kernels import one_pass_kernel, whole_row_kernel
+from tpbench.kernels.one_pass.tiling import Machine
+
+H200 = Machine(132, 232448)
 
 
 def pointer(tensor: Tensor) -> tuple[Any, ...]:
@@ -102,3 +110,14 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
 
     monkeypatch.setattr(JITFunction, "run", counted)
     return gpu
+
+
+def fake_h200(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    """An H200 for the one-pass kernels, which have caches that no other test fills or uses."""
+    zeros = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda *size, pin_memory=False, **how: zeros(*size, **how))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(launch, "machine", lambda device: H200)
+    for kernel in (one_pass_kernel, whole_row_kernel):
+        monkeypatch.setattr(kernel, "device_caches", defaultdict(kernel.create_binder))
+    return fake_gpu(monkeypatch)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
@@ -12,30 +11,10 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import compile as compile_for
 
-from tests.support.fake_gpu import fake_gpu
-from tpbench.kernels.one_pass import launch
-from tpbench.kernels.one_pass.kernels import one_pass_kernel, whole_row_kernel
+from tests.support.fake_gpu import H200, fake_h200
 from tpbench.kernels.one_pass.launch import Form, OnePassLaunch, Prepared, prepare
-from tpbench.kernels.one_pass.tiling import Machine
 from tpbench.kernels.row_loss import RowInputs, RowOutputs, Scales, TopTarget, Vocabulary
 from tpbench.kernels.symmetric import Workspace
-
-H200 = Machine(132, 232448)
-
-
-class Words(Workspace):
-    """A workspace without memory."""
-
-    def __init__(self) -> None:
-        self.words, self.peers = torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
-        self.control, self.failed = torch.zeros(2, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
-        self.half = 0
-
-    def enter(self) -> None:
-        """Check nothing."""
-
-    def _allocate(self, half: int) -> None:
-        """Allocate nothing."""
 
 
 def compile_kernel(loss: str, columns: int, world_size: int, top_loss: str = "") -> tuple[str, str, int]:
@@ -47,11 +26,7 @@ def compile_kernel(loss: str, columns: int, world_size: int, top_loss: str = "")
     target = Form((64,), (1,), torch.int64, 0) if loss == "cross_entropy" else x
     top = (64, 64, top_loss, True) if top_loss else (0, 0, "", False)
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-        monkeypatch.setattr(launch, "machine", lambda device: H200)
-        gpu = fake_gpu(monkeypatch)
-        for kernel in (one_pass_kernel, whole_row_kernel):
-            monkeypatch.setattr(kernel, "device_caches", defaultdict(kernel.create_binder))  # this GPU's compiler
+        gpu = fake_h200(monkeypatch)
         prepared = prepare(
             x, target, x, 0, Vocabulary(0, columns * world_size, columns, None, world_size, 0), loss=loss,
             ignore_index=-100, reduce=True, count=loss == "cross_entropy", z_loss=False, block_cap="auto", top=top,
@@ -60,7 +35,9 @@ def compile_kernel(loss: str, columns: int, world_size: int, top_loss: str = "")
         logits, row_loss = torch.zeros(8, dtype=torch.bfloat16), torch.zeros(2)
         labels: Any = torch.zeros(2, dtype=torch.int64) if loss == "cross_entropy" else logits
         labels = TopTarget(labels, torch.zeros(2)) if top_loss else labels
-        launch_once = OnePassLaunch(prepared, Words(), logits.device, Scales(*len(Scales._fields) * (1.0,)))
+        launch_once = OnePassLaunch(
+            prepared, Workspace(logits.device), logits.device, Scales(*len(Scales._fields) * (1.0,))
+        )
         launch_once(logits, labels, logits, RowInputs(), RowOutputs(row_loss), row_loss)
     options = {name: value for name, value in prepared.kernel.constants.items() if name != "SPEC"}
     compiled = compile_for(gpu.compiled[-1].src, target=GPUTarget("cuda", 90, 32), options=options)

@@ -6,9 +6,8 @@ import itertools
 
 import pytest
 
+from tests.support.fake_gpu import H200
 from tpbench.kernels.one_pass.tiling import MAX_WORDS, RESERVED_BYTES, Machine, Tiling, tiling
-
-H200 = Machine(132, 232448)
 
 
 @pytest.mark.parametrize(("loss", "longest"), [("cross_entropy", 131072), ("reverse_kl", 65536)])
