@@ -25,6 +25,7 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["loss=hinge"], ["no loss is called hinge", "cross_entropy", "reverse_kl"]),
     (["tokns=64"], ["no field of entropy_loss is called tokns, did you mean tokens"]),
     (["-m", "tp=4"], ["no field of entropy_loss is called tp, did you mean tp_size?"]),
+    (["-m", "order=interleaved"], ["order=interleaved needs reuse=true"]),
     (["measure=fast"], ["no measure is called fast (valid: default, quick, thorough)"]),
     (["hydra/launcher=slurm"], ["no launcher is called slurm, did you mean torchrun_slurm"]),
     (["hydra.launcher.partition=gpu"], ["hydra.launcher.partition needs hydra/launcher=torchrun_slurm"]),
@@ -34,20 +35,14 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     ),
     (["tokens=0"], ["tokens=0 must be at least 1"]),
     (["-m", "tokens=64,0,many"], ["tokens=0 must be at least 1", "tokens=many must be a whole number"]),
-    (["dtype=bf16"], ["dtype=bf16 does not exist, did you mean bfloat16", "float32"]),
     (["hydra.job.chdir=true"], ["hydra.job.chdir=true: every path counts from the folder in which tpbench starts"]),
-    (["-m", "hydra.job.chdir=true"], ["every path counts from the folder"]),
-    (["output_dir="], ["tpbench: output_dir is empty (is a variable of the shell not set?)"]),
     (["-m", "output_dir=null"], ["output_dir is empty"]),
     (["--config-dir=", "seed=1"], ["--config-dir is empty"]),
     (["block_cap=1000"], ["no block_cap is called 1000", "auto", "32768"]),
-    (["compile=true"], ["triton_tp does not support compile=true (supported by: pytorch_tp_manual, pytorch_gather)"]),
-    (["vocab=1"], ["vocab=1 cannot be sharded over tp_size=2"]),
-    (["tokens"], ["tokens has no value: write tokens=VALUE"]),
     (["~vocab", "--cfg", "job"], ["~vocab removes what every job needs: write vocab=VALUE"]),
     (["-m", "tokens=64,", "128"], ["no comma at its end", "as -m tokens=64,128)"]),
     (["--frobnicate"], ["no such option: --frobnicate"]),
-    (["--tokens=64"], ["write python -m tpbench tokens=64"]),
+    (["-m", "variant=[triton_tp,pytorch_gather]"], ["write several values as -m variant=triton_tp,pytorch_gather"]),
     (["tp_size=1,2"], ["tp_size=1,2 is a sweep", "-m"]),
     (["-m", "seed=range(0,1000000000)"], ["this sweep has 1000000000 cells; one sweep has at most 10000"]),
     (["hydra.sweeper._target_=os.system"], ["_target_ names Python code"]),
@@ -134,15 +129,6 @@ def test_a_sweep_ends_with_its_table_and_where_the_rows_are(
     assert re.search(r"vocab +tp +shard +triton_tp", done.stdout)
 
 
-def test_the_report_reads_the_sweep(sweep: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
-    folder, _ = sweep
-    line = [sys.executable, str(ROOT / "scripts" / "report.py"), "outputs"]
-    done = subprocess.run(line, cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "pytorch_tp_manual" in done.stdout
-    assert "interpreted" in done.stdout
-
-
 def test_one_job_without_a_sweep_whose_replicas_have_tokens_of_their_own(
     sweep: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
@@ -155,19 +141,6 @@ def test_one_job_without_a_sweep_whose_replicas_have_tokens_of_their_own(
     one = package.load(sweep[0] / "outputs", variant="pytorch_tp_manual").iloc[0]
     assert (one["world_size"], one["tokens"]) == (2, row["tokens"])
     assert row["loss_value"] != one["loss_value"]
-
-
-def test_what_the_oracle_refuses_is_wrong_and_has_no_time(tmp_path: Path) -> None:
-    # Gradients of some 1e-9 drown in fp16's subnormals: torch's own loss in the logits' dtype loses them.
-    done = tpbench("variant=pytorch_gather", "compute_dtype=logits", "dtype=float16", "loss=forward_kl", "tokens=2048",
-                   "vocab=8192", "tp_size=1", "measure=quick", "device=cpu", cwd=tmp_path)  # fmt: skip
-    (row,) = package.load(tmp_path / "outputs").to_dict("records")
-    assert (row["status"], done.returncode) == ("wrong", 1)
-    assert "grad_error" in row["reason"]
-    assert row["grad_error"] > 0
-    assert pd.isna(row["time_ms"])
-    assert row["samples_ms"] is None
-    assert "tpbench: 1 of 1 cells failed (wrong: 1)" in done.stderr
 
 
 def test_commands_that_measure_nothing(tmp_path: Path) -> None:
@@ -199,15 +172,7 @@ def test_the_list_imports_no_torch() -> None:
     subprocess.run([sys.executable, "-c", probe], check=True, capture_output=True, cwd=ROOT)
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("mkdir gone; cd gone; rmdir ../gone; {}", "the working folder was deleted"),
-        ("{} >/dev/full", "the output cannot be written: No space left on device"),
-    ],
-)
-def test_a_folder_and_an_output_that_are_gone_are_named(line: str, said: str, tmp_path: Path) -> None:
-    command = f"{sys.executable} -m tpbench dry_run=true device=cpu"
-    done = subprocess.run(line.format(command), shell=True, cwd=tmp_path, env=environment(), capture_output=True)
-    assert done.returncode == 1
-    assert done.stderr.decode().startswith(f"tpbench: {said}")
+def test_a_folder_that_is_gone_is_named(tmp_path: Path) -> None:
+    line = f"mkdir gone; cd gone; rmdir ../gone; {sys.executable} -m tpbench dry_run=true device=cpu"
+    done = subprocess.run(line, shell=True, cwd=tmp_path, env=environment(), capture_output=True)
+    assert done.returncode == 1 and done.stderr.startswith(b"tpbench: the working folder was deleted")

@@ -45,7 +45,6 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     "arguments",
     [
         ["-m", "tpbench"],
-        ["-m", "tpbench", "-m", "variant=triton_tp"],
         ["scripts/report.py", "outputs"],
         ["scripts/predict.py"],
         ["scripts/collect.py"],

@@ -9,7 +9,6 @@ import random
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from multiprocessing.sharedctypes import Synchronized
 from multiprocessing.synchronize import Barrier
@@ -54,61 +53,6 @@ def test_racing_writers_publish_once(hard_links: bool, tmp_path: Path, monkeypat
     assert won.value == 40
     assert len(list((tmp_path / "rows").glob("[!.]*"))) == 40
     assert not list(tmp_path.rglob("*.tmp"))
-
-
-FILL = """
-    import errno, os, resource, sys
-    from tpbench.results.write import write_row
-    folder, limit = sys.argv[1], int(sys.argv[2])
-    if limit:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-    error = None
-    for index in range(1000):
-        try:
-            write_row({"reason": "x" * 20000}, folder, f"r{index}")
-        except OSError as caught:
-            error = caught
-            break
-    print(errno.errorcode[error.errno], index, sorted(os.listdir(f"{folder}/rows")) if index else [])
-"""
-
-
-def fill(folder: Path, limit: int = 0, mount: str = "") -> subprocess.CompletedProcess[str]:
-    """Write rows in another process until no more fit. With `mount`, mount a small file system at `folder` before."""
-    command = [sys.executable, "-c", textwrap.dedent(FILL), str(folder), str(limit)]
-    if mount:
-        script = f'mount -t tmpfs -o {mount} none "$0" && exec "$@"'
-        command = ["unshare", "-rm", "sh", "-c", script, str(folder), *command]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-
-
-def in_mount(folder: Path, mount: str) -> subprocess.CompletedProcess[str]:
-    try:
-        able = subprocess.run(["unshare", "-rm", "mount", "-t", "tmpfs", "none", folder], capture_output=True)
-    except FileNotFoundError:
-        able = None
-    if able is None or able.returncode:
-        pytest.skip("this machine does not let us mount a tmpfs")
-    return fill(folder, mount=mount)
-
-
-def test_a_full_disk(tmp_path: Path) -> None:
-    done = in_mount(tmp_path, "size=256k")
-    name, count, left = done.stdout.split(maxsplit=2)
-    assert name == "ENOSPC", done.stderr
-    assert 0 < int(count) < 12
-    assert left.strip() == str(sorted(f"r{index}.parquet" for index in range(int(count))))
-
-
-def test_a_read_only_disk(tmp_path: Path) -> None:
-    done = in_mount(tmp_path, "ro")
-    assert done.stdout.split(maxsplit=2)[:2] == ["EROFS", "0"], done.stderr
-
-
-def test_a_limit_on_file_size(tmp_path: Path) -> None:
-    done = fill(tmp_path, limit=4096)
-    assert done.stdout.split(maxsplit=2)[:2] == ["EFBIG", "0"], done.stderr
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_compaction_beside_a_writer_and_killed_at_random_moments(tmp_path: Path) -> None:

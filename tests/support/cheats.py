@@ -24,11 +24,6 @@ def honest(problem: EntropyLoss, shard: Shard) -> Step:
     return example.fast_tp(problem, shard)
 
 
-def restores_its_input(problem: EntropyLoss, shard: Shard) -> Step:
-    """An honest variant with a `restore`."""
-    return dataclasses.replace(honest(problem, shard), restore=lambda: None)
-
-
 def returns_a_stored_answer(problem: EntropyLoss, shard: Shard) -> Step:
     step, answers = honest(problem, shard), list[Output]()
 
@@ -149,16 +144,6 @@ def block_with_stored_output(problem: TpBlock, context: BlockContext) -> Prepare
         outputs.append(output.detach().clone())
         output.data.copy_(outputs[0])
         return output
-
-    return dataclasses.replace(block, run=run)
-
-
-def block_that_returns_early(problem: TpBlock, context: BlockContext) -> PreparedBlock:
-    block, calls = honest_block(problem, context), list[None]()
-
-    def run(x: Tensor) -> Tensor:
-        calls.append(None)
-        return block.run(x) if len(calls) <= 3 else x * 1
 
     return dataclasses.replace(block, run=run)
 

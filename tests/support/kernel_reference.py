@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests.support.ranks import Rank, enough_gpus, run_on_ranks
+
 LOSSES = ("cross_entropy", "soft_cross_entropy", "reverse_kl", "forward_kl")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 ALGORITHMS: dict[str, dict[str, str]] = {
     "two_reads": {"algorithm": "two_reads"}, "two_kernels": {"algorithm": "two_kernels"},
@@ -77,6 +82,26 @@ def make(
     else:
         target = (torch.randn(rows, vocab, generator=generator) * 2).to(dtype)
     return logits.to(device), target.to(device)
+
+
+def columns_of(rank: Rank, vocab: int) -> slice:
+    """Return the columns of a rank. They are uneven: the first rank holds two more than its share."""
+    edges = [0, *(vocab * (each + 1) // rank.world_size + 2 for each in range(rank.world_size - 1)), vocab]
+    return slice(edges[rank.rank], edges[rank.rank + 1])
+
+
+def on_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """Return the results of `function(Rank, *arguments)`. Skip the test if ranks lack GPUs. One rank has no group."""
+    if not enough_gpus(world_size):
+        pytest.skip(f"needs {world_size} GPUs")
+    if world_size == 1:
+        return [function(Rank(0, 1, None, DEVICE), *arguments)]  # type: ignore[arg-type]
+    return run_on_ranks(world_size, function, *arguments)
+
+
+def on_device(options: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """Return options whose tensors are on a device."""
+    return {name: value.to(device) if torch.is_tensor(value) else value for name, value in options.items()}
 
 
 def far_away(values: Tensor, by: float) -> Tensor:

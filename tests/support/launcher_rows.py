@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tpbench.job import parse_job
-from tpbench.launcher.attempt import new_task, store
+from tpbench.launcher.attempt import Attempt, new_task, store
 from tpbench.launcher.planning.plan import Cell
 
 FACTS = {
@@ -30,3 +30,12 @@ def measured(of: Cell, status: str = "ok", reason: str | None = None, **facts: A
     """A row of that cell, as the facts were then."""
     task = new_task(of.job, Path(of.job.output_dir), cell=of.index, **{**FACTS, **facts})
     store(task.result(status, reason), of.job, task.folder)
+
+
+def begun(output_dir: Path, index: int = 0) -> Attempt:
+    """Return an attempt of the sweep S whose ranks have not started yet."""
+    sweep = output_dir / "sweeps" / "S"
+    sweep.mkdir(parents=True, exist_ok=True)
+    attempt = Attempt.plan(cell(index, output_dir, seed=index), sweep, FACTS, number=1).begin()
+    attempt.task.save(attempt.task_file)
+    return attempt

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.support.composed_jobs import job
+from tpbench.job import unsupported_reason
 from tpbench.kernels import KERNEL_LOSSES, LABEL_LOSSES
 from tpbench.launcher.options import command_line_names
 from tpbench.workloads import variants, workloads
@@ -49,3 +51,22 @@ def test_workloads_name_fields_that_exist() -> None:
         assert {option.name for option in workload.options} <= set(workload.problem.__dataclass_fields__)
         for variant in workload.variants.values():
             assert variant.options <= {option.name for option in workload.options}
+
+
+STUDIES = [file for name in ("sparse_grad*", "tp_over*", "tp_stack") for file in CONF.glob(f"experiment/{name}.yaml")]
+
+
+@pytest.mark.parametrize("file", sorted(STUDIES), ids=lambda file: str(file.stem))
+def test_every_choice_of_an_experiment_makes_a_job(file: Path) -> None:
+    swept = yaml.safe_load(file.read_text())["hydra"]["sweeper"]["params"]
+    choices = {key: str(values).split(",") for key, values in swept.items()}
+    first = {key: values[0] for key, values in choices.items()}
+    lines = [{**first, key: value} for key, values in choices.items() for value in values]  # each choice once
+    added = {"part", "save_gathered"}  # config.yaml has no default for these
+    jobs = [job(*(f"{'++' * (key in added)}{key}={value}" for key, value in line.items())) for line in lines]
+    assert len({each.workload.name for each in jobs}) == 1 and not any(map(unsupported_reason, jobs))
+    if file.stem == "tp_overlap":
+        assert {each.variant for each in jobs} == set(jobs[0].workload.variants)
+    if file.stem == "sparse_grad_density":
+        densities = {each.problem.tokens / each.problem.table_rows for each in jobs}
+        assert min(densities) < 0.011 and max(densities) == 1.0

@@ -16,7 +16,6 @@ from tpbench.settings import JobError
 from tpbench.workloads import workloads
 
 TINY = {"variant": "triton_tp", "tp_size": 2, "tokens": 64, "vocab": 1000}
-BIGRAM = {"tp_size": 1, "dp_size": 2, "table_rows": 1001, "width": 32, "tokens": 64}
 
 
 @pytest.mark.parametrize(
@@ -100,13 +99,6 @@ def test_the_key_is_of_the_resolved_job() -> None:
         {"variant": "pytorch_gather"},
     ):
         assert parse_job({**TINY, **change}).key != job.key
-
-
-def test_graph_with_a_variant_that_cannot_be_captured() -> None:
-    counted = {**BIGRAM, "variant": "sparse_all_to_all", "graph": True}
-    assert "sparse_all_to_all cannot be captured in a CUDA graph" in (unsupported_reason(parse_job(counted)) or "")
-    assert unsupported_reason(parse_job({**counted, "graph": False})) is None
-    assert unsupported_reason(parse_job({**counted, "variant": "dense_reduce_scatter"})) is None
 
 
 def test_flat_names_are_unique_across_the_parts_of_a_job_and_a_sweep() -> None:

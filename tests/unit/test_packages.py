@@ -67,17 +67,6 @@ def test_one_command_for_each_extra() -> None:
     assert packages.not_installed(["triton"]) == "needs triton (not installed)"
 
 
-def test_a_missing_required_package_is_explained(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    hide(monkeypatch, "hydra", "pynvml")
-    with pytest.raises(SystemExit) as ended, packages.explain_missing():
-        import hydra  # noqa: F401
-    text = str(ended.value.code)
-    assert "hydra-core, nvidia-ml-py\n" in text and sys.executable in text
-    assert f"{ROOT}/scripts/run" in text and packages.install_command() in text
-
-
 def test_a_missing_optional_package_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     hide(monkeypatch, "submitit")
     with pytest.raises(SystemExit, match=r"needs submitit \(not installed\): .*\[slurm\]"), packages.explain_missing():

@@ -11,7 +11,7 @@ import pytest
 
 import tpbench as package
 from tests.support.command import ROOT, environment, tpbench
-from tests.support.four_gpu_host import job, pretend_four_gpus
+from tests.support.planned_jobs import job, pretend_four_gpus
 from tpbench.launcher import devices
 from tpbench.launcher.devices import Devices
 
@@ -29,15 +29,15 @@ def test_devices_of_another_process_are_free_when_it_ends(monkeypatch: pytest.Mo
     assert other.stdout is not None
     assert other.stdout.readline() == "True\n"
     host = Devices(split_cpu=False)
-    assert host.lease(job(3)) is None
-    pair = host.lease(job(2))
+    assert host.lease(job(tp_size=3)) is None
+    pair = host.lease(job(tp_size=2))
     assert pair is not None
     assert pair.beside_others
     assert pair.environment == {"CUDA_VISIBLE_DEVICES": "1,3"}
     host.release(pair)
     other.kill()
     other.wait()
-    assert host.lease(job(4)) is not None
+    assert host.lease(job(tp_size=4)) is not None
 
 
 ON_TWO_CORES = """

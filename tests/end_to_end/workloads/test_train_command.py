@@ -101,14 +101,9 @@ def test_rows_as_json_documents(rows: list[dict[str, Any]], swept: Any) -> None:
     assert content["config"]["model_name"] == "tiny_qwen3" and content["config"]["steps"] == 6
     assert [step["step"] for step in content["steps"]] == [2, 3, 4, 5, 6, 7]  # after 2 warm-up steps
     assert all(list(json.loads((swept[0] / "outputs" / name).read_text())) == list(content) for name in plain)
-    summary = content["summary"]
-    assert sum(summary["timing_breakdown"].values()) == pytest.approx(100)
+    assert sum(content["summary"]["timing_breakdown"].values()) == pytest.approx(100)
     assert all(0 < step["forward_time_s"] < step["step_time_s"] for step in content["steps"])
     assert all(0 < step["memory_allocated_gb"] <= step["memory_peak_gb"] for step in content["steps"])
-    assert summary["final_loss"] == content["steps"][-1]["loss"]
-    average_s = sum(step["step_time_s"] for step in content["steps"]) / 6
-    assert summary["avg_step_time_ms"] == pytest.approx(1e3 * average_s)
-    assert summary["avg_tokens_per_sec"] == pytest.approx(64 / average_s)
 
 
 def test_documents_of_one_name_get_files_of_their_own(tmp_path: Path) -> None:
@@ -142,12 +137,8 @@ def test_the_report_warns_of_different_trajectories(rows: list[dict[str, Any]], 
 
 REFUSED: list[tuple[list[str], list[str]]] = [
     (["variant=autotp"], ["the shape is of entropy_loss", "qwen3_0p6b_tp2", "tiny_train_dp2_tp2"]),
-    (["variant=autotp", "shape=tiny_train_tp2", "model=qwen3_9b"], ["no model is called qwen3_9b", "llama3_70b"]),
-    (["variant=autotp", "shape=tiny_train_tp2", "tp_size=4"], ["tp_size=4 must divide heads=4, kv_heads=2 and"]),
-    (["variant=autotp", "shape=tiny_train_tp2", "world_size=4"], ["dp_size=1 x tp_size=2 is not equal to world"]),
-    (["variant=autotp", "shape=tiny_train_tp2", "tp_size=auto"], ["tp_size=auto needs world_size"]),
+    (["variant=autotp", "shape=tiny_train_tp2", "model=qwen3_9b"], ["no model is called qwen3_9b", "a path to a"]),
     (["variant=ddp", "shape=tiny_train_tp2"], ["it has no tensor parallelism: tp_size must be 1, got 2"]),
-    (["variant=autotp", "shape=tiny_train_tp2", "dtype=float16"], ["dtype=float16 needs autocast=true"]),
     (["variant=autotp", "shape=tiny_train_tp2", "zero_stage=3"], ["zero_stage=3 does not exist (valid: 0, 1, 2)"]),
     (["variant=autotp", "shape=tiny_train_tp2", "graph=true"], ["cannot be captured", "zero_stage must be 0, got 1"]),
     (["variant=fsdp", "shape=tiny_train_dp2", "graph=true", "warmup_steps=0"], ["warmup_steps must be at least 1"]),

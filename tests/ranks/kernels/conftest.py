@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.kernel_reference import ALGORITHMS
+from tests.support.kernel_reference import ALGORITHMS, DEVICE
 
 
 @pytest.fixture(params=ALGORITHMS)
@@ -16,4 +16,4 @@ def algorithm(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 @pytest.fixture
 def device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return DEVICE

@@ -9,8 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.kernel_reference import DTYPES, TOLERANCE, assert_near, far_away, make, make_linear
-from tests.support.ranks import Rank, enough_gpus, ranks_here, run_on_ranks
+from tests.support.kernel_reference import (
+    DTYPES,
+    TOLERANCE,
+    assert_near,
+    columns_of,
+    far_away,
+    make,
+    make_linear,
+    on_ranks,
+)
+from tests.support.ranks import Rank, ranks_here
 from tpbench.kernels import EntropyLoss, LinearEntropyLoss, TopK, entropy_loss, linear_entropy_loss
 
 LOSSES = ("soft_cross_entropy", "forward_kl", "reverse_kl")
@@ -181,16 +190,10 @@ def _cases(world_size: int) -> list[tuple[Tensor, Any, dict[str, Any]]]:
     return cases
 
 
-def _columns(rank: Rank, vocab: int) -> slice:
-    """Uneven: the first rank holds two columns more than its share."""
-    edges = [0, *(vocab * (each + 1) // rank.world_size + 2 for each in range(rank.world_size - 1)), vocab]
-    return slice(edges[rank.rank], edges[rank.rank + 1])
-
-
 def _on_rank(rank: Rank, cases: list[Any]) -> list[tuple[Tensor, ...]]:
     results = []
     for logits, target, options in cases:
-        own = _columns(rank, logits.shape[1])
+        own = columns_of(rank, logits.shape[1])
         of_rank = target if isinstance(target, TopK) else target[:, own]
         results.append(_run(logits[:, own], of_rank, rank.device, group=rank.group, **options))
     return results
@@ -198,10 +201,8 @@ def _on_rank(rank: Rank, cases: list[Any]) -> list[tuple[Tensor, ...]]:
 
 @pytest.mark.parametrize("world_size", sorted({ranks_here(2), ranks_here(3)}))
 def test_over_ranks(world_size: int) -> None:
-    if not enough_gpus(world_size):
-        pytest.skip(f"needs {world_size} GPUs")
     cases = _cases(world_size)
-    by_case = zip(*run_on_ranks(world_size, _on_rank, cases), strict=True)
+    by_case = zip(*on_ranks(world_size, _on_rank, cases), strict=True)
     for (logits, target, options), shards in zip(cases, by_case, strict=True):
         for number in range(2):
             assert all(torch.equal(shard[number], shards[0][number]) for shard in shards), options

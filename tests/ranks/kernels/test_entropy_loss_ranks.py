@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.kernel_reference import DTYPES, LOSSES, assert_right, far_away, make, reference
-from tests.support.ranks import Rank, RankError, enough_gpus, ranks_here, run_on_ranks
+from tests.support.kernel_reference import DTYPES, LOSSES, assert_right, columns_of, far_away, make, on_ranks, reference
+from tests.support.ranks import Rank, RankError, ranks_here, run_on_ranks
 from tpbench.kernels import entropy_loss, symmetric
 from tpbench.kernels.symmetric import unavailable_reason
 
@@ -25,35 +25,26 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUD
 needs_2_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 GPUs")
 
 
-def _bounds(rank: Rank, vocab: int) -> tuple[int, int]:
-    """Uneven: the first rank holds two columns more than its share."""
-    edges = [0, *(vocab * (each + 1) // rank.world_size + 2 for each in range(rank.world_size - 1)), vocab]
-    return edges[rank.rank], edges[rank.rank + 1]
-
-
-def _shard(rank: Rank, logits: torch.Tensor, target: torch.Tensor, **options: Any) -> tuple[torch.Tensor, ...]:
-    start, stop = _bounds(rank, logits.shape[1])
-    local = logits[:, start:stop].to(rank.device)
-    target = target[:, start:stop] if target.dim() == 2 else target
-    result = entropy_loss(local, target.to(rank.device), group=rank.group, **options)
-    assert result.grad is not None
-    return result.loss, result.row_loss, result.grad
+def _shard(rank: Rank, logits: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
+    """Return the logits and the target of a rank, and the options that say where they lie."""
+    columns = columns_of(rank, logits.shape[1])
+    target = target[:, columns] if target.dim() == 2 else target
+    place = {"group": rank.group, "vocab_start": columns.start, "vocab_size": logits.shape[1]}
+    return logits[:, columns].to(rank.device), target.to(rank.device), place
 
 
 def _many(rank: Rank, cases: list[Case]) -> list[Any]:
-    return [_shard(rank, logits, target, **options) for logits, target, options in cases]
-
-
-def _on_ranks(world_size: int, *call: Any) -> list[Any]:
-    if not enough_gpus(world_size):
-        pytest.skip(f"needs {world_size} GPUs")
-    return run_on_ranks(world_size, *call)
+    results = []
+    for logits, target, options in cases:
+        result = entropy_loss(*_shard(rank, logits, target)[:2], group=rank.group, **options)
+        results.append((result.loss, result.row_loss, result.grad))
+    return results
 
 
 def _check(world_size: int, exchange: str, cases: list[Case]) -> None:
     for _, _, options in cases:
         options["exchange"] = exchange
-    shards_by_case = zip(*_on_ranks(world_size, _many, cases), strict=True)
+    shards_by_case = zip(*on_ranks(world_size, _many, cases), strict=True)
     for (logits, target, options), shards in zip(cases, shards_by_case, strict=True):
         losses, row_losses, grads = zip(*shards, strict=True)
         assert all(torch.equal(each, losses[0]) for each in losses), options
@@ -129,9 +120,8 @@ def test_ranks_agree_on_symmetric_memory(ranks: list[tuple[str, str, str, int]],
 def _left_alone(rank: Rank, logits: torch.Tensor, labels: torch.Tensor) -> tuple[bool, float, str]:
     """The first rank's second call, whose peer is dead: whether its loss is NaN, after how long, and the third call's
     error."""
-    start, stop = _bounds(rank, logits.shape[1])
-    local, labels = logits[:, start:stop].to(rank.device), labels.to(rank.device)
-    shard = {"group": rank.group, "vocab_start": start, "vocab_size": logits.shape[1], "exchange": "symmetric"}
+    local, labels, shard = _shard(rank, logits, labels)
+    shard["exchange"] = "symmetric"
     assert entropy_loss(local, labels, **shard).loss.isfinite()  # whose wait is as long as the peer compiles
     torch.cuda.synchronize()
     symmetric.WAIT_LIMIT_S = 4.0
@@ -156,12 +146,8 @@ def test_a_rank_whose_peer_is_killed_ends_with_an_error() -> None:
 
 def _captured(rank: Rank, logits: torch.Tensor, target: torch.Tensor, loss: Any, grad: str) -> list[Any]:
     """Loss and gradient of a graph's replays, of logits that change in between, and of a call without a graph."""
-    start, stop = _bounds(rank, logits.shape[1])
-    local = logits[:, start:stop].to(rank.device)
-    target = (target if loss == "cross_entropy" else target[:, start:stop]).to(rank.device)
-    shard: dict[str, Any] = {
-        "group": rank.group, "vocab_start": start, "vocab_size": logits.shape[1], "loss": loss, "exchange": "symmetric",
-    }  # fmt: skip
+    local, target, shard = _shard(rank, logits, target)
+    shard |= {"loss": loss, "exchange": "symmetric"}
     held = local.clone()
     for _ in range(2):
         entropy_loss(held.copy_(local), target, grad=grad, **shard)
@@ -193,16 +179,14 @@ def test_a_graph_over_ranks_may_be_replayed_between_other_calls(loss: Any, rows:
 
 
 def _refused(rank: Rank, logits: torch.Tensor, labels: torch.Tensor) -> list[str]:
-    start, stop = _bounds(rank, logits.shape[1])
-    local, labels = logits[:, start:stop].to(rank.device), labels.to(rank.device)
-    shard: dict[str, Any] = {"group": rank.group, "vocab_start": start, "vocab_size": logits.shape[1]}
+    local, labels, shard = _shard(rank, logits, labels)
     options: list[dict[str, Any]] = [
         {**shard, "algorithm": "two_reads"},
         {**shard, "algorithm": "two_kernels", "exchange": "symmetric"},
         {**shard, "algorithm": "one_read", "exchange": "nccl"},
         {"group": rank.group, "vocab_size": 102},
         {"group": rank.group, "vocab_start": 0},
-        {"group": rank.group, "vocab_start": start + rank.rank},
+        {"group": rank.group, "vocab_start": shard["vocab_start"] + rank.rank},
     ]
     errors = []
     for each in options:
@@ -221,7 +205,7 @@ def test_options_that_do_not_fit_the_ranks() -> None:
         ": 52 on rank 1, got 0",
         ": 52 on rank 1, got 53",
     ]
-    for errors in _on_ranks(2, _refused, *make("cross_entropy", vocab=101)):
+    for errors in on_ranks(2, _refused, *make("cross_entropy", vocab=101)):
         assert all(part in error for part, error in zip(parts, errors, strict=True)), errors
 
 
@@ -247,16 +231,14 @@ def _uneven(
 def test_one_rank_may_hold_nearly_all_columns(loss: Any, world_size: int, held: int) -> None:
     """More than places are kept for where shares are even: by two kernels then, on all ranks."""
     logits, target = make(loss, rows=3, vocab=40000)
-    results = _on_ranks(world_size, _uneven, logits, target, loss, held)
+    results = on_ranks(world_size, _uneven, logits, target, loss, held)
     assert held == 0 or {algorithm for _, algorithm in results} == {"two_kernels"}
     assert all(torch.equal(losses, results[0][0]) for losses, _ in results)
     torch.testing.assert_close(results[0][0].double(), reference(logits, target, loss=loss)[1], rtol=1e-5, atol=1e-5)
 
 
 def _explicit(rank: Rank, logits: torch.Tensor, labels: torch.Tensor) -> tuple[bool, torch.Tensor]:
-    start, stop = _bounds(rank, logits.shape[1])
-    local, labels = logits[:, start:stop].to(rank.device), labels.to(rank.device)
-    shard: dict[str, Any] = {"group": rank.group, "vocab_start": start, "vocab_size": logits.shape[1]}
+    local, labels, shard = _shard(rank, logits, labels)
     both, start_only, neither = (
         entropy_loss(local, labels, **{name: shard[name] for name in names})
         for names in (shard, ("group", "vocab_start"), ("group",))
@@ -268,7 +250,7 @@ def _explicit(rank: Rank, logits: torch.Tensor, labels: torch.Tensor) -> tuple[b
 
 
 def test_explicit_bounds_and_no_tokens() -> None:
-    for equal, none in _on_ranks(2, _explicit, *make("cross_entropy", vocab=101)):
+    for equal, none in on_ranks(2, _explicit, *make("cross_entropy", vocab=101)):
         assert equal and none == 0
 
 

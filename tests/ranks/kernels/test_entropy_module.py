@@ -50,14 +50,6 @@ def test_an_upstream_gradient_and_labels_with_strides(device: torch.device, algo
     torch.testing.assert_close(leaf.grad, expected.grad)
 
 
-def test_the_module_with_an_upstream_gradient_of_one(device: torch.device) -> None:
-    values, target = make("reverse_kl", dtype=torch.bfloat16, device=device)
-    leaf = values.clone().requires_grad_()
-    EntropyLoss(loss="reverse_kl")(leaf, target).backward()
-    expected = entropy_loss(values, target, loss="reverse_kl").grad
-    assert leaf.grad is not None and expected is not None and torch.equal(leaf.grad, expected)
-
-
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("in_place", [False, True])
 def test_a_loss_scaler_comes_in_time_for_fp16(

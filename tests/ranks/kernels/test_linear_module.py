@@ -13,11 +13,10 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.support.command import ROOT
-from tests.support.kernel_reference import make_linear
+from tests.support.kernel_reference import DEVICE, make_linear
 from tests.support.ranks import Rank, ranks_here, run_on_ranks
 from tpbench.kernels import EntropyLoss, LinearEntropyLoss
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ROWS, VOCAB, WIDTH = 6, 96, 8
 
 

@@ -12,12 +12,15 @@ from tests.support.kernel_reference import (
     DTYPES,
     TOLERANCE,
     assert_near,
+    columns_of,
     make,
     make_linear,
     make_policy,
+    on_device,
+    on_ranks,
     policy_reference,
 )
-from tests.support.ranks import Rank, enough_gpus, ranks_here, run_on_ranks
+from tests.support.ranks import Rank, ranks_here
 from tpbench.kernels import EntropyLoss, LinearEntropyLoss, entropy_loss, linear_entropy_loss
 
 OURS = ("algorithm", "block_cap", "exchange", "loss", "entropy", "workspace_gib", "hidden_sharded", "grad")
@@ -26,15 +29,11 @@ SEQUENCES = torch.tensor([3, 3, 3, -7, 0, 0, 0, 5, 3], dtype=torch.int32)
 """Sequences whose rows are neighbours, a sequence of one row, and one whose rows lie apart."""
 
 
-def local(options: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    return {name: value.to(device) if torch.is_tensor(value) else value for name, value in options.items()}
-
-
 def right(logits: torch.Tensor, target: torch.Tensor, options: dict[str, Any]) -> tuple[Any, torch.Tensor]:
     """Return the reference, and its gradient by the logits."""
     leaf = logits.detach().double().cpu().requires_grad_()
     options = {name: value for name, value in options.items() if name not in OURS}
-    reference = policy_reference(leaf, target.cpu(), **local(options, torch.device("cpu")))
+    reference = policy_reference(leaf, target.cpu(), **on_device(options, torch.device("cpu")))
     reference.objective.backward()
     assert leaf.grad is not None
     return reference, leaf.grad
@@ -86,7 +85,7 @@ def test_every_option(case: str, device: torch.device, algorithm: dict[str, Any]
     for dtype, block_cap in itertools.product(DTYPES if case == "all terms" else DTYPES[:1], (32, "auto")):
         logits, target = make("cross_entropy", dtype=dtype, device=device)
         target[4] = -100
-        result = entropy_loss(logits, target, block_cap=block_cap, **local(options, device), **algorithm)
+        result = entropy_loss(logits, target, block_cap=block_cap, **on_device(options, device), **algorithm)
         check(result, logits, target, options)
 
 
@@ -97,16 +96,16 @@ def test_edges(device: torch.device, algorithm: dict[str, Any]) -> None:
     target = target.clamp(max=69)
     target[:2] = torch.tensor([20, 99])
     options = make_policy(9, ref_logprobs=None, kl_weight=0.0, cross_entropy_weight=0.0, vocab_size=70)
-    check(entropy_loss(logits, target, **local(options, device), **algorithm), logits, target, options)
-    nothing = entropy_loss(logits, torch.full_like(target, -100), **local(options, device), **algorithm)
+    check(entropy_loss(logits, target, **on_device(options, device), **algorithm), logits, target, options)
+    nothing = entropy_loss(logits, torch.full_like(target, -100), **on_device(options, device), **algorithm)
     assert nothing.loss == 0 and nothing.grad is not None and not nothing.grad.any()
-    none = local({name: each[:0] if torch.is_tensor(each) else each for name, each in options.items()}, device)
+    none = on_device({name: each[:0] if torch.is_tensor(each) else each for name, each in options.items()}, device)
     assert entropy_loss(logits[:0], target[:0], **none, **algorithm).loss == 0
     # A row whose ratio is infinite has an infinite loss, and the other rows do not notice.
     target[3] = 5
     options["old_logprobs"], options["advantages"] = torch.full((9,), -500.0), torch.zeros(9)
     options["advantages"][3], options["row_weight"] = -1.0, None
-    result = entropy_loss(logits, target, **local(options, device), **algorithm)
+    result = entropy_loss(logits, target, **on_device(options, device), **algorithm)
     assert result.row_loss[3] == torch.inf and result.row_loss[4:].isfinite().all()
 
 
@@ -115,35 +114,27 @@ def test_many_rows_and_sequences(device: torch.device) -> None:
     logits, target = make("cross_entropy", rows=5000, vocab=40, device=device)
     for sequences in (torch.arange(5000) // 700, torch.arange(5000) % 7):
         options = make_policy(5000, sequences=sequences.int())
-        check(entropy_loss(logits, target, **local(options, device)), logits, target, options)
-
-
-def _columns(rank: Rank, vocab: int) -> slice:
-    """Uneven: the first rank holds two columns more than its share."""
-    edges = [0, *(vocab * (each + 1) // rank.world_size + 2 for each in range(rank.world_size - 1)), vocab]
-    return slice(edges[rank.rank], edges[rank.rank + 1])
+        check(entropy_loss(logits, target, **on_device(options, device)), logits, target, options)
 
 
 def _on_rank(rank: Rank, cases: list[Case]) -> list[dict[str, Any]]:
     results = []
     for logits, target, options in cases:
-        shard = logits[:, _columns(rank, logits.shape[1])].to(rank.device)
-        result = entropy_loss(shard, target.to(rank.device), group=rank.group, **local(options, rank.device))
+        shard = logits[:, columns_of(rank, logits.shape[1])].to(rank.device)
+        result = entropy_loss(shard, target.to(rank.device), group=rank.group, **on_device(options, rank.device))
         results.append({name: getattr(result, name) for name in result.__dataclass_fields__ if name != "how"})
     return results
 
 
 @pytest.mark.parametrize("world_size", sorted({ranks_here(2), ranks_here(3)}))
 def test_over_ranks(world_size: int) -> None:
-    if not enough_gpus(world_size):
-        pytest.skip(f"needs {world_size} GPUs")
     cases: list[Case] = []
     for case, dtype in itertools.product(CASES, DTYPES if world_size == 2 else DTYPES[:1]):
         logits, target = make("cross_entropy", dtype=dtype, vocab=101)
         target[4] = -100
         exchange = "nccl" if dtype == torch.float16 else "auto"  # as beside FSDP
         cases.append((logits, target, make_policy(9, block_cap=16, exchange=exchange, **CASES[case])))
-    by_case = zip(*run_on_ranks(world_size, _on_rank, cases), strict=True)
+    by_case = zip(*on_ranks(world_size, _on_rank, cases), strict=True)
     for (logits, target, options), shards in zip(cases, by_case, strict=True):
         for name in ("loss", "row_loss", "logprobs", "clipped"):
             assert all(torch.equal(each[name], shards[0][name]) for each in shards), (name, options)
@@ -156,8 +147,8 @@ def _linear_on_rank(rank: Rank, cases: list[tuple[Any, ...]]) -> list[dict[str, 
     for hidden, weight, target, options in cases:
         own = hidden.chunk(rank.world_size)[rank.rank] if options.get("hidden_sharded") else hidden
         result = linear_entropy_loss(
-            own.to(rank.device), weight[_columns(rank, len(weight))].to(rank.device), target.to(rank.device),
-            group=rank.group, **local(options, rank.device),
+            own.to(rank.device), weight[columns_of(rank, len(weight))].to(rank.device), target.to(rank.device),
+            group=rank.group, **on_device(options, rank.device),
         )  # fmt: skip
         results.append({name: getattr(result, name) for name in result.__dataclass_fields__ if name != "how"})
     return results
@@ -166,8 +157,6 @@ def _linear_on_rank(rank: Rank, cases: list[tuple[Any, ...]]) -> list[dict[str, 
 @pytest.mark.parametrize("world_size", sorted({1, ranks_here(2), ranks_here(3)}))
 def test_the_linear_loss(world_size: int) -> None:
     """Sequences over several chunks, and over the ranks' parts of the rows."""
-    if not enough_gpus(world_size):
-        pytest.skip(f"needs {world_size} GPUs")
     cases = []
     sequences = torch.tensor([1, 1, 1, 1, 1, 1, 1, 2, 2, 9, 9, 1], dtype=torch.int32)
     for dtype, rows, number in itertools.product(DTYPES if world_size < 3 else DTYPES[:1], (12, 5), range(3)):
@@ -181,9 +170,7 @@ def test_the_linear_loss(world_size: int) -> None:
         options = make_policy(12, hidden_sharded=world_size > 1 and number != 0, exchange="nccl", **more)
         options["workspace_gib"] = rows * -(-101 // world_size) * dtype.itemsize / 2**30
         cases.append((hidden, weight, target, options))
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    here = Rank(0, 1, None, device)  # type: ignore[arg-type]
-    by_rank = [_linear_on_rank(here, cases)] if world_size == 1 else run_on_ranks(world_size, _linear_on_rank, cases)
+    by_rank = on_ranks(world_size, _linear_on_rank, cases)
     for (hidden, weight, target, options), shards in zip(cases, zip(*by_rank, strict=True), strict=True):
         leaves = [each.double().requires_grad_() for each in (hidden, weight)]
         logits = leaves[0] @ leaves[1].t()
@@ -226,9 +213,9 @@ def test_the_modules_train_as_torch_does(
     ours, theirs = (weight.clone().requires_grad_() for _ in range(2))
     for _ in range(3):
         if name == "logits":
-            loss = EntropyLoss(**settings)((hidden @ ours.t()).to(dtype), target, **local(rows, device))
+            loss = EntropyLoss(**settings)((hidden @ ours.t()).to(dtype), target, **on_device(rows, device))
         else:
-            loss = LinearEntropyLoss(**settings)(hidden.to(dtype), ours.to(dtype), target, **local(rows, device))
+            loss = LinearEntropyLoss(**settings)(hidden.to(dtype), ours.to(dtype), target, **on_device(rows, device))
         recipe = policy_reference((hidden @ theirs.t()).double().cpu(), target.cpu(), **options, **rows)
         torch.testing.assert_close(
             loss.double().cpu(), recipe.loss, rtol=4 * TOLERANCE[dtype], atol=4 * TOLERANCE[dtype]
@@ -263,10 +250,10 @@ ROWS = torch.zeros(9)
 )
 def test_errors_name_the_argument(error: str, changes: dict[str, Any], device: torch.device) -> None:
     with pytest.raises((TypeError, ValueError), match=error):
-        entropy_loss(*make("cross_entropy", device=device), **local(make_policy(9, **changes), device))
+        entropy_loss(*make("cross_entropy", device=device), **on_device(make_policy(9, **changes), device))
     with pytest.raises(ValueError, match="row_weight must be contiguous"):
         strided = {"row_weight": torch.zeros(18, device=device)[::2]}
-        entropy_loss(*make("cross_entropy", device=device), **local(make_policy(9), device) | strided)
+        entropy_loss(*make("cross_entropy", device=device), **on_device(make_policy(9), device) | strided)
 
 
 def test_a_loss_for_each_row_has_no_upstream_gradients_with_sequences() -> None:

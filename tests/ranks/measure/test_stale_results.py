@@ -43,7 +43,6 @@ FRESH = MeasureSettings(time_budget_s=20.0, min_iterations=3, max_iterations=5, 
 
 LOSSES: dict[str, str | tuple[str, ...] | None] = {
     "honest": None,
-    "restores_its_input": None,
     "computes_while_it_restores": None,
     "returns_a_stored_answer": "loss_error inf",  # a pass of its own has poisoned it before the check
     "returns_copies_of_a_stored_answer": TIMED,
@@ -109,7 +108,7 @@ OTHERS: dict[str, tuple[Any, dict[str, str | None], Any, tuple[str, ...]]] = {
     ),
     "block": (
         BLOCK,
-        {"honest_block": None, "block_with_stored_output": TIMED, "block_that_returns_early": TIMED},
+        {"honest_block": None, "block_with_stored_output": TIMED},
         BLOCKS, ("block_tp", "block_copy_engine", "block_symm_mem", "block_no_tp"),
     ),
 }  # fmt: skip

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.four_gpu_host import job, pretend_four_gpus
+from tests.support.planned_jobs import job, pretend_four_gpus
 from tpbench.launcher import devices
 from tpbench.launcher.devices import Devices
 from tpbench.settings import JobError
@@ -21,13 +21,13 @@ def four_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("four_gpus")
 def test_two_pairs_are_all() -> None:
     host = Devices(split_cpu=True)
-    taken = [host.lease(job(2)), host.lease(job(2))]
+    taken = [host.lease(job(tp_size=2)), host.lease(job(tp_size=2))]
     assert [each and each.environment["CUDA_VISIBLE_DEVICES"] for each in taken] == ["0,1", "2,3"]
-    assert host.lease(job(1)) is None
+    assert host.lease(job(tp_size=1)) is None
     assert taken[0] is not None
     host.release(taken[0])
-    assert host.lease(job(4)) is None
-    single = host.lease(job(1))
+    assert host.lease(job(tp_size=4)) is None
+    single = host.lease(job(tp_size=1))
     assert single is not None
     assert single.environment == {"CUDA_VISIBLE_DEVICES": "0"}
     assert not single.beside_others
@@ -38,13 +38,13 @@ def test_a_missing_folder_for_locks_is_an_error(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(devices, "FOLDER", tmp_path / "file")
     monkeypatch.setattr(devices, "visible_gpus", lambda: [("GPU-0", "0")])
     with pytest.raises(JobError, match=r"file/GPU-0\.lock cannot be locked .*all users"):
-        Devices(split_cpu=False).lease(job(1))
+        Devices(split_cpu=False).lease(job(tp_size=1))
 
 
 def test_a_job_on_a_whole_cpu_needs_no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "visible_gpus", list)
     host = Devices(split_cpu=False)
-    first, second = host.lease(job(2, "cpu")), host.lease(job(2, "cpu"))
+    first, second = host.lease(job(tp_size=2, device="cpu")), host.lease(job(tp_size=2, device="cpu"))
     assert first == second == devices.Lease()
 
 

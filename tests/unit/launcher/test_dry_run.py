@@ -7,7 +7,7 @@ import pytest
 from tests.support import synthetic
 from tests.support.planned_jobs import job, train_job
 from tpbench.launcher.planning.forecast import Forecast, dry_run_text
-from tpbench.launcher.planning.plan import Cell, ThisHost, distinguish
+from tpbench.launcher.planning.plan import Cell, ThisHost
 from tpbench.launcher.planning.resume import decide
 from tpbench.results.read import load
 
@@ -36,12 +36,6 @@ def test_a_plan(rows):
     assert "predicted to run out of memory: 120 GiB" in lines[2]
     assert lines[3].endswith("skipped: needs 8 GPUs, found 4")
     assert lines[-1] == "3 cells, 2 to run, about 1.0 min one after the other. Nothing was run."
-
-
-def test_no_two_lines_are_the_same():
-    cells = distinguish([Cell(0, job(seed=1), None), Cell(1, job(seed=2), None)])
-    first, second = text(*cells).splitlines()[1:3]
-    assert "tp_size=4 seed=1 " in first and "tp_size=4 seed=2 " in second
 
 
 def test_without_rows():

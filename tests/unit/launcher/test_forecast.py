@@ -1,7 +1,5 @@
 """Forecast of the time and memory of cells from stored rows."""
 
-from dataclasses import replace
-
 import pytest
 
 from tests.support import synthetic
@@ -33,6 +31,8 @@ def test_a_cpu_job_takes_as_long_as_its_row_and_at_most_its_timeout(rows, monkey
     assert known.seconds(small) < 20 and known.seconds(large) > 120
     (note,) = notes([Cell(0, small, None), Cell(1, large, None)])
     assert note.startswith("large cells run on the CPU: expect about 2.5 minutes, and no measurement")
+    assert "shapes whose names begin with tiny_ take seconds" in note
+    assert notes([Cell(0, small, None), Cell(1, large, skip_reason="no")]) == []
     short = job(tp_size=4, device="cpu", vocab=1000, timeout_s=5)
     seconds, (remark,) = known.outcome(short)
     assert seconds == 5 and remark.startswith("expected to end as timeout: it needs ")
@@ -86,13 +86,6 @@ def test_what_the_inputs_and_the_model_need_is_known_without_rows(values, reason
     big = parse_job({**values, "device": "cpu"})
     assert reason in Forecast(None, cpu_memory_gib=20.0).oom_reason(big)
     assert Forecast(None, cpu_memory_gib=1e6).oom_reason(big) is Forecast(None).oom_reason(big) is None
-
-
-def test_a_large_problem_on_a_cpu_is_announced_with_shapes_that_take_seconds():
-    large, small = Cell(0, job(device="cpu"), None), Cell(1, job(device="cpu", tokens=64, vocab=1000), None)
-    (line,) = notes([large, small])
-    assert "shapes whose names begin with tiny_ take seconds" in line
-    assert notes([small, replace(large, skip_reason="no")]) == []
 
 
 def test_cells_are_skipped_by_rows_of_their_output_folder(tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.support.launcher_rows import cell
 from tpbench.launcher import torchrun
 from tpbench.launcher.attempt import Attempt
-from tpbench.launcher.host import Host, own_torchrun_reason, problem_of, reuse_advice
+from tpbench.launcher.host import Host, problem_of, reuse_advice
 from tpbench.launcher.options import SweepOptions
 from tpbench.worker.task import PROGRESS_FILE, TASK_FILE, JsonLines, Task
 
@@ -119,13 +119,6 @@ def test_a_torchrun_takes_the_cells_of_its_key_first_and_the_others_get_their_ow
     assert {attempt.status for attempt in ended} == {"ok"}
 
 
-def test_a_crash_costs_one_warm_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cells = [cell(at, tmp_path, device="cpu", seed=at) for at in range(3)]
-    ended = run(tmp_path, monkeypatch, cells, {1: "killed"})
-    assert [attempt.status for attempt in ended] == ["ok", "error", "ok"]
-    assert [attempt.row and attempt.row["warm"] for attempt in ended] == [False, True, False]
-
-
 def test_the_same_problem(tmp_path: Path) -> None:
     one = problem_of(cell(0, tmp_path).job)
     assert one == problem_of(cell(1, tmp_path, block_cap="4096").job)
@@ -133,18 +126,6 @@ def test_the_same_problem(tmp_path: Path) -> None:
     for other in ({"vocab": 1001}, {"tp_size": 4}, {"dtype": "float32"}, {"loss": "forward_kl"}, {"device": "cpu"},
                   {"seed": 1}, {"measure": "quick", "time_budget_s": 0.5}):  # fmt: skip
         assert one != problem_of(cell(3, tmp_path, **other).job)
-
-
-@pytest.mark.parametrize(
-    ("values", "reason"),
-    [
-        ({}, None),
-        ({"variant": "liger"}, None),
-        ({"memory_limit_gib": 1.0}, "memory_limit_gib limits a whole process"),
-    ],
-)
-def test_jobs_that_share_no_process(values: dict[str, Any], reason: str | None, tmp_path: Path) -> None:
-    assert own_torchrun_reason(cell(0, tmp_path, **values).job) == reason
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from tpbench.launcher.command_line.arguments import (
     options_first,
     rewritten,
 )
-from tpbench.launcher.options import unknown_choice
 from tpbench.launcher.sweep import _check_names, _check_roots
 from tpbench.settings import JobError
 from tpbench.workloads import workloads
@@ -197,25 +196,3 @@ def test_chosen_fields_leave_out_groups_of_every_workload() -> None:
     chosen = chosen_fields(["variant=triton_tp", "++tokens=64", "hydra.sweep.dir=x", "+experiment=e", "seed=1"])
     assert chosen == ["tokens", "seed"]
     assert chosen_fields(["variant=sparse_auto", "loss=forward_kl", "block_cap=4096"]) == ["loss", "block_cap"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--frobnicate", "seed=1"], "no such option: --frobnicate (python -m tpbench --help lists them)"),
-        (
-            ["-m", "variant=[triton_tp,pytorch_gather]"],
-            "variant=[triton_tp,pytorch_gather]: write several values as -m variant=triton_tp,pytorch_gather",
-        ),
-    ],
-)
-def test_the_answer_to_a_mistake_names_what_would_be_valid(arguments: list[str], said: str) -> None:
-    with pytest.raises(JobError) as caught:
-        check_overrides(arguments)
-    assert str(caught.value).startswith(said)
-
-
-def test_a_model_may_also_be_a_folder() -> None:
-    assert unknown_choice("model", "gpt2", ["tiny_qwen3"]) == (
-        "no model is called gpt2 (valid: tiny_qwen3); a path to a local folder with a config.json is valid, too"
-    )

@@ -1,4 +1,4 @@
-"""Slurm's partition, and the answers of its commands. Needs no Slurm."""
+"""Slurm's partition, the placement of ranks on nodes, and the answers of Slurm's commands. Needs no Slurm."""
 
 from __future__ import annotations
 
@@ -7,14 +7,10 @@ from typing import Any
 
 import pytest
 
-from tpbench.job import Job, parse_job
+from tests.support.planned_jobs import job
 from tpbench.launcher.slurm import cluster
-from tpbench.launcher.slurm.cluster import Partition, SlurmSettings, states
+from tpbench.launcher.slurm.cluster import Layout, Partition, SlurmSettings, layout, states
 from tpbench.settings import JobError
-
-
-def job(**values: Any) -> Job:
-    return parse_job({"variant": "triton_tp", "tokens": 64, "vocab": 1000, "device": "cuda", **values})
 
 
 @pytest.mark.parametrize(
@@ -54,6 +50,25 @@ def test_a_rejection_is_one_line() -> None:
 )
 def test_a_job_that_is_too_big_for_the_partition_is_skipped(sizes: dict[str, Any], reason: str | None) -> None:
     assert Partition(gpus_per_node=8, cores_per_node=64, nodes=2).skip_reason(job(**sizes)) == reason
+
+
+@pytest.mark.parametrize(
+    ("tp_size", "dp_size", "per_node", "nodes", "ranks"),
+    [
+        (8, 1, 8, 1, 8),
+        (2, 1, 8, 1, 2),
+        (2, 4, 8, 1, 8),
+        (8, 2, 8, 2, 8),
+        (2, 6, 8, 2, 6),  # three replicas a node, not four and two
+        (4, 5, 8, 5, 4),
+        (2, 2, 2, 2, 2),
+        (3, 4, 8, 2, 6),
+    ],
+)
+def test_tensor_parallel_ranks_share_a_node_and_replicas_spread(
+    tp_size: int, dp_size: int, per_node: int, nodes: int, ranks: int
+) -> None:
+    assert layout(job(tp_size=tp_size, dp_size=dp_size), per_node) == Layout(nodes, ranks, "cuda")
 
 
 @pytest.mark.parametrize(("name", "nodes"), [(None, 12), ("gpu", 10)])

@@ -5,42 +5,17 @@ from __future__ import annotations
 import re
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.support.launcher_rows import cell
-from tpbench.job import Job, parse_job
-from tpbench.launcher import torchrun
+from tests.support.launcher_rows import begun, cell
 from tpbench.launcher.attempt import Attempt, abandon, discard_rows
 from tpbench.launcher.options import SweepOptions
-from tpbench.launcher.planning.plan import Cell
 from tpbench.launcher.slurm import cluster, submitted
 from tpbench.launcher.slurm.cluster import SlurmSettings
 from tpbench.launcher.slurm.runner import Slurm
 from tpbench.launcher.slurm.submitted import closed, is_wanted, left_behind, record
 from tpbench.settings import JobError
-
-
-def job(**values: Any) -> Job:
-    return parse_job({"variant": "triton_tp", "tokens": 64, "vocab": 1000, "device": "cuda", **values})
-
-
-def test_the_torchrun_line_of_the_second_of_two_nodes() -> None:
-    line = torchrun.command(
-        job(tp_size=4, dp_size=2),
-        Path("/out/sweeps/S/3/node1/cell.json"),
-        Path("/out/sweeps/S/3/node1"),
-        torchrun.Rendezvous(2, "10.0.0.1:12345", "10.0.0.2", node=1),
-    )
-    assert line[3:13] == [
-        "--nnodes=2", "--nproc-per-node=4", "--rdzv-backend=tpbench", "--rdzv-id=S-3",
-        "--rdzv-endpoint=10.0.0.1:12345", "--rdzv-conf=rank=1", "--local-addr=10.0.0.2", "--max-restarts=0",
-        "--monitor-interval=0.1", "--log-dir=/out/sweeps/S/3/node1",
-    ]  # fmt: skip
-    env = torchrun.environment(job(tp_size=4, dp_size=2), "row", {}, nodes=2)
-    assert "GLOO_SOCKET_IFNAME" not in env
-    assert "NCCL_SOCKET_IFNAME" not in env
 
 
 @pytest.mark.parametrize(
@@ -57,7 +32,7 @@ def test_the_torchrun_line_of_the_second_of_two_nodes() -> None:
     ],
 )
 def test_a_job_that_ended_without_a_row_gets_one(state: str, status: str, said: str, tmp_path: Path) -> None:
-    attempt = _begun(tmp_path)
+    attempt = begun(tmp_path)
     record(attempt, "7_0")
     assert closed(attempt, "RUNNING") is None
     done = closed(attempt, state)
@@ -71,7 +46,7 @@ def test_a_job_that_ended_without_a_row_gets_one(state: str, status: str, said: 
 
 def test_a_cell_whose_submission_is_in_doubt_is_taken_over(tmp_path: Path) -> None:
     """The launcher died while it submitted the job. If Slurm has the job nevertheless, the job returns at once."""
-    attempt = _begun(tmp_path)
+    attempt = begun(tmp_path)
     (attempt.folder.parent / "slurm").mkdir()
     assert list(left_behind([str(tmp_path)], {attempt.cell.job.key})) == []
     assert attempt.abandoned
@@ -82,7 +57,7 @@ def test_a_cell_whose_submission_is_in_doubt_is_taken_over(tmp_path: Path) -> No
 def test_an_abandoned_attempt_gets_no_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    attempt = _begun(tmp_path)
+    attempt = begun(tmp_path)
     record(attempt, "7_0")
     assert is_wanted(attempt)
     abandon(attempt.folder)
@@ -95,7 +70,7 @@ def test_an_abandoned_attempt_gets_no_row(
 
 def test_the_job_of_an_abandoned_attempt_is_ended_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second scancel could end another job, because Slurm reuses numbers of jobs."""
-    attempt = _begun(tmp_path)
+    attempt = begun(tmp_path)
     (attempt.folder.parent / "slurm").mkdir()
     record(attempt, "7_0")
     _discard(attempt.close("error", "it failed"))
@@ -118,7 +93,7 @@ def test_the_job_of_an_abandoned_attempt_is_ended_once(tmp_path: Path, monkeypat
 def test_the_state_of_jobs_is_asked_where_slurm_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    attempt = _begun(tmp_path)
+    attempt = begun(tmp_path)
     record(attempt, "7_0")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SystemExit):
@@ -131,7 +106,7 @@ def test_a_sweep_of_one_host_is_looked_at_without_slurm(
 ) -> None:
     """Only the last attempt at each cell counts: a retry, or an attempt that was started again without other cells."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    crowded = _begun(tmp_path)
+    crowded = begun(tmp_path)
     alone = crowded.again(not_interleaved="memory ran out").begin()
     alone.task.save(alone.task_file)
     alone.close("oom", "")
@@ -163,7 +138,7 @@ def test_options_for_one_host_are_refused(how: SweepOptions, said: str) -> None:
 
 def test_a_cell_with_an_unknown_job_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A task file that was cut off is passed over, because its cell never ran. Other unreadable tasks are errors."""
-    attempt = _begun(tmp_path)
+    attempt = begun(tmp_path)
     sweep = attempt.folder.parent
     (sweep / "slurm").mkdir()
     text = attempt.task_file.read_text()
@@ -184,21 +159,13 @@ def test_a_sweep_is_collected_from_any_folder(
     (tmp_path / "here").mkdir()
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    attempt = _begun(Path("outputs"))
+    attempt = begun(Path("outputs"))
     attempt.close("skipped", "as it was measured")
     sweep = attempt.folder.parent.absolute()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert submitted.main([str(sweep)]) == 0
     assert "0: " in (said := capsys.readouterr().out) and "skipped as it was measured" in said
     assert list((tmp_path / "elsewhere").iterdir()) == []
-
-
-def _begun(output_dir: Path, of: Cell | None = None) -> Attempt:
-    sweep = output_dir / "sweeps" / "S"
-    sweep.mkdir(parents=True)
-    attempt = Attempt.plan(of or cell(0, output_dir), sweep, {}, number=1).begin()
-    attempt.task.save(attempt.task_file)
-    return attempt
 
 
 def _discard(attempt: Attempt) -> None:

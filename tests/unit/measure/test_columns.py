@@ -42,14 +42,6 @@ def test_the_floor_is_the_longer_of_traffic_and_products_or_their_sum(stated: di
     }  # fmt: skip
 
 
-def test_times_are_medians_of_the_slowest_rank() -> None:
-    found = running.time_columns({"wall": WALL}, SO_FAR)
-    assert found["samples_ms"] == [4.0, 6.0, 5.0] and found["iterations"] == 3
-    assert (found["time_ms"], found["time_min_ms"], found["skew_ms"]) == (5.0, 4.0, 3.0)
-    assert (found["fraction_of_floor"], found["gb_per_s"]) == (0.1, 2.0)
-    assert "device_ms" not in found
-
-
 def test_rates_are_of_the_device_time_where_there_is_one() -> None:
     found = running.time_columns({"wall": WALL, "device": [each / 2 for each in WALL]}, SO_FAR)
     assert (found["time_ms"], found["device_ms"], found["device_samples_ms"]) == (5.0, 2.5, [2.0, 3.0, 2.5])

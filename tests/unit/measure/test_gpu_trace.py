@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch._C._autograd import DeviceType
 
 from tpbench.measure import gpu_trace
 from tpbench.measure.gpu_trace import (
@@ -19,8 +18,6 @@ from tpbench.measure.gpu_trace import (
     Interval,
     between_markers,
     busy_ms,
-    covered_ms,
-    events,
     intervals,
     kind_of,
     share_columns,
@@ -191,24 +188,3 @@ def test_a_stream_of_copies_alone_is_communication() -> None:
     copy = "Memcpy DtoD (Device -> Device)"
     recorded = [kernel("gemm", 0, 4, 7), kernel(copy, 4, 2, 7), kernel(copy, 1, 2, 20), kernel(copy, 5, 1, 20)]
     assert [each.kind for each in intervals(recorded)] == [PRODUCT, COMMUNICATION, OTHER, COMMUNICATION]
-
-
-def test_time_that_several_intervals_cover_counts_once() -> None:
-    spans = (1.0, 3.0), (0.0, 2.0), (0.5, 0.5), (10.0, 0.5)
-    assert covered_ms(Interval(*span, OTHER) for span in spans) == 4.5 and covered_ms([]) == 0.0
-
-
-def recorded(name: str, device: DeviceType, annotation: bool = False) -> Any:
-    """Return an event of torch's profiler."""
-    values = {
-        "name": name, "device_type": device, "is_user_annotation": annotation, "start_ns": 10, "duration_ns": 3,
-        "device_resource_id": 7,
-    }  # fmt: skip
-    return SimpleNamespace(**{key: lambda value=value: value for key, value in values.items()})
-
-
-def test_events_of_a_profile_are_those_of_the_gpu() -> None:
-    cuda, cpu = DeviceType.CUDA, DeviceType.CPU
-    all_events = [recorded("kernel", cuda), recorded("range", cuda, True), recorded("aten::mm", cpu)]
-    profile = SimpleNamespace(profiler=SimpleNamespace(kineto_results=SimpleNamespace(events=lambda: all_events)))
-    assert events(profile) == [Event("kernel", 10, 3, 7)]

@@ -87,12 +87,6 @@ def test_shortage(error: Exception, requested_bytes: int | None) -> None:
     assert rank_memory.shortage(error) == requested_bytes
 
 
-def test_shortage_of_numpy() -> None:
-    with pytest.raises(MemoryError) as caught:
-        np.empty((2**40, 2**10), dtype=np.float32)
-    assert rank_memory.shortage(caught.value) == 2**52
-
-
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeMemory:
     return FakeMemory(monkeypatch)

@@ -75,14 +75,6 @@ def test_blocks_grow_until_the_median_is_precise(here: Rank) -> None:
     assert not {"bound", "energy_j", "launch_ms", "throttle_reasons"} & set(columns)  # known of GPUs only
 
 
-@pytest.mark.parametrize(("budget_s", "iterations"), [(1.0, 40), (0.052, 11), (0.02, 5)])
-def test_blocks_end_at_the_limit_of_iterations_or_of_time(here: Rank, budget_s: float, iterations: int) -> None:
-    columns, steps, _ = measured(
-        here, 0.005, time_budget_s=budget_s, min_iterations=2, max_iterations=40, precision=0.0
-    )
-    assert (columns["iterations"], steps) == (iterations, 5 + iterations + 1)
-
-
 @pytest.mark.parametrize("interpreted", [True, False])
 def test_only_a_pass_longer_than_the_budget_is_the_measurement(here: Rank, interpreted: bool) -> None:
     """A pass takes twice as long on the slowest rank."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from tests.support.launcher_rows import FACTS
 from tests.support.registered import forget
 from tpbench import workloads
 from tpbench.console import information
-from tpbench.job import parse_job
+from tpbench.job import Job, parse_job
 from tpbench.launcher.attempt import new_task, store
 from tpbench.launcher.command_line import outside_choices
 from tpbench.launcher.command_line.arguments import rewritten
@@ -86,19 +87,23 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     forget()
 
 
+def parsed(chosen: Sequence[str] = (), **fields: Any) -> Job:
+    """Return the job of the file's variant, which the command line has named."""
+    values = {"variant": "my_op.py:copies", "tp_size": 2, "device": "cpu", **fields}
+    return parse_job(values, chosen, outside=dict(outside_choices.command_line_variants()))
+
+
 def test_a_file_declares_fields_variants_and_columns(folder: Path) -> None:
     assert rewritten(["-m", "variant=my_op.py:copies", "delay_ms=1,2"])[3:] == ["shape=my_copy"]
     assert {"tokens", "delay_ms", "how", "seed"} <= command_line_names()
-    outside = dict(outside_choices.command_line_variants())
-    values = {"variant": "my_op.py:copies", "tp_size": 2, "delay_ms": "2", "device": "cpu", "output_dir": "rows"}
-    job = parse_job(values, ["delay_ms"], outside=outside)
+    job = parsed(["delay_ms"], delay_ms="2", output_dir="rows")
     assert str(job) == "my_op.py:copies tokens=8 delay_ms=2 how=plain tp_size=2"
     with pytest.raises(JobError, match=r"no field of my_copy is called delay, did you mean delay_ms\?"):
-        parse_job(values, ["delay"], outside=outside)
+        parsed(["delay"])
     with pytest.raises(JobError, match="is of my_copy, which has no shapes: write its fields"):
-        parse_job({**values, "shape_workload": "entropy_loss"}, outside=outside)
+        parsed(shape_workload="entropy_loss")
     with pytest.raises(JobError, match=r"tokens=0 must be at least 1 \(rows\)"):
-        parse_job({**values, "tokens": 0}, outside=outside)
+        parsed(tokens=0)
     task = new_task(job, folder)
     task.save(folder / "task.json")
     forget()
@@ -123,9 +128,7 @@ def test_rows_are_read_without_the_file_in_the_newest_form_of_its_workload(folde
     for version, tokens in enumerate(("8", "9")):
         outside_choices._named.clear()
         rewritten(["variant=my_op.py:copies"])
-        outside = dict(outside_choices.command_line_variants())
-        values = {"variant": "my_op.py:copies", "tp_size": 2, "tokens": tokens, "output_dir": str(folder / "outputs")}
-        job = parse_job({**values, "device": "cpu"}, outside=outside)
+        job = parsed(tokens=tokens, output_dir=str(folder / "outputs"))
         task = new_task(job, folder / str(version), cell=version, **FACTS)
         store(task.result("ok", None, time_ms=1.0, output_error=0.0), job, task.folder)
         (folder / "my_op.py").write_text(
@@ -175,11 +178,9 @@ def test_a_session_of_its_own_fixes_the_iterations(folder: Path) -> None:
         FILE.replace(session, "@work.session\ndef session(problem, variant, rank): ...\n\n")
     )
     rewritten(["variant=my_op.py:copies"])
-    outside = dict(outside_choices.command_line_variants())
-    values = {"variant": "my_op.py:copies", "tp_size": 2, "device": "cpu"}
-    assert parse_job(values, outside=outside).scheduled
+    assert parsed().scheduled
     with pytest.raises(JobError, match="its problem fixes the iterations, so leave out max_iterations"):
-        parse_job({**values, "max_iterations": 3}, ["max_iterations"], outside=outside)
+        parsed(["max_iterations"], max_iterations=3)
 
 
 def test_null_is_a_value_of_a_field(folder: Path) -> None:
@@ -188,8 +189,7 @@ def test_null_is_a_value_of_a_field(folder: Path) -> None:
     )
     rewritten(["variant=my_op.py:copies"])
     for cell, delay in enumerate((None, 2.0)):
-        values = {"variant": "my_op.py:copies", "tp_size": 2, "delay_ms": delay, "device": "cpu"}
-        job = parse_job({**values, "output_dir": "outputs"}, outside=dict(outside_choices.command_line_variants()))
+        job = parsed(delay_ms=delay, output_dir="outputs")
         task = new_task(job, folder / str(cell), cell=cell, **FACTS)
         store(task.result("ok", None, time_ms=1.0), job, task.folder)
     (grid,) = arrange_rows(tpbench.load("outputs")).grids

@@ -35,7 +35,6 @@ def prediction(label, gib, device_ms=None, error=0.1, wall_ms=None):
     "gather, kernel, said",
     [
         ((14, 118), (0.25, 1), "takes 14.00 GiB and 118 times as long as triton_tp (device time): do not gather"),
-        ((14, 1.5), (0.25, 1), "takes 14.00 GiB and 1.50 times as long as triton_tp (device time): do not gather"),
         ((14, 0.5), (0.25, 1), "takes 14.00 GiB and 0.50 times as long as triton_tp (device time): gather"),
         ((14, 1.1), (0.25, 1), "and 1.10 times as long as triton_tp (device time), within the error: memory decides"),
         ((90, 1), (0.25, 1), "takes 90.00 GiB and does not fit into 78.00 GiB: use triton_tp, which does"),

@@ -1,7 +1,5 @@
 """The model finds what rows were made from, says how sure it is, and how far it reaches."""
 
-import itertools
-
 import pytest
 
 from tests.support import synthetic
@@ -29,18 +27,6 @@ def test_usable_rows(rows):
         measured(rows, WORKLOAD, "B300")
     with pytest.raises(JobError, match="was measured on a GPU"):
         measured(rows[rows.status == "skipped"], WORKLOAD)
-
-
-@pytest.mark.parametrize("variant", synthetic.VARIANTS)
-@pytest.mark.parametrize("loss", synthetic.LOSSES)
-def test_predictions_at_unmeasured_sizes(made, variant, loss):
-    for tokens, vocab, tp_size in itertools.product((4096, 8192), (50000, 131072), (2, 8)):
-        said = made[variant](Size(tokens, vocab, tp_size, loss))
-        true_ms = synthetic.device_ms(variant, tokens, vocab, tp_size, loss)
-        assert said.device_ms.value == pytest.approx(true_ms, rel=0.1)
-        true_gib = synthetic.peak_gib(variant, tokens, vocab, tp_size, loss)
-        assert said.peak_gib.value == pytest.approx(true_gib, rel=0.03)
-        assert said.time_ms.value > said.device_ms.value > said.communication_ms.value > 0
 
 
 def test_extrapolation_has_a_larger_error(made):

@@ -26,15 +26,6 @@ def test_old_rows_do_not_count(add, frame):
     assert sentence.endswith("Measure both again, and use neither until they agree")
 
 
-def test_only_right_rows_of_known_workloads_are_compared(add, frame):
-    add("triton_tp", 1.0)
-    add("pytorch_gather", 1.0, loss_value=99.0, status="wrong")
-    add("quack", 1.0, loss_value=None)
-    add("liger", 1.0, loss_value=77.0, seed=1)
-    rows = records(frame())
-    assert disagreements(rows) == {}
-
-
 def test_all_rows_of_a_problem_are_in_dispute(add, frame):
     for variant, loss in (("triton_tp", 10.5), ("quack", 10.5), ("liger", 12.0)):
         add(variant, 1.0, loss_value=loss)

@@ -178,15 +178,3 @@ def test_rows_under_different_conditions_are_not_compared(fields, cpu, said):
 )
 def test_remarks_about_runs_that_can_be_compared(before, after, said):
     assert changes.remarks([record(**before)], [record(**after)]) == said
-
-
-def test_rows_repeat_each_other_under_the_same_conditions():
-    newest = record(host="a", git_commit="x", memory_limit_gib=1.0)
-    others = [
-        {"host": "b"}, {"git_commit": "y"}, {"variant_version": "v"}, {"beside": "z"}, {"status": "oom"},
-        {"interpreted": True},
-    ]  # fmt: skip
-    alike = newest | {"memory_limit_gib": 2.0}
-    assert changes._repeated([alike, *(newest | other for other in others), newest]) == (alike, newest)
-    for other in others:
-        assert changes._repeated([newest, newest | other]) == (newest | other,)

@@ -92,9 +92,11 @@ def test_repeated_sweeps_in_turns_see_more():
 
 
 def test_only_rows_of_equal_code_and_conditions_are_repeats(tmp_path):
-    rows = [synthetic.cell("triton_tp", 32768, 4, run=str(index), git_commit="a" * 40) for index in range(4)]
-    rows[0] |= {"git_commit": "b" * 40}
-    rows[1] |= {"beside": "another-job"}
+    others = {"git_commit": "b" * 40}, {"beside": "another-job"}, {"host": "b"}, {"kernels_version": "b"}
+    rows = [
+        synthetic.cell("triton_tp", 32768, 4, run=str(index), **{"git_commit": "a" * 40, **changes})
+        for index, changes in enumerate((*others, {}, {"memory_limit_gib": 2.0}))
+    ]
     frame = load(synthetic.write(rows, tmp_path))
     (pair,) = pair_cells(frame, frame)
-    assert [row["row_id"] for row in pair.before_rows] == ["r2", "r3"]
+    assert [row["row_id"] for row in pair.before_rows] == ["r4", "r5"]

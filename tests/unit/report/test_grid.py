@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from tpbench.report.analysis.grid import GridRow, RecordGrid, arrange_rows
+from tpbench.report.analysis.grid import arrange_rows
 from tpbench.report.analysis.records import caveat_mark, is_measurement, remark_marks, sort_key, value_text
 from tpbench.report.analysis.verdicts import mixing_note
 
@@ -40,17 +40,6 @@ def test_a_row_that_does_not_say_what_bounds_it_is_host_bound_by_its_clocks(add,
     add("liger", 1.0)
     marks = {record["variant"]: remark_marks(record) for record in arrange_rows(frame()).records}
     assert marks == {"triton_tp": "†", "pytorch_tp_manual": "", "quack": "", "liger": ""}
-
-
-def grid(names, keys, records=None, derived=()):
-    rows = tuple(GridRow(key, ((records or {}).get(key),)) for key in keys)
-    independent = tuple(at for at, name in enumerate(names) if name not in derived)
-    return RecordGrid("w", {}, tuple(names), ("v",), rows, independent)
-
-
-def test_names_tell_rows_apart_before_numbers():
-    found = grid(("layers", "model", "tokens"), [(2, "small", 1), (4, "large", 1), (4, "large", 2)])
-    assert found.distinguishing_keys((0, 1, 2)) == (1, 2) and found.distinguishing_keys((0, 2)) == (0, 2)
 
 
 def test_settings_of_the_measurement_split_no_problem(add, frame):

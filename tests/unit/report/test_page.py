@@ -149,15 +149,3 @@ def test_pictures_have_the_colours_of_the_page_and_texts_of_rows_do_nothing(add,
     assert not re.search("#[0-9a-f]{6}", "".join(pictures))
     ids = [set(re.findall(' id="(.*?)"', svg)) for svg in pictures]
     assert not ids[0] & ids[1] and made.count("<script>") == 1
-
-
-def test_device_time_leads_on_a_page(add, frame):
-    for vocab in (1000, 2000, 4000):
-        add("triton_tp", **measured(vocab / 1000, vocab=vocab, floor_ms=vocab / 2000))
-        add("quack", **measured(vocab / 500, vocab=vocab, floor_ms=vocab / 2000))
-    made, by_wall = page(frame()), page(frame(), "time_ms")
-    assert made.index('class="workload"') < made.index('data-name="verdicts"') < made.index('data-name="device_ms"')
-    assert made.index('data-name="device_ms"') < made.index('data-name="time_ms"')
-    assert by_wall.index('data-name="time_ms"') < by_wall.index('data-name="device_ms"')
-    answer = "Fastest: triton_tp in all 3 compared problems. quack takes 2.00 times as long (medians, device time)."
-    assert made.count(answer) == 1

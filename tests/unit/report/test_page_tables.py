@@ -5,16 +5,13 @@ import json
 
 import pytest
 
-from tests.unit.report.test_verdicts import measured
 from tpbench.report import command
 from tpbench.report.analysis.grid import arrange_rows
-from tpbench.report.analysis.metrics import metric
 from tpbench.report.analysis.verdicts import verdicts
 from tpbench.report.page.page_tables import (
     failure_groups,
     machines,
     machines_line,
-    pivot_table,
     verdict_table,
 )
 from tpbench.settings import JobError
@@ -44,13 +41,6 @@ def line(table, at):
     return dict(zip(table.columns, table.cells[at], strict=True))
 
 
-def test_a_table_explains_the_marks_in_it(add, frame):
-    for variant, time_ms in (("triton_tp", 1.0), ("quack", 1.0001)):
-        add(variant, **measured(time_ms))
-    table = pivot_table(arrange_rows(frame()).grids[0], metric("device_ms"))
-    assert "?" in table.texts[0][-1] and any(note.startswith("? undecided: ") for note in table.notes)
-
-
 def test_a_verdict_has_its_time_the_runner_up_and_doubts(grid):
     cells = line(verdict_table(verdicts(grid)), 0)
     assert {name: cell.text for name, cell in cells.items()} == {
@@ -64,14 +54,6 @@ def test_machines_and_failures_of_all_rows(arranged):
     assert facts["GPU"] == "NVIDIA H200" and facts["GPUs of the node"] == "4" and "commit" not in facts
     assert machines_line(arranged.records) == "NVIDIA H200; host a."
     assert failure_groups(arranged).texts == [["1", "oom", "asked for 4 GiB", "quack vocab=32768 tp=2"]]
-
-
-def test_a_table_of_a_metric(grid):
-    table = pivot_table(grid, metric("time_ms"))
-    cells = line(table, 0)
-    assert (cells["triton_tp"].kind, cells["triton_tp"].value, cells["pytorch_gather"].kind) == ("best", 2.0, "")
-    assert (cells["quack"].text, cells["quack"].kind) == ("OOM", "bad")
-    assert table.notes[-1].startswith("All cells are host-bound")
 
 
 def test_documents_of_equal_names_get_the_id_of_their_row(add, frame, tmp_path, monkeypatch):

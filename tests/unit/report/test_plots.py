@@ -35,7 +35,6 @@ def test_each_as_a_file(rows, tmp_path, name):
     [
         (["--format", "png", "--plot", "time"], "shows one of these: choose with --loss"),
         (["--format", "png", "--plot", "tme"], "no plot is called tme, did you mean time?"),
-        (["--format", "png"], "a picture needs both"),
         (["--plot", "time"], "a picture needs both"),
         (
             ["--format", "svg", "--plot", "time", "--variant", "pytorch_gather", "--only", "status=skipped"],
@@ -58,15 +57,6 @@ def test_the_lines_are_the_rows(rows, grid):
     assert lines["floor"] == here[here.variant == "triton_tp"].floor_ms.tolist()
     failed = next(axes for axes in figure.axes if axes.get_title() == "tp 4, tokens 65536")
     assert "pytorch_gather: out of memory" in [line.get_label() for line in failed.get_lines()]
-
-
-def test_the_varying_key_is_the_axis(add, frame):
-    for tokens in (64, 128, 256):
-        add("triton_tp", tokens / 100, tokens=tokens)
-    (made,) = arrange_rows(frame()).grids
-    (axes,) = grid_plots.draw(made, "time_ms").axes
-    assert axes.get_xlabel() == "tokens" and axes.get_title() == "vocab 32768, tp 2"
-    assert axes.get_lines()[0].get_ydata().tolist() == [0.64, 1.28, 2.56]
 
 
 def test_keys_that_change_together_are_panels(add, frame):

@@ -113,30 +113,18 @@ def test_the_report_prints_it(tmp_path, capsys):
         assert said in capsys.readouterr().err
 
 
-def test_a_row_of_a_user_s_file_has_a_command(tmp_path, capsys):
-    row = cell("my_loss.py:fast_tp", 32768, 2)
-    row |= {"row_id": "mine", "job": json.dumps(FLAT | {"variant": "my_loss.py:fast_tp"})}
-    write_row(row, tmp_path, "mine")
-    assert main([str(tmp_path), "--repeat", "mine"]) == 0
-    printed = capsys.readouterr()
-    assert "variant=my_loss.py:fast_tp shape=v32k_tp2" in printed.out
+def test_a_row_of_a_user_s_file_has_a_command():
+    variant = "my_loss.py:fast_tp"
+    assert f"variant={variant} shape=v32k_tp2" in repeat_command(FLAT | {"variant": variant})
     with pytest.raises(JobError, match="only the command line may name a file"):
-        repeat_command(FLAT | {"variant": "/tmp/x/my_loss.py:fast_tp"})
+        repeat_command(FLAT | {"variant": f"/tmp/x/{variant}"})
 
 
-def of_a_package(**changes):
-    row = cell("fast_tp", 32768, 2) | {"variant_version": "0123456789ab"}
-    return row | {"job": json.dumps(FLAT | {"variant": "fast_tp"})} | changes
-
-
-def test_a_row_of_an_installed_variant_has_a_command(tmp_path, capsys):
+def test_a_row_of_an_installed_variant_has_a_command():
     """The package need not be installed where the report is made."""
-    write_row(of_a_package(), tmp_path, "mine")
-    (row_id,) = load(tmp_path)["row_id"]
-    assert main([str(tmp_path), "--repeat", row_id]) == 0
-    printed = capsys.readouterr()
-    assert printed.out.endswith("python -m tpbench variant=fast_tp shape=v32k_tp2\n")
+    row = {"variant_version": "0123456789ab", "environment": "{}", "job": json.dumps(FLAT | {"variant": "fast_tp"})}
+    assert row_command(row).endswith("python -m tpbench variant=fast_tp shape=v32k_tp2")
     with pytest.raises(JobError, match="no variant is called fast_tp"):
-        row_command(of_a_package(variant_version=None))
+        row_command(row | {"variant_version": None})
     with pytest.raises(JobError, match="no variant is called"):
-        row_command(of_a_package(job=json.dumps(FLAT | {"variant": "../fast_tp"})))
+        row_command(row | {"job": json.dumps(FLAT | {"variant": "../fast_tp"})})

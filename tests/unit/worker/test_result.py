@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import FrozenInstanceError, replace
-from datetime import UTC, datetime
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import tpbench
-from tests.support.launcher_rows import FACTS, cell
-from tpbench.launcher.attempt import Attempt, abandon, store_left_results
+from tests.support.launcher_rows import FACTS, begun
+from tpbench.launcher.attempt import abandon, store_left_results
 from tpbench.launcher.failure import describe
 from tpbench.settings import JobError
 from tpbench.worker.task import RESERVED_FILE, RESULT_FILE, Result, Task
-
-
-def begun(folder: Path, index: int = 0) -> Attempt:
-    """An attempt whose ranks have not started yet."""
-    sweep = folder / "sweeps" / "S"
-    sweep.mkdir(parents=True, exist_ok=True)
-    attempt = Attempt.plan(cell(index, folder, seed=index), sweep, FACTS, number=1).begin()
-    attempt.task.save(attempt.task_file)
-    return attempt
 
 
 def test_a_task_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -103,14 +93,6 @@ def test_a_launcher_killed_between_row_and_result_leaves_one_row(tmp_path: Path)
     (attempt.folder / RESULT_FILE).write_bytes(content)
     store_left_results({str(tmp_path)}, {attempt.cell.job.key})
     assert len(tpbench.load(tmp_path)) == 1 and not attempt.has_result
-
-
-def test_a_clock_that_was_set_back_makes_no_negative_time(tmp_path: Path) -> None:
-    attempt = begun(tmp_path)
-    result = replace(attempt.task.result("ok"), finished_at=datetime(2001, 1, 1, tzinfo=UTC))
-    result.save(attempt.folder)
-    row = attempt.close().row
-    assert row is not None and row["wall_s"] == 0
 
 
 def test_a_full_disk_is_refused_before_the_ranks_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

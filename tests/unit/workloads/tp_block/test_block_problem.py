@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-import yaml
 
 from tests.support.command import ROOT
-from tests.support.composed_jobs import composed, job
+from tests.support.composed_jobs import composed
 from tests.support.tp_block import FixedStopwatch, context, problem, unshard
 from tpbench.job import JobError, parse_job, unsupported_reason
-from tpbench.launcher.planning.plan import ThisHost, skip_reason
 from tpbench.workloads.tp_block import WORKLOAD
 from tpbench.workloads.tp_block.execution.layers import ColumnParallelLinear, RMSNorm
 from tpbench.workloads.tp_block.execution.prepared import BlockContext
@@ -89,21 +87,6 @@ def test_variants_run_no_kernels_of_tpbench() -> None:
         assert parse_job({"variant": variant, **TINY, "tp_size": 2}).kernels_version is None
 
 
-@pytest.mark.parametrize(
-    "name", ["tp_stack", *sorted(file.stem for file in (ROOT / "conf/experiment").glob("tp_over*"))]
-)
-def test_every_choice_of_an_experiment_makes_a_job(name: str) -> None:
-    content = yaml.safe_load((ROOT / "conf/experiment" / f"{name}.yaml").read_text())
-    choices = {key: str(values).split(",") for key, values in content["hydra"]["sweeper"]["params"].items()}
-    first = {key: values[0] for key, values in choices.items()}
-    lines = [{**first, key: value} for key, values in choices.items() for value in values]
-    added = {"part", "save_gathered"}  # config.yaml has no default for these
-    jobs = [job(*(f"{'++' * (key in added)}{key}={value}" for key, value in line.items())) for line in lines]
-    assert {cell.workload.name for cell in jobs} == {"tp_block"} and not any(map(unsupported_reason, jobs))
-    if name == "tp_overlap":
-        assert {cell.variant for cell in jobs} == set(WORKLOAD.variants)
-
-
 @pytest.mark.parametrize("shape", sorted(file.stem for file in (ROOT / "conf/shape").glob("*_block_*.yaml")))
 def test_shapes_fit_every_variant_at_every_measured_length(shape: str) -> None:
     values = composed("variant=block_tp", f"shape={shape}")
@@ -111,12 +94,6 @@ def test_shapes_fit_every_variant_at_every_measured_length(shape: str) -> None:
         for name in WORKLOAD.variants:
             assert unsupported_reason(parse_job({**values, "tokens": tokens, "variant": name})) is None
     assert f"tp{values['tp_size']}" == shape.rpartition("_")[2]
-
-
-def test_variants_that_need_a_gpu_are_skipped_on_a_cpu() -> None:
-    for name, variant in WORKLOAD.variants.items():
-        reason = skip_reason(job(f"variant={name}", "shape=tiny_block_tp2", "device=cpu"), ThisHost(gpus=0))
-        assert reason == ("needs a CUDA GPU" if variant.requires_cuda else None)
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -16,7 +16,6 @@ from tpbench.workloads.tp_block import overlap_study
 from tpbench.workloads.tp_block.overlap_study import pays_from, picture, speedups, tables
 
 SIZES = {"hidden": 4096, "ffn": 14336, "heads": 32, "kv_heads": 8, "head_dim": 128, "part": "block", "tp_size": 4}
-TRACE = {}
 
 
 def row(variant: str, number: int, **changes: Any) -> dict[str, Any]:
@@ -26,7 +25,7 @@ def row(variant: str, number: int, **changes: Any) -> dict[str, Any]:
         "tokens": 8192, "dp_size": 1, "dtype": "bfloat16", "save_gathered": True, "signals": "stream", "seed": 0,
         "time_ms": 9.0, "device_ms": 8.0 + number, "forward_ms": 3.0, "backward_ms": 5.0, "loss_value": -0.5,
         "grad_norm": 19.25, "exposed_ms": 0.5, "hidden_share": 0.75, "peak_gib": 1.5, "interpreted": False,
-        "started_at": moment, "finished_at": moment, **SIZES, **TRACE,
+        "started_at": moment, "finished_at": moment, **SIZES,
     }  # fmt: skip
     made |= changes
     return made | {"key": f"{variant}-{made['tokens']}-{made['save_gathered']}"}
@@ -89,11 +88,11 @@ def test_the_tables_and_the_picture_show_both_clocks() -> None:
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("rows")
-    nothing = dict.fromkeys(("time_ms", "device_ms", "loss_value", *TRACE))
+    nothing = dict.fromkeys(("time_ms", "device_ms", "loss_value"))
     made = [
         row("block_tp", 9, device_ms=99.0),  # older than the next
         row("block_tp", 10),
-        row("block_tp", 11, save_gathered=False, **dict.fromkeys(TRACE)),
+        row("block_tp", 11, save_gathered=False),
         row("block_auto", 12, hidden_share=0.815),
         row("block_no_tp", 13, hidden_share=None, exposed_ms=None),
         row("block_symm_mem", 14, status="skipped", reason="needs a CUDA GPU", **nothing),

@@ -61,24 +61,24 @@ def test_what_costs_too_much_is_a_forward_pass(much: str, log: list[Any], monkey
 
 
 @pytest.mark.parametrize(
-    ("flops", "dtype", "source"),
+    ("flops", "source"),
     [
-        (2e12 / 16, "float32", "all 8 steps by one process"),
-        (2e12 / 15, "float32", "3 steps by one process; later steps are not checked"),
-        (2e12, "float32", f"{FORWARD}; later steps are not checked"),
+        (2e12 / 16, "all 8 steps by one process"),
+        (2e12 / 15, "3 steps by one process; later steps are not checked"),
+        (2e12, f"{FORWARD}; later steps are not checked"),
     ],
 )
 def test_a_variant_from_outside_is_compared_with_the_whole_run(
-    flops: float, dtype: str, source: str, log: list[Any], monkeypatch: pytest.MonkeyPatch
+    flops: float, source: str, log: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(oracle, "step_flops", lambda problem: flops)
-    reference = compute_reference(cell(dtype=dtype), CONTEXT, whole_run=True)
+    reference = compute_reference(cell(), CONTEXT, whole_run=True)
     assert reference.source == source
     if source.startswith("all"):
         assert reference.losses == [1.0, 2.0, 3.0] and reference.norms == [9.0, 10.0, 11.0]
         assert reference.timed == TimedLosses(1.0, 2.0, [3.0, 4.0, 5.0, 6.0, 7.0, 8.0])
         monkeypatch.setattr(oracle, "train_first_steps", lambda *_: ([9.0] * 8, [9.0] * 8, {}))
-        constant = compute_reference(cell(dtype=dtype), CONTEXT, whole_run=True)
+        constant = compute_reference(cell(), CONTEXT, whole_run=True)
         assert constant.source == "all 8 steps by one process; skipped updates would not show"
 
 
