@@ -25,6 +25,7 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["loss=hinge"], ["no loss is called hinge", "cross_entropy", "reverse_kl"]),
     (["tokns=64"], ["no field of entropy_loss is called tokns, did you mean tokens"]),
     (["-m", "tp=4"], ["no field of entropy_loss is called tp, did you mean tp_size?"]),
+    (["-m", "order=interleaved"], ["order=interleaved needs reuse=true"]),
     (["measure=fast"], ["no measure is called fast (valid: default, quick, thorough)"]),
     (["hydra/launcher=slurm"], ["no launcher is called slurm, did you mean torchrun_slurm"]),
     (["hydra.launcher.partition=gpu"], ["hydra.launcher.partition needs hydra/launcher=torchrun_slurm"]),

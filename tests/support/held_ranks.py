@@ -18,7 +18,6 @@ def hold(text, write=sys.stderr.write):
     count = write(text)
     if {phase!r} in text and sys.argv[-1].endswith({task!r}):
         sys.stderr.flush()
-        open({waiting!r}, "a").close()
         while os.path.exists({hold!r}):
             time.sleep(0.02)
     return count
@@ -32,17 +31,12 @@ class Held:
 
     def __init__(self, folder: Path, phase: str = "importing torch", task: str = "") -> None:
         """Hold ranks from now on. `task`: the end of the path of a task file, to hold the ranks of that task only."""
-        self.hold, self.waiting = folder / "hold", folder / "waiting"
+        self.hold = folder / "hold"
         self.hold.touch()
         self.path = folder / "held"
         self.path.mkdir()
-        hook = HOOK.format(phase=phase, task=task, waiting=str(self.waiting), hold=str(self.hold))
-        (self.path / "sitecustomize.py").write_text(hook)
+        (self.path / "sitecustomize.py").write_text(HOOK.format(phase=phase, task=task, hold=str(self.hold)))
         self.env = {"PYTHONPATH": f"{self.path}{os.pathsep}{ROOT}"}
-
-    def wait(self) -> None:
-        """Wait until a rank is held."""
-        until(self.waiting.exists, "a rank")
 
     def release(self) -> None:
         """Let the held ranks continue, and hold no later ones."""

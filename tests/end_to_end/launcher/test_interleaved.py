@@ -7,10 +7,9 @@ import os
 from pathlib import Path
 
 import tpbench as package
-from tests.support.command import ROOT, Running, gone, refused, tpbench
+from tests.support.command import ROOT, Running, gone, tpbench
 
 INTERLEAVED = ("order=interleaved", "reuse=true", "device=cpu", "tp_size=2", "dtype=float32")
-VARIANTS = "variant=pytorch_tp_manual,pytorch_gather"
 
 CROWDED = """
 import os
@@ -75,17 +74,3 @@ def test_a_rank_killed_in_a_round_costs_its_cell_and_the_others_run_again(tmp_pa
     assert [len(rows["round_ms"][cell]) for cell in (0, 1)] == [24] * 2
     assert list(rows["interleaved_cells"]) == [2, 2, 3]
     assert gone(family)
-
-
-NOT_INTERLEAVED: list[tuple[list[str], list[str]]] = [
-    (["order=interleaved"], ["order=interleaved needs reuse=true"]),
-    (
-        ["order=interleaved", "reuse=true", "hydra/launcher=torchrun_slurm"],
-        ["order=interleaved and reuse=true: works on one host only"],
-    ),
-    (["order=random", "reuse=true"], ["order=random does not exist (valid: sequential, interleaved)"]),
-]
-
-
-def test_what_cannot_be_interleaved_is_said_at_once(tmp_path: Path) -> None:
-    refused([(["-m", VARIANTS, "device=cpu", *options], said) for options, said in NOT_INTERLEAVED], tmp_path)

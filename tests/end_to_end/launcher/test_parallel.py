@@ -11,8 +11,7 @@ import pytest
 
 import tpbench as package
 from tests.support.command import ROOT, environment, tpbench
-from tests.support.four_gpu_host import pretend_four_gpus
-from tests.support.planned_jobs import job
+from tests.support.planned_jobs import job, pretend_four_gpus
 from tpbench.launcher import devices
 from tpbench.launcher.devices import Devices
 

@@ -1,4 +1,4 @@
-"""`python -m tpbench` with the transformer block: real processes, rows and messages."""
+"""`python -m tpbench` with the transformer block: real processes and their rows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 import tpbench as package
-from tests.support.command import refused, tpbench
+from tests.support.command import tpbench
 from tpbench.report.analysis.verdicts import frame_warnings
 from tpbench.report.studies import study_document
 from tpbench.results.read import load
@@ -60,15 +60,3 @@ def _stacks_are_trained_alike(rows: pd.DataFrame, outputs: Path) -> None:
     printed = {shown[f"{variant} profile=true"][loss] for variant in right.index}
     assert len(printed) == 1 and float(*printed) == pytest.approx(right["loss_value"].iloc[0], rel=1e-3)
     assert not frame_warnings(load([outputs]))
-
-
-REFUSED: list[tuple[list[str], list[str]]] = [
-    (["variant=block_tp"], ["the shape is of entropy_loss", "llama8b_block_tp4", "tiny_block_tp2"]),
-    (["variant=block_tp", "shape=tiny_block_tp2", "tp_size=3"], ["tokens=64 must be divisible by tp_size=3"]),
-    (["variant=block_tp_overlap", "shape=tiny_block_tp4", "tokens=8"], ["tokens=8 must be divisible by tp_size^2=16"]),
-    (["variant=block_tp", "shape=tiny_block_tp2", "part=attention"], ["part=attention does not exist", "mlp"]),
-]
-
-
-def test_wrong_input_gets_one_message(tmp_path: Path) -> None:
-    refused(REFUSED, tmp_path)

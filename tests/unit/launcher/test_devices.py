@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.four_gpu_host import pretend_four_gpus
-from tests.support.planned_jobs import job
+from tests.support.planned_jobs import job, pretend_four_gpus
 from tpbench.launcher import devices
 from tpbench.launcher.devices import Devices
 from tpbench.settings import JobError

@@ -15,9 +15,8 @@ from tpbench.workloads.entropy_loss.inputs import Output, Shard, Step
 from tpbench.workloads.entropy_loss.problem import EntropyLoss
 from tpbench.workloads.lone_module import import_alone
 from tpbench.workloads.losses import SEQUENCE
-from tpbench.workloads.losses.formulas import JSD_BETA, bytes_of_statistics, rows_that_count
+from tpbench.workloads.losses.formulas import JSD_BETA, bytes_of_statistics, rows_that_count, under_loss_parallel
 from tpbench.workloads.losses.inputs import CLIP
-from tpbench.workloads.losses.torch_losses import under_loss_parallel
 from tpbench.workloads.sizes import IGNORED, bytes_of_all_reduce
 
 

@@ -18,15 +18,7 @@ from torch import Tensor
 from tpbench.comm.collectives import gather_rows
 from tpbench.workloads.entropy_loss.inputs import Output, Shard, Step
 from tpbench.workloads.entropy_loss.problem import EntropyLoss
-from tpbench.workloads.losses.formulas import TWO_LOGIT_LOSSES, bytes_of_statistics, policy_losses
-from tpbench.workloads.losses.torch_losses import (
-    bytes_of_gather,
-    gathered,
-    gathered_target,
-    mean_and_rows,
-    product,
-    scaled,
-)
+from tpbench.workloads.losses import formulas
 from tpbench.workloads.sizes import IGNORED
 
 
@@ -46,7 +38,7 @@ def prepare_manual(problem: EntropyLoss, shard: Shard) -> Step:
     sent = (shard.tp_size - 1) * shard.tokens * algorithm.width * 4
     if problem.exchange == "all_reduce":
         exchange = functools.partial(_all_reduce, algorithm)
-        sent = bytes_of_statistics(algorithm.width, shard)
+        sent = formulas.bytes_of_statistics(algorithm.width, shard)
 
     def run() -> Output:
         local = statistics(shard.logits, shard.target)
@@ -122,7 +114,7 @@ class _Labels:
         return local.clamp(0, logits.shape[1] - 1), held
 
     def statistics(self, logits: Tensor, label: Tensor) -> Tensor:
-        x = product(logits.float(), self.scale)
+        x = formulas.product(logits.float(), self.scale)
         local, held = self._local(logits, label)
         x_label = torch.where(held, x.gather(1, local[:, None])[:, 0], 0.0)
         return torch.stack((*_max_and_sum(x), x_label))
@@ -133,12 +125,12 @@ class _Labels:
         row_loss = s.log() + (m - gathered[:, 2].sum(0))
         slope: Any = 1.0
         if self.problem.loss == "policy":
-            row_loss, slope = policy_losses(self.problem, -row_loss, self.rows)
+            row_loss, slope = formulas.policy_losses(self.problem, -row_loss, self.rows)
         row_loss = torch.where(counts, row_loss, 0.0)
         inverse = 1.0 / counts.sum().clamp(min=1)
         factor = torch.where(counts, slope * inverse * self.scale, 0.0)
         local, held = self._local(logits, label)
-        p = (product(logits.float(), self.scale) - m[:, None]).exp_().div_(s[:, None])
+        p = (formulas.product(logits.float(), self.scale) - m[:, None]).exp_().div_(s[:, None])
         grad = _minus_one_hot(p, local, held).mul_(factor[:, None])
         return row_loss.sum() * inverse, row_loss, grad.to(logits.dtype)
 
@@ -150,12 +142,12 @@ class _TwoLogits:
     maxima = (0, 2)
 
     def __init__(self, problem: EntropyLoss, shard: Shard) -> None:
-        self.loss = TWO_LOGIT_LOSSES[problem.loss]
+        self.loss = formulas.TWO_LOGIT_LOSSES[problem.loss]
         self.scale, self.target_scale = problem.scale, problem.target_scale
         self.sums: Mapping[int, int | None] = {1: 0, 3: 2, 4: 0 if self.loss.weight == "p" else 2}
 
     def _scaled(self, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        return product(logits.float(), self.scale), product(target.float(), self.target_scale)
+        return formulas.product(logits.float(), self.scale), formulas.product(target.float(), self.target_scale)
 
     def statistics(self, logits: Tensor, target: Tensor) -> Tensor:
         x, t = self._scaled(logits, target)
@@ -192,14 +184,14 @@ def prepare_gather(problem: EntropyLoss, shard: Shard) -> Step:
         losses = torch.compile(losses, fullgraph=True, dynamic=False)
 
     def run() -> Output:
-        logits = gathered(shard, shard.logits).requires_grad_()
-        loss, row_loss = losses(logits, gathered_target(problem, shard, shard.target), shard.rows)
+        logits = formulas.gathered(shard, shard.logits).requires_grad_()
+        loss, row_loss = losses(logits, formulas.gathered_target(problem, shard, shard.target), shard.rows)
         (grad,) = torch.autograd.grad(loss, logits)
         grad = grad[:, shard.vocab_start : shard.vocab_stop].contiguous()
         return Output(loss.detach(), row_loss.detach().float(), grad)
 
-    return Step(run, bytes_of_gather(problem, shard, shard.logits.itemsize))
+    return Step(run, formulas.bytes_of_gather(problem, shard, shard.logits.itemsize))
 
 
 def _losses(problem: EntropyLoss, logits: Tensor, target: Any, rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    return mean_and_rows(problem, scaled(problem, logits), target, rows)
+    return formulas.mean_and_rows(problem, formulas.scaled(problem, logits), target, rows)

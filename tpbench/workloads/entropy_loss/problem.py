@@ -10,21 +10,12 @@ from typing import Any, Literal
 
 from tpbench.kernels import Loss
 from tpbench.settings import setting
-from tpbench.workloads import Option, Pivot, Study, Workload
+from tpbench.workloads import Option, Pivot, Study, Workload, losses
 from tpbench.workloads.cost_model import CostModel
-from tpbench.workloads.losses import (
-    LossProblem,
-    labels_of_even_shards,
-    labels_on_one_rank,
-    labels_only,
-    no_other_loss,
-    sequences_only,
-    uneven,
-)
 
 
 @dataclass(frozen=True)
-class EntropyLoss(LossProblem):
+class EntropyLoss(losses.LossProblem):
     """Sizes, loss, dtype and seed, then the options that only some variants support."""
 
     tokens: int = setting(help="rows of logits per data-parallel replica", low=1)
@@ -144,7 +135,7 @@ def _no_such_exchange(problem: EntropyLoss, tp_size: int) -> str | None:
 def _fast_llm(problem: EntropyLoss, tp_size: int) -> str | None:
     if problem.top_k or problem.kl_weight or problem.loss == "jsd":
         return "it has no top_k, no jsd, and no divergence from a reference policy"
-    return uneven(problem, tp_size) if problem.from_labels else None
+    return losses.uneven(problem, tp_size) if problem.from_labels else None
 
 
 def _liger(problem: EntropyLoss, tp_size: int) -> str | None:
@@ -152,8 +143,8 @@ def _liger(problem: EntropyLoss, tp_size: int) -> str | None:
     if problem.loss in ("jsd", "policy"):
         if tp_size > 1 or problem.compute_dtype != "float32":
             return "for this loss it is for one GPU, and has no compute_dtype"
-        return sequences_only(problem) if problem.loss == "policy" else None
-    return labels_of_even_shards(problem, tp_size)
+        return losses.sequences_only(problem) if problem.loss == "policy" else None
+    return losses.labels_of_even_shards(problem, tp_size)
 
 
 def _torchtitan(problem: EntropyLoss, tp_size: int) -> str | None:
@@ -161,7 +152,7 @@ def _torchtitan(problem: EntropyLoss, tp_size: int) -> str | None:
         return "unsharded it is F.cross_entropy"
     if problem.vocab % tp_size not in (0, tp_size - 1):
         return f"it needs a vocab whose shards differ only on the last rank, got {problem.vocab} and {tp_size}"
-    return labels_only(problem)
+    return losses.labels_only(problem)
 
 
 WORKLOAD.variant_of(
@@ -201,7 +192,7 @@ WORKLOAD.variant_of(
     "torch's own: F.cross_entropy of a sharded DTensor under loss_parallel()",
     options={"compute_dtype"},
     unsupported_reason=lambda problem, tp_size: (
-        "unsharded it is pytorch_gather" if tp_size == 1 else labels_of_even_shards(problem, tp_size)
+        "unsharded it is pytorch_gather" if tp_size == 1 else losses.labels_of_even_shards(problem, tp_size)
     ),
 )
 WORKLOAD.variant_of(
@@ -218,7 +209,7 @@ WORKLOAD.variant_of(
     "QuACK's CuTe kernel: forward and gradient (of the sum) in one launch",
     requires=("quack",),
     requires_cuda=True,
-    unsupported_reason=labels_on_one_rank,
+    unsupported_reason=losses.labels_on_one_rank,
 )
 WORKLOAD.variant_of(
     "megatron",
@@ -226,7 +217,7 @@ WORKLOAD.variant_of(
     "Megatron-LM's vocab_parallel_cross_entropy, in torch operations and fp32",
     requires=("megatron",),
     unsupported_reason=lambda problem, tp_size: (
-        "it needs a group of ranks" if tp_size == 1 else labels_of_even_shards(problem, tp_size)
+        "it needs a group of ranks" if tp_size == 1 else losses.labels_of_even_shards(problem, tp_size)
     ),
 )
 WORKLOAD.variant_of(
@@ -244,7 +235,7 @@ WORKLOAD.variant_of(
     "flash-attention's Triton kernel, which shards the vocabulary",
     requires=("flash_attn",),
     requires_cuda=True,
-    unsupported_reason=lambda problem, tp_size: uneven(problem, tp_size) or no_other_loss(problem),
+    unsupported_reason=lambda problem, tp_size: losses.uneven(problem, tp_size) or losses.no_other_loss(problem),
 )
 WORKLOAD.variant_of(
     "transformer_engine",
@@ -253,7 +244,9 @@ WORKLOAD.variant_of(
     requires=("transformer_engine",),
     requires_cuda=True,
     unsupported_reason=lambda problem, tp_size: (
-        "it takes bfloat16 and float32 only" if problem.dtype == "float16" else labels_of_even_shards(problem, tp_size)
+        "it takes bfloat16 and float32 only"
+        if problem.dtype == "float16"
+        else losses.labels_of_even_shards(problem, tp_size)
     ),
 )
 WORKLOAD.variant_of(

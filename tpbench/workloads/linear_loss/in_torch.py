@@ -13,15 +13,7 @@ from torch import Tensor
 
 from tpbench.workloads.linear_loss.inputs import Output, Shard, Step
 from tpbench.workloads.linear_loss.problem import LinearLoss
-from tpbench.workloads.losses.formulas import bytes_of_statistics
-from tpbench.workloads.losses.torch_losses import (
-    bytes_of_gather,
-    gathered,
-    gathered_target,
-    mean_and_rows,
-    scaled,
-    under_loss_parallel,
-)
+from tpbench.workloads.losses import formulas
 from tpbench.workloads.sizes import IGNORED, bytes_of_all_reduce
 
 Losses: TypeAlias = Tensor | tuple[Tensor, Tensor | None, Tensor | None]
@@ -32,10 +24,11 @@ def gather(problem: LinearLoss, shard: Shard) -> Step:
     """Prepare an iteration: logits, all-gather, loss and its gradient, then the products of this rank's slice."""
 
     def run() -> Output:
-        logits = gathered(shard, shard.hidden @ shard.weight.t()).requires_grad_(problem.trains)
+        logits = formulas.gathered(shard, shard.hidden @ shard.weight.t()).requires_grad_(problem.trains)
         target = shard.target if shard.teacher is None else shard.teacher[0] @ shard.teacher[1].t()
-        x = scaled(problem, logits)
-        loss, row_loss = mean_and_rows(problem, x, gathered_target(problem, shard, target), shard.rows)
+        x = formulas.scaled(problem, logits)
+        target = formulas.gathered_target(problem, shard, target)
+        loss, row_loss = formulas.mean_and_rows(problem, x, target, shard.rows)
         entropy = _entropy(x, shard.labels) if problem.entropy else None
         if not problem.trains:
             return Output(loss, row_loss, entropy)
@@ -50,7 +43,7 @@ def gather(problem: LinearLoss, shard: Shard) -> Step:
             grad.t() @ shard.hidden,
         )
 
-    sent = bytes_of_gather(problem, shard, shard.hidden.itemsize)
+    sent = formulas.bytes_of_gather(problem, shard, shard.hidden.itemsize)
     return Step(run, sent + bytes_of_gradient(problem, shard))
 
 
@@ -61,8 +54,8 @@ def loss_parallel(problem: LinearLoss, shard: Shard) -> Step:
     def iteration(mean_loss: Callable[[Tensor], Tensor]) -> Output:
         return differentiated(problem, shard, lambda hidden, weight: mean_loss(F.linear(hidden, weight).float()))
 
-    run = under_loss_parallel(shard, shard.labels, iteration)
-    return Step(run, bytes_of_statistics(3, shard) + bytes_of_gradient(problem, shard))
+    run = formulas.under_loss_parallel(shard, shard.labels, iteration)
+    return Step(run, formulas.bytes_of_statistics(3, shard) + bytes_of_gradient(problem, shard))
 
 
 def compiled(problem: LinearLoss, shard: Shard) -> Step:

@@ -13,19 +13,12 @@ from typing import Any, Literal
 from tpbench import packages
 from tpbench.kernels import KernelLoss
 from tpbench.settings import setting
-from tpbench.workloads import Option, Pivot, Study, Workload
-from tpbench.workloads.losses import (
-    LossProblem,
-    labels_of_even_shards,
-    labels_on_one_rank,
-    labels_only,
-    sequences_only,
-)
+from tpbench.workloads import Option, Pivot, Study, Workload, losses
 from tpbench.workloads.sizes import ITEM_BYTES
 
 
 @dataclass(frozen=True)
-class LinearLoss(LossProblem):
+class LinearLoss(losses.LossProblem):
     """Sizes, loss, dtype and seed, then the options that only some variants support."""
 
     tokens: int = setting(help="rows of hidden states", low=1)
@@ -152,14 +145,14 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def _liger(problem: LinearLoss, tp_size: int) -> str | None:
     if problem.loss != "policy":
-        return labels_on_one_rank(problem, tp_size)
+        return losses.labels_on_one_rank(problem, tp_size)
     if tp_size > 1 or not problem.trains or problem.ignored:
         return "its policy loss is for one GPU, computes gradients in its forward pass, and ignores no label here"
-    return sequences_only(problem)
+    return losses.sequences_only(problem)
 
 
 def _liger_cutedsl(problem: LinearLoss, tp_size: int) -> str | None:
-    if reason := labels_on_one_rank(problem, tp_size):
+    if reason := losses.labels_on_one_rank(problem, tp_size):
         return reason
     if not problem.trains:
         return "it computes a gradient in its forward pass"
@@ -176,13 +169,13 @@ def _cce(problem: LinearLoss, tp_size: int) -> str | None:
         version = importlib.metadata.version("cut_cross_entropy")
         if _numbers(version) < _FIRST_CCE_FOR_SHARDS:
             return f"cut-cross-entropy {version} is for one GPU; 25.4.3, of its repository, can shard the vocabulary"
-    return labels_only(problem)
+    return losses.labels_only(problem)
 
 
 def _verl(problem: LinearLoss, tp_size: int) -> str | None:
     if problem.hidden % 128:
         return f"it needs hidden to divide by 128, got {problem.hidden}"
-    return None if problem.loss == "logprob" else labels_only(problem)
+    return None if problem.loss == "logprob" else losses.labels_only(problem)
 
 
 def quack_chunk_rows(problem: LinearLoss) -> int | None:
@@ -201,7 +194,7 @@ def quack_chunk_rows(problem: LinearLoss) -> int | None:
 
 
 def _quack(problem: LinearLoss, tp_size: int) -> str | None:
-    if reason := labels_on_one_rank(problem, tp_size):
+    if reason := losses.labels_on_one_rank(problem, tp_size):
         return reason
     if problem.dtype == "float32" or problem.tokens % 8 or problem.hidden % 8 or problem.vocab % 8:
         return "it needs bfloat16 or float16, and tokens, hidden and vocab that 8 divides"
@@ -213,14 +206,14 @@ def _quack(problem: LinearLoss, tp_size: int) -> str | None:
 def _liger_native(problem: LinearLoss, tp_size: int) -> str | None:
     if tp_size == 1:
         return "it needs a group of ranks"
-    return labels_of_even_shards(problem, tp_size) if problem.dtype == "bfloat16" else "it has only bfloat16"
+    return losses.labels_of_even_shards(problem, tp_size) if problem.dtype == "bfloat16" else "it has only bfloat16"
 
 
 def _torch(problem: LinearLoss, tp_size: int) -> str | None:
     version = importlib.metadata.version("torch")
     if _numbers(version) < (2, 13):
         return f"it needs torch 2.13, not {version}"
-    return labels_on_one_rank(problem, tp_size)
+    return losses.labels_on_one_rank(problem, tp_size)
 
 
 WORKLOAD.variant_of(
@@ -252,7 +245,7 @@ WORKLOAD.variant_of(
     "in_torch.loss_parallel",
     "F.linear, then F.cross_entropy of a sharded DTensor in fp32 under torch's loss_parallel()",
     unsupported_reason=lambda problem, tp_size: (
-        "unsharded it is linear_gather" if tp_size == 1 else labels_of_even_shards(problem, tp_size)
+        "unsharded it is linear_gather" if tp_size == 1 else losses.labels_of_even_shards(problem, tp_size)
     ),
 )
 WORKLOAD.variant_of(
@@ -260,7 +253,7 @@ WORKLOAD.variant_of(
     "in_torch.compiled",
     "torch.compile of F.linear and F.cross_entropy in fp32, with autograd's backward",
     requires_cuda=True,
-    unsupported_reason=labels_on_one_rank,
+    unsupported_reason=losses.labels_on_one_rank,
 )
 WORKLOAD.variant_of(
     "linear_liger",

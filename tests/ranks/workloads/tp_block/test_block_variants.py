@@ -113,25 +113,6 @@ def test_variants_work_in_any_process_group() -> None:
         assert errors and max(errors.values()) <= TOLERANCE["float64"], errors
 
 
-def errors_of_unsummed_norms(here: Rank) -> dict[str, float]:
-    """Errors of a block that does not sum the gradients of its norms over ranks."""
-    cell = problem()
-    where = block_context(here, cell)
-    prepared = WORKLOAD.variants["block_tp"].prepare(cell, where)
-    for module in prepared.module.modules():
-        if hasattr(module, "eps"):
-            broken: Any = module
-            broken.group = None
-    return errors_against_one_process(run_once(cell, prepared), cell, where.inputs, 2)
-
-
-@pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
-def test_without_the_sum_over_ranks_norms_are_wrong() -> None:
-    for errors in run_on_ranks(2, errors_of_unsummed_norms):
-        assert min(errors.pop("attention_norm"), errors.pop("mlp_norm")) > 0.1
-        assert max(errors.values()) <= TOLERANCE["float64"]
-
-
 def oracle_errors(here: Rank) -> dict[str, float]:
     """The oracle's errors against one process, by part."""
     errors = {}
