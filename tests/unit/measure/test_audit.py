@@ -59,6 +59,17 @@ def context(monkeypatch: pytest.MonkeyPatch) -> Context:
     return cpu_context(lone_rank(monkeypatch))
 
 
+def test_outputs_are_poisoned_before_the_last_iteration() -> None:
+    session: Any = Doubling()
+    restore = auditing.restore_before(session, 3)
+    poisoned = []
+    for _ in range(3):
+        restore()
+        poisoned.append(bool(session.output.isnan().all()))
+        session.step()
+    assert poisoned == [False, False, True] and session.events == ["restore", "step"] * 3
+
+
 def test_only_memory_of_its_own_is_poisoned() -> None:
     session: Any = Doubling()
     number, expanded, counts = torch.ones(2), torch.ones(1).expand(4), torch.ones(3, dtype=torch.int64)
@@ -75,6 +86,13 @@ def test_a_session_that_computes_passes_with_changed_inputs(context: Context, dt
     assert auditing.changed_inputs_reason(session, session.step, context) is None
     assert session.events == ["restore", "step", "check"]
     assert torch.equal(session.output[0], -before[0]) and torch.equal(session.output[1:], before[1:])
+
+
+def test_a_step_that_writes_nothing_is_wrong_with_changed_inputs(context: Context) -> None:
+    session = Doubling()
+    reason = auditing.changed_inputs_reason(session, lambda: None, context)
+    assert reason == "with changed inputs, after a correct result with the first ones: not twice the inputs"
+    assert session.output.isnan().all()
 
 
 def test_a_gpu_sleeps_before_the_inputs_change(monkeypatch: pytest.MonkeyPatch, context: Context) -> None:

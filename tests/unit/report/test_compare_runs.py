@@ -92,11 +92,17 @@ def test_repeated_sweeps_in_turns_see_more():
 
 
 def test_only_rows_of_equal_code_and_conditions_are_repeats(tmp_path):
-    others = {"git_commit": "b" * 40}, {"beside": "another-job"}, {"host": "b"}, {"kernels_version": "b"}
+    others = (
+        {"git_commit": "b" * 40},
+        {"beside": "another-job"},
+        {"host": "b"},
+        {"kernels_version": "b"},
+        {"warmed_up": False},
+    )
     rows = [
         synthetic.cell("triton_tp", 32768, 4, run=str(index), **{"git_commit": "a" * 40, **changes})
         for index, changes in enumerate((*others, {}, {"memory_limit_gib": 2.0}))
     ]
     frame = load(synthetic.write(rows, tmp_path))
     (pair,) = pair_cells(frame, frame)
-    assert [row["row_id"] for row in pair.before_rows] == ["r4", "r5"]
+    assert [row["row_id"] for row in pair.before_rows] == ["r5", "r6"]
