@@ -93,10 +93,10 @@ def test_a_whole_step_may_be_compiled() -> None:
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_a_toy_model_trains_as_with_torch(reduction: Any, autocast: bool) -> None:
-    module = LinearEntropyLoss(reduction=reduction, workspace_gib=2 * VOCAB * 4 / 2**30)
+    module = LinearEntropyLoss(reduction=reduction, entropy=True, workspace_gib=2 * VOCAB * 4 / 2**30)
 
     def loss_of(hidden: Tensor, head: torch.nn.Linear, labels: Tensor) -> Tensor:
-        loss = module(hidden, head.weight, labels, head.bias)
+        loss, _ = module(hidden, head.weight, labels, head.bias)
         return loss.sum() / (labels != -100).sum() if reduction == "none" else loss
 
     with torch.autocast(DEVICE.type, torch.bfloat16, enabled=autocast):
@@ -202,20 +202,6 @@ def test_log_probabilities_and_entropies_with_any_upstream_gradient(dtype: torch
         assert (leaf.grad.double() - other.grad).norm() <= (
             1e-5 if dtype == torch.float32 else 2e-3
         ) * other.grad.norm()
-
-
-def test_entropy_and_half_precision_through_the_reduced_loss() -> None:
-    for dtype, entropy in ((torch.float16, False), (torch.float32, True)):
-        hidden, weight, labels = (each.to(DEVICE) for each in make_linear(dtype=dtype))
-        leaves = [hidden.requires_grad_(), weight.requires_grad_()]
-        result = LinearEntropyLoss(entropy=entropy)(*leaves, labels)
-        loss = result[0] if entropy else result
-        (loss * 1024).backward()
-        right = [each.detach().double().requires_grad_() for each in leaves]
-        (F.cross_entropy(right[0] @ right[1].t(), labels) * 1024).backward()
-        for leaf, other in zip(leaves, right, strict=True):
-            assert leaf.grad is not None and other.grad is not None
-            assert (leaf.grad.double() - other.grad).norm() <= 5e-3 * other.grad.norm()
 
 
 @pytest.mark.parametrize("settings", [{}, {"reduction": "none"}, {"loss": "reverse_kl"}])

@@ -212,15 +212,14 @@ class Loop(Sleeper):
 
 
 def test_a_row_has_the_chained_time_beside_the_others(here: Rank) -> None:
-    settings = MeasureSettings(time_budget_s=2.4, min_iterations=20, max_iterations=240, precision=0.01)
     with simulated_time() as time:
-        _, columns = run(Loop(here, time), cpu_context(here), settings)  # type: ignore[arg-type]
+        _, columns = run(Loop(here, time), cpu_context(here), SETTINGS)  # type: ignore[arg-type]
     assert columns["time_ms"] == pytest.approx(18.0)  # the second rank takes twice as long
     assert columns["chained_ms"] == pytest.approx(2 * (9 + 4) / 5)  # blocks of five
     assert len(columns["chained_samples_ms"]) == 10 and columns["chained_ci_low_ms"] == columns["chained_ms"]
     assert "not_chained" not in columns
     with simulated_time() as time:
-        _, columns = run(Loop(here, time), cpu_context(here), settings, interpreted=True)  # type: ignore[arg-type]
+        _, columns = run(Loop(here, time), cpu_context(here), SETTINGS, interpreted=True)  # type: ignore[arg-type]
     assert "chained_ms" not in columns and columns["not_chained"] == "Triton's interpreter runs the kernels"
 
 

@@ -19,7 +19,7 @@ from tests.support.simulated_time import FakeEvents, SimulatedTime, simulated_ti
 from tests.support.sleeping_sessions import Sleeper, cpu_context, run
 from tpbench.measure import clock, cuda_graph
 from tpbench.measure import run as running
-from tpbench.measure.session import Context, IterationSchedule, MeasureSettings
+from tpbench.measure.session import IterationSchedule, MeasureSettings
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 LAST = ["preparing iterations back to back", "checking an iteration on changed inputs"]
@@ -30,10 +30,6 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Rank:
     """Rank 0, whose cells have no iterations back to back: `test_chained` is about these."""
     monkeypatch.setattr(running, "chained_run", lambda *_: (None, {}))
     return lone_rank(monkeypatch)
-
-
-def on_gpu(here: Rank) -> Context:
-    return dataclasses.replace(cpu_context(here), device=CUDA)
 
 
 class Exact(Sleeper):
@@ -171,8 +167,8 @@ def trained(
             monkeypatch.setattr(running, name, mock.Mock())
         monkeypatch.setattr(running, "WallClock", lambda device, cache: clock.WallClock(CPU, cache))
         monkeypatch.setattr(running, "bottleneck_columns", lambda *_: {"bound": "memory"})
-        session, context = Training(here, time, 0.0, wrong), on_gpu(here) if cuda else cpu_context(here)
-        context = dataclasses.replace(context, say=phases.append)
+        session = Training(here, time, 0.0, wrong)
+        context = dataclasses.replace(cpu_context(here), device=CUDA if cuda else CPU, say=phases.append)
         _, columns = run(session, context, MeasureSettings())
     return columns, session.events, phases
 

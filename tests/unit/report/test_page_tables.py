@@ -32,13 +32,8 @@ def arranged(add, frame):
     return arrange_rows(frame())
 
 
-@pytest.fixture
-def grid(arranged):
-    return arranged.grids[0]
-
-
-def test_a_verdict_has_its_time_the_runner_up_and_doubts(grid):
-    table = verdict_table(verdicts(grid))
+def test_a_verdict_has_its_time_the_runner_up_and_doubts(arranged):
+    table = verdict_table(verdicts(arranged.grids[0]))
     assert dict(zip(table.columns, table.texts[0], strict=True)) == {
         "problem": "vocab=32768 tp=2", "fastest": "triton_tp", "time": "1.000 ms", "runner-up": "3.00x pytorch_gather",
         "of floor": "50%", "memory": "<0.001 GiB", "wall time": "2.000 ms", "trust": "good",
