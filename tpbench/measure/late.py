@@ -1,4 +1,4 @@
-"""What a late rank costs the others: their own time, and that of work on another stream of their GPUs.
+"""The cost of a late rank for the others: their own time, and that of work on another stream of their GPUs.
 
 The last rank starts each iteration some time after the others. Those have to wait for it. An exchange inside a kernel
 keeps the multiprocessors while it waits, an exchange between kernels leaves them to other streams.
