@@ -15,11 +15,10 @@ from typing import Any
 
 import torch
 
-from tpbench.measure.clock import Clock, do_nothing
+from tpbench.measure.clock import ITERATIONS, Clock, do_nothing
 from tpbench.measure.ranks import gather_numbers
 from tpbench.measure.session import LATE_MS, Context, Session
 
-ITERATIONS = {"cuda": 20, "cpu": 5}
 PRODUCTS, SIZE = 3, 4096
 """Products of square bf16 matrices on the other stream, and their size."""
 CALIBRATION_CYCLES = 10_000_000

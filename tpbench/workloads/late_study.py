@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,22 +15,20 @@ _DELAYS = [f"{delay:g} ms late" for delay in LATE_MS]
 
 
 def _by_problem(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Mapping[str, Any]]]:
-    """Return the newest rows by problem and machine, then by variant with its options."""
-    problems: dict[str, dict[str, Mapping[str, Any]]] = {}
+    """Return the newest rows by problem and machine, then by the label of the variant."""
+    problems: dict[tuple[Any, ...], dict[str, Mapping[str, Any]]] = {}
     for row in oldest_first(rows):
         if row["status"] != "ok" or row["interpreted"] or row.get("late_ms") is None:
             continue
         workload = workloads()[row["workload"]]
-        used = {name: row.get(name) for name in workload.option_defaults}
-        options = [f" {name}={spelled(used[name])}" for name, usual in workload.option_defaults.items()
-                   if used[name] not in (None, usual)]  # fmt: skip
-        keys = dict.fromkeys((*workload.pivot.sections, *workload.headline, "tp_size", "dp_size"))
-        facts = [f"{name}={spelled(row[name])}" for name in keys if row.get(name) is not None and name not in used]
-        problem = ", ".join([*facts, str(row["gpu_name"] or row["cpu_model"])])
-        line = str(row["variant"]) + "".join(options) + " graph=true" * bool(row["graph"])
-        problems.setdefault(problem, {})[line] = row
-    return dict(sorted(problems.items(), key=lambda item: [int(part) if part.isdigit() else part
-                                                           for part in re.split(r"(\d+)", item[0])]))  # fmt: skip
+        names = dict.fromkeys((*workload.pivot.sections, *workload.headline, "tp_size", "dp_size"))
+        values = [(name, row.get(name)) for name in names if name not in workload.option_defaults]
+        facts = tuple((name, value) for name, value in values if value is not None)
+        problems.setdefault((facts, str(row["gpu_name"] or row["cpu_model"])), {})[row["label"]] = row
+    return {
+        ", ".join([*(f"{name}={spelled(value)}" for name, value in facts), machine]): problems[facts, machine]
+        for facts, machine in sorted(problems)
+    }
 
 
 def tables(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
