@@ -74,7 +74,7 @@ def disturbed_sweep(fault: str, mode: str, folder: Path, seeds: int, chance: ran
     assert gone(family), (fault, mode)
     assert _nothing_locked(outputs), (fault, mode)
     rows = finished(outputs)
-    # A change to the kernels during this test makes cells stale. Rows of two kernel versions are no duplicates.
+    # A change to the kernels during this test makes cells stale. Rows of two kernel versions aren't duplicates.
     assert not rows.duplicated([name for name in ("key", "kernels_version") if name in rows]).any(), output
     assert len(rows) >= kept, output
     if struck and fault in SIGNALS:

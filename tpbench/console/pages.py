@@ -94,9 +94,13 @@ LISTS: dict[str, Callable[[], str]] = {
 }
 """Lists that are made from the code, by name."""
 _TYPES = {
-    TEXT: "text", INT: "whole number", REAL: "number", FLAG: "true or false", TIME: "time, UTC",
+    TEXT: "text",
+    INT: "whole number",
+    REAL: "number",
+    FLAG: "true or false",
+    TIME: "time, UTC",
     REALS: "list of numbers",
-}  # fmt: skip
+}
 
 
 def main() -> int:

@@ -129,9 +129,8 @@ class Display:
         rows = {str(attempt.row["row_id"]): attempt.row for attempt in attempts if attempt.row is not None}
         if rows:
             table = pivot(frame_of(rows.values()))
-            notes = [
-                note for note in table.notes if getattr(note, "kind", "dim") == "dim"
-            ]  # lines of cells have reasons
+            # The lines of the cells have had the reasons of failures.
+            notes = [note for note in table.notes if getattr(note, "kind", "dim") == "dim"]
             show(replace(table, notes=notes), self.console)
         folders = sorted({f"{attempt.cell.job.output_dir}/rows" for attempt in attempts})
         print(f"{len(rows)} row{'s' * (len(rows) != 1)} in {', '.join(folders)}; logs in {self.folder}", flush=True)

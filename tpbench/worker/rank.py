@@ -177,9 +177,13 @@ class Tasks:
         say("setting up")
         columns["start_s"] = max(0.0, (datetime.now(UTC) - task.started_at).total_seconds())
         self.measurements[place] = measurement(
-            functools.partial(job.set_up, context), context, job.measure, copy_gb_per_s(device), job.interpreted,
+            functools.partial(job.set_up, context),
+            context,
+            job.measure,
+            copy_gb_per_s(device),
+            job.interpreted,
             interleaved=len(self.tasks) > 1,
-        )  # fmt: skip
+        )
         self._go_on(place, None)
 
     def _go_on(self, place: int, answer: bool | None) -> None:

@@ -33,6 +33,8 @@ def test_a_cpu_job_takes_as_long_as_its_row_and_at_most_its_timeout(rows, monkey
     assert note.startswith("large cells run on the CPU: expect about 2.5 minutes, and no measurement")
     assert "shapes whose names begin with tiny_ take seconds" in note
     assert notes([Cell(0, small, None), Cell(1, large, skip_reason="no")]) == []
+    (note,) = notes([Cell(0, job(tp_size=4, device="cpu", tokens=2**40), None)])
+    assert "about 10.0 minutes" in note  # its timeout_s
     short = job(tp_size=4, device="cpu", vocab=1000, timeout_s=5)
     seconds, (remark,) = known.outcome(short)
     assert seconds == 5 and remark.startswith("expected to end as timeout: it needs ")

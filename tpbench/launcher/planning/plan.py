@@ -119,7 +119,7 @@ def notes(cells: Sequence[Cell]) -> list[str]:
     costs, inputs that change because one variant is from outside, and large problems on a CPU.
     """
     lines: dict[str, dict[str, None]] = {}
-    if long_s := sum(long_cpu_s(cell.job) for cell in cells if cell.skip_reason is None):
+    if long_s := sum(min(long_cpu_s(cell.job), cell.job.timeout_s) for cell in cells if cell.skip_reason is None):
         time = f"{long_s / 60:.1f} minutes" if long_s < 3600 else f"{long_s / 3600:.1f} hours"
         expected = f"large cells run on the CPU: expect about {time}, and no measurement of a GPU"
         lines[f"{expected}; shapes whose names begin with tiny_ take seconds (python -m tpbench list shapes)"] = {}
