@@ -113,9 +113,8 @@ def inline_svg(figure: Figure) -> str:
     """Return the figure as an `svg` element in the colours of a page, which has a light and a dark set of them."""
     text = _svg(figure)
     text = re.sub(r' height="[\d.]+pt"', "", text[text.index("<svg") :], count=1)
-    text = re.sub(
-        r' id="[A-Za-z0-9.]+_\d+"', "", text
-    )  # of groups: every figure has the same, and nothing refers to them
+    # Identifiers of groups: every figure has the same ones, and nothing refers to them.
+    text = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", text)
     names = {value: f"s{at}" for at, value in enumerate(LIGHT)} | {INK: "ink", FAINT: "faint", GROUND: "ground"}
     for value, name in names.items():
         text = text.replace(value, f"var(--{name})")
