@@ -198,7 +198,7 @@ def _split(records: list[Record], workload: Workload | None) -> tuple[dict[str, 
     measurement split nothing.
     """
     pivot = workload.pivot if workload else Pivot()
-    problem = (problem_identity(workload) if workload else {"dp_size": 1}) | {"nodes": 1}
+    problem = problem_identity(workload) | {"nodes": 1}
     placed = {*pivot.rows, *pivot.sections, *pivot.implied}
     free = {name: default for name, default in problem.items() if name not in placed}
     # A row of a cell that was never run may lack a value. That doesn't count as a difference, unless null is a value.

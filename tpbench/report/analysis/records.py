@@ -70,19 +70,16 @@ def row_records(frame: pd.DataFrame) -> list[Record]:
     return records
 
 
-def problem_fields(workload: Workload) -> dict[str, Any]:
+def problem_fields(workload: Workload | None) -> dict[str, Any]:
     """Return the fields of a workload's problem, options included, with their defaults (None: no default)."""
-    return {
-        field.name: None if field.default is dataclasses.MISSING else field.default
-        for field in dataclasses.fields(workload.problem)
-    }
+    fields = dataclasses.fields(workload.problem) if workload else ()
+    return {field.name: None if field.default is dataclasses.MISSING else field.default for field in fields}
 
 
-def problem_identity(workload: Workload) -> dict[str, Any]:
+def problem_identity(workload: Workload | None) -> dict[str, Any]:
     """Return the fields that identify a problem, with their defaults. Equal problems must show equal losses."""
-    options = {option.name for option in workload.options}
-    problem = {name: default for name, default in problem_fields(workload).items() if name not in options}
-    return problem | {"dp_size": 1}
+    options = {option.name for option in workload.options} if workload else ()
+    return {name: default for name, default in problem_fields(workload).items() if name not in options} | {"dp_size": 1}
 
 
 def values_or(record: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
