@@ -96,10 +96,10 @@ def _report(options: argparse.Namespace) -> None:
         text = rows.to_json(orient="records", indent=2, date_format="iso", double_precision=15)
         print_or_write(f"{text}\n", options.output)
     elif form in PICTURES and options.study is not None:
-        picture = grid_plots.study_picture(study_picture(frame, options.study), options.study, form)
+        picture = grid_plots.picture_file(study_picture(frame, options.study), options.study, form)
         print_or_write(picture, options.output)
     elif form in PICTURES:
-        print_or_write(grid_plots.picture(arrange_rows(frame), options.plot, form), options.output)
+        print_or_write(grid_plots.plot_file(arrange_rows(frame), options.plot, form), options.output)
     elif columns or options.study is not None:
         write_tables(study_document(frame, options.study, columns), form, options.output)
     else:

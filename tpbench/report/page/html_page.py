@@ -24,7 +24,7 @@ from tpbench.report.analysis.verdicts import disagreements as warnings_of
 from tpbench.report.analysis.verdicts import verdicts as verdicts_of
 from tpbench.report.pivot import FAILED, failures, legend, metric_table
 from tpbench.report.plots import style
-from tpbench.report.plots.grid_plots import inline_picture, with_sizes
+from tpbench.report.plots.grid_plots import inline_picture
 from tpbench.results.schema import STATUSES
 from tpbench.settings import JobError
 from tpbench.suggestions import printable
@@ -137,8 +137,7 @@ def _section(
     filled = [name for name in TITLES if any(cell.record[name] is not None for cell in grid.cells())]
     clock = next((name for name in CLOCKS if name in filled), "time_ms")
     lead = metric_name or clock
-    sized = with_sizes(grid) if style.available() else None
-    svg = inline_picture(sized, clock, anchor) if sized else None
+    svg = inline_picture(grid, clock, anchor)
     return {
         "anchor": anchor,
         "heading": name,
