@@ -40,12 +40,6 @@ def studies() -> dict[str, dict[str, Study]]:
     return by_name
 
 
-def check_study(name: str) -> None:
-    """Raise JobError that lists the valid names if there is no such study."""
-    if name not in studies():
-        raise JobError(unknown("study", name, studies()))
-
-
 def check_columns(names: Sequence[str]) -> None:
     """Raise JobError that names an unknown column. A name may be a ratio such as time_ms/device_ms."""
     for name in names:
