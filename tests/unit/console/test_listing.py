@@ -165,7 +165,7 @@ def test_the_command_of_a_variant_is_a_job_that_the_variant_supports(name):
 
 
 def test_a_variant_over_ranks_only_has_no_shape_of_one_rank(capsys):
-    shapes = re.search(r"^  shapes: (.*)$", printed(capsys, "variant=torchtitan"), re.MULTILINE)
+    shapes = re.search(r"^  shapes: (.*)$", printed(capsys, "variant=megatron"), re.MULTILINE)
     assert shapes is not None
     assert "v131k_tp8" in shapes[1].split() and not [each for each in shapes[1].split() if each.endswith("_tp1")]
 
