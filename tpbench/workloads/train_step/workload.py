@@ -147,7 +147,6 @@ WORKLOAD = Workload(
             axes=("peak_gib", "tokens_per_s_per_gpu"),
             columns=TRAINING,
         ),
-        "agreement": Study("do implementations train alike?", module="tpbench.workloads.train_step.documents"),
     },
     metrics={
         "tokens_per_s": 1,
