@@ -133,7 +133,7 @@ def test_a_variant_has_its_options_and_a_command(capsys):
     assert text.splitlines()[-1] == "python -m tpbench variant=triton_tp shape=tiny_tp2 measure=quick"
 
 
-@pytest.mark.parametrize("name", ["quack", "linear_unfused", "sparse_auto", "block_copy_engine", "fsdp"])
+@pytest.mark.parametrize("name", ["quack", "linear_unfused", "sparse_all_to_all", "block_copy_engine", "fsdp"])
 def test_the_command_of_a_variant_is_a_job_that_the_variant_supports(name):
     line = listing.description("variant", name, 0).splitlines()[-1]
     overrides = line.removeprefix("python -m tpbench ").split()
