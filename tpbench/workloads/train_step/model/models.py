@@ -102,7 +102,7 @@ def _made(problem: TrainStep) -> Any:
     return model
 
 
-def _on_meta(module: nn.Module, name: str, parameter: nn.Parameter) -> nn.Parameter:
+def _on_meta(module: nn.Module, name: str, parameter: nn.Parameter) -> Any:
     """Move a parameter to the meta device as a module gets it, and leave buffers, which have values, where they are."""
     return parameter if parameter.is_meta else nn.Parameter(parameter.to("meta"), parameter.requires_grad)
 
