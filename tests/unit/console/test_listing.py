@@ -35,30 +35,6 @@ def test_each_command_has_a_help_that_names_it(name, capsys):
     assert name in HELP
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("tpbench rep", "report"),
-        ("tpbench -m rep", ""),
-        ("tpbench list ent", "entropy_loss"),
-        ("tpbench list variant=tri", "variant=triton_tp"),
-        ("tpbench docs ques", "questions"),
-        ("tpbench report out", ""),
-        ("tpbench variant=triton_tp,pytorch_tp_manual_c", "variant=triton_tp,pytorch_tp_manual_compiled"),
-        ("tpbench -m loss=reverse_kl,", "loss=reverse_kl,cross_entropy loss=reverse_kl,forward_kl"),
-        ("tpbench dtype=", "dtype=bfloat16 dtype=float16 dtype=float32"),
-        ("tpbench graph=", "graph=true graph=false"),
-        ("tpbench tokens=8 voc", "vocab= vocab_parallel="),
-        ("tpbench +experiment=two", "+experiment=two_gpus"),
-        ("tpbench hydra/launcher=torchrun_", "hydra/launcher=torchrun_slurm"),
-    ],
-)
-def test_completion_knows_commands_fields_and_values(line, words, monkeypatch, capsys):
-    monkeypatch.setenv("COMP_LINE", line)
-    assert information(["-sc", "query=bash"]) == 0
-    assert capsys.readouterr().out.split()[: max(1, len(words.split()))] == words.split()
-
-
 def test_pages_are_listed_and_printed(capsys):
     assert information(["docs"]) == 0
     assert re.search(r"^numbers +How a number is made$", capsys.readouterr().out, re.MULTILINE)
