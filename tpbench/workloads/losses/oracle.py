@@ -59,7 +59,7 @@ class LossOracle(ABC):
 
     @abstractmethod
     def compare_gradients(self, comparison: Comparison, output: Any, blocks: Iterator[tuple[slice, Tensor]]) -> None:
-        """Record the errors of gradients. `blocks`: rows, and the right gradient by their local logits. All are read."""
+        """Record the errors of gradients. `blocks`, to be read whole: rows, and the right gradient by their logits."""
 
     def compare(self, output: Any) -> Verdict:
         """Return the errors of `output`, whose gradients must not be changed meanwhile."""
