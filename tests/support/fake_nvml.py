@@ -27,7 +27,6 @@ class FakeNvml:
         self.time, self.unknown = time, unknown
         self.used_j = 0.0
         """Joules that the counter shows from its next update on."""
-        self.state = pynvml.nvmlClocksThrottleReasonGpuIdle
         self.violations_ns: dict[int, int] = {}
         self._shown_j, self._updated_s = 0.0, 0.0
 
@@ -48,10 +47,6 @@ class FakeNvml:
     def nvmlDeviceGetViolationStatus(self, handle: object, policy: int) -> SimpleNamespace:
         self._called("nvmlDeviceGetViolationStatus")
         return SimpleNamespace(violationTime=self.violations_ns.get(policy, 0), referenceTime=0)
-
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: object) -> int:
-        self._called("nvmlDeviceGetCurrentClocksThrottleReasons")
-        return self.state
 
     def _called(self, name: str) -> None:
         self.time.sleep(CALL_S)

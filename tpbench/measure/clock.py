@@ -10,7 +10,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from statistics import median
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -49,6 +49,20 @@ class ColdCache:
 
     def flush(self) -> None:
         self.buffer.zero_()
+
+
+def mark(device: torch.device) -> Any:
+    """Return the present moment: on a GPU an event on the current stream, on a CPU the host's time."""
+    if device.type == "cpu":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def ms_between(begin: Any, end: Any) -> float:
+    """Return the milliseconds between two marks. The device has reached both."""
+    return (end - begin) * 1e3 if isinstance(begin, float) else float(begin.elapsed_time(end))
 
 
 class Clock(ABC):
@@ -135,20 +149,18 @@ class DeviceClock(Clock):
         for step, restore in timed:
             restore()
             enqueue_s.append(self._enqueue_s(step))
-        pairs: list[list[tuple[torch.cuda.Event, torch.cuda.Event]]] = [[] for _ in timed]
+        marks: list[list[tuple[Any, Any]]] = [[] for _ in timed]
         for index in abba_order(len(timed), iterations):
             step, restore = timed[index]
             restore()  # before the sleep, which covers the launches of the step only
             torch.cuda._sleep(int((SLEEP_MARGIN * enqueue_s[index] + 50e-6) * SLEEP_CYCLES_PER_S))
             self._flush()
             self.line_up()
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
+            begin = mark(self.device)
             step()
-            end.record()
-            pairs[index].append((begin, end))
+            marks[index].append((begin, mark(self.device)))
         self._synchronize()
-        return [[begin.elapsed_time(end) for begin, end in step_pairs] for step_pairs in pairs]
+        return [[ms_between(*pair) for pair in pairs] for pairs in marks]
 
     def _enqueue_s(self, step: Callable[[], None]) -> float:
         """Host seconds to queue one iteration, on the slowest rank: the sleep must cover them."""

@@ -20,20 +20,8 @@ from tpbench.measure.machine import load_nvml
 from tpbench.measure.ranks import gather_number, gather_numbers
 from tpbench.measure.session import Context
 
-THROTTLE_POLICIES = {name.lower(): name for name in ("POWER", "THERMAL", "SYNC_BOOST", "BOARD_LIMIT", "RELIABILITY")}
-"""Reasons for lower clocks, with NVML's names of the policies whose violation time it counts."""
-
-THROTTLE_BITS = {
-    "SwPowerCap": "power",
-    "SwThermalSlowdown": "thermal",
-    "HwThermalSlowdown": "thermal",
-    "SyncBoost": "sync_boost",
-    "HwPowerBrakeSlowdown": "power_brake",
-    "HwSlowdown": "hw_slowdown",
-}
-"""NVML's names of the bits of the present state, with the reasons. An idle GPU and a user's clocks are no reasons."""
-
-THROTTLE_REASONS = tuple(dict.fromkeys((*THROTTLE_POLICIES, *THROTTLE_BITS.values())))
+THROTTLE_REASONS = ("power", "thermal", "sync_boost", "board_limit", "reliability")
+"""Reasons for lower clocks: in capitals, NVML's names of the policies whose violation time it counts."""
 
 THROTTLED_SHARE = 0.01
 """A policy that lowered the clocks for at least this share of the timed iterations is a reason."""
@@ -75,22 +63,9 @@ class NvmlGpu:
 
     def violations_ns(self) -> dict[str, int]:
         """Return for each reason the time in ns during which it has lowered the clocks, where NVML counts it."""
-        status = {
-            reason: self.ask("nvmlDeviceGetViolationStatus", getattr(self.nvml, f"NVML_PERF_POLICY_{policy}"))
-            for reason, policy in THROTTLE_POLICIES.items()
-        }
-        return {reason: int(found.violationTime) for reason, found in status.items() if found is not None}
-
-    def throttled_now(self) -> set[str] | None:
-        """Return the reasons that lower the clocks now, or None if NVML does not know."""
-        state = self.ask("nvmlDeviceGetCurrentClocksThrottleReasons")
-        if state is None:
-            return None
-        return {
-            reason
-            for bit, reason in THROTTLE_BITS.items()
-            if state & getattr(self.nvml, f"nvmlClocksThrottleReason{bit}")
-        }
+        policies = {reason: getattr(self.nvml, f"NVML_PERF_POLICY_{reason.upper()}") for reason in THROTTLE_REASONS}
+        counts = {name: self.ask("nvmlDeviceGetViolationStatus", policy) for name, policy in policies.items()}
+        return {reason: int(count.violationTime) for reason, count in counts.items() if count is not None}
 
 
 def this_gpu(device: torch.device) -> NvmlGpu | None:
@@ -111,9 +86,8 @@ class ClockWatch:
         self.gpu, self.now_s = gpu, now_s
         self.clocks_mhz: dict[str, Any] = {}
         """Columns of the clocks at the end of the last block."""
-        self._watched_s, self._is_known = 0.0, False
+        self._watched_s = 0.0
         self._violated_ns: Counter[str] = Counter()
-        self._present: set[str] = set()
 
     def __enter__(self) -> None:
         self._began_s = self.now_s()
@@ -123,21 +97,17 @@ class ClockWatch:
         if self.gpu is None:
             return
         self._watched_s += self.now_s() - self._began_s
-        after_ns, present = self.gpu.violations_ns(), self.gpu.throttled_now()
-        self._is_known |= bool(after_ns) or present is not None
+        after_ns = self.gpu.violations_ns()
         self._violated_ns.update({reason: ns - self._before_ns.get(reason, ns) for reason, ns in after_ns.items()})
-        self._present |= present or set()
         self.clocks_mhz = self.gpu.clocks_mhz()
 
     def reasons(self) -> set[str] | None:
-        """Return the names of `THROTTLE_REASONS` that applied, or None if NVML knows nothing about them.
+        """Return the names of `THROTTLE_REASONS` that applied, or None if NVML counts none of them.
 
-        A reason applied if its violation time grew by `THROTTLED_SHARE` of the watched time, or if it lowered the
-        clocks at the end of a block.
+        A reason applied if its violation time grew by `THROTTLED_SHARE` of the watched time.
         """
         least_ns = THROTTLED_SHARE * self._watched_s * 1e9
-        counted = {reason for reason, ns in self._violated_ns.items() if ns > least_ns}
-        return counted | self._present if self._is_known else None
+        return {reason for reason, ns in self._violated_ns.items() if ns > least_ns} if self._violated_ns else None
 
     def columns(self, context: Context) -> dict[str, Any]:
         """Return the clocks of this rank after the timed iterations, and why those of any rank were lowered.

@@ -11,6 +11,7 @@ import torch
 from tests.support.lone_rank import lone_rank
 from tests.support.simulated_time import FakeEvents, simulated_time
 from tests.support.sleeping_sessions import cpu_context
+from tpbench.measure import clock
 from tpbench.measure.clock import (
     ColdCache,
     DeviceClock,
@@ -72,9 +73,11 @@ def test_the_wall_clock_keeps_the_parts_of_each_iteration_that_counts(monkeypatc
 def test_device_time_is_that_between_events_while_launches_are_queued(monkeypatch: pytest.MonkeyPatch) -> None:
     log: list[str] = []
     cycles: list[int] = []
+    on_gpu = clock.mark
     lone_rank(monkeypatch, log=log)
     with simulated_time() as time:
         monkeypatch.setattr(torch.cuda, "Event", FakeEvents(time, log))
+        monkeypatch.setattr(clock, "mark", lambda _: on_gpu(torch.device("cuda")))
         monkeypatch.setattr(torch.cuda, "_sleep", lambda number: (log.append("sleep"), cycles.append(number)))
 
         def step() -> None:

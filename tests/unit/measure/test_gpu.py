@@ -17,7 +17,6 @@ from tpbench.measure import gpu
 from tpbench.measure.gpu import ClockWatch, this_gpu
 from tpbench.measure.session import Context
 
-STATE = "nvmlDeviceGetCurrentClocksThrottleReasons"
 COUNTED = "nvmlDeviceGetViolationStatus"
 
 
@@ -28,7 +27,7 @@ def context(monkeypatch: pytest.MonkeyPatch) -> Context:
 
 
 def reasons_of(
-    state: int = 0, violated_ns: dict[int, int] | None = None, seconds: float = 1.0, unknown: tuple[str, ...] = ()
+    violated_ns: dict[int, int] | None = None, seconds: float = 1.0, unknown: tuple[str, ...] = ()
 ) -> set[str] | None:
     """The reasons that a watch of so many seconds finds, in which violation times grow by `violated_ns`."""
     time = SimulatedTime()
@@ -43,32 +42,24 @@ def reasons_of(
             time.sleep(seconds / 2)
             for policy, ns in (violated_ns or {}).items():
                 device.nvml.violations_ns[policy] += ns // 2
-            device.nvml.state = state
-        device.nvml.state = 0
     return watch.reasons()
 
 
-def test_reasons_are_those_of_the_watched_time_and_of_its_end() -> None:
+def test_reasons_are_those_of_the_watched_time() -> None:
     assert reasons_of() == set()  # 5 s of power violations were before the watch
-    assert reasons_of(pynvml.nvmlClocksThrottleReasonGpuIdle) == set()
-    assert reasons_of(pynvml.nvmlClocksThrottleReasonHwThermalSlowdown) == {"thermal"}
-    both = pynvml.nvmlClocksThrottleReasonSwPowerCap | pynvml.nvmlClocksThrottleReasonHwSlowdown
-    assert reasons_of(both) == {"power", "hw_slowdown"}
-    assert reasons_of(violated_ns={pynvml.NVML_PERF_POLICY_POWER: 20_000_000}) == {"power"}
-    assert reasons_of(violated_ns={pynvml.NVML_PERF_POLICY_LOW_UTILIZATION: 10**9}) == set()
+    assert reasons_of({pynvml.NVML_PERF_POLICY_POWER: 20_000_000}) == {"power"}
+    assert reasons_of({pynvml.NVML_PERF_POLICY_LOW_UTILIZATION: 10**9}) == set()
 
 
 def test_a_hundredth_of_the_time_is_the_least_that_counts() -> None:
     violated = {pynvml.NVML_PERF_POLICY_THERMAL: 20_000_000}
-    assert reasons_of(violated_ns=violated, seconds=1.0) == {"thermal"}
-    assert reasons_of(violated_ns=violated, seconds=3.0) == set()
+    assert reasons_of(violated, seconds=1.0) == {"thermal"}
+    assert reasons_of(violated, seconds=3.0) == set()
 
 
 def test_a_gpu_that_does_not_say_has_unknown_reasons() -> None:
     assert ClockWatch(None).reasons() is None
-    assert reasons_of(unknown=(STATE, COUNTED)) is None
-    assert reasons_of(4, {pynvml.NVML_PERF_POLICY_THERMAL: 10**9}, unknown=(STATE,)) == {"thermal"}
-    assert reasons_of(4, {pynvml.NVML_PERF_POLICY_THERMAL: 10**9}, unknown=(COUNTED,)) == {"power"}
+    assert reasons_of({pynvml.NVML_PERF_POLICY_THERMAL: 10**9}, unknown=(COUNTED,)) is None
 
 
 def test_clocks_are_columns_or_missing() -> None:
@@ -118,11 +109,11 @@ def test_clocks_are_lowered_if_those_of_any_rank_are(context: Context, monkeypat
         pass
     clocks = {"sm_clock_mhz": 1980, "memory_clock_mhz": 3201}
     assert watch.columns(context) == {**clocks, "throttle_reasons": "none"}
-    device.nvml.state = pynvml.nvmlClocksThrottleReasonSwPowerCap
     with watch:
-        pass
+        time.sleep(0.1)
+        device.nvml.violations_ns[pynvml.NVML_PERF_POLICY_POWER] = 10**8
     assert watch.columns(context) == {**clocks, "throttle_reasons": "power"}
-    unknown = fake_gpu(time, "nvmlDeviceGetCurrentClocksThrottleReasons", "nvmlDeviceGetViolationStatus")
+    unknown = fake_gpu(time, COUNTED)
     silent = ClockWatch(unknown, time.perf_counter)
     with silent:
         pass
