@@ -56,7 +56,7 @@ class Chain(WallClock):
         """`copies`: sessions with what is timed of each. `iterations`: at most so many in a block, the same on all
         ranks. `changes`: the number of iterations differs from block to block, so that no variant knows the last one.
         Collective."""
-        super().__init__(device, None)
+        super().__init__(device, torch.empty(0, device=device))
         self.copies, self.most, self.changes = copies, iterations, changes
         self.iterations = iterations
         """Iterations of the present block."""

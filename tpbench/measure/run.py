@@ -15,7 +15,7 @@ import torch
 from tpbench.measure import cuda_graph, rank_memory
 from tpbench.measure.audit import changed_inputs_reason, poison, timed_result_reason
 from tpbench.measure.chained import chained_run
-from tpbench.measure.clock import Clock, ColdCache, DeviceClock, WallClock, mark, ms_between
+from tpbench.measure.clock import Clock, DeviceClock, WallClock, cold_cache, mark, ms_between
 from tpbench.measure.compile_time import CompileTime, listen
 from tpbench.measure.gpu import SAMPLE_S, ClockWatch, iteration_energy_j, this_gpu
 from tpbench.measure.gpu_trace import REPORTS, TRACES, bottleneck_columns, keep_trace
@@ -124,7 +124,7 @@ class _Cell:
         self.context = context
         self.settings = replace(settings, fresh=settings.fresh or not getattr(self.session, "trusted", True))
         self.on_gpu = context.device.type == "cuda"
-        cache = ColdCache(context.device, context.world_size)
+        cache = cold_cache(context.device, context.world_size)
         self.wall = WallClock(context.device, cache)
         self.clocks: dict[str, Clock] = {"wall": self.wall}
         if self.on_gpu:

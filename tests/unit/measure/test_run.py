@@ -163,7 +163,7 @@ def trained(
         monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
         monkeypatch.setattr(torch.cuda, "Event", FakeEvents(time, []))
         monkeypatch.setattr(running, "this_gpu", lambda device: None)
-        for name in ("ColdCache", "DeviceClock"):
+        for name in ("cold_cache", "DeviceClock"):
             monkeypatch.setattr(running, name, mock.Mock())
         monkeypatch.setattr(running, "WallClock", lambda device, cache: clock.WallClock(CPU, cache))
         monkeypatch.setattr(running, "bottleneck_columns", lambda *_: {"bound": "memory"})

@@ -112,7 +112,7 @@ def test_rounds_of_two_clocks_end_with_the_answers(monkeypatch: pytest.MonkeyPat
     here = lone_rank(monkeypatch)
     with simulated_time() as time:
         session = Sleeper(here, time, 0.001)
-        wall, context = clock.WallClock(here.device, clock.ColdCache(here.device, 2)), cpu_context(here)
+        wall, context = clock.WallClock(here.device, clock.cold_cache(here.device, 2)), cpu_context(here)
         settings = [MeasureSettings(**{**SETTINGS, "time_budget_s": budget}) for budget in (2.41, 0.001)]
         clocks = [ClockRun(wall, session.step, session, context, each) for each in settings]
         runs = {"early": clocks[0]}
