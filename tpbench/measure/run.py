@@ -17,7 +17,7 @@ from tpbench.measure.audit import changed_inputs_reason, poison, timed_result_re
 from tpbench.measure.chained import chained_run
 from tpbench.measure.clock import Clock, DeviceClock, WallClock, cold_cache, mark, ms_between
 from tpbench.measure.compile_time import CompileTime, listen
-from tpbench.measure.gpu import SAMPLE_S, ClockWatch, iteration_energy_j, this_gpu
+from tpbench.measure.gpu import ClockWatch
 from tpbench.measure.gpu_trace import REPORTS, TRACES, bottleneck_columns, keep_trace
 from tpbench.measure.late import late_columns
 from tpbench.measure.ranks import gather_number, gather_numbers
@@ -129,8 +129,7 @@ class _Cell:
         self.clocks: dict[str, Clock] = {"wall": self.wall}
         if self.on_gpu:
             self.clocks["device"] = DeviceClock(context.device, cache)
-        self.gpu = this_gpu(context.device)
-        self.watch = ClockWatch(self.gpu)
+        self.watch = ClockWatch(context.device)
         self.step = self.session.step
         """What the clocks time: the session's step, or the replay of its graph."""
         self.columns: dict[str, Any] = {"copy_gb_per_s": copy_gb_per_s}
@@ -241,7 +240,7 @@ class _Cell:
         return {"launch_ms": float(np.median([ranks.max() for ranks in launches]))}
 
     def further_iterations(self) -> None:
-        """Add what further iterations show: the session's details and, on a GPU, the bottleneck and the energy.
+        """Add what further iterations show: the session's details and, on a GPU, the bottleneck.
 
         With `profile` each rank leaves a trace of one more iteration, with `profiler` the report of that program.
         """
@@ -266,10 +265,6 @@ class _Cell:
         if self.on_gpu:
             context.say("tracing")
             self.columns |= bottleneck_columns(self.step, session, self.wall, context, self.columns)
-            context.say("measuring energy")
-            energy_s = min(SAMPLE_S, settings.time_budget_s)
-            energy_j = iteration_energy_j(iteration, self.columns["time_ms"], self.gpu, context, energy_s)
-            self.columns |= {} if energy_j is None else {"energy_j": energy_j}
         if settings.profile:
             self.columns["trace"] = TRACES
             context.say("keeping a trace")

@@ -116,7 +116,9 @@ def test_rounds_of_two_clocks_end_with_the_answers(monkeypatch: pytest.MonkeyPat
         settings = [MeasureSettings(**{**SETTINGS, "time_budget_s": budget}) for budget in (2.41, 0.001)]
         clocks = [ClockRun(wall, session.step, session, context, each) for each in settings]
         runs = {"early": clocks[0]}
-        requests, _ = answered(run_rounds(runs, lambda: {"late": clocks[1]}, ClockWatch(None)), 3, even_if_no_more=True)
+        requests, _ = answered(
+            run_rounds(runs, lambda: {"late": clocks[1]}, ClockWatch(here.device)), 3, even_if_no_more=True
+        )
     assert requests == [RoundRequest.MORE, *[RoundRequest.NO_MORE] * 3]  # the request of the shorter budget
     assert [len(each) for each in clocks[0].rounds] == [2, 99, 99]  # 0.1 s each, after one iteration of warm-up
     assert [len(each) for each in clocks[1].rounds] == [1, 1, 1]
