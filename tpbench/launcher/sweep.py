@@ -11,7 +11,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -325,13 +324,11 @@ def _run(requests: Sequence[Request], folder: Path, hydra_config: Any) -> None:
     runner = _runner(hydra_config.launcher, options)
     folders = [Path(each.path) for each in hydra_config.runtime.config_sources if each.schema == "file"]
     cells = plan(requests, runner.target, command_line_variants(), folders)
-    if options.skip_predicted_oom or options.dry_run:
-        from tpbench.launcher.planning import forecast  # late: it imports scipy
-    if options.skip_predicted_oom:
-        cells = forecast.skip_predicted_oom(cells, forecast.Forecast.of(cells))
     if options.dry_run:
+        from tpbench.launcher.planning.forecast import Forecast, dry_run_text  # late: it imports scipy
+
         decisions = resume.decide(cells, runner.facts) if options.resume else {}
-        print(forecast.dry_run_text(cells, decisions, runner.target, partial(runner.scripts, folder=folder)), end="")
+        print(dry_run_text(cells, decisions, runner.target, Forecast.of(cells, isinstance(runner, Host))), end="")
         return
     if not packages.installed("torch"):  # the ranks import it, and this process does not
         raise ModuleNotFoundError(name="torch")

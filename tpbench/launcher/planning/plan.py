@@ -119,9 +119,8 @@ def notes(cells: Sequence[Cell]) -> list[str]:
     costs, inputs that change because one variant is from outside, and large problems on a CPU.
     """
     lines: dict[str, dict[str, None]] = {}
-    if long_s := sum(min(long_cpu_s(cell.job), cell.job.timeout_s) for cell in cells if cell.skip_reason is None):
-        time = f"{long_s / 60:.1f} minutes" if long_s < 3600 else f"{long_s / 3600:.1f} hours"
-        expected = f"large cells run on the CPU: expect about {time}, and no measurement of a GPU"
+    if any(is_long_on_cpu(cell.job) for cell in cells if cell.skip_reason is None):
+        expected = "large cells run on the CPU: expect minutes or hours, and no measurement of a GPU"
         lines[f"{expected}; shapes whose names begin with tiny_ take seconds (python -m tpbench list shapes)"] = {}
     outside = [cell.job.variant for cell in cells if cell.job.outside]
     if outside and not all(cell.job.outside for cell in cells):
@@ -172,17 +171,12 @@ def sweep_options(requests: Sequence[Request]) -> SweepOptions:
 
 
 LARGE_GIB = 0.125
-"""A problem whose ranks need more memory takes long on a CPU."""
-CPU_S_PER_GIB = 300.0
-"""Seconds of a core for each GiB that the ranks of such a problem need: inputs, oracle and iterations. Entropy losses
-of two and of eight ranks took 70 to 300 s, with and without Triton's interpreter. Matrix products take longer."""
+"""A problem whose ranks need more memory takes long on a CPU: about 300 s of a core for each GiB."""
 
 
-def long_cpu_s(job: Job) -> float:
-    """Return about how long a job takes on this host if its problem is large for a CPU, else 0."""
-    gib = job.workload.least_gib(job) or 0.0
-    is_long = job.device == "cpu" and gib > LARGE_GIB
-    return CPU_S_PER_GIB * gib * job.world_size / available_cores() if is_long else 0.0
+def is_long_on_cpu(job: Job) -> bool:
+    """Return True if a job runs on this host's CPU and its problem is large for that."""
+    return job.device == "cpu" and (job.workload.least_gib(job) or 0.0) > LARGE_GIB
 
 
 MAX_RANKS_PER_CORE = 8
