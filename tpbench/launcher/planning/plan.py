@@ -87,7 +87,9 @@ def plan(
         if outside and not job.scheduled:  # inputs change for all variants alike, as they do for one from outside
             job = replace(job, measure=replace(job.measure, fresh=True))
         cell = by_key.get(job.key) or Cell(request.index, job, skip_reason(job, target))
-        by_key[job.key] = replace(cell, ignored=(*cell.ignored, *_ignored_options(job, request)))
+        ignorable = {option.name for option in job.workload.options if option.ignorable}
+        ignorable = (ignorable - set(job.implementation.options)) | job.unused_settings
+        by_key[job.key] = replace(cell, ignored=(*cell.ignored, *filter(ignorable.__contains__, request.chosen)))
     if errors:
         raise JobError("\n".join(dict.fromkeys(errors)))
     cells = list(by_key.values())
@@ -97,19 +99,6 @@ def plan(
         lines = (reason if str(reason).startswith(name) else f"{name}: {reason}" for name, reason in invalid)
         raise JobError("\n".join(dict.fromkeys(map(str, lines))))
     return distinguish(cells)
-
-
-def _ignored_options(job: Job, request: Request) -> tuple[str, ...]:
-    """Return the options with another value than the default, and the settings of a measurement, that the command line
-    set and that the job ignores."""
-    defaults = job.workload.option_defaults
-    ignorable = {option.name for option in job.workload.options if option.ignorable} - set(job.implementation.options)
-    options = [
-        name
-        for name in request.chosen
-        if name in ignorable and str(request.values.get(name)).lower() != str(defaults[name]).lower()
-    ]
-    return (*options, *sorted(job.unused_settings.intersection(request.chosen)))
 
 
 def notes(cells: Sequence[Cell]) -> list[str]:
