@@ -36,6 +36,6 @@ def begun(output_dir: Path, index: int = 0) -> Attempt:
     """Return an attempt of the sweep S whose ranks have not started yet."""
     sweep = output_dir / "sweeps" / "S"
     sweep.mkdir(parents=True, exist_ok=True)
-    attempt = Attempt.plan(cell(index, output_dir, seed=index), sweep, FACTS, number=1).begin()
+    attempt = Attempt.plan(cell(index, output_dir, seed=index), sweep, FACTS).begin()
     attempt.task.save(attempt.task_file)
     return attempt

@@ -24,10 +24,7 @@ from tpbench.settings import JobError
 from tpbench.worker.task import RESULT_FILE, TASK_FILE, UNFINISHED_FILES, Result, Task
 
 ABANDONED_FILE = "abandoned"
-"""Marker file: this attempt was abandoned. It was cut off, or another attempt follows it; it must not have a row."""
-
-CONCURRENT_FILE = "beside"
-"""File in a cell's folder with the rows of the cells that ran at the same time. It grows while the cell runs."""
+"""Marker file: this attempt was abandoned. It was cut off, or another one replaced it; it must not have a row."""
 
 FAILURES = ("error", "timeout", "wrong")
 """Statuses that make a sweep's exit code 1. Out of memory and skipped are results."""
@@ -47,10 +44,10 @@ class Attempt:
     """Why the cell has a stored row, or why it has none yet."""
 
     @classmethod
-    def plan(cls, cell: Cell, sweep: Path, facts: Mapping[str, Any], number: int) -> Attempt:
-        """Return an attempt that has not begun. `facts`: columns of the machine. `number` counts from 1."""
-        folder = sweep / (str(cell.index) if number == 1 else f"{cell.index}.{number}")
-        columns = {"sweep_id": sweep.name, "cell": cell.index, "tries": number, "nodes": 1, "log_dir": str(folder)}
+    def plan(cls, cell: Cell, sweep: Path, facts: Mapping[str, Any]) -> Attempt:
+        """Return an attempt that has not begun. `facts`: columns of the machine."""
+        folder = sweep / str(cell.index)
+        columns = {"sweep_id": sweep.name, "cell": cell.index, "nodes": 1, "log_dir": str(folder)}
         return cls(cell, new_task(cell.job, folder, **{**columns, **facts}), folder)
 
     @classmethod
@@ -129,11 +126,6 @@ class Attempt:
         """Return the same attempt with more columns known."""
         return replace(self, task=self.task.with_columns(**columns))
 
-    def ran_beside(self, row_id: str) -> None:
-        """Note that another job runs on this host at the same time."""
-        with (self.task.folder / CONCURRENT_FILE).open("a") as file:
-            file.write(f"{row_id}\n")
-
     def close(self, status: str = "error", reason: str | None = None) -> Attempt:
         """Store the row: of the result that a rank saved or, if there is none, with this status and reason."""
         result = self._saved_result() or self.task.result(status, reason)
@@ -188,15 +180,11 @@ def store(result: Result, job: Job, folder: Path) -> dict[str, Any]:
     """
     needed = job.workload.expected_memory(job) if result.status == "oom" else ""
     finished_at = max(result.started_at, result.finished_at)  # a clock may be set back while a job runs
-    beside = ""
-    with contextlib.suppress(OSError):
-        beside = " ".join(dict.fromkeys((folder / CONCURRENT_FILE).read_text().split()))
     row = {
         **result.columns,
         "row_id": result.row_id,
         "status": result.status,
         "reason": f"{result.reason}; {needed}" if needed else result.reason,
-        "beside": beside or None,
         "started_at": result.started_at,
         "finished_at": finished_at,
         "wall_s": (finished_at - result.started_at).total_seconds(),

@@ -1,4 +1,4 @@
-"""Devices and locks: sweeps that run at the same time never share a device of this host, and never run the same cell.
+"""Locks: sweeps that run at the same time never share a GPU of this host, and never run the same cell.
 
 The kernel drops a lock when the last process that holds it ends: the launcher, or a torchrun that outlives it."""
 
@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from tpbench import files
@@ -21,69 +21,45 @@ FOLDER = Path("/tmp/tpbench-devices")
 
 @dataclass(frozen=True)
 class Lease:
-    """Devices that this process has until it closes the lease: GPUs, or CPU cores if jobs run side by side on a CPU."""
+    """GPUs that a torchrun has until it ends. A job on a CPU has none: it may use all cores."""
 
-    devices: Mapping[str, str] = field(default_factory=dict)
-    """The name of each device, with its name in CUDA_VISIBLE_DEVICES or its number as a core."""
+    gpus: tuple[str, ...] = ()
+    """Their names in CUDA_VISIBLE_DEVICES."""
     locks: tuple[int, ...] = ()
-    """Open lock files. The processes that use the devices inherit them, so that they keep the locks too."""
+    """Open lock files. The processes that use the GPUs inherit them, so that they keep the locks too."""
     beside_others: bool = False
-    """True if another process had devices of this host when these were leased."""
-    cuda: bool = False
+    """True if another sweep had GPUs of this host when these were leased."""
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables of the processes that use the devices."""
-        return {"CUDA_VISIBLE_DEVICES": ",".join(self.devices.values())} if self.cuda else {}
+        """Variables of the processes that use the GPUs."""
+        return {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)} if self.gpus else {}
 
-    @property
-    def cores(self) -> tuple[int, ...]:
-        """Cores to run on. If empty, all cores."""
-        return () if self.cuda else tuple(map(int, self.devices.values()))
-
-
-class Devices:
-    """The GPUs of this host that this process may use and, if `split_cpu`, its CPU cores."""
-
-    def __init__(self, split_cpu: bool) -> None:
-        self.gpus = dict(visible_gpus())
-        cores = sorted(os.sched_getaffinity(0)) if split_cpu and hasattr(os, "sched_getaffinity") else []
-        self.cores = {f"core-{each}": str(each) for each in cores}
-        self.leased: set[str] = set()
-
-    def lease(self, job: Job) -> Lease | None:
-        """Lease the first free devices for the job, or return None if too few are free.
-
-        A job on a CPU whose cores are not split gets an empty lease: it may use all cores.
-        """
-        pool = self.gpus if job.device == "cuda" else self.cores
-        if not pool:
-            return Lease()
-        count = min(job.world_size, len(pool))
-        free = [name for name in pool if name not in self.leased]
-        locks = {name: lock for name in free if (lock := _lock(name)) is not None}
-        chosen = list(locks)[:count] if len(locks) >= count else []
-        for name in locks.keys() - set(chosen):
-            os.close(locks[name])
-        if not chosen:
-            return None
-        self.leased |= set(chosen)
-        devices, held = {name: pool[name] for name in chosen}, tuple(locks[name] for name in chosen)
-        return Lease(devices, held, beside_others=len(locks) < len(free), cuda=job.device == "cuda")
-
-    def release(self, lease: Lease) -> None:
-        """Make the devices of a lease free again."""
-        self.leased -= lease.devices.keys()
-        for lock in lease.locks:
+    def release(self) -> None:
+        """Make the GPUs free again."""
+        for lock in self.locks:
             os.close(lock)
 
 
-def _lock(device: str) -> int | None:
-    """Return the open, locked file of a device, or None if another process has the lock.
+def lease(job: Job) -> Lease | None:
+    """Lease the first free GPUs of this host for the job, or return None if too few are free."""
+    gpus = visible_gpus() if job.device == "cuda" else []
+    count = min(job.world_size, len(gpus))
+    locks = {name: lock for uuid, name in gpus if (lock := _lock(uuid)) is not None}
+    chosen = list(locks)[:count] if len(locks) >= count else []
+    for name in locks.keys() - set(chosen):
+        os.close(locks[name])
+    if len(chosen) < count:
+        return None
+    return Lease(tuple(chosen), tuple(locks[name] for name in chosen), beside_others=len(locks) < len(gpus))
+
+
+def _lock(uuid: str) -> int | None:
+    """Return the open, locked file of a GPU, or None if another process has the lock.
 
     Raises JobError if the file cannot be opened or locked.
     """
-    path, flags = FOLDER / f"{device}.lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+    path, flags = FOLDER / f"{uuid}.lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
     old = os.umask(0)  # other users must be able to lock the file later
     try:
         FOLDER.mkdir(mode=0o1777, exist_ok=True)
@@ -93,7 +69,7 @@ def _lock(device: str) -> int | None:
             return file
     except OSError as error:
         raise JobError(
-            f"{path} cannot be locked ({error.strerror}): sweeps share devices by locks in {FOLDER}, so all users of "
+            f"{path} cannot be locked ({error.strerror}): sweeps share GPUs by locks in {FOLDER}, so all users of "
             "this host must be able to create and lock files there"
         ) from None
     finally:

@@ -69,10 +69,11 @@ class Display:
         self.running[cell.index] = (cell, status, self.running[cell.index][2])
 
     def blocked(self, cell: Cell) -> None:
-        """Print once that no cell can run, because other processes have the devices."""
+        """Print once that no cell can run, because other processes have the GPUs."""
         if not self.blocked_printed:
             self.blocked_printed = True
-            self.note(f"waiting: other jobs on this host use the devices that {cell} needs")
+            self.note(f"waiting: other jobs on this host use the GPUs that {cell} needs")
+        self.tick()
 
     def note(self, line: str, max_length: int = 200) -> None:
         """Print a line."""
@@ -83,11 +84,6 @@ class Display:
         for cell, runs, reason in cells:
             self.explained |= set() if runs else {cell.index}
             self.note(f"{'runs' if runs else 'done'} {cell}: {reason}")
-
-    def retry(self, attempt: Attempt) -> None:
-        """Print that an attempt at a cell failed, and that another one follows."""
-        del self.running[attempt.cell.index]
-        self.note(f"retry {attempt.cell}: {_result(attempt)}")
 
     def tick(self) -> None:
         """Redraw the table, if there is a terminal."""

@@ -1,16 +1,17 @@
-"""Runs cells on this host: one at a time, interleaved or in parallel, in their own torchruns or in one that stays."""
+"""Runs cells on this host: one at a time or interleaved, in their own torchruns or in one that stays."""
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from tpbench.job import Job
-from tpbench.launcher import interrupts
+from tpbench.launcher import devices, interrupts
 from tpbench.launcher.attempt import Attempt, store_left_results
-from tpbench.launcher.devices import Devices, Lease
+from tpbench.launcher.devices import Lease
 from tpbench.launcher.display import Display
 from tpbench.launcher.options import SweepOptions
 from tpbench.launcher.planning.plan import Cell, ThisHost
@@ -18,14 +19,15 @@ from tpbench.launcher.torchrun import LOOPBACK, Rendezvous, Torchrun, key
 from tpbench.measure import machine
 from tpbench.settings import JobError
 
-POLL_S = 0.02
+POLL_S, BLOCKED_S = 0.02, 0.5
+"""Seconds between two looks at running ranks, and at the GPUs of other sweeps."""
 
 ALONE = "the sweep runs no other cell of its problem"
 """Why a cell without others is not interleaved."""
 
 
 class Host:
-    """Runs cells in the given order, as far as free devices allow."""
+    """Runs cells in the given order, as soon as their GPUs are free."""
 
     def __init__(self, options: SweepOptions, rendezvous: Callable[[int], Rendezvous] = lambda cell: LOOPBACK) -> None:
         """`rendezvous`: where this host meets the other nodes of a Slurm job, by the index of the cell."""
@@ -35,10 +37,7 @@ class Host:
         self.rendezvous = rendezvous
         self.target = ThisHost(machine.gpu_count())
         self.facts = machine.facts()
-        self.parallel, self.reuse = options.parallel == "auto", options.reuse
-        self.interleaved = options.order == "interleaved"
-        self.devices = Devices(split_cpu=self.parallel)
-        self.torchruns: list[Torchrun] = []
+        self.reuse, self.interleaved = options.reuse, options.order == "interleaved"
 
     def recover(self, cells: Sequence[Cell]) -> dict[int, str]:
         """Store the results that dead sweeps left of these cells. Afterwards only this sweep makes rows of them.
@@ -55,90 +54,50 @@ class Host:
     def run(self, attempts: Sequence[Attempt], display: Display) -> Iterator[Attempt]:
         """Yield each attempt as soon as it has its row. Ends every process when the generator is closed."""
         waiting = self._attempts_started_together(attempts)
-        try:
-            while waiting or self.torchruns:
-                interrupts.check()
-                self._feed(waiting, display)
-                self._start(waiting, display)
-                if waiting and not self.torchruns:
-                    display.blocked(waiting[0][0].cell)
-                for torchrun in list(self.torchruns):
-                    if torchrun.running:
-                        _require_folders(torchrun.running)
-                        yield from torchrun.poll()
-                        waiting[:0] = torchrun.again
-                        torchrun.again = []
-                    if torchrun.over:
-                        self._drop(torchrun)
-                display.tick()
-                interrupts.sleep(POLL_S)
-        finally:
-            for torchrun in list(self.torchruns):
-                self._drop(torchrun)
+        while waiting:
+            while (lease := devices.lease(waiting[0][0].cell.job)) is None:
+                display.blocked(waiting[0][0].cell)
+                interrupts.sleep(BLOCKED_S)
+            with contextlib.ExitStack() as stack:
+                stack.callback(lease.release)
+                torchrun = self._start(waiting.pop(0), lease, display)
+                stack.callback(torchrun.end)
+                while torchrun.running:
+                    _require_folders(torchrun.running)
+                    yield from torchrun.poll()
+                    waiting[:0], torchrun.again = torchrun.again, []
+                    if not torchrun.running and (following := self._following(torchrun, waiting)):
+                        torchrun.submit(self._begin(following, lease, display))
+                    display.tick()
+                    interrupts.sleep(POLL_S)
 
-    def _feed(self, waiting: list[list[Attempt]], display: Display) -> None:
-        """Let each idle torchrun run the first waiting attempts that it can run, or end it if there are none."""
-        for torchrun in [torchrun for torchrun in self.torchruns if not torchrun.running]:
-            fitting = (
-                each for each in waiting if key(each) == torchrun.key and not own_torchrun_reason(each[0].cell.job)
-            )
-            attempts = next(fitting, None)
-            if attempts is None or torchrun.tree.agent.poll() is not None:
-                self._drop(torchrun)
-            else:
+    def _start(self, attempts: Sequence[Attempt], lease: Lease, display: Display) -> Torchrun:
+        job, cell = attempts[0].cell.job, attempts[0].cell.index
+        stays = self.reuse and not own_torchrun_reason(job)
+        return Torchrun(self._begin(attempts, lease, display), lease, stays, self.rendezvous(cell))
+
+    def _following(self, torchrun: Torchrun, waiting: list[list[Attempt]]) -> list[Attempt]:
+        """Take the first waiting attempts that an idle torchrun can run. The result is empty if there are none."""
+        ended = torchrun.over or torchrun.tree.agent.poll() is not None
+        for attempts in [] if ended else waiting:
+            if key(attempts) == torchrun.key and not own_torchrun_reason(attempts[0].cell.job):
                 waiting.remove(attempts)
-                torchrun.submit(self._begin(attempts, torchrun.lease, display))
-
-    def _start(self, waiting: list[list[Attempt]], display: Display) -> None:
-        """Start torchruns for waiting attempts in order, as far as devices are free.
-
-        Each item of `waiting` holds attempts that start together. Without parallel=auto only one torchrun runs.
-        """
-        too_few: set[tuple[str, int]] = set()
-        for attempts in list(waiting):
-            if self.torchruns and not self.parallel:
-                break
-            job = attempts[0].cell.job
-            needs = job.device, job.world_size
-            if needs in too_few or (lease := self.devices.lease(job)) is None:
-                too_few.add(needs)
-                continue
-            waiting.remove(attempts)
-            stays = self.reuse and not own_torchrun_reason(job)
-            try:
-                begun = self._begin(attempts, lease, display)
-                self.torchruns.append(Torchrun(begun, lease, stays, self.rendezvous(attempts[0].cell.index)))
-            except BaseException:
-                self.devices.release(lease)
-                raise
-
-    def _drop(self, torchrun: Torchrun) -> None:
-        """End a torchrun and release its devices."""
-        torchrun.end()
-        self.torchruns.remove(torchrun)
-        self.devices.release(torchrun.lease)
+                return attempts
+        return []
 
     def _begin(self, attempts: Sequence[Attempt], lease: Lease, display: Display) -> list[Attempt]:
-        """Begin attempts that run together on leased devices."""
-        columns: dict[str, Any] = {}
+        """Begin attempts that run together on leased GPUs."""
+        columns: dict[str, Any] = {"beside": "another-sweep"} if lease.beside_others else {}
         first = attempts[0]
         if len(attempts) > 1:
-            group = f"{first.task.folder.parent.name}-{first.cell.index}-{first.task.columns['tries']}"
-            columns = {"interleaved": group, "interleaved_cells": len(attempts)}
+            group = f"{first.task.folder.parent.name}-{first.task.folder.name}"
+            columns |= {"interleaved": group, "interleaved_cells": len(attempts)}
         elif self.interleaved:
             known = first.task.columns.get("not_interleaved")
-            columns = {"not_interleaved": known or _not_interleaved_reason(first.cell.job) or ALONE}
-        begun = [attempt.begin(**columns) for attempt in attempts]
-        others = [other for torchrun in self.torchruns if torchrun.lease is not lease for other in torchrun.running]
-        on = f" on {','.join(lease.devices.values())}" if self.parallel else ""
-        for attempt in begun:
-            for other in others:
-                other.ran_beside(attempt.task.row_id)
-                attempt.ran_beside(other.task.row_id)
-            if lease.beside_others:
-                attempt.ran_beside("another-sweep")
-            display.start(attempt.cell, f"running{on}")
-        return begun
+            columns["not_interleaved"] = known or _not_interleaved_reason(first.cell.job) or ALONE
+        for attempt in attempts:
+            display.start(attempt.cell)
+        return [attempt.begin(**columns) for attempt in attempts]
 
     def _attempts_started_together(self, attempts: Sequence[Attempt]) -> list[list[Attempt]]:
         """Return the attempts that start together: those of a problem if they are interleaved, else single ones."""

@@ -21,12 +21,8 @@ class SweepOptions:
     """Options that apply to all cells of a sweep. They have flat names on the command line, like a job's fields."""
 
     resume: bool = setting(False, help="run only cells without a finished row of the same software and hardware")
-    retries: int = setting(0, help="times that a cell runs again after an error or a timeout", low=0, high=100)
     reuse: bool = setting(
         False, help="run all jobs of one world size and environment in one torchrun, which stays alive"
-    )
-    parallel: Literal["none", "auto"] = setting(
-        "none", help="auto: jobs run at the same time on disjoint sets of GPUs or cores, which disturbs measurements"
     )
     order: Literal["sequential", "interleaved"] = setting(
         "sequential",

@@ -1,4 +1,4 @@
-"""Hydra's plugins, which plan a sweep and run it: with retries, and with exactly one row for each cell."""
+"""Hydra's plugins, which plan a sweep and run it, with exactly one row for each cell."""
 
 from __future__ import annotations
 
@@ -44,9 +44,6 @@ from tpbench.workloads import variants
 
 if TYPE_CHECKING:
     from tpbench.launcher.slurm.runner import Slurm
-
-RETRIED = ("error", "timeout")
-"""Statuses that another attempt may change."""
 
 
 def run_sweep(cells: Sequence[Cell], folder: Path, options: SweepOptions, runner: Host | Slurm) -> list[Attempt]:
@@ -127,32 +124,25 @@ class _Sweep:
         )
         for cell in cells:
             if (row := decisions[cell.index].row) is not None:
-                self._finish(replace(self._plan(cell), row=row, note=decisions[cell.index].reason))
+                self._finish(
+                    replace(
+                        Attempt.plan(cell, self.folder, self.runner.facts), row=row, note=decisions[cell.index].reason
+                    )
+                )
         self._run([cell for cell in cells if decisions[cell.index].row is None])
 
-    def _plan(self, cell: Cell, number: int = 1) -> Attempt:
-        return Attempt.plan(cell, self.folder, self.runner.facts, number)
-
     def _run(self, cells: Sequence[Cell]) -> None:
-        """Run the cells, and run those again that fail, as often as the options allow."""
+        """Run the cells that can run on the target, after rows of the others."""
         waiting = []
         for cell in cells:
             interrupts.check()
-            attempt = self._plan(cell)
+            attempt = Attempt.plan(cell, self.folder, self.runner.facts)
             if cell.skip_reason:
                 self._finish(attempt.close("skipped", cell.skip_reason))
             else:
                 waiting.append(attempt)
-        for number in range(1, self.options.retries + 2):
-            again = []
-            for attempt in self.runner.run(waiting, self.display):
-                if attempt.row and attempt.status in RETRIED and number <= self.options.retries:
-                    self.replaced[attempt.cell.index] = [*self.replaced.get(attempt.cell.index, ()), attempt.row]
-                    again.append(self._plan(attempt.cell, number + 1))
-                    self.display.retry(attempt)
-                else:
-                    self._finish(attempt)
-            waiting = sorted(again, key=lambda attempt: attempt.cell.index)
+        for attempt in self.runner.run(waiting, self.display):
+            self._finish(attempt)
 
     def _finish(self, attempt: Attempt) -> None:
         """Record the last attempt at a cell."""

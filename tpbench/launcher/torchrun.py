@@ -111,14 +111,12 @@ def environment(
     marker: str,
     inherited: Mapping[str, str] = os.environ,
     nodes: int = 1,
-    cores: int = 0,
     uses_triton: bool | None = None,
 ) -> dict[str, str]:
     """Return the inherited environment with the variables of a job. A variable that the user has set stays as it is.
 
     Communication within one host always stays on the loopback interface, also where the user has set another one.
-    `cores`: number of CPUs for the job on this host; 0: all that this process may use. `uses_triton`: whether any job
-    of the torchrun does; None: only this job runs in it.
+    `uses_triton`: whether any job of the torchrun does; None: only this job runs in it.
     """
     env = {name: value for name, value in inherited.items() if not name.startswith(_TORCHRUN_OPTION)}
     env |= {MARKER: marker, "PYTHONUNBUFFERED": inherited.get("PYTHONUNBUFFERED", "1")}
@@ -136,7 +134,7 @@ def environment(
         env.pop("TRITON_INTERPRET", None)
         env = {**NO_MULTICAST, **env}
     if omp_threads(env) is None:  # torchrun would set 1 for every rank; on a CPU the ranks share the cores
-        env["OMP_NUM_THREADS"] = str(max(1, (cores or available_cores()) * nodes // job.world_size))
+        env["OMP_NUM_THREADS"] = str(max(1, available_cores() * nodes // job.world_size))
     return env
 
 
@@ -153,10 +151,8 @@ class ProcessTree:
         env: Mapping[str, str],
         log: Path,
         keep: Sequence[int] = (),
-        cores: Sequence[int] = (),
     ) -> None:
-        """Start the command. `keep`: open files that the agent inherits. `cores`: CPUs that it may run on; none:
-        all."""
+        """Start the command. `keep`: open files that the agent inherits."""
         self.marker = env[MARKER]
         self.store = Path(tempfile.mkdtemp(prefix="tpbench-"))
         """Folder of mode 0700 for the store of the job's processes. Not in the output folder, which may be slow."""
@@ -167,8 +163,6 @@ class ProcessTree:
             die_with_parent(signal.SIGTERM)
             if os.getppid() != launcher:  # the launcher died before the kernel could know
                 os._exit(1)
-            if cores:
-                os.sched_setaffinity(0, cores)
 
         with log.open("wb") as output:
             self.agent = subprocess.Popen(
@@ -217,7 +211,7 @@ class ProcessTree:
 
 
 class Torchrun:
-    """A torchrun on leased devices, with the attempts that run in it now: one, or the interleaved ones of a problem.
+    """A torchrun on leased GPUs, with the attempts that run in it now: one, or the interleaved ones of a problem.
 
     By default it runs one attempt and ends. A torchrun that stays takes others of the same key later.
     """
@@ -244,8 +238,8 @@ class Torchrun:
         self.command, self.log = " ".join(line), folder / AGENT_LOG
         self.submit(attempts)
         marker = f"{first.task.row_id}.{rendezvous.node}"  # two nodes of a job may be on one host
-        env = environment(first.cell.job, marker, os.environ, rendezvous.nodes, len(lease.cores), uses_triton(attempts))
-        self.tree = ProcessTree(line, {**env, **lease.environment}, self.log, lease.locks, lease.cores)
+        env = environment(first.cell.job, marker, os.environ, rendezvous.nodes, uses_triton(attempts))
+        self.tree = ProcessTree(line, {**env, **lease.environment}, self.log, lease.locks)
 
     def submit(self, attempts: Sequence[Attempt]) -> None:
         """Let attempts run, which have begun. None may be running."""
@@ -289,7 +283,8 @@ class Torchrun:
 
     def end(self) -> None:
         """End it at once, with all its processes."""
-        self.tree.end()
+        if not self.over:
+            self.tree.end()
         self.over = True
 
     def _wait_for_peers(self, attempt: Attempt) -> None:

@@ -15,7 +15,7 @@ from tests.support.random_faults import SIGNALS, disturbed_sweep, finished
 TRIES = 5
 """Times that a fault is tried again if its moment comes too late."""
 
-MODE = dict(zip(SIGNALS, ("interleaved", "warm", "parallel"), strict=True)) | {"kill -9 of the launcher": "warm"}
+MODE = dict(zip(SIGNALS, ("interleaved", "warm", "cold"), strict=True)) | {"kill -9 of the launcher": "warm"}
 """By the fault, how the sweep that it disturbs runs its cells; all others are cold."""
 
 

@@ -16,9 +16,8 @@ from tests.support.command import COMMAND, environment
 SMALL = ("tokens=64", "vocab=2048", "tp_size=2", "dtype=float32", "device=cpu", "measure=quick", "max_iterations=40")
 SWEEPS = {
     "cold": ("variant=pytorch_gather",),
-    "warm_interleaved_parallel": ("variant=pytorch_gather,pytorch_tp_manual", "reuse=true", "order=interleaved",
-                                  "parallel=auto"),
-}  # fmt: skip
+    "warm_interleaved": ("variant=pytorch_gather,pytorch_tp_manual", "reuse=true", "order=interleaved"),
+}
 ISOLATED = ["unshare", *([] if os.getuid() == 0 else ["--map-root-user"]), "--net", "--"]
 LISTENING = "0A"
 """Linux's number of the state of a TCP socket that listens."""

@@ -9,7 +9,8 @@ import pytest
 
 from tests.support.planned_jobs import job, pretend_four_gpus
 from tpbench.launcher import devices
-from tpbench.launcher.devices import Devices
+from tpbench.launcher.devices import Lease, lease
+from tpbench.measure import machine
 from tpbench.settings import JobError
 
 
@@ -20,17 +21,14 @@ def four_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("four_gpus")
 def test_two_pairs_are_all() -> None:
-    host = Devices(split_cpu=True)
-    taken = [host.lease(job(tp_size=2)), host.lease(job(tp_size=2))]
-    assert [each and each.environment["CUDA_VISIBLE_DEVICES"] for each in taken] == ["0,1", "2,3"]
-    assert host.lease(job(tp_size=1)) is None
-    assert taken[0] is not None
-    host.release(taken[0])
-    assert host.lease(job(tp_size=4)) is None
-    single = host.lease(job(tp_size=1))
-    assert single is not None
-    assert single.environment == {"CUDA_VISIBLE_DEVICES": "0"}
-    assert not single.beside_others
+    first, second = lease(job(tp_size=2)), lease(job(tp_size=2))
+    assert first and first.environment == {"CUDA_VISIBLE_DEVICES": "0,1"} and not first.beside_others
+    assert second and second.environment == {"CUDA_VISIBLE_DEVICES": "2,3"} and second.beside_others
+    assert lease(job(tp_size=1)) is None
+    first.release()
+    assert lease(job(tp_size=4)) is None
+    single = lease(job(tp_size=1))
+    assert single and single.environment == {"CUDA_VISIBLE_DEVICES": "0"}
 
 
 def test_a_missing_folder_for_locks_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -38,14 +36,12 @@ def test_a_missing_folder_for_locks_is_an_error(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(devices, "FOLDER", tmp_path / "file")
     monkeypatch.setattr(devices, "visible_gpus", lambda: [("GPU-0", "0")])
     with pytest.raises(JobError, match=r"file/GPU-0\.lock cannot be locked .*all users"):
-        Devices(split_cpu=False).lease(job(tp_size=1))
+        lease(job(tp_size=1))
 
 
-def test_a_job_on_a_whole_cpu_needs_no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "visible_gpus", list)
-    host = Devices(split_cpu=False)
-    first, second = host.lease(job(tp_size=2, device="cpu")), host.lease(job(tp_size=2, device="cpu"))
-    assert first == second == devices.Lease()
+@pytest.mark.usefixtures("four_gpus")
+def test_a_job_on_a_cpu_needs_no_lease() -> None:
+    assert lease(job(tp_size=2, device="cpu")) == lease(job(tp_size=2, device="cpu")) == Lease()
 
 
 class Nvml:
@@ -75,4 +71,4 @@ def test_only_admitted_gpus_are_used(visible: str | None, names: list[str], monk
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert list(Devices(split_cpu=False).gpus) == names
+    assert [uuid for uuid, _ in machine.visible_gpus()] == names

@@ -76,7 +76,7 @@ def run(
     monkeypatch.setattr(FakeRanks, "started", [])
     sweep = folder / "sweeps" / "S"
     sweep.mkdir(parents=True)
-    attempts = [Attempt.plan(each, sweep, {}, number=1) for each in cells]
+    attempts = [Attempt.plan(each, sweep, {}) for each in cells]
     return list(Host(SweepOptions(reuse=True, **options)).run(attempts, QUIET))
 
 
@@ -141,6 +141,6 @@ def test_a_sweep_that_mostly_starts_processes_names_reuse(
     start_s: float, more: dict[str, Any], advice: str, tmp_path: Path
 ) -> None:
     row = {"status": "ok", "start_s": start_s, "wall_s": 5.0, "warm": None, **more}
-    attempts = [replace(Attempt.plan(cell(at, tmp_path), tmp_path, {}, number=1), row=row) for at in range(3)]
+    attempts = [replace(Attempt.plan(cell(at, tmp_path), tmp_path, {}), row=row) for at in range(3)]
     assert reuse_advice(attempts) == advice
     assert reuse_advice(attempts[:1]) == ""

@@ -56,9 +56,7 @@ class Slurm:
     """Runs cells as jobs of a Slurm cluster."""
 
     def __init__(self, settings: SlurmSettings, options: SweepOptions) -> None:
-        if options.retries and not options.wait:
-            raise JobError("retries needs wait=true: with wait=false the sweep exits before its jobs end")
-        of_one_host = {"order": "interleaved", "reuse": True, "parallel": "auto"}
+        of_one_host = {"order": "interleaved", "reuse": True}
         asked = [f"{name}={spelled(value)}" for name, value in of_one_host.items() if getattr(options, name) == value]
         if asked and settings.cells_per_job == 1:
             raise JobError(
@@ -102,8 +100,6 @@ class Slurm:
         planned = {attempt.cell.index: attempt for attempt in attempts}
         waiting = {index: self.adopted.pop(index) for index in planned if index in self.adopted}
         new = {index: attempt for index, attempt in planned.items() if index not in waiting}
-        # The row of a failed attempt exists before its job has ended, and the job could store it once more.
-        cluster.cancel_and_wait({self.jobs[index] for index in new if index in self.jobs})
         try:
             for shape, lists in self._lists([attempt.cell for attempt in new.values()]):
                 begun = [[new[cell.index].begin() for cell in alike] for alike in lists]

@@ -104,7 +104,7 @@ def attempts_of(sweep: Path, keys: Set[str] | None = None) -> list[Attempt]:
         if keys is None or key in keys:
             attempts.append(Attempt.load(file.parent))
     # An attempt that ran once more has another folder of the same number: the longer name is later.
-    attempts.sort(key=lambda attempt: (attempt.cell.index, attempt.task.columns["tries"], attempt.folder.name))
+    attempts.sort(key=lambda attempt: (attempt.cell.index, attempt.folder.name))
     return list({attempt.cell.index: attempt for attempt in attempts}.values())
 
 
