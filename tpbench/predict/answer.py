@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tpbench.predict.memory import LARGEST_ERROR, RESERVE_GIB, Estimate, Target
-from tpbench.predict.model import ERROR_BAR_SHARE, Prediction
+from tpbench.predict.model import ERROR_BAR_SHARE, TIMES, Prediction
 from tpbench.report.analysis.metrics import number, ratio_text
 from tpbench.tables import MISSING, aligned_lines
 from tpbench.workloads.cost_model import Question
@@ -43,30 +43,32 @@ def text(answers: Sequence[Answer]) -> str:
 
 
 def _table(answer: Answer) -> str:
-    size, free, gpu = answer.size, answer.target.free_gib, answer.target.measured_on
+    size, target, free = answer.size, answer.target, answer.target.free_gib
     quantities = ("wall time", "device time", "communication", "sent by a rank", "extra peak memory")
     columns = ["variant", *quantities, f"in {number(free)} GiB"]
-    rows = []
+    rows, beyond, reasons = [], dict[str, float](), []
     for prediction in answer.predictions:
-        sent = prediction.bytes_communicated
+        sent, (outcome, reason) = prediction.bytes_communicated, prediction.memory(free)
         rows.append([
             prediction.label, _text(prediction.time_ms, "ms"), _text(prediction.device_ms, "ms"),
             _text(prediction.communication_ms, "ms"), UNKNOWN if sent is None else f"{number(sent / 2**20)} MiB",
-            _text(prediction.peak_gib, "GiB"), prediction.memory_outcome(free),
+            _text(prediction.peak_gib, "GiB"), outcome,
         ])  # fmt: skip
-    reasons = {prediction.label: prediction.memory_reason(free) for prediction in answer.predictions}
+        beyond |= {name: max(times, beyond.get(name, times)) for name, times in prediction.beyond.items()}
+        reasons += [f"{prediction.label}: {reason}"] if reason else []
+    factors = [f"{name}={getattr(size, name)} {times:.3g} times" for name, times in beyond.items()]
     notes = [
-        answer.target.speed_text(),
-        f"memory: {number(answer.target.memory_gib)} GiB of a GPU - {RESERVE_GIB:g} GiB reserve for CUDA, NCCL and "
+        target.speed_text(),
+        f"memory: {number(target.memory_gib)} GiB of a GPU - {RESERVE_GIB:g} GiB reserve for CUDA, NCCL and "
         f"fragments = {number(free)} GiB; inputs take {number(size.inputs_gib)} GiB of it",
-        extrapolation(answer),
+        f"extrapolates beyond what was measured, at most: {', '.join(factors)}" if factors else None,
         f"+-: {ERROR_BAR_SHARE:.0%} of the measured cells were missed by less when left out of the fit; the error "
         f"grows with each doubling beyond what was measured. {UNKNOWN}: the measured cells do not determine it, or "
         f"only within more than {LARGEST_ERROR:.0%}, so measure a cell of about that size",
-        *(f"{label}: {reason}" for label, reason in reasons.items() if reason),
+        *reasons,
     ]
     cells = sum(prediction.cells for prediction in answer.predictions)
-    heading = f"{size}: predicted from {cells} cells measured on {gpu}"
+    heading = f"{size}: predicted from {cells} cells measured on {target.measured_on}"
     return "\n".join([heading, *aligned_lines(columns, rows), *filter(None, notes)]) + "\n"
 
 
@@ -80,42 +82,29 @@ def _text(estimate: Estimate | None, unit: str) -> str:
     return f"{number(estimate.value)} {unit} {error}" if estimate.known else f"{UNKNOWN} ({error})"
 
 
-def extrapolation(answer: Answer) -> str | None:
-    """Return one sentence about the fields of the size that lie outside the measured range, or None."""
-    factors: dict[str, float] = {}
-    for prediction in answer.predictions:
-        for name, times in prediction.beyond.items():
-            factors[name] = max(times, factors.get(name, times))
-    parts = [f"{name}={getattr(answer.size, name)} {times:.3g} times" for name, times in factors.items()]
-    return f"extrapolates beyond what was measured, at most: {', '.join(parts)}" if parts else None
-
-
 def as_json(answers: Sequence[Answer]) -> str:
     """Return the same as JSON: an object for one problem, a list for several."""
-    objects = [_answer_object(answer) for answer in answers]
+    objects = [_json_object(answer) for answer in answers]
     return json.dumps(objects[0] if len(objects) == 1 else objects, indent=2) + "\n"
 
 
-def _answer_object(answer: Answer) -> dict[str, object]:
-    size, target = answer.size, answer.target
-    problem: dict[str, object] = asdict(size)
+def _json_object(answer: Answer) -> dict[str, object]:
+    size, target, variants = answer.size, answer.target, {}
+    for prediction in answer.predictions:
+        outcome, reason = prediction.memory(target.free_gib)
+        estimates = {name: getattr(prediction, name) for name in (*TIMES, "communication_ms", "peak_gib")}
+        variants[prediction.label] = {
+            **{name: estimate and estimate.as_object() for name, estimate in estimates.items()},
+            "bytes_communicated": prediction.bytes_communicated,
+            "memory": outcome,
+            "memory_reason": reason,
+            "beyond": prediction.beyond,
+        }
     return {
-        "verdict": answer.first_sentence, "gpu": target.measured_on, "same_gpu": target.is_measured,
+        "verdict": answer.first_sentence, "gpu": target.measured_on, "same_gpu": target.slowdown == 1,
         "slowdown": target.slowdown, "gpu_memory_gib": target.memory_gib, "reserve_gib": RESERVE_GIB,
-        "free_gib": target.free_gib, "inputs_gib": size.inputs_gib, **problem,
-        "variants": {each.label: _prediction_object(each, target.free_gib) for each in answer.predictions},
+        "free_gib": target.free_gib, "inputs_gib": size.inputs_gib, **asdict(size), "variants": variants,
     }  # fmt: skip
-
-
-def _prediction_object(prediction: Prediction, free_gib: float) -> dict[str, object]:
-    estimates = {name: getattr(prediction, name) for name in ("time_ms", "device_ms", "communication_ms", "peak_gib")}
-    return {
-        **{name: estimate and estimate.as_object() for name, estimate in estimates.items()},
-        "bytes_communicated": prediction.bytes_communicated,
-        "memory": prediction.memory_outcome(free_gib),
-        "memory_reason": prediction.memory_reason(free_gib),
-        "beyond": prediction.beyond,
-    }
 
 
 def first_sentence(predictions: Sequence[Prediction], question: Question | None, free: float) -> str:
@@ -125,17 +114,25 @@ def first_sentence(predictions: Sequence[Prediction], question: Question | None,
     """
     asked = next((prediction for prediction in predictions if question and prediction.label == question.variant), None)
     others = [prediction for prediction in predictions if prediction is not asked]
-    fitting = [prediction for prediction in others if prediction.memory_outcome(free) == "fits"]
-    best = min(fitting, key=_order, default=None)
+    fitting = sorted((each for each in others if each.memory(free)[0] == "fits"), key=_order)
     if asked is None or question is None or not asked.peak_gib.known:
-        return _fastest(fitting, best, others, free)
-    memory, outcome = f"{question.subject} takes {number(asked.peak_gib.value)} GiB", asked.memory_outcome(free)
+        return _fastest(fitting, others, free)
+    memory, outcome = f"{question.subject} takes {number(asked.peak_gib.value)} GiB", asked.memory(free)[0]
     if outcome != "fits":
-        instead = f": use {best.label}, which does" if best else ""
+        instead = f": use {fitting[0].label}, which does" if fitting else ""
         return f"{memory} and {'does' if outcome == 'OOM' else 'may'} not fit into {number(free)} GiB{instead}"
-    if best is None:
+    if not fitting:
         return f"{memory} and fits into {number(free)} GiB; no other predicted variant surely does"
-    return f"{memory} {_against(asked, best, question)}"
+    best = fitting[0]
+    pairs = {"device time": (asked.device_ms, best.device_ms), "wall time": (asked.time_ms, best.time_ms)}
+    for by, (mine, other) in pairs.items():
+        if mine and other and mine.known and other.known:
+            times = f"{memory} and {ratio_text(mine.value / other.value).rstrip('x')} times as long as {best.label}"
+            if mine.low <= other.high and other.low <= mine.high:
+                return f"{times} ({by}), within the error: memory decides"
+            return f"{times} ({by}): {'' if mine.high < other.low else 'do not '}{question.action}"
+    smaller = f"{best.label} takes {number(best.peak_gib.value)} GiB"
+    return f"{memory} and fits, {smaller}: their times on this GPU are not known well enough to compare"
 
 
 def _order(prediction: Prediction) -> tuple[bool, float]:
@@ -146,28 +143,16 @@ def _order(prediction: Prediction) -> tuple[bool, float]:
     return True, float(f"{prediction.peak_gib.value:.2g}")
 
 
-def _against(asked: Prediction, best: Prediction, question: Question) -> str:
-    pairs = {"device time": (asked.device_ms, best.device_ms), "wall time": (asked.time_ms, best.time_ms)}
-    for by, (mine, other) in pairs.items():
-        if mine and other and mine.known and other.known:
-            times = f"and {ratio_text(mine.value / other.value).rstrip('x')} times as long as {best.label} ({by})"
-            if mine.low <= other.high and other.low <= mine.high:
-                return f"{times}, within the error: memory decides"
-            return f"{times}: {'' if mine.high < other.low else 'do not '}{question.action}"
-    smaller = f"{best.label} takes {number(best.peak_gib.value)} GiB"
-    return f"and fits, {smaller}: their times on this GPU are not known well enough to compare"
-
-
-def _fastest(
-    fitting: Sequence[Prediction], best: Prediction | None, all_of_them: Sequence[Prediction], free: float
-) -> str:
-    if best is None:
-        smallest = min((one for one in all_of_them if one.peak_gib.known), key=lambda one: one.needed_gib, default=None)
-        if smallest is None:
+def _fastest(fitting: Sequence[Prediction], others: Sequence[Prediction], free: float) -> str:
+    """Return a sentence on the fastest of the variants that fit, or without one on the smallest of the others."""
+    if not fitting:
+        known = [prediction for prediction in others if prediction.peak_gib.known]
+        if not known:
             return "No memory is known well enough"
+        smallest = min(known, key=lambda prediction: prediction.needed_gib)
         needed = f"{smallest.label}, takes {number(smallest.needed_gib)} GiB with its inputs"
         return f"No variant surely fits into {number(free)} GiB: the smallest, {needed}"
-    unknown, value = _order(best)
+    best, (unknown, value) = fitting[0], _order(fitting[0])
     speed = "its time on this GPU is not known well enough" if unknown else f"it takes {number(value)} ms"
     alone = "" if len(fitting) == 1 or unknown else f", the fastest of {len(fitting)} that fit"
     return f"{best.label} takes {number(best.peak_gib.value)} GiB and fits; {speed}{alone}"

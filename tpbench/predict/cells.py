@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +16,6 @@ from tpbench.settings import JobError
 from tpbench.workloads import Workload, workloads
 from tpbench.workloads.cost_model import CostModel
 
-_NUMBERS = ("time_ms", "device_ms", "peak_gib", "bytes_communicated", "memory_limit_gib", "copy_gb_per_s")
-"""Columns with the numbers of a `MeasuredCell`, in its order."""
-
 
 @dataclass(frozen=True)
 class MeasuredCell:
@@ -28,13 +25,8 @@ class MeasuredCell:
     """The variant, with the options that it was run with."""
     size: Any
     """The problem's `ProblemSize`."""
-    status: str
-    time_ms: float | None
-    device_ms: float | None
-    peak_gib: float | None
-    bytes_communicated: float | None
-    memory_limit_gib: float | None = None
-    copy_gb_per_s: float | None = None
+    row: Mapping[str, Any]
+    """The columns of its row. A missing value is None."""
 
 
 @dataclass(frozen=True)
@@ -45,27 +37,19 @@ class MeasuredCells:
     gpu: str
     cells: tuple[MeasuredCell, ...]
 
+    def _values(self, column: str) -> list[float]:
+        return [float(cell.row[column]) for cell in self.cells if cell.row[column]]
+
     @property
     def memory_gib(self) -> float | None:
         """Memory of the GPU, or None if no row says it. A row with a smaller limit says nothing."""
-        return max((cell.memory_limit_gib for cell in self.cells if cell.memory_limit_gib), default=None)
-
-    @property
-    def ran_out(self) -> list[tuple[MeasuredCell, float]]:
-        """The cells that ran out of memory, with the memory in GiB that each had: its limit, or all of the GPU's."""
-        failed = [(cell, cell.memory_limit_gib or self.memory_gib) for cell in self.cells if cell.status == "oom"]
-        return [(cell, memory_gib) for cell, memory_gib in failed if memory_gib]
+        return max(self._values("memory_limit_gib"), default=None)
 
     @property
     def copy_gb_per_s(self) -> float | None:
         """Median copy bandwidth of the GPU, or None if no row has it."""
-        known = [cell.copy_gb_per_s for cell in self.cells if cell.copy_gb_per_s]
+        known = self._values("copy_gb_per_s")
         return statistics.median(known) if known else None
-
-    @property
-    def labels(self) -> list[str]:
-        """The variants of these cells, most measured first."""
-        return [label for label, _ in Counter(cell.label for cell in self.cells if cell.status == "ok").most_common()]
 
 
 def cost_models() -> dict[str, CostModel]:
@@ -83,14 +67,17 @@ def measured(frame: pd.DataFrame, workload: Workload, gpu: str | None = None) ->
     by_gpu: dict[str, list[MeasuredCell]] = {}
     arranged = arrange_rows(frame[frame["workload"] == workload.name])
     for cell in (cell for grid in arranged.grids for cell in grid.cells()):
-        record, label = cell.record, cell.column
-        on_one_host = record["device"] == "cuda" and record["gpu_name"] and (record["nodes"] or 1) == 1
-        size = cost_model.size_of(record)
-        if not on_one_host or caveat_mark(record) or record["status"] not in ("ok", "oom") or size is None:
-            continue
-        if not any(f" {name}=" in label for name in cost_model.tuning_options):
-            numbers = [float(value) if isinstance(value := record[name], (int, float)) else None for name in _NUMBERS]
-            by_gpu.setdefault(record["gpu_name"], []).append(MeasuredCell(label, size, record["status"], *numbers))
+        row, size = cell.record, cost_model.size_of(cell.record)
+        on_one_host = row["device"] == "cuda" and row["gpu_name"] and (row["nodes"] or 1) == 1
+        is_tuned = any(f" {name}=" in cell.column for name in cost_model.tuning_options)
+        if (
+            on_one_host
+            and not caveat_mark(row)
+            and row["status"] in ("ok", "oom")
+            and size is not None
+            and not is_tuned
+        ):
+            by_gpu.setdefault(row["gpu_name"], []).append(MeasuredCell(cell.column, size, row))
     if not by_gpu:
         raise JobError(f"no row of {workload.name} was measured on a GPU: name a folder that has some with --rows")
     named = [name for name in by_gpu if gpu and gpu.upper() in name.upper()]

@@ -52,8 +52,6 @@ RESERVE_GIB = 2.0
 """Memory for CUDA's context, NCCL's buffers and fragments that the allocator cannot use."""
 SAME_SHARE = 0.05
 """GPUs whose memory differs by a smaller share count as the same."""
-
-
 DEFAULT_GIB = 80.0
 """Memory of the GPU if neither the user nor the rows say it."""
 KNOWN_GPUS = {"A100": (79.2, 2039.0), "H100": (79.2, 3350.0), "H200": (139.8, 4800.0), "B200": (178.4, 8000.0)}
@@ -67,10 +65,8 @@ class Target:
     memory_gib: float
     measured_on: str
     """Name of the GPU of the rows."""
-    is_measured: bool
-    """True if the target is the GPU of the rows, as far as its memory and bandwidth tell."""
     slowdown: float | None = 1.0
-    """Bandwidth of the rows' GPU over that of the target. None: unknown, so times are withheld."""
+    """Bandwidth of the rows' GPU over that of the target (1: the same). None: unknown, so times are withheld."""
     name: str = ""
     """Name of the target if it is another GPU than that of the rows."""
 
@@ -81,7 +77,7 @@ class Target:
 
     def speed_text(self) -> str | None:
         """Return what was done with the times because the GPU is another one, or None if it is the same."""
-        if self.is_measured:
+        if self.slowdown == 1:
             return None
         other = f"the rows are of another GPU ({self.measured_on}) than {self.name or 'yours'}"
         if self.slowdown is None:
@@ -120,14 +116,13 @@ def find_target(
         name, memory_gib = here
     if name.upper() in cells.gpu.upper():
         name, memory_gib = "", memory_gib if gpu or not name else None
-    own, facts = known_gpu(cells.gpu), known_gpu(name)
+    own, facts, of_rows = known_gpu(cells.gpu), known_gpu(name), cells.memory_gib
     memory_gib = memory_gib or (facts[0] if facts else None)
-    of_rows = cells.memory_gib
-    same = not name and (gpu is not None or not (memory_gib and of_rows) or abs(memory_gib / of_rows - 1) <= SAME_SHARE)
-    slowdown: float | None = 1.0 if same else None
+    slowdown: float | None = None
     if bandwidth is not None:
         slowdown = cells.copy_gb_per_s / bandwidth if cells.copy_gb_per_s else None
-        same = same and slowdown is not None and abs(slowdown - 1) <= SAME_SHARE
     elif own and facts:
         slowdown = own[1] / facts[1]
-    return Target(memory_gib or of_rows or DEFAULT_GIB, cells.gpu, same, slowdown, name)
+    elif not name and (gpu or not (memory_gib and of_rows) or abs(memory_gib / of_rows - 1) <= SAME_SHARE):
+        slowdown = 1.0
+    return Target(memory_gib or of_rows or DEFAULT_GIB, cells.gpu, slowdown, name)

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
+import pandas as pd
 from scipy import optimize
 
 from tpbench.predict.cells import MeasuredCell, MeasuredCells
@@ -38,8 +40,8 @@ class Fit:
     """A fitted sum of terms."""
 
     coefficients: Mapping[str, float]
-    scales: Mapping[str, float]
-    """The usual size of each term, because times and bytes stand side by side."""
+    scales: _Array
+    """The largest measured value of each term, because times and bytes stand side by side."""
     determined: _Array
     """(directions, terms): an orthonormal basis of the scaled terms of the measured cells."""
 
@@ -50,41 +52,33 @@ class Fit:
         single tp size don't tell how the latency of collectives grows. `slowdown` multiplies the terms that a GPU's
         memory bandwidth limits.
         """
-        if any(value and not self.scales.get(name) for name, value in terms.items()):
+        terms = {name: value for name, value in terms.items() if value}
+        if terms.keys() - self.coefficients.keys():
             return None
-        scaled = np.array([terms.get(name, 0.0) / scale if scale else 0.0 for name, scale in self.scales.items()])
+        scaled = np.array([terms.get(name, 0.0) for name in self.coefficients]) / self.scales
         rest = scaled - self.determined.T @ (self.determined @ scaled)
         if np.linalg.norm(rest) > TOLERANCE * np.linalg.norm(scaled):
             return None
-        return sum(
-            self.coefficients[name] * value * (slowdown if name.startswith("bytes") else 1.0)
-            for name, value in terms.items()
-            if value
-        )
+        speeds = {name: slowdown if name.startswith("bytes") else 1.0 for name in terms}
+        return sum(self.coefficients[name] * value * speeds[name] for name, value in terms.items())
 
 
-def fit(cells: Sequence[Terms], values: Sequence[float], explained: Sequence[float] | None = None) -> Fit:
+def fit(cells: Sequence[Terms], values: Sequence[float], explained: Sequence[float] | float = 0.0) -> Fit:
     """Fit by least squares of the relative error, with coefficients of at least zero.
 
     `explained` is the part of each value that the terms need not explain.
     """
-    names = list(dict.fromkeys(name for terms in cells for name in terms))
+    names = list(dict.fromkeys(name for terms in cells for name, value in terms.items() if value))
     if not names:
-        return Fit({}, {}, np.zeros((0, 0)))
+        return Fit({}, np.ones(0), np.zeros((0, 0)))
     matrix: _Array = np.array([[terms.get(name, 0.0) for name in names] for terms in cells])
-    measured = np.asarray(values, dtype=np.float64)
-    weights = 1 / np.maximum(measured, 1e-9)
     scales = np.abs(matrix).max(axis=0)
-    scaled = matrix / np.where(scales > 0, scales, 1.0)
-    solution, _ = optimize.nnls(
-        scaled * weights[:, None], (measured - (explained or 0.0)) * weights, maxiter=100 * len(names)
-    )
-    coefficients = solution / np.where(scales > 0, scales, 1.0)
-    _, singular, directions = np.linalg.svd(scaled, full_matrices=False)
-    determined = directions[singular > TOLERANCE * singular.max()]
-    return Fit(
-        dict(zip(names, coefficients.tolist(), strict=True)), dict(zip(names, scales.tolist(), strict=True)), determined
-    )
+    weights = 1 / np.maximum(np.asarray(values), 1e-9)
+    targets = (np.asarray(values) - explained) * weights
+    solution, _ = optimize.nnls(matrix / scales * weights[:, None], targets, maxiter=100 * len(names))
+    _, singular, directions = np.linalg.svd(matrix / scales, full_matrices=False)
+    coefficients = dict(zip(names, (solution / scales).tolist(), strict=True))
+    return Fit(coefficients, scales, directions[singular > TOLERANCE * singular.max()])
 
 
 @dataclass(frozen=True)
@@ -113,58 +107,81 @@ class Prediction:
         """Predicted need, inputs included."""
         return float(self.size.inputs_gib) + self.peak_gib.value
 
-    def memory_outcome(self, free_gib: float) -> str:
-        """Return `fits`, `OOM`, `unknown`, or `tight` if the error bar includes both.
+    def memory(self, free_gib: float) -> tuple[str, str | None]:
+        """Return `fits`, `OOM`, `unknown`, or `tight` if the error bar includes both, and a reason or None.
 
-        It is `OOM` as well if a measured cell of the variant with no larger need ran out on a GPU with as much memory.
+        It is `OOM`, with a reason, if a measured cell of the variant with no larger need ran out of as much memory.
         """
-        if not self.peak_gib.known:
-            return "unknown"
         low, high = (self.size.inputs_gib + bound for bound in (self.peak_gib.low, self.peak_gib.high))
-        return "OOM" if low > free_gib or self.memory_reason(free_gib) else "tight" if high > free_gib else "fits"
-
-    def memory_reason(self, free_gib: float) -> str | None:
-        """Return the measured cell that ran out of memory and needs no more than this one, if the prediction fits."""
-        fits = self.size.inputs_gib + self.peak_gib.low <= free_gib
+        if not self.peak_gib.known or low > free_gib:
+            return "OOM" if self.peak_gib.known else "unknown", None
         for needed_gib, gpu_gib in self.ran_out:
-            if fits and needed_gib <= self.needed_gib and free_gib <= (gpu_gib - RESERVE_GIB) * (1 + SAME_SHARE):
-                return (
+            if needed_gib <= self.needed_gib and free_gib <= (gpu_gib - RESERVE_GIB) * (1 + SAME_SHARE):
+                return "OOM", (
                     f"it needs {number(self.needed_gib)} GiB with its inputs, and a measured cell that needs "
                     f"{number(needed_gib)} GiB ran out of memory within {number(gpu_gib)} GiB"
                 )
-        return None
+        return "tight" if high > free_gib else "fits", None
 
 
-class Fits:
-    """The fits of one variant's memory, sent bytes and times to measured cells."""
+class VariantModel:
+    """The fits of one variant's memory, sent bytes and times to measured cells, with their errors."""
 
     def __init__(self, cost_model: CostModel, label: str, cells: Sequence[MeasuredCell]) -> None:
+        self.label, self.cells = label, tuple(cells)
+        self.errors = pd.DataFrame(columns=[*TIMES, *COUNTED])
+        """Relative errors of the cells, each left out of the fit: the result of `leave_out`."""
+        self.ran_out: Sequence[tuple[float, float]] = ()
+        """As in `Prediction`."""
         self._counts = functools.partial(cost_model.counts, label)
-        counts = {cell: self._counts(cell.size) for cell in cells}
-        self.memory = _fit([(count.memory, cell.peak_gib) for cell, count in counts.items()])
-        self.sent = _fit([(count.sent, cell.bytes_communicated) for cell, count in counts.items() if count.sent])
-        self.device = _fit([(count.time, cell.device_ms) for cell, count in counts.items()])
-        both = [cell for cell in cells if cell.time_ms is not None and cell.device_ms is not None]
-        device_ms = [self.device(counts[cell].time) or 0.0 for cell in both]
-        self.host = fit([_host_terms(cell.size) for cell in both], [cell.time_ms or 0.0 for cell in both], device_ms)
+        counts = [(self._counts(cell.size), cell.row) for cell in cells]
+        self.memory = _fit([(count.memory, row["peak_gib"]) for count, row in counts])
+        self.sent = _fit([(count.sent, row["bytes_communicated"]) for count, row in counts if count.sent])
+        self.device = _fit([(count.time, row["device_ms"]) for count, row in counts])
+        both = [cell for cell in cells if cell.row["time_ms"] is not None and cell.row["device_ms"] is not None]
+        device_ms = [self.device(self._counts(cell.size).time) or 0.0 for cell in both]
+        self.host = fit([_host_terms(cell.size) for cell in both], [cell.row["time_ms"] for cell in both], device_ms)
 
-    def communication_ms(self, size: ProblemSize, slowdown: float = 1.0) -> float | None:
-        """Return the part of the device time that the collectives take, or None if the cells do not show it."""
-        terms = self._counts(size).time
-        collectives = {name: value for name, value in terms.items() if name.startswith("collective")}
-        return (self.device(collectives, slowdown) or None) if collectives else 0.0
+    def value(self, name: str, size: ProblemSize, slowdown: float = 1.0) -> float | None:
+        """Return one of `TIMES` or `COUNTED`, or `communication_ms`, or None if the cells do not determine it.
 
-    def __call__(self, name: str, size: ProblemSize, slowdown: float = 1.0) -> float | None:
-        """Return one of `TIMES` or `COUNTED`. `slowdown` multiplies times that a GPU's memory bandwidth limits."""
+        `slowdown` multiplies times that a GPU's memory bandwidth limits.
+        """
         counts = self._counts(size)
         if name == "peak_gib":
             return self.memory(counts.memory)
         if name == "bytes_communicated":
             return self.sent(counts.sent)
+        if name == "communication_ms":  # the part of the device time that the collectives take
+            collectives = {term: value for term, value in counts.time.items() if term.startswith("collective")}
+            return (self.device(collectives, slowdown) or None) if collectives else 0.0
         device_ms, host_ms = self.device(counts.time, slowdown), self.host(_host_terms(size))
         if name == "device_ms" or device_ms is None:
             return device_ms
         return None if host_ms is None else device_ms + host_ms
+
+    def __call__(self, size: ProblemSize, slowdown: float | None = 1.0) -> Prediction:
+        """Return the prediction for a size. Problems of its kind must have been measured.
+
+        `slowdown` is the memory bandwidth of the measured GPU over that of the GPU in question. None withholds times.
+        """
+        beyond = extrapolation_factors(self.cells, size)
+        stretch = 1 + sum(map(math.log2, beyond.values()))
+        errors = {name: stretch * self.error(name) for name in (*TIMES, "peak_gib")}
+        values = {name: self.value(name, size, slowdown or 1.0) for name in (*TIMES, *COUNTED, "communication_ms")}
+        # No row has the time of the collectives alone: all of the device time's error may be theirs.
+        part, whole = values["communication_ms"], values["device_ms"] or 0.0
+        errors["communication_ms"] = errors["device_ms"] * whole / part if part else 0.0
+        estimates = {name: Estimate.of(values[name], error) for name, error in errors.items()}
+        times = estimates if slowdown else {}
+        return Prediction(
+            self.label, size, times.get("time_ms"), times.get("device_ms"), times.get("communication_ms"),
+            values["bytes_communicated"], estimates["peak_gib"], self.ran_out, beyond, len(self.cells),
+        )  # fmt: skip
+
+    def error(self, name: str) -> float:
+        """Return the relative error that 90% of the left-out cells did not exceed."""
+        return float(self.errors[name].quantile(ERROR_BAR_SHARE)) if self.errors[name].count() else 1.0
 
 
 def _fit(pairs: Sequence[tuple[Terms, float | None]]) -> Fit:
@@ -178,58 +195,6 @@ def _host_terms(size: ProblemSize) -> Terms:
     return {"host launches": 1.0} | ({"host collectives": math.log2(2 * ranks)} if ranks > 1 else {})
 
 
-@dataclass(frozen=True)
-class VariantModel:
-    """One variant's fits, with their relative errors on cells that were left out."""
-
-    label: str
-    cells: tuple[MeasuredCell, ...]
-    fits: Fits
-    errors: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """By quantity, those of cells that were left out one by one."""
-    ran_out: Sequence[tuple[float, float]] = ()
-    """As in `Prediction`."""
-
-    @property
-    def kinds(self) -> set[str]:
-        """The kinds of problems that were measured."""
-        return {cell.size.kind for cell in self.cells}
-
-    def __call__(self, size: ProblemSize, slowdown: float | None = 1.0) -> Prediction:
-        """Return the prediction for a size. Problems of its kind must have been measured.
-
-        `slowdown` is the memory bandwidth of the measured GPU over that of the GPU in question. None withholds times.
-        """
-        beyond = extrapolation_factors(self.cells, size)
-        stretch = 1 + sum(map(math.log2, beyond.values()))
-        wall, device, memory = (stretch * self.error(name) for name in (*TIMES, "peak_gib"))
-        speed = 1.0 if slowdown is None else slowdown
-        device_ms = self.fits("device_ms", size, speed)
-        communication_ms = self.fits.communication_ms(size, speed)
-        # No row has the time of the collectives alone: all of the device time's error may be theirs.
-        of_part = device * (device_ms or 0.0) / communication_ms if communication_ms else 0.0
-        known = ((self.fits("time_ms", size, speed), wall), (device_ms, device), (communication_ms, of_part))
-        time, device_time, communication = (
-            None if slowdown is None else Estimate.of(value, error) for value, error in known
-        )
-        return Prediction(
-            self.label,
-            size,
-            time,
-            device_time,
-            communication,
-            self.fits("bytes_communicated", size),
-            Estimate.of(self.fits("peak_gib", size), memory),
-            self.ran_out,
-            beyond,
-            len(self.cells),
-        )
-
-    def error(self, name: str) -> float:
-        """Return the relative error that 90% of the left-out cells did not exceed."""
-        return float(np.quantile(self.errors[name], ERROR_BAR_SHARE)) if self.errors.get(name) else 1.0
-
-
 def extrapolation_factors(cells: Sequence[MeasuredCell], size: ProblemSize) -> dict[str, float]:
     """Return the factor by which each field of the size lies outside the measured range. Fields within are left out."""
     factors = {}
@@ -241,66 +206,53 @@ def extrapolation_factors(cells: Sequence[MeasuredCell], size: ProblemSize) -> d
 
 
 def models(measured: MeasuredCells) -> dict[str, VariantModel]:
-    """Return a model for each variant that was measured often enough."""
+    """Return a model for each variant that was measured often enough, most measured first."""
     by_label = {}
-    for label in measured.labels:
-        cells = tuple(cell for cell in measured.cells if cell.label == label and cell.status == "ok")
-        if len({cell.size for cell in cells}) >= MIN_SIZES and any(cell.peak_gib is not None for cell in cells):
-            fits = Fits(measured.cost_model, label, cells)
-            needs = [
+    for label, _ in Counter(cell.label for cell in measured.cells if cell.row["status"] == "ok").most_common():
+        of_label = [cell for cell in measured.cells if cell.label == label]
+        cells = [cell for cell in of_label if cell.row["status"] == "ok"]
+        if len({cell.size for cell in cells}) >= MIN_SIZES and any(cell.row["peak_gib"] is not None for cell in cells):
+            model = by_label[label] = VariantModel(measured.cost_model, label, cells)
+            model.errors = leave_out(measured.cost_model, cells)
+            model.ran_out = [
                 (float(cell.size.inputs_gib) + peak, limit_gib)
-                for cell, limit_gib in measured.ran_out
-                if cell.label == label and (peak := fits("peak_gib", cell.size)) is not None
+                for cell in of_label
+                if cell.row["status"] == "oom" and (limit_gib := cell.row["memory_limit_gib"] or measured.memory_gib)
+                if (peak := model.value("peak_gib", cell.size)) is not None
             ]
-            errors = leave_out(measured.cost_model, cells, one_by_one(cells))
-            by_label[label] = VariantModel(label, cells, fits, errors, needs)
     return by_label
 
 
-def one_by_one(cells: Sequence[MeasuredCell]) -> list[set[Any]]:
-    """Return each size of the cells as a group of its own."""
-    return [{size} for size in dict.fromkeys(cell.size for cell in cells)]
-
-
 def leave_out(
-    cost_model: CostModel, cells: Sequence[MeasuredCell], groups: Sequence[Collection[Any]]
-) -> dict[str, list[float]]:
-    """Return the relative errors of each quantity. Each group of sizes is predicted from the cells of other sizes.
+    cost_model: CostModel, cells: Sequence[MeasuredCell], groups: Sequence[Collection[Any]] = ()
+) -> pd.DataFrame:
+    """Return the relative errors of each quantity, a line for each cell. An error is missing if it is unknown.
 
-    A prediction that is unknown is not counted.
+    Each group of sizes is predicted from the cells of other sizes. Without groups, each size is one.
     """
-    errors: dict[str, list[float]] = {name: [] for name in (*TIMES, *COUNTED)}
-    for group in groups:
+    lines = []
+    for group in groups or [{size} for size in dict.fromkeys(cell.size for cell in cells)]:
         others = [cell for cell in cells if cell.size not in group]
-        if not any(cell.peak_gib is not None for cell in others):
-            continue
-        fits = Fits(cost_model, cells[0].label, others)
-        for cell in (cell for cell in cells if cell.size in group):
-            for name in (*TIMES, *COUNTED):
-                truth, predicted = getattr(cell, name), fits(name, cell.size)
-                if truth and predicted is not None:
-                    errors[name].append(abs(predicted / truth - 1))
-    return errors
+        if any(cell.row["peak_gib"] is not None for cell in others):
+            model = VariantModel(cost_model, cells[0].label, others)
+            for cell in (cell for cell in cells if cell.size in group):
+                found = {name: (model.value(name, cell.size), cell.row[name]) for name in (*TIMES, *COUNTED)}
+                known = {name: pair for name, pair in found.items() if pair[0] is not None and pair[1]}
+                lines.append({name: abs(predicted / truth - 1) for name, (predicted, truth) in known.items()})
+    return pd.DataFrame(lines, columns=[*TIMES, *COUNTED], dtype=float)
 
 
 def predicted_oom(models: Mapping[str, VariantModel], label: str, size: ProblemSize, free_gib: float) -> str | None:
     """Return why a cell is predicted to run out of memory, or None if it fits, may fit, or cannot be predicted.
 
-    Args:
-        models: the result of `tpbench.predict.model.models`.
-        label: the variant with its options, as reports name it.
-        size: the problem.
-        free_gib: memory that each rank may use. A cell runs out only if the whole error bar lies above it, or if a
-            measured cell of the variant with the same need ran out.
+    `label` is the variant with its options, as reports name it, and `free_gib` the memory that each rank may use.
     """
-    model = models.get(label)
-    if model is None:
+    if label not in models:
         return None
-    predicted = model(size)
-    if predicted.memory_outcome(free_gib) != "OOM":
-        return None
-    if reason := predicted.memory_reason(free_gib):
-        return f"expected to run out of memory: {reason}"
+    predicted = models[label](size)
+    outcome, reason = predicted.memory(free_gib)
+    if outcome != "OOM" or reason:
+        return reason and f"expected to run out of memory: {reason}"
     return (
         f"predicted to run out of memory: {predicted.needed_gib:.3g} GiB (error {predicted.peak_gib.error:.1%}), "
         f"{free_gib:.3g} GiB free"

@@ -35,15 +35,15 @@ def test_the_tiny_shape_runs_anywhere(tmp_path: Path) -> None:
 
 
 REFUSED: list[tuple[list[str], list[str]]] = [
-    (["variant=sparse_auto"], ["the shape is of entropy_loss", "bigram_w2", "tiny_bigram_w2"]),
+    (["variant=sparse_all_to_all"], ["the shape is of entropy_loss", "bigram_w2", "tiny_bigram_w2"]),
     (["variant=triton_tp", "search=host"], ["no field of entropy_loss is called search"]),
-    (["variant=sparse_auto", "shape=tiny_bigram_w2", "vocab=3"], ["no field of embedding_grad is called vocab"]),
+    (["variant=sparse_all_to_all", "shape=tiny_bigram_w2", "vocab=3"], ["no field of embedding_grad is called vocab"]),
     (
-        ["variant=sparse_auto", "shape=tiny_bigram_w2", "block_cap=4096"],
+        ["variant=sparse_all_to_all", "shape=tiny_bigram_w2", "block_cap=4096"],
         ["no field of embedding_grad is called block_cap"],
     ),
     (
-        ["variant=sparse_auto", "shape=tiny_bigram_w2", "transfer_order=late"],
+        ["variant=sparse_all_to_all", "shape=tiny_bigram_w2", "transfer_order=late"],
         ["transfer_order=late does not exist", "between"],
     ),
 ]

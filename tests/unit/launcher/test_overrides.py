@@ -176,4 +176,4 @@ def test_steps_of_the_older_benchmark_include_the_warm_up() -> None:
 def test_chosen_fields_leave_out_groups_of_every_workload() -> None:
     chosen = chosen_fields(["variant=triton_tp", "++tokens=64", "hydra.sweep.dir=x", "+experiment=e", "seed=1"])
     assert chosen == ["tokens", "seed"]
-    assert chosen_fields(["variant=sparse_auto", "loss=forward_kl", "block_cap=4096"]) == ["loss", "block_cap"]
+    assert chosen_fields(["variant=sparse_all_to_all", "loss=forward_kl", "block_cap=4096"]) == ["loss", "block_cap"]

@@ -178,7 +178,7 @@ def test_a_task_carries_the_variant_and_a_row_its_version_but_no_folder(folder: 
 
 def test_the_ranks_load_the_code_and_refuse_what_it_refuses(folder: Path) -> None:
     found = from_file(folder / "my_loss.py", "fast_tp")
-    assert found.refusal(EntropyLoss(8, 40), 1) == "7"  # helper.py lies beside the file
+    assert found.refusal(EntropyLoss(tokens=8, vocab=40), 1) == "7"  # helper.py lies beside the file
     assert found.variant.prepare(None, 3) == 4
     (folder / "my_loss.py").write_text(FILE + "# edited")
     variant.load_module.cache_clear()  # as another process would see it

@@ -21,8 +21,8 @@ def made(rows):
 def test_usable_rows(rows):
     rows = load(rows)
     found = measured(rows, WORKLOAD)
-    assert found.gpu == "NVIDIA H200" and set(found.labels) == set(synthetic.VARIANTS)
-    assert {cell.status for cell in found.cells} == {"ok", "oom"} and len(found.cells) == 44
+    assert found.gpu == "NVIDIA H200" and {cell.label for cell in found.cells} == set(synthetic.VARIANTS)
+    assert {cell.row["status"] for cell in found.cells} == {"ok", "oom"} and len(found.cells) == 44
     with pytest.raises(JobError, match="no row was measured on B300"):
         measured(rows, WORKLOAD, "B300")
     with pytest.raises(JobError, match="was measured on a GPU"):

@@ -20,7 +20,7 @@ from tpbench.workloads.embedding_grad.exchanges import Exchange, ExchangeContext
 from tpbench.workloads.embedding_grad.exchanges.collectives import CountedCollectives, LinkRates, measure_link_rates
 from tpbench.workloads.embedding_grad.inputs import CHUNK, EmbeddingGradInputs, busiest
 from tpbench.workloads.embedding_grad.problem import WORKLOAD, EmbeddingGrad
-from tpbench.workloads.embedding_grad.training_step import TrainingStep
+from tpbench.workloads.embedding_grad.training_step import ForwardIndex, OtherParameters, StandIn, TrainingStep
 from tpbench.workloads.step import Step
 
 
@@ -39,7 +39,11 @@ def inputs(problem: EmbeddingGrad, rank: Context) -> MeasuredContext:
     gradient = EmbeddingGradInputs(problem, rank)
     comm, stopwatch = CountedCollectives(rank.dp_group, rank.dp_rank, rank.dp_size), Stopwatch(rank)
     rates = rank.once("link rates", lambda: measure_link_rates(gradient, comm, stopwatch))
-    other_work = TrainingStep.of(gradient, stopwatch) if problem.overlap_ms else None
+    other_work = None
+    if problem.overlap_ms:
+        stand_in = StandIn(problem.overlap_ms, rank.device, stopwatch)
+        index = None if problem.index == "none" else ForwardIndex(gradient)
+        other_work = TrainingStep(problem, stand_in, OtherParameters(gradient), index, rank.device)
     return MeasuredContext(gradient, comm, stopwatch, rates, other_work)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from tpbench.settings import setting
@@ -102,7 +102,6 @@ WORKLOAD = Workload(
     headline=("table_rows", "width", "tokens"),
     former_fields={"duplicates": 0.0, "transfers": "early", "merge": "triton", "pinned": True},
     columns={
-        **{each.name: each.metadata["help"] for each in fields(EmbeddingGrad) if each.name not in ("tokens", "dtype")},
         "merge": "method of adding received rows, only in older rows: triton (a kernel, as now) or index_add (torch's)",
         "transfers": "transfers beside the stand-in: early, as now; in older rows also late (none) and beside (all)",
         "pinned": "true if row numbers were copied to the GPU from pinned memory, as now; only in older rows",
@@ -113,13 +112,13 @@ WORKLOAD = Workload(
         "rank_bytes_sent": "bytes that each rank sent to its peers, as counted, by rank",
         "rank_bytes_received": "bytes that each rank received from its peers, as counted, by rank",
         "workspace_gib": "memory shared with peers that the variant keeps between iterations, GiB",
-        "chosen": "dense or sparse: the exchange that the variant used",
+        "chosen": "dense or sparse: the exchange that the variant used, only in older rows",
         "all_to_all_gb_per_s": "bandwidth of a large all-to-all on this machine, bytes that a rank sends",
         "reduce_scatter_gb_per_s": "bandwidth of the dense reduce-scatter on this machine, bytes that a rank sends",
         "link_gb_per_s": "bandwidth of the fastest single one of these collectives, from which the floor follows",
         "latency_ms": "time of an all-to-all of one row a peer on this machine",
         "upload_gb_per_s": "bandwidth of a copy of row numbers from pinned memory to the GPU, only in older rows",
-        "crossover_density": "density above which the variant uses the dense exchange, as calibrated (sparse_auto)",
+        "crossover_density": "density above which a variant used the dense exchange, as calibrated, only in older rows",
         "predicted_crossover": "density at which dense and sparse_all_to_all search=host should take equal time, by "
         "a formula, only in older rows",
         "exchange_gb_per_s": "bytes that the busiest rank sent, divided by the time of an iteration",
@@ -134,7 +133,7 @@ WORKLOAD = Workload(
             for phase in PHASES
         },
     },
-    variant_columns={"chosen": str, "crossover_density": float, "workspace_gib": float},
+    variant_columns={"workspace_gib": float},
     options=(Option("search", ignorable=True),),
     metrics={
         "exposed_ms": -1,
@@ -197,12 +196,6 @@ WORKLOAD.variant_of(
     **MERGED,
 )
 WORKLOAD.variant_of(
-    "sparse_all_to_all_gpu",
-    "exchanges.by_collectives.SparseAllToAllGpu",
-    "sparse_all_to_all whose touched rows are found by torch.unique on the device",
-    **MERGED,
-)
-WORKLOAD.variant_of(
     "sparse_symmetric",
     "exchanges.symmetric.SparseSymmetric",
     "touched rows into their owners' memory by one kernel over NVLink; one node",
@@ -213,13 +206,6 @@ WORKLOAD.variant_of(
     "sparse_all_gather",
     "exchanges.by_collectives.SparseAllGather",
     "all-gather of every rank's touched rows, as a coalesced COO tensor",
-    options={"search"},
-    **MERGED,
-)
-WORKLOAD.variant_of(
-    "sparse_auto",
-    "exchanges.by_collectives.SparseAuto",
-    "sparse_all_to_all below a density measured at the start, dense_reduce_scatter above it",
     options={"search"},
     **MERGED,
 )

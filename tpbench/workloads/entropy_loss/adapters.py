@@ -10,12 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tpbench.comm.collectives import sharded_along
 from tpbench.workloads.entropy_loss.inputs import Output, Shard, Step
 from tpbench.workloads.entropy_loss.problem import EntropyLoss
 from tpbench.workloads.lone_module import import_alone
 from tpbench.workloads.losses import SEQUENCE
-from tpbench.workloads.losses.formulas import JSD_BETA, bytes_of_statistics, rows_that_count, under_loss_parallel
+from tpbench.workloads.losses.formulas import (
+    JSD_BETA,
+    Losses,
+    bytes_of_statistics,
+    differentiated,
+    rows_that_count,
+    under_loss_parallel,
+)
 from tpbench.workloads.losses.inputs import CLIP
 from tpbench.workloads.sizes import IGNORED, bytes_of_all_reduce
 
@@ -233,27 +239,6 @@ def transformer_engine(problem: EntropyLoss, shard: Shard) -> Step:
     return _step_of_rows(shard, lambda logits: function(logits[None], shard.target[None], **options)[0], sent)
 
 
-def torchtitan(problem: EntropyLoss, shard: Shard) -> Step:
-    """https://github.com/pytorch/torchtitan: torchtitan.components.loss.cross_entropy_loss of DTensors.
-
-    It is written in torch operations and fp32, and returns the sum over rows. Ranks exchange three all-reduces.
-    """
-    from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.tensor import DTensor, Replicate
-    from torchtitan.components.loss import cross_entropy_loss
-
-    assert shard.group is not None  # the variant does not support tp_size=1
-    mesh = DeviceMesh.from_group(shard.group, shard.device.type, mesh_dim_names=("tp",))
-    labels = DTensor.from_local(shard.target[None], mesh, [Replicate()], run_check=False)
-    count = rows_that_count(shard.target)
-
-    def loss_of(logits: Tensor) -> Any:
-        total: Any = cross_entropy_loss(sharded_along(2, problem.vocab, logits[None], mesh), labels)
-        return total.to_local() / count
-
-    return Step(lambda: _differentiated(shard.logits, loss_of), bytes_communicated=bytes_of_statistics(3, shard))
-
-
 def _step_of_rows(shard: Shard, row_losses: Callable[[Tensor], Tensor], sent: int) -> Step:
     """Return the step of a project that computes each row's loss, (tokens,), from the local logits."""
     count = rows_that_count(shard.target)
@@ -265,13 +250,7 @@ def _step_of_rows(shard: Shard, row_losses: Callable[[Tensor], Tensor], sent: in
     return Step(lambda: _differentiated(shard.logits, loss_of), bytes_communicated=sent)
 
 
-def _differentiated(logits: Tensor, loss_of: Callable[[Tensor], Tensor | tuple[Tensor, Tensor]]) -> Output:
-    """Return the mean loss, the losses of rows and the gradient of the logits by autograd.
-
-    loss_of: returns the mean loss or, if the project computes them, that and the losses of rows, (tokens,).
-    """
-    leaf = logits.detach().requires_grad_()
-    losses = loss_of(leaf)
-    loss, row_loss = losses if isinstance(losses, tuple) else (losses, None)
-    (grad,) = torch.autograd.grad(loss, leaf)
-    return Output(loss.detach(), None if row_loss is None else row_loss.detach(), grad)
+def _differentiated(logits: Tensor, loss_of: Callable[[Tensor], Losses]) -> Output:
+    """Return the mean loss, the losses of rows if the project computes them, and the gradient of the logits."""
+    (loss, row_loss, _), (grad,) = differentiated((logits,), loss_of)
+    return Output(loss, row_loss, grad)

@@ -179,19 +179,16 @@ def prepare_gather(problem: EntropyLoss, shard: Shard) -> Step:
 
     With compile=true the loss goes through torch.compile as one graph, and autograd's backward with it.
     """
-    losses: Any = functools.partial(_losses, problem)
-    if problem.compile:
-        losses = torch.compile(losses, fullgraph=True, dynamic=False)
+
+    def losses(logits: Tensor, target: Any, rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        return formulas.mean_and_rows(problem, formulas.scaled(problem, logits), target, rows)
+
+    compiled: Any = torch.compile(losses, fullgraph=True, dynamic=False) if problem.compile else losses
 
     def run() -> Output:
-        logits = formulas.gathered(shard, shard.logits).requires_grad_()
-        loss, row_loss = losses(logits, formulas.gathered_target(problem, shard, shard.target), shard.rows)
-        (grad,) = torch.autograd.grad(loss, logits)
-        grad = grad[:, shard.vocab_start : shard.vocab_stop].contiguous()
-        return Output(loss.detach(), row_loss.detach().float(), grad)
+        logits = formulas.gathered(shard, shard.logits)
+        target = formulas.gathered_target(problem, shard, shard.target)
+        (loss, row_loss, _), (grad,) = formulas.differentiated((logits,), lambda x: compiled(x, target, shard.rows))
+        return Output(loss, row_loss.float(), grad[:, shard.vocab_start : shard.vocab_stop].contiguous())
 
     return Step(run, formulas.bytes_of_gather(problem, shard, shard.logits.itemsize))
-
-
-def _losses(problem: EntropyLoss, logits: Tensor, target: Any, rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    return formulas.mean_and_rows(problem, formulas.scaled(problem, logits), target, rows)

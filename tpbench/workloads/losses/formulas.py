@@ -10,9 +10,9 @@ linear loss makes them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -178,6 +178,30 @@ def bytes_of_statistics(numbers: int, shard: Any) -> int:
     Three are a row's maximum, sum and label's logit.
     """
     return bytes_of_all_reduce(numbers * 4 * shard.tokens, shard.tp_size)
+
+
+Losses: TypeAlias = Tensor | tuple[Tensor | None, ...]
+"""The mean loss, or with it the losses of rows and their entropies, if they are computed."""
+
+
+def differentiated(
+    factors: Iterable[Tensor],
+    losses_of: Callable[..., Losses],
+    objective: Callable[..., Tensor] = lambda loss, row_loss, entropy: loss,
+    *,
+    trains: bool = True,
+) -> tuple[list[Any], tuple[Tensor, ...]]:
+    """Return the mean loss, the losses of rows and their entropies, None for those that aren't computed, and gradients.
+
+    losses_of: returns the losses from the factors. objective: returns a scalar from all three, whose gradients by the
+    factors autograd computes, if `trains`.
+    """
+    leaves = [factor.detach().requires_grad_(trains) for factor in factors]
+    with torch.set_grad_enabled(trains):
+        losses = losses_of(*leaves)
+        found = (*(losses if isinstance(losses, tuple) else (losses,)), None, None)[:3]
+        grads = torch.autograd.grad(objective(*found), leaves) if trains else ()
+    return [None if values is None else values.detach() for values in found], grads
 
 
 def under_loss_parallel(

@@ -6,8 +6,11 @@ all-reduces of one number per row. Blocks of rows bound its memory.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
+from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -24,7 +27,7 @@ from tpbench.workloads.losses.formulas import JSD_BETA, TWO_LOGIT_LOSSES
 from tpbench.workloads.losses.inputs import CLIP, policy_rows
 
 
-class LossOracle:
+class LossOracle(ABC):
     """Losses and gradients of blocks of rows, from exact logits. Its methods are collective over the shard's group."""
 
     BLOCK: ClassVar[Mapping[str, int]]
@@ -41,10 +44,62 @@ class LossOracle:
             self.counts = (labels >= 0) & (labels < problem.vocab)
         self.inverse_count = 1.0 / max(1, int(self.counts.sum()))
 
+    @abstractmethod
     def logits(self, rows: slice) -> tuple[Tensor, Tensor | None]:
         """Return local logits of some rows and, for a loss against target logits, target logits, unscaled, in
         float64."""
-        raise NotImplementedError
+
+    @abstractmethod
+    def limits(self) -> dict[str, float]:
+        """Return the largest error of a correct row, by column."""
+
+    @abstractmethod
+    def gradients(self, output: Any) -> dict[str, Compared]:
+        """Return the gradients of an output by name."""
+
+    @abstractmethod
+    def compare_gradients(self, comparison: Comparison, output: Any, blocks: Iterator[tuple[slice, Tensor]]) -> None:
+        """Record the errors of gradients. `blocks`, to be read whole: rows, and the right gradient by their logits."""
+
+    def compare(self, output: Any) -> Verdict:
+        """Return the errors of `output`, whose gradients must not be changed meanwhile."""
+        problem, shape = self.problem, (self.problem.tokens,)
+        outputs = {"loss": Compared(output.loss, (), None, "loss_error"), **self.gradients(output)}
+        if output.row_loss is not None:
+            outputs["row_loss"] = Compared(output.row_loss, shape, None, "loss_error")
+        if problem.entropy:
+            outputs["entropy"] = Compared(output.entropy, shape, None, "entropy_error")
+        comparison = Comparison(outputs, self.limits(), self.gather, self.shard.device, problem.dtype)
+        row_loss = torch.zeros(shape, dtype=torch.float64, device=self.shard.device)
+        entropy = torch.zeros_like(row_loss)
+
+        def right_gradients() -> Iterator[tuple[slice, Tensor]]:
+            for rows in self.blocks():
+                log_p, log_q = self.log_probabilities(rows)
+                row_loss[rows] = self.row_losses(log_p, log_q, rows)
+                if problem.entropy:
+                    entropy[rows] = self.entropies(log_p) * self.counts[rows]
+                if problem.trains:
+                    grad = self.gradient_of_mean(log_p, log_q, row_loss[rows], rows)
+                    del log_p, log_q
+                    yield rows, grad
+
+        blocks = right_gradients()
+        if problem.trains:
+            self.compare_gradients(comparison, output, blocks)
+        else:
+            deque(blocks)
+        right = {"loss": row_loss.sum() * self.inverse_count, "row_loss": row_loss}
+        if problem.entropy:
+            right["entropy"] = entropy
+        for name in comparison.got.keys() & right.keys():
+            comparison.elements(name, relative_error(comparison.got[name], right[name]), right[name])
+        verdict = comparison.verdict()
+        identical = self.identical(getattr(output, name) for name in right)
+        verdict.columns.update(loss_value=float(right["loss"]), loss_identical=identical)
+        if errors := [error for column, error in verdict.columns.items() if column.endswith("_grad_error")]:
+            verdict.columns["grad_error"] = max(errors)
+        return verdict
 
     def log_probabilities(self, rows: slice) -> tuple[Tensor, Tensor | None]:
         """Return log p of the local logits of some rows and, for a loss against target logits, log q."""
@@ -52,9 +107,19 @@ class LossOracle:
         log_q = None if target is None else self.log_softmax(target * self.problem.target_scale)
         return self.log_softmax(logits * self.scale), log_q
 
-    def all_row_losses(self) -> Tensor:
-        """Return the loss of each row, (tokens,), as `row_losses`."""
+    @functools.cached_property
+    def row_loss(self) -> Tensor:
+        """The loss of each row, (tokens,), as `row_losses` returns it."""
         return torch.cat([self.row_losses(*self.log_probabilities(rows), rows) for rows in self.blocks()])
+
+    @property
+    def loss(self) -> float:
+        """The mean loss over the rows that count."""
+        return float(self.row_loss.sum()) * self.inverse_count
+
+    def gradient(self, rows: slice) -> Tensor:
+        """Return the gradient of the mean loss by the local logits of some rows, in float64."""
+        return self.gradient_of_mean(*self.log_probabilities(rows), self.row_loss[rows], rows)
 
     def blocks(self) -> Iterator[slice]:
         """Yield slices of rows, which are equal on all ranks."""
@@ -110,6 +175,10 @@ class LossOracle:
         if self.problem.loss == "policy":
             return self._policy(logprob, rows)[0]
         return logprob if self.problem.loss == "logprob" else -logprob
+
+    def entropies(self, log_p: Tensor) -> Tensor:
+        """Return the entropy of each row."""
+        return self.sum(-weighted(log_p.exp(), log_p).sum(-1))
 
     def _policy(self, logprob: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
         """Return each row's policy loss and its derivative by the label's log-probability."""
@@ -169,24 +238,6 @@ class LossOracle:
         """Return one value of each rank, as JSON returns it."""
         return [value] if self.shard.group is None else gather_objects(value, self.shard.group)
 
-    def comparison(self, output: Any, gradients: Mapping[str, Compared], limits: Mapping[str, float]) -> Comparison:
-        """Return the comparison of an iteration's losses and gradients. `limits`: the largest error by column."""
-        outputs = {"loss": Compared(output.loss, (), None, "loss_error"), **gradients}
-        if output.row_loss is not None:
-            outputs["row_loss"] = Compared(output.row_loss, (self.problem.tokens,), None, "loss_error")
-        if "entropy_error" in limits:
-            outputs["entropy"] = Compared(output.entropy, (self.problem.tokens,), None, "entropy_error")
-        return Comparison(outputs, limits, self.gather, self.shard.device, self.problem.dtype)
-
-    def verdict(self, comparison: Comparison, output: Any, right: Mapping[str, Tensor]) -> Verdict:
-        """Compare the losses and entropies with the right ones, by name, and return the verdict on all outputs."""
-        for name in comparison.got.keys() & right.keys():
-            comparison.elements(name, relative_error(comparison.got[name], right[name]), right[name])
-        verdict = comparison.verdict()
-        identical = self.identical(getattr(output, name) for name in right)
-        verdict.columns.update(loss_value=float(right["loss"]), loss_identical=identical)
-        return verdict
-
     def reduce(self, values: Tensor, op: dist.ReduceOp.RedOpType) -> Tensor:
         """Return the values of all ranks, combined."""
         if self.shard.group is not None:
@@ -202,7 +253,7 @@ def with_policy_rows(problem: Any, shard: Any, oracle: type[LossOracle]) -> Any:
     """
     if problem.loss != "policy":
         return shard
-    logprob = oracle(replace(problem, loss="cross_entropy"), shard).all_row_losses().neg_()
+    logprob = -oracle(replace(problem, loss="cross_entropy"), shard).row_loss
     return replace(shard, rows=policy_rows(problem, logprob))
 
 
