@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from tpbench.measure import cuda_graph, rank_memory
-from tpbench.measure.audit import changed_inputs_reason, poison, timed_result_reason
+from tpbench.measure.audit import changed_inputs_reason, poison
 from tpbench.measure.chained import chained_run
 from tpbench.measure.clock import Clock, DeviceClock, WallClock, cold_cache, mark, ms_between
 from tpbench.measure.compile_time import CompileTime, listen
@@ -181,8 +181,9 @@ class _Cell:
             if not run.rounds:
                 with self.watch:
                     run.until_precise()
-                reason = timed_result_reason(run.session, name)
-                wrong = wrong or reason
+                reason = run.session.check().wrong
+                if reason and not wrong:
+                    wrong = f"the last iteration of the {name} clock, after a correct first one: {reason}"
         return wrong
 
     def run_scheduled(self) -> Measured:
