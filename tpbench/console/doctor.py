@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -17,7 +16,6 @@ from typing import Any, Literal
 from tpbench import packages
 from tpbench.measure import machine
 from tpbench.settings import JobError, user_path
-from tpbench.worker.start import STORE_FILE
 
 MIN_FREE_GIB = 1.0
 BUSY_SHARE = 0.05
@@ -164,23 +162,12 @@ def torch_findings(probed: Mapping[str, Any], present: int) -> Iterator[Finding]
 
 
 def probe(ranks: int) -> dict[str, Any]:
-    """Return what torch sees here and, of several ranks, whether they can communicate; `error` if that failed.
-
-    The ranks meet as those of jobs do: no port is open beyond loopback.
-    """
-    with tempfile.TemporaryDirectory(prefix="tpbench-doctor-") as folder:  # of mode 0700
-        command = [
-            sys.executable, "-m", "tpbench.worker.torchrun", "--nnodes=1", f"--nproc-per-node={ranks}",
-            "--rdzv-backend=tpbench", "--rdzv-id=doctor", "--local-addr=127.0.0.1", f"--log-dir={folder}",
-            "-m", "tpbench.console.torch_probe",
-        ]  # fmt: skip
-        interface = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "lo")
-        environment = {**os.environ, **interface, STORE_FILE: f"{folder}/store"}
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment)
-        except subprocess.TimeoutExpired as error:
-            output = error.stdout.decode() if error.stdout else ""
-            return {"error": f"no answer within {TIMEOUT_S} s", **_printed(output)}
+    """Return what torch sees here and, of several ranks, whether they can communicate; `error` if that failed."""
+    command = [sys.executable, "-m", "tpbench.console.torch_probe", str(ranks)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired as error:
+        return {"error": f"no answer within {TIMEOUT_S} s", **_printed(error.stdout.decode() if error.stdout else "")}
     if done.returncode == 0:
         return _printed(done.stdout)
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
