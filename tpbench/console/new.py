@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     print(
         f"{file}: the function {function}, a variant of {workload}. It is correct as it is; make it faster.\n\n"
-        f"  python -m tpbench variant={file}:{function} {example_command(variant)}  # check and time it\n"
+        f"  python -m tpbench variant={file}:{function} {example_command(variant.of_workload)}  # check and time it\n"
         f"  python -m tpbench list variant={file}:{function}  # what tpbench reads from the file"
     )
     return 0

@@ -74,7 +74,8 @@ def main(ranks: int) -> None:
         os.environ.update(NO_MULTICAST, GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo")
         with tempfile.TemporaryDirectory(prefix="tpbench-doctor-") as folder:
             arguments = (ranks, "nccl" if facts["gpus"] >= ranks else "gloo", f"file://{folder}/store")
-            torch.multiprocessing.spawn(communicate, arguments, ranks)
+            processes: Any = torch.multiprocessing
+            processes.spawn(communicate, arguments, ranks)
 
 
 if __name__ == "__main__":
