@@ -95,11 +95,8 @@ def overview(machine_text: str, gpus: int) -> str:
 
 def _marked_names(entries: Sequence[Entry]) -> list[str]:
     """Return the names, with a mark before each that this machine cannot run or cannot measure."""
-    marks = [
-        "-" if entry.availability.startswith("no") else "~" * (entry.availability == choices.INTERPRETED)
-        for entry in entries
-    ]
-    return [f"{mark}{entry.name}" for mark, entry in zip(marks, entries, strict=True)]
+    marks = {choices.AVAILABLE: "", choices.INTERPRETED: "~", "on the CPU": ""}
+    return [f"{marks.get(entry.availability, '-')}{entry.name}" for entry in entries]
 
 
 def _wrapped(label: str, text: str, width: int = _LABEL) -> list[str]:
@@ -184,9 +181,8 @@ def description(group: str, name: str, gpus: int) -> str:
         lines = _of_variant(name, *variants()[name], gpus)
     else:
         file = choices.choice_file(group, name)
-        text = file.read_text(encoding="utf-8")
-        kept = [f"  {line}".rstrip() for line in text.splitlines() if "@package" not in line]
-        lines = [*kept, "", f"This is {file}."]
+        text = file.read_text(encoding="utf-8").splitlines()
+        lines = [*(f"  {line}".rstrip() for line in text if "@package" not in line), "", f"This is {file}."]
     return "\n".join([f"{group}={name}", *lines]) + "\n"
 
 
