@@ -60,16 +60,16 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _with_folders(arguments: Sequence[str]) -> Sequence[str]:
-    """Return the topics. Add the folders of --config-dir, -cn and hydra.searchpath, which sweeps have too."""
-    if not any(argument.startswith(("-", "hydra.")) for argument in arguments):
+    """Return the topics. Add the folder of --config-dir, which sweeps have too."""
+    if not any(argument.startswith("-") for argument in arguments):
         return arguments
     from tpbench.launcher.command_line.arguments import config_folders, parse_options
 
     parsed, unknown_options = parse_options(arguments)
     if unknown_options:
-        raise JobError(f"list has no option {unknown_options[0]}, but --config-dir, -cn and hydra.searchpath=[DIR]")
+        raise JobError(f"list has no option {unknown_options[0]}, but --config-dir")
     choices.folders[:] = config_folders(arguments)
-    return [argument for argument in parsed.overrides if not argument.startswith("hydra.")]
+    return list(parsed.overrides)
 
 
 def overview(machine_text: str, gpus: int) -> str:
