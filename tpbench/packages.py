@@ -36,14 +36,12 @@ OPTIONAL = {
     "quack": "[peers]",
     "deepspeed": "[train]",
     "transformers": "[train]",
-    "torchtitan": "torchtitan",
     "transformer_engine": "--no-deps transformer-engine",
     "fast_llm": "--no-deps git+https://github.com/ServiceNow/Fast-LLM",
     "flash_attn": "flash-attn --no-build-isolation",
     "cut_cross_entropy": "cut-cross-entropy",
     "cutlass": "nvidia-cutlass-dsl",
     "verl": "verl",
-    "liger_cute_kernels": "'liger-cute-kernels[cu12]' nvidia-cuda-runtime-cu12",
 }
 """The module of each optional package, with an extra of setup.cfg that installs it, or the arguments of pip."""
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import sys
 from typing import Any
 
 import pytest
 import torch
 
 from tests.support.kernel_reference import make
-from tpbench.kernels import entropy_loss
+from tpbench.kernels import checks, entropy_loss
 
 ROOM = torch.zeros(5, 8, device="cuda" if torch.cuda.is_available() else "cpu")
 SHARED = {"loss": "forward_kl"}
@@ -39,16 +38,10 @@ ERRORS: list[tuple[type[Exception], str, dict[str, Any]]] = [
     (ValueError, "logits_scale must be finite in float32", {"logits_scale": 10**400}),
     (ValueError, "temperature", {"temperature": -1.0}),
     (ValueError, "temperature softens", {"temperature": 2.0}),
-    (ValueError, "temperature must leave", {"loss": "reverse_kl", "target": LOGITS, "temperature": 1e-37}),
-    (ValueError, "temperature must not be so small", {"temperature": 1e-39}),
-    (ValueError, "logits_scale must not be so small", {"logits_scale": 1e-46}),
-    (ValueError, "logits_scale must be finite in float32 .* at most 1e.20", {"logits_scale": 1e38}),
-    (ValueError, "softcap must not be so small", {"softcap": 1e-40}),
     (ValueError, "label_smoothing", {"label_smoothing": 1.1}),
     (ValueError, "label_smoothing smooths", {"label_smoothing": 0.1, "loss": "forward_kl", "target": LOGITS}),
     (ValueError, "z_loss", {"z_loss": math.nan}),
     (ValueError, "grad_scale must be finite in float32; got inf", {"grad_scale": math.inf}),
-    (ValueError, "grad_scale must leave", {"grad_scale": 1e30, "logits_scale": 1e10}),
     (ValueError, "grad must be one of new, in_place, none", {"grad": "old"}),
     (ValueError, "grad must have shape", {"grad": LOGITS[:3]}),
     (ValueError, "grad must not overlap", {"grad": LOGITS[:1].expand(4, 8)}),
@@ -59,7 +52,7 @@ ERRORS: list[tuple[type[Exception], str, dict[str, Any]]] = [
     (TypeError, "logits must be a dense tensor", {"logits": LOGITS.to_sparse()}),
     (ValueError, "logits must not be a negative", {"logits": torch.zeros(4, 8, dtype=torch.cfloat).conj().imag}),
     (ValueError, "logits must have a column", {"logits": LOGITS[:, :0]}),
-    (ValueError, "logits must be on a CUDA device", {"logits": LOGITS.to("meta"), "target": LABELS.to("meta")}),
+    (RuntimeError, "logits must be on a CUDA device", {"logits": LOGITS.to("meta"), "target": LABELS.to("meta")}),
     (ValueError, "block_cap must be 'auto' or a power of two", {"block_cap": 100}),
     (ValueError, "exchange must be one of auto, nccl, symmetric", {"exchange": "mpi"}),
     (ValueError, "algorithm must be one of auto, two_reads, two_kernels, one_read", {"algorithm": "split"}),
@@ -96,6 +89,6 @@ def test_the_result_names_its_algorithm(name: Any) -> None:
 
 
 def test_a_cpu_needs_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["tpbench.kernels.entropy"], "INTERPRETED", False)
+    monkeypatch.setattr(checks, "INTERPRETED", False)
     with pytest.raises(RuntimeError, match="TRITON_INTERPRET=1"):
         entropy_loss(*make("cross_entropy"))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tpbench.comm.collectives import gather_objects
-from tpbench.measure.audit import GeneratedInputs
+from tpbench.measure.audit import Inputs
 from tpbench.measure.clock import Stopwatch
 from tpbench.measure.session import Context, Costs, Verdict
 from tpbench.workloads.differences import Compared, Comparison
@@ -73,7 +73,7 @@ def step(problem: EmbeddingGrad, context: MeasuredContext, exchange: Exchange, r
         saved.copy_(overwritten)
 
     restore = None if exchange.overwrites is None else partial(overwritten.copy_, saved)
-    inputs = GeneratedInputs([gradient.grad], problem.seed, lambda seed: [gradient.with_seed(seed)], save)
+    inputs = Inputs([gradient.grad], lambda seed: [gradient.with_seed(seed)], problem.seed, save)
     return Step(run, lambda: sum(comm.sent_bytes), exchange.columns, restore, release=exchange.release, inputs=inputs)
 
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpbench.measure import cuda_graph
-from tpbench.measure.audit import GeneratedInputs
+from tpbench.measure.audit import Inputs
 from tpbench.measure.clock import Stopwatch
 from tpbench.measure.rank_memory import held_bytes
 from tpbench.measure.rates import gather_gb_per_s, gemm_tflops
@@ -66,7 +66,7 @@ def step(problem: TpBlock, context: BlockContext, prepared: PreparedBlock, rank:
         prepared.columns,
         release=prepared.free,
         # The weights are inputs that don't change.
-        inputs=GeneratedInputs([prepared.x, prepared.grad, *prepared.module.parameters()], problem.seed, activations),
+        inputs=Inputs([prepared.x, prepared.grad, *prepared.module.parameters()], activations, problem.seed),
         costs=own_costs,
     )
 
