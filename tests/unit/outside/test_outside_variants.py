@@ -104,7 +104,6 @@ def test_spellings(value: str, folder: Path) -> None:
         ("f.py:a", "@variant(workload='x')\ndef a(x, y): ...", "f.py:2: no workload is called x (valid: "),
         ("f.py:a", "@variant(requires='x')\ndef a(x, y): ...", "f.py:2: requires='x' of @variant has the wrong type"),
         ("f.py:a", "class a: ...", "f.py has no function a (its functions: none)"),
-        ("f:a", "", "variant=f:a: write the file with its ending, as f.py:a"),
         (
             "f.py:a compile=true",
             "def a(x, y): ...",

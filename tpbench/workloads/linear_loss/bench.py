@@ -103,22 +103,17 @@ class Oracle(LossOracle):
                 part, right = got[first : first + step].double(), right_weight[first : first + step]
                 comparison.rows("grad_weight", part, right, torch.finfo(got.dtype).smallest_normal, first, least=usual)
 
-    def gradient_of_mean(self, log_p: Tensor, log_q: Tensor | None, row_loss: Tensor, rows: slice) -> Tensor:
-        """Return the gradient by the local logits of some rows: of the mean loss, or of a policy's objective.
-
-        For the latter (`Shard.upstream`), the gradient of log p[label] is (1 at the label) - p, that of the entropy H
-        is -p (log p + H).
-        """
-        if self.shard.upstream is None:
-            return super().gradient_of_mean(log_p, log_q, row_loss, rows)
-        of_logprob, of_entropy = (grad[rows].double()[:, None] for grad in self.shard.upstream)
-        label, held = self.local_label(rows)
-        p = log_p.exp()
-        grad: Tensor = -of_logprob * p
-        grad.scatter_add_(1, label[:, None], held[:, None] * of_logprob)
-        if self.problem.entropy:
-            grad -= of_entropy * weighted(p, log_p + self.entropies(log_p)[:, None])
-        return grad.mul_(self.scale)
+    def losses(self, log_p: Tensor, log_q: Tensor | None, rows: slice) -> tuple[Tensor, Tensor, Tensor | float]:
+        """Return the losses of rows and their slopes, which are of a policy's objective if there is an upstream one."""
+        loss, slopes, total = super().losses(log_p, log_q, rows)
+        if self.shard.upstream is not None:
+            # `gradient_of_mean` divides by the number of rows, and these gradients include that.
+            of_logprob, of_entropy = (grad[rows].double()[:, None] / self.inverse_count for grad in self.shard.upstream)
+            slopes, total = slopes * of_logprob, total * of_logprob
+            if self.problem.entropy:
+                slopes -= of_entropy * weighted(log_p.exp(), log_p)
+                total += of_entropy * self.entropies(log_p)[:, None]
+        return loss, slopes, total
 
     def _whole(self, rows: Tensor) -> Tensor:
         """Return all rows of a matrix that ranks may hold parts of."""
