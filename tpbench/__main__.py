@@ -36,7 +36,9 @@ def _sweep_id() -> str:
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
 def _hydra_main(config: DictConfig) -> None:
     """Raise JobError: the launchers of tpbench run jobs in processes of their own, and never call this."""
-    raise JobError("hydra/launcher must be torchrun or torchrun_slurm")
+    raise JobError(
+        "a file of -cn begins with `defaults: [config, _self_]`, and hydra/launcher is torchrun or torchrun_slurm"
+    )
 
 
 def _run(arguments: list[str]) -> None:

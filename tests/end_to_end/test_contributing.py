@@ -64,15 +64,15 @@ def test_adding_a_variant(tmp_path):
 
 
 def check_unfinished(reason, printed, folder):
-    """Check that the mistake in the unfinished variant is named with its place and its log."""
+    """Check that the mistake in the unfinished variant is named with its place and its logs."""
     assert re.fullmatch(
         r"rank [01]: WrongReturn in tpbench/workloads/entropy_loss/problem\.py:\d+: the step of unfinished_tp must "
         r"return the type Output \(loss, row_loss, grad, grad_factor\), not Tensor",
         reason,
     )
     assert reason in printed
-    (log,) = re.findall(r"^ *the log is (\S+)$", printed, re.MULTILINE)
-    assert "Traceback" in (folder / log).read_text()
+    (logs,) = re.findall(r"^ *the logs are in (\S+)$", printed, re.MULTILINE)
+    assert any("Traceback" in log.read_text() for log in (folder / logs).rglob("stderr.log"))
 
 
 def test_files_that_it_names_exist():

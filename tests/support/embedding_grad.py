@@ -23,7 +23,7 @@ ON_GPUS = torch.cuda.is_available()
 HERE = sorted(
     name for name, each in WORKLOAD.variants.items() if not (each.cpu_only_reason if ON_GPUS else each.requires_cuda)
 )
-"""Variants that run on this kind of device."""
+"""Variants that run on this name of device."""
 
 
 def problem(**fields: Any) -> EmbeddingGrad:
@@ -70,19 +70,18 @@ def run(exchange: Exchange, comm: CountedCollectives) -> Tensor:
     return exchange.result()
 
 
-def sent_by_formula(inputs: EmbeddingGradInputs, kind: str) -> list[int]:
-    """Return the bytes that each rank must send: `kind` is a variant, but sparse_auto is named by what it chose."""
+def sent_by_formula(inputs: EmbeddingGradInputs, name: str) -> list[int]:
+    """Return the bytes that each rank must send."""
     ranks, counts, row_bytes = len(inputs.touched), inputs.counts, inputs.row_bytes
     all_counts, most, leave = 8 * ranks, max(map(sum, counts)), leaving(counts)
     to_each_peer = {
         "dense_reduce_scatter": [inputs.own_slice.nbytes] * ranks,
         "dense_all_reduce": [2 * inputs.own_slice.nbytes] * ranks,
-        "auto_dense": [inputs.own_slice.nbytes + all_counts] * ranks,
         "sparse_all_gather": [most * (row_bytes + 8) + all_counts] * ranks,  # rows padded to the rank with most
     }
-    if kind in to_each_peer:
-        return [(ranks - 1) * size for size in to_each_peer[kind]]
-    sent_counts = 0 if kind == "sparse_symmetric" else (ranks - 1) * all_counts
+    if name in to_each_peer:
+        return [(ranks - 1) * size for size in to_each_peer[name]]
+    sent_counts = 0 if name == "sparse_symmetric" else (ranks - 1) * all_counts
     return [rows * (row_bytes + 4) + sent_counts for rows in leave]
 
 

@@ -39,6 +39,8 @@ ARCHITECTURES: list[dict[str, Any]] = [
     {"architecture": "phi", "ffn_matrices": 2},
 ]  # fmt: skip
 """Fields of tiny models beside Llama and Qwen3."""
+NOT_BY_DEEPSPEED = ("olmo2", "phi3", "gemma2", "gemma3_text")
+"""Architectures that autotp refuses."""
 CPU = torch.device("cpu")
 
 _deepspeed_groups: dict[str, Any] = {}

@@ -35,7 +35,7 @@ Write NAME=VALUE; with -m, NAME=VALUE1,VALUE2 makes a job of each combination.
   dry_run=true                              with -m: show the plan, run nothing
 
   --cfg job     the configuration of a job, all fields (of these arguments)
-  --hydra-help  Hydra's own options, among them shell completion
+  --hydra-help  Hydra's own options
   --version     the version
 """
 
@@ -63,11 +63,6 @@ def _run(arguments: Sequence[str]) -> int | None:
         shared = list(COMMANDS.values()).count(module) > 1 and name != "report"
         code: int = importlib.import_module(module).main([name, *rest] if shared else rest)
         return code
-    if name in ("-sc", "--shell-completion") and "query=bash" in rest:
-        from tpbench.console.completion import candidates
-
-        print(" ".join(candidates(os.environ["COMP_LINE"], COMMANDS)))
-        return 0
     if {"-h", "--help"} & set(arguments) or name == "help":
         print(HELP, end="")
         return 0

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from tpbench.kernels.modules import EntropyLoss as EntropyLoss
     from tpbench.kernels.modules import LinearEntropyLoss as LinearEntropyLoss
     from tpbench.kernels.row_loss import TopK as TopK
-    from tpbench.kernels.two_pass.launch import block_for as block_for
 
 _MODULES = {
     "EntropyLoss": "modules",
@@ -26,7 +25,6 @@ _MODULES = {
     "LinearEntropyLossResult": "linear.function",
     "LinearHow": "linear.function",
     "TopK": "row_loss",
-    "block_for": "two_pass.launch",
     "entropy_loss": "entropy",
     "linear_entropy_loss": "linear.function",
 }

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import importlib
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
-from triton import JITFunction
+from triton import JITFunction, knobs
 from triton.compiler import CompiledKernel
 from triton.runtime import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+INTERPRETED: bool = knobs.runtime.interpret
+"""True if the kernels run in Triton's interpreter: TRITON_INTERPRET was 1 when triton was imported."""
 MOST_REMEMBERED = 256
 """Most kinds of arguments that one launch remembers. This bounds memory: the number of rows may differ by call."""
 WARP = 32
@@ -91,6 +95,14 @@ def _kind_of_pointer(pointer: Any) -> Any:
 
 cached_launch = functools.lru_cache(maxsize=256)(CachedLaunch)
 """Return the one `CachedLaunch` of a kernel with these constants."""
+
+
+def launching(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Return a context for kernel launches: Triton launches on the current device, not on that of the tensors."""
+    if INTERPRETED:
+        # Masked elements compute with -inf, of which numpy, the interpreter's backend, would warn.
+        return importlib.import_module("numpy").errstate(all="ignore")  # type: ignore[no-any-return]
+    return torch.cuda.device(device.index)  # torch takes 2 us to find the number of a torch.device
 
 
 def occupancy(registers: int, shared_bytes: int, warps: int, on: Any) -> float:

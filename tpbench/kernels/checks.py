@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from tpbench.kernels import KERNEL_LOSSES
+from tpbench.kernels.cached_launch import INTERPRETED
 from tpbench.kernels.row_loss import Options, TopK, has_labels
 from tpbench.kernels.row_terms import RowInputs
 
-POLICY_WEIGHTS = ("kl_weight", "entropy_weight", "cross_entropy_weight")
 POLICY_TENSORS = ("old_logprobs", "advantages", "ref_logprobs", "row_weight", "sequences")
 """The tensors of rows that only loss="policy" has."""
 LINEAR_INPUTS = ("hidden", "weight", "bias")
@@ -27,10 +27,24 @@ MAX_TOP_K = 1024
 MAX_BLOCK = 65536
 MAX_COLUMNS = 2**31 - 1
 """Columns are int32 in the kernels."""
-FP32_MAX = torch.finfo(torch.float32).max
-FP32_MIN = torch.finfo(torch.float32).smallest_normal
-MAX_SCALE = 1e20
-"""Largest factor on logits: with it, logits up to 1e18 stay finite in fp32."""
+_POSITIVE, _ANY = {"positive": True}, {"low": -math.inf}
+_NUMBERS: dict[str, dict[str, Any]] = {
+    "logits_scale": _POSITIVE, "temperature": _POSITIVE, "softcap": _POSITIVE, "label_smoothing": {"high": 1.0},
+    "z_loss": {}, "beta": _POSITIVE, "grad_scale": _ANY, "kl_weight": _ANY, "entropy_weight": _ANY,
+    "cross_entropy_weight": _ANY,
+}  # fmt: skip
+"""The limits of options that are numbers."""
+_POLICY = (0.0, ("policy",), "is a term of loss='policy'")
+_OF_LOSSES: dict[str, tuple[float, Sequence[str], str]] = {
+    "label_smoothing": (0.0, ("cross_entropy",), "smooths labels"),
+    "temperature": (1.0, [loss for loss in KERNEL_LOSSES if loss != "cross_entropy"], "softens target logits"),
+    "z_loss": (0.0, [loss for loss in KERNEL_LOSSES if loss != "logprob"], "is a term of a loss"),
+    "beta": (0.5, ("jsd",), "is the target's weight in the mixture of loss='jsd'"),
+    "kl_weight": _POLICY,
+    "entropy_weight": _POLICY,
+    "cross_entropy_weight": _POLICY,
+}
+"""Options of some losses: the value that the other losses need, the losses that have it, and what it does."""
 
 
 def choice(name: str, value: object, *valid: str) -> None:
@@ -40,84 +54,56 @@ def choice(name: str, value: object, *valid: str) -> None:
 
 
 def number(name: str, value: object, *, low: float = 0.0, positive: bool = False, high: float = math.inf) -> None:
-    """TypeError unless a plain number; ValueError unless 0 or normal in fp32, >= `low` (`positive`: > 0), <= `high`."""
+    """TypeError unless a plain number; ValueError unless finite in fp32, >= `low` (`positive`: > 0) and <= `high`."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
-    if not -FP32_MAX <= value <= FP32_MAX or value < low or value > high or (positive and value == 0):
+    most = torch.finfo(torch.float32).max
+    if not -most <= value <= most or value < low or value > high or (positive and value == 0):
         limits = " and greater than 0" if positive else f" and at least {low:g}" if low > -math.inf else ""
         limits += "" if high == math.inf else f" and at most {high:g}"
         raise ValueError(f"{name} must be finite in float32{limits}; got {value}")
-    if 0 < abs(value) < FP32_MIN:
-        raise ValueError(f"{name} must not be so small that float32 rounds it to 0 or to few bits; got {value}")
 
 
 def whole(name: str, value: object, low: int = -(2**63), high: int = 2**63 - 1) -> None:
     """TypeError unless an int; ValueError below `low` and above `high`."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be an int, got {type(value).__name__}")
-    if value < low:
-        raise ValueError(f"{name} must be at least {low}, got {value}")
-    if value > high:
-        raise ValueError(f"{name} must be at most {high}, got {value}")
+    if not low <= value <= high:
+        raise ValueError(f"{name} must be at {f'least {low}' if value < low else f'most {high}'}, got {value}")
 
 
 def options(given: Options) -> None:
     """Raise unless the options that concern no tensor are valid and fit together."""
-    (
-        loss, group, vocab_start, vocab_size, reduction, ignore_index, logits_scale, temperature, label_smoothing,
-        z_loss, softcap, entropy, grad_scale, block_cap, exchange, clip, *weights, beta, algorithm,
-    ) = vars(given).values()  # fmt: skip
+    loss, group, algorithm, exchange = given.loss, given.group, given.algorithm, given.exchange
     choice("loss", loss, *KERNEL_LOSSES)
-    choice("reduction", reduction, "mean", "sum", "none")
+    choice("reduction", given.reduction, "mean", "sum", "none")
     choice("exchange", exchange, "auto", "nccl", "symmetric")
     choice("algorithm", algorithm, "auto", "two_reads", "two_kernels", "one_read")
     if group is not None and not isinstance(group, dist.ProcessGroup):
         raise TypeError(f"group must be a torch.distributed process group that this rank is in, or None; got {group!r}")
-    whole("ignore_index", ignore_index)
-    if vocab_start is not None:
-        whole("vocab_start", vocab_start, 0, MAX_COLUMNS)
-    if vocab_size is not None:
-        whole("vocab_size", vocab_size, 1, MAX_COLUMNS)
-    if block_cap != "auto":
-        whole("block_cap", block_cap)
-        if not 16 <= block_cap <= MAX_BLOCK or block_cap & (block_cap - 1):
-            raise ValueError(f"block_cap must be 'auto' or a power of two from 16 to {MAX_BLOCK}, got {block_cap}")
-    number("logits_scale", logits_scale, positive=True, high=MAX_SCALE)
-    number("temperature", temperature, positive=True)
-    number("label_smoothing", label_smoothing, high=1.0)
-    number("z_loss", z_loss)
-    number("grad_scale", grad_scale, low=-math.inf)
-    if abs(grad_scale * logits_scale) > FP32_MAX:
-        raise ValueError(f"grad_scale must leave grad_scale * logits_scale finite in float32, got {grad_scale}")
-    if softcap is not None:
-        number("softcap", softcap, positive=True)
-    if not isinstance(clip, (tuple, list)) or len(clip) != 2:
-        raise TypeError(f"clip must be two numbers, how far the ratio may fall below 1 and rise above it; got {clip!r}")
-    for limit in clip:
-        number("clip", limit)
-    for name, weight in zip(POLICY_WEIGHTS, weights, strict=True):
-        number(name, weight, low=-math.inf)
-        if weight and loss != "policy":
-            raise ValueError(f"{name} is a term of loss='policy': it must be 0 for loss={loss!r}, got {weight}")
-    if loss == "jsd":
-        number("beta", beta, positive=True)
-        if beta >= 1.0:
-            raise ValueError(f"beta must be less than 1 for loss='jsd' (its limits are forward_kl, reverse_kl): {beta}")
-    elif beta != 0.5:
-        raise ValueError(f"beta is the target's weight in the mixture of loss='jsd': it must be 0.5 for loss={loss!r}")
-    if not isinstance(entropy, bool):
-        raise TypeError(f"entropy must be a bool, got {type(entropy).__name__}")
-    if not FP32_MIN <= logits_scale / temperature <= MAX_SCALE:
+    whole("ignore_index", given.ignore_index)
+    if given.vocab_start is not None:
+        whole("vocab_start", given.vocab_start, 0, MAX_COLUMNS)
+    if given.vocab_size is not None:
+        whole("vocab_size", given.vocab_size, 1, MAX_COLUMNS)
+    if (cap := given.block_cap) != "auto":
+        whole("block_cap", cap)
+        if not 16 <= cap <= MAX_BLOCK or cap & (cap - 1):
+            raise ValueError(f"block_cap must be 'auto' or a power of two from 16 to {MAX_BLOCK}, got {cap}")
+    for name, limits in _NUMBERS.items():
+        if (value := getattr(given, name)) is not None or name != "softcap":
+            number(name, value, **limits)
+    for name, (neutral, losses, role) in _OF_LOSSES.items():
+        if loss not in losses and (value := getattr(given, name)) != neutral:
+            raise ValueError(f"{name} {role}: it must be {neutral:g} for loss={loss!r}, got {value}")
+    if loss == "jsd" and given.beta >= 1.0:
         raise ValueError(
-            f"temperature must leave logits_scale / temperature at most {MAX_SCALE:g} and normal in float32, got "
-            f"{temperature}"
+            f"beta must be less than 1 for loss='jsd' (its limits are forward_kl, reverse_kl): {given.beta}"
         )
-    if loss == "cross_entropy" and temperature != 1.0:
-        raise ValueError(f"temperature softens target logits: it must be 1 for loss='cross_entropy', got {temperature}")
-    if loss != "cross_entropy" and label_smoothing:
-        raise ValueError(f"label_smoothing smooths labels: it must be 0 for loss={loss!r}, got {label_smoothing}")
-    if loss == "logprob" and z_loss:
-        raise ValueError(f"z_loss is a term of a loss: it must be 0 for loss='logprob', got {z_loss}")
+    if not isinstance(given.clip, (tuple, list)) or len(given.clip) != 2:
+        raise TypeError(f"clip must be two numbers, how far the ratio may fall below 1 and rise above: {given.clip!r}")
+    for limit in given.clip:
+        number("clip", limit)
     if group is None or group.size() == 1:
         return
     if algorithm == "two_reads":
@@ -150,49 +136,30 @@ def tensor(
         raise TypeError(f"{name} must be {wanted_dtype}{why}, got {names[-1]}")
     if device is not None and value.device != device:
         raise ValueError(f"{name} must be on {device}, got {value.device}")
-
-
-def is_traced() -> bool:
-    """Return true under torch.jit.trace and make_fx, which would record the results of kernels as constants."""
-    proxy = torch._C._TorchDispatchModeKey.PROXY  # type: ignore[attr-defined]
-    return torch._C._get_tracing_state() is not None or torch._C._get_dispatch_mode(proxy) is not None
+    if value.is_neg():
+        raise ValueError(f"{name} must not be a negative view, as of a conjugate: call resolve_neg() on it")
 
 
 def memory(name: str, value: Any) -> None:
     """Raise unless `value` is a tensor whose memory kernels can read, and that has no forward-mode derivative."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
-    if is_traced():
-        raise TypeError(
-            f"{name} must not be traced: torch.jit.trace and make_fx cannot record the loss's kernels. torch.compile "
-            "leaves the modules of the losses out of its graphs"
-        )
     if hasattr(value, "to_local"):
         raise TypeError(f"{name} must be this rank's tensor, got a DTensor: pass {name}.to_local()")
     if value.layout != torch.strided or value.is_nested:
         raise TypeError(f"{name} must be a dense tensor, got {'a nested one' if value.is_nested else value.layout}")
-    is_freed = False
     try:
-        is_fake = hasattr(value, "fake_mode")  # torch warns of its data_ptr()
-        is_freed = not is_fake and not value.is_meta and value.numel() > 0 and value.untyped_storage().size() == 0
-        has_memory = not is_fake and (value.data_ptr() != 0 or value.numel() == 0 or value.is_meta)
-    except RuntimeError:
+        has_memory = not hasattr(value, "fake_mode") and (value.is_meta or not value.numel() or value.data_ptr() != 0)
+    except RuntimeError:  # a tensor of torch.func
         has_memory = False
     if not has_memory:
-        kind = "a tensor of torch.func or torch.vmap" if type(value) is Tensor else type(value).__name__
-        if is_freed:
-            kind = "one that was freed, as FSDP frees parameters outside of their module's forward"
         waiting = f": pass {name}.wait()" if hasattr(value, "trigger_wait") else ""
-        raise TypeError(f"{name} must have memory of its own, got {kind}{waiting}")
+        raise TypeError(
+            f"{name} must have memory of its own, got {type(value).__name__}{waiting}. Tensors of torch.func and "
+            "parameters that FSDP has freed, outside of their module's forward, have none"
+        )
     if forward_ad.unpack_dual(value).tangent is not None:  # type: ignore[no-untyped-call]
         raise NotImplementedError(f"{name} has a tangent, but the losses have no forward-mode derivatives")
-
-
-def _logits(name: str, value: Any, shape: Sequence[int | str], device: torch.device | None = None) -> None:
-    """Raise unless `value` is a matrix of a supported dtype, and not a negative view."""
-    tensor(name, value, shape, FLOATS, device)
-    if value.is_neg():
-        raise ValueError(f"{name} must not be a negative view, as of a conjugate: call resolve_neg() on it")
 
 
 def _target(value: Any, given: Options, rows: int, columns: int, device: torch.device) -> None:
@@ -201,9 +168,7 @@ def _target(value: Any, given: Options, rows: int, columns: int, device: torch.d
         if given.loss not in TOP_LOSSES:
             raise ValueError(f"target may be a TopK for {', '.join(TOP_LOSSES)} only, not for loss={given.loss!r}")
         if value.tail == "bucket" and given.temperature != 1.0:
-            raise ValueError(
-                "temperature must be 1 for a target with tail='bucket', whose values are log-probabilities"
-            )
+            raise ValueError("temperature must be 1 for a target with tail='bucket', which has log-probabilities")
         choice("target.tail", value.tail, "drop", "bucket")
         tensor("target.values", value.values, (rows, "k"), FLOATS, device)
         tensor("target.indices", value.indices, value.values.shape, (torch.int32, torch.int64), device)
@@ -212,15 +177,14 @@ def _target(value: Any, given: Options, rows: int, columns: int, device: torch.d
     elif has_labels(given.loss):
         tensor("target", value, (rows,), (torch.int32, torch.int64), device, f", the labels of loss={given.loss!r}")
     else:
-        _logits("target", value, (rows, columns), device)
+        tensor("target", value, (rows, columns), FLOATS, device)
 
 
 def row_tensors(given: Options, inputs: RowInputs, sequences: Any, rows: int, device: torch.device) -> None:
     """Raise unless each tensor of rows is None or contiguous, of shape (rows,), and one of the loss."""
     named = {name: value for name, value in {**inputs._asdict(), "sequences": sequences}.items() if value is not None}
     for name, value in named.items():
-        dtype = torch.int32 if name == "sequences" else torch.float32
-        tensor(name, value, (rows,), (dtype,), device)
+        tensor(name, value, (rows,), (torch.int32 if name == "sequences" else torch.float32,), device)
         if not value.is_contiguous():
             raise ValueError(f"{name} must be contiguous, got stride {value.stride()}")
         if name in POLICY_TENSORS and given.loss != "policy":
@@ -236,11 +200,9 @@ def row_tensors(given: Options, inputs: RowInputs, sequences: Any, rows: int, de
         raise ValueError(f"{needs} algorithm='two_kernels' or 'auto', and exchange='nccl' or 'auto'")
 
 
-def _runnable(name: str, value: Tensor, interpreted: bool) -> None:
+def _runnable(name: str, value: Tensor) -> None:
     """Raise unless the kernels can run on the tensor's device."""
-    if value.device.type not in ("cuda", "cpu"):
-        raise ValueError(f"{name} must be on a CUDA device, or on a CPU in Triton's interpreter; got {value.device}")
-    if not interpreted and value.device.type != "cuda":
+    if value.device.type != "cuda" and not (INTERPRETED and value.device.type == "cpu"):
         raise RuntimeError(
             f"{name} must be on a CUDA device, got {value.device}; on a CPU the kernels run in Triton's interpreter "
             "only: set TRITON_INTERPRET=1 before triton is imported"
@@ -248,14 +210,9 @@ def _runnable(name: str, value: Tensor, interpreted: bool) -> None:
 
 
 def _writable(name: str, value: Tensor) -> None:
-    """ValueError if two elements share memory: programs that write them would race."""
-    reach = 0
-    for stride, size in sorted(
-        (stride, size) for size, stride in zip(value.shape, value.stride(), strict=True) if size > 1
-    ):
-        if stride <= reach:
-            raise ValueError(f"{name} must not overlap itself: shape {tuple(value.shape)}, strides {value.stride()}")
-        reach += (size - 1) * stride
+    """ValueError if elements share memory, as those of an expanded tensor: programs that write them would race."""
+    if torch._debug_has_internal_overlap(value) == 1:  # type: ignore[attr-defined]
+        raise ValueError(f"{name} must not overlap itself: shape {tuple(value.shape)}, strides {value.stride()}")
 
 
 def _share_memory(a: Tensor, b: Tensor) -> bool:
@@ -264,44 +221,39 @@ def _share_memory(a: Tensor, b: Tensor) -> bool:
     Tensors with gaps may be separate parts of one tensor, for example halves of its columns.
     """
     start_a, start_b = a.data_ptr(), b.data_ptr()
-    if not a.numel() or start_a == start_b:
-        return bool(a.numel())
-    if not (a.is_contiguous() and b.is_contiguous()):
-        return False
+    if not a.numel() or start_a == start_b or not (a.is_contiguous() and b.is_contiguous()):
+        return a.numel() > 0 and start_a == start_b
     return start_a < start_b + b.numel() * b.itemsize and start_b < start_a + a.numel() * a.itemsize
 
 
-def entropy_tensors(logits: Any, target: Any, given: Options, grad: Any, interpreted: bool) -> None:
+def entropy_tensors(logits: Any, target: Any, given: Options, grad: Any) -> None:
     """Raise unless the tensors of `entropy_loss` are valid and fit together.
 
     The overwritten tensor may be the target itself, since each element is read before it is written. It may not be a
     shifted view of the target.
     """
-    _logits("logits", logits, ("rows", "local vocab"))
+    tensor("logits", logits, ("rows", "local vocab"))
     _target(target, given, logits.shape[0], logits.shape[1], logits.device)
-    name, written = ("grad", grad) if isinstance(grad, Tensor) else ("logits", logits if grad == "in_place" else None)
+    _runnable("logits", logits)
     if isinstance(grad, Tensor):
-        _logits("grad", grad, logits.shape, logits.device)
-    elif not (isinstance(grad, str) and grad in ("new", "in_place", "none")):
-        raise ValueError(f"grad must be one of new, in_place, none, or a tensor to accumulate into; got {grad!r}")
-    if written is not None:
-        _writable(name, written)
-        if name == "grad" and _share_memory(written, logits):
-            raise ValueError("grad must not share the logits' memory; to write over the logits say grad='in_place'")
-        targets = (target.values, target.indices) if isinstance(target, TopK) else (target,)
-        if any(
-            _share_memory(written, each)
-            and (written.data_ptr(), written.stride(), written.dtype) != (each.data_ptr(), each.stride(), each.dtype)
-            for each in targets
-        ):
+        tensor("grad", grad, logits.shape, FLOATS, logits.device)
+        name, written = "grad", grad
+    else:
+        choice("grad", grad, "new", "in_place", "none")
+        name, written = "logits", logits
+        if grad != "in_place":
+            return
+    _writable(name, written)
+    if name == "grad" and _share_memory(written, logits):
+        raise ValueError("grad must not share the logits' memory; to write over the logits say grad='in_place'")
+    for read in (target.values, target.indices) if isinstance(target, TopK) else (target,):
+        if _share_memory(written, read) and not written.is_set_to(read):
             raise ValueError(f"target must not share memory with {name}, which are written over, unless it is the same")
-    _runnable("logits", logits, interpreted)
 
 
 def linear_tensors(
-    hidden: Any, weight: Any, target: Any, given: Options, bias: Any, weight_grad: Any, grad: Any, shards: int,
-    interpreted: bool,
-) -> None:  # fmt: skip
+    hidden: Any, weight: Any, target: Any, given: Options, bias: Any, weight_grad: Any, grad: Any, shards: int
+) -> None:
     """Raise unless the tensors of `linear_entropy_loss` are valid. shards: ranks that share the rows of `hidden`."""
     if not isinstance(grad, bool) and not (isinstance(grad, (tuple, list)) and set(grad) <= set(LINEAR_INPUTS)):
         raise ValueError(f"grad must be true, false, or a tuple of names from {', '.join(LINEAR_INPUTS)}; got {grad!r}")
@@ -320,7 +272,7 @@ def linear_tensors(
         _writable("weight_grad", weight_grad)
         if not isinstance(grad, bool) and "weight" not in grad:
             raise ValueError(f"weight_grad needs the weight's gradient, got grad={grad!r}")
-    _runnable("hidden", hidden, interpreted)
+    _runnable("hidden", hidden)
 
 
 def _factors(

@@ -10,27 +10,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpbench.kernels import KernelLoss, checks
-from tpbench.kernels.launch_rows import How, RepeatedCall, call_form, find, launch_rows, remember
-from tpbench.kernels.row_loss import Options, Outputs, RowLoss, Scaling, TopK, kernel_target
+from tpbench.kernels.launch_rows import How, RepeatedCall, find, launch_rows, remember
+from tpbench.kernels.row_loss import LossResult, Options, RowLoss, Rows, TopK, kernel_target
 from tpbench.kernels.row_terms import RowInputs, RowOutputs
-from tpbench.kernels.two_pass.launch import column_block
-from tpbench.kernels.two_pass.state import INTERPRETED
+from tpbench.kernels.two_pass.launch import reduced
 
 
 @dataclass(frozen=True)
-class EntropyLossResult:
+class EntropyLossResult(LossResult):
     """The result of `entropy_loss`."""
 
-    loss: Tensor
-    """fp32 scalar, or (rows,) with reduction="none". Every rank of the group has the same bits."""
-    row_loss: Tensor
-    """(rows,) fp32: each row's loss (or log-probability), 0 for a row that does not count."""
-    entropy: Tensor | None
-    """(rows,) fp32: entropy of each row's p in nats, 0 for a row that does not count. None without `entropy=True`."""
-    logprobs: Tensor | None
-    """(rows,) fp32: log-probability of each label for loss="policy", 0 for a row that does not count. Else None."""
-    clipped: Tensor | None
-    """(rows,) bool: for loss="policy" true where the clip decides the loss, so that the ratio has no gradient."""
     grad: Tensor | None
     """(rows, local vocab): gradient of the (reduced) loss with respect to the local logits, times grad_scale."""
     how: How
@@ -78,8 +67,7 @@ def entropy_loss(
     Each softmax is over the whole vocabulary of V = vocab_size columns. A row's loss is
 
     - cross_entropy: (1 - e) * -log p[label] + e * mean(-log p), with e = label_smoothing (Szegedy et al. 2016,
-      arXiv:1512.00567, section 7, as in torch.nn.functional.cross_entropy).
-      Gradient by x: p - (1 - e) * onehot(label) - e / V.
+      arXiv:1512.00567, section 7). Gradient by x: p - (1 - e) * onehot(label) - e / V.
     - soft_cross_entropy: -sum(q log p), gradient p - q (Hinton et al. 2015, arXiv:1503.02531, equation 2).
     - forward_kl: KL(q || p) = sum(q (log q - log p)), gradient p - q (Kullback and Leibler 1951,
       doi:10.1214/aoms/1177729694, equation 2.4). The loss of soft_cross_entropy is larger by the entropy of q.
@@ -89,9 +77,7 @@ def entropy_loss(
       divergence of Agarwal et al. 2023, arXiv:2306.13649, section 3.1). Gradient by x:
       (1 - beta) * p * (log p - log m - KL(p || m)).
     - logprob: no loss but log p[label], the label's log-probability, with x = logits_scale / temperature * logits.
-      Policy optimisation needs it with the entropy, `entropy=True` (PPO, arXiv:1707.06347, equations 6 and 9).
       Gradient by x: onehot(label) - p.
-
     - policy: row_weight * (-min(ratio * A, clip(ratio) * A) + kl_weight * (exp(r) - r - 1) - entropy_weight * entropy
       - cross_entropy_weight * log p[label]), with the ratio exp(log p[label] - old_logprobs), A = advantages, the ratio
       clipped to [1 - clip[0], 1 + clip[1]], and r = ref_logprobs - log p[label] (PPO, arXiv:1707.06347; GRPO,
@@ -106,13 +92,12 @@ def entropy_loss(
     The entropy of a row is -sum(p log p). Its gradient by x is -p * (log p + entropy).
 
     Each loss has the additional term z_loss * log(sum(exp(x)))^2, with gradient 2 * z_loss * log(sum(exp(x))) * p
-    (PaLM, arXiv:2204.02311, section 5). The softmax over tiles and ranks is computed online (Milakov and Gimelshein
-    2018, arXiv:1805.02867). The gradient is also scaled by logits_scale, by the reduction and by grad_scale. Scaling is
-    in fp32, and the gradient is rounded once.
+    (PaLM, arXiv:2204.02311, section 5). The gradient is also scaled by logits_scale, by the reduction and by
+    grad_scale, in fp32, and rounded once.
 
-    Ranks exchange a few fp32 numbers per row, once. All ranks merge them in the same order, so the loss has the same
-    bits on all of them. The host does not wait for the device (except as described at vocab_start), so a CUDA graph can
-    capture the call. The function is no autograd operation; `tpbench.kernels.EntropyLoss` is one.
+    Ranks exchange a few fp32 numbers per row, once (Milakov and Gimelshein 2018, arXiv:1805.02867), and merge them in
+    one order, so the loss has the same bits on all of them. The host does not wait for the device (except as described
+    at vocab_start), so a CUDA graph can capture the call. `tpbench.kernels.EntropyLoss` is the autograd operation.
 
     Args:
         logits: (rows, local vocab) in bfloat16, float16 or float32, with any strides. On a GPU, or on a CPU in Triton's
@@ -152,14 +137,13 @@ def entropy_loss(
             - "symmetric": inside one kernel, which reads each logit once, through memory that the ranks share over
               NVLink. The ranks set it up together on a group's first use.
             - "nccl": between two kernels, by one all-gather through the group's backend (gloo on a CPU). Choose it if
-              collectives of other streams may run at the same time, for example FSDP's. The symmetric kernel occupies
-              the whole GPU until all ranks have answered: a collective that started on one rank only would block it.
+              collectives of other streams may run at the same time, for example FSDP's: the symmetric kernel occupies
+              the whole GPU until all ranks have answered, and a collective that only one rank started would block it.
             - "auto": symmetric if the ranks are GPUs of one machine that reach each other's memory, else nccl.
 
-            The single kernel does not support jsd, label_smoothing, softcap, entropies, sequences, a grad to accumulate
-            into, targets of another dtype, very long rows, or a rank with far more columns than its share. Then two
-            kernels run, for any exchange. If vocab_start and vocab_size are given, ranks do not know each other's
-            columns, and a rank with too many raises.
+            Two kernels run, for any exchange, with jsd, label_smoothing, softcap, entropies, sequences, a grad to
+            accumulate into, targets of another dtype, very long rows, or a rank with far more columns than its share.
+            If vocab_start and vocab_size are given, ranks do not know each other's columns, and such a rank raises.
         algorithm: the kernels.
 
             - "two_reads": one kernel whose programs read their row twice, for its statistics and for its gradient. On
@@ -184,18 +168,16 @@ def entropy_loss(
         cross_entropy_weight, beta, algorithm,
     )  # fmt: skip
     inputs = RowInputs(row_grad, entropy_grad, row_weight, old_logprobs, advantages, ref_logprobs)
-    is_repeated = sequences is None and not isinstance(target, TopK)
-    form = call_form((logits, target, *inputs), (*options, grad)) if is_repeated else None
-    if (repeated := find(form)) is not None:
+    form, repeated = find((logits, target, sequences, *inputs), (*options, grad))
+    if repeated is not None:
         return _result(*repeated(logits, target, inputs), repeated.how)  # type: ignore[arg-type]  # no top k has a form
     checked = Options(*options)
     checks.options(checked)
-    checks.entropy_tensors(logits, target, checked, grad, INTERPRETED)
+    checks.entropy_tensors(logits, target, checked, grad)
     checks.row_tensors(checked, inputs, sequences, len(logits), logits.device)
 
     logits = logits.detach()
-    rows, columns = logits.shape
-    loss_of_row = RowLoss.of_call(checked, columns, logits.device, "logits", target)
+    loss_of_row = RowLoss.of_call(checked, logits.shape[1], logits.device, "logits", target)
     # Without both sizes the ranks exchange them in each call.
     repeatable = group is None or (vocab_start is not None and vocab_size is not None)
     if isinstance(target, Tensor):
@@ -203,17 +185,16 @@ def entropy_loss(
         repeatable = repeatable and (not loss_of_row.has_labels or target.is_contiguous())
     if sequences is not None:
         loss_of_row = replace(loss_of_row, algorithm="two_kernels")
-    outputs = Outputs.allocated(loss_of_row, rows, logits.device, _gradient(logits, grad), isinstance(grad, Tensor))
-    if rows == 0:
-        if outputs.total is not None:
-            outputs.total.zero_()
-        how = How(loss_of_row.two_pass_algorithm, column_block(loss_of_row, columns))
-        return _result(outputs.grad, outputs.total, outputs.rows, how)
-    scaling = Scaling.of_call(loss_of_row, rows, inputs, sequences)
-    how = launch_rows(loss_of_row, logits, kernel_target(target, loss_of_row), outputs, scaling)
-    if how.relaunch is not None and repeatable and grad in ("new", "none"):  # memory to overwrite is always checked
-        remember(form, RepeatedCall(how, outputs))
-    return _result(outputs.grad, outputs.total, outputs.rows, how)
+    rows = Rows.of_call(
+        loss_of_row, len(logits), logits.device, inputs, sequences, _gradient(logits, grad), isinstance(grad, Tensor)
+    )
+    if len(logits) == 0:
+        return _result(rows.grad, reduced(rows, None), rows.outputs, How(loss_of_row.two_pass_algorithm, 0))
+    how = launch_rows(loss_of_row, logits, kernel_target(target, loss_of_row), rows)
+    # Memory to overwrite is always checked.
+    if how.relaunch is not None and repeatable and form is not None and grad in ("new", "none"):
+        remember(form, RepeatedCall(how, rows))
+    return _result(rows.grad, rows.total, rows.outputs, how)
 
 
 def _result(grad: Tensor | None, total: Tensor | None, rows: RowOutputs, how: How) -> EntropyLossResult:

@@ -16,16 +16,12 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from tpbench.kernels import checks, symmetric
+from tpbench.kernels import symmetric
+from tpbench.kernels.cached_launch import INTERPRETED, MOST_REMEMBERED, launching
 from tpbench.kernels.one_pass.launch import OnePassLaunch, form, prepare
-from tpbench.kernels.row_loss import KernelTarget, Outputs, RowLoss, Scaling
+from tpbench.kernels.row_loss import KernelTarget, RowLoss, Rows
 from tpbench.kernels.row_terms import RowInputs, RowOutputs
 from tpbench.kernels.two_pass import launch as two_pass
-from tpbench.kernels.two_pass.launch import launching
-from tpbench.kernels.two_pass.state import INTERPRETED
-
-MOST_REMEMBERED = 256
-"""Most forms that are remembered. This bounds memory: the number of rows may differ by call."""
 
 MOST_TOP_K = 256
 """Most columns of a teacher's top k in a one-pass kernel, which holds them in registers."""
@@ -49,47 +45,44 @@ class How:
     """Does the same for other tensors of the same form, if one kernel computes everything."""
 
 
-def launch_rows(loss: RowLoss, logits: Tensor, target: KernelTarget, outputs: Outputs, scaling: Scaling) -> How:
+def launch_rows(loss: RowLoss, logits: Tensor, target: KernelTarget, rows: Rows) -> How:
     """Queue the kernels for at least one row of logits on the current stream.
 
     Raises RuntimeError or ValueError if an exchange or an algorithm that was asked for by name cannot do it.
     """
     peers = _peers(loss, logits.device)
     if peers is not None:
-        how = _one_pass(loss, None if peers == "one rank" else peers, logits, target, outputs, scaling)
+        how = _one_pass(loss, None if peers == "one rank" else peers, logits, target, rows)
         if not isinstance(how, str):
             return how
         if loss.algorithm == "one_read":
             raise ValueError(f"algorithm='one_read' cannot do this: {how}; use 'auto', 'two_kernels' or 'two_reads'")
     with launching(logits.device):
-        block, kernels, numbers = two_pass.launch(loss, logits, target, outputs, scaling)
+        block, kernels, numbers = two_pass.launch(loss, logits, target, rows)
     sent = (loss.vocabulary.world_size - 1) * len(logits) * numbers * 4
     return How(loss.two_pass_algorithm, block, sent, kernels)
 
 
 def _one_pass(
-    loss: RowLoss, peers: symmetric.PeerWorkspace | None, logits: Tensor, target: KernelTarget, outputs: Outputs,
-    scaling: Scaling,
-) -> How | str:  # fmt: skip
+    loss: RowLoss, peers: symmetric.PeerWorkspace | None, logits: Tensor, target: KernelTarget, rows: Rows
+) -> How | str:
     """Launch the kernel that reads each logit once, or return the reason why none can do it."""
-    if loss.wants_entropy or outputs.accumulate or loss.label_smoothing or loss.softcap or loss.target_softcap:
+    if loss.wants_entropy or rows.accumulate or loss.label_smoothing or loss.softcap or loss.target_softcap:
         return "it has no label_smoothing, no softcap, no entropy, and accumulates into no tensor"
     if loss.top_k > MOST_TOP_K:
         return f"it has room for {MOST_TOP_K} columns of a teacher's top k"
     of_target = form(target if isinstance(target, Tensor) else target.indices)
     prepared = prepare(
-        form(logits), of_target, None if outputs.grad is None else form(outputs.grad), logits.device.index,
-        loss.vocabulary, loss=loss.formula, ignore_index=loss.ignore_index, reduce=outputs.total is not None,
-        count=scaling.count, z_loss=loss.z_loss > 0, block_cap=loss.block_cap, top=loss.top,
+        form(logits), of_target, None if rows.grad is None else form(rows.grad), logits.device.index, loss.vocabulary,
+        loss=loss.formula, ignore_index=loss.ignore_index, reduce=rows.total is not None, count=rows.count,
+        z_loss=loss.z_loss > 0, block_cap=loss.block_cap, top=loss.top,
     )  # fmt: skip
     if isinstance(prepared, str):
         return prepared
-    launch = OnePassLaunch(prepared, peers, logits.device, loss.scales(scaling, unit=math.log(2.0)))
+    launch = OnePassLaunch(prepared, peers, logits.device, loss.scales(rows, unit=math.log(2.0)))
     with launching(logits.device):
-        kernel = launch(
-            logits, target, outputs.grad, scaling.inputs, outputs.rows, outputs.total, scaling.inverse_count
-        )
-    relaunch = launch if scaling.inverse_count is None else None
+        kernel = launch(logits, target, rows.grad, rows.inputs, rows.outputs, rows.total, rows.inverse_count)
+    relaunch = launch if rows.inverse_count is None else None
     return How("one_read", prepared.tiling.block, prepared.bytes_sent, (kernel,), relaunch)
 
 
@@ -110,28 +103,30 @@ def _peers(loss: RowLoss, device: torch.device) -> symmetric.PeerWorkspace | Lit
     if loss.group is None or loss.vocabulary.world_size == 1:
         return "one rank"
     workspace = symmetric.workspace(loss.group, device)
-    if isinstance(workspace, str):
-        if not by_name:
-            return None
+    if not isinstance(workspace, str):
+        return workspace
+    if by_name:
         raise RuntimeError(f"{asked} is not available: {workspace}; use exchange='nccl' or 'auto'")
-    return workspace
+    return None
 
 
 class RepeatedCall:
     """Repeats a call for other tensors of the same form. The results are those of `entropy_loss`."""
 
-    def __init__(self, how: How, outputs: Outputs) -> None:
-        """`how`: of the first call, with the launch of its kernel. `outputs`: that call's results."""
+    def __init__(self, how: How, rows: Rows) -> None:
+        """`how`: of the first call, with the launch of its kernel. `rows`: that call's rows, with its results."""
         assert how.relaunch is not None
-        self.how, self.relaunch, self.device = how, how.relaunch, outputs.rows.loss.device
+        self.how, self.relaunch, self.device = how, how.relaunch, rows.outputs.loss.device
         self.forms = [
             result if result is None else (tuple(result.shape), result.stride(), result.dtype)
-            for result in (outputs.grad, outputs.total, *outputs.rows)
+            for result in (rows.grad, rows.total, *rows.outputs)
         ]
         # This function skips the parsing of arguments and the dispatcher, where torch.empty_strided spends most of its
         # time. Compiled code of torch calls the same function. It allocates on the current device.
         empty = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None) if self.device.type == "cuda" else None
-        self.empty: Callable[..., Tensor] = empty or self._empty_strided
+        self.empty: Callable[..., Tensor] = empty or (
+            lambda shape, stride, dtype: torch.empty_strided(shape, stride, dtype=dtype, device=self.device)
+        )
 
     def __call__(self, logits: Tensor, target: Tensor, inputs: RowInputs) -> tuple[Tensor | None, Any, RowOutputs]:
         """Queue the kernel on the current stream. Return the gradient, the total and the results of rows."""
@@ -141,47 +136,35 @@ class RepeatedCall:
             self.relaunch(logits, target, grad, inputs, outputs, total)
         return grad, total, outputs
 
-    def _empty_strided(self, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return torch.empty_strided(shape, stride, dtype=dtype, device=self.device)
-
 
 _remembered: dict[Hashable, RepeatedCall] = {}
 
 
-def call_form(tensors: tuple[Any, ...], options: tuple[Any, ...]) -> Hashable | None:
-    """Return the form of a call, or None if such a call is never repeated.
+def find(tensors: tuple[Any, ...], options: tuple[Any, ...]) -> tuple[Hashable | None, RepeatedCall | None]:
+    """Return the form of a call, and the repetition of an earlier call of this form.
 
-    Arguments may be anything: nothing is checked. Equal options of different types, such as 1 and True, make different
-    forms, because not all types are valid.
+    A call whose form is None is never repeated. Arguments may be anything: nothing is checked. Equal options of
+    different types, such as 1 and True, make different forms, because not all types are valid.
     """
-    if forward_ad._current_level >= 0 or checks.is_traced():
-        return None
+    if forward_ad._current_level >= 0:
+        return None, None
     for tensor in tensors:
         if tensor is not None and not (type(tensor) in _PLAIN and tensor.layout is torch.strided):
-            return None
+            return None, None
     try:
         forms = tuple([tensor if tensor is None else _tensor_form(tensor) for tensor in tensors])
-        return (forms, options, tuple(map(type, options)))
-    except RuntimeError:  # a tensor of torch.func has no memory
-        return None
+        call = (forms, options, tuple(map(type, options)))
+        return call, _remembered.get(call)
+    except (RuntimeError, TypeError):  # a tensor of torch.func has no memory, an option without a hash is not valid
+        return None, None
 
 
 def _tensor_form(tensor: Any) -> Hashable:
     return type(tensor), form(tensor), tensor.device, tensor.is_neg()
 
 
-def find(form: Hashable | None) -> RepeatedCall | None:
-    """Return the repetition of a call of this form, or None if there was no such call."""
-    try:
-        return _remembered.get(form)
-    except TypeError:  # an option that has no hash is not valid
-        return None
-
-
-def remember(form: Hashable | None, call: RepeatedCall) -> None:
-    """Repeat later calls of this form. None: there is nothing to remember."""
-    if form is None:
-        return
+def remember(call: Hashable, repeated: RepeatedCall) -> None:
+    """Repeat later calls of this form."""
     if len(_remembered) >= MOST_REMEMBERED:
         _remembered.clear()
-    _remembered[form] = call
+    _remembered[call] = repeated

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 import math
@@ -16,7 +15,7 @@ from torch._compile import _disable_dynamo
 from tpbench.kernels import checks
 from tpbench.kernels.entropy import entropy_loss
 from tpbench.kernels.linear.function import linear_entropy_loss
-from tpbench.kernels.row_loss import POLICY_FACTOR, TopK, fp16_gradient_scale
+from tpbench.kernels.row_loss import TopK, fp16_gradient_scale
 from tpbench.kernels.two_pass.launch import scale_rows
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -34,29 +33,11 @@ def _outside_of_graphs(function: Function) -> Function:
     return cast("Function", call)
 
 
-class _Settings(dict[str, Any]):
-    """Settings whose copies share the process group, which cannot be copied or saved."""
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Settings:
-        return _Settings(
-            {name: value if name == "group" else copy.deepcopy(value, memo) for name, value in self.items()}
-        )
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        if self.get("group") is not None:
-            raise TypeError(
-                "a loss with a process group cannot be saved, since the group belongs to this process: save the "
-                "state_dict() of the model, in which the loss has nothing, and make the loss again"
-            )
-        return super().__reduce_ex__(protocol)
-
-
 class _LossModule(torch.nn.Module):
     """A module for a function. `settings`: the function's keyword arguments, except those that the module makes.
 
     The losses have first derivatives in reverse mode only, and none by a target: backward under create_graph=True,
-    tensors with a tangent and targets that require a gradient raise NotImplementedError. Copies of a module share its
-    process group.
+    tensors with a tangent and targets that require a gradient raise NotImplementedError.
     """
 
     def __init__(self, function: Callable[..., Any], made: set[str], settings: dict[str, Any]) -> None:
@@ -67,7 +48,11 @@ class _LossModule(torch.nn.Module):
         if unknown := sorted(settings.keys() - known):
             name = type(self).__name__
             raise TypeError(f"{name} has no setting {', '.join(unknown)}; there are {', '.join(sorted(known))}")
-        self.settings = _Settings(settings)
+        self.settings = settings
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _LossModule:
+        """Return the module itself: it has no state, and a process group cannot be copied."""
+        return self
 
     def check(self, tensors: dict[str, Any], targets: dict[str, Any]) -> bool:
         """Return true if one of `tensors` needs a gradient. Raise if one has no memory, or if a target needs one."""
@@ -128,14 +113,10 @@ class EntropyLoss(_LossModule):
             checks.tensor("logits", logits, ("rows", "local vocab"))
             for name, factor in factors.items():
                 checks.number(name, factor, low=-math.inf)
-            policy = POLICY_FACTOR if settings.get("loss") == "policy" else 1.0
-            stored_scale = fp16_gradient_scale(len(logits), policy, *factors.values())
+            stored_scale = fp16_gradient_scale(len(logits), settings.get("loss", ""), *factors.values())
             settings["grad_scale"] = factors["grad_scale"] * stored_scale
         result = entropy_loss(logits, target, grad="in_place" if self.in_place else "new", **rows, **settings)
         return result.loss, (result.grad, None), stored_scale
-
-    def extra_repr(self) -> str:
-        return f"in_place={self.in_place}, {super().extra_repr()}".removesuffix(", ")
 
 
 class LinearEntropyLoss(_LossModule):
@@ -213,15 +194,10 @@ def _inputs_with_gradients(*inputs: Tensor | None) -> tuple[Any, ...]:
     return tuple(name for name, tensor in named if tensor is not None and tensor.requires_grad)
 
 
-def _refuse_second_derivatives(*upstream: Tensor) -> None:
+def _refuse_second_derivatives() -> None:
     """Raise if this backward is to be differentiated: autograd would take its results for constants."""
-    for gradient in upstream:
-        checks.memory("the upstream gradient", gradient)
     if torch.is_grad_enabled():
-        raise NotImplementedError(
-            "this loss has no second derivatives, which create_graph=True asks for: compute it by "
-            "torch.nn.functional there"
-        )
+        raise NotImplementedError("this loss has no second derivatives, which create_graph=True asks for")
 
 
 def _losses(hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Any, settings: dict[str, Any]) -> Any:
@@ -241,7 +217,7 @@ class _GradientsInForward(torch.autograd.Function):
     @staticmethod
     @_outside_of_graphs
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        _refuse_second_derivatives(upstream)
+        _refuse_second_derivatives()
         if ctx.gradients is None:
             raise RuntimeError("this loss keeps one gradient and gave it to an earlier backward: run forward again")
         gradients, ctx.gradients = ctx.gradients, None
@@ -267,7 +243,7 @@ class _GradientsInBackward(torch.autograd.Function):
     @staticmethod
     @_outside_of_graphs
     def backward(ctx: Any, upstream: Tensor, *entropy_upstream: Tensor) -> tuple[Tensor | None, ...]:
-        _refuse_second_derivatives(upstream, *entropy_upstream)
+        _refuse_second_derivatives()
         hidden, weight, bias, *targets = ctx.saved_tensors
         sharded = ctx.settings.get("hidden_sharded") and ctx.settings.get("group") is not None
         target: Any = targets[0] if len(targets) == 1 else tuple(targets)

@@ -1,4 +1,4 @@
-"""The loss of a row with its options, this rank's part of the vocabulary, and what kernels compute for some rows."""
+"""The loss of a row with its options, this rank's part of the vocabulary, and the rows of a call."""
 
 from __future__ import annotations
 
@@ -16,15 +16,26 @@ from tpbench.kernels import LABEL_LOSSES
 from tpbench.kernels.collectives import gather_by_rank
 from tpbench.kernels.row_terms import RowInputs, RowOutputs, Scales
 
-POLICY_FACTOR = 16.0
-"""Ratios times advantages that fp16 gradients of the policy loss have room for. The host does not know them."""
-MOST_FP16_SCALE = 2**14
-"""Largest scale of fp16 gradients: with it they stay in fp16's range even if one row of many counts."""
-
 
 def has_labels(loss: str) -> bool:
     """Return true if the target of a loss is a label of each row."""
     return loss in LABEL_LOSSES
+
+
+@dataclass(frozen=True)
+class LossResult:
+    """The losses of a call."""
+
+    loss: Tensor
+    """fp32 scalar, or (rows,) with reduction="none". Every rank of the group has the same bits."""
+    row_loss: Tensor
+    """(rows,) fp32: each row's loss (or log-probability), like the next three 0 for a row that does not count."""
+    entropy: Tensor | None
+    """(rows,) fp32: entropy of each row's p in nats. None without `entropy=True`."""
+    logprobs: Tensor | None
+    """(rows,) fp32: log-probability of each label for loss="policy". Else None."""
+    clipped: Tensor | None
+    """(rows,) bool: for loss="policy" true where the clip decides the loss, so that the ratio has no gradient."""
 
 
 @dataclass(frozen=True)
@@ -187,14 +198,11 @@ class RowLoss(Options):
         return has_labels(self.loss) or self.top_k > 0
 
     @property
-    def top_block(self) -> int:
-        """A power of two, at least top_k."""
-        return 1 << (self.top_k - 1).bit_length() if self.top_k else 0
-
-    @property
     def top(self) -> tuple[int, int, str, bool]:
-        """The constants TOP_K, TOP_BLOCK, TOP_LOSS and BUCKET of the kernels."""
-        return self.top_k, self.top_block, self.loss if self.top_k else "", self.tail == "bucket"
+        """The constants TOP_K, TOP_BLOCK (a power of two, at least TOP_K), TOP_LOSS and BUCKET of the kernels."""
+        if not self.top_k:
+            return 0, 0, "", False
+        return self.top_k, 1 << (self.top_k - 1).bit_length(), self.loss, self.tail == "bucket"
 
     def numbers(self, entropy: bool) -> int:
         """Return the fp32 numbers of a row's state that a rank sends (see `row_terms.numbers_of`)."""
@@ -205,11 +213,6 @@ class RowLoss(Options):
         return self.entropy or self.entropy_weight != 0.0
 
     @property
-    def target_scale(self) -> float:
-        """Factor on target logits."""
-        return self.logits_scale / self.temperature
-
-    @property
     def formula(self) -> str:
         """The loss whose kernels compute this one: "cross_entropy" for all losses of labels."""
         return "cross_entropy" if self.has_labels else self.loss
@@ -218,13 +221,13 @@ class RowLoss(Options):
     def two_pass_algorithm(self) -> Literal["two_reads", "two_kernels"]:
         return "two_kernels" if self.algorithm == "two_kernels" or self.vocabulary.world_size > 1 else "two_reads"
 
-    def scales(self, scaling: Scaling, unit: float = 1.0) -> Scales:
+    def scales(self, rows: Rows, unit: float = 1.0) -> Scales:
         """Return the factors that kernels receive. unit: of exponents, in nats."""
-        grad = scaling.grad_scale * self.logits_scale
+        grad = self.grad_scale * self.logits_scale
         label = {"logprob": 1.0, "policy": -self.cross_entropy_weight}.get(self.loss, self.label_smoothing - 1.0)
         return Scales(
-            self.logits_scale / unit, self.target_scale / unit, grad * scaling.mean, grad, scaling.mean, label,
-            self.label_smoothing, self.label_smoothing / self.vocabulary.size, self.z_loss, 1.0 - self.clip[0],
+            self.logits_scale / unit, self.logits_scale / self.temperature / unit, grad * rows.mean, grad, rows.mean,
+            label, self.label_smoothing, self.label_smoothing / self.vocabulary.size, self.z_loss, 1.0 - self.clip[0],
             1.0 + self.clip[1], self.kl_weight, self.entropy_weight,
         )  # fmt: skip
 
@@ -244,58 +247,53 @@ class Strides(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Outputs:
-    """The tensors that the kernels fill for some rows. None: the caller does not want this one."""
+class Rows:
+    """Some rows of a call: tensors that the kernels read and fill for them, and the factors of the reduction."""
 
-    rows: RowOutputs
+    outputs: RowOutputs
+    inputs: RowInputs = RowInputs()
+    sequences: Tensor | None = None
+    """(rows,) int32: the sequence of each row. Only the two kernels compute `log_ratio` from it."""
     grad: Tensor | None = None
-    """(rows, local vocab). It may be the logits."""
-    total: Tensor | None = None
-    """fp32 scalar: the sum or the mean of the row losses."""
+    """(rows, local vocab), or None if no gradient is wanted. It may be the logits."""
     accumulate: bool = False
     """Add to `grad` instead of overwriting it."""
-
-    @classmethod
-    def allocated(
-        cls, loss: RowLoss, rows: int, device: torch.device, grad: Tensor | None = None, accumulate: bool = False
-    ) -> Outputs:  # fmt: skip
-        """Allocate all but the gradient. With reduction="none" there is no total."""
-        wanted = (True, loss.wants_entropy, loss.loss == "policy")
-        numbers = (torch.empty(rows, dtype=torch.float32, device=device) if want else None for want in wanted)
-        clipped = torch.empty(rows, dtype=torch.bool, device=device) if loss.loss == "policy" else None
-        total = None if loss.reduction == "none" else torch.empty((), dtype=torch.float32, device=device)
-        return cls(RowOutputs(*numbers)._replace(clipped=clipped), grad, total, accumulate)
-
-
-@dataclass(frozen=True)
-class Scaling:
-    """The factors on the total and on the gradient."""
-
+    total: Tensor | None = None
+    """fp32 scalar: the sum or the mean of the row losses. None: it is not wanted."""
     mean: float = 1.0
-    """Factor of the reduction on both, if the host knows it."""
+    """Factor of the reduction on the total and the gradient, if the host knows it."""
     count: bool = False
     """Divide both by the number of rows that count, which the device counts."""
     inverse_count: Tensor | None = None
     """(1,) fp32: 1 / that number, if it was counted before, over other rows than these."""
-    grad_scale: float = 1.0
-    """Factor on the gradient alone."""
-    inputs: RowInputs = RowInputs()
-    sequences: Tensor | None = None
-    """(rows,) int32: the sequence of each row. Only the two kernels compute `log_ratio` from it."""
 
     @classmethod
-    def of_call(cls, loss: RowLoss, rows: int, inputs: RowInputs, sequences: Tensor | None) -> Scaling:
-        """Return the factors of a call over so many rows."""
+    def of_call(
+        cls, loss: RowLoss, rows: int, device: torch.device, inputs: RowInputs, sequences: Tensor | None,
+        grad: Tensor | None = None, accumulate: bool = False,
+    ) -> Rows:  # fmt: skip
+        """Return all rows of a call, with new memory for their results. With reduction="none" there is no total."""
+
+        def empty(wanted: bool, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor | None:
+            return torch.empty(shape, dtype=dtype, device=device) if wanted else None
+
+        policy = loss.loss == "policy"
+        outputs = RowOutputs(
+            empty(True, rows), empty(loss.wants_entropy, rows), empty(policy, rows),
+            empty(policy, rows, dtype=torch.bool),
+        )  # fmt: skip
         is_mean = loss.reduction == "mean" and rows > 0
         count = is_mean and loss.has_labels
-        return cls(1.0 / rows if is_mean and not count else 1.0, count, None, loss.grad_scale, inputs, sequences)
+        mean = 1.0 / rows if is_mean and not count else 1.0
+        return cls(outputs, inputs, sequences, grad, accumulate, empty(loss.reduction != "none"), mean, count)
 
 
-def fp16_gradient_scale(rows: int, *factors: float) -> float:
+def fp16_gradient_scale(rows: int, loss: str, *factors: float) -> float:
     """Return the power of two that an fp16 gradient of the mean over `rows` rows is multiplied by while it is stored.
 
     The division by the rows would round small gradients to zero (Micikevicius et al. 2018, arXiv:1710.03740, section
-    3.2), so the scale is near the number of rows. It is smaller if other `factors` already increase the gradient.
+    3.2), so the scale is near the number of rows. It is smaller if `factors` already increase the gradient, and for the
+    policy loss, whose ratios and advantages the host does not know. It leaves room even if one row of many counts.
     """
-    room = min(rows, MOST_FP16_SCALE) / max(abs(math.prod(factors)), 1.0)
-    return float(2 ** max(0, math.floor(math.log2(max(room, 1.0)))))
+    increase = max(abs(math.prod(factors)) * (16.0 if loss == "policy" else 1.0), 1.0)
+    return float(2 ** max(0, math.floor(math.log2(max(min(rows, 2**14) / increase, 1.0)))))

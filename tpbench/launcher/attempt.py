@@ -26,6 +26,9 @@ from tpbench.worker.task import RESULT_FILE, TASK_FILE, UNFINISHED_FILES, Result
 ABANDONED_FILE = "abandoned"
 """Marker file: this attempt was abandoned. It was cut off, or another one replaced it; it must not have a row."""
 
+JOB_FILE = "slurm_job"
+"""File in a cell's folder with the number of the Slurm job that runs the cell."""
+
 FAILURES = ("error", "timeout", "wrong")
 """Statuses that make a sweep's exit code 1. Out of memory and skipped are results."""
 
@@ -212,6 +215,7 @@ def discard_rows(output_dir: str, rows: Sequence[Mapping[str, Any]]) -> None:
             if folder.is_relative_to(Path(output_dir, "sweeps").resolve()):  # a hostile row may name any folder
                 with contextlib.suppress(FileNotFoundError):  # without the folder no row could be made either
                     abandon(folder)
+                    (folder / JOB_FILE).unlink(missing_ok=True)  # the job has ended, or runs other cells
             path.unlink(missing_ok=True)
 
 

@@ -12,11 +12,10 @@ from pathlib import Path
 from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress
 from rich.table import Table
 
 from tpbench.launcher.attempt import Attempt
-from tpbench.launcher.failure import log_of
 from tpbench.launcher.planning.plan import Cell
 from tpbench.suggestions import printable
 
@@ -39,15 +38,13 @@ class Display:
     def __init__(self, total: int, folder: Path) -> None:
         self.console, self.folder, self.total = Console(), folder, total
         self.done = 0
-        """Number of finished cells."""
         self.running: dict[int, tuple[Cell, str, float]] = {}
         """Running cells by index, with their status and the time at which they began."""
         self.explained: set[int] = set()
         """Indices of cells whose result `print_decisions` has printed already."""
         self.blocked_printed = False
-        columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()
-        self.progress = Progress(TextColumn("cells"), *columns, speed_estimate_period=SPEED_PERIOD_S)
-        self.task = self.progress.add_task("", total=total)
+        self.progress = Progress(speed_estimate_period=SPEED_PERIOD_S)
+        self.task = self.progress.add_task("cells", total=total)
         self.live = Live(console=self.console, auto_refresh=False, transient=True) if self.console.is_terminal else None
 
     def __enter__(self) -> Display:
@@ -100,9 +97,7 @@ class Display:
             place, cell = f"[{self.done}/{self.total}]", printable(str(attempt.cell))
             self.note(f"{place} {cell}: {_result(attempt)} ({seconds:.0f} s)", MAX_LENGTH)
             if attempt.row is not None and attempt.status in ("error", "timeout"):
-                log = log_of(Path(attempt.row["log_dir"]), str(attempt.reason))
-                short = log.relative_to(Path.cwd()) if log.is_relative_to(Path.cwd()) else log
-                self.note(f"the log is {short}", MAX_LENGTH)
+                self.note(f"the logs are in {attempt.row['log_dir']}", MAX_LENGTH)
         self.tick()
 
     def interrupted(self, finished: int, arguments: Sequence[str]) -> None:

@@ -23,7 +23,6 @@ _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 """What faulthandler writes of the main thread or the one that crashed, of any thread, and of each frame, the innermost
 first. Behind the stacks of a crash it lists extension modules, which say nothing."""
 _PACKAGE = Path(tpbench.__file__).parent
-_STDLIB = sysconfig.get_path("stdlib")
 _MOST_CALLS = 3
 
 _NATIVE_OOM = re.compile(r"std::bad_alloc|[Cc]annot allocate memory|out of memory")
@@ -68,16 +67,6 @@ def _failures(folder: Path) -> list[RankFailure]:
     return load_failures((folder / AGENT_LOG).resolve().parent)
 
 
-def log_of(folder: Path, reason: str) -> Path:
-    """Return the log that explains the failure of a cell: that of the rank that the reason names, else torchrun's.
-
-    The result is the cell's folder if there is neither.
-    """
-    rank = re.search(r"\brank (\d+)", reason)
-    logs = [*([_stderr(folder, int(rank[1]))] if rank else []), folder / AGENT_LOG]
-    return next((log for log in logs if log.exists()), folder)
-
-
 def last_lines(folder: Path) -> str:
     """Return the last line of each rank that left logs anywhere in the folder."""
     logs = sorted(folder.rglob("attempt_0/*/stderr.log"))
@@ -108,15 +97,14 @@ def _innermost_calls(log: str) -> str:
     stack = log[begin.end() :].partition("\n\n")[0]
     calls = [(Path(file), f"{line} ({name})") for file, line, name in _FRAME.findall(stack)]
     of_tpbench = [(file.relative_to(_PACKAGE.parent), place) for file, place in calls if file.is_relative_to(_PACKAGE)]
-    of_user = [
-        (Path(file.name), place) for file, place in calls if not (file.is_relative_to(_PACKAGE) or _is_of_library(file))
-    ]
+    of_user = [(Path(file.name), place) for file, place in calls if not _is_of_library(file)]
     places = [f"{file}:{place}" for file, place in (of_user or of_tpbench or calls)[:_MOST_CALLS]]
     return f"now in {', called in '.join(places)}" if places else ""
 
 
 def _is_of_library(file: Path) -> bool:
-    return str(file).startswith((_STDLIB, "<")) or not {"site-packages", "dist-packages"}.isdisjoint(file.parts)
+    folders = (str(_PACKAGE), sysconfig.get_path("stdlib"), "<")
+    return str(file).startswith(folders) or not {"site-packages", "dist-packages"}.isdisjoint(file.parts)
 
 
 def _code(code: int) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from tpbench.job import Job
@@ -46,10 +45,6 @@ class Host:
         """
         store_left_results({cell.job.output_dir for cell in cells}, {cell.job.key for cell in cells})
         return {}
-
-    def scripts(self, cells: Sequence[Cell], folder: Path) -> list[str]:
-        """Return the scripts that a cluster would get: none."""
-        return []
 
     def run(self, attempts: Sequence[Attempt], display: Display) -> Iterator[Attempt]:
         """Yield each attempt as soon as it has its row. Ends every process when the generator is closed."""

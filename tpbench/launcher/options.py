@@ -29,7 +29,6 @@ class SweepOptions:
         help="sequential, or interleaved: variants of a problem are measured alternately (ABBA); needs reuse=true",
     )
     dry_run: bool = setting(False, help="show the plan: cells, GPUs, nodes, expected minutes and OOMs; run nothing")
-    skip_predicted_oom: bool = setting(False, help="skip cells that are predicted to run out of memory")
     wait: bool = setting(
         True, help="false: submit the jobs to Slurm and exit; `tpbench collect` or resume=true collects the rows"
     )

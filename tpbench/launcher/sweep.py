@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
-import os
 import shutil
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -26,7 +23,6 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from tpbench import packages
-from tpbench.files import NO_SPACE
 from tpbench.launcher import interrupts
 from tpbench.launcher.attempt import FAILURES, Attempt, discard_rows
 from tpbench.launcher.command_line import arguments
@@ -47,17 +43,15 @@ if TYPE_CHECKING:
 
 
 def run_sweep(cells: Sequence[Cell], folder: Path, options: SweepOptions, runner: Host | Slurm) -> list[Attempt]:
-    """Run the cells; logs go to `folder`. Return the last attempt at each. Raises JobError before anything runs if no
-    row could be stored.
+    """Run the cells; logs go to `folder`. Return the last attempt at each.
 
     An interrupt ends the running jobs with all their processes, prints how to continue, and is raised again.
     """
     output_dirs = sorted({cell.job.output_dir for cell in cells})
-    for output_dir in output_dirs:
-        _require_writable(output_dir)
-    folder.mkdir(parents=True, exist_ok=True)
+    for path in (folder, *(Path(output_dir, "rows") for output_dir in output_dirs)):
+        path.mkdir(parents=True, exist_ok=True)
     locks = CellLocks(output_dirs)
-    with interrupts.noted(), Display(len(cells), folder) as display:
+    with interrupts.noted(), contextlib.closing(locks), Display(len(cells), folder) as display:
         for line in notes(cells):
             display.note(line)
         sweep = _Sweep(cells, folder, options, runner, locks, display)
@@ -66,16 +60,6 @@ def run_sweep(cells: Sequence[Cell], folder: Path, options: SweepOptions, runner
         except Terminated:
             display.interrupted(len(sweep.ended), arguments.typed or sys.argv[1:])
             raise
-        except OSError as error:
-            if error.errno not in NO_SPACE:
-                raise
-            full = error.filename or ", ".join(output_dirs)
-            raise JobError(
-                f"{full}: {error.strerror}; {len(sweep.ended)} of {len(cells)} cells have their rows: free some "
-                "space, then run it again with resume=true"
-            ) from None
-        finally:
-            locks.close()
         attempts = [sweep.ended[cell.index] for cell in cells]
         display.end(attempts)
         if isinstance(runner, Host) and (advice := reuse_advice(attempts)):
@@ -94,7 +78,7 @@ class _Sweep:
     locks: CellLocks
     display: Display
     ended: dict[int, Attempt] = field(default_factory=dict)
-    """By the cell's index, its last attempt."""
+    """By the cell's index, the attempt at it."""
     replaced: dict[int, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     """By the cell's index: rows of failed attempts, which are deleted once the cell has a new row."""
 
@@ -155,17 +139,8 @@ class _Sweep:
         self.display.finish(attempt)
 
 
-def _require_writable(output_dir: str) -> None:
-    try:
-        rows = Path(output_dir) / "rows"
-        rows.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=rows) as probe:
-            probe.write(b"\0" * 4096)
-            probe.flush()
-            os.fsync(probe.fileno())
-    except OSError as error:
-        raise JobError(f"output_dir={output_dir} cannot be written: {error.strerror}") from None
-
+MAX_CELLS = 10_000
+"""Most cells of one sweep. Every cell is composed before the first one runs, in about 60 ms each."""
 
 HYDRA_MODULE = "hydra_plugins.tpbench"
 """Module name of the plugins for Hydra, which accepts only plugins in the package `hydra_plugins`."""
@@ -264,6 +239,10 @@ class TorchrunLauncher(Launcher):
                 list({line.lstrip("+").partition("=")[0]: line for line in lines}.values())
             )
         )
+        if len(jobs) > MAX_CELLS:
+            raise JobError(
+                f"this sweep has {len(jobs)} cells; one sweep has at most {MAX_CELLS}: divide it into several"
+            )
         requests = [
             Request(index, self.composer.values(lines, index), arguments.chosen_fields(lines))
             for index, lines in enumerate(jobs, start=initial_job_idx)
@@ -325,13 +304,11 @@ def _run(requests: Sequence[Request], folder: Path, hydra_config: Any) -> None:
     runner = _runner(hydra_config.launcher, options)
     folders = [Path(each.path) for each in hydra_config.runtime.config_sources if each.schema == "file"]
     cells = plan(requests, runner.target, command_line_variants(), folders)
-    if options.skip_predicted_oom or options.dry_run:
-        from tpbench.launcher.planning import forecast  # late: it imports scipy
-    if options.skip_predicted_oom:
-        cells = forecast.skip_predicted_oom(cells, forecast.Forecast.of(cells))
     if options.dry_run:
+        from tpbench.launcher.planning.forecast import Forecast, dry_run_text  # late: it imports scipy
+
         decisions = resume.decide(cells, runner.facts) if options.resume else {}
-        print(forecast.dry_run_text(cells, decisions, runner.target, partial(runner.scripts, folder=folder)), end="")
+        print(dry_run_text(cells, decisions, runner.target, Forecast.of(cells, isinstance(runner, Host))), end="")
         return
     if not packages.installed("torch"):  # the ranks import it, and this process does not
         raise ModuleNotFoundError(name="torch")

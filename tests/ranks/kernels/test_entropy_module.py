@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import io
+import copy
 import math
-import pickle
 from typing import Any
 
 import pytest
@@ -14,8 +13,8 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.optim.swa_utils import AveragedModel
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.support.kernel_reference import LOSSES, make, make_linear, reference
@@ -131,12 +130,6 @@ def test_derivatives_that_do_not_exist_are_refused(name: str) -> None:
     for tensor in (value, leaf):
         with forward_ad.dual_level(), pytest.raises(NotImplementedError, match=f"{name} has a tangent"):
             call(forward_ad.make_dual(tensor, torch.ones_like(tensor)))
-    one = torch.ones((), device=value.device)
-    if name != "target":
-        with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="upstream gradient has a tangent"):
-            torch.autograd.grad(call(leaf) * forward_ad.make_dual(one, one), leaf)
-        with pytest.raises(TypeError, match="upstream gradient must have memory of its own"):
-            torch.autograd.grad(call(leaf), leaf, one[None], is_grads_batched=True)
 
 
 @pytest.mark.parametrize("name", ["target", "teacher_hidden", "teacher_weight"])
@@ -157,42 +150,40 @@ def test_targets_that_want_a_gradient_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CALLS)
+def test_a_dtensor_is_refused_with_the_call_that_is_right(name: str) -> None:
+    value, call = CALLS[name]
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        whole = DTensor.from_local(value, DeviceMesh(value.device.type, [0, 1]), [Replicate()])
+        with pytest.raises(TypeError, match=rf"{name} must be .*, got a DTensor: pass {name}.to_local\(\)"):
+            call(whole)
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", CALLS)
 def test_tensors_without_memory_are_refused_by_name(name: str) -> None:
     value, call = CALLS[name]
     for transformed in (torch.func.grad(call), torch.vmap(call)):
-        with pytest.raises(TypeError, match=f"^{name} must have memory of its own, got a tensor of torch.func"):
+        with pytest.raises(TypeError, match=f"^{name} must have memory of its own.* Tensors of torch.func"):
             transformed(value if transformed is not torch.vmap else value[None])
     with FakeTensorMode() as mode, pytest.raises(TypeError, match="must have memory of its own, got FakeTensor"):
         call(mode.from_tensor(value))
-    for trace in (make_fx(call), lambda value: torch.jit.trace(call, value)):
-        with pytest.raises(TypeError, match="must not be traced"):
-            trace(value)
     freed = value.clone()
     freed.untyped_storage().resize_(0)
-    for other, kind in ((freed, "one that was freed"), (torch.nested.nested_tensor([value]), "a nested one")):
+    for other, kind in ((freed, "Tensor. .* FSDP has freed"), (torch.nested.nested_tensor([value]), "a nested one")):
         with pytest.raises(TypeError, match=f"^{name} must .* got {kind}"):
             call(other)
     with pytest.raises(TypeError, match=rf"Async.*: pass {name}.wait\(\)"):
         call(AsyncCollectiveTensor(value))
 
 
-def test_copies_share_the_group_and_a_saved_module_has_none() -> None:
-    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
-    try:
-        loss = EntropyLoss(group=dist.group.WORLD, z_loss=0.5)
-        averaged = AveragedModel(torch.nn.Sequential(loss)).module[0]
-        assert averaged.settings == loss.settings and averaged.settings is not loss.settings
-        with pytest.raises(TypeError, match="a loss with a process group cannot be saved"):
-            torch.save(loss, io.BytesIO())
-    finally:
-        dist.destroy_process_group()
-    assert pickle.loads(pickle.dumps(EntropyLoss(z_loss=0.5))).settings == {"z_loss": 0.5}
-
-
 def test_settings_are_those_of_the_function() -> None:
     with pytest.raises(TypeError, match="no setting zloss; there are algorithm, beta, block_cap, "):
         EntropyLoss(zloss=0.5)
-    assert "z_loss=0.5" in repr(EntropyLoss(z_loss=0.5))
+    loss = EntropyLoss(z_loss=0.5)
+    assert "z_loss=0.5" in repr(loss)
+    assert copy.deepcopy(torch.nn.Sequential(loss))[0] is loss  # as for an average of weights: a group has no copy
 
 
 def test_a_backward_that_needs_overwritten_values_raises(device: torch.device, algorithm: dict[str, Any]) -> None:

@@ -16,21 +16,13 @@ from tpbench.kernels.linear.chunks import chunks_of
 def test_chunks_cover_all_rows_once_within_the_workspace(part: int, shards: int, row_bytes: int, gib: float) -> None:
     chunks = chunks_of(part * shards, shards, row_bytes, gib)
     assert chunks.most * row_bytes <= max(gib * 2**30, shards * row_bytes) and chunks.most % shards == 0
-    covered = [row for index in range(len(chunks)) for row in range(part)[chunks.local(index)]]
+    covered = [row for index in range(len(chunks)) for row in range(part)[chunks.part(index)]]
     assert covered == list(range(part))
     rows = torch.arange(part * shards)
-    again = torch.zeros_like(rows)
+    in_order = chunks.in_order(rows)
     for index in range(len(chunks)):
-        taken = chunks.take(rows, index)
-        assert taken.is_contiguous()
-        if shards == 1:
-            again[chunks.local(index)] = taken
-        chunks.put(again, taken, index)
-    assert torch.equal(again, rows)
-    if shards > 1 and part:
-        again.zero_()
-        chunks.put_all(again, chunks.in_order(rows))
-        assert torch.equal(again, rows)
+        assert torch.equal(in_order[chunks[index]], chunks.take(rows, index))
+    assert torch.equal(chunks.in_rows(in_order), rows)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ def rows(tmp_path_factory):
 
 
 def text(*cells):
-    return dry_run_text(cells, {}, HOST, forecast=Forecast(None))
+    return dry_run_text(cells, {}, HOST, Forecast(None))
 
 
 def test_a_plan(rows):
@@ -31,11 +31,11 @@ def test_a_plan(rows):
         Cell(1, job("pytorch_gather", tokens=65536), None),
         Cell(2, job(tp_size=8), skip_reason="needs 8 GPUs, found 4"),
     ]
-    lines = dry_run_text(cells, {}, HOST, forecast=Forecast(rows, gpu_memory_gib=80.0)).splitlines()
+    lines = dry_run_text(cells, {}, HOST, Forecast(rows, gpu_memory_gib=80.0)).splitlines()
     assert "4 GPUs" in lines[1] and lines[1].endswith("0.6 min")
     assert "predicted to run out of memory: 120 GiB" in lines[2]
     assert lines[3].endswith("skipped: needs 8 GPUs, found 4")
-    assert lines[-1] == "3 cells, 2 to run, about 1.0 min one after the other. Nothing was run."
+    assert lines[-1] == "3 cells, 2 to run, about 1.1 min one after the other. Nothing was run."
 
 
 def test_without_rows():
@@ -56,9 +56,9 @@ def test_a_plan_to_resume_shows_which_cells_run_and_why(tmp_path):
     of_cell = {"key": cells[0].job.key, "job": None, "kernels_version": cells[0].job.kernels_version}
     fields = {**of_cell, "status": "ok", "finished_at": datetime.now(UTC)}
     synthetic.write([{**row, **fields} for row in list(synthetic.cells())[:1]], tmp_path)
-    lines = dry_run_text(cells[:2], decide(cells, {}), HOST, forecast=Forecast(None)).splitlines()
+    lines = dry_run_text(cells[:2], decide(cells, {}), HOST, Forecast(None)).splitlines()
     assert lines[1].endswith("  measured before")
     assert lines[2].endswith("0.6 min  missing: has no row yet")
     assert lines[-1].startswith("2 cells, 1 to run, about ")
-    nothing = dry_run_text(cells[:1], decide(cells, {}), HOST, forecast=Forecast(None)).splitlines()[-1]
+    nothing = dry_run_text(cells[:1], decide(cells, {}), HOST, Forecast(None)).splitlines()[-1]
     assert nothing == "1 cell, 0 to run. Nothing was run."

@@ -33,18 +33,11 @@ def test_each_mistake_has_its_explanation(argument: str) -> None:
     assert str(caught.value) == EXPLANATIONS[argument]
 
 
-def test_a_word_behind_an_override_is_perhaps_another_value_of_it() -> None:
-    with pytest.raises(JobError, match=r"^'b' has no value \(write NAME=VALUE, or several values as -m variant=a,b\)$"):
-        parse_overrides(["variant=a", "b"])
-
-
 def test_what_the_explanations_propose_is_valid() -> None:
     parse_overrides(["variant=pytorch_gather", "variant=a,b", "variant=triton_tp", "tokens=64", "output_dir='a=b'"])
 
 
-def test_all_mistakes_come_at_once_and_a_command_is_only_the_first_word() -> None:
+def test_all_mistakes_come_at_once() -> None:
     with pytest.raises(JobError) as caught:
         parse_overrides(["tokens=64", "lst", "tokens==64"])
-    first, second = str(caught.value).splitlines()
-    assert "did you mean" not in first
-    assert second == EXPLANATIONS["tokens==64"]
+    assert str(caught.value).splitlines() == [EXPLANATIONS["lst"], EXPLANATIONS["tokens==64"]]

@@ -130,10 +130,6 @@ def test_an_ignored_option_is_named_once_for_each_variant() -> None:
     assert ignoring(*jobs) == [f"{name} has no block_cap, algorithm: ignored" for name in PLAIN]
 
 
-def test_an_option_with_its_default_is_not_called_ignored() -> None:
-    assert ignoring({"variant": "pytorch_gather", "block_cap": "auto"}) == []
-
-
 BLOCK = {"tokens": 64, "hidden": 64, "ffn": 160, "heads": 8, "kv_heads": 4, "head_dim": 8, "shape_workload": "tp_block"}
 
 

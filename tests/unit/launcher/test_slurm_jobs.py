@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.launcher_rows import begun, cell
-from tpbench.launcher.attempt import Attempt, abandon, discard_rows
+from tpbench.launcher.attempt import Attempt, abandon
 from tpbench.launcher.options import SweepOptions
 from tpbench.launcher.slurm import cluster, submitted
 from tpbench.launcher.slurm.cluster import SlurmSettings
@@ -73,7 +73,7 @@ def test_the_job_of_an_abandoned_attempt_is_ended_once(tmp_path: Path, monkeypat
     attempt = begun(tmp_path)
     (attempt.folder.parent / "slurm").mkdir()
     record(attempt, "7_0")
-    _discard(attempt.close("error", "it failed"))
+    abandon(attempt.folder)
     asked: list[list[str]] = []
 
     def answer(*line: str) -> subprocess.CompletedProcess[str]:
@@ -82,7 +82,7 @@ def test_the_job_of_an_abandoned_attempt_is_ended_once(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(cluster, "answer", answer)
     slurm = object.__new__(Slurm)  # whose making asks for a cluster
-    slurm.adopted, slurm.jobs = {}, {}
+    slurm.adopted = {}
     assert slurm.recover([attempt.cell]) == {}
     assert [line[0] for line in asked] == ["squeue"]
     assert slurm.recover([attempt.cell]) == {}
@@ -155,8 +155,3 @@ def test_a_sweep_is_collected_from_any_folder(
     assert submitted.main([str(sweep)]) == 0
     assert "0: " in (said := capsys.readouterr().out) and "skipped as it was measured" in said
     assert list((tmp_path / "elsewhere").iterdir()) == []
-
-
-def _discard(attempt: Attempt) -> None:
-    assert attempt.row is not None
-    discard_rows(attempt.cell.job.output_dir, [attempt.row])

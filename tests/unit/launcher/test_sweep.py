@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -90,20 +88,6 @@ def test_a_failure_goes_when_the_cell_has_another_row(tmp_path: Path, capsys: py
     assert sorted(package.load(tmp_path)["status"]) == ["oom", "oom", "timeout"]
     assert rows_after_resuming(3, "measured before") == ["oom", "oom"]
     assert "oom (sweep 1)" in collected("late")
-
-
-class FullDisk(InstantRunner):
-    """A disk that is full when the second cell is to begin."""
-
-    def run(self, attempts: Sequence[Attempt], display: Display) -> Iterator[Attempt]:
-        yield from super().run(attempts[:1], display)
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/disk/file")
-
-
-def test_a_disk_that_fills_up_is_named_with_what_to_do(tmp_path: Path) -> None:
-    cells = [cell(index, tmp_path, seed=index) for index in range(2)]
-    with pytest.raises(JobError, match=r"/disk/file: No space left on device; 1 of 2 cells .* with resume=true"):
-        sweep.run_sweep(cells, tmp_path / "logs", SweepOptions(), FullDisk())
 
 
 @pytest.mark.parametrize("moved", [False, True])

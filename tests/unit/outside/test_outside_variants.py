@@ -104,7 +104,6 @@ def test_spellings(value: str, folder: Path) -> None:
         ("f.py:a", "@variant(workload='x')\ndef a(x, y): ...", "f.py:2: no workload is called x (valid: "),
         ("f.py:a", "@variant(requires='x')\ndef a(x, y): ...", "f.py:2: requires='x' of @variant has the wrong type"),
         ("f.py:a", "class a: ...", "f.py has no function a (its functions: none)"),
-        ("f:a", "", "variant=f:a: write the file with its ending, as f.py:a"),
         (
             "f.py:a compile=true",
             "def a(x, y): ...",
@@ -125,7 +124,7 @@ def test_a_function_without_the_decorator_is_told_how_to_name_its_workload(folde
     outside = {"my_loss.py:one": from_file(folder / "my_loss.py", "fast_tp")}
     with pytest.raises(JobError, match=r'a variant of tp_block needs the decorator @variant\(workload="tp_block"\)$'):
         parse_job({"variant": "my_loss.py:one", "shape_workload": "tp_block"}, outside=outside)
-    with pytest.raises(JobError, match=r"\(shapes of entropy_loss: none\)$"):
+    with pytest.raises(JobError, match=r"\(shapes of entropy_loss: none: write its fields as NAME=VALUE\)$"):
         parse_job({"variant": "triton_tp", "shape_workload": "tp_block"})
 
 
@@ -179,7 +178,7 @@ def test_a_task_carries_the_variant_and_a_row_its_version_but_no_folder(folder: 
 
 def test_the_ranks_load_the_code_and_refuse_what_it_refuses(folder: Path) -> None:
     found = from_file(folder / "my_loss.py", "fast_tp")
-    assert found.refusal(EntropyLoss(8, 40), 1) == "7"  # helper.py lies beside the file
+    assert found.refusal(EntropyLoss(tokens=8, vocab=40), 1) == "7"  # helper.py lies beside the file
     assert found.variant.prepare(None, 3) == 4
     (folder / "my_loss.py").write_text(FILE + "# edited")
     variant.load_module.cache_clear()  # as another process would see it

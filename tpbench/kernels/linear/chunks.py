@@ -39,39 +39,36 @@ class Chunks:
     def __len__(self) -> int:
         return -(-self.rows // self.most) if self.rows else 0
 
-    def local(self, index: int) -> slice:
-        """Return the rows of a chunk, as rows of one rank's part."""
-        step, part = self.most // self.shards, self.rows // self.shards
-        return slice(index * step, min((index + 1) * step, part))
+    def __getitem__(self, index: int) -> slice:
+        """Return the rows of a chunk, in the order of chunks."""
+        return slice(index * self.most, min((index + 1) * self.most, self.rows))
 
-    def rows_of(self, index: int) -> int:
-        """Return the number of rows of a chunk."""
-        rows = self.local(index)
-        return int(rows.stop - rows.start) * self.shards
+    def part(self, index: int) -> slice:
+        """Return the rows of a chunk, as rows of one rank's part."""
+        rows = self[index]
+        return slice(rows.start // self.shards, rows.stop // self.shards)
 
     def take(self, values: Tensor, index: int) -> Tensor:
         """Return a chunk of a tensor of all rows: a view if ranks do not share rows, else contiguous, in rank order."""
         if self.shards == 1:
-            return values[self.local(index)]
-        return self._by_rank(values)[:, self.local(index)].flatten(0, 1).contiguous()
+            return values[self[index]]
+        return self._by_rank(values)[:, self.part(index)].flatten(0, 1).contiguous()
 
-    def put(self, values: Tensor, chunk: Tensor, index: int) -> None:
-        """Store a chunk that `take` may have copied."""
-        if self.shards > 1:
-            self._by_rank(values)[:, self.local(index)] = chunk.view(self.shards, -1, *chunk.shape[1:])
-
-    def in_order(self, values: Tensor) -> Tensor:
-        """Return the rows of all chunks, one chunk behind the other, contiguous."""
-        if self.shards == 1:
-            return values.contiguous()
+    def in_order(self, values: Any) -> Any:
+        """Return a tensor of all rows, or None, in the order of chunks, contiguous."""
+        if values is None or self.shards == 1 or not self.rows:
+            return values if values is None else values.contiguous()
         return torch.cat([self.take(values, index) for index in range(len(self))])
 
-    def put_all(self, values: Tensor, in_order: Tensor) -> None:
-        """Store the rows of all chunks, one chunk behind the other in `in_order`, if ranks share rows."""
-        first = 0
+    def in_rows(self, values: Any) -> Any:
+        """Return a tensor of all rows, or None, in the order of rows: it undoes `in_order`."""
+        if values is None or self.shards == 1:
+            return values
+        ordered = torch.empty_like(values)
         for index in range(len(self)):
-            self.put(values, in_order[first : first + self.rows_of(index)], index)
-            first += self.rows_of(index)
+            chunk = values[self[index]]
+            self._by_rank(ordered)[:, self.part(index)] = chunk.view(self.shards, -1, *chunk.shape[1:])
+        return ordered
 
     def _by_rank(self, values: Tensor) -> Tensor:
         return values.view(self.shards, self.rows // self.shards, *values.shape[1:])
@@ -96,81 +93,73 @@ def chunks_of(rows: int, shards: int, row_bytes: int, workspace_gib: float | Lit
 
 
 class HiddenStates:
-    """The hidden states of all chunks, which every rank holds. Gradients of chunks are summed by all-reduces."""
+    """The hidden states of chunks, and the sums of their gradients over ranks.
+
+    If ranks share rows, chunks are gathered, and their gradients reduce-scattered. Else each rank has all rows, and
+    gradients are all-reduced.
+    """
 
     def __init__(self, hidden: Tensor, grad: Tensor | None, group: dist.ProcessGroup | None, chunks: Chunks) -> None:
         """`grad`: the memory for the gradient of `hidden`, summed over ranks."""
         self.hidden, self.grad, self.group, self.chunks = hidden, grad, group, chunks
+        self.world_size = 1 if group is None else group.size()
         self.pending: list[Any] = []
+        self.moved = 0
+        """Bytes of chunks that were gathered or scattered. An all-reduce does both."""
+        if chunks.shards > 1:
+            shape = (2 if len(chunks) > 1 else 1, chunks.most, hidden.shape[1])
+            self.gathered = hidden.new_empty(shape)
+            self.summed = None if grad is None else hidden.new_empty(shape[1:])
+            self.prefetch(0)
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes that this rank sent: each of its parts to every peer, for each gather or scatter."""
+        return self.moved * (self.world_size - 1) // self.world_size
 
     def chunk(self, index: int) -> Tensor:
         """Return the hidden states of a chunk, (rows of the chunk, h)."""
-        return self.chunks.take(self.hidden, index)
+        if self.chunks.shards == 1:
+            return self.hidden[self.chunks[index]]
+        self.wait()
+        return self._first_rows(self.gathered[index % len(self.gathered)], index)
 
     def prefetch(self, index: int) -> None:
-        """Start to fetch a chunk, if it exists."""
+        """Start to gather a chunk, if it exists."""
+        if self.chunks.shards > 1 and index < len(self.chunks):
+            part = self.hidden[self.chunks.part(index)].contiguous()
+            chunk = self._first_rows(self.gathered[index % len(self.gathered)], index)
+            self.pending.append(all_gather(chunk, part, group=self.group, async_op=True))
+            self.moved += chunk.nbytes
 
     def gradient(self, index: int) -> Tensor:
         """Return memory for this rank's part of a chunk's gradient, (rows of the chunk, h)."""
-        assert self.grad is not None
-        return self.chunks.take(self.grad, index)
+        if self.chunks.shards == 1:
+            assert self.grad is not None
+            return self.grad[self.chunks[index]]
+        assert self.summed is not None
+        return self._first_rows(self.summed, index)
 
     def send_gradient(self, index: int) -> None:
         """Start to sum the chunk's gradient over ranks."""
-        if self.group is not None and self.group.size() > 1:
-            self.pending.append(dist.all_reduce(self.gradient(index), group=self.group, async_op=True))
+        gradient = self.gradient(index)
+        if self.chunks.shards > 1:
+            assert self.grad is not None
+            part = self.grad[self.chunks.part(index)]
+            self.pending.append(reduce_scatter(part, gradient, group=self.group, async_op=True))
+            self.moved += gradient.nbytes
+        elif self.world_size > 1:
+            self.pending.append(dist.all_reduce(gradient, group=self.group, async_op=True))
+            self.moved += 2 * gradient.nbytes
 
     def wait(self) -> None:
         """Let the current stream wait for all that was started."""
         while self.pending:
             self.pending.pop().wait()
 
-
-class ShardedHiddenStates(HiddenStates):
-    """Each rank holds an equal part of the rows. Chunks are gathered, and their gradients reduce-scattered."""
-
-    def __init__(self, hidden: Tensor, grad: Tensor | None, group: dist.ProcessGroup | None, chunks: Chunks) -> None:
-        super().__init__(hidden, grad, group, chunks)
-        shape = (2 if len(chunks) > 1 else 1, chunks.most, hidden.shape[1])
-        self.gathered = hidden.new_empty(shape)
-        self.summed = None if grad is None else hidden.new_empty(shape[1:])
-        self.prefetch(0)
-
-    def chunk(self, index: int) -> Tensor:
-        self.wait()
-        return self._gathered(index)
-
-    def prefetch(self, index: int) -> None:
-        if index < len(self.chunks):
-            part = self.hidden[self.chunks.local(index)].contiguous()
-            self.pending.append(all_gather(self._gathered(index), part, group=self.group, async_op=True))
-
-    def gradient(self, index: int) -> Tensor:
-        assert self.summed is not None
-        return self.summed[: self.chunks.rows_of(index)]
-
-    def send_gradient(self, index: int) -> None:
-        assert self.grad is not None
-        part = self.grad[self.chunks.local(index)]
-        self.pending.append(reduce_scatter(part, self.gradient(index), group=self.group, async_op=True))
-
-    def _gathered(self, index: int) -> Tensor:
-        return self.gathered[index % len(self.gathered), : self.chunks.rows_of(index)]
-
-
-def hidden_states(hidden: Tensor, grad: Tensor | None, group: dist.ProcessGroup | None, chunks: Chunks) -> HiddenStates:
-    """Return the hidden states of all rows. chunks.shards says whether ranks share them."""
-    return (ShardedHiddenStates if chunks.shards > 1 else HiddenStates)(hidden, grad, group, chunks)
-
-
-def bytes_sent(chunks: Chunks, states: Tensor, world_size: int, grad: bool) -> int:
-    """Return the bytes that a rank sends of hidden states and of their gradients.
-
-    It sends each of its parts to every peer once (gather, scatter), or twice (all-reduce).
-    """
-    sharded = chunks.shards > 1
-    matrices = (1 if sharded else 0) + (0 if not grad else 1 if sharded else 2)
-    return matrices * chunks.rows * states.shape[1] * states.itemsize * (world_size - 1) // world_size
+    def _first_rows(self, values: Tensor, index: int) -> Tensor:
+        rows = self.chunks[index]
+        return values[: rows.stop - rows.start]
 
 
 def multiply(left: Tensor, right: Tensor, out: Tensor, alpha: float = 1.0) -> None:
@@ -194,14 +183,6 @@ def add_product(left: Tensor, right: Tensor, out: Tensor, alpha: float = 1.0) ->
         out.addmm_(left.to(out.dtype), right.to(out.dtype), alpha=alpha)
 
 
-def compute_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """Store hidden @ weight.T + bias in `out`."""
-    if bias is None:
-        multiply(hidden, weight.t(), out)
-    else:
-        torch.addmm(bias, hidden, weight.t(), out=out)
-
-
 class WeightGradient:
     """The gradients of weight and bias, summed over chunks. The bias's sum is kept in fp32."""
 
@@ -210,12 +191,12 @@ class WeightGradient:
 
         `given`: the tensor to add the weight's gradient to. None: the gradient gets new memory.
         """
-        self.is_empty = given is None
+        self.is_empty = given is None and chunks > 0
         """True if the memory of `weight` is not yet defined."""
-        empty = torch.empty if chunks else torch.zeros
         self.weight = given
         if weight is not None and given is None:
-            self.weight = empty(weight.shape, dtype=weight.dtype, device=weight.device)
+            make = torch.empty if chunks else torch.zeros
+            self.weight = make(weight.shape, dtype=weight.dtype, device=weight.device)
         self._bias = bias
         self._bias_sum = None if bias is None else torch.zeros(bias.shape, dtype=torch.float32, device=bias.device)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -12,25 +13,16 @@ from torch import Tensor
 
 from tpbench.kernels import KernelLoss, checks
 from tpbench.kernels.launch_rows import How, launch_rows
-from tpbench.kernels.linear.chunks import (
-    Chunks,
-    HiddenStates,
-    WeightGradient,
-    bytes_sent,
-    chunks_of,
-    compute_logits,
-    hidden_states,
-    multiply,
-)
+from tpbench.kernels.linear.chunks import HiddenStates, WeightGradient, chunks_of, multiply
 from tpbench.kernels.linear.statistics import LossesOfLabels, is_supported
 from tpbench.kernels.row_loss import (
-    POLICY_FACTOR,
     KernelTarget,
+    LossResult,
     Options,
-    Outputs,
     RowLoss,
-    Scaling,
+    Rows,
     TopK,
+    TopTarget,
     fp16_gradient_scale,
     has_labels,
     kernel_target,
@@ -38,7 +30,6 @@ from tpbench.kernels.row_loss import (
 )
 from tpbench.kernels.row_terms import RowInputs, RowOutputs
 from tpbench.kernels.two_pass.launch import inverse_row_count, reduced, with_sequence_means
-from tpbench.kernels.two_pass.state import INTERPRETED
 
 
 @dataclass(frozen=True)
@@ -58,19 +49,9 @@ class LinearHow:
 
 
 @dataclass(frozen=True)
-class LinearEntropyLossResult:
+class LinearEntropyLossResult(LossResult):
     """The result of `linear_entropy_loss`."""
 
-    loss: Tensor
-    """fp32 scalar, or (rows,) with reduction="none". Every rank of the group has the same bits."""
-    row_loss: Tensor
-    """(rows,) fp32: each row's loss (or log-probability), 0 for a row that does not count."""
-    entropy: Tensor | None
-    """(rows,) fp32: entropy of each row's distribution in nats. None without `entropy=True`."""
-    logprobs: Tensor | None
-    """(rows,) fp32, as the next one only for loss="policy": log-probability of each label."""
-    clipped: Tensor | None
-    """(rows,) bool: true where the clip decides the row's loss."""
     grad_hidden: Tensor | None
     """Like hidden: its gradient, summed over the ranks, times grad_scale. None, as the next two, if not computed."""
     grad_weight: Tensor | None
@@ -175,59 +156,55 @@ def linear_entropy_loss(
     )  # fmt: skip
     checks.options(options)
     shards = 1 if group is None or not hidden_sharded else group.size()
-    checks.linear_tensors(hidden, weight, target, options, bias, weight_grad, grad, shards, INTERPRETED)
-    rows, device = len(hidden) * shards, hidden.device
+    checks.linear_tensors(hidden, weight, target, options, bias, weight_grad, grad, shards)
+    n_rows, device = len(hidden) * shards, hidden.device
     row_inputs = RowInputs(row_grad, entropy_grad, row_weight, old_logprobs, advantages, ref_logprobs)
-    checks.row_tensors(options, row_inputs, sequences, rows, device)
+    checks.row_tensors(options, row_inputs, sequences, n_rows, device)
     if workspace_gib != "auto":
         checks.number("workspace_gib", workspace_gib, positive=True)
 
-    if isinstance(target, TopK):
-        target = target.map(Tensor.contiguous)
     loss_of_row = RowLoss.of_call(options, len(weight), device, "weight", target)
     if isinstance(target, (tuple, list)):
         loss_of_row = replace(loss_of_row, target_softcap=softcap)
+    kernels_target: Any = target if isinstance(target, (tuple, list)) else kernel_target(target, loss_of_row)
     wanted: Sequence[str] = (checks.LINEAR_INPUTS if grad else ()) if isinstance(grad, bool) else grad
     inputs = tuple(name for name in wanted if name != "bias" or bias is not None)
-    scaling = Scaling.of_call(loss_of_row, rows, row_inputs, sequences)
-    if sequences is not None and rows:
-        assert isinstance(target, Tensor)
-        labels, of_logprobs = target.contiguous(), loss_of_row.of_logprobs()
-        logprobs = torch.empty(rows, dtype=torch.float32, device=device)
-        before = _call(hidden, weight, bias, target, of_logprobs, shards, workspace_gib, None, ())
-        before.run(Outputs(RowOutputs(logprobs)), Scaling())
-        scaling = with_sequence_means(loss_of_row, labels, logprobs, scaling, gradient=bool(inputs))
-    call = _call(hidden, weight, bias, target, loss_of_row, shards, workspace_gib, weight_grad, inputs)
-    outputs = Outputs.allocated(loss_of_row, rows, device)
-    if scaling.count:
-        assert isinstance(target, (Tensor, TopK))
-        inverse_count = inverse_row_count(labels_of(kernel_target(target, loss_of_row)), row_weight, loss_of_row)
-        scaling = replace(scaling, inverse_count=inverse_count)
-    how, sent = call.run(outputs, scaling)
-    gradient = call.weight_gradient
+    call = functools.partial(_call, hidden, weight, bias, kernels_target, shards, workspace_gib)
+    if sequences is not None and n_rows:
+        before = call(loss_of_row.of_logprobs(), None, ())
+        logprobs = torch.empty(n_rows, dtype=torch.float32, device=device)
+        before.run(Rows(RowOutputs(logprobs)))
+        rows = Rows(RowOutputs(logprobs), row_inputs, sequences)
+        logprobs = before.chunks.in_rows(logprobs)
+        row_inputs = with_sequence_means(loss_of_row, kernels_target, logprobs, rows, gradient=bool(inputs)).inputs
+    main = call(loss_of_row, weight_grad, inputs)
+    rows = Rows.of_call(loss_of_row, n_rows, device, RowInputs(*map(main.chunks.in_order, row_inputs)), None)
+    if rows.count:
+        rows = replace(rows, inverse_count=inverse_row_count(labels_of(kernels_target), row_weight, loss_of_row))
+    how, sent = main.run(rows)
+    rows = replace(rows, outputs=RowOutputs(*map(main.chunks.in_rows, rows.outputs)))
     return LinearEntropyLossResult(
-        reduced(outputs, scaling.inverse_count, scaling.mean), *outputs.rows, call.grad_hidden,
-        None if gradient is None else gradient.weight, None if gradient is None else gradient.bias,
-        LinearHow(len(call.chunks), call.chunks.most, call.workspace / 2**30, how, sent + call.hidden_bytes()),
+        reduced(rows, rows.inverse_count), *rows.outputs, main.grad_hidden, main.weight_gradient.weight,
+        main.weight_gradient.bias, LinearHow(len(main.chunks), main.chunks.most, main.workspace / 2**30, how, sent),
     )  # fmt: skip
 
 
 def _call(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Any, loss: RowLoss, shards: int,
-    workspace_gib: float | Literal["auto"], weight_grad: Tensor | None, inputs: tuple[str, ...],
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Any, shards: int,
+    workspace_gib: float | Literal["auto"], loss: RowLoss, weight_grad: Tensor | None, inputs: tuple[str, ...],
 ) -> _WithLogits | LossesOfLabels:  # fmt: skip
     """Return the call that computes a loss and the gradients of `inputs`."""
     if not inputs and has_labels(loss.loss) and loss.label_smoothing == 0 and len(hidden) and is_supported(hidden):
-        return LossesOfLabels(hidden, weight, bias, target, loss, shards, workspace_gib)
-    return _WithLogits(hidden, weight, bias, target, loss, shards, workspace_gib, weight_grad, inputs)
+        return LossesOfLabels(hidden, weight, bias, target, shards, workspace_gib, loss)
+    return _WithLogits(hidden, weight, bias, target, shards, workspace_gib, loss, weight_grad, inputs)
 
 
 class _ChunkLogits:
     """The logits hidden @ weight.T + bias of one chunk at a time, in memory that all chunks share."""
 
-    def __init__(self, states: HiddenStates, weight: Tensor, bias: Tensor | None, chunks: Chunks) -> None:
+    def __init__(self, states: HiddenStates, weight: Tensor, bias: Tensor | None) -> None:
         self.states, self.weight, self.bias = states, weight, bias
-        self.memory = weight.new_empty((chunks.most if len(chunks) else 0, len(weight)))
+        self.memory = weight.new_empty((states.chunks.most if len(states.chunks) else 0, len(weight)))
 
     def compute(self, index: int) -> tuple[Tensor, Tensor]:
         """Queue the product of a chunk.
@@ -236,7 +213,10 @@ class _ChunkLogits:
         """
         hidden = self.states.chunk(index)
         logits = self.memory[: len(hidden)]
-        compute_logits(hidden, self.weight, self.bias, logits)
+        if self.bias is None:
+            multiply(hidden, self.weight.t(), logits)
+        else:
+            torch.addmm(self.bias, hidden, self.weight.t(), out=logits)
         return hidden, logits
 
 
@@ -247,104 +227,90 @@ class _WithLogits:
     """
 
     def __init__(
-        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Any, loss: RowLoss, shards: int,
-        workspace_gib: float | Literal["auto"], weight_grad: Tensor | None, inputs: tuple[str, ...],
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Any, shards: int,
+        workspace_gib: float | Literal["auto"], loss: RowLoss, weight_grad: Tensor | None, inputs: tuple[str, ...],
     ) -> None:  # fmt: skip
-        """`target`: labels, logits, or the teacher's hidden states and weight. `inputs`: those with gradients."""
-        self.weight, self.target, self.loss, self.has_gradient = weight, target, loss, bool(inputs)
-        self.matrices = [hidden, target[0]] if isinstance(target, (tuple, list)) else [hidden]
-        row_bytes = sum(loss.vocabulary.share * states.itemsize for states in self.matrices)
+        """`target`: labels, logits, a top k, or the teacher's hidden states and weight."""
+        self.weight, self.loss, self.has_gradient = weight, loss, bool(inputs)
+        teacher = None if isinstance(target, (Tensor, TopTarget)) else target
+        matrices = [hidden] if teacher is None else [hidden, teacher[0]]
+        row_bytes = sum(loss.vocabulary.share * states.itemsize for states in matrices)
         self.chunks = chunks_of(len(hidden) * shards, shards, row_bytes, workspace_gib)
         self.grad_hidden = None
         if "hidden" in inputs:
             self.grad_hidden = torch.empty(hidden.shape, dtype=hidden.dtype, device=hidden.device)
-        self.states = hidden_states(hidden, self.grad_hidden, loss.group, self.chunks)
-        self.logits = _ChunkLogits(self.states, weight, bias, self.chunks)
+        self.states = HiddenStates(hidden, self.grad_hidden, loss.group, self.chunks)
+        self.logits = _ChunkLogits(self.states, weight, bias)
         self.first = self.logits.compute(0) if len(self.chunks) else None
-        self.weight_gradient: WeightGradient | None = None
-        if "weight" in inputs or "bias" in inputs:
-            self.weight_gradient = WeightGradient(
-                weight if "weight" in inputs else None, bias if "bias" in inputs else None, weight_grad,
-                len(self.chunks),
-            )  # fmt: skip
+        has_weight = "weight" in inputs
+        self.weight_gradient = WeightGradient(
+            weight if has_weight else None, bias if "bias" in inputs else None, weight_grad if has_weight else None,
+            len(self.chunks),
+        )  # fmt: skip
         self.teacher: _ChunkLogits | None = None
-        if isinstance(target, (tuple, list)):
-            states = hidden_states(target[0], None, loss.group, self.chunks)
-            self.teacher = _ChunkLogits(states, target[1], None, self.chunks)
+        if teacher is not None:
+            self.teacher = _ChunkLogits(HiddenStates(teacher[0], None, loss.group, self.chunks), teacher[1], None)
+        self.target = target
+        if loss.has_labels:
+            in_order = self.chunks.in_order
+            self.target = in_order(target) if isinstance(target, Tensor) else TopTarget(*map(in_order, target))
 
     @property
     def workspace(self) -> int:
         """Bytes for the logits and the target logits of a chunk."""
         return self.logits.memory.nbytes + (0 if self.teacher is None else self.teacher.memory.nbytes)
 
-    def run(self, outputs: Outputs, scaling: Scaling) -> tuple[How | None, int]:
-        """Compute the losses and gradients. Returns the kernels of a chunk, and the bytes of statistics that were sent.
+    def run(self, rows: Rows) -> tuple[How | None, int]:
+        """Compute the losses and gradients of all rows, which are in the order of chunks.
 
-        `outputs`, `scaling`: of all rows.
+        Returns the kernels of the first chunk, and the bytes that this rank sent.
         """
-        states, gradient = self.states, self.weight_gradient
-        stored_scale = self._stored_scale(scaling) if self.has_gradient else 1.0
-        scaling = replace(scaling, grad_scale=scaling.grad_scale * stored_scale)
+        stored_scale = self._stored_scale(rows) if self.has_gradient else 1.0
+        loss = replace(self.loss, grad_scale=self.loss.grad_scale * stored_scale)
         how: How | None = None
         sent = 0
         for index in range(len(self.chunks)):
             # `first` would keep this chunk's hidden states until the end.
             (hidden, logits), self.first = self.first or self.logits.compute(index), None
             target = self._target(index)
-            states.wait()
-            how_chunk = self._launch(index, logits, target, outputs, scaling)
+            self.states.wait()
+            how_chunk = launch_rows(loss, logits, target, self._rows(rows, index, logits))
             how, sent = how or how_chunk, sent + how_chunk.bytes_sent
             if self.grad_hidden is not None:
-                multiply(logits, self.weight, states.gradient(index), 1.0 / stored_scale)
-                states.send_gradient(index)
-            states.prefetch(index + 1)
+                multiply(logits, self.weight, self.states.gradient(index), 1.0 / stored_scale)
+                self.states.send_gradient(index)
+            self.states.prefetch(index + 1)
             if self.teacher is not None:
                 self.teacher.states.prefetch(index + 1)
-            if gradient is not None:
-                gradient.add(logits, hidden, 1.0 / stored_scale)
-        states.wait()
-        return how, sent
+            self.weight_gradient.add(logits, hidden, 1.0 / stored_scale)
+        self.states.wait()
+        of_teacher = 0 if self.teacher is None else self.teacher.states.bytes_sent
+        return how, sent + self.states.bytes_sent + of_teacher
 
     def _target(self, index: int) -> KernelTarget:
         """Return the target of a chunk."""
         if self.teacher is not None:
             return self.teacher.compute(index)[1]
+        if not self.loss.has_labels:
+            return self.chunks.take(self.target, index)
+        chunk = self.chunks[index]
+        return self.target[chunk] if isinstance(self.target, Tensor) else TopTarget(*(of[chunk] for of in self.target))
 
-        def chunk(values: Tensor) -> Tensor:
-            return self.chunks.take(values, index)
+    def _rows(self, rows: Rows, index: int, logits: Tensor) -> Rows:
+        """Return the rows of a chunk, whose gradient overwrites its logits."""
+        chunk = self.chunks[index]
+        inputs, outputs = (
+            [None if values is None else values[chunk] for values in numbers] for numbers in (rows.inputs, rows.outputs)
+        )
+        grad = logits if self.has_gradient else None
+        return replace(rows, inputs=RowInputs(*inputs), outputs=RowOutputs(*outputs), grad=grad, total=None)
 
-        target = self.target.map(chunk) if isinstance(self.target, TopK) else chunk(self.target)
-        return kernel_target(target, self.loss)
-
-    def _launch(self, index: int, logits: Tensor, target: KernelTarget, outputs: Outputs, scaling: Scaling) -> How:
-        """Compute the loss of a chunk and, in place, the logits' gradient."""
-
-        def chunk(values: Tensor | None) -> Tensor | None:
-            return None if values is None else self.chunks.take(values, index)
-
-        rows = RowOutputs(*map(chunk, outputs.rows))
-        scaling = replace(scaling, inputs=RowInputs(*map(chunk, scaling.inputs)))
-        how = launch_rows(self.loss, logits, target, Outputs(rows, logits if self.has_gradient else None), scaling)
-        for all_rows, of_chunk in zip(outputs.rows, rows, strict=True):
-            if all_rows is not None:
-                self.chunks.put(all_rows, of_chunk, index)
-        return how
-
-    def _stored_scale(self, scaling: Scaling) -> float:
+    def _stored_scale(self, rows: Rows) -> float:
         """Return the factor on the gradient of the logits in memory, by which its products are divided.
 
         It is not 1 for the fp16 gradient of a mean (see `fp16_gradient_scale`).
         """
-        is_mean = scaling.count or scaling.mean != 1.0
-        if self.weight.dtype != torch.float16 or not is_mean or scaling.inputs.row_grad is not None:
+        is_mean = rows.count or rows.mean != 1.0
+        if self.weight.dtype != torch.float16 or not is_mean or rows.inputs.row_grad is not None:
             return 1.0
-        factors = (scaling.grad_scale, self.loss.logits_scale, POLICY_FACTOR if self.loss.loss == "policy" else 1.0)
-        return fp16_gradient_scale(self.chunks.rows, *factors)
-
-    def hidden_bytes(self) -> int:
-        """Return the bytes of hidden states and their gradients that this rank sent."""
-        grads = (self.grad_hidden is not None, False)
-        return sum(
-            bytes_sent(self.chunks, states, self.loss.vocabulary.world_size, grad)
-            for states, grad in zip(self.matrices, grads, strict=False)
-        )
+        return fp16_gradient_scale(self.chunks.rows, self.loss.loss, self.loss.grad_scale, self.loss.logits_scale)

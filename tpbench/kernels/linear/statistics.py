@@ -13,8 +13,7 @@ ptxas would let matrix instructions run one after the other (its warning C7514),
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import triton
@@ -22,14 +21,14 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from tpbench.kernels.cached_launch import cached_launch
+from tpbench.kernels.cached_launch import INTERPRETED, cached_launch, launching
 from tpbench.kernels.collectives import gather_by_rank
 from tpbench.kernels.launch_rows import How
-from tpbench.kernels.linear.chunks import bytes_sent, chunks_of, hidden_states
-from tpbench.kernels.row_loss import Outputs, RowLoss, Scaling
-from tpbench.kernels.row_terms import RowInputs, RowOutputs, reference, weigh
-from tpbench.kernels.two_pass.launch import launching, losses_of_statistics
-from tpbench.kernels.two_pass.state import INTERPRETED, capped, round_to
+from tpbench.kernels.linear.chunks import HiddenStates, WeightGradient, chunks_of
+from tpbench.kernels.row_loss import RowLoss, Rows
+from tpbench.kernels.row_terms import reference, weigh
+from tpbench.kernels.two_pass.launch import losses_of_statistics
+from tpbench.kernels.two_pass.state import capped, round_to
 
 NATS = tl.constexpr(math.log(2.0))
 """Nats in a bit."""
@@ -60,16 +59,19 @@ def bytes_of_tiles(columns: int, entropy: bool) -> int:
 class LossesOfLabels:
     """A call for losses and entropies of labels alone, and the memory for the statistics of its rows."""
 
-    weight_gradient = grad_hidden = None
+    grad_hidden = None
+    weight_gradient = WeightGradient(None, None, None, 0)
 
     def __init__(
-        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Any, loss: RowLoss, shards: int,
-        workspace_gib: float | Literal["auto"],
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, shards: int,
+        workspace_gib: float | Literal["auto"], loss: RowLoss,
     ) -> None:  # fmt: skip
-        self.hidden, self.weight, self.bias, self.labels = hidden, _aligned(weight), bias, labels
+        self.weight, self.bias = _aligned(weight), bias
         self.loss, self.entropy = loss, loss.wants_entropy
         rows = len(hidden) * shards
         self.chunks = chunks_of(rows, shards, bytes_of_tiles(loss.vocabulary.share, self.entropy), workspace_gib)
+        self.states = HiddenStates(hidden, None, loss.group, self.chunks)
+        self.labels = self.chunks.in_order(labels)
         shape = (loss.numbers(self.entropy), rows)
         self.values = torch.empty(shape, dtype=torch.float32, device=hidden.device)
         """The statistics of the rows of all chunks, one chunk behind the other."""
@@ -78,33 +80,21 @@ class LossesOfLabels:
         self.memory = torch.empty(tiles, dtype=torch.float32, device=hidden.device)
         self.workspace = self.memory.nbytes
 
-    def run(self, outputs: Outputs, scaling: Scaling) -> tuple[How | None, int]:
-        """Compute the losses. Returns the kernels of a chunk, and the bytes of statistics that this rank sent."""
-        loss, chunks = self.loss, self.chunks
-        states = hidden_states(self.hidden, None, loss.group, chunks)
-        labels = chunks.in_order(self.labels)
-        how: How | None = None
-        first = 0
-        for index in range(len(chunks)):
-            chunk = states.chunk(index)
-            states.prefetch(index + 1)  # no collective follows the product, so the next chunk is fetched beside it
-            how = self._store(chunk, labels[first : first + len(chunk)], first)
-            first += len(chunk)
-        gathered = gather_by_rank(self.values, loss.group, loss.vocabulary.world_size)
-        rows = RowOutputs(
-            *(each if each is None or chunks.shards == 1 else torch.empty_like(each) for each in outputs.rows)
-        )
-        with launching(self.hidden.device):
-            inputs = RowInputs(*(each if each is None else chunks.in_order(each) for each in scaling.inputs))
-            losses_of_statistics(loss, gathered, labels, rows, replace(scaling, inputs=inputs))
-        for all_rows, in_order in zip(outputs.rows, rows, strict=True):
-            if all_rows is not None:
-                chunks.put_all(all_rows, in_order)
-        return how, (loss.vocabulary.world_size - 1) * len(labels) * loss.numbers(self.entropy) * 4
+    def run(self, rows: Rows) -> tuple[How | None, int]:
+        """Compute the losses of all rows, which are in the order of chunks.
 
-    def hidden_bytes(self) -> int:
-        """Return the bytes of hidden states that this rank sent."""
-        return bytes_sent(self.chunks, self.hidden, self.loss.vocabulary.world_size, False)
+        Returns the kernels of a chunk, and the bytes that this rank sent.
+        """
+        loss, states = self.loss, self.states
+        how: How | None = None
+        for index in range(len(self.chunks)):
+            chunk, place = states.chunk(index), self.chunks[index]
+            states.prefetch(index + 1)  # no collective follows the product, so the next chunk is fetched beside it
+            how = self._store(chunk, self.labels[place], place.start)
+        gathered = gather_by_rank(self.values, loss.group, loss.vocabulary.world_size)
+        with launching(self.weight.device):
+            losses_of_statistics(loss, gathered, self.labels, rows)
+        return how, (loss.vocabulary.world_size - 1) * self.values.nbytes + states.bytes_sent
 
     def _store(self, hidden: Tensor, labels: Tensor, first: int) -> How:
         """Queue the product of some rows, whose statistics are stored from row `first` on."""

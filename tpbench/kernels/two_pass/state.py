@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from tpbench.kernels.cached_launch import INTERPRETED
 from tpbench.kernels.row_loss import TopTarget
 from tpbench.kernels.row_terms import LEAST_REST, Teacher, reference, shifted, state_of, weigh
 
@@ -44,8 +45,6 @@ class TwoPassSpec(NamedTuple):
     """The columns outside of the top k are one more column."""
 
 
-INTERPRETED: bool = not isinstance(reference, triton.JITFunction)
-"""True if the kernels run in Triton's interpreter: TRITON_INTERPRET was 1 when triton was imported."""
 _INTERPRETED = tl.constexpr(INTERPRETED)
 
 

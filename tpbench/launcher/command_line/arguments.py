@@ -5,8 +5,6 @@ The names of fields are checked where jobs are made of them (`tpbench.job.parse_
 
 from __future__ import annotations
 
-import importlib.util
-import math
 import re
 import shlex
 from argparse import Namespace
@@ -17,13 +15,13 @@ from typing import NoReturn
 from hydra._internal.utils import get_args_parser
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, Override, RangeSweep
+from hydra.core.override_parser.types import Override
 from hydra.errors import OverrideParseException
 
 from tpbench.launcher.command_line.outside_choices import command_line_variants, name_in_rows
 from tpbench.launcher.options import CODE, COMMANDS, CONF, GROUPS, aliases, command_line_names, read_choice
 from tpbench.settings import JobError, user_path
-from tpbench.suggestions import nearest, printable, unknown
+from tpbench.suggestions import nearest, printable
 
 typed: list[str] = []
 """The command line as the user typed it. `sys.argv` holds the one that Hydra gets."""
@@ -33,13 +31,9 @@ model_files: set[str] = set()
 
 OUTPUT_FOLDERS = ("output_dir", "hydra.run.dir", "hydra.sweep.dir")
 """Fields for the folders of rows and of logs."""
-MAX_CELLS = 10_000
-"""Most cells of one sweep. Every cell is composed before the first one runs, in about 60 ms each."""
 
 _SEVERAL = re.compile(r"\s+(?=[+~]*[\w./]+=)")
 """White space before another NAME= within one argument."""
-_ONE_DASH = re.compile(r"-[a-z_]{3,}")
-"""A word after one dash. Hydra's options of one dash have one or two letters."""
 _ENVIRONMENT = re.compile(r"\$\{\s*oc\.(env|\$)")
 _NESTED = re.compile(r"""[()\[\]{}'"\\]""")
 """Characters of a value that is more than a list of words."""
@@ -56,7 +50,6 @@ def for_hydra(arguments: Sequence[str]) -> list[str]:
     """Return the command line as Hydra gets it. Raises JobError with a line for each mistake."""
     arguments = rewritten(options_first(_without_aliases(arguments)))
     check_overrides(arguments)
-    check_defaults(arguments)
     return [*accepted_by_hydra(arguments), "hydra.mode=MULTIRUN"]  # also for one job
 
 
@@ -65,9 +58,6 @@ def parse_options(arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
 
     Raises JobError for an option with a wrong value, or without one that it needs.
     """
-    for each in arguments:
-        if _ONE_DASH.match(each):  # argparse would take the first letter for an option, such as -m
-            raise JobError(f"{each}: a field has no dash in front ({each[1:]}), and a long option of Hydra has two")
     parser = get_args_parser()
 
     def raise_error(message: str) -> NoReturn:
@@ -87,8 +77,6 @@ def options_first(arguments: Sequence[str]) -> list[str]:
     options = list(arguments)
     for each in parsed.overrides:
         options.remove(each)
-    if (given := parsed.config_dir) is not None:
-        options = [option.replace(given, str(user_path(given, "--config-dir"))) for option in options]
     return [*options, *parsed.overrides]
 
 
@@ -106,19 +94,17 @@ def check_overrides(arguments: Sequence[str]) -> None:
     errors += [error for each in overrides for error in _errors(each, sweeps)]
     if errors:
         raise JobError("\n".join(dict.fromkeys(errors)))
-    if (cells := math.prod(map(_count, overrides))) > MAX_CELLS:
-        raise JobError(f"this sweep has {cells} cells; one sweep has at most {MAX_CELLS}: divide it into several")
 
 
 def parse_overrides(arguments: Sequence[str]) -> list[Override]:
     """Return the parsed overrides. Raises JobError with one line for each argument that is not an override."""
     parser = OverridesParser.create()
     overrides, errors = [], []
-    for before, argument in zip(("", *arguments), arguments, strict=False):
+    for argument in arguments:
         try:
             overrides += parser.parse_overrides([argument])
         except OverrideParseException:
-            errors.append(_explanation(argument, before))
+            errors.append(_explanation(argument))
         except ValueError as error:  # a number with thousands of digits
             errors.append(f"{argument}: {error}")
     if errors:
@@ -126,8 +112,8 @@ def parse_overrides(arguments: Sequence[str]) -> list[Override]:
     return overrides
 
 
-def _explanation(argument: str, before: str) -> str:
-    """Return what is wrong with an argument, and an argument that would be right. `before`: the argument before it."""
+def _explanation(argument: str) -> str:
+    """Return what is wrong with an argument, and an argument that would be right."""
     name, equals, value = argument.partition("=")
     if not argument.strip():
         return "an argument is empty: write NAME=VALUE (is a variable of the shell not set?)"
@@ -139,10 +125,9 @@ def _explanation(argument: str, before: str) -> str:
             return f"{argument} is a command: write it first, as python -m tpbench {argument} ..."
         if argument in command_line_names() | set(GROUPS):
             return f"{argument} has no value: write {argument}=VALUE"
-        several = f"-m {before.rstrip(',')},{argument}" if "=" in before else "-m NAME=VALUE1,VALUE2"
-        commands = f"; commands: {', '.join(COMMANDS)}" * (not before)
-        meant = "" if before else nearest(argument, COMMANDS)
-        return f"'{argument}' has no value{meant} (write NAME=VALUE, or several values as {several}{commands})"
+        meant, commands = nearest(argument, COMMANDS), ", ".join(COMMANDS)
+        several = "write NAME=VALUE, or several values as -m NAME=VALUE1,VALUE2"
+        return f"'{argument}' has no value{meant} ({several}; commands: {commands})"
     values = [each.strip() for each in value.lstrip("=").split(",")]
     right = f"{'-m ' * (len(list(filter(None, values))) > 1)}{name.strip()}={','.join(filter(None, values))}"
     if any(values) and right.removeprefix("-m ") != argument:
@@ -175,15 +160,6 @@ def _errors(override: Override, sweeps: bool) -> list[str]:
     if key == "experiment" and not override.is_add():
         errors.append(f"experiments are added, with a plus: +{line.lstrip('+')}")
     return errors
-
-
-def _count(override: Override) -> int:
-    """Return the number of values of an override, without making them."""
-    value = override.value()
-    if isinstance(value, RangeSweep):
-        start, stop, step = value.start or 0, value.stop or 0, value.step or 1
-        return max(1, math.ceil((stop - start) / step))
-    return max(1, len(value.list)) if isinstance(value, ChoiceSweep) else 1
 
 
 def _without_aliases(arguments: Sequence[str]) -> list[str]:
@@ -293,42 +269,14 @@ def accepted_by_hydra(arguments: Sequence[str]) -> list[str]:
 
 
 def config_folders(arguments: Sequence[str]) -> list[Path]:
-    """Return the folders of configuration files: the package's, that of --config-dir and those of hydra.searchpath.
+    """Return the folders of configuration files: the package's and that of --config-dir.
 
     Raises JobError for a folder that does not exist.
     """
     folders = [CONF, *map(Path, filter(None, [parse_options(arguments)[0].config_dir]))]
-    lists = [word.partition("=")[2].strip("[]") for word in arguments if word.startswith("hydra.searchpath=")]
-    places = [place.strip("'\" ") for text in lists for place in text.split(",")]
-    primary = _primary(arguments, folders)
-    of_hydra = (read_choice(primary).get("hydra") or {}) if primary else {}
-    for place in [*places, *(of_hydra.get("searchpath") or [])]:
-        kind, _, rest = place.rpartition("://")
-        if kind == "pkg":
-            spec = importlib.util.find_spec(rest.partition("/")[0].partition(".")[0])
-            roots = (spec and spec.submodule_search_locations) or []
-            folders += [Path(root, *rest.replace("/", ".").split(".")[1:]) for root in roots] or [Path(place)]
-        else:
-            folders.append(Path(rest))
-    if missing := [str(folder) for folder in folders if not folder.is_dir()]:
-        raise JobError(f"no such folder of configuration files: {', '.join(missing)}")
+    if not folders[-1].is_dir():
+        raise JobError(f"no such folder of configuration files: {folders[-1]}")
     return folders
-
-
-def check_defaults(arguments: Sequence[str]) -> None:
-    """Raise JobError if no folder has the configuration file that -cn names, or if it does not build on another one."""
-    folders, name = config_folders(arguments), parse_options(arguments)[0].config_name
-    if (file := _primary(arguments, folders)) is None:
-        valid = sorted(file.stem for folder in folders for file in folder.glob("*.yaml"))
-        raise JobError(unknown("configuration file", name, valid))
-    if name and "_self_" not in (read_choice(file).get("defaults") or ()):
-        raise JobError(f"{file} needs a list `defaults:` with `- config`, what it overrides, and `- _self_`")
-
-
-def _primary(arguments: Sequence[str], folders: Sequence[Path]) -> Path | None:
-    """Return the configuration file that --config-name names, or None if no folder has it."""
-    name = (parse_options(arguments)[0].config_name or "config").removesuffix(".yaml")
-    return next((file for folder in folders if (file := folder / f"{name}.yaml").is_file()), None)
 
 
 def _model_and_folders(value: str, arguments: Sequence[str]) -> list[str]:

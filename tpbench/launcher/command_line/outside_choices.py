@@ -23,7 +23,6 @@ SHARED_COLUMNS = {"tokens": INT, "vocab": INT, "dtype": TEXT}
 """Columns of every row that hold fields of problems, with their types."""
 
 _FILE = re.compile(r"(?P<path>.*\.py)(?::(?P<function>.*))?")
-_WITHOUT_ENDING = re.compile(r"(?P<path>[^:]*[^:/]):(?P<function>[A-Za-z_]\w*)")
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.py")
 """File names that are written in rows, tables and command lines as they are."""
 
@@ -59,19 +58,17 @@ def name_in_rows(choice: str) -> str:
 
 def find_outside(choice: str) -> OutsideVariant | None:
     """Return the variant from outside that a value of `variant=` means, or None. Raises JobError."""
-    if match := _FILE.fullmatch(choice.strip()):
-        path = user_path(match["path"], "the file of a variant")
-        if not is_file_name(path.name):
-            raise JobError(f"{path.name}: rename the file; its name may have letters, digits and _ - . of ASCII only")
-        if not (function := match["function"]):
-            raise JobError(
-                f"variant={choice} names no function: write {choice.rstrip(':')}:FUNCTION "
-                f"(its functions: {', '.join(names_in(path)) or 'none'})"
-            )
-        return from_file(path, function)
-    if match := _WITHOUT_ENDING.fullmatch(choice.strip()):
-        raise JobError(f"variant={choice}: write the file with its ending, as {match['path']}.py:{match['function']}")
-    return None
+    if not (match := _FILE.fullmatch(choice.strip())):
+        return None
+    path = user_path(match["path"], "the file of a variant")
+    if not is_file_name(path.name):
+        raise JobError(f"{path.name}: rename the file; its name may have letters, digits and _ - . of ASCII only")
+    if not (function := match["function"]):
+        raise JobError(
+            f"variant={choice} names no function: write {choice.rstrip(':')}:FUNCTION "
+            f"(its functions: {', '.join(names_in(path)) or 'none'})"
+        )
+    return from_file(path, function)
 
 
 def is_file_name(name: str) -> bool:

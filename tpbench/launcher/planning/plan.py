@@ -87,7 +87,9 @@ def plan(
         if outside and not job.scheduled:  # inputs change for all variants alike, as they do for one from outside
             job = replace(job, measure=replace(job.measure, fresh=True))
         cell = by_key.get(job.key) or Cell(request.index, job, skip_reason(job, target))
-        by_key[job.key] = replace(cell, ignored=(*cell.ignored, *_ignored_options(job, request)))
+        ignorable = {option.name for option in job.workload.options if option.ignorable}
+        ignorable = (ignorable - set(job.implementation.options)) | job.unused_settings
+        by_key[job.key] = replace(cell, ignored=(*cell.ignored, *filter(ignorable.__contains__, request.chosen)))
     if errors:
         raise JobError("\n".join(dict.fromkeys(errors)))
     cells = list(by_key.values())
@@ -99,19 +101,6 @@ def plan(
     return distinguish(cells)
 
 
-def _ignored_options(job: Job, request: Request) -> tuple[str, ...]:
-    """Return the options with another value than the default, and the settings of a measurement, that the command line
-    set and that the job ignores."""
-    defaults = job.workload.option_defaults
-    ignorable = {option.name for option in job.workload.options if option.ignorable} - set(job.implementation.options)
-    options = [
-        name
-        for name in request.chosen
-        if name in ignorable and str(request.values.get(name)).lower() != str(defaults[name]).lower()
-    ]
-    return (*options, *sorted(job.unused_settings.intersection(request.chosen)))
-
-
 def notes(cells: Sequence[Cell]) -> list[str]:
     """Return what a user should know before the cells run, a line each.
 
@@ -119,9 +108,8 @@ def notes(cells: Sequence[Cell]) -> list[str]:
     costs, inputs that change because one variant is from outside, and large problems on a CPU.
     """
     lines: dict[str, dict[str, None]] = {}
-    if long_s := sum(min(long_cpu_s(cell.job), cell.job.timeout_s) for cell in cells if cell.skip_reason is None):
-        time = f"{long_s / 60:.1f} minutes" if long_s < 3600 else f"{long_s / 3600:.1f} hours"
-        expected = f"large cells run on the CPU: expect about {time}, and no measurement of a GPU"
+    if any(is_long_on_cpu(cell.job) for cell in cells if cell.skip_reason is None):
+        expected = "large cells run on the CPU: expect minutes or hours, and no measurement of a GPU"
         lines[f"{expected}; shapes whose names begin with tiny_ take seconds (python -m tpbench list shapes)"] = {}
     outside = [cell.job.variant for cell in cells if cell.job.outside]
     if outside and not all(cell.job.outside for cell in cells):
@@ -172,17 +160,12 @@ def sweep_options(requests: Sequence[Request]) -> SweepOptions:
 
 
 LARGE_GIB = 0.125
-"""A problem whose ranks need more memory takes long on a CPU."""
-CPU_S_PER_GIB = 300.0
-"""Seconds of a core for each GiB that the ranks of such a problem need: inputs, oracle and iterations. Entropy losses
-of two and of eight ranks took 70 to 300 s, with and without Triton's interpreter. Matrix products take longer."""
+"""A problem whose ranks need more memory takes long on a CPU: about 300 s of a core for each GiB."""
 
 
-def long_cpu_s(job: Job) -> float:
-    """Return about how long a job takes on this host if its problem is large for a CPU, else 0."""
-    gib = job.workload.least_gib(job) or 0.0
-    is_long = job.device == "cpu" and gib > LARGE_GIB
-    return CPU_S_PER_GIB * gib * job.world_size / available_cores() if is_long else 0.0
+def is_long_on_cpu(job: Job) -> bool:
+    """Return True if a job runs on this host's CPU and its problem is large for that."""
+    return job.device == "cpu" and (job.workload.least_gib(job) or 0.0) > LARGE_GIB
 
 
 MAX_RANKS_PER_CORE = 8

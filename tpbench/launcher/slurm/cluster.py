@@ -53,9 +53,7 @@ class SlurmSettings:
     mem_gib: float | None = setting(
         None, help="main memory of a node that a job may use; null: the cluster's default", low=0.1
     )
-    array_parallelism: int = setting(
-        256, help="jobs with equal resources that may run at once, over all their arrays", low=1
-    )
+    array_parallelism: int = setting(256, help="jobs of an array that may run at once", low=1)
     cells_per_job: int | None = setting(
         1, help="cells that a job runs one after the other; all: every cell with equal resources", low=1
     )
@@ -196,10 +194,9 @@ def max_array_length() -> int:
     """Return the most jobs that one array may have on this cluster."""
     answered = answer("scontrol", "show", "config")
     text = answered.stdout if answered else ""
-    matches = re.findall(r"^MaxArraySize\s*=\s*(\d+)|\bmax_array_tasks=(\d+)", text, re.MULTILINE)
-    limits = [int(number) for match in matches for number in match if number]
-    # Array indices are below MaxArraySize. With MaxArraySize=0 there are no arrays, but single jobs.
-    return max(1, min(limits, default=DEFAULT_MAX_ARRAY_SIZE))
+    size = re.search(r"^MaxArraySize\s*=\s*(\d+)", text, re.MULTILINE)
+    # Indices are below MaxArraySize. With MaxArraySize=0 there are no arrays, but single jobs.
+    return max(1, int(size[1]) if size else DEFAULT_MAX_ARRAY_SIZE)
 
 
 def rejection_message(stderr: str) -> str:
@@ -256,13 +253,6 @@ class Layout:
     device: str
 
 
-def layout(job: Job, ranks_per_node: int) -> Layout:
-    """Return the fewest nodes that hold the job, each with the same number of whole replicas."""
-    fitting = ranks_per_node // job.tp_size
-    replicas = max(count for count in range(1, max(fitting, 1) + 1) if job.dp_size % count == 0)
-    return Layout(job.dp_size // replicas, replicas * job.tp_size, job.device)
-
-
 @dataclass(frozen=True)
 class Partition:
     """A planning target: a partition, described by its biggest node."""
@@ -302,9 +292,15 @@ class Partition:
         """Return the most ranks of the job that one node holds."""
         return self.gpus_per_node if job.device == "cuda" else self.cores_per_node
 
+    def layout(self, job: Job) -> Layout:
+        """Return the fewest nodes that hold the job, each with the same number of whole replicas."""
+        fitting = self.max_ranks_per_node(job) // job.tp_size
+        replicas = max(count for count in range(1, max(fitting, 1) + 1) if job.dp_size % count == 0)
+        return Layout(job.dp_size // replicas, replicas * job.tp_size, job.device)
+
     def nodes_of(self, job: Job) -> int:
         """Return the number of nodes that the job takes."""
-        return layout(job, self.max_ranks_per_node(job)).nodes
+        return self.layout(job).nodes
 
     def skip_reason(self, job: Job) -> str | None:
         """Return why the partition is too small for the job, or None if it is not."""

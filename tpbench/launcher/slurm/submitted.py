@@ -10,19 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from tpbench.files import replace_file
-from tpbench.launcher.attempt import ABANDONED_FILE, FAILURES, Attempt, abandon
+from tpbench.launcher.attempt import FAILURES, JOB_FILE, Attempt, abandon
 from tpbench.launcher.failure import last_lines, tail
 from tpbench.launcher.planning.plan import distinguish
 from tpbench.launcher.slurm import cluster
 from tpbench.launcher.slurm.cluster import ENDED
 from tpbench.results.read import load, plain_rows
-from tpbench.results.write import row_exists
 from tpbench.settings import JobError, path_argument
 from tpbench.suggestions import printable
 from tpbench.worker.task import TASK_FILE
-
-JOB = "slurm_job"
-"""File in a cell's folder with the number of the job that runs the cell."""
 
 SUBMITIT = "slurm"
 """Folder of submitit's files in the folder of a sweep."""
@@ -41,7 +37,7 @@ CAUSES = {
 def job_of(attempt: Attempt) -> str:
     """Return the number of the job that runs the attempt. Empty while no job is known."""
     try:
-        return (attempt.folder / JOB).read_text()
+        return (attempt.folder / JOB_FILE).read_text()
     except FileNotFoundError:
         return ""
 
@@ -51,24 +47,9 @@ def is_wanted(attempt: Attempt) -> bool:
     return bool(job_of(attempt)) and not attempt.abandoned
 
 
-def runs_others(attempt: Attempt) -> bool:
-    """Return True if the job of an abandoned attempt runs other cells, which were not abandoned and have no row."""
-    for file in attempt.folder.parent.glob(f"*/{JOB}"):
-        if file.read_text() == job_of(attempt) and not (file.parent / ABANDONED_FILE).exists():
-            row_id = json.loads((file.parent / TASK_FILE).read_text())["row_id"]
-            if not row_exists(attempt.cell.job.output_dir, row_id):
-                return True
-    return False
-
-
 def record(attempt: Attempt, job_id: str) -> None:
     """Note that this job runs the attempt."""
-    replace_file(attempt.task.folder / JOB, job_id)
-
-
-def forget_job(attempt: Attempt) -> None:
-    """Note that the job of an abandoned attempt has ended. A later one may have its number, and must not be ended."""
-    (attempt.folder / JOB).unlink(missing_ok=True)
+    replace_file(attempt.task.folder / JOB_FILE, job_id)
 
 
 def closed(attempt: Attempt, state: str) -> Attempt | None:

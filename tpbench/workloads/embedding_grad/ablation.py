@@ -28,9 +28,7 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
     frame = comparable(rows)
     if frame.empty:
         return []
-    steps = frame[
-        (frame["overlap_ms"] > 0) & (frame["distribution"] == "zipf_bigram") & (frame["transfers"] == "early")
-    ]
+    steps = frame[(frame["overlap_ms"] > 0) & (frame["distribution"] == "zipf_bigram")]
     return [
         *(_factorial(dict(zip(STEP, key, strict=True)), step) for key, step in steps.groupby(list(STEP))),
         _sent(frame),
@@ -39,9 +37,9 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
 
 def _factorial(facts: Mapping[str, Any], steps: pd.DataFrame) -> Table:
     steps = steps.assign(order=steps["transfer_order"].where(steps["other_mib"] > 0, "alone"))
-    exposed = steps.groupby(["line", "index", "order"])["exposed_ms"].last().to_dict()
+    exposed = steps.groupby(["label", "index", "order"])["exposed_ms"].last().to_dict()
     columns = ("alone", *ORDERS)
-    exchanges = dict.fromkeys((*EXCHANGES, *steps["line"]))
+    exchanges = dict.fromkeys((*EXCHANGES, *steps["label"]))
     lines = []
     for exchange, index in itertools.product(exchanges, INDEXES):
         found = [exposed.get((exchange, index, order)) for order in columns]

@@ -1,27 +1,25 @@
-"""Study of the crossover: the density of touched rows at which the dense exchange becomes faster than a sparse one."""
+"""Study of the crossover: the density of touched rows at which the dense exchange becomes faster than a sparse one.
+
+It is of exchanges alone. What they add to a training step says the study `ablation`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
 
-from tpbench.settings import spelled
 from tpbench.tables import Table
-from tpbench.workloads.study_data import Picture, Speedups, VerticalLine
+from tpbench.workloads.study_data import Picture, Speedups, VerticalLine, oldest_first
 
 DENSE = "dense_reduce_scatter"
 CLOCKS = ("device_ms", "time_ms")
 SOFTWARE = {"driver_version": "driver", "nccl_version": "NCCL", "torch_version": "torch"}
 """Columns with versions on which a time may depend, with their names. The version of torch includes that of CUDA."""
-USUAL = {"overlap_ms": 0.0, "transfers": "early", "index": "none", "other_mib": 0.0, "transfer_order": "passes"}
-"""What ran beside the exchange: columns with the value that is not mentioned."""
-GROUP = ("hardware", "software", "dtype", "table_rows", "width", "dp_size", "distribution", *USUAL)
+GROUP = ("hardware", "software", "dtype", "table_rows", "width", "dp_size", "distribution")
 """Columns that must agree for times to be compared over densities. (Of skewed rows, the busiest rank has more.)"""
-OPTIONS = {"merge": "triton", "search": "auto", "pinned": True, "graph": False}
-"""Options that make another line of a variant, with the value that is not mentioned."""
 
 Row: TypeAlias = Mapping[str, Any]
 
@@ -31,48 +29,39 @@ def groups_of(rows: Sequence[Row]) -> list[Speedups]:
 
     Its time is the median over all densities, because it sends the whole table. Of several rows of one density the
     newest counts. A replayed CUDA graph is no baseline, because most sparse exchanges cannot be captured. Rows of
-    replayed exchanges are compared with it like the others. The facts have a `suffix`: what ran beside the exchange;
-    and the software, if there are several versions.
+    replayed exchanges are compared with it like the others.
     """
-    frame = comparable(rows)
+    frame = comparable(row for row in rows if not row["overlap_ms"])
     if frame.empty:
         return []
-    frame = frame.drop_duplicates([*GROUP, "line", "density"], keep="last")
-    several = frame[frame["line"] != DENSE]["software"].nunique() > 1
+    frame = frame.drop_duplicates([*GROUP, "label", "density"], keep="last")
     groups = []
     for key, cells in frame.groupby(list(GROUP), dropna=False):
-        facts = dict(zip(GROUP, key, strict=True))
-        suffix = "".join(f", {name}={spelled(facts[name])}" for name, usual in USUAL.items() if facts[name] != usual)
-        suffix += f", {facts['software'] or 'unknown software'}" if several else ""
-        times = cells.pivot(index="density", columns="line", values=list(CLOCKS)).astype(float)
-        groups.append(Speedups.over(DENSE, times, {**facts, "suffix": suffix}, median=True))
+        times = cells.pivot(index="density", columns="label", values=list(CLOCKS)).astype(float)
+        groups.append(Speedups.over(DENSE, times, dict(zip(GROUP, key, strict=True)), median=True))
     return [group for group in groups if group.axis]
 
 
-def comparable(rows: Sequence[Row]) -> pd.DataFrame:
+def comparable(rows: Iterable[Row]) -> pd.DataFrame:
     """Return the correct rows of real devices, the newest last, with what their comparison needs."""
     found = []
-    for row in rows:
+    for row in oldest_first(rows):
         if row["status"] == "ok" and not row["interpreted"]:
             versions = [f"{name} {row[column]}" for column, name in SOFTWARE.items() if row[column] is not None]
-            options = [(name, row.get(name)) for name, usual in OPTIONS.items() if row.get(name) not in (None, usual)]
             more = {
-                **{name: usual if row.get(name) is None else row[name] for name, usual in USUAL.items()},
                 "hardware": row["gpu_name"] or row["cpu_model"] or "unknown",
-                "software": " ".join(versions),
-                "line": " ".join([row["variant"], *(f"{name}={value}".lower() for name, value in options)]),
+                "software": " ".join(versions) or "unknown software",
                 "density": round(float(row["density"]), 4),
                 "device_ms": row["time_ms"] if row["device_ms"] is None else row["device_ms"],
             }
             found.append({**row, **more})
-    frame = pd.DataFrame(found)
-    return frame.sort_values("started_at", na_position="first", kind="stable") if found else frame
+    return pd.DataFrame(found)
 
 
 def crossovers(group: Speedups) -> Iterator[tuple[str, dict[str, tuple[float | None, str]]]]:
     """Yield each sparse variant with its crossover by clock: the density, or None, and a text about it.
 
-    Variants that choose the dense exchange themselves have none, and a single density has none.
+    A single density has none, nor has a variant of older rows that chose the dense exchange itself.
     """
     for name in group.names:
         by_clock = {clock: ratios[name].dropna() for clock, ratios in group.by_clock.items()}
@@ -97,19 +86,27 @@ def tables(rows: Sequence[Row]) -> list[Table]:
     """Return a table of speed-ups by device time for each group, and one of the crossovers by both clocks."""
     groups = groups_of(rows)
     made = [_speedup_table(group) for group in groups]
-    lines = []
-    for group in groups:
-        size = "width {width}, {dp_size} ranks, {distribution}{suffix}".format(**group.facts)
-        for name, by_clock in crossovers(group):
-            lines.append((f"{name}, {size}", *(text for _, text in by_clock.values())))
+    lines = [
+        (f"{name}, width {_size(group, groups)}", *(text for _, text in by_clock.values()))
+        for group in groups
+        for name, by_clock in crossovers(group)
+    ]
     if lines:
         columns = ("variant", "by device time", "by wall clock")
         made.append(Table(f"density at which {DENSE} becomes faster", columns, lines))
     return made
 
 
+def _size(group: Speedups, groups: Sequence[Speedups]) -> str:
+    """Return the size of a group's problem, with its software if the groups have several."""
+    software = {each.facts["software"] for each in groups}
+    return "{width}, {dp_size} ranks, {distribution}".format(**group.facts) + (
+        f", {group.facts['software']}" if len(software) > 1 else ""
+    )
+
+
 def _speedup_table(group: Speedups) -> Table:
-    facts = {name: str(group.facts[name]) for name in GROUP if group.facts[name] not in (USUAL.get(name), "", None)}
+    facts = {name: str(value) for name, value in group.facts.items()}
     texts = group.by_clock["device_ms"].map("{:.2f}x".format, na_action="ignore").fillna("-")
     lines = [(f"{100 * density:.3g}%", *values) for density, *values in texts.itertuples(name=None)]
     heading = ", ".join(f"{name} {value}" for name, value in facts.items())
@@ -117,19 +114,13 @@ def _speedup_table(group: Speedups) -> Table:
 
 
 def picture(rows: Sequence[Row]) -> Picture | None:
-    """Return the speed-ups by density with the crossovers as vertical lines, or None if nothing can be compared.
-
-    If some exchanges ran alone, those beside a stand-in backward are left out: their time is mostly the stand-in's.
-    """
+    """Return the speed-ups by density with the crossovers as vertical lines, or None if nothing can be compared."""
     groups = groups_of(rows)
-    groups = [group for group in groups if not group.facts["overlap_ms"]] or groups
-    groups = [group for group in groups if group.by_clock["device_ms"].count().max() > 1] or groups
     panels = []
-    for group in groups:
+    for group in [group for group in groups if len(group.axis) > 1] or groups:
         marks = ((name, by_clock["device_ms"][0]) for name, by_clock in crossovers(group))
         vertical_lines = [VerticalLine(name, 100 * density) for name, density in marks if density is not None]
-        title = "{table_rows} x {width}, {dp_size} ranks, {distribution}{suffix}".format(**group.facts)
+        title = f"{group.facts['table_rows']} x {_size(group, groups)}"
         panels.append(group.panel(title, 100, vertical_lines))
-    return (
-        Picture(tuple(panels), "rows touched (%); dashed: by wall clock", f"speed-up over {DENSE}") if panels else None
-    )
+    labels = "rows touched (%); dashed: by wall clock", f"speed-up over {DENSE}"
+    return Picture(tuple(panels), *labels) if panels else None

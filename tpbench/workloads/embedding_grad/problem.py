@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from tpbench.settings import setting
@@ -102,24 +102,23 @@ WORKLOAD = Workload(
     headline=("table_rows", "width", "tokens"),
     former_fields={"duplicates": 0.0, "transfers": "early", "merge": "triton", "pinned": True},
     columns={
-        **{each.name: each.metadata["help"] for each in fields(EmbeddingGrad) if each.name not in ("tokens", "dtype")},
         "merge": "method of adding received rows, only in older rows: triton (a kernel, as now) or index_add (torch's)",
         "transfers": "transfers beside the stand-in: early, as now; in older rows also late (none) and beside (all)",
         "pinned": "true if row numbers were copied to the GPU from pinned memory, as now; only in older rows",
         "duplicates": "share of tokens whose row already has a token, only in older rows",
         "density": "distinct rows that a rank touched, divided by table_rows, mean over ranks",
-        "duplicate_rate": "share of tokens whose row already had a token, over all ranks",
+        "duplicate_rate": "share of tokens whose row already had a token, over all ranks, only in older rows",
         "grad_norm": "norm of the correct mean gradient, over all owners",
         "rank_bytes_sent": "bytes that each rank sent to its peers, as counted, by rank",
         "rank_bytes_received": "bytes that each rank received from its peers, as counted, by rank",
         "workspace_gib": "memory shared with peers that the variant keeps between iterations, GiB",
-        "chosen": "dense or sparse: the exchange that the variant used",
+        "chosen": "dense or sparse: the exchange that the variant used, only in older rows",
         "all_to_all_gb_per_s": "bandwidth of a large all-to-all on this machine, bytes that a rank sends",
         "reduce_scatter_gb_per_s": "bandwidth of the dense reduce-scatter on this machine, bytes that a rank sends",
         "link_gb_per_s": "bandwidth of the fastest single one of these collectives, from which the floor follows",
         "latency_ms": "time of an all-to-all of one row a peer on this machine",
         "upload_gb_per_s": "bandwidth of a copy of row numbers from pinned memory to the GPU, only in older rows",
-        "crossover_density": "density above which the variant uses the dense exchange, as calibrated (sparse_auto)",
+        "crossover_density": "density above which a variant used the dense exchange, as calibrated, only in older rows",
         "predicted_crossover": "density at which dense and sparse_all_to_all search=host should take equal time, by "
         "a formula, only in older rows",
         "exchange_gb_per_s": "bytes that the busiest rank sent, divided by the time of an iteration",
@@ -127,20 +126,18 @@ WORKLOAD = Workload(
         "others_ms": "measured time of an iteration without the exchange (with other_mib), ms",
         "index_ms": "wall time until the GPU has the index of one step, computed alone (with index), ms",
         "exposed_ms": "time of an iteration minus others_ms, or without other parameters minus stand_in_ms, ms",
-        "early_wall_ms": "wall time of the phases that need no gradient, which a backward pass can hide, ms",
-        "late_wall_ms": "wall time of the phases that need the gradient, ms",
+        "early_wall_ms": "wall time of the phases that need no gradient, only in older rows, ms",
+        "late_wall_ms": "wall time of the phases that need the gradient, only in older rows, ms",
         **{
             f"{phase}_ms": f"time of the phase {phase} alone: device time on GPUs, except for counts, ms"
             for phase in PHASES
         },
     },
-    variant_columns={"chosen": str, "crossover_density": float, "workspace_gib": float},
+    variant_columns={"workspace_gib": float},
     options=(Option("search", ignorable=True),),
     metrics={
         "exposed_ms": -1,
         "index_ms": -1,
-        "early_wall_ms": -1,
-        "late_wall_ms": -1,
         "exchange_gb_per_s": 1,
         "workspace_gib": -1,
         **{f"{phase}_ms": -1 for phase in PHASES},
@@ -197,12 +194,6 @@ WORKLOAD.variant_of(
     **MERGED,
 )
 WORKLOAD.variant_of(
-    "sparse_all_to_all_gpu",
-    "exchanges.by_collectives.SparseAllToAllGpu",
-    "sparse_all_to_all whose touched rows are found by torch.unique on the device",
-    **MERGED,
-)
-WORKLOAD.variant_of(
     "sparse_symmetric",
     "exchanges.symmetric.SparseSymmetric",
     "touched rows into their owners' memory by one kernel over NVLink; one node",
@@ -213,13 +204,6 @@ WORKLOAD.variant_of(
     "sparse_all_gather",
     "exchanges.by_collectives.SparseAllGather",
     "all-gather of every rank's touched rows, as a coalesced COO tensor",
-    options={"search"},
-    **MERGED,
-)
-WORKLOAD.variant_of(
-    "sparse_auto",
-    "exchanges.by_collectives.SparseAuto",
-    "sparse_all_to_all below a density measured at the start, dense_reduce_scatter above it",
     options={"search"},
     **MERGED,
 )

@@ -179,14 +179,6 @@ class TrainingStep:
         self.exchange_stream = torch.cuda.Stream(device) if on_gpu else None
         self.others_stream = torch.cuda.Stream(device) if on_gpu and others.count else None
 
-    @classmethod
-    def of(cls, inputs: EmbeddingGradInputs, stopwatch: Stopwatch) -> TrainingStep:
-        """Return the step that the problem describes."""
-        problem = inputs.problem
-        index = None if problem.index == "none" else ForwardIndex(inputs)
-        stand_in = StandIn(problem.overlap_ms, inputs.device, stopwatch)
-        return cls(problem, stand_in, OtherParameters(inputs), index, inputs.device)
-
     def with_exchange(self, phases: Sequence[Phase]) -> Callable[[], None]:
         """Return an iteration with an exchange."""
         points = get_args(StepPoint)
@@ -222,8 +214,8 @@ class TrainingStep:
             gathers = [self.others.gather(number) for number in self.beside]
         for gather in gathers:
             gather.wait()
-            self.stand_in.forward(1 / len(self.beside))
-        if not self.beside:
+            self.stand_in.forward(1 / len(gathers))
+        if not gathers:
             self.stand_in.forward()
 
     def _backward(self, compute: torch.cuda.Stream | None) -> None:

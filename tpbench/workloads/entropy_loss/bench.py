@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from tpbench.comm.collectives import gather_objects
 from tpbench.measure.session import Context, Costs, Verdict
-from tpbench.workloads.differences import Compared
+from tpbench.workloads.differences import Compared, Comparison
 from tpbench.workloads.entropy_loss.inputs import Output, Shard, make_shard
 from tpbench.workloads.entropy_loss.problem import WORKLOAD, EntropyLoss
 from tpbench.workloads.losses import bytes_of_rows
@@ -38,50 +39,39 @@ about 1e-9, smaller than the rounding of subnormal numbers (error 0.07 to 0.34).
 oracle reports them as wrong."""
 
 
-def error_limits(problem: EntropyLoss) -> dict[str, float]:
-    """Return the largest error of a correct row, by column."""
-    loss, gradient = LOSS_TOLERANCE, GRADIENT_TOLERANCE[problem.dtype]
-    if problem.compute_dtype == "logits":
-        loss, gradient = LOGITS_DTYPE_TOLERANCE[problem.dtype]
-    return {"loss_error": loss, "grad_error": gradient}
-
-
 class Oracle(LossOracle):
-    """The correct result of one problem. Construction and comparison are collective over the shard's group."""
+    """The correct result of one problem."""
 
     BLOCK: ClassVar = {"cpu": 2**17, "cuda": 2**21}
     """About ten float64 temporaries of a block exist at once: 160 MiB on a GPU. On a CPU they fit into the cache."""
-
-    def __init__(self, problem: EntropyLoss, shard: Shard) -> None:
-        super().__init__(problem, shard)
-        self.row_loss = self.all_row_losses()
-        self.loss = float(self.row_loss.sum()) * self.inverse_count
 
     def logits(self, rows: slice) -> tuple[Tensor, Tensor | None]:
         target = self.shard.target[rows].double() if self.problem.matrices == 2 else None
         return self.shard.logits[rows].double(), target
 
-    def gradient(self, rows: slice) -> Tensor:
-        """Return the gradient of the mean loss by the local logits of some rows, in float64."""
-        return self.gradient_of_mean(*self.log_probabilities(rows), self.row_loss[rows], rows)
+    def limits(self) -> dict[str, float]:
+        loss, gradient = LOSS_TOLERANCE, GRADIENT_TOLERANCE[self.problem.dtype]
+        if self.problem.compute_dtype == "logits":
+            loss, gradient = LOGITS_DTYPE_TOLERANCE[self.problem.dtype]
+        return {"loss_error": loss, "grad_error": gradient}
 
-    def compare(self, output: Output) -> Verdict:
-        """Return the errors of `output`.
-
-        The gradient's is that of the worst row of the whole vocabulary. Errors below half the smallest number of the
-        dtype do not count: a variant cannot avoid underflow. A row whose gradient is zero must be exactly zero.
-        """
+    def gradients(self, output: Output) -> dict[str, Compared]:
         logits = self.shard.logits
-        grad = Compared(output.grad, tuple(logits.shape), logits.dtype, "grad_error")
-        comparison = self.comparison(output, {"grad": grad}, error_limits(self.problem))
-        if "grad" in comparison.got:
-            slack = torch.finfo(logits.dtype).smallest_normal * torch.finfo(logits.dtype).eps / 2
-            whole: Any = {"whole_columns": self.problem.vocab, "over_ranks": self.sum}
-            for rows in self.blocks():
+        return {"grad": Compared(output.grad, tuple(logits.shape), logits.dtype, "grad_error")}
+
+    def compare_gradients(self, comparison: Comparison, output: Output, blocks: Iterator[tuple[slice, Tensor]]) -> None:
+        """Record the error of whole rows, of all ranks' columns.
+
+        Errors below half the smallest number of the dtype do not count: a variant cannot avoid underflow. A row whose
+        gradient is zero must be exactly zero.
+        """
+        dtype = torch.finfo(self.shard.logits.dtype)
+        slack = dtype.smallest_normal * dtype.eps / 2
+        whole: Any = {"whole_columns": self.problem.vocab, "over_ranks": self.sum}
+        for rows, right in blocks:
+            if "grad" in comparison.got:
                 got = output.grad[rows].double() * output.grad_factor
-                comparison.rows("grad", got, self.gradient(rows), slack, rows.start, **whole)
-        loss = torch.tensor(self.loss, dtype=torch.float64, device=self.shard.device)
-        return self.verdict(comparison, output, {"loss": loss, "row_loss": self.row_loss})
+                comparison.rows("grad", got, right, slack, rows.start, **whole)
 
 
 @WORKLOAD.inputs

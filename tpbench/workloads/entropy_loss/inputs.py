@@ -5,56 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import torch
 from torch import Tensor
 
 from tpbench.workloads import step
-from tpbench.workloads.losses.inputs import labels, normal_matrix, place, teacher_top_k
+from tpbench.workloads.losses.inputs import LossShard, given_target, normal_matrix, place
 from tpbench.workloads.sizes import shard_bounds
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-
     from tpbench.measure.session import Context
     from tpbench.workloads.entropy_loss.problem import EntropyLoss
 
 
-@dataclass(frozen=True)
-class Shard:
+@dataclass(frozen=True, kw_only=True)
+class Shard(LossShard):
     """One rank's part of the problem."""
 
     logits: Tensor
     """(tokens, local vocab) in the problem's dtype."""
     target: Any
     """Labels, (tokens,) int64 of the whole vocabulary, target logits like the logits, or a `tpbench.kernels.TopK`."""
-    vocab_start: int
-    """The first column that this rank holds."""
-    vocab_size: int
-    """Columns over all ranks."""
-    group: ProcessGroup | None
-    """The ranks that hold the vocabulary. None if one rank holds all of it."""
-    tp_rank: int
-    tp_size: int
-    rows: Any = field(default=None, metadata={"constant": True})
-    """The tensors of rows of the policy loss by name, (tokens,) fp32: arguments of `entropy_loss`."""
-
-    @property
-    def tokens(self) -> int:
-        return self.logits.shape[0]
-
-    @property
-    def vocab_stop(self) -> int:
-        """The column after the last one that this rank holds."""
-        return self.vocab_start + self.columns
-
-    @property
-    def columns(self) -> int:
-        """Columns that this rank holds."""
-        return self.logits.shape[1]
-
-    @property
-    def device(self) -> torch.device:
-        return self.logits.device
 
 
 @dataclass(frozen=True)
@@ -90,11 +59,6 @@ def make_shard(problem: EntropyLoss, context: Context) -> Shard:
     def matrix(stream: int) -> Tensor:
         return normal_matrix(problem, (stream, stream + _COLUMNS), rows, columns, device)
 
-    target: Any
-    if problem.from_labels:
-        target = labels(problem, (_LABELS, _IGNORED), rows, device)
-    elif problem.top_k:
-        target = teacher_top_k(problem, rows, device)
-    else:
-        target = matrix(_TARGET_LOGITS)
-    return Shard(matrix(_LOGITS), target, **place(problem, context))
+    target = given_target(problem, (_LABELS, _IGNORED), rows, device)
+    target = matrix(_TARGET_LOGITS) if target is None else target
+    return Shard(logits=matrix(_LOGITS), target=target, **place(problem, context))

@@ -6,28 +6,22 @@ Each other project is called through its public interface. A variant is skipped 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from tpbench.kernels import Loss
 from tpbench.settings import setting
 from tpbench.workloads import Option, Pivot, Study, Workload, losses
 from tpbench.workloads.cost_model import CostModel
+from tpbench.workloads.losses import first_of, labels_of_even_shards, labels_on_one_rank, other_losses, uneven
 
 
 @dataclass(frozen=True)
 class EntropyLoss(losses.LossProblem):
     """Sizes, loss, dtype and seed, then the options that only some variants support."""
 
-    tokens: int = setting(help="rows of logits per data-parallel replica", low=1)
-    vocab: int = setting(help="columns of logits over all tensor-parallel ranks", low=1)
     loss: Loss = setting("cross_entropy", help="cross-entropy from labels, or a loss against target logits")
-    dtype: Literal["bfloat16", "float16", "float32"] = setting("bfloat16", help="dtype of logits, targets and gradient")
-    seed: int = setting(0, help="seed of the inputs", low=0, high=2**31 - 1)
     logits_scale: float = setting(1.0, help="factor on logits and target logits", low=1e-6)
-    temperature: float = setting(
-        1.0, help="softens the target distribution only (losses against target logits)", low=1e-6
-    )
-    ignored: float = setting(0.0, help="share of rows whose label is ignored", low=0.0, high=1.0)
     block_cap: Literal["auto", 4096, 8192, 16384, 32768] = setting("auto", help="largest column block of a kernel")
     exchange: Literal["auto", "nccl", "symmetric", "all_reduce"] = setting(
         "auto",
@@ -42,8 +36,6 @@ class EntropyLoss(losses.LossProblem):
     compute_dtype: Literal["float32", "logits"] = setting(
         "float32", help="dtype in which torch's losses use the logits: float32, or the logits' own"
     )
-    top_k: int = setting(0, help="columns of a teacher's top k, instead of all target logits; 0: all", low=0, high=1024)
-    kl_weight: float = setting(0.0, help="policy: weight of the divergence from a reference policy", low=0.0)
 
 
 def _cost_model() -> CostModel:
@@ -132,27 +124,36 @@ def _no_such_exchange(problem: EntropyLoss, tp_size: int) -> str | None:
     return None
 
 
+def _manual(problem: EntropyLoss, tp_size: int) -> str | None:
+    return "it has no jsd and no top_k" if problem.loss == "jsd" or problem.top_k else None
+
+
+def _gather(problem: EntropyLoss, tp_size: int) -> str | None:
+    inexact = problem.loss == "jsd" and problem.compute_dtype == "logits"
+    return "jsd in the logits' dtype is too inexact" if inexact else None
+
+
 def _fast_llm(problem: EntropyLoss, tp_size: int) -> str | None:
     if problem.top_k or problem.kl_weight or problem.loss == "jsd":
         return "it has no top_k, no jsd, and no divergence from a reference policy"
-    return losses.uneven(problem, tp_size) if problem.from_labels else None
+    return uneven(problem, tp_size) if problem.from_labels else None
 
 
 def _liger(problem: EntropyLoss, tp_size: int) -> str | None:
     """Return why Liger's losses cannot do the problem: that of GRPO has an advantage for each sequence."""
-    if problem.loss in ("jsd", "policy"):
-        if tp_size > 1 or problem.compute_dtype != "float32":
-            return "for this loss it is for one GPU, and has no compute_dtype"
-        return losses.sequences_only(problem) if problem.loss == "policy" else None
-    return losses.labels_of_even_shards(problem, tp_size)
+    if problem.loss not in ("jsd", "policy"):
+        return labels_of_even_shards(problem, tp_size)
+    if tp_size > 1 or problem.compute_dtype != "float32":
+        return "for this loss it is for one GPU, and has no compute_dtype"
+    return losses.incomplete_sequences(problem, tp_size) if problem.loss == "policy" else None
 
 
-def _torchtitan(problem: EntropyLoss, tp_size: int) -> str | None:
-    if tp_size == 1:
-        return "unsharded it is F.cross_entropy"
-    if problem.vocab % tp_size not in (0, tp_size - 1):
-        return f"it needs a vocab whose shards differ only on the last rank, got {problem.vocab} and {tp_size}"
-    return losses.labels_only(problem)
+def _loss_parallel(problem: EntropyLoss, tp_size: int) -> str | None:
+    return "unsharded it is pytorch_gather" if tp_size == 1 else labels_of_even_shards(problem, tp_size)
+
+
+def _megatron(problem: EntropyLoss, tp_size: int) -> str | None:
+    return "it needs a group of ranks" if tp_size == 1 else labels_of_even_shards(problem, tp_size)
 
 
 WORKLOAD.variant_of(
@@ -171,88 +172,26 @@ WORKLOAD.variant_of(
     "the same algorithm in torch operations (compile=true: torch.compile)",
     options={"compile", "exchange"},
     option_values={"exchange": ("auto", "all_reduce")},
-    unsupported_reason=lambda problem, tp_size: (
-        "it has no jsd and no top_k" if problem.loss == "jsd" or problem.top_k else None
-    ),
+    unsupported_reason=_manual,
 )
 WORKLOAD.variant_of(
     "pytorch_gather",
     "in_torch.prepare_gather",
     "all-gather the logits to the whole vocabulary, then torch's own loss (compile=true: torch.compile)",
     options={"compute_dtype", "compile"},
-    unsupported_reason=lambda problem, tp_size: (
-        "jsd in the logits' dtype is too inexact"
-        if problem.loss == "jsd" and problem.compute_dtype == "logits"
-        else None
-    ),
+    unsupported_reason=_gather,
 )
-WORKLOAD.variant_of(
+peer = partial(losses.peer, WORKLOAD)
+peer(
     "torch_loss_parallel",
-    "adapters.torch_loss_parallel",
+    "",
+    _loss_parallel,
     "torch's own: F.cross_entropy of a sharded DTensor under loss_parallel()",
     options={"compute_dtype"},
-    unsupported_reason=lambda problem, tp_size: (
-        "unsharded it is pytorch_gather" if tp_size == 1 else losses.labels_of_even_shards(problem, tp_size)
-    ),
+    requires_cuda=False,
 )
-WORKLOAD.variant_of(
-    "fast_llm",
-    "adapters.fast_llm",
-    "Fast-LLM's Triton kernels, which shard the vocabulary, from the checkout that PYTHONPATH names",
-    requires=("fast_llm",),
-    requires_cuda=True,
-    unsupported_reason=_fast_llm,
-)
-WORKLOAD.variant_of(
-    "quack",
-    "adapters.quack",
-    "QuACK's CuTe kernel: forward and gradient (of the sum) in one launch",
-    requires=("quack",),
-    requires_cuda=True,
-    unsupported_reason=losses.labels_on_one_rank,
-)
-WORKLOAD.variant_of(
-    "megatron",
-    "adapters.megatron",
-    "Megatron-LM's vocab_parallel_cross_entropy, in torch operations and fp32",
-    requires=("megatron",),
-    unsupported_reason=lambda problem, tp_size: (
-        "it needs a group of ranks" if tp_size == 1 else losses.labels_of_even_shards(problem, tp_size)
-    ),
-)
-WORKLOAD.variant_of(
-    "liger",
-    "adapters.liger",
-    "Liger's Triton kernel; the gradient takes the logits' memory (tp 1) or fp32 memory (tp > 1)",
-    options={"compute_dtype"},
-    requires=("liger_kernel",),
-    requires_cuda=True,
-    unsupported_reason=_liger,
-)
-WORKLOAD.variant_of(
-    "flash_attn",
-    "adapters.flash_attn",
-    "flash-attention's Triton kernel, which shards the vocabulary",
-    requires=("flash_attn",),
-    requires_cuda=True,
-    unsupported_reason=lambda problem, tp_size: losses.uneven(problem, tp_size) or losses.no_other_loss(problem),
-)
-WORKLOAD.variant_of(
-    "transformer_engine",
-    "adapters.transformer_engine",
-    "Transformer Engine's Triton kernel, which shards the vocabulary",
-    requires=("transformer_engine",),
-    requires_cuda=True,
-    unsupported_reason=lambda problem, tp_size: (
-        "it takes bfloat16 and float32 only"
-        if problem.dtype == "float16"
-        else losses.labels_of_even_shards(problem, tp_size)
-    ),
-)
-WORKLOAD.variant_of(
-    "torchtitan",
-    "adapters.torchtitan",
-    "torchtitan's hand-written loss of a sharded vocabulary, in torch operations and fp32",
-    requires=("torchtitan",),
-    unsupported_reason=_torchtitan,
-)
+peer("fast_llm", "fast_llm", _fast_llm, "Fast-LLM's Triton kernels, from the checkout that PYTHONPATH names")
+peer("quack", "quack", labels_on_one_rank, "QuACK's CuTe kernel: forward and gradient (of the sum) in one launch")
+peer("megatron", "megatron", _megatron, "Megatron-LM's vocab_parallel_cross_entropy in torch", requires_cuda=False)
+peer("liger", "liger_kernel", _liger, "Liger's Triton kernels, which overwrite the logits", options={"compute_dtype"})
+peer("flash_attn", "flash_attn", first_of(uneven, other_losses), "flash-attention's Triton kernel")

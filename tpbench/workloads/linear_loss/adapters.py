@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor
 
-from tpbench.workloads.linear_loss.in_torch import Losses, bytes_of_gradient, differentiated
+from tpbench.workloads.linear_loss.in_torch import bytes_of_gradient, differentiated, step_of_mean
 from tpbench.workloads.linear_loss.inputs import Shard, Step
 from tpbench.workloads.linear_loss.problem import LinearLoss, quack_chunk_rows
 from tpbench.workloads.lone_module import import_alone
 from tpbench.workloads.losses import SEQUENCE
-from tpbench.workloads.losses.formulas import bytes_of_statistics, rows_that_count
+from tpbench.workloads.losses.formulas import Losses, bytes_of_statistics, rows_that_count
 from tpbench.workloads.losses.inputs import CLIP
 from tpbench.workloads.sizes import IGNORED
 
@@ -29,7 +25,7 @@ def liger(problem: LinearLoss, shard: Shard) -> Step:
     from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
 
     function = LigerFusedLinearCrossEntropyLoss(ignore_index=IGNORED)
-    return _step_of_mean(problem, shard, lambda hidden, weight: function(weight, hidden, shard.labels))
+    return step_of_mean(problem, shard, lambda hidden, weight: function(weight, hidden, shard.labels))
 
 
 def _liger_grpo(problem: LinearLoss, shard: Shard) -> Step:
@@ -51,7 +47,7 @@ def _liger_grpo(problem: LinearLoss, shard: Shard) -> Step:
         )[0]  # fmt: skip
         return loss
 
-    return _step_of_mean(problem, shard, loss_of)
+    return step_of_mean(problem, shard, loss_of)
 
 
 def liger_cutedsl(problem: LinearLoss, shard: Shard) -> Step:
@@ -62,7 +58,7 @@ def liger_cutedsl(problem: LinearLoss, shard: Shard) -> Step:
     from liger_kernel.ops.cutedsl.ops.fused_linear_cross_entropy_sm90 import liger_fused_linear_cross_entropy_sm90
 
     function: Any = partial(liger_fused_linear_cross_entropy_sm90, ignore_index=IGNORED)
-    return _step_of_mean(problem, shard, lambda hidden, weight: function(hidden, weight, shard.labels))
+    return step_of_mean(problem, shard, lambda hidden, weight: function(hidden, weight, shard.labels))
 
 
 def cut_cross_entropy(problem: LinearLoss, shard: Shard) -> Step:
@@ -85,7 +81,7 @@ def cut_cross_entropy(problem: LinearLoss, shard: Shard) -> Step:
 
     sum_in_fp32 = bytes_of_gradient(problem, shard) * 4 // shard.hidden.itemsize
     return Step(
-        lambda: differentiated(problem, shard, loss_of, summed=True),
+        lambda: differentiated(problem, shard, loss_of, is_summed=True),
         bytes_of_statistics(3, shard) + sum_in_fp32,
     )
 
@@ -132,67 +128,4 @@ def quack(problem: LinearLoss, shard: Shard) -> Step:
     chunk_size = quack_chunk_rows(problem)
     assert chunk_size is not None  # the variant does not support others
     function: Any = partial(chunked_linear_cross_entropy, chunk_size=chunk_size, ignore_index=IGNORED)
-    return _step_of_mean(problem, shard, lambda hidden, weight: function(hidden, weight, shard.labels))
-
-
-def liger_native(problem: LinearLoss, shard: Shard) -> Step:
-    """https://github.com/linkedin/Liger-Kernel: LigerFusedLinearScaledCrossEntropyTPFunction by `liger_cute_kernels`.
-
-    Ranks reach each other's memory through NVSHMEM, without NVLink multicast. NVSHMEM's memory is not PyTorch's, so the
-    column workspace_gib has it and peak_gib does not.
-    """
-    os.environ.update(NVSHMEM_ENVIRONMENT)
-    from liger_kernel.ops.configure import FusedLinearCrossEntropyConfig, configure
-    from liger_kernel.ops.fused_linear_scaled_cross_entropy import LigerFusedLinearScaledCrossEntropyTPFunction
-
-    assert shard.labels is not None
-    labels, counts = shard.labels, shard.labels != IGNORED
-    number = rows_that_count(labels)
-    before = _bytes_of_others(shard.device)
-    sizes = FusedLinearCrossEntropyConfig(problem.tokens, problem.hidden, shard.columns, group="tp")
-    if not configure(process_groups={"tp": shard.group}, bootstrap_group=shard.group, device=shard.device, flsce=sizes):
-        raise RuntimeError("liger_cute_kernels does not support this device")
-
-    def columns() -> dict[str, Any]:
-        held = torch.tensor(_bytes_of_others(shard.device) - before, dtype=torch.int64)
-        dist.all_reduce(held, dist.ReduceOp.MAX)
-        return {"workspace_gib": int(held) / 2**30}
-
-    def loss_of(hidden: Tensor, weight: Tensor) -> Tensor:
-        row_loss = LigerFusedLinearScaledCrossEntropyTPFunction.apply(
-            hidden, weight, labels, shard.group, ignore_index=IGNORED
-        )
-        loss: Tensor = row_loss.where(counts, 0.0).sum() / number
-        return loss
-
-    return Step(
-        lambda: differentiated(problem, shard, loss_of, summed=True),
-        bytes_of_statistics(2, shard) + bytes_of_gradient(problem, shard),
-        columns,
-    )
-
-
-def _bytes_of_others(device: torch.device) -> int:
-    """Return the bytes of a GPU that are in use and not PyTorch's. 0 on a CPU."""
-    if device.type != "cuda":
-        return 0
-    free, total = torch.cuda.mem_get_info(device)
-    return total - free - torch.cuda.memory_reserved(device)
-
-
-NVSHMEM_ENVIRONMENT = {
-    "NVSHMEM_DISABLE_NVLS": "1", "NVSHMEM_REMOTE_TRANSPORT": "none", "NVSHMEM_SYMMETRIC_SIZE": "12G",
-}  # fmt: skip
-"""Without NVLink multicast and without a network between nodes. NVSHMEM allocates this memory when it starts."""
-
-
-def torch_linear_cross_entropy(problem: LinearLoss, shard: Shard) -> Step:
-    """https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.linear_cross_entropy.html, in chunks."""
-    options: Any = torch.nn.LinearCrossEntropyOptions()
-    function: Any = partial(F.linear_cross_entropy, ignore_index=IGNORED, options=options)
-    return _step_of_mean(problem, shard, lambda hidden, weight: function(hidden, weight, shard.labels))
-
-
-def _step_of_mean(problem: LinearLoss, shard: Shard, loss_of: Callable[[Tensor, Tensor], Tensor]) -> Step:
-    """Return the step of a project for one rank that computes the mean loss from hidden states and weight."""
-    return Step(lambda: differentiated(problem, shard, lambda hidden, weight: loss_of(hidden, weight).float()))
+    return step_of_mean(problem, shard, lambda hidden, weight: function(hidden, weight, shard.labels))

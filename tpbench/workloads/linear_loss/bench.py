@@ -6,6 +6,7 @@ variants round them to their dtype. So tolerances are those of rounded logits.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from statistics import median
 from typing import Any, ClassVar
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from tpbench.measure.clock import do_nothing
 from tpbench.measure.ranks import gather_number
 from tpbench.measure.session import Context, Costs, Verdict
-from tpbench.workloads.differences import Compared
+from tpbench.workloads.differences import Compared, Comparison
 from tpbench.workloads.linear_loss.inputs import Output, Shard, make_shard
 from tpbench.workloads.linear_loss.problem import WORKLOAD, LinearLoss
 from tpbench.workloads.losses.oracle import LossOracle, weighted, with_policy_rows
@@ -45,21 +46,9 @@ def gradient_factor(problem: LinearLoss) -> int:
     return 2 if entropy_has_gradient or not problem.from_labels else 1
 
 
-def error_limits(problem: LinearLoss) -> dict[str, float]:
-    """Return the largest error of a correct row, by column."""
-    limits = {"loss_error": LOSS_TOLERANCE[problem.dtype]}
-    if problem.entropy:
-        limits["entropy_error"] = ENTROPY_TOLERANCE[problem.dtype]
-    if problem.trains:
-        gradient = GRADIENT_TOLERANCE[problem.dtype] * gradient_factor(problem)
-        limits |= dict.fromkeys(("hidden_grad_error", "weight_grad_error"), gradient)
-    return limits
-
-
 class Oracle(LossOracle):
-    """Compares outputs of one problem. Collective over the shard's group."""
+    """Compares outputs of one problem."""
 
-    shard: Shard
     BLOCK: ClassVar = {"cpu": 2**20, "cuda": 2**26}
     """About six float64 temporaries of a block exist at once: 3 GiB on a GPU."""
 
@@ -74,67 +63,57 @@ class Oracle(LossOracle):
         target = None if self.teacher is None else self.teacher[0][rows].double() @ self.teacher[1].t()
         return self.hidden[rows].double() @ self.weight.t(), target
 
-    def compare(self, output: Output) -> Verdict:
-        """Return the errors of `output`, whose gradients must not be changed meanwhile.
+    def limits(self) -> dict[str, float]:
+        problem = self.problem
+        limits = {"loss_error": LOSS_TOLERANCE[problem.dtype]}
+        if problem.entropy:
+            limits["entropy_error"] = ENTROPY_TOLERANCE[problem.dtype]
+        if problem.trains:
+            gradient = GRADIENT_TOLERANCE[problem.dtype] * gradient_factor(problem)
+            limits |= dict.fromkeys(("hidden_grad_error", "weight_grad_error"), gradient)
+        return limits
 
-        The error of the weight's gradient is that of the worst row, where ||right|| is at least the root mean square of
-        all rows: rows of columns that are no label and have small probabilities are smaller than the rounding errors of
-        sums.
+    def gradients(self, output: Output) -> dict[str, Compared]:
+        if not self.problem.trains:
+            return {}
+        return {
+            "grad_hidden": Compared(output.grad_hidden, tuple(self.shard.hidden.shape), None, "hidden_grad_error"),
+            "grad_weight": Compared(output.grad_weight, tuple(self.weight.shape), None, "weight_grad_error"),
+        }
+
+    def compare_gradients(self, comparison: Comparison, output: Output, blocks: Iterator[tuple[slice, Tensor]]) -> None:
+        """Record the errors of rows of both gradients.
+
+        For the weight's, ||right|| is at least the root mean square of all rows: rows of columns that are no label and
+        have small probabilities are smaller than the rounding errors of sums.
         """
-        shard, tokens, trains = self.shard, self.problem.tokens, self.problem.trains
-        gradients = {}
-        if trains:
-            hidden_shape, weight_shape = tuple(shard.hidden.shape), tuple(shard.weight.shape)
-            gradients = {
-                "grad_hidden": Compared(output.grad_hidden, hidden_shape, None, "hidden_grad_error"),
-                "grad_weight": Compared(output.grad_weight, weight_shape, None, "weight_grad_error"),
-            }
-        comparison = self.comparison(output, gradients, error_limits(self.problem))
-        row_loss, entropy = (torch.zeros(tokens, dtype=torch.float64, device=shard.device) for _ in range(2))
-        right_weight = torch.zeros_like(self.weight) if trains else None
-        hidden_grad = self._whole(comparison.got["grad_hidden"]) if "grad_hidden" in comparison.got else None
-        for rows in self.blocks():
-            log_p, log_q = self.log_probabilities(rows)
-            row_loss[rows] = self.row_losses(log_p, log_q, rows)
-            entropy[rows] = self.sum(-weighted(log_p.exp(), log_p).sum(-1)) * self.counts[rows]
-            if right_weight is not None:
-                if shard.upstream is None:
-                    grad = self.gradient_of_mean(log_p, log_q, row_loss[rows], rows)
-                else:
-                    grad = self._upstream_gradient(log_p, entropy[rows], rows)
-                del log_p, log_q
-                right_weight.addmm_(grad.t(), self.hidden[rows].double())
-                right_hidden = self.sum(grad @ self.weight)
-                if hidden_grad is not None:
-                    slack = torch.finfo(hidden_grad.dtype).smallest_normal
-                    comparison.rows("grad_hidden", hidden_grad[rows].double(), right_hidden, slack, rows.start)
-        if right_weight is not None and "grad_weight" in comparison.got:
+        hidden_grad, got = (comparison.got.get(name) for name in ("grad_hidden", "grad_weight"))
+        hidden_grad = None if hidden_grad is None else self._whole(hidden_grad)
+        right_weight = torch.zeros_like(self.weight)
+        for rows, grad in blocks:
+            right_weight.addmm_(grad.t(), self.hidden[rows].double())
+            right = self.sum(grad @ self.weight)
+            if hidden_grad is not None:
+                slack = torch.finfo(hidden_grad.dtype).smallest_normal
+                comparison.rows("grad_hidden", hidden_grad[rows].double(), right, slack, rows.start)
+        if got is not None:
             usual = right_weight.norm(dim=-1).square().mean().sqrt()
-            got = comparison.got["grad_weight"]
-            step = max(1, self.BLOCK[shard.device.type] // self.problem.hidden)
+            step = max(1, self.BLOCK[self.shard.device.type] // self.problem.hidden)
             for first in range(0, len(got), step):
                 part, right = got[first : first + step].double(), right_weight[first : first + step]
                 comparison.rows("grad_weight", part, right, torch.finfo(got.dtype).smallest_normal, first, least=usual)
-        loss = row_loss.sum() * self.inverse_count
-        verdict = self.verdict(comparison, output, {"loss": loss, "row_loss": row_loss, "entropy": entropy})
-        if trains:
-            verdict.columns["grad_error"] = max(verdict.columns[f"{name}_grad_error"] for name in ("hidden", "weight"))
-        return verdict
 
-    def _upstream_gradient(self, log_p: Tensor, entropy: Tensor, rows: slice) -> Tensor:
-        """Return the gradient of the policy's objective by the local logits of some rows (`Shard.upstream`).
-
-        The gradient of log p[label] is (1 at the label) - p, that of the entropy H is -p (log p + H).
-        """
-        assert self.shard.upstream is not None
-        of_logprob, of_entropy = (grad[rows].double()[:, None] for grad in self.shard.upstream)
-        label, held = self.local_label(rows)
-        p = log_p.exp()
-        grad = -of_logprob * p
-        grad.scatter_add_(1, label[:, None], held[:, None] * of_logprob)
-        if self.problem.entropy:
-            grad -= of_entropy * weighted(p, log_p + entropy[:, None])
-        return grad.mul_(self.scale)
+    def losses(self, log_p: Tensor, log_q: Tensor | None, rows: slice) -> tuple[Tensor, Tensor, Tensor | float]:
+        """Return the losses of rows and their slopes, which are of a policy's objective if there is an upstream one."""
+        loss, slopes, total = super().losses(log_p, log_q, rows)
+        if self.shard.upstream is not None:
+            # `gradient_of_mean` divides by the number of rows, and these gradients include that.
+            of_logprob, of_entropy = (grad[rows].double()[:, None] / self.inverse_count for grad in self.shard.upstream)
+            slopes, total = slopes * of_logprob, total * of_logprob
+            if self.problem.entropy:
+                slopes -= of_entropy * weighted(log_p.exp(), log_p)
+                total += of_entropy * self.entropies(log_p)[:, None]
+        return loss, slopes, total
 
     def _whole(self, rows: Tensor) -> Tensor:
         """Return all rows of a matrix that ranks may hold parts of."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,37 +14,53 @@ from torch import Tensor
 from tpbench.workloads.linear_loss.inputs import Output, Shard, Step
 from tpbench.workloads.linear_loss.problem import LinearLoss
 from tpbench.workloads.losses import formulas
+from tpbench.workloads.losses.formulas import Losses
 from tpbench.workloads.sizes import IGNORED, bytes_of_all_reduce
-
-Losses: TypeAlias = Tensor | tuple[Tensor, Tensor | None, Tensor | None]
-"""The mean loss, or with it the losses (or log-probabilities) and entropies of rows, if they are computed."""
 
 
 def gather(problem: LinearLoss, shard: Shard) -> Step:
     """Prepare an iteration: logits, all-gather, loss and its gradient, then the products of this rank's slice."""
 
-    def run() -> Output:
-        logits = formulas.gathered(shard, shard.hidden @ shard.weight.t()).requires_grad_(problem.trains)
-        target = shard.target if shard.teacher is None else shard.teacher[0] @ shard.teacher[1].t()
+    def losses(logits: Tensor, target: Any) -> Losses:
         x = formulas.scaled(problem, logits)
-        target = formulas.gathered_target(problem, shard, target)
-        loss, row_loss = formulas.mean_and_rows(problem, x, target, shard.rows)
         entropy = _entropy(x, shard.labels) if problem.entropy else None
-        if not problem.trains:
-            return Output(loss, row_loss, entropy)
-        differentiable = loss if shard.upstream is None else objective(shard, row_loss, entropy)
-        (grad,) = torch.autograd.grad(differentiable, logits)
-        grad = grad[:, shard.vocab_start : shard.vocab_start + shard.columns]
-        return Output(
-            loss.detach(),
-            row_loss.detach(),
-            None if entropy is None else entropy.detach(),
-            _summed(grad @ shard.weight, shard),
-            grad.t() @ shard.hidden,
-        )
+        return *formulas.mean_and_rows(problem, x, target, shard.rows), entropy
+
+    def run() -> Output:
+        logits = formulas.gathered(shard, shard.hidden @ shard.weight.t())
+        target = formulas.gathered_target(problem, shard, logits_of_teacher(shard))
+        losses_of = partial(losses, target=target)
+        found, grads = formulas.differentiated((logits,), losses_of, partial(objective, shard), trains=problem.trains)
+        return with_products(shard, *found, *(grad[:, shard.vocab_start : shard.vocab_stop] for grad in grads))
 
     sent = formulas.bytes_of_gather(problem, shard, shard.hidden.itemsize)
     return Step(run, sent + bytes_of_gradient(problem, shard))
+
+
+def chunked(problem: LinearLoss, shard: Shard) -> Step:
+    """https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.linear_cross_entropy.html, in chunks."""
+    options: Any = torch.nn.LinearCrossEntropyOptions()
+    function: Any = partial(F.linear_cross_entropy, ignore_index=IGNORED, options=options)
+    return step_of_mean(problem, shard, lambda hidden, weight: function(hidden, weight, shard.labels))
+
+
+def step_of_mean(problem: LinearLoss, shard: Shard, loss_of: Callable[[Tensor, Tensor], Tensor]) -> Step:
+    """Return the step of a function for one rank that computes the mean loss from hidden states and weight."""
+    return Step(lambda: differentiated(problem, shard, lambda hidden, weight: loss_of(hidden, weight).float()))
+
+
+def logits_of_teacher(shard: Shard) -> Any:
+    """Return the teacher's local logits, or the target if there are none."""
+    return shard.target if shard.teacher is None else shard.teacher[0] @ shard.teacher[1].t()
+
+
+def with_products(
+    shard: Shard, loss: Tensor, row_loss: Tensor | None, entropy: Tensor | None, grad: Tensor | None = None
+) -> Output:
+    """Return losses and, from the gradient of the local logits, those of the hidden states and of the weight."""
+    if grad is None:
+        return Output(loss, row_loss, entropy)
+    return Output(loss, row_loss, entropy, summed(grad @ shard.weight, shard), grad.t() @ shard.hidden)
 
 
 def loss_parallel(problem: LinearLoss, shard: Shard) -> Step:
@@ -65,33 +81,27 @@ def compiled(problem: LinearLoss, shard: Shard) -> Step:
         return F.cross_entropy(F.linear(hidden, weight).float(), labels, ignore_index=IGNORED)
 
     function: Any = torch.compile(mean_loss, fullgraph=True, dynamic=False)
-    return Step(lambda: differentiated(problem, shard, lambda *factors: function(*factors, shard.labels)))
+    return step_of_mean(problem, shard, lambda *factors: function(*factors, shard.labels))
 
 
 def differentiated(
-    problem: LinearLoss, shard: Shard, losses_of: Callable[[Tensor, Tensor], Losses], *, summed: bool = False
+    problem: LinearLoss, shard: Shard, losses_of: Callable[[Tensor, Tensor], Losses], *, is_summed: bool = False
 ) -> Output:
-    """Return the losses of (hidden, weight) and, for training, the gradients by autograd.
+    """Return the losses of (hidden, weight) and, for training, the gradients of the mean loss, or of `objective`.
 
-    These are of the mean loss, or of `objective`. The hidden states' gradient is summed over the ranks here, unless
-    autograd's is already (`summed`).
+    The hidden states' gradient is summed over the ranks here, unless autograd's is already (`is_summed`).
     """
-    factors = tuple(factor.detach().requires_grad_(problem.trains) for factor in (shard.hidden, shard.weight))
-    with torch.set_grad_enabled(problem.trains):
-        losses = losses_of(*factors)
-    loss, row_loss, entropy = losses if isinstance(losses, tuple) else (losses, None, None)
-    rows = (None if values is None else values.detach() for values in (row_loss, entropy))
-    output = Output(loss.detach(), *rows)
-    if not problem.trains:
-        return output
-    differentiable = loss if row_loss is None or shard.upstream is None else objective(shard, row_loss, entropy)
-    grad_hidden, grad_weight = torch.autograd.grad(differentiable, factors)
-    return replace(output, grad_hidden=grad_hidden if summed else _summed(grad_hidden, shard), grad_weight=grad_weight)
+    factors = shard.hidden, shard.weight
+    found, grads = formulas.differentiated(factors, losses_of, partial(objective, shard), trains=problem.trains)
+    if grads and not is_summed:
+        grads = summed(grads[0], shard), grads[1]
+    return Output(*found, *grads)
 
 
-def objective(shard: Shard, logprob: Tensor, entropy: Tensor | None) -> Tensor:
-    """Return a scalar whose gradients by the rows' log-probabilities and entropies are the shard's upstream ones."""
-    assert shard.upstream is not None
+def objective(shard: Shard, loss: Tensor, logprob: Tensor | None, entropy: Tensor | None) -> Tensor:
+    """Return the mean loss, or a scalar whose gradients by the rows' numbers are the shard's upstream ones."""
+    if shard.upstream is None or logprob is None:
+        return loss
     of_logprob, of_entropy = shard.upstream
     total = (logprob * of_logprob).sum()
     return total if entropy is None else total + (entropy * of_entropy).sum()
@@ -104,7 +114,8 @@ def _entropy(x: Tensor, labels: Tensor | None) -> Tensor:
     return entropy if labels is None else entropy.where(labels != IGNORED, 0.0)
 
 
-def _summed(grad: Tensor, shard: Shard) -> Tensor:
+def summed(grad: Tensor, shard: Shard) -> Tensor:
+    """Return the sum over the ranks."""
     if shard.group is not None:
         grad = grad.contiguous()
         dist.all_reduce(grad, group=shard.group)

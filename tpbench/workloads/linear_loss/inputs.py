@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -13,57 +13,36 @@ from tpbench.kernels import TopK
 from tpbench.workloads import step
 from tpbench.workloads.hashing import hash_index, normal
 from tpbench.workloads.linear_loss.problem import LinearLoss
-from tpbench.workloads.losses.inputs import labels, normal_matrix, place, teacher_top_k
+from tpbench.workloads.losses.inputs import LossShard, given_target, normal_matrix, place
 from tpbench.workloads.sizes import IGNORED, shard_bounds
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-
     from tpbench.measure.session import Context
 
 
-@dataclass(frozen=True)
-class Shard:
-    """One rank's part of the problem."""
+@dataclass(frozen=True, kw_only=True)
+class Shard(LossShard):
+    """One rank's part of the problem. It holds the columns of the logits whose rows of the weight it holds."""
 
     hidden: Tensor
     """(tokens, hidden), or this rank's part of the rows with sequence_parallel."""
     weight: Tensor
     """(local vocab, hidden)."""
     labels: Tensor | None
-    """(tokens,) int64, for cross_entropy and logprob."""
+    """(tokens,) int64, for cross_entropy, policy and logprob."""
     teacher: tuple[Tensor, Tensor] | None
     """The teacher's hidden states and weight, for the other losses, unless they have a top k."""
-    vocab_start: int
-    """The first row of the whole weight that this rank holds."""
-    vocab_size: int
-    tokens: int
-    group: ProcessGroup | None
-    """The ranks that hold the vocabulary. None if one rank holds all of it."""
-    tp_rank: int
-    tp_size: int
+    top: TopK | None = None
     upstream: tuple[Tensor, Tensor] | None = None
     """For logprob with mode=train: the gradients of a policy's objective by each row's log-probability and entropy.
 
     (tokens,) fp32 each, 0 for a row that does not count. Without entropy=true, only the first is used.
     """
-    top: TopK | None = None
-    rows: Any = field(default=None, metadata={"constant": True})
-    """The tensors of rows of the policy loss by name, (tokens,) fp32: arguments of `linear_entropy_loss`."""
 
     @property
     def target(self) -> Any:
         """The target of this project's functions."""
         return self.labels if self.labels is not None else self.top or self.teacher
-
-    @property
-    def device(self) -> torch.device:
-        return self.hidden.device
-
-    @property
-    def columns(self) -> int:
-        """Columns of this rank's logits."""
-        return len(self.weight)
 
 
 @dataclass(frozen=True)
@@ -103,17 +82,16 @@ def make_shard(problem: LinearLoss, context: Context) -> Shard:
 
     # A power of two near 1 / (2 sqrt(hidden)) rounds nothing.
     weight_scale = 2.0 ** -round(math.log2(2 * math.sqrt(problem.hidden)))
-    label, teacher, upstream, top = None, None, None, None
-    if problem.from_labels:
-        label = labels(problem, (_LABELS, _IGNORED), range(problem.tokens), device)
-        if problem.loss == "logprob" and problem.trains:
-            upstream = _upstream(problem, label)
-    elif problem.top_k:
-        top = teacher_top_k(problem, range(problem.tokens), device)
-    else:
-        teacher = matrix(_TEACHER, rows), matrix(_TEACHER_WEIGHT, columns, weight_scale)
-    hidden, weight, tokens = matrix(_HIDDEN, rows), matrix(_WEIGHT, columns, weight_scale), problem.tokens
-    return Shard(hidden, weight, label, teacher, tokens=tokens, upstream=upstream, top=top, **place(problem, context))
+    target = given_target(problem, (_LABELS, _IGNORED), range(problem.tokens), device)
+    return Shard(
+        hidden=matrix(_HIDDEN, rows),
+        weight=matrix(_WEIGHT, columns, weight_scale),
+        labels=target if problem.from_labels else None,
+        teacher=(matrix(_TEACHER, rows), matrix(_TEACHER_WEIGHT, columns, weight_scale)) if target is None else None,
+        top=target if problem.top_k else None,
+        upstream=_upstream(problem, target) if problem.loss == "logprob" and problem.trains else None,
+        **place(problem, context),
+    )
 
 
 def _upstream(problem: LinearLoss, labels: Tensor) -> tuple[Tensor, Tensor]:

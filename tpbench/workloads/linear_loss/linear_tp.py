@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 
 from tpbench.kernels import LinearEntropyLossResult, LinearHow, entropy_loss, linear_entropy_loss
+from tpbench.workloads.linear_loss.in_torch import bytes_of_gradient, logits_of_teacher, with_products
 from tpbench.workloads.linear_loss.inputs import Output, Shard, Step
 from tpbench.workloads.linear_loss.problem import LinearLoss
 from tpbench.workloads.losses.inputs import kernel_options
-from tpbench.workloads.sizes import bytes_of_all_reduce
 
 
 def _upstream(problem: LinearLoss, shard: Shard) -> dict[str, Any]:
@@ -71,20 +70,16 @@ def prepare_unfused(problem: LinearLoss, shard: Shard) -> Step:
     def run() -> Output:
         nonlocal sent
         logits = shard.hidden @ shard.weight.t()
-        target = shard.target if shard.teacher is None else shard.teacher[0] @ shard.teacher[1].t()
+        target = logits_of_teacher(shard)
         options = kernel_options(problem, shard)
         grad: Literal["in_place", "none"] = "in_place" if problem.trains and shard.upstream is None else "none"
         result = entropy_loss(logits, target, grad=grad, **options)
         sent = result.how.bytes_sent
-        if not problem.trains:
-            return Output(result.loss, result.row_loss, result.entropy)
         if shard.upstream is not None:
             second = entropy_loss(logits, target, grad="in_place", **options, **_upstream(problem, shard))
             sent += second.how.bytes_sent
-        grad_hidden = logits @ shard.weight
-        if shard.group is not None:
-            dist.all_reduce(grad_hidden, group=shard.group)
-            sent += bytes_of_all_reduce(grad_hidden.nbytes, shard.tp_size)
-        return Output(result.loss, result.row_loss, result.entropy, grad_hidden, logits.t() @ shard.hidden)
+        sent += bytes_of_gradient(problem, shard)
+        grads = (logits,) if problem.trains else ()
+        return with_products(shard, result.loss, result.row_loss, result.entropy, *grads)
 
     return Step(run, lambda: sent)

@@ -8,31 +8,22 @@ from __future__ import annotations
 
 import importlib.metadata
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from tpbench import packages
-from tpbench.kernels import KernelLoss
 from tpbench.settings import setting
 from tpbench.workloads import Option, Pivot, Study, Workload, losses
+from tpbench.workloads.losses import first_of, labels_on_one_rank
 from tpbench.workloads.sizes import ITEM_BYTES
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LinearLoss(losses.LossProblem):
     """Sizes, loss, dtype and seed, then the options that only some variants support."""
 
-    tokens: int = setting(help="rows of hidden states", low=1)
     hidden: int = setting(help="width of the hidden states", low=1)
-    vocab: int = setting(help="rows of the head's weight over all tensor-parallel ranks", low=1)
-    loss: KernelLoss = setting(
-        "cross_entropy",
-        help="a loss from labels or against a teacher's logits, or the labels' log-probabilities",
-    )
     mode: Literal["train", "forward"] = setting("train", help="train: loss and both gradients; forward: the loss only")
-    dtype: Literal["bfloat16", "float16", "float32"] = setting("bfloat16", help="dtype of hidden states and weight")
-    seed: int = setting(0, help="seed of the inputs", low=0, high=2**31 - 1)
-    temperature: float = setting(1.0, help="divisor of the teacher's logits, or for logprob of the logits", low=1e-6)
-    ignored: float = setting(0.0, help="share of rows whose label is ignored", low=0.0, high=1.0)
     entropy: bool = setting(False, help="compute each row's entropy too")
     sequence_parallel: bool = setting(False, help="each rank holds tokens / tp_size rows of the hidden states")
     main_grad: bool = setting(False, help="add the weight's gradient to fp32 memory, as Megatron's main_grad")
@@ -42,12 +33,9 @@ class LinearLoss(losses.LossProblem):
     exchange: Literal["auto", "nccl", "symmetric"] = setting(
         "auto", help="linear_tp, linear_unfused: path of the rows' statistics, as exchange of entropy_loss"
     )
-    top_k: int = setting(0, help="columns of a teacher's top k, instead of all its logits; 0: all", low=0, high=1024)
-    kl_weight: float = setting(0.0, help="policy: weight of the divergence from a reference policy", low=0.0)
 
     @property
     def trains(self) -> bool:
-        """True if gradients are computed."""
         return self.mode == "train"
 
     def check(self, tp_size: int, dp_size: int) -> list[str]:
@@ -92,7 +80,7 @@ WORKLOAD = Workload(
         "gemm_tflops": "rate of a large square product in this dtype on this machine, TFLOP/s",
         "tflops": "floating-point operations of the busiest rank over the step's time, TFLOP/s",
     },
-    variant_columns={"chunks": int, "chunk_rows": int, "workspace_gib": float},
+    variant_columns={"chunks": int, "chunk_rows": int},
     options=(
         Option("entropy"),
         Option("sequence_parallel"),
@@ -138,22 +126,21 @@ WORKLOAD = Workload(
 )
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    """Return the release numbers of a version: (2, 13, 0) of 2.13.0+cu130."""
-    return tuple(int(number) for number in version.split("+")[0].split(".")[:3] if number.isdigit())
+def _version(package: str) -> tuple[str, tuple[int, ...]]:
+    """Return the version of a package, and its release numbers: (2, 13, 0) of 2.13.0+cu130."""
+    version = importlib.metadata.version(package)
+    return version, tuple(int(number) for number in version.split("+")[0].split(".")[:3] if number.isdigit())
 
 
 def _liger(problem: LinearLoss, tp_size: int) -> str | None:
     if problem.loss != "policy":
-        return losses.labels_on_one_rank(problem, tp_size)
+        return labels_on_one_rank(problem, tp_size)
     if tp_size > 1 or not problem.trains or problem.ignored:
         return "its policy loss is for one GPU, computes gradients in its forward pass, and ignores no label here"
-    return losses.sequences_only(problem)
+    return losses.incomplete_sequences(problem, tp_size)
 
 
 def _liger_cutedsl(problem: LinearLoss, tp_size: int) -> str | None:
-    if reason := losses.labels_on_one_rank(problem, tp_size):
-        return reason
     if not problem.trains:
         return "it computes a gradient in its forward pass"
     if problem.dtype != "bfloat16" or problem.tokens % 128 or problem.vocab % 256:
@@ -161,21 +148,18 @@ def _liger_cutedsl(problem: LinearLoss, tp_size: int) -> str | None:
     return None
 
 
-_FIRST_CCE_FOR_SHARDS = (25, 4, 3)
-
-
 def _cce(problem: LinearLoss, tp_size: int) -> str | None:
     if tp_size > 1 and packages.installed("cut_cross_entropy"):
-        version = importlib.metadata.version("cut_cross_entropy")
-        if _numbers(version) < _FIRST_CCE_FOR_SHARDS:
+        version, numbers = _version("cut_cross_entropy")
+        if numbers < (25, 4, 3):
             return f"cut-cross-entropy {version} is for one GPU; 25.4.3, of its repository, can shard the vocabulary"
-    return losses.labels_only(problem)
+    return losses.labels_only(problem, tp_size)
 
 
 def _verl(problem: LinearLoss, tp_size: int) -> str | None:
     if problem.hidden % 128:
         return f"it needs hidden to divide by 128, got {problem.hidden}"
-    return None if problem.loss == "logprob" else losses.labels_only(problem)
+    return None if problem.loss == "logprob" else losses.labels_only(problem, tp_size)
 
 
 def quack_chunk_rows(problem: LinearLoss) -> int | None:
@@ -194,26 +178,19 @@ def quack_chunk_rows(problem: LinearLoss) -> int | None:
 
 
 def _quack(problem: LinearLoss, tp_size: int) -> str | None:
-    if reason := losses.labels_on_one_rank(problem, tp_size):
-        return reason
     if problem.dtype == "float32" or problem.tokens % 8 or problem.hidden % 8 or problem.vocab % 8:
         return "it needs bfloat16 or float16, and tokens, hidden and vocab that 8 divides"
-    return (
-        None if quack_chunk_rows(problem) else f"it needs chunks with more or fewer rows than hidden={problem.hidden}"
-    )
+    has_chunks = quack_chunk_rows(problem) is not None
+    return None if has_chunks else f"it needs chunks with more or fewer rows than hidden={problem.hidden}"
 
 
-def _liger_native(problem: LinearLoss, tp_size: int) -> str | None:
-    if tp_size == 1:
-        return "it needs a group of ranks"
-    return losses.labels_of_even_shards(problem, tp_size) if problem.dtype == "bfloat16" else "it has only bfloat16"
+def _loss_parallel(problem: LinearLoss, tp_size: int) -> str | None:
+    return "unsharded it is linear_gather" if tp_size == 1 else losses.labels_of_even_shards(problem, tp_size)
 
 
 def _torch(problem: LinearLoss, tp_size: int) -> str | None:
-    version = importlib.metadata.version("torch")
-    if _numbers(version) < (2, 13):
-        return f"it needs torch 2.13, not {version}"
-    return losses.labels_on_one_rank(problem, tp_size)
+    version, numbers = _version("torch")
+    return f"it needs torch 2.13, not {version}" if numbers < (2, 13) else labels_on_one_rank(problem, tp_size)
 
 
 WORKLOAD.variant_of(
@@ -244,70 +221,29 @@ WORKLOAD.variant_of(
     "linear_loss_parallel",
     "in_torch.loss_parallel",
     "F.linear, then F.cross_entropy of a sharded DTensor in fp32 under torch's loss_parallel()",
-    unsupported_reason=lambda problem, tp_size: (
-        "unsharded it is linear_gather" if tp_size == 1 else losses.labels_of_even_shards(problem, tp_size)
-    ),
+    unsupported_reason=_loss_parallel,
 )
 WORKLOAD.variant_of(
     "linear_compiled",
     "in_torch.compiled",
     "torch.compile of F.linear and F.cross_entropy in fp32, with autograd's backward",
     requires_cuda=True,
-    unsupported_reason=losses.labels_on_one_rank,
-)
-WORKLOAD.variant_of(
-    "linear_liger",
-    "adapters.liger",
-    "Liger's chunked losses: LigerFusedLinearCrossEntropyLoss and -GRPOLoss",
-    requires=("liger_kernel",),
-    requires_cuda=True,
-    unsupported_reason=_liger,
-)
-WORKLOAD.variant_of(
-    "linear_liger_cutedsl",
-    "adapters.liger_cutedsl",
-    "Liger's CuTe kernels for Hopper: liger_fused_linear_cross_entropy_sm90, with all logits",
-    requires=("liger_kernel", "cutlass"),
-    requires_cuda=True,
-    unsupported_reason=_liger_cutedsl,
-)
-WORKLOAD.variant_of(
-    "linear_cce",
-    "adapters.cut_cross_entropy",
-    "Apple's cut-cross-entropy in Triton, with its default filter of small gradients",
-    requires=("cut_cross_entropy",),
-    requires_cuda=True,
-    unsupported_reason=_cce,
-)
-WORKLOAD.variant_of(
-    "linear_verl",
-    "adapters.verl",
-    "verl's Triton kernel: log-probabilities and entropies, logits in pieces of 1024 columns",
-    options={"entropy"},
-    requires=("verl",),
-    requires_cuda=True,
-    unsupported_reason=_verl,
-)
-WORKLOAD.variant_of(
-    "linear_quack",
-    "adapters.quack",
-    "QuACK's chunked_linear_cross_entropy: CuTe kernels, chunks of rows, the weight's gradient in fp32",
-    requires=("quack",),
-    requires_cuda=True,
-    unsupported_reason=_quack,
-)
-WORKLOAD.variant_of(
-    "linear_liger_native",
-    "adapters.liger_native",
-    "Liger's native tensor-parallel kernel: CUTLASS and NVSHMEM, without multicast",
-    requires=("liger_kernel", "liger_cute_kernels"),
-    process_settings="environment variables of NVSHMEM",
-    requires_cuda=True,
-    unsupported_reason=_liger_native,
+    unsupported_reason=labels_on_one_rank,
 )
 WORKLOAD.variant_of(
     "linear_torch",
-    "adapters.torch_linear_cross_entropy",
+    "in_torch.chunked",
     "torch's own linear_cross_entropy in chunks (torch 2.13)",
     unsupported_reason=_torch,
 )
+peer = partial(losses.peer, WORKLOAD)
+peer("linear_liger", "liger_kernel", _liger, "Liger's LigerFusedLinearCrossEntropyLoss and -GRPOLoss, in chunks")
+peer(
+    "linear_liger_cutedsl",
+    "liger_kernel cutlass",
+    first_of(labels_on_one_rank, _liger_cutedsl),
+    "Liger's CuTe kernels for Hopper: liger_fused_linear_cross_entropy_sm90, with all logits",
+)
+peer("linear_cce", "cut_cross_entropy", _cce, "Apple's cut-cross-entropy in Triton, with its filter of small gradients")
+peer("linear_verl", "verl", _verl, "verl's Triton kernel: log-probabilities and entropies", options={"entropy"})
+peer("linear_quack", "quack", first_of(labels_on_one_rank, _quack), "QuACK's chunked_linear_cross_entropy in CuTe")

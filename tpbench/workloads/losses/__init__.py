@@ -7,23 +7,39 @@ torch: it has what both problems are, and says which of them the losses of other
 
 from __future__ import annotations
 
-from tpbench.kernels import LABEL_LOSSES
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from tpbench.kernels import LABEL_LOSSES, KernelLoss
+from tpbench.settings import setting
+from tpbench.workloads import Workload
 
 
+@dataclass(frozen=True)
 class LossProblem:
-    """What the problems of both losses have: fields, and the defaults of those that only one of them has."""
+    """The fields that the problems of both losses have, and the defaults of those that only one of them has."""
 
-    tokens: int
-    vocab: int
-    loss: str
-    seed: int
-    temperature: float
-    ignored: float
-    top_k: int
-    kl_weight: float
+    tokens: int = setting(help="rows of logits or of hidden states, per data-parallel replica", low=1)
+    vocab: int = setting(help="columns of logits over all tensor-parallel ranks", low=1)
+    loss: KernelLoss = setting("cross_entropy", help="a loss from labels, or against target logits (a teacher's)")
+    dtype: Literal["bfloat16", "float16", "float32"] = setting("bfloat16", help="dtype of inputs and gradients")
+    seed: int = setting(0, help="seed of the inputs", low=0, high=2**31 - 1)
+    temperature: float = setting(
+        1.0, help="divisor of the target logits, or for logprob and policy of the logits", low=1e-6
+    )
+    ignored: float = setting(0.0, help="share of rows whose label is ignored", low=0.0, high=1.0)
+    top_k: int = setting(0, help="columns of a teacher's top k, instead of all target logits; 0: all", low=0, high=1024)
+    kl_weight: float = setting(0.0, help="policy: weight of the divergence from a reference policy", low=0.0)
+
     logits_scale = 1.0
     compute_dtype = "float32"
     entropy = False
+
+    @property
+    def trains(self) -> bool:
+        """True if gradients are computed."""
+        return True
 
     @property
     def from_labels(self) -> bool:
@@ -64,13 +80,6 @@ class LossProblem:
         return found
 
 
-def uneven(problem: LossProblem, tp_size: int) -> str | None:
-    """Return why a loss that needs shards of one size cannot do the problem, or None if it can."""
-    if problem.vocab % tp_size:
-        return f"it needs a vocab that tp_size divides, got {problem.vocab} and {tp_size}"
-    return None
-
-
 SEQUENCE = 256
 """Rows of a sequence of the policy loss, which have one advantage."""
 
@@ -82,35 +91,56 @@ def bytes_of_rows(problem: LossProblem) -> int:
     return int(problem.tokens * (labels + policy + 12 * problem.top_k))
 
 
-def sequences_only(problem: LossProblem) -> str | None:
-    """Return why a policy loss with an advantage of each sequence cannot do the problem, or None if it can."""
+Refusal: TypeAlias = Callable[[Any, int], str | None]
+"""Return why a variant cannot run a problem on tp_size ranks, or None if it can."""
+
+
+def first_of(*refusals: Refusal) -> Refusal:
+    """Return the refusal that gives the first reason of these."""
+    return lambda problem, tp_size: next(filter(None, (refusal(problem, tp_size) for refusal in refusals)), None)
+
+
+def one_gpu(problem: LossProblem, tp_size: int) -> str | None:
+    """Refuse several ranks."""
+    return "it is for one GPU" if tp_size > 1 else None
+
+
+def uneven(problem: LossProblem, tp_size: int) -> str | None:
+    """Refuse shards of different sizes."""
+    if problem.vocab % tp_size:
+        return f"it needs a vocab that tp_size divides, got {problem.vocab} and {tp_size}"
+    return None
+
+
+def incomplete_sequences(problem: LossProblem, tp_size: int) -> str | None:
+    """Refuse rows that are no whole sequences: the loss has an advantage of each sequence."""
     if problem.tokens % SEQUENCE:
         return f"it needs tokens of whole sequences of {SEQUENCE}, got {problem.tokens}"
     return None
 
 
-def no_other_loss(problem: LossProblem) -> str | None:
-    """Return why a cross-entropy cannot do the problem, or None if it can."""
+def other_losses(problem: LossProblem, tp_size: int) -> str | None:
+    """Refuse what is no cross-entropy."""
     return None if problem.loss == "cross_entropy" else f"it has no {problem.loss}, only cross_entropy"
 
 
-def labels_only(problem: LossProblem) -> str | None:
-    """Return why a cross-entropy from labels cannot do the problem, or None if it can.
-
-    Those of other projects divide by the number of rows, and have no scale of the logits.
-    """
-    if reason := no_other_loss(problem):
-        return reason
+def _options_of_labels(problem: LossProblem, tp_size: int) -> str | None:
+    """Refuse what the cross-entropies of other projects lack: they divide by the number of rows."""
     if problem.ignored == 1.0:
         return "it divides by zero where every row is ignored"
     return "it has no logits_scale" if problem.logits_scale != 1.0 else None
 
 
-def labels_on_one_rank(problem: LossProblem, tp_size: int) -> str | None:
-    """Return why a cross-entropy for one rank cannot do the problem, or None if it can."""
-    return "it is for one GPU" if tp_size > 1 else labels_only(problem)
+labels_only = first_of(other_losses, _options_of_labels)
+labels_on_one_rank = first_of(one_gpu, labels_only)
+labels_of_even_shards = first_of(uneven, labels_only)
 
 
-def labels_of_even_shards(problem: LossProblem, tp_size: int) -> str | None:
-    """Return why a cross-entropy that needs shards of one size cannot do the problem, or None if it can."""
-    return uneven(problem, tp_size) or labels_only(problem)
+def peer(workload: Workload, name: str, requires: str, refusal: Refusal, summary: str, **traits: Any) -> None:
+    """Declare a loss of another project: the function of this name in `adapters`, for GPUs unless `traits` says else.
+
+    requires: the packages without which it is skipped.
+    """
+    function = f"adapters.{name.removeprefix('linear_')}"
+    traits = {"requires": tuple(requires.split()), "requires_cuda": True, "unsupported_reason": refusal, **traits}
+    workload.variant_of(name, function, summary, **traits)

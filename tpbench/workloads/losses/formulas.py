@@ -1,18 +1,17 @@
-"""The formulas of losses for the oracle, and losses of logits by torch's own functions.
+"""The losses of logits in torch operations: in closed form, and by torch's own functions and autograd.
 
 With p = softmax(x) of the logits and q = softmax(t) of the target logits, a row's loss is a sum of terms over the
-vocabulary, each weighted with p or q. The formulas of one loss are written separately for each use, so that the oracle
-stays independent of the variants. Cross-entropy from labels has code of its own in each of them. A loss by torch's own
-functions is of the gathered vocabulary, or of a sharded one under loss_parallel. An entropy loss gets the logits, and a
-linear loss makes them.
+vocabulary, each weighted with p or q. The formulas of one loss are written separately for each use, and the oracle has
+its own. A loss by torch's own functions is of the gathered vocabulary, or of a sharded one under loss_parallel. An
+entropy loss gets the logits, and a linear loss makes them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -24,22 +23,17 @@ from tpbench.workloads.losses import LossProblem
 from tpbench.workloads.losses.inputs import CLIP
 from tpbench.workloads.sizes import IGNORED, bytes_of_all_reduce, shard_bounds
 
-OutputT = TypeVar("OutputT", bound=Any)
-"""The output of either loss."""
-
 
 @dataclass(frozen=True)
 class TwoLogitLoss:
-    """A row's loss is the sum of weight * value.
+    """A row's loss is the mean of a value, weighted with p or q.
 
     Its gradient by x is p * (value - loss) if p is the weight, and p - q if q is.
     """
 
     weight: Literal["p", "q"]
-    value: Callable[[Tensor, Tensor], Tensor]
-    """For the oracle: the value of each column, from log p and log q."""
     difference: Callable[[Tensor, Tensor], Tensor]
-    """For the closed form: the part of `value` that is no logarithm of a sum, from x and t."""
+    """For the closed form: the part of the value that is no logarithm of a sum, from x and t."""
     from_mean: Callable[[Tensor, Tensor, Tensor], Tensor]
     """For the closed form: the loss, from the weighted mean of `difference`, log(sum(exp(x))) and log(sum(exp(t)))."""
     whole: Callable[[Tensor, Tensor], Tensor]
@@ -49,21 +43,18 @@ class TwoLogitLoss:
 TWO_LOGIT_LOSSES: Mapping[str, TwoLogitLoss] = {
     "soft_cross_entropy": TwoLogitLoss(
         weight="q",
-        value=lambda log_p, log_q: -log_p,
         difference=lambda x, t: x,
         from_mean=lambda mean, log_z, log_z_target: log_z - mean,
         whole=lambda x, t: F.cross_entropy(x, t.softmax(-1), reduction="none"),
     ),
     "forward_kl": TwoLogitLoss(
         weight="q",
-        value=lambda log_p, log_q: log_q - log_p,
         difference=lambda x, t: t - x,
         from_mean=lambda mean, log_z, log_z_target: mean - log_z_target + log_z,
         whole=lambda x, t: _kl_div(x.log_softmax(-1), t.log_softmax(-1)),
     ),
     "reverse_kl": TwoLogitLoss(
         weight="p",
-        value=lambda log_p, log_q: log_p - log_q,
         difference=lambda x, t: x - t,
         from_mean=lambda mean, log_z, log_z_target: mean - log_z + log_z_target,
         whole=lambda x, t: _kl_div(t.log_softmax(-1), x.log_softmax(-1)),
@@ -180,9 +171,33 @@ def bytes_of_statistics(numbers: int, shard: Any) -> int:
     return bytes_of_all_reduce(numbers * 4 * shard.tokens, shard.tp_size)
 
 
+Losses: TypeAlias = Tensor | tuple[Tensor | None, ...]
+"""The mean loss, or with it the losses of rows and their entropies, if they are computed."""
+
+
+def differentiated(
+    factors: Iterable[Tensor],
+    losses_of: Callable[..., Losses],
+    objective: Callable[..., Tensor] = lambda loss, row_loss, entropy: loss,
+    *,
+    trains: bool = True,
+) -> tuple[list[Any], tuple[Tensor, ...]]:
+    """Return the mean loss, the losses of rows and their entropies, None for those that aren't computed, and gradients.
+
+    losses_of: returns the losses from the factors. objective: returns a scalar from all three, whose gradients by the
+    factors autograd computes, if `trains`.
+    """
+    leaves = [factor.detach().requires_grad_(trains) for factor in factors]
+    with torch.set_grad_enabled(trains):
+        losses = losses_of(*leaves)
+        found = (*(losses if isinstance(losses, tuple) else (losses,)), None, None)[:3]
+        grads = torch.autograd.grad(objective(*found), leaves) if trains else ()
+    return [None if values is None else values.detach() for values in found], grads
+
+
 def under_loss_parallel(
-    shard: Any, labels: Tensor, iteration: Callable[[Callable[[Tensor], Tensor]], OutputT]
-) -> Callable[[], OutputT]:
+    shard: Any, labels: Tensor, iteration: Callable[[Callable[[Tensor], Tensor]], Any]
+) -> Callable[[], Any]:
     """Return the iteration of a loss by https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html.
 
     iteration: gets the function that returns the mean cross-entropy of a rank's logits, whose dtype it computes in.
@@ -199,9 +214,9 @@ def under_loss_parallel(
         whole = DTensor.from_local(logits, mesh, [Shard(1)], run_check=False)
         return F.cross_entropy(whole, target, ignore_index=IGNORED)
 
-    def run() -> OutputT:
+    def run() -> Any:
         with loss_parallel():
             output = iteration(mean_loss)
-        return replace(output, loss=output.loss.to_local().float())  # type: ignore[no-any-return]
+        return replace(output, loss=output.loss.to_local().float())
 
     return run

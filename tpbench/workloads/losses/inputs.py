@@ -6,28 +6,60 @@ dtype (`tpbench.workloads.hashing`). A rank makes its shard without communicatio
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from tpbench.kernels import TopK
-from tpbench.workloads.hashing import hash_index, normal
+from tpbench.workloads.hashing import fill_normal, hash_index, normal
 from tpbench.workloads.losses import SEQUENCE, LossProblem
 from tpbench.workloads.sizes import IGNORED, shard_bounds
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
     from tpbench.measure.session import Context
 
 
+@dataclass(frozen=True, kw_only=True)
+class LossShard:
+    """The place of one rank's part of a problem."""
+
+    tokens: int
+    vocab_start: int
+    """The first column of the logits that this rank holds."""
+    vocab_stop: int
+    """The column after the last one that this rank holds."""
+    vocab_size: int
+    """Columns over all ranks."""
+    group: ProcessGroup | None
+    """The ranks that hold the vocabulary. None if one rank holds all of it."""
+    tp_rank: int
+    tp_size: int
+    device: torch.device
+    rows: Any = field(default=None, metadata={"constant": True})
+    """The tensors of rows of the policy loss by name, (tokens,) fp32: arguments of this project's functions."""
+
+    @property
+    def columns(self) -> int:
+        """Columns that this rank holds."""
+        return self.vocab_stop - self.vocab_start
+
+
 def place(problem: LossProblem, context: Context) -> dict[str, Any]:
-    """Return the fields of a shard that say which columns a rank holds, and with which ranks."""
+    """Return the fields of a `LossShard`."""
+    start, stop = shard_bounds(problem.vocab, context.tp_size, context.tp_rank)
     return {
-        "vocab_start": shard_bounds(problem.vocab, context.tp_size, context.tp_rank)[0],
+        "tokens": problem.tokens,
+        "vocab_start": start,
+        "vocab_stop": stop,
         "vocab_size": problem.vocab,
         "group": context.tp_group if context.tp_size > 1 else None,
         "tp_rank": context.tp_rank,
         "tp_size": context.tp_size,
+        "device": context.device,
     }
 
 
@@ -36,15 +68,28 @@ CHUNK = {"cuda": 2**23, "cpu": 2**18}
 160 MiB on a GPU, for few launches. A CPU's chunk fits into its cache."""
 
 
-def labels(problem: LossProblem, streams: tuple[int, int], rows: range, device: torch.device) -> Tensor:
-    """Return labels (rows,) int64, uniform over the vocabulary. A share `ignored` of them is IGNORED.
+def given_target(problem: LossProblem, streams: tuple[int, int], rows: range, device: torch.device) -> Any:
+    """Return the labels or a teacher's top k of some rows, or None for a loss against target logits.
 
-    streams: those of the labels, and of the choice of rows to ignore.
+    streams: those of the labels, and of the choice of rows to ignore. Labels, (rows,) int64, are uniform over the
+    vocabulary. A share `ignored` of them is IGNORED.
     """
-    of_labels, of_ignored = streams
     row = torch.arange(rows.start, rows.stop, dtype=torch.int64, device=device)
-    label = (hash_index(problem.seed, of_labels, row) * problem.vocab) >> 32
-    return torch.where(hash_index(problem.seed, of_ignored, row) < round(problem.ignored * 2**32), IGNORED, label)
+    if not problem.from_labels:
+        return _teacher_top_k(problem, row) if problem.top_k else None
+    label = (hash_index(problem.seed, streams[0], row) * problem.vocab) >> 32
+    return torch.where(hash_index(problem.seed, streams[1], row) < round(problem.ignored * 2**32), IGNORED, label)
+
+
+_TOP = 124
+
+
+def _teacher_top_k(problem: LossProblem, row: Tensor) -> TopK:
+    """Return a teacher's random logits in top_k columns of each row, one in each part of the vocabulary."""
+    index = torch.arange(problem.top_k, device=row.device)
+    row, column = hash_index(problem.seed, _TOP, row), hash_index(problem.seed, _TOP + 1, index)
+    width = problem.vocab // problem.top_k
+    return TopK(normal(row, column), (((row[:, None] ^ column) * width) >> 32) + index * width)
 
 
 CLIP = (0.2, 0.2)
@@ -89,32 +134,20 @@ def kernel_options(problem: Any, shard: Any) -> dict[str, Any]:
     return options
 
 
-_TOP = 124
-
-
-def teacher_top_k(problem: Any, rows: range, device: torch.device) -> TopK:
-    """Return a teacher's random logits in top_k columns of each row, one in each part of the vocabulary."""
-    row = hash_index(problem.seed, _TOP, torch.arange(rows.start, rows.stop, dtype=torch.int64, device=device))
-    column = hash_index(problem.seed, _TOP + 1, torch.arange(problem.top_k, device=device))
-    width = problem.vocab // problem.top_k
-    offset = (((row[:, None] ^ column) * width) >> 32) + torch.arange(problem.top_k, device=device) * width
-    return TopK(normal(row, column), offset)
-
-
 def normal_matrix(
-    problem: Any, streams: tuple[int, int], rows: range, columns: range, device: torch.device, scale: float = 1.0
+    problem: LossProblem,
+    streams: tuple[int, int],
+    rows: range,
+    columns: range,
+    device: torch.device,
+    scale: float = 1.0,
 ) -> Tensor:
     """Return (rows, columns) approximately normal numbers with standard deviation 2.31 * scale, within +-8 * scale.
 
     streams: those of the row indices, and of the column indices. rows, columns: parts of a larger matrix. scale: a
     power of two, which rounds nothing.
     """
-    seed, dtype = problem.seed, getattr(torch, problem.dtype)
-    out = torch.empty(len(rows), len(columns), dtype=dtype, device=device)
-    row_hash = hash_index(seed, streams[0], torch.arange(rows.start, rows.stop, dtype=torch.int64, device=device))
-    column_hash = hash_index(seed, streams[1], torch.arange(columns.start, columns.stop, device=device))
-    step = max(1, CHUNK[device.type] // len(columns))
-    for top in range(0, len(rows), step):
-        chunk = normal(row_hash[top : top + step], column_hash)
-        out[top : top + step] = chunk if scale == 1.0 else chunk.mul_(scale)
+    out = torch.empty(len(rows), len(columns), dtype=getattr(torch, problem.dtype), device=device)
+    of_rows, of_columns = streams
+    fill_normal(out, problem.seed, of_rows, scale, (rows.start, columns.start), CHUNK[device.type], of_columns)
     return out

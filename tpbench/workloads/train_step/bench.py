@@ -161,8 +161,6 @@ class TrainStepSession:
         losses: list[float] = (of_replicas / self.context.dp_size).tolist()
         norms: list[float] = torch.stack(self.norms).double().cpu().tolist()
         wrong = reference.complaint(losses, norms, problem.dtype)
-        if reference.timed is not None and wrong is None:
-            wrong = reference.timed.complaint(losses[problem.warmup_steps :], problem.dtype)
         held_gib = (rank_memory.held_bytes(self.context.device) - self.schedule.held_before) / 2**30
         columns = {
             "loss_value": losses[-1],

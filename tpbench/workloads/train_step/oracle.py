@@ -63,51 +63,8 @@ Trained: TypeAlias = tuple[list[float], list[float], dict[str, float]]
 
 
 @dataclass(frozen=True)
-class TimedLosses:
-    """Correct losses of the timed steps. Errors are shares of the first loss.
-
-    Small differences grow with each update, so that these steps are not compared as closely as the first ones. How fast
-    they grow depends on the learning rate. The tolerance is therefore a share of what training changes: the difference
-    between the correct losses and the last one of the warm-up.
-    """
-
-    first: float
-    last_of_warmup: float
-    losses: Sequence[float]
-
-    def complaint(self, losses: Sequence[float], dtype: str) -> str | None:
-        """Return why losses of the timed steps are wrong, or None."""
-        errors = self._errors(losses)
-        allowed = max(TIMED_TOLERANCE[dtype], TIMED_SHARE * median(self._errors(self._constant)))
-        for kind, error, limit in (
-            ("median", median(errors), allowed),
-            ("largest", max(errors), TIMED_OUTLIER * allowed),
-        ):
-            if error > limit:
-                step = next(step for step, error in enumerate(errors) if error > limit)
-                return (
-                    f"the {kind} error of the losses of the timed steps is {error:.3g} of the first loss, above "
-                    f"{limit:.3g} ({dtype}): the variant does not train in every step as in the first ones; the loss "
-                    f"of timed step {step + 1} is {losses[step]:.6g}, expected {self.losses[step]:.6g}"
-                )
-        return None
-
-    def shows_updates(self, dtype: str) -> bool:
-        """Return True if a variant that trains only while it warms up is wrong by `complaint`."""
-        return self.complaint(self._constant, dtype) is not None
-
-    @property
-    def _constant(self) -> list[float]:
-        return [self.last_of_warmup] * len(self.losses)
-
-    def _errors(self, losses: Sequence[float]) -> list[float]:
-        errors = [abs(one - other) / self.first for one, other in zip(self.losses, losses, strict=True)]
-        return [error if error == error else float("inf") for error in errors]
-
-
-@dataclass(frozen=True)
 class Reference:
-    """Correct losses and gradient norms of the first steps, in order."""
+    """Correct losses and gradient norms of the first steps or, for a variant from outside, of the whole run."""
 
     source: str
     """The computation that gave them."""
@@ -116,14 +73,14 @@ class Reference:
     """Empty if only a forward pass was affordable."""
     gradients: Mapping[str, float] = field(default_factory=dict)
     """The norm of each parameter's gradient in the first step, by the parameter's name. Empty as `norms`."""
-    timed: TimedLosses | None = None
-    """Losses of the rest of the run. None: only the first steps are compared."""
+    timed_from: int | None = None
+    """The number of warm-up steps. None: only the first steps are compared."""
 
     def errors(self, losses: Sequence[float], norms: Sequence[float]) -> dict[str, float | None]:
-        """Return the largest relative errors of a run's losses and norms, by column. None: no norm was compared."""
+        """Return the largest relative errors of the first steps, by column. None: no norm was compared."""
         return {
-            "loss_error": max(_relative_errors(losses, self.losses)),
-            "grad_error": max(_relative_errors(norms, self.norms), default=None),
+            "loss_error": max(_errors(losses, self.losses[:STEPS])),
+            "grad_error": max(_errors(norms, self.norms[:STEPS]), default=None),
         }
 
     def complaint(self, losses: Sequence[float], norms: Sequence[float], dtype: str) -> str | None:
@@ -133,17 +90,43 @@ class Reference:
             ("loss_error", "loss", losses, self.losses, LOSS_TOLERANCE[dtype], 1.0),
             ("grad_error", "gradient norm", norms, self.norms, NORM_TOLERANCE[dtype], NORM_GROWTH),
         ):
-            for step, error in enumerate(_relative_errors(got, expected)):
+            for step, error in enumerate(_errors(got, expected[:STEPS])):
                 if not error <= (limit := tolerance * growth**step):
                     values = f"the {name} of step {step + 1} is {got[step]:.6g}, expected {expected[step]:.6g}"
                     wrong.append(f"{column} {error:.3g} is above {limit:.3g} ({dtype}): {values}")
                     break
-        return " and ".join(wrong) or None
+        return " and ".join(wrong) or self.timed_complaint(losses, dtype)
+
+    def timed_complaint(self, losses: Sequence[float], dtype: str) -> str | None:
+        """Return why the losses of the timed steps, among those of all steps, are wrong, or None.
+
+        Small differences grow with each update, so that these steps are not compared as closely as the first ones. How
+        fast they grow depends on the learning rate. The tolerance is therefore a share of what training changes: the
+        difference between the correct losses and the last one of the warm-up. Errors are shares of the first loss.
+        """
+        if self.timed_from is None:
+            return None
+        first, expected, got = self.losses[0], self.losses[self.timed_from :], losses[self.timed_from :]
+        changes = _errors([self.losses[max(self.timed_from - 1, 0)]] * len(expected), expected, first)
+        allowed = max(TIMED_TOLERANCE[dtype], TIMED_SHARE * median(changes))
+        errors = _errors(got, expected, first)
+        for kind, error, limit in (
+            ("median", median(errors), allowed),
+            ("largest", max(errors), TIMED_OUTLIER * allowed),
+        ):
+            if error > limit:
+                step = next(step for step, error in enumerate(errors) if error > limit)
+                return (
+                    f"the {kind} error of the losses of the timed steps is {error:.3g} of the first loss, above "
+                    f"{limit:.3g} ({dtype}): the variant does not train in every step as in the first ones; the loss "
+                    f"of timed step {step + 1} is {got[step]:.6g}, expected {expected[step]:.6g}"
+                )
+        return None
 
     def wrong_gradients(self, gradients: Mapping[str, float], dtype: str) -> str | None:
         """Return which gradients of the first step have wrong norms, given these by the parameters' names, or None."""
         names = [name for name in self.gradients if name in gradients]
-        errors = _relative_errors([gradients[name] for name in names], [self.gradients[name] for name in names])
+        errors = _errors([gradients[name] for name in names], [self.gradients[name] for name in names])
         differ = [name for name, error in zip(names, errors, strict=True) if not error <= GRADIENT_TOLERANCE[dtype]]
         if not differ:
             return None
@@ -151,9 +134,9 @@ class Reference:
         return f"{len(differ)} of {len(names)} gradients of step 1 differ, the first that of {first}"
 
 
-def _relative_errors(got: Sequence[float], expected: Sequence[float]) -> list[float]:
-    """Return the error of each expected number. NaN becomes infinite."""
-    errors = (abs(number - right) / max(abs(right), 1e-12) for number, right in zip(got, expected, strict=False))
+def _errors(got: Sequence[float], expected: Sequence[float], scale: float | None = None) -> list[float]:
+    """Return the error of each expected number relative to itself or to `scale`. NaN becomes infinite."""
+    errors = (abs(a - b) / (scale or max(abs(b), 1e-12)) for a, b in zip(got, expected, strict=False))
     return [error if error == error else float("inf") for error in errors]
 
 
@@ -165,11 +148,10 @@ def compute_reference(problem: TrainStep, context: Context, *, whole_run: bool =
     total, warmup = problem.warmup_steps + problem.steps, problem.warmup_steps
     plain = replace(problem, activation_checkpointing=True, compile=False, train_loss="torch")
     if whole_run and (trained := _trained(plain, total, context)):
-        losses, norms, gradients = trained
-        timed = TimedLosses(losses[0], losses[max(warmup - 1, 0)], losses[warmup:])
-        unseen = "" if timed.shows_updates(problem.dtype) else "; skipped updates would not show"
-        source = f"all {total} steps by one process{unseen}"
-        return Reference(source, losses[:STEPS], norms[:STEPS], gradients, timed)
+        reference = Reference(f"all {total} steps by one process", *trained, timed_from=warmup)
+        if reference.timed_complaint([reference.losses[max(warmup - 1, 0)]] * total, problem.dtype) is None:
+            reference = replace(reference, source=f"{reference.source}; skipped updates would not show")
+        return reference
     unchecked = UNCHECKED if whole_run else ""
     if trained := _trained(plain, min(STEPS, total), context):
         return Reference(f"{len(trained[0])} steps by one process{unchecked}", *trained)

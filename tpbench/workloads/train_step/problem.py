@@ -15,8 +15,7 @@ PHASES = ("forward", "backward", "optimizer")
 NORM_GROWTH = 2.0
 """Factor by which the tolerance of gradient norms grows with each step.
 
-Adam's first updates move every weight by a whole learning rate, so rounding differences grow. The study `agreement` of
-a report shows by how much correct rows differ at each step."""
+Adam's first updates move every weight by a whole learning rate, so rounding differences grow."""
 ARCHITECTURE = (
     "architecture", "hidden_size", "ffn_size", "layers", "heads", "kv_heads", "head_dim", "vocab", "tied", "rope_theta",
     "rope_factor", "norm_eps", "ffn_matrices",

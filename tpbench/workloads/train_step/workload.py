@@ -147,7 +147,6 @@ WORKLOAD = Workload(
             axes=("peak_gib", "tokens_per_s_per_gpu"),
             columns=TRAINING,
         ),
-        "agreement": Study("do implementations train alike?", module="tpbench.workloads.train_step.documents"),
     },
     metrics={
         "tokens_per_s": 1,
@@ -200,7 +199,7 @@ def _unsupported_by(variant: str, problem: TrainStep, tp_size: int) -> str | Non
         return None
     from tpbench.workloads.train_step.sharding.plan import unsupported_model
 
-    return unsupported_model(problem)
+    return unsupported_model(problem, by_deepspeed=variant == "autotp")
 
 
 def _no_graph(variant: str, problem: TrainStep) -> str:

@@ -1,10 +1,9 @@
-"""Every registered variant that runs here against the oracle, and the choice of sparse_auto on real ranks."""
+"""Every registered variant that runs here against the oracle."""
 
 from __future__ import annotations
 
 import itertools
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from tests.support.embedding_grad import (
     DISTRIBUTIONS,
     DTYPES,
     HERE,
-    FixedStopwatch,
     dense_mean,
     new_session,
     prepared,
@@ -27,9 +25,6 @@ from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tpbench.measure.session import Verdict
 from tpbench.workloads.embedding_grad import WORKLOAD, EmbeddingGrad
 from tpbench.workloads.embedding_grad.bench import TOLERANCE
-from tpbench.workloads.embedding_grad.exchanges import Exchange, ExchangeContext, by_collectives
-from tpbench.workloads.embedding_grad.exchanges.by_collectives import DenseReduceScatter
-from tpbench.workloads.embedding_grad.row_operations.search import CpuRowFinder
 
 pytestmark = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
 
@@ -46,11 +41,6 @@ def cells(name: str) -> list[EmbeddingGrad]:
     return [*found, problem(search="kernel")] if "search" in WORKLOAD.variants[name].options else found
 
 
-def kind_of(name: str, exchange: Exchange) -> str:
-    """Return the kind of exchange by whose formula the sent bytes are checked."""
-    return f"auto_{exchange.chosen}" if name == "sparse_auto" else name
-
-
 def check_cells(here: Rank, name: str) -> int:
     """Run all cells, some twice: a second run must not see what the first run left."""
     chosen = cells(name)
@@ -64,7 +54,7 @@ def check_cells(here: Rank, name: str) -> int:
             tolerance = TOLERANCE[cell.dtype] if cell.dtype != "float32" else IN_FP32
             error = (result - expected).norm(dim=1)
             assert (error <= tolerance * absolute.norm(dim=1)).all(), (here.rank, cell, error.max())
-            assert sum(comm.sent_bytes) == sent_by_formula(inputs, kind_of(name, exchange))[here.rank], (
+            assert sum(comm.sent_bytes) == sent_by_formula(inputs, name)[here.rank], (
                 here.rank,
                 cell,
             )
@@ -84,7 +74,7 @@ def check_tokens(here: Rank, cell: EmbeddingGrad, name: str, tokens: list[list[i
     result = run(exchange, comm).double()
     error = (result - expected).norm(dim=1)
     assert (error <= IN_FP32 * expected.norm(dim=1)).all(), (here.rank, result, expected)
-    assert sum(comm.sent_bytes) == sent_by_formula(inputs, kind_of(name, exchange))[here.rank]
+    assert sum(comm.sent_bytes) == sent_by_formula(inputs, name)[here.rank]
 
 
 @st.composite
@@ -146,56 +136,3 @@ def test_sessions_agree_on_their_verdict(name: str) -> None:
         sent, received = one.columns["rank_bytes_sent"], one.columns["rank_bytes_received"]
         assert sent == received[::-1]  # each of two ranks receives what the other sends
     assert all(before.columns["grad_norm"] == after.columns["grad_norm"] for before, after in itertools.pairwise(first))
-
-
-def choices(here: Rank) -> list[str]:
-    """Return the choices below, at and above the limit. Check each result."""
-    chosen = []
-    for limit in (0.0, 0.19, 0.2, 1.0):
-        # A fifth of the table, evenly spaced.
-        rows = [torch.arange(0, 100, 5, dtype=torch.int32)[None]] * here.world_size
-        inputs, comm, exchange = prepared(here, problem(table_rows=100, dtype="float32"), "sparse_auto", rows)
-        sparse_auto: Any = exchange
-        sparse_auto.limit = limit
-        expected = dense_mean(here, inputs)
-        torch.testing.assert_close(run(exchange, comm).double(), expected, rtol=1e-6, atol=1e-6)
-        assert sum(comm.sent_bytes) == sent_by_formula(inputs, kind_of("sparse_auto", exchange))[here.rank]
-        chosen.append(exchange.columns()["chosen"])
-    return chosen
-
-
-def test_all_ranks_choose_alike() -> None:
-    first, second = run_on_ranks(2, choices)
-    assert first == second == ["dense", "dense", "sparse", "sparse"]
-
-
-def calibrated(here: Rank) -> tuple[float, bool]:
-    """Calibrate where a reduction takes 10 ms and an exchange 1 ms plus 25 ms a whole table.
-
-    Return the limit, and if the gradient is unchanged.
-    """
-    cell = problem()
-    inputs, comm, _ = prepared(here, cell, "dense_reduce_scatter")
-    before = inputs.grad.clone()
-    searched: list[int] = []
-
-    class SimulatedStopwatch(FixedStopwatch):
-        def ms(self, run: Any, restore: Any = None, *, on_host: bool = False) -> float:
-            run()
-            dense = getattr(run, "__func__", None) is DenseReduceScatter.reduce
-            return 10.0 if dense else 1.0 + 25.0 * searched[-1] / cell.table_rows
-
-    def finder(inputs: Any, tokens: torch.Tensor | None = None) -> CpuRowFinder:
-        searched.append(0 if tokens is None else tokens.numel())
-        return CpuRowFinder(inputs, tokens=tokens)
-
-    stopwatch: Any = SimulatedStopwatch()
-    with mock.patch.object(by_collectives, "row_finder", finder):
-        exchange = by_collectives.SparseAuto(cell, ExchangeContext(inputs, comm, stopwatch))
-    return exchange.limit, torch.equal(inputs.grad, before)
-
-
-def test_the_limit_comes_from_measured_times() -> None:
-    for limit, unchanged in run_on_ranks(2, calibrated):
-        assert limit == pytest.approx(9 / 25, rel=0.01)
-        assert unchanged

@@ -66,15 +66,15 @@ def outcome_of_wrong_rows(here: Rank) -> str:
     """Return "right", or the type of the error, if rank 0 sends row 2, which is its own, to rank 1."""
     _, comm, exchange = prepared(here, problem(distribution="fixed"), "sparse_all_to_all")
     finder: Any = exchange.finder  # type: ignore[attr-defined]
-    find = finder.find
+    rows = finder.rows
 
-    def find_wrong_rows() -> Any:
-        touched = find()
+    def wrong_rows() -> Any:
+        found = rows()
         if here.rank == 0:
-            touched.rows[: touched.counts[1]] = 2
-        return touched
+            found[: finder.find()[1]] = 2
+        return found
 
-    finder.find = find_wrong_rows
+    finder.rows = wrong_rows
     try:
         run(exchange, comm)
     except MisplacedRow as error:

@@ -16,7 +16,7 @@ from torch import Tensor
 from tests.support.entropy_loss import DTYPES, LOSSES, alone, problem, right
 from tpbench.kernels import LABEL_LOSSES
 from tpbench.workloads.entropy_loss import EntropyLoss
-from tpbench.workloads.entropy_loss.bench import Oracle, error_limits
+from tpbench.workloads.entropy_loss.bench import Oracle
 from tpbench.workloads.entropy_loss.inputs import Output, Shard
 from tpbench.workloads.losses.oracle import relative_error
 from tpbench.workloads.sizes import IGNORED
@@ -209,7 +209,8 @@ def test_infinite_losses(loss: str) -> None:
 )
 def test_limits_of_errors(fields: dict[str, str], loss: float, grad: float) -> None:
     """The docstrings of the tolerances derive these numbers."""
-    assert error_limits(problem(**fields)) == {"loss_error": loss, "grad_error": grad}
+    cell = problem(**fields)
+    assert Oracle(cell, alone(cell)).limits() == {"loss_error": loss, "grad_error": grad}
 
 
 def test_a_malformed_output_is_named_with_what_was_expected() -> None:

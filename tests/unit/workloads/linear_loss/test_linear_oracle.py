@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tests.support.linear_loss import context, problem
 from tpbench.kernels import KERNEL_LOSSES, LABEL_LOSSES
-from tpbench.workloads.differences import Compared
+from tpbench.workloads.differences import Compared, Comparison
 from tpbench.workloads.linear_loss import LinearLoss, bench
 from tpbench.workloads.linear_loss.bench import Oracle
 from tpbench.workloads.linear_loss.inputs import Output, Shard
@@ -94,8 +94,8 @@ def test_the_oracle_agrees_with_torch(loss: str, elements: int, entropy: bool, m
 def test_limits_of_errors(dtype: str, loss: int, entropy: int, grad: int) -> None:
     """The docstrings of the tolerances derive these powers of two."""
     for fields, factor in ({}, 1), ({"loss": "reverse_kl"}, 2):
-        limits = bench.error_limits(problem(dtype=dtype, entropy=True, **fields))
-        assert limits == {
+        cell = problem(dtype=dtype, entropy=True, **fields)
+        assert Oracle(cell, bench.inputs(cell, context())).limits() == {
             "loss_error": 2.0**-loss, "entropy_error": 2.0**-entropy,
             "hidden_grad_error": factor * 2.0**-grad, "weight_grad_error": factor * 2.0**-grad,
         }  # fmt: skip
@@ -187,11 +187,11 @@ def test_a_row_that_does_not_count_has_no_loss_and_no_gradient() -> None:
 
 
 def test_an_error_below_the_smallest_normal_number_does_not_count() -> None:
-    cell, found, output = made(dtype="float16", entropy=False)
+    _, found, _ = made(dtype="float16", entropy=False)
     right, smallest = torch.full((2, 4), 1e-9, dtype=torch.float64), 2.0**-14
     grad = Compared(right, (2, 4), None, "hidden_grad_error")
     for value, error in ((0.0, 0.0), (2 * smallest, smallest / 1e-9)):
-        comparison = found.comparison(output, {"grad_hidden": grad}, bench.error_limits(cell))
+        comparison = Comparison({"grad_hidden": grad}, found.limits(), found.gather, right.device, "float16")
         comparison.rows("grad_hidden", torch.full_like(right, value), right, smallest, 0)
         columns = comparison.verdict().columns
         assert columns["hidden_grad_error"] == pytest.approx(error, rel=1e-3)

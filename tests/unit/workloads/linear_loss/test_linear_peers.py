@@ -41,10 +41,6 @@ def test_no_chunk_of_quack_has_as_many_rows_as_hidden_columns(tokens: int, hidde
         ("linear_liger_cutedsl", {"tokens": 64, "vocab": 256}, 1, "tokens that 128 divides"),
         ("linear_liger_cutedsl", {"tokens": 128, "vocab": 384}, 1, "a vocab that 256 divides"),
         ("linear_liger_cutedsl", {"tokens": 128, "vocab": 256, "dtype": "float16"}, 1, "needs bfloat16"),
-        ("linear_liger_native", {}, 1, "a group of ranks"),
-        ("linear_liger_native", {"dtype": "float16"}, 2, "only bfloat16"),
-        ("linear_liger_native", {}, 2, "a vocab that tp_size divides"),
-        ("linear_liger_native", {"vocab": 96}, 2, None),
     ],
 )
 def test_problems_that_a_peer_does_not_do(name: str, fields: dict[str, Any], tp_size: int, said: str | None) -> None:

@@ -1,17 +1,16 @@
-"""Documents and studies made from rows, and committed rows."""
+"""Documents made from rows, and committed rows."""
 
 from __future__ import annotations
 
 import json
 import math
-from typing import Any
 
 import pytest
 
 from tests.support.command import ROOT
 from tpbench.report.analysis.verdicts import frame_warnings
 from tpbench.results.read import load
-from tpbench.workloads.train_step.documents import json_document, tables
+from tpbench.workloads.train_step.documents import json_document
 
 
 @pytest.mark.parametrize("folder", ["reference", "options"])
@@ -22,42 +21,6 @@ def test_committed_rows_train_stably(folder: str) -> None:
     assert len(rows) and all(losses[-1] < losses[0] for losses in rows["losses"])
     assert len(stable) and all(max(losses) <= losses[0] * 1.0005 for losses in stable["losses"])
     assert not frame_warnings(rows)
-
-
-def row(variant: str, losses: list[float], norms: list[float], **changes: Any) -> dict[str, Any]:
-    """Return a correct row of a small problem."""
-    return {
-        "variant": variant, "status": "ok", "model": "qwen3_8b", "dp_size": 2, "oracle": "3 steps by one process",
-        "losses": losses, "grad_norms": norms, "loss_error": 2e-4, "grad_error": 0.01, **changes,
-    }  # fmt: skip
-
-
-def test_the_largest_errors_of_each_variant_by_check() -> None:
-    first, second = row("ddp", [2.0], [1.0]), row("ddp", [2.0], [1.0], loss_error=5.7e-4, grad_error=0.002)
-    forward = row("fsdp", [2.0], [1.0], oracle="loss of the first step by a forward pass", grad_error=None)
-    errors, *_ = tables([second, first, forward, row("fsdp", [9.0], [9.0], status="wrong", loss_error=1.0)])
-    assert errors.rows == [
-        ("3 steps by one process", "ddp", "2", "0.057%", "1%"),
-        ("loss of the first step by a forward pass", "fsdp", "1", "0.02%", "-"),
-    ]
-
-
-def test_differences_by_step_are_of_equal_problems_only() -> None:
-    rows = [
-        row("autotp", [10.0, 9.0, 8.0, 7.0, 6.0], [4.0, 2.0, 1.0, 1.0, 1.0]),
-        row("fsdp", [10.0, 9.9, 8.0, 7.0, 5.4], [4.0, 2.0, 1.0, 4.0, 2.0]),
-        row("ddp", [20.0, 20.0, 20.0, 20.0, 20.0], [9.0] * 5, dp_size=4),
-    ]
-    *_, differences = tables(rows)
-    assert tables(rows[2:])[-1].columns[0] == "oracle" and tables([]) == []
-    assert differences.columns == ("step", "problems", "rows", "losses", "grad_norms")
-    assert differences.rows == [
-        ("1", "1", "2", "0%", "0%"),
-        ("2", "1", "2", "9.1%", "0%"),
-        ("3", "1", "2", "0%", "0%"),
-        ("4", "1", "2", "0%", "75%"),
-        ("5", "1", "2", "10%", "50%"),
-    ]
 
 
 CONFIG_KEYS = [
@@ -119,7 +82,6 @@ def test_documents_of_older_rows_have_null_for_what_was_not_recorded() -> None:
     assert result is not None
     first, summary = result[1]["steps"][0], result[1]["summary"]
     assert list(first) == STEP_KEYS and first["forward_time_s"] is None and first["memory_peak_gb"] is None
-    assert summary["timing_breakdown"]["optimizer_pct"] == pytest.approx(30)  # of the median
-    assert summary["timing_breakdown"]["other_pct"] == pytest.approx(40)
+    assert set(summary["timing_breakdown"].values()) == {None}
     overlong = json_document({**ROW, "step_forward_ms": [60.0, 80.0]})  # each phase of its slowest rank
     assert overlong is not None and overlong[1]["summary"]["timing_breakdown"]["other_pct"] is None

@@ -58,8 +58,6 @@ class Exchange:
     """A variant on one rank. After all phases ran in order, `result` returns this rank's slice of the mean gradient."""
 
     phases: tuple[Phase, ...]
-    chosen: str
-    """Kind of the exchange: dense or sparse."""
     overwrites: Tensor | None = None
     """The part of the gradient that the exchange overwrites, if any."""
 
@@ -75,4 +73,4 @@ class Exchange:
 
     def columns(self) -> dict[str, Any]:
         """Return row columns that describe the last iteration."""
-        return {"chosen": self.chosen}
+        return {}

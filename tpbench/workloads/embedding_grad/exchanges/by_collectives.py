@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from tpbench.measure.clock import Stopwatch
-from tpbench.workloads.embedding_grad.exchanges import Exchange, ExchangeContext, Phase, sequence
-from tpbench.workloads.embedding_grad.inputs import busiest
+from tpbench.workloads.embedding_grad.exchanges import Exchange, ExchangeContext, Phase
 from tpbench.workloads.embedding_grad.problem import EmbeddingGrad
 from tpbench.workloads.embedding_grad.row_operations.merge_kernel import merge_rows, place_rows
 from tpbench.workloads.embedding_grad.row_operations.row_kernels import gather_rows
-from tpbench.workloads.embedding_grad.row_operations.search import (
-    MisplacedRow,
-    RowFinder,
-    SortingRowFinder,
-    TouchedRows,
-    row_finder,
-)
+from tpbench.workloads.embedding_grad.row_operations.search import MisplacedRow, row_finder
 
 
 class DenseReduceScatter(Exchange):
     """Reduce-scatter: each owner gets its part of the mean, as a sharded optimizer needs it."""
-
-    chosen = "dense"
 
     def __init__(self, problem: EmbeddingGrad, context: ExchangeContext) -> None:
         super().__init__(context.inputs, context.comm)
@@ -49,8 +38,6 @@ class DenseReduceScatter(Exchange):
 class DenseAllReduce(Exchange):
     """All-reduce in place: every rank gets the whole mean, as unsharded data parallelism needs it."""
 
-    chosen = "dense"
-
     def __init__(self, problem: EmbeddingGrad, context: ExchangeContext) -> None:
         super().__init__(context.inputs, context.comm)
         self.overwrites = context.inputs.grad
@@ -64,9 +51,6 @@ class SparseAllToAll(Exchange):
     with one rounding.
     """
 
-    chosen = "sparse"
-    touched: TouchedRows
-    """This rank's touched rows."""
     counts: list[list[int]]
     """Number of touched rows, by the rank that touched them and then their owner."""
     send_counts: list[int]
@@ -77,7 +61,7 @@ class SparseAllToAll(Exchange):
     def __init__(self, problem: EmbeddingGrad, context: ExchangeContext) -> None:
         super().__init__(context.inputs, context.comm)
         inputs = self.inputs
-        self.finder = self.new_finder()
+        self.finder = row_finder(inputs)
         self.overwrites = inputs.own_slice
         self.release()
         shape = (self.comm.world_size, inputs.partition.rows_per_rank)
@@ -92,22 +76,35 @@ class SparseAllToAll(Exchange):
             Phase("merge", self.merge),
         )
 
-    def new_finder(self) -> RowFinder:
-        """Return the search for the touched rows."""
-        return row_finder(self.inputs)
-
     def exchange_counts(self) -> None:
         """Find this rank's touched rows and gather the counts of all ranks. All later phases run on the device."""
-        self.touched, rank = self.finder.find(), self.inputs.rank
-        self.counts = self.comm.gather_counts(self.touched.counts)
+        rank = self.inputs.rank
+        self.counts = self.comm.gather_counts(self.finder.find())
         self.send_counts = [0 if owner == rank else count for owner, count in enumerate(self.counts[rank])]
         self.receive_counts = [0 if source == rank else row[rank] for source, row in enumerate(self.counts)]
 
-    def exchange_ids(self) -> Tensor:
-        """Return the row numbers that this rank receives."""
-        rows = self.touched.rows[: sum(self.send_counts)]
-        received = rows.new_empty(sum(self.receive_counts))
-        self.comm.all_to_all(received, rows, self.receive_counts, self.send_counts)
+    def prepare_merge(self) -> None:
+        """Exchange the row numbers, from which follows where the merge finds each row."""
+        rows, rank = self.finder.rows(), self.inputs.rank
+        self.sent_rows = self.rows_to_send(rows)
+        place_rows(
+            rows[sum(self.send_counts) :],  # own rows come last
+            self.exchanged(self.sent_rows),
+            self.segments(),
+            rank=rank,
+            first_row=self.inputs.partition.bounds[rank],
+            table=self.table,
+            misplaced=self.misplaced,
+        )
+
+    def rows_to_send(self, rows: Tensor) -> Tensor:
+        """Return those of this rank's touched rows that it sends."""
+        return rows[: sum(self.send_counts)]
+
+    def exchanged(self, sent: Tensor) -> Tensor:
+        """Return what this rank receives if each rank sends a line for each of its rows to send."""
+        received = sent.new_empty(sum(self.receive_counts), *sent.shape[1:])
+        self.comm.all_to_all(received, sent, self.receive_counts, self.send_counts)
         return received
 
     def segments(self) -> list[tuple[int, int]]:
@@ -115,37 +112,15 @@ class SparseAllToAll(Exchange):
         starts = itertools.accumulate(self.receive_counts, initial=0)
         return list(zip(starts, self.receive_counts, strict=False))
 
-    def prepare_merge(self) -> None:
-        """Receive the row numbers, from which follows where the merge finds each row."""
-        rank = self.inputs.rank
-        place_rows(
-            self.touched.rows[len(self.touched.rows) - self.counts[rank][rank] :],  # own rows come last
-            self.exchange_ids(),
-            self.segments(),
-            rank=rank,
-            first_row=self.inputs.partition.first_row(rank),
-            table=self.table,
-            misplaced=self.misplaced,
-        )
-
     def gather(self) -> None:
         """Copy the rows to send out of the table."""
-        self.sent_values = self._gathered(self.touched.rows[: sum(self.send_counts)], sum(self.send_counts))
-
-    def _gathered(self, rows: Tensor, size: int) -> Tensor:
-        """Return (size, width), of which the first lines are the given rows of the table."""
-        table = self.inputs.grad
-        values = table.new_empty(size, table.shape[1])
-        if table.is_cuda:
-            gather_rows(table, rows, values[: len(rows)])
-        else:
-            torch.index_select(table, 0, rows, out=values[: len(rows)])
-        return values
+        table, rows = self.inputs.grad, self.sent_rows
+        values = table.new_empty(len(rows), table.shape[1])
+        self.sent_values = gather_rows(table, rows, values) if table.is_cuda else table.index_select(0, rows)
 
     def exchange_values(self) -> None:
         """Receive the rows."""
-        self.received_values = self.sent_values.new_empty(sum(self.receive_counts), self.sent_values.shape[1])
-        self.comm.all_to_all(self.received_values, self.sent_values, self.receive_counts, self.send_counts)
+        self.received_values = self.exchanged(self.sent_values)
 
     def merge(self) -> None:
         """Replace this rank's slice by the mean."""
@@ -158,15 +133,7 @@ class SparseAllToAll(Exchange):
         return self.inputs.own_slice
 
     def release(self) -> None:
-        self.touched = TouchedRows([], lambda: self.inputs.grad.new_empty(0))
-        self.sent_values = self.received_values = self.inputs.grad.new_empty(0)
-
-
-class SparseAllToAllGpu(SparseAllToAll):
-    """The same with torch's search on the device."""
-
-    def new_finder(self) -> RowFinder:
-        return SortingRowFinder(self.inputs)
+        self.sent_rows = self.sent_values = self.received_values = self.inputs.grad.new_empty(0)
 
 
 class SparseAllGather(SparseAllToAll):
@@ -175,104 +142,20 @@ class SparseAllGather(SparseAllToAll):
     Both are padded to the rank that touched most rows.
     """
 
-    @property
-    def padded_rows(self) -> int:
-        """Number of rows of the rank that touched most."""
-        return max(map(sum, self.counts))
+    def rows_to_send(self, rows: Tensor) -> Tensor:
+        padded = rows.new_zeros(max(map(sum, self.counts)), dtype=torch.int64)
+        padded[: len(rows)] = rows
+        return padded
 
-    def exchange_ids(self) -> Tensor:
-        own_ids = self.touched.rows.new_zeros(self.padded_rows).long()
-        own_ids[: len(self.touched.rows)] = self.touched.rows
-        received = own_ids.new_empty(self.comm.world_size * self.padded_rows)
-        self.comm.all_gather(received, own_ids)
+    def exchanged(self, sent: Tensor) -> Tensor:
+        received = sent.new_empty(self.comm.world_size * len(sent), *sent.shape[1:])
+        self.comm.all_gather(received, sent)
         return received
-
-    def gather(self) -> None:
-        self.sent_values = self._gathered(self.touched.rows, self.padded_rows)
-
-    def exchange_values(self) -> None:
-        gathered_rows = self.comm.world_size * self.padded_rows
-        self.received_values = self.sent_values.new_empty(gathered_rows, self.sent_values.shape[1])
-        self.comm.all_gather(self.received_values, self.sent_values)
 
     def segments(self) -> list[tuple[int, int]]:
         rank, found = self.inputs.rank, []
         for source, counts in enumerate(self.counts):
             # In a source's list the source's own rows come last.
             before = sum(count for owner, count in enumerate(counts[:rank]) if owner != source)
-            found.append((0, 0) if source == rank else (source * self.padded_rows + before, counts[rank]))
+            found.append((0, 0) if source == rank else (source * len(self.sent_rows) + before, counts[rank]))
         return found
-
-
-CALIBRATED_AT = (0.2, 0.8)
-"""Densities at which the sparse exchange is timed. A line through both is within 1 or 2 % of its time in between."""
-
-
-class SparseAuto(SparseAllToAll):
-    """Dense or sparse exchange. All ranks gather all counts, and therefore choose alike without a further message.
-
-    It is dense above the density `limit`, or above the busiest rank's equivalent of that density.
-    """
-
-    def __init__(self, problem: EmbeddingGrad, context: ExchangeContext) -> None:
-        self.dense = DenseReduceScatter(problem, context)
-        super().__init__(problem, context)
-        self.limit = self.inputs.once("density", lambda: self.calibrated(context.stopwatch))
-        counts = Phase("counts", self.choose, after="batch", on_host=True)
-        later = [self._if_chosen("sparse", phase) for phase in self.phases[1:]]
-        self.phases = (counts, *later, self._if_chosen("dense", self.dense.phases[0]))
-
-    def calibrated(self, stopwatch: Stopwatch) -> float:
-        """Return the density at which both take equal time on this machine. Collective; the same on every rank.
-
-        The times are of the device, on a CPU of the whole exchange. They include a search on the device, for which the
-        host waits. Touched rows are evenly spaced over the table, with the values that the gradient has there.
-        """
-        inputs, finder, table_rows = self.inputs, self.finder, self.inputs.problem.table_rows
-        saved_slice, points = inputs.own_slice.clone(), []
-        for density in CALIBRATED_AT:
-            rows = max(1, round(density * table_rows))
-            tokens = torch.arange(rows) * table_rows // rows
-            self.finder = row_finder(inputs, tokens.to(torch.int32)[None])
-            points.append((density, stopwatch.ms(sequence(self.phases))))
-        dense_ms = stopwatch.ms(self.dense.reduce)
-        self.finder = finder
-        self.release()
-        inputs.own_slice.copy_(saved_slice)
-        return equal_time(points[0], points[1], dense_ms)
-
-    def choose(self) -> None:
-        """Gather all counts and choose."""
-        self.exchange_counts()
-        self.chosen = "sparse" if sparse_is_faster(self.counts, self.inputs.problem.table_rows, self.limit) else "dense"
-
-    def _if_chosen(self, kind: str, phase: Phase) -> Phase:
-        def run() -> None:
-            if self.chosen == kind:
-                phase.run()
-
-        return Phase(phase.name, run, phase.after, phase.on_host)
-
-    def result(self) -> Tensor:
-        return super().result() if self.chosen == "sparse" else self.dense.result()
-
-    def release(self) -> None:
-        super().release()
-        self.dense.release()
-
-    def columns(self) -> dict[str, Any]:
-        return {**super().columns(), "crossover_density": self.limit}
-
-
-def sparse_is_faster(counts: list[list[int]], table_rows: int, limit: float) -> bool:
-    """Return true if a sparse exchange of these counts is faster."""
-    ranks = len(counts)
-    return busiest(counts) * ranks / (ranks - 1) <= limit * table_rows
-
-
-def equal_time(first: tuple[float, float], second: tuple[float, float], dense_ms: float) -> float:
-    """Return the density at which a line through two (density, ms) points reaches `dense_ms`, also outside them."""
-    slope = (second[1] - first[1]) / (second[0] - first[0])
-    if slope <= 0:  # noise, if latency is the whole time: sparse is faster at every density or at none
-        return float("inf") if first[1] <= dense_ms else 0.0
-    return max(0.0, first[0] + (dense_ms - first[1]) / slope)

@@ -71,14 +71,11 @@ class SparseSymmetric(Exchange):
     The numbers of the exchange and of the touched rows never leave the GPU.
     """
 
-    chosen = "sparse"
-
     def __init__(self, problem: EmbeddingGrad, context: ExchangeContext) -> None:
         super().__init__(context.inputs, context.comm)
         inputs = self.inputs
         self.search, self.inboxes = DeviceSearch(inputs, by_owner=False), connect(inputs)
         self.overwrites = inputs.own_slice
-        self.misplaced = torch.zeros(1, dtype=torch.int32, device=inputs.device)
         self.phases = (
             Phase("counts", self.search.run, after="batch"),
             Phase("values", Replayed(self.push, inputs.device)),
@@ -94,7 +91,7 @@ class SparseSymmetric(Exchange):
             self.inboxes.marks,
             epoch=self.search.epoch,
             rank=self.inputs.rank,
-            misplaced=self.misplaced,
+            misplaced=self.search.misplaced,
             count=self.search.counts,
         )
         self.inboxes.barrier()
@@ -112,9 +109,8 @@ class SparseSymmetric(Exchange):
 
     def result(self) -> Tensor:
         """Return the slice. Count the bytes that the last exchange sent: during it, only the GPU knew the rows."""
-        self.search.verify()
-        if misplaced := int(self.misplaced):
-            raise MisplacedRow(f"rank {self.inputs.rank} touched {misplaced} rows that are not of the table")
+        if misplaced := int(self.search.misplaced):
+            raise MisplacedRow(f"{misplaced} tokens have rows that are not of the table")
         owners = self.search.lists[0, : int(self.search.counts)] // self.inputs.partition.rows_per_rank
         pushed = torch.bincount(owners, minlength=self.comm.world_size).tolist()
         self.comm.reset()
@@ -122,4 +118,4 @@ class SparseSymmetric(Exchange):
         return self.inputs.own_slice
 
     def columns(self) -> dict[str, Any]:
-        return {**super().columns(), "workspace_gib": self.inboxes.gib}
+        return {"workspace_gib": self.inboxes.gib}

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,61 +11,40 @@ from torch import Tensor
 
 from tpbench.measure import cuda_graph
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
+from tpbench.workloads.embedding_grad.row_operations import row_kernels
 
 
 class MisplacedRow(RuntimeError):
     """Error: a rank has or was sent a row of the wrong owner, or outside the table."""
 
 
-@dataclass
-class TouchedRows:
-    """A rank's distinct touched rows in one step."""
-
-    counts: list[int]
-    """Number of these rows that each rank owns."""
-    upload: Callable[[], Tensor]
-    """Function that copies the row numbers to the device. A dense exchange does not need that copy."""
-
-    @cached_property
-    def rows(self) -> Tensor:
-        """(touched,) int32 on the device: by owner, ascending, but this rank's own rows after those of all others."""
-        return self.upload()
-
-
-def own_last(rows: Any, cuts: Any, rank: int) -> list[Any]:
-    """Return parts of sorted rows, cut where each owner's rows begin: those of others, then those of `rank`."""
-    start, stop = cuts[rank], cuts[rank + 1]
-    return [rows[:start], rows[stop:], rows[start:stop]]
-
-
 class CpuRowFinder:
     """Search on the CPU, without the GPU, as for hashed bigrams of the batch. The GPU gets an asynchronous copy."""
 
-    def __init__(self, inputs: EmbeddingGradInputs, *, tokens: Tensor | None = None) -> None:
-        """Search among this rank's tokens, or among `tokens`, (steps, tokens) int32."""
-        tokens = inputs.own_tokens if tokens is None else tokens
-        self.steps, self.rank = [step.numpy() for step in tokens], inputs.rank
+    def __init__(self, inputs: EmbeddingGradInputs) -> None:
+        self.steps, self.rank = [step.numpy() for step in inputs.own_tokens], inputs.rank
         self.mask = np.zeros(inputs.problem.table_rows, dtype=np.bool_)
         """The rows touched so far, over accumulated steps."""
         self.bounds = np.array(inputs.partition.bounds)
-        self.ring = PinnedRing(min(len(self.mask), tokens.numel()), inputs.device)
+        self.ring = PinnedRing(min(len(self.mask), inputs.own_tokens.numel()), inputs.device)
 
-    def find(self) -> TouchedRows:
+    def find(self) -> list[int]:
+        """Search, and return the number of touched rows that each rank owns."""
         for step in self.steps:
             # numpy indexes with its own integer type directly, with others through small buffers.
             self.mask[step.astype(np.intp)] = True
-        rows = np.flatnonzero(self.mask)
+        self.found = np.flatnonzero(self.mask)
         self.mask.fill(False)
-        cuts = np.searchsorted(rows, self.bounds)
-        parts = own_last(rows, cuts, self.rank)
+        self.cuts = np.searchsorted(self.found, self.bounds)
+        counts: list[int] = np.diff(self.cuts).tolist()
+        return counts
 
-        def fill(buffer: Tensor) -> None:
-            np.concatenate(parts, out=buffer.numpy(), casting="same_kind")
-
-        def upload() -> Tensor:
-            return self.ring.upload(fill, torch.empty(len(rows), dtype=torch.int32, device=self.ring.device))
-
-        return TouchedRows(np.diff(cuts).tolist(), upload)
+    def rows(self) -> Tensor:
+        """Return (touched,) int32 on the device: by owner, but this rank's own rows after those of all others."""
+        start, stop = self.cuts[self.rank], self.cuts[self.rank + 1]
+        parts = self.found[:start], self.found[stop:], self.found[start:stop]
+        out = torch.empty(len(self.found), dtype=torch.int32, device=self.ring.device)
+        return self.ring.upload(lambda buffer: np.concatenate(parts, out=buffer.numpy(), casting="same_kind"), out)
 
 
 class PinnedRing:
@@ -128,10 +105,9 @@ class DeviceSearch:
     A captured CUDA graph may hold the addresses of all tensors here: none is ever replaced.
     """
 
-    def __init__(self, inputs: EmbeddingGradInputs, *, by_owner: bool, tokens: Tensor | None = None) -> None:
-        """Search among this rank's tokens, or among `tokens`, int32 rows of the table in any shape."""
+    def __init__(self, inputs: EmbeddingGradInputs, *, by_owner: bool) -> None:
         partition, device, self.rank = inputs.partition, inputs.device, inputs.rank
-        self.tokens = (inputs.own_tokens if tokens is None else tokens).to(device).contiguous()
+        self.tokens = inputs.own_tokens.to(device)
         owners = partition.world_size if by_owner else 1
         self.rows_per_list = partition.padded_rows // owners
 
@@ -145,8 +121,6 @@ class DeviceSearch:
         """Function that queues the search. It increases `epoch` by 1, and fills `lists` and `counts`."""
 
     def _search(self) -> None:
-        from tpbench.workloads.embedding_grad.row_operations import row_kernels
-
         self.epoch.add_(1)
         self.counts.zero_()
         row_kernels.list_rows(
@@ -159,43 +133,21 @@ class DeviceSearch:
             misplaced=self.misplaced,
         )
 
-    def find(self) -> TouchedRows:
-        """Search by owner. The host waits for the numbers of rows."""
+    def find(self) -> list[int]:
+        """Search by owner, and return the number of touched rows that each rank owns. The host waits for it."""
         self.run()
-        counts: list[int] = self.counts.tolist()
+        self.found: list[int] = self.counts.tolist()
+        return self.found
 
-        def rows() -> Tensor:
-            lists = [rows[:count] for rows, count in zip(self.lists, counts, strict=True)]
-            return torch.cat([*lists[: self.rank], *lists[self.rank + 1 :], lists[self.rank]])
-
-        return TouchedRows(counts, rows)
-
-    def verify(self) -> None:
-        """Raise MisplacedRow if a token's row is not in the table."""
-        if misplaced := int(self.misplaced):
-            raise MisplacedRow(f"{misplaced} tokens have rows that are not of the table")
+    def rows(self) -> Tensor:
+        """Return the rows as `CpuRowFinder.rows` does, but those of one owner in any order."""
+        lists = [rows[:count] for rows, count in zip(self.lists, self.found, strict=True)]
+        return torch.cat([*lists[: self.rank], *lists[self.rank + 1 :], lists[self.rank]])
 
 
-class SortingRowFinder:
-    """Search on the device by torch.unique. The host waits for the number of rows and for their counts."""
-
-    def __init__(self, inputs: EmbeddingGradInputs) -> None:
-        self.rank = inputs.rank
-        self.tokens = inputs.own_tokens.to(inputs.device)
-        self.bounds = torch.tensor(inputs.partition.bounds, dtype=torch.int32, device=inputs.device)
-
-    def find(self) -> TouchedRows:
-        rows = torch.unique(self.tokens)
-        cuts = torch.searchsorted(rows, self.bounds).tolist()
-        return TouchedRows(np.diff(cuts).tolist(), lambda: torch.cat(own_last(rows, cuts, self.rank)))
-
-
-RowFinder: TypeAlias = CpuRowFinder | DeviceSearch | SortingRowFinder
-
-
-def row_finder(inputs: EmbeddingGradInputs, tokens: Tensor | None = None) -> RowFinder:
+def row_finder(inputs: EmbeddingGradInputs) -> CpuRowFinder | DeviceSearch:
     """Return the search that the problem names, for an exchange whose host needs the numbers of rows."""
     search = inputs.problem.search
     if search == "kernel" or (search == "auto" and inputs.device.type == "cuda"):
-        return DeviceSearch(inputs, by_owner=True, tokens=tokens)
-    return CpuRowFinder(inputs, tokens=tokens)
+        return DeviceSearch(inputs, by_owner=True)
+    return CpuRowFinder(inputs)

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import hashlib
 import inspect
-import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -134,13 +133,13 @@ def problem_fields(model_file: str) -> dict[str, Any]:
 
 
 def create(problem: TrainStep) -> Any:
-    """Return the model on the meta device, with the methods of a model of transformers that tpbench uses."""
+    """Return the model, with the methods of a model of transformers that tpbench uses."""
     builder, file_hash = builder_of(str(problem.model_dir))
     if file_hash != problem.config_hash:
         raise UnknownArchitecture(f"model={problem.model_dir}: the file was changed after this job was made from it")
     dtype = getattr(torch, problem.stored_dtype)
     with blamed(str(problem.model_dir)):
-        model: Any = builder.create_model(torch.device("meta"), dtype, problem.depth, problem.attention)
+        model: Any = builder.create_model(torch.device("cpu"), dtype, problem.depth, problem.attention)
         layers, mapping = builder.get_transformer_layers(model), dict(builder.get_tp_mapping())
         model.styles = {name: STYLES.get(type(style), str(style)) for name, style in mapping.items()}
         builder.get_embedding_module(model)
@@ -151,7 +150,6 @@ def create(problem: TrainStep) -> Any:
     model.get_input_embeddings = lambda: builder.get_embedding_module(model)
     model.set_input_embeddings = lambda embedding: builder.replace_embedding_module(model, embedding)
     model.get_layers = lambda: layers
-    model.place_buffers = functools.partial(_place_buffers, problem, model)
     compute, accepted = model.forward, inspect.signature(model.forward).parameters
 
     def forward(input_ids: torch.Tensor, **inputs: Any) -> Any:
@@ -160,13 +158,3 @@ def create(problem: TrainStep) -> Any:
 
     model.forward = forward
     return model
-
-
-def _place_buffers(problem: TrainStep, model: Any, device: torch.device) -> None:
-    """Give a model the values of its buffers on the device, from a model of one layer that is made there."""
-    builder = builder_of(str(problem.model_dir))[0]
-    made = dict(builder.create_model(device, getattr(torch, problem.stored_dtype), 1).named_buffers())
-    for name, _ in list(model.named_buffers()):
-        owner, _, attribute = name.rpartition(".")
-        of_first_layer = re.sub(rf"^({re.escape(model.parts.layers)})\.\d+\.", r"\1.0.", name)
-        model.get_submodule(owner)._buffers[attribute] = made[of_first_layer].clone()

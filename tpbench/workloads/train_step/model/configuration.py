@@ -56,17 +56,19 @@ def model_configuration(problem: TrainStep) -> Any:
         )
     if wrong := next(_impossible(values), None):
         raise UnknownArchitecture(f"{model} has {wrong}, with which no model computes")
-    window = _window(configuration) if problem.model_dir else None  # sizes name no window
-    if window is not None and window < problem.seq_length:
-        raise UnknownArchitecture(
-            f"{model} has a sliding window of {window} tokens, and tpbench trains full attention only: "
-            f"seq_length={window} can be trained, or a config.json with a longer window"
-        )
-    if (width := getattr(configuration, "sliding_window", None)) is not None:
+    window = getattr(configuration, "sliding_window", None)
+    if window is not None:
+        # A file of conf/model names no window, and a model type ignores settings that its class does not declare.
+        declared = problem.model_dir and hasattr(type(configuration), "sliding_window")
+        if declared and window < problem.seq_length:
+            raise UnknownArchitecture(
+                f"{model} has a sliding window of {window} tokens, and tpbench trains full attention only: "
+                f"seq_length={window} can be trained, or a config.json with a longer window"
+            )
         # Transformers takes a rank's tokens, up to a whole micro-batch, for one sequence. For a window of at most that
         # length it makes a mask, and a mask disables attention's fast kernels. The window cannot be removed: model
         # types with different kinds of layers need one.
-        configuration.sliding_window = max(width, problem.tokens + 1)
+        configuration.sliding_window = max(window, problem.tokens + 1)
     configuration.pad_token_id = None  # every token of a batch counts
     for name, value in values.items():
         # The variants could not draw the same random numbers for dropout.
@@ -180,18 +182,3 @@ def _common(problem: TrainStep) -> dict[str, Any]:
         "output_hidden_states": False,
         "initializer_range": 0.02,
     }
-
-
-def _window(configuration: Any) -> int | None:
-    """Return the number of latest tokens, including the current one, that some trained layer attends to; None if all
-    layers attend to all tokens of a sequence.
-
-    A model type ignores settings that its configuration class does not declare, even if config.json has them.
-    """
-    kind = type(configuration)
-    layer_types = configuration.layer_types if hasattr(kind, "layer_types") else None
-    slides = (not hasattr(kind, "use_sliding_window") or configuration.use_sliding_window) and (
-        not layer_types or "sliding_attention" in layer_types
-    )
-    width: int | None = configuration.sliding_window if slides and hasattr(kind, "sliding_window") else None
-    return width

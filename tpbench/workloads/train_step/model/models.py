@@ -16,6 +16,7 @@ import torch.nn.functional as F
 import transformers.modeling_utils  # noqa: F401  every model needs it: import it before jobs are forked, not in each
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM
 
@@ -38,11 +39,10 @@ ADD_ONE = ("GemmaRMSNorm", "Gemma2RMSNorm", "Gemma3RMSNorm")
 
 
 def build(problem: TrainStep, *, fused_norms: bool = True) -> Any:
-    """Return the model in training mode, with parameters on the meta device.
+    """Return the model in training mode, with parameters on the meta device and buffers on the CPU.
 
     RMS norms are replaced by fused ones, unless `fused_norms` is false. Layer norms of torch are one operation already.
-    Layers are checkpointed if the problem says so. Buffers of rotary embeddings are on the meta device too, and no
-    weight file has them: `place_buffers` makes them on the real device. Raises UnknownArchitecture.
+    Layers are checkpointed if the problem says so. Raises UnknownArchitecture.
     """
     model = _made(problem)
     if (actual := _matrix_weights(model)) != (counted := matrix_parameters(problem)):
@@ -79,7 +79,8 @@ class CheckpointedForward:
 def _made(problem: TrainStep) -> Any:
     """Return the model as transformers or a builder makes it, with the names of its parts and its plan of sharding."""
     if problem.architecture == builders.BUILT:
-        model = builders.create(problem)
+        with register_module_parameter_registration_hook(_on_meta):
+            model = builders.create(problem)
         model.parts = _decoder_parts(problem, model, model.get_layers())
         model.shard_plan = {f"{model.parts.layers}.*.{name}": style for name, style in model.styles.items()}
         return model
@@ -92,13 +93,18 @@ def _made(problem: TrainStep) -> Any:
         )
     source = "config.json" if problem.model_dir else "sizes"
     complaint = f"transformers cannot make {problem.model} ({problem.architecture}) of its {source}"
-    with refused_by_transformers(complaint), torch.device("meta"):
+    with refused_by_transformers(complaint), register_module_parameter_registration_hook(_on_meta):
         model = AutoModelForCausalLM.from_config(configuration, dtype=getattr(torch, problem.stored_dtype))
     prefix = model.base_model_prefix
     model.parts = _decoder_parts(problem, model, getattr(getattr(model, prefix, None), "layers", None))
     plan = model.config.base_model_tp_plan or {}
     model.shard_plan = {f"{prefix}.{pattern}": style for pattern, style in plan.items()}
     return model
+
+
+def _on_meta(module: nn.Module, name: str, parameter: nn.Parameter) -> Any:
+    """Move a parameter to the meta device as a module gets it, and leave buffers, which have values, where they are."""
+    return parameter if parameter.is_meta else nn.Parameter(parameter.to("meta"), parameter.requires_grad)
 
 
 def _matrix_weights(model: Any) -> int:
@@ -116,6 +122,7 @@ def counted(problem: TrainStep) -> TrainStep:
         if matrix_parameters(candidate) == weights:
             problem = replace(problem, ffn_matrices=matrices)
     model = build(replace(problem, num_layers=1))
+    place_buffers(model, torch.device("meta"))
     with refused_by_transformers(
         f"{problem.model} ({problem.architecture}) does not compute with the inputs of a training"
     ):
@@ -224,29 +231,10 @@ def make_parts(
 
 
 def place_buffers(model: Any, device: torch.device) -> None:
-    """Replace rotary embeddings on the meta device by new ones on `device`, and give other modules their buffers.
-
-    Raises UnknownArchitecture for a buffer that transformers does not initialise.
-    """
-    if hasattr(model, "place_buffers"):
-        model.place_buffers(device)
-        return
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            buffers = dict(child.named_buffers(recurse=False))
-            if not any(buffer.is_meta for buffer in buffers.values()):
-                continue
-            if next(child.parameters(recurse=False), None) is None:
-                with torch.device(device):
-                    setattr(parent, name, type(child)(model.config))
-                continue
-            for buffer_name, buffer in buffers.items():
-                setattr(child, buffer_name, torch.full_like(buffer, torch.nan, device=device))
-            model._init_weights(child)
-            if any(buffer.isnan().any() for buffer in child.buffers(recurse=False)):
-                raise UnknownArchitecture(
-                    f"{type(child).__name__} holds buffers, for which there are no initial values"
-                )
+    """Move the model's buffers, such as frequencies of rotary embeddings, to `device`."""
+    for module in model.modules():
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            setattr(module, name, buffer.to(device))
 
 
 def allocate(module: nn.Module, device: torch.device) -> None:

@@ -50,13 +50,17 @@ class Block:
         return "rowwise_split_input" in self.styles.values()
 
 
-def unsupported_model(problem: TrainStep) -> str | None:
+def unsupported_model(problem: TrainStep, by_deepspeed: bool) -> str | None:
     """Return why the ranks cannot share the model by its plan, or None if they can. One layer is made, without
     weights."""
     try:
-        blocks(problem, build(replace(problem, num_layers=1)))
+        model = build(replace(problem, num_layers=1))
+        gathers = any(block.gathers_columns for block in blocks(problem, model))
     except UnknownArchitecture as error:
         return str(error)
+    if by_deepspeed and (gathers or hasattr(model.get_input_embeddings(), "scalar_embed_scale")):
+        part = "layers need whole columns" if gathers else "embedding scales its vectors"
+        return f"AutoTP does not shard {problem.architecture}, whose {part}: fsdp_dtensor and dtensor_tp do"
     return None
 
 

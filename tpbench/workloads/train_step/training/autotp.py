@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from tpbench.measure.session import Context
 from tpbench.workloads.train_step.model import models
@@ -43,9 +43,8 @@ class DeepSpeedTrainer:
         plan = blocks(problem, model) if context.tp_size > 1 else []
         # AutoTP shards a complete model, so at first each rank holds all of it.
         models.materialise(model, context.device, problem.seed)
-        scale = _take_embedding_scale(model) if context.tp_size > 1 and problem.vocab_parallel else None
-        if context.tp_size > 1:
-            _replace_layers(problem, model, plan, context.tp_group)
+        if context.tp_size > 1 and problem.vocab_parallel and not problem.tied:
+            _shard_embedding(model, context.tp_group)
         if problem.compile:
             models.compile_layers(model)
         # DeepSpeed computes the batch size before it has process groups of its own. For that, `mpu` tells it how many
@@ -65,10 +64,6 @@ class DeepSpeedTrainer:
             config=deepspeed_configuration(problem, context, plan),
         )
         self.model = self.engine.module
-        if scale is not None:  # rounded to the vectors' dtype, as the model does
-            self.model.get_input_embeddings().register_forward_hook(
-                lambda module, inputs, vectors: vectors * scale.to(vectors.dtype)
-            )
         self.parameters = list(self.model.parameters())
         self.loss = _loss(problem, self.model)
         self.inputs = model_inputs(problem, context.device)
@@ -217,10 +212,7 @@ def _dtype_settings(problem: TrainStep) -> dict[str, Any]:
 
 
 def _partition(plan: Sequence[Block]) -> dict[str, Any]:
-    """Return the plan in DeepSpeed's words: a rule for each module, and one for a head whose logits are gathered.
-
-    Blocks that gather columns are left out: their layers are in the model already.
-    """
+    """Return the plan in DeepSpeed's words: a rule for each module, and one for a head whose logits are gathered."""
     rules = [
         {
             # DeepSpeed sums the gradients of each parameter of a replicated module.
@@ -229,52 +221,23 @@ def _partition(plan: Sequence[Block]) -> dict[str, Any]:
             "grad_allreduce": style == "replicated",
         }
         for block in plan
-        if not block.gathers_columns
         for name, style in block.styles.items()
     ]
     head = {"patterns": [".*lm_head\\.weight$"], "partition_type": "column", "gather_output": True}
     return {"use_default_specs": False, "layer_specs": [*rules, head]}
 
 
-def _replace_layers(problem: TrainStep, model: Any, plan: Sequence[Block], group: Any) -> None:
-    """Put sharded layers of DeepSpeed into a model where AutoTP itself does not.
+def _shard_embedding(model: Any, group: Any) -> None:
+    """Replace an embedding that the head does not share, which AutoTP would leave whole, by DeepSpeed's sharded one.
 
-    These are the layers of blocks in which every rank has all columns between the layers, and an embedding that the
-    head does not share. They must be in the model, on its device, before the engine is made, so that the optimizer gets
-    their shards.
+    It must be in the model, on its device, before the engine is made, so that the optimizer gets the shard.
     """
     import deepspeed
     from deepspeed.module_inject import layers
 
     if not deepspeed.comm.is_initialized():
         deepspeed.init_distributed(dist_init_required=False)  # DeepSpeed's wrapper of the existing process groups
-    layers.set_autotp_mode(training=True)  # otherwise the layers would freeze their weights
-
-    def replace(name: str, layer: Any) -> None:
-        layer.replaced = True  # AutoTP leaves such a module alone
-        model.set_submodule(name, layer)
-
-    for block in plan:
-        for name, style in block.styles.items():
-            linear = model.get_submodule(name)
-            if style == "colwise_gather_output":
-                replace(name, layers.LinearLayer(linear, group, gather_output=True, name=name))
-            elif style == "rowwise_split_input":
-                replace(name, layers.LinearAllreduceWithReplicatedInput(linear, group, name=name))
-        # AutoTP would divide the number of heads of such a block by the number of ranks.
-        model.get_submodule(block.name).replaced = block.gathers_columns
-    if problem.vocab_parallel and not problem.tied:
-        name = model.parts.embedding
-        replace(name, layers.VocabParallelEmbedding(model.get_input_embeddings(), group, name="embed_tokens"))
-
-
-def _take_embedding_scale(model: Any) -> Tensor | None:
-    """Replace an embedding that scales its vectors, such as Gemma's, by a plain one with the same weight, which AutoTP
-    can shard. Return the scale, or None for a plain embedding."""
-    scaled = model.get_input_embeddings()
-    if type(scaled) is nn.Embedding:
-        return None
-    plain = nn.Embedding(scaled.num_embeddings, scaled.embedding_dim, device="meta")
-    plain.weight = scaled.weight
-    model.set_input_embeddings(plain)
-    return torch.tensor(scaled.scalar_embed_scale, device=scaled.weight.device)
+    layers.set_autotp_mode(training=True)  # otherwise the layer would freeze its weight
+    embedding = layers.VocabParallelEmbedding(model.get_input_embeddings(), group, name="embed_tokens")
+    embedding.replaced = True  # AutoTP leaves such a module alone
+    model.set_input_embeddings(embedding)
