@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from tpbench.measure import cuda_graph, rank_memory
-from tpbench.measure.audit import changed_inputs_reason, poison, timed_result_reason
+from tpbench.measure.audit import changed_inputs_reason, poison
 from tpbench.measure.chained import chained_run
 from tpbench.measure.clock import Clock, DeviceClock, WallClock, cold_cache, mark, ms_between
 from tpbench.measure.compile_time import CompileTime, listen
@@ -25,9 +25,6 @@ from tpbench.measure.session import Context, Costs, MeasureSettings, Verdict
 from tpbench.measure.statistics import Samples, summary
 from tpbench.measure.stop_rules import ClockRun, RoundRequest, run_rounds
 
-Measured = tuple[Verdict, dict[str, Any]]
-"""The verdict of a session, and the columns of its row."""
-
 
 def measurement(
     set_up: Callable[[], Any],
@@ -36,7 +33,7 @@ def measurement(
     copy_gb_per_s: float,
     interpreted: bool = False,
     interleaved: bool = False,
-) -> Generator[RoundRequest, bool, Measured]:
+) -> Generator[RoundRequest, bool, tuple[Verdict, dict[str, Any]]]:
     """Return the verdict of a session and the columns of its row. A wrong result has no time. Collective.
 
     The first pass compiles and fills caches. The second pass is checked, and its peak memory is stored. Then all
@@ -45,16 +42,12 @@ def measurement(
     Args:
         set_up: sets the variant up on this rank, as an `AuditedSession` or a `ScheduledSession`. The chained clock
             calls it again for copies of the inputs.
-        context: this rank's place.
-        settings: how long to measure, and whether with a CUDA graph or with fresh inputs. The inputs of a variant from
-            outside this package always change.
+        settings: the inputs of a variant from outside this package change before each iteration in any case.
         copy_gb_per_s: copy bandwidth of this machine in 1e9 bytes per second, for the floor.
         interpreted: True if Triton's interpreter runs the kernels. If one pass then exceeds the time budget, it is the
             only one: it is checked and its time counts (`warmed_up` is false).
-        interleaved: True if the clocks run in rounds. Before each one the generator yields the cell's request; the
-            answer says whether to run it (see `run_rounds`). Otherwise the generator yields nothing.
-
-    The columns are complete on rank 0.
+        interleaved: True if the clocks run in rounds, before each of which the generator yields the cell's request
+            (see `run_rounds`). Otherwise it yields nothing.
     """
     cell = _Cell(set_up, context, settings, copy_gb_per_s)
     session, settings = cell.session, cell.settings
@@ -141,22 +134,20 @@ class _Cell:
         Returns the wall time of the last pass on every rank in ms, the peak memory of the pass that is checked on this
         rank in GiB, and whether a pass ran before that one.
         """
-        session, say = self.session, self.context.say
-        say("first pass")
-        last_ms, peak_gib = self._one_pass()
+        last_ms, peak_gib = self._one_pass("first pass")
         if interpreted and last_ms.max() / 1e3 > self.settings.time_budget_s:
             return last_ms, peak_gib, False
-        poison(session)  # its memory is what the next pass will probably get
-        session.release()
-        say("second pass")
-        last_ms, peak_gib = self._one_pass()
+        poison(self.session)  # its memory is what the next pass will probably get
+        self.session.release()
+        last_ms, peak_gib = self._one_pass("second pass")
         if self.settings.graph:
-            say("capturing a graph")
-            self.step = cuda_graph.captured_step(session)
-            last_ms, _ = self._one_pass()
+            self.context.say("capturing a graph")
+            self.step = cuda_graph.captured_step(self.session)
+            last_ms, _ = self._one_pass("first replay")
         return last_ms, peak_gib, True
 
-    def _one_pass(self) -> tuple[np.ndarray[Any, Any], float]:
+    def _one_pass(self, name: str) -> tuple[np.ndarray[Any, Any], float]:
+        self.context.say(name)
         with rank_memory.extra_peak(self.context.device) as peak:
             samples = self.wall.samples(self.step, self.session.restore, 1)
         return gather_numbers(samples, self.context)[0], peak.peak_gib[0]
@@ -172,20 +163,18 @@ class _Cell:
         return verdict
 
     def time_each_clock(self, runs: Mapping[str, ClockRun]) -> str | None:
-        """Time with one clock after the other, and check the result of the last iteration of each.
-
-        A clock that has samples does not run. Returns why a result is wrong, or None.
-        """
+        """Time with each clock without samples, check the result of its last iteration, and return why one is wrong."""
         wrong: str | None = None
         for name, run in runs.items():
             if not run.rounds:
                 with self.watch:
                     run.until_precise()
-                reason = timed_result_reason(run.session, name)
-                wrong = wrong or reason
+                reason = run.session.check().wrong
+                if reason and not wrong:
+                    wrong = f"the last iteration of the {name} clock, after a correct first one: {reason}"
         return wrong
 
-    def run_scheduled(self) -> Measured:
+    def run_scheduled(self) -> tuple[Verdict, dict[str, Any]]:
         """Check and time a session whose iterations depend on the ones before.
 
         Each iteration runs once. It is timed by wall clock and, on a GPU, by events around the same iteration: its

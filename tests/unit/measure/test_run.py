@@ -138,7 +138,7 @@ def test_a_result_is_freed_before_the_checked_pass_and_the_replay_of_a_graph_is_
     last = ["check", "restore", "replay", "check"]
     assert events == [*passes, "restore", "replay", "check", *["restore", "replay"] * (3 + 1), *last]
     assert (columns["graph"], steps) == (True, 2)
-    assert phases == ["first pass", "second pass", "capturing a graph", "checking", "timing", *LAST]
+    assert phases == ["first pass", "second pass", "capturing a graph", "first replay", "checking", "timing", *LAST]
 
 
 class Training(Logging):

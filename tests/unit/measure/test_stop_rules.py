@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -125,6 +126,26 @@ def test_rounds_of_two_clocks_end_with_the_answers(monkeypatch: pytest.MonkeyPat
     assert clocks[0].spent_s == pytest.approx((3 + 100 + 100) * 0.001)
     assert clocks[0].medians_ms == pytest.approx([2.0] * 3)  # the slowest rank's
     assert ROUNDS == 24
+
+
+def test_outputs_are_poisoned_before_the_last_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
+    here, poisoned = lone_rank(monkeypatch), list[bool]()
+
+    class Writing(Sleeper):
+        output = torch.ones(3)
+
+        def outputs(self) -> list[torch.Tensor]:
+            return [self.output]
+
+        def step(self) -> None:
+            poisoned.append(bool(self.output.isnan().all()))
+
+    with simulated_time() as time:
+        session = Writing(here, time, 0.001)
+        wall = clock.WallClock(here.device, torch.empty(0))
+        settings = MeasureSettings(max_iterations=5)
+        ClockRun(wall, session.step, session, cpu_context(here), settings).until_precise()
+    assert poisoned == [False] * 7 + [True]  # three iterations of warm-up, and a block of five
 
 
 @given(st.dictionaries(st.integers(0, 3), st.tuples(st.integers(0, 4), st.integers(0, 6)), min_size=1))
