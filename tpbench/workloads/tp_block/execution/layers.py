@@ -68,7 +68,8 @@ class ParallelLinear(nn.Module):
         super().__init__()
         if plan is None:
             group = _group_or_world(group)
-            plan = LinearPlan.always(RingSchedule(group) if use_overlap else SequentialSchedule(group))
+            schedule = RingSchedule(group) if use_overlap else SequentialSchedule(group)
+            plan = LinearPlan(schedule, schedule)
         rank, size = plan.forward.rank, plan.forward.size
         if weight is None:
             weight = linear.shard(random_weight(linear, seed, dtype), rank, size)

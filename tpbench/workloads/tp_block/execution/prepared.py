@@ -148,7 +148,7 @@ def prepare(
 
 
 def _always(schedule: Schedule) -> Planner:
-    plan = LinearPlan.always(schedule)
+    plan = LinearPlan(schedule, schedule)
     return lambda linear: plan
 
 
