@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -92,25 +91,17 @@ class SequentialSchedule(Schedule):
         return scatter_rows(partial, self.group)
 
 
-@dataclass(frozen=True)
-class LinearPlan:
-    """The schedules of one linear."""
-
-    forward: Schedule
-    backward: Schedule
-
-
-def column_parallel(shard: Tensor, weight: Tensor, plan: LinearPlan, *, save_gathered: bool = True) -> Tensor:
+def column_parallel(shard: Tensor, weight: Tensor, schedule: Schedule, *, save_gathered: bool = True) -> Tensor:
     """Return y = all_gather(x) W^T, (rows, out / p), of this rank's shard of x, (rows / p, in). Differentiable.
 
     `save_gathered`: keep the gathered x for the backward pass. Otherwise gather x again.
     """
-    return _ColumnParallel.apply(shard, weight, plan, save_gathered)
+    return _ColumnParallel.apply(shard, weight, schedule, save_gathered)
 
 
-def row_parallel(x: Tensor, weight: Tensor, plan: LinearPlan) -> Tensor:
+def row_parallel(x: Tensor, weight: Tensor, schedule: Schedule) -> Tensor:
     """Return a shard of y = reduce_scatter(x W^T), (rows / p, out), of x (rows, in / p). Differentiable."""
-    return _RowParallel.apply(x, weight, plan)
+    return _RowParallel.apply(x, weight, schedule)
 
 
 def with_summed_gradient(weight: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -147,27 +138,27 @@ def row_backward(schedule: Schedule, grad_shard: Tensor, x: Tensor, weight: Tens
 
 class _ColumnParallel(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, shard: Tensor, weight: Tensor, plan: LinearPlan, save_gathered: bool) -> Tensor:
-        gathered, product = plan.forward.gather_matmul(shard.contiguous(), weight.t(), keep=save_gathered)
+    def forward(ctx: Any, shard: Tensor, weight: Tensor, schedule: Schedule, save_gathered: bool) -> Tensor:
+        gathered, product = schedule.gather_matmul(shard.contiguous(), weight.t(), keep=save_gathered)
         ctx.save_for_backward(gathered if save_gathered else shard, weight)
-        ctx.plan, ctx.gathered = plan, save_gathered
+        ctx.schedule, ctx.gathered = schedule, save_gathered
         return product
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         kept, weight = ctx.saved_tensors
         grad = grads[0].contiguous()
-        return *column_backward(ctx.plan.backward, grad, weight, kept.contiguous(), ctx.gathered), None, None
+        return *column_backward(ctx.schedule, grad, weight, kept.contiguous(), ctx.gathered), None, None
 
 
 class _RowParallel(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, plan: LinearPlan) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, schedule: Schedule) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.plan = plan
-        return plan.forward.matmul_scatter(x.contiguous(), weight.t(), awaited=True)()
+        ctx.schedule = schedule
+        return schedule.matmul_scatter(x.contiguous(), weight.t(), awaited=True)()
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         x, weight = ctx.saved_tensors
-        return *row_backward(ctx.plan.backward, grads[0].contiguous(), x, weight), None
+        return *row_backward(ctx.schedule, grads[0].contiguous(), x, weight), None

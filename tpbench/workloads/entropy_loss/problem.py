@@ -156,11 +156,6 @@ def _megatron(problem: EntropyLoss, tp_size: int) -> str | None:
     return "it needs a group of ranks" if tp_size == 1 else labels_of_even_shards(problem, tp_size)
 
 
-def _transformer_engine(problem: EntropyLoss, tp_size: int) -> str | None:
-    is_half = problem.dtype == "float16"
-    return "it takes bfloat16 and float32 only" if is_half else labels_of_even_shards(problem, tp_size)
-
-
 WORKLOAD.variant_of(
     "triton_tp",
     "triton_tp.prepare",
@@ -200,4 +195,3 @@ peer("quack", "quack", labels_on_one_rank, "QuACK's CuTe kernel: forward and gra
 peer("megatron", "megatron", _megatron, "Megatron-LM's vocab_parallel_cross_entropy in torch", requires_cuda=False)
 peer("liger", "liger_kernel", _liger, "Liger's Triton kernels, which overwrite the logits", options={"compute_dtype"})
 peer("flash_attn", "flash_attn", first_of(uneven, other_losses), "flash-attention's Triton kernel")
-peer("transformer_engine", "transformer_engine", _transformer_engine, "Transformer Engine's Triton kernel")

@@ -60,8 +60,11 @@ class CopyEngineSchedule(Schedule):
         self.divisor = self.size
         self.before, self.after = (self.rank - 1) % self.size, (self.rank + 1) % self.size
         self.copies = buffers.copies
-        self.runs = peer_runs(self.rank, self.size, merged)
-        self.peers = [peer for run in peer_runs(self.rank, self.size, merged=False) for peer in run]
+        neighbours = range(self.rank + 1, self.size), range(self.rank)
+        self.peers = [peer for run in neighbours for peer in run]
+        """The other ranks, in ring order after this one."""
+        self.runs = [run for run in neighbours if run] if merged else [range(peer, peer + 1) for peer in self.peers]
+        """Peers whose chunks share a product."""
 
     @property
     def signals(self) -> Any:
@@ -82,11 +85,11 @@ class CopyEngineSchedule(Schedule):
     def gather_matmul(self, shard: Tensor, matrix: Tensor, *, keep: bool = True) -> tuple[Tensor, Tensor]:
         whole, arrived = self._pull(shard, keep)
         product = shard.new_empty(len(whole), matrix.shape[1])
-        sources, products = whole.chunk(self.size), product.chunk(self.size)
-        torch.mm(shard, matrix, out=products[self.rank])
+        torch.mm(shard, matrix, out=product.chunk(self.size)[self.rank])
         for run in self.runs:
             self._wait(arrived[peer] for peer in run)
-            torch.mm(_rows(sources, run), matrix, out=_rows(products, run))
+            rows = slice(len(shard) * run.start, len(shard) * run.stop)
+            torch.mm(whole[rows], matrix, out=product[rows])
         if self.rank in arrived:
             self._wait([arrived[self.rank]])
         self._join_streams()
@@ -202,34 +205,6 @@ class CopyEngineSchedule(Schedule):
             torch.cuda.current_stream().wait_stream(self.copies)
 
 
-def peer_runs(rank: int, size: int, merged: bool) -> list[range]:
-    """Return a rank's peers in ring order after it: one by one, or merged to at most two runs of neighbours."""
-    if merged:
-        return [run for run in (range(rank + 1, size), range(rank)) if run]
-    return [range(peer, peer + 1) for peer in (*range(rank + 1, size), *range(rank))]
-
-
-def _rows(chunks: tuple[Tensor, ...], run: range) -> Tensor:
-    """Neighbouring chunks of a matrix as one view of it."""
-    first = chunks[run.start]
-    return first.as_strided((len(first) * len(run), first.shape[1]), first.stride())
-
-
-class _Location(ctypes.Structure):
-    _fields_ = [("type", ctypes.c_int), ("id", ctypes.c_int)]
-
-
-class _Attributes(ctypes.Structure):
-    """CUmemcpyAttributes."""
-
-    _fields_ = [
-        ("order", ctypes.c_int),
-        ("source", _Location),
-        ("destination", _Location),
-        ("flags", ctypes.c_uint),
-    ]
-
-
 def copy_beside_compute(into: Tensor, source: Tensor) -> bool:
     """Copy on the current stream in the way that the driver prefers beside computation; return false if it cannot.
 
@@ -248,7 +223,8 @@ def copy_beside_compute(into: Tensor, source: Tensor) -> bool:
         ctypes.byref(ctypes.c_uint64(source.data_ptr())),
         ctypes.byref(ctypes.c_size_t(into.nbytes)),
         ctypes.c_size_t(1),  # number of copies
-        ctypes.byref(_Attributes(order=IN_STREAM_ORDER, flags=BESIDE_COMPUTE)),
+        # CUmemcpyAttributes: the order of accesses, two locations of two numbers each that are left out, and flags.
+        ctypes.byref((ctypes.c_int * 6)(IN_STREAM_ORDER, 0, 0, 0, 0, BESIDE_COMPUTE)),
         ctypes.byref(ctypes.c_size_t(0)),  # first copy that the attributes apply to
         ctypes.c_size_t(1),  # number of attributes
         current_stream(),
