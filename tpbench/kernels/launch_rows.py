@@ -40,7 +40,7 @@ class How:
     bytes_sent: int = 0
     """Bytes that this rank sent to its peers."""
     kernels: tuple[Any, ...] = ()
-    """The compiled kernels that read the logits (see `kernel_resources`). Each is None in the interpreter."""
+    """The compiled kernels that read the logits (see `worst_resources`). Each is None in the interpreter."""
     relaunch: OnePassLaunch | None = field(default=None, repr=False, compare=False)
     """Does the same for other tensors of the same form, if one kernel computes everything."""
 
