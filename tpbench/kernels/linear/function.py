@@ -272,8 +272,7 @@ class _WithLogits:
             how_chunk = launch_rows(loss, logits, target, self._rows(rows, index, logits))
             how, sent = how or how_chunk, sent + how_chunk.bytes_sent
             if self.grad_hidden is not None:
-                multiply(logits, self.weight, self.states.gradient(index), 1.0 / stored_scale)
-                self.states.send_gradient(index)
+                self.states.send_gradient(index, logits, self.weight, 1.0 / stored_scale)
             self.states.prefetch(index + 1)
             if self.teacher is not None:
                 self.teacher.states.prefetch(index + 1)
