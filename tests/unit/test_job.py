@@ -134,7 +134,8 @@ def test_committed_rows_are_of_jobs_of_this_version(folder: str) -> None:
     removed = {
         ("optimizer", "tpbench"), ("merge", "index_add"), ("pinned", False), ("transfers", "late"),
         ("transfers", "beside"), ("variant", "torchtitan"), ("variant", "linear_liger_native"),
-        *(("variant", f"sparse_{name}") for name in ("all_to_all_gpu", "auto")), ("variant", "torch_sparse_all_reduce"),
+        *(("variant", f"sparse_{name}") for name in ("all_to_all_gpu", "auto")),
+        ("variant", "dense_all_reduce"), ("variant", "torch_sparse_all_reduce"),
     }  # fmt: skip
     present = [
         job
