@@ -1,9 +1,8 @@
 """Column- and row-parallel linears, forward and backward, under a schedule of their products and collectives.
 
 Activations and their gradients are (rows, features) matrices, sharded along the rows between two linears, in the order
-of the group's ranks. A weight is this rank's (out, in) part of W. p is the number of ranks.
-
-A new schedule is a child of `Schedule`: all linears, of any workload, can run under it.
+of the group's ranks. A weight is this rank's (out, in) part of W. p is the number of ranks. All linears, of any
+workload, can run under a new child of `Schedule`.
 """
 
 from __future__ import annotations
@@ -26,16 +25,13 @@ class Schedule(ABC):
     """The all-gather and reduce-scatter of tensor parallelism with their products, over `size` ranks.
 
     All methods are collective. Shards are equal runs of rows, in the order of the group's ranks. All tensors are
-    contiguous matrices of one dtype, except `matrix`, which may be a transposed view.
-
-    Products run in one piece before or after their collective. Children define the two collectives, or override the
-    products with their collectives.
+    contiguous matrices of one dtype, except `matrix`, which may be a transposed view. Products run in one piece before
+    or after their collective. Children define the two collectives, or override the products with their collectives.
     """
 
     rank: int
     """The rank in the group, not in the world."""
     size: int
-    """The number of ranks in the group."""
     group: dist.ProcessGroup | None = None
     """The group, or None if the schedule does not communicate."""
 
@@ -122,8 +118,8 @@ def column_backward(
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of x's shard (rows / p, in) and of the weight, given y's gradient (rows, out / p).
 
-    `kept`: the x of the forward pass, gathered or only this rank's shard. The weight's product runs between the start
-    and the end of the reduce-scatter, and so hides the rest of its communication.
+    `kept`: the x of the forward pass, gathered or only this rank's shard. The weight's product hides what is left of
+    the reduce-scatter, between its start and its end.
     """
     whole = (lambda: kept) if gathered else schedule.gather(kept)
     finish = schedule.matmul_scatter(grad, weight)

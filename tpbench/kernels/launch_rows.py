@@ -140,39 +140,31 @@ class RepeatedCall:
 _remembered: dict[Hashable, RepeatedCall] = {}
 
 
-def call_form(tensors: tuple[Any, ...], options: tuple[Any, ...]) -> Hashable | None:
-    """Return the form of a call, or None if such a call is never repeated.
+def find(tensors: tuple[Any, ...], options: tuple[Any, ...]) -> tuple[Hashable | None, RepeatedCall | None]:
+    """Return the form of a call, and the repetition of an earlier call of this form.
 
-    Arguments may be anything: nothing is checked. Equal options of different types, such as 1 and True, make different
-    forms, because not all types are valid.
+    A call whose form is None is never repeated. Arguments may be anything: nothing is checked. Equal options of
+    different types, such as 1 and True, make different forms, because not all types are valid.
     """
     if forward_ad._current_level >= 0:
-        return None
+        return None, None
     for tensor in tensors:
         if tensor is not None and not (type(tensor) in _PLAIN and tensor.layout is torch.strided):
-            return None
+            return None, None
     try:
-        forms = [
-            tensor if tensor is None else (type(tensor), form(tensor), tensor.device, tensor.is_neg())
-            for tensor in tensors
-        ]
-        return (tuple(forms), options, tuple(map(type, options)))
-    except RuntimeError:  # a tensor of torch.func has no memory
-        return None
+        forms = tuple([tensor if tensor is None else _tensor_form(tensor) for tensor in tensors])
+        call = (forms, options, tuple(map(type, options)))
+        return call, _remembered.get(call)
+    except (RuntimeError, TypeError):  # a tensor of torch.func has no memory, an option without a hash is not valid
+        return None, None
 
 
-def find(form: Hashable | None) -> RepeatedCall | None:
-    """Return the repetition of a call of this form, or None if there was no such call."""
-    try:
-        return _remembered.get(form)
-    except TypeError:  # an option that has no hash is not valid
-        return None
+def _tensor_form(tensor: Any) -> Hashable:
+    return type(tensor), form(tensor), tensor.device, tensor.is_neg()
 
 
-def remember(form: Hashable | None, call: RepeatedCall) -> None:
-    """Repeat later calls of this form. None: there is nothing to remember."""
-    if form is None:
-        return
+def remember(call: Hashable, repeated: RepeatedCall) -> None:
+    """Repeat later calls of this form."""
     if len(_remembered) >= MOST_REMEMBERED:
         _remembered.clear()
-    _remembered[form] = call
+    _remembered[call] = repeated

@@ -239,30 +239,3 @@ def test_linear_losses_and_modules(dtype: torch.dtype, device: torch.device) -> 
 
 def total_of(leaf: Tensor, target: Any, options: dict[str, Any]) -> Tensor:
     return right(leaf.double().cpu(), target, **options)[2]
-
-
-@pytest.mark.parametrize(
-    ("error", "target", "options"),
-    [
-        ("may be a TopK for soft_cross_entropy", "top", {"loss": "jsd"}),
-        ("may be a TopK for soft_cross_entropy", "top", {"loss": "cross_entropy"}),
-        ("target.indices must be int32 or int64", "floats", {"loss": "forward_kl"}),
-        ("target.indices must have shape", "narrow", {"loss": "forward_kl"}),
-        ("target.tail must be one of drop, bucket", "tail", {"loss": "forward_kl"}),
-        ("temperature must be 1", "bucket", {"loss": "forward_kl", "temperature": 0.5}),
-        ("beta must be less than 1", "dense", {"loss": "jsd", "beta": 1.0}),
-        ("beta must be finite in float32 and greater than 0", "dense", {"loss": "jsd", "beta": 0.0}),
-        ("beta is the target's weight", "dense", {"loss": "forward_kl", "beta": 0.4}),
-        ("loss='jsd' needs algorithm='two_kernels'", "dense", {"loss": "jsd", "algorithm": "two_reads"}),
-    ],
-)
-def test_errors_name_the_argument(error: str, target: str, options: dict[str, Any], device: torch.device) -> None:
-    logits, dense = make("jsd", device=device)
-    top = _moved(teacher(9, 100), device)
-    targets = {
-        "top": top, "dense": dense, "floats": TopK(top.values, top.values),
-        "bucket": TopK(top.values, top.indices, "bucket"), "narrow": TopK(top.values, top.indices[:, :2]),
-        "tail": TopK(top.values, top.indices, "all"),  # type: ignore[arg-type]
-    }  # fmt: skip
-    with pytest.raises((TypeError, ValueError), match=error):
-        entropy_loss(logits, targets[target], **options)

@@ -229,33 +229,6 @@ def test_the_modules_train_as_torch_does(
     torch.testing.assert_close(ours, theirs, **close)
 
 
-ROWS = torch.zeros(9)
-
-
-@pytest.mark.parametrize(
-    ("error", "changes"),
-    [
-        ("old_logprobs must be a tensor", {"old_logprobs": None}),
-        ("advantages must have shape", {"advantages": ROWS[:3]}),
-        ("advantages must be float32", {"advantages": ROWS.double()}),
-        ("ref_logprobs must be a tensor for loss='policy' with kl_weight", {"ref_logprobs": None}),
-        ("sequences must be int32", {"sequences": torch.arange(9)}),
-        ("sequences need algorithm='two_kernels'", {"sequences": SEQUENCES, "algorithm": "two_reads"}),
-        ("clip must be two numbers", {"clip": 0.2}),
-        ("clip must be finite", {"clip": (-0.1, 0.2)}),
-        ("kl_weight is a term of loss='policy'", {"loss": "logprob"}),
-        ("row_weight belongs to loss='policy'", {"loss": "logprob", "kl_weight": 0.0, "cross_entropy_weight": 0.0}),
-        ("label_smoothing smooths", {"label_smoothing": 0.1}),
-    ],
-)
-def test_errors_name_the_argument(error: str, changes: dict[str, Any], device: torch.device) -> None:
-    with pytest.raises((TypeError, ValueError), match=error):
-        entropy_loss(*make("cross_entropy", device=device), **on_device(make_policy(9, **changes), device))
-    with pytest.raises(ValueError, match="row_weight must be contiguous"):
-        strided = {"row_weight": torch.zeros(18, device=device)[::2]}
-        entropy_loss(*make("cross_entropy", device=device), **on_device(make_policy(9), device) | strided)
-
-
 def test_a_loss_for_each_row_has_no_upstream_gradients_with_sequences() -> None:
     logits, target = make("cross_entropy")
     rows = {name: each for name, each in make_policy(9).items() if torch.is_tensor(each)}

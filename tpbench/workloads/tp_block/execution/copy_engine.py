@@ -24,19 +24,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tpbench.comm.parallel_linears import Pending, Schedule
-from tpbench.comm.symmetric_buffers import (
-    KernelSignals,
-    StreamSignals,
-    SymmetricBuffers,
-    call_driver,
-    current_stream,
-    driver_has,
-)
+from tpbench.comm.symmetric_buffers import SymmetricBuffers, call_driver, current_stream, driver_has
 
 STAGED, PARTIAL_SUM = range(2)
 """Signal channels: a staged shard, or a partial sum, is ready to be pulled."""
@@ -72,7 +66,7 @@ class CopyEngineSchedule(Schedule):
         """Peers whose chunks share a product."""
 
     @property
-    def signals(self) -> StreamSignals | KernelSignals:
+    def signals(self) -> Any:
         """The signals of the buffers, while capturing those that a graph can hold."""
         capturing = torch.cuda.is_current_stream_capturing()
         return self.buffers.captured_signals if capturing else self.buffers.signals
@@ -159,9 +153,9 @@ class CopyEngineSchedule(Schedule):
         self.copies.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.copies):
             for peer in self.peers:
-                self.signals.send(STAGED, peer)
+                self.signals.put_signal(peer, STAGED)
             for peer in self.peers:
-                self.signals.wait(STAGED, peer)
+                self.signals.wait_signal(peer, STAGED)
                 whole[peer].copy_(staged[peer][peer], non_blocking=True)
                 arrived[peer].record()
             if keep and shard.nbytes >= MIN_COPY_BYTES and copy_beside_compute(whole[self.rank], shard):
@@ -195,8 +189,8 @@ class CopyEngineSchedule(Schedule):
         """
         self.copies.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.copies):
-            self.signals.send(PARTIAL_SUM, self.after)
-            self.signals.wait(PARTIAL_SUM, self.before)
+            self.signals.put_signal(self.after, PARTIAL_SUM)
+            self.signals.wait_signal(self.before, PARTIAL_SUM)
             mine.copy_(theirs, non_blocking=True)
             return self.copies.record_event()
 
