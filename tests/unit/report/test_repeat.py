@@ -33,8 +33,9 @@ def arguments(command):
 def committed_jobs():
     """One row for each workload and variant, but for rows of an optimizer kernel and variants that were removed."""
     rows = plain_rows(load(REFERENCE, columns=["workload", "variant", "job", "environment"]))
-    removed = {"torch_sparse_all_reduce", "dense_all_reduce", "sparse_all_to_all_gpu", "sparse_auto"}
-    removed.add("linear_liger_native")
+    removed = {
+        "torch_sparse_all_reduce", "dense_all_reduce", "sparse_all_to_all_gpu", "sparse_auto", "linear_liger_native",
+    }  # fmt: skip
     present = [
         row for row in rows if row["variant"] not in removed and json.loads(row["job"]).get("optimizer") != "tpbench"
     ]
