@@ -25,7 +25,8 @@ from tpbench.measure.ranks import gather_numbers
 from tpbench.measure.session import Context, Session
 from tpbench.measure.statistics import is_host_bound
 
-_has_run = False
+has_run = False
+"""True if this process has profiled a GPU."""
 
 TRACES = "trace_rank*.json.gz"
 """Names of the files that `keep_trace` writes."""
@@ -60,14 +61,9 @@ class Event(NamedTuple):
 
 def gpu_profile(*more: ProfilerActivity) -> profile:
     """Return a profiler of the GPU's activities and of `more`, as a context manager."""
-    global _has_run
-    _has_run = True
+    global has_run
+    has_run = True
     return profile(activities=[*more, ProfilerActivity.CUDA])
-
-
-def has_run() -> bool:
-    """Return whether this process has profiled a GPU."""
-    return _has_run
 
 
 def keep_trace(step: Callable[[], None], context: Context) -> None:
