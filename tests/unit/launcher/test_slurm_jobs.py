@@ -121,7 +121,7 @@ def test_a_sweep_of_one_host_is_looked_at_without_slurm(
 
 
 def test_options_for_one_host_are_refused() -> None:
-    with pytest.raises(JobError, match=r"reuse=true: works on one host only, .*hydra\.launcher\.cells_per_job=all"):
+    with pytest.raises(JobError, match=r"reuse=true .* needs hydra\.launcher\.cells_per_job=all"):
         Slurm(SlurmSettings(), SweepOptions(reuse=True))
 
 
