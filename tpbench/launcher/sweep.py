@@ -305,10 +305,10 @@ def _run(requests: Sequence[Request], folder: Path, hydra_config: Any) -> None:
     folders = [Path(each.path) for each in hydra_config.runtime.config_sources if each.schema == "file"]
     cells = plan(requests, runner.target, command_line_variants(), folders)
     if options.dry_run:
-        from tpbench.launcher.planning.forecast import Forecast, dry_run_text  # late: it imports scipy
+        from tpbench.launcher.planning.forecast import dry_run_text, measured_seconds
 
         decisions = resume.decide(cells, runner.facts) if options.resume else {}
-        print(dry_run_text(cells, decisions, runner.target, Forecast.of(cells, isinstance(runner, Host))), end="")
+        print(dry_run_text(cells, decisions, runner.target, measured_seconds(cells)), end="")
         return
     if not packages.installed("torch"):  # the ranks import it, and this process does not
         raise ModuleNotFoundError(name="torch")

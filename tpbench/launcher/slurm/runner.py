@@ -21,6 +21,7 @@ from tpbench.launcher.attempt import JOB_FILE, Attempt, abandon
 from tpbench.launcher.display import Display
 from tpbench.launcher.host import Host
 from tpbench.launcher.options import SweepOptions
+from tpbench.launcher.planning.forecast import expected_seconds, measured_seconds
 from tpbench.launcher.planning.plan import Cell
 from tpbench.launcher.slurm import cluster
 from tpbench.launcher.slurm.cluster import ENDED, Layout, Partition, SlurmSettings
@@ -173,11 +174,11 @@ def _longest_s(lists: Sequence[Sequence[Attempt]]) -> float:
     """
     if max(map(len, lists)) == 1:
         return max(attempt.cell.job.timeout_s for (attempt,) in lists)
-    from tpbench.launcher.planning.forecast import Forecast  # late: it imports scipy
-
-    forecast = Forecast.of([attempt.cell for alike in lists for attempt in alike], on_this_host=False)
+    known = measured_seconds([attempt.cell for alike in lists for attempt in alike])
     jobs = [[attempt.cell.job for attempt in alike] for alike in lists]
-    return max(sum(min(job.timeout_s, 2 * (forecast.seconds(job) or job.timeout_s)) for job in alike) for alike in jobs)
+    return max(
+        sum(min(job.timeout_s, 2 * (expected_seconds(job, known) or job.timeout_s)) for job in alike) for alike in jobs
+    )
 
 
 def _required(line: str) -> str:
