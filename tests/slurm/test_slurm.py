@@ -301,7 +301,7 @@ def test_a_cancelled_job_costs_its_own_row_only_until_its_cell_is_run_again(tmp_
     assert code == 1, output
     cancelled, other = rows(tmp_path)
     assert (cancelled["status"], other["status"]) == ("error", "ok")
-    assert "ended because it was cancelled (CANCELLED)" in cancelled["reason"]
+    assert "ended as CANCELLED before it wrote a row" in cancelled["reason"]
     assert re.search(r"the last lines:\nrank 0 \(.*\): \[.* s\] rank 0: \w", cancelled["reason"])
     (first,) = tmp_path.glob("outputs/sweeps/*")
     done = tpbench(*sweep, "resume=true", "wait=false", cwd=tmp_path)
@@ -419,7 +419,7 @@ def test_a_pending_job_shows_what_it_waits_for(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     (sweep,) = tmp_path.glob("outputs/sweeps/*")
     try:
-        assert f"job {job_of(tmp_path)}, pending (BeginTime)" in collect(sweep, tmp_path).stdout
+        assert f"job {job_of(tmp_path)}, PENDING (BeginTime)" in collect(sweep, tmp_path).stdout
     finally:
         subprocess.run(["scancel", job_of(tmp_path)], check=True)
 

@@ -129,12 +129,6 @@ UNKNOWN = "UNKNOWN"
 """State of a job whose state cannot be queried now."""
 
 
-def described(state: str) -> str:
-    """Return a state as text for the user."""
-    name, _, reason = state.partition(" ")
-    return f"{name.lower()} {reason}".strip()
-
-
 def states(job_ids: Iterable[str]) -> dict[str, str]:
     """Return the state of each job from `squeue` or, for jobs that it no longer lists, from `sacct`.
 

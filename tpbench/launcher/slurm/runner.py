@@ -157,7 +157,7 @@ class Slurm:
                 ended = {job_id: ended.get(job_id, now) for job_id, state in states.items() if state in ENDED}
             for index, (job_id, attempt) in list(waiting.items()):
                 state = states.get(job_id, "PENDING")
-                display.set_status(attempt.cell, f"job {job_id}: {cluster.described(state)}")
+                display.set_status(attempt.cell, f"job {job_id}: {state}")
                 delay_s = ROW_DELAY_S if state == "COMPLETED" else self.settings.poll_s
                 has_ended = now - ended.get(job_id, now) > delay_s
                 if (attempt.has_row or has_ended) and (done := closed(attempt, state)):
