@@ -5,60 +5,52 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pynvml
+import pytest
+import torch
 
 from tests.support.simulated_time import SimulatedTime
-from tpbench.measure.gpu import NvmlGpu
-
-UPDATE_S = 0.1
-"""The energy counter changes this often."""
-
-CALL_S = 0.001
-"""A call of NVML takes this long."""
+from tpbench.measure import gpu
+from tpbench.measure.gpu import ClockWatch
 
 
 class FakeNvml:
     """The calls of NVML that a rank uses. A call that the GPU does not know raises NVML's error."""
 
     NVMLError = pynvml.NVMLError
-    NVML_CLOCK_SM, NVML_CLOCK_MEM = pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM
 
-    def __init__(self, time: SimulatedTime, *unknown: str) -> None:
+    def __init__(self, *unknown: str) -> None:
         """`unknown`: calls that the GPU does not know."""
-        self.time, self.unknown = time, unknown
-        self.used_j = 0.0
-        """Joules that the counter shows from its next update on."""
-        self.state = pynvml.nvmlClocksThrottleReasonGpuIdle
+        self.unknown = unknown
         self.violations_ns: dict[int, int] = {}
-        self._shown_j, self._updated_s = 0.0, 0.0
 
     def __getattr__(self, name: str) -> object:
         return getattr(pynvml, name)  # constants
 
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle: object) -> int:
-        self._called("nvmlDeviceGetTotalEnergyConsumption")
-        if self.time.now_s - self._updated_s >= UPDATE_S:
-            self._shown_j, self._updated_s = self.used_j, self.time.now_s
-        return round(self._shown_j * 1e3)
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        if uuid != "GPU-abc":
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return "handle"
 
     def nvmlDeviceGetClockInfo(self, handle: object, kind: int) -> int:
         self._called("nvmlDeviceGetClockInfo")
-        clocks: dict[int, int] = {self.NVML_CLOCK_SM: 1980, self.NVML_CLOCK_MEM: 3201}
+        clocks: dict[int, int] = {pynvml.NVML_CLOCK_SM: 1980, pynvml.NVML_CLOCK_MEM: 3201}
         return clocks[kind]
 
     def nvmlDeviceGetViolationStatus(self, handle: object, policy: int) -> SimpleNamespace:
         self._called("nvmlDeviceGetViolationStatus")
         return SimpleNamespace(violationTime=self.violations_ns.get(policy, 0), referenceTime=0)
 
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: object) -> int:
-        self._called("nvmlDeviceGetCurrentClocksThrottleReasons")
-        return self.state
-
     def _called(self, name: str) -> None:
-        self.time.sleep(CALL_S)
         if name in self.unknown:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
 
-def fake_gpu(time: SimulatedTime, *unknown: str) -> NvmlGpu:
-    """Return a GPU of such an NVML."""
-    return NvmlGpu(FakeNvml(time, *unknown), "handle")
+def fake_watch(
+    monkeypatch: pytest.MonkeyPatch, time: SimulatedTime, *unknown: str, uuid: str = "abc"
+) -> tuple[ClockWatch, FakeNvml]:
+    """Return the watch of a GPU of such an NVML, with that NVML."""
+    nvml = FakeNvml(*unknown)
+    monkeypatch.setattr(gpu, "load_nvml", lambda: nvml)
+    monkeypatch.setattr(gpu, "time", time)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid=uuid))
+    return ClockWatch(torch.device("cuda")), nvml

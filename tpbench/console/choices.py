@@ -85,10 +85,8 @@ def sections_of(topic: str, gpus: int) -> list[tuple[str, list[Entry]]]:
 
 
 def _variants(workload: Workload, gpus: int) -> tuple[str, list[Entry]]:
-    entries = [
-        Entry(name, variant.summary, availability(variant, gpus, workload.option_defaults))
-        for name, variant in workload.variants.items()
-    ]
+    defaults, named = workload.option_defaults, workload.variants.items()
+    entries = [Entry(name, variant.summary, availability(variant, gpus, defaults)) for name, variant in named]
     return f"variant=  of {workload.name}, {workload.summary}", entries
 
 

@@ -3,36 +3,32 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from tpbench import packages
 from tpbench.measure import machine
 from tpbench.settings import JobError, user_path
-from tpbench.worker.start import STORE_FILE
 
 MIN_FREE_GIB = 1.0
 BUSY_SHARE = 0.05
 """Share of a GPU's memory above which the GPU counts as in use."""
+TIMEOUT_S = 180
 
 
-@dataclass(frozen=True)
-class Finding:
-    """Result of one check."""
+class Finding(NamedTuple):
+    """Result of one check. Every failed check has a fix."""
 
     subject: str
     state: Literal["ok", "note", "fail"]
     message: str
     fix: str = ""
-    """Advice to the user. Every failed check has one."""
 
 
 def gpus() -> Iterator[Finding]:
@@ -54,7 +50,6 @@ def gpus() -> Iterator[Finding]:
             message = f"{used:.0f} GiB are in use: another process would disturb a measurement"
             fix = "wait for it or end it (nvidia-smi lists it), or choose other GPUs with CUDA_VISIBLE_DEVICES"
             yield Finding(f"GPU {index}", "fail", message, fix)
-    pynvml.nvmlShutdown()
 
 
 def compiler() -> Iterator[Finding]:
@@ -63,11 +58,10 @@ def compiler() -> Iterator[Finding]:
         yield Finding("Triton", "fail", "not installed", packages.pip_install("triton"))
         return
     yield Finding("Triton", "ok", str(machine.version("triton")))
-    if machine.gpu_count():
-        if not any(map(shutil.which, ("cc", "gcc", "clang"))):
-            yield Finding("Triton", "fail", "no C compiler", "apt-get install gcc, or set CC")
-        if not Path(sysconfig.get_path("include"), "Python.h").exists():
-            yield Finding("Triton", "fail", "Python's headers are missing", "apt-get install python3-dev")
+    if machine.gpu_count() and not any(map(shutil.which, ("cc", "gcc", "clang"))):
+        yield Finding("Triton", "fail", "no C compiler", "apt-get install gcc, or set CC")
+    if machine.gpu_count() and not Path(sysconfig.get_path("include"), "Python.h").exists():
+        yield Finding("Triton", "fail", "Python's headers are missing", "apt-get install python3-dev")
 
 
 def disk(output_dir: str = "outputs") -> Iterator[Finding]:
@@ -75,26 +69,19 @@ def disk(output_dir: str = "outputs") -> Iterator[Finding]:
     folder = Path(output_dir).absolute()
     while not folder.exists():
         folder = folder.parent
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        message = f"{folder} cannot be written: {error.strerror}"
-        yield Finding("disk", "fail", message, "choose another folder: output_dir=DIR")
-        return
     for subject, place, fix in (
         ("disk", folder, "free some space, or choose another folder: output_dir=DIR"),
         ("temporary files", Path(tempfile.gettempdir()), "free some space, or set TMPDIR"),
         ("shared memory", Path("/dev/shm"), "NCCL and gloo use it; start a container with --shm-size=8g"),
     ):
-        if place.exists():
-            free_gib = shutil.disk_usage(place).free / 2**30
-            message = f"{free_gib:.1f} GiB free in {place}"
-            enough = free_gib >= MIN_FREE_GIB
-            yield Finding(subject, "ok", message) if enough else Finding(subject, "fail", message, fix)
-
-
-TIMEOUT_S = 180
+        try:
+            with tempfile.TemporaryFile(dir=place):
+                free_gib = shutil.disk_usage(place).free / 2**30
+        except OSError as error:
+            yield Finding(subject, "fail", f"{place} cannot be written: {error.strerror}", fix)
+        else:
+            state: Literal["ok", "fail"] = "ok" if free_gib >= MIN_FREE_GIB else "fail"
+            yield Finding(subject, state, f"{free_gib:.1f} GiB free in {place}", fix if state == "fail" else "")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -108,15 +95,15 @@ def main(arguments: Sequence[str]) -> int:
     except JobError as error:
         print(f"tpbench: {error}", file=sys.stderr)
         return 2
-    failed: dict[str, None] = {}
-    for finding in examine(output_dir):
-        is_failure = finding.state == "fail"
-        failed |= {finding.subject: None} if is_failure else {}
-        print(f"{'FAIL' if is_failure else finding.state:<4}  {finding.subject}: {finding.message}", flush=True)
-        if finding.fix:
-            print(f"      {'fix' if is_failure else 'hint'}: {finding.fix}", flush=True)
+    failed = []
+    for subject, state, message, fix in examine(output_dir):
+        is_failure = state == "fail"
+        failed += [subject] * is_failure
+        print(f"{'FAIL' if is_failure else state:<4}  {subject}: {message}", flush=True)
+        if fix:
+            print(f"      {'fix' if is_failure else 'hint'}: {fix}", flush=True)
     if failed:
-        print(f"\nVerdict: do not measure here before you fix: {', '.join(failed)}")
+        print(f"\nVerdict: do not measure here before you fix: {', '.join(dict.fromkeys(failed))}")
         return 1
     place = f"run sweeps on {machine.available_cores()} CPU cores, where times of Triton kernels aren't measurements"
     if count := machine.gpu_count():
@@ -150,12 +137,13 @@ def torch_findings(probed: Mapping[str, Any], present: int) -> Iterator[Finding]
         yield Finding("GPUs", "fail", message, "use a newer GPU, or leave this one out with CUDA_VISIBLE_DEVICES")
     if present < 2:
         return
+    message = f"{probed['nccl']}: an all-reduce over {present} GPUs"
     if not probed.get("all_reduce"):
         reason = f"fails: {probed['error']}" if "error" in probed else "gives a wrong sum"
         fix = "NCCL_DEBUG=INFO says more; a small /dev/shm and wrong NCCL_SOCKET_IFNAME are usual causes"
-        yield Finding("NCCL", "fail", f"{probed['nccl']}: an all-reduce over {present} GPUs {reason}", fix)
+        yield Finding("NCCL", "fail", f"{message} {reason}", fix)
         return
-    yield Finding("NCCL", "ok", f"{probed['nccl']}: an all-reduce over {present} GPUs gives the right sum")
+    yield Finding("NCCL", "ok", f"{message} gives the right sum")
     if probed["symmetric"]:
         fix = "check NVLink (nvidia-smi topo -m); variants that need it are skipped, and exchange=nccl does not need it"
         yield Finding("symmetric memory", "note", probed["symmetric"], fix)
@@ -164,33 +152,15 @@ def torch_findings(probed: Mapping[str, Any], present: int) -> Iterator[Finding]
 
 
 def probe(ranks: int) -> dict[str, Any]:
-    """Return what torch sees here and, of several ranks, whether they can communicate; `error` if that failed.
-
-    The ranks meet as those of jobs do: no port is open beyond loopback.
-    """
-    with tempfile.TemporaryDirectory(prefix="tpbench-doctor-") as folder:  # of mode 0700
-        command = [
-            sys.executable, "-m", "tpbench.worker.torchrun", "--nnodes=1", f"--nproc-per-node={ranks}",
-            "--rdzv-backend=tpbench", "--rdzv-id=doctor", "--local-addr=127.0.0.1", f"--log-dir={folder}",
-            "-m", "tpbench.console.torch_probe",
-        ]  # fmt: skip
-        interface = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "lo")
-        environment = {**os.environ, **interface, STORE_FILE: f"{folder}/store"}
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment)
-        except subprocess.TimeoutExpired as error:
-            output = error.stdout.decode() if error.stdout else ""
-            return {"error": f"no answer within {TIMEOUT_S} s", **_printed(output)}
-    if done.returncode == 0:
-        return _printed(done.stdout)
-    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-    errors = [line for line in lines if "Error" in line]
-    return {"error": (errors or lines or [f"exit code {done.returncode}"])[-1][:300], **_printed(done.stdout)}
-
-
-def _printed(output: str) -> dict[str, Any]:
-    """Return the values of all lines of JSON."""
-    facts: dict[str, Any] = {}
+    """Return what torch sees here and, of several ranks, whether they can communicate; `error` if that failed."""
+    command = [sys.executable, "-m", "tpbench.console.torch_probe", str(ranks)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+        output, lines = done.stdout, done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        failed, error = done.returncode != 0, [line for line in lines if "Error" in line] or lines
+    except subprocess.TimeoutExpired as timeout:
+        output, failed, error = (timeout.stdout or b"").decode(), True, [f"no answer within {TIMEOUT_S} s"]
+    facts: dict[str, Any] = {"error": error[-1].strip()[:300]} if failed else {}
     for line in output.splitlines():
         facts |= json.loads(line) if line.startswith("{") else {}
     return facts

@@ -6,7 +6,7 @@ import dataclasses
 import sys
 import textwrap
 import typing
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from tpbench import packages
@@ -17,7 +17,6 @@ from tpbench.launcher.options import GROUPS, SweepOptions, unknown_choice
 from tpbench.launcher.slurm.cluster import SlurmSettings
 from tpbench.measure import machine
 from tpbench.measure.session import MeasureSettings
-from tpbench.outside.variant import OutsideVariant
 from tpbench.settings import JobError, spelled
 from tpbench.suggestions import unknown
 from tpbench.tables import aligned_lines
@@ -80,9 +79,9 @@ def overview(machine_text: str, gpus: int) -> str:
         lines.append("A choice marked with ~ runs in Triton's interpreter: correct, but its time isn't a measurement.")
     lines += ["", "variant=  by workload"]
     for name in workloads():
-        lines += _wrapped(f"  {name}", _marked_names(sections_of(name, gpus)[0][1]))
+        lines += _wrapped(f"  {name}", " ".join(_marked_names(sections_of(name, gpus)[0][1])))
     presets = next(entries for title, entries in sections_of("variants", gpus) if title == choices.PRESETS)
-    lines += [*_wrapped("  with options", (entry.name for entry in presets)), "", "shape=  by workload"]
+    lines += [*_wrapped("  with options", " ".join(entry.name for entry in presets)), "", "shape=  by workload"]
     for name in workloads():
         ordered = sorted(_marked_names(shapes(gpus, name)), key=lambda name: "tiny" not in name)
         lines.append(
@@ -90,23 +89,20 @@ def overview(machine_text: str, gpus: int) -> str:
         )
     lines.append("")
     for label, topic in (("model=", "models"), ("loss=", "losses"), ("+experiment=", "experiments")):
-        lines += _wrapped(label, (entry.name for _, entries in sections_of(topic, gpus) for entry in entries))
+        lines += _wrapped(label, " ".join(entry.name for _, entries in sections_of(topic, gpus) for entry in entries))
     return "\n".join([*lines, "", _MORE])
 
 
 def _marked_names(entries: Sequence[Entry]) -> list[str]:
     """Return the names, with a mark before each that this machine cannot run or cannot measure."""
-    marks = [
-        "-" if entry.availability.startswith("no") else "~" * (entry.availability == choices.INTERPRETED)
-        for entry in entries
-    ]
-    return [f"{mark}{entry.name}" for mark, entry in zip(marks, entries, strict=True)]
+    marks = {choices.AVAILABLE: "", choices.INTERPRETED: "~", "on the CPU": ""}
+    return [f"{marks.get(entry.availability, '-')}{entry.name}" for entry in entries]
 
 
-def _wrapped(label: str, words: Iterable[str]) -> list[str]:
-    """Return lines with a label before the first one."""
-    lines = textwrap.wrap(" ".join(words), WIDTH - _LABEL, break_long_words=False, break_on_hyphens=False)
-    return [f"{label if at == 0 else '':<{_LABEL}}{line}" for at, line in enumerate(lines)]
+def _wrapped(label: str, text: str, width: int = _LABEL) -> list[str]:
+    """Return wrapped lines, with a label in the first columns of the first one."""
+    lines = textwrap.wrap(text, WIDTH - width, break_long_words=False, break_on_hyphens=False)
+    return [f"{label if at == 0 else '':<{width}}{line}" for at, line in enumerate(lines)]
 
 
 def _print_sections(topic: str, gpus: int) -> None:
@@ -140,37 +136,30 @@ def fields_of(workload: str) -> str:
 
 
 def _section(owner: str, settings: type[Any], values: Mapping[str, Any]) -> str:
-    lines = _field_lines(settings, settings.__dataclass_fields__, values)
-    return "\n".join([f"Fields of {owner}, as NAME=DEFAULT", *lines]) + "\n"
+    return "\n".join([f"Fields of {owner}, as NAME=DEFAULT", *_field_lines(settings, values)]) + "\n"
 
 
-def _field_lines(settings: type[Any], chosen: Collection[str], values: Mapping[str, Any]) -> list[str]:
-    """Return wrapped lines for some fields: NAME=DEFAULT, then the help with the valid values.
+def _field_lines(settings: type[Any], values: Mapping[str, Any], chosen: Collection[str] | None = None) -> list[str]:
+    """Return wrapped lines for some fields, or for all: NAME=DEFAULT, then the help with the valid values.
 
     `values` are those of a composed job without a shape: a field that is not among them comes from the shape.
     """
     texts, hints = {}, typing.get_type_hints(settings)
     for field in dataclasses.fields(settings):
-        hint = hints[field.name]
+        hint, value = hints[field.name], values.get(field.name, field.default)
         holds_fields = hint is Any or any(map(dataclasses.is_dataclass, (hint, *typing.get_args(hint))))
-        if field.name not in chosen or holds_fields:
+        if holds_fields or (chosen is not None and field.name not in chosen):
             continue
-        value = values.get(field.name, field.default)
-        valid = typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else ()
         limits = {"at least": field.metadata["low"], "at most": field.metadata["high"]}
-        limited = ", ".join(f"{words} {limit}" for words, limit in limits.items() if limit is not None)
-        known = " ".join(map(str, valid)) or limited
-        owner = "from shape= or model=" if "model" in hints else "from shape="
-        notes = "; ".join(filter(None, (known, owner * (value is dataclasses.MISSING))))
-        head = f"{field.name}={'' if value is dataclasses.MISSING else spelled(value)}"
+        known = ", ".join(f"{words} {limit}" for words, limit in limits.items() if limit is not None)
+        if typing.get_origin(hint) is typing.Literal:
+            known = " ".join(map(str, typing.get_args(hint)))
+        owner = ("from shape= or model=" if "model" in hints else "from shape=") * (value is dataclasses.MISSING)
+        notes = "; ".join(filter(None, (known, owner)))
+        head = f"  {field.name}={'' if value is dataclasses.MISSING else spelled(value)}"
         texts[head] = f"{field.metadata['help']}{f' [{notes}]' * bool(notes)}"
-    width = max(map(len, texts), default=0)
-    indent = " " * (width + 4)
-    wrapped = (
-        textwrap.wrap(text, WIDTH, initial_indent=f"  {head:<{width}}  ", subsequent_indent=indent)
-        for head, text in texts.items()
-    )
-    return [line for lines in wrapped for line in lines]
+    width = max(map(len, texts), default=0) + 2
+    return [line for head, text in texts.items() for line in _wrapped(head, text, width)]
 
 
 OWN_SIZE = "tp_size=2 measure=quick"
@@ -184,7 +173,7 @@ def description(group: str, name: str, gpus: int) -> str:
     if group not in GROUPS:
         raise JobError(unknown("group", group, GROUPS))
     if group == "variant" and name not in names("variant") and (outside := find_outside(name)):
-        lines = _of_variant(name, outside.of_workload, outside.variant, gpus, outside)
+        lines = _of_variant(name, outside.of_workload, outside.variant, gpus)
         lines.insert(-1, f"Version {outside.version}: a hash of the code. Rows of another version are stale.")
     elif name not in names(group):
         raise JobError(unknown_choice(group, name, names(group)))
@@ -192,68 +181,54 @@ def description(group: str, name: str, gpus: int) -> str:
         lines = _of_variant(name, *variants()[name], gpus)
     else:
         file = choices.choice_file(group, name)
-        text = file.read_text(encoding="utf-8")
-        kept = [f"  {line}".rstrip() for line in text.splitlines() if "@package" not in line]
-        lines = [*kept, "", f"This is {file}."]
+        text = file.read_text(encoding="utf-8").splitlines()
+        lines = [*(f"  {line}".rstrip() for line in text if "@package" not in line), "", f"This is {file}."]
     return "\n".join([f"{group}={name}", *lines]) + "\n"
 
 
-def _of_variant(
-    name: str, workload: Workload, variant: Variant, gpus: int, outside: OutsideVariant | None = None
-) -> list[str]:
+def _of_variant(name: str, workload: Workload, variant: Variant, gpus: int) -> list[str]:
     missing = [package for package in variant.requires if not packages.installed(package)]
-    graph = variant.no_graph_reason if isinstance(variant.no_graph_reason, str) else ""
     facts = {
         "a variant of": f"{workload.name}: {workload.summary}",
         "runs here:": choices.availability(variant, gpus, workload.option_defaults),
         "install it with:": packages.install_commands(missing) if missing else "",
         "not on GPUs:": variant.cpu_only_reason,
-        "no graph=true:": graph,
+        "no graph=true:": variant.no_graph_reason if isinstance(variant.no_graph_reason, str) else "",
     }
-    command, is_own = f"python -m tpbench variant={name}", workload.definition is not None
-    if is_own:
+    if workload.definition is not None:
         defaults = {field.name: field.default for field in dataclasses.fields(workload.problem)}
         values = {name: "VALUE" for name, default in defaults.items() if default is dataclasses.MISSING}
-        fields, heading = _field_lines(workload.problem, defaults, values), "Its fields, beside those of every job:"
-        command += f" {OWN_SIZE}"
+        fields, command = _field_lines(workload.problem, values), OWN_SIZE
     else:
-        values = _composed(variant.name, outside)
-        supported = supported_shapes(values, outside)
-        facts["shapes:"] = " ".join(supported) or "none"
-        fields = _field_lines(workload.problem, variant.options, values)
-        heading = "Its options, beside the fields of every job and of its workload:"
-        if not fields:
-            heading = "It has no options beside the fields of every job and of its workload."
-        command += f" {_example(workload, supported)}"
+        values = _composed(name if name in workload.variants else next(iter(workload.variants)))
+        supported = supported_shapes(values)
+        if name in workload.variants:
+            facts["shapes:"] = " ".join(supported) or "none"
+        fields, command = _field_lines(workload.problem, values, variant.options), _example(workload, supported)
     lines = [f"  {variant.summary}", *(f"  {label} {text}" for label, text in facts.items() if text)]
-    return [*lines, "", heading, *fields, "", command]
+    heading = "Its options, beside the fields of every job:" if fields else "It has no options of its own."
+    return [*lines, "", heading, *fields, "", f"python -m tpbench variant={name} {command}"]
 
 
-def _composed(variant: str, outside: OutsideVariant | None = None) -> dict[str, Any]:
-    """Return what a job of the variant has without a shape. `outside`: the variant, if it is not of this package."""
+def _composed(variant: str) -> dict[str, Any]:
+    """Return what a job of the variant has without a shape."""
     import hydra
     from omegaconf import OmegaConf
 
-    from tpbench.launcher.command_line.outside_choices import register_choice
-
-    if outside:
-        register_choice(outside)
     with hydra.initialize_config_dir(str(choices.CONF), version_base="1.3"):
         values: Any = OmegaConf.to_container(hydra.compose("config", [f"variant={variant}", "~shape"]))
     return dict(values)
 
 
-def supported_shapes(values: Mapping[str, Any], outside: OutsideVariant | None = None) -> list[str]:
+def supported_shapes(values: Mapping[str, Any]) -> list[str]:
     """Return the shapes that a variant supports, smallest first. `values`: its composed job without a shape."""
-    known = {outside.name: outside} if outside else {}
-    workload = outside.workload if outside else variants()[values["variant"]][0].name
 
     def is_supported(shape: str) -> bool:
         sizes = choice("shape", shape)
         model = choice("model", sizes["model"]) if "model" in sizes else {}
-        return unsupported_reason(parse_job({**values, **model, **sizes}, outside=known)) is None
+        return unsupported_reason(parse_job({**values, **model, **sizes})) is None
 
-    return [entry.name for entry in shapes(0, workload) if is_supported(entry.name)]
+    return [entry.name for entry in shapes(0, variants()[values["variant"]][0].name) if is_supported(entry.name)]
 
 
 def _example(workload: Workload, supported: Sequence[str]) -> str:
@@ -262,6 +237,6 @@ def _example(workload: Workload, supported: Sequence[str]) -> str:
     return f"shape={shape}{'' if workload.scheduled is True else ' measure=quick'}"
 
 
-def example_command(variant: OutsideVariant) -> str:
+def example_command(workload: Workload) -> str:
     """Return the job of a new variant that runs soonest, as the end of a command line."""
-    return _example(variant.of_workload, supported_shapes(_composed(variant.name, variant), variant))
+    return _example(workload, [entry.name for entry in shapes(0, workload.name)])

@@ -33,24 +33,18 @@ def main(arguments: Sequence[str]) -> int:
         with file.open("x") as new:
             example = "moe.py" if workload == OPERATION else f"{workload}.py"
             new.write((EXAMPLES / example).read_text().replace("FILE:", f"{file.name}:"))
-        function, *others = (each.name for each in source.functions(file).values() if each.declared is not None)
-        if others:
-            variants = ",".join(f"{file}:{name}" for name in (function, *others))
-            print(
-                f"{file}: an operation with two variants. `python -m tpbench docs own_operation` explains it.\n\n"
-                f"  python -m tpbench -m variant={variants} {OWN_SIZE}  # check, time and compare them\n"
-                f"  python -m tpbench list variant={file}:{function}  # its fields, which are options"
-            )
-            return 0
-        variant = find_outside(f"{file}:{function}")
-        assert variant is not None
+        variants = [f"{file}:{each.name}" for each in source.functions(file).values() if each.declared is not None]
+        found = find_outside(variants[0])
+        assert found is not None
     except (JobError, OSError) as error:
         reason = f"{file} cannot be written: {error.strerror}" if isinstance(error, OSError) else error
         print(f"tpbench: {reason}", file=sys.stderr)
         return 2
-    print(
-        f"{file}: the function {function}, a variant of {workload}. It is correct as it is; make it faster.\n\n"
-        f"  python -m tpbench variant={file}:{function} {example_command(variant)}  # check and time it\n"
-        f"  python -m tpbench list variant={file}:{function}  # what tpbench reads from the file"
-    )
+    what = f"the function {found.function}, a variant of {workload}. It is correct as it is; make it faster."
+    command = f"variant={variants[0]} {example_command(found.of_workload)}  # check and time it"
+    if workload == OPERATION:
+        what = "an operation with two variants. `python -m tpbench docs own_operation` explains it."
+        command = f"-m variant={','.join(variants)} {OWN_SIZE}  # check, time and compare them"
+    print(f"{file}: {what}\n\n  python -m tpbench {command}")
+    print(f"  python -m tpbench list variant={variants[0]}  # what tpbench reads from the file")
     return 0

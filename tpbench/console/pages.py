@@ -1,16 +1,8 @@
 """`python -m tpbench.console.pages`: write what pages show from the code and from the committed rows.
 
 A table in a page is a block: a comment with a command, or with the name of a list that is made from the code (one of
-`LISTS`), then its output, and a closing comment. Here is an example.
-
-    <!-- scripts/report.py outputs/reference --loss cross_entropy --format markdown -->
-
-    | ... |
-
-    <!-- end -->
-
-Each output is replaced by what the command prints today. A new block needs only its first comment. A comment whose
-command ends with an .svg file draws a picture of the page, and has no output.
+`LISTS`), then its output, which is replaced, and the comment "end". A new block needs only its first comment. A comment
+whose command ends with an .svg file draws a picture of the page, and has no output.
 """
 
 from __future__ import annotations
@@ -36,12 +28,10 @@ from tpbench.workloads import NAMES
 ROOT = Path(tpbench.__file__).resolve().parents[1]
 COMMANDS = {"report": report, "predict": predict}
 BLOCK = re.compile(
-    r"(?P<head><!-- (?:scripts/(?P<script>report|predict)\.py )?"
-    r"(?P<arguments>(?!end -->)(?:(?!\.svg -->)[^\n])*) -->\n)"
+    r"(?P<head><!-- (?:scripts/(?P<script>report|predict)\.py )?(?P<arguments>(?!end -->)[^\n]*) -->\n)"
     r"(?:(?:(?!<!--).)*<!-- end -->\n)?",
     flags=re.DOTALL,
 )
-PICTURE = re.compile(r"<!-- scripts/(?P<script>report|predict)\.py (?P<arguments>[^\n]* (?P<file>[^\s]+\.svg)) -->\n")
 
 
 def pages() -> list[Path]:
@@ -51,10 +41,14 @@ def pages() -> list[Path]:
 
 
 def with_tables(text: str) -> str:
-    """Return the text of a page with each block's output as it is today. Raises JobError if a command fails."""
-    return BLOCK.sub(
-        lambda match: f"{match['head']}\n{_output(match['script'], match['arguments'])}\n<!-- end -->\n", text
-    )
+    """Return the text of a page with each block's output as it is today, and draw its pictures. Raises JobError if a
+    command fails."""
+
+    def made(match: re.Match[str]) -> str:
+        output = _output(match["script"], match["arguments"])
+        return match["head"] if match["arguments"].endswith(".svg") else f"{match['head']}\n{output}\n<!-- end -->\n"
+
+    return BLOCK.sub(made, text)
 
 
 def _output(script: str | None, arguments: str) -> str:
@@ -105,9 +99,6 @@ _TYPES = {
 
 def main() -> int:
     """Write the pages and draw their pictures. Return 0."""
-    for page in pages():
-        for script, arguments, _ in PICTURE.findall(page.read_text(encoding="utf-8")):
-            _output(script, arguments)
     written = {page: with_tables(page.read_text(encoding="utf-8")) for page in pages()}
     for page, text in written.items():
         if page.read_text(encoding="utf-8") != text:

@@ -1,23 +1,27 @@
-"""Facts of this machine that only torch knows, printed as lines of JSON. `doctor` runs this module by torchrun.
+"""Facts of this machine that only torch knows, printed as lines of JSON. `doctor` runs this module.
 
-All ranks together test an all-reduce and symmetric memory: nothing but such a test shows that they work. Without GPUs
-they use gloo.
+Several ranks test an all-reduce and symmetric memory: nothing but such a test shows that they work. Without GPUs they
+use gloo. They meet in a file, and NCCL and gloo use loopback, so that no port is open beyond it.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import tempfile
 from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
 
 from tpbench.launcher.torchrun import NO_MULTICAST
 
 
 def facts_of_torch() -> dict[str, Any]:
     """Return versions, and what torch sees of the GPUs."""
-    import torch
-
     facts: dict[str, Any] = {"torch": torch.__version__, "cuda": torch.version.cuda, "gpus": 0}
     if torch.version.cuda is None:
         return facts
@@ -31,21 +35,14 @@ def facts_of_torch() -> dict[str, Any]:
     return {**facts, "gpus": len(gpus), "capability": capability, "nccl": ".".join(map(str, nccl.version()))}
 
 
-def communication(rank: int, ranks: int, cuda: bool) -> dict[str, Any]:
-    """Test an all-reduce and a read of a neighbour's symmetric memory, on all ranks. Return this rank's results."""
-    import torch
-    import torch.distributed as dist
-    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
-
-    from tpbench.worker.rendezvous import store_of_agents
-
-    device = torch.device("cuda", rank) if cuda else torch.device("cpu")
-    store = PrefixStore("doctor", store_of_agents())
-    if cuda:
-        torch.cuda.set_device(rank)
-    dist.init_process_group(
-        "nccl" if cuda else "gloo", store=store, rank=rank, world_size=ranks, device_id=device if cuda else None
-    )
+def communicate(rank: int, ranks: int, backend: str, store: str) -> None:
+    """Test an all-reduce and a read of a neighbour's symmetric memory, on all ranks. Rank 0 prints its results."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # which a rank gets if its parent is killed, perhaps in a collective
+    device = torch.device("cpu")
+    if backend == "nccl":
+        device = torch.device("cuda", rank)
+        torch.cuda.set_device(device)
+    dist.init_process_group(backend, store, rank=rank, world_size=ranks)
     ones = torch.ones(1024, device=device)
     dist.all_reduce(ones)
     results: dict[str, Any] = {"all_reduce": bool((ones == ranks).all())}
@@ -61,26 +58,25 @@ def communication(rank: int, ranks: int, cuda: bool) -> dict[str, Any]:
         right = bool((handle.get_buffer(neighbour, (1024,), torch.float32) == neighbour).all())
         results["symmetric"] = "" if right else "a rank reads wrong values"
         handle.barrier()
+        torch.cuda.synchronize()
     except (RuntimeError, AttributeError, ImportError) as error:
         results["symmetric"] = next(iter(str(error).splitlines()), type(error).__name__)
-    if cuda:
-        torch.cuda.synchronize()
-    return results
-
-
-def main() -> None:
-    """Print the facts and, of several ranks, the results of rank 0."""
-    os.environ.update(NO_MULTICAST)
-    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    facts = facts_of_torch()
-    if rank == 0:
-        print(json.dumps(facts), flush=True)
-    results = communication(rank, ranks, facts["gpus"] >= ranks) if ranks > 1 else {}
     if rank == 0:
         print(json.dumps(results), flush=True)
-    sys.stdout.flush()
     os._exit(0)  # an orderly teardown may abort, after all results are printed
 
 
+def main(ranks: int) -> None:
+    """Print the facts and, of several ranks, the results of rank 0."""
+    facts = facts_of_torch()
+    print(json.dumps(facts), flush=True)
+    if ranks > 1:
+        os.environ.update(NO_MULTICAST, GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo")
+        with tempfile.TemporaryDirectory(prefix="tpbench-doctor-") as folder:
+            arguments = (ranks, "nccl" if facts["gpus"] >= ranks else "gloo", f"file://{folder}/store")
+            processes: Any = torch.multiprocessing
+            processes.spawn(communicate, arguments, ranks)
+
+
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]))

@@ -33,8 +33,7 @@ def main(arguments: Sequence[str]) -> int:
         parser.add_argument("workload", nargs="*", help=f"of {', '.join(workloads())} (all)")
     else:
         parser.description = "Train blocks without parallelism, with it, and with two kinds of overlap: loss and costs."
-    names = [argument for argument in rest if "=" not in argument]
-    options = parser.parse_args(names)
+    options = parser.parse_args([argument for argument in rest if "=" not in argument])
     overrides = [argument for argument in rest if "=" in argument]
     try:
         return _test(options.workload or list(workloads()), overrides) if command == "test" else _profile(overrides)

@@ -9,7 +9,7 @@ The modules, in the order of a first reading:
   ranks. `compile_time` is that of Triton and of torch.compile.
 - Trust: `audit` has three guards against stale results.
 - Memory and floors: `rank_memory`, and the `rates` of copies and of products.
-- GPU: `cuda_graph` captures a step. `gpu` reads clocks, throttling and the energy counter. `gpu_trace` says from a
-  profile what bounds an iteration.
+- GPU: `cuda_graph` captures a step. `gpu` reads clocks and throttling. `gpu_trace` says from a profile what bounds
+  an iteration.
 - Results: `machine` describes the machine, and `kernels_version` the code of the kernels.
 """

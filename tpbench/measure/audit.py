@@ -12,7 +12,6 @@ The oracle compares, so code that replaces functions of this process remains und
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -32,17 +31,33 @@ class Inputs:
     """The tensors that a variant reads in each iteration.
 
     A change negates a random half of the rows of each floating-point tensor, in place. So the right result changes, and
-    the sizes of the numbers do not. Tensors that are equal on several ranks stay equal.
+    the sizes of the numbers do not. Tensors that are equal on several ranks stay equal. Inputs that are computed from a
+    seed change to those of another seed.
     """
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        """`tensors`: all inputs of this rank. Collective."""
-        self.tensors = list(tensors)
+    def __init__(
+        self,
+        tensors: Sequence[Tensor],
+        generate: Callable[[int], Sequence[Tensor]] | None = None,
+        seed: int = 0,
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Collective.
+
+        Args:
+            tensors: all inputs of this rank.
+            generate: returns the first of these tensors anew, from a seed, which the session's oracle then uses, too.
+            seed: that of the tensors.
+            changed: called after each change.
+        """
+        self.tensors, self.generate, self.first, self.changed = list(tensors), generate, seed, changed
         self.seed, self.changes = common_seed(), 0
 
     def draw(self) -> dict[int, Tensor]:
-        """Return random signs for the rows (rows,) of each floating-point tensor, by the tensor's index."""
+        """Return by a tensor's index its new values or, without `generate`, random signs for its rows, (rows,)."""
         self.changes += 1
+        if self.generate is not None:
+            return dict(enumerate(self.generate(self.first ^ self.changes)))
         drawn = {}
         for index, tensor in enumerate(self.tensors):
             if tensor.is_floating_point() and tensor.dim():
@@ -52,39 +67,16 @@ class Inputs:
         return drawn
 
     def change(self, drawn: Mapping[int, Tensor] | None = None) -> None:
-        """Negate the rows of which the drawn sign is negative, on the current stream. None: draw new signs.
+        """Take the drawn values, or negate the rows whose sign is negative, on the current stream. None: draw new ones.
 
         The tensors' version counters stay as they are, so that no variant can watch them.
         """
-        for index, signs in (self.draw() if drawn is None else drawn).items():
-            tensor = self.tensors[index]
-            tensor.data.mul_(signs.to(tensor.dtype).view(-1, *[1] * (tensor.dim() - 1)))
-
-
-class GeneratedInputs(Inputs):
-    """Inputs that are computed from a seed. A change takes those of another seed."""
-
-    def __init__(
-        self,
-        tensors: Sequence[Tensor],
-        seed: int,
-        generate: Callable[[int], Sequence[Tensor]],
-        changed: Callable[[], None] = lambda: None,
-    ) -> None:
-        """`seed`: that of the tensors. `generate`: returns new tensors of a seed, which the session's oracle then uses,
-        too. `changed`: called after each change."""
-        super().__init__(tensors)
-        self.first, self.generate, self.changed = seed, generate, changed
-
-    def draw(self) -> dict[int, Tensor]:
-        """Return the tensors of the next seed."""
-        self.changes += 1
-        return dict(enumerate(self.generate(self.first ^ self.changes)))
-
-    def change(self, drawn: Mapping[int, Tensor] | None = None) -> None:
-        """Copy the drawn tensors on the current stream. None: draw new ones."""
         for index, values in (self.draw() if drawn is None else drawn).items():
-            self.tensors[index].data.copy_(values)
+            data = self.tensors[index].data
+            if self.generate is not None:
+                data.copy_(values)
+            else:
+                data.mul_(values.to(data.dtype).view(-1, *[1] * (data.dim() - 1)))
         self.changed()
 
 
@@ -117,24 +109,6 @@ def poison(session: RepeatedSession) -> None:
     for output in session.outputs():
         if output.is_floating_point() and 0 not in output.stride():
             output.data.fill_(float("nan"))
-
-
-def restore_before(session: RepeatedSession, iterations: int) -> Callable[[], None]:
-    """Return the session's `restore`. Before the last of the given number of iterations it also poisons the outputs."""
-    calls = itertools.count(1)
-
-    def restore() -> None:
-        if next(calls) >= iterations:
-            poison(session)
-        session.restore()
-
-    return restore
-
-
-def timed_result_reason(session: RepeatedSession, clock: str) -> str | None:
-    """Return why the result of the last timed iteration is wrong, or None. Collective."""
-    wrong = session.check().wrong
-    return f"the last iteration of the {clock} clock, after a correct first one: {wrong}" if wrong else None
 
 
 def changed_inputs_reason(session: AuditedSession, step: Callable[[], None], context: Context) -> str | None:

@@ -39,15 +39,24 @@ COPIES_FOR_ONE_USE = 8
 """Copies of inputs that an iteration overwrites, or that change: a block uses each of them once."""
 
 
-class Chain:
-    """A session whose step is a block of iterations back to back, each on the next copy of the inputs."""
+class Chain(WallClock):
+    """Wall time of blocks of iterations back to back, from lined-up ranks to this rank's idle device.
+
+    A block is the step of a session, which the chain is, too: each iteration runs on the next copy of the inputs. A
+    sample is the time of a block divided by its iterations.
+    """
 
     def __init__(
-        self, copies: Sequence[tuple[AuditedSession, Callable[[], None]]], iterations: int, changes: bool
+        self,
+        device: torch.device,
+        copies: Sequence[tuple[AuditedSession, Callable[[], None]]],
+        iterations: int,
+        changes: bool,
     ) -> None:
         """`copies`: sessions with what is timed of each. `iterations`: at most so many in a block, the same on all
         ranks. `changes`: the number of iterations differs from block to block, so that no variant knows the last one.
         Collective."""
+        super().__init__(device, torch.empty(0, device=device))
         self.copies, self.most, self.changes = copies, iterations, changes
         self.iterations = iterations
         """Iterations of the present block."""
@@ -55,8 +64,23 @@ class Chain:
         """The copy that ran last."""
         self.random = random.Random(common_seed())
 
+    def interleaved(self, timed: Sequence[Timed], iterations: int) -> list[list[float]]:
+        """Return the milliseconds of an iteration in each block: a chain is timed by itself."""
+        samples = []
+        for _ in range(iterations):
+            ((block_ms,),) = super().interleaved(timed, 1)
+            samples.append(block_ms / self.iterations)
+        return [samples]
+
+    def warm_up(self, step: Callable[[], None], restore: Callable[[], None], iterations: int) -> None:
+        """Run single iterations, no whole blocks."""
+        restore()
+        self.run(iterations)
+        self._synchronize()
+
     @property
     def last(self) -> AuditedSession:
+        """The copy that ran last."""
         return self.copies[self.place][0]
 
     @property
@@ -94,28 +118,6 @@ class Chain:
         return self.last.check()
 
 
-class ChainedClock(WallClock):
-    """Wall time of a block, from lined-up ranks to this rank's idle device, divided by its iterations."""
-
-    def __init__(self, device: torch.device, chain: Chain) -> None:
-        super().__init__(device, None)
-        self.chain = chain
-
-    def interleaved(self, timed: Sequence[Timed], iterations: int) -> list[list[float]]:
-        """Return the milliseconds of an iteration in each block: a chain is timed by itself."""
-        samples = []
-        for _ in range(iterations):
-            ((block_ms,),) = super().interleaved(timed, 1)
-            samples.append(block_ms / self.chain.iterations)
-        return [samples]
-
-    def warm_up(self, step: Callable[[], None], restore: Callable[[], None], iterations: int) -> None:
-        """Run single iterations, no whole blocks."""
-        restore()
-        self.chain.run(iterations)
-        self._synchronize()
-
-
 def chained_run(
     session: AuditedSession,
     step: Callable[[], None],
@@ -137,25 +139,26 @@ def chained_run(
         peak_gib: memory that an iteration needs in addition to its inputs.
         interleaved: True if other cells need memory, too. The copies then take at most a quarter of what is free.
     """
+    device, on_gpu = context.device, context.device.type == "cuda"
     one_use = settings.fresh or session.overwrites_inputs
     input_bytes = sum(tensor.nbytes for tensor in session.audited_inputs.tensors)
-    wanted = copies_needed(input_bytes, context.device, one_use)
+    wanted = copies_needed(input_bytes, device, one_use)
     copies = [(session, step)]
-    graph_pool = torch.cuda.graph_pool_handle() if settings.graph and context.device.type == "cuda" else None
+    graph_pool = torch.cuda.graph_pool_handle() if settings.graph and on_gpu else None
     # The memory for two copies must be free, because a set-up may need more than what it leaves.
     least_bytes = 2 * (2 * input_bytes + int(max(peak_gib, 0.0) * 2**30))
     if interleaved:
-        least_bytes = max(least_bytes, rank_memory.available_bytes(context.device) * 3 // 4)
+        least_bytes = max(least_bytes, rank_memory.available_bytes(device) * 3 // 4)
     began = time.monotonic()
     while on_any_rank(len(copies) < wanted, context):
-        if context.device.type == "cuda":
+        if on_gpu:
             torch.cuda.empty_cache()
-        full = rank_memory.available_bytes(context.device) < least_bytes
+        full = rank_memory.available_bytes(device) < least_bytes
         if on_any_rank(full or (len(copies) > 1 and time.monotonic() - began > settings.time_budget_s), context):
             break
+        failure = ""
         try:
             copies.append(_another(set_up, context, settings, graph_pool, len(copies)))
-            failure = ""
         except Exception as error:  # a measured cell must not be lost
             failure = f"the variant cannot be set up twice: {type(error).__name__}: {error}"
         if on_any_rank(bool(failure), context):
@@ -163,18 +166,17 @@ def chained_run(
     if one_use and len(copies) < 2:
         reason = "each iteration overwrites or changes its inputs, and there is no memory for copies of them"
         return None, {"not_chained": reason}
-    round_ms = settings.time_budget_s * 1e3 / ROUNDS
-    iterations = max(LEAST_ITERATIONS, int(min(settings.max_iterations // ROUNDS, round_ms / max(step_ms, 1e-6))))
-    iterations = min(iterations, settings.max_iterations, len(copies) if one_use else settings.max_iterations)
-    chain = Chain(copies, iterations, changes=settings.fresh)
+    most, round_ms = settings.max_iterations, settings.time_budget_s * 1e3 / ROUNDS
+    iterations = max(LEAST_ITERATIONS, int(min(most // ROUNDS, round_ms / max(step_ms, 1e-6))))
+    iterations = min(iterations, most, len(copies) if one_use else most)
+    chain = Chain(device, copies, iterations, changes=settings.fresh)
     blocks = replace(
         settings,
         min_iterations=min(settings.min_iterations, MIN_BLOCKS),
         # Rounds end with the first clock that reaches its limit, which must not be this one.
-        max_iterations=settings.max_iterations if interleaved else max(1, settings.max_iterations // iterations),
+        max_iterations=most if interleaved else max(1, most // iterations),
     )
-    run = ClockRun(ChainedClock(context.device, chain), chain.step, chain, context, blocks)
-    return run, {"chained_copies": len(copies)}
+    return ClockRun(chain, chain.step, chain, context, blocks), {"chained_copies": len(copies)}
 
 
 def copies_needed(input_bytes: int, device: torch.device, one_use: bool) -> int:

@@ -10,10 +10,11 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from statistics import median
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from tpbench.measure.session import Context
 
@@ -30,25 +31,44 @@ SLEEP_MARGIN = 1.5
 """The device sleeps this many times as long as the host takes to queue an iteration. The margin also covers clocks
 above 2 GHz."""
 
+ITERATIONS = {"cuda": 20, "cpu": 5}
+"""Iterations of a stopwatch."""
+WARMUP_ITERATIONS = 2
+LEAST_ITERATIONS = 5
+LIMIT_MS = 300.0
+"""Long steps are timed for about so long, but at least `LEAST_ITERATIONS` times."""
 
 Timed: TypeAlias = tuple[Callable[[], None], Callable[[], None]]
 """A step, and the function that restores its inputs: called before each step, outside the timed region."""
 
+_buffers: weakref.WeakValueDictionary[tuple[torch.device, int], Tensor] = weakref.WeakValueDictionary()
 
-_buffers: weakref.WeakValueDictionary[tuple[torch.device, int], torch.Tensor] = weakref.WeakValueDictionary()
+
+def cold_cache(device: torch.device, ranks_here: int) -> Tensor:
+    """Return a buffer that evicts the caches when it is written. All clocks of a process share its memory."""
+    size = L2_FLUSH_BYTES if device.type == "cuda" else CPU_FLUSH_BYTES // ranks_here
+    buffer = _buffers.get((device, size))
+    if buffer is None:
+        buffer = _buffers[device, size] = torch.empty(size, dtype=torch.int8, device=device)
+    return buffer
 
 
-class ColdCache:
-    """A buffer that evicts the caches when it is written. All objects of a process share its memory."""
+def mark(device: torch.device) -> Any:
+    """Return the present moment: on a GPU an event on the current stream, on a CPU the host's time."""
+    if device.type == "cpu":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
 
-    def __init__(self, device: torch.device, ranks_here: int) -> None:
-        size = L2_FLUSH_BYTES if device.type == "cuda" else CPU_FLUSH_BYTES // ranks_here
-        self.buffer = _buffers.get((device, size), torch.empty(0))
-        if len(self.buffer) != size:
-            self.buffer = _buffers[device, size] = torch.empty(size, dtype=torch.int8, device=device)
 
-    def flush(self) -> None:
-        self.buffer.zero_()
+def ms_between(begin: Any, end: Any) -> float:
+    """Return the milliseconds between two marks. The device has reached both."""
+    return (end - begin) * 1e3 if isinstance(begin, float) else float(begin.elapsed_time(end))
+
+
+def do_nothing() -> None:
+    """The `restore` of a step that does not change its inputs."""
 
 
 class Clock(ABC):
@@ -57,8 +77,8 @@ class Clock(ABC):
     Each iteration starts with all ranks lined up and a cold L2 cache.
     """
 
-    def __init__(self, device: torch.device, cache: ColdCache | None) -> None:
-        """`cache`: evicted before each iteration. None: caches stay as they are."""
+    def __init__(self, device: torch.device, cache: Tensor) -> None:
+        """`cache`: written before each iteration. An empty one leaves the caches as they are."""
         self.device, self.cache = device, cache
         self._one = torch.zeros(1, device=device)
 
@@ -78,10 +98,6 @@ class Clock(ABC):
         """Line the ranks up by a barrier: on GPUs a kernel on the current stream."""
         dist.all_reduce(self._one)
 
-    def _flush(self) -> None:
-        if self.cache is not None:
-            self.cache.flush()
-
     def _synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -90,7 +106,7 @@ class Clock(ABC):
 class WallClock(Clock):
     """Host time from the moment when all ranks are lined up with idle devices until this rank's device is idle."""
 
-    def __init__(self, device: torch.device, cache: ColdCache | None) -> None:
+    def __init__(self, device: torch.device, cache: Tensor) -> None:
         super().__init__(device, cache)
         self.launches_ms: list[float] = []
         """For each iteration so far: milliseconds from the call of the step until it returned. On a GPU an honest step
@@ -108,7 +124,7 @@ class WallClock(Clock):
         for index in abba_order(len(timed), iterations):
             step, restore = timed[index]
             restore()
-            self._flush()
+            self.cache.zero_()
             self._synchronize()
             self.line_up()
             self._synchronize()
@@ -135,20 +151,18 @@ class DeviceClock(Clock):
         for step, restore in timed:
             restore()
             enqueue_s.append(self._enqueue_s(step))
-        pairs: list[list[tuple[torch.cuda.Event, torch.cuda.Event]]] = [[] for _ in timed]
+        marks: list[list[tuple[Any, Any]]] = [[] for _ in timed]
         for index in abba_order(len(timed), iterations):
             step, restore = timed[index]
             restore()  # before the sleep, which covers the launches of the step only
             torch.cuda._sleep(int((SLEEP_MARGIN * enqueue_s[index] + 50e-6) * SLEEP_CYCLES_PER_S))
-            self._flush()
+            self.cache.zero_()
             self.line_up()
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
+            begin = mark(self.device)
             step()
-            end.record()
-            pairs[index].append((begin, end))
+            marks[index].append((begin, mark(self.device)))
         self._synchronize()
-        return [[begin.elapsed_time(end) for begin, end in step_pairs] for step_pairs in pairs]
+        return [[ms_between(*pair) for pair in pairs] for pairs in marks]
 
     def _enqueue_s(self, step: Callable[[], None]) -> float:
         """Host seconds to queue one iteration, on the slowest rank: the sleep must cover them."""
@@ -165,36 +179,18 @@ def abba_order(count: int, iterations: int) -> list[int]:
     return [index for number in range(iterations) for index in range(count)[:: -1 if number % 2 else 1]]
 
 
-ITERATIONS = {"cuda": 20, "cpu": 5}
-WARMUP_ITERATIONS = 2
-LEAST_ITERATIONS = 5
-LIMIT_MS = 300.0
-"""Long steps are timed for about so long, but at least `LEAST_ITERATIONS` times."""
-
-
-def do_nothing() -> None:
-    """The `restore` of a step that does not change its inputs."""
-
-
 class Stopwatch:
     """Times in ms: device time on GPUs, wall time on CPUs or on request. Collective."""
 
     def __init__(self, context: Context) -> None:
-        self.device, self.cache = context.device, ColdCache(context.device, context.world_size)
-        self.iterations = ITERATIONS[context.device.type]
+        self.device, self.cache = context.device, cold_cache(context.device, context.world_size)
 
     def ms(self, step: Callable[[], None], restore: Callable[[], None] = do_nothing, *, on_host: bool = False) -> float:
         """Return the median over a few iterations of the slowest rank's time.
 
         `restore` is called before each iteration, outside the timed region.
         """
-        return median(self.samples_ms(step, restore, on_host=on_host))
-
-    def samples_ms(
-        self, step: Callable[[], None], restore: Callable[[], None] = do_nothing, *, on_host: bool = False
-    ) -> list[float]:
-        """Return the slowest rank's time of each iteration."""
-        return self.interleaved_ms((step, restore), on_host=on_host)[0]
+        return median(self.interleaved_ms((step, restore), on_host=on_host)[0])
 
     def interleaved_ms(
         self, *timed: Timed, iterations: int | None = None, most: int | None = None, on_host: bool = False
@@ -209,7 +205,7 @@ class Stopwatch:
         last_ms = [clock.samples(step, restore, WARMUP_ITERATIONS)[-1] for step, restore in timed]
         if iterations is None:
             affordable = int(LIMIT_MS / max(*_slowest(last_ms), 1e-3))
-            iterations = min(most or self.iterations, max(LEAST_ITERATIONS, affordable))
+            iterations = min(most or ITERATIONS[self.device.type], max(LEAST_ITERATIONS, affordable))
         return [_slowest(samples) for samples in clock.interleaved(timed, iterations)]
 
     def blocks_ms(self, *timed: Timed, iterations: int) -> list[list[float]]:
@@ -235,7 +231,7 @@ def paired_difference(above: Sequence[float], below: Sequence[float]) -> float:
 
 
 def _slowest(samples: Sequence[float]) -> list[float]:
-    """The time of each iteration on its slowest rank."""
+    """Return the time of each iteration on its slowest rank."""
     slowest = torch.tensor(samples, dtype=torch.float64)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
     return [float(sample) for sample in slowest]

@@ -11,7 +11,6 @@ after which the process ends. Without a trace both clocks tell a part.
 from __future__ import annotations
 
 import contextlib
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import median
@@ -35,15 +34,10 @@ TRACES = "trace_rank*.json.gz"
 REPORTS = "{0}_rank*.{0}-rep"
 """Names of the files that `profiler=nsys|ncu` writes."""
 
-PRODUCT, COMMUNICATION, OTHER = range(3)
-
 _COMMUNICATION = re.compile(r"nccl|memcpy ptop|symm_mem|symmetric_memory|barrier_kernel|push_kernel", re.IGNORECASE)
 """Kernels of collectives, copies between GPUs by their copy engines, kernels that write to peers or wait for them."""
 _LABEL = re.compile(r"^(nccl:|FSDP::|## |ProfilerStep)|spin_kernel")
 """Named ranges that the device's timeline also shows, and the kernel of torch.cuda._sleep: no work of the step."""
-_PRODUCT = re.compile(r"gemm|nvjet|xmma|splitk|triton_tem\w*_mm", re.IGNORECASE)
-_ATTENTION = re.compile(r"flash|fmha|attention", re.IGNORECASE)
-"""Attention kernels, whose names may contain gemm."""
 
 TRACED_ITERATIONS = 3
 TRACED_S = 1.0
@@ -66,15 +60,6 @@ class Event(NamedTuple):
     stream: int
 
 
-class Interval(NamedTuple):
-    """A kernel or copy that ran: times in ms from the first interval's start."""
-
-    start_ms: float
-    length_ms: float
-    kind: int
-    """PRODUCT, COMMUNICATION or OTHER."""
-
-
 def gpu_profile(*more: ProfilerActivity) -> profile:
     """Return a profiler of the GPU's activities and of `more`, as a context manager."""
     global _has_run
@@ -82,23 +67,18 @@ def gpu_profile(*more: ProfilerActivity) -> profile:
     return profile(activities=[*more, ProfilerActivity.CUDA])
 
 
-def profiled(step: Callable[[], None], context: Context) -> Any:
-    """Run a step under the profiler of CPU and GPU, wait for its end, and return the profiler."""
-    on_gpu = context.device.type == "cuda"
-    with gpu_profile(ProfilerActivity.CPU) if on_gpu else profile(activities=[ProfilerActivity.CPU]) as profiler:
-        step()
-        if on_gpu:
-            torch.cuda.synchronize(context.device)
-    return profiler
-
-
 def has_run() -> bool:
     """Return whether this process has profiled a GPU."""
     return _has_run
 
 
-def keep_trace(profiler: Any, context: Context) -> None:
-    """Write this rank's Chrome trace beside the job's logs, as `trace_rank0.json.gz`."""
+def keep_trace(step: Callable[[], None], context: Context) -> None:
+    """Run a step under the profiler of CPU and GPU. Write this rank's Chrome trace beside the job's logs."""
+    on_gpu = context.device.type == "cuda"
+    with gpu_profile(ProfilerActivity.CPU) if on_gpu else profile(activities=[ProfilerActivity.CPU]) as profiler:
+        step()
+        if on_gpu:
+            torch.cuda.synchronize(context.device)
     profiler.export_chrome_trace(str(context.folder / TRACES.replace("*", str(context.rank))))
 
 
@@ -111,45 +91,27 @@ def events(profiler: Any) -> list[Event]:
     ]
 
 
-def intervals(events: Iterable[Event]) -> list[Interval]:
-    """Return the intervals of all kernels and copies, by start.
+def busy_ms(events: Iterable[Event]) -> tuple[float, float]:
+    """Return the time in ms in which work other than communication runs, and in which only communication does.
 
     A stream with nothing but copies counts as communication, because the profiler does not always name copies from a
     peer's mapped memory as such.
     """
-    work = sorted((event for event in events if not _LABEL.search(event.name)), key=lambda event: event.start_ns)
-    busy = {event.stream for event in work if not event.name.startswith("Memcpy")}
-    return [
-        Interval(
-            (event.start_ns - work[0].start_ns) / 1e6,
-            event.length_ns / 1e6,
-            kind_of(event.name) if event.stream in busy else COMMUNICATION,
-        )
-        for event in work
-    ]
+    work = [event for event in events if not _LABEL.search(event.name)]
+    computing = {event.stream for event in work if not event.name.startswith("Memcpy")}
+    other = [event for event in work if event.stream in computing and not _COMMUNICATION.search(event.name)]
+    other_ms = _covered_ms(other)
+    return other_ms, _covered_ms(work) - other_ms
 
 
-def kind_of(name: str) -> int:
-    """Return the kind of a kernel or copy by its name in the profiler."""
-    if _COMMUNICATION.search(name):
-        return COMMUNICATION
-    return PRODUCT if _PRODUCT.search(name) and not _ATTENTION.search(name) else OTHER
-
-
-def covered_ms(intervals: Iterable[Interval]) -> float:
-    """Return the time in ms in which at least one of the intervals runs."""
-    covered, reached = 0.0, -math.inf
-    for start, length, _ in sorted(intervals):
-        covered += max(0.0, start + length - max(start, reached))
-        reached = max(reached, start + length)
-    return covered
-
-
-def busy_ms(timeline: Iterable[Interval]) -> tuple[float, float]:
-    """Return the time in ms in which work other than communication runs, and in which only communication does."""
-    timeline = list(timeline)
-    computing = covered_ms(interval for interval in timeline if interval.kind != COMMUNICATION)
-    return computing, covered_ms(timeline) - computing
+def _covered_ms(events: Iterable[Event]) -> float:
+    """Return the time in ms in which at least one of the events runs."""
+    covered = reached = 0
+    for event in sorted(events, key=lambda event: event.start_ns):
+        end = event.start_ns + event.length_ns
+        covered += max(0, end - max(event.start_ns, reached))
+        reached = max(reached, end)
+    return covered / 1e6
 
 
 def bottleneck_columns(
@@ -166,12 +128,10 @@ def bottleneck_columns(
     schedule, costs = getattr(session, "schedule", None), session.costs
     # A schedule is traced in any process: nothing else shows its gaps, and a new process costs little beside it.
     if not context.process_stays or (schedule is not None and schedule.traced):
-        busy = _busy_by_trace(step, session.restore, wall, context, columns["time_ms"])
-        shares = share_columns(*busy, columns, costs.compute_ms) if busy else {}
-        is_cut = bool(schedule and context.graph and shares.get("idle_share", 0.0) > MOST_IDLE_OF_REPLAY)
-        if shares and not is_cut:
-            return shares
-        if is_cut:
+        if busy := _busy_by_trace(step, session.restore, wall, context, columns["time_ms"]):
+            shares = share_columns(*busy, columns, costs.compute_ms)
+            if not (schedule and context.graph and shares["idle_share"] > MOST_IDLE_OF_REPLAY):
+                return shares
             context.say(f"no shares: the trace has little of a replay (idle for {shares['idle_share']:.0%} of it)")
     if schedule is not None:
         return {}
@@ -191,7 +151,7 @@ def _busy_by_trace(
     the other ranks wait for it.
     """
     iterations = TRACED_ITERATIONS if time_ms * TRACED_ITERATIONS <= TRACED_S * 1e3 else 1
-    busy = [busy_ms(intervals(iteration)) for iteration in _traced(step, restore, wall, iterations, context)]
+    busy = [busy_ms(iteration) for iteration in _traced(step, restore, wall, iterations, context)]
     here = [median(times) for times in zip(*busy, strict=True)] or [np.nan, np.nan]
     computing, communicating = gather_numbers(here, context)
     if np.isnan(computing).any():

@@ -12,7 +12,7 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,7 @@ def kernels_version(files: tuple[Path, ...], package: Path = PACKAGE) -> str | N
 
     `package` is the folder of tpbench.
     """
-    trees = (ast.parse(file.read_bytes()) for file in files)
-    waiting = [file for tree in trees for _, file, _ in _imports(tree.body, package)]
+    waiting = [file for path in files for _, file, _ in _imports(ast.parse(path.read_bytes()), package)]
     found: dict[Path, tuple[list[Path], bool, str]] = {}
     while waiting:
         path = waiting.pop()
@@ -43,26 +42,33 @@ def kernels_version(files: tuple[Path, ...], package: Path = PACKAGE) -> str | N
             waiting += found[path][0]
     if not any(has_triton for _, has_triton, _ in found.values()):
         return None
-    digests = sorted({digest for _, _, digest in found.values()} - {""})
-    return hashlib.sha256(json.dumps(digests).encode()).hexdigest()[:12]
+    return _hash(sorted({digest for _, _, digest in found.values()} - {""}))[:12]
 
 
 @functools.cache
 def _module(path: Path, package: Path) -> tuple[list[Path], bool, str]:
     """Return the files of tpbench that a module imports, whether it imports triton, and the hash of its code.
 
-    The hash is empty for a module that neither holds nor launches kernels.
+    The hash is empty for a module that neither holds nor launches kernels. Imports of tpbench's modules count without
+    their order and without the names of the modules. JSON files that the module names count, too.
     """
     tree = ast.parse(path.read_bytes())
-    imports = list(_imports(tree.body, package))
+    imports = list(_imports(tree, package))
     texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     named = [_found(*text.rpartition(".")[::2], package)[0] for text in texts if _MODULE.fullmatch(text)]
-    has_triton = any(name.split(".")[0] == "triton" for node in _statements(tree.body) for name in imported(node))
+    has_triton = any(name.split(".")[0] == "triton" for node in _statements(tree) for name in imported(node))
     digest = ""
     if has_triton or path.is_relative_to(package / KERNELS):
+        modules = {alias.asname or alias.name for alias, _, is_module in imports if is_module}
+        names = {(alias.name, alias.asname or "") for alias, _, is_module in imports if not is_module}
         data = [path.with_name(text) for text in sorted(texts) if _DATA.fullmatch(text)]
-        digest = _digest(tree, imports, [file for file in data if file.is_file()])
+        tables = [json.loads(file.read_bytes()) for file in data if file.is_file()]
+        digest = _hash([_plain(tree, modules), sorted(names), tables])
     return [file for _, file, _ in imports] + [file for file in named if file], has_triton, digest
+
+
+def _hash(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def imported(node: ast.AST) -> list[str]:
@@ -72,22 +78,20 @@ def imported(node: ast.AST) -> list[str]:
     return [node.module] if isinstance(node, ast.ImportFrom) and node.module and not node.level else []
 
 
-def _statements(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """Yield these statements and those inside, without what only a type checker sees."""
-    for statement in body:
-        yield statement
-        test = getattr(statement, "test", None)
-        is_for_types = isinstance(test, ast.Name) and test.id == "TYPE_CHECKING"
-        for name in ("orelse",) if is_for_types else ("body", "orelse", "handlers", "finalbody", "cases"):
-            inside = getattr(statement, name, ())
-            yield from _statements(inside if isinstance(inside, list) else ())
+def _statements(node: Any) -> Iterator[ast.AST]:
+    """Yield a statement and those inside, without what only a type checker sees."""
+    yield node
+    is_for_types = isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
+    for inside in node.orelse if is_for_types else ast.iter_child_nodes(node):
+        if not isinstance(inside, ast.expr):
+            yield from _statements(inside)
 
 
-def _imports(body: Iterable[ast.AST], package: Path) -> Iterator[tuple[ast.alias, Path, bool]]:
+def _imports(tree: ast.AST, package: Path) -> Iterator[tuple[ast.alias, Path, bool]]:
     """Yield each name that is imported from tpbench, with its file, and whether the name is a module."""
-    for statement in _statements(body):
-        for alias in statement.names if isinstance(statement, ast.ImportFrom) else ():
-            file, is_module = _found(str(statement.module), alias.name, package)  # type: ignore[attr-defined]
+    for node in _statements(tree):
+        for alias in node.names if isinstance(node, ast.ImportFrom) else ():
+            file, is_module = _found(str(node.module), alias.name, package)  # type: ignore[attr-defined]
             if file:
                 yield alias, file, is_module
 
@@ -112,17 +116,6 @@ def _found(module: str, name: str, package: Path) -> tuple[Path | None, bool]:
             if name == (alias.asname or alias.name):
                 return _found(str(node.module), alias.name, package)  # type: ignore[attr-defined]
     return start, False
-
-
-def _digest(tree: ast.Module, imports: list[tuple[ast.alias, Path, bool]], data: Iterable[Path]) -> str:
-    """Return a hash of a module's syntax tree and of JSON files.
-
-    Imports of tpbench's modules count without their order and without the names of the modules.
-    """
-    modules = {alias.asname or alias.name for alias, _, is_module in imports if is_module}
-    names = {(alias.name, alias.asname or "") for alias, _, is_module in imports if not is_module}
-    content = [_plain(tree, modules), sorted(names), [json.loads(file.read_bytes()) for file in data]]
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _plain(value: Any, modules: Collection[str]) -> Any:

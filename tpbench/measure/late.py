@@ -7,15 +7,14 @@ keeps the multiprocessors while it waits, an exchange between kernels leaves the
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import median
 from typing import Any
 
 import torch
 
-from tpbench.measure.clock import ITERATIONS, Clock, do_nothing
+from tpbench.measure.clock import ITERATIONS, Clock, do_nothing, mark, ms_between
 from tpbench.measure.ranks import gather_numbers
 from tpbench.measure.session import LATE_MS, Context, Session
 
@@ -30,15 +29,17 @@ def late_columns(step: Callable[[], None], session: Session, clock: Clock, conte
     `step`: what the clocks time of the session. `clock`: lines the ranks up before each iteration.
     """
     device, iterations = context.device, ITERATIONS[context.device.type]
-    delay, products = _Durations(device), _Durations(device)
     is_late = context.rank == context.world_size - 1
     wait = _waiting(device)
     stream = torch.cuda.Stream(device) if device.type == "cuda" else None
     matrices = torch.randn(3, SIZE, SIZE, device=device, dtype=torch.bfloat16) if stream else torch.empty(0)
+    delays: list[tuple[Any, Any]] = []
+    products: list[tuple[Any, Any]] = []
 
     def late_step(delay_ms: float) -> None:
-        with delay.timed():
-            wait(delay_ms if is_late else 0.0)
+        begin = mark(device)
+        wait(delay_ms if is_late else 0.0)
+        delays.append((begin, mark(device)))
         step()
 
     def beside(run: Callable[[], None]) -> None:
@@ -47,9 +48,11 @@ def late_columns(step: Callable[[], None], session: Session, clock: Clock, conte
             run()
             return
         stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream), products.timed():
+        with torch.cuda.stream(stream):
+            begin = mark(device)
             for _ in range(PRODUCTS):
                 torch.mm(matrices[0], matrices[1], out=matrices[2])
+            products.append((begin, mark(device)))
         run()
         torch.cuda.current_stream(device).wait_stream(stream)
 
@@ -57,62 +60,33 @@ def late_columns(step: Callable[[], None], session: Session, clock: Clock, conte
         """Return the slowest time of the ranks that are not late, for each iteration."""
         return [float(ranks[:-1].max()) for ranks in gather_numbers(of_rank, context)]
 
+    def last_ms(marks: Sequence[tuple[Any, Any]]) -> list[float]:
+        """Return the durations of the timed iterations, or zeros if this rank has none."""
+        return [ms_between(*pair) for pair in marks[-iterations:]] or [0.0] * iterations
+
     late_ms, beside_ms = [], []
     for delay_ms in LATE_MS:
         times = others_ms(clock.samples(partial(late_step, delay_ms), session.restore, iterations))
-        delays = [ranks[-1] for ranks in gather_numbers(delay.last_ms(iterations), context)]
-        late_ms.append(median(own - waited for own, waited in zip(times, delays, strict=True)))
+        waited = [ranks[-1] for ranks in gather_numbers(last_ms(delays), context)]
+        late_ms.append(median(own - delay for own, delay in zip(times, waited, strict=True)))
         if stream is not None:
             clock.samples(partial(beside, partial(late_step, delay_ms)), session.restore, iterations)
-            beside_ms.append(median(others_ms(products.last_ms(iterations))))
+            beside_ms.append(median(others_ms(last_ms(products))))
     if stream is None:
         return {"late_ms": late_ms}
     clock.samples(partial(beside, do_nothing), do_nothing, iterations)
-    return {
-        "late_ms": late_ms,
-        "beside_ms": beside_ms,
-        "beside_alone_ms": median(others_ms(products.last_ms(iterations))),
-    }
-
-
-class _Durations:
-    """Durations of something that happens in each iteration: on GPUs by events on the current stream."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.marks: list[tuple[Any, Any]] = []
-
-    @contextmanager
-    def timed(self) -> Iterator[None]:
-        begin = self._mark()
-        yield
-        self.marks.append((begin, self._mark()))
-
-    def last_ms(self, count: int) -> list[float]:
-        """Return the last `count` durations, or zeros if nothing happened on this rank."""
-        marks = self.marks[-count:]
-        if not marks:
-            return [0.0] * count
-        if self.device.type == "cpu":
-            return [(end - begin) * 1e3 for begin, end in marks]
-        torch.cuda.synchronize(self.device)
-        return [begin.elapsed_time(end) for begin, end in marks]
-
-    def _mark(self) -> Any:
-        if self.device.type == "cpu":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
+    alone_ms = median(others_ms(last_ms(products)))
+    return {"late_ms": late_ms, "beside_ms": beside_ms, "beside_alone_ms": alone_ms}
 
 
 def _waiting(device: torch.device) -> Callable[[float], None]:
     """Return a function that delays this rank by some milliseconds: on a GPU its current stream, without the host."""
     if device.type == "cpu":
         return lambda delay_ms: time.sleep(delay_ms / 1e3)
-    duration = _Durations(device)
-    for _ in range(2):  # the first launch is slow
-        with duration.timed():
-            torch.cuda._sleep(CALIBRATION_CYCLES)
-    cycles_per_ms = CALIBRATION_CYCLES / duration.last_ms(1)[0]
+    torch.cuda._sleep(CALIBRATION_CYCLES)  # the first launch is slow
+    begin = mark(device)
+    torch.cuda._sleep(CALIBRATION_CYCLES)
+    end = mark(device)
+    torch.cuda.synchronize(device)
+    cycles_per_ms = CALIBRATION_CYCLES / ms_between(begin, end)
     return lambda delay_ms: torch.cuda._sleep(int(delay_ms * cycles_per_ms))

@@ -10,7 +10,7 @@ import platform
 import re
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -55,9 +55,8 @@ def available_cores() -> int:
 
 def recorded_environment(environment: Mapping[str, str] = os.environ) -> str:
     """Return the recorded environment variables that are set, as JSON."""
-    return json.dumps(
-        {name: value for name, value in sorted(environment.items()) if RECORDED_VARIABLES.fullmatch(name)}
-    )
+    recorded = {name: value for name, value in environment.items() if RECORDED_VARIABLES.fullmatch(name)}
+    return json.dumps(recorded, sort_keys=True)
 
 
 def omp_threads(environment: Mapping[str, str] = os.environ) -> int | None:
@@ -83,11 +82,9 @@ def visible_gpus() -> list[tuple[str, str]]:
     The name is that of CUDA_VISIBLE_DEVICES, as the user wrote it, else the UUID. As in CUDA, the list ends before the
     first name that is no GPU, such as -1. Parts of a GPU (MIG) keep the name that the user wrote.
     """
-    with nvml_session() as nvml:
-        if nvml is None:
-            return []
-        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-        present = [nvml.nvmlDeviceGetUUID(handle) for handle in handles]
+    if (nvml := load_nvml()) is None:
+        return []
+    present = [nvml.nvmlDeviceGetUUID(handle) for handle in gpu_handles(nvml)]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return [(uuid, uuid) for uuid in present]
@@ -134,17 +131,6 @@ def memory_share_gib(ranks_here: int) -> float:
     return SHARE_OF_FREE * available_memory_gib() / ranks_here
 
 
-@contextlib.contextmanager
-def nvml_session() -> Iterator[Any]:
-    """Open NVML, or yield None where there is no NVIDIA driver."""
-    nvml = load_nvml()
-    try:
-        yield nvml
-    finally:
-        if nvml is not None:
-            nvml.nvmlShutdown()
-
-
 def load_nvml() -> Any | None:
     """Return the initialised module `pynvml`, or None without it or without an NVIDIA driver."""
     try:
@@ -158,16 +144,18 @@ def load_nvml() -> Any | None:
     return pynvml
 
 
+def gpu_handles(nvml: Any) -> list[Any]:
+    """Return NVML's handle of each GPU of this machine."""
+    return [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+
+
 def _gpus() -> dict[str, Any]:
-    with nvml_session() as nvml:
-        if nvml is None or not (count := nvml.nvmlDeviceGetCount()):
-            return {"gpu_count": 0}
-        names = {nvml.nvmlDeviceGetName(nvml.nvmlDeviceGetHandleByIndex(index)) for index in range(count)}
-        return {
-            "gpu_count": count,
-            "gpu_name": " + ".join(sorted(names)),
-            "driver_version": nvml.nvmlSystemGetDriverVersion(),
-        }
+    nvml = load_nvml()
+    names = [nvml.nvmlDeviceGetName(handle) for handle in gpu_handles(nvml)] if nvml else []
+    if nvml is None or not names:
+        return {"gpu_count": 0}
+    name, driver = " + ".join(sorted(set(names))), nvml.nvmlSystemGetDriverVersion()
+    return {"gpu_count": len(names), "gpu_name": name, "driver_version": driver}
 
 
 def _cpu_model() -> str:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import itertools
 import statistics
-import time
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from tpbench.kernels.collectives import all_gather
-from tpbench.measure.clock import Stopwatch
+from tpbench.measure.clock import Stopwatch, mark, ms_between
 
 COPIES = 9
 BYTES = {"cuda": 2**31, "cpu": 2**26}
@@ -33,23 +31,20 @@ def copy_gb_per_s(device: torch.device) -> float:
     """
     source = torch.ones(BYTES[device.type] // 2, dtype=torch.int8, device=device)
     target = torch.empty_like(source)
-    on_gpu = device.type == "cuda"
     dist.barrier()
-    marks: list[Any] = []
-    for copy in range(COPIES + 2):  # all are queued before the first one ends: no launch time lies between two events
+    marks = []
+    for copy in range(COPIES + 2):  # all are queued before the first one ends: no launch time lies between two marks
         if copy:
             target.copy_(source)
-        marks.append(torch.cuda.Event(enable_timing=True) if on_gpu else time.perf_counter())
-        if on_gpu:
-            marks[-1].record()
-    if on_gpu:
+        marks.append(mark(device))
+    if device.type == "cuda":
         torch.cuda.synchronize(device)
-    pairs = list(itertools.pairwise(marks))[1:]  # the first copy touches the pages of the target
-    median_s = statistics.median(begin.elapsed_time(end) / 1e3 if on_gpu else end - begin for begin, end in pairs)
+    times_ms = itertools.starmap(ms_between, itertools.pairwise(marks))
+    median_s = statistics.median([*times_ms][1:]) / 1e3  # the first copy touches the pages of the target
     rate = torch.tensor(2 * source.nbytes / median_s / 1e9, dtype=torch.float64)
     dist.all_reduce(rate, op=dist.ReduceOp.MIN)
     del source, target
-    if on_gpu:
+    if device.type == "cuda":
         torch.cuda.empty_cache()
     return float(rate)
 

@@ -13,28 +13,17 @@ import numpy as np
 import torch
 
 from tpbench.measure import cuda_graph, rank_memory
-from tpbench.measure.audit import changed_inputs_reason, poison, timed_result_reason
+from tpbench.measure.audit import changed_inputs_reason, poison
 from tpbench.measure.chained import chained_run
-from tpbench.measure.clock import Clock, ColdCache, DeviceClock, WallClock
+from tpbench.measure.clock import Clock, DeviceClock, WallClock, cold_cache, mark, ms_between
 from tpbench.measure.compile_time import CompileTime, listen
-from tpbench.measure.gpu import SAMPLE_S, ClockWatch, iteration_energy_j, this_gpu
-from tpbench.measure.gpu_trace import REPORTS, TRACES, bottleneck_columns, keep_trace, profiled
+from tpbench.measure.gpu import ClockWatch
+from tpbench.measure.gpu_trace import REPORTS, TRACES, bottleneck_columns, keep_trace
 from tpbench.measure.late import late_columns
 from tpbench.measure.ranks import gather_number, gather_numbers
-from tpbench.measure.session import Context, Costs, IterationSchedule, MeasureSettings, Verdict
+from tpbench.measure.session import Context, Costs, MeasureSettings, Verdict
 from tpbench.measure.statistics import Samples, summary
 from tpbench.measure.stop_rules import ClockRun, RoundRequest, run_rounds
-
-Measured = tuple[Verdict, dict[str, Any]]
-"""The verdict of a session, and the columns of its row."""
-
-CLOCKS = {
-    "wall": ("time", "samples_ms", "round_ms"),
-    "device": ("device", "device_samples_ms", "device_round_ms"),
-    "chained": ("chained", "chained_samples_ms", "chained_round_ms"),
-}
-"""By clock: the beginning of the names of its statistics, as in `time_ms`, and the columns with its samples and with
-the medians of its rounds."""
 
 
 def measurement(
@@ -44,7 +33,7 @@ def measurement(
     copy_gb_per_s: float,
     interpreted: bool = False,
     interleaved: bool = False,
-) -> Generator[RoundRequest, bool, Measured]:
+) -> Generator[RoundRequest, bool, tuple[Verdict, dict[str, Any]]]:
     """Return the verdict of a session and the columns of its row. A wrong result has no time. Collective.
 
     The first pass compiles and fills caches. The second pass is checked, and its peak memory is stored. Then all
@@ -53,52 +42,43 @@ def measurement(
     Args:
         set_up: sets the variant up on this rank, as an `AuditedSession` or a `ScheduledSession`. The chained clock
             calls it again for copies of the inputs.
-        context: this rank's place.
-        settings: how long to measure, and whether with a CUDA graph or with fresh inputs. The inputs of a variant from
-            outside this package always change.
+        settings: the inputs of a variant from outside this package change before each iteration in any case.
         copy_gb_per_s: copy bandwidth of this machine in 1e9 bytes per second, for the floor.
         interpreted: True if Triton's interpreter runs the kernels. If one pass then exceeds the time budget, it is the
             only one: it is checked and its time counts (`warmed_up` is false).
-        interleaved: True if the clocks run in rounds. Before each one the generator yields the cell's request; the
-            answer says whether to run it (see `run_rounds`). Otherwise the generator yields nothing.
-
-    The columns are complete on rank 0.
+        interleaved: True if the clocks run in rounds, before each of which the generator yields the cell's request
+            (see `run_rounds`). Otherwise it yields nothing.
     """
-    compile_time = CompileTime()
-    session = set_up()
-    listen()
-    cell = _Cell(session, context, copy_gb_per_s)
+    cell = _Cell(set_up, context, settings, copy_gb_per_s)
+    session, settings = cell.session, cell.settings
     if hasattr(session, "schedule"):
-        cell.columns["not_chained"] = "each iteration continues the one before"
-        return cell.run_scheduled(session.schedule, settings, compile_time)
-    settings = replace(settings, fresh=settings.fresh or not session.trusted)
-    last_ms, peak_gib, warmed_up = cell.first_passes(settings, interpreted)
+        return cell.run_scheduled()
+    last_ms, peak_gib, warmed_up = cell.first_passes(interpreted)
     # One pass that takes longer than the budget is the measurement by wall clock.
-    is_long = bool(last_ms.max() / 1e3 > settings.time_budget_s)
-    verdict = cell.check(peak_gib, compile_time, warmed_up=warmed_up, graph=settings.graph, fresh=settings.fresh)
+    is_long = last_ms.max() / 1e3 > settings.time_budget_s
+    verdict = cell.check(peak_gib, warmed_up=warmed_up, graph=settings.graph, fresh=settings.fresh)
     if verdict.wrong:
         return verdict, cell.columns
     context.say("timing")
     session.fresh = settings.fresh
     runs = {name: ClockRun(clock, cell.step, session, context, settings) for name, clock in cell.clocks.items()}
-    reason = "an iteration takes longer than the time budget" if is_long else ""
-    if interpreted:
-        reason = "Triton's interpreter runs the kernels"
 
     def chained() -> dict[str, ClockRun]:
         """Prepare the third clock: after the other ones, which have all memory, or when all cells are set up."""
-        run, columns = None, dict[str, Any](not_chained=reason)
-        if not reason:
-            context.say("preparing iterations back to back")
-            size = float(last_ms.max()), cell.columns["peak_gib"]
-            run, columns = chained_run(session, cell.step, set_up, context, settings, *size, interleaved)
+        if interpreted or is_long:
+            too_long = "an iteration takes longer than the time budget"
+            cell.columns["not_chained"] = "Triton's interpreter runs the kernels" if interpreted else too_long
+            return {}
+        context.say("preparing iterations back to back")
+        size = float(last_ms.max()), cell.columns["peak_gib"]
+        run, columns = chained_run(session, cell.step, set_up, context, settings, *size, interleaved)
         cell.columns |= columns
         return {} if run is None else {"chained": run}
 
     wrong: str | None = None
     if interleaved and not is_long:
         yield from run_rounds(runs, chained, cell.watch)
-        cell.columns |= {CLOCKS[name][2]: run.medians_ms for name, run in runs.items()}
+        cell.columns |= {_column(name, "round_ms"): run.medians_ms for name, run in runs.items()}
     else:
         if is_long:
             runs["wall"].rounds = [[last_ms]]
@@ -121,96 +101,87 @@ def measurement(
     if settings.late and context.world_size > 1:
         context.say("letting a rank be late")
         cell.columns |= late_columns(cell.step, session, cell.clocks.get("device", cell.wall), context)
-    cell.further_iterations(settings)
+    cell.further_iterations()
     return verdict, cell.columns
 
 
 class _Cell:
     """A cell while it is measured on this rank. Its methods are collective."""
 
-    def __init__(self, session: Any, context: Context, copy_gb_per_s: float) -> None:
-        self.session, self.context = session, context
+    def __init__(
+        self, set_up: Callable[[], Any], context: Context, settings: MeasureSettings, copy_gb_per_s: float
+    ) -> None:
+        self.compile_time = CompileTime()
+        self.session = set_up()
+        listen()
+        self.context = context
+        self.settings = replace(settings, fresh=settings.fresh or not getattr(self.session, "trusted", True))
         self.on_gpu = context.device.type == "cuda"
-        cache = ColdCache(context.device, context.world_size)
+        cache = cold_cache(context.device, context.world_size)
         self.wall = WallClock(context.device, cache)
         self.clocks: dict[str, Clock] = {"wall": self.wall}
         if self.on_gpu:
             self.clocks["device"] = DeviceClock(context.device, cache)
-        self.gpu = this_gpu(context.device)
-        self.watch = ClockWatch(self.gpu)
-        self.step = session.step
+        self.watch = ClockWatch(context.device)
+        self.step = self.session.step
         """What the clocks time: the session's step, or the replay of its graph."""
         self.columns: dict[str, Any] = {"copy_gb_per_s": copy_gb_per_s}
         """Columns of the row so far."""
 
-    def first_passes(self, settings: MeasureSettings, interpreted: bool) -> tuple[np.ndarray[Any, Any], float, bool]:
+    def first_passes(self, interpreted: bool) -> tuple[np.ndarray[Any, Any], float, bool]:
         """Run the first pass and the one that is checked, and capture the CUDA graph if one is asked for.
 
         Returns the wall time of the last pass on every rank in ms, the peak memory of the pass that is checked on this
         rank in GiB, and whether a pass ran before that one.
         """
-        session, context = self.session, self.context
-        context.say("first pass")
-        last_ms, peak_gib = self._one_pass()
-        if interpreted and last_ms.max() / 1e3 > settings.time_budget_s:
+        last_ms, peak_gib = self._one_pass("first pass")
+        if interpreted and last_ms.max() / 1e3 > self.settings.time_budget_s:
             return last_ms, peak_gib, False
-        poison(session)  # its memory is what the next pass will probably get
-        session.release()
-        context.say("second pass")
-        last_ms, peak_gib = self._one_pass()
-        if settings.graph:
-            context.say("capturing a graph")
-            self.step = cuda_graph.captured_step(session)
-            last_ms, _ = self._one_pass()
+        poison(self.session)  # its memory is what the next pass will probably get
+        self.session.release()
+        last_ms, peak_gib = self._one_pass("second pass")
+        if self.settings.graph:
+            self.context.say("capturing a graph")
+            self.step = cuda_graph.captured_step(self.session)
+            last_ms, _ = self._one_pass("first replay")
         return last_ms, peak_gib, True
 
-    def _one_pass(self) -> tuple[np.ndarray[Any, Any], float]:
+    def _one_pass(self, name: str) -> tuple[np.ndarray[Any, Any], float]:
+        self.context.say(name)
         with rank_memory.extra_peak(self.context.device) as peak:
             samples = self.wall.samples(self.step, self.session.restore, 1)
         return gather_numbers(samples, self.context)[0], peak.peak_gib[0]
 
-    def check(self, peak_gib: float, compile_time: CompileTime, **columns: bool) -> Verdict:
+    def check(self, peak_gib: float, **columns: bool) -> Verdict:
         """Compare the last iteration with the oracle. Add its memory, costs and compile times, and known columns."""
         self.context.say("checking")
         verdict: Verdict = self.session.check()
         peaks = gather_number(peak_gib, self.context)
         self.columns |= {"rank_peak_gib": peaks, "peak_gib": max(peaks), **columns}
         self.columns |= cost_columns(self.session.costs, self.columns["copy_gb_per_s"])
-        self.columns |= compile_time.columns(self.context)
+        self.columns |= self.compile_time.columns(self.context)
         return verdict
 
     def time_each_clock(self, runs: Mapping[str, ClockRun]) -> str | None:
-        """Time with one clock after the other, and check the result of the last iteration of each.
-
-        A clock that has samples does not run. Returns why a result is wrong, or None.
-        """
+        """Time with each clock without samples, check the result of its last iteration, and return why one is wrong."""
         wrong: str | None = None
         for name, run in runs.items():
             if not run.rounds:
                 with self.watch:
                     run.until_precise()
-                reason = timed_result_reason(run.session, name)
-                wrong = wrong or reason
+                reason = run.session.check().wrong
+                if reason and not wrong:
+                    wrong = f"the last iteration of the {name} clock, after a correct first one: {reason}"
         return wrong
 
-    def run_scheduled(
-        self, schedule: IterationSchedule, settings: MeasureSettings, compile_time: CompileTime
-    ) -> Measured:
+    def run_scheduled(self) -> tuple[Verdict, dict[str, Any]]:
         """Check and time a session whose iterations depend on the ones before.
 
         Each iteration runs once. It is timed by wall clock and, on a GPU, by events around the same iteration: its
         launches are not queued ahead. The memory is read between iterations, outside the timed region.
         """
-        session, context = self.session, self.context
-        pairs: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-
-        def step_with_events() -> None:
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            session.step()
-            end.record()
-            pairs.append((begin, end))
-
+        session, context, schedule = self.session, self.context, self.session.schedule
+        self.columns["not_chained"] = "each iteration continues the one before"
         context.say("warming up")
         self.wall.warm_up(session.step, session.restore, schedule.warmup_iterations)
         graph_gib = 0.0
@@ -219,25 +190,30 @@ class _Cell:
             graph_gib = session.capture()
         context.say("timing")
         usage = rank_memory.IterationMemory(context.device, schedule.held_before, graph_gib)
+        marks: list[tuple[Any, Any]] = []
 
         def restore() -> None:
             usage.begin()
             session.restore()
 
+        def step() -> None:
+            begin = mark(context.device)
+            session.step()
+            marks.append((begin, mark(context.device)))
+
         with self.watch:
-            step = step_with_events if self.on_gpu else session.step
-            times = self.wall.samples(step, restore, schedule.iterations)
+            times = self.wall.samples(step if self.on_gpu else session.step, restore, schedule.iterations)
         usage.end()
         launches = self.launch_columns(schedule.iterations)
         samples = {"wall": gather_numbers(times, context)}
         if self.on_gpu:
-            samples["device"] = gather_numbers([begin.elapsed_time(end) for begin, end in pairs], context)
-        verdict = self.check(max(usage.peak_gib), compile_time, warmed_up=True, graph=context.graph)
+            samples["device"] = gather_numbers([ms_between(*pair) for pair in marks], context)
+        verdict = self.check(max(usage.peak_gib), warmed_up=True, graph=context.graph)
         for name, gib in (("iteration_held_gib", usage.held_gib), ("iteration_peak_gib", usage.peak_gib)):
             self.columns[name] = [float(ranks.max()) for ranks in gather_numbers(gib, context)]
         if not verdict.wrong:
             self.columns |= launches | time_columns(samples, self.columns)
-            self.further_iterations(settings)
+            self.further_iterations()
         return verdict, self.columns
 
     def launch_columns(self, iterations: int) -> dict[str, Any]:
@@ -252,12 +228,12 @@ class _Cell:
         launches = gather_numbers(self.wall.launches_ms[-iterations:], self.context)
         return {"launch_ms": float(np.median([ranks.max() for ranks in launches]))}
 
-    def further_iterations(self, settings: MeasureSettings) -> None:
-        """Add what further iterations show: the session's details and, on a GPU, the bottleneck and the energy.
+    def further_iterations(self) -> None:
+        """Add what further iterations show: the session's details and, on a GPU, the bottleneck.
 
         With `profile` each rank leaves a trace of one more iteration, with `profiler` the report of that program.
         """
-        session, context = self.session, self.context
+        session, context, settings = self.session, self.context, self.settings
         if hasattr(session, "details"):
             context.say("timing details")
             self.columns |= session.details(self.columns)
@@ -274,17 +250,14 @@ class _Cell:
             iteration()
             torch.cuda.synchronize(context.device)
             torch.cuda.profiler.stop()
-        elif self.on_gpu:
+            return
+        if self.on_gpu:
             context.say("tracing")
             self.columns |= bottleneck_columns(self.step, session, self.wall, context, self.columns)
-            context.say("measuring energy")
-            energy_s = min(SAMPLE_S, settings.time_budget_s)
-            energy_j = iteration_energy_j(iteration, self.columns["time_ms"], self.gpu, context, energy_s)
-            self.columns |= {} if energy_j is None else {"energy_j": energy_j}
-        if settings.profile and not settings.profiler:
+        if settings.profile:
             self.columns["trace"] = TRACES
             context.say("keeping a trace")
-            keep_trace(profiled(iteration, context), context)
+            keep_trace(iteration, context)
 
 
 def cost_columns(costs: Costs, copy_gb_per_s: float) -> dict[str, Any]:
@@ -315,8 +288,8 @@ def time_columns(samples: Mapping[str, Samples], costs: Mapping[str, Any]) -> di
     columns: dict[str, Any] = {}
     for clock, of_clock in samples.items():
         slowest = [float(ranks.max()) for ranks in of_clock]
-        prefix, samples_column, _ = CLOCKS[clock]
-        columns |= {**summary(slowest, prefix), samples_column: slowest}
+        prefix = "time" if clock == "wall" else clock
+        columns |= {**summary(slowest, prefix), _column(clock, "samples_ms"): slowest}
     columns["iterations"] = len(samples["wall"])
     columns["skew_ms"] = float(np.median([ranks.max() - ranks.min() for ranks in samples["wall"]]))
     if "floor_ms" in costs:
@@ -324,3 +297,8 @@ def time_columns(samples: Mapping[str, Samples], costs: Mapping[str, Any]) -> di
         columns["fraction_of_floor"] = costs["floor_ms"] / best_ms
         columns["gb_per_s"] = costs["bytes_moved"] / best_ms / 1e6
     return columns
+
+
+def _column(clock: str, name: str) -> str:
+    """Return the name of a clock's column: that of the wall clock has no prefix."""
+    return name if clock == "wall" else f"{clock}_{name}"

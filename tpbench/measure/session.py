@@ -85,11 +85,11 @@ class Costs:
     """Counted costs of one iteration on the busiest rank. The unavoidable ones make the floor."""
 
     bytes_moved: int | None
-    """Unavoidable bytes through that rank's memory: each input read once, each output written once. None: nobody has
-    counted them, so that there is no floor."""
+    """Unavoidable bytes through that rank's memory: each input read once, each output written once. None: unknown, so
+    that there is no floor."""
     bytes_communicated: int
-    """Bytes that this variant sends from that rank. What a workload's own costs state here is unavoidable, and counts
-    in the floor."""
+    """Bytes that this variant sends from that rank. Those in a workload's own costs are unavoidable: the floor has
+    them."""
     flops: int = 0
     """Floating-point operations."""
     communicates_in_kernels: bool = False
@@ -97,8 +97,7 @@ class Costs:
     compute_ms: float = 0.0
     """Time of the FLOPs at a rate measured on this machine. The floor is at least this."""
     wire_ms: float = 0.0
-    """Time of the unavoidable communication at a bandwidth measured on this machine. Added to the time of
-    `bytes_moved`, unless `wire_beside_memory`."""
+    """Time of the unavoidable communication at a bandwidth measured on this machine, which the floor adds."""
     wire_beside_memory: bool = False
     """True if one kernel can communicate some bytes while it moves others: the floor has the longer time, not both."""
     consecutive: bool = False
@@ -149,16 +148,14 @@ class AuditedSession(RepeatedSession, Protocol):
     """A session whose inputs and outputs the guards of `audit` watch."""
 
     audited_inputs: Inputs
+    overwrites_inputs: bool
+    """True if a step overwrites inputs, which `restore` then restores."""
     trusted: bool
     """True for a variant of this package."""
     fresh: bool
     """True if `restore` changes the inputs before each iteration."""
     keeps_output: bool
     """True if the output lives on after the check, as that of a CUDA graph does: each replay fills it again."""
-
-    @property
-    def overwrites_inputs(self) -> bool:
-        """True if a step overwrites inputs, which `restore` then restores."""
 
 
 @dataclass(frozen=True)
@@ -176,10 +173,7 @@ class IterationSchedule:
 
 
 class ScheduledSession(Session, Protocol):
-    """A session with a fixed number of iterations.
-
-    It may also have `capture()`, called after the warm-up. All later iterations are then replays of a CUDA graph. It
-    returns the GiB that the graph keeps.
-    """
+    """A session with a fixed number of iterations. It may also have `capture()`, called after the warm-up, which
+    returns the GiB that a CUDA graph keeps: all later iterations are its replays."""
 
     schedule: IterationSchedule

@@ -61,8 +61,7 @@ def summary(samples: Sequence[float], prefix: str) -> dict[str, float | None]:
 
 def precise_enough(samples: Sequence[float], precision: float) -> bool:
     """Return whether both ends of the median's interval are within `precision` (a fraction) of the median."""
-    interval = median_interval(samples)
-    median = float(np.median(samples))
+    interval, median = median_interval(samples), float(np.median(samples))
     return interval is not None and max(interval[1] - median, median - interval[0]) <= precision * median
 
 

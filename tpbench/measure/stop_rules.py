@@ -5,13 +5,14 @@ Interleaved cells run in the same processes. A cell that waits keeps its inputs 
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from enum import IntEnum
 
 import numpy as np
 
-from tpbench.measure.audit import restore_before
+from tpbench.measure.audit import poison
 from tpbench.measure.clock import Clock
 from tpbench.measure.gpu import ClockWatch
 from tpbench.measure.ranks import from_rank_0, gather_numbers
@@ -35,29 +36,15 @@ FIRST_ROUND_ITERATIONS = 2
 """Iterations of the first round, which shows the time of one iteration with its overhead."""
 
 
-def _next_block(samples: Samples, spent_s: float, settings: MeasureSettings) -> int:
-    """The iterations of the next block, 0 to stop."""
-    count = len(samples)
-    if count == 0:
-        return min(FIRST_BLOCK, settings.max_iterations)
-    left = settings.max_iterations - count
-    if left <= 0 or spent_s >= settings.time_budget_s:
-        return 0
-    if count >= settings.min_iterations and _is_precise(samples, settings.precision):
-        return 0
-    affordable = int((settings.time_budget_s - spent_s) / (spent_s / count))
-    return max(1, min(left, affordable, max(count, settings.min_iterations - count)))
-
-
 class RoundRequest(IntEnum):
-    """A cell's request after a round."""
+    """A cell's request after a round. The smallest one of its clocks holds."""
 
-    MORE = 0
-    """The cell's medians are not precise enough yet."""
-    ENOUGH = 1
-    """The cell's medians are precise. It runs further rounds while other cells need more: all get equally many."""
-    NO_MORE = 2
+    NO_MORE = 0
     """The cell's time budget or its number of iterations is used up."""
+    MORE = 1
+    """The cell's medians are not precise enough yet."""
+    ENOUGH = 2
+    """The cell's medians are precise. It runs further rounds while other cells need more: all get equally many."""
 
 
 def next_cells(requests: Mapping[int, RoundRequest]) -> Iterator[int]:
@@ -91,6 +78,7 @@ class ClockRun:
         self.clock, self.step, self.session = clock, step, session
         self.context, self.settings = context, settings
         self.rounds: list[Samples] = []
+        """The samples of each block or round."""
         self.spent_s = 0.0
 
     @property
@@ -103,6 +91,16 @@ class ClockRun:
         """Per round the median over iterations of the slowest rank's time."""
         return [float(np.median([sample.max() for sample in samples])) for samples in self.rounds]
 
+    def request(self, iterations: int = 1, rounds: int = 1) -> RoundRequest:
+        """Apply the stop rule before so many further iterations. A median counts as precise after `rounds`."""
+        samples, settings = self.samples, self.settings
+        if len(samples) + iterations > settings.max_iterations or self.spent_s >= settings.time_budget_s:
+            return RoundRequest.NO_MORE
+        if len(self.rounds) < rounds or len(samples) < settings.min_iterations:
+            return RoundRequest.MORE
+        is_precise = precise_enough([sample.max() for sample in samples], settings.precision)
+        return RoundRequest.ENOUGH if is_precise else RoundRequest.MORE
+
     def until_precise(self) -> None:
         """Time blocks of iterations until the median is precise enough or the time budget is spent.
 
@@ -111,15 +109,24 @@ class ClockRun:
         """
         self.clock.warm_up(self.step, self.session.restore, WARMUP_ITERATIONS)
         began = time.monotonic()
-        while block := from_rank_0([_next_block(self.samples, time.monotonic() - began, self.settings)])[0]:
+        while block := from_rank_0([self.next_block()])[0]:
             self._time(block)
+            self.spent_s = time.monotonic() - began
 
-    @property
-    def next_iterations(self) -> int:
-        """Iterations of the next round, so that about `ROUNDS` rounds fill the time budget or reach the limit."""
-        if not self.rounds:
-            affordable = FIRST_ROUND_ITERATIONS
-        else:
+    def next_block(self) -> int:
+        """Return the iterations of the next block, 0 to stop."""
+        count, settings = len(self.samples), self.settings
+        if not count:
+            return min(FIRST_BLOCK, settings.max_iterations)
+        if self.request() != RoundRequest.MORE:
+            return 0
+        affordable = int((settings.time_budget_s - self.spent_s) / (self.spent_s / count))
+        return max(1, min(settings.max_iterations - count, affordable, max(count, settings.min_iterations - count)))
+
+    def next_round(self) -> int:
+        """Return the iterations of the next round: about `ROUNDS` fill the time budget or reach the limit."""
+        affordable = FIRST_ROUND_ITERATIONS
+        if self.rounds:
             ran = len(self.samples) + REWARM_ITERATIONS * len(self.rounds)
             affordable = int(self.settings.time_budget_s / ROUNDS * ran / self.spent_s) - REWARM_ITERATIONS
         return max(1, min(affordable, self.settings.max_iterations // ROUNDS))
@@ -131,23 +138,16 @@ class ClockRun:
         self._time(iterations)
         self.spent_s += time.monotonic() - began
 
-    def request(self) -> RoundRequest:
-        """Apply the stop rule of a cell by itself, with at least `MIN_ROUNDS` rounds."""
-        samples, settings = self.samples, self.settings
-        if len(samples) + self.next_iterations > settings.max_iterations or self.spent_s >= settings.time_budget_s:
-            return RoundRequest.NO_MORE
-        if len(self.rounds) < MIN_ROUNDS or len(samples) < settings.min_iterations:
-            return RoundRequest.MORE
-        return RoundRequest.ENOUGH if _is_precise(samples, settings.precision) else RoundRequest.MORE
-
     def _time(self, iterations: int) -> None:
-        samples = self.clock.samples(self.step, restore_before(self.session, iterations), iterations)
+        calls = itertools.count(1)
+
+        def restore() -> None:
+            if next(calls) >= iterations:  # the last iteration, whose result is checked
+                poison(self.session)
+            self.session.restore()
+
+        samples = self.clock.samples(self.step, restore, iterations)
         self.rounds.append(gather_numbers(samples, self.context))
-
-
-def _is_precise(samples: Samples, precision: float) -> bool:
-    """Return whether the median over iterations of the slowest rank's time is precise enough."""
-    return precise_enough([sample.max() for sample in samples], precision)
 
 
 def run_rounds(
@@ -159,18 +159,18 @@ def run_rounds(
     are as they were, and it holds only them and, with a CUDA graph, the graph's memory. `watch` sees only the rounds.
     `late`: returns further clocks, which are added before the first round. All other cells are set up by then.
     """
-    precedence = (RoundRequest.NO_MORE, RoundRequest.MORE, RoundRequest.ENOUGH)
     while True:
         for run in runs.values():
             run.session.restore()
             run.session.release()
-        here = min((run.request() for run in runs.values()), key=precedence.index)
-        request, *iterations = from_rank_0([here, *(run.next_iterations for run in runs.values())])
+        lengths = [run.next_round() for run in runs.values()]
+        requests = [run.request(length, MIN_ROUNDS) for run, length in zip(runs.values(), lengths, strict=True)]
+        request, *lengths = from_rank_0([min(requests), *lengths])
         if not (yield RoundRequest(request)):
             return
         if not any(run.rounds for run in runs.values()):
             runs |= (added := late())
-            iterations += [1] * len(added)
+            lengths += [1] * len(added)
         with watch:
-            for run, count in zip(runs.values(), iterations, strict=True):
-                run.run_round(count)
+            for run, length in zip(runs.values(), lengths, strict=True):
+                run.run_round(length)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tpbench.measure.machine import nvml_session
+from tpbench.measure.machine import load_nvml
 from tpbench.report.analysis.metrics import number
 
 if TYPE_CHECKING:
@@ -96,11 +96,11 @@ def known_gpu(name: str) -> tuple[float, float] | None:
 
 def this_gpu() -> tuple[str, float] | None:
     """Return the name and the memory in GiB of this machine's first GPU, or None if it has none."""
-    with nvml_session() as nvml:
-        if nvml is None or not nvml.nvmlDeviceGetCount():
-            return None
-        handle = nvml.nvmlDeviceGetHandleByIndex(0)
-        return str(nvml.nvmlDeviceGetName(handle)), int(nvml.nvmlDeviceGetMemoryInfo(handle).total) / 2**30
+    nvml = load_nvml()
+    if nvml is None or not nvml.nvmlDeviceGetCount():
+        return None
+    handle = nvml.nvmlDeviceGetHandleByIndex(0)
+    return str(nvml.nvmlDeviceGetName(handle)), int(nvml.nvmlDeviceGetMemoryInfo(handle).total) / 2**30
 
 
 def find_target(

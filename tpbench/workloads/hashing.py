@@ -36,14 +36,22 @@ def normal(row_hash: Tensor, column_hash: Tensor) -> Tensor:
 
 
 def fill_normal(
-    part: Tensor, seed: int, stream: int, scale: float, first: tuple[int, int] = (0, 0), chunk: int = 2**22
+    part: Tensor,
+    seed: int,
+    stream: int,
+    scale: float,
+    first: tuple[int, int] = (0, 0),
+    chunk: int = 2**22,
+    column_stream: int | None = None,
 ) -> None:
     """Fill a part of a matrix with `normal` numbers times `scale`. Element `first` of the matrix is the part's first.
 
-    Rows are hashed by `stream`, and columns by the next stream. `chunk` elements are computed at a time.
+    Rows are hashed by `stream`, and columns by another stream, which is the next one unless it is given. `chunk`
+    elements are computed at a time.
     """
+    of_columns = stream + 1 if column_stream is None else column_stream
     rows, columns = part.shape
-    column_hash = hash_index(seed, stream + 1, torch.arange(first[1], first[1] + columns, device=part.device))
+    column_hash = hash_index(seed, of_columns, torch.arange(first[1], first[1] + columns, device=part.device))
     row_hash = hash_index(seed, stream, torch.arange(first[0], first[0] + rows, device=part.device))
     step = max(1, chunk // max(1, columns))
     for start in range(0, rows, step):

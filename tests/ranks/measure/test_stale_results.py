@@ -19,7 +19,7 @@ from tests.support.entropy_loss import context
 from tests.support.ranks import Rank, ranks_here, run_on_ranks
 from tests.support.sleeping_sessions import run
 from tests.support.train_step import mesh_context
-from tpbench.measure import clock, gpu
+from tpbench.measure import clock
 from tpbench.measure.audit import Inputs
 from tpbench.measure.session import MeasureSettings
 from tpbench.workloads import Variant
@@ -60,10 +60,9 @@ def measured(here: Rank, names: Sequence[str], place: tuple[str, int] | None) ->
     settings = MeasureSettings(time_budget_s=20.0, min_iterations=5, max_iterations=20)
     results = {}
     for name in names:
-        with mock.patch.object(gpu, "MOST_ITERATIONS", 100):
-            variant = Variant(name, "", getattr(cheats, name), place=place)
-            again = partial(WORKLOAD.set_up, EntropyLoss(**SIZE), variant, context(here))
-            verdict, columns = run(again(), context(here), settings, again=again)
+        variant = Variant(name, "", getattr(cheats, name), place=place)
+        again = partial(WORKLOAD.set_up, EntropyLoss(**SIZE), variant, context(here))
+        verdict, columns = run(again(), context(here), settings, again=again)
         results[name] = verdict.wrong, columns
     return results
 

@@ -54,5 +54,5 @@ def test_a_disk_that_is_full_or_closed(monkeypatch, tmp_path):
     monkeypatch.setattr(doctor, "MIN_FREE_GIB", 1e9)
     assert all(finding.fix for finding in doctor.disk(str(tmp_path)) if finding.state == "fail")
     assert states(doctor.disk(str(tmp_path)))["disk"] == "fail"
-    (finding,) = doctor.disk("/proc/rows")
+    finding = next(doctor.disk("/proc/rows"))
     assert finding.state == "fail" and "cannot be written" in finding.message

@@ -15,7 +15,7 @@ from tests.support.simulated_time import SimulatedTime, simulated_time
 from tests.support.sleeping_sessions import Sleeper, cpu_context, run
 from tpbench.measure import chained, rank_memory
 from tpbench.measure.audit import Inputs
-from tpbench.measure.chained import Chain, ChainedClock, chained_run, copies_needed
+from tpbench.measure.chained import Chain, chained_run, copies_needed
 from tpbench.measure.session import MeasureSettings, Verdict
 from tpbench.measure.stop_rules import ClockRun
 
@@ -52,7 +52,7 @@ class Copy(Sleeper):
 
 
 def chain_of(*copies: Copy, iterations: int, changes: bool = False) -> Chain:
-    return Chain([(copy, copy.step) for copy in copies], iterations, changes)
+    return Chain(torch.device("cpu"), [(copy, copy.step) for copy in copies], iterations, changes)
 
 
 def test_a_block_runs_back_to_back_on_the_next_copies_and_counts_by_iteration(here: Rank) -> None:
@@ -61,16 +61,15 @@ def test_a_block_runs_back_to_back_on_the_next_copies_and_counts_by_iteration(he
     with simulated_time() as time:
         first, second = Copy("a", log, time), Copy("b", log, time)
         chain = chain_of(first, second, iterations=4)
-        blocks = ChainedClock(here.device, chain)
-        assert blocks.samples(chain.step, chain.restore, 2) == pytest.approx([1.0, 1.0])
+        assert chain.samples(chain.step, chain.restore, 2) == pytest.approx([1.0, 1.0])
         restored = ["restore a", "restore b"]
         assert log == [*restored, *"baba", *restored, *"baba"]
         assert [copy.outputs_held for copy in (first, second)] == [1, 0]  # never two outputs at once
         assert chain.check().wrong == "checked a"
         second.seconds = 0.005
-        assert blocks.samples(chain.step, chain.restore, 1) == pytest.approx([3.0])
+        assert chain.samples(chain.step, chain.restore, 1) == pytest.approx([3.0])
         chain.iterations = 3
-        assert blocks.samples(chain.step, chain.restore, 1) == pytest.approx([11 / 3])
+        assert chain.samples(chain.step, chain.restore, 1) == pytest.approx([11 / 3])
         assert chain.check().wrong == "checked b"
 
 
@@ -81,14 +80,13 @@ def test_a_block_ends_when_the_device_is_idle(here: Rank, monkeypatch: pytest.Mo
         copy = Copy("a", [], time)
         copy.step = lambda: queued.append(0.25)  # type: ignore[method-assign]
         chain = chain_of(copy, iterations=4)
-        blocks = ChainedClock(here.device, chain)
 
         def synchronize() -> None:
             time.sleep(sum(queued))
             queued.clear()
 
-        monkeypatch.setattr(blocks, "_synchronize", synchronize)
-        assert blocks.samples(chain.step, chain.restore, 2) == pytest.approx([250.0] * 2)
+        monkeypatch.setattr(chain, "_synchronize", synchronize)
+        assert chain.samples(chain.step, chain.restore, 2) == pytest.approx([250.0] * 2)
 
 
 def test_the_length_of_blocks_on_changing_inputs_is_not_known_before(here: Rank) -> None:

@@ -11,12 +11,13 @@ import torch
 from tests.support.lone_rank import lone_rank
 from tests.support.simulated_time import FakeEvents, simulated_time
 from tests.support.sleeping_sessions import cpu_context
+from tpbench.measure import clock
 from tpbench.measure.clock import (
-    ColdCache,
     DeviceClock,
     Stopwatch,
     WallClock,
     abba_order,
+    cold_cache,
     do_nothing,
     paired_difference,
 )
@@ -25,13 +26,9 @@ CPU = torch.device("cpu")
 
 
 def test_caches_are_evicted_by_a_buffer_of_all_ranks_together() -> None:
-    buffer = ColdCache(CPU, 4).buffer
+    buffer = cold_cache(CPU, 4)
     assert buffer.nbytes == 16 * 2**20
-    buffer.fill_(3)
-    cache = ColdCache(CPU, 2**20)
-    cache.buffer.fill_(3)
-    cache.flush()
-    assert cache.buffer.tolist() == [0] * 64
+    assert cold_cache(CPU, 4) is buffer and cold_cache(CPU, 2**20).nbytes == 64
 
 
 def test_wall_time_begins_when_the_ranks_are_lined_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,7 +44,7 @@ def test_wall_time_begins_when_the_ranks_are_lined_up(monkeypatch: pytest.Monkey
             log.append("restore")
             time.sleep(5.0)
 
-        cache: Any = SimpleNamespace(flush=lambda: log.append("flush"))
+        cache: Any = SimpleNamespace(zero_=lambda: log.append("flush"))
         samples = WallClock(CPU, cache).interleaved(
             [(lambda: step("a", 0.001), restore), (lambda: step("b", 0.02), restore)], 3
         )
@@ -59,7 +56,7 @@ def test_wall_time_begins_when_the_ranks_are_lined_up(monkeypatch: pytest.Monkey
 def test_the_wall_clock_keeps_the_parts_of_each_iteration_that_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     lone_rank(monkeypatch)
     with simulated_time() as time:
-        cache: Any = SimpleNamespace(flush=lambda: None)
+        cache: Any = SimpleNamespace(zero_=lambda: None)
         wall = WallClock(CPU, cache)
         monkeypatch.setattr(wall, "_synchronize", lambda: time.sleep(0.003))
         assert wall.samples(lambda: time.sleep(0.001), lambda: None, 2) == pytest.approx([4.0] * 2)
@@ -72,9 +69,11 @@ def test_the_wall_clock_keeps_the_parts_of_each_iteration_that_counts(monkeypatc
 def test_device_time_is_that_between_events_while_launches_are_queued(monkeypatch: pytest.MonkeyPatch) -> None:
     log: list[str] = []
     cycles: list[int] = []
+    on_gpu = clock.mark
     lone_rank(monkeypatch, log=log)
     with simulated_time() as time:
         monkeypatch.setattr(torch.cuda, "Event", FakeEvents(time, log))
+        monkeypatch.setattr(clock, "mark", lambda _: on_gpu(torch.device("cuda")))
         monkeypatch.setattr(torch.cuda, "_sleep", lambda number: (log.append("sleep"), cycles.append(number)))
 
         def step() -> None:
@@ -85,7 +84,7 @@ def test_device_time_is_that_between_events_while_launches_are_queued(monkeypatc
             log.append("restore")
             time.sleep(5.0)
 
-        cache: Any = SimpleNamespace(flush=lambda: log.append("flush"))
+        cache: Any = SimpleNamespace(zero_=lambda: log.append("flush"))
         samples = DeviceClock(CPU, cache).samples(step, restore, 2)
     assert samples == pytest.approx([2.0] * 2)
     once = ["restore", "sleep", "flush", "all_reduce", "record", "step", "record"]

@@ -1,4 +1,4 @@
-"""Shares and bottlenecks of synthetic traces, and the kinds of traced work."""
+"""Shares and bottlenecks of synthetic traces, and the work that counts as communication."""
 
 from __future__ import annotations
 
@@ -10,18 +10,7 @@ import pytest
 import torch
 
 from tpbench.measure import gpu_trace
-from tpbench.measure.gpu_trace import (
-    COMMUNICATION,
-    OTHER,
-    PRODUCT,
-    Event,
-    Interval,
-    between_markers,
-    busy_ms,
-    intervals,
-    kind_of,
-    share_columns,
-)
+from tpbench.measure.gpu_trace import Event, between_markers, busy_ms, share_columns
 from tpbench.measure.session import Costs, IterationSchedule
 
 MARKER = "at::cuda::(anonymous namespace)::spin_kernel(long)"
@@ -34,7 +23,7 @@ def kernel(name: str, start_ms: float, length_ms: float, stream: int = 7) -> Eve
 
 
 def busy(*events: Event) -> tuple[float, float]:
-    return busy_ms(intervals(events))
+    return busy_ms(events)
 
 
 def test_work_of_two_streams_counts_once_and_hidden_communication_not_at_all() -> None:
@@ -160,29 +149,27 @@ def test_without_cupti_the_iterations_run_and_there_is_no_trace(monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"),
+    ("name", "communicates"),
     [
-        ("nvjet_tst_128x256_64x4_2x1_v_bz_coopA_NTN", PRODUCT),
-        ("void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_256x128_32x3_nn_align8>", PRODUCT),
-        ("triton_tem_fused_mm_t_3", PRODUCT),
-        ("void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<128, gemm>>", OTHER),
-        ("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", COMMUNICATION),
-        ("Memcpy PtoP (Device -> Device)", COMMUNICATION),
-        ("Memcpy DtoD (Device -> Device)", OTHER),
-        ("void at::native::vectorized_elementwise_kernel<4, at::native::silu_kernel>", OTHER),
+        ("nvjet_tst_128x256_64x4_2x1_v_bz_coopA_NTN", False),
+        ("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", True),
+        ("Memcpy PtoP (Device -> Device)", True),
+        ("Memcpy DtoD (Device -> Device)", False),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::silu_kernel>", False),
     ],
 )
-def test_kinds_of_what_runs_on_a_gpu(name: str, kind: int) -> None:
-    assert kind_of(name) == kind
+def test_work_on_a_gpu_by_its_name(name: str, communicates: bool) -> None:
+    beside = kernel("silu_kernel", 0, 1)
+    assert busy(beside, kernel(name, 2, 3)) == pytest.approx((1.0, 3.0) if communicates else (4.0, 0.0))
 
 
-def test_intervals_begin_at_the_first_and_lack_labels() -> None:
+def test_labels_are_no_work() -> None:
     recorded = [kernel("gemm", 5, 2, 77), kernel("ncclKernel", 4, 0.5, 13)]
     labels = [kernel("nccl:span", 0, 9, 13), kernel(MARKER, 1, 1, 13)]
-    assert intervals([*recorded, *labels]) == [Interval(0.0, 0.5, COMMUNICATION), Interval(1.0, 2.0, PRODUCT)]
+    assert busy(*recorded, *labels) == pytest.approx((2.0, 0.5))
 
 
 def test_a_stream_of_copies_alone_is_communication() -> None:
     copy = "Memcpy DtoD (Device -> Device)"
-    recorded = [kernel("gemm", 0, 4, 7), kernel(copy, 4, 2, 7), kernel(copy, 1, 2, 20), kernel(copy, 5, 1, 20)]
-    assert [each.kind for each in intervals(recorded)] == [PRODUCT, COMMUNICATION, OTHER, COMMUNICATION]
+    recorded = [kernel("gemm", 0, 4, 7), kernel(copy, 4, 2, 7), kernel(copy, 1, 2, 20), kernel(copy, 5, 4, 20)]
+    assert busy(*recorded) == pytest.approx((6.0, 3.0))

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,7 +21,6 @@ from tpbench.measure.stop_rules import (
     ROUNDS,
     ClockRun,
     RoundRequest,
-    _next_block,
     next_cells,
     run_rounds,
 )
@@ -52,7 +52,9 @@ EQUAL = [np.array([1.0, 2.0])] * 2
 )
 def test_the_next_block(samples: list[np.ndarray], spent_s: float, limits: dict[str, Any], block: int) -> None:
     settings = {"time_budget_s": 1.0, "min_iterations": 20, "max_iterations": 30, "precision": 0.0} | limits
-    assert _next_block(samples, spent_s, MeasureSettings(**settings)) == block
+    found = rounds_of([], spent_s, **settings)
+    found.rounds = [samples] if samples else []
+    assert found.next_block() == block
 
 
 def rounds_of(lengths: list[int], spent_s: float, milliseconds: float = 1.0, **settings: Any) -> ClockRun:
@@ -77,7 +79,7 @@ def rounds_of(lengths: list[int], spent_s: float, milliseconds: float = 1.0, **s
     ],
 )
 def test_the_iterations_of_the_next_round(found: ClockRun, iterations: int) -> None:
-    assert found.next_iterations == iterations
+    assert found.next_round() == iterations
 
 
 @pytest.mark.parametrize(
@@ -96,13 +98,13 @@ def test_the_iterations_of_the_next_round(found: ClockRun, iterations: int) -> N
     ],
 )
 def test_the_request_after_a_round(found: ClockRun, request_: RoundRequest) -> None:
-    assert found.request() == request_
+    assert found.request(found.next_round(), MIN_ROUNDS) == request_
 
 
 def test_a_median_that_varies_needs_more_rounds() -> None:
     found = rounds_of([2] * MIN_ROUNDS, 1.0)
     found.rounds[::2] = [[np.array([3.0, 2.0])] * 2 for _ in found.rounds[::2]]
-    assert found.request() == RoundRequest.MORE
+    assert found.request(2, MIN_ROUNDS) == RoundRequest.MORE
     assert found.medians_ms == [3.0, 1.0] * (MIN_ROUNDS // 2)
     assert len(found.samples) == 2 * MIN_ROUNDS
 
@@ -111,17 +113,39 @@ def test_rounds_of_two_clocks_end_with_the_answers(monkeypatch: pytest.MonkeyPat
     here = lone_rank(monkeypatch)
     with simulated_time() as time:
         session = Sleeper(here, time, 0.001)
-        wall, context = clock.WallClock(here.device, clock.ColdCache(here.device, 2)), cpu_context(here)
+        wall, context = clock.WallClock(here.device, clock.cold_cache(here.device, 2)), cpu_context(here)
         settings = [MeasureSettings(**{**SETTINGS, "time_budget_s": budget}) for budget in (2.41, 0.001)]
         clocks = [ClockRun(wall, session.step, session, context, each) for each in settings]
         runs = {"early": clocks[0]}
-        requests, _ = answered(run_rounds(runs, lambda: {"late": clocks[1]}, ClockWatch(None)), 3, even_if_no_more=True)
+        requests, _ = answered(
+            run_rounds(runs, lambda: {"late": clocks[1]}, ClockWatch(here.device)), 3, even_if_no_more=True
+        )
     assert requests == [RoundRequest.MORE, *[RoundRequest.NO_MORE] * 3]  # the request of the shorter budget
     assert [len(each) for each in clocks[0].rounds] == [2, 99, 99]  # 0.1 s each, after one iteration of warm-up
     assert [len(each) for each in clocks[1].rounds] == [1, 1, 1]
     assert clocks[0].spent_s == pytest.approx((3 + 100 + 100) * 0.001)
     assert clocks[0].medians_ms == pytest.approx([2.0] * 3)  # the slowest rank's
     assert ROUNDS == 24
+
+
+def test_outputs_are_poisoned_before_the_last_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
+    here, poisoned = lone_rank(monkeypatch), list[bool]()
+
+    class Writing(Sleeper):
+        output = torch.ones(3)
+
+        def outputs(self) -> list[torch.Tensor]:
+            return [self.output]
+
+        def step(self) -> None:
+            poisoned.append(bool(self.output.isnan().all()))
+
+    with simulated_time() as time:
+        session = Writing(here, time, 0.001)
+        wall = clock.WallClock(here.device, torch.empty(0))
+        settings = MeasureSettings(max_iterations=5)
+        ClockRun(wall, session.step, session, cpu_context(here), settings).until_precise()
+    assert poisoned == [False] * 7 + [True]  # three iterations of warm-up, and a block of five
 
 
 @given(st.dictionaries(st.integers(0, 3), st.tuples(st.integers(0, 4), st.integers(0, 6)), min_size=1))

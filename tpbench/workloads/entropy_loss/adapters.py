@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,23 +30,47 @@ def torch_loss_parallel(problem: EntropyLoss, shard: Shard) -> Step:
 
     It computes in the dtype of its input. With compute_dtype=float32 it gets the logits in fp32.
     """
-    dtype = torch.float32 if problem.compute_dtype == "float32" else shard.logits.dtype
+    dtype = _dtype(problem, shard)
 
     def iteration(mean_loss: Callable[[Tensor], Tensor]) -> Output:
-        return _differentiated(shard.logits, lambda logits: mean_loss(logits.to(dtype)))
+        (loss, *_), (grad,) = differentiated((shard.logits,), lambda logits: mean_loss(logits.to(dtype)))
+        return Output(loss, None, grad)
 
     return Step(under_loss_parallel(shard, shard.target, iteration), bytes_of_statistics(3, shard))
 
 
 def liger(problem: EntropyLoss, shard: Shard) -> Step:
-    """https://github.com/linkedin/Liger-Kernel: LigerCrossEntropyLoss, sharded LigerVocabParallelCrossEntropy.
+    """https://github.com/linkedin/Liger-Kernel: LigerCrossEntropyLoss, LigerVocabParallelCrossEntropy, LigerJSD, GRPO.
 
     LigerCrossEntropyLoss keeps losses in the dtype of its input. With compute_dtype=float32 it gets the logits in fp32.
+    LigerJSD gets log-probabilities in fp32, which torch computes.
     """
-    special = {"policy": _liger_grpo, "jsd": _liger_jsd}
-    if problem.loss in special:
-        return special[problem.loss](problem, shard)
-    return _liger_sharded(shard) if shard.tp_size > 1 else _liger_whole(problem, shard)
+    if problem.loss == "policy":
+        return _liger_grpo(problem, shard)
+    if problem.loss == "jsd":
+        from liger_kernel.transformers import LigerJSD
+
+        jsd = LigerJSD(beta=JSD_BETA)
+
+        def log_softmax(logits: Tensor, scale: float) -> Tensor:
+            return (logits.float() * scale).log_softmax(-1)
+
+        target, scales = shard.target, (problem.scale, problem.target_scale)
+        return _step(shard, lambda logits: jsd(log_softmax(logits, scales[0]), log_softmax(target, scales[1])))
+    if shard.group is not None:
+        from liger_kernel.transformers import LigerVocabParallelCrossEntropy
+
+        sharded, labels = LigerVocabParallelCrossEntropy(ignore_index=IGNORED), shard.target[:, None]
+        sent = bytes_of_statistics(3, shard)
+        return _step(shard, lambda logits: sharded(logits[:, None], labels, shard.group)[:, 0], sent, of_rows=True)
+    from liger_kernel.transformers import LigerCrossEntropyLoss
+
+    whole, dtype = LigerCrossEntropyLoss(ignore_index=IGNORED), _dtype(problem, shard)
+    return _step(shard, lambda logits: whole(logits.to(dtype), shard.target), overwrites=True)
+
+
+def _dtype(problem: EntropyLoss, shard: Shard) -> torch.dtype:
+    return torch.float32 if problem.compute_dtype == "float32" else shard.logits.dtype
 
 
 def _liger_grpo(problem: EntropyLoss, shard: Shard) -> Step:
@@ -55,86 +78,43 @@ def _liger_grpo(problem: EntropyLoss, shard: Shard) -> Step:
     from liger_kernel.transformers.grpo_loss import triton_grpo_loss
 
     sequences, vocab = problem.tokens // SEQUENCE, problem.vocab
-    work = shard.logits.new_zeros(sequences, SEQUENCE + 1, vocab)
-    work[:, :-1] = shard.logits.view(sequences, SEQUENCE, vocab)
+    logits = shard.logits.view(sequences, SEQUENCE, vocab)
+    work = logits.new_zeros(sequences, SEQUENCE + 1, vocab)
+    work[:, :-1] = logits
     rows = {name: values.view(sequences, SEQUENCE) for name, values in {**shard.rows, "labels": shard.target}.items()}
     mask = (rows["labels"] != IGNORED).long()
     count, labels = rows_that_count(shard.target), rows["labels"].clamp(min=0)
-    scale = problem.temperature / problem.logits_scale
+    options = {"beta": problem.kl_weight, "eps_low": CLIP[0], "eps_high": CLIP[1], "inplace": False}
+
+    def losses_of(leaf: Tensor) -> tuple[Tensor, Tensor]:
+        row_loss = mask * triton_grpo_loss(
+            leaf, rows["old_logprobs"], rows.get("ref_logprobs"), labels, rows["advantages"][:, 0].contiguous(), mask,
+            temperature=problem.temperature / problem.logits_scale, **options,
+        )[0]  # fmt: skip
+        return row_loss.sum() / count, row_loss
 
     def run() -> Callable[[], Output]:
-        leaf = work.detach().requires_grad_()
-        row_loss = triton_grpo_loss(
-            leaf, rows["old_logprobs"], rows.get("ref_logprobs"), labels, rows["advantages"][:, 0].contiguous(), mask,
-            temperature=scale, beta=problem.kl_weight, eps_low=CLIP[0], eps_high=CLIP[1], inplace=False,
-        )[0]  # fmt: skip
-        loss = (row_loss * mask).sum() / count
-        (grad,) = torch.autograd.grad(loss, leaf)
-        return lambda: Output(
-            loss.detach(), (row_loss * mask).detach().view(-1), grad[:, :-1].reshape(problem.tokens, vocab)
-        )
+        (loss, row_loss, _), (grad,) = differentiated((work,), losses_of)
+        return lambda: Output(loss, row_loss.view(-1), grad[:, :-1].reshape(problem.tokens, vocab))
 
-    return Step(run, restore=lambda: work[:, :-1].copy_(shard.logits.view(sequences, SEQUENCE, vocab)))
-
-
-def _liger_jsd(problem: EntropyLoss, shard: Shard) -> Step:
-    """LigerJSD of log-probabilities in fp32, which torch computes."""
-    from liger_kernel.transformers import LigerJSD
-
-    function = LigerJSD(beta=JSD_BETA)
-    scale = problem.logits_scale
-
-    def loss_of(logits: Tensor) -> Any:
-        log_p = (logits.float() * scale).log_softmax(-1)
-        return function(log_p, (shard.target.float() * (scale / problem.temperature)).log_softmax(-1))
-
-    return Step(lambda: _differentiated(shard.logits, loss_of))
-
-
-def _liger_whole(problem: EntropyLoss, shard: Shard) -> Step:
-    from liger_kernel.transformers import LigerCrossEntropyLoss
-
-    function = LigerCrossEntropyLoss(ignore_index=IGNORED)
-    dtype = torch.float32 if problem.compute_dtype == "float32" else shard.logits.dtype
-    work = shard.logits.clone()  # the gradient overwrites it; a training step would make new logits
-
-    def run() -> Output:
-        output = _differentiated(work, lambda logits: function(logits.to(dtype), shard.target))
-        return replace(output, loss=output.loss.float())
-
-    return Step(run, restore=lambda: work.copy_(shard.logits))
-
-
-def _liger_sharded(shard: Shard) -> Step:
-    from liger_kernel.transformers import LigerVocabParallelCrossEntropy
-
-    function = LigerVocabParallelCrossEntropy(ignore_index=IGNORED)
-
-    def row_losses(logits: Tensor) -> Tensor:
-        row_loss: Tensor = function(logits[:, None], shard.target[:, None], shard.group)[:, 0]
-        return row_loss
-
-    return _step_of_rows(shard, row_losses, bytes_of_statistics(3, shard))
+    return Step(run, restore=lambda: work[:, :-1].copy_(logits))
 
 
 def megatron(problem: EntropyLoss, shard: Shard) -> Step:
     """https://github.com/NVIDIA/Megatron-LM: megatron.core.tensor_parallel.vocab_parallel_cross_entropy.
 
-    It has no label to ignore. Losses of ignored rows are left out of the mean, as by Megatron's loss mask.
+    It has no label to ignore. Losses of ignored rows are left out of the mean, as by Megatron's loss mask. It subtracts
+    the maximum in place from logits.float(), which is a copy unless the logits are fp32.
     """
     from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
 
-    counts = shard.target != IGNORED
-    # Megatron subtracts the maximum in place from logits.float(), which is a copy unless the logits are fp32.
-    overwritten = shard.logits.dtype == torch.float32
-    work = shard.logits.clone() if overwritten else shard.logits
+    counts, overwrites = shard.target != IGNORED, shard.logits.dtype == torch.float32
 
     def row_losses(logits: Tensor) -> Tensor:
         losses = vocab_parallel_cross_entropy(logits[:, None], shard.target[:, None], tp_group=shard.group)[:, 0]
         return torch.where(counts, losses, 0.0)
 
-    step = _step_of_rows(replace(shard, logits=work), row_losses, bytes_of_statistics(3, shard))
-    return replace(step, restore=lambda: work.copy_(shard.logits)) if overwritten else step
+    return _step(shard, row_losses, bytes_of_statistics(3, shard), of_rows=True, overwrites=overwrites)
 
 
 def quack(problem: EntropyLoss, shard: Shard) -> Step:
@@ -211,46 +191,28 @@ def flash_attn(problem: EntropyLoss, shard: Shard) -> Step:
     """
     function = import_alone("flash_attn.ops.triton.cross_entropy", ("flash_attn",)).cross_entropy_loss
     options = {"logit_scale": problem.logits_scale, "ignore_index": IGNORED, "process_group": shard.group}
+    target, gathered = shard.target, 4 * shard.tokens * (shard.tp_size - 1)
+    sent = gathered + bytes_of_all_reduce(4 * shard.tokens, shard.tp_size)
+    return _step(shard, lambda logits: function(logits, target, **options)[0], sent, of_rows=True)
 
-    gathered = 4 * shard.tokens * (shard.tp_size - 1)
-    summed = bytes_of_all_reduce(4 * shard.tokens, shard.tp_size)
-    return _step_of_rows(shard, lambda logits: function(logits, shard.target, **options)[0], gathered + summed)
 
+def _step(
+    shard: Shard, loss_of: Callable[[Tensor], Any], sent: int = 0, *, of_rows: bool = False, overwrites: bool = False
+) -> Step:
+    """Return the step of a project that computes the mean loss from the local logits, with the gradient by autograd.
 
-def transformer_engine(problem: EntropyLoss, shard: Shard) -> Step:
-    """https://github.com/NVIDIA/TransformerEngine: transformer_engine.pytorch.parallel_cross_entropy.
-
-    Ranks gather four fp32 numbers of each row. The function and its Triton kernels are imported alone: the packages
-    around them need a compiled library, which the kernels do not use.
+    of_rows: it computes the losses of rows, (tokens,). overwrites: it writes to its argument, where a training step
+    would make new logits: it gets a copy, which `restore` renews.
     """
-    function = import_alone(
-        "transformer_engine.pytorch.cross_entropy",
-        (
-            "transformer_engine",
-            "transformer_engine.common",
-            "transformer_engine.pytorch",
-            "transformer_engine.pytorch.triton",
-        ),
-        # The decorator is for the form that overwrites its input, which this variant does not call.
-        stand_ins={"transformer_engine.pytorch.jit": {"no_torch_dynamo": lambda: lambda function: function}},
-    ).parallel_cross_entropy
-    options = {"dist_process_group": shard.group, "ignore_idx": IGNORED}
-    sent = 4 * 4 * shard.tokens * (shard.tp_size - 1)
-    return _step_of_rows(shard, lambda logits: function(logits[None], shard.target[None], **options)[0], sent)
+    work = shard.logits.clone() if overwrites else shard.logits
+    count = rows_that_count(shard.target) if of_rows else None
 
+    def losses_of(logits: Tensor) -> Losses:
+        losses = loss_of(logits)
+        return losses if count is None else (losses.sum() / count, losses)
 
-def _step_of_rows(shard: Shard, row_losses: Callable[[Tensor], Tensor], sent: int) -> Step:
-    """Return the step of a project that computes each row's loss, (tokens,), from the local logits."""
-    count = rows_that_count(shard.target)
+    def run() -> Output:
+        (loss, row_loss, _), (grad,) = differentiated((work,), losses_of)
+        return Output(loss.float(), row_loss, grad)
 
-    def loss_of(logits: Tensor) -> tuple[Tensor, Tensor]:
-        row_loss = row_losses(logits)
-        return row_loss.sum() / count, row_loss
-
-    return Step(lambda: _differentiated(shard.logits, loss_of), bytes_communicated=sent)
-
-
-def _differentiated(logits: Tensor, loss_of: Callable[[Tensor], Losses]) -> Output:
-    """Return the mean loss, the losses of rows if the project computes them, and the gradient of the logits."""
-    (loss, row_loss, _), (grad,) = differentiated((logits,), loss_of)
-    return Output(loss, row_loss, grad)
+    return Step(run, sent, restore=(lambda: work.copy_(shard.logits)) if overwrites else None)

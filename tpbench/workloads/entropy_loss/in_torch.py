@@ -7,8 +7,7 @@ throughout. pytorch_gather has the whole vocabulary on every rank, and uses torc
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,42 +33,29 @@ def prepare_manual(problem: EntropyLoss, shard: Shard) -> Step:
         statistics = torch.compile(statistics, fullgraph=True, dynamic=False)
         finish = torch.compile(finish, fullgraph=True, dynamic=False)
 
-    exchange: Any = _all_gather
     sent = (shard.tp_size - 1) * shard.tokens * algorithm.width * 4
     if problem.exchange == "all_reduce":
-        exchange = functools.partial(_all_reduce, algorithm)
         sent = formulas.bytes_of_statistics(algorithm.width, shard)
 
     def run() -> Output:
         local = statistics(shard.logits, shard.target)
-        return Output(*finish(shard.logits, shard.target, exchange(local, shard)))
+        exchanged = local[None]
+        if shard.group is not None and problem.exchange == "all_reduce":
+            exchanged = _all_reduced(local, algorithm, shard.group)[None]
+        elif shard.group is not None:
+            exchanged = gather_rows(local, shard.group).view(shard.tp_size, *local.shape)
+        return Output(*finish(shard.logits, shard.target, exchanged))
 
     return Step(run, bytes_communicated=sent)
 
 
-def _all_gather(local: Tensor, shard: Shard) -> Tensor:
-    """Return the statistics of all ranks, (tp_size, width, tokens), in rank order."""
-    if shard.group is None:
-        return local[None]
-    return gather_rows(local, shard.group).view(shard.tp_size, *local.shape)
-
-
-def _all_reduce(algorithm: _Labels | _TwoLogits, local: Tensor, shard: Shard) -> Tensor:
-    """Return the statistics of the whole vocabulary, (1, width, tokens), by all-reduces of maxima, then of sums."""
-    if shard.group is None:
-        return local[None]
-    maxima, sums = list(algorithm.maxima), list(algorithm.sums)
-    result = local.clone()
-    highest = local[maxima]
-    dist.all_reduce(highest, dist.ReduceOp.MAX, group=shard.group)
-    scaled = [row for row, maximum in algorithm.sums.items() if maximum is not None]
-    of_rows = [row for row in algorithm.sums.values() if row is not None]
-    result[maxima] = highest
-    result[scaled] *= (local[of_rows] - result[of_rows]).exp()
-    total = result[sums]
-    dist.all_reduce(total, group=shard.group)
-    result[sums] = total
-    return result[None]
+def _all_reduced(local: Tensor, algorithm: _Algorithm, group: dist.ProcessGroup) -> Tensor:
+    """Return the statistics of the whole vocabulary, (width, tokens), by all-reduces of maxima, then of sums."""
+    maxima = local[: algorithm.maxima].clone()
+    dist.all_reduce(maxima, dist.ReduceOp.MAX, group=group)
+    sums = torch.stack(algorithm.relative_sums(local, maxima))
+    dist.all_reduce(sums, group=group)
+    return torch.cat((maxima, sums))
 
 
 def _minus_one_hot(p: Tensor, column: Tensor, held: Tensor) -> Tensor:
@@ -89,19 +75,32 @@ def _max_and_sum(x: Tensor) -> tuple[Tensor, Tensor]:
     return maximum, (x - maximum[:, None]).exp_().sum(-1)
 
 
-def _merge(maxima: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
-    """Return maximum and sum of the whole vocabulary from those of the ranks, (tp_size, tokens) each."""
-    maximum = maxima.amax(0)
-    return maximum, (sums * (maxima - maximum).exp()).sum(0)
+class _Algorithm:
+    """What is exchanged of each row: maxima, then sums."""
+
+    maxima: int
+    sums: Sequence[int | None]
+    """For each sum the maximum that its exponents are relative to, or None if it has no exponents."""
+
+    @property
+    def width(self) -> int:
+        return self.maxima + len(self.sums)
+
+    def relative_sums(self, statistics: Sequence[Tensor] | Tensor, maxima: Tensor) -> list[Tensor]:
+        """Return the sums relative to other maxima than those of the statistics."""
+        sums = zip(self.sums, statistics[self.maxima :], strict=True)
+        return [row if at is None else row * (statistics[at] - maxima[at]).exp() for at, row in sums]
+
+    def merged(self, exchanged: Tensor) -> list[Tensor]:
+        """Return the statistics of the whole vocabulary from those of the ranks, (tp_size, width, tokens)."""
+        maxima = exchanged[:, : self.maxima].amax(0)
+        return [*maxima, *(row.sum(0) for row in self.relative_sums(exchanged.unbind(1), maxima))]
 
 
-class _Labels:
+class _Labels(_Algorithm):
     """Cross-entropy from labels. The statistics of a row are (m, s, x[label])."""
 
-    width = 3
-    maxima = (0,)
-    sums: Mapping[int, int | None] = {1: 0, 2: None}
-    """The statistics that are sums, with the maximum that each one's exponents are relative to."""
+    maxima, sums = 1, (0, None)
 
     def __init__(self, problem: EntropyLoss, shard: Shard) -> None:
         self.problem, self.rows = problem, shard.rows
@@ -119,10 +118,10 @@ class _Labels:
         x_label = torch.where(held, x.gather(1, local[:, None])[:, 0], 0.0)
         return torch.stack((*_max_and_sum(x), x_label))
 
-    def finish(self, logits: Tensor, label: Tensor, gathered: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        m, s = _merge(gathered[:, 0], gathered[:, 1])
+    def finish(self, logits: Tensor, label: Tensor, exchanged: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        m, s, x_label = self.merged(exchanged)
         counts = label != IGNORED
-        row_loss = s.log() + (m - gathered[:, 2].sum(0))
+        row_loss = s.log() + (m - x_label)
         slope: Any = 1.0
         if self.problem.loss == "policy":
             row_loss, slope = formulas.policy_losses(self.problem, -row_loss, self.rows)
@@ -135,16 +134,24 @@ class _Labels:
         return row_loss.sum() * inverse, row_loss, grad.to(logits.dtype)
 
 
-class _TwoLogits:
-    """Losses against target logits. The statistics of a row are (m, s, m_t, s_t, weighted sum of the difference)."""
+class _TwoLogits(_Algorithm):
+    """Losses against target logits: the mean over the vocabulary of a difference of log p and log q.
 
-    width = 5
-    maxima = (0, 2)
+    Its weights are p or q. The statistics of a row are (m, m_t, s, s_t, weighted sum of the difference of logits). The
+    gradient by x is p * (difference - mean) if p is the weight, and p - q if q is.
+    """
+
+    maxima = 2
 
     def __init__(self, problem: EntropyLoss, shard: Shard) -> None:
-        self.loss = formulas.TWO_LOGIT_LOSSES[problem.loss]
+        self.loss, self.weight_is_p = problem.loss, problem.loss == "reverse_kl"
         self.scale, self.target_scale = problem.scale, problem.target_scale
-        self.sums: Mapping[int, int | None] = {1: 0, 3: 2, 4: 0 if self.loss.weight == "p" else 2}
+        self.sums = (0, 1, 0 if self.weight_is_p else 1)
+
+    def _difference(self, x: Tensor, t: Tensor) -> Tensor:
+        if self.loss == "soft_cross_entropy":
+            return x
+        return x - t if self.weight_is_p else t - x
 
     def _scaled(self, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         return formulas.product(logits.float(), self.scale), formulas.product(target.float(), self.target_scale)
@@ -153,24 +160,25 @@ class _TwoLogits:
         x, t = self._scaled(logits, target)
         m, s = _max_and_sum(x)
         m_t, s_t = _max_and_sum(t)
-        weight = (x - m[:, None]).exp() if self.loss.weight == "p" else (t - m_t[:, None]).exp()
-        return torch.stack((m, s, m_t, s_t, (weight * self.loss.difference(x, t)).sum(-1)))
+        weight = (x - m[:, None]).exp() if self.weight_is_p else (t - m_t[:, None]).exp()
+        return torch.stack((m, m_t, s, s_t, (weight * self._difference(x, t)).sum(-1)))
 
-    def finish(self, logits: Tensor, target: Tensor, gathered: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        maxima, sums, target_maxima, target_sums, parts = gathered.unbind(1)
-        m, s = _merge(maxima, sums)
-        m_t, s_t = _merge(target_maxima, target_sums)
+    def finish(self, logits: Tensor, target: Tensor, exchanged: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        m, m_t, s, s_t, weighted = self.merged(exchanged)
         log_z, log_z_t = m + s.log(), m_t + s_t.log()
         x, t = self._scaled(logits, target)
         p = (x - m[:, None]).exp_().div_(s[:, None])
         factor = self.scale / logits.shape[0]
-        if self.loss.weight == "p":
-            mean = (parts * (maxima - m).exp()).sum(0) / s
-            grad = self.loss.difference(x, t).sub_(mean[:, None]).mul_(p).mul_(factor)
+        if self.weight_is_p:
+            mean = weighted / s
+            grad = self._difference(x, t).sub_(mean[:, None]).mul_(p).mul_(factor)
         else:
-            mean = (parts * (target_maxima - m_t).exp()).sum(0) / s_t
+            mean = weighted / s_t
             grad = p.sub_((t - m_t[:, None]).exp_().div_(s_t[:, None])).mul_(factor)
-        row_loss = self.loss.from_mean(mean, log_z, log_z_t)
+        if self.loss == "soft_cross_entropy":
+            row_loss = log_z - mean
+        else:
+            row_loss = mean + (log_z_t - log_z if self.weight_is_p else log_z - log_z_t)
         return row_loss.mean(), row_loss, grad.to(logits.dtype)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tpbench.kernels import TopK
-from tpbench.workloads.hashing import hash_index, normal
+from tpbench.workloads.hashing import fill_normal, hash_index, normal
 from tpbench.workloads.losses import SEQUENCE, LossProblem
 from tpbench.workloads.sizes import IGNORED, shard_bounds
 
@@ -135,19 +135,19 @@ def kernel_options(problem: Any, shard: Any) -> dict[str, Any]:
 
 
 def normal_matrix(
-    problem: Any, streams: tuple[int, int], rows: range, columns: range, device: torch.device, scale: float = 1.0
+    problem: LossProblem,
+    streams: tuple[int, int],
+    rows: range,
+    columns: range,
+    device: torch.device,
+    scale: float = 1.0,
 ) -> Tensor:
     """Return (rows, columns) approximately normal numbers with standard deviation 2.31 * scale, within +-8 * scale.
 
     streams: those of the row indices, and of the column indices. rows, columns: parts of a larger matrix. scale: a
     power of two, which rounds nothing.
     """
-    seed, dtype = problem.seed, getattr(torch, problem.dtype)
-    out = torch.empty(len(rows), len(columns), dtype=dtype, device=device)
-    row_hash = hash_index(seed, streams[0], torch.arange(rows.start, rows.stop, dtype=torch.int64, device=device))
-    column_hash = hash_index(seed, streams[1], torch.arange(columns.start, columns.stop, device=device))
-    step = max(1, CHUNK[device.type] // len(columns))
-    for top in range(0, len(rows), step):
-        chunk = normal(row_hash[top : top + step], column_hash)
-        out[top : top + step] = chunk if scale == 1.0 else chunk.mul_(scale)
+    out = torch.empty(len(rows), len(columns), dtype=getattr(torch, problem.dtype), device=device)
+    of_rows, of_columns = streams
+    fill_normal(out, problem.seed, of_rows, scale, (rows.start, columns.start), CHUNK[device.type], of_columns)
     return out

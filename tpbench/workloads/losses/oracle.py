@@ -23,7 +23,7 @@ from tpbench.comm.collectives import gather_objects
 from tpbench.kernels import TopK
 from tpbench.measure.session import Verdict
 from tpbench.workloads.differences import Compared, Comparison
-from tpbench.workloads.losses.formulas import JSD_BETA, TWO_LOGIT_LOSSES
+from tpbench.workloads.losses.formulas import JSD_BETA
 from tpbench.workloads.losses.inputs import CLIP, policy_rows
 
 
@@ -76,12 +76,12 @@ class LossOracle(ABC):
         def right_gradients() -> Iterator[tuple[slice, Tensor]]:
             for rows in self.blocks():
                 log_p, log_q = self.log_probabilities(rows)
-                row_loss[rows] = self.row_losses(log_p, log_q, rows)
+                row_loss[rows], slopes, total = self.losses(log_p, log_q, rows)
                 if problem.entropy:
                     entropy[rows] = self.entropies(log_p) * self.counts[rows]
                 if problem.trains:
-                    grad = self.gradient_of_mean(log_p, log_q, row_loss[rows], rows)
-                    del log_p, log_q
+                    grad = self.gradient_of_mean(log_p, slopes, total, rows)
+                    del log_p, log_q, slopes
                     yield rows, grad
 
         blocks = right_gradients()
@@ -109,8 +109,8 @@ class LossOracle(ABC):
 
     @functools.cached_property
     def row_loss(self) -> Tensor:
-        """The loss of each row, (tokens,), as `row_losses` returns it."""
-        return torch.cat([self.row_losses(*self.log_probabilities(rows), rows) for rows in self.blocks()])
+        """The loss of each row, (tokens,), as `losses` returns it."""
+        return torch.cat([self.losses(*self.log_probabilities(rows), rows)[0] for rows in self.blocks()])
 
     @property
     def loss(self) -> float:
@@ -119,7 +119,8 @@ class LossOracle(ABC):
 
     def gradient(self, rows: slice) -> Tensor:
         """Return the gradient of the mean loss by the local logits of some rows, in float64."""
-        return self.gradient_of_mean(*self.log_probabilities(rows), self.row_loss[rows], rows)
+        log_p, log_q = self.log_probabilities(rows)
+        return self.gradient_of_mean(log_p, *self.losses(log_p, log_q, rows)[1:], rows)
 
     def blocks(self) -> Iterator[slice]:
         """Yield slices of rows, which are equal on all ranks."""
@@ -134,51 +135,59 @@ class LossOracle(ABC):
         highest = self.reduce(highest, dist.ReduceOp.MAX)[:, None]
         return x - highest - self.sum((x - highest).exp().sum(-1)).log()[:, None]
 
-    def top_k(self, log_p: Tensor, rows: slice) -> tuple[Tensor, Tensor, float]:
-        """Return each row's loss against a top k, weights (rows, local columns) and a factor: the gradient of the loss
-        is factor * p - weights."""
-        top = self.top
-        assert top is not None
+    def losses(self, log_p: Tensor, log_q: Tensor | None, rows: slice) -> tuple[Tensor, Tensor, Tensor | float]:
+        """Return each row's loss, its slopes (rows, local columns), and their sum over all columns, (rows, 1).
+
+        Slopes are the derivatives by each column's log p, up to a multiple of p. The loss is 0 for a row that does not
+        count, and the log-probability for loss=logprob. log_q: log-probabilities of the target logits, or None for
+        losses from labels and against a top k.
+        """
+        if self.top is not None:
+            return self._of_top_k(self.top, log_p, rows)
+        if log_q is not None:
+            return self._of_target_logits(log_p, log_q)
+        assert self.labels is not None
+        label = self.labels[rows] - self.shard.vocab_start
+        held = self.counts[rows] & (label >= 0) & (label < self.shard.columns)
+        column = label.where(held, torch.zeros_like(label))[:, None]
+        logprob = self.sum(torch.where(held, log_p.gather(1, column)[:, 0], 0.0))
+        loss, slope = -logprob, -torch.ones_like(logprob)
+        if self.problem.loss == "policy":
+            loss, slope = self._policy(logprob, rows)
+        elif self.problem.loss == "logprob":
+            loss, slope = logprob, -slope
+        return loss, torch.zeros_like(log_p).scatter_add_(1, column, (slope * held)[:, None]), slope[:, None]
+
+    def _of_target_logits(self, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor, Tensor | float]:
+        """Return the losses, the slopes and their sum for a loss against target logits."""
+        p, q = log_p.exp(), log_q.exp()
+        if self.problem.loss == "jsd":
+            log_mixture = (JSD_BETA * q + (1 - JSD_BETA) * p).log()
+            slopes = (1 - JSD_BETA) * weighted(p, log_p - log_mixture)
+            of_p = self.sum(slopes.sum(-1))
+            return of_p + self.sum(JSD_BETA * weighted(q, log_q - log_mixture).sum(-1)), slopes, of_p[:, None]
+        if self.problem.loss == "reverse_kl":
+            slopes = weighted(p, log_p - log_q)
+            loss = self.sum(slopes.sum(-1))
+            return loss, slopes, loss[:, None]
+        values = -log_p if self.problem.loss == "soft_cross_entropy" else log_q - log_p
+        return self.sum(weighted(q, values).sum(-1)), -q, -1.0
+
+    def _of_top_k(self, top: TopK, log_p: Tensor, rows: slice) -> tuple[Tensor, Tensor, Tensor | float]:
+        """Return the losses, the slopes and their sum for a loss against a top k."""
         log_q = (top.values[rows].double() * self.problem.target_scale).log_softmax(-1)
         local = top.indices[rows] - self.shard.vocab_start
         held = (local >= 0) & (local < self.shard.columns)
-        own = torch.where(held, log_p.gather(1, local.where(held, torch.zeros_like(local))), -math.inf)
-        log_top = self.reduce(own, dist.ReduceOp.MAX)
-        q, dense = log_q.exp(), 1.0
+        column = local.where(held, torch.zeros_like(local))
+        log_top = self.reduce(torch.where(held, log_p.gather(1, column), -math.inf), dist.ReduceOp.MAX)
         if self.problem.loss == "reverse_kl":  # of the distributions over the k columns
-            log_top, dense = log_top.log_softmax(-1), 0.0
+            log_top, total = log_top.log_softmax(-1), 0.0
             loss = weighted(log_top.exp(), log_top - log_q).sum(-1)
-            weights = -weighted(log_top.exp(), log_top - log_q - loss[:, None])
+            slopes = weighted(log_top.exp(), log_top - log_q - loss[:, None])
         else:
-            loss = weighted(q, (log_q if self.problem.loss == "forward_kl" else 0.0) - log_top).sum(-1)
-            weights = q
-        return loss, torch.zeros_like(log_p).scatter_add_(1, local.where(held, 0), weights.where(held, 0.0)), dense
-
-    def row_losses(self, log_p: Tensor, log_q: Tensor | None, rows: slice) -> Tensor:
-        """Return each row's loss, or log-probability for loss=logprob, 0 for a row that does not count.
-
-        log_q: log-probabilities of the target logits, or None for losses from labels and against a top k.
-        """
-        if self.top is not None:
-            return self.top_k(log_p, rows)[0]
-        if self.problem.loss == "jsd":
-            assert log_q is not None
-            mixture = _log_mixture(log_p, log_q)
-            of_q, of_p = (weighted(log.exp(), log - mixture).sum(-1) for log in (log_q, log_p))
-            return self.sum(JSD_BETA * of_q + (1 - JSD_BETA) * of_p)
-        if log_q is not None:
-            loss = TWO_LOGIT_LOSSES[self.problem.loss]
-            weight = (log_p if loss.weight == "p" else log_q).exp()
-            return self.sum(weighted(weight, loss.value(log_p, log_q)).sum(-1))
-        label, held = self.local_label(rows)
-        logprob = self.sum(torch.where(held, log_p.gather(1, label[:, None])[:, 0], 0.0))
-        if self.problem.loss == "policy":
-            return self._policy(logprob, rows)[0]
-        return logprob if self.problem.loss == "logprob" else -logprob
-
-    def entropies(self, log_p: Tensor) -> Tensor:
-        """Return the entropy of each row."""
-        return self.sum(-weighted(log_p.exp(), log_p).sum(-1))
+            loss = weighted(log_q.exp(), (log_q if self.problem.loss == "forward_kl" else 0.0) - log_top).sum(-1)
+            slopes, total = -log_q.exp(), -1.0
+        return loss, torch.zeros_like(log_p).scatter_add_(1, column, slopes.where(held, 0.0)), total
 
     def _policy(self, logprob: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
         """Return each row's policy loss and its derivative by the label's log-probability."""
@@ -193,35 +202,14 @@ class LossOracle(ABC):
             slope -= self.problem.kl_weight * (ref - logprob).expm1()
         return loss.where(self.counts[rows], 0.0), slope
 
-    def gradient_of_mean(self, log_p: Tensor, log_q: Tensor | None, row_loss: Tensor, rows: slice) -> Tensor:
-        """Return the gradient of the mean loss by the unscaled local logits of some rows."""
-        grad = log_p.exp()
-        if self.top is not None:
-            _, weights, dense = self.top_k(log_p, rows)
-            grad = grad * dense - weights
-        elif self.problem.loss == "jsd":
-            assert log_q is not None
-            difference = log_p - _log_mixture(log_p, log_q)
-            mean = self.sum(weighted(grad, difference).sum(-1))
-            grad = (1 - JSD_BETA) * weighted(grad, difference - mean[:, None])
-        elif log_q is None:
-            label, held = self.local_label(rows)
-            grad.scatter_add_(1, label[:, None], -held.double()[:, None])
-            if self.problem.loss == "policy":
-                logprob = self.sum(torch.where(held, log_p.gather(1, label[:, None])[:, 0], 0.0))
-                grad *= -self._policy(logprob, rows)[1][:, None]
-        elif TWO_LOGIT_LOSSES[self.problem.loss].weight == "p":
-            grad = weighted(grad, TWO_LOGIT_LOSSES[self.problem.loss].value(log_p, log_q) - row_loss[:, None])
-        else:
-            grad -= log_q.exp()
-        return grad.mul_(self.scale * self.inverse_count).masked_fill_(~self.counts[rows, None], 0.0)
+    def entropies(self, log_p: Tensor) -> Tensor:
+        """Return the entropy of each row."""
+        return self.sum(-weighted(log_p.exp(), log_p).sum(-1))
 
-    def local_label(self, rows: slice) -> tuple[Tensor, Tensor]:
-        """Return the labels' local columns, and a mask of the rows whose label this rank holds."""
-        assert self.labels is not None
-        label = self.labels[rows] - self.shard.vocab_start
-        held = self.counts[rows] & (label >= 0) & (label < self.shard.columns)
-        return label.where(held, torch.zeros_like(label)), held
+    def gradient_of_mean(self, log_p: Tensor, slopes: Tensor, total: Tensor | float, rows: slice) -> Tensor:
+        """Return the gradient of the mean loss by the unscaled local logits of some rows, from their slopes."""
+        grad = slopes - total * log_p.exp()
+        return grad.mul_(self.scale * self.inverse_count).masked_fill_(~self.counts[rows, None], 0.0)
 
     def identical(self, outputs: Iterable[Any]) -> bool:
         """Return whether all ranks have the same bits in each output."""
@@ -255,10 +243,6 @@ def with_policy_rows(problem: Any, shard: Any, oracle: type[LossOracle]) -> Any:
         return shard
     logprob = -oracle(replace(problem, loss="cross_entropy"), shard).row_loss
     return replace(shard, rows=policy_rows(problem, logprob))
-
-
-def _log_mixture(log_p: Tensor, log_q: Tensor) -> Tensor:
-    return (JSD_BETA * log_q.exp() + (1 - JSD_BETA) * log_p.exp()).log()
 
 
 def weighted(weight: Tensor, value: Tensor) -> Tensor:

@@ -49,7 +49,7 @@ def measured(
     verdict, columns = measure(session, context, MeasureSettings())
     updates = count[0]
     if verdict.wrong is None and problem.phase_steps:
-        session.step()  # as the sample of energy does: the next step is queued without waiting for the device
+        session.step()  # the next step is queued without waiting for the device
         assert len(session.phases.times_ms) == problem.warmup_steps + problem.steps
     return verdict.wrong, columns | verdict.columns, updates
 
@@ -58,7 +58,7 @@ def test_a_cell_trains_exactly_its_steps_and_times_their_phases() -> None:
     cuda = torch.cuda.is_available()
     for wrong, columns, updates in run_on_ranks(2, measured, "fsdp_dtensor", {"phase_steps": 2}):
         assert wrong is None
-        assert updates > 5 if cuda else updates == 1 + 4  # on a GPU, a trace and the energy need more
+        assert updates > 5 if cuda else updates == 1 + 4  # on a GPU, a trace needs more
         assert len(columns["samples_ms"]) == columns["iterations"] == 4
         assert len(columns["losses"]) == len(columns["grad_norms"]) == 5
         assert columns["loss_value"] == columns["losses"][-1]

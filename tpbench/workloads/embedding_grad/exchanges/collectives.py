@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from statistics import median
-from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from tpbench.comm import collectives, shared_memory_all_gather
 from tpbench.comm.shared_memory_all_gather import SharedMemoryAllGather
-from tpbench.measure.clock import Stopwatch
+from tpbench.measure.clock import Stopwatch, do_nothing
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
 
 COUNT_BYTES = 8
@@ -79,13 +78,10 @@ class CountedCollectives:
             self.sent_bytes[peer] += 0 if peer == self.rank else size
 
 
-LinkRates: TypeAlias = dict[str, Any]
-"""Columns with bandwidths and a latency. Bandwidths are in 1e9 bytes that one rank sends a second while all send."""
-
-
-def measure_link_rates(inputs: EmbeddingGradInputs, comm: CountedCollectives, stopwatch: Stopwatch) -> LinkRates:
+def measure_link_rates(inputs: EmbeddingGradInputs, comm: CountedCollectives, stopwatch: Stopwatch) -> dict[str, float]:
     """Measure with the gradient, unchanged, as the sender's buffer. Collective; the same on every rank.
 
+    Return columns with bandwidths, in 1e9 bytes that one rank sends a second while all send, and a latency.
     `link_gb_per_s` is that of the fastest single transfer; the others are medians.
     """
     rows_per_rank, ranks = inputs.partition.rows_per_rank, inputs.partition.world_size
@@ -94,12 +90,14 @@ def measure_link_rates(inputs: EmbeddingGradInputs, comm: CountedCollectives, st
     def all_to_all(rows: int) -> list[float]:
         splits = [0 if rank == inputs.rank else rows for rank in range(ranks)]
         received, sent = output[: sum(splits)], inputs.grad[: sum(splits)]
-        return stopwatch.samples_ms(lambda: comm.all_to_all(received, sent, splits, splits))
+        exchange = partial(comm.all_to_all, received, sent, splits, splits)
+        return stopwatch.interleaved_ms((exchange, do_nothing))[0]
 
     latency_ms = median(all_to_all(1))
     # For small tables on a CPU latency is most of the time.
     transfers = [ms - latency_ms if ms > 2 * latency_ms else ms for ms in all_to_all(rows_per_rank)]
-    dense = stopwatch.samples_ms(lambda: comm.reduce_scatter_mean(output[:rows_per_rank], inputs.grad))
+    reduce = partial(comm.reduce_scatter_mean, output[:rows_per_rank], inputs.grad)
+    (dense,) = stopwatch.interleaved_ms((reduce, do_nothing))
     megabytes = inputs.own_slice.nbytes * (ranks - 1) / 1e6
     comm.reset()
     return {
