@@ -90,7 +90,7 @@ class _Sweep:
         self._resume(locked)
         for cell in self.cells:
             if cell not in locked:  # another sweep runs it; if that one leaves no row, this sweep runs it
-                self.display.start(cell, "runs in another sweep")
+                self.display.show(cell, "runs in another sweep")
                 while not self.locks.acquire(cell.job):
                     self.display.tick()
                     interrupts.sleep(0.1)
@@ -103,16 +103,12 @@ class _Sweep:
         decisions = resume.decide(cells, self.runner.facts)
         decisions |= {index: replace(decisions[index], reason=reason, row=None) for index, reason in submitted.items()}
         self.replaced |= {index: decision.superseded for index, decision in decisions.items()}
-        self.display.print_decisions(
-            [(cell, decisions[cell.index].row is None, decisions[cell.index].reason) for cell in cells]
-        )
         for cell in cells:
-            if (row := decisions[cell.index].row) is not None:
-                self._finish(
-                    replace(
-                        Attempt.plan(cell, self.folder, self.runner.facts), row=row, note=decisions[cell.index].reason
-                    )
-                )
+            decision = decisions[cell.index]
+            self.display.note(f"{'runs' if decision.row is None else 'done'} {cell}: {decision.reason}")
+            if decision.row is not None:
+                attempt = Attempt.plan(cell, self.folder, self.runner.facts)
+                self._finish(replace(attempt, row=decision.row, note=decision.reason), quietly=True)
         self._run([cell for cell in cells if decisions[cell.index].row is None])
 
     def _run(self, cells: Sequence[Cell]) -> None:
@@ -128,15 +124,15 @@ class _Sweep:
         for attempt in self.runner.run(waiting, self.display):
             self._finish(attempt)
 
-    def _finish(self, attempt: Attempt) -> None:
-        """Record the last attempt at a cell."""
+    def _finish(self, attempt: Attempt, quietly: bool = False) -> None:
+        """Record the last attempt at a cell, and print its result."""
         self.ended[attempt.cell.index] = attempt
         if attempt.row is not None:
             # Only now: a sweep that is killed before leaves both rows, and the next one that resumes deletes the old.
             with contextlib.suppress(OSError):  # a row of another user: both stay, and reports show the measurement
                 discard_rows(attempt.cell.job.output_dir, self.replaced.pop(attempt.cell.index, ()))
         self.locks.release(attempt.cell.job)
-        self.display.finish(attempt)
+        self.display.finish(attempt, quietly)
 
 
 HYDRA_MODULE = "hydra_plugins.tpbench"

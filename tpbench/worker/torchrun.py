@@ -6,7 +6,6 @@ none. torchrun knows the exit code of every rank, but prints it for people only.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
@@ -14,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tpbench.worker.start import STORE_FILE, import_once
+from tpbench.worker.start import import_once
 
 _FAILURES_FILE = "failures.json"
 
@@ -56,16 +55,6 @@ def main() -> None:
         failures = [RankFailure(rank, failure.local_rank, failure.exitcode) for rank, failure in error.failures.items()]
         save_failures(failures, Path(run.parse_args(None).log_dir))  # type: ignore[no-untyped-call]
         raise
-    finally:  # the launcher deletes the store and its folder too, but it may be dead
-        remove_store()
-
-
-def remove_store() -> None:
-    """Delete the file of the store and its folder."""
-    file = Path(os.environ.get(STORE_FILE, "none"))
-    with contextlib.suppress(OSError):
-        file.unlink()
-        file.parent.rmdir()
 
 
 if __name__ == "__main__":

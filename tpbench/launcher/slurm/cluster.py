@@ -159,8 +159,8 @@ def final_states(job_ids: Iterable[str]) -> dict[str, str]:
     return current
 
 
-def answer(*command: str) -> subprocess.CompletedProcess[str] | None:
-    """Return what one of Slurm's commands answers, or None if it answers too late.
+def answer(*command: str) -> subprocess.CompletedProcess[str]:
+    """Return what one of Slurm's commands answers. One that is silent for long has failed.
 
     Raises JobError if Slurm is not installed, and Terminated if a signal comes.
     """
@@ -178,7 +178,7 @@ def answer(*command: str) -> subprocess.CompletedProcess[str] | None:
                 return subprocess.CompletedProcess(command, process.returncode, output, errors)
     finally:
         process.kill()
-    return None
+    return subprocess.CompletedProcess(command, 1, "", f"nothing in {ANSWER_S:.0f} s")
 
 
 def rejection_message(stderr: str) -> str:
@@ -192,8 +192,7 @@ def rejection_message(stderr: str) -> str:
 
 def address(node: str) -> str:
     """Return the address of a node in Slurm's configuration, which may differ from the node's name."""
-    answered = answer("scontrol", "show", "node", "--oneliner", node)
-    match = re.search(r"\bNodeAddr=(\S+)", answered.stdout) if answered else None
+    match = re.search(r"\bNodeAddr=(\S+)", answer("scontrol", "show", "node", "--oneliner", node).stdout)
     return match[1] if match else node
 
 
@@ -217,7 +216,7 @@ def _query(command: list[str], job_ids: Iterable[str]) -> dict[str, str] | None:
     """Return the state text of each job by its number, or None if Slurm does not answer."""
     arrays = sorted({each.partition("_")[0] for each in job_ids})
     answered = answer(*command, f"--jobs={','.join(arrays)}")
-    if answered is None or (answered.returncode and "Invalid job id" not in answered.stderr):
+    if answered.returncode and "Invalid job id" not in answered.stderr:
         return None
     pairs = (line.partition("|") for line in answered.stdout.splitlines())
     return {job_id: state for job_id, _, state in pairs}
@@ -294,9 +293,9 @@ class Partition:
 def _sinfo(*options: str) -> list[str]:
     """Return the lines of sinfo. Raises JobError if no cluster answers."""
     answered = answer("sinfo", "--noheader", *options)
-    if answered is None or answered.returncode:
-        reason = f"sinfo says {' '.join(answered.stderr.split())[:200]}" if answered else "sinfo is silent"
-        raise JobError(f"hydra/launcher=torchrun_slurm needs a Slurm cluster, and none answers: {reason}")
+    if answered.returncode:
+        said = " ".join(answered.stderr.split())[:200]
+        raise JobError(f"hydra/launcher=torchrun_slurm needs a Slurm cluster, and none answers: sinfo says {said}")
     return answered.stdout.splitlines()
 
 
