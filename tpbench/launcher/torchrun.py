@@ -160,9 +160,7 @@ class ProcessTree:
 
         def bind() -> None:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler of this process would only note it
-            die_with_parent(signal.SIGTERM)
-            if os.getppid() != launcher:  # the launcher died before the kernel could know
-                os._exit(1)
+            die_with_parent(signal.SIGTERM, launcher)
 
         with log.open("wb") as output:
             self.agent = subprocess.Popen(

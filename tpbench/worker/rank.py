@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import tpbench
 from tpbench.suggestions import message
 from tpbench.worker.process import begin_tasks, device_of_rank, reason_to_end, reset_random_numbers, torch_columns
-from tpbench.worker.start import ERROR, PEER_LOST, STACK_SIGNAL, die_with_parent, import_once, parent_runs_job
+from tpbench.worker.start import AGENT, ERROR, PEER_LOST, STACK_SIGNAL, die_with_parent, import_once
 from tpbench.worker.task import PROGRESS_FILE, TASK_FILE, JsonLines, Task
 
 if TYPE_CHECKING:
@@ -50,17 +50,14 @@ started = time.monotonic()
 def main(file: Path) -> NoReturn:
     """Run the task in the file, or the tasks of a list until it ends, and exit."""
     global started
-    die_with_parent()
+    die_with_parent(parent=int(os.environ[AGENT]))
     faulthandler.enable()
     faulthandler.register(STACK_SIGNAL, all_threads=False)
     progress = None if file.name == TASK_FILE else JsonLines(file.with_name(PROGRESS_FILE))
     done = 0
     for files in _lists_of_tasks(file):
         started = time.monotonic()
-        tasks = Tasks(files, done, progress)
-        if done == 0 and not parent_runs_job(tasks.now.row_id):  # torchrun ended before `die_with_parent`
-            os._exit(ERROR)
-        if not run(tasks):
+        if not run(Tasks(files, done, progress)):
             break
         done += len(files)
     leave()

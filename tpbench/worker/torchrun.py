@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tpbench.worker.start import import_once
+from tpbench.worker.start import AGENT, import_once
 
 _FAILURES_FILE = "failures.json"
 
@@ -49,6 +49,7 @@ def main() -> None:
     from tpbench.worker import rendezvous
 
     rendezvous.register()
+    os.environ[AGENT] = str(os.getpid())
     try:
         run.main()
     except ChildFailedError as error:
