@@ -73,8 +73,8 @@ class Display:
         now = time.monotonic()
         lines = [f"{cell}  {status}  {now - began:.0f} s" for cell, status, began in self.running.values()]
         minutes = (now - self.began) / 60
-        left = f", about {minutes / self.done * (self.total - self.done):.0f} min left" if self.done else ""
-        return "\n".join([*lines[:MAX_SHOWN], f"{self.done} of {self.total} cells in {minutes:.0f} min{left}"])
+        left = f", about {minutes / self.done * (self.total - self.done):.1f} min left" if self.done else ""
+        return "\n".join([*lines[:MAX_SHOWN], f"{self.done} of {self.total} cells in {minutes:.1f} min{left}"])
 
     def finish(self, attempt: Attempt, quietly: bool = False) -> None:
         """Count a cell that has ended, and print its result unless `quietly`."""

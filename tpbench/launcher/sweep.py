@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import shutil
 import sys
 from collections import Counter
@@ -151,22 +150,14 @@ class SweepComposer:
         OmegaConf.register_new_resolver("tpbench.difference", _difference, replace=True)
 
     def variants_of(self, lines: Sequence[str]) -> list[tuple[str, ...]]:
-        """Return these overrides for each variant that they mean: a pattern means those of the workload of the shape.
-
-        Raises JobError if no variant has such a name.
-        """
-        pattern = {line.partition("=")[0]: line.partition("=")[2] for line in lines}.get("variant", "")
-        if not arguments.is_pattern(pattern):
+        """Return these overrides for each variant that they mean: `all` means those of the workload of the shape."""
+        if "variant=all" not in lines:
             return [tuple(lines)]
-        # A pattern is a choice without a workload, so fields of the workload cannot be composed.
+        # Fields of the workload cannot be composed, because this choice of a variant has no workload.
         choices = [line for line in lines if line.lstrip("+").partition("=")[0] in GROUPS]
         workload = self.compose(self.sweep, choices).get("shape_workload")
         names = [name for name, (owner, _) in variants().items() if owner.name == workload]
-        if not (chosen := fnmatch.filter(names, pattern)):
-            raise JobError(
-                f"no variant of {workload}, the workload of the shape, matches {pattern} (valid: {', '.join(names)})"
-            )
-        return [tuple(f"variant={name}" if line == f"variant={pattern}" else line for line in lines) for name in chosen]
+        return [tuple(f"variant={name}" if line == "variant=all" else line for line in lines) for name in names]
 
     def values(self, lines: Sequence[str], index: int) -> dict[str, Any]:
         """Return the plain values of the cell with these overrides and this index.
@@ -253,10 +244,9 @@ def _check_roots(config: Any, choices: Mapping[str, Any]) -> None:
     """Raise JobError if a configuration file has a group at its root, where it selects no file. `choices`: Hydra's."""
     for group in ("shape", "model", "measure", "experiment"):
         if config.get(group) not in (None, choices.get(group)):
+            word = "override " * (group in choices)
             raise JobError(
-                f"`{group}:` at the root of a configuration file selects nothing: write "
-                f"`- {'override ' * (group in choices)}{group}: NAME` in its defaults, and `# @package _global_` as "
-                f"the first line of the file of {group}=NAME"
+                f"`{group}:` at a file's root selects nothing: write `- {word}{group}: NAME` in its defaults"
             )
 
 

@@ -130,7 +130,16 @@ class Tasks:
         device = device_of_rank(job.device)
         begin_tasks()
         if not dist.is_initialized():
-            _start_process_group(job, device)
+            from tpbench.worker.rendezvous import store_of_agents
+
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+                # Longer than the job's timeout: the launcher ends a job that takes too long, and knows why it hung.
+                timeout=timedelta(seconds=job.timeout_s + 60),
+                store=store_of_agents(),
+                rank=RANK,
+                world_size=job.world_size,
+            )
         for place in range(len(self.tasks)):
             self._set_up(place, device)
         for place in next_cells(self.requests):
@@ -200,21 +209,6 @@ class Tasks:
             if RANK == 0:
                 columns = {**self.columns[place], **measured, **verdict.columns}
                 _save(self.now, "wrong" if verdict.wrong else "ok", verdict.wrong, **columns)
-
-
-def _start_process_group(job: Job, device: torch.device) -> None:
-    import torch.distributed as dist
-
-    from tpbench.worker.rendezvous import store_of_agents
-
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-        # Longer than the job's own timeout: the launcher ends a job that takes too long, and knows why it hung.
-        timeout=timedelta(seconds=job.timeout_s + 60),
-        store=store_of_agents(),
-        rank=RANK,
-        world_size=job.world_size,
-    )
 
 
 def context_of(job: Job, device: torch.device, folder: Path, process_stays: bool) -> Context:
