@@ -117,16 +117,16 @@ NOT_IN_KEY = ("output_dir", "timeout_s")
 """Fields that cannot change a result: where rows go, and when to give up."""
 _PARTS = ("measure", "problem", "outside")
 """Fields that hold fields of their own."""
-GRAPH = "graph"
-"""A setting of a measurement that a workload with a fixed number of iterations has too, beside `PROFILES`."""
 FRESH = "fresh"
 """A setting of a measurement that a scheduled problem refuses."""
 PROFILES = {"profile", "profiler"}
 NOT_IN_OLDER_KEYS = {*PROFILES, "late"}
 """Settings of a measurement that add nothing to the key of a job without them: keys of older rows lack them."""
 _MEASURE_DEFAULTS = defaults(MeasureSettings)
-UNUSED_IF_SCHEDULED = frozenset(_MEASURE_DEFAULTS.keys() - {GRAPH, FRESH, *PROFILES})
-"""Settings of a measurement that a problem with a fixed number of iterations ignores."""
+_STOP_RULE = _MEASURE_DEFAULTS.keys() - {"graph", *PROFILES}
+"""Settings of a measurement that a workload with a fixed number of iterations doesn't have."""
+UNUSED_IF_SCHEDULED = frozenset(_STOP_RULE - {FRESH})
+"""Those that such a problem ignores."""
 WORLD_SIZE = "world_size"
 """Number of ranks. It may be set beside a job's fields, and tp_size x dp_size must be equal to it."""
 
@@ -135,7 +135,7 @@ def field_names(workload: Workload | None = None) -> set[str]:
     """Return the flat names of the fields of one workload's jobs, or of any workload's."""
     problems = [owner.problem for owner in ([workload] if workload else workloads().values())]
     names = {field.name for cls in (Job, MeasureSettings, *problems) for field in fields(cls)}
-    unused = _MEASURE_DEFAULTS.keys() - {GRAPH, *PROFILES} if workload and workload.scheduled is True else set()
+    unused = _STOP_RULE if workload and workload.scheduled is True else set()
     return names - {"problem", "outside"} - unused | {WORLD_SIZE}
 
 
@@ -192,38 +192,34 @@ def parse_job(
     from_outside = (outside or {}).get(str(values.get("variant")))
     workload, variant = _variant(values, from_outside)
     if (shape_of := values.get("shape_workload", workload.name)) != workload.name:
-        raise JobError(_wrong_shape(variant, workload, shape_of, shapes or {}, from_outside is not None))
+        fitting = sorted(shape for shape, owner in (shapes or {}).items() if owner == workload.name)
+        advice = (
+            f'; a variant of {shape_of} needs the decorator @variant(workload="{shape_of}")' if from_outside else ""
+        )
+        raise JobError(
+            f"variant={variant.name} is of the workload {workload.name}, and the shape is of {shape_of} "
+            f"(shapes of {workload.name}: {', '.join(fitting) or 'none: write its fields as NAME=VALUE'})"
+            f"{'' if workload.definition else advice}"
+        )
     chosen = dict.fromkeys(chosen)
     valid = field_names(workload).union(also_valid)
     topic = f"variant={variant.name}" if workload.definition else workload.name
     complaints = [_no_such_field(workload, name, valid, topic) for name in chosen if name not in valid]
     job = _parsed(_with_ranks(values), workload, complaints, from_outside)
-    problem = _without_ignored_options(workload, variant, job.problem)
+    # Options that this variant ignores get their defaults, so that equal jobs have equal keys.
+    ignored = {option.name for option in workload.options if option.ignorable} - variant.options
+    ignored |= {name for name, valid in variant.option_values.items() if getattr(job.problem, name) not in valid}
+    options = {name: workload.option_defaults[name] for name in ignored}
     if job.measure.graph:
-        problem = _with_graph_options(workload, variant, problem, chosen)
-    job = replace(job, problem=workload.resolve(problem, frozenset(chosen)))
+        required = workload.graph_options.items()
+        options |= {name: value for name, value in required if name in variant.options and name not in chosen}
+    job = replace(job, problem=workload.resolve(replace(job.problem, **options), frozenset(chosen)))
     if complaints := job.problem.check(job.tp_size, job.dp_size):
         raise JobError("\n".join(complaints))
     fewest, most = job.measure.min_iterations, job.measure.max_iterations
     if fewest > most and "min_iterations" in chosen:  # max_iterations alone limits the default of the other, too
         raise JobError(f"min_iterations={fewest} must be at most max_iterations={most}")
     return job
-
-
-def _wrong_shape(
-    variant: Variant, workload: Workload, shape_of: str, shapes: Mapping[str, str], from_outside: bool
-) -> str:
-    """Return the message for a shape of another workload than the variant's. `shapes`: shape names to workloads."""
-    if workload.definition:
-        return (
-            f"variant={variant.name} is of {workload.name}, which has no shapes: write its fields as NAME=VALUE instead"
-        )
-    fitting = sorted(shape for shape, owner in shapes.items() if owner == workload.name)
-    advice = f'; a variant of {shape_of} needs the decorator @variant(workload="{shape_of}")' if from_outside else ""
-    return (
-        f"variant={variant.name} is of the workload {workload.name}, and the shape is of {shape_of} "
-        f"(shapes of {workload.name}: {', '.join(fitting) or 'none'}){advice}"
-    )
 
 
 def stored_job(flat: Mapping[str, Any], outside: OutsideVariant | None = None) -> Job:
@@ -306,21 +302,6 @@ def _with_ranks(values: Mapping[str, Any]) -> Mapping[str, Any]:
     if tensor * replicas != ranks:
         raise JobError(f"dp_size={replicas} x tp_size={tp_size} is not equal to world_size={ranks}")
     return {**values, "tp_size": tensor}
-
-
-def _without_ignored_options(workload: Workload, variant: Variant, problem: Any) -> Any:
-    """Set options that this variant ignores to their defaults, so that equal jobs have equal keys."""
-    ignored = {option.name for option in workload.options if option.ignorable} - variant.options
-    ignored |= {name for name, values in variant.option_values.items() if getattr(problem, name) not in values}
-    return replace(problem, **{name: workload.option_defaults[name] for name in ignored})
-
-
-def _with_graph_options(workload: Workload, variant: Variant, problem: Any, chosen: Collection[str]) -> Any:
-    """Set the variant's options to the values that a CUDA graph requires, except options that the user chose."""
-    required = workload.graph_options.items()
-    return replace(
-        problem, **{name: value for name, value in required if name in variant.options and name not in chosen}
-    )
 
 
 def unsupported_reason(job: Job) -> str | None:

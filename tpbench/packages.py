@@ -11,22 +11,11 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-REQUIRED = {
-    "torch": "torch",
-    "triton": "triton",
-    "hydra": "hydra-core",
-    "omegaconf": "omegaconf",
-    "numpy": "numpy",
-    "scipy": "scipy",
-    "pandas": "pandas",
-    "pyarrow": "pyarrow",
-    "rich": "rich",
-    "psutil": "psutil",
-    "pynvml": "nvidia-ml-py",
-    "yaml": "pyyaml",
-    "jinja2": "jinja2",
-}
-"""The module of each package that setup.cfg requires, with the package's name."""
+REQUIRED = (
+    *("torch", "triton", "numpy", "scipy", "pandas", "pyarrow"),
+    *("hydra", "omegaconf", "yaml", "rich", "jinja2", "psutil", "pynvml"),
+)
+"""The modules of the packages that setup.cfg requires."""
 
 OPTIONAL = {
     "matplotlib": "[report]",
@@ -36,7 +25,6 @@ OPTIONAL = {
     "quack": "[peers]",
     "deepspeed": "[train]",
     "transformers": "[train]",
-    "transformer_engine": "--no-deps transformer-engine",
     "fast_llm": "--no-deps git+https://github.com/ServiceNow/Fast-LLM",
     "flash_attn": "flash-attn --no-build-isolation",
     "cut_cross_entropy": "cut-cross-entropy",
@@ -57,8 +45,11 @@ def versions(modules: Iterable[str]) -> str | None:
     A module whose package has no metadata is `MODULE unknown`. Modules that tpbench itself requires, and those that are
     not installed, are left out. Returns None if none is left. Nothing is imported.
     """
-    optional = (module for module in modules if module not in REQUIRED)
-    return ", ".join(dict.fromkeys(text for module in optional for text in _versions_of(module))) or None
+    versions = (_versions_of(module) for module in modules if module not in REQUIRED)
+    return ", ".join(dict.fromkeys(text for texts in versions for text in texts)) or None
+
+
+_packages_of_modules = functools.cache(importlib.metadata.packages_distributions)
 
 
 @functools.cache  # a sweep asks for each of its cells
@@ -66,9 +57,6 @@ def _versions_of(module: str) -> list[str]:
     packages = sorted(set(_packages_of_modules().get(module, ())))
     names = [f"{name} {importlib.metadata.version(name)}" for name in packages]
     return names or [f"{module} unknown"] * installed(module)
-
-
-_packages_of_modules = functools.cache(importlib.metadata.packages_distributions)
 
 
 def checkout() -> Path | None:
@@ -96,8 +84,9 @@ def install_command(extra: str = "") -> str:
 def install_commands(modules: Iterable[str]) -> str:
     """Return the commands that install these optional packages."""
     arguments = dict.fromkeys(OPTIONAL[name] for name in modules if name in OPTIONAL)
-    extras = [install_command(extra[1:-1]) for extra in arguments if extra.startswith("[")]
-    return " and ".join([*extras, *(pip_install(other) for other in arguments if not other.startswith("["))])
+    return " and ".join(
+        install_command(name[1:-1]) if name.startswith("[") else pip_install(name) for name in arguments
+    )
 
 
 def not_installed(modules: Iterable[str]) -> str:
@@ -110,17 +99,16 @@ def not_installed(modules: Iterable[str]) -> str:
 def explanation(error: ModuleNotFoundError) -> str | None:
     """Return how to install the package that the error is about, or None if tpbench does not declare it."""
     module = (error.name or "").partition(".")[0]
-    if module not in {**REQUIRED, **OPTIONAL} or installed(module):  # an installed package may lack a part: a bug
+    if module not in (*REQUIRED, *OPTIONAL) or installed(module):  # an installed package may lack a part: a bug
         return None
     if module in OPTIONAL:
         return f"tpbench: this command {not_installed([module])}"
-    missing = [package for name, package in REQUIRED.items() if name == module or not installed(name)]
-    folder, version = checkout(), f"{sys.version_info[0]}.{sys.version_info[1]}"
-    environment = f"  {folder}/scripts/run [ARGUMENTS]  # in an environment that it makes in .venv\n" if folder else ""
+    missing = ", ".join(name for name in REQUIRED if name == module or not installed(name))
+    folder = checkout()
+    run = f"  {folder}/scripts/run [ARGUMENTS]  # in an environment that it makes in .venv\n" if folder else ""
     return (
-        f"tpbench: packages are missing in the environment of {sys.executable}: {', '.join(missing)}\n"
-        f"tpbench needs Linux and Python 3.11 to 3.13; this is Python {version}. To run it, or to install them:\n"
-        f"{environment}  {install_command()}"
+        f"tpbench: packages are missing in the environment of {sys.executable}: {missing}\n"
+        f"tpbench needs Linux and Python 3.11 to 3.13. To run it, or to install them:\n{run}  {install_command()}"
     )
 
 

@@ -76,13 +76,11 @@ def _coerce(field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
         kinds = tuple(kind for kind in kinds if kind is not type(None))
     (kind,) = kinds
     if typing.get_origin(kind) is typing.Literal:
-        for choice in typing.get_args(kind):
-            if (type(value) is type(choice) and value == choice) or str(value) == str(choice):
-                return choice
-        valid = [str(choice) for choice in typing.get_args(kind)]
-        raise JobError(
-            f"{field.name}={spelled(value)} does not exist{nearest(str(value), valid)} (valid: {', '.join(valid)})"
-        )
+        choices = {str(choice): choice for choice in typing.get_args(kind)}
+        if str(value) not in choices:
+            wrong = f"{field.name}={spelled(value)} does not exist{nearest(str(value), choices)}"
+            raise JobError(f"{wrong} (valid: {', '.join(choices)})")
+        return choices[str(value)]
     if kind is bool:
         answer = {"true": True, "false": False}.get(str(value).lower())
         if answer is None:
@@ -110,14 +108,8 @@ def _number(field: dataclasses.Field[Any], kind: type, value: Any) -> int | floa
         noun = "below 2^53" if kind is int and str(value).isdigit() else noun  # exact as a float, too
         raise JobError(f"{name}={spelled(value)} must be {noun} ({field.metadata['help']})") from None
     if (low is not None and number < low) or (high is not None and number > high):
-        limits = (
-            f"between {low} and {high}"
-            if None not in (low, high)
-            else f"at least {low}"
-            if high is None
-            else f"at most {high}"
-        )
-        raise JobError(f"{name}={spelled(value)} must be {limits} ({field.metadata['help']})")
+        limits = [f"at {word} {limit}" for word, limit in (("least", low), ("most", high)) if limit is not None]
+        raise JobError(f"{name}={spelled(value)} must be {' and '.join(limits)} ({field.metadata['help']})")
     return number
 
 

@@ -36,7 +36,7 @@ FIELDS: list[tuple[Any, str]] = [
     ),
     (
         tp_block.PreparedBlock,
-        "module x grad size run plan without_communication columns",
+        "module x grad size run schedule without_communication columns",
     ),
     (
         train_step.Context,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def gather_rows(shard: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Return (size * rows, n): the (rows, n) shards of all ranks, in rank order. Collective.
 
-    In compiled code it is a functional collective, which the compiler can move or fuse.
+    In compiled code this and `scatter_rows` are functional collectives, which the compiler can move or fuse.
     """
     if torch.compiler.is_compiling():
         return functional_collectives.all_gather_tensor(shard, 0, group)
@@ -34,10 +34,7 @@ def gather_rows(shard: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def scatter_rows(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Sum the (rows, n) matrices of all ranks and return this rank's (rows / size, n) of the sum. Collective.
-
-    In compiled code it is a functional collective, as in `gather_rows`.
-    """
+    """Sum the (rows, n) matrices of all ranks and return this rank's (rows / size, n) of the sum. Collective."""
     if torch.compiler.is_compiling():
         return functional_collectives.reduce_scatter_tensor(whole, "sum", 0, group)
     shard = whole.new_empty(len(whole) // group.size(), whole.shape[1])
@@ -69,9 +66,8 @@ class _Exchanged(torch.autograd.Function):
 class TokenExchange:
     """All-gather and reduce-scatter of a micro-batch's tokens, for layers with sequence parallelism.
 
-    Between matrix products each token is processed alone, so a rank holds only its share of a micro-batch's tokens: (1,
-    batch * sequence / ranks, width), one sequence after the other. The shares in rank order are the micro-batch as it
-    lies in memory, for any number of sequences. The ranks must divide the tokens.
+    A rank holds its share of a micro-batch's tokens, (1, batch * sequence / ranks, width). The shares in rank order are
+    the micro-batch as it lies in memory, for any number of sequences. The ranks must divide the tokens.
     """
 
     group: dist.ProcessGroup
@@ -79,36 +75,27 @@ class TokenExchange:
     seq_length: int
 
     def gather(self, share: Tensor) -> Tensor:
-        """All-gather shares to all sequences, (batch, sequence, width).
-
-        Backward, gradients are summed over the ranks and scattered.
-        """
+        """All-gather shares to all sequences, (batch, sequence, width). Backward, reduce-scatter the gradients."""
         rows = exchanged(share.flatten(0, 1), self.group, gather_rows, scatter_rows)
         return rows.view(self.batch_size, self.seq_length, -1)
 
     def scatter(self, partial: Tensor) -> Tensor:
-        """Sum (batch, sequence, width) over the ranks, and return this rank's share. Backward, gradients are
-        all-gathered."""
+        """Reduce-scatter (batch, sequence, width) to this rank's share. Backward, all-gather the gradients."""
         return exchanged(partial.flatten(0, 1), self.group, scatter_rows, gather_rows)[None]
 
 
 def gather_columns(shard: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """All-gather column shards, (..., columns / ranks), to (..., columns), of which every rank computes the same.
-
-    Backward, a rank keeps its columns of the gradient.
-    """
+    """All-gather column shards, (..., columns / ranks), to (..., columns). Backward, keep this rank's columns."""
     return exchanged(shard, group, _gather_columns, _keep_columns)
 
 
 def keep_columns(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return this rank's columns of a tensor that every rank has, (..., columns). Backward, all-gather the
-    gradients."""
+    """Return this rank's columns of a tensor that every rank has. Backward, all-gather the gradients."""
     return exchanged(whole, group, _keep_columns, _gather_columns)
 
 
 def gather_before(block: nn.Module, gather: Callable[[Tensor], Any]) -> None:
-    """Let a block that is called with a rank's share of the tokens compute with all tokens. The share is its first
-    argument, by position or by keyword."""
+    """Let a block compute with all tokens that is called with a rank's share of them, its first argument."""
     first = next(iter(inspect.signature(block.forward).parameters))
 
     def before(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -1,16 +1,14 @@
 """Column- and row-parallel linears, forward and backward, under a schedule of their products and collectives.
 
 Activations and their gradients are (rows, features) matrices, sharded along the rows between two linears, in the order
-of the group's ranks. A weight is this rank's (out, in) part of W. p is the number of ranks.
-
-A new schedule is a child of `Schedule`: all linears, of any workload, can run under it.
+of the group's ranks. A weight is this rank's (out, in) part of W. p is the number of ranks. All linears, of any
+workload, can run under a new child of `Schedule`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -27,16 +25,13 @@ class Schedule(ABC):
     """The all-gather and reduce-scatter of tensor parallelism with their products, over `size` ranks.
 
     All methods are collective. Shards are equal runs of rows, in the order of the group's ranks. All tensors are
-    contiguous matrices of one dtype, except `matrix`, which may be a transposed view.
-
-    Products run in one piece before or after their collective. Children define the two collectives, or override the
-    products with their collectives.
+    contiguous matrices of one dtype, except `matrix`, which may be a transposed view. Products run in one piece before
+    or after their collective. Children define the two collectives, or override the products with their collectives.
     """
 
     rank: int
     """The rank in the group, not in the world."""
     size: int
-    """The number of ranks in the group."""
     group: dist.ProcessGroup | None = None
     """The group, or None if the schedule does not communicate."""
     divisor: int
@@ -96,30 +91,17 @@ class SequentialSchedule(Schedule):
         return scatter_rows(partial, self.group)
 
 
-@dataclass(frozen=True)
-class LinearPlan:
-    """The schedules of one linear."""
-
-    forward: Schedule
-    backward: Schedule
-
-    @classmethod
-    def always(cls, schedule: Schedule) -> LinearPlan:
-        """Return the plan with one schedule for both passes."""
-        return cls(schedule, schedule)
-
-
-def column_parallel(shard: Tensor, weight: Tensor, plan: LinearPlan, *, save_gathered: bool = True) -> Tensor:
+def column_parallel(shard: Tensor, weight: Tensor, schedule: Schedule, *, save_gathered: bool = True) -> Tensor:
     """Return y = all_gather(x) W^T, (rows, out / p), of this rank's shard of x, (rows / p, in). Differentiable.
 
     `save_gathered`: keep the gathered x for the backward pass. Otherwise gather x again.
     """
-    return _ColumnParallel.apply(shard, weight, plan, save_gathered)
+    return _ColumnParallel.apply(shard, weight, schedule, save_gathered)
 
 
-def row_parallel(x: Tensor, weight: Tensor, plan: LinearPlan) -> Tensor:
+def row_parallel(x: Tensor, weight: Tensor, schedule: Schedule) -> Tensor:
     """Return a shard of y = reduce_scatter(x W^T), (rows / p, out), of x (rows, in / p). Differentiable."""
-    return _RowParallel.apply(x, weight, plan)
+    return _RowParallel.apply(x, weight, schedule)
 
 
 def with_summed_gradient(weight: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -139,8 +121,8 @@ def column_backward(
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of x's shard (rows / p, in) and of the weight, given y's gradient (rows, out / p).
 
-    `kept`: the x of the forward pass, gathered or only this rank's shard. The weight's product runs between the start
-    and the end of the reduce-scatter, and so hides the rest of its communication.
+    `kept`: the x of the forward pass, gathered or only this rank's shard. The weight's product hides what is left of
+    the reduce-scatter, between its start and its end.
     """
     whole = (lambda: kept) if gathered else schedule.gather(kept)
     finish = schedule.matmul_scatter(grad, weight)
@@ -156,27 +138,27 @@ def row_backward(schedule: Schedule, grad_shard: Tensor, x: Tensor, weight: Tens
 
 class _ColumnParallel(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, shard: Tensor, weight: Tensor, plan: LinearPlan, save_gathered: bool) -> Tensor:
-        gathered, product = plan.forward.gather_matmul(shard.contiguous(), weight.t(), keep=save_gathered)
+    def forward(ctx: Any, shard: Tensor, weight: Tensor, schedule: Schedule, save_gathered: bool) -> Tensor:
+        gathered, product = schedule.gather_matmul(shard.contiguous(), weight.t(), keep=save_gathered)
         ctx.save_for_backward(gathered if save_gathered else shard, weight)
-        ctx.plan, ctx.gathered = plan, save_gathered
+        ctx.schedule, ctx.gathered = schedule, save_gathered
         return product
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         kept, weight = ctx.saved_tensors
         grad = grads[0].contiguous()
-        return *column_backward(ctx.plan.backward, grad, weight, kept.contiguous(), ctx.gathered), None, None
+        return *column_backward(ctx.schedule, grad, weight, kept.contiguous(), ctx.gathered), None, None
 
 
 class _RowParallel(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, plan: LinearPlan) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, schedule: Schedule) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.plan = plan
-        return plan.forward.matmul_scatter(x.contiguous(), weight.t(), awaited=True)()
+        ctx.schedule = schedule
+        return schedule.matmul_scatter(x.contiguous(), weight.t(), awaited=True)()
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         x, weight = ctx.saved_tensors
-        return *row_backward(ctx.plan.backward, grads[0].contiguous(), x, weight), None
+        return *row_backward(ctx.schedule, grads[0].contiguous(), x, weight), None

@@ -1,7 +1,7 @@
 """All-gather of a few 32-bit numbers between processes of one machine, through a page that all of them map.
 
-A collective of a few bytes on the CPU wakes several threads on each rank. That takes longer than all other host work
-of a sparse exchange. This all-gather needs neither sockets nor threads.
+A collective of a few bytes on the CPU wakes several threads on each rank, which takes longer than all other host work
+of a sparse exchange. This one needs neither sockets nor threads.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class SharedMemoryAllGather:
     A number and the epoch (the count of calls) share one 64-bit word, with the epoch in the upper half. A reader that
     sees the right epoch therefore has the right number, in any order in which words become visible.
 
-    Epochs alternate between two halves of the page. A rank that is one epoch ahead writes the other half. No rank can
-    be two epochs ahead, because each call waits for all ranks.
+    Epochs alternate between two halves of the page, because a rank can be one epoch ahead, but not two: each call waits
+    for all ranks.
     """
 
     def __init__(self, words: NDArray[np.int64], rank: int) -> None:

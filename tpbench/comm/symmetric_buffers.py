@@ -12,7 +12,6 @@ import importlib
 import math
 import warnings
 from collections import Counter
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
@@ -56,56 +55,32 @@ class StreamSignals:
     """Signals by memory operations of the stream itself (cuStreamWriteValue32, cuStreamWaitValue32).
 
     They need no SM, so that a product that fills the GPU does not delay them. Flags count up. A captured graph would
-    wait for numbers that have passed, therefore `send` and `wait` raise RuntimeError during capture.
+    wait for numbers that have passed, therefore both methods raise RuntimeError during capture.
     """
 
     def __init__(self, addresses: list[int], rank: int) -> None:
         """Use the zeroed flags of each rank; `addresses[rank]` is where that rank's flags are mapped here."""
         self.addresses, self.rank = addresses, rank
-        self.sent: Counter[tuple[int, int]] = Counter()
-        self.awaited: Counter[tuple[int, int]] = Counter()
+        self.calls: Counter[tuple[str, int]] = Counter()
 
-    def send(self, channel: int, peer: int) -> None:
+    def put_signal(self, peer: int, channel: int) -> None:
         """Signal a peer after all earlier work of the current stream."""
-        self.sent[channel, peer] += 1
-        address = self._flag(self.addresses[peer], channel, self.rank)
-        self._call("cuStreamWriteValue32_v2", address, self.sent[channel, peer], WITH_BARRIER)
+        self._call("cuStreamWriteValue32_v2", self._flag(peer, channel, self.rank), WITH_BARRIER)
 
-    def wait(self, channel: int, peer: int) -> None:
+    def wait_signal(self, peer: int, channel: int) -> None:
         """Hold back later work of the current stream until the peer's next signal."""
-        self.awaited[channel, peer] += 1
-        address = self._flag(self.addresses[self.rank], channel, peer)
-        self._call("cuStreamWaitValue32_v2", address, self.awaited[channel, peer], GREATER_OR_EQUAL)
+        self._call("cuStreamWaitValue32_v2", self._flag(self.rank, channel, peer), GREATER_OR_EQUAL)
 
-    def _flag(self, begin: int, channel: int, sender: int) -> int:
-        """Return the address of the flag for a channel and a sender, among one rank's flags."""
-        return begin + 4 * (channel * len(self.addresses) + sender)
+    def _flag(self, holder: int, channel: int, sender: int) -> int:
+        """Return the address of the flag for a channel and a sender, among those of the rank that holds it."""
+        return self.addresses[holder] + 4 * (channel * len(self.addresses) + sender)
 
-    def _call(self, name: str, address: int, value: int, flags: int) -> None:
+    def _call(self, name: str, address: int, flags: int) -> None:
         if torch.cuda.is_current_stream_capturing():
             raise RuntimeError("signals=stream cannot be captured in a CUDA graph: graph=false or signals=kernel")
-        words = ctypes.c_uint64(address), ctypes.c_uint32(value & 0xFFFFFFFF), ctypes.c_uint(flags)
-        call_driver(name, current_stream(), *words)
-
-
-@dataclass(frozen=True)
-class KernelSignals:
-    """Signals by torch's put_signal and wait_signal, which are kernels of one block.
-
-    They can be captured in a CUDA graph, but wait for a free SM. A send completes only after the receiver has waited
-    for the last signal on the same channel, because that wait resets the flag.
-    """
-
-    handle: Any
-    """A symmetric-memory handle whose signal pad serves no other purpose."""
-
-    def send(self, channel: int, peer: int) -> None:
-        """Signal a peer as `StreamSignals.send` does."""
-        self.handle.put_signal(peer, channel)
-
-    def wait(self, channel: int, peer: int) -> None:
-        """Wait for a peer as `StreamSignals.wait` does."""
-        self.handle.wait_signal(peer, channel)
+        self.calls[name, address] += 1
+        value = ctypes.c_uint32(self.calls[name, address] & 0xFFFFFFFF)
+        call_driver(name, current_stream(), ctypes.c_uint64(address), value, ctypes.c_uint(flags))
 
 
 class SymmetricBuffers:
@@ -130,14 +105,12 @@ class SymmetricBuffers:
         self.capturing = False
         """True if the last use was captured in a CUDA graph."""
         self.flags = self._allocated(4 * CHANNELS * self.size)
-        handle = self.flags[1]
-        self.captured_signals = KernelSignals(handle)
-        """Signals that a CUDA graph can hold."""
-        self.signals: StreamSignals | KernelSignals = (
-            StreamSignals([int(pointer) for pointer in handle.buffer_ptrs], self.rank)
-            if signals == "stream"
-            else self.captured_signals
-        )
+        self.captured_signals: Any = self.flags[1]
+        """Signals that a CUDA graph can hold: the handle's put_signal and wait_signal, which are kernels of one block.
+        They wait for a free SM. A signal is sent only after the receiver has waited for the last one on the same
+        channel, because that wait resets the flag."""
+        addresses = [int(pointer) for pointer in self.captured_signals.buffer_ptrs]
+        self.signals = StreamSignals(addresses, self.rank) if signals == "stream" else self.captured_signals
 
     @property
     def gib(self) -> float:
@@ -169,9 +142,8 @@ class SymmetricBuffers:
     def _allocated(self, nbytes: int) -> tuple[Tensor, Any]:
         """Allocate zeroed bytes on every rank and return this rank's tensor and the handle. Collective.
 
-        Like the memory of torch's own fused operations, it comes from no pool: a buffer begins where its handle says.
-        `kernels.symmetric` needs only addresses and may use torch's pool. Here `next` cuts tensors out of the handle's
-        memory, and an offset in it would point to other bytes.
+        It comes from no pool, unlike that of `kernels.symmetric`: `next` cuts tensors out of the handle's memory, which
+        begins elsewhere than a tensor of torch's pool.
         """
         if torch.cuda.is_current_stream_capturing():
             raise RuntimeError("shared memory must be made before a CUDA graph is captured: run a step first")

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpbench.kernels import KernelLoss, checks
-from tpbench.kernels.launch_rows import How, RepeatedCall, call_form, find, launch_rows, remember
+from tpbench.kernels.launch_rows import How, RepeatedCall, find, launch_rows, remember
 from tpbench.kernels.row_loss import LossResult, Options, RowLoss, Rows, TopK, kernel_target
 from tpbench.kernels.row_terms import RowInputs, RowOutputs
 from tpbench.kernels.two_pass.launch import reduced
@@ -168,9 +168,8 @@ def entropy_loss(
         cross_entropy_weight, beta, algorithm,
     )  # fmt: skip
     inputs = RowInputs(row_grad, entropy_grad, row_weight, old_logprobs, advantages, ref_logprobs)
-    is_repeated = sequences is None and not isinstance(target, TopK)
-    form = call_form((logits, target, *inputs), (*options, grad)) if is_repeated else None
-    if (repeated := find(form)) is not None:
+    form, repeated = find((logits, target, sequences, *inputs), (*options, grad))
+    if repeated is not None:
         return _result(*repeated(logits, target, inputs), repeated.how)  # type: ignore[arg-type]  # no top k has a form
     checked = Options(*options)
     checks.options(checked)
@@ -192,7 +191,8 @@ def entropy_loss(
     if len(logits) == 0:
         return _result(rows.grad, reduced(rows, None), rows.outputs, How(loss_of_row.two_pass_algorithm, 0))
     how = launch_rows(loss_of_row, logits, kernel_target(target, loss_of_row), rows)
-    if how.relaunch is not None and repeatable and grad in ("new", "none"):  # memory to overwrite is always checked
+    # Memory to overwrite is always checked.
+    if how.relaunch is not None and repeatable and form is not None and grad in ("new", "none"):
         remember(form, RepeatedCall(how, rows))
     return _result(rows.grad, rows.total, rows.outputs, how)
 

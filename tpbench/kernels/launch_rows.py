@@ -40,7 +40,7 @@ class How:
     bytes_sent: int = 0
     """Bytes that this rank sent to its peers."""
     kernels: tuple[Any, ...] = ()
-    """The compiled kernels that read the logits (see `kernel_resources`). Each is None in the interpreter."""
+    """The compiled kernels that read the logits (see `worst_resources`). Each is None in the interpreter."""
     relaunch: OnePassLaunch | None = field(default=None, repr=False, compare=False)
     """Does the same for other tensors of the same form, if one kernel computes everything."""
 
@@ -69,7 +69,7 @@ def _one_pass(
     """Launch the kernel that reads each logit once, or return the reason why none can do it."""
     if loss.wants_entropy or rows.accumulate or loss.label_smoothing or loss.softcap or loss.target_softcap:
         return "it has no label_smoothing, no softcap, no entropy, and accumulates into no tensor"
-    if loss.top_k > MOST_TOP_K:
+    if loss.top[0] > MOST_TOP_K:
         return f"it has room for {MOST_TOP_K} columns of a teacher's top k"
     of_target = form(target if isinstance(target, Tensor) else target.indices)
     prepared = prepare(
@@ -140,39 +140,31 @@ class RepeatedCall:
 _remembered: dict[Hashable, RepeatedCall] = {}
 
 
-def call_form(tensors: tuple[Any, ...], options: tuple[Any, ...]) -> Hashable | None:
-    """Return the form of a call, or None if such a call is never repeated.
+def find(tensors: tuple[Any, ...], options: tuple[Any, ...]) -> tuple[Hashable | None, RepeatedCall | None]:
+    """Return the form of a call, and the repetition of an earlier call of this form.
 
-    Arguments may be anything: nothing is checked. Equal options of different types, such as 1 and True, make different
-    forms, because not all types are valid.
+    A call whose form is None is never repeated. Arguments may be anything: nothing is checked. Equal options of
+    different types, such as 1 and True, make different forms, because not all types are valid.
     """
     if forward_ad._current_level >= 0:
-        return None
+        return None, None
     for tensor in tensors:
         if tensor is not None and not (type(tensor) in _PLAIN and tensor.layout is torch.strided):
-            return None
+            return None, None
     try:
-        forms = [
-            tensor if tensor is None else (type(tensor), form(tensor), tensor.device, tensor.is_neg())
-            for tensor in tensors
-        ]
-        return (tuple(forms), options, tuple(map(type, options)))
-    except RuntimeError:  # a tensor of torch.func has no memory
-        return None
+        forms = tuple([tensor if tensor is None else _tensor_form(tensor) for tensor in tensors])
+        call = (forms, options, tuple(map(type, options)))
+        return call, _remembered.get(call)
+    except (RuntimeError, TypeError):  # a tensor of torch.func has no memory, an option without a hash is not valid
+        return None, None
 
 
-def find(form: Hashable | None) -> RepeatedCall | None:
-    """Return the repetition of a call of this form, or None if there was no such call."""
-    try:
-        return _remembered.get(form)
-    except TypeError:  # an option that has no hash is not valid
-        return None
+def _tensor_form(tensor: Any) -> Hashable:
+    return type(tensor), form(tensor), tensor.device, tensor.is_neg()
 
 
-def remember(form: Hashable | None, call: RepeatedCall) -> None:
-    """Repeat later calls of this form. None: there is nothing to remember."""
-    if form is None:
-        return
+def remember(call: Hashable, repeated: RepeatedCall) -> None:
+    """Repeat later calls of this form."""
     if len(_remembered) >= MOST_REMEMBERED:
         _remembered.clear()
-    _remembered[form] = call
+    _remembered[call] = repeated

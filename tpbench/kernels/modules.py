@@ -118,9 +118,6 @@ class EntropyLoss(_LossModule):
         result = entropy_loss(logits, target, grad="in_place" if self.in_place else "new", **rows, **settings)
         return result.loss, (result.grad, None), stored_scale
 
-    def extra_repr(self) -> str:
-        return f"in_place={self.in_place}, {super().extra_repr()}".removesuffix(", ")
-
 
 class LinearEntropyLoss(_LossModule):
     """The autograd version of `linear_entropy_loss`: it takes hidden states and the head's weight, and no logits.
@@ -197,15 +194,10 @@ def _inputs_with_gradients(*inputs: Tensor | None) -> tuple[Any, ...]:
     return tuple(name for name, tensor in named if tensor is not None and tensor.requires_grad)
 
 
-def _refuse_second_derivatives(*upstream: Tensor) -> None:
+def _refuse_second_derivatives() -> None:
     """Raise if this backward is to be differentiated: autograd would take its results for constants."""
-    for gradient in upstream:
-        checks.memory("the upstream gradient", gradient)
     if torch.is_grad_enabled():
-        raise NotImplementedError(
-            "this loss has no second derivatives, which create_graph=True asks for: compute it by "
-            "torch.nn.functional there"
-        )
+        raise NotImplementedError("this loss has no second derivatives, which create_graph=True asks for")
 
 
 def _losses(hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Any, settings: dict[str, Any]) -> Any:
@@ -225,7 +217,7 @@ class _GradientsInForward(torch.autograd.Function):
     @staticmethod
     @_outside_of_graphs
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        _refuse_second_derivatives(upstream)
+        _refuse_second_derivatives()
         if ctx.gradients is None:
             raise RuntimeError("this loss keeps one gradient and gave it to an earlier backward: run forward again")
         gradients, ctx.gradients = ctx.gradients, None
@@ -251,7 +243,7 @@ class _GradientsInBackward(torch.autograd.Function):
     @staticmethod
     @_outside_of_graphs
     def backward(ctx: Any, upstream: Tensor, *entropy_upstream: Tensor) -> tuple[Tensor | None, ...]:
-        _refuse_second_derivatives(upstream, *entropy_upstream)
+        _refuse_second_derivatives()
         hidden, weight, bias, *targets = ctx.saved_tensors
         sharded = ctx.settings.get("hidden_sharded") and ctx.settings.get("group") is not None
         target: Any = targets[0] if len(targets) == 1 else tuple(targets)

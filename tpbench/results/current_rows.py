@@ -112,14 +112,13 @@ def rows_with_missed_work(table: pa.Table) -> list[str]:
     """
     if not {"time_ms", "launch_ms", "device_ms"} <= {*table.column_names}:
         return []
-    wait_ms = pc.subtract(table.column("time_ms"), table.column("launch_ms"))
-    limit_ms = pc.add(pc.multiply(table.column("device_ms"), _LONGER_WAIT), _WAIT_MS)
-    names = table.filter(pc.greater(wait_ms, limit_ms)).column("row_id").unique().to_pylist()
-    if not names:
-        return []
+    wait_ms = pc.subtract(table["time_ms"], table["launch_ms"])
+    limit_ms = pc.add(pc.multiply(table["device_ms"], _LONGER_WAIT), _WAIT_MS)
+    names = table.filter(pc.greater(wait_ms, limit_ms))["row_id"].unique().to_pylist()
     others = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return [
-        f"row {printable(str(names[0]))}{others}: the device works for more than twice device_ms after a step has "
+        f"row {printable(str(name))}{others}: the device works for more than twice device_ms after a step has "
         "returned, so device_ms misses work on another stream: let that stream wait for the current one first, and the "
         "current one for it last"
+        for name in names[:1]
     ]

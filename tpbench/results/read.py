@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import typing
 import warnings
@@ -87,23 +88,20 @@ def _load(where: Where, columns: str | Sequence[str] | None, equal: Mapping[str,
     needed = None
     if columns is not None:
         needed = frozenset({*columns, *equal, *_ORDER, "finished_at", "workload", DEFINITION})
-        needed |= label_columns() if LABEL in needed else frozenset()
-        needed |= {"job"} if "key" in needed else frozenset()
+        needed |= (label_columns() if LABEL in needed else frozenset()) | ({"job"} if "key" in needed else frozenset())
     tables, complaints = read_files(where, needed)
     table, misfits, _ = combine(tables)
-    table = with_defaults(table)
-    if needed is None or "key" in needed:
-        table = with_keys(table)
+    table = with_keys(with_defaults(table))
     for complaint in (*complaints, *misfits, *rows_with_missed_work(table)):
         warnings.warn(complaint, RowWarning, stacklevel=3)
-    if columns is None or LABEL in (*columns, *equal):
+    if needed is None or LABEL in needed:
         table = with_labels(table)
     for name in (*equal, *(columns or ())):
         if name not in table.column_names:
             raise ValueError(unknown("column", name, table.column_names, COLUMN_LIST))
     for name, value in equal.items():
-        _check_names(name, value, table.column(name))
-        table = table.filter(_has(table.column(name), name, value))
+        values = list(value) if isinstance(value, (list, tuple, set, frozenset)) else [value]
+        table = table.filter(_has(table.column(name), name, values))
     table = _in_order(table)
     return _without_other_workloads(table, equal) if columns is None else table.select(list(dict.fromkeys(columns)))
 
@@ -118,32 +116,30 @@ def _without_other_workloads(table: pa.Table, equal: Mapping[str, Any]) -> pa.Ta
     return table.select([name for name in table.column_names if name not in foreign])
 
 
-def _check_names(name: str, value: Any, column: pa.ChunkedArray) -> None:
-    """Raise ValueError if a status, workload, variant or choice exists neither in tpbench nor in the rows."""
-    known: Mapping[str, Iterable[str]] = {"status": STATUSES, "workload": workloads(), "variant": variants()}
+def _has(column: pa.ChunkedArray, name: str, values: list[Any]) -> pa.Array:
+    """Return a mask of the rows that have one of the values.
+
+    Raises ValueError for values of another type, and for a status, workload, variant or choice that exists neither in
+    tpbench nor in the rows.
+    """
+    named: Mapping[str, Iterable[str]] = {"status": STATUSES, "workload": workloads(), "variant": variants()}
     classes = (Job, MeasureSettings, *(workload.problem for workload in workloads().values()))
     hints = [typing.get_type_hints(cls).get(name) for cls in classes]
     choices = [
         choice for hint in hints if typing.get_origin(hint) is typing.Literal for choice in typing.get_args(hint)
     ]
-    if names := {*known.get(name, choices)}:
+    if names := {*named.get(name, choices)}:
         names |= {*column.unique().drop_null().to_pylist()}
-        for item in value if isinstance(value, (list, tuple, set, frozenset)) else [value]:
-            if item is not None and item not in names:
-                raise ValueError(unknown(name, item, names))
-
-
-def _has(column: pa.ChunkedArray, name: str, value: Any) -> pa.Array:
-    """Return a mask of the rows that have the value, or one of the values in a list."""
-    values = list(value) if isinstance(value, (list, tuple, set, frozenset)) else [value]
+        for value in values:
+            if value is not None and value not in names:
+                raise ValueError(unknown(name, value, names))
     kind = TEXT if pa.types.is_null(column.type) else column.type
     try:
-        if kind == INT and any(isinstance(item, float) and not item.is_integer() for item in values):
+        if kind == INT and any(isinstance(value, float) and not value.is_integer() for value in values):
             raise TypeError  # Arrow would cut 2.5 to 2
-        wanted = pa.array(values, kind)
+        return pc.is_in(column.cast(kind), value_set=pa.array(values, kind))
     except (pa.ArrowException, TypeError, OverflowError):
-        raise ValueError(f"{name}={value!r}: the column is {kind}") from None
-    return pc.is_in(column.cast(kind), value_set=wanted)
+        raise ValueError(f"{name}={values[0] if len(values) == 1 else values!r}: the column is {kind}") from None
 
 
 def load_row(output_dir: str, row_id: str) -> dict[str, Any]:
@@ -260,16 +256,12 @@ LABEL = "label"
 def with_keys(table: pa.Table) -> pa.Table:
     """Return the table with the key of each stored job. A row whose job this version cannot read keeps its key."""
     jobs, keys = table.column("job").to_pylist(), table.column("key").to_pylist()
-    computed = {job: _key_of(job) for job in {*jobs} - {None}}
-    column = pa.array([computed.get(job) or key for job, key in zip(jobs, keys, strict=True)], TEXT)
+    computed: dict[str | None, str] = {}
+    for job in {*jobs} - {None}:
+        with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):  # it may be any text
+            computed[job] = key_of(json.loads(job))
+    column = pa.array([computed.get(job, key) for job, key in zip(jobs, keys, strict=True)], TEXT)
     return table.set_column(table.column_names.index("key"), "key", column)
-
-
-def _key_of(job: str) -> str | None:
-    try:
-        return key_of(json.loads(job))
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # a job may be any text
-        return None
 
 
 @cached_until_registered
@@ -311,17 +303,14 @@ def default_options(workload: Workload | None) -> dict[str, Any]:
 
 def chosen_options(row: Mapping[str, Any], workload: Workload | None) -> tuple[tuple[str, Any], ...]:
     """Return the names and values of a row's options that are not the defaults, in declared order."""
-    return tuple(
-        (name, row[name])
-        for name, default in default_options(workload).items()
-        if row.get(name) is not None and row[name] != default
-    )
+    values = ((name, row.get(name), default) for name, default in default_options(workload).items())
+    return tuple((name, value) for name, value, default in values if value is not None and value != default)
 
 
 def label_columns() -> frozenset[str]:
     """Return the columns from which labels are computed."""
-    options = {name for workload in workloads().values() for name in default_options(workload)}
-    return frozenset({"workload", "variant", *options, *default_options(None)})
+    options = {name for workload in (None, *workloads().values()) for name in default_options(workload)}
+    return frozenset({"workload", "variant", *options})
 
 
 def with_labels(table: pa.Table) -> pa.Table:

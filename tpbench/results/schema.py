@@ -10,7 +10,7 @@ import functools
 import re
 import types
 import typing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -25,6 +25,10 @@ TIME = pa.timestamp("us", tz="UTC")
 REALS = pa.list_(pa.float64())
 
 
+_NAMED_UNITS = {"gb_per_s": "GB/s", "_ms": "ms", "_kib": "KiB", "_mib": "MiB", "_gib": "GiB"}
+"""Units by the end of a column's name."""
+
+
 @dataclass(frozen=True)
 class Column:
     """One column of a row: its name, its Arrow type, its meaning, and its unit if it has one."""
@@ -33,6 +37,11 @@ class Column:
     type: pa.DataType
     doc: str
     unit: str = ""
+    """By default the unit that the name ends with."""
+
+    def __post_init__(self) -> None:
+        unit = next((unit for end, unit in _NAMED_UNITS.items() if self.name.endswith(end)), "")
+        object.__setattr__(self, "unit", self.unit or unit)
 
 
 COLUMNS = (
@@ -76,9 +85,7 @@ COLUMNS = (
             "ci_high_": "upper end of the median's 95% confidence interval",
         }.items()
     ),
-    Column(
-        "launch_ms", REAL, "host time of the call of a step on the slowest rank, with its waits, median; null on CPUs"
-    ),
+    Column("launch_ms", REAL, "host time of a step's call on the slowest rank, with its waits, median; null on CPUs"),
     Column("skew_ms", REAL, "slowest minus fastest rank of an iteration, median"),
     Column("iterations", INT, "iterations timed by wall clock"),
     Column("chained_copies", INT, "copies of the inputs through which the iterations of chained_ms rotate"),
@@ -120,11 +127,7 @@ COLUMNS = (
     Column("round_ms", REALS, "wall time of an iteration, median of each round of an interleaved cell"),
     Column("device_round_ms", REALS, "device time of an iteration, median of each such round"),
     Column("chained_round_ms", REALS, "time of an iteration back to back, median of each such round"),
-    Column(
-        "late_ms",
-        REALS,
-        "time of the other ranks if one starts 0, 0.05, 0.25 and 1 ms late, minus that delay (late=true)",
-    ),
+    Column("late_ms", REALS, "time of the other ranks if one starts 0, 0.05, 0.25 and 1 ms late, minus that delay"),
     Column("beside_ms", REALS, "time of three products on another stream of the other ranks, for each of these delays"),
     Column("beside_alone_ms", REAL, "time of these products without the variant", "ms"),
     # Time and versions.
@@ -136,11 +139,7 @@ COLUMNS = (
     Column("tpbench_version", TEXT, "version of tpbench"),
     Column("kernels_version", TEXT, "version of the kernels of tpbench that ran: a hash of their code; null: none ran"),
     Column("variant_version", TEXT, "hash of the file of a variant from outside tpbench; null: a variant of tpbench"),
-    Column(
-        "workload_definition",
-        TEXT,
-        "JSON of the title and fields of a workload from a user's file; null: a workload of tpbench",
-    ),
+    Column("workload_definition", TEXT, "JSON of a user's workload: title and fields; null: a workload of tpbench"),
     Column("package_versions", TEXT, "packages that the variant requires, with their versions; null: none"),
     Column("git_commit", TEXT, "commit of the checkout"),
     Column("git_dirty", FLAG, "true if the checkout had uncommitted changes"),
@@ -199,10 +198,8 @@ STATUSES = {
     "skipped": "cannot run on this machine",
 }
 
-_UNIT = re.compile(r"(?P<meaning>.*), (?P<unit>ms|s|J|KiB|MiB|GiB|GB/s|TFLOP/s)")
+_UNIT = re.compile(r"(.*), (ms|s|J|KiB|MiB|GiB|GB/s|TFLOP/s)")
 """End of a meaning that names a unit."""
-_NAMED_UNITS = {"gb_per_s": "GB/s", "_ms": "ms", "_kib": "KiB", "_mib": "MiB", "_gib": "GiB"}
-"""Units by the end of a column's name."""
 _TYPES = {bool: FLAG, int: INT, float: REAL, str: TEXT}
 
 
@@ -213,7 +210,7 @@ class RowError(ValueError):
 @functools.cache
 def common_columns() -> dict[str, Column]:
     """Return the columns of every row, by name, in order."""
-    return {column.name: replace(column, unit=column.unit or _named_unit(column.name)) for column in COLUMNS}
+    return {column.name: column for column in COLUMNS}
 
 
 @cached_until_registered
@@ -228,40 +225,32 @@ def workload_columns() -> dict[str, dict[str, Column]]:
 
 
 def _columns_of(workload: Workload) -> dict[str, Column]:
-    hints = typing.get_type_hints(workload.problem)
-    common = common_columns()
+    hints = {} if workload.definition else typing.get_type_hints(workload.problem)  # users' fields may differ in type
     columns = {}
     for name, doc in workload.row_columns.items():
-        if name not in common:
-            match = _UNIT.fullmatch(doc)
-            meaning, unit = (match["meaning"], match["unit"]) if match else (doc, _named_unit(name))
-            typed = name in hints and not workload.definition  # fields of users' files may differ in type
-            columns[name] = Column(name, type_from_hint(hints[name]) if typed else pa.null(), meaning, unit)
+        if name not in common_columns():
+            meaning, unit = match.groups() if (match := _UNIT.fullmatch(doc)) else (doc, "")
+            kind = type_from_hint(hints[name]) if name in hints else pa.null()
+            columns[name] = Column(name, kind, meaning, unit)
     return columns
 
 
 @cached_until_registered
 def all_columns() -> dict[str, Column]:
     """Return every column of a frame of rows: the common ones, then those of each workload."""
-    columns = dict(common_columns())
-    for added in workload_columns().values():
-        for name, column in added.items():
-            columns.setdefault(name, column)
+    columns: dict[str, Column] = {}
+    for added in (common_columns(), *workload_columns().values()):
+        columns |= {name: column for name, column in added.items() if name not in columns}
     return columns
-
-
-def _named_unit(name: str) -> str:
-    return next((unit for end, unit in _NAMED_UNITS.items() if name.endswith(end)), "")
 
 
 def type_from_hint(hint: Any) -> pa.DataType:
     """Return the Arrow type for a field's type hint. A choice between words and numbers is text."""
+    kinds = {hint}
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        kinds = {kind for kind in typing.get_args(hint) if kind is not type(None)}
+        kinds = {*typing.get_args(hint)} - {type(None)}
     elif typing.get_origin(hint) is typing.Literal:
         kinds = {type(choice) for choice in typing.get_args(hint)}
-    else:
-        kinds = {hint}
     return _TYPES.get(kinds.pop(), TEXT) if len(kinds) == 1 else TEXT
 
 

@@ -27,7 +27,6 @@ def test_the_tiny_shape_runs_anywhere(tmp_path: Path) -> None:
     assert list(sparse["rank_bytes_received"]) == list(sparse["rank_bytes_sent"])[::-1]
     for phase in ("counts", "ids", "gather", "values", "merge"):
         assert sparse[f"{phase}_ms"] > 0
-    assert sparse["early_wall_ms"] > 0 and sparse["late_wall_ms"] > 0
     assert rows.iloc[0]["reduce_ms"] > 0
     assert sparse["exposed_ms"] == pytest.approx(sparse["time_ms"] - sparse["stand_in_ms"])
     assert sparse["floor_ms"] > sparse["bytes_moved"] / sparse["copy_gb_per_s"] / 1e6

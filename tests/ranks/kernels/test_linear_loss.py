@@ -108,13 +108,6 @@ def test_every_loss_dtype_and_chunk_size(world_size: int, exchange: str) -> None
         assert shards[0]["chunk_rows"] <= rows and shards[0]["chunks"] >= 12 / rows
 
 
-@pytest.mark.parametrize("dtype", DTYPES[1:])
-def test_the_weights_gradient_is_added_in_half_precision(dtype: torch.dtype) -> None:
-    main_grad = (torch.randn(100, 16, generator=torch.Generator().manual_seed(2)) / 64).to(dtype)
-    options = {"weight_grad": main_grad, "workspace_gib": gib(4, itemsize=dtype.itemsize)}
-    check(1, [(*make_linear(dtype=dtype), options)])
-
-
 @pytest.mark.parametrize("world_size", WORLDS)
 def test_options(world_size: int) -> None:
     """Three ranks differ from two where their numbers meet: in the reduce-scatter of sharded hidden states."""
@@ -148,25 +141,11 @@ def test_options(world_size: int) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES[1:])
 def test_options_in_half_precision(dtype: torch.dtype) -> None:
-    inputs = make_linear(dtype=dtype)
+    hidden, weight, target = make_linear(dtype=dtype)
     capped = {"softcap": 3.0, "bias": torch.linspace(-1, 1, 100).to(dtype), "entropy": True}
-    check(1, [(*inputs, capped), (*inputs, {"label_smoothing": 0.1, "z_loss": 1e-3, "workspace_gib": gib(2)})])
-
-
-def test_padding_and_minus_infinity() -> None:
-    hidden, weight, target = make_linear()
-    target = target.clamp(max=69)
-    target[target < 60] = 65
-    bias = torch.zeros(100)
-    bias[10:60] = -INF
-    padded, infinite = check(
-        1,
-        [
-            (hidden, weight, target, {"vocab_size": 70, "workspace_gib": gib(4)}),
-            (hidden, weight, target, {"bias": bias, "entropy": True}),
-        ],
-    )
-    assert not padded[0]["grad_weight"][70:].any() and not infinite[0]["grad_weight"][10:60].any()
+    added = {"weight_grad": weight / 64, "workspace_gib": gib(4, itemsize=dtype.itemsize)}
+    smoothed = {"label_smoothing": 0.1, "z_loss": 1e-3, "workspace_gib": gib(2)}
+    check(1, [(hidden, weight, target, options) for options in (capped, added, smoothed)])
 
 
 @pytest.mark.parametrize("loss", ALL_LOSSES)
@@ -253,29 +232,6 @@ def test_fp16_gradients_of_a_mean_over_many_rows() -> None:
     check(1, [(hidden, weight / 8, target, {"grad_scale": 1024.0, "workspace_gib": gib(1500, 4000, 2)})])
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU with 24 GiB")
-def test_more_than_2_31_logits() -> None:
-    """The last rows of one chunk lie past 2^31 elements. Rows and gradients equal those of small chunks.
-
-    A logit may be rounded to a neighbouring bf16 number where a product of another size adds in another order.
-    """
-    rows, vocab, width = 33_000, 65_600, 64
-    hidden, weight, target = (
-        each.to(DEVICE) for each in make_linear(rows=rows, vocab=vocab, width=width, dtype=torch.bfloat16)
-    )
-    target[-1] = vocab - 1
-    whole, small = (
-        linear_entropy_loss(hidden, weight, target, workspace_gib=gib(chunk, vocab, 2)) for chunk in (rows, 4096)
-    )
-    assert whole.how.chunks == 1 and small.how.chunks > 1
-    right = torch.nn.functional.cross_entropy((hidden[-512:] @ weight.t()).double(), target[-512:], reduction="none")
-    torch.testing.assert_close(whole.row_loss[-512:].double(), right, rtol=0, atol=0.2)
-    torch.testing.assert_close(whole.row_loss, small.row_loss, rtol=0, atol=0.2)
-    for one, other in ((whole.grad_hidden, small.grad_hidden), (whole.grad_weight, small.grad_weight)):
-        assert one is not None and other is not None
-        assert_near(one, other.double().cpu(), torch.bfloat16)
-
-
 def test_bytes_sent() -> None:
     """Two of three numbers are those of the hidden states: 12 rows of 16 numbers, 4 bytes each."""
     cases: list[Case] = [
@@ -313,24 +269,19 @@ def test_a_rank_without_a_vocabulary() -> None:
     ("error", "wrong"),
     [
         ("hidden", {"hidden": torch.zeros(9)}),
-        ("weight", {"hidden": torch.zeros(9, 15)}),
         ("weight", {"hidden": torch.zeros(9, 16).bfloat16()}),
-        ("weight", {"weight": torch.zeros(100, 16).long()}),
         ("bias", {"bias": torch.zeros(99)}),
         ("target", {"target": torch.zeros(8).long()}),
         ("target", {"loss": "reverse_kl"}),
         ("teacher_hidden", {"loss": "reverse_kl", "target": (torch.zeros(8, 4), torch.zeros(100, 4))}),
         ("weight_grad", {"weight_grad": torch.zeros(100, 16).half()}),
         ("weight_grad", {"weight_grad": torch.zeros(1, 16, device=DEVICE).expand(100, 16)}),
-        ("workspace_gib", {"workspace_gib": 0}),
         ("workspace_gib", {"workspace_gib": "all"}),
         ("grad", {"grad": "hidden"}),
         ("weight_grad", {"grad": ("bias",), "weight_grad": torch.zeros(100, 16)}),
-        ("softcap", {"softcap": -1.0}),
         ("row_grad", {"row_grad": torch.zeros(8)}),
         ("entropy_grad", {"entropy_grad": torch.zeros(9)}),
         ("z_loss", {"z_loss": 0.1, "loss": "logprob"}),
-        ("loss", {"loss": "mse"}),
     ],
 )
 def test_an_error_names_its_argument(error: str, wrong: dict[str, Any]) -> None:

@@ -220,28 +220,3 @@ def test_a_frozen_input_costs_no_product(learning: tuple[str, ...], settings: di
     for name, grad in grads[1].items():
         assert (grad is None) == (name not in learning)
         assert grad is None or torch.equal(grad, grads[0][name])
-
-
-def _errors_of_dtensors(rank: Rank) -> list[str]:
-    from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.tensor import DTensor, Replicate, Shard
-
-    mesh = DeviceMesh.from_group(rank.group, rank.device.type)
-    hidden, weight = torch.randn(ROWS, WIDTH, device=rank.device), torch.randn(VOCAB // 2, WIDTH, device=rank.device)
-    labels = torch.zeros(ROWS, dtype=torch.int64, device=rank.device)
-    errors = []
-    for call in (
-        lambda: EntropyLoss()(DTensor.from_local(hidden @ weight.t(), mesh, [Shard(1)]), labels),
-        lambda: EntropyLoss()(hidden @ weight.t(), DTensor.from_local(labels, mesh, [Replicate()])),
-        lambda: LinearEntropyLoss()(hidden, DTensor.from_local(weight, mesh, [Shard(0)]), labels),
-    ):
-        with pytest.raises(TypeError) as caught:
-            call()
-        errors.append(str(caught.value))
-    return errors
-
-
-def test_a_dtensor_is_refused_with_the_call_that_is_right() -> None:
-    message = "{} must be this rank's tensor, got a DTensor: pass {}.to_local()"
-    expected = [message.format(name, name) for name in ("logits", "target", "weight")]
-    assert run_on_ranks(ranks_here(2), _errors_of_dtensors) == [expected] * ranks_here(2)

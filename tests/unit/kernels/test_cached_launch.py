@@ -9,7 +9,6 @@ import torch
 import triton.language as tl
 from hypothesis import given
 from hypothesis import strategies as st
-from triton import knobs
 from triton.runtime.jit import JITFunction
 
 from tests.support.fake_gpu import FakeGpu, fake_gpu, pointer
@@ -110,21 +109,6 @@ def test_each_device_has_its_own_and_the_stream_is_the_current_one(gpu: FakeGpu,
     gpu.device = 0
     assert call(launch) is first and gpu.bound == 2
     assert [launched.stream for launched in gpu.launched] == [7, 9, 9, 9]
-
-
-def test_hooks_see_launches(gpu: FakeGpu, launch: CachedLaunch) -> None:
-    launches: list[Any] = []
-
-    def enter(metadata: Any) -> None:
-        launches.append(metadata.get())
-
-    knobs.runtime.launch_enter_hook.add(enter)
-    try:
-        call(launch)
-        call(launch)
-    finally:
-        knobs.runtime.launch_enter_hook.remove(enter)
-    assert gpu.bound == 1 and len(launches) == 2 and launches[0] == launches[1] and launches[0]["stream"] == 7
 
 
 def test_its_memory_is_bounded(gpu: FakeGpu, launch: CachedLaunch) -> None:

@@ -16,7 +16,7 @@ PACKAGES = ("lone_project", "lone_project.inner")
 
 @pytest.fixture(autouse=True)
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A project whose compiled part is missing, and whose kernel needs a neighbour and a module that cannot load."""
+    """A project whose compiled part is missing, and whose kernel needs a neighbour."""
     inner = tmp_path / "lone_project/inner"
     inner.mkdir(parents=True)
     (tmp_path / "lone_project/__init__.py").write_text("import compiled_part_of_lone_project\n")
@@ -24,8 +24,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (inner / "neighbour.py").write_text("ANSWER = 42\n")
     (inner / "broken.py").write_text("raise RuntimeError('no library')\n")
     (inner / "kernel.py").write_text(
-        "from lone_project.inner.neighbour import ANSWER\nfrom lone_project.inner.broken import double\n"
-        "def kernel():\n    return double(ANSWER)\n"
+        "from lone_project.inner.neighbour import ANSWER\ndef kernel():\n    return 2 * ANSWER\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     yield
@@ -33,25 +32,22 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         del sys.modules[name]
 
 
-STAND_INS = {"lone_project.inner.broken": {"double": lambda number: 2 * number}}
-
-
 def test_a_module_needs_no_code_of_its_packages() -> None:
-    module = import_alone("lone_project.inner.kernel", PACKAGES, STAND_INS)
+    module = import_alone("lone_project.inner.kernel", PACKAGES)
     assert module.kernel() == 84
-    assert import_alone("lone_project.inner.kernel", PACKAGES, STAND_INS) is module
+    assert import_alone("lone_project.inner.kernel", PACKAGES) is module
 
 
 def test_other_code_does_not_get_the_incomplete_packages() -> None:
-    import_alone("lone_project.inner.kernel", PACKAGES, STAND_INS)
-    assert not {*PACKAGES, *STAND_INS} & sys.modules.keys()
+    import_alone("lone_project.inner.kernel", PACKAGES)
+    assert not {*PACKAGES} & sys.modules.keys()
     with pytest.raises(ModuleNotFoundError, match="compiled_part_of_lone_project"):
         importlib.import_module("lone_project")
 
 
 def test_a_module_that_cannot_load_leaves_no_incomplete_package() -> None:
     with pytest.raises(RuntimeError, match="no library"):
-        import_alone("lone_project.inner.kernel", PACKAGES)
+        import_alone("lone_project.inner.broken", PACKAGES)
     assert not set(PACKAGES) & sys.modules.keys()
 
 
@@ -68,5 +64,5 @@ def test_an_imported_package_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     package = type(sys)("lone_project")
     package.__path__ = [str(Path(sys.path[0]) / "lone_project")]
     monkeypatch.setitem(sys.modules, "lone_project", package)
-    import_alone("lone_project.inner.kernel", PACKAGES, STAND_INS)
+    import_alone("lone_project.inner.kernel", PACKAGES)
     assert sys.modules["lone_project"] is package

@@ -17,8 +17,8 @@ from tpbench.measure.clock import Stopwatch
 from tpbench.measure.session import Context, Costs, Verdict
 from tpbench.workloads.differences import Compared, Comparison
 from tpbench.workloads.embedding_grad.exchanges import Exchange, ExchangeContext, sequence
-from tpbench.workloads.embedding_grad.exchanges.collectives import CountedCollectives, LinkRates, measure_link_rates
-from tpbench.workloads.embedding_grad.inputs import CHUNK, EmbeddingGradInputs, busiest
+from tpbench.workloads.embedding_grad.exchanges.collectives import CountedCollectives, measure_link_rates
+from tpbench.workloads.embedding_grad.inputs import CHUNK, EmbeddingGradInputs, leaving
 from tpbench.workloads.embedding_grad.problem import WORKLOAD, EmbeddingGrad
 from tpbench.workloads.embedding_grad.training_step import ForwardIndex, OtherParameters, StandIn, TrainingStep
 from tpbench.workloads.step import Step
@@ -28,7 +28,7 @@ from tpbench.workloads.step import Step
 class MeasuredContext(ExchangeContext):
     """The arguments of a variant, with what the session needs besides."""
 
-    link_rates: LinkRates
+    link_rates: dict[str, float]
     other_work: TrainingStep | None
     """The rest of a training step. None: an iteration is the exchange alone."""
 
@@ -73,7 +73,7 @@ def step(problem: EmbeddingGrad, context: MeasuredContext, exchange: Exchange, r
         saved.copy_(overwritten)
 
     restore = None if exchange.overwrites is None else partial(overwritten.copy_, saved)
-    inputs = Inputs([gradient.grad], gradient.with_seed, problem.seed, save)
+    inputs = Inputs([gradient.grad], lambda seed: [gradient.with_seed(seed)], problem.seed, save)
     return Step(run, lambda: sum(comm.sent_bytes), exchange.columns, restore, release=exchange.release, inputs=inputs)
 
 
@@ -89,7 +89,6 @@ def check(problem: EmbeddingGrad, context: MeasuredContext, mean: Tensor, rank: 
         **verdict.columns,
         **context.link_rates,
         "density": gradient.density,
-        "duplicate_rate": gradient.duplicate_rate,
         "rank_bytes_sent": [sum(sizes) for sizes in sent_bytes],
         "rank_bytes_received": [sum(sizes) for sizes in zip(*sent_bytes, strict=True)],
     }
@@ -98,8 +97,7 @@ def check(problem: EmbeddingGrad, context: MeasuredContext, mean: Tensor, rank: 
 
 @WORKLOAD.details
 def details(problem: EmbeddingGrad, context: MeasuredContext, session: Any, rank: Context) -> dict[str, Any]:
-    """Measure each phase alone, by wall clock those that need no gradient and those that do, and the time beyond the
-    rest of a training step. Collective."""
+    """Measure each phase alone, and the time beyond the rest of a training step. Collective."""
     stopwatch, phases, other = session.stopwatch, session.prepared.phases, context.other_work
     best_ms = session.step_ms
     columns = {"exchange_gb_per_s": session.costs.bytes_communicated / best_ms / 1e6}
@@ -115,12 +113,6 @@ def details(problem: EmbeddingGrad, context: MeasuredContext, session: Any, rank
     sequence(phases)()  # each phase below reuses what the earlier ones produced here
     for phase in phases:
         columns[f"{phase.name}_ms"] = stopwatch.ms(phase.run, session.restore, on_host=phase.on_host)
-    early = [phase for phase in phases if phase.after != "backward"]
-    late = [phase for phase in phases if phase.after == "backward"]
-    if early:
-        sequence(early)()
-        columns["late_wall_ms"] = stopwatch.ms(sequence(late), session.restore, on_host=True)
-        columns["early_wall_ms"] = stopwatch.ms(sequence(early), on_host=True)
     return columns
 
 
@@ -133,7 +125,8 @@ def unavoidable_bytes(counts: Sequence[Sequence[int]], merged_rows: Sequence[int
     `counts`: touched rows, by the rank that touched them and then by owner. `merged_rows`: touched rows of each owner.
     """
     moved = max(sum(touched) + merged for touched, merged in zip(counts, merged_rows, strict=True))
-    return moved * row_bytes, busiest(counts) * row_bytes
+    on_wire = max(*leaving(counts), *leaving(list(zip(*counts, strict=True))))
+    return moved * row_bytes, on_wire * row_bytes
 
 
 NAME = "the mean gradient"
@@ -155,7 +148,7 @@ def compare(inputs: EmbeddingGradInputs, result: Tensor) -> Verdict:
     mean = Compared(result, tuple(inputs.own_slice.shape), inputs.grad.dtype, "grad_error")
     limits, gather = {"grad_error": TOLERANCE[problem.dtype]}, partial(gather_objects, group=inputs.group)
     comparison = Comparison({NAME: mean}, limits, gather, inputs.device, problem.dtype)
-    first_row, squares = partition.first_row(inputs.rank), 0.0
+    first_row, squares = partition.bounds[inputs.rank], 0.0
     step = max(1, CHUNK[inputs.device.type] // problem.width)
     for start in range(0, partition.rows_per_rank, step):
         stop = min(start + step, partition.rows_per_rank)

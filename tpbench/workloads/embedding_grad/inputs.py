@@ -49,14 +49,10 @@ class RowPartition:
         """Rows of the padded table."""
         return self.rows_per_rank * self.world_size
 
-    def first_row(self, rank: int) -> int:
-        """Return the first row of a rank."""
-        return rank * self.rows_per_rank
-
     @property
     def bounds(self) -> list[int]:
         """First row of each rank, then the end of the last rank's rows: `world_size + 1` numbers."""
-        return [self.first_row(rank) for rank in range(self.world_size + 1)]
+        return [rank * self.rows_per_rank for rank in range(self.world_size + 1)]
 
 
 def token_rows(problem: EmbeddingGrad, rank: int) -> Tensor:
@@ -113,29 +109,23 @@ class EmbeddingGradInputs:
         self.problem = problem
         self.partition = RowPartition(problem.table_rows, context.dp_size)
         self.rank, self.device, self.group = context.dp_rank, context.device, context.dp_group
-        self.once = context.once
         if tokens is None:
             tokens = [token_rows(problem, rank) for rank in range(context.dp_size)]
         self.tokens = list(tokens)
         """Token rows of each rank, (accumulate, tokens) int32 on the CPU."""
         self.touched = [torch.unique(rows).long() for rows in self.tokens]
         """Distinct rows of each rank, sorted, int64 on the CPU."""
-        dtype = getattr(torch, problem.dtype)
-        self.grad = torch.zeros(self.partition.padded_rows, problem.width, dtype=dtype, device=self.device)
+        self.grad = self.with_seed(problem.seed)
         """(padded rows, width): this rank's accumulated gradient, zero in rows without a token."""
-        self.fill(self.grad)
 
-    def fill(self, grad: Tensor) -> None:
-        """Write this rank's gradient into the rows that it touched of (padded rows, width) zeros."""
-        for rows in self.touched[self.rank].split(max(1, CHUNK[self.device.type] // self.problem.width)):
+    def with_seed(self, seed: int) -> Tensor:
+        """Return this rank's gradient with the numbers of a seed in the same rows. The oracle uses them, too."""
+        self.problem = problem = replace(self.problem, seed=seed)
+        dtype = getattr(torch, problem.dtype)
+        grad = torch.zeros(self.partition.padded_rows, problem.width, dtype=dtype, device=self.device)
+        for rows in self.touched[self.rank].split(max(1, CHUNK[self.device.type] // problem.width)):
             grad[rows.to(self.device)] = self.gradient_rows(self.rank, rows)
-
-    def with_seed(self, seed: int) -> list[Tensor]:
-        """Return this rank's gradient with the numbers of another seed in the same rows. The oracle uses them, too."""
-        grad = torch.zeros_like(self.grad)
-        self.problem = replace(self.problem, seed=seed)
-        self.fill(grad)
-        return [grad]
+        return grad
 
     @property
     def own_tokens(self) -> Tensor:
@@ -154,7 +144,7 @@ class EmbeddingGradInputs:
 
     def slice_of(self, table: Tensor) -> Tensor:
         """Return this rank's rows of a padded table."""
-        return table.narrow(0, self.partition.first_row(self.rank), self.partition.rows_per_rank)
+        return table.narrow(0, self.partition.bounds[self.rank], self.partition.rows_per_rank)
 
     def gradient_rows(self, rank: int, rows: Tensor) -> Tensor:
         """Return a rank's gradient in rows that it touched, (len(rows), width) in the problem's dtype.
@@ -164,7 +154,7 @@ class EmbeddingGradInputs:
         problem, rows = self.problem, rows.to(self.device)
         columns = torch.arange(problem.width, device=self.device)
         row_hash = hash_index(problem.seed, _ROWS, rows + rank * problem.table_rows)
-        return normal(row_hash, hash_index(problem.seed, _COLUMNS, columns)).to(self.grad.dtype)
+        return normal(row_hash, hash_index(problem.seed, _COLUMNS, columns)).to(getattr(torch, problem.dtype))
 
     @cached_property
     def counts(self) -> list[list[int]]:
@@ -184,19 +174,7 @@ class EmbeddingGradInputs:
         """Touched rows over the table's rows, mean over ranks."""
         return sum(map(len, self.touched)) / (len(self.touched) * self.problem.table_rows)
 
-    @property
-    def duplicate_rate(self) -> float:
-        """Share of tokens whose row another token of the rank has already touched, over all ranks."""
-        tokens = sum(rows.numel() for rows in self.tokens)
-        return 1.0 - sum(map(len, self.touched)) / tokens if tokens else 0.0
-
 
 def leaving(counts: Sequence[Sequence[int]]) -> list[int]:
     """Return for each rank the number of touched rows that other ranks own. `counts`: by rank, then by owner."""
     return [sum(row) - row[rank] for rank, row in enumerate(counts)]
-
-
-def busiest(counts: Sequence[Sequence[int]]) -> int:
-    """Return the most rows that any rank sends or receives: an all-to-all waits for that rank."""
-    arriving = leaving(list(zip(*counts, strict=True)))
-    return max(*leaving(counts), *arriving)

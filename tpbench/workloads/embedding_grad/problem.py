@@ -107,7 +107,7 @@ WORKLOAD = Workload(
         "pinned": "true if row numbers were copied to the GPU from pinned memory, as now; only in older rows",
         "duplicates": "share of tokens whose row already has a token, only in older rows",
         "density": "distinct rows that a rank touched, divided by table_rows, mean over ranks",
-        "duplicate_rate": "share of tokens whose row already had a token, over all ranks",
+        "duplicate_rate": "share of tokens whose row already had a token, over all ranks, only in older rows",
         "grad_norm": "norm of the correct mean gradient, over all owners",
         "rank_bytes_sent": "bytes that each rank sent to its peers, as counted, by rank",
         "rank_bytes_received": "bytes that each rank received from its peers, as counted, by rank",
@@ -126,8 +126,8 @@ WORKLOAD = Workload(
         "others_ms": "measured time of an iteration without the exchange (with other_mib), ms",
         "index_ms": "wall time until the GPU has the index of one step, computed alone (with index), ms",
         "exposed_ms": "time of an iteration minus others_ms, or without other parameters minus stand_in_ms, ms",
-        "early_wall_ms": "wall time of the phases that need no gradient, which a backward pass can hide, ms",
-        "late_wall_ms": "wall time of the phases that need the gradient, ms",
+        "early_wall_ms": "wall time of the phases that need no gradient, only in older rows, ms",
+        "late_wall_ms": "wall time of the phases that need the gradient, only in older rows, ms",
         **{
             f"{phase}_ms": f"time of the phase {phase} alone: device time on GPUs, except for counts, ms"
             for phase in PHASES
@@ -138,8 +138,6 @@ WORKLOAD = Workload(
     metrics={
         "exposed_ms": -1,
         "index_ms": -1,
-        "early_wall_ms": -1,
-        "late_wall_ms": -1,
         "exchange_gb_per_s": 1,
         "workspace_gib": -1,
         **{f"{phase}_ms": -1 for phase in PHASES},

@@ -196,24 +196,6 @@ def flash_attn(problem: EntropyLoss, shard: Shard) -> Step:
     return _step(shard, lambda logits: function(logits, target, **options)[0], sent, of_rows=True)
 
 
-def transformer_engine(problem: EntropyLoss, shard: Shard) -> Step:
-    """https://github.com/NVIDIA/TransformerEngine: transformer_engine.pytorch.parallel_cross_entropy.
-
-    Ranks gather four fp32 numbers of each row. The function and its Triton kernels are imported alone: the packages
-    around them need a compiled library, which the kernels do not use.
-    """
-    function = import_alone(
-        "transformer_engine.pytorch.cross_entropy",
-        [f"transformer_engine{part}" for part in ("", ".common", ".pytorch", ".pytorch.triton")],
-        # The decorator is for the form that overwrites its input, which this variant does not call.
-        stand_ins={"transformer_engine.pytorch.jit": {"no_torch_dynamo": lambda: lambda function: function}},
-    ).parallel_cross_entropy
-    options = {"dist_process_group": shard.group, "ignore_idx": IGNORED}
-    sent = 4 * 4 * shard.tokens * (shard.tp_size - 1)
-    target = shard.target[None]
-    return _step(shard, lambda logits: function(logits[None], target, **options)[0], sent, of_rows=True)
-
-
 def _step(
     shard: Shard, loss_of: Callable[[Tensor], Any], sent: int = 0, *, of_rows: bool = False, overwrites: bool = False
 ) -> Step:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from tpbench.kernels import Loss
 from tpbench.settings import setting
 from tpbench.workloads import Option, Pivot, Study, Workload, losses
-from tpbench.workloads.cost_model import CostModel
+from tpbench.workloads.entropy_loss.cost_model import COST_MODEL
 from tpbench.workloads.losses import first_of, labels_of_even_shards, labels_on_one_rank, other_losses, uneven
 
 
@@ -38,14 +38,8 @@ class EntropyLoss(losses.LossProblem):
     )
 
 
-def _cost_model() -> CostModel:
-    from tpbench.workloads.entropy_loss.cost_model import COST_MODEL
-
-    return COST_MODEL
-
-
 def _inputs_gib(job: Any) -> float | None:
-    size = _cost_model().size_of(job.flat())
+    size = COST_MODEL.size_of(job.flat())
     return size and float(size.inputs_gib)
 
 
@@ -104,7 +98,7 @@ WORKLOAD = Workload(
             ),
         )
     },
-    cost_model=_cost_model,
+    cost_model=lambda: COST_MODEL,
     least_gib=_inputs_gib,
     reusable_process=True,
 )
@@ -156,11 +150,6 @@ def _megatron(problem: EntropyLoss, tp_size: int) -> str | None:
     return "it needs a group of ranks" if tp_size == 1 else labels_of_even_shards(problem, tp_size)
 
 
-def _transformer_engine(problem: EntropyLoss, tp_size: int) -> str | None:
-    is_half = problem.dtype == "float16"
-    return "it takes bfloat16 and float32 only" if is_half else labels_of_even_shards(problem, tp_size)
-
-
 WORKLOAD.variant_of(
     "triton_tp",
     "triton_tp.prepare",
@@ -200,4 +189,3 @@ peer("quack", "quack", labels_on_one_rank, "QuACK's CuTe kernel: forward and gra
 peer("megatron", "megatron", _megatron, "Megatron-LM's vocab_parallel_cross_entropy in torch", requires_cuda=False)
 peer("liger", "liger_kernel", _liger, "Liger's Triton kernels, which overwrite the logits", options={"compute_dtype"})
 peer("flash_attn", "flash_attn", first_of(uneven, other_losses), "flash-attention's Triton kernel")
-peer("transformer_engine", "transformer_engine", _transformer_engine, "Transformer Engine's Triton kernel")

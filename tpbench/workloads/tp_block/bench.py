@@ -35,11 +35,10 @@ then."""
 def inputs(problem: TpBlock, rank: Context) -> BlockContext:
     """Return this rank's part of the block, and the rates of the machine. Collective."""
     block, stopwatch = BlockInputs(problem, rank), Stopwatch(rank)
-    tflops = rank.once("gemm", lambda: gemm_tflops(block.dtype, rank.device, stopwatch))
-    gb_per_s = 0.0
-    if rank.tp_size > 1:
-        gb_per_s = rank.once("gather", lambda: gather_gb_per_s(rank.device, rank.tp_group, stopwatch))
-    return BlockContext(block, stopwatch, rank.graph, tflops, gb_per_s)
+    rates = {"gemm_tflops": rank.once("gemm", lambda: gemm_tflops(block.dtype, rank.device, stopwatch))}
+    gather = partial(gather_gb_per_s, rank.device, rank.tp_group, stopwatch)
+    rates["gather_gb_per_s"] = rank.once("gather", gather) if rank.tp_size > 1 else 0.0
+    return BlockContext(block, stopwatch, rank.graph, rates)
 
 
 @WORKLOAD.costs
@@ -117,7 +116,7 @@ def details(problem: TpBlock, context: BlockContext, session: Any, rank: Context
 def product_columns(context: BlockContext, costs: Costs, columns: Mapping[str, Any]) -> dict[str, float]:
     """Return the rate of the step's products, given the columns of its times."""
     tflops = costs.flops / (columns.get("device_ms") or columns["time_ms"]) / 1e9
-    return {"tflops": tflops, "gemm_share": tflops / context.gemm_tflops}
+    return {"tflops": tflops, "gemm_share": tflops / context.rates["gemm_tflops"]}
 
 
 @WORKLOAD.session
@@ -138,9 +137,6 @@ class StackSession:
         self.optimizer = torch.optim.AdamW(
             self.prepared.module.parameters(),
             problem.learning_rate,
-            oracle.BETAS,
-            oracle.ADAM_EPS,
-            oracle.WEIGHT_DECAY,
             fused=True,
             capturable=context.device.type == "cuda",
         )

@@ -32,9 +32,6 @@ from tpbench.workloads.tp_block.problem import TOLERANCE
 EPS = 1e-5
 """Of the RMSNorms."""
 
-BETAS, ADAM_EPS, WEIGHT_DECAY = (0.9, 0.999), 1e-8, 0.01
-"""Arguments of AdamW beside the learning rate: torch's defaults."""
-
 
 @dataclass(frozen=True)
 class BlockResult:
@@ -45,6 +42,11 @@ class BlockResult:
     grads: dict[str, Tensor]
     """The gradient of this rank's part of each weight, by name."""
 
+    def named(self) -> dict[str, Tensor]:
+        """Return all tensors with names for messages."""
+        grads = {"input": self.grad_input, **self.grads}
+        return {"output": self.output, **{f"the gradient of {name}": grad for name, grad in grads.items()}}
+
 
 def expected_result(inputs: BlockInputs) -> BlockResult:
     """Return the right result of this rank, in float64. Collective over the tp group."""
@@ -53,7 +55,7 @@ def expected_result(inputs: BlockInputs) -> BlockResult:
     over_rows = problem.linears[0].kind == "column"
     # Rank 0 of 1 has the whole sequence.
     x = (inputs.x(0, 1) if over_rows else inputs.x(rank, size)).double().requires_grad_()
-    y = ForwardPass(inputs, weights).run(x)
+    y = forward_pass(inputs, weights, x)
     over_rows_out = problem.linears[-1].kind == "row"
     y.backward((inputs.grad(0, 1) if over_rows_out else inputs.grad(rank, size)).double())
     assert x.grad is not None
@@ -82,42 +84,46 @@ def own_part(whole: BlockResult, inputs: BlockInputs) -> BlockResult:
     )
 
 
-class ForwardPass:
-    """The forward pass of a block on the whole sequence, with this rank's float64 weights by name. Collective."""
+def forward_pass(inputs: BlockInputs, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    """Return the block's output of x (tokens, hidden), or of a rank's columns of it for the part `row`. Collective.
 
-    def __init__(self, inputs: BlockInputs, weights: dict[str, Tensor]) -> None:
-        self.problem, self.group, self.size, self.weights = inputs.problem, inputs.group, inputs.size, weights
+    The pass is on the whole sequence, with this rank's float64 weights by name.
+    """
+    problem, group = inputs.problem, inputs.group
 
-    def run(self, x: Tensor) -> Tensor:
-        """Return the output of x (tokens, hidden), or of a rank's columns of it for the part `row`."""
-        part = self.problem.part
-        if part == "column":
-            return with_summed_gradient(x, self.group) @ self.weights["up"].t()
-        if part == "row":
-            return _summed_over_ranks(x @ self.weights["down"].t(), self.group)
-        if part == "mlp":
-            return self._mlp(x)
-        x = x + self._attention(self._norm(x, "attention_norm"))
-        return x + self._mlp(self._norm(x, "mlp_norm"))
+    def column(x: Tensor, name: str) -> Tensor:
+        return with_summed_gradient(x, group) @ weights[name].t()
 
-    def _norm(self, x: Tensor, name: str) -> Tensor:
-        return x * (x.square().mean(-1, keepdim=True) + EPS).rsqrt() * self.weights[name]
+    def row(x: Tensor, name: str) -> Tensor:
+        # The backward pass of a sum of partial products is the identity.
+        return exchanged(x @ weights[name].t(), group, sum_over_ranks, lambda gradient, _: gradient)
 
-    def _mlp(self, x: Tensor) -> Tensor:
-        gate, up = (with_summed_gradient(x, self.group) @ self.weights["up"].t()).chunk(2, dim=-1)
-        return _summed_over_ranks((gate * torch.sigmoid(gate) * up) @ self.weights["down"].t(), self.group)
+    def norm(x: Tensor, name: str) -> Tensor:
+        return x * (x.square().mean(-1, keepdim=True) + EPS).rsqrt() * weights[name]
 
-    def _attention(self, x: Tensor) -> Tensor:
-        heads, kv_heads = self.problem.heads // self.size, self.problem.kv_heads // self.size
-        product = with_summed_gradient(x, self.group) @ self.weights["qkv"].t()
-        columns = product.split(self.problem.head_dim, dim=-1)
-        rotated = [_rotated(head) if self.problem.rotary else head for head in columns[: heads + kv_heads]]
+    def mlp(x: Tensor) -> Tensor:
+        gate, up = column(x, "up").chunk(2, dim=-1)
+        return row(gate * torch.sigmoid(gate) * up, "down")
+
+    def attention(x: Tensor) -> Tensor:
+        heads, kv_heads = problem.heads // inputs.size, problem.kv_heads // inputs.size
+        columns = column(x, "qkv").split(problem.head_dim, dim=-1)
+        rotated = [_rotated(head) if problem.rotary else head for head in columns[: heads + kv_heads]]
         outputs = []
         for head in range(heads):
             key = heads + head // (heads // kv_heads)
             # The (rows, rows) matrices of all heads would not fit: the backward pass computes them again.
             outputs.append(checkpoint(_head, rotated[head], rotated[key], columns[key + kv_heads], use_reentrant=False))
-        return _summed_over_ranks(torch.cat(outputs, dim=-1) @ self.weights["out"].t(), self.group)
+        return row(torch.cat(outputs, dim=-1), "out")
+
+    if problem.part == "column":
+        return column(x, "up")
+    if problem.part == "row":
+        return row(x, "down")
+    if problem.part == "mlp":
+        return mlp(x)
+    x = x + attention(norm(x, "attention_norm"))
+    return x + mlp(norm(x, "mlp_norm"))
 
 
 def _rotated(x: Tensor) -> Tensor:
@@ -135,11 +141,6 @@ def _head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return functional.softmax(scores, dim=-1) @ v
 
 
-def _summed_over_ranks(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return the sum of the ranks' partial products. The backward pass is the identity."""
-    return exchanged(x, group, sum_over_ranks, lambda gradient, _: gradient)
-
-
 def compare(inputs: BlockInputs, result: BlockResult) -> Verdict:
     """Compare a result with the oracle's. Collective over the tp group, with the same verdict on every rank.
 
@@ -148,18 +149,11 @@ def compare(inputs: BlockInputs, result: BlockResult) -> Verdict:
     """
     expected, dtype = expected_result(inputs), inputs.problem.dtype
     upstream = inputs.grad(inputs.rank, inputs.size).double()
-    sums = torch.tensor(
-        [
-            _loss(result.output, upstream),
-            _loss(expected.output, upstream),
-            squared_norm(result.grads, inputs),
-            squared_norm(expected.grads, inputs),
-        ],
-        dtype=torch.float64,
-    )
+    parts = [(_loss(each.output, upstream), squared_norm(each.grads, inputs)) for each in (result, expected)]
+    sums = torch.tensor(parts, dtype=torch.float64)
     dist.all_reduce(sums, group=inputs.group)
-    loss, expected_loss, square, expected_square = sums.tolist()
-    right, got = _named(expected), _named(result)
+    (loss, square), (expected_loss, expected_square) = sums.tolist()
+    right, got = expected.named(), result.named()
     outputs = {
         name: Compared(got.get(name), tuple(tensor.shape), None, "output_error" if name == "output" else "grad_error")
         for name, tensor in right.items()
@@ -173,16 +167,15 @@ def compare(inputs: BlockInputs, result: BlockResult) -> Verdict:
             part = slice(first, first + step)
             comparison.rows(name, rows[part].double(), right_rows[part], 0.0, first)
     verdict = comparison.verdict()
-    loss_error = _nan_as_inf(abs(loss - expected_loss) / max(1.0, abs(expected_loss)))
-    norm_error = abs(math.sqrt(square / expected_square) - 1) if expected_square else math.nan
-    others = {"loss_error": loss_error, "the relative error of grad_norm": _nan_as_inf(norm_error)}
-    columns = {"loss_value": loss, "loss_error": loss_error, **verdict.columns, "grad_norm": math.sqrt(square)}
-    return Verdict(columns, verdict.wrong or complaint(others, dtype))
-
-
-def _named(result: BlockResult) -> dict[str, Tensor]:
-    grads = {"input": result.grad_input, **result.grads}
-    return {"output": result.output, **{f"the gradient of {name}": grad for name, grad in grads.items()}}
+    errors = {
+        "loss_error": abs(loss - expected_loss) / max(1.0, abs(expected_loss)),
+        "the relative error of grad_norm": abs(math.sqrt(square / expected_square) - 1)
+        if expected_square
+        else math.nan,
+    }
+    errors = {name: math.inf if math.isnan(error) else error for name, error in errors.items()}
+    columns = {"loss_value": loss, "loss_error": errors["loss_error"], "grad_norm": math.sqrt(square)}
+    return Verdict({**columns, **verdict.columns}, verdict.wrong or complaint(errors, dtype))
 
 
 def complaint(errors: Mapping[str, float], dtype: str) -> str | None:
@@ -205,10 +198,6 @@ def squared_norm(grads: Mapping[str, Tensor], inputs: BlockInputs) -> float:
     return math.fsum(float(grad.double().square().sum()) for grad in counted)
 
 
-def _nan_as_inf(value: float) -> float:
-    return math.inf if math.isnan(value) else value
-
-
 def expected_trajectory(inputs: BlockInputs, steps: int) -> Tensor:
     """Train for `steps` steps in float64. Collective over the tp group, with the same result on every rank.
 
@@ -224,12 +213,12 @@ def expected_trajectory(inputs: BlockInputs, steps: int) -> Tensor:
     ]
     x, target = inputs.x(0, 1).double(), inputs.target(0, 1).double()
     weights = [weight for layer in layers for weight in layer.values()]
-    optimizer = torch.optim.AdamW(weights, problem.learning_rate, BETAS, ADAM_EPS, WEIGHT_DECAY, foreach=False)
+    optimizer = torch.optim.AdamW(weights, problem.learning_rate, foreach=False)
     losses, grad_norms = [], []
     for _ in range(steps):
         y = x
         for layer in layers:
-            y = ForwardPass(inputs, layer).run(y)
+            y = forward_pass(inputs, layer, y)
         loss = (y - target).square().mean()
         loss.backward()
         losses.append(float(loss.detach()))

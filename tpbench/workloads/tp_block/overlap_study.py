@@ -55,7 +55,7 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
         (
             *(str(group.facts[name]) for name in GROUP[:3]),
             str(group.facts["graph"]).lower(),
-            *(_pays_from(group, clock) for clock in CLOCKS),
+            *(pays_from(group, clock) for clock in CLOCKS),
         )
         for group in groups
     ]
@@ -73,22 +73,14 @@ def picture(rows: Sequence[Mapping[str, Any]]) -> Picture | None:
     return Picture(panels, *labels, doubling=tuple(lengths)) if panels else None
 
 
-def pays_from(group: Speedups, clock: str) -> int | None:
-    """Return the least number of tokens from which on the best variant pays at every measured length, or None."""
-    least = None
-    for tokens, gain in group.by_clock[clock].max(axis="columns").fillna(0.0)[::-1].items():
-        if gain < PAYS:
-            break
-        least = tokens
-    return least  # type: ignore[return-value]
-
-
-def _pays_from(group: Speedups, clock: str) -> str:
-    """Return the text of `pays_from`, or "-" for a clock that no row has."""
+def pays_from(group: Speedups, clock: str) -> str:
+    """Return the tokens from which on the best variant pays at every measured length. "-": no row has the clock."""
     if clock not in group.by_clock:
         return "-"
-    longest = group.by_clock[clock].dropna(how="all").index[-1]
-    return str(pays_from(group, clock) or f"not up to {longest}")
+    gains = group.by_clock[clock].max(axis="columns")
+    losing = gains.index[gains < PAYS]
+    paying = gains.index[gains.index > losing[-1]] if len(losing) else gains.index
+    return str(paying[0]) if len(paying) else f"not up to {gains.index[-1]}"
 
 
 def _title(group: Speedups) -> str:
@@ -96,19 +88,13 @@ def _title(group: Speedups) -> str:
 
 
 def _speedup_table(group: Speedups) -> Table:
-    texts = [
-        group.by_clock[clock]
-        .map("{:.2f}x".format, na_action="ignore")
-        .reindex(group.axis, columns=group.names)
-        .fillna("")
-        if clock in group.by_clock
-        else pd.DataFrame("", group.axis, group.names)
-        for clock in CLOCKS
-    ]
-    lines = []
-    for tokens, *cells in zip(group.axis, *(frame.to_numpy().tolist() for frame in texts), strict=True):
-        pairs = zip(*cells, strict=True)
-        lines.append((str(tokens), *(f"{wall} ({device})" if device else wall or "-" for wall, device in pairs)))
+    def texts_by(clock: str) -> pd.DataFrame:
+        ratios = group.by_clock.get(clock, pd.DataFrame()).reindex(group.axis, columns=group.names)
+        return ratios.map(lambda ratio: "" if pd.isna(ratio) else f"{ratio:.2f}x")
+
+    wall, device = map(texts_by, CLOCKS)
+    texts = wall.where(device == "", wall + " (" + device + ")").replace("", "-")
+    lines = [(str(tokens), *cells) for tokens, *cells in texts.itertuples(name=None)]
     facts = {name: str(value) for name, value in group.facts.items()}
     heading = f"speed-up over {PLAIN} by wall time (by device time), {_title(group)}, {group.facts['hardware']}"
     return Table(heading, ("tokens", *group.names), lines, facts)

@@ -206,7 +206,7 @@ WORKLOAD = Workload(
         "workspace_gib": "memory shared with peers that the variant keeps between iterations, GiB",
         "losses": "loss of each training step, warm-up included (layers=N)",
         "grad_norms": "norm of all gradients in each training step, warm-up included (layers=N)",
-        "chosen": "the schedule of each operation, and whether the passes are graphs (block_auto)",
+        "chosen": "the schedule (in older rows of each operation), and whether the passes are graphs (block_auto)",
         "graph_gib": "memory that graphs of block_auto or of a stack hold between iterations; at most a part of it is "
         "in peak_gib, and reports add both, GiB",
         "forward_ms": "forward pass, timed as the step is, ms",

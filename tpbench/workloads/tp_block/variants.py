@@ -87,7 +87,7 @@ _of_schedule(
 WORKLOAD.variant_of(
     "block_auto",
     "execution.autotune.prepare_fastest",
-    "for each linear the schedule that is fastest in a trial, or one for all linears if the step is then faster",
+    "the schedule whose step is fastest in a trial, maybe with its passes as CUDA graphs",
     options={"save_gathered", "profile", "signals", "try_graphs"},
     no_graph_reason=_no_graph_of_copies,
     unsupported_reason=_unsupported_by_one_rank,

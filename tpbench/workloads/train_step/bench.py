@@ -43,7 +43,7 @@ PEAK_TFLOPS = {
     "L40S": (362, 183),
     "A10": (125, 62),
 }
-"""Dense peaks of NVIDIA's datasheets in TFLOP/s, by GPU: (bf16 and fp16, TF32).
+"""Dense peaks of NVIDIA's datasheets in TFLOP/s, by GPU: (bf16, TF32).
 
 TF32 stands for float32, although torch does not use it by default. The first entry that matches a GPU's name applies.
 """

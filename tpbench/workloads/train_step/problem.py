@@ -7,8 +7,8 @@ from typing import Literal
 
 from tpbench.settings import setting
 
-Dtype = Literal["bfloat16", "float16", "float32"]
-ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+Dtype = Literal["bfloat16", "float32"]
+ITEM_BYTES = {"bfloat16": 2, "float32": 4}
 """Bytes of one number, by dtype."""
 PHASES = ("forward", "backward", "optimizer")
 """The phases of a step."""
@@ -98,12 +98,13 @@ class TrainStep:
 
     def check(self, tp_size: int, dp_size: int) -> list[str]:
         """Return one message for each combination of fields that cannot be trained on this mesh."""
-        half = self.dtype != "float32"
         complaints = (
             (self.heads % self.kv_heads, f"kv_heads={self.kv_heads} must divide heads={self.heads}"),
             (self.depth > self.layers, f"num_layers={self.num_layers} is more than the {self.layers} of {self.model}"),
-            (self.dtype == "float16" and not self.autocast, "dtype=float16 needs autocast=true: its loss is scaled"),
-            (self.autocast and not half, "autocast=true needs dtype=bfloat16 or float16: there is nothing to cast"),
-            (self.attention == "flash_attention_2" and not half, "attention=flash_attention_2 has no float32"),
+            (self.autocast and self.dtype == "float32", "autocast=true needs dtype=bfloat16: there is nothing to cast"),
+            (
+                self.attention == "flash_attention_2" and self.dtype == "float32",
+                "attention=flash_attention_2 has no float32",
+            ),
         )
         return [complaint for holds, complaint in complaints if holds]

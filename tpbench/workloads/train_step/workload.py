@@ -174,8 +174,6 @@ def _unsupported_by(variant: str, problem: TrainStep, tp_size: int) -> str | Non
         return f"it has no tensor parallelism: tp_size must be 1, got {tp_size}" if tp_size > 1 else None
     if variant == "fsdp_dtensor_async" and not problem.compile:
         return "it is a pass of torch.compile: compile=false is fsdp_dtensor"
-    if variant == "autotp" and problem.dtype == "float16" and not problem.zero_stage:
-        return "without ZeRO, DeepSpeed does not scale the loss of dtype=float16: zero_stage must be 1 or 2"
     if tp_size == 1:
         if variant in ("dtensor_tp", "fsdp_dtensor_async"):
             return "with tp_size=1 there is nothing to parallelize: it would be fsdp"

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.tp_block import block_context, problem, run_once
 from tpbench.comm.parallel_linears import SequentialSchedule
-from tpbench.workloads.tp_block.execution.measurements import StepCollectives
+from tpbench.workloads.tp_block.execution.measurements import step_collectives
 from tpbench.workloads.tp_block.execution.prepared import prepare
 from tpbench.workloads.tp_block.execution.torch_schedules import RingSchedule
 from tpbench.workloads.tp_block.problem import bytes_sent
@@ -45,11 +45,10 @@ def sent_bytes(here: Rank) -> list[tuple[int, int, int]]:
         schedule = CountingSchedule(here.group)
         run_once(cell, prepare(context, schedule))
         of_norms = len(cell.norms) * 2 * cell.hidden * 8 * (here.world_size - 1) // here.world_size
-        timed = StepCollectives(context.inputs)
-        matrices = (timed.gathers + timed.scatters) * timed.shard.nbytes * (here.world_size - 1)
-        with mock.patch.object(dist, "all_reduce") as all_reduce:
-            timed.run()
-        assert all_reduce.call_count == len(cell.norms)
+        timed = step_collectives(context.inputs)
+        shard_bytes = cell.tokens // here.world_size * cell.hidden * 8
+        matrices = (timed["gather"][1] + timed["scatter"][1]) * shard_bytes * (here.world_size - 1)
+        assert timed["reduce"][1] == len(cell.norms)
         found.append((schedule.sent + of_norms, matrices + of_norms, bytes_sent(cell, here.world_size)))
     return found
 

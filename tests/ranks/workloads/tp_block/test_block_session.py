@@ -80,12 +80,12 @@ PRODUCT_MS, LARGE_GATHER_MS = 0.5, 0.25
 # The median of the differences is never the difference of the medians.
 OPERATIONS = [
     [[5.0, 6.0, 7.0], [4.75, 5.5, 7.0]],  # q, k and v: with its gather, and without
-    [[3.0, 4.0, 5.0], [2.5, 3.0, 5.0]],  # out: with its scatter, and without
     [[6.0, 7.0, 9.0], [5.25, 6.5, 6.0]],  # gate and up
+    [[3.0, 4.0, 5.0], [2.5, 3.0, 5.0]],  # out: with its scatter, and without
     [[4.0, 5.0, 7.0], [3.75, 4.0, 7.0]],  # down
 ]
-DETAILS = [3.0, 5.0, [[10.0, 12.0, 14.0], [7.0, 8.0, 13.0]], 4.0, *OPERATIONS, 2.0, 3.0]
-"""Forward, backward, the step with and without communication, its collectives, operations, a gather and a scatter."""
+STEP = [3.0, 5.0, [[10.0, 12.0, 14.0], [7.0, 8.0, 13.0]], 4.0]
+"""Forward, backward, the step with and without communication, and its collectives."""
 FLOPS = 3 * (2 * 32 * (24 * 48 + 24 * 24 + 24 * 40 + 20 * 24) + 2 * 32**2 * 24)
 """A rank's FLOPs: weights of q, k and v; of out; of gate and up; of down; and half of attention's square."""
 
@@ -93,11 +93,11 @@ FLOPS = 3 * (2 * 32 * (24 * 48 + 24 * 24 + 24 * 40 + 20 * 24) + 2 * 32**2 * 24)
 def figures(here: Rank) -> dict[str, float]:
     """Return the figures of a block that gathers its inputs again. Details of a single linear have one direction."""
     for part, times, direction in (("column", OPERATIONS[0], "gather"), ("row", OPERATIONS[3], "scatter")):
-        stopwatch = PresetStopwatch(1.0, 1.0, *DETAILS[:4], times, 2.0, 3.0)
+        stopwatch = PresetStopwatch(1.0, 1.0, *STEP, times, 2.0)
         single = session_of(here, problem(part=part), "block_tp", stopwatch)
         names = single.details({"time_ms": 3.0, "device_ms": None})
         assert {name for name in names if name.endswith("_hidden")} == {f"{direction}_hidden"}
-    stopwatch = PresetStopwatch(PRODUCT_MS, LARGE_GATHER_MS, *DETAILS)
+    stopwatch = PresetStopwatch(PRODUCT_MS, LARGE_GATHER_MS, *STEP, *OPERATIONS[:2], 2.0, *OPERATIONS[2:], 3.0)
     session = session_of(here, problem(save_gathered=False), "block_tp", stopwatch)
     found = {**session.check().columns, **session.details({"time_ms": 6.0, "device_ms": 4.0})}
     assert not stopwatch.times

@@ -162,18 +162,3 @@ def test_bfloat16_within_the_oracles_tolerance(name: str, fields: dict[str, Any]
     errors = run_on_ranks(2, compare, name, 2, {**fields, "dtype": "bfloat16", "learning_rate": 3e-4})[0]
     assert errors["loss"] < LOSS_TOLERANCE["bfloat16"] / 10
     assert errors["norm"] < NORM_TOLERANCE["bfloat16"] / 4
-
-
-@pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
-@pytest.mark.parametrize(
-    ("name", "tp_size", "fields"),
-    [
-        ("fsdp_dtensor", 2, {}), ("fsdp_dtensor", 2, LINEAR), ("ddp", 1, {}), ("dtensor_tp", 2, {}), ("autotp", 2, {}),
-        ("autotp", 1, {}),
-    ],
-)  # fmt: skip
-def test_float16_with_a_scaled_loss(name: str, tp_size: int, fields: dict[str, Any]) -> None:
-    fields = {"dtype": "float16", "autocast": True, "accumulate": 2, **fields}
-    errors = run_on_ranks(2, compare, name, tp_size, fields)[0]
-    assert errors["loss"] < LOSS_TOLERANCE["float16"]
-    assert errors["norm"] < NORM_TOLERANCE["float16"]

@@ -219,12 +219,12 @@ def test_transfers_of_small_sums_are_hidden(name: str, transfer: float, kinds: l
 def test_a_signal_that_never_comes_is_an_error(streams: Installs) -> None:
     streams(machine := Machine(at_random(0)))
     signals = StreamSignals([FLAG_SPACE, 2 * FLAG_SPACE], 0)
-    signals.send(3, 1)
+    signals.put_signal(1, 3)
     machine.run()
     assert list(machine.flags) == [2 * FLAG_SPACE + 4 * (3 * 2 + 0)]
-    signals.wait(0, 1)
+    signals.wait_signal(1, 0)
     with pytest.raises(AssertionError, match="wait for each other"):
         machine.run()
     machine.cuStreamWaitValue32_v2 = lambda *_: 700  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="cuStreamWaitValue32_v2 failed with CUDA error 700"):
-        signals.wait(0, 1)
+        signals.wait_signal(1, 0)

@@ -77,7 +77,9 @@ def test_counts_of_llama_8b() -> None:
     assert bytes_sent(again, 4, least=True) == bytes_sent(cell, 4)
     assert bytes_sent(cell, 1) == 0
     assert bytes_moved(cell, 1) == 2 * 2 * (weights + 2 * 4096 + 2 * 8192 * 4096)
-    rated = BlockContext(BlockInputs(again, context()), FixedStopwatch(), False, 1.0, 50.0)  # type: ignore[arg-type]
+    rated = BlockContext(
+        BlockInputs(again, context()), FixedStopwatch(), False, {"gemm_tflops": 1.0, "gather_gb_per_s": 50.0}
+    )  # type: ignore[arg-type]
     assert rated.costs(4).wire_ms == pytest.approx(bytes_sent(cell, 4) / 50e6) and rated.costs(1).wire_ms == 0.0
 
 

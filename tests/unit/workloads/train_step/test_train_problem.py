@@ -23,8 +23,7 @@ from tpbench.workloads.train_step.training.autotp import deepspeed_configuration
     [
         ({"heads": 3, "kv_heads": 2}, 1, "kv_heads=2 must divide heads=3"),
         ({"num_layers": 3}, 1, "num_layers=3 is more than the 2 of tiny"),
-        ({"dtype": "float16"}, 1, "dtype=float16 needs autocast=true"),
-        ({"autocast": True}, 1, "autocast=true needs dtype=bfloat16 or float16"),
+        ({"autocast": True}, 1, "autocast=true needs dtype=bfloat16"),
         ({"attention": "flash_attention_2"}, 1, "has no float32"),
     ],
 )

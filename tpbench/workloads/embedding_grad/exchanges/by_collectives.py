@@ -51,8 +51,6 @@ class SparseAllToAll(Exchange):
     with one rounding.
     """
 
-    rows: Tensor
-    """This rank's touched rows, its own after those of other owners."""
     counts: list[list[int]]
     """Number of touched rows, by the rank that touched them and then their owner."""
     send_counts: list[int]
@@ -85,11 +83,28 @@ class SparseAllToAll(Exchange):
         self.send_counts = [0 if owner == rank else count for owner, count in enumerate(self.counts[rank])]
         self.receive_counts = [0 if source == rank else row[rank] for source, row in enumerate(self.counts)]
 
-    def exchange_ids(self) -> Tensor:
-        """Return the row numbers that this rank receives."""
-        rows = self.rows[: sum(self.send_counts)]
-        received = rows.new_empty(sum(self.receive_counts))
-        self.comm.all_to_all(received, rows, self.receive_counts, self.send_counts)
+    def prepare_merge(self) -> None:
+        """Exchange the row numbers, from which follows where the merge finds each row."""
+        rows, rank = self.finder.rows(), self.inputs.rank
+        self.sent_rows = self.rows_to_send(rows)
+        place_rows(
+            rows[sum(self.send_counts) :],  # own rows come last
+            self.exchanged(self.sent_rows),
+            self.segments(),
+            rank=rank,
+            first_row=self.inputs.partition.bounds[rank],
+            table=self.table,
+            misplaced=self.misplaced,
+        )
+
+    def rows_to_send(self, rows: Tensor) -> Tensor:
+        """Return those of this rank's touched rows that it sends."""
+        return rows[: sum(self.send_counts)]
+
+    def exchanged(self, sent: Tensor) -> Tensor:
+        """Return what this rank receives if each rank sends a line for each of its rows to send."""
+        received = sent.new_empty(sum(self.receive_counts), *sent.shape[1:])
+        self.comm.all_to_all(received, sent, self.receive_counts, self.send_counts)
         return received
 
     def segments(self) -> list[tuple[int, int]]:
@@ -97,37 +112,15 @@ class SparseAllToAll(Exchange):
         starts = itertools.accumulate(self.receive_counts, initial=0)
         return list(zip(starts, self.receive_counts, strict=False))
 
-    def prepare_merge(self) -> None:
-        """Receive the row numbers, from which follows where the merge finds each row."""
-        self.rows, rank = self.finder.rows(), self.inputs.rank
-        place_rows(
-            self.rows[sum(self.send_counts) :],
-            self.exchange_ids(),
-            self.segments(),
-            rank=rank,
-            first_row=self.inputs.partition.first_row(rank),
-            table=self.table,
-            misplaced=self.misplaced,
-        )
-
     def gather(self) -> None:
         """Copy the rows to send out of the table."""
-        self.sent_values = self._gathered(self.rows[: sum(self.send_counts)], sum(self.send_counts))
-
-    def _gathered(self, rows: Tensor, size: int) -> Tensor:
-        """Return (size, width), of which the first lines are the given rows of the table."""
-        table = self.inputs.grad
-        values = table.new_empty(size, table.shape[1])
-        if table.is_cuda:
-            gather_rows(table, rows, values[: len(rows)])
-        else:
-            torch.index_select(table, 0, rows, out=values[: len(rows)])
-        return values
+        table, rows = self.inputs.grad, self.sent_rows
+        values = table.new_empty(len(rows), table.shape[1])
+        self.sent_values = gather_rows(table, rows, values) if table.is_cuda else table.index_select(0, rows)
 
     def exchange_values(self) -> None:
         """Receive the rows."""
-        self.received_values = self.sent_values.new_empty(sum(self.receive_counts), self.sent_values.shape[1])
-        self.comm.all_to_all(self.received_values, self.sent_values, self.receive_counts, self.send_counts)
+        self.received_values = self.exchanged(self.sent_values)
 
     def merge(self) -> None:
         """Replace this rank's slice by the mean."""
@@ -140,7 +133,7 @@ class SparseAllToAll(Exchange):
         return self.inputs.own_slice
 
     def release(self) -> None:
-        self.rows = self.sent_values = self.received_values = self.inputs.grad.new_empty(0)
+        self.sent_rows = self.sent_values = self.received_values = self.inputs.grad.new_empty(0)
 
 
 class SparseAllGather(SparseAllToAll):
@@ -149,30 +142,20 @@ class SparseAllGather(SparseAllToAll):
     Both are padded to the rank that touched most rows.
     """
 
-    @property
-    def padded_rows(self) -> int:
-        """Number of rows of the rank that touched most."""
-        return max(map(sum, self.counts))
+    def rows_to_send(self, rows: Tensor) -> Tensor:
+        padded = rows.new_zeros(max(map(sum, self.counts)), dtype=torch.int64)
+        padded[: len(rows)] = rows
+        return padded
 
-    def exchange_ids(self) -> Tensor:
-        own_ids = self.rows.new_zeros(self.padded_rows).long()
-        own_ids[: len(self.rows)] = self.rows
-        received = own_ids.new_empty(self.comm.world_size * self.padded_rows)
-        self.comm.all_gather(received, own_ids)
+    def exchanged(self, sent: Tensor) -> Tensor:
+        received = sent.new_empty(self.comm.world_size * len(sent), *sent.shape[1:])
+        self.comm.all_gather(received, sent)
         return received
-
-    def gather(self) -> None:
-        self.sent_values = self._gathered(self.rows, self.padded_rows)
-
-    def exchange_values(self) -> None:
-        gathered_rows = self.comm.world_size * self.padded_rows
-        self.received_values = self.sent_values.new_empty(gathered_rows, self.sent_values.shape[1])
-        self.comm.all_gather(self.received_values, self.sent_values)
 
     def segments(self) -> list[tuple[int, int]]:
         rank, found = self.inputs.rank, []
         for source, counts in enumerate(self.counts):
             # In a source's list the source's own rows come last.
             before = sum(count for owner, count in enumerate(counts[:rank]) if owner != source)
-            found.append((0, 0) if source == rank else (source * self.padded_rows + before, counts[rank]))
+            found.append((0, 0) if source == rank else (source * len(self.sent_rows) + before, counts[rank]))
         return found

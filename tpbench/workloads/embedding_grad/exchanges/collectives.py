@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property, partial
 from statistics import median
-from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -79,13 +78,10 @@ class CountedCollectives:
             self.sent_bytes[peer] += 0 if peer == self.rank else size
 
 
-LinkRates: TypeAlias = dict[str, Any]
-"""Columns with bandwidths and a latency. Bandwidths are in 1e9 bytes that one rank sends a second while all send."""
-
-
-def measure_link_rates(inputs: EmbeddingGradInputs, comm: CountedCollectives, stopwatch: Stopwatch) -> LinkRates:
+def measure_link_rates(inputs: EmbeddingGradInputs, comm: CountedCollectives, stopwatch: Stopwatch) -> dict[str, float]:
     """Measure with the gradient, unchanged, as the sender's buffer. Collective; the same on every rank.
 
+    Return columns with bandwidths, in 1e9 bytes that one rank sends a second while all send, and a latency.
     `link_gb_per_s` is that of the fastest single transfer; the others are medians.
     """
     rows_per_rank, ranks = inputs.partition.rows_per_rank, inputs.partition.world_size

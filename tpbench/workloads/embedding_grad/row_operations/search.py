@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -145,10 +145,7 @@ class DeviceSearch:
         return torch.cat([*lists[: self.rank], *lists[self.rank + 1 :], lists[self.rank]])
 
 
-RowFinder: TypeAlias = CpuRowFinder | DeviceSearch
-
-
-def row_finder(inputs: EmbeddingGradInputs) -> RowFinder:
+def row_finder(inputs: EmbeddingGradInputs) -> CpuRowFinder | DeviceSearch:
     """Return the search that the problem names, for an exchange whose host needs the numbers of rows."""
     search = inputs.problem.search
     if search == "kernel" or (search == "auto" and inputs.device.type == "cuda"):

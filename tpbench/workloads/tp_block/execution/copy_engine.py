@@ -24,19 +24,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tpbench.comm.parallel_linears import Pending, Schedule
-from tpbench.comm.symmetric_buffers import (
-    KernelSignals,
-    StreamSignals,
-    SymmetricBuffers,
-    call_driver,
-    current_stream,
-    driver_has,
-)
+from tpbench.comm.symmetric_buffers import SymmetricBuffers, call_driver, current_stream, driver_has
 
 STAGED, PARTIAL_SUM = range(2)
 """Signal channels: a staged shard, or a partial sum, is ready to be pulled."""
@@ -66,11 +60,14 @@ class CopyEngineSchedule(Schedule):
         self.divisor = self.size
         self.before, self.after = (self.rank - 1) % self.size, (self.rank + 1) % self.size
         self.copies = buffers.copies
-        self.runs = peer_runs(self.rank, self.size, merged)
-        self.peers = [peer for run in peer_runs(self.rank, self.size, merged=False) for peer in run]
+        neighbours = range(self.rank + 1, self.size), range(self.rank)
+        self.peers = [peer for run in neighbours for peer in run]
+        """The other ranks, in ring order after this one."""
+        self.runs = [run for run in neighbours if run] if merged else [range(peer, peer + 1) for peer in self.peers]
+        """Peers whose chunks share a product."""
 
     @property
-    def signals(self) -> StreamSignals | KernelSignals:
+    def signals(self) -> Any:
         """The signals of the buffers, while capturing those that a graph can hold."""
         capturing = torch.cuda.is_current_stream_capturing()
         return self.buffers.captured_signals if capturing else self.buffers.signals
@@ -88,11 +85,11 @@ class CopyEngineSchedule(Schedule):
     def gather_matmul(self, shard: Tensor, matrix: Tensor, *, keep: bool = True) -> tuple[Tensor, Tensor]:
         whole, arrived = self._pull(shard, keep)
         product = shard.new_empty(len(whole), matrix.shape[1])
-        sources, products = whole.chunk(self.size), product.chunk(self.size)
-        torch.mm(shard, matrix, out=products[self.rank])
+        torch.mm(shard, matrix, out=product.chunk(self.size)[self.rank])
         for run in self.runs:
             self._wait(arrived[peer] for peer in run)
-            torch.mm(_rows(sources, run), matrix, out=_rows(products, run))
+            rows = slice(len(shard) * run.start, len(shard) * run.stop)
+            torch.mm(whole[rows], matrix, out=product[rows])
         if self.rank in arrived:
             self._wait([arrived[self.rank]])
         self._join_streams()
@@ -157,9 +154,9 @@ class CopyEngineSchedule(Schedule):
         self.copies.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.copies):
             for peer in self.peers:
-                self.signals.send(STAGED, peer)
+                self.signals.put_signal(peer, STAGED)
             for peer in self.peers:
-                self.signals.wait(STAGED, peer)
+                self.signals.wait_signal(peer, STAGED)
                 whole[peer].copy_(staged[peer][peer], non_blocking=True)
                 arrived[peer].record()
             if keep and shard.nbytes >= MIN_COPY_BYTES and copy_beside_compute(whole[self.rank], shard):
@@ -193,8 +190,8 @@ class CopyEngineSchedule(Schedule):
         """
         self.copies.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.copies):
-            self.signals.send(PARTIAL_SUM, self.after)
-            self.signals.wait(PARTIAL_SUM, self.before)
+            self.signals.put_signal(self.after, PARTIAL_SUM)
+            self.signals.wait_signal(self.before, PARTIAL_SUM)
             mine.copy_(theirs, non_blocking=True)
             return self.copies.record_event()
 
@@ -206,34 +203,6 @@ class CopyEngineSchedule(Schedule):
         """Join the copy stream into the current one while capturing: a captured graph must end on one stream."""
         if torch.cuda.is_current_stream_capturing():
             torch.cuda.current_stream().wait_stream(self.copies)
-
-
-def peer_runs(rank: int, size: int, merged: bool) -> list[range]:
-    """Return a rank's peers in ring order after it: one by one, or merged to at most two runs of neighbours."""
-    if merged:
-        return [run for run in (range(rank + 1, size), range(rank)) if run]
-    return [range(peer, peer + 1) for peer in (*range(rank + 1, size), *range(rank))]
-
-
-def _rows(chunks: tuple[Tensor, ...], run: range) -> Tensor:
-    """Neighbouring chunks of a matrix as one view of it."""
-    first = chunks[run.start]
-    return first.as_strided((len(first) * len(run), first.shape[1]), first.stride())
-
-
-class _Location(ctypes.Structure):
-    _fields_ = [("type", ctypes.c_int), ("id", ctypes.c_int)]
-
-
-class _Attributes(ctypes.Structure):
-    """CUmemcpyAttributes."""
-
-    _fields_ = [
-        ("order", ctypes.c_int),
-        ("source", _Location),
-        ("destination", _Location),
-        ("flags", ctypes.c_uint),
-    ]
 
 
 def copy_beside_compute(into: Tensor, source: Tensor) -> bool:
@@ -254,7 +223,8 @@ def copy_beside_compute(into: Tensor, source: Tensor) -> bool:
         ctypes.byref(ctypes.c_uint64(source.data_ptr())),
         ctypes.byref(ctypes.c_size_t(into.nbytes)),
         ctypes.c_size_t(1),  # number of copies
-        ctypes.byref(_Attributes(order=IN_STREAM_ORDER, flags=BESIDE_COMPUTE)),
+        # CUmemcpyAttributes: the order of accesses, two locations of two numbers each that are left out, and flags.
+        ctypes.byref((ctypes.c_int * 6)(IN_STREAM_ORDER, 0, 0, 0, 0, BESIDE_COMPUTE)),
         ctypes.byref(ctypes.c_size_t(0)),  # first copy that the attributes apply to
         ctypes.c_size_t(1),  # number of attributes
         current_stream(),

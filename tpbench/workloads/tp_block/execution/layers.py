@@ -9,7 +9,7 @@ Activations between the layers are sharded along their first dimension, the sequ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tpbench.comm.parallel_linears import (
-    LinearPlan,
+    Schedule,
     SequentialSchedule,
     column_parallel,
     row_parallel,
@@ -26,9 +26,6 @@ from tpbench.comm.parallel_linears import (
 )
 from tpbench.workloads.tp_block.execution.torch_schedules import RingSchedule
 from tpbench.workloads.tp_block.problem import ShardedLinear, TpBlock
-
-Planner = Callable[[ShardedLinear], LinearPlan]
-"""Returns the schedules of a linear."""
 
 THETA = 500_000.0
 """Base of the rotary embedding's angles in Llama 3."""
@@ -45,7 +42,7 @@ class ParallelLinear(nn.Module):
         use_overlap: bool = False,
         seed: int = 0,
         weight: Tensor | None = None,
-        plan: LinearPlan | None = None,
+        schedule: Schedule | None = None,
         device: torch.device | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -59,22 +56,21 @@ class ParallelLinear(nn.Module):
             seed: draw the weight from this seed. Equal seeds give the same W at any p.
             weight: this rank's part of W instead of a drawn one: (out / p, in) of a column-parallel layer, (out, in /
                 p) of a row-parallel one.
-            plan: schedules, instead of `group` and `use_overlap`.
+            schedule: of products and collectives, instead of `group` and `use_overlap`.
             device: device of the weight.
             dtype: dtype of the weight.
 
         Raises ValueError if p does not divide a size.
         """
         super().__init__()
-        if plan is None:
-            group = _group_or_world(group)
-            plan = LinearPlan.always(RingSchedule(group) if use_overlap else SequentialSchedule(group))
-        rank, size = plan.forward.rank, plan.forward.size
+        if schedule is None:
+            schedule = (RingSchedule if use_overlap else SequentialSchedule)(_group_or_world(group))
+        rank, size = schedule.rank, schedule.size
         if weight is None:
             weight = linear.shard(random_weight(linear, seed, dtype), rank, size)
         elif weight.shape != linear.local_shape(size):
             raise ValueError(f"a rank's weight must be {linear.local_shape(size)}, it is {tuple(weight.shape)}")
-        self.plan, self.weight = plan, nn.Parameter(weight.to(device=device, dtype=dtype))
+        self.schedule, self.weight = schedule, nn.Parameter(weight.to(device=device, dtype=dtype))
 
 
 class ColumnParallelLinear(ParallelLinear):
@@ -104,20 +100,20 @@ class ColumnParallelLinear(ParallelLinear):
         parts = (out_features,) if isinstance(out_features, int) else tuple(out_features)
         super().__init__(ShardedLinear("column", "column", in_features, parts), group, **options)
         self.save_gathered = save_gathered
-        self.local_parts = [features // self.plan.forward.size for features in parts]
+        self.local_parts = [features // self.schedule.size for features in parts]
 
     def forward(self, x: Tensor) -> Any:
         """Return y (rows, ..., out / p) of x (rows / p, ..., in), or a tuple for several parts.
 
         Raise ValueError if the backward pass cannot scatter the rows.
         """
-        shard, schedule = x.reshape(-1, x.shape[-1]), self.plan.backward
+        shard, schedule = x.reshape(-1, x.shape[-1]), self.schedule
         rows = schedule.size * len(shard)
         if rows % schedule.divisor:
             raise ValueError(
                 f"{rows} gathered rows must be divisible by {schedule.divisor} to overlap in the backward pass"
             )
-        product = column_parallel(shard, self.weight, self.plan, save_gathered=self.save_gathered)
+        product = column_parallel(shard, self.weight, schedule, save_gathered=self.save_gathered)
         y = product.view(-1, *x.shape[1:-1], product.shape[-1])
         return y if len(self.local_parts) == 1 else y.split(self.local_parts, dim=-1)
 
@@ -133,9 +129,9 @@ class RowParallelLinear(ParallelLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return y (rows / p, ..., out) of x (rows, ..., in / p). Raise ValueError if p does not divide the rows."""
-        if x.shape[0] % self.plan.forward.size:
-            raise ValueError(f"{x.shape[0]} rows cannot be shared equally by {self.plan.forward.size} ranks")
-        shard = row_parallel(x.reshape(-1, x.shape[-1]), self.weight, self.plan)
+        if x.shape[0] % self.schedule.size:
+            raise ValueError(f"{x.shape[0]} rows cannot be shared equally by {self.schedule.size} ranks")
+        shard = row_parallel(x.reshape(-1, x.shape[-1]), self.weight, self.schedule)
         return shard.view(-1, *x.shape[1:-1], shard.shape[-1])
 
 
@@ -231,14 +227,14 @@ class TransformerBlock(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
 
-def build(problem: TpBlock, weights: Mapping[str, Tensor], plan: Planner) -> nn.Module:
+def build(problem: TpBlock, weights: Mapping[str, Tensor], schedule: Schedule) -> nn.Module:
     """Build the problem's part of a block from this rank's weights, given by the names of the linears and norms.
 
-    The norms' gradients are summed over the group of the first linear's schedule, if that schedule communicates.
+    The norms' gradients are summed over the schedule's group, if the schedule communicates.
     """
 
     def layer(linear: ShardedLinear) -> nn.Module:
-        given: dict[str, Any] = {"weight": weights[linear.name], "plan": plan(linear)}
+        given: dict[str, Any] = {"weight": weights[linear.name], "schedule": schedule}
         if linear.kind == "row":
             return RowParallelLinear(linear.in_features, linear.out_features[0], **given)
         keep = problem.save_gathered
@@ -250,7 +246,7 @@ def build(problem: TpBlock, weights: Mapping[str, Tensor], plan: Planner) -> nn.
     mlp = Mlp(layers["up"], layers["down"])
     if problem.part == "mlp":
         return mlp
-    group = plan(problem.linears[0]).forward.group
+    group = schedule.group
     norms = [RMSNorm(weights[name], group, summed=group is not None) for name in problem.norms]
     rotation = None
     if problem.rotary:

@@ -11,18 +11,15 @@ communication that no variant hides.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from statistics import fmean, median
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import torch._dynamo  # optimizers need it: import it before jobs are forked, not in each
 import torch.distributed as dist
-from torch import Tensor
 
-from tpbench.comm import parallel_linears
 from tpbench.comm.collectives import gather_rows, scatter_rows
 from tpbench.comm.parallel_linears import Schedule
 from tpbench.measure.clock import Stopwatch, do_nothing, paired_difference
@@ -30,55 +27,28 @@ from tpbench.workloads.tp_block.execution.prepared import NoCommunicationSchedul
 from tpbench.workloads.tp_block.inputs import BlockInputs
 from tpbench.workloads.tp_block.problem import ShardedLinear
 
-Operation: TypeAlias = Callable[[Schedule], Any]
-"""Runs one operation of a linear under a schedule."""
 
-
-def linear_operation(inputs: BlockInputs, linear: ShardedLinear, direction: str) -> Operation:
-    """Return a linear's forward or backward operation on random numbers, to time it alone under any schedule."""
+def forward_operation(inputs: BlockInputs, linear: ShardedLinear) -> Callable[[Schedule], Any]:
+    """Return a linear's forward operation on random numbers, to time it alone under any schedule."""
     weight, keep = inputs.weights[linear.name], inputs.problem.save_gathered
-    all_rows, own_rows = inputs.problem.tokens, inputs.problem.tokens // inputs.size
-
-    def numbers(rows: int, columns: int) -> Tensor:
-        return torch.randn(rows, columns, device=inputs.device).to(inputs.dtype)
-
+    rows = inputs.problem.tokens // (1 if linear.kind == "row" else inputs.size)
+    x = torch.randn(rows, weight.shape[1], device=inputs.device).to(inputs.dtype)
     if linear.kind == "row":
-        x = numbers(all_rows, weight.shape[1])
-        if direction == "forward":
-            return lambda schedule: schedule.matmul_scatter(x, weight.t(), awaited=True)()
-        grad = numbers(own_rows, weight.shape[0])
-        return lambda schedule: parallel_linears.row_backward(schedule, grad, x, weight)
-    shard = numbers(own_rows, weight.shape[1])
-    if direction == "forward":
-        return lambda schedule: schedule.gather_matmul(shard, weight.t(), keep=keep)
-    grad = numbers(all_rows, weight.shape[0])
-    kept = shard.repeat(inputs.size, 1) if keep else shard
-    return lambda schedule: parallel_linears.column_backward(schedule, grad, weight, kept, keep)
+        return lambda schedule: schedule.matmul_scatter(x, weight.t(), awaited=True)()
+    return lambda schedule: schedule.gather_matmul(x, weight.t(), keep=keep)
 
 
-class StepCollectives:
-    """The collectives that a step needs, as the sequential schedule runs them."""
-
-    def __init__(self, inputs: BlockInputs) -> None:
-        problem, group = inputs.problem, inputs.group
-        again = 0 if problem.save_gathered else sum(linear.kind == "column" for linear in problem.linears)
-        self.gathers, self.scatters = len(problem.linears) + again, len(problem.linears)
-        self.norms = len(problem.norms)
-        rows = problem.tokens // inputs.size
-        self.shard = torch.zeros(rows, problem.hidden, dtype=inputs.dtype, device=inputs.device)
-        self.gather: Callable[[], Any] = partial(gather_rows, self.shard, group)
-        self.scatter: Callable[[], Any] = partial(scatter_rows, self.shard.repeat(inputs.size, 1), group)
-        self.reduce: Callable[[], Any] = lambda: dist.all_reduce(self.shard[0], group=group)
-
-    def run(self) -> None:
-        """Run all collectives of a step."""
-        for collective, times in (
-            (self.gather, self.gathers),
-            (self.scatter, self.scatters),
-            (self.reduce, self.norms),
-        ):
-            for _ in range(times):
-                collective()
+def step_collectives(inputs: BlockInputs) -> dict[str, tuple[Callable[[], Any], int]]:
+    """Return a step's collectives by name, as the sequential schedule runs them, each with their number."""
+    problem, group = inputs.problem, inputs.group
+    again = 0 if problem.save_gathered else sum(linear.kind == "column" for linear in problem.linears)
+    shard = torch.zeros(problem.tokens // inputs.size, problem.hidden, dtype=inputs.dtype, device=inputs.device)
+    whole = shard.repeat(inputs.size, 1)
+    return {
+        "gather": (lambda: gather_rows(shard, group), len(problem.linears) + again),
+        "scatter": (lambda: scatter_rows(whole, group), len(problem.linears)),
+        "reduce": (lambda: dist.all_reduce(shard[0], group=group), len(problem.norms)),
+    }
 
 
 def exposed_communication(inputs: BlockInputs, prepared: PreparedBlock, stopwatch: Stopwatch) -> dict[str, Any]:
@@ -92,8 +62,14 @@ def exposed_communication(inputs: BlockInputs, prepared: PreparedBlock, stopwatc
 
     step_times, compute_times = stopwatch.interleaved_ms((prepared.step, free), (silent.step, free))
     free()
-    collectives = StepCollectives(inputs)
-    communication_ms = stopwatch.ms(collectives.run)
+    collectives = step_collectives(inputs)
+
+    def communicate() -> None:
+        for run, times in collectives.values():
+            for _ in range(times):
+                run()
+
+    communication_ms = stopwatch.ms(communicate)
     exposed_ms = paired_difference(step_times, compute_times)
     columns = {
         "compute_ms": median(compute_times),
@@ -101,17 +77,17 @@ def exposed_communication(inputs: BlockInputs, prepared: PreparedBlock, stopwatc
         "exposed_ms": exposed_ms,
         "hidden_share": 1 - exposed_ms / communication_ms,
     }
-    if prepared.plan is None:
+    if prepared.schedule is None:
         return columns
     # All-gathers and reduce-scatters by themselves, in the forward operations of the linears alone.
-    without = NoCommunicationSchedule(inputs.rank, inputs.size)
-    by_kind: dict[str, list[float]] = defaultdict(list)
-    for linear in inputs.problem.linears:
-        operation, schedule = linear_operation(inputs, linear, "forward"), prepared.plan(linear).forward
-        timed = [(partial(operation, each), do_nothing) for each in (schedule, without)]
-        by_kind[linear.kind].append(paired_difference(*stopwatch.interleaved_ms(*timed)))
-    for kind, name, collective in (("column", "gather", collectives.gather), ("row", "scatter", collectives.scatter)):
-        alone_ms = stopwatch.ms(collective)
-        if by_kind[kind]:
-            columns[f"{name}_hidden"] = 1 - fmean(by_kind[kind]) / alone_ms
+    schedules = prepared.schedule, NoCommunicationSchedule(inputs.rank, inputs.size)
+    for kind, name in (("column", "gather"), ("row", "scatter")):
+        exposed = []
+        for linear in inputs.problem.linears:
+            if linear.kind == kind:
+                operation = forward_operation(inputs, linear)
+                timed = [(partial(operation, schedule), do_nothing) for schedule in schedules]
+                exposed.append(paired_difference(*stopwatch.interleaved_ms(*timed)))
+        if exposed:
+            columns[f"{name}_hidden"] = 1 - fmean(exposed) / stopwatch.ms(collectives[name][0])
     return columns

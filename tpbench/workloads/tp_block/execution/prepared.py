@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -13,13 +13,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from tpbench.comm.parallel_linears import LinearPlan, Pending, Schedule, SequentialSchedule
+from tpbench.comm.parallel_linears import Pending, Schedule, SequentialSchedule
 from tpbench.comm.symmetric_buffers import enable_symmetric_memory
 from tpbench.measure import cuda_graph
 from tpbench.measure.clock import Stopwatch
 from tpbench.measure.rates import compute_ms
 from tpbench.measure.session import Costs
-from tpbench.workloads.tp_block.execution.layers import Planner, build
+from tpbench.workloads.tp_block.execution.layers import build
 from tpbench.workloads.tp_block.inputs import BlockInputs
 from tpbench.workloads.tp_block.problem import TpBlock, bytes_moved, bytes_sent, flops
 
@@ -34,10 +34,9 @@ class BlockContext:
     stopwatch: Stopwatch
     graph: bool = False
     """True if whole iterations are captured in a CUDA graph later."""
-    gemm_tflops: float = 0.0
-    """A large matrix product in the problem's dtype on the slowest rank while all ranks compute, in TFLOP/s."""
-    gather_gb_per_s: float = 0.0
-    """Bytes that a rank receives in a large all-gather, in 1e9 bytes per second. 0 for one rank."""
+    rates: Mapping[str, float] = field(default_factory=dict)
+    """The rates of this machine, as columns: `gemm_tflops` of a large matrix product in the problem's dtype while all
+    ranks compute, and `gather_gb_per_s` that a rank receives in a large all-gather, 0 for one rank."""
 
     def costs(self, size: int) -> Costs:
         """Return the costs of an iteration on one of `size` ranks at these rates."""
@@ -47,14 +46,9 @@ class BlockContext:
             bytes_moved=bytes_moved(problem, size),
             bytes_communicated=bytes_sent(problem, size),
             flops=operations,
-            compute_ms=compute_ms(operations, self.gemm_tflops),
-            wire_ms=received / self.gather_gb_per_s / 1e6 if received else 0.0,
+            compute_ms=compute_ms(operations, self.rates["gemm_tflops"]),
+            wire_ms=received / self.rates["gather_gb_per_s"] / 1e6 if received else 0.0,
         )
-
-    @property
-    def rates(self) -> dict[str, float]:
-        """The rates of this machine, as columns."""
-        return {"gemm_tflops": self.gemm_tflops, "gather_gb_per_s": self.gather_gb_per_s}
 
 
 @dataclass(frozen=True)
@@ -70,8 +64,8 @@ class PreparedBlock:
     """The number of ranks that share the block: 1 if each rank has the whole block."""
     run: Callable[[Tensor], Tensor]
     """Calls the module, possibly compiled."""
-    plan: Planner | None = None
-    """The schedules of the linears, or None if they have none that can be timed alone."""
+    schedule: Schedule | None = None
+    """The schedule of the linears, or None if they have none that can be timed alone."""
     without_communication: PreparedBlock | None = None
     """The same on the same weights and tensors with its communication removed. None if it has none, and for a stack."""
     columns: Callable[[], dict[str, Any]] = field(default=dict)
@@ -116,12 +110,12 @@ class NoCommunicationSchedule(Schedule):
 
 def prepare(
     context: BlockContext,
-    plan: Planner | Schedule,
+    schedule: Schedule,
     *,
     wrap: Callable[[nn.Module], Callable[[Tensor], Tensor]] = lambda module: module,
     columns: Callable[[], dict[str, Any]] | None = None,
 ) -> PreparedBlock:
-    """Prepare this rank's part of the block under a plan, or the whole block under the schedule of one process.
+    """Prepare this rank's part of the block under a schedule, or the whole block under that of one process.
 
     With `layers` the module is a stack of blocks, each with weights of its own.
 
@@ -129,27 +123,20 @@ def prepare(
     after a step. Without it they are those about the memory of the schedule, if it has an attribute `memory`.
     """
     inputs, problem = context.inputs, context.inputs.problem
-    planner = plan if callable(plan) else _always(plan)
-    schedule = planner(problem.linears[0]).forward
     rank, size = schedule.rank, schedule.size
     x, grad = inputs.x(rank, size).requires_grad_(), inputs.grad(rank, size)
     without = None
     if problem.layers:
         layers = (inputs.weights_of(rank, size, layer) for layer in range(problem.layers))
-        module: nn.Module = nn.Sequential(*(build(problem, weights, planner) for weights in layers))
+        module: nn.Module = nn.Sequential(*(build(problem, weights, schedule) for weights in layers))
     else:
         weights = inputs.weights if size == inputs.size else inputs.weights_of(rank, size)
-        module = build(problem, weights, planner)
+        module = build(problem, weights, schedule)
         if size > 1:
-            silent = build(problem, weights, _always(NoCommunicationSchedule(rank, size)))
+            silent = build(problem, weights, NoCommunicationSchedule(rank, size))
             without = PreparedBlock(silent, x, grad, size, wrap(silent))
     columns = columns or (lambda: workspace_columns([schedule]))
-    return PreparedBlock(module, x, grad, size, wrap(module), planner if size > 1 else None, without, columns)
-
-
-def _always(schedule: Schedule) -> Planner:
-    plan = LinearPlan.always(schedule)
-    return lambda linear: plan
+    return PreparedBlock(module, x, grad, size, wrap(module), schedule if size > 1 else None, without, columns)
 
 
 def workspace_columns(schedules: Iterable[Schedule]) -> dict[str, Any]:
@@ -172,7 +159,7 @@ def prepare_compiled(problem: TpBlock, context: BlockContext) -> PreparedBlock:
     compiled = partial(torch.compile, fullgraph=True, dynamic=False)
     prepared = prepare(context, SequentialSchedule(context.inputs.group), wrap=compiled)
     fill_replacements(prepared)
-    return dataclasses.replace(prepared, plan=None)
+    return dataclasses.replace(prepared, schedule=None)
 
 
 def fill_replacements(prepared: PreparedBlock) -> None:

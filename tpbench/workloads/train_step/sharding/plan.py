@@ -25,13 +25,6 @@ Style = Literal["colwise", "rowwise", "colwise_gather_output", "rowwise_split_in
 - rowwise_split_input: as rowwise. A rank takes its columns of an input that it has whole.
 - replicated: every rank has the whole module, a norm.
 """
-SYNONYMS = {
-    "colwise_rep": "colwise_gather_output",
-    "rowwise_rep": "rowwise_split_input",
-    "replicated_with_grad_allreduce": "replicated",
-}
-"""Other names of a style in plans of transformers. The sum over ranks of a replicated module's gradient follows from
-the module's place."""
 
 
 @dataclass(frozen=True)
@@ -92,41 +85,32 @@ def _block(name: str, module: nn.Module, problem: TrainStep, model: Any) -> Bloc
         for inner, owner in module.named_modules()
         if next(owner.parameters(recurse=False), None) is not None
     }
-    planned = {owner: _planned(owner, model) for owner in owners}
-    linear = {name: owner for name, owner in owners.items() if isinstance(owner, nn.Linear)}
-    kinds = {planned[name] for name in linear}
-    if kinds == {None}:
-        raise UnknownArchitecture(
-            f"transformers has no tensor-parallel plan of {name} of {problem.model} ({problem.architecture})"
-        )
-    block = Block(name, {owner: cast("Style", style or "replicated") for owner, style in planned.items()})
-    last = [name for name in linear if block.styles[name].startswith("rowwise")]
-    paired = kinds in ({"colwise", "rowwise"}, {"colwise_gather_output", "rowwise_split_input"}) and len(last) == 1
-    # Hidden states enter the column-wise layers and leave the row-wise one.
-    fits = all(
-        (owner.out_features if name in last else owner.in_features) == problem.hidden_size
-        for name, owner in linear.items()
-    )
-    if not (paired and fits):
-        styles = ", ".join(f"{inner.removeprefix(name + '.')}: {style}" for inner, style in block.styles.items())
-        raise UnknownArchitecture(f"the linear layers of {name} cannot be sharded as {styles}")
-    for owner_name, owner in owners.items():
+    block = Block(name, {owner: _planned(owner, model) for owner in owners})
+    place = f"{name} of {problem.model} ({problem.architecture})"
+    linear = [block.styles[inner] for inner, owner in owners.items() if isinstance(owner, nn.Linear)]
+    if {*linear} == {"replicated"}:
+        raise UnknownArchitecture(f"transformers has no tensor-parallel plan of {place}")
+
+    def fits(owner: Any, style: Style) -> bool:
+        """Hidden states enter the column-wise layers and leave the row-wise one. Other weights, such as those of norms,
+        are of a head, unless every rank has all columns."""
+        if isinstance(owner, nn.Linear):
+            return (owner.out_features if style.startswith("rowwise") else owner.in_features) == problem.hidden_size
         weight = getattr(owner, "weight", None)
-        of_heads = isinstance(weight, Tensor) and len(weight) == problem.head_dim
-        if not (block.gathers_columns or isinstance(owner, nn.Linear) or of_heads):
-            raise UnknownArchitecture(
-                f"{owner_name} of {problem.model} ({problem.architecture}), a {type(owner).__name__}, has weights that "
-                "each rank would use for its share of the columns, which no variant knows"
-            )
+        return block.gathers_columns or (isinstance(weight, Tensor) and len(weight) == problem.head_dim)
+
+    paired = {*linear} in ({"colwise", "rowwise"}, {"colwise_gather_output", "rowwise_split_input"})
+    one_last = sum(style.startswith("rowwise") for style in linear) == 1
+    if not (paired and one_last and all(map(fits, owners.values(), block.styles.values()))):
+        styles = ", ".join(f"{inner.removeprefix(name + '.')}: {style}" for inner, style in block.styles.items())
+        raise UnknownArchitecture(f"no variant can shard {place} as its plan says: {styles}")
     return block
 
 
-def _planned(name: str, model: Any) -> str | None:
-    """Return the style of the plan's first pattern that matches the name, or None."""
-    style: str | None = next((style for pattern, style in model.shard_plan.items() if fnmatchcase(name, pattern)), None)
-    if style is None:
-        return None
-    style = SYNONYMS.get(style, style)
+def _planned(name: str, model: Any) -> Style:
+    """Return the style of the plan's first pattern that matches the name, or `replicated`."""
+    planned = (style for pattern, style in model.shard_plan.items() if fnmatchcase(name, pattern))
+    style = next(planned, "replicated").removesuffix("_with_grad_allreduce")  # the sum follows from the module's place
     if style not in get_args(Style):
         raise UnknownArchitecture(f"the model's plan shards {name} as {style}, which tpbench does not know")
-    return style
+    return cast("Style", style)

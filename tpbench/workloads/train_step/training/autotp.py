@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import re
 from collections.abc import Sequence
@@ -20,8 +19,6 @@ from tpbench.workloads.train_step.model.inputs import Batch, model_inputs
 from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.sharding.plan import Block, blocks
 from tpbench.workloads.train_step.training.trainer import (
-    FIRST_FACTOR,
-    PATIENCE,
     Loss,
     MarkPhase,
     adamw,
@@ -88,11 +85,9 @@ class DeepSpeedTrainer:
             return self._update_on_device()
         norm = None if self.problem.zero_stage else self._norm_without_zero()
         self.engine.step()
-        if getattr(self.engine.optimizer, "overflow", False):
-            norm = torch.full((), torch.inf, device=self.context.device)  # the step was skipped
-        elif norm is None:
-            norm = torch.as_tensor(self.engine.get_global_grad_norm(), dtype=torch.float32, device=self.context.device)
-        return norm
+        if norm is not None:
+            return norm
+        return torch.as_tensor(self.engine.get_global_grad_norm(), dtype=torch.float32, device=self.context.device)
 
     @torch.no_grad()
     def _update_on_device(self) -> Tensor:
@@ -136,9 +131,6 @@ def import_deepspeed(device: torch.device) -> Any:
     if device.type == "cuda":
         # DeepSpeed's own function passes entries of CUDA_VISIBLE_DEVICES to NVML as numbers, but they may be names.
         deepspeed.get_accelerator().available_memory = lambda index=None: torch.cuda.mem_get_info(index)[0]
-    else:
-        # DeepSpeed refuses float16 on CPUs without instructions for it. PyTorch computes it on every CPU.
-        deepspeed.get_accelerator().is_fp16_supported = lambda: True
     deepspeed.utils.logger.setLevel(logging.WARNING)
     return deepspeed
 
@@ -187,14 +179,7 @@ def deepspeed_configuration(problem: TrainStep, context: Context, plan: Sequence
 
 
 def _dtype_settings(problem: TrainStep) -> dict[str, Any]:
-    """Return the settings by which parameters, gradients and states have the problem's dtype, as in every variant.
-
-    For float16, DeepSpeed keeps the fp32 parameters in the optimizer and computes with a copy in float16.
-    """
-    if problem.dtype == "float16":
-        power = int(math.log2(FIRST_FACTOR))  # the scale changes as that of `LossScale`
-        scale = {"loss_scale": 0, "initial_scale_power": power, "loss_scale_window": PATIENCE, "min_loss_scale": 1}
-        return {"fp16": {"enabled": True, "hysteresis": 1, **scale}}
+    """Return the settings by which parameters, gradients and states have the problem's dtype, as in every variant."""
     if problem.autocast:
         return {"torch_autocast": {"enabled": True, "dtype": problem.dtype}}
     if problem.dtype == "float32":

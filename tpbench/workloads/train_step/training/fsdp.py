@@ -138,24 +138,20 @@ class RemoveInverseReshapes(CustomGraphPass):
     """
 
     def __call__(self, graph: Graph) -> None:
-        for node in list(graph.nodes):
-            middle = _reshape_input(node)
-            origin = None if middle is None else _reshape_input(middle)
-            if middle is not None and origin is not None and _layout(origin) == _layout(node):
+        for node in graph.nodes:
+            origin = _reshaped(_reshaped(node))
+            if origin is not None and _layout(origin) == _layout(node):
                 node.replace_all_uses_with(origin)
-                graph.erase_node(node)
-                if not middle.users:
-                    graph.erase_node(middle)
+        graph.eliminate_dead_code()
 
     def uuid(self) -> Any:
         """Return the key of this pass in inductor's cache."""
         return get_hash_for_files((__file__,))
 
 
-def _reshape_input(node: Node) -> Node | None:
-    """Return the node that `node` reshapes, or None if `node` is no reshape."""
-    source = node.args[0] if node.target in RESHAPES else None
-    return source if isinstance(source, Node) else None
+def _reshaped(node: Any) -> Any:
+    """Return the node that `node` reshapes, or None."""
+    return node.args[0] if node is not None and node.target in RESHAPES else None
 
 
 def _layout(node: Node) -> tuple[Any, Any]:

@@ -18,11 +18,6 @@ from tpbench.measure.session import Context
 from tpbench.workloads.train_step.model.inputs import Batch, model_inputs
 from tpbench.workloads.train_step.problem import TrainStep
 
-FIRST_FACTOR = 2.0**16
-"""Factor on the loss that keeps fp16 gradients out of the subnormal range (Micikevicius et al. 2018, arXiv:1710.03740,
-section 3.2). If a gradient overflows, the factor is halved and the step is skipped."""
-PATIENCE = 2000
-"""Steps without an overflow after which the factor is doubled."""
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Mean cross-entropy, a scalar, from the output of the model's head and labels (batch, sequence). The output is the
 logits, (batch, sequence, vocabulary or a shard of it). For `tpbench_linear_loss` it is the hidden states."""
@@ -143,9 +138,6 @@ class TorchTrainer:
         ]
         self.optimizer: Any = adamw(self.shards, problem, context)
         self.inputs = model_inputs(problem, context.device)
-        self.scales_loss = problem.dtype == "float16"
-        self.factor = torch.full((), FIRST_FACTOR, device=context.device)
-        self.steps_without_overflow = torch.zeros((), dtype=torch.int32, device=context.device)
 
     def accumulate(self, batches: Sequence[Batch], mark: MarkPhase = ignore_phase) -> Tensor:
         total = torch.zeros((), dtype=torch.float32, device=self.context.device)
@@ -156,7 +148,7 @@ class TorchTrainer:
                     logits = self.model(input_ids=batch.tokens, **self.inputs).logits
                     loss = self.loss(logits, batch.labels) / len(batches)
                 mark("backward")
-                (loss * self.factor if self.scales_loss else loss).backward()
+                loss.backward()
             total += local_shard(loss.detach())
         return total
 
@@ -164,16 +156,7 @@ class TorchTrainer:
     def update(self, mark: MarkPhase = ignore_phase) -> Tensor:
         mark("optimizer")
         norm = total_norm(self.parameters, self.context.device)
-        if self.scales_loss:
-            norm = norm / self.factor
-        divisor = clip_divisor(norm, self.problem.max_grad_norm)
-        if self.scales_loss:
-            divisor = self.factor * (1.0 if divisor is None else divisor)
-            # All ranks have this norm, so they skip the same updates: the kernel reads `found_inf`.
-            overflow = torch.logical_not(torch.isfinite(norm)).float()
-            torch._amp_update_scale_(self.factor, self.steps_without_overflow, overflow, 2.0, 0.5, PATIENCE)
-            self.optimizer.found_inf = overflow
-        self.optimizer.grad_scale = divisor
+        self.optimizer.grad_scale = clip_divisor(norm, self.problem.max_grad_norm)
         for parameter, shard in zip(self.parameters, self.shards, strict=True):
             shard.grad = None if parameter.grad is None else local_shard(parameter.grad)
         self.optimizer.step()
@@ -227,9 +210,8 @@ def total_norm(parameters: Sequence[Tensor], device: torch.device) -> Tensor:
 
 def gradient_norms(trainer: TorchTrainer) -> dict[str, float]:
     """Return the 2-norm of each parameter's whole gradient, by the parameter's name in the plain model. Collective."""
-    factor = float(trainer.factor) if trainer.scales_loss else 1.0
     norms = {name: total_norm([each], trainer.context.device) for name, each in trainer.model.named_parameters()}
-    return {name.removeprefix("module."): float(norm) / factor for name, norm in norms.items()}
+    return {name.removeprefix("module."): float(norm) for name, norm in norms.items()}
 
 
 def clip_divisor(norm: Tensor, max_norm: float | None) -> Tensor | None:
