@@ -247,13 +247,27 @@ def sequence_range_kernel(sequences, ranges, n_rows, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def sequence_mean_kernel(
-    sequences, ranges, labels, logprobs, inputs, means, n_rows, n_blocks, vocab_size, ignore_index, scales,
-    BLOCK: tl.constexpr, OTHERS: tl.constexpr,
-):  # fmt: skip
-    """Store for each row a mean over the rows of its sequence that count and whose weight is not 0.
+def _members(sequence, other, sequences, labels, inputs, n_rows, vocab_size, ignore_index):
+    """Return which rows `other` are of each sequence (BLOCK,), count and have a weight, and some of their inputs."""
+    exists = other < n_rows
+    of_other = tl.load(sequences + other, mask=exists, other=0)
+    label = tl.load(labels + other, mask=exists, other=-1).to(tl.int64)
+    counts = exists & label_counts(label, vocab_size, ignore_index)
+    row_grad, _, row_weight, old_logprobs, advantages, _, _, _, _, _ = load_inputs(inputs, other, exists)
+    if inputs.row_weight is not None:
+        counts = counts & (row_weight != 0.0)
+    same = counts[None, :] & (sequence[:, None] == of_other[None, :])
+    return same, row_grad, row_weight, old_logprobs, advantages
 
-    It is that of the log-ratios or, if `inputs` have their mean, that of the weighted slopes of the losses by it. A
+
+@triton.jit
+def sequence_mean_kernel(
+    sequences, ranges, labels, logprobs, inputs, log_ratio, ratio_slope, n_rows, n_blocks, vocab_size, ignore_index,
+    scales, BLOCK: tl.constexpr, OTHERS: tl.constexpr,
+):  # fmt: skip
+    """Store for each row the mean log-ratio of its sequence and, unless it is None, the mean slope by it.
+
+    A mean is that over the rows of a sequence that count and whose weight is not 0. Slopes of losses are weighted. A
     program of BLOCK rows sums over all rows in their order, OTHERS at a time: the same bits on every rank. Rows of a
     sequence are often neighbours, so it starts and ends with blocks that may have one of its sequences, by `ranges`.
     """
@@ -272,26 +286,29 @@ def sequence_mean_kernel(
     count = tl.zeros([BLOCK], dtype=tl.float32)
     for number in range(begin, end):
         other = number * OTHERS + tl.arange(0, OTHERS)
-        exists = other < n_rows
-        of_other = tl.load(sequences + other, mask=exists, other=0)
-        label = tl.load(labels + other, mask=exists, other=-1).to(tl.int64)
-        counts = exists & label_counts(label, vocab_size, ignore_index)
-        values = load_inputs(inputs, other, exists)
-        row_grad, _, row_weight, old_logprobs, advantages, _, log_ratio, _, _, _ = values
-        if inputs.log_ratio is None:
-            value = tl.load(logprobs + other, mask=exists, other=0.0) - old_logprobs
-        else:
-            _, value, _ = policy_terms(log_ratio, advantages, scales)
-            if inputs.row_grad is not None:
-                value = value * row_grad
-            if inputs.row_weight is not None:
-                value = value * row_weight
-        if inputs.row_weight is not None:
-            counts = counts & (row_weight != 0.0)
-        same = counts[None, :] & (sequence[:, None] == of_other[None, :])
+        same, _, _, old_logprobs, _ = _members(
+            sequence, other, sequences, labels, inputs, n_rows, vocab_size, ignore_index
+        )
+        value = tl.load(logprobs + other, mask=other < n_rows, other=0.0) - old_logprobs
         total += tl.sum(tl.where(same, value[None, :], 0.0), axis=1)
         count += tl.sum(tl.where(same, 1.0, 0.0), axis=1)
-    tl.store(means + row, total / tl.maximum(count, 1.0), mask=row < n_rows)
+    count = tl.maximum(count, 1.0)
+    mean = total / count
+    tl.store(log_ratio + row, mean, mask=row < n_rows)
+    if ratio_slope is not None:
+        total = tl.zeros([BLOCK], dtype=tl.float32)
+        for number in range(begin, end):
+            other = number * OTHERS + tl.arange(0, OTHERS)
+            same, row_grad, row_weight, _, advantages = _members(
+                sequence, other, sequences, labels, inputs, n_rows, vocab_size, ignore_index
+            )
+            _, slope, _ = policy_terms(mean[:, None], advantages[None, :], scales)
+            if inputs.row_grad is not None:
+                slope = slope * row_grad[None, :]
+            if inputs.row_weight is not None:
+                slope = slope * row_weight[None, :]
+            total += tl.sum(tl.where(same, slope, 0.0), axis=1)
+        tl.store(ratio_slope + row, total / count, mask=row < n_rows)
 
 
 @triton.jit
