@@ -138,7 +138,7 @@ def test_a_process_that_runs_further_jobs_is_traced_only_if_it_trains(monkeypatc
 def test_without_cupti_the_iterations_run_and_there_is_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[int] = []
     said: list[str] = []
-    monkeypatch.setattr(gpu_trace, "_has_run", False)  # restored after the test
+    monkeypatch.setattr(gpu_trace, "has_run", False)  # restored after the test
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     wall: Any = SimpleNamespace(samples=lambda step, restore, iterations: [step() for _ in range(iterations)])
