@@ -183,11 +183,14 @@ def _traced(
     has_run = True
     # torch.profiler.profile would import torch's compiler, which takes 2 s. A rank whose profiler fails runs its
     # iterations all the same, because the other ranks run theirs with it.
-    profiler = torch.autograd.profiler.profile(use_cpu=False, use_device="cuda")
+    profiler = None
     with contextlib.suppress(RuntimeError, AssertionError):
+        profiler = torch.autograd.profiler.profile(use_cpu=False, use_device="cuda")
         profiler.__enter__()
     wall.samples(marked_step, restore, iterations)
     try:
+        if profiler is None:
+            raise RuntimeError("torch's profiler cannot record this GPU")
         profiler.__exit__(None, None, None)
         return list(between_markers(events(profiler)))
     except (RuntimeError, AssertionError, AttributeError) as error:
