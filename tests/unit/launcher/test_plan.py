@@ -60,7 +60,7 @@ def test_equal_cells_run_once() -> None:
     assert [cell.index for cell in cells(*caps, gpus=0)] == [0]
 
 
-EMBEDDING = {"variant": "dense_all_reduce", "table_rows": 64, "width": 8, "tp_size": 1, "dp_size": 2}
+EMBEDDING = {"variant": "dense_reduce_scatter", "table_rows": 64, "width": 8, "tp_size": 1, "dp_size": 2}
 
 
 @pytest.mark.parametrize(
