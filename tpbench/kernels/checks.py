@@ -27,6 +27,7 @@ MAX_TOP_K = 1024
 MAX_BLOCK = 65536
 MAX_COLUMNS = 2**31 - 1
 """Columns are int32 in the kernels."""
+FP32_MAX = torch.finfo(torch.float32).max
 _POSITIVE, _ANY = {"positive": True}, {"low": -math.inf}
 _NUMBERS: dict[str, dict[str, Any]] = {
     "logits_scale": _POSITIVE, "temperature": _POSITIVE, "softcap": _POSITIVE, "label_smoothing": {"high": 1.0},
@@ -57,8 +58,7 @@ def number(name: str, value: object, *, low: float = 0.0, positive: bool = False
     """TypeError unless a plain number; ValueError unless finite in fp32, >= `low` (`positive`: > 0) and <= `high`."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
-    most = torch.finfo(torch.float32).max
-    if not -most <= value <= most or value < low or value > high or (positive and value == 0):
+    if not -FP32_MAX <= value <= FP32_MAX or value < low or value > high or (positive and value == 0):
         limits = " and greater than 0" if positive else f" and at least {low:g}" if low > -math.inf else ""
         limits += "" if high == math.inf else f" and at most {high:g}"
         raise ValueError(f"{name} must be finite in float32{limits}; got {value}")

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch._C._autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity
 
 from tpbench.measure.clock import WallClock
 from tpbench.measure.ranks import gather_numbers
@@ -59,17 +59,12 @@ class Event(NamedTuple):
     stream: int
 
 
-def gpu_profile(*more: ProfilerActivity) -> profile:
-    """Return a profiler of the GPU's activities and of `more`, as a context manager."""
-    global has_run
-    has_run = True
-    return profile(activities=[*more, ProfilerActivity.CUDA])
-
-
 def keep_trace(step: Callable[[], None], context: Context) -> None:
     """Run a step under the profiler of CPU and GPU. Write this rank's Chrome trace beside the job's logs."""
+    global has_run
     on_gpu = context.device.type == "cuda"
-    with gpu_profile(ProfilerActivity.CPU) if on_gpu else profile(activities=[ProfilerActivity.CPU]) as profiler:
+    has_run = has_run or on_gpu
+    with torch.profiler.profile(activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * on_gpu]) as profiler:
         step()
         if on_gpu:
             torch.cuda.synchronize(context.device)
@@ -80,7 +75,7 @@ def events(profiler: Any) -> list[Event]:
     """Return each event on the GPU. Annotations are ranges of other work."""
     return [
         Event(event.name(), event.start_ns(), event.duration_ns(), event.device_resource_id())
-        for event in profiler.profiler.kineto_results.events()
+        for event in profiler.kineto_results.events()
         if event.device_type() == DeviceType.CUDA and not event.is_user_annotation()
     ]
 
@@ -184,13 +179,19 @@ def _traced(
         torch.cuda.synchronize(context.device)
         torch.cuda._sleep(1)
 
-    # A rank whose profiler fails runs its iterations all the same, because the other ranks run theirs with it.
-    profiler = gpu_profile()
+    global has_run
+    has_run = True
+    # torch.profiler.profile would import torch's compiler, which takes 2 s. A rank whose profiler fails runs its
+    # iterations all the same, because the other ranks run theirs with it.
+    profiler = None
     with contextlib.suppress(RuntimeError, AssertionError):
-        profiler.start()
+        profiler = torch.autograd.profiler.profile(use_cpu=False, use_device="cuda")
+        profiler.__enter__()
     wall.samples(marked_step, restore, iterations)
     try:
-        profiler.stop()
+        if profiler is None:
+            raise RuntimeError("torch's profiler cannot record this GPU")
+        profiler.__exit__(None, None, None)
         return list(between_markers(events(profiler)))
     except (RuntimeError, AssertionError, AttributeError) as error:
         context.say(f"no trace: {type(error).__name__}: {error}")
