@@ -172,10 +172,8 @@ def _unsupported_by(variant: str, problem: TrainStep, tp_size: int) -> str | Non
     """Return why a variant cannot train a problem, or None."""
     if variant in ("fsdp", "ddp"):
         return f"it has no tensor parallelism: tp_size must be 1, got {tp_size}" if tp_size > 1 else None
-    if variant == "fsdp_dtensor_async" and not problem.compile:
-        return "it is a pass of torch.compile: compile=false is fsdp_dtensor"
     if tp_size == 1:
-        if variant in ("dtensor_tp", "fsdp_dtensor_async"):
+        if variant == "dtensor_tp":
             return "with tp_size=1 there is nothing to parallelize: it would be fsdp"
         return None
     tokens = problem.seq_length if variant == "dtensor_tp" else problem.tokens
@@ -235,11 +233,6 @@ VARIANTS: dict[str, tuple[str, frozenset[str], str]] = {
         ALL - {"compile"} | TENSOR_PARALLEL,
         "torch's own: FSDP2 over replicas, parallelize_module with sequence parallelism within them",
     ),
-    "fsdp_dtensor_async": (
-        "fsdp.fsdp_dtensor_async",
-        ALL | TENSOR_PARALLEL,
-        "fsdp_dtensor through torch.compile with async-TP: products in pieces beside their collectives",
-    ),
     "fsdp": ("fsdp.fsdp_dtensor", ALL, "no tensor parallelism: FSDP2, parameters sharded over replicas"),
     "ddp": ("fsdp.ddp", ALL, "no tensor parallelism: DistributedDataParallel, all of the model on every rank"),
 }
@@ -252,7 +245,6 @@ for _name, (_function, _options, _summary) in VARIANTS.items():
         _summary,
         options=_options,
         requires=("transformers", "deepspeed") if _name == "autotp" else ("transformers",),
-        requires_cuda=_name == "fsdp_dtensor_async",
         no_graph_reason=partial(_no_graph, _name),
         uses_triton=lambda problem: problem.train_loss != "torch",
         unsupported_reason=partial(_unsupported_by, _name),
