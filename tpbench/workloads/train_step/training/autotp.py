@@ -22,7 +22,6 @@ from tpbench.workloads.train_step.training.trainer import (
     Loss,
     MarkPhase,
     adamw,
-    clip_divisor,
     ignore_phase,
     loss_of,
 )
@@ -81,24 +80,11 @@ class DeepSpeedTrainer:
 
     def update(self, mark: MarkPhase = ignore_phase) -> Tensor:
         mark("optimizer")
-        if self.context.graph:
-            return self._update_on_device()
         norm = None if self.problem.zero_stage else self._norm_without_zero()
         self.engine.step()
         if norm is not None:
             return norm
         return torch.as_tensor(self.engine.get_global_grad_norm(), dtype=torch.float32, device=self.context.device)
-
-    @torch.no_grad()
-    def _update_on_device(self) -> Tensor:
-        """Clip and update as the engine does with ZeRO stage 0. The engine itself reads the norm on the host."""
-        norm = self._norm_without_zero()
-        self.engine.optimizer.grad_scale = clip_divisor(norm, self.problem.max_grad_norm)
-        self.engine.optimizer.step()
-        for parameter in self.parameters:
-            parameter.grad = None
-        self.engine.micro_steps += 1  # the engine's count of micro-batches tells it which one is the last of a step
-        return norm
 
     def _norm_without_zero(self) -> Tensor:
         """Return the norm of gradients with ZeRO stage 0, for which DeepSpeed keeps no norm.
