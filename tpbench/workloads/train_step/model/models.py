@@ -9,13 +9,14 @@ import re
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 import transformers.modeling_utils  # noqa: F401  every model needs it: import it before jobs are forked, not in each
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM
@@ -116,11 +117,10 @@ def counted(problem: TrainStep) -> TrainStep:
     without. Raises UnknownArchitecture if the sizes do not describe the model, or if it cannot compute."""
     if problem.architecture != builders.BUILT:
         model_configuration(problem)  # the kinds of all layers, of which the models below have one
-    weights = _matrix_weights(_made(replace(problem, num_layers=1)))
-    for matrices in (3, 2):
-        candidate = replace(problem, num_layers=1, ffn_matrices=matrices)
-        if matrix_parameters(candidate) == weights:
-            problem = replace(problem, ffn_matrices=matrices)
+    one_layer = replace(problem, num_layers=1)
+    weights = _matrix_weights(_made(one_layer))
+    if matrix_parameters(replace(one_layer, ffn_matrices=2)) == weights:
+        problem = replace(problem, ffn_matrices=2)
     model = build(replace(problem, num_layers=1))
     place_buffers(model, torch.device("meta"))
     with refused_by_transformers(
@@ -136,14 +136,12 @@ def counted(problem: TrainStep) -> TrainStep:
     return problem
 
 
-@dataclass(frozen=True)
-class DecoderParts:
-    """Names of the parts in the model. The head is always `lm_head`."""
+class DecoderParts(NamedTuple):
+    """Names of the embedding, the layers and the norm behind them in the model. The head is always `lm_head`."""
 
     embedding: str
     layers: str
     norm: str
-    """The norm behind the layers."""
 
 
 def _decoder_parts(problem: TrainStep, model: Any, layers: Any) -> DecoderParts:
@@ -257,22 +255,14 @@ def fill(module: nn.Module, prefix: str, seed: int) -> None:
         for name, child in module.named_modules()
     }
     for name, parameter in module.named_parameters():
-        shard, first = _shard(parameter)
+        shard: Tensor = parameter
+        first: tuple[int, ...] = (0, 0)
+        if isinstance(parameter, DTensor):  # over the tensor-parallel mesh: replicas shard later
+            mesh, placements = parameter.device_mesh, parameter.placements
+            shard = parameter.to_local()
+            _, first = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
         if parameter.dim() < 2:
             shard.fill_(0.0 if name.endswith("bias") else 1.0 - offsets.get(name, 0.0))
         else:
             stream = zlib.crc32((prefix + name).encode()) & ~1
-            fill_normal(shard, seed, stream, DEVIATION / NORMAL_DEVIATION, first)
-
-
-def _shard(parameter: Tensor) -> tuple[Tensor, tuple[int, int]]:
-    """Return this rank's shard and the global row and column of its first element."""
-    if not isinstance(parameter, DTensor):
-        return parameter, (0, 0)
-    start = [0, 0]
-    (placement,) = parameter.placements  # over the tensor-parallel mesh: replicas shard later
-    if isinstance(placement, Shard):
-        size = parameter.shape[placement.dim]
-        chunk = -(-size // parameter.device_mesh.size())
-        start[placement.dim] = min(size, parameter.device_mesh.get_local_rank() * chunk)
-    return parameter.to_local(), (start[0], start[1])
+            fill_normal(shard, seed, stream, DEVIATION / NORMAL_DEVIATION, (first[0], first[1]))
