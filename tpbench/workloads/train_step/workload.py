@@ -10,7 +10,7 @@ from tpbench import packages
 from tpbench.workloads import Option, Pivot, Study, Workload
 from tpbench.workloads.train_step.documents import json_document
 from tpbench.workloads.train_step.estimates import MemoryEstimate, estimate_memory, parameters
-from tpbench.workloads.train_step.model.resolve import KNOWN_ARCHITECTURES, PLAIN_LOGITS, resolve
+from tpbench.workloads.train_step.model.resolve import KNOWN_ARCHITECTURES, resolve
 from tpbench.workloads.train_step.problem import ARCHITECTURE, NORM_GROWTH, TrainStep
 
 TENSOR_PARALLEL = frozenset({"vocab_parallel"})
@@ -73,11 +73,6 @@ def unsupported_reason(job: Any) -> str | None:
             return f"attention=flash_attention_2 {packages.not_installed(['flash_attn'])}"
         if job.device == "cpu":
             return "attention=flash_attention_2 needs a CUDA GPU"
-    if problem.train_loss == "tpbench_linear" and not problem.architecture.startswith(PLAIN_LOGITS):
-        return (
-            f"train_loss=tpbench_linear does not know what {problem.architecture} does to the head's logits "
-            f"(known: model types that begin with {', '.join(PLAIN_LOGITS)}); train_loss=tpbench can be trained"
-        )
     return None
 
 
@@ -180,10 +175,6 @@ def _unsupported_by(variant: str, problem: TrainStep, tp_size: int) -> str | Non
     if variant != "autotp" and tokens % tp_size:
         sizes = f"seq_length={problem.seq_length}" if variant == "dtensor_tp" else f"batch_size x seq_length={tokens}"
         return f"the ranks share the tokens: tp_size={tp_size} must divide {sizes}"
-    if problem.train_loss == "tpbench_linear" and variant == "dtensor_tp":
-        return "its head returns logits of torch's DTensors: fsdp_dtensor has train_loss=tpbench_linear"
-    if problem.train_loss == "tpbench_linear" and not problem.vocab_parallel:
-        return "train_loss=tpbench_linear makes no whole logits that could be gathered: vocab_parallel must be true"
     common = math.gcd(problem.heads, problem.kv_heads, problem.ffn_size)
     if common % tp_size:
         valid = ", ".join(str(size) for size in range(1, common + 1) if common % size == 0)

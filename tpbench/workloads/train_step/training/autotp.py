@@ -127,9 +127,9 @@ def _loss(problem: TrainStep, model: Any) -> Loss:
 
     head = next((module for module in model.modules() if isinstance(module, VocabParallelLinear)), None)
     if head is None:
-        return loss_of(problem, model)
+        return loss_of(problem)
     if problem.train_loss != "torch":
-        return loss_of(problem, model, head.mp_group, head.vocab_start_index)
+        return loss_of(problem, head.mp_group, head.vocab_start_index)
 
     return lambda logits, labels: model.loss_function(logits, shift_labels=labels)  # type: ignore[no-any-return]
 

@@ -42,10 +42,7 @@ def fsdp_dtensor(problem: TrainStep, context: Context, sharding: ModuleType = by
     shard_over_replicas(model, mesh["dp"], context.device, problem.seed)
     sharded_logits = context.tp_size > 1 and problem.vocab_parallel
     vocab_start = context.tp_rank * -(-problem.vocab // context.tp_size)
-    if sharded_logits:
-        loss = loss_of(problem, model, context.tp_group, vocab_start, hidden_sharded=True)
-    else:
-        loss = loss_of(problem, model)
+    loss = loss_of(problem, context.tp_group, vocab_start) if sharded_logits else loss_of(problem)
     reduce_gradients = sharding.gradient_reduction(model, context.tp_group) if context.tp_size > 1 else None
 
     @contextlib.contextmanager
@@ -98,7 +95,7 @@ def ddp(problem: TrainStep, context: Context) -> TorchTrainer:
     models.materialise(model, context.device, problem.seed)
     if problem.compile:
         models.compile_layers(model)
-    loss = loss_of(problem, model)
+    loss = loss_of(problem)
     devices = [context.device.index] if context.device.type == "cuda" else None
     wrapped = DistributedDataParallel(
         model, device_ids=devices, process_group=context.dp_group, gradient_as_bucket_view=True
