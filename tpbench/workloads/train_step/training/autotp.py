@@ -48,12 +48,7 @@ class DeepSpeedTrainer:
         mpu = SimpleNamespace(get_data_parallel_world_size=lambda: context.dp_size)
         self.engine, *_ = deepspeed.initialize(
             model=model,
-            # The engine gives the parameters themselves, or groups of them.
-            optimizer=lambda given: adamw(
-                [each for part in given for each in (part["params"] if isinstance(part, dict) else [part])],
-                problem,
-                context,
-            ),
+            optimizer=lambda _: adamw(list(model.parameters()), problem, context),  # which are shards by then
             model_parameters=list(model.parameters()),
             mpu=mpu if context.tp_size > 1 else None,
             dist_init_required=False,
@@ -82,9 +77,8 @@ class DeepSpeedTrainer:
         mark("optimizer")
         norm = None if self.problem.zero_stage else self._norm_without_zero()
         self.engine.step()
-        if norm is not None:
-            return norm
-        return torch.as_tensor(self.engine.get_global_grad_norm(), dtype=torch.float32, device=self.context.device)
+        norm = self.engine.get_global_grad_norm() if norm is None else norm
+        return torch.as_tensor(norm, dtype=torch.float32, device=self.context.device)
 
     def _norm_without_zero(self) -> Tensor:
         """Return the norm of gradients with ZeRO stage 0, for which DeepSpeed keeps no norm.
