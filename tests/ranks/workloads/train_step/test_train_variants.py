@@ -140,18 +140,21 @@ def test_a_model_that_transformers_does_not_have(name: str, tp_size: int, more: 
         resolve(tiny_problem(model_dir=model))
 
 
-def compare_captured(here: Rank, fields: dict[str, Any]) -> dict[str, Any]:
+def compare_captured(here: Rank, name: str, tp_size: int, fields: dict[str, Any]) -> dict[str, Any]:
     """Compare compiled layers whose operations are torch's own: without C++ kernels they need no compiler."""
     import torch._inductor.config as inductor
 
     with inductor.patch(force_disable_caches=True, fallback_by_default=True):
-        return compare(here, "fsdp_dtensor", 2, {"compile": True, **fields})
+        return compare(here, name, tp_size, {"compile": True, **fields})
 
 
 @pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
-@pytest.mark.parametrize("fields", [{}, BOTH], ids=["", "checkpointed"])
-def test_layers_are_captured_by_torch_compile(fields: dict[str, Any]) -> None:
-    for errors in run_on_ranks(2, compare_captured, fields, timeout_s=600.0):
+@pytest.mark.parametrize(
+    ("name", "tp_size", "fields"),
+    [("fsdp_dtensor", 2, {}), ("fsdp_dtensor", 2, BOTH), ("fsdp", 1, {})],
+)
+def test_layers_are_captured_by_torch_compile(name: str, tp_size: int, fields: dict[str, Any]) -> None:
+    for errors in run_on_ranks(2, compare_captured, name, tp_size, fields, timeout_s=600.0):
         check_errors(errors)
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -43,7 +44,8 @@ def build(problem: TrainStep, *, fused_norms: bool = True) -> Any:
     """Return the model in training mode, with parameters on the meta device and buffers on the CPU.
 
     RMS norms are replaced by fused ones, unless `fused_norms` is false. Layer norms of torch are one operation already.
-    Layers are checkpointed if the problem says so. Raises UnknownArchitecture.
+    Each layer is compiled and checkpointed if the problem says so; one graph serves all layers. Raises
+    UnknownArchitecture.
     """
     model = _made(problem)
     if (actual := _matrix_weights(model)) != (counted := matrix_parameters(problem)):
@@ -60,21 +62,13 @@ def build(problem: TrainStep, *, fused_norms: bool = True) -> Any:
                 if fused_norms:
                     setattr(parent, name, FusedNorm(child.weight, epsilon, child.weight_offset))
     model.train()
-    if problem.activation_checkpointing:
-        for layer in decoder_layers(model):
-            layer.forward = CheckpointedForward(layer.forward)
+    for layer in decoder_layers(model):
+        if problem.compile:  # at its first call. Hooks of FSDP and of tensor parallelism are host code, outside of it
+            layer.forward = torch.compile(layer.forward)
+        if problem.activation_checkpointing:
+            # No layer has random numbers whose state a recomputation would need. Reading it would end a capture.
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
     return model
-
-
-@dataclass
-class CheckpointedForward:
-    """The forward method of a layer, of which only the input is kept for the backward pass."""
-
-    forward: Callable[..., Any]
-
-    def __call__(self, *inputs: Any, **named: Any) -> Any:
-        # No layer has random numbers whose state a recomputation would need. Reading it would end a graph's capture.
-        return checkpoint(self.forward, *inputs, use_reentrant=False, preserve_rng_state=False, **named)
 
 
 def _made(problem: TrainStep) -> Any:
@@ -121,7 +115,7 @@ def counted(problem: TrainStep) -> TrainStep:
     weights = _matrix_weights(_made(one_layer))
     if matrix_parameters(replace(one_layer, ffn_matrices=2)) == weights:
         problem = replace(problem, ffn_matrices=2)
-    model = build(replace(problem, num_layers=1))
+    model = build(replace(problem, num_layers=1, compile=False))
     place_buffers(model, torch.device("meta"))
     with refused_by_transformers(
         f"{problem.model} ({problem.architecture}) does not compute with the inputs of a training"
@@ -173,16 +167,6 @@ def modules_in_order(model: Any) -> list[nn.Module]:
     parts = model.parts
     embedding, norm = model.get_submodule(parts.embedding), model.get_submodule(parts.norm)
     return [embedding, *decoder_layers(model), norm, model.lm_head]
-
-
-def compile_layers(model: Any) -> None:
-    """Compile the forward method of each decoder layer; one graph serves all layers.
-
-    Hooks of FSDP and of tensor parallelism stay outside the graph: they are host code only.
-    """
-    for layer in decoder_layers(model):
-        owner = layer.forward if isinstance(layer.forward, CheckpointedForward) else layer
-        owner.forward = torch.compile(owner.forward)
 
 
 class FusedNorm(nn.Module):

@@ -41,8 +41,6 @@ class DeepSpeedTrainer:
         models.materialise(model, context.device, problem.seed)
         if context.tp_size > 1 and problem.vocab_parallel and not problem.tied:
             _shard_embedding(model, context.tp_group)
-        if problem.compile:
-            models.compile_layers(model)
         # DeepSpeed computes the batch size before it has process groups of its own. For that, `mpu` tells it how many
         # ranks have different batches.
         mpu = SimpleNamespace(get_data_parallel_world_size=lambda: context.dp_size)

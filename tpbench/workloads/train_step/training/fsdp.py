@@ -37,8 +37,6 @@ def fsdp_dtensor(problem: TrainStep, context: Context, sharding: ModuleType = by
         sharding.shard(problem, model, mesh["tp"])
         if plain := [name for name, parameter in model.named_parameters() if not isinstance(parameter, DTensor)]:
             raise UnknownArchitecture(f"{plain[0]} of {problem.model} ({problem.architecture}) is in no block or norm")
-    if problem.compile:
-        models.compile_layers(model)
     shard_over_replicas(model, mesh["dp"], context.device, problem.seed)
     sharded_logits = context.tp_size > 1 and problem.vocab_parallel
     vocab_start = context.tp_rank * -(-problem.vocab // context.tp_size)
@@ -93,8 +91,6 @@ def ddp(problem: TrainStep, context: Context) -> TorchTrainer:
     """Train with torch's DistributedDataParallel. Gradients are averaged only in the last micro-batch of a step."""
     model = models.build(problem)
     models.materialise(model, context.device, problem.seed)
-    if problem.compile:
-        models.compile_layers(model)
     loss = loss_of(problem)
     devices = [context.device.index] if context.device.type == "cuda" else None
     wrapped = DistributedDataParallel(
