@@ -70,6 +70,13 @@ def assert_right(loss: Tensor, row_loss: Tensor, grad: Tensor, right: tuple[Tens
     assert (got[right[2].norm(dim=-1) == 0].abs() <= slack).all()
 
 
+def assert_gradient_near(got: Tensor, right: Tensor, dtype: torch.dtype, what: Any) -> None:
+    """Each row's error is within its dtype's. Terms of a row may cancel: then it is relative to the largest rows."""
+    norm, error = right.norm(dim=-1), (got.double().cpu() - right).norm(dim=-1)
+    slack = 2.0**-20 * norm.max() + right.shape[1] ** 0.5 * torch.finfo(dtype).smallest_normal
+    assert (error <= TOLERANCE[dtype] * norm + slack).all(), (error / norm, what)
+
+
 def make(
     loss: str, rows: int = 9, vocab: int = 100, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu",
     seed: int = 0,

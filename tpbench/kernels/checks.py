@@ -27,6 +27,7 @@ MAX_TOP_K = 1024
 MAX_BLOCK = 65536
 MAX_COLUMNS = 2**31 - 1
 """Columns are int32 in the kernels."""
+FP32_MAX = torch.finfo(torch.float32).max
 _POSITIVE, _ANY = {"positive": True}, {"low": -math.inf}
 _NUMBERS: dict[str, dict[str, Any]] = {
     "logits_scale": _POSITIVE, "temperature": _POSITIVE, "softcap": _POSITIVE, "label_smoothing": {"high": 1.0},
@@ -57,8 +58,7 @@ def number(name: str, value: object, *, low: float = 0.0, positive: bool = False
     """TypeError unless a plain number; ValueError unless finite in fp32, >= `low` (`positive`: > 0) and <= `high`."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
-    most = torch.finfo(torch.float32).max
-    if not -most <= value <= most or value < low or value > high or (positive and value == 0):
+    if not -FP32_MAX <= value <= FP32_MAX or value < low or value > high or (positive and value == 0):
         limits = " and greater than 0" if positive else f" and at least {low:g}" if low > -math.inf else ""
         limits += "" if high == math.inf else f" and at most {high:g}"
         raise ValueError(f"{name} must be finite in float32{limits}; got {value}")
@@ -215,40 +215,20 @@ def _writable(name: str, value: Tensor) -> None:
         raise ValueError(f"{name} must not overlap itself: shape {tuple(value.shape)}, strides {value.stride()}")
 
 
-def _share_memory(a: Tensor, b: Tensor) -> bool:
-    """Return true if the tensors start at the same address or, if both are contiguous, overlap.
-
-    Tensors with gaps may be separate parts of one tensor, for example halves of its columns.
-    """
-    start_a, start_b = a.data_ptr(), b.data_ptr()
-    if not a.numel() or start_a == start_b or not (a.is_contiguous() and b.is_contiguous()):
-        return a.numel() > 0 and start_a == start_b
-    return start_a < start_b + b.numel() * b.itemsize and start_b < start_a + a.numel() * a.itemsize
-
-
 def entropy_tensors(logits: Any, target: Any, given: Options, grad: Any) -> None:
-    """Raise unless the tensors of `entropy_loss` are valid and fit together.
-
-    The overwritten tensor may be the target itself, since each element is read before it is written. It may not be a
-    shifted view of the target.
-    """
+    """Raise unless the tensors of `entropy_loss` are valid and fit together."""
     tensor("logits", logits, ("rows", "local vocab"))
     _target(target, given, logits.shape[0], logits.shape[1], logits.device)
     _runnable("logits", logits)
     if isinstance(grad, Tensor):
         tensor("grad", grad, logits.shape, FLOATS, logits.device)
-        name, written = "grad", grad
+        _writable("grad", grad)
+        if grad.numel() and grad.data_ptr() == logits.data_ptr():
+            raise ValueError("grad must not be the logits' memory; to write over the logits say grad='in_place'")
     else:
         choice("grad", grad, "new", "in_place", "none")
-        name, written = "logits", logits
-        if grad != "in_place":
-            return
-    _writable(name, written)
-    if name == "grad" and _share_memory(written, logits):
-        raise ValueError("grad must not share the logits' memory; to write over the logits say grad='in_place'")
-    for read in (target.values, target.indices) if isinstance(target, TopK) else (target,):
-        if _share_memory(written, read) and not written.is_set_to(read):
-            raise ValueError(f"target must not share memory with {name}, which are written over, unless it is the same")
+        if grad == "in_place":
+            _writable("logits", logits)
 
 
 def linear_tensors(
@@ -257,14 +237,16 @@ def linear_tensors(
     """Raise unless the tensors of `linear_entropy_loss` are valid. shards: ranks that share the rows of `hidden`."""
     if not isinstance(grad, bool) and not (isinstance(grad, (tuple, list)) and set(grad) <= set(LINEAR_INPUTS)):
         raise ValueError(f"grad must be true, false, or a tuple of names from {', '.join(LINEAR_INPUTS)}; got {grad!r}")
-    _factors("hidden", hidden, ("rows", "h"), "weight", weight, "local vocab")
+    tensor("hidden", hidden, ("rows", "h"))
     rows, device = len(hidden) * shards, hidden.device
+    tensor("weight", weight, ("local vocab", hidden.shape[1]), (hidden.dtype,), device)
     if bias is not None:
         tensor("bias", bias, (len(weight),), (weight.dtype,), device)
     if not has_labels(given.loss) and isinstance(target, (tuple, list)):
         if len(target) != 2:
             raise ValueError(f"target must be (teacher_hidden, teacher_weight) or logits, got {len(target)} values")
-        _factors("teacher_hidden", target[0], (len(hidden), "h"), "teacher_weight", target[1], len(weight), device)
+        tensor("teacher_hidden", target[0], (len(hidden), "h"), FLOATS, device)
+        tensor("teacher_weight", target[1], (len(weight), target[0].shape[1]), (target[0].dtype,), device)
     else:
         _target(target, given, rows, len(weight), device)
     if weight_grad is not None:
@@ -273,14 +255,3 @@ def linear_tensors(
         if not isinstance(grad, bool) and "weight" not in grad:
             raise ValueError(f"weight_grad needs the weight's gradient, got grad={grad!r}")
     _runnable("hidden", hidden)
-
-
-def _factors(
-    name: str, left: Any, shape: tuple[int | str, str], other: str, right: Any, columns: int | str,
-    device: torch.device | None = None,
-) -> None:  # fmt: skip
-    """Raise unless left @ right.T is a product of matrices of one dtype on one device."""
-    tensor(name, left, shape, FLOATS, device)
-    tensor(other, right, (columns, left.shape[1]), (left.dtype,), left.device)
-    if left.shape[1] == 0:
-        raise ValueError(f"{name} and {other} must have a width h > 0")

@@ -42,11 +42,12 @@ def gather_values(value: Any, group: dist.ProcessGroup, device: torch.device) ->
     """
     place = torch.device("cpu") if "cpu" in str(dist.get_backend_config(group)) else device
     content = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(place)
-    sizes = _gather(torch.tensor([len(content)], device=place), group)
-    padded = torch.zeros(int(max(sizes)), dtype=torch.uint8, device=place)
+    world_size = dist.get_world_size(group)
+    sizes = gather_by_rank(torch.tensor([len(content)], device=place), group, world_size).flatten().tolist()
+    padded = torch.zeros(max(sizes), dtype=torch.uint8, device=place)
     padded[: len(content)] = content
-    texts = zip(_gather(padded, group), sizes, strict=True)
-    return [json.loads(bytes(text[: int(size)].tolist())) for text, size in texts]
+    texts = gather_by_rank(padded, group, world_size).tolist()
+    return [json.loads(bytes(text[:size])) for text, size in zip(texts, sizes, strict=True)]
 
 
 def machine_id() -> tuple[str, str]:
@@ -71,9 +72,3 @@ def forbid_multicast() -> None:
     for name, value in ENVIRONMENT.items():
         if os.environ.setdefault(name, value) != value:
             raise RuntimeError(f"symmetric memory needs {name}={value}, it is {os.environ[name]}")
-
-
-def _gather(values: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
-    gathered = [torch.empty_like(values) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(gathered, values, group=group)
-    return gathered

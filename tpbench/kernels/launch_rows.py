@@ -40,7 +40,7 @@ class How:
     bytes_sent: int = 0
     """Bytes that this rank sent to its peers."""
     kernels: tuple[Any, ...] = ()
-    """The compiled kernels that read the logits (see `kernel_resources`). Each is None in the interpreter."""
+    """The compiled kernels that read the logits (see `worst_resources`). Each is None in the interpreter."""
     relaunch: OnePassLaunch | None = field(default=None, repr=False, compare=False)
     """Does the same for other tensors of the same form, if one kernel computes everything."""
 
@@ -69,7 +69,7 @@ def _one_pass(
     """Launch the kernel that reads each logit once, or return the reason why none can do it."""
     if loss.wants_entropy or rows.accumulate or loss.label_smoothing or loss.softcap or loss.target_softcap:
         return "it has no label_smoothing, no softcap, no entropy, and accumulates into no tensor"
-    if loss.top_k > MOST_TOP_K:
+    if loss.top[0] > MOST_TOP_K:
         return f"it has room for {MOST_TOP_K} columns of a teacher's top k"
     of_target = form(target if isinstance(target, Tensor) else target.indices)
     prepared = prepare(

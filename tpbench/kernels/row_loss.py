@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -49,10 +48,6 @@ class TopK:
     is left out. A row whose first one is outside, or ignore_index, does not count."""
     tail: Literal["drop", "bucket"] = "drop"
     """drop: q is normalised over the k columns. bucket: all other columns are one more column."""
-
-    def map(self, function: Callable[[Tensor], Tensor]) -> TopK:
-        """Return the same with both tensors changed."""
-        return TopK(function(self.values), function(self.indices), self.tail)
 
 
 class TopTarget(NamedTuple):
@@ -106,14 +101,12 @@ class Vocabulary:
         return min(max(self.size - self.start, 0), self.columns)
 
     @classmethod
-    def of_shard(
-        cls, columns: int, device: torch.device, name: str, group: dist.ProcessGroup | None, start: int | None,
-        size: int | None,
-    ) -> Vocabulary:  # fmt: skip
-        """Return this rank's columns. Collective, unless `start` and `size` are given or there is one rank.
+    def of_shard(cls, options: Options, columns: int, device: torch.device, name: str) -> Vocabulary:
+        """Return this rank's columns. Collective, unless start and size are given or there is one rank.
 
         name: the argument that has the columns. Raises ValueError if the ranks' columns do not fit together.
         """
+        group, start, size = options.group, options.vocab_start, options.vocab_size
         world_size, rank = (1, 0) if group is None else (group.size(), group.rank())
         total, widest, first = columns, columns, 0
         if group is not None and world_size > 1:
@@ -141,7 +134,7 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Options:
-    """The options of `entropy_loss` that are numbers or names, in the order in which `call_form` has them."""
+    """The options of `entropy_loss` that are numbers or names, in the order in which it lists them."""
 
     loss: str
     group: dist.ProcessGroup | None
@@ -173,17 +166,16 @@ class RowLoss(Options):
     vocabulary: Vocabulary
     target_softcap: float | None = None
     """The softcap of target logits."""
-    top_k: int = 0
-    """The teacher's columns of each row. 0: the target is another one."""
-    tail: str = "drop"
+    top: tuple[int, int, str, bool] = (0, 0, "", False)
+    """For a teacher's top k the constants TOP_K, TOP_BLOCK (a power of two), TOP_LOSS and BUCKET of the kernels."""
 
     @classmethod
     def of_call(cls, options: Options, columns: int, device: torch.device, name: str, target: Any) -> RowLoss:
-        """Return the loss of a call. Collective, as `Vocabulary.of_shard`, whose arguments are the middle ones."""
-        start, size = options.vocab_start, options.vocab_size
-        top_k, tail = (target.values.shape[1], target.tail) if isinstance(target, TopK) else (0, "drop")
-        vocabulary = Vocabulary.of_shard(columns, device, name, options.group, start, size)
-        loss = cls(**vars(options), vocabulary=vocabulary, top_k=top_k, tail=tail)
+        """Return the loss of a call. Collective, as `Vocabulary.of_shard`, which has the same arguments."""
+        loss = cls(**vars(options), vocabulary=Vocabulary.of_shard(options, columns, device, name))
+        if isinstance(target, TopK):
+            k = target.values.shape[1]
+            loss = replace(loss, top=(k, 1 << (k - 1).bit_length(), loss.loss, target.tail == "bucket"))
         if loss.loss in ("logprob", "policy"):  # the temperature is that of the logits
             return replace(loss, logits_scale=loss.logits_scale / loss.temperature, temperature=1.0)
         return replace(loss, algorithm="two_kernels") if loss.loss == "jsd" else loss
@@ -195,18 +187,11 @@ class RowLoss(Options):
     @property
     def has_labels(self) -> bool:
         """True if each row has a label, or a top k, that says whether it counts."""
-        return has_labels(self.loss) or self.top_k > 0
-
-    @property
-    def top(self) -> tuple[int, int, str, bool]:
-        """The constants TOP_K, TOP_BLOCK (a power of two, at least TOP_K), TOP_LOSS and BUCKET of the kernels."""
-        if not self.top_k:
-            return 0, 0, "", False
-        return self.top_k, 1 << (self.top_k - 1).bit_length(), self.loss, self.tail == "bucket"
+        return has_labels(self.loss) or self.top[0] > 0
 
     def numbers(self, entropy: bool) -> int:
         """Return the fp32 numbers of a row's state that a rank sends (see `row_terms.numbers_of`)."""
-        return (6 if self.top_k else 3 if self.has_labels and not self.label_smoothing else 5) + entropy
+        return (6 if self.top[0] else 3 if self.has_labels and not self.label_smoothing else 5) + entropy
 
     @property
     def wants_entropy(self) -> bool:

@@ -139,9 +139,6 @@ class _Sweep:
         self.display.finish(attempt)
 
 
-MAX_CELLS = 10_000
-"""Most cells of one sweep. Every cell is composed before the first one runs, in about 60 ms each."""
-
 HYDRA_MODULE = "hydra_plugins.tpbench"
 """Module name of the plugins for Hydra, which accepts only plugins in the package `hydra_plugins`."""
 
@@ -239,10 +236,6 @@ class TorchrunLauncher(Launcher):
                 list({line.lstrip("+").partition("=")[0]: line for line in lines}.values())
             )
         )
-        if len(jobs) > MAX_CELLS:
-            raise JobError(
-                f"this sweep has {len(jobs)} cells; one sweep has at most {MAX_CELLS}: divide it into several"
-            )
         requests = [
             Request(index, self.composer.values(lines, index), arguments.chosen_fields(lines))
             for index, lines in enumerate(jobs, start=initial_job_idx)
@@ -305,10 +298,10 @@ def _run(requests: Sequence[Request], folder: Path, hydra_config: Any) -> None:
     folders = [Path(each.path) for each in hydra_config.runtime.config_sources if each.schema == "file"]
     cells = plan(requests, runner.target, command_line_variants(), folders)
     if options.dry_run:
-        from tpbench.launcher.planning.forecast import Forecast, dry_run_text  # late: it imports scipy
+        from tpbench.launcher.planning.forecast import dry_run_text, measured_seconds
 
         decisions = resume.decide(cells, runner.facts) if options.resume else {}
-        print(dry_run_text(cells, decisions, runner.target, Forecast.of(cells, isinstance(runner, Host))), end="")
+        print(dry_run_text(cells, decisions, runner.target, measured_seconds(cells)), end="")
         return
     if not packages.installed("torch"):  # the ranks import it, and this process does not
         raise ModuleNotFoundError(name="torch")

@@ -111,12 +111,12 @@ def environment(
     marker: str,
     inherited: Mapping[str, str] = os.environ,
     nodes: int = 1,
-    uses_triton: bool | None = None,
+    interprets_triton: bool = False,
 ) -> dict[str, str]:
     """Return the inherited environment with the variables of a job. A variable that the user has set stays as it is.
 
     Communication within one host always stays on the loopback interface, also where the user has set another one.
-    `uses_triton`: whether any job of the torchrun does; None: only this job runs in it.
+    `interprets_triton`: on a CPU, whether any job of the torchrun runs Triton kernels.
     """
     env = {name: value for name, value in inherited.items() if not name.startswith(_TORCHRUN_OPTION)}
     env |= {MARKER: marker, "PYTHONUNBUFFERED": inherited.get("PYTHONUNBUFFERED", "1")}
@@ -128,7 +128,7 @@ def environment(
         env["GLOO_SOCKET_IFNAME"] = env["NCCL_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     if job.device == "cpu":
         env["CUDA_VISIBLE_DEVICES"] = ""
-        if job.uses_triton if uses_triton is None else uses_triton:
+        if interprets_triton:
             env["TRITON_INTERPRET"] = "1"
     else:
         env.pop("TRITON_INTERPRET", None)
@@ -238,7 +238,7 @@ class Torchrun:
         self.command, self.log = " ".join(line), folder / AGENT_LOG
         self.submit(attempts)
         marker = f"{first.task.row_id}.{rendezvous.node}"  # two nodes of a job may be on one host
-        env = environment(first.cell.job, marker, os.environ, rendezvous.nodes, uses_triton(attempts))
+        env = environment(first.cell.job, marker, os.environ, rendezvous.nodes, self.key[-1])
         self.tree = ProcessTree(line, {**env, **lease.environment}, self.log, lease.locks)
 
     def submit(self, attempts: Sequence[Attempt]) -> None:
@@ -326,12 +326,7 @@ class Torchrun:
         return ended
 
 
-def uses_triton(attempts: Sequence[Attempt]) -> bool:
-    """Return True if any attempt runs Triton kernels."""
-    return any(attempt.cell.job.uses_triton for attempt in attempts)
-
-
-def key(attempts: Sequence[Attempt]) -> tuple[object, ...]:
+def key(attempts: Sequence[Attempt]) -> tuple[int, str, float, bool]:
     """Return what attempts must have in common to run in one torchrun, one after the other."""
     job = attempts[0].cell.job
-    return job.world_size, job.device, job.timeout_s, uses_triton(attempts)
+    return job.world_size, job.device, job.timeout_s, any(attempt.cell.job.uses_triton for attempt in attempts)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tpbench.outside.variant import load_module, workloads_of
+from tpbench.outside.variant import KINDS, load_module, workloads_of
 from tpbench.workloads import NAMES, Variant, Workload
 from tpbench.workloads.definition import definition_of
 
@@ -29,17 +29,6 @@ SIGNATURES = {
     "variant": ("problem", "inputs", "rank"),
 }
 """The arguments of a workload's functions."""
-
-_TRAITS = (
-    "summary",
-    "requires",
-    "requires_cuda",
-    "cpu_only_reason",
-    "no_graph_reason",
-    "process_settings",
-    "uses_triton",
-)
-"""The fields of a variant that the launcher reads: all of them are plain values."""
 
 
 def described(path: Path, version: str) -> dict[str, Any]:
@@ -85,7 +74,7 @@ def _workload(workload: Workload, path: Path) -> dict[str, Any]:
 
 def _variant(variant: Variant) -> dict[str, Any]:
     _require_signature("variant", variant.prepare)
-    traits = {name: getattr(variant, name) for name in _TRAITS}
+    traits = {name: getattr(variant, name) for name in KINDS if name not in ("workload", "options")}
     for trait, value in traits.items():
         if callable(value):
             raise _Mistake(f"{variant.name}: {trait} must be a plain value; unsupported_reason may be a function")

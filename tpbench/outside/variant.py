@@ -24,7 +24,7 @@ from tpbench.workloads.definition import known
 DESCRIBE_S = 120
 """Seconds that the top level of a file may take."""
 
-_KINDS: Mapping[str, type | tuple[type, ...]] = {
+KINDS: Mapping[str, type | tuple[type, ...]] = {
     "summary": str,
     "workload": str,
     "options": (tuple, list, set),
@@ -208,10 +208,10 @@ def _declared(path: Path, name: str, functions: Mapping[str, source.Function]) -
         raise JobError(f"{place}: {name} must take two arguments, as {name}(problem, shard), not ({parameters})")
     declared = dict(function.declared or {})
     for argument, value in declared.items():
-        if argument not in _KINDS:
-            raise JobError(f"{place}: {unknown('argument of @variant', argument, [*_KINDS, 'unsupported_reason'])}")
+        if argument not in KINDS:
+            raise JobError(f"{place}: {unknown('argument of @variant', argument, [*KINDS, 'unsupported_reason'])}")
         texts = not isinstance(value, (tuple, list, set)) or all(isinstance(item, str) for item in value)
-        if not isinstance(value, _KINDS[argument]) or not texts:
+        if not isinstance(value, KINDS[argument]) or not texts:
             raise JobError(f"{place}: {argument}={value!r} of @variant has the wrong type")
     if (workload := declared.get("workload", NAMES[0])) not in workloads():
         raise JobError(f"{place}: {unknown('workload', workload, workloads())}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -54,12 +54,9 @@ _NOTED = ("host", "gpu_count", "cpu_count", "package_versions", *_CODE)
 _STACK = (*(name for name in ACROSS if name != "memory_limit_gib"), "package_versions", "host", *_CODE)
 """Columns that are equal in rows that repeat each other: the code, the packages and the machine."""
 _OF_PLACE = ("CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-_SPEEDS = {
-    "copy_gb_per_s": "copy bandwidth of the machine",
-    "sm_clock_mhz": "clock of the GPU",
-    "memory_clock_mhz": "clock of the GPU's memory",
-}
+_SPEEDS = ("copy_gb_per_s", "sm_clock_mhz", "memory_clock_mhz")
 _SPEED_SHARE = 0.03
+"""Columns of speeds, and the smallest difference that is noted."""
 _ALWAYS = ("workload", "variant", "device", "graph", "fresh", "nodes", "tp_size", "dp_size")
 _NAMED_FIRST = ("workload", "loss", "dtype", "tokens", "vocab", "tp_size")
 
@@ -127,11 +124,9 @@ class Comparison:
     def least_visible(self) -> float | None:
         """The change that half of the tested cells would have to exceed to be called."""
         tested = [change.ratio for change in self.changes if change.ratio and change.p is not None]
-        if not tested:
-            return None
-        level = 1 - ALPHA / 2 / len(tested)
+        level = 1 - ALPHA / 2 / max(1, len(tested))
         reaches = [float(special.stdtrit(found.freedom, level)) * found.error for found in tested]
-        return math.expm1(float(np.median(reaches)))
+        return math.expm1(float(np.median(reaches))) if tested else None
 
     def method(self) -> list[str]:
         """Return what the verdicts mean, how runs scatter, and the false-alarm rate, as sentences."""
@@ -149,8 +144,7 @@ class Comparison:
                 f" Repeated rows of a cell ({self.scatter.freedom} more than one a side) scatter "
                 f"{self.scatter.factor**0.5:.2g} times as much as samples let assume, which is taken into account."
             )
-        visible = self.least_visible
-        if visible is not None and visible > self.threshold:
+        if (visible := self.least_visible) and visible > self.threshold:
             sentences.append(
                 f"These rows can show changes of about {visible:.0%} or more (median cell). To see smaller ones, "
                 "repeat both sweeps in turns and name all: compare A1,A2,A3 B1,B2,B3."
@@ -171,26 +165,19 @@ def compare_cells(
 ) -> Comparison:
     """Return the change of every pair. `allowed` are columns in which the two rows may differ."""
     shown = metric(metric_name)
-    observed = [
-        [uncertainty.observations(rows, shown) for rows in (pair.before_rows, pair.after_rows)] for pair in pairs
-    ]
-    comparison = Comparison(shown, threshold, scatter=uncertainty.scatter(shown, itertools.chain(*observed)))
-    changes = [_change(pair, sides, comparison, allowed) for pair, sides in zip(pairs, observed, strict=True)]
-    corrected = iter(holm([p for change in changes if (p := change.p) is not None]))
-    return replace(
-        comparison,
-        changes=tuple(
-            change if change.p is None else _conclude(change, next(corrected), comparison) for change in changes
-        ),
-    )
+    sides = [[uncertainty.observations(rows, shown) for rows in (pair.before_rows, pair.after_rows)] for pair in pairs]
+    comparison = Comparison(shown, threshold, scatter=uncertainty.scatter(shown, itertools.chain(*sides)))
+    changes = [_change(pair, observed, comparison, allowed) for pair, observed in zip(pairs, sides, strict=True)]
+    corrected = iter(holm([change.p for change in changes if change.p is not None]))
+    concluded = (change if change.p is None else _conclude(change, next(corrected), comparison) for change in changes)
+    return replace(comparison, changes=tuple(concluded))
 
 
 def _change(
-    pair: CellPair, observed: Sequence[Sequence[Observation]], comparison: Comparison, allowed: Collection[str]
+    pair: CellPair, sides: Sequence[Sequence[Observation]], comparison: Comparison, allowed: Collection[str]
 ) -> CellChange:
     """Return the change as far as one pair decides it. If there is something to test, `p` is not yet corrected."""
-    (before, after), shown = observed, comparison.metric
-    first, second = pair.before, pair.after
+    (before, after), first, second, shown = sides, pair.before, pair.after, comparison.metric
     if not first or not second:
         only = first or second or Record()
         note = f"{value_text(only['hardware'])}: {value_text(only['status'])}"
@@ -208,8 +195,7 @@ def _change(
         if old is None or new is None or not (math.isfinite(old) and math.isfinite(new)) or min(old, new) < 0:
             lacking = [name for name, side in (("before", before), ("after", after)) if not side]
             return replace(change, notes=(f"no {shown.name} {' and '.join(lacking)}",))
-        above, below = verdict_words(shown)
-        verdict = SAME if _is_small(shown, old, new) else above if new > old else below
+        verdict = SAME if _is_small(shown, old, new) else verdict_words(shown)[new < old]
         return replace(change, verdict=verdict, rows=(1, 1), notes=notes)  # from or to 0: no ratio says that
     found = uncertainty.ratio(before, after, comparison.scatter)
     old, new = (
@@ -236,9 +222,9 @@ def _of_statuses(change: CellChange, before: Record, after: Record, remarks: Seq
     if one == "ok" and other in FAILED:
         reason = f": {after['reason']}" if after["reason"] else ""
         return replace(change, verdict=FAILS, notes=(statuses + reason, *remarks))
-    works = one in FAILED and other == "ok"
-    verdict = WORKS if works else SAME if one == other else INCOMPARABLE
-    return replace(change, verdict=verdict, notes=(statuses, *(remarks if works else ())))
+    if one in FAILED and other == "ok":
+        return replace(change, verdict=WORKS, notes=(statuses, *remarks))
+    return replace(change, verdict=SAME if one == other else INCOMPARABLE, notes=(statuses,))
 
 
 def _conclude(change: CellChange, p: float, comparison: Comparison) -> CellChange:
@@ -248,8 +234,8 @@ def _conclude(change: CellChange, p: float, comparison: Comparison) -> CellChang
         return replace(change, p=p)
     if _is_small(comparison.metric, change.before, change.after):
         return replace(change, p=p, notes=(*change.notes, f"less than {RESOLUTION_GIB * 1024:g} MiB never counts"))
-    above, below = verdict_words(comparison.metric)
-    return replace(change, verdict=UNCLEAR if p >= ALPHA else above if change.ratio.value > 1 else below, p=p)
+    verdict = UNCLEAR if p >= ALPHA else verdict_words(comparison.metric)[change.ratio.value < 1]
+    return replace(change, verdict=verdict, p=p)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -314,20 +300,15 @@ def _identity(record: Record) -> CellIdentity:
 
 def cell_names(cells: Collection[CellIdentity]) -> dict[CellIdentity, str]:
     """Return the name of each cell: its variant, and the fields in which cells differ."""
-    seen: dict[str, set[Any]] = defaultdict(set)
-    for name, value in itertools.chain.from_iterable(cells):
-        seen[name].add(value)
-    defaults = {option for workload in workloads().values() for option in workload.option_defaults.items()}
-    shown = [name for name, values in seen.items() if name in ("vocab", "tp_size") or len(values) > 1]
+    distinct = Counter(name for name, _ in dict.fromkeys(itertools.chain.from_iterable(cells)))
+    shown = [name for name, count in distinct.items() if name in ("vocab", "tp_size") or count > 1]
     shown.sort(key=lambda name: _NAMED_FIRST.index(name) if name in _NAMED_FIRST else len(_NAMED_FIRST))
+    defaults = {option for workload in workloads().values() for option in workload.option_defaults.items()}
     names = {}
     for cell in cells:
         values = dict(cell)
-        words = [
-            f"{column_label(name)}={value_text(values[name])}"
-            for name in shown
-            if name != "variant" and values.get(name) is not None and (name, values[name]) not in defaults
-        ]
+        fields = [name for name in shown if values.get(name) is not None and (name, values[name]) not in defaults]
+        words = [f"{column_label(name)}={value_text(values[name])}" for name in fields if name != "variant"]
         names[cell] = " ".join([value_text(values["variant"]), *words])
     return names
 
@@ -351,15 +332,16 @@ def remarks(before: Sequence[Record], after: Sequence[Record], allowed: Iterable
     for name in sorted({*left, *right} - {*_OF_PLACE}) if left and right else ():
         one, other = (value_text(variables.get(name, "unset")) for variables in (left, right))
         notes += [f"{name} {one} and {other}"] if one != other else []
-    for mark in dict.fromkeys("".join(map(records.remark_marks, (old, new)))):
-        sides = [side for side, row in (("before", old), ("after", new)) if mark in records.remark_marks(row)]
+    marks = {"before": records.remark_marks(old), "after": records.remark_marks(new)}
+    for mark in dict.fromkeys("".join(marks.values())):
+        sides = [side for side, found in marks.items() if mark in found]
         notes.append(f"{records.mark_word(mark)} {' and '.join(sides)}")
     one, other = ("warm" if row.get("warm") or row.get("jobs_before") else "cold" for row in (old, new))
     if one != other:  # earlier jobs ran in the processes of one side, or in their torchrun
         notes.append(f"{one} processes before, {other} processes after")
-    for name, meaning in _SPEEDS.items():
+    for name in _SPEEDS:
         if old.get(name) and new.get(name) and abs(new[name] / old[name] - 1) > _SPEED_SHARE:
-            notes.append(f"{meaning} {new[name] / old[name] - 1:+.0%}")
+            notes.append(f"{name} {new[name] / old[name] - 1:+.0%}")
     return notes
 
 

@@ -20,8 +20,7 @@ from tpbench.report.analysis.metrics import METRICS, metric
 from tpbench.report.command_line import TABLES, print_or_write, write_tables
 from tpbench.report.pivot import pivot
 from tpbench.report.plots import grid_plots
-from tpbench.report.repeat import print_command
-from tpbench.report.studies import check_columns, check_study, studies, study_document, study_picture
+from tpbench.report.studies import check_columns, studies, study_document, study_picture
 from tpbench.results.current_rows import newest
 from tpbench.results.read import plain_rows
 from tpbench.settings import JobError
@@ -73,7 +72,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--floor", action="store_true", help="in a table of times, also the time of unavoidable bytes")
     add("--transpose", action="store_true", help="a line for each variant, a column for each problem")
     command_line.add_output(parser, FORMATS)
-    parser.add_argument("--repeat", metavar="ROW_ID", help="print the command that measures the cell of a row again")
     return parser
 
 
@@ -81,56 +79,46 @@ def _report(options: argparse.Namespace) -> None:
     """Print or write what the options ask for."""
     shown = metric(options.metric or "time_ms")  # an unknown metric is reported before rows are read
     columns = [] if options.columns is None else options.columns.split(",")
-    form = command_line.output_format(options, FORMATS)
-    if options.repeat is not None:
-        print_command(command_line.selected_rows(options), options.repeat)
-        return
-    _check(options, form, with_columns=bool(columns))
+    form, study, output = command_line.output_format(options, FORMATS), options.study, options.output
+    _check(options, form)
     frame = command_line.selected_rows(options)
     check_columns(columns)  # rows may have columns of users' workloads
-    is_metric_table = not columns and options.study is None and options.metric is None
-    if form == "json" and options.output and not options.output.suffix:
-        write_documents(frame, options.output)
-    elif form == "json" and is_metric_table:
+    if form == "json" and output and not output.suffix:
+        write_documents(frame, output)
+    elif form in PICTURES and study is not None:
+        print_or_write(grid_plots.picture_file(study_picture(frame, study), study, form), output)
+    elif form in PICTURES:
+        print_or_write(grid_plots.plot_file(arrange_rows(frame), options.plot, form), output)
+    elif columns or study is not None:
+        write_tables(study_document(frame, study, columns), form, output)
+    elif form == "json" and options.metric is None:
         rows = newest(frame).dropna(axis="columns", how="all")
         text = rows.to_json(orient="records", indent=2, date_format="iso", double_precision=15)
-        print_or_write(f"{text}\n", options.output)
-    elif form in PICTURES and options.study is not None:
-        picture = grid_plots.study_picture(study_picture(frame, options.study), options.study, form)
-        print_or_write(picture, options.output)
-    elif form in PICTURES:
-        print_or_write(grid_plots.picture(arrange_rows(frame), options.plot, form), options.output)
-    elif columns or options.study is not None:
-        write_tables(study_document(frame, options.study, columns), form, options.output)
+        print_or_write(f"{text}\n", output)
     else:
         if options.metric is not None:
             command_line.require_values(frame, shown)
         if form == "html":
             from tpbench.report.page.html_page import page
 
-            print_or_write(page(frame, options.metric), options.output)
+            print_or_write(page(frame, options.metric), output)
         else:
-            document = pivot(frame, shown.name, floor=options.floor, transpose=options.transpose)
-            write_tables(document, form, options.output)
+            write_tables(pivot(frame, shown.name, floor=options.floor, transpose=options.transpose), form, output)
 
 
-def _check(options: argparse.Namespace, form: str, *, with_columns: bool) -> None:
+def _check(options: argparse.Namespace, form: str) -> None:
     """Raise JobError for options that do not fit together."""
-    is_picture = form in PICTURES
-    if with_columns and form not in TABLES:
-        raise JobError(f"--columns is for --format {', '.join(TABLES)}")
-    is_metric_table = form in TABLES and not with_columns and options.study is None
-    if (options.floor or options.transpose) and not is_metric_table:
-        raise JobError(f"--floor and --transpose are for tables of one metric, as --format {', '.join(TABLES)}")
-    if options.study is not None:
-        check_study(options.study)
-        if options.plot is not None or form not in (*TABLES, *PICTURES):
-            valid = ", ".join((*TABLES, *PICTURES))
-            raise JobError(f"--study is for --format {valid}")
-    elif is_picture != (options.plot is not None):
-        raise JobError("a picture needs both: --format png or svg, and --plot NAME")
-    elif is_picture and options.plot not in grid_plots.PLOTS:
+    is_picture, of_cells = form in PICTURES, options.study is not None or options.columns is not None
+    if options.study is not None and options.study not in studies():
+        raise JobError(unknown("study", options.study, studies()))
+    if options.plot is not None and options.plot not in grid_plots.PLOTS:
         raise JobError(unknown("plot", options.plot, grid_plots.PLOTS))
+    if (options.plot is not None) != (is_picture and options.study is None):
+        raise JobError("a picture needs --format png or svg, and either --plot NAME or --study NAME")
+    if (form == "html" and of_cells) or (is_picture and options.columns is not None):
+        raise JobError(f"--columns and --study make tables: choose --format {', '.join(TABLES)}")
+    if (options.floor or options.transpose) and (of_cells or form not in TABLES):
+        raise JobError(f"--floor and --transpose are for tables of one metric, as --format {', '.join(TABLES)}")
     if form in ("png", "html") and options.output is None and sys.stdout.isatty():
         raise JobError(f"--format {form} is for a file: say -o report.{form}")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import TypeAlias
 
 import pandas as pd
 
@@ -18,27 +18,20 @@ from tpbench.report.analysis.metrics import Metric, counted, metric
 from tpbench.report.analysis.records import Record, value_text
 from tpbench.report.analysis.uncertainty import geometric_mean, observations
 from tpbench.report.changes import CellChange, CellPair, Comparison
-from tpbench.report.plots.grid_plots import study_picture
+from tpbench.report.plots.grid_plots import picture_file
 from tpbench.settings import JobError
 from tpbench.suggestions import printable
 from tpbench.tables import MISSING, Document, Table, TableCell, number_cell
-from tpbench.workloads.study_data import Panel, Picture
-from tpbench.workloads.study_data import Series as Line
+from tpbench.workloads.study_data import Panel, Picture, Series
 
+Level: TypeAlias = tuple[Record, ...]
+History: TypeAlias = Sequence[tuple[str, Sequence[Level]]]
+"""The name and the levels of each cell."""
 PICTURES = ("svg", "png")
 FORMATS = (*command_line.TABLES, *PICTURES)
 COLUMNS = ("cell", "since", "commit", "rows", "level", "ratio", "p", "verdict", "what differs")
 MANY = 40
 """Most lines of a table without `--all`. A longer table has only the cells whose newest level changed, or that fail."""
-
-
-@dataclass(frozen=True)
-class Series:
-    """The rows of one cell on one kind of hardware, in time order."""
-
-    name: str
-    levels: Sequence[tuple[Record, ...]]
-    """The rows of each level. A failure after the last measurement is a level of its own."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -47,15 +40,14 @@ def main(arguments: Sequence[str]) -> int:
     Raises JobError for a wrong request, and if nothing was compared, because a check of nothing must not pass.
     """
     options = _parser().parse_args(arguments)
-    shown = metric(options.metric)
     form = command_line.output_format(options, FORMATS)
     frame = command_line.selected_rows(options)
-    command_line.require_values(frame, shown)
-    history = all_series(frame, shown)
-    pairs = [CellPair(series.name, *series.levels[-2:]) for series in history if len(series.levels) > 1]
+    command_line.require_values(frame, metric(options.metric))
+    history = all_levels(frame, metric(options.metric))
+    pairs = [CellPair(name, *levels[-2:]) for name, levels in history if len(levels) > 1]
     comparison = changes.compare_cells(pairs, options.metric, options.threshold, changes.ACROSS)
     if form in PICTURES:
-        command_line.print_or_write(study_picture(_picture(history, comparison), "history", form), options.output)
+        command_line.print_or_write(picture_file(_picture(history, comparison), "history", form), options.output)
     else:
         document = _document(history, comparison, all_cells=options.all or form in ("csv", "json"))
         command_line.write_tables(document, form, options.output)
@@ -64,96 +56,89 @@ def main(arguments: Sequence[str]) -> int:
     return int(any(change.fails() for change in comparison.changes))
 
 
-def all_series(frame: pd.DataFrame, shown: Metric) -> list[Series]:
-    """Return the series of every cell and kind of hardware that has a measurement.
+def all_levels(frame: pd.DataFrame, shown: Metric) -> History:
+    """Return the levels of every cell and kind of hardware that has a measurement, in time order.
 
-    Rows beside which other jobs ran are left out.
+    If all rows of a cell have the same code, packages and machine, the newest is a level. A failure after the last
+    measurement is one, too. Rows beside which other jobs ran are left out.
     """
     cells = changes.rows_by_cell(frame)
     names = changes.cell_names(cells)
     several = len({machine for machines in cells.values() for machine in machines}) > 1
-    history = []
+    history: list[tuple[str, Sequence[Level]]] = []
     for cell, machines in cells.items():
         for machine, rows in machines.items():
             measured = [row for row in rows if not row.get(changes.BESIDE) and observations([row], shown)]
+            levels = [tuple(group) for _, group in itertools.groupby(measured, key=changes.stack)]
+            if rows[-1]["status"] in changes.FAILED:
+                levels += [tuple(rows[-1:])]
+            elif len(levels) == 1 and len(measured) > 1:
+                levels = [tuple(measured[:-1]), tuple(measured[-1:])]
             if measured:
-                name = f"{names[cell]} on {value_text(machine)}" if several else names[cell]
-                fails = rows[-1]["status"] in changes.FAILED
-                levels = _levels(measured, fails)
-                history.append(Series(name, [*levels, tuple(rows[-1:])] if fails else levels))
+                history.append((f"{names[cell]} on {value_text(machine)}" if several else names[cell], levels))
     return history
 
 
-def _levels(rows: Sequence[Record], fails: bool) -> list[tuple[Record, ...]]:
-    """Divide rows in time order into levels. If all have the same code, packages and machine, the newest is a level."""
-    levels = [tuple(group) for _, group in itertools.groupby(rows, key=changes.stack)]
-    return levels if len(levels) > 1 or len(rows) == 1 or fails else [tuple(rows[:-1]), tuple(rows[-1:])]
-
-
-def _lines(series: Series, change: CellChange | None, shown: Metric) -> list[list[TableCell | str]]:
+def _lines(name: str, levels: Sequence[Level], change: CellChange | None, shown: Metric) -> list[list[TableCell | str]]:
     """Return a line for each level of a cell. The last one has the verdict on the newest level."""
     lines: list[list[TableCell | str]] = []
-    before: tuple[Record, ...] = ()
-    for level in series.levels:
-        value = _mean(level, shown)
-        newest = change if level is series.levels[-1] else None
+    before: Level = ()
+    for level in levels:
+        value, newest = _mean(level, shown), change if level is levels[-1] else None
         notes = newest.notes if newest else changes.remarks(before, level, changes.ACROSS) if before else ()
         commit = printable(value_text(level[-1].get("git_commit")))
         changed = " and changes" if level[-1].get("git_dirty") else ""
         started = level[0].get("started_at")
-        kind = "bad" if newest and newest.fails() else ""
         lines.append([
-            printable(series.name), f"{started:%Y-%m-%d %H:%M}" if started else MISSING,
+            printable(name), f"{started:%Y-%m-%d %H:%M}" if started else MISSING,
             TableCell(commit[:8] + changed, commit + changed), str(len(level)), number_cell(value or None, shown.write),
             number_cell(value / _mean(before, shown) if value and before else None, "{:.3f}".format),
             number_cell(newest.p if newest else None, "{:.2g}".format),
-            TableCell(newest.verdict, kind=kind) if newest else MISSING,
+            TableCell(newest.verdict, kind="bad" if newest.fails() else "") if newest else MISSING,
             printable("; ".join(notes), 300) or ("nothing that rows record" if before else MISSING),
         ])  # fmt: skip
         before = level
     return lines
 
 
-def _mean(level: Sequence[Record], shown: Metric) -> float:
+def _mean(level: Level, shown: Metric) -> float:
     """Return the geometric mean of a level, or 0 of a failure."""
     observed = observations(level, shown)
     return geometric_mean(observed) if observed else 0.0
 
 
-def _changed(comparison: Comparison) -> list[str]:
-    """Return the names of the cells whose newest level changed."""
-    return [change.name for change in comparison.changes if change.verdict not in (changes.SAME, changes.UNCLEAR)]
+def _changed(comparison: Comparison) -> dict[str, CellChange]:
+    """Return the cells whose newest level changed, by name."""
+    unchanged = (changes.SAME, changes.UNCLEAR)
+    return {change.name: change for change in comparison.changes if change.verdict not in unchanged}
 
 
-def _document(history: Sequence[Series], comparison: Comparison, *, all_cells: bool) -> Document:
+def _document(history: History, comparison: Comparison, *, all_cells: bool) -> Document:
     by_name = {change.name: change for change in comparison.changes}
     shown, changed = comparison.metric, _changed(comparison)
-    failing = sum(change.verdict == changes.FAILS for change in comparison.changes)
-    rows = sum(len(level) for series in history for level in series.levels)
+    failing = sum(change.verdict == changes.FAILS for change in changed.values())
+    rows = [len(level) for _, levels in history for level in levels]
     caption = (
-        f"{shown.name} of {counted(len(history), 'cell')} in {counted(rows, 'row')}: the newest level of "
-        f"{len(changed) - failing} changed, {failing} fail{'s' if failing == 1 else ''} now"
+        f"{shown.name} of {counted(len(history), 'cell')} in {counted(sum(rows), 'row')}: the newest level "
+        f"of {len(changed) - failing} changed, {failing} fail{'s' if failing == 1 else ''} now"
     )
-    listed, sentences = history, comparison.method()[:2]
-    if not all_cells and sum(len(series.levels) for series in history) > MANY:
-        listed = [series for series in history if series.name in changed]
-        others = counted(len(history) - len(listed), "cell")
-        sentences.insert(0, f"{others} did not change: --all lists their levels, too.")
-    lines = [line for series in listed for line in _lines(series, by_name.get(series.name), shown)]
+    sentences = comparison.method()[:2]
+    listed = [(name, levels) for name, levels in history if name in changed or all_cells or len(rows) <= MANY]
+    if others := len(history) - len(listed):
+        sentences.insert(0, f"{counted(others, 'cell')} did not change: --all lists their levels, too.")
+    lines = [line for name, levels in listed for line in _lines(name, levels, by_name.get(name), shown)]
     return Document([Table("", COLUMNS, lines)] if lines else [], caption, sentences)
 
 
-def _picture(history: Sequence[Series], comparison: Comparison) -> Picture:
+def _picture(history: History, comparison: Comparison) -> Picture:
     """Return each row relative to the first level of its cell, by days. Cells that did not change have one name."""
-    shown, changed = comparison.metric, _changed(comparison)
-    starts = [row["started_at"] for series in history for level in series.levels for row in level if row["started_at"]]
-    lines = []
-    for series in history:
-        rows = [row for level in series.levels if _mean(level, shown) for row in level if row["started_at"]]
-        first = _mean(series.levels[0], shown)
-        points = [((row["started_at"] - min(starts)).total_seconds() / 86400, row[shown.name] / first) for row in rows]
-        label = series.name if series.name in changed else "no change"
-        lines.append(Line(label, tuple(points)))
+    shown, changed, lines = comparison.metric, _changed(comparison), []
+    starts = [row["started_at"] for _, levels in history for row in itertools.chain(*levels) if row["started_at"]]
+    for name, levels in history:
+        rows = [row for level in levels if _mean(level, shown) for row in level if row["started_at"]]
+        days = [(row["started_at"] - min(starts)).total_seconds() / 86400 for row in rows]
+        points = [(day, row[shown.name] / _mean(levels[0], shown)) for day, row in zip(days, rows, strict=True)]
+        lines.append(Series(name if name in changed else "no change", tuple(points)))
     title = f"{counted(len(history), 'cell')}; named: the newest level changed"
     since = f"days since {min(starts):%Y-%m-%d}" if starts else "days"
     return Picture((Panel(title, tuple(lines)),), since, f"{shown.name}, relative to the first level")

@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from tpbench.report.analysis import records
-from tpbench.report.analysis.grid import GridCell, RecordGrid, arrange_rows
+from tpbench.report.analysis.grid import RecordGrid, arrange_rows
 from tpbench.report.analysis.metrics import metric, number, percentages, ratio_text
 from tpbench.report.analysis.records import Record, column_label, is_measurement, value_text
 from tpbench.report.analysis.verdicts import frame_warnings
@@ -23,7 +23,7 @@ from tpbench.results.read import plain_rows
 from tpbench.results.schema import COLUMN_LIST, all_columns
 from tpbench.settings import JobError
 from tpbench.suggestions import printable, unknown
-from tpbench.tables import MISSING, Document, Table, TableCell
+from tpbench.tables import MISSING, Document, Table, TableCell, number_cell
 from tpbench.workloads import Study, workloads
 from tpbench.workloads.study_data import Panel, Picture, Series
 
@@ -38,12 +38,6 @@ def studies() -> dict[str, dict[str, Study]]:
         for name, study in workload.studies.items():
             by_name.setdefault(name, {})[workload.name] = study
     return by_name
-
-
-def check_study(name: str) -> None:
-    """Raise JobError that lists the valid names if there is no such study."""
-    if name not in studies():
-        raise JobError(unknown("study", name, studies()))
 
 
 def check_columns(names: Sequence[str]) -> None:
@@ -113,14 +107,11 @@ def cell_table(grid: RecordGrid, study: Study) -> Table:
         for name, distinct in zip(grid.key_names, values, strict=True)
         if len(distinct) == 1 and distinct != {None}
     }
-    marked = [records.marks(cell.record, shown) if cell.record["status"] == "ok" else "" for cell in cells]
-    common, remarks = records.common_remarks(
-        [mark for mark, cell in zip(marked, cells, strict=True) if cell.record["status"] == "ok"]
-    )
+    marks = {at: records.marks(cell.record, shown) for at, cell in enumerate(cells) if cell.record["status"] == "ok"}
+    common, remarks = records.common_remarks([*marks.values()])
     statuses = [
-        value_text(cell.record["status"])
-        + (records.marks_beside(mark, common) if cell.record["status"] == "ok" else "")
-        for cell, mark in zip(cells, marked, strict=True)
+        value_text(cell.record["status"]) + (records.marks_beside(marks[at], common) if at in marks else "")
+        for at, cell in enumerate(cells)
     ]
     has_status = set(statuses) != {"ok"}
     rows: list[list[TableCell | str]] = [
@@ -151,10 +142,9 @@ def value_cell(name: str, record: Record) -> TableCell:
     above, _, below = name.partition("/")
     if below:
         try:
-            ratio = float(record[above]) / float(record[below])
+            return number_cell(float(record[above]) / float(record[below]), ratio_text)
         except (TypeError, ValueError, ZeroDivisionError):  # a value is missing, text or 0
             return TableCell(MISSING)
-        return TableCell(ratio_text(ratio), ratio)
     value = record.get(name)
     if isinstance(value, float):
         return TableCell(f"{100 * value:.1f}%" if name in percentages() else number(value), value)
@@ -179,8 +169,7 @@ def compared_with_best(grid: RecordGrid, study: Study) -> list[TableCell]:
     for group in groups.values():
         ratios = records.ratios_to_best([cells[at].record for at in group], metric(name))
         for at, ratio in zip(group, ratios, strict=True):
-            if ratio is not None:
-                compared[at] = TableCell(ratio_text(ratio), ratio)
+            compared[at] = number_cell(ratio, ratio_text)
     return compared
 
 
@@ -189,14 +178,14 @@ def study_picture(frame: pd.DataFrame, name: str) -> Picture:
     by_workload = studies()[name]
     if not any(study.module or study.axes for study in by_workload.values()):
         raise JobError(f"the study {name} has no picture: choose --format text, markdown or csv")
+    pictures = [module.picture(rows) for module, rows in _computed(frame, by_workload)]
     for grid in arrange_rows(frame).grids:
-        if grid.workload in by_workload and (points := _points(grid, by_workload[grid.workload])):
-            return points
-    for module, rows in _computed(frame, by_workload):
-        picture: Picture | None = module.picture(rows)
-        if picture is not None:
-            return picture
-    raise JobError(f"these rows have nothing to draw for the study {name}")
+        if grid.workload in by_workload and by_workload[grid.workload].axes:
+            pictures.append(_points(grid, by_workload[grid.workload]))
+    picture: Picture | None = next(filter(None, pictures), None)
+    if picture is None:
+        raise JobError(f"these rows have nothing to draw for the study {name}")
+    return picture
 
 
 def _points(grid: RecordGrid, study: Study) -> Picture | None:
@@ -205,25 +194,22 @@ def _points(grid: RecordGrid, study: Study) -> Picture | None:
     A panel holds cells that differ only in the keys `study.compared_across`, on equally many ranks. These keys stand
     beside each point.
     """
-    if not study.axes:
-        return None
-    x, y = study.axes
     across = [at for at, name in enumerate(grid.key_names) if name in study.compared_across]
     others = [at for at in range(len(grid.key_names)) if at not in across]
-    panels: dict[tuple[int, str], dict[str, list[GridCell]]] = defaultdict(lambda: defaultdict(list))
+    panels: dict[tuple[int, str], dict[str, list[tuple[float, float, str]]]] = defaultdict(lambda: defaultdict(list))
     for cell in grid.cells():
-        record = cell.record
-        if is_measurement(record) and record.get(x) is not None and record.get(y) is not None:
-            ranks = record["tp_size"] * record["dp_size"]
-            panels[ranks, grid.problem_text(cell.key, others)][cell.column].append(cell)
+        x, y = (cell.record.get(name) for name in study.axes)
+        if is_measurement(cell.record) and x is not None and y is not None:
+            ranks = cell.record["tp_size"] * cell.record["dp_size"]
+            beside = " x ".join(value_text(cell.key[at]) for at in across)
+            panels[ranks, grid.problem_text(cell.key, others)][cell.column].append((float(x), float(y), beside))
     drawn = []
     for (ranks, problem), by_column in sorted(panels.items(), key=lambda item: item[0][0]):
-        series = []
-        for column, cells in by_column.items():
-            points = tuple((float(cell.record[x]), float(cell.record[y])) for cell in cells)
-            texts = tuple(" x ".join(value_text(cell.key[at]) for at in across) for cell in cells)
-            series.append(Series(column, points, texts=texts))
-        drawn.append(Panel(f"{problem}, {ranks} ranks", tuple(series)))
+        lines = [
+            Series(column, tuple((x, y) for x, y, _ in points), texts=tuple(text for *_, text in points))
+            for column, points in by_column.items()
+        ]
+        drawn.append(Panel(f"{problem}, {ranks} ranks", tuple(lines)))
     beside = " x ".join(column_label(grid.key_names[at]) for at in across)
-    x_label = x + (f" (beside a point: {beside})" if beside else "")
-    return Picture(tuple(drawn), x_label, y, "from zero") if drawn else None
+    x_label = study.axes[0] + (f" (beside a point: {beside})" if beside else "")
+    return Picture(tuple(drawn), x_label, study.axes[1], "from zero") if drawn else None

@@ -106,7 +106,7 @@ def reason_to_end(device: torch.device) -> str:
     import torch
 
     profiler = sys.modules.get("tpbench.measure.gpu_trace")
-    if profiler is not None and profiler.has_run():
+    if profiler is not None and profiler.has_run:
         return "a profiler has run on its GPU, which slows later launches down"
     gc.collect()
     if device.type == "cpu":

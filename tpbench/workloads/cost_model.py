@@ -8,31 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
+ProblemSize: TypeAlias = Any
+"""The part of a problem that its cost depends on: a frozen dataclass. `str(size)` describes it in one line.
 
-class ProblemSize(Protocol):
-    """The part of a problem that its cost depends on: a frozen dataclass. `str(size)` describes it in one line.
-
-    Every field has a default, and is an option of `scripts/predict.py`. Its help is that of the problem's field.
-    """
-
-    @property
-    def tokens(self) -> int:
-        """Rows per data-parallel replica."""
-
-    @property
-    def tp_size(self) -> int:
-        """Tensor-parallel ranks."""
-
-    @property
-    def kind(self) -> str:
-        """Problems of one kind share coefficients. A kind without measured rows cannot be predicted."""
-
-    @property
-    def inputs_gib(self) -> float:
-        """Memory of one rank's inputs, in GiB."""
-
+Every field has a default, and is an option of `scripts/predict.py`; its help is that of the problem's field. Two are
+`tokens` (rows of a replica) and `tp_size`. `inputs_gib` is the memory of one rank's inputs. Problems of one `kind`
+share coefficients: a kind without measured rows cannot be predicted.
+"""
 
 Terms: TypeAlias = Mapping[str, float]
 """Counted terms of a cost by name. A fit multiplies each with a coefficient that is not negative.

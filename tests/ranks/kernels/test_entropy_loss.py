@@ -154,14 +154,6 @@ def test_a_large_common_offset_costs_no_precision(loss: Any, device: torch.devic
         check(far_away(logits, 0.0), far_away(target, -4096.0), loss=loss, block_cap=32, **algorithm)
 
 
-@needs_cuda
-@pytest.mark.parametrize("loss", LOSSES[1:])
-@pytest.mark.parametrize(("rows", "vocab"), [(600, 4096), (300, 32768), (140, 65536), (40, 131072)])
-def test_a_large_common_offset_in_long_rows(loss: Any, rows: int, vocab: int, algorithm: Any) -> None:
-    logits, target = make(loss, rows=rows, vocab=vocab, device="cuda")
-    check(far_away(logits, -1024.0), far_away(target, 4096.0), loss=loss, **algorithm)
-
-
 @pytest.mark.parametrize("grad", ["new", "in_place"])
 @all_losses
 def test_padding_stays_out_and_gets_zero(loss: Any, grad: Any, device: torch.device, algorithm: Any) -> None:

@@ -237,23 +237,6 @@ def test_one_rank_may_hold_nearly_all_columns(loss: Any, world_size: int, held: 
     torch.testing.assert_close(results[0][0].double(), reference(logits, target, loss=loss)[1], rtol=1e-5, atol=1e-5)
 
 
-def _explicit(rank: Rank, logits: torch.Tensor, labels: torch.Tensor) -> tuple[bool, torch.Tensor]:
-    local, labels, shard = _shard(rank, logits, labels)
-    both, start_only, neither = (
-        entropy_loss(local, labels, **{name: shard[name] for name in names})
-        for names in (shard, ("group", "vocab_start"), ("group",))
-    )
-    assert both.grad is not None and start_only.grad is not None and neither.grad is not None
-    equal = torch.equal(both.loss, neither.loss) and torch.equal(both.grad, neither.grad)
-    equal = equal and torch.equal(start_only.grad, neither.grad)
-    return equal, entropy_loss(local[:0], labels[:0], **shard).loss
-
-
-def test_explicit_bounds_and_no_tokens() -> None:
-    for equal, none in on_ranks(2, _explicit, *make("cross_entropy", vocab=101)):
-        assert equal and none == 0
-
-
 @needs_cuda
 @pytest.mark.parametrize("world_size", sorted({ranks_here(2), ranks_here(4)}))
 def test_long_rows_and_many(world_size: int) -> None:

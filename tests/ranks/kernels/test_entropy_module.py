@@ -132,21 +132,12 @@ def test_derivatives_that_do_not_exist_are_refused(name: str) -> None:
             call(forward_ad.make_dual(tensor, torch.ones_like(tensor)))
 
 
-@pytest.mark.parametrize("name", ["target", "teacher_hidden", "teacher_weight"])
-def test_targets_that_want_a_gradient_are_refused(name: str) -> None:
-    values = {"target": LOGITS, "teacher_hidden": HIDDEN, "teacher_weight": WEIGHT}
-    values[name] = values[name].clone().requires_grad_()
-
-    def call() -> Any:
-        if name == "target":
-            return EntropyLoss(loss="forward_kl")(LEAF, values["target"])
-        teacher = (values["teacher_hidden"], values["teacher_weight"])
-        return LinearEntropyLoss(loss="forward_kl")(HIDDEN, WEIGHT, teacher)
-
-    with pytest.raises(NotImplementedError, match=f"^{name} requires a gradient"):
-        call()
+def test_a_target_that_wants_a_gradient_is_refused() -> None:
+    module = EntropyLoss(loss="forward_kl")
+    with pytest.raises(NotImplementedError, match="target requires a gradient"):
+        module(LEAF, LEAF)
     with torch.no_grad():
-        call()
+        module(LEAF, LEAF)
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -11,6 +11,7 @@ import torch
 from tests.support.kernel_reference import (
     DTYPES,
     TOLERANCE,
+    assert_gradient_near,
     assert_near,
     columns_of,
     make,
@@ -40,10 +41,7 @@ def right(logits: torch.Tensor, target: torch.Tensor, options: dict[str, Any]) -
 
 
 def check(result: Any, logits: torch.Tensor, target: torch.Tensor, options: dict[str, Any]) -> None:
-    """Compare a result with the reference. Tensors of a result may be those of all ranks.
-
-    The terms of a row's gradient may cancel. Its error is relative to the rows of largest gradients then.
-    """
+    """Compare a result with the reference. Tensors of a result may be those of all ranks."""
     reference, grad = right(logits, target, options)
     numbers = {"loss": reference.loss, "row_loss": reference.row_loss, "logprobs": reference.logprobs}
     if "entropy_weight" in options or "entropy" in options:
@@ -51,11 +49,8 @@ def check(result: Any, logits: torch.Tensor, target: torch.Tensor, options: dict
     for name, expected in numbers.items():
         torch.testing.assert_close(getattr(result, name).cpu().double(), expected, rtol=1e-5, atol=1e-5)
     assert torch.equal(result.clipped.cpu(), reference.clipped)
-    norm = grad.norm(dim=-1)
-    slack = 2.0**-20 * norm.max() + logits.shape[1] ** 0.5 * torch.finfo(logits.dtype).smallest_normal
-    error = (result.grad.double().cpu() - grad).norm(dim=-1)
-    assert (error <= TOLERANCE[logits.dtype] * norm + slack).all(), error / norm
-    assert not result.grad.cpu()[norm == 0].any()
+    assert_gradient_near(result.grad, grad, logits.dtype, options)
+    assert not result.grad.cpu()[~grad.any(dim=-1)].any()
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -193,33 +188,30 @@ def test_the_linear_loss(world_size: int) -> None:
 
 @pytest.mark.parametrize("with_sequences", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES[:2])
-@pytest.mark.parametrize("name", ["logits", "hidden", "hidden, rows"])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("module", [EntropyLoss, LinearEntropyLoss])
 def test_the_modules_train_as_torch_does(
-    name: str, dtype: torch.dtype, with_sequences: bool, device: torch.device
+    module: Any, reduction: str, dtype: torch.dtype, with_sequences: bool, device: torch.device
 ) -> None:
     """A toy policy takes steps with torch's recipe and with the module, and both have the same losses."""
+    if module is EntropyLoss and reduction == "none" and with_sequences:
+        pytest.skip("is refused")
     hidden, weight, target = (each.to(device) for each in make_linear(rows=9))
     start = (hidden @ weight.t()).log_softmax(-1).cpu().gather(1, target.cpu()[:, None])[:, 0]
     rows = {name: each for name, each in make_policy(9).items() if torch.is_tensor(each)}
     rows |= {"old_logprobs": start + 0.1, "ref_logprobs": start - 0.2}
     rows |= {"sequences": SEQUENCES} if with_sequences else {}
-    options: dict[str, Any] = {"kl_weight": 0.1, "clip": (0.2, 0.3)}
-    upstream = torch.ones(())
-    if name == "hidden, rows":
-        upstream, options["reduction"] = torch.linspace(-1, 2, 9), "none"
-    settings: dict[str, Any] = {"loss": "policy", **options}
-    options |= {"row_grad": upstream} if upstream.dim() else {}
+    options: dict[str, Any] = {"kl_weight": 0.1, "clip": (0.2, 0.3), "reduction": reduction}
+    upstream = torch.linspace(-1, 2, 9) if reduction == "none" else torch.ones(())
     close = {"rtol": 4 * TOLERANCE[dtype], "atol": 4 * TOLERANCE[dtype]}
     ours, theirs = (weight.clone().requires_grad_() for _ in range(2))
     for _ in range(3):
-        if name == "logits":
-            loss = EntropyLoss(**settings)((hidden @ ours.t()).to(dtype), target, **on_device(rows, device))
-        else:
-            loss = LinearEntropyLoss(**settings)(hidden.to(dtype), ours.to(dtype), target, **on_device(rows, device))
-        recipe = policy_reference((hidden @ theirs.t()).double().cpu(), target.cpu(), **options, **rows)
-        torch.testing.assert_close(
-            loss.double().cpu(), recipe.loss, rtol=4 * TOLERANCE[dtype], atol=4 * TOLERANCE[dtype]
+        logits = ((hidden @ ours.t()).to(dtype),) if module is EntropyLoss else (hidden.to(dtype), ours.to(dtype))
+        loss = module(loss="policy", **options)(*logits, target, **on_device(rows, device))
+        recipe = policy_reference(
+            (hidden @ theirs.t()).double().cpu(), target.cpu(), row_grad=upstream.expand(9), **options, **rows
         )
+        torch.testing.assert_close(loss.double().cpu(), recipe.loss, **close)
         loss.backward(upstream.to(device))
         recipe.objective.backward()
         for leaf in (ours, theirs):

@@ -40,18 +40,6 @@ def test_occupancy(registers: int, shared_bytes: int, warps: int, on: Any, share
     assert occupancy(registers, shared_bytes, warps, on) == pytest.approx(share)
 
 
-def test_the_worst_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    def kernel(registers: int, spilled_words: int, shared: int, warps: int) -> Any:
-        metadata = SimpleNamespace(shared=shared, num_warps=warps)
-        return SimpleNamespace(n_regs=registers, n_spills=spilled_words, metadata=metadata)
-
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: H200)
-    device = torch.device("cuda", 0)
-    worst = worst_resources([kernel(40, 0, 512, 16), kernel(64, 3, 128, 32), None], device)
-    assert worst == {"registers": 64, "spilled_bytes": 12, "shared_kib": 0.5, "occupancy": 0.5}
-    assert worst_resources([None, None], device) == {}
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_a_kernel_says_what_it_was_compiled_to() -> None:
     from tpbench.kernels import entropy_loss

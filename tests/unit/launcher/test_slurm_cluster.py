@@ -13,26 +13,13 @@ from tpbench.launcher.slurm.cluster import Layout, Partition, SlurmSettings, sta
 from tpbench.settings import JobError
 
 
-@pytest.mark.parametrize(
-    ("config", "longest"),
-    [
-        ("MaxArraySize            = 1001\nMaxJobCount = 10000\nSchedulerParameters = (null)", 1001),
-        ("MaxArraySize            = 0\n", 1),
-        ("", 1001),
-    ],
-)
-def test_the_greatest_length_of_an_array(config: str, longest: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "answer", lambda *line: subprocess.CompletedProcess(line, 0, config, ""))
-    assert cluster.max_array_length() == longest
-
-
 def test_a_rejection_is_one_line() -> None:
     said = cluster.rejection_message(
         "sbatch: error: AssocMaxSubmitJobLimit\nsbatch: error: Batch job submission failed: Job violates "
         "accounting/QOS policy (job submit limit, user's size and/or time limits)\n"
     )
     assert said.startswith("Slurm rejects the jobs: AssocMaxSubmitJobLimit; Batch job submission failed: Job")
-    assert "MaxSubmitJobs or a similar limit" in said and "\n" not in said
+    assert "use hydra.launcher.cells_per_job" in said and "\n" not in said
     other = cluster.rejection_message("sbatch: error: Batch job submission failed: Invalid feature specification")
     assert other.endswith("Invalid feature specification")
 

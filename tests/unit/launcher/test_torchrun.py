@@ -52,7 +52,7 @@ def test_ranks_run_under_a_profiler() -> None:
 
 def test_a_job_on_a_cpu_sees_no_gpu_and_interprets_kernels_and_one_on_gpus_never_does() -> None:
     inherited = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "0,1", "PET_STANDALONE": "1"}
-    env = torchrun.environment(job("tiny_tp2"), "row", inherited)
+    env = torchrun.environment(job("tiny_tp2"), "row", inherited, interprets_triton=True)
     assert (env["CUDA_VISIBLE_DEVICES"], env["TRITON_INTERPRET"], env[torchrun.MARKER]) == ("", "1", "row")
     assert "TRITON_INTERPRET" not in torchrun.environment(job("tiny_tp2", "pytorch_gather"), "row", {})
     env = torchrun.environment(job("v131k_tp8"), "row", inherited)

@@ -170,8 +170,8 @@ def test_rows_under_different_conditions_are_not_compared(fields, cpu, said):
         ({"warm": True}, {"warm": False}, ["warm processes before, cold processes after"]),
         ({"jobs_before": 2}, {"warm": True}, []),
         ({"copy_gb_per_s": 100.0}, {"copy_gb_per_s": 102.9}, []),
-        ({"copy_gb_per_s": 100.0}, {"copy_gb_per_s": 104.0}, ["copy bandwidth of the machine +4%"]),
-        ({"sm_clock_mhz": 100.0}, {"sm_clock_mhz": 90.0}, ["clock of the GPU -10%"]),
+        ({"copy_gb_per_s": 100.0}, {"copy_gb_per_s": 104.0}, ["copy_gb_per_s +4%"]),
+        ({"sm_clock_mhz": 100.0}, {"sm_clock_mhz": 90.0}, ["sm_clock_mhz -10%"]),
         ({"sm_clock_mhz": None}, {"sm_clock_mhz": 90.0}, []),
     ],
 )

@@ -9,7 +9,7 @@ from tests.support import synthetic
 from tests.unit.report.conftest import CPU
 from tpbench.report.analysis.metrics import metric
 from tpbench.report.command import main
-from tpbench.report.history import all_series
+from tpbench.report.history import all_levels
 from tpbench.results.write import write_row
 
 
@@ -76,18 +76,18 @@ def test_a_check_of_nothing_does_not_pass(tmp_path, capsys):
 @pytest.fixture
 def series(frame):
     """Return a function that returns the series of all added rows."""
-    return lambda: all_series(frame(), metric("time_ms"))
+    return lambda: all_levels(frame(), metric("time_ms"))
 
 
 def times(series):
-    return [[row["time_ms"] for row in level] for level in series.levels]
+    return [[row["time_ms"] for row in level] for level in series[1]]
 
 
 def test_rows_of_a_cell_are_in_time_order_and_hardware_divides_them(add, series):
     other = {"gpu_name": "NVIDIA B200"}
     for time_ms, changes in ((1.0, {}), (5.0, other), (1.1, {"host": "b"}), (5.1, other), (1.2, {"host": "b"})):
         add("triton_tp", time_ms, **changes)
-    found = {each.name.rpartition(" on ")[2]: times(each) for each in series()}
+    found = {each[0].rpartition(" on ")[2]: times(each) for each in series()}
     assert found == {"NVIDIA H200": [[1.0], [1.1, 1.2]], "NVIDIA B200": [[5.0], [5.1]]}
 
 
@@ -99,7 +99,7 @@ def test_rows_that_are_no_undisturbed_measurement_are_left_out(add, series, chan
     add("triton_tp", 1.0, **CPU)
     add("triton_tp", **{"time_ms": 9.0} | CPU | changes)
     (found,) = series()
-    assert times(found) == [[1.0]] and " on " not in found.name
+    assert times(found) == [[1.0]] and " on " not in found[0]
 
 
 @pytest.mark.parametrize("status", ["oom", "wrong", "timeout", "error", "skipped"])
@@ -109,7 +109,7 @@ def test_the_newest_row_may_be_a_failure(add, series, status):
     add("triton_tp", status=status, reason="x", torch_version="2.99.0")
     add("quack", status=status, reason="x")
     (found,) = series()
-    assert [level[-1]["status"] for level in found.levels][1:] == ([] if status == "skipped" else [status])
+    assert [level[-1]["status"] for level in found[1]][1:] == ([] if status == "skipped" else [status])
     add("triton_tp", 1.0, torch_version="2.99.0")
     (found,) = series()
     assert times(found) == [[1.0], [1.0]]

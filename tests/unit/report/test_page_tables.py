@@ -8,12 +8,8 @@ import pytest
 from tpbench.report import command
 from tpbench.report.analysis.grid import arrange_rows
 from tpbench.report.analysis.verdicts import verdicts
-from tpbench.report.page.page_tables import (
-    failure_groups,
-    machines,
-    machines_line,
-    verdict_table,
-)
+from tpbench.report.page.html_page import failure_table, machines, verdict_table
+from tpbench.report.pivot import failures
 from tpbench.settings import JobError
 from tpbench.workloads import workloads
 
@@ -36,15 +32,14 @@ def test_a_verdict_has_its_time_the_runner_up_and_doubts(arranged):
     table = verdict_table(verdicts(arranged.grids[0]))
     assert dict(zip(table.columns, table.texts[0], strict=True)) == {
         "problem": "vocab=32768 tp=2", "fastest": "triton_tp", "time": "1.000 ms", "runner-up": "3.00x pytorch_gather",
-        "of floor": "50%", "memory": "<0.001 GiB", "wall time": "2.000 ms", "trust": "good",
+        "of floor": "50%", "memory": "0.0004 GiB", "wall time": "2.000 ms", "trust": "good",
     }  # fmt: skip
 
 
 def test_machines_and_failures_of_all_rows(arranged):
     facts = dict(machines(arranged.records).texts)
-    assert facts["GPU"] == "NVIDIA H200" and facts["GPUs of the node"] == "4" and "commit" not in facts
-    assert machines_line(arranged.records) == "NVIDIA H200; host a."
-    assert failure_groups(arranged).texts == [["1", "oom", "asked for 4 GiB", "quack vocab=32768 tp=2"]]
+    assert facts["gpu_name"] == "NVIDIA H200 (3)" and facts["gpu_count"] == "4 (3)" and "git_commit" not in facts
+    assert failure_table(failures(arranged)).texts == [["1", "oom", "asked for 4 GiB", "quack vocab=32768 tp=2"]]
 
 
 def test_documents_of_equal_names_get_the_id_of_their_row(add, frame, tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ from tests.unit.report.test_verdicts import measured
 from tpbench.report.analysis.grid import arrange_rows
 from tpbench.report.command import main
 from tpbench.report.plots import grid_plots
+from tpbench.report.plots.panels import draw_panels
 from tpbench.results.read import load
 
 
@@ -35,7 +36,7 @@ def test_each_as_a_file(rows, tmp_path, name):
     [
         (["--format", "png", "--plot", "time"], "shows one of these: choose with --loss"),
         (["--format", "png", "--plot", "tme"], "no plot is called tme, did you mean time?"),
-        (["--plot", "time"], "a picture needs both"),
+        (["--plot", "time"], "a picture needs --format png or svg"),
         (
             ["--format", "svg", "--plot", "time", "--variant", "pytorch_gather", "--only", "status=skipped"],
             "nothing for the plot time",
@@ -48,7 +49,7 @@ def test_impossible_pictures_are_explained(rows, capsys, arguments, said):
 
 
 def test_the_lines_are_the_rows(rows, grid):
-    figure = grid_plots.draw(grid, "time_ms")
+    figure = draw_panels(grid_plots.by_size(grid, "time_ms"))
     frame = load(rows)
     axes = next(axes for axes in figure.axes if axes.get_title() == "tp 4, tokens 4096")
     lines = {line.get_label(): line.get_ydata().tolist() for line in axes.get_lines()}
@@ -65,7 +66,7 @@ def test_keys_that_change_together_are_panels(add, frame):
         for tokens in (64, 128, 256):
             add("triton_tp", tokens / 100, vocab=vocab, tp_size=tp_size, tokens=tokens)
     (made,) = arrange_rows(frame()).grids
-    first, second = grid_plots.draw(made, "time_ms").axes
+    first, second = draw_panels(grid_plots.by_size(made, "time_ms")).axes
     assert (first.get_title(), second.get_title()) == ("vocab 1000, tp 1", "vocab 2000, tp 2")
     assert first.get_xlabel() == "tokens"
     assert [text.get_text() for text in first.get_xticklabels()] == ["64", "128", "256"]
@@ -77,5 +78,5 @@ def test_names_along_an_axis_are_in_the_order_of_their_work(add, frame):
     for model, layers, floor in (("qwen3_32b", 64, 9.0), ("qwen3_8b", 36, 2.0), ("qwen3_0p6b", 28, 0.1)):
         add("ddp", **measured(2 * floor, floor_ms=floor, model=model, num_layers=layers), **trained)
     (made,) = arrange_rows(frame()).grids
-    (axes,) = grid_plots.draw(made, "device_ms").axes
+    (axes,) = draw_panels(grid_plots.by_size(made, "device_ms")).axes
     assert [text.get_text() for text in axes.get_xticklabels()] == ["qwen3_0p6b", "qwen3_8b", "qwen3_32b"]

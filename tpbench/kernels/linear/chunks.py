@@ -109,7 +109,7 @@ class HiddenStates:
         if chunks.shards > 1:
             shape = (2 if len(chunks) > 1 else 1, chunks.most, hidden.shape[1])
             self.gathered = hidden.new_empty(shape)
-            self.summed = None if grad is None else hidden.new_empty(shape[1:])
+            self.summed = hidden.new_empty(shape[1:] if grad is not None else (0,))
             self.prefetch(0)
 
     @property
@@ -122,44 +122,40 @@ class HiddenStates:
         if self.chunks.shards == 1:
             return self.hidden[self.chunks[index]]
         self.wait()
-        return self._first_rows(self.gathered[index % len(self.gathered)], index)
+        return self._gathered(index)
 
     def prefetch(self, index: int) -> None:
         """Start to gather a chunk, if it exists."""
         if self.chunks.shards > 1 and index < len(self.chunks):
             part = self.hidden[self.chunks.part(index)].contiguous()
-            chunk = self._first_rows(self.gathered[index % len(self.gathered)], index)
+            chunk = self._gathered(index)
             self.pending.append(all_gather(chunk, part, group=self.group, async_op=True))
             self.moved += chunk.nbytes
 
-    def gradient(self, index: int) -> Tensor:
-        """Return memory for this rank's part of a chunk's gradient, (rows of the chunk, h)."""
+    def send_gradient(self, index: int, grad_logits: Tensor, weight: Tensor, factor: float) -> None:
+        """Queue the product factor * grad_logits @ weight, the chunk's gradient, and start to sum it over ranks."""
+        assert self.grad is not None
         if self.chunks.shards == 1:
-            assert self.grad is not None
-            return self.grad[self.chunks[index]]
-        assert self.summed is not None
-        return self._first_rows(self.summed, index)
-
-    def send_gradient(self, index: int) -> None:
-        """Start to sum the chunk's gradient over ranks."""
-        gradient = self.gradient(index)
-        if self.chunks.shards > 1:
-            assert self.grad is not None
+            gradient = self.grad[self.chunks[index]]
+            multiply(grad_logits, weight, gradient, factor)
+            if self.world_size > 1:
+                self.pending.append(dist.all_reduce(gradient, group=self.group, async_op=True))
+                self.moved += 2 * gradient.nbytes
+        else:
+            gradient = self.summed[: len(grad_logits)]
+            multiply(grad_logits, weight, gradient, factor)
             part = self.grad[self.chunks.part(index)]
             self.pending.append(reduce_scatter(part, gradient, group=self.group, async_op=True))
             self.moved += gradient.nbytes
-        elif self.world_size > 1:
-            self.pending.append(dist.all_reduce(gradient, group=self.group, async_op=True))
-            self.moved += 2 * gradient.nbytes
 
     def wait(self) -> None:
         """Let the current stream wait for all that was started."""
         while self.pending:
             self.pending.pop().wait()
 
-    def _first_rows(self, values: Tensor, index: int) -> Tensor:
+    def _gathered(self, index: int) -> Tensor:
         rows = self.chunks[index]
-        return values[: rows.stop - rows.start]
+        return self.gathered[index % len(self.gathered), : rows.stop - rows.start]
 
 
 def multiply(left: Tensor, right: Tensor, out: Tensor, alpha: float = 1.0) -> None:

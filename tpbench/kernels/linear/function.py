@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -169,15 +168,21 @@ def linear_entropy_loss(
     kernels_target: Any = target if isinstance(target, (tuple, list)) else kernel_target(target, loss_of_row)
     wanted: Sequence[str] = (checks.LINEAR_INPUTS if grad else ()) if isinstance(grad, bool) else grad
     inputs = tuple(name for name in wanted if name != "bias" or bias is not None)
-    call = functools.partial(_call, hidden, weight, bias, kernels_target, shards, workspace_gib)
+    given = (hidden, weight, bias, kernels_target, shards, workspace_gib)
+
+    def call(loss: RowLoss, inputs: tuple[str, ...]) -> _WithLogits | LossesOfLabels:
+        if not inputs and has_labels(loss.loss) and loss.label_smoothing == 0 and len(hidden) and is_supported(hidden):
+            return LossesOfLabels(*given, loss)
+        return _WithLogits(*given, loss, weight_grad, inputs)
+
     if sequences is not None and n_rows:
-        before = call(loss_of_row.of_logprobs(), None, ())
+        before = call(loss_of_row.of_logprobs(), ())
         logprobs = torch.empty(n_rows, dtype=torch.float32, device=device)
         before.run(Rows(RowOutputs(logprobs)))
         rows = Rows(RowOutputs(logprobs), row_inputs, sequences)
         logprobs = before.chunks.in_rows(logprobs)
         row_inputs = with_sequence_means(loss_of_row, kernels_target, logprobs, rows, gradient=bool(inputs)).inputs
-    main = call(loss_of_row, weight_grad, inputs)
+    main = call(loss_of_row, inputs)
     rows = Rows.of_call(loss_of_row, n_rows, device, RowInputs(*map(main.chunks.in_order, row_inputs)), None)
     if rows.count:
         rows = replace(rows, inverse_count=inverse_row_count(labels_of(kernels_target), row_weight, loss_of_row))
@@ -187,16 +192,6 @@ def linear_entropy_loss(
         reduced(rows, rows.inverse_count), *rows.outputs, main.grad_hidden, main.weight_gradient.weight,
         main.weight_gradient.bias, LinearHow(len(main.chunks), main.chunks.most, main.workspace / 2**30, how, sent),
     )  # fmt: skip
-
-
-def _call(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Any, shards: int,
-    workspace_gib: float | Literal["auto"], loss: RowLoss, weight_grad: Tensor | None, inputs: tuple[str, ...],
-) -> _WithLogits | LossesOfLabels:  # fmt: skip
-    """Return the call that computes a loss and the gradients of `inputs`."""
-    if not inputs and has_labels(loss.loss) and loss.label_smoothing == 0 and len(hidden) and is_supported(hidden):
-        return LossesOfLabels(hidden, weight, bias, target, shards, workspace_gib, loss)
-    return _WithLogits(hidden, weight, bias, target, shards, workspace_gib, loss, weight_grad, inputs)
 
 
 class _ChunkLogits:
@@ -277,8 +272,7 @@ class _WithLogits:
             how_chunk = launch_rows(loss, logits, target, self._rows(rows, index, logits))
             how, sent = how or how_chunk, sent + how_chunk.bytes_sent
             if self.grad_hidden is not None:
-                multiply(logits, self.weight, self.states.gradient(index), 1.0 / stored_scale)
-                self.states.send_gradient(index)
+                self.states.send_gradient(index, logits, self.weight, 1.0 / stored_scale)
             self.states.prefetch(index + 1)
             if self.teacher is not None:
                 self.teacher.states.prefetch(index + 1)

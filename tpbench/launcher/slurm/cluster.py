@@ -99,9 +99,6 @@ ENDED = frozenset(
 )  # fmt: skip
 """Final states of a job. GONE is tpbench's own name for a job that Slurm does not know any more."""
 
-DEFAULT_MAX_ARRAY_SIZE = 1001
-"""Slurm's default of MaxArraySize."""
-
 POLL_S = 0.5
 """Seconds between two queries of jobs that are about to end."""
 
@@ -130,12 +127,6 @@ def drop_client_variables(settings: SlurmSettings | None = None) -> None:
 
 UNKNOWN = "UNKNOWN"
 """State of a job whose state cannot be queried now."""
-
-
-def described(state: str) -> str:
-    """Return a state as text for the user."""
-    name, _, reason = state.partition(" ")
-    return f"{name.lower()} {reason}".strip()
 
 
 def states(job_ids: Iterable[str]) -> dict[str, str]:
@@ -190,25 +181,13 @@ def answer(*command: str) -> subprocess.CompletedProcess[str] | None:
     return None
 
 
-def max_array_length() -> int:
-    """Return the most jobs that one array may have on this cluster."""
-    answered = answer("scontrol", "show", "config")
-    text = answered.stdout if answered else ""
-    size = re.search(r"^MaxArraySize\s*=\s*(\d+)", text, re.MULTILINE)
-    # Indices are below MaxArraySize. With MaxArraySize=0 there are no arrays, but single jobs.
-    return max(1, int(size[1]) if size else DEFAULT_MAX_ARRAY_SIZE)
-
-
 def rejection_message(stderr: str) -> str:
     """Return one line for the user when Slurm rejects jobs, from the several lines of sbatch."""
     lines = [line.removeprefix("sbatch: error: ").strip() for line in stderr.splitlines()]
     message = f"Slurm rejects the jobs: {'; '.join(dict.fromkeys(filter(None, lines))) or 'sbatch gives no reason'}"
-    if not re.search("SubmitJob|job submit limit", stderr):
-        return message
-    return (
-        f"{message} (the sweep may exceed MaxSubmitJobs or a similar limit; none of its jobs stays in the queue: run "
-        "fewer cells at a time, with resume=true)"
-    )
+    if re.search("SubmitJob|job submit limit|job array", stderr):
+        message += " (none stays in the queue: use hydra.launcher.cells_per_job, or run fewer cells with resume=true)"
+    return message
 
 
 def address(node: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -42,7 +43,6 @@ class GridCell(NamedTuple):
     """A record with its place in a grid."""
 
     key: Key
-    column_index: int
     column: str
     record: Record
 
@@ -77,14 +77,6 @@ class RecordGrid:
         """Indices of the independent keys in which rows differ, or all independent keys if no row differs."""
         return tuple(at for at in self.independent if len({row.key[at] for row in self.rows}) > 1) or self.independent
 
-    def distinguishing_keys(self, indices: Sequence[int]) -> tuple[int, ...]:
-        """Return the keys that are needed to tell the rows apart, without those that follow from another of them."""
-        return tuple(
-            at
-            for at in indices
-            if not any(self.follows(at, other) and (other < at or not self.follows(other, at)) for other in indices)
-        )
-
     def follows(self, at: int, other: int) -> bool:
         """Return true if the key `other` has names of which each has one value of the key `at`.
 
@@ -94,20 +86,20 @@ class RecordGrid:
         named = at != other and any(isinstance(name, str) for _, name in pairs)
         return named and len({name for _, name in pairs}) == len(pairs)
 
-    def cells(self) -> Iterator[GridCell]:
-        """Iterate over the records with their places, problem by problem."""
-        for row in self.rows:
-            yield from self.cells_of(row)
-
-    def cells_of(self, row: GridRow) -> Iterator[GridCell]:
-        """Iterate over the records of one problem with their places."""
-        for index, (column, record) in enumerate(zip(self.columns, row.records, strict=True)):
-            if record:
-                yield GridCell(row.key, index, column, record)
+    def cells(self, row: GridRow | None = None) -> Iterator[GridCell]:
+        """Iterate over the records of one problem, or of all, with their places."""
+        for each in self.rows if row is None else (row,):
+            pairs = zip(self.columns, each.records, strict=True)
+            yield from (GridCell(each.key, column, record) for column, record in pairs if record)
 
     def problem_name(self, key: Key) -> str:
         """Return the keys of a row that are needed to tell it from the others, as text."""
-        return self.problem_text(key, self.distinguishing_keys(self.varying))
+        implied = {
+            at
+            for at, other in itertools.permutations(self.varying, 2)
+            if self.follows(at, other) and (other < at or not self.follows(other, at))
+        }
+        return self.problem_text(key, [at for at in self.varying if at not in implied])
 
     def problem_text(self, key: Key, indices: Sequence[int] | None = None) -> str:
         """Return the independent keys of a row as text, or only the keys at `indices`."""
@@ -169,25 +161,27 @@ def _grid(records: list[Record], workload: Workload | None) -> RecordGrid:
         facts["fresh"] = value_text(True)
         unnamed.add("fresh")
     # The first record of a place stays: the newest measurement, or without any the newest row.
-    order = sorted(records, key=lambda row: (is_measurement(row), row["finished_at"] or _EARLIEST), reverse=True)
-    for record in order:
-        options = chosen_options(record, workload)
-        column = (record["variant"], *(option for option in options if option[0] not in unnamed))
-        cells[tuple(record[name] for name in keys)].setdefault(column, record)
-    ordered = sorted(
-        {column for row in cells.values() for column in row}, key=lambda item: _column_order(item, workload)
-    )
-    derived = workload.pivot.derived if workload else ()
+    for record in sorted(records, key=lambda row: (is_measurement(row), row["finished_at"] or _EARLIEST), reverse=True):
+        options = (option for option in chosen_options(record, workload) if option[0] not in unnamed)
+        cells[tuple(record[name] for name in keys)].setdefault((record["variant"], *options), record)
+    declared = {variant: at for at, variant in enumerate(workload.variants)} if workload else {}
+    columns = sorted(
+        {column for row in cells.values() for column in row},
+        key=lambda column: (
+            declared.get(column[0], len(declared)), sort_key(column[0]),
+            [(name, sort_key(value)) for name, value in column[1:]],
+        ),
+    )  # fmt: skip
     return RecordGrid(
         workload=facts["workload"],
         facts={name: text for name, text in facts.items() if text != MISSING},
         key_names=tuple(keys),
-        columns=tuple(map(_column_name, ordered)),
+        columns=tuple(map(_column_name, columns)),
         rows=tuple(
-            GridRow(key, tuple(cells[key].get(column) for column in ordered))
+            GridRow(key, tuple(cells[key].get(column) for column in columns))
             for key in sorted(cells, key=lambda key: [sort_key(value) for value in key])
         ),
-        independent=tuple(at for at, name in enumerate(keys) if name not in derived),
+        independent=tuple(at for at, name in enumerate(keys) if not workload or name not in workload.pivot.derived),
     )
 
 
@@ -198,7 +192,7 @@ def _split(records: list[Record], workload: Workload | None) -> tuple[dict[str, 
     measurement split nothing.
     """
     pivot = workload.pivot if workload else Pivot()
-    problem = (problem_identity(workload) if workload else {"dp_size": 1}) | {"nodes": 1}
+    problem = problem_identity(workload) | {"nodes": 1}
     placed = {*pivot.rows, *pivot.sections, *pivot.implied}
     free = {name: default for name, default in problem.items() if name not in placed}
     # A row of a cell that was never run may lack a value. That doesn't count as a difference, unless null is a value.
@@ -213,13 +207,6 @@ def _split(records: list[Record], workload: Workload | None) -> tuple[dict[str, 
         if len(values[name]) == 1 and values[name] != {default}:
             facts[column_label(name)] = value_text(*values[name])
     return facts, [*pivot.rows, *(name for name in free if len(values[name]) > 1)]
-
-
-def _column_order(column: Key, workload: Workload | None) -> Key:
-    variant, *options = column
-    declared = list(workload.variants) if workload else []
-    position = declared.index(variant) if variant in declared else len(declared)
-    return (position, sort_key(variant), [(name, sort_key(value)) for name, value in options])
 
 
 def _column_name(column: Key) -> str:

@@ -17,8 +17,10 @@ _LESS_IS_BETTER = (*_TIMES, "launch_ms", "peak_gib", "bytes_moved", "bytes_commu
 _MORE_IS_BETTER = ("gb_per_s", "fraction_of_floor")
 _NEITHER = ("floor_ms", "skew_ms", "copy_gb_per_s", "flops", "iterations", "wall_s", "memory_limit_gib")
 _ORACLE = ("loss_value", "loss_error", "grad_error", "output_error")
-METRICS = (*_LESS_IS_BETTER, *_MORE_IS_BETTER, *_NEITHER, *_ORACLE)
-"""Metrics of every workload, by name. A workload may add its own."""
+METRICS = {
+    **dict.fromkeys(_LESS_IS_BETTER, -1), **dict.fromkeys(_MORE_IS_BETTER, 1), **dict.fromkeys((*_NEITHER, *_ORACLE), 0)
+}  # fmt: skip
+"""Metrics of every workload, each with the sign of `Metric.better`. A workload may add its own."""
 TITLES = {
     "device_ms": "Device time",
     "time_ms": "Wall time",
@@ -87,17 +89,16 @@ class Metric:
 
 def metric(name: str) -> Metric:
     """Return the metric of that name, of any row or of one workload. Raises JobError that lists the valid names."""
-    of_workloads = _of_workloads()
-    if name not in METRICS and name not in of_workloads:
-        raise JobError(unknown("metric", name, metrics_of_all()))
+    known = metrics_of_all()
+    if name not in known:
+        raise JobError(unknown("metric", name, known))
     column = all_columns()[name]
-    better = of_workloads.get(name, -1 if name in _LESS_IS_BETTER else 1 if name in _MORE_IS_BETTER else 0)
-    return Metric(name, column.doc, column.unit, better)
+    return Metric(name, column.doc, column.unit, known[name])
 
 
-def metrics_of_all() -> list[str]:
-    """Return the names of all metrics, those of single workloads last."""
-    return list(dict.fromkeys((*METRICS, *_of_workloads())))
+def metrics_of_all() -> dict[str, int]:
+    """Return all metrics as in `METRICS`, those of single workloads last."""
+    return METRICS | {name: better for workload in workloads().values() for name, better in workload.metrics.items()}
 
 
 @functools.cache
@@ -112,23 +113,13 @@ def percentages() -> frozenset[str]:
     return frozenset({"fraction_of_floor"}.union(*(workload.percentages for workload in workloads().values())))
 
 
-def _of_workloads() -> dict[str, int]:
-    """Return the metrics that workloads add, each with the sign of `Metric.better`."""
-    return {name: better for workload in workloads().values() for name, better in workload.metrics.items()}
-
-
 def number(value: float) -> str:
     """Return about four significant digits, without an exponent if that is readable."""
     size = abs(value)
-    if not math.isfinite(value):
-        return str(value)
-    if size >= 1000:
-        return f"{value:.0f}"
-    if size >= 100:
-        return f"{value:.1f}"
-    if size >= 10:
-        return f"{value:.2f}"
-    return f"{value:.3f}" if size >= 0.1 or value == 0 else f"{value:.3g}"
+    if not math.isfinite(value) or 0 < size < 0.1:
+        return f"{value:.3g}"
+    digits = 0 if size >= 1000 else 1 if size >= 100 else 2 if size >= 10 else 3
+    return f"{value:.{digits}f}"
 
 
 def ratio_text(ratio: float) -> str:

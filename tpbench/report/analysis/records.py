@@ -70,19 +70,16 @@ def row_records(frame: pd.DataFrame) -> list[Record]:
     return records
 
 
-def problem_fields(workload: Workload) -> dict[str, Any]:
+def problem_fields(workload: Workload | None) -> dict[str, Any]:
     """Return the fields of a workload's problem, options included, with their defaults (None: no default)."""
-    return {
-        field.name: None if field.default is dataclasses.MISSING else field.default
-        for field in dataclasses.fields(workload.problem)
-    }
+    fields = dataclasses.fields(workload.problem) if workload else ()
+    return {field.name: None if field.default is dataclasses.MISSING else field.default for field in fields}
 
 
-def problem_identity(workload: Workload) -> dict[str, Any]:
+def problem_identity(workload: Workload | None) -> dict[str, Any]:
     """Return the fields that identify a problem, with their defaults. Equal problems must show equal losses."""
-    options = {option.name for option in workload.options}
-    problem = {name: default for name, default in problem_fields(workload).items() if name not in options}
-    return problem | {"dp_size": 1}
+    options = {option.name for option in workload.options} if workload else ()
+    return {name: default for name, default in problem_fields(workload).items() if name not in options} | {"dp_size": 1}
 
 
 def values_or(record: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,14 +117,14 @@ def ratios_to_best(records: Sequence[Record | None], shown: Metric) -> list[floa
     """
     ratios: list[float | None] = [None] * len(records)
     for fresh in (False, True):
-        at = [
-            index for index, record in enumerate(records)
+        ranked = {
+            at: float(record[shown.name])
+            for at, record in enumerate(records)
             if record and is_measurement(record) and record.get(shown.name) is not None
-            and bool(record.get("fresh")) == fresh
-        ]  # fmt: skip
-        found = shown.ratios([float(record[shown.name]) for index in at if (record := records[index])])
-        for index, ratio in zip(at, found, strict=True):
-            ratios[index] = ratio
+            if bool(record.get("fresh")) == fresh
+        }
+        for at, ratio in zip(ranked, shown.ratios([*ranked.values()]), strict=True):
+            ratios[at] = ratio
     return ratios
 
 
@@ -165,15 +162,14 @@ def common_remarks(cells: Sequence[str]) -> tuple[str, list[str]]:
     Such a mark beside almost every cell would tell none from the others, so the table marks the others instead. Marks
     of rows that aren't measurements stay. `cells` has the marks of each cell with a value.
     """
-    counts = {mark: sum(mark in marks for marks in cells) for mark in (HOST_BOUND, THROTTLED, GRAPH_MEMORY)}
-    common = {mark: count for mark, count in counts.items() if count > MOST * len(cells)}
-    sentences = [
-        f"All cells are {MARKS[mark]}"
-        if count == len(cells)
-        else f"{count} of {len(cells)} cells, those without {EXCEPTION}, are {MARKS[mark]}"
-        for mark, count in common.items()
-    ]
-    return "".join(common), sentences
+    common, sentences = "", []
+    for mark in (HOST_BOUND, THROTTLED, GRAPH_MEMORY):
+        count = sum(mark in marks for marks in cells)
+        if count > MOST * len(cells):
+            some = f"{count} of {len(cells)} cells, those without {EXCEPTION},"
+            common += mark
+            sentences.append(f"{'All cells' if count == len(cells) else some} are {MARKS[mark]}")
+    return common, sentences
 
 
 def marks_beside(marks: str, common: str) -> str:

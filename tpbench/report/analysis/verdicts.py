@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -26,7 +26,7 @@ from tpbench.report.analysis.records import (
 from tpbench.report.analysis.uncertainty import Ratio, ratio_of_records
 from tpbench.results.current_rows import newest
 from tpbench.suggestions import printable
-from tpbench.workloads import Workload, workloads
+from tpbench.workloads import Pivot, Workload, workloads
 
 DOUBTS = {
     "undecided": "two runs scatter as much as the fastest and the runner-up differ, or samples are too few to tell",
@@ -52,11 +52,12 @@ class ProblemVerdict:
     """The answer for one problem."""
 
     grid: RecordGrid
-    row: GridRow
+    problem: str
+    """The keys that tell the problems of the grid apart."""
     clock: str
     """The time that decides: `device_ms` if all measured cells have it, else `time_ms`."""
-    order: tuple[GridCell, ...]
-    """Measured cells, the fastest first: those with inputs that change, or those without, whichever are more."""
+    fastest: GridCell | None
+    """The fastest of the cells with inputs that change, or of those without, whichever are more."""
     runner_up: GridCell | None
     """The fastest cell of another variant. Without one, the fastest with other options of the same variant."""
     ratio: Ratio | None
@@ -65,19 +66,9 @@ class ProblemVerdict:
     """Names of `DOUBTS`."""
 
     @property
-    def problem(self) -> str:
-        """The keys that tell the problems of the grid apart."""
-        return self.grid.problem_name(self.row.key)
-
-    @property
-    def fastest(self) -> GridCell | None:
-        """The fastest cell."""
-        return self.order[0] if self.order else None
-
-    @property
     def time_ms(self) -> float:
         """The time of the fastest cell by the deciding clock, or 0 if no cell was measured."""
-        return float(self.order[0].record[self.clock]) if self.order else 0.0
+        return float(self.fastest.record[self.clock]) if self.fastest else 0.0
 
 
 def verdicts(grid: RecordGrid, disputed: Collection[str] = ()) -> list[ProblemVerdict]:
@@ -86,34 +77,28 @@ def verdicts(grid: RecordGrid, disputed: Collection[str] = ()) -> list[ProblemVe
 
 
 def _verdict(grid: RecordGrid, row: GridRow, disputed: Collection[str]) -> ProblemVerdict:
-    cells = [cell for cell in grid.cells_of(row) if is_measurement(cell.record) and cell.record["time_ms"] is not None]
-    leading = (clock for clock in CLOCKS if cells and all(cell.record[clock] is not None for cell in cells))
-    clock = next(leading, "time_ms")
-    alike = [[cell for cell in cells if bool(cell.record["fresh"]) == fresh] for fresh in (False, True)]
-    order = tuple(sorted(alike[len(alike[1]) > len(alike[0])], key=lambda cell: float(cell.record[clock])))
-    others = [cell for cell in order if cell.record["variant"] != order[0].record["variant"]]
-    second = next(iter([*others, *order[1:]]), None)
-    ratio = ratio_of_records(second.record, order[0].record, metric(clock)) if second else None
-    return ProblemVerdict(grid, row, clock, order, second, ratio, _doubts(order, second, ratio, disputed))
-
-
-def _doubts(
-    order: Sequence[GridCell], second: GridCell | None, ratio: Ratio | None, disputed: Collection[str]
-) -> tuple[str, ...]:
-    if not order:
-        return ("unmeasured",)
-    records = [cell.record for cell in (order[0], second) if cell]
-    by_wall = min(order, key=lambda cell: float(cell.record["time_ms"]))
-    slower = ratio_of_records(order[0].record, by_wall.record, metric("time_ms"))
+    cells = [cell for cell in grid.cells(row) if is_measurement(cell.record) and cell.record["time_ms"] is not None]
+    problem = grid.problem_name(row.key)
+    if not cells:
+        return ProblemVerdict(grid, problem, "time_ms", None, None, None, ("unmeasured",))
+    clock = next(clock for clock in CLOCKS if all(cell.record[clock] is not None for cell in cells))
+    fresh = 2 * sum(bool(cell.record["fresh"]) for cell in cells) > len(cells)
+    alike = [cell for cell in cells if bool(cell.record["fresh"]) == fresh]
+    first, *others = sorted(alike, key=lambda cell: float(cell.record[clock]))
+    second = next((cell for cell in others if cell.variant != first.variant), others[0] if others else None)
+    ratio = ratio_of_records(second.record, first.record, metric(clock)) if second else None
+    by_wall = min([first, *others], key=lambda cell: float(cell.record["time_ms"]))
+    slower = ratio_of_records(first.record, by_wall.record, metric("time_ms"))
+    records = [cell.record for cell in (first, second) if cell]
     holds = {
         "undecided": ratio is not None and not ratio.decided,
         "alone": ratio is None,
-        "wall differs": by_wall.variant != order[0].variant and slower is not None and slower.decided,
+        "wall differs": by_wall.variant != first.variant and slower is not None and slower.decided,
         "losses differ": any(str(record["row_id"]) in disputed for record in records),
         "below floor": any(BELOW_FLOOR in remark_marks(record) for record in records),
         "shared host": any(record["beside"] for record in records),
     }
-    return tuple(name for name in DOUBTS if holds.get(name))
+    return ProblemVerdict(grid, problem, clock, first, second, ratio, tuple(name for name in holds if holds[name]))
 
 
 def answers(all_verdicts: Sequence[ProblemVerdict]) -> list[str]:
@@ -137,28 +122,30 @@ def answer(all_verdicts: Sequence[ProblemVerdict]) -> str:
     measured = [verdict for verdict in compared or all_verdicts if verdict.fastest]
     if not measured:
         return "No row is both correct and a measurement."
-    winners = [verdict for verdict in measured if not compared or (verdict.ratio and verdict.ratio.decided)]
-    if not winners:
+    by_variant: dict[str, list[ProblemVerdict]] = defaultdict(list)
+    for verdict in measured:
+        if verdict.fastest and (not compared or (verdict.ratio and verdict.ratio.decided)):
+            by_variant[verdict.fastest.variant].append(verdict)
+    if not by_variant:
         return f"Undecided in {counted(len(measured), 'problem')}: two runs may differ as much by chance."
-    won = Counter(verdict.order[0].variant for verdict in winners)
-    (winner, count), *others = won.most_common()
-    elsewhere = [f"{name} in {number_of}" for name, number_of in others]
-    elsewhere += [f"undecided in {len(measured) - len(winners)}"] if len(winners) < len(measured) else []
+    winner, *others = sorted(by_variant, key=lambda name: -len(by_variant[name]))
+    won, undecided = by_variant[winner], len(measured) - sum(map(len, by_variant.values()))
+    elsewhere = [f"{name} in {len(by_variant[name])}" for name in others]
+    elsewhere += [f"undecided in {undecided}"] if undecided else []
     kind = "compared problems" if compared else "problems"
-    where = "" if len(measured) == 1 else f" in {f'{count} of' if elsewhere else 'all'} {len(measured)} {kind}"
+    where = "" if len(measured) == 1 else f" in {f'{len(won)} of' if elsewhere else 'all'} {len(measured)} {kind}"
     text = f"{'Fastest' if compared else 'Measured alone'}: {winner}{where}"
     text += f" ({', '.join(elsewhere)})" if elsewhere else ""
-    of_winner = [verdict for verdict in winners if verdict.order[0].variant == winner]
-    shares = [verdict.order[0].record["fraction_of_floor"] for verdict in of_winner]
+    shares = [verdict.fastest.record["fraction_of_floor"] for verdict in won if verdict.fastest]
     if shares := [share for share in shares if share is not None]:
         text += f", at {100 * median(shares):.0f}% of the hardware limit"
-    ratios = [verdict.ratio.value for verdict in of_winner if verdict.ratio]
+    ratios = [verdict.ratio.value for verdict in won if verdict.ratio]
     if ratios:
-        names = {verdict.runner_up.variant for verdict in of_winner if verdict.runner_up}
+        names = {verdict.runner_up.variant for verdict in won if verdict.runner_up}
         next_name = names.pop() if len(names) == 1 else "The next variant"
         text += f". {next_name} takes {ratio_text(median(ratios)).rstrip('x')} times as long"
-    middle = "medians, " if count > 1 and (shares or ratios) else ""
-    clocks = " or ".join(sorted({CLOCK_NAMES[verdict.clock] for verdict in of_winner}))
+    middle = "medians, " if len(won) > 1 and (shares or ratios) else ""
+    clocks = " or ".join(sorted({CLOCK_NAMES[verdict.clock] for verdict in won}))
     return f"{text} ({middle}{clocks} time)."
 
 
@@ -186,30 +173,28 @@ def disagreements(rows: Iterable[Record]) -> dict[str, frozenset[str]]:
     sentences = {}
     for (name, *_), equal_rows in problems.items():
         workload = workloads()[str(name)]
-        if differences := _differences(equal_rows, workload):
-            diverged = any(part.split()[0] in workload.pivot.trajectories for part in differences)
-            verb, advice = ("diverge", DIVERGED) if diverged else ("show different losses", REPEAT)
+        diverging = _diverging(equal_rows, workload.pivot)
+        tolerance = workload.pivot.loss_tolerance.get(equal_rows[0]["dtype"], 1e-4)
+        differences = diverging or [_far_apart([(row, row["loss_value"]) for row in equal_rows], tolerance)]
+        if any(differences):
+            verb, advice = ("diverge", DIVERGED) if diverging else ("show different losses", REPEAT)
             problem = _problem(equal_rows[0], workload)
             sentence = printable(f"equal problems {verb} ({problem}): {'; '.join(differences)}. {advice}", 600)
             sentences[sentence] = frozenset(str(row["row_id"]) for row in equal_rows)
     return sentences
 
 
-def _differences(equal_rows: Sequence[Record], workload: Workload) -> list[str]:
-    """Return where the rows of one problem differ by more than the tolerance: step by step, and in the loss."""
-    loss_tolerance = workload.pivot.loss_tolerance.get(equal_rows[0]["dtype"], 1e-4)
+def _diverging(equal_rows: Sequence[Record], pivot: Pivot) -> list[str]:
+    """Return the first step in which the rows of one problem part, for each column with a number for each step."""
     differences = []
-    for name, growth in workload.pivot.trajectories.items():
-        tolerance = loss_tolerance
+    for name, growth in pivot.trajectories.items():
+        tolerance = pivot.loss_tolerance.get(equal_rows[0]["dtype"], 1e-4)
         paths = [(row, row[name]) for row in equal_rows if row.get(name) is not None and len(row[name])]
         for step in range(max((len(values) for _, values in paths), default=0)):
             at_step = [(row, float(values[step])) for row, values in paths if len(values) > step]
-            if part := _far_apart(at_step, tolerance):
+            if part := _far_apart(at_step, tolerance * growth**step):
                 differences.append(f"{name} part at step {step + 1}: {part}")
                 break
-            tolerance *= growth
-    if not differences and (part := _far_apart([(row, row["loss_value"]) for row in equal_rows], loss_tolerance)):
-        differences.append(part)
     return differences
 
 
@@ -252,6 +237,6 @@ def mixing_note(grid: RecordGrid) -> str:
         if len(values := sorted({str(job[name]) for job in jobs if name in job})) > 1:
             kinds.append(f"{name} {printable(', '.join(values), 60)}")
     sentences = [f"This table mixes {', '.join(kinds)}"] if kinds else []
-    if any(len({bool(cell.record["fresh"]) for cell in grid.cells_of(row)}) > 1 for row in grid.rows):
+    if any(len({bool(record["fresh"]) for record in row.records if record}) > 1 for row in grid.rows):
         sentences.append("Rows with fresh=true have inputs that change, and are compared only with each other")
     return ". ".join(sentences)

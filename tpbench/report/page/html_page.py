@@ -7,7 +7,8 @@ import hashlib
 import itertools
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import resources
 from typing import Any
 
@@ -15,22 +16,30 @@ import pandas as pd
 
 from tpbench import packages
 from tpbench.report.analysis.grid import RecordGrid, arrange_rows
-from tpbench.report.analysis.metrics import CLOCKS, TITLES, counted, metric
-from tpbench.report.analysis.records import Record
+from tpbench.report.analysis.metrics import CLOCKS, TITLES, Metric, counted, metric, number, ratio_text
+from tpbench.report.analysis.records import Record, column_label, problem_identity, value_text, values_or
 from tpbench.report.analysis.uncertainty import INTERLEAVED_METHOD, METHOD
 from tpbench.report.analysis.verdicts import DOUBTS, GOOD, ProblemVerdict, answer, answers, group_names
 from tpbench.report.analysis.verdicts import disagreements as warnings_of
 from tpbench.report.analysis.verdicts import verdicts as verdicts_of
-from tpbench.report.page import page_tables
-from tpbench.report.pivot import failures, legend, metric_table
+from tpbench.report.pivot import FAILED, failures, legend, metric_table
 from tpbench.report.plots import style
-from tpbench.report.plots.grid_plots import inline_picture, with_sizes
+from tpbench.report.plots.grid_plots import inline_picture
 from tpbench.results.schema import STATUSES
 from tpbench.settings import JobError
+from tpbench.suggestions import printable
+from tpbench.tables import MISSING, Table, TableCell, number_cell
 from tpbench.workloads import workloads
 
 UNFOLDED = 20
 """Most problems of a page whose sections are open."""
+MACHINE_FACTS = (
+    "gpu_name", "gpu_count", "nodes", "driver_version", "cuda_version", "nccl_version", "torch_version",
+    "triton_version", "backend", "python_version", "os", "cpu_model", "cpu_count", "tpbench_version", "kernels_version",
+    "git_commit", "git_dirty", "host",
+)  # fmt: skip
+"""Columns of rows that describe the machine and its software."""
+VERDICT_COLUMNS = ("problem", "fastest", "time", "runner-up", "trust", "of floor", "memory", "wall time")
 
 
 def page(frame: pd.DataFrame, metric_name: str | None = None) -> str:
@@ -39,35 +48,34 @@ def page(frame: pd.DataFrame, metric_name: str | None = None) -> str:
     The tables of each section start with the metric of that name. By default they start with the device time, and with
     the wall time where no row has a device time.
     """
-    if metric_name is not None:
-        metric(metric_name)
-    arranged = arrange_rows(frame)
     shown = metric(metric_name or "time_ms")
-    warnings = warnings_of(arranged.records)
+    arranged = arrange_rows(frame)
+    records, warnings = arranged.records, warnings_of(arranged.records)
     disputed = frozenset[str]().union(*warnings.values())
     found = [verdicts_of(grid, disputed) for grid in arranged.grids]
     sections = zip(arranged.grids, found, itertools.count(), strict=False)
-    parts = [
-        _part(name, list(group), metric_name)
-        for name, group in itertools.groupby(sections, key=lambda each: each[0].workload)
-    ]
     of_all = [verdict for of_grid in found for verdict in of_grid]
-    failed = sum(map(len, failures(arranged).values()))
+    failed = failures(arranged)
+    hosts = sorted({value_text(record["host"]) for record in records if record["host"]})
     return _rendered(
         title="tpbench report",
-        summary=_summary(arranged.records, len(frame)),
-        measured_on=page_tables.machines_line(arranged.records),
+        summary=_summary(records, len(frame)),
+        measured_on=f"{'/'.join(dict.fromkeys(value_text(record['hardware']) for record in records))}"
+        f"{'; hosts: ' + ', '.join(hosts) if hosts else ''}.",
         warnings=list(warnings),
-        failures=page_tables.failure_groups(arranged),
-        failed=f"{counted(failed, 'cell')} without a result",
+        failures=failure_table(failed),
+        failed=f"{counted(sum(map(len, failed.values())), 'cell')} without a result",
         unfolded=len(of_all) <= UNFOLDED,
-        side_by_side=page_tables.machines_side_by_side(of_all),
-        parts=parts,
+        side_by_side=_machines_side_by_side(of_all),
+        parts=[
+            _part(name, list(group), metric_name)
+            for name, group in itertools.groupby(sections, key=lambda each: each[0].workload)
+        ],
         no_pictures="" if style.available() else f"Pictures need matplotlib: {packages.install_command('report')}",
         good=GOOD,
         doubts=DOUBTS,
         notes=[*_notes(metric_name), *legend([metric_table(grid, shown) for grid in arranged.grids], shown)],
-        machines=page_tables.machines(arranged.records),
+        machines=machines(records),
     )
 
 
@@ -94,9 +102,9 @@ def _rendered(**context: Any) -> str:
     return template.render(css=css, script=script, script_hash=f"sha256-{digest}", **colours, **context)
 
 
-def _summary(records: tuple[Record, ...], rows: int) -> str:
-    count = Counter(str(record["status"]) for record in records)
-    known = (*STATUSES, *(set(count) - set(STATUSES)))
+def _summary(records: Sequence[Record], rows: int) -> str:
+    count = Counter(value_text(record["status"]) for record in records)
+    known = dict.fromkeys((*STATUSES, *count))
     by_status = ", ".join(f"{count[status]} {status}" for status in known if count[status])
     days = sorted({f"{record['finished_at']:%Y-%m-%d}" for record in records if record["finished_at"] is not None})
     when = f" Measured {' to '.join(dict.fromkeys((days[0], days[-1])))}." if days else ""
@@ -122,32 +130,119 @@ def _part(
     }
 
 
-def _clock(grid: RecordGrid) -> str:
-    """Return the median of the leading clock: the device time where rows have it."""
-    timed = (clock for clock in CLOCKS if any(cell.record[clock] is not None for cell in grid.cells()))
-    return next(timed, "time_ms")
-
-
 def _section(
     grid: RecordGrid, of_grid: Sequence[ProblemVerdict], anchor: str, name: str, metric_name: str | None
 ) -> dict[str, Any]:
     """Return what the page shows of one grid, folded, by names in the template."""
-    lead, clock = metric_name or _clock(grid), _clock(grid)
-    sized = with_sizes(grid) if style.available() else None
-    svg = inline_picture(sized, clock, anchor) if sized else None
-    others = [name for name in TITLES if name != lead and any(cell.record[name] is not None for cell in grid.cells())]
+    filled = [name for name in TITLES if any(cell.record[name] is not None for cell in grid.cells())]
+    clock = next((name for name in CLOCKS if name in filled), "time_ms")
+    lead = metric_name or clock
+    svg = inline_picture(grid, clock, anchor)
     return {
         "anchor": anchor,
         "heading": name,
         "answer": answer(of_grid),
-        "verdicts": page_tables.verdict_table(of_grid),
+        "verdicts": verdict_table(of_grid),
         "size": f"{counted(len(grid.rows), 'problem')}, {counted(len(grid.columns), 'variant')} with options",
         "pivots": [
-            (f"{TITLES[name]} ({name})" if name in TITLES else name, page_tables.pivot_table(grid, metric(name)))
-            for name in (lead, *others)
+            (f"{TITLES[name]} ({name})" if name in TITLES else name, _pivot_table(grid, metric(name)))
+            for name in dict.fromkeys((lead, *filled))
         ],
         "figure": (f"{TITLES[clock]} by size, with its floor", svg) if svg else None,
     }
+
+
+def _pivot_table(grid: RecordGrid, shown: Metric) -> Table:
+    """Return problems by variants, with the meanings of their marks."""
+    table = metric_table(grid, shown)
+    return replace(table, notes=[*table.notes, *legend([table], shown)])
+
+
+def verdict_table(verdicts: Sequence[ProblemVerdict]) -> Table:
+    """Return a line for each problem of a grid, the slowest first."""
+    rows = [_verdict_cells(verdict) for verdict in sorted(verdicts, key=lambda verdict: -verdict.time_ms)]
+    return Table("verdicts", VERDICT_COLUMNS, rows)
+
+
+def _verdict_cells(verdict: ProblemVerdict) -> list[TableCell]:
+    trust, missing = TableCell(", ".join(verdict.doubts) or GOOD), TableCell(MISSING)
+    fastest, second, ratio = verdict.fastest, verdict.runner_up, verdict.ratio
+    if fastest is None:
+        return [TableCell(verdict.problem), *[missing] * 3, trust, *[missing] * 3]
+    behind = missing
+    if second and ratio:
+        interval = f"{ratio_text(ratio.low)} to {ratio_text(ratio.high)}" if ratio.low and ratio.high else ""
+        behind = TableCell(f"{ratio_text(ratio.value)} {second.column}", ratio.value, detail=interval)
+    time = _quantity(verdict.time_ms, "ms" if verdict.clock == "device_ms" else "ms wall")
+    return [
+        TableCell(verdict.problem),
+        TableCell(fastest.column),
+        replace(time, kind="best" if ratio and ratio.decided else ""),
+        behind,
+        trust,
+        number_cell(fastest.record["fraction_of_floor"], "{:.0%}".format),
+        _quantity(fastest.record["peak_gib"], "GiB"),
+        _quantity(fastest.record["time_ms"], "ms"),
+    ]
+
+
+def _quantity(value: float | None, unit: str) -> TableCell:
+    return number_cell(value, lambda value: f"{number(value)} {unit}")
+
+
+def _machines_side_by_side(verdicts: Sequence[ProblemVerdict]) -> Table | None:
+    """Return the fastest variant of each problem on each machine, or None if no problem was measured on two.
+
+    Each cell has the fastest variant with its time, and in a second line the runner-up with its ratio.
+    """
+    lines = []
+    for verdict in verdicts:
+        if verdict.fastest is None:
+            continue
+        defaults = dict.fromkeys(("tokens", "tp_size", "dp_size", "nodes"))
+        defaults |= problem_identity(workloads().get(verdict.grid.workload))
+        fields = values_or(verdict.fastest.record, defaults).items()
+        _, fastest, time, behind, *_ = _verdict_cells(verdict)
+        cell = TableCell(f"{fastest.text} {time.text}", verdict.time_ms, "first", detail=behind.text)
+        lines.append({
+            "": verdict.grid.workload, **{column_label(name): value_text(value) for name, value in fields},
+            "machine": verdict.grid.facts["hardware"], "cell": cell,
+        })  # fmt: skip
+    if not lines:
+        return None
+    frame = pd.DataFrame(lines).fillna(MISSING)
+    keys = [name for name in frame if name not in ("machine", "cell")]
+    machines = frame.pivot_table(index=keys, columns="machine", values="cell", aggfunc="first", sort=False)
+    machines = machines.dropna(thresh=2).dropna(axis="columns", how="all")
+    problems = machines.index.to_frame()
+    varying = [name for name in keys[1:] if len({*problems[name]} - {MISSING}) > 1]
+    rows: list[list[TableCell | str]] = []
+    for (_, problem), cells in zip(problems.iterrows(), machines.to_numpy(), strict=True):
+        words = [f"{name}={problem[name]}" for name in map(str, varying) if problem[name] != MISSING]
+        found = [cell if isinstance(cell, TableCell) else MISSING for cell in cells]
+        rows.append([problem[""], " ".join(words), *found])
+    return Table("machines side by side", ["workload", "problem", *machines], rows, keys=2) if rows else None
+
+
+def failure_table(failed: Mapping[tuple[str, str], Sequence[str]]) -> Table:
+    """Return the failed cells of all grids, merged by status and reason."""
+    rows: list[list[TableCell | str]] = [
+        [str(len(cells)), TableCell(status, kind=FAILED.get(status, "")), reason or "no reason given",
+         printable("; ".join(cells), 600)]
+        for (status, reason), cells in failed.items()
+    ]  # fmt: skip
+    return Table("failures", ["cells", "status", "reason", "which"], rows)
+
+
+def machines(records: Sequence[Record]) -> Table:
+    """Return the columns about machines and software, each with its values and their numbers of rows."""
+    rows = []
+    for name in MACHINE_FACTS:
+        values = [record[name] for record in records if record[name] is not None]
+        counts = Counter(value_text(str(value)[:8] if name == "git_commit" else value) for value in values)
+        if counts:
+            rows.append([name, ", ".join(f"{text} ({count})" for text, count in counts.most_common())])
+    return Table("what it ran on", ("column", "values (rows)"), rows)
 
 
 def _notes(metric_name: str | None) -> list[str]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tpbench.report.analysis.grid import GridRow, RecordGrid, RecordGrids
 from tpbench.report.analysis.metrics import TITLES, metric
@@ -14,50 +13,49 @@ from tpbench.report.plots.panels import draw_panels
 from tpbench.settings import JobError
 from tpbench.workloads.study_data import Panel, Picture, Series
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+PLOTS = {"time": "time_ms", "device_time": "device_ms", "chained_time": "chained_ms", "memory": "peak_gib"}
+"""Every plot by its name on the command line, with its metric by the size of the problem."""
 
 
-def draw(grid: RecordGrid, name: str) -> Figure | None:
-    """Draw a metric: a panel for each world size, a line for each column, and the floor of times.
+def by_size(grid: RecordGrid, name: str, *, at_two_sizes: bool = False) -> Picture | None:
+    """Return a metric: a panel for each world size, a line for each column, and the floor of times.
 
-    Return None if no cell has the metric.
+    `at_two_sizes` leaves out panels in which no column has two sizes. Return None if no cell has the metric.
     """
-    if all(drawn_value(cell.record, name) is None for cell in grid.cells()):
+    if all(_drawn_value(cell.record, name) is None for cell in grid.cells()):
         return None
-    axis = size_axis(grid)
-    panels = []
-    for title, rows in size_panels(grid, axis).items():
-        lowest = size_floors(axis, rows)
+    axis, panels = _size_axis(grid), []
+    for title, rows in _size_panels(grid, axis).items():
+        lowest = _floors(axis, rows)
         position = {size: index for index, size in enumerate(lowest)}
         lines = []
         for index, column in enumerate(grid.columns):
             cells = [(position[row.key[axis]], row.records[index]) for row in rows]
-            points = sorted((at, value) for at, record in cells if (value := drawn_value(record, name)) is not None)
-            crosses = [at for at, record in cells if record and record["status"] == "oom"]
-            lines.append(Series(column, tuple(points), crosses=tuple(crosses)))
-        if any(line.points or line.crosses for line in lines):
-            floors = tuple((position[size], floor) for size, floor in lowest.items() if floor < math.inf)
-            floors = floors if metric(name).is_time else ()
-            panels.append(Panel(title, tuple(lines), floor=floors, categories=tuple(map(value_text, position))))
+            points = sorted((at, value) for at, record in cells if (value := _drawn_value(record, name)) is not None)
+            crosses = tuple(at for at, record in cells if record and record["status"] == "oom")
+            lines.append(Series(column, tuple(points), crosses=crosses))
+        if max(len(line.points) + len(line.crosses) for line in lines) > at_two_sizes:
+            floor = tuple((position[size], floor) for size, floor in lowest.items() if floor < math.inf)
+            floor = floor if metric(name).is_time else ()
+            panels.append(Panel(title, tuple(lines), floor=floor, categories=tuple(map(value_text, position))))
     y_label = f"{TITLES.get(name, name).lower()} ({metric(name).unit})"
     x_label = column_label(grid.key_names[axis])
-    return draw_panels(Picture(tuple(panels), x_label, y_label, "logarithmic", labels=grid.columns))
+    return Picture(tuple(panels), x_label, y_label, "logarithmic", labels=grid.columns) if panels else None
 
 
-def size_axis(grid: RecordGrid) -> int:
+def _size_axis(grid: RecordGrid) -> int:
     """Return the index of the key along the x axis.
 
     Use the first key. If every panel would then have a single x value, use the key with the most values in one panel.
     """
 
     def most_values(axis: int) -> int:
-        return max(len({row.key[axis] for row in rows}) for rows in size_panels(grid, axis).values())
+        return max(len({row.key[axis] for row in rows}) for rows in _size_panels(grid, axis).values())
 
     return 0 if most_values(0) > 1 else max(grid.independent, key=most_values)
 
 
-def size_panels(grid: RecordGrid, axis: int) -> dict[str, list[GridRow]]:
+def _size_panels(grid: RecordGrid, axis: int) -> dict[str, list[GridRow]]:
     """Group the rows by their other keys, under a title of those that vary.
 
     A key that follows from the name along the axis, such as the layers of a model, makes no panel of its own.
@@ -71,59 +69,44 @@ def size_panels(grid: RecordGrid, axis: int) -> dict[str, list[GridRow]]:
     return panels
 
 
-def with_sizes(grid: RecordGrid) -> RecordGrid | None:
-    """Return the grid without panels in which no column was measured at two sizes, or None if it has no others."""
-    axis = size_axis(grid) if grid.rows else 0
-    kept = [
-        row
-        for rows in size_panels(grid, axis).values()
-        if any(len({row.key[axis] for row in rows if row.records[index]}) > 1 for index in range(len(grid.columns)))
-        for row in rows
-    ]
-    return replace(grid, rows=tuple(kept)) if kept else None
-
-
-def size_floors(axis: int, rows: list[GridRow]) -> dict[Any, float]:
+def _floors(axis: int, rows: list[GridRow]) -> dict[Any, float]:
     """Return the lowest floor of each size along the x axis, in ms: numbers in their order, names by their floor."""
     floors: dict[Any, float] = {}
     for row in rows:
         found = [record["floor_ms"] or math.inf for record in row.records if record]
         floors[row.key[axis]] = min([floors.get(row.key[axis], math.inf), *found])
-    ordered = sorted(floors, key=sort_key)
-    if any(isinstance(size, str) for size in floors):
-        ordered.sort(key=lambda size: floors[size])
+    named = any(isinstance(size, str) for size in floors)
+    ordered = sorted(floors, key=lambda size: ([floors[size]] if named else [], sort_key(size)))
     return {size: floors[size] for size in ordered}
 
 
-def drawn_value(record: Record | None, name: str) -> float | None:
+def _drawn_value(record: Record | None, name: str) -> float | None:
     """Return the metric of a measurement, or None if a logarithmic axis cannot show it."""
-    if record is None or not is_measurement(record):
-        return None
-    value = record[name]
-    return float(value) if value is not None and 0 < value < float("inf") else None
+    value = record[name] if record and is_measurement(record) else None
+    return float(value) if value is not None and 0 < value < math.inf else None
 
 
-PLOTS = {"time": "time_ms", "device_time": "device_ms", "chained_time": "chained_ms", "memory": "peak_gib"}
-"""Every plot by its name on the command line, with its metric by the size of the problem."""
-
-
-def picture(arranged: RecordGrids, name: str, form: str) -> bytes:
+def plot_file(arranged: RecordGrids, name: str, form: str) -> bytes:
     """Return the plot of the one grid that has it, as an svg or png file.
 
     Raises JobError if matplotlib or the plot is missing, or if several grids have it.
     """
-    style.require()
+    drawn = [(grid.heading, picture) for grid in arranged.grids if (picture := by_size(grid, PLOTS[name]))]
+    if not drawn:
+        raise JobError(f"these rows have nothing for the plot {name}")
+    if len(drawn) > 1:
+        headings = "\n".join(f"  {heading}" for heading, _ in drawn)
+        raise JobError(f"the plot {name} shows one of these: choose with --loss, --dtype, --gpu-name ...\n{headings}")
+    ((heading, picture),) = drawn
+    return picture_file(picture, name, form, heading)
+
+
+def picture_file(picture: Picture, name: str, form: str, heading: str = "") -> bytes:
+    """Return a picture as an svg or png file. Raises JobError if matplotlib is missing."""
     with style.drawing(name):
-        drawn = [(grid, figure) for grid in arranged.grids if (figure := draw(grid, PLOTS[name]))]
-        if not drawn:
-            raise JobError(f"these rows have nothing for the plot {name}")
-        if len(drawn) > 1:
-            headings = "\n".join(f"  {grid.heading}" for grid, _ in drawn)
-            raise JobError(
-                f"the plot {name} shows one of these: choose with --loss, --dtype, --gpu-name ...\n{headings}"
-            )
-        grid, figure = drawn[0]
-        figure.suptitle(grid.heading, fontsize=8)
+        figure = draw_panels(picture)
+        if heading:
+            figure.suptitle(heading, fontsize=8)
         return style.file_content(figure, form)
 
 
@@ -132,13 +115,8 @@ def inline_picture(grid: RecordGrid, name: str, anchor: str) -> str | None:
 
     `anchor`: the name of the grid on the page. The element's ids contain it, so that no two pictures share one.
     """
+    picture = by_size(grid, name, at_two_sizes=True)
+    if picture is None or not style.available():
+        return None
     with style.drawing(f"{name} {anchor}"):
-        figure = draw(grid, name)
-        return None if figure is None else style.inline_svg(figure)
-
-
-def study_picture(picture: Picture, name: str, form: str) -> bytes:
-    """Return the picture of a study as an svg or png file. Raises JobError if matplotlib is missing."""
-    style.require()
-    with style.drawing(name):
-        return style.file_content(draw_panels(picture), form)
+        return style.inline_svg(draw_panels(picture))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 import os
 import re
@@ -42,31 +41,21 @@ def available() -> bool:
     return packages.installed("matplotlib")
 
 
-def require() -> None:
-    """Raise JobError with the install command if matplotlib is missing."""
-    if not available():
-        raise JobError(f"plots need matplotlib: {packages.install_command('report')}")
-
-
-def _import_matplotlib() -> None:
-    """Import matplotlib, which reads MPLBACKEND only then, and leave the variable to other programs as it was."""
-    before = os.environ.get("MPLBACKEND")
-    os.environ["MPLBACKEND"] = "agg"
-    importlib.import_module("matplotlib")
-    os.environ.pop("MPLBACKEND")
-    if before is not None:
-        os.environ["MPLBACKEND"] = before
-
-
 @contextlib.contextmanager
 def drawing(name: str) -> Iterator[None]:
     """Set the style under which a figure is made and written. `name` makes its ids the same in every run.
 
     The user's matplotlibrc and MPLBACKEND count for nothing: Jupyter sets a backend that other programs may lack.
+    Raises JobError with the install command if matplotlib is missing.
     """
-    _import_matplotlib()
+    if not available():
+        raise JobError(f"plots need matplotlib: {packages.install_command('report')}")
+    before = os.environ.get("MPLBACKEND")
+    os.environ["MPLBACKEND"] = "agg"  # matplotlib reads it when it is imported
     import matplotlib
 
+    os.environ.pop("MPLBACKEND")
+    os.environ |= {} if before is None else {"MPLBACKEND": before}
     settings: Any = {  # matplotlib names hundreds of keys in its type
         "text.parse_math": False,  # a dollar sign in a name is a dollar sign
         "svg.fonttype": "none",

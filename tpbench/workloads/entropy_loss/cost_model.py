@@ -34,26 +34,16 @@ class LossSize:
     def kind(self) -> str:
         return f"loss={self.loss}"
 
-    @property
-    def shard(self) -> int:
-        """Logits on the rank that holds the most."""
-        return self.tokens * math.ceil(self.vocab / self.tp_size)
-
-    @property
-    def full(self) -> int:
-        """Logits of the whole vocabulary."""
-        return self.tokens * self.vocab
-
-    @property
-    def item(self) -> int:
-        """Bytes of one logit."""
-        return ITEM_BYTES[self.dtype]
+    def gathered(self, ranks: int) -> float:
+        """Return the bytes of the logits of so many shards, of which none is larger than this rank's."""
+        columns = min(self.vocab, ranks * math.ceil(self.vocab / self.tp_size))
+        return float(self.tokens * columns * ITEM_BYTES[self.dtype])
 
     @property
     def inputs_gib(self) -> float:
         """Memory of the inputs: the shard of the logits, and target logits of the same size or int64 labels."""
-        labels = self.loss in LABEL_LOSSES
-        return (self.shard * self.item * (1 if labels else 2) + (8 * self.tokens if labels else 0)) / 2**30
+        shard = self.gathered(1)
+        return (shard + (8 * self.tokens if self.loss in LABEL_LOSSES else shard)) / 2**30
 
 
 def size_of(values: Mapping[str, Any]) -> LossSize | None:
@@ -64,8 +54,6 @@ def size_of(values: Mapping[str, Any]) -> LossSize | None:
     return LossSize(**found)  # type: ignore[arg-type]
 
 
-GATHERING = ("pytorch_gather",)
-"""Variants that gather the logits of the whole vocabulary, and work on all of them on each rank."""
 REDUCING = ("torch_loss_parallel", "liger", "megatron", "torchtitan", "fast_llm")
 """Variants that all-reduce numbers of each row. All others gather such numbers from every rank."""
 
@@ -73,15 +61,15 @@ REDUCING = ("torch_loss_parallel", "liger", "megatron", "torchtitan", "fast_llm"
 def counts(label: str, size: LossSize) -> Counts:
     """Return what a variant does: it works on its shard, or on the logits of the whole vocabulary."""
     variant, *options = label.split()
-    gathers, ranks = variant in GATHERING, size.tp_size
+    gathers, ranks = variant == "pytorch_gather", size.tp_size
     reduces = variant in REDUCING or "exchange=all_reduce" in options
-    worked = float((size.full if gathers else size.shard) * size.item)
+    worked = size.gathered(ranks if gathers else 1)
     memory = {"a row": float(size.tokens), f"worked {size.loss}": worked}
     if ranks == 1:
         return Counts(memory, {}, {f"launches {size.loss}": 1.0, f"bytes {size.loss}": worked})
     if gathers:
         memory[f"gathered {size.loss}"] = worked
-        unit = float(size.shard * size.item * (ranks - 1))
+        unit = size.gathered(1) * (ranks - 1)
     else:
         unit = size.tokens * (ranks - 1) / (ranks if reduces else 1)
     time = {

@@ -135,14 +135,23 @@ class _Labels(_Algorithm):
 
 
 class _TwoLogits(_Algorithm):
-    """Losses against target logits. The statistics of a row are (m, m_t, s, s_t, weighted sum of the difference)."""
+    """Losses against target logits: the mean over the vocabulary of a difference of log p and log q.
+
+    Its weights are p or q. The statistics of a row are (m, m_t, s, s_t, weighted sum of the difference of logits). The
+    gradient by x is p * (difference - mean) if p is the weight, and p - q if q is.
+    """
 
     maxima = 2
 
     def __init__(self, problem: EntropyLoss, shard: Shard) -> None:
-        self.loss = formulas.TWO_LOGIT_LOSSES[problem.loss]
+        self.loss, self.weight_is_p = problem.loss, problem.loss == "reverse_kl"
         self.scale, self.target_scale = problem.scale, problem.target_scale
-        self.sums = (0, 1, 0 if self.loss.weight == "p" else 1)
+        self.sums = (0, 1, 0 if self.weight_is_p else 1)
+
+    def _difference(self, x: Tensor, t: Tensor) -> Tensor:
+        if self.loss == "soft_cross_entropy":
+            return x
+        return x - t if self.weight_is_p else t - x
 
     def _scaled(self, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         return formulas.product(logits.float(), self.scale), formulas.product(target.float(), self.target_scale)
@@ -151,8 +160,8 @@ class _TwoLogits(_Algorithm):
         x, t = self._scaled(logits, target)
         m, s = _max_and_sum(x)
         m_t, s_t = _max_and_sum(t)
-        weight = (x - m[:, None]).exp() if self.loss.weight == "p" else (t - m_t[:, None]).exp()
-        return torch.stack((m, m_t, s, s_t, (weight * self.loss.difference(x, t)).sum(-1)))
+        weight = (x - m[:, None]).exp() if self.weight_is_p else (t - m_t[:, None]).exp()
+        return torch.stack((m, m_t, s, s_t, (weight * self._difference(x, t)).sum(-1)))
 
     def finish(self, logits: Tensor, target: Tensor, exchanged: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         m, m_t, s, s_t, weighted = self.merged(exchanged)
@@ -160,13 +169,16 @@ class _TwoLogits(_Algorithm):
         x, t = self._scaled(logits, target)
         p = (x - m[:, None]).exp_().div_(s[:, None])
         factor = self.scale / logits.shape[0]
-        if self.loss.weight == "p":
+        if self.weight_is_p:
             mean = weighted / s
-            grad = self.loss.difference(x, t).sub_(mean[:, None]).mul_(p).mul_(factor)
+            grad = self._difference(x, t).sub_(mean[:, None]).mul_(p).mul_(factor)
         else:
             mean = weighted / s_t
             grad = p.sub_((t - m_t[:, None]).exp_().div_(s_t[:, None])).mul_(factor)
-        row_loss = self.loss.from_mean(mean, log_z, log_z_t)
+        if self.loss == "soft_cross_entropy":
+            row_loss = log_z - mean
+        else:
+            row_loss = mean + (log_z_t - log_z if self.weight_is_p else log_z - log_z_t)
         return row_loss.mean(), row_loss, grad.to(logits.dtype)
 
 

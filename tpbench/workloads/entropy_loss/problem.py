@@ -12,7 +12,7 @@ from typing import Any, Literal
 from tpbench.kernels import Loss
 from tpbench.settings import setting
 from tpbench.workloads import Option, Pivot, Study, Workload, losses
-from tpbench.workloads.cost_model import CostModel
+from tpbench.workloads.entropy_loss.cost_model import COST_MODEL
 from tpbench.workloads.losses import first_of, labels_of_even_shards, labels_on_one_rank, other_losses, uneven
 
 
@@ -38,14 +38,8 @@ class EntropyLoss(losses.LossProblem):
     )
 
 
-def _cost_model() -> CostModel:
-    from tpbench.workloads.entropy_loss.cost_model import COST_MODEL
-
-    return COST_MODEL
-
-
 def _inputs_gib(job: Any) -> float | None:
-    size = _cost_model().size_of(job.flat())
+    size = COST_MODEL.size_of(job.flat())
     return size and float(size.inputs_gib)
 
 
@@ -104,7 +98,7 @@ WORKLOAD = Workload(
             ),
         )
     },
-    cost_model=_cost_model,
+    cost_model=lambda: COST_MODEL,
     least_gib=_inputs_gib,
     reusable_process=True,
 )

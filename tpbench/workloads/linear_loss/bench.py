@@ -6,7 +6,7 @@ variants round them to their dtype. So tolerances are those of rounded logits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from statistics import median
 from typing import Any, ClassVar
 
@@ -163,10 +163,9 @@ def check(problem: LinearLoss, shard: Shard, output: Output, rank: Context) -> V
 @WORKLOAD.details
 def details(problem: LinearLoss, shard: Shard, session: Any, rank: Context) -> dict[str, Any]:
     """Return columns about the products alone, timed alternately with the step. Collective."""
-    products = Products(problem, shard)
     step_ms = session.step_ms
     iterations = _iterations(max(gather_number(step_ms, rank)), rank.device.type)
-    timed = ((session.step, session.restore), (products.run, do_nothing))
+    timed = ((session.step, session.restore), (products_of(problem, shard), do_nothing))
     step, alone = session.stopwatch.interleaved_ms(*timed, iterations=iterations)
     own_step, own_alone = session.stopwatch.blocks_ms(*timed, iterations=iterations)
     outputs = 0  # the gradients that a step allocates: of the weight only without main_grad
@@ -181,39 +180,31 @@ def details(problem: LinearLoss, shard: Shard, session: Any, rank: Context) -> d
     }
 
 
-class Products:
-    """The matrix products of a problem alone, the time that every implementation is compared with.
+def products_of(problem: LinearLoss, shard: Shard) -> Callable[[], None]:
+    """Return a function that queues the matrix products of a problem alone, with their operands in place.
 
-    They are those of logits, hidden states' gradient and weight's gradient, with their operands in
-    place.
+    They are those of logits, hidden states' gradient and weight's gradient: every implementation is compared with them.
     """
+    most, weight = min(problem.tokens, MOST_ROWS), shard.weight
+    hidden = shard.hidden.repeat(-(-most // len(shard.hidden)), 1)[:most].contiguous()
+    logits = torch.empty(most, shard.columns, dtype=hidden.dtype, device=hidden.device)
+    grad = logits
+    if problem.trains:
+        # Probabilities of this shard, like those in a step: the power of a product depends on its numbers.
+        grad = torch.softmax(torch.mm(hidden, weight.t(), out=logits), dim=1)
+        hidden_grad, weight_grad = torch.empty_like(hidden), torch.empty_like(weight)
 
-    def __init__(self, problem: LinearLoss, shard: Shard) -> None:
-        self.problem, self.shard = problem, shard
-        self.rows = min(problem.tokens, MOST_ROWS)
-        hidden = shard.hidden
-        self.hidden = hidden.repeat(-(-self.rows // len(hidden)), 1)[: self.rows].contiguous()
-        self.logits = torch.empty(self.rows, shard.columns, dtype=hidden.dtype, device=hidden.device)
-        self.grad = self.logits
-        if problem.trains:
-            # Probabilities of this shard, like those in a step: the power of a product depends on its numbers.
-            torch.mm(self.hidden, shard.weight.t(), out=self.logits)
-            self.grad = torch.softmax(self.logits, dim=1)
-        trained = (self.hidden, shard.weight) if problem.trains else ()
-        self.outputs = tuple(torch.empty_like(factor) for factor in trained)
+    def run() -> None:
+        for first in range(0, problem.tokens, most):
+            rows = slice(0, min(most, problem.tokens - first))
+            torch.mm(hidden[rows], weight.t(), out=logits[rows])
+            if shard.teacher is not None:
+                torch.mm(hidden[rows], shard.teacher[1].t(), out=logits[rows])
+            if problem.trains:
+                torch.mm(grad[rows], weight, out=hidden_grad[rows])
+                torch.mm(grad[rows].t(), hidden[rows], out=weight_grad)
 
-    def run(self) -> None:
-        """Queue the products of all rows."""
-        weight = self.shard.weight
-        for first in range(0, self.problem.tokens, self.rows):
-            rows = slice(0, min(self.rows, self.problem.tokens - first))
-            torch.mm(self.hidden[rows], weight.t(), out=self.logits[rows])
-            if self.shard.teacher is not None:
-                torch.mm(self.hidden[rows], self.shard.teacher[1].t(), out=self.logits[rows])
-            if self.problem.trains:
-                hidden_grad, weight_grad = self.outputs
-                torch.mm(self.grad[rows], weight, out=hidden_grad[rows])
-                torch.mm(self.grad[rows].t(), self.hidden[rows], out=weight_grad)
+    return run
 
 
 def _iterations(step_ms: float, device: str) -> int:

@@ -1,17 +1,16 @@
-"""The losses of logits in torch operations: in closed form, and by torch's own functions and autograd.
+"""The losses of logits by torch's own functions and autograd.
 
-With p = softmax(x) of the logits and q = softmax(t) of the target logits, a row's loss is a sum of terms over the
-vocabulary, each weighted with p or q. The formulas of one loss are written separately for each use, and the oracle has
-its own. A loss by torch's own functions is of the gathered vocabulary, or of a sharded one under loss_parallel. An
-entropy loss gets the logits, and a linear loss makes them.
+The formulas of one loss are written separately for each use, and the oracle has its own. A loss by torch's own
+functions is of the gathered vocabulary, or of a sharded one under loss_parallel. An entropy loss gets the logits, and a
+linear loss makes them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -22,44 +21,6 @@ from tpbench.kernels import TopK
 from tpbench.workloads.losses import LossProblem
 from tpbench.workloads.losses.inputs import CLIP
 from tpbench.workloads.sizes import IGNORED, bytes_of_all_reduce, shard_bounds
-
-
-@dataclass(frozen=True)
-class TwoLogitLoss:
-    """A row's loss is the mean of a value, weighted with p or q.
-
-    Its gradient by x is p * (value - loss) if p is the weight, and p - q if q is.
-    """
-
-    weight: Literal["p", "q"]
-    difference: Callable[[Tensor, Tensor], Tensor]
-    """For the closed form: the part of the value that is no logarithm of a sum, from x and t."""
-    from_mean: Callable[[Tensor, Tensor, Tensor], Tensor]
-    """For the closed form: the loss, from the weighted mean of `difference`, log(sum(exp(x))) and log(sum(exp(t)))."""
-    whole: Callable[[Tensor, Tensor], Tensor]
-    """With torch's own losses: the loss of each row, from x and t with the whole vocabulary."""
-
-
-TWO_LOGIT_LOSSES: Mapping[str, TwoLogitLoss] = {
-    "soft_cross_entropy": TwoLogitLoss(
-        weight="q",
-        difference=lambda x, t: x,
-        from_mean=lambda mean, log_z, log_z_target: log_z - mean,
-        whole=lambda x, t: F.cross_entropy(x, t.softmax(-1), reduction="none"),
-    ),
-    "forward_kl": TwoLogitLoss(
-        weight="q",
-        difference=lambda x, t: t - x,
-        from_mean=lambda mean, log_z, log_z_target: mean - log_z_target + log_z,
-        whole=lambda x, t: _kl_div(x.log_softmax(-1), t.log_softmax(-1)),
-    ),
-    "reverse_kl": TwoLogitLoss(
-        weight="p",
-        difference=lambda x, t: x - t,
-        from_mean=lambda mean, log_z, log_z_target: mean - log_z + log_z_target,
-        whole=lambda x, t: _kl_div(t.log_softmax(-1), x.log_softmax(-1)),
-    ),
-}
 
 
 def _kl_div(log_a: Tensor, log_b: Tensor) -> Tensor:
@@ -135,8 +96,12 @@ def _row_losses(problem: LossProblem, x: Tensor, target: Any, rows: Mapping[str,
         log_p, log_q = x.log_softmax(-1), target.log_softmax(-1)
         mixture = torch.logaddexp(log_p + math.log(1 - JSD_BETA), log_q + math.log(JSD_BETA))
         return JSD_BETA * _kl_div(mixture, log_q) + (1 - JSD_BETA) * _kl_div(mixture, log_p)
-    if problem.loss in TWO_LOGIT_LOSSES:
-        return TWO_LOGIT_LOSSES[problem.loss].whole(x, target)
+    if problem.loss == "soft_cross_entropy":
+        return F.cross_entropy(x, target.softmax(-1), reduction="none")
+    if problem.loss == "forward_kl":
+        return _kl_div(x.log_softmax(-1), target.log_softmax(-1))
+    if problem.loss == "reverse_kl":
+        return _kl_div(target.log_softmax(-1), x.log_softmax(-1))
     logprob: Tensor = -F.cross_entropy(x, target, ignore_index=IGNORED, reduction="none")
     if problem.loss == "policy":
         return torch.where(target != IGNORED, policy_losses(problem, logprob, rows)[0], 0.0)
