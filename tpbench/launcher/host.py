@@ -90,7 +90,7 @@ class Host:
             known = first.task.columns.get("not_interleaved")
             columns["not_interleaved"] = known or _not_interleaved_reason(first.cell.job) or ALONE
         for attempt in attempts:
-            display.start(attempt.cell)
+            display.show(attempt.cell)
         return [attempt.begin(**columns) for attempt in attempts]
 
     def _attempts_started_together(self, attempts: Sequence[Attempt]) -> list[list[Attempt]]:

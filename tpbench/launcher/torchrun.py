@@ -107,11 +107,7 @@ def command(job: Job, file: Path, log_dir: Path, rendezvous: Rendezvous = LOOPBA
 
 
 def environment(
-    job: Job,
-    marker: str,
-    inherited: Mapping[str, str] = os.environ,
-    nodes: int = 1,
-    interprets_triton: bool = False,
+    job: Job, marker: str, inherited: Mapping[str, str] = os.environ, nodes: int = 1, interprets_triton: bool = False
 ) -> dict[str, str]:
     """Return the inherited environment with the variables of a job. A variable that the user has set stays as it is.
 
@@ -145,13 +141,7 @@ class ProcessTree:
     killed, its workers have no parent left. They are found by the marker in their environment.
     """
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        env: Mapping[str, str],
-        log: Path,
-        keep: Sequence[int] = (),
-    ) -> None:
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], log: Path, keep: Sequence[int] = ()) -> None:
         """Start the command. `keep`: open files that the agent inherits."""
         self.marker = env[MARKER]
         self.store = Path(tempfile.mkdtemp(prefix="tpbench-"))
@@ -160,9 +150,7 @@ class ProcessTree:
 
         def bind() -> None:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler of this process would only note it
-            die_with_parent(signal.SIGTERM)
-            if os.getppid() != launcher:  # the launcher died before the kernel could know
-                os._exit(1)
+            die_with_parent(signal.SIGTERM, launcher)
 
         with log.open("wb") as output:
             self.agent = subprocess.Popen(

@@ -65,7 +65,6 @@ def test_a_partition_is_read_from_sinfo(name: str | None, nodes: int, monkeypatc
         return subprocess.CompletedProcess(line, 0, said if name else f"{said}cpu*|12|16|(null)\n", "")
 
     monkeypatch.setattr(cluster, "answer", answer)
-    monkeypatch.setattr(cluster.shutil, "which", lambda name: name)
     monkeypatch.setattr(cluster.machine, "version", lambda name: "2.13.0")
     assert Partition.find(SlurmSettings(partition=name)) == Partition(10, 64, nodes)
 
@@ -81,7 +80,6 @@ def test_a_partition_that_cannot_be_found(code: int, said: str, monkeypatch: pyt
         )
 
     monkeypatch.setattr(cluster, "answer", answer)
-    monkeypatch.setattr(cluster.shutil, "which", lambda name: name)
     with pytest.raises(JobError, match=said):
         Partition.find(SlurmSettings(partition="gpuu"))
 

@@ -36,7 +36,7 @@ class InstantRunner(Host):
     def run(self, attempts: Sequence[Attempt], display: Display) -> Iterator[Attempt]:
         for planned in attempts:
             self.started.append(planned.cell.index)
-            display.start(planned.cell)
+            display.show(planned.cell)
             attempt = planned.begin()
             failing = planned.cell.index in self.fail_once
             self.fail_once.discard(planned.cell.index)

@@ -16,7 +16,7 @@ from tpbench.launcher import torchrun
 from tpbench.launcher.failure import describe
 from tpbench.measure.session import MeasureSettings
 from tpbench.worker.start import PROFILED
-from tpbench.worker.torchrun import RankFailure, save_failures
+from tpbench.worker.torchrun import FAILURES_FILE
 
 GOLDEN = Path(__file__).parent / "golden"
 JOBS = {
@@ -99,7 +99,7 @@ def test_a_crash_is_told_by_its_line_and_an_end_without_a_result_by_its_rank(tmp
     log.write_text(CRASH)
     _, reason = describe(0, 60, tmp_path)
     assert reason.startswith("rank 0 ended with exit code 0 before its result, as os._exit(0) does")
-    save_failures([RankFailure(0, 0, -11)], tmp_path)
+    (tmp_path / FAILURES_FILE).write_text("[[0, 0, -11]]")
     _, reason = describe(1, 60, tmp_path)
     assert reason == (
         "rank 0 ended with signal 11 (SIGSEGV); the last lines:\n[1.7 s] rank 0: first pass\n"

@@ -148,7 +148,7 @@ def _errors(override: Override, sweeps: bool) -> list[str]:
     if _ENVIRONMENT.search(line) and key != "output_dir" and not of_hydra:
         # The value would be in messages and in the rows.
         errors.append(f'{printable(line)} reads a variable of the environment: let the shell do it, {key}="$NAME"')
-    if (override.is_sweep_override() or (key == "variant" and is_pattern(line))) and not (sweeps or of_hydra):
+    if (override.is_sweep_override() or line == "variant=all") and not (sweeps or of_hydra):
         errors.append(f"{line} is a sweep: add -m (python -m tpbench -m ...)")
     if override.is_delete() and not of_hydra:
         errors.append(f"{line} removes what every job needs: write {key}=VALUE")
@@ -213,10 +213,9 @@ def rewritten(arguments: Sequence[str]) -> list[str]:
     errors: list[str] = []
 
     def variant(choice: re.Match[str]) -> str:
-        pattern = "*" if choice[0] == "all" else choice[0]
-        if is_pattern(pattern):  # only the composed cell tells the workload of these variants
-            ConfigStore.instance().store(pattern, {"variant": pattern}, "variant", "_global_")
-            return pattern
+        if choice[0] == "all":  # only the composed cell tells the workload of these variants
+            ConfigStore.instance().store("all", {"variant": "all"}, "variant", "_global_")
+            return "all"
         try:
             return name_in_rows(choice[0])
         except JobError as error:
@@ -232,7 +231,7 @@ def rewritten(arguments: Sequence[str]) -> list[str]:
         elif _THOUSANDS.fullmatch(value):
             raise JobError(f"{argument}: a number has no comma: write {name}={value.replace(',', '')}")
         if name == "variant":
-            value = _CHOICE.sub(variant, re.sub(r"\bglob\(([^(),=\[\]]*)\)", r"\1", value))
+            value = _CHOICE.sub(variant, value)
         if name == "model" and ("/" in value or ".py:" in value):
             words += _model_and_folders(value, arguments)
         else:
@@ -243,11 +242,6 @@ def rewritten(arguments: Sequence[str]) -> list[str]:
     if own and not any(word.startswith("shape=") for word in words):
         words.append(f"shape={own[0]}")  # the shape of a workload from outside
     return words
-
-
-def is_pattern(variant: str) -> bool:
-    """Return True for a pattern of names of variants, such as `*` and `triton_*`."""
-    return not {"*", "?"}.isdisjoint(variant)
 
 
 def accepted_by_hydra(arguments: Sequence[str]) -> list[str]:

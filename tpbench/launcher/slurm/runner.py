@@ -93,7 +93,7 @@ class Slurm:
                 for job_id, submitted in zip(self._submit(shape, lists), lists, strict=True):
                     waiting |= {attempt.cell.index: (job_id, attempt) for attempt in submitted}
             for job_id, attempt in waiting.values():
-                display.start(attempt.cell, f"job {job_id}")
+                display.show(attempt.cell, f"job {job_id}")
             if self.options.wait:
                 yield from self._collect(waiting, display)
             left, waiting = waiting, {}  # a sweep that does not wait leaves its jobs
@@ -157,7 +157,7 @@ class Slurm:
                 ended = {job_id: ended.get(job_id, now) for job_id, state in states.items() if state in ENDED}
             for index, (job_id, attempt) in list(waiting.items()):
                 state = states.get(job_id, "PENDING")
-                display.set_status(attempt.cell, f"job {job_id}: {state}")
+                display.show(attempt.cell, f"job {job_id}: {state}")
                 delay_s = ROW_DELAY_S if state == "COMPLETED" else self.settings.poll_s
                 has_ended = now - ended.get(job_id, now) > delay_s
                 if (attempt.has_row or has_ended) and (done := closed(attempt, state)):

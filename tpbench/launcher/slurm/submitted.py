@@ -47,15 +47,10 @@ def closed(attempt: Attempt, state: str) -> Attempt | None:
 
     None: the job is not done, or the attempt was abandoned.
     """
-    if attempt.has_row:
-        return attempt.close()
-    if state not in ENDED or not is_wanted(attempt):
+    if not (attempt.has_row or (state in ENDED and is_wanted(attempt))):
         return None
-    if attempt.has_result:
-        return attempt.close()
     job_id = job_of(attempt)
-    submitit_log = attempt.folder.parent / SUBMITIT / f"{job_id}_0_log.err"
-    lines = last_lines(attempt.folder) or tail(submitit_log)
+    lines = last_lines(attempt.folder) or tail(attempt.folder.parent / SUBMITIT / f"{job_id}_0_log.err")
     logs = f"; the last lines:\n{lines}" if lines else ""
     status = "timeout" if state == "TIMEOUT" else "error"
     return attempt.close(status, f"Slurm job {job_id} ended as {state} before it wrote a row{logs}")
