@@ -7,9 +7,6 @@ import fcntl
 import os
 from pathlib import Path
 
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-"""Errors of a disk or a quota that is full."""
-
 _NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EBADF}
 _HELD_BY_ANOTHER = {errno.EACCES, errno.EAGAIN}
 

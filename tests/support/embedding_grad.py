@@ -76,7 +76,6 @@ def sent_by_formula(inputs: EmbeddingGradInputs, name: str) -> list[int]:
     all_counts, most, leave = 8 * ranks, max(map(sum, counts)), leaving(counts)
     to_each_peer = {
         "dense_reduce_scatter": [inputs.own_slice.nbytes] * ranks,
-        "dense_all_reduce": [2 * inputs.own_slice.nbytes] * ranks,
         "sparse_all_gather": [most * (row_bytes + 8) + all_counts] * ranks,  # rows padded to the rank with most
     }
     if name in to_each_peer:

@@ -120,8 +120,7 @@ def run_once(cell: TpBlock, prepared: PreparedBlock) -> BlockResult:
     output = prepared.run(prepared.x)
     output.backward(prepared.grad)
     assert prepared.x.grad is not None
-    grads = {name: each for name, each in gradients(cell, prepared.module).items() if each is not None}
-    result = BlockResult(output.detach(), prepared.x.grad, grads)
+    result = BlockResult(output.detach(), prepared.x.grad, gradients(cell, prepared.module))
     prepared.x.grad = None
     prepared.module.zero_grad(set_to_none=True)
     return result

@@ -34,8 +34,6 @@ class Schedule(ABC):
     size: int
     group: dist.ProcessGroup | None = None
     """The group, or None if the schedule does not communicate."""
-    divisor: int
-    """The number that must divide the rows of a product that is scattered."""
 
     @abstractmethod
     def gather(self, shard: Tensor) -> Pending:
@@ -65,7 +63,7 @@ class Schedule(ABC):
 class LocalSchedule(Schedule):
     """One process with the whole of every tensor: no communication."""
 
-    rank, size, divisor = 0, 1, 1
+    rank, size = 0, 1
 
     def gather(self, shard: Tensor) -> Pending:
         return lambda: shard
@@ -81,7 +79,6 @@ class SequentialSchedule(Schedule):
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
-        self.divisor = self.size
 
     def gather(self, shard: Tensor) -> Pending:
         whole = gather_rows(shard, self.group)

@@ -27,6 +27,7 @@ MAX_TOP_K = 1024
 MAX_BLOCK = 65536
 MAX_COLUMNS = 2**31 - 1
 """Columns are int32 in the kernels."""
+FP32_MAX = torch.finfo(torch.float32).max
 _POSITIVE, _ANY = {"positive": True}, {"low": -math.inf}
 _NUMBERS: dict[str, dict[str, Any]] = {
     "logits_scale": _POSITIVE, "temperature": _POSITIVE, "softcap": _POSITIVE, "label_smoothing": {"high": 1.0},
@@ -57,8 +58,7 @@ def number(name: str, value: object, *, low: float = 0.0, positive: bool = False
     """TypeError unless a plain number; ValueError unless finite in fp32, >= `low` (`positive`: > 0) and <= `high`."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
-    most = torch.finfo(torch.float32).max
-    if not -most <= value <= most or value < low or value > high or (positive and value == 0):
+    if not -FP32_MAX <= value <= FP32_MAX or value < low or value > high or (positive and value == 0):
         limits = " and greater than 0" if positive else f" and at least {low:g}" if low > -math.inf else ""
         limits += "" if high == math.inf else f" and at most {high:g}"
         raise ValueError(f"{name} must be finite in float32{limits}; got {value}")
@@ -140,10 +140,18 @@ def tensor(
         raise ValueError(f"{name} must not be a negative view, as of a conjugate: call resolve_neg() on it")
 
 
+def is_traced() -> bool:
+    """Return true under torch.jit.trace and make_fx, which would record the results of kernels as constants."""
+    proxy = torch._C._TorchDispatchModeKey.PROXY  # type: ignore[attr-defined]
+    return torch._C._get_tracing_state() is not None or torch._C._get_dispatch_mode(proxy) is not None
+
+
 def memory(name: str, value: Any) -> None:
     """Raise unless `value` is a tensor whose memory kernels can read, and that has no forward-mode derivative."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
+    if is_traced():
+        raise TypeError(f"{name} must not be traced: torch.jit.trace and make_fx cannot record the loss's kernels")
     if hasattr(value, "to_local"):
         raise TypeError(f"{name} must be this rank's tensor, got a DTensor: pass {name}.to_local()")
     if value.layout != torch.strided or value.is_nested:
@@ -237,14 +245,16 @@ def linear_tensors(
     """Raise unless the tensors of `linear_entropy_loss` are valid. shards: ranks that share the rows of `hidden`."""
     if not isinstance(grad, bool) and not (isinstance(grad, (tuple, list)) and set(grad) <= set(LINEAR_INPUTS)):
         raise ValueError(f"grad must be true, false, or a tuple of names from {', '.join(LINEAR_INPUTS)}; got {grad!r}")
-    _factors("hidden", hidden, ("rows", "h"), "weight", weight, "local vocab")
+    tensor("hidden", hidden, ("rows", "h"))
     rows, device = len(hidden) * shards, hidden.device
+    tensor("weight", weight, ("local vocab", hidden.shape[1]), (hidden.dtype,), device)
     if bias is not None:
         tensor("bias", bias, (len(weight),), (weight.dtype,), device)
     if not has_labels(given.loss) and isinstance(target, (tuple, list)):
         if len(target) != 2:
             raise ValueError(f"target must be (teacher_hidden, teacher_weight) or logits, got {len(target)} values")
-        _factors("teacher_hidden", target[0], (len(hidden), "h"), "teacher_weight", target[1], len(weight), device)
+        tensor("teacher_hidden", target[0], (len(hidden), "h"), FLOATS, device)
+        tensor("teacher_weight", target[1], (len(weight), target[0].shape[1]), (target[0].dtype,), device)
     else:
         _target(target, given, rows, len(weight), device)
     if weight_grad is not None:
@@ -253,12 +263,3 @@ def linear_tensors(
         if not isinstance(grad, bool) and "weight" not in grad:
             raise ValueError(f"weight_grad needs the weight's gradient, got grad={grad!r}")
     _runnable("hidden", hidden)
-
-
-def _factors(
-    name: str, left: Any, shape: tuple[int | str, str], other: str, right: Any, columns: int | str,
-    device: torch.device | None = None,
-) -> None:  # fmt: skip
-    """Raise unless left @ right.T is a product of matrices of one dtype on one device."""
-    tensor(name, left, shape, FLOATS, device)
-    tensor(other, right, (columns, left.shape[1]), (left.dtype,), left.device)

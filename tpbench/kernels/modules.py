@@ -160,10 +160,9 @@ class LinearEntropyLoss(_LossModule):
             dtype = torch.get_autocast_dtype(device)
             if isinstance(target, (tuple, list)):
                 target = (target[0].to(dtype), target[1].to(dtype))
+            hidden, weight, bias = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
             with torch.autocast(device, enabled=False):
-                return self.forward(
-                    hidden.to(dtype), weight.to(dtype), target, None if bias is None else bias.to(dtype), **rows
-                )
+                return self.forward(hidden, weight, target, bias, **rows)
         if not learns:
             return _losses(hidden, weight, bias, target, {**rows, **settings})
         recompute = settings.get("reduction", "mean") == "none" or settings.get("entropy")

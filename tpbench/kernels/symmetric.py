@@ -118,8 +118,7 @@ class PeerWorkspace(Workspace):
     def _allocate(self, half: int) -> None:
         """Allocate a buffer on all ranks (collective). Earlier buffers stay: captured graphs may hold their address.
 
-        Only addresses are needed, so torch's public functions serve: a buffer may begin at an offset in its handle's
-        memory. `comm.symmetric_buffers` copies through the handle and allocates in another way.
+        A buffer may begin at an offset in its handle's memory.
         """
         if torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
@@ -129,7 +128,9 @@ class PeerWorkspace(Workspace):
         global _rendezvous_count
         forbid_multicast()
         symmetric: Any = importlib.import_module("torch.distributed._symmetric_memory")
-        buffer = symmetric.empty(2 * half, dtype=torch.int64, device=self.device)
+        # torch's `empty` does the same after it has imported sympy, which takes 3 s.
+        words = 2 * half + MOST_RANKS  # and one of each rank for meetings
+        buffer = symmetric._SymmetricMemory.empty_strided_p2p((words,), (1,), torch.int64, self.device)
         buffer.zero_()
         # Peers learn the address only after the memory is zero.
         torch.cuda.synchronize(self.device)

@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tpbench.files import NO_SPACE
 from tpbench.job import Job
 from tpbench.launcher.planning.plan import Cell
 from tpbench.packages import versions
@@ -250,8 +249,6 @@ def _attempts_with(file_name: str, output_dir: str, keys: Set[str]) -> Iterator[
 
 def _not_stored(job: Job, error: OSError, measured: Path | None = None) -> JobError:
     """Return the error of a full disk. `measured`: the folder with the result that cannot become a row."""
-    advice = "free some space, then run it again with resume=true" if error.errno in NO_SPACE else ""
-    if measured:
-        kept = f"the row just measured is in {measured / RESULT_FILE}"
-        advice = f"{kept}; free some space, then resume=true stores it"
-    return JobError("; ".join(filter(None, [f"no row can be written to {job.output_dir}: {error.strerror}", advice])))
+    kept = f"; the row just measured is in {measured / RESULT_FILE}" if measured else ""
+    advice = "make room there, then the same command with resume=true goes on"
+    return JobError(f"no row can be written to {job.output_dir}: {error.strerror}{kept}; {advice}")

@@ -81,7 +81,8 @@ def _lock(uuid: str) -> int | None:
 class CellLocks:
     """Locks on cells, so that sweeps that run at the same time on one output folder do not run a cell twice.
 
-    Each lock is one byte of a hidden file, which all cells of an output folder share.
+    Each lock is one byte of a hidden file, which all cells of an output folder share. Without such a file, on a file
+    system without locks, every lock is free.
     """
 
     def __init__(self, output_dirs: Iterable[str]) -> None:
@@ -92,21 +93,17 @@ class CellLocks:
                 self._files[output_dir] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
     def acquire(self, job: Job) -> bool:
-        """Lock the cell. Return False if another live sweep holds its lock, and True if locks are unavailable."""
+        """Lock the cell. Return False if another live sweep holds its lock."""
         with contextlib.suppress(KeyError, OSError):
-            return files.lock(self._files[job.output_dir], _byte(job))
+            return files.lock(self._files[job.output_dir], int(job.key[:15], 16))
         return True
 
     def release(self, job: Job) -> None:
         """Unlock the cell."""
         with contextlib.suppress(KeyError, OSError):
-            files.unlock(self._files[job.output_dir], _byte(job))
+            files.unlock(self._files[job.output_dir], int(job.key[:15], 16))
 
     def close(self) -> None:
         """Release all locks."""
         while self._files:
             os.close(self._files.popitem()[1])
-
-
-def _byte(job: Job) -> int:
-    return int(job.key[:15], 16)

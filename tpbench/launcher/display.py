@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 import shlex
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.live import Live
-from rich.markup import escape
-from rich.progress import Progress
-from rich.table import Table
+from rich.text import Text
 
 from tpbench.launcher.attempt import Attempt
 from tpbench.launcher.planning.plan import Cell
@@ -25,9 +23,6 @@ MAX_SHOWN = 12
 MAX_REASON, MAX_LENGTH = 300, 2000
 """Most characters of a reason, whose first third names the failed line, and of a line with a path."""
 
-SPEED_PERIOD_S = 3600.0
-"""Period whose cells tell the time that is left, in seconds."""
-
 
 class Display:
     """Progress of one sweep.
@@ -37,14 +32,10 @@ class Display:
 
     def __init__(self, total: int, folder: Path) -> None:
         self.console, self.folder, self.total = Console(), folder, total
-        self.done = 0
+        self.done, self.began = 0, time.monotonic()
         self.running: dict[int, tuple[Cell, str, float]] = {}
         """Running cells by index, with their status and the time at which they began."""
-        self.explained: set[int] = set()
-        """Indices of cells whose result `print_decisions` has printed already."""
         self.blocked_printed = False
-        self.progress = Progress(speed_estimate_period=SPEED_PERIOD_S)
-        self.task = self.progress.add_task("cells", total=total)
         self.live = Live(console=self.console, auto_refresh=False, transient=True) if self.console.is_terminal else None
 
     def __enter__(self) -> Display:
@@ -56,14 +47,10 @@ class Display:
         if self.live:
             self.live.stop()
 
-    def start(self, cell: Cell, status: str = "running") -> None:
-        """Show a cell that begins."""
-        self.running[cell.index] = (cell, status, time.monotonic())
-        self.tick()
-
-    def set_status(self, cell: Cell, status: str) -> None:
-        """Show a new status of a running cell."""
-        self.running[cell.index] = (cell, status, self.running[cell.index][2])
+    def show(self, cell: Cell, status: str = "running") -> None:
+        """Show a cell that begins, or its new status."""
+        _, _, began = self.running.get(cell.index, (cell, status, time.monotonic()))
+        self.running[cell.index] = (cell, status, began)
 
     def blocked(self, cell: Cell) -> None:
         """Print once that no cell can run, because other processes have the GPUs."""
@@ -76,24 +63,25 @@ class Display:
         """Print a line."""
         self.console.print(printable(line, max_length), markup=False, highlight=False, soft_wrap=True)
 
-    def print_decisions(self, cells: Iterable[tuple[Cell, bool, str]]) -> None:
-        """Print for each cell of a resumed sweep whether it runs, and why."""
-        for cell, runs, reason in cells:
-            self.explained |= set() if runs else {cell.index}
-            self.note(f"{'runs' if runs else 'done'} {cell}: {reason}")
-
     def tick(self) -> None:
-        """Redraw the table, if there is a terminal."""
+        """Redraw the running cells and the time left, if there is a terminal."""
         if self.live:
-            self.progress.update(self.task, completed=self.done)
-            self.live.update(Group(self._table(), self.progress), refresh=True)
+            self.live.update(Text(self.text(), no_wrap=True, overflow="ellipsis"), refresh=True)
 
-    def finish(self, attempt: Attempt) -> None:
-        """Show the result of a cell that has its row."""
+    def text(self) -> str:
+        """Return a line for each running cell, and one for the sweep."""
+        now = time.monotonic()
+        lines = [f"{cell}  {status}  {now - began:.0f} s" for cell, status, began in self.running.values()]
+        minutes = (now - self.began) / 60
+        left = f", about {minutes / self.done * (self.total - self.done):.1f} min left" if self.done else ""
+        return "\n".join([*lines[:MAX_SHOWN], f"{self.done} of {self.total} cells in {minutes:.1f} min{left}"])
+
+    def finish(self, attempt: Attempt, quietly: bool = False) -> None:
+        """Count a cell that has ended, and print its result unless `quietly`."""
         running = self.running.pop(attempt.cell.index, None)
         seconds = time.monotonic() - running[2] if running else 0.0
         self.done += 1
-        if attempt.cell.index not in self.explained:
+        if not quietly:
             place, cell = f"[{self.done}/{self.total}]", printable(str(attempt.cell))
             self.note(f"{place} {cell}: {_result(attempt)} ({seconds:.0f} s)", MAX_LENGTH)
             if attempt.row is not None and attempt.status in ("error", "timeout"):
@@ -131,13 +119,6 @@ class Display:
             print(
                 f"{len(submitted)} jobs are left to Slurm: {collect} or the same command with resume=true collects them"
             )
-
-    def _table(self) -> Table:
-        """Return the running cells."""
-        table = Table(box=None, padding=(0, 1), show_header=False)
-        for cell, status, began in list(self.running.values())[:MAX_SHOWN]:
-            table.add_row(str(cell.index), escape(str(cell)), escape(status), f"{time.monotonic() - began:.0f} s")
-        return table
 
 
 def _result(attempt: Attempt) -> str:

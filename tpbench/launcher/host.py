@@ -58,7 +58,6 @@ class Host:
                 torchrun = self._start(waiting.pop(0), lease, display)
                 stack.callback(torchrun.end)
                 while torchrun.running:
-                    _require_folders(torchrun.running)
                     yield from torchrun.poll()
                     waiting[:0], torchrun.again = torchrun.again, []
                     if not torchrun.running and (following := self._following(torchrun, waiting)):
@@ -91,7 +90,7 @@ class Host:
             known = first.task.columns.get("not_interleaved")
             columns["not_interleaved"] = known or _not_interleaved_reason(first.cell.job) or ALONE
         for attempt in attempts:
-            display.start(attempt.cell)
+            display.show(attempt.cell)
         return [attempt.begin(**columns) for attempt in attempts]
 
     def _attempts_started_together(self, attempts: Sequence[Attempt]) -> list[list[Attempt]]:
@@ -140,12 +139,3 @@ def reuse_advice(attempts: Sequence[Attempt]) -> str:
 
 def _not_interleaved_reason(job: Job) -> str | None:
     return "each iteration continues the one before" if job.scheduled else own_torchrun_reason(job)
-
-
-def _require_folders(attempts: Sequence[Attempt]) -> None:
-    """Raise JobError if the folder of a running attempt is gone: its ranks could neither save a result nor end."""
-    for attempt in attempts:
-        if not attempt.folder.exists():
-            raise JobError(
-                f"{attempt.folder} was removed while its job ran, so the sweep has ended; run it again with resume=true"
-            )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import shutil
 import sys
 from collections import Counter
@@ -90,7 +89,7 @@ class _Sweep:
         self._resume(locked)
         for cell in self.cells:
             if cell not in locked:  # another sweep runs it; if that one leaves no row, this sweep runs it
-                self.display.start(cell, "runs in another sweep")
+                self.display.show(cell, "runs in another sweep")
                 while not self.locks.acquire(cell.job):
                     self.display.tick()
                     interrupts.sleep(0.1)
@@ -103,16 +102,12 @@ class _Sweep:
         decisions = resume.decide(cells, self.runner.facts)
         decisions |= {index: replace(decisions[index], reason=reason, row=None) for index, reason in submitted.items()}
         self.replaced |= {index: decision.superseded for index, decision in decisions.items()}
-        self.display.print_decisions(
-            [(cell, decisions[cell.index].row is None, decisions[cell.index].reason) for cell in cells]
-        )
         for cell in cells:
-            if (row := decisions[cell.index].row) is not None:
-                self._finish(
-                    replace(
-                        Attempt.plan(cell, self.folder, self.runner.facts), row=row, note=decisions[cell.index].reason
-                    )
-                )
+            decision = decisions[cell.index]
+            self.display.note(f"{'runs' if decision.row is None else 'done'} {cell}: {decision.reason}")
+            if decision.row is not None:
+                attempt = Attempt.plan(cell, self.folder, self.runner.facts)
+                self._finish(replace(attempt, row=decision.row, note=decision.reason), quietly=True)
         self._run([cell for cell in cells if decisions[cell.index].row is None])
 
     def _run(self, cells: Sequence[Cell]) -> None:
@@ -128,19 +123,16 @@ class _Sweep:
         for attempt in self.runner.run(waiting, self.display):
             self._finish(attempt)
 
-    def _finish(self, attempt: Attempt) -> None:
-        """Record the last attempt at a cell."""
+    def _finish(self, attempt: Attempt, quietly: bool = False) -> None:
+        """Record the last attempt at a cell, and print its result."""
         self.ended[attempt.cell.index] = attempt
         if attempt.row is not None:
             # Only now: a sweep that is killed before leaves both rows, and the next one that resumes deletes the old.
             with contextlib.suppress(OSError):  # a row of another user: both stay, and reports show the measurement
                 discard_rows(attempt.cell.job.output_dir, self.replaced.pop(attempt.cell.index, ()))
         self.locks.release(attempt.cell.job)
-        self.display.finish(attempt)
+        self.display.finish(attempt, quietly)
 
-
-MAX_CELLS = 10_000
-"""Most cells of one sweep. Every cell is composed before the first one runs, in about 60 ms each."""
 
 HYDRA_MODULE = "hydra_plugins.tpbench"
 """Module name of the plugins for Hydra, which accepts only plugins in the package `hydra_plugins`."""
@@ -158,22 +150,14 @@ class SweepComposer:
         OmegaConf.register_new_resolver("tpbench.difference", _difference, replace=True)
 
     def variants_of(self, lines: Sequence[str]) -> list[tuple[str, ...]]:
-        """Return these overrides for each variant that they mean: a pattern means those of the workload of the shape.
-
-        Raises JobError if no variant has such a name.
-        """
-        pattern = {line.partition("=")[0]: line.partition("=")[2] for line in lines}.get("variant", "")
-        if not arguments.is_pattern(pattern):
+        """Return these overrides for each variant that they mean: `all` means those of the workload of the shape."""
+        if "variant=all" not in lines:
             return [tuple(lines)]
-        # A pattern is a choice without a workload, so fields of the workload cannot be composed.
+        # Fields of the workload cannot be composed, because this choice of a variant has no workload.
         choices = [line for line in lines if line.lstrip("+").partition("=")[0] in GROUPS]
         workload = self.compose(self.sweep, choices).get("shape_workload")
         names = [name for name, (owner, _) in variants().items() if owner.name == workload]
-        if not (chosen := fnmatch.filter(names, pattern)):
-            raise JobError(
-                f"no variant of {workload}, the workload of the shape, matches {pattern} (valid: {', '.join(names)})"
-            )
-        return [tuple(f"variant={name}" if line == f"variant={pattern}" else line for line in lines) for name in chosen]
+        return [tuple(f"variant={name}" if line == "variant=all" else line for line in lines) for name in names]
 
     def values(self, lines: Sequence[str], index: int) -> dict[str, Any]:
         """Return the plain values of the cell with these overrides and this index.
@@ -239,10 +223,6 @@ class TorchrunLauncher(Launcher):
                 list({line.lstrip("+").partition("=")[0]: line for line in lines}.values())
             )
         )
-        if len(jobs) > MAX_CELLS:
-            raise JobError(
-                f"this sweep has {len(jobs)} cells; one sweep has at most {MAX_CELLS}: divide it into several"
-            )
         requests = [
             Request(index, self.composer.values(lines, index), arguments.chosen_fields(lines))
             for index, lines in enumerate(jobs, start=initial_job_idx)
@@ -264,10 +244,9 @@ def _check_roots(config: Any, choices: Mapping[str, Any]) -> None:
     """Raise JobError if a configuration file has a group at its root, where it selects no file. `choices`: Hydra's."""
     for group in ("shape", "model", "measure", "experiment"):
         if config.get(group) not in (None, choices.get(group)):
+            word = "override " * (group in choices)
             raise JobError(
-                f"`{group}:` at the root of a configuration file selects nothing: write "
-                f"`- {'override ' * (group in choices)}{group}: NAME` in its defaults, and `# @package _global_` as "
-                f"the first line of the file of {group}=NAME"
+                f"`{group}:` at a file's root selects nothing: write `- {word}{group}: NAME` in its defaults"
             )
 
 
@@ -305,10 +284,10 @@ def _run(requests: Sequence[Request], folder: Path, hydra_config: Any) -> None:
     folders = [Path(each.path) for each in hydra_config.runtime.config_sources if each.schema == "file"]
     cells = plan(requests, runner.target, command_line_variants(), folders)
     if options.dry_run:
-        from tpbench.launcher.planning.forecast import Forecast, dry_run_text  # late: it imports scipy
+        from tpbench.launcher.planning.forecast import dry_run_text, measured_seconds
 
         decisions = resume.decide(cells, runner.facts) if options.resume else {}
-        print(dry_run_text(cells, decisions, runner.target, Forecast.of(cells, isinstance(runner, Host))), end="")
+        print(dry_run_text(cells, decisions, runner.target, measured_seconds(cells)), end="")
         return
     if not packages.installed("torch"):  # the ranks import it, and this process does not
         raise ModuleNotFoundError(name="torch")

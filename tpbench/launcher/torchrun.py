@@ -107,16 +107,12 @@ def command(job: Job, file: Path, log_dir: Path, rendezvous: Rendezvous = LOOPBA
 
 
 def environment(
-    job: Job,
-    marker: str,
-    inherited: Mapping[str, str] = os.environ,
-    nodes: int = 1,
-    uses_triton: bool | None = None,
+    job: Job, marker: str, inherited: Mapping[str, str] = os.environ, nodes: int = 1, interprets_triton: bool = False
 ) -> dict[str, str]:
     """Return the inherited environment with the variables of a job. A variable that the user has set stays as it is.
 
     Communication within one host always stays on the loopback interface, also where the user has set another one.
-    `uses_triton`: whether any job of the torchrun does; None: only this job runs in it.
+    `interprets_triton`: on a CPU, whether any job of the torchrun runs Triton kernels.
     """
     env = {name: value for name, value in inherited.items() if not name.startswith(_TORCHRUN_OPTION)}
     env |= {MARKER: marker, "PYTHONUNBUFFERED": inherited.get("PYTHONUNBUFFERED", "1")}
@@ -128,7 +124,7 @@ def environment(
         env["GLOO_SOCKET_IFNAME"] = env["NCCL_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     if job.device == "cpu":
         env["CUDA_VISIBLE_DEVICES"] = ""
-        if job.uses_triton if uses_triton is None else uses_triton:
+        if interprets_triton:
             env["TRITON_INTERPRET"] = "1"
     else:
         env.pop("TRITON_INTERPRET", None)
@@ -145,13 +141,7 @@ class ProcessTree:
     killed, its workers have no parent left. They are found by the marker in their environment.
     """
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        env: Mapping[str, str],
-        log: Path,
-        keep: Sequence[int] = (),
-    ) -> None:
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], log: Path, keep: Sequence[int] = ()) -> None:
         """Start the command. `keep`: open files that the agent inherits."""
         self.marker = env[MARKER]
         self.store = Path(tempfile.mkdtemp(prefix="tpbench-"))
@@ -160,9 +150,7 @@ class ProcessTree:
 
         def bind() -> None:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler of this process would only note it
-            die_with_parent(signal.SIGTERM)
-            if os.getppid() != launcher:  # the launcher died before the kernel could know
-                os._exit(1)
+            die_with_parent(signal.SIGTERM, launcher)
 
         with log.open("wb") as output:
             self.agent = subprocess.Popen(
@@ -238,7 +226,7 @@ class Torchrun:
         self.command, self.log = " ".join(line), folder / AGENT_LOG
         self.submit(attempts)
         marker = f"{first.task.row_id}.{rendezvous.node}"  # two nodes of a job may be on one host
-        env = environment(first.cell.job, marker, os.environ, rendezvous.nodes, uses_triton(attempts))
+        env = environment(first.cell.job, marker, os.environ, rendezvous.nodes, self.key[-1])
         self.tree = ProcessTree(line, {**env, **lease.environment}, self.log, lease.locks)
 
     def submit(self, attempts: Sequence[Attempt]) -> None:
@@ -326,12 +314,7 @@ class Torchrun:
         return ended
 
 
-def uses_triton(attempts: Sequence[Attempt]) -> bool:
-    """Return True if any attempt runs Triton kernels."""
-    return any(attempt.cell.job.uses_triton for attempt in attempts)
-
-
-def key(attempts: Sequence[Attempt]) -> tuple[object, ...]:
+def key(attempts: Sequence[Attempt]) -> tuple[int, str, float, bool]:
     """Return what attempts must have in common to run in one torchrun, one after the other."""
     job = attempts[0].cell.job
-    return job.world_size, job.device, job.timeout_s, uses_triton(attempts)
+    return job.world_size, job.device, job.timeout_s, any(attempt.cell.job.uses_triton for attempt in attempts)

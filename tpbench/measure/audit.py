@@ -42,13 +42,8 @@ class Inputs:
         seed: int = 0,
         changed: Callable[[], None] = lambda: None,
     ) -> None:
-        """Collective.
-
-        Args:
-            tensors: all inputs of this rank.
-            generate: returns the first of these tensors anew, from a seed, which the session's oracle then uses, too.
-            seed: that of the tensors.
-            changed: called after each change.
+        """`tensors`: all inputs of this rank. `generate`: returns the first of them anew, from a seed, which the
+        session's oracle then uses, too. `seed`: that of the tensors. `changed`: called after each change. Collective.
         """
         self.tensors, self.generate, self.first, self.changed = list(tensors), generate, seed, changed
         self.seed, self.changes = common_seed(), 0

@@ -1,8 +1,7 @@
 """The chained clock: iterations back to back, as a training loop runs them.
 
 No barrier, flush or restore lies between two iterations, and the host waits only if a step does. The iterations rotate
-through copies of the inputs, so that each one finds its inputs outside of the L2 cache. A copy is the variant set up
-once more.
+through copies of the inputs, each a set-up of the variant, and so find their inputs outside of the L2 cache.
 """
 
 from __future__ import annotations
@@ -40,10 +39,9 @@ COPIES_FOR_ONE_USE = 8
 
 
 class Chain(WallClock):
-    """Wall time of blocks of iterations back to back, from lined-up ranks to this rank's idle device.
+    """Wall time of blocks of iterations, divided by their number, from lined-up ranks to this rank's idle device.
 
-    A block is the step of a session, which the chain is, too: each iteration runs on the next copy of the inputs. A
-    sample is the time of a block divided by its iterations.
+    The chain is also the session whose step is a block, each iteration of which runs on the next copy of the inputs.
     """
 
     def __init__(
@@ -53,9 +51,8 @@ class Chain(WallClock):
         iterations: int,
         changes: bool,
     ) -> None:
-        """`copies`: sessions with what is timed of each. `iterations`: at most so many in a block, the same on all
-        ranks. `changes`: the number of iterations differs from block to block, so that no variant knows the last one.
-        Collective."""
+        """`copies`: sessions with what is timed of each. `iterations`: at most so many in a block, on every rank.
+        `changes`: the number differs from block to block, so that no variant knows the last one. Collective."""
         super().__init__(device, torch.empty(0, device=device))
         self.copies, self.most, self.changes = copies, iterations, changes
         self.iterations = iterations
@@ -65,7 +62,7 @@ class Chain(WallClock):
         self.random = random.Random(common_seed())
 
     def interleaved(self, timed: Sequence[Timed], iterations: int) -> list[list[float]]:
-        """Return the milliseconds of an iteration in each block: a chain is timed by itself."""
+        """Return the milliseconds of an iteration in each block."""
         samples = []
         for _ in range(iterations):
             ((block_ms,),) = super().interleaved(timed, 1)
@@ -80,7 +77,6 @@ class Chain(WallClock):
 
     @property
     def last(self) -> AuditedSession:
-        """The copy that ran last."""
         return self.copies[self.place][0]
 
     @property
@@ -130,14 +126,9 @@ def chained_run(
 ) -> tuple[ClockRun | None, dict[str, Any]]:
     """Return the run of the chained clock, or None, and its columns: the number of copies, or why it doesn't run.
 
-    Collective.
-
-    Args:
-        session: the variant, which is the first copy. `step`: what is timed of it.
-        set_up: sets the variant up once more, on inputs of its own.
-        step_ms: time of an iteration, the same on all ranks.
-        peak_gib: memory that an iteration needs in addition to its inputs.
-        interleaved: True if other cells need memory, too. The copies then take at most a quarter of what is free.
+    Collective. The session is the first copy, of which `step` is timed; `set_up` makes another one. An iteration takes
+    `step_ms` and `peak_gib` in addition to its inputs. Beside `interleaved` cells, the copies take at most a quarter of
+    the free memory.
     """
     device, on_gpu = context.device, context.device.type == "cuda"
     one_use = settings.fresh or session.overwrites_inputs

@@ -109,9 +109,8 @@ class WallClock(Clock):
     def __init__(self, device: torch.device, cache: Tensor) -> None:
         super().__init__(device, cache)
         self.launches_ms: list[float] = []
-        """For each iteration so far: milliseconds from the call of the step until it returned. On a GPU an honest step
-        has then launched all its work. A step that synchronises with the device returns later, and a step of very many
-        launches waits for room in their queue: both waits count. Warm-up iterations are left out."""
+        """For each iteration that counts: milliseconds from the call of the step until it returned. On a GPU an honest
+        step has then launched all its work. Waits for the device, or for room in its queue, count."""
 
     def warm_up(self, step: Callable[[], None], restore: Callable[[], None], iterations: int) -> None:
         kept = len(self.launches_ms)
@@ -139,11 +138,10 @@ class WallClock(Clock):
 
 
 class DeviceClock(Clock):
-    """Device time by CUDA events.
+    """Device time by CUDA events, which enclose only the step.
 
     The host queues each whole iteration while the device sleeps, so that launch times do not show. The device then
-    flushes L2 and lines the ranks up: a late host would otherwise count as communication. The events enclose only the
-    step.
+    flushes L2 and lines the ranks up: a late host would otherwise count as communication.
     """
 
     def interleaved(self, timed: Sequence[Timed], iterations: int) -> list[list[float]]:
@@ -186,10 +184,7 @@ class Stopwatch:
         self.device, self.cache = context.device, cold_cache(context.device, context.world_size)
 
     def ms(self, step: Callable[[], None], restore: Callable[[], None] = do_nothing, *, on_host: bool = False) -> float:
-        """Return the median over a few iterations of the slowest rank's time.
-
-        `restore` is called before each iteration, outside the timed region.
-        """
+        """Return the median over a few iterations of the slowest rank's time. `restore` is called before each one."""
         return median(self.interleaved_ms((step, restore), on_host=on_host)[0])
 
     def interleaved_ms(
@@ -198,8 +193,7 @@ class Stopwatch:
         """Return the slowest rank's time of each iteration, for several steps timed in ABBA order.
 
         A GPU at its power limit lowers its clock over time, so that only times of the same moment are comparable.
-        `iterations`: the number of iterations of each step. Without it, `most` is the largest number, and long steps
-        have fewer (`LIMIT_MS`).
+        Without a number of `iterations`, `most` is the largest one, and long steps have fewer (`LIMIT_MS`).
         """
         clock = self._clock(on_host)
         last_ms = [clock.samples(step, restore, WARMUP_ITERATIONS)[-1] for step, restore in timed]
@@ -211,8 +205,7 @@ class Stopwatch:
     def blocks_ms(self, *timed: Timed, iterations: int) -> list[list[float]]:
         """Return the same for each step in blocks of consecutive iterations of its own, in ABBA order of blocks.
 
-        A GPU at its power limit needs some iterations until its clock is that of a step. So the first half of each
-        block does not count.
+        The first half of each block does not count, until the clock of a GPU at its power limit is that of the step.
         """
         clock = self._clock(False)
         samples: list[list[float]] = [[] for _ in timed]

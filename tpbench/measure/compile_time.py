@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from tpbench.measure.ranks import gather_numbers
@@ -28,22 +29,16 @@ def listen() -> None:
     knobs.compilation.listener = listener
 
 
-class CompileTime:
-    """Compile times of one cell: those since this object was made."""
-
-    def __init__(self) -> None:
-        self.before = _spent_s()
-
-    def columns(self, context: Context) -> dict[str, float]:
-        """Return the columns of the slowest rank. Collective."""
-        here = [now - before for now, before in zip(_spent_s(), self.before, strict=True)]
-        names = "triton_compile_s", "torch_compile_s"
-        return {name: float(ranks.max()) for name, ranks in zip(names, gather_numbers(here, context), strict=True)}
-
-
-def _spent_s() -> tuple[float, float]:
+def spent_s() -> list[float]:
     """Return the seconds in Triton's compiler and in torch.compile so far. The latter contain the kernels that it makes
     in this process."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     of_torch = 0.0 if dynamo is None else dynamo.calculate_time_spent()["total_wall_time"]
-    return sum(_triton_us) / 1e6, float(of_torch)
+    return [sum(_triton_us) / 1e6, float(of_torch)]
+
+
+def compile_columns(before_s: Sequence[float], context: Context) -> dict[str, float]:
+    """Return the columns of the slowest rank, since `spent_s` returned `before_s`. Collective."""
+    here = [now - before for now, before in zip(spent_s(), before_s, strict=True)]
+    triton, of_torch = (float(ranks.max()) for ranks in gather_numbers(here, context))
+    return {"triton_compile_s": triton, "torch_compile_s": of_torch}

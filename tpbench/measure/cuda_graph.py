@@ -66,10 +66,7 @@ def capture(
 
 
 def captured_step(session: AuditedSession, pool: Any = None) -> Callable[[], None]:
-    """Return the session's step as the replay of a graph. Replays fill the output that the capture left in the session.
-
-    `pool`: as in `capture`.
-    """
+    """Return the session's step as the replay of a graph, which fills the output that the capture left."""
 
     def one_pass() -> None:
         session.restore()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from typing import Any
 
-import numpy as np
 import torch
 
 from tpbench.measure.machine import load_nvml
@@ -44,27 +42,19 @@ class ClockWatch:
         clocks = {name: self._of_gpu("ClockInfo", f"NVML_CLOCK_{kind}") for name, kind in kinds.items()}
         self.clocks_mhz = {} if None in clocks.values() else clocks
 
-    def reasons(self) -> set[str] | None:
-        """Return the names of `THROTTLE_REASONS` that applied, or None if NVML counts none of them.
-
-        A reason applied if its violation time grew by `THROTTLED_SHARE` of the watched time.
-        """
-        least_ns = THROTTLED_SHARE * self._watched_s * 1e9
-        return {reason for reason, ns in self._violated_ns.items() if ns > least_ns} if self._violated_ns else None
-
     def columns(self, context: Context) -> dict[str, Any]:
         """Return the clocks of this rank after the timed iterations, and why those of any rank were lowered.
 
-        Collective.
+        A policy is a reason if its violation time grew by `THROTTLED_SHARE` of the watched time. Collective.
         """
         if context.device.type != "cuda":
             return {}
-        reasons = self.reasons()
-        applied = [math.nan if reasons is None else float(name in reasons) for name in THROTTLE_REASONS]
-        on_ranks = np.max(gather_numbers(applied, context), axis=1)  # NaN if a rank does not know
-        if np.isnan(on_ranks).any():
+        least_ns = THROTTLED_SHARE * self._watched_s * 1e9
+        applied = [self._violated_ns[reason] > least_ns for reason in THROTTLE_REASONS]
+        *on_ranks, knows = gather_numbers([*applied, bool(self._violated_ns)], context)
+        if not knows.all():
             return self.clocks_mhz
-        names = [name for name, applies in zip(THROTTLE_REASONS, on_ranks, strict=True) if applies]
+        names = [name for name, ranks in zip(THROTTLE_REASONS, on_ranks, strict=True) if ranks.any()]
         return self.clocks_mhz | {"throttle_reasons": " ".join(names) or "none"}
 
     def _violations_ns(self) -> dict[str, int]:

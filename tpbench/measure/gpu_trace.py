@@ -1,11 +1,10 @@
 """Traces of a GPU by torch's profiler, and the bottleneck of an iteration: the shares of time in which it computes,
 communicates and idles.
 
-The trace runs after the timed iterations and does not touch them. It needs CUPTI, which stays attached and slows later
-launches of the process down. pytorch/pytorch#146604 reports steps that are 10 to 20% slower after a profile. Detaching
-CUPTI is no way out: it can crash together with CUDA graphs (pytorch/pytorch#144455). So a process that has profiled a
-GPU runs no further job, and a process that runs further jobs is not traced. The exception is a schedule of iterations,
-after which the process ends. Without a trace both clocks tell a part.
+The trace runs after the timed iterations. It needs CUPTI, which stays attached and slows later launches of the process
+down by 10 to 20% (pytorch/pytorch#146604); detached, it can crash together with CUDA graphs (pytorch/pytorch#144455).
+So a process that has profiled a GPU runs no further job, and a process that runs further jobs is not traced, unless a
+schedule of iterations ends it. Without a trace both clocks tell a part.
 """
 
 from __future__ import annotations
@@ -19,14 +18,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch._C._autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity
 
 from tpbench.measure.clock import WallClock
 from tpbench.measure.ranks import gather_numbers
 from tpbench.measure.session import Context, Session
 from tpbench.measure.statistics import is_host_bound
 
-_has_run = False
+has_run = False
+"""True if this process has profiled a GPU."""
 
 TRACES = "trace_rank*.json.gz"
 """Names of the files that `keep_trace` writes."""
@@ -36,8 +36,10 @@ REPORTS = "{0}_rank*.{0}-rep"
 
 _COMMUNICATION = re.compile(r"nccl|memcpy ptop|symm_mem|symmetric_memory|barrier_kernel|push_kernel", re.IGNORECASE)
 """Kernels of collectives, copies between GPUs by their copy engines, kernels that write to peers or wait for them."""
-_LABEL = re.compile(r"^(nccl:|FSDP::|## |ProfilerStep)|spin_kernel")
-"""Named ranges that the device's timeline also shows, and the kernel of torch.cuda._sleep: no work of the step."""
+_MARKER = "spin_kernel"
+"""Kernel of torch.cuda._sleep. One runs before and one after each traced iteration."""
+_LABEL = re.compile(rf"^(nccl:|FSDP::|## |ProfilerStep)|{_MARKER}")
+"""Named ranges that the device's timeline also shows, and markers: no work of the step."""
 
 TRACED_ITERATIONS = 3
 TRACED_S = 1.0
@@ -46,9 +48,6 @@ TRACED_S = 1.0
 MOST_IDLE_OF_REPLAY = 0.5
 """Idle share above which the trace of a long CUDA graph is incomplete: its kernels follow each other without the host.
 Seen on two H200s with the copies of `fsdp_dtensor_async`, torch 2.11."""
-
-_MARKER = "spin_kernel"
-"""Kernel of torch.cuda._sleep. One runs before and one after each traced iteration."""
 
 
 class Event(NamedTuple):
@@ -60,22 +59,12 @@ class Event(NamedTuple):
     stream: int
 
 
-def gpu_profile(*more: ProfilerActivity) -> profile:
-    """Return a profiler of the GPU's activities and of `more`, as a context manager."""
-    global _has_run
-    _has_run = True
-    return profile(activities=[*more, ProfilerActivity.CUDA])
-
-
-def has_run() -> bool:
-    """Return whether this process has profiled a GPU."""
-    return _has_run
-
-
 def keep_trace(step: Callable[[], None], context: Context) -> None:
     """Run a step under the profiler of CPU and GPU. Write this rank's Chrome trace beside the job's logs."""
+    global has_run
     on_gpu = context.device.type == "cuda"
-    with gpu_profile(ProfilerActivity.CPU) if on_gpu else profile(activities=[ProfilerActivity.CPU]) as profiler:
+    has_run = has_run or on_gpu
+    with torch.profiler.profile(activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * on_gpu]) as profiler:
         step()
         if on_gpu:
             torch.cuda.synchronize(context.device)
@@ -86,7 +75,7 @@ def events(profiler: Any) -> list[Event]:
     """Return each event on the GPU. Annotations are ranges of other work."""
     return [
         Event(event.name(), event.start_ns(), event.duration_ns(), event.device_resource_id())
-        for event in profiler.profiler.kineto_results.events()
+        for event in profiler.kineto_results.events()
         if event.device_type() == DeviceType.CUDA and not event.is_user_annotation()
     ]
 
@@ -119,9 +108,9 @@ def bottleneck_columns(
 ) -> dict[str, Any]:
     """Return the columns of the bottleneck of an iteration on GPUs: from a trace, else from both clocks. Collective.
 
-    Without a trace, the columns follow from the wall time and the device time alone. These are all columns if the
-    variant does not communicate, or only inside kernels that also compute. Otherwise it is the idle share, and `bound`
-    if the host bounds the iteration. A schedule has none of them: its device time contains the gaps between launches.
+    Without a trace, wall and device time tell the idle share, and whether the host bounds the iteration. They tell all
+    if the variant communicates only inside kernels that also compute, and nothing of a schedule, whose device time
+    contains the gaps between launches.
 
     `step`: one iteration as it was timed. `columns`: those of the timed iterations.
     """
@@ -144,11 +133,9 @@ def bottleneck_columns(
 def _busy_by_trace(
     step: Callable[[], None], restore: Callable[[], None], wall: WallClock, context: Context, time_ms: float
 ) -> tuple[float, float] | None:
-    """Trace a few iterations of `time_ms`. Return the times in ms as of `busy_ms`, or None without CUPTI.
+    """Trace a few iterations of `time_ms`. Return the median times in ms as of `busy_ms`, or None without CUPTI.
 
-    They are medians over the traced iterations. The idle time is the rest of `time_ms`, the wall time of the timed
-    iterations: tracing slows the host down, but not the kernels. They are of the rank that communicates least, because
-    the other ranks wait for it.
+    They are of the rank that communicates least, because the other ranks wait for it.
     """
     iterations = TRACED_ITERATIONS if time_ms * TRACED_ITERATIONS <= TRACED_S * 1e3 else 1
     busy = [busy_ms(iteration) for iteration in _traced(step, restore, wall, iterations, context)]
@@ -165,9 +152,9 @@ def share_columns(
 ) -> dict[str, Any]:
     """Return the shares of an iteration of `time_ms` by wall clock, which add up to 1, and what bounds it.
 
-    Busy times beyond the wall time leave no idle time. The host bounds the iteration if the device is idle too long
-    (`statistics.IDLE_SHARE`). Else the wire does if more time is communication than computing. Else the longer of two
-    roofline times decides: that of the FLOPs, `compute_ms`, or that of the memory traffic.
+    The host bounds the iteration if the device is idle too long (`statistics.IDLE_SHARE`). Else the wire does if more
+    time is communication than computing. Else the longer time decides: that of the FLOPs, `compute_ms`, or of the
+    memory traffic. Tracing slows the host down, but not the kernels, so the wall time is that of the timed iterations.
     """
     whole_ms = max(columns["time_ms"], busy_compute_ms + communication_ms)
     compute, communication = busy_compute_ms / whole_ms, communication_ms / whole_ms
@@ -192,13 +179,19 @@ def _traced(
         torch.cuda.synchronize(context.device)
         torch.cuda._sleep(1)
 
-    # A rank whose profiler fails runs its iterations all the same, because the other ranks run theirs with it.
-    profiler = gpu_profile()
+    global has_run
+    has_run = True
+    # torch.profiler.profile would import torch's compiler, which takes 2 s. A rank whose profiler fails runs its
+    # iterations all the same, because the other ranks run theirs with it.
+    profiler = None
     with contextlib.suppress(RuntimeError, AssertionError):
-        profiler.start()
+        profiler = torch.autograd.profiler.profile(use_cpu=False, use_device="cuda")
+        profiler.__enter__()
     wall.samples(marked_step, restore, iterations)
     try:
-        profiler.stop()
+        if profiler is None:
+            raise RuntimeError("torch's profiler cannot record this GPU")
+        profiler.__exit__(None, None, None)
         return list(between_markers(events(profiler)))
     except (RuntimeError, AssertionError, AttributeError) as error:
         context.say(f"no trace: {type(error).__name__}: {error}")

@@ -49,8 +49,8 @@ def kernels_version(files: tuple[Path, ...], package: Path = PACKAGE) -> str | N
 def _module(path: Path, package: Path) -> tuple[list[Path], bool, str]:
     """Return the files of tpbench that a module imports, whether it imports triton, and the hash of its code.
 
-    The hash is empty for a module that neither holds nor launches kernels. Imports of tpbench's modules count without
-    their order and without the names of the modules. JSON files that the module names count, too.
+    The hash is empty for a module that neither holds nor launches kernels. Imports count without their order and
+    without the names of modules. JSON files that the module names count, too.
     """
     tree = ast.parse(path.read_bytes())
     imports = list(_imports(tree, package))

@@ -60,10 +60,9 @@ def recorded_environment(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def omp_threads(environment: Mapping[str, str] = os.environ) -> int | None:
-    """Return the number of threads that OMP_NUM_THREADS asks for, or None if it is not set or empty.
+    """Return the number of threads that OMP_NUM_THREADS asks for, the first of a list, or None if it is empty.
 
-    OpenMP allows a list, such as 4,2: of nested loops the outermost has the first number. Raises JobError for a text
-    that OpenMP does not allow.
+    Raises JobError for a text that OpenMP does not allow.
     """
     text = environment.get("OMP_NUM_THREADS", "").strip()
     if text and not re.fullmatch(r"\s*0*[1-9]\d{0,5}\s*(,\s*0*[1-9]\d{0,5}\s*)*", text):
@@ -106,8 +105,7 @@ def version(package: str) -> str | None:
         distribution = metadata.distribution(package)
     except metadata.PackageNotFoundError:
         return None
-    # The metadata of torch's wheels may lack the local part. A version that differs from torch.__version__, which ranks
-    # record, would make rows look stale.
+    # The metadata of torch's wheels may lack the local part, but ranks record torch.__version__.
     with contextlib.suppress(OSError):
         text = Path(str(distribution.locate_file(f"{package}/version.py"))).read_text()
         match = re.search(r"^__version__ = '(.+)'$", text, re.MULTILINE)

@@ -21,9 +21,9 @@ _UNITS = {None: 1, "bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 
 def limit(device: torch.device, wanted_gib: float | None, ranks_here: int) -> float:
     """Limit the memory that this rank may allocate from now on, and return the limit in GiB.
 
-    On a GPU this sets the fraction of torch's allocator; the default is the whole memory. On a CPU this limits the
-    data segment (RLIMIT_DATA) to its present size plus the limit; the default is this rank's share of the free memory.
-    A larger allocation then raises an error, and the kernel's out-of-memory killer is not called.
+    On a GPU this sets the fraction of torch's allocator, by default the whole memory. On a CPU the data segment
+    (RLIMIT_DATA) may grow by the limit, by default this rank's share of the free memory. A larger allocation then
+    raises an error, and the kernel's out-of-memory killer is not called.
     """
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory / 2**30
@@ -78,9 +78,9 @@ def held_bytes(device: torch.device) -> int:
 class IterationMemory:
     """The memory of each iteration on this rank in GiB, above `above` bytes. NaN where it is not known.
 
-    On a GPU this is the memory of torch's allocator. On a CPU it is the RAM of the process, whose peak is Linux's
-    high-water mark. An iteration lasts from one call of `begin` to the next, or to `end`. On a GPU these calls do not
-    wait for the device. A CUDA graph keeps `graph_gib`, which the allocator does not count between replays.
+    It is the memory of torch's allocator on a GPU, and on a CPU the RAM of the process. An iteration lasts from one
+    call of `begin` to the next, or to `end`, which do not wait for a GPU. A CUDA graph keeps `graph_gib`, which the
+    allocator does not count between replays.
     """
 
     def __init__(self, device: torch.device, above: int, graph_gib: float = 0.0) -> None:

@@ -16,7 +16,7 @@ from tpbench.measure import cuda_graph, rank_memory
 from tpbench.measure.audit import changed_inputs_reason, poison
 from tpbench.measure.chained import chained_run
 from tpbench.measure.clock import Clock, DeviceClock, WallClock, cold_cache, mark, ms_between
-from tpbench.measure.compile_time import CompileTime, listen
+from tpbench.measure.compile_time import compile_columns, listen, spent_s
 from tpbench.measure.gpu import ClockWatch
 from tpbench.measure.gpu_trace import REPORTS, TRACES, bottleneck_columns, keep_trace
 from tpbench.measure.late import late_columns
@@ -111,7 +111,7 @@ class _Cell:
     def __init__(
         self, set_up: Callable[[], Any], context: Context, settings: MeasureSettings, copy_gb_per_s: float
     ) -> None:
-        self.compile_time = CompileTime()
+        self.compiled_before_s = spent_s()
         self.session = set_up()
         listen()
         self.context = context
@@ -131,8 +131,8 @@ class _Cell:
     def first_passes(self, interpreted: bool) -> tuple[np.ndarray[Any, Any], float, bool]:
         """Run the first pass and the one that is checked, and capture the CUDA graph if one is asked for.
 
-        Returns the wall time of the last pass on every rank in ms, the peak memory of the pass that is checked on this
-        rank in GiB, and whether a pass ran before that one.
+        Returns the wall time of the last pass on every rank in ms, the peak memory of the checked pass on this rank in
+        GiB, and whether a pass ran before that one.
         """
         last_ms, peak_gib = self._one_pass("first pass")
         if interpreted and last_ms.max() / 1e3 > self.settings.time_budget_s:
@@ -159,7 +159,7 @@ class _Cell:
         peaks = gather_number(peak_gib, self.context)
         self.columns |= {"rank_peak_gib": peaks, "peak_gib": max(peaks), **columns}
         self.columns |= cost_columns(self.session.costs, self.columns["copy_gb_per_s"])
-        self.columns |= self.compile_time.columns(self.context)
+        self.columns |= compile_columns(self.compiled_before_s, self.context)
         return verdict
 
     def time_each_clock(self, runs: Mapping[str, ClockRun]) -> str | None:
@@ -177,8 +177,7 @@ class _Cell:
     def run_scheduled(self) -> tuple[Verdict, dict[str, Any]]:
         """Check and time a session whose iterations depend on the ones before.
 
-        Each iteration runs once. It is timed by wall clock and, on a GPU, by events around the same iteration: its
-        launches are not queued ahead. The memory is read between iterations, outside the timed region.
+        Each iteration runs once, timed by wall clock and, on a GPU, by events without launches queued ahead.
         """
         session, context, schedule = self.session, self.context, self.session.schedule
         self.columns["not_chained"] = "each iteration continues the one before"
@@ -219,8 +218,7 @@ class _Cell:
     def launch_columns(self, iterations: int) -> dict[str, Any]:
         """Add the clocks of the GPU. Return the host time of the last iterations until the call of a step returned.
 
-        The time includes waits for the device within the step. With a CUDA graph the step is its replay. On a CPU there
-        is none: there the call itself computes, so that its time is not one of launches.
+        With a CUDA graph the step is its replay. On a CPU there is none, because the call itself computes.
         """
         self.columns |= self.watch.columns(self.context)
         if not self.on_gpu:
@@ -264,8 +262,7 @@ def cost_columns(costs: Costs, copy_gb_per_s: float) -> dict[str, Any]:
     """Return the unavoidable costs of an iteration and their time on this machine, the floor.
 
     floor_ms = max(bytes_moved / copy_gb_per_s + wire_ms, compute_ms): memory traffic and communication, or products.
-    If they can only run one after the other, it is their sum. With `wire_beside_memory` the longer of memory traffic
-    and communication counts, not both. Without counted bytes there is no floor.
+    `Costs` has two exceptions. Without counted bytes there is no floor.
     """
     columns = {"bytes_communicated": costs.bytes_communicated, "copy_gb_per_s": copy_gb_per_s}
     if costs.bytes_moved is None:

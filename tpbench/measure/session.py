@@ -43,7 +43,7 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True)
 class Context:
-    """A rank's place in the (dp, tp) mesh. Ranks are row-major: tp is the fastest dimension."""
+    """A rank's place in the (dp, tp) mesh, whose ranks are row-major, and how its job is measured."""
 
     rank: int
     world_size: int
@@ -70,10 +70,7 @@ class Context:
     """Results of `once`. All set-ups of a cell share them."""
 
     def once(self, name: str, measure: Callable[[], ResultT]) -> ResultT:
-        """Return what `measure` returns, without calling it again when the variant is set up on a copy of its inputs.
-
-        Collective if `measure` is.
-        """
+        """Return what `measure` returns, which a set-up on a copy of the inputs does not measure again."""
         if name not in self.known:
             self.known[name] = measure()
         result: ResultT = self.known[name]
@@ -85,13 +82,10 @@ class Costs:
     """Counted costs of one iteration on the busiest rank. The unavoidable ones make the floor."""
 
     bytes_moved: int | None
-    """Unavoidable bytes through that rank's memory: each input read once, each output written once. None: unknown, so
-    that there is no floor."""
+    """Unavoidable bytes through that rank's memory: each input read once, each output written once. None: unknown."""
     bytes_communicated: int
-    """Bytes that this variant sends from that rank. Those in a workload's own costs are unavoidable: the floor has
-    them."""
+    """Bytes that this variant sends from that rank. Those in a workload's own costs are unavoidable."""
     flops: int = 0
-    """Floating-point operations."""
     communicates_in_kernels: bool = False
     """True if all communication happens inside kernels that also compute."""
     compute_ms: float = 0.0
@@ -117,7 +111,7 @@ class Verdict:
 class Session(Protocol):
     """A workload's variant set up on one rank, ready to run.
 
-    A session may also have `details(columns)`. It returns more columns of a correct row, given those measured so far.
+    It may also have `details(columns)`, which returns more columns of a correct row, given those measured so far.
     """
 
     @property
@@ -166,8 +160,8 @@ class IterationSchedule:
     iterations: int
     """Timed iterations, after the warm-up."""
     held_before: int = 0
-    """Bytes that the rank held before the session allocated parameters and states (`memory.held_bytes`). The peak
-    memory counts from there, because implementations differ in these."""
+    """Bytes that the rank held before the session allocated parameters and states (`memory.held_bytes`), from which the
+    peak memory counts."""
     traced: bool = True
     """True if its iterations are traced even in a process that runs further jobs, which then needs a new process."""
 

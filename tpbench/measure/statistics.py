@@ -30,9 +30,7 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float] | None:
     """
     ordered = np.sort(samples)
     k = _interval_rank(len(ordered))
-    if k < 1:
-        return None
-    return float(ordered[k - 1]), float(ordered[-k])
+    return (float(ordered[k - 1]), float(ordered[-k])) if k else None
 
 
 @functools.cache

@@ -48,10 +48,9 @@ class RoundRequest(IntEnum):
 
 
 def next_cells(requests: Mapping[int, RoundRequest]) -> Iterator[int]:
-    """Yield the cell that runs the next round, in the order A B B A: every second pass is reversed.
+    """Yield the cell that runs the next round, in the order A B B A, so that drift affects all cells alike.
 
-    So drift affects all cells alike. `requests` has the present request of each cell; the caller updates it after each
-    round. The rounds end when no cell needs more.
+    `requests` has the present request of each cell. The rounds end when no cell needs more.
     """
     while RoundRequest.MORE in requests.values():
         order = list(requests)
@@ -102,11 +101,7 @@ class ClockRun:
         return RoundRequest.ENOUGH if is_precise else RoundRequest.MORE
 
     def until_precise(self) -> None:
-        """Time blocks of iterations until the median is precise enough or the time budget is spent.
-
-        Rank 0 decides the size of each block and broadcasts it before the block, so that all ranks run equally many
-        collectives.
-        """
+        """Time blocks of iterations, whose sizes rank 0 decides, until the median is precise enough or time is up."""
         self.clock.warm_up(self.step, self.session.restore, WARMUP_ITERATIONS)
         began = time.monotonic()
         while block := from_rank_0([self.next_block()])[0]:
@@ -155,9 +150,9 @@ def run_rounds(
 ) -> Generator[RoundRequest, bool, None]:
     """Yield the cell's request before each round. Run the round if the answer is true, and end if it is false.
 
-    Collective: rank 0 decides the request and the iterations of each clock's round. While the cell waits, its inputs
-    are as they were, and it holds only them and, with a CUDA graph, the graph's memory. `watch` sees only the rounds.
-    `late`: returns further clocks, which are added before the first round. All other cells are set up by then.
+    Collective: rank 0 decides the request and the iterations of each clock's round. A cell that waits holds only its
+    inputs, as they were, and its graph. `watch` sees only the rounds. `late`: returns further clocks, which are added
+    before the first round, when all other cells are set up.
     """
     while True:
         for run in runs.values():

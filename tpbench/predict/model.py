@@ -240,20 +240,3 @@ def leave_out(
                 known = {name: pair for name, pair in found.items() if pair[0] is not None and pair[1]}
                 lines.append({name: abs(predicted / truth - 1) for name, (predicted, truth) in known.items()})
     return pd.DataFrame(lines, columns=[*TIMES, *COUNTED], dtype=float)
-
-
-def predicted_oom(models: Mapping[str, VariantModel], label: str, size: ProblemSize, free_gib: float) -> str | None:
-    """Return why a cell is predicted to run out of memory, or None if it fits, may fit, or cannot be predicted.
-
-    `label` is the variant with its options, as reports name it, and `free_gib` the memory that each rank may use.
-    """
-    if label not in models:
-        return None
-    predicted = models[label](size)
-    outcome, reason = predicted.memory(free_gib)
-    if outcome != "OOM" or reason:
-        return reason and f"expected to run out of memory: {reason}"
-    return (
-        f"predicted to run out of memory: {predicted.needed_gib:.3g} GiB (error {predicted.peak_gib.error:.1%}), "
-        f"{free_gib:.3g} GiB free"
-    )

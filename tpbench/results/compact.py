@@ -1,8 +1,8 @@
 """Merge the files of single rows into one, which is smaller and read faster, while no sweep writes to the folder.
 
 A reader sees every row once at any moment: the merged file appears before the single files are deleted, and a row that
-is found twice counts once. A sweep that runs looks for the single files of its rows. Some files stay as they are: rows
-of status error and timeout (a sweep may retry these cells and delete the rows), and files that are broken or foreign.
+is found twice counts once. Some files stay as they are: rows of status error and timeout (a sweep may retry these cells
+and delete the rows), and files that are broken or foreign.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import os
 import secrets
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,9 +30,8 @@ MERGED = "merged-"
 KEPT = ("error", "timeout")
 
 
-@dataclass(frozen=True)
-class MergeCounts:
-    """Counts of a merge."""
+class MergeCounts(NamedTuple):
+    """Counts of a merge, and complaints about files."""
 
     rows: int
     files_before: int
@@ -41,10 +40,7 @@ class MergeCounts:
 
 
 def compact(output_dir: str | os.PathLike[str]) -> MergeCounts:
-    """Merge the rows of OUTPUT_DIR into one file.
-
-    Raises FileNotFoundError if there are no rows.
-    """
+    """Merge the rows of OUTPUT_DIR into one file. Raises FileNotFoundError if there are no rows."""
     rows = Path(output_dir, "rows")
     if not rows.is_dir():
         raise FileNotFoundError(f"no rows in {os.fspath(output_dir)!r}: it has no folder rows")

@@ -1,8 +1,8 @@
 """Choose the row that holds for each cell, if several rows are of the same cell, and warn of rows that could mislead.
 
-Reports, `resume=true` and `collect.py` use one rule. A measurement holds until the same cell is measured again. A row
-without a measurement, of an attempt that failed or was skipped, holds only if no measurement was made with the same
-kernels and packages on the same hardware and driver. Whether it is older or newer than the measurement does not matter.
+A measurement holds until the same cell is measured again. A row without a measurement, of an attempt that failed or was
+skipped, holds only if no measurement was made with the same kernels and packages on the same hardware and driver,
+earlier or later.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ _LONGER_WAIT, _WAIT_MS = 2.0, 0.1
 def changes(row: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
     """Return the columns of software and hardware in which the row differs from the facts.
 
-    Columns that the facts do not have are not compared. Neither is hardware that the row does not have because its job
-    ended early, nor packages in rows of versions of tpbench that did not store them.
+    Columns that the facts lack are not compared, nor hardware that the row lacks because its job ended early.
     """
     hardware = HARDWARE.get(str(row["device"] or facts.get("device")), ())
     known = [name for name in (*SOFTWARE, *hardware) if name in facts]
@@ -43,10 +42,9 @@ def changes(row: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
 
 
 def is_replaced_by(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Return true if the other row replaces this one.
+    """Return true if the other row replaces this one, which is no measurement.
 
-    Both are of the same cell, with the same software and hardware. This row is no measurement. The other one is a
-    measurement or is of a later attempt.
+    Both are of the same cell, with the same software and hardware. The other one is a measurement or is later.
     """
     if row["status"] in MEASURED or row["key"] != other["key"]:
         return False
@@ -58,8 +56,8 @@ def is_replaced_by(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 def hardware(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the columns `device` and `hardware` of each row: the GPU's name, or the CPU's name.
 
-    A cell that never ran may have neither. It gets those of the other rows if they agree on one. A skipped cell then
-    stands beside the others in a table, and a later run replaces it.
+    A cell that never ran may have neither. It gets those of the other rows if they agree on one, so that it stands
+    beside them in a table, and a later run replaces it.
     """
     place = pd.DataFrame(
         {"device": frame["device"], "hardware": frame["gpu_name"].where(frame["device"] == "cuda", frame["cpu_model"])}
@@ -76,9 +74,8 @@ def hardware(frame: pd.DataFrame) -> pd.DataFrame:
 def newest(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of `frame` that no other row of the same cell replaces, in their order.
 
-    Rows are of the same cell if key, device and hardware are equal. Two hosts with the same GPU are one cell. So
-    are two versions of tpbench, torch or the driver. The newest row holds, unless a measurement replaces it.
-    A row without a key is a separate cell.
+    Rows are of the same cell if key, device and hardware are equal, on any host and with any software. The newest row
+    holds, unless a measurement replaces it. A row without a key is a separate cell.
     """
     frame = frame.drop(replaced_rows(frame))
     cells = hardware(frame).fillna("")

@@ -175,8 +175,8 @@ def read_table(where: Where) -> tuple[pa.Table, list[Path], list[str]]:
 def combine(tables: Mapping[Path, pa.Table]) -> tuple[pa.Table, list[str], list[Path]]:
     """Return all rows as one table, a complaint for each file that does not fit the schema, and the files that do.
 
-    Files of equal schema are concatenated before any work per column: ten thousand files have a handful of schemas. The
-    workloads of users' files that rows define are known from then on, in their newest form.
+    Files of equal schema are concatenated first: ten thousand files have a handful of schemas. The workloads of users'
+    files that rows define are known from then on, in their newest form.
     """
     groups: dict[pa.Schema, list[Path]] = defaultdict(list)
     for path, table in tables.items():

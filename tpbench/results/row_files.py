@@ -53,23 +53,17 @@ def _expand(place: Path) -> Iterable[Path]:
     matches = [place] if place.exists() else [Path(match) for match in glob.glob(str(place), recursive=True)]  # noqa: PTH207
     if not matches:
         raise FileNotFoundError(f"no such folder or file: {place}")
-    return [path for match in matches for path in (_search(match) if match.is_dir() else [match])]
-
-
-def _search(folder: Path) -> Iterable[Path]:
-    for parent, folders, files in os.walk(folder):
+    yield from (match for match in matches if not match.is_dir())
+    for parent, folders, files in (step for match in matches if match.is_dir() for step in os.walk(match)):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        for name in files:
-            if name.endswith(".parquet") and not name.startswith("."):
-                yield Path(parent, name)
+        yield from (Path(parent, name) for name in files if name.endswith(".parquet") and not name.startswith("."))
 
 
 def with_checksum(content: bytes, arrow: bytes = b"") -> bytes:
     """Return a Parquet file with a checksum of all its bytes. A file that has one already stays as it is.
 
     The checksum lies between the data and the footer, where no reader looks. A program that rewrites the file drops it,
-    and the file is then read without a check. `arrow`: the same rows as a stream of Arrow, which lies beside the
-    checksum. It is read ten times faster than Parquet.
+    and the file is then read without a check. `arrow`: the same rows as a stream of Arrow, which is read faster.
     """
     if _BEGIN in content:
         return content

@@ -6,7 +6,6 @@ torchrun with a list of tasks keep all of these. A job that changes settings of 
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import gc
@@ -14,7 +13,6 @@ import importlib
 import os
 import random
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -65,12 +63,9 @@ def torch_columns(device: torch.device) -> dict[str, Any]:
 
 
 @functools.cache
-def _start() -> tuple[str, dict[str, str]]:
-    """Return the working folder and the environment of this process before its first task."""
-    try:
-        return str(Path.cwd()), dict(os.environ)
-    except OSError:  # the folder was deleted
-        return "/", dict(os.environ)
+def _start() -> tuple[int, dict[str, str]]:
+    """Return the working folder, as an open file, and the environment of this process before its first task."""
+    return os.open(".", os.O_RDONLY | os.O_CLOEXEC), dict(os.environ)
 
 
 def begin_tasks() -> None:
@@ -80,8 +75,7 @@ def begin_tasks() -> None:
     os.environ.update(variables)
     for name in os.environ.keys() - variables.keys():
         del os.environ[name]
-    with contextlib.suppress(OSError):
-        os.chdir(folder)
+    os.chdir(folder)
     gc.collect()
     if "torch._dynamo" in sys.modules:
         importlib.import_module("torch._dynamo").reset()  # it compiles a function for a few shapes only
@@ -106,7 +100,7 @@ def reason_to_end(device: torch.device) -> str:
     import torch
 
     profiler = sys.modules.get("tpbench.measure.gpu_trace")
-    if profiler is not None and profiler.has_run():
+    if profiler is not None and profiler.has_run:
         return "a profiler has run on its GPU, which slows later launches down"
     gc.collect()
     if device.type == "cpu":

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import tpbench
 from tpbench.suggestions import message
 from tpbench.worker.process import begin_tasks, device_of_rank, reason_to_end, reset_random_numbers, torch_columns
-from tpbench.worker.start import ERROR, PEER_LOST, STACK_SIGNAL, die_with_parent, import_once, parent_runs_job
+from tpbench.worker.start import AGENT, ERROR, PEER_LOST, STACK_SIGNAL, die_with_parent, import_once
 from tpbench.worker.task import PROGRESS_FILE, TASK_FILE, JsonLines, Task
 
 if TYPE_CHECKING:
@@ -50,17 +50,14 @@ started = time.monotonic()
 def main(file: Path) -> NoReturn:
     """Run the task in the file, or the tasks of a list until it ends, and exit."""
     global started
-    die_with_parent()
+    die_with_parent(parent=int(os.environ[AGENT]))
     faulthandler.enable()
     faulthandler.register(STACK_SIGNAL, all_threads=False)
     progress = None if file.name == TASK_FILE else JsonLines(file.with_name(PROGRESS_FILE))
     done = 0
     for files in _lists_of_tasks(file):
         started = time.monotonic()
-        tasks = Tasks(files, done, progress)
-        if done == 0 and not parent_runs_job(tasks.now.row_id):  # torchrun ended before `die_with_parent`
-            os._exit(ERROR)
-        if not run(tasks):
+        if not run(Tasks(files, done, progress)):
             break
         done += len(files)
     leave()
@@ -133,7 +130,16 @@ class Tasks:
         device = device_of_rank(job.device)
         begin_tasks()
         if not dist.is_initialized():
-            _start_process_group(job, device)
+            from tpbench.worker.rendezvous import store_of_agents
+
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+                # Longer than the job's timeout: the launcher ends a job that takes too long, and knows why it hung.
+                timeout=timedelta(seconds=job.timeout_s + 60),
+                store=store_of_agents(),
+                rank=RANK,
+                world_size=job.world_size,
+            )
         for place in range(len(self.tasks)):
             self._set_up(place, device)
         for place in next_cells(self.requests):
@@ -203,21 +209,6 @@ class Tasks:
             if RANK == 0:
                 columns = {**self.columns[place], **measured, **verdict.columns}
                 _save(self.now, "wrong" if verdict.wrong else "ok", verdict.wrong, **columns)
-
-
-def _start_process_group(job: Job, device: torch.device) -> None:
-    import torch.distributed as dist
-
-    from tpbench.worker.rendezvous import store_of_agents
-
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-        # Longer than the job's own timeout: the launcher ends a job that takes too long, and knows why it hung.
-        timeout=timedelta(seconds=job.timeout_s + 60),
-        store=store_of_agents(),
-        rank=RANK,
-        world_size=job.world_size,
-    )
 
 
 def context_of(job: Job, device: torch.device, folder: Path, process_stays: bool) -> Context:

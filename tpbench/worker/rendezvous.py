@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 from datetime import timedelta
+from typing import Any
 
 from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous import (
@@ -40,12 +41,12 @@ class FixedNodes(RendezvousHandler):
             return
         self.address, _, port = parameters.endpoint.rpartition(":")
         self.port = int(port)
-        listener = None
+        descriptor = None
         if self.node == 0:  # torch would listen on all interfaces
             here = parameters.local_addr or self.address
             family = socket.getaddrinfo(here, self.port, type=socket.SOCK_STREAM)[0][0]
-            listener = socket.create_server((here, self.port), family=family, backlog=4096)
-        self.store = PrefixStore(os.environ[SECRET], tcp_store(self.address, self.port, listener))
+            descriptor = socket.create_server((here, self.port), family=family, backlog=4096).detach()
+        self.store = _tcp_store(self.address, self.port, is_master=self.node == 0, master_listen_fd=descriptor)
 
     @property
     def use_agent_store(self) -> bool:
@@ -89,18 +90,10 @@ def store_of_agents() -> Store:
     """Return the store of this rank's agent, in which the ranks find each other."""
     if os.environ["GROUP_WORLD_SIZE"] == "1":
         return FileStore(os.environ[STORE_FILE])
-    store = tcp_store(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    return _tcp_store(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+
+
+def _tcp_store(address: str, port: int, **options: Any) -> Store:
+    """Return a store whose keys have the job's secret in front."""
+    store = TCPStore(address, port, timeout=timedelta(seconds=JOIN_S), wait_for_workers=False, **options)
     return PrefixStore(os.environ[SECRET], store)
-
-
-def tcp_store(address: str, port: int, listener: socket.socket | None = None) -> Store:
-    """Return a store at this address. With a listening socket this process hosts the store."""
-    descriptor = None if listener is None else listener.detach()
-    return TCPStore(
-        address,
-        port,
-        is_master=descriptor is not None,
-        timeout=timedelta(seconds=JOIN_S),
-        wait_for_workers=False,
-        master_listen_fd=descriptor,
-    )

@@ -17,6 +17,9 @@ MARKER = "TPBENCH_ROW_ID"
 PROFILED = "TPBENCH_PROFILED"
 """Environment variable of ranks whose parent is a profiler, which may start them in a thread that ends."""
 
+AGENT = "TPBENCH_AGENT"
+"""Environment variable of ranks: the number of torchrun's process."""
+
 STORE_FILE = "TPBENCH_STORE_FILE"
 """Environment variable of a job on one host: the file of its key-value store, in a folder of mode 0700."""
 
@@ -51,24 +54,15 @@ def load_secret(folder: Path) -> str:
     return (folder / _SECRET_FILE).read_text()
 
 
-def die_with_parent(number: int = signal.SIGKILL) -> None:
-    """Ask the kernel to send this process a signal when its parent ends. Does nothing but on Linux."""
+def die_with_parent(number: int = signal.SIGKILL, parent: int = 0) -> None:
+    """Ask the kernel to send this process a signal when its parent ends. Does nothing but on Linux.
+
+    `parent`: its number, if known. If it has ended already, no signal will come, and this process ends at once.
+    """
     if sys.platform == "linux" and PROFILED not in os.environ:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number))
-
-
-def parent_runs_job(row_id: str) -> bool:
-    """Return False if the parent of this process is not of the same job.
-
-    Then the parent ended before `die_with_parent` was called, and no signal will come.
-    """
-    try:
-        environ = Path(f"/proc/{'self' if PROFILED in os.environ else os.getppid()}/environ").read_bytes()
-    except FileNotFoundError:
-        return sys.platform != "linux"
-    except OSError:
-        return False
-    return any(variable.startswith(f"{MARKER}={row_id}".encode()) for variable in environ.split(b"\0"))
+        if parent and os.getppid() != parent:
+            os._exit(ERROR)
 
 
 def import_once(*names: str) -> None:

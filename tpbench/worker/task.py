@@ -6,7 +6,6 @@ launcher that is killed, or a disk that is full, costs no measurement: `resume=t
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -83,7 +82,7 @@ class Task:
         Raises ValueError for a file that was cut off, JobError for a job that this version of tpbench does not know.
         """
         content = json.loads(file.read_text())
-        outside = content.get("outside")  # a task of an older version has none
+        outside = content["outside"]
         try:
             job = stored_job(content["job"], OutsideVariant(**outside) if outside else None)
         except JobError as error:
@@ -136,8 +135,7 @@ class Result:
             file.flush()
             os.fsync(file.fileno())
         temporary.rename(folder / RESULT_FILE)
-        with contextlib.suppress(OSError):  # some file systems cannot flush a folder
-            sync_folder(folder)
+        sync_folder(folder)
 
     @classmethod
     def load(cls, folder: Path) -> Result | None:

@@ -6,17 +6,15 @@ none. torchrun knows the exit code of every rank, but prints it for people only.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tpbench.worker.start import STORE_FILE, import_once
+from tpbench.worker.start import AGENT, import_once
 
-_FAILURES_FILE = "failures.json"
+FAILURES_FILE = "failures.json"
 
 
 class RankFailure(NamedTuple):
@@ -28,15 +26,10 @@ class RankFailure(NamedTuple):
     """Negative: the number of the signal that killed the rank."""
 
 
-def save_failures(failures: Sequence[RankFailure], folder: Path) -> None:
-    """Write the failures that torchrun saw to a file in the folder of its logs."""
-    (folder / _FAILURES_FILE).write_text(json.dumps(failures))
-
-
 def load_failures(folder: Path) -> list[RankFailure]:
     """Read the failures of the torchrun with that log folder. Empty if it left none, or was killed as it wrote them."""
     try:
-        return [RankFailure(*failure) for failure in json.loads((folder / _FAILURES_FILE).read_text())]
+        return [RankFailure(*failure) for failure in json.loads((folder / FAILURES_FILE).read_text())]
     except (OSError, ValueError):
         return []
 
@@ -50,22 +43,14 @@ def main() -> None:
     from tpbench.worker import rendezvous
 
     rendezvous.register()
+    os.environ[AGENT] = str(os.getpid())
     try:
         run.main()
     except ChildFailedError as error:
         failures = [RankFailure(rank, failure.local_rank, failure.exitcode) for rank, failure in error.failures.items()]
-        save_failures(failures, Path(run.parse_args(None).log_dir))  # type: ignore[no-untyped-call]
+        folder = Path(run.parse_args(None).log_dir)  # type: ignore[no-untyped-call]
+        (folder / FAILURES_FILE).write_text(json.dumps(failures))
         raise
-    finally:  # the launcher deletes the store and its folder too, but it may be dead
-        remove_store()
-
-
-def remove_store() -> None:
-    """Delete the file of the store and its folder."""
-    file = Path(os.environ.get(STORE_FILE, "none"))
-    with contextlib.suppress(OSError):
-        file.unlink()
-        file.parent.rmdir()
 
 
 if __name__ == "__main__":

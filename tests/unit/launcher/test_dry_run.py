@@ -2,38 +2,30 @@
 
 from datetime import UTC, datetime
 
-import pytest
-
 from tests.support import synthetic
 from tests.support.planned_jobs import job, train_job
-from tpbench.launcher.planning.forecast import Forecast, dry_run_text
+from tpbench.launcher.planning import forecast
+from tpbench.launcher.planning.forecast import dry_run_text
 from tpbench.launcher.planning.plan import Cell, ThisHost
 from tpbench.launcher.planning.resume import decide
-from tpbench.results.read import load
 
 HOST = ThisHost(4)
 
 
-@pytest.fixture(scope="module")
-def rows(tmp_path_factory):
-    return load(
-        synthetic.write([{**row, "wall_s": 40.0} for row in synthetic.cells()], tmp_path_factory.mktemp("plan"))
-    )
-
-
 def text(*cells):
-    return dry_run_text(cells, {}, HOST, Forecast(None))
+    return dry_run_text(cells, {}, HOST, {})
 
 
-def test_a_plan(rows):
+def test_a_plan(monkeypatch):
+    monkeypatch.setattr(forecast, "this_gpu", lambda: ("GPU", 10.0))
     cells = [
         Cell(0, job(), None),
-        Cell(1, job("pytorch_gather", tokens=65536), None),
+        Cell(1, job(tokens=2**18, tp_size=2), None),
         Cell(2, job(tp_size=8), skip_reason="needs 8 GPUs, found 4"),
     ]
-    lines = dry_run_text(cells, {}, HOST, Forecast(rows, gpu_memory_gib=80.0)).splitlines()
-    assert "4 GPUs" in lines[1] and lines[1].endswith("0.6 min")
-    assert "predicted to run out of memory: 120 GiB" in lines[2]
+    lines = dry_run_text(cells, {}, HOST, {cells[0].job.key: 30.0}).splitlines()
+    assert "4 GPUs" in lines[1] and lines[1].endswith("0.5 min")
+    assert "runs out of memory: a rank needs at least 32 GiB, 8 GiB free" in lines[2]
     assert lines[3].endswith("skipped: needs 8 GPUs, found 4")
     assert lines[-1] == "3 cells, 2 to run, about 1.1 min one after the other. Nothing was run."
 
@@ -56,9 +48,9 @@ def test_a_plan_to_resume_shows_which_cells_run_and_why(tmp_path):
     of_cell = {"key": cells[0].job.key, "job": None, "kernels_version": cells[0].job.kernels_version}
     fields = {**of_cell, "status": "ok", "finished_at": datetime.now(UTC)}
     synthetic.write([{**row, **fields} for row in list(synthetic.cells())[:1]], tmp_path)
-    lines = dry_run_text(cells[:2], decide(cells, {}), HOST, Forecast(None)).splitlines()
+    lines = dry_run_text(cells[:2], decide(cells, {}), HOST, {}).splitlines()
     assert lines[1].endswith("  measured before")
     assert lines[2].endswith("0.6 min  missing: has no row yet")
     assert lines[-1].startswith("2 cells, 1 to run, about ")
-    nothing = dry_run_text(cells[:1], decide(cells, {}), HOST, Forecast(None)).splitlines()[-1]
+    nothing = dry_run_text(cells[:1], decide(cells, {}), HOST, {}).splitlines()[-1]
     assert nothing == "1 cell, 0 to run. Nothing was run."

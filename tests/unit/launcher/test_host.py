@@ -18,7 +18,7 @@ from tpbench.launcher.host import Host, problem_of, reuse_advice
 from tpbench.launcher.options import SweepOptions
 from tpbench.worker.task import PROGRESS_FILE, TASK_FILE, JsonLines, Task
 
-QUIET: Any = SimpleNamespace(start=lambda *_: None, blocked=lambda *_: None, tick=lambda: None)
+QUIET: Any = SimpleNamespace(show=lambda *_: None, blocked=lambda *_: None, tick=lambda: None)
 """A display that shows nothing."""
 
 

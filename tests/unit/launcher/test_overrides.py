@@ -77,7 +77,7 @@ def test_the_folder_of_configuration_files(tmp_path: Path) -> None:
 def test_a_group_at_the_root_of_a_file_is_refused() -> None:
     _check_roots({"model": "a", "loss": "cross_entropy"}, {"model": "a", "shape": "b"})
     for group, value in (("shape", {"tokens": 3}), ("measure", "x"), ("model", "x")):
-        with pytest.raises(JobError, match=f"`{group}:` at the root .*: write `- override {group}: NAME` in .*global"):
+        with pytest.raises(JobError, match=f"`{group}:` at a file's root .*: write `- override {group}: NAME` in"):
             _check_roots({group: value}, {group: "mine"})
     with pytest.raises(JobError, match=r"write `- experiment: NAME`"):
         _check_roots({"experiment": "x"}, {"shape": "b"})
@@ -93,10 +93,7 @@ def test_a_name_in_a_file_that_is_no_field_is_refused() -> None:
     ("argument", "written"),
     [
         ("block_cap=choice(4096,8192)", "block_cap=4096,8192"),
-        ("variant=glob(*tp*)", "variant=*tp*"),
         ("model=./one,/models/two", "model_dir=./one,/models/two"),
-        ("model='./a,b'", "model_dir='./a,b'"),
-        ("train.loss=tpbench", "train_loss=tpbench"),
         ("model=qwen3_8b,llama3_8b", "model=qwen3_8b,llama3_8b"),
         ("model=Qwen/Qwen3-0.6B,meta-llama/Llama-3.1-8B", "model=qwen3_0p6b,llama3_8b"),
         ("model=meta-llama/Llama-3-8B,meta-llama/Meta-Llama-3-8B", "model=llama3_0_8b,llama3_0_8b"),
@@ -121,13 +118,10 @@ def variants_of(shape: str, variant: str) -> list[str]:
     return [lines[1].partition("=")[2] for lines in composed_jobs.composer().variants_of(lines)]
 
 
-def test_all_variants_and_patterns_are_those_of_the_shape() -> None:
+def test_all_variants_are_those_of_the_shape() -> None:
     names = list(workloads()["tp_block"].variants)
     assert variants_of("tiny_block_tp2", "all") == names
-    assert variants_of("tiny_tp2", "glob(*tp*)") == ["triton_tp", "pytorch_tp_manual"]
     assert variants_of("tiny_tp2", "triton_tp") == ["triton_tp"]
-    with pytest.raises(JobError, match=r"^no variant of entropy_loss, the workload of the shape, matches block_\*"):
-        variants_of("tiny_tp2", "glob(block_*)")
 
 
 def test_an_experiment_needs_its_plus() -> None:

@@ -60,7 +60,7 @@ def test_equal_cells_run_once() -> None:
     assert [cell.index for cell in cells(*caps, gpus=0)] == [0]
 
 
-EMBEDDING = {"variant": "dense_all_reduce", "table_rows": 64, "width": 8, "tp_size": 1, "dp_size": 2}
+EMBEDDING = {"variant": "dense_reduce_scatter", "table_rows": 64, "width": 8, "tp_size": 1, "dp_size": 2}
 
 
 @pytest.mark.parametrize(
@@ -178,6 +178,3 @@ def test_cores_limit_the_ranks_of_a_job_on_a_cpu(
         for at, size in enumerate(sizes)
     ]
     assert [cell.skip_reason for cell in plan(requests, host)] == reasons
-    if reasons[-1]:
-        with pytest.raises(JobError, match=f"^triton_tp: {TOO_MANY}$"):
-            plan(requests[-1:], host)

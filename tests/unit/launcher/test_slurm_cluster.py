@@ -13,26 +13,13 @@ from tpbench.launcher.slurm.cluster import Layout, Partition, SlurmSettings, sta
 from tpbench.settings import JobError
 
 
-@pytest.mark.parametrize(
-    ("config", "longest"),
-    [
-        ("MaxArraySize            = 1001\nMaxJobCount = 10000\nSchedulerParameters = (null)", 1001),
-        ("MaxArraySize            = 0\n", 1),
-        ("", 1001),
-    ],
-)
-def test_the_greatest_length_of_an_array(config: str, longest: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "answer", lambda *line: subprocess.CompletedProcess(line, 0, config, ""))
-    assert cluster.max_array_length() == longest
-
-
 def test_a_rejection_is_one_line() -> None:
     said = cluster.rejection_message(
         "sbatch: error: AssocMaxSubmitJobLimit\nsbatch: error: Batch job submission failed: Job violates "
         "accounting/QOS policy (job submit limit, user's size and/or time limits)\n"
     )
     assert said.startswith("Slurm rejects the jobs: AssocMaxSubmitJobLimit; Batch job submission failed: Job")
-    assert "MaxSubmitJobs or a similar limit" in said and "\n" not in said
+    assert "use hydra.launcher.cells_per_job" in said and "\n" not in said
     other = cluster.rejection_message("sbatch: error: Batch job submission failed: Invalid feature specification")
     assert other.endswith("Invalid feature specification")
 
@@ -78,7 +65,6 @@ def test_a_partition_is_read_from_sinfo(name: str | None, nodes: int, monkeypatc
         return subprocess.CompletedProcess(line, 0, said if name else f"{said}cpu*|12|16|(null)\n", "")
 
     monkeypatch.setattr(cluster, "answer", answer)
-    monkeypatch.setattr(cluster.shutil, "which", lambda name: name)
     monkeypatch.setattr(cluster.machine, "version", lambda name: "2.13.0")
     assert Partition.find(SlurmSettings(partition=name)) == Partition(10, 64, nodes)
 
@@ -94,7 +80,6 @@ def test_a_partition_that_cannot_be_found(code: int, said: str, monkeypatch: pyt
         )
 
     monkeypatch.setattr(cluster, "answer", answer)
-    monkeypatch.setattr(cluster.shutil, "which", lambda name: name)
     with pytest.raises(JobError, match=said):
         Partition.find(SlurmSettings(partition="gpuu"))
 

@@ -18,27 +18,15 @@ from tpbench.launcher.slurm.submitted import closed, is_wanted, left_behind, rec
 from tpbench.settings import JobError
 
 
-@pytest.mark.parametrize(
-    ("state", "status", "said"),
-    [
-        ("TIMEOUT", "timeout", "Slurm job 7_0 ended at Slurm's time limit (TIMEOUT)"),
-        ("CANCELLED", "error", "because it was cancelled"),
-        ("OUT_OF_MEMORY", "error", "more memory than it had asked for"),
-        ("PREEMPTED", "error", "because another job preempted it"),
-        ("NODE_FAIL", "error", "because its node failed"),
-        ("FAILED", "error", "before it wrote a row (FAILED)"),
-        ("COMPLETED", "error", "before it wrote a row (COMPLETED)"),
-        ("GONE", "error", "Slurm does not know it any more"),
-    ],
-)
-def test_a_job_that_ended_without_a_row_gets_one(state: str, status: str, said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("state", "status"), [("TIMEOUT", "timeout"), ("OUT_OF_MEMORY", "error"), ("GONE", "error")])
+def test_a_job_that_ended_without_a_row_gets_one(state: str, status: str, tmp_path: Path) -> None:
     attempt = begun(tmp_path)
     record(attempt, "7_0")
     assert closed(attempt, "RUNNING") is None
     done = closed(attempt, state)
     assert done is not None
     assert done.status == status
-    assert said in str(done.reason)
+    assert done.reason == f"Slurm job 7_0 ended as {state} before it wrote a row"
     again = closed(attempt, "RUNNING")
     assert again is not None and again.row and done.row
     assert again.row["row_id"] == done.row["row_id"]
@@ -121,7 +109,7 @@ def test_a_sweep_of_one_host_is_looked_at_without_slurm(
 
 
 def test_options_for_one_host_are_refused() -> None:
-    with pytest.raises(JobError, match=r"reuse=true: works on one host only, .*hydra\.launcher\.cells_per_job=all"):
+    with pytest.raises(JobError, match=r"reuse=true .* needs hydra\.launcher\.cells_per_job=all"):
         Slurm(SlurmSettings(), SweepOptions(reuse=True))
 
 

@@ -16,7 +16,7 @@ from tpbench.launcher import torchrun
 from tpbench.launcher.failure import describe
 from tpbench.measure.session import MeasureSettings
 from tpbench.worker.start import PROFILED
-from tpbench.worker.torchrun import RankFailure, save_failures
+from tpbench.worker.torchrun import FAILURES_FILE
 
 GOLDEN = Path(__file__).parent / "golden"
 JOBS = {
@@ -52,7 +52,7 @@ def test_ranks_run_under_a_profiler() -> None:
 
 def test_a_job_on_a_cpu_sees_no_gpu_and_interprets_kernels_and_one_on_gpus_never_does() -> None:
     inherited = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "0,1", "PET_STANDALONE": "1"}
-    env = torchrun.environment(job("tiny_tp2"), "row", inherited)
+    env = torchrun.environment(job("tiny_tp2"), "row", inherited, interprets_triton=True)
     assert (env["CUDA_VISIBLE_DEVICES"], env["TRITON_INTERPRET"], env[torchrun.MARKER]) == ("", "1", "row")
     assert "TRITON_INTERPRET" not in torchrun.environment(job("tiny_tp2", "pytorch_gather"), "row", {})
     env = torchrun.environment(job("v131k_tp8"), "row", inherited)
@@ -99,7 +99,7 @@ def test_a_crash_is_told_by_its_line_and_an_end_without_a_result_by_its_rank(tmp
     log.write_text(CRASH)
     _, reason = describe(0, 60, tmp_path)
     assert reason.startswith("rank 0 ended with exit code 0 before its result, as os._exit(0) does")
-    save_failures([RankFailure(0, 0, -11)], tmp_path)
+    (tmp_path / FAILURES_FILE).write_text("[[0, 0, -11]]")
     _, reason = describe(1, 60, tmp_path)
     assert reason == (
         "rank 0 ended with signal 11 (SIGSEGV); the last lines:\n[1.7 s] rank 0: first pass\n"

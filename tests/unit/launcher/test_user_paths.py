@@ -9,7 +9,7 @@ import pytest
 
 import tpbench
 from tests.support.planned_jobs import job
-from tpbench.launcher.command_line.arguments import check_overrides, rewritten
+from tpbench.launcher.command_line.arguments import rewritten
 from tpbench.launcher.command_line.outside_choices import find_outside
 from tpbench.launcher.options import COMMANDS
 from tpbench.settings import JobError, user_path
@@ -67,10 +67,6 @@ def test_fields_functions_and_files_of_variants_follow_the_rule(monkeypatch: pyt
         "output_dir=/home/me/x",
         "model_dir=/home/me/m,/home/me/n",
     ]
-    assert rewritten(["hydra.sweep.dir=~/x"]) == ["hydra.sweep.dir=/home/me/x"]
-    for folder in ("hydra.run.dir", "hydra.sweep.dir"):
-        with pytest.raises(JobError, match=f"{folder} is empty"):
-            check_overrides([f"{folder}="])
     for other in (["rows"], 1e3, True):
         with pytest.raises(JobError, match=r"output_dir=.* is of the type"):
             user_path(other, "output_dir")

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.lone_rank import lone_rank
 from tests.support.sleeping_sessions import cpu_context
-from tpbench.measure.compile_time import CompileTime, listen
+from tpbench.measure.compile_time import compile_columns, listen, spent_s
 
 
 def test_compile_times_are_those_of_the_cell_on_the_slowest_rank(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,21 +20,21 @@ def test_compile_times_are_those_of_the_cell_on_the_slowest_rank(monkeypatch: py
     monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(knobs=SimpleNamespace(compilation=compilation)))
     monkeypatch.setitem(sys.modules, "torch._dynamo.utils", SimpleNamespace(calculate_time_spent=lambda: dict(spent)))
     for _ in range(2):
-        compile_time = CompileTime()
+        before_s = spent_s()
         for _ in range(2):
             listen()  # each kernel counts once
         for microseconds in (250_000, 500_000):
             compilation.listener(times=SimpleNamespace(total=microseconds), cache_hit=False)
         spent["total_wall_time"] += 2.5
         # The second rank has twice the numbers.
-        assert compile_time.columns(context) == pytest.approx({"triton_compile_s": 1.5, "torch_compile_s": 5.0})
+        assert compile_columns(before_s, context) == pytest.approx({"triton_compile_s": 1.5, "torch_compile_s": 5.0})
     assert heard == [False] * 4  # another listener still hears of them
 
 
 def test_nothing_is_compiled_without_compilers(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("triton", "torch._dynamo.utils"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    compile_time = CompileTime()
+    before_s = spent_s()
     listen()
-    columns = compile_time.columns(cpu_context(lone_rank(monkeypatch)))
+    columns = compile_columns(before_s, cpu_context(lone_rank(monkeypatch)))
     assert columns == {"triton_compile_s": 0.0, "torch_compile_s": 0.0}

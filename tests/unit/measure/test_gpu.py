@@ -14,26 +14,33 @@ from tests.support.simulated_time import SimulatedTime
 from tests.support.sleeping_sessions import cpu_context
 from tpbench.measure import gpu
 from tpbench.measure.gpu import ClockWatch
+from tpbench.measure.session import Context
 
 COUNTED = "nvmlDeviceGetViolationStatus"
 CLOCKS = {"sm_clock_mhz": 1980, "memory_clock_mhz": 3201}
 
 
+@pytest.fixture
+def context(monkeypatch: pytest.MonkeyPatch) -> Context:
+    """The context of rank 0 of two ranks on a GPU."""
+    return dataclasses.replace(cpu_context(lone_rank(monkeypatch)), device=torch.device("cuda"))
+
+
 @pytest.mark.parametrize(
     ("violated_ns", "seconds", "unknown", "reasons"),
     [
-        ({}, 1.0, (), set()),  # 5 s of power violations were before the watch
-        ({pynvml.NVML_PERF_POLICY_POWER: 20_000_000}, 1.0, (), {"power"}),
-        ({pynvml.NVML_PERF_POLICY_LOW_UTILIZATION: 10**9}, 1.0, (), set()),
+        ({}, 1.0, (), "none"),  # 5 s of power violations were before the watch
+        ({pynvml.NVML_PERF_POLICY_POWER: 20_000_000}, 1.0, (), "power"),
+        ({pynvml.NVML_PERF_POLICY_LOW_UTILIZATION: 10**9}, 1.0, (), "none"),
         # A hundredth of the time is the least that counts.
-        ({pynvml.NVML_PERF_POLICY_THERMAL: 20_000_000}, 1.0, (), {"thermal"}),
-        ({pynvml.NVML_PERF_POLICY_THERMAL: 20_000_000}, 3.0, (), set()),
+        ({pynvml.NVML_PERF_POLICY_THERMAL: 20_000_000}, 1.0, (), "thermal"),
+        ({pynvml.NVML_PERF_POLICY_THERMAL: 20_000_000}, 3.0, (), "none"),
         ({pynvml.NVML_PERF_POLICY_THERMAL: 10**9}, 1.0, (COUNTED,), None),
     ],
 )
 def test_reasons_are_those_of_the_watched_time(
-    violated_ns: dict[int, int], seconds: float, unknown: tuple[str, ...], reasons: set[str] | None,
-    monkeypatch: pytest.MonkeyPatch,
+    violated_ns: dict[int, int], seconds: float, unknown: tuple[str, ...], reasons: str | None,
+    context: Context, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     time = SimulatedTime()
     watch, nvml = fake_watch(monkeypatch, time, *unknown)
@@ -46,11 +53,10 @@ def test_reasons_are_those_of_the_watched_time(
             time.sleep(seconds / 2)
             for policy, ns in violated_ns.items():
                 nvml.violations_ns[policy] += ns // 2
-    assert watch.reasons() == reasons
+    assert watch.columns(context).get("throttle_reasons") == reasons
 
 
-def test_clocks_are_lowered_if_those_of_any_rank_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    context = dataclasses.replace(cpu_context(lone_rank(monkeypatch)), device=torch.device("cuda"))
+def test_clocks_are_lowered_if_those_of_any_rank_are(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     time = SimulatedTime()
     watch, nvml = fake_watch(monkeypatch, time)
     with watch:
@@ -71,10 +77,10 @@ def test_clocks_are_lowered_if_those_of_any_rank_are(monkeypatch: pytest.MonkeyP
         assert watch.columns(context) == columns
 
 
-def test_without_nvml_or_a_gpu_of_this_uuid_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_nvml_or_a_gpu_of_this_uuid_nothing_is_known(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     other, _ = fake_watch(monkeypatch, SimulatedTime(), uuid="other")
     monkeypatch.setattr(gpu, "load_nvml", lambda: None)
     for watch in (other, ClockWatch(torch.device("cuda")), ClockWatch(torch.device("cpu"))):
         with watch:
             pass
-        assert watch.reasons() is None and watch.clocks_mhz == {}
+        assert watch.columns(context) == {}

@@ -138,13 +138,12 @@ def test_a_process_that_runs_further_jobs_is_traced_only_if_it_trains(monkeypatc
 def test_without_cupti_the_iterations_run_and_there_is_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[int] = []
     said: list[str] = []
-    monkeypatch.setattr(gpu_trace, "_has_run", False)  # restored after the test
+    monkeypatch.setattr(gpu_trace, "has_run", False)  # restored after the test
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     wall: Any = SimpleNamespace(samples=lambda step, restore, iterations: [step() for _ in range(iterations)])
     here: Any = SimpleNamespace(device=torch.device("cuda"), say=said.append)
-    with pytest.warns(UserWarning, match="CUDA is not available"):
-        assert gpu_trace._traced(lambda: ran.append(1), lambda: None, wall, 3, here) == []
+    assert gpu_trace._traced(lambda: ran.append(1), lambda: None, wall, 3, here) == []
     assert len(ran) == 3 and said[0].startswith("no trace: ")
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from tests.support import synthetic
 from tpbench.predict.cells import measured
-from tpbench.predict.model import extrapolation_factors, models, predicted_oom
+from tpbench.predict.model import extrapolation_factors, models
 from tpbench.results.read import load
 from tpbench.settings import JobError
 from tpbench.workloads import workloads
@@ -36,14 +36,3 @@ def test_extrapolation_has_a_larger_error(made):
     assert extrapolation_factors(model.cells, far) == {"tokens": 64.0, "vocab": 2.0, "tp_size": 2.0}
     assert model(far).time_ms.error == pytest.approx(9 * model(near).time_ms.error)
     assert model(near).time_ms.low < model(near).time_ms.value < model(near).time_ms.high
-
-
-def test_predicted_oom_of_a_cell(made):
-    big = Size(65536, 131072, 4, "cross_entropy")
-    said = predicted_oom(made, "pytorch_gather", big, 80.0)
-    assert said.startswith("predicted to run out of memory: 120 GiB") and said.endswith("80 GiB free")
-    assert "a measured cell that needs 120.0 GiB ran out" in predicted_oom(made, "pytorch_gather", big, 137.8)
-    assert predicted_oom(made, "pytorch_gather", Size(49152, 131072, 4, "cross_entropy"), 137.8) is None
-    assert predicted_oom(made, "triton_tp", big, 80.0) is None
-    assert predicted_oom(made, "pytorch_gather", Size(65536, 131072, 4, "forward_kl"), 80.0) is None
-    assert predicted_oom(made, "of_the_future", big, 80.0) is None

@@ -133,7 +133,7 @@ def test_an_unknown_column_is_an_error(name):
 )
 def test_impossible_requests_are_explained(add, tmp_path, capsys, arguments, message):
     add("triton_tp", 1.0)
-    add("dense_all_reduce", 1.0, workload="embedding_grad")
+    add("dense_reduce_scatter", 1.0, workload="embedding_grad")
     assert main([str(tmp_path), *arguments]) == 2
     assert message in capsys.readouterr().err
 

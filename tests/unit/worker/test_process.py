@@ -13,10 +13,10 @@ from tpbench.worker.process import begin_tasks, reason_to_end, reset_random_numb
 
 
 def test_a_process_that_profiled_a_gpu_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_trace, "_has_run", False)
+    monkeypatch.setattr(gpu_trace, "has_run", False)
     here = torch.device("cpu")
     assert reason_to_end(here) == ""
-    gpu_trace.gpu_profile()
+    monkeypatch.setattr(gpu_trace, "has_run", True)
     assert reason_to_end(here).startswith("a profiler has run on its GPU")
 
 
@@ -40,7 +40,7 @@ class Gpu:
         for name in ("synchronize", "empty_cache"):
             monkeypatch.setattr(torch.cuda, name, lambda *device: None)
         monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, raising=False)
-        monkeypatch.setattr(gpu_trace, "_has_run", False)
+        monkeypatch.setattr(gpu_trace, "has_run", False)
         monkeypatch.setattr(process, "_free_bytes", {})
 
     def info(self, device: object) -> tuple[int, int]:

@@ -12,7 +12,6 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from tpbench.launcher.slurm.runner import address_towards, gloo_interface
 from tpbench.launcher.torchrun import ProcessTree
-from tpbench.worker import torchrun
 from tpbench.worker.rendezvous import BACKEND, FixedNodes, store_of_agents
 from tpbench.worker.start import MARKER, SECRET, STORE_FILE, create_secret, load_secret
 
@@ -62,14 +61,6 @@ def test_the_folder_of_the_store_is_its_users_alone_and_does_not_stay(tmp_path: 
     assert mode == "700"
     tree.end()
     assert not Path(folder).exists()
-
-
-def test_the_agent_removes_the_store_if_its_launcher_is_dead(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "store").mkdir()
-    (tmp_path / "store" / "store").touch()
-    monkeypatch.setenv(STORE_FILE, str(tmp_path / "store" / "store"))
-    torchrun.remove_store()
-    assert not (tmp_path / "store").exists()
 
 
 def test_a_secret_has_128_bits_and_only_its_user_reads_it(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ class FastSchedule(PlainSchedule):
     def __init__(self, group: dist.ProcessGroup) -> None:
         """Prepare the schedule. This part is not timed: allocate buffers and streams here."""
         self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
-        self.divisor = self.size  # must divide the number of rows of a product that is scattered
 
     def gather(self, shard: Tensor) -> Pending:
         """All-gather (rows, columns) shards to (size * rows, columns)."""

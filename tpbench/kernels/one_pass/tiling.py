@@ -100,18 +100,23 @@ def tiling(
     whole = world_size == 1 and not top_k and fits and 4 * full < padded <= 8 * min(full, cap)
     # Two programs per multiprocessor: one works while the other waits, if 128 registers per thread are enough. The
     # launch is cooperative, so the driver refuses it if not all programs fit at once.
-    short = world_size > 1 and padded <= full * (2 if has_labels else 1)
+    if world_size > 1:
+        short = padded <= full * (2 if has_labels else 1)
+    else:
+        short = padded <= min(full, cap) * (2 if top_k else 1)
     # The smallest tile has a vector of 16 bytes per thread. Seven such tiles of 8 warps, twice, must fit, too.
     smallest_tile = 8 * 32 * 16 * (column_bytes // itemsize)
     programs_per_sm = 2 if short and limits.shared_bytes >= 2 * (7 * smallest_tile + RESERVED_BYTES) else 1
     # Instructions limit the speed. Fewer warps repeat fewer of those that each warp executes once per row.
-    warps = 8 if world_size > 1 or (padded > 4 * full and not whole) else 16
+    warps = 8 if world_size > 1 or short or (padded > 4 * full and not whole) else 16
 
-    tile_columns = full // programs_per_sm
+    tile_columns = full
     if world_size > 1:
-        tiles = 4  # three hide the exchange
+        tiles, tile_columns = 4, full // programs_per_sm  # three hide the exchange
     elif whole:
         tiles = 8
+    elif short and padded <= full:
+        tiles = 1
     elif padded <= 4 * tile_columns:
         tiles = 2
         if padded > 2 * tile_columns:

@@ -237,45 +237,78 @@ def inverse_count_kernel(labels, row_weight, inverse_count, n_rows, vocab_size, 
 
 
 @triton.jit
-def sequence_mean_kernel(
-    sequences, labels, logprobs, inputs, means, n_rows, vocab_size, ignore_index, scales, BLOCK: tl.constexpr,
-    OTHERS: tl.constexpr,
-):  # fmt: skip
-    """Store for each row a mean over the rows of its sequence that count and whose weight is not 0.
+def sequence_range_kernel(sequences, ranges, n_rows, BLOCK: tl.constexpr):
+    """Store the least and the largest sequence of each block of rows, (2, blocks)."""
+    block = tl.program_id(0)
+    row = block * BLOCK + tl.arange(0, BLOCK)
+    sequence = tl.load(sequences + tl.minimum(row, n_rows - 1))
+    tl.store(ranges + block, tl.min(sequence, axis=0))
+    tl.store(ranges + tl.num_programs(0) + block, tl.max(sequence, axis=0))
 
-    It is that of the log-ratios or, if `inputs` have their mean, that of the weighted slopes of the losses by it. A
-    program of BLOCK rows goes over all rows, OTHERS at a time, and sums in their order: the same bits on every rank.
+
+@triton.jit
+def _members(sequence, other, sequences, labels, inputs, n_rows, vocab_size, ignore_index):
+    """Return which rows `other` are of each sequence (BLOCK,), count and have a weight, and some of their inputs."""
+    exists = other < n_rows
+    of_other = tl.load(sequences + other, mask=exists, other=0)
+    label = tl.load(labels + other, mask=exists, other=-1).to(tl.int64)
+    counts = exists & label_counts(label, vocab_size, ignore_index)
+    row_grad, _, row_weight, old_logprobs, advantages, _, _, _, _, _ = load_inputs(inputs, other, exists)
+    if inputs.row_weight is not None:
+        counts = counts & (row_weight != 0.0)
+    same = counts[None, :] & (sequence[:, None] == of_other[None, :])
+    return same, row_grad, row_weight, old_logprobs, advantages
+
+
+@triton.jit
+def sequence_mean_kernel(
+    sequences, ranges, labels, logprobs, inputs, log_ratio, ratio_slope, n_rows, n_blocks, vocab_size, ignore_index,
+    scales, BLOCK: tl.constexpr, OTHERS: tl.constexpr,
+):  # fmt: skip
+    """Store for each row the mean log-ratio of its sequence and, unless it is None, the mean slope by it.
+
+    A mean is that over the rows of a sequence that count and whose weight is not 0. Slopes of losses are weighted. A
+    program of BLOCK rows sums over all rows in their order, OTHERS at a time: the same bits on every rank. Rows of a
+    sequence are often neighbours, so it starts and ends with blocks that may have one of its sequences, by `ranges`.
     """
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    sequence = tl.load(sequences + row, mask=row < n_rows, other=0)
+    sequence = tl.load(sequences + tl.minimum(row, n_rows - 1))
+    begin = n_blocks
+    end = 0
+    for start in range(0, n_blocks, OTHERS):
+        block = start + tl.arange(0, OTHERS)
+        least = tl.load(ranges + block, mask=block < n_blocks, other=2**31 - 1)
+        largest = tl.load(ranges + n_blocks + block, mask=block < n_blocks, other=-(2**31))
+        meets = (least <= tl.max(sequence, axis=0)) & (largest >= tl.min(sequence, axis=0))
+        begin = tl.minimum(begin, tl.min(tl.where(meets, block, n_blocks), axis=0))
+        end = tl.maximum(end, tl.max(tl.where(meets, block + 1, 0), axis=0))
     total = tl.zeros([BLOCK], dtype=tl.float32)
     count = tl.zeros([BLOCK], dtype=tl.float32)
-    for start in range(0, n_rows, OTHERS):
-        other = start + tl.arange(0, OTHERS)
-        exists = other < n_rows
-        of_other = tl.load(sequences + other, mask=exists, other=0)
-        # Rows of a sequence are often neighbours. Then most blocks have none of this program's sequences.
-        if (tl.min(of_other, axis=0) <= tl.max(sequence, axis=0)) & (
-            tl.max(of_other, axis=0) >= tl.min(sequence, axis=0)
-        ):
-            label = tl.load(labels + other, mask=exists, other=-1).to(tl.int64)
-            counts = exists & label_counts(label, vocab_size, ignore_index)
-            values = load_inputs(inputs, other, exists)
-            row_grad, _, row_weight, old_logprobs, advantages, _, log_ratio, _, _, _ = values
-            if inputs.log_ratio is None:
-                value = tl.load(logprobs + other, mask=exists, other=0.0) - old_logprobs
-            else:
-                _, value, _ = policy_terms(log_ratio, advantages, scales)
-                if inputs.row_grad is not None:
-                    value = value * row_grad
-                if inputs.row_weight is not None:
-                    value = value * row_weight
+    for number in range(begin, end):
+        other = number * OTHERS + tl.arange(0, OTHERS)
+        same, _, _, old_logprobs, _ = _members(
+            sequence, other, sequences, labels, inputs, n_rows, vocab_size, ignore_index
+        )
+        value = tl.load(logprobs + other, mask=other < n_rows, other=0.0) - old_logprobs
+        total += tl.sum(tl.where(same, value[None, :], 0.0), axis=1)
+        count += tl.sum(tl.where(same, 1.0, 0.0), axis=1)
+    count = tl.maximum(count, 1.0)
+    mean = total / count
+    tl.store(log_ratio + row, mean, mask=row < n_rows)
+    if ratio_slope is not None:
+        total = tl.zeros([BLOCK], dtype=tl.float32)
+        for number in range(begin, end):
+            other = number * OTHERS + tl.arange(0, OTHERS)
+            same, row_grad, row_weight, _, advantages = _members(
+                sequence, other, sequences, labels, inputs, n_rows, vocab_size, ignore_index
+            )
+            _, slope, _ = policy_terms(mean[:, None], advantages[None, :], scales)
+            if inputs.row_grad is not None:
+                slope = slope * row_grad[None, :]
             if inputs.row_weight is not None:
-                counts = counts & (row_weight != 0.0)
-            same = counts[None, :] & (sequence[:, None] == of_other[None, :])
-            total += tl.sum(tl.where(same, value[None, :], 0.0), axis=1)
-            count += tl.sum(tl.where(same, 1.0, 0.0), axis=1)
-    tl.store(means + row, total / tl.maximum(count, 1.0), mask=row < n_rows)
+                slope = slope * row_weight[None, :]
+            total += tl.sum(tl.where(same, slope, 0.0), axis=1)
+        tl.store(ratio_slope + row, total / count, mask=row < n_rows)
 
 
 @triton.jit

@@ -23,6 +23,7 @@ from tpbench.kernels.two_pass.kernels import (
     row_loss_kernel,
     scale_kernel,
     sequence_mean_kernel,
+    sequence_range_kernel,
     statistics_kernel,
 )
 from tpbench.kernels.two_pass.state import TwoPassSpec
@@ -150,16 +151,19 @@ def with_sequence_means(loss: RowLoss, labels: Tensor, logprobs: Tensor, rows: R
 
     logprobs: (rows,) fp32, equal on all ranks.
     """
-    block, others = (256, 4096) if INTERPRETED else (16, 1024)
-    kernel = cached_launch(sequence_mean_kernel, BLOCK=block, OTHERS=others, num_warps=8)
-    for name in ("log_ratio", "ratio_slope")[: 1 + gradient]:
-        means = torch.empty_like(logprobs)
-        with launching(labels.device):
-            kernel(
-                -(-len(labels) // block), (rows.sequences, labels, logprobs, rows.inputs, means),
-                (len(labels), loss.vocabulary.size, loss.ignore_index), loss.scales(rows),
-            )  # fmt: skip
-        rows = replace(rows, inputs=rows.inputs._replace(**{name: means}))
+    block, others = (256, 4096) if INTERPRETED else (16, 512)
+    blocks = -(-len(labels) // others)
+    ranges = torch.empty((2, blocks), dtype=torch.int32, device=labels.device)
+    log_ratio = torch.empty_like(logprobs)
+    ratio_slope = torch.empty_like(logprobs) if gradient else None
+    mean = cached_launch(sequence_mean_kernel, BLOCK=block, OTHERS=others, num_warps=4)
+    with launching(labels.device):
+        cached_launch(sequence_range_kernel, BLOCK=others)(blocks, (rows.sequences, ranges), (len(labels),))
+        mean(
+            -(-len(labels) // block), (rows.sequences, ranges, labels, logprobs, rows.inputs, log_ratio, ratio_slope),
+            (len(labels), blocks, loss.vocabulary.size, loss.ignore_index), loss.scales(rows),
+        )  # fmt: skip
+    rows = replace(rows, inputs=rows.inputs._replace(log_ratio=log_ratio, ratio_slope=ratio_slope))
     return replace(rows, sequences=None)
 
 

@@ -5,6 +5,7 @@ The names of fields are checked where jobs are made of them (`tpbench.job.parse_
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from argparse import Namespace
@@ -15,7 +16,7 @@ from typing import NoReturn
 from hydra._internal.utils import get_args_parser
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import ChoiceSweep, Override, RangeSweep
 from hydra.errors import OverrideParseException
 
 from tpbench.launcher.command_line.outside_choices import command_line_variants, name_in_rows
@@ -29,14 +30,12 @@ typed: list[str] = []
 model_files: set[str] = set()
 """The models of user's files, FILE.py:NAME, that this process's command line has named."""
 
-OUTPUT_FOLDERS = ("output_dir", "hydra.run.dir", "hydra.sweep.dir")
-"""Fields for the folders of rows and of logs."""
+MAX_CELLS = 10_000
+"""Most cells of one sweep. Every cell is composed before the first one runs, in about 60 ms each."""
 
 _SEVERAL = re.compile(r"\s+(?=[+~]*[\w./]+=)")
 """White space before another NAME= within one argument."""
 _ENVIRONMENT = re.compile(r"\$\{\s*oc\.(env|\$)")
-_NESTED = re.compile(r"""[()\[\]{}'"\\]""")
-"""Characters of a value that is more than a list of words."""
 _CHOICE = re.compile(r"""[^,()\[\]{}'"\\]+""")
 """A value among several: what Hydra's grammar separates by commas, brackets and quotation marks."""
 _THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})*,0\d\d(?:,\d{3})*")
@@ -94,6 +93,8 @@ def check_overrides(arguments: Sequence[str]) -> None:
     errors += [error for each in overrides for error in _errors(each, sweeps)]
     if errors:
         raise JobError("\n".join(dict.fromkeys(errors)))
+    if (cells := math.prod(map(_count, overrides))) > MAX_CELLS:
+        raise JobError(f"this sweep has {cells} cells; one sweep has at most {MAX_CELLS}: divide it into several")
 
 
 def parse_overrides(arguments: Sequence[str]) -> list[Override]:
@@ -147,19 +148,25 @@ def _errors(override: Override, sweeps: bool) -> list[str]:
     if _ENVIRONMENT.search(line) and key != "output_dir" and not of_hydra:
         # The value would be in messages and in the rows.
         errors.append(f'{printable(line)} reads a variable of the environment: let the shell do it, {key}="$NAME"')
-    if (override.is_sweep_override() or (key == "variant" and is_pattern(line))) and not (sweeps or of_hydra):
+    if (override.is_sweep_override() or line == "variant=all") and not (sweeps or of_hydra):
         errors.append(f"{line} is a sweep: add -m (python -m tpbench -m ...)")
     if override.is_delete() and not of_hydra:
         errors.append(f"{line} removes what every job needs: write {key}=VALUE")
     if key == "workload":
         errors.append("a workload is chosen by its variant and shape (python -m tpbench list WORKLOAD shows them)")
-    if key in OUTPUT_FOLDERS and of_hydra:
-        user_path(override.get_value_element_as_str().strip("'\""), key)
     if key in GROUPS and isinstance(values := override.value(), list):
         errors.append(f"{line}: write several values as -m {key}={','.join(map(str, values))}")
     if key == "experiment" and not override.is_add():
         errors.append(f"experiments are added, with a plus: +{line.lstrip('+')}")
     return errors
+
+
+def _count(override: Override) -> int:
+    """Return the number of values of an override, without making them."""
+    value = override.value()
+    if isinstance(value, RangeSweep):
+        return max(1, math.ceil(((value.stop or 0) - (value.start or 0)) / (value.step or 1)))
+    return max(1, len(value.list)) if isinstance(value, ChoiceSweep) else 1
 
 
 def _without_aliases(arguments: Sequence[str]) -> list[str]:
@@ -206,24 +213,25 @@ def rewritten(arguments: Sequence[str]) -> list[str]:
     errors: list[str] = []
 
     def variant(choice: re.Match[str]) -> str:
+        if choice[0] == "all":  # only the composed cell tells the workload of these variants
+            ConfigStore.instance().store("all", {"variant": "all"}, "variant", "_global_")
+            return "all"
         try:
-            return pattern_choice(choice[0]) or name_in_rows(choice[0])
+            return name_in_rows(choice[0])
         except JobError as error:
             errors.append(str(error))
             return choice[0]
 
     for argument in arguments:
         name, equals, value = argument.partition("=")
-        if name in ("model", "model_dir", *OUTPUT_FOLDERS):  # Hydra's grammar has no ~
+        if name in ("model", "model_dir", "output_dir"):  # Hydra's grammar has no ~
             value = ",".join(str(user_path(path)) if path.startswith("~") else path for path in value.split(","))
         if name in GROUPS:  # Hydra's sweeper takes numbers in choice(...) for no choices
             value = re.sub(r"^choice\(([^()]*)\)$", r"\1", value)
         elif _THOUSANDS.fullmatch(value):
             raise JobError(f"{argument}: a number has no comma: write {name}={value.replace(',', '')}")
         if name == "variant":
-            value = _CHOICE.sub(variant, re.sub(r"\bglob\(([^(),=\[\]]*)\)", r"\1", value))
-        if (flat := name.replace(".", "_")) in command_line_names():  # train.loss
-            name = flat
+            value = _CHOICE.sub(variant, value)
         if name == "model" and ("/" in value or ".py:" in value):
             words += _model_and_folders(value, arguments)
         else:
@@ -234,23 +242,6 @@ def rewritten(arguments: Sequence[str]) -> list[str]:
     if own and not any(word.startswith("shape=") for word in words):
         words.append(f"shape={own[0]}")  # the shape of a workload from outside
     return words
-
-
-def is_pattern(variant: str) -> bool:
-    """Return True for a pattern of names of variants, such as `*` and `triton_*`."""
-    return not {"*", "?"}.isdisjoint(variant)
-
-
-def pattern_choice(choice: str) -> str | None:
-    """Return `all`, as `*`, and a pattern of names as a choice of the group `variant`, else None.
-
-    Only the composed cell tells the workload whose variants it means (`SweepComposer.variants_of`).
-    """
-    pattern = "*" if choice == "all" else choice
-    if not is_pattern(pattern):
-        return None
-    ConfigStore.instance().store(pattern, {"variant": pattern}, "variant", "_global_")
-    return pattern
 
 
 def accepted_by_hydra(arguments: Sequence[str]) -> list[str]:
@@ -286,8 +277,7 @@ def _model_and_folders(value: str, arguments: Sequence[str]) -> list[str]:
     becomes a `model_dir`: `NAME,path/to/folder` becomes `model=NAME` and `model_dir=null,path/to/folder`. With several
     names each folder is combined with each name. The resulting equal jobs run once.
     """
-    choices = [value] if _NESTED.search(value) else value.split(",")
-    choices = [file_of(choice, arguments) or choice if "/" in choice else choice for choice in choices]
+    choices = [file_of(choice, arguments) or choice if "/" in choice else choice for choice in value.split(",")]
     for place, choice in enumerate(choices):
         if builder := re.fullmatch(r"(.+\.py):(\w+)", choice):
             choices[place] = f"{user_path(builder[1]).resolve()}:{builder[2]}"

@@ -1,112 +1,69 @@
-"""`dry_run=true`: the plan of a sweep as text, with the time that its cells are expected to need, and those that run
-out of memory."""
+"""`dry_run=true`: the plan of a sweep as text, with the time that its cells are expected to need."""
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import pandas as pd
-
 from tpbench.job import Job
-from tpbench.launcher.planning.plan import Cell, PlanningTarget, is_long_on_cpu, notes
+from tpbench.launcher.planning.plan import Cell, PlanningTarget, ThisHost, is_long_on_cpu, notes
 from tpbench.launcher.planning.resume import ResumeDecision
 from tpbench.measure import machine
-from tpbench.predict.cells import cost_models, measured
 from tpbench.predict.memory import RESERVE_GIB, this_gpu
-from tpbench.predict.model import VariantModel, models, predicted_oom
-from tpbench.results.read import chosen_options, load
-from tpbench.settings import JobError, spelled
+from tpbench.results.read import load
 from tpbench.tables import aligned_lines
-from tpbench.workloads import workloads
 
 REFERENCE_DIR = "outputs/reference"
-"""Folder of the reference rows, which add to the rows in the cells' own output folders."""
+"""Folder of the reference rows."""
 
 START_S = {"cuda": 25.0, "cpu": 10.0}
 """By device, the seconds to start the processes of a job and import torch, if no row says better."""
 
 
-class Forecast:
-    """Expected time and memory of jobs."""
+def measured_seconds(cells: Sequence[Cell]) -> dict[str, float]:
+    """Return the wall time of jobs, by their keys, from rows of the cells' output folders and the reference rows."""
+    folders = {*(cell.job.output_dir for cell in cells), REFERENCE_DIR}
+    existing = [folder for folder in folders if Path(folder).exists()]
+    if not existing:
+        return {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        rows = load(existing)
+    last = rows[rows["status"].isin(["ok", "oom"])].drop_duplicates("key", keep="last")
+    return dict(last.set_index("key")["wall_s"].dropna())
 
-    def __init__(
-        self, rows: pd.DataFrame | None, gpu_memory_gib: float | None = None, cpu_memory_gib: float | None = None
-    ) -> None:
-        """Learn from measured rows.
 
-        Args:
-            rows: rows as `tpbench.load` returns them, or None if there are none.
-            gpu_memory_gib: memory of one GPU of this machine.
-            cpu_memory_gib: main memory that the ranks of a job on the CPU may share. Without a memory only jobs with
-                memory_limit_gib can be predicted to run out of it.
-        """
-        self.gpu_memory_gib, self.cpu_memory_gib = gpu_memory_gib, cpu_memory_gib
-        self.wall_s: dict[str, float] = {}
-        self.models: dict[str, Mapping[str, VariantModel]] = {}
-        """By workload, then by variant."""
-        if rows is None or rows.empty:
-            return
-        last = rows.drop_duplicates("key", keep="last")
-        self.wall_s = dict(last[last["status"].isin(["ok", "oom"])].set_index("key")["wall_s"].dropna())
-        for name in cost_models():
-            with contextlib.suppress(JobError):  # no row was measured on a GPU, so no model can be fitted
-                self.models[name] = models(measured(rows, workloads()[name]))
+def expected_seconds(job: Job, measured: Mapping[str, float]) -> float | None:
+    """Return the expected wall time of a job in seconds, or None if it is unknown.
 
-    @classmethod
-    def of(cls, cells: Sequence[Cell], on_this_host: bool = True) -> Forecast:
-        """Return a forecast from the rows in the cells' output folders and the reference rows.
+    It is that of its last row; else, unless the problem fixes the iterations or is large for a CPU, the start plus the
+    time budget of the measurement.
+    """
+    known = measured.get(job.key)
+    if known is None and not job.scheduled and not is_long_on_cpu(job):
+        known = START_S[job.device] + 3 * job.measure.time_budget_s
+    return known and min(known, job.timeout_s)
 
-        `on_this_host`: the cells run on this machine, whose memory limits them.
-        """
-        folders = [*{cell.job.output_dir for cell in cells}, REFERENCE_DIR]
-        existing = [folder for folder in folders if Path(folder).exists()]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            rows = load(existing) if existing else None
-        if not on_this_host:
-            return cls(rows)
-        gpu = this_gpu()
-        return cls(rows, gpu[1] if gpu else None, machine.memory_share_gib(1))
 
-    def seconds(self, job: Job) -> float | None:
-        """Return the expected wall time of a job in seconds, or None if it is unknown.
+def shortage(job: Job, gpu_gib: float | None, cpu_gib: float | None) -> str | None:
+    """Return why the inputs of a job, or its model, don't fit in the memory of this machine, or None if they do.
 
-        It is that of the last row of the same job; else, unless the problem fixes the iterations or is large for a CPU,
-        the start plus the time budget of the measurement.
-        """
-        known = self.wall_s.get(job.key)
-        if known is None and not job.scheduled and not is_long_on_cpu(job):
-            known = START_S[job.device] + 3 * job.measure.time_budget_s
-        return known and min(known, job.timeout_s)
-
-    def oom_reason(self, job: Job) -> str | None:
-        """Return why a job is predicted to run out of memory, or None if it is not."""
-        if job.device == "cuda":
-            free_gib = self.gpu_memory_gib and self.gpu_memory_gib - RESERVE_GIB
-        else:
-            free_gib = self.cpu_memory_gib and self.cpu_memory_gib / job.world_size
-        free_gib = job.memory_limit_gib or free_gib
-        if not free_gib:
-            return None
-        least_gib = job.workload.least_gib(job)
-        if least_gib and least_gib > free_gib:
-            needed = job.workload.expected_memory(job) or f"a rank needs at least {least_gib:.3g} GiB"
-            return f"predicted to run out of memory: {needed}, {free_gib:.3g} GiB free"
-        if not job.workload.cost_model:
-            return None
-        cost_model = job.workload.cost_model()
-        size = cost_model.size_of(job.flat())
-        options = chosen_options(job.flat(), job.workload)
-        named = [f"{name}={spelled(value)}" for name, value in options if name not in cost_model.tuning_options]
-        label = " ".join([job.variant, *named])
-        return predicted_oom(self.models.get(job.workload.name, {}), label, size, free_gib) if size else None
+    `gpu_gib`: memory of one GPU. `cpu_gib`: main memory that all ranks share. None: unknown.
+    """
+    free_gib = (gpu_gib and gpu_gib - RESERVE_GIB) if job.device == "cuda" else cpu_gib and cpu_gib / job.world_size
+    free_gib, least_gib = job.memory_limit_gib or free_gib, job.workload.least_gib(job)
+    if not (free_gib and least_gib and least_gib > free_gib):
+        return None
+    needed = job.workload.expected_memory(job) or f"a rank needs at least {least_gib:.3g} GiB"
+    return f"runs out of memory: {needed}, {free_gib:.3g} GiB free"
 
 
 def dry_run_text(
-    cells: Sequence[Cell], decisions: Mapping[int, ResumeDecision], target: PlanningTarget, forecast: Forecast
+    cells: Sequence[Cell],
+    decisions: Mapping[int, ResumeDecision],
+    target: PlanningTarget,
+    measured: Mapping[str, float],
 ) -> str:
     """Return the plan as text: one line per cell, then the totals.
 
@@ -114,10 +71,12 @@ def dry_run_text(
         cells: the cells of the sweep.
         decisions: those of resume=true, by the cell's index; empty if all cells run anew.
         target: the machine that the cells are planned for.
-        forecast: expected times and memory.
+        measured: the wall time of jobs that ran before, by their keys.
     """
     grid = []
     expected: list[float | None] = []
+    gpu = this_gpu()
+    memory = (gpu and gpu[1], machine.memory_share_gib(1)) if isinstance(target, ThisHost) else (None, None)
     for cell in cells:
         decision, ranks = decisions.get(cell.index), cell.job.world_size
         device = f"{ranks} GPU{'s' * (ranks > 1)}" if cell.job.device == "cuda" else f"cpu, {ranks} ranks"
@@ -127,9 +86,9 @@ def dry_run_text(
         if cell.skip_reason:
             remarks = [f"skipped: {cell.skip_reason}"]
         elif decision is None or decision.row is None:
-            expected.append(forecast.seconds(cell.job))
+            expected.append(expected_seconds(cell.job, measured))
             time = "unknown" if expected[-1] is None else _minutes(expected[-1])
-            remarks += filter(None, [forecast.oom_reason(cell.job)])
+            remarks += filter(None, [shortage(cell.job, *memory)])
         grid.append([str(cell.index), str(cell), device, time, "; ".join(remarks)])
     known, unknown = sum(filter(None, expected)), expected.count(None)
     totals = [f"{len(cells)} cell{'s' * (len(cells) != 1)}", f"{len(expected)} to run"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -93,7 +93,7 @@ def plan(
     if errors:
         raise JobError("\n".join(dict.fromkeys(errors)))
     cells = list(by_key.values())
-    invalid = [(cell.job.implementation.name, invalid_reason(cell.job, target)) for cell in cells]
+    invalid = [(cell.job.implementation.name, unsupported_reason(cell.job)) for cell in cells]
     if cells and all(reason for _, reason in invalid):
         # A sweep may have some pairs that cannot run: they are empty places in its table. Here no pair can run.
         lines = (reason if str(reason).startswith(name) else f"{name}: {reason}" for name, reason in invalid)
@@ -147,11 +147,10 @@ def distinguish(cells: Sequence[Cell]) -> list[Cell]:
 
 def sweep_options(requests: Sequence[Request]) -> SweepOptions:
     """Return the options of the whole sweep. Raises JobError if its jobs disagree on one."""
-    parsed: list[SweepOptions] = [parse(SweepOptions, request.values) for request in requests]
-    for each in fields(SweepOptions):
-        if len({getattr(one, each.name) for one in parsed}) > 1:
-            raise JobError(f"{each.name} is one setting for the whole sweep: it cannot be swept")
-    options = parsed[0] if parsed else SweepOptions()
+    parsed: set[SweepOptions] = {parse(SweepOptions, request.values) for request in requests}
+    if len(parsed) > 1:
+        raise JobError(f"{', '.join(sorted(SWEEP_OPTION_NAMES))} are settings of the whole sweep: they cannot be swept")
+    options = next(iter(parsed), SweepOptions())
     if options.order == "interleaved" and not options.reuse:
         raise JobError(
             "order=interleaved needs reuse=true: the processes of interleaved cells stay alive between their rounds"
@@ -198,15 +197,6 @@ class ThisHost:
         if job.device == "cuda" and (profiler := job.measure.profiler) and not shutil.which(profiler):
             return f"profiler={profiler}: the PATH has no program {profiler}"
         return None
-
-
-def invalid_reason(job: Job, target: PlanningTarget) -> str | None:
-    """Return why the command line must change before this job can run, or None if it need not.
-
-    The reasons are a combination that no machine can run, and too many ranks for the cores of this host.
-    """
-    on_this_cpu = isinstance(target, ThisHost) and job.device == "cpu"
-    return unsupported_reason(job) or (target.skip_reason(job) if on_this_cpu else None)
 
 
 def skip_reason(job: Job, target: PlanningTarget) -> str | None:

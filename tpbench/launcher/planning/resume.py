@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from tpbench.launcher.planning.plan import Cell
 from tpbench.packages import versions
-from tpbench.results.current_rows import HARDWARE, MEASURED, SOFTWARE, changes, is_replaced_by
+from tpbench.results.current_rows import MEASURED, changes, is_replaced_by
 from tpbench.results.read import load, plain_rows
 
 FACT_LABELS = {
@@ -21,12 +22,6 @@ FACT_LABELS = {
 
 NO_ROW = "missing: has no row yet"
 """Reason to run a cell."""
-
-_COLUMNS = (
-    "row_id", "key", "status", "reason", "device", "finished_at", "log_dir", "backend", *SOFTWARE,
-    *(name for names in HARDWARE.values() for name in names),
-)  # fmt: skip
-"""Columns that a decision, or the deletion of a replaced row, needs."""
 
 
 @dataclass(frozen=True)
@@ -47,30 +42,16 @@ def decide(cells: Sequence[Cell], facts: Mapping[str, Any]) -> dict[int, ResumeD
     `facts` are columns of this machine. A missing column counts as unchanged: the submitting host of a cluster does
     not know the cluster's GPUs.
     """
-    decisions: dict[int, ResumeDecision] = {}
-    for output_dir in dict.fromkeys(cell.job.output_dir for cell in cells):
-        decisions |= _decide_in(output_dir, [cell for cell in cells if cell.job.output_dir == output_dir], facts)
-    return decisions
-
-
-def _decide_in(output_dir: str, cells: Sequence[Cell], facts: Mapping[str, Any]) -> dict[int, ResumeDecision]:
-    """Return the decisions on cells of one output folder.
-
-    All rows are converted at once, and only the columns that a decision needs: a folder may have 100,000 rows.
-    """
-    try:
-        frame = load(output_dir)
-    except FileNotFoundError:  # a dry run does not create the folder
-        return {cell.index: ResumeDecision(NO_ROW) for cell in cells}
-    frame = frame[frame["key"].isin({cell.job.key for cell in cells})].sort_values("finished_at", kind="stable")
-    rows_by_key: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for index, row in zip(frame.index, plain_rows(frame[list(_COLUMNS)]), strict=True):
-        rows_by_key[row["key"]].append({**row, "index": index})
-    decisions = {cell.index: _decide(cell, rows_by_key[cell.job.key], _facts_of(cell, facts)) for cell in cells}
-    kept = {index: decision.row["index"] for index, decision in decisions.items() if decision.row is not None}
-    for index, row in zip(kept, plain_rows(frame.loc[list(kept.values())]), strict=True):
-        decisions[index] = replace(decisions[index], row=row)
-    return decisions
+    keys = {cell.job.key for cell in cells}
+    rows: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    for output_dir in {cell.job.output_dir for cell in cells}:
+        with contextlib.suppress(FileNotFoundError):  # a dry run does not create the folder
+            frame = load(output_dir)
+            for row in plain_rows(frame[frame["key"].isin(keys)].sort_values("finished_at", kind="stable")):
+                rows[output_dir, row["key"]].append(row)
+    return {
+        cell.index: _decide(cell, rows[cell.job.output_dir, cell.job.key], _facts_of(cell, facts)) for cell in cells
+    }
 
 
 def _facts_of(cell: Cell, facts: Mapping[str, Any]) -> Mapping[str, Any]:

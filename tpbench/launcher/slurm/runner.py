@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import psutil
 
@@ -21,16 +21,15 @@ from tpbench.launcher.attempt import JOB_FILE, Attempt, abandon
 from tpbench.launcher.display import Display
 from tpbench.launcher.host import Host
 from tpbench.launcher.options import SweepOptions
+from tpbench.launcher.planning.forecast import expected_seconds, measured_seconds
 from tpbench.launcher.planning.plan import Cell
 from tpbench.launcher.slurm import cluster
 from tpbench.launcher.slurm.cluster import ENDED, Layout, Partition, SlurmSettings
 from tpbench.launcher.slurm.submitted import SUBMITIT, closed, is_wanted, job_of, left_behind, record
 from tpbench.launcher.torchrun import LOOPBACK, Rendezvous
 from tpbench.measure import machine
-from tpbench.settings import JobError, spelled
+from tpbench.settings import JobError
 from tpbench.worker.start import SECRET, create_secret, load_secret
-
-Item = TypeVar("Item")
 
 KILL_S = 600.0
 """Time that a job which Slurm has told to end waits to be killed."""
@@ -46,13 +45,8 @@ class Slurm:
     """Runs cells as jobs of a Slurm cluster."""
 
     def __init__(self, settings: SlurmSettings, options: SweepOptions) -> None:
-        of_one_host = {"order": "interleaved", "reuse": True}
-        asked = [f"{name}={spelled(value)}" for name, value in of_one_host.items() if getattr(options, name) == value]
-        if asked and settings.cells_per_job == 1:
-            raise JobError(
-                f"{' and '.join(asked)}: works on one host only, with hydra/launcher=torchrun or with "
-                "hydra.launcher.cells_per_job=all"
-            )
+        if options.reuse and settings.cells_per_job == 1:
+            raise JobError("reuse=true holds within a Slurm job, and needs hydra.launcher.cells_per_job=all")
         if options.order == "interleaved" and settings.cells_per_job:
             raise JobError("order=interleaved needs hydra.launcher.cells_per_job=all")
         self.settings, self.options = settings, options
@@ -93,11 +87,13 @@ class Slurm:
                 arrays[self.target.layout(attempt.cell.job)].append(attempt)
         try:
             for shape, alike in arrays.items():
-                lists = _divided([attempt.begin() for attempt in alike], self.settings.cells_per_job or len(alike))
-                for job_id, submitted in self._submit(shape, lists):
+                length = self.settings.cells_per_job or len(alike)
+                begun = [attempt.begin() for attempt in alike]
+                lists = [begun[start : start + length] for start in range(0, len(begun), length)]
+                for job_id, submitted in zip(self._submit(shape, lists), lists, strict=True):
                     waiting |= {attempt.cell.index: (job_id, attempt) for attempt in submitted}
             for job_id, attempt in waiting.values():
-                display.start(attempt.cell, f"job {job_id}")
+                display.show(attempt.cell, f"job {job_id}")
             if self.options.wait:
                 yield from self._collect(waiting, display)
             left, waiting = waiting, {}  # a sweep that does not wait leaves its jobs
@@ -108,12 +104,13 @@ class Slurm:
                 abandon(attempt.folder)
             cluster.cancel(sorted({job_id for job_id, _ in waiting.values()}))
 
-    def _executor(self, shape: Layout, lists: Sequence[Sequence[Attempt]]) -> Any:
-        """Return submitit's executor of an array with a job for each list of attempts."""
+    def _submit(self, shape: Layout, lists: Sequence[Sequence[Attempt]]) -> list[str]:
+        """Submit an array with a job for each list of attempts, which have begun. Return the numbers of the jobs."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             from submitit import SlurmExecutor
-        settings = self.settings
+            from submitit.core.utils import FailedJobError, FailedSubmissionError
+        settings, options = self.settings, replace(self.options, wait=True)
         executor = SlurmExecutor(lists[0][0].folder.parent / SUBMITIT, max_num_timeout=settings.requeues)
         path = f"export PYTHONPATH={shlex.quote(str(torchrun.PACKAGE_ROOT))}${{PYTHONPATH:+:$PYTHONPATH}}"
         setup = [*([] if torchrun.INSTALLED else [path]), *map(_required, settings.setup)]
@@ -131,30 +128,21 @@ class Slurm:
         }
         given = {name: value for name, value in parameters.items() if value is not None}
         executor.update_parameters(job_name="tpbench", setup=setup, **given)
-        return executor
-
-    def _submit(self, shape: Layout, lists: Sequence[Sequence[Attempt]]) -> Iterator[tuple[str, Sequence[Attempt]]]:
-        """Submit a job for each list of attempts, which have begun. Yield each list with the number of its job."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            from submitit.core.utils import FailedJobError, FailedSubmissionError
         for alike in lists:
             if shape.nodes > 1:
                 create_secret(alike[0].folder)
             for attempt in alike:
                 attempt.task.save(attempt.task_file)
-        executor, options = self._executor(shape, lists), replace(self.options, wait=True)
-        for in_array in _divided(lists, cluster.max_array_length()):
-            tasks = [NodeTask(tuple(str(attempt.folder) for attempt in alike), options) for alike in in_array]
-            try:
-                with executor.batch():
-                    jobs = [executor.submit(task) for task in tasks]
-            except (FailedJobError, FailedSubmissionError, OSError) as error:
-                raise JobError(cluster.rejection_message(str(error))) from None
-            for alike, job in zip(in_array, jobs, strict=True):
-                for attempt in alike:
-                    record(attempt, job.job_id)
-                yield job.job_id, alike
+        tasks = [NodeTask(tuple(str(attempt.folder) for attempt in alike), options) for alike in lists]
+        try:
+            with executor.batch():
+                jobs = [executor.submit(task) for task in tasks]
+        except (FailedJobError, FailedSubmissionError, OSError) as error:
+            raise JobError(cluster.rejection_message(str(error))) from None
+        for alike, job in zip(lists, jobs, strict=True):
+            for attempt in alike:
+                record(attempt, job.job_id)
+        return [str(job.job_id) for job in jobs]
 
     def _collect(self, waiting: dict[int, tuple[str, Attempt]], display: Display) -> Iterator[Attempt]:
         """Yield attempts as they end, and remove them from `waiting`."""
@@ -169,7 +157,7 @@ class Slurm:
                 ended = {job_id: ended.get(job_id, now) for job_id, state in states.items() if state in ENDED}
             for index, (job_id, attempt) in list(waiting.items()):
                 state = states.get(job_id, "PENDING")
-                display.set_status(attempt.cell, f"job {job_id}: {cluster.described(state)}")
+                display.show(attempt.cell, f"job {job_id}: {state}")
                 delay_s = ROW_DELAY_S if state == "COMPLETED" else self.settings.poll_s
                 has_ended = now - ended.get(job_id, now) > delay_s
                 if (attempt.has_row or has_ended) and (done := closed(attempt, state)):
@@ -186,16 +174,11 @@ def _longest_s(lists: Sequence[Sequence[Attempt]]) -> float:
     """
     if max(map(len, lists)) == 1:
         return max(attempt.cell.job.timeout_s for (attempt,) in lists)
-    from tpbench.launcher.planning.forecast import Forecast  # late: it imports scipy
-
-    forecast = Forecast.of([attempt.cell for alike in lists for attempt in alike], on_this_host=False)
+    known = measured_seconds([attempt.cell for alike in lists for attempt in alike])
     jobs = [[attempt.cell.job for attempt in alike] for alike in lists]
-    return max(sum(min(job.timeout_s, 2 * (forecast.seconds(job) or job.timeout_s)) for job in alike) for alike in jobs)
-
-
-def _divided(items: Sequence[Item], length: int) -> list[list[Item]]:
-    """Return the items in lists of that length; the last one may be shorter."""
-    return [list(items[start : start + length]) for start in range(0, len(items), length)]
+    return max(
+        sum(min(job.timeout_s, 2 * (expected_seconds(job, known) or job.timeout_s)) for job in alike) for alike in jobs
+    )
 
 
 def _required(line: str) -> str:

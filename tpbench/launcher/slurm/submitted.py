@@ -23,16 +23,6 @@ from tpbench.worker.task import TASK_FILE
 SUBMITIT = "slurm"
 """Folder of submitit's files in the folder of a sweep."""
 
-CAUSES = {
-    "TIMEOUT": ("timeout", "at Slurm's time limit"),
-    "CANCELLED": ("error", "because it was cancelled"),
-    "OUT_OF_MEMORY": ("error", "because it took more memory than it had asked for"),
-    "PREEMPTED": ("error", "because another job preempted it, and it was not requeued"),
-    "NODE_FAIL": ("error", "because its node failed"),
-    "GONE": ("error", "and Slurm does not know it any more"),
-}
-"""By Slurm's state: the status of a cell whose job ended without a result, and the cause of the job's end."""
-
 
 def job_of(attempt: Attempt) -> str:
     """Return the number of the job that runs the attempt. Empty while no job is known."""
@@ -57,18 +47,13 @@ def closed(attempt: Attempt, state: str) -> Attempt | None:
 
     None: the job is not done, or the attempt was abandoned.
     """
-    if attempt.has_row:
-        return attempt.close()
-    if state not in ENDED or not is_wanted(attempt):
+    if not (attempt.has_row or (state in ENDED and is_wanted(attempt))):
         return None
-    if attempt.has_result:
-        return attempt.close()
-    status, cause = CAUSES.get(state, ("error", "before it wrote a row"))
     job_id = job_of(attempt)
-    submitit_log = attempt.folder.parent / SUBMITIT / f"{job_id}_0_log.err"
-    lines = last_lines(attempt.folder) or tail(submitit_log)
+    lines = last_lines(attempt.folder) or tail(attempt.folder.parent / SUBMITIT / f"{job_id}_0_log.err")
     logs = f"; the last lines:\n{lines}" if lines else ""
-    return attempt.close(status, f"Slurm job {job_id} ended {cause} ({state}){logs}")
+    status = "timeout" if state == "TIMEOUT" else "error"
+    return attempt.close(status, f"Slurm job {job_id} ended as {state} before it wrote a row{logs}")
 
 
 def attempts_of(sweep: Path, keys: Set[str] | None = None) -> list[Attempt]:
@@ -139,7 +124,7 @@ def _collect(attempts: Sequence[Attempt]) -> int:
             result = " ".join(filter(None, (row["status"], str(row["reason"] or "").partition("\n")[0], sweep)))
             failed += row["status"] in FAILURES
         else:
-            result = f"job {job_id}, {cluster.described(state)}"
+            result = f"job {job_id}, {state}"
             result = result if job_id else "no job runs it: run the sweep again with resume=true"
             busy += 1
         print(printable(f"{attempt.folder.name}: {cell}: {result}"))

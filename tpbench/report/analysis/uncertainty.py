@@ -12,11 +12,10 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import NormalDist, fmean
 from typing import Any, TypeAlias
 
 import numpy as np
-from scipy import special, stats
 
 from tpbench.report.analysis.metrics import SAMPLES, Metric
 from tpbench.report.analysis.records import is_measurement
@@ -40,7 +39,7 @@ INTERLEAVED_METHOD = (
     f"of cells that were measured interleaved, A B B A: a t test of the logarithms of the rounds' ratios, from "
     f"{2 * FEWEST} rounds on. Drift that is steady over four rounds cancels"
 )
-_NORMAL_5_TO_95 = 2 * stats.norm.ppf(0.95)
+_NORMAL_5_TO_95 = 2 * NormalDist().inv_cdf(0.95)
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -92,6 +91,8 @@ class Ratio:
 
 def _ratio(log: float, error: float, freedom: float, *, interleaved: bool = False) -> Ratio:
     """Return the ratio with this logarithm."""
+    from scipy import special  # takes 0.3 s, which the table of one cell does not need
+
     reach = float(special.stdtrit(freedom, (1 + CONFIDENCE) / 2)) * error
     p = 2 * float(special.stdtr(freedom, -abs(log) / error)) if error else float(not log)
     return Ratio(math.exp(log), math.exp(log - reach), math.exp(log + reach), interleaved, p, error, freedom)

@@ -181,12 +181,6 @@ WORKLOAD.variant_of(
     no_graph_reason=_host_work,
 )
 WORKLOAD.variant_of(
-    "dense_all_reduce",
-    "exchanges.by_collectives.DenseAllReduce",
-    "all_reduce of the whole table, of which each rank uses its slice",
-    no_graph_reason=_host_work,
-)
-WORKLOAD.variant_of(
     "sparse_all_to_all",
     "exchanges.by_collectives.SparseAllToAll",
     "touched rows to their owners by all-to-alls, for whose sizes the host waits",

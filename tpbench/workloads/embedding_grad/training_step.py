@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, get_args
@@ -55,16 +55,13 @@ class StandIn:
 
     def forward(self, part: float = 1.0) -> None:
         """Run a part of the forward pass; on a GPU only queue it."""
-        self._work(FORWARD * part)
+        self.backward(FORWARD * part)
 
     def backward(self, part: float = 1.0) -> None:
         """Run a part of the backward pass; on a GPU only queue it."""
-        self._work(part)
-
-    def _work(self, share: float) -> None:
         if self.device.type == "cpu":
-            time.sleep(share * self.seconds)
-        for _ in range(round(share * self.products)):
+            time.sleep(part * self.seconds)
+        for _ in range(round(part * self.products)):
             torch.mm(self.factor, self.factor, out=self.product)
 
 
@@ -83,11 +80,11 @@ class ForwardIndex:
         self.tokens = text_tokens(problem, inputs.rank).to(self.device if problem.index == "device" else "cpu")
         self.rows: Tensor | None = None
         """(accumulate, tokens) int32 on the device."""
-        self.stream: torch.cuda.Stream | None = None
         self.ring: PinnedRing | None = None
         self.passes_end: Any = None
-        if problem.index == "early":
-            self.stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        is_early = problem.index == "early"
+        self.stream = torch.cuda.Stream(self.device) if is_early and self.device.type == "cuda" else None
+        if is_early:
             self.ring = PinnedRing(self.tokens.numel(), self.device)
             self.copied = [torch.empty_like(self.tokens, device=self.device) for _ in range(2)]
         self.prepare_next_step()
@@ -181,12 +178,11 @@ class TrainingStep:
 
     def with_exchange(self, phases: Sequence[Phase]) -> Callable[[], None]:
         """Return an iteration with an exchange."""
-        points = get_args(StepPoint)
-        return partial(self._run, *(sequence([each for each in phases if each.after == point]) for point in points))
+        points: tuple[StepPoint, ...] = get_args(StepPoint)
+        parts = {point: sequence([phase for phase in phases if phase.after == point]) for point in points}
+        return partial(self._run, parts)
 
-    def _run(
-        self, after_batch: Callable[[], None], after_forward: Callable[[], None], after_backward: Callable[[], None]
-    ) -> None:
+    def _run(self, exchange_after: Mapping[StepPoint, Callable[[], None]]) -> None:
         """Run one iteration; on a GPU queue it, so that the current stream waits for all parts."""
         compute = torch.cuda.current_stream(self.device) if self.exchange_stream else None
         wait(self.exchange_stream, compute)
@@ -198,14 +194,14 @@ class TrainingStep:
         if not self.numbers:
             self._backward(compute)
         with on(self.exchange_stream):
-            after_batch()
+            exchange_after["batch"]()
             if self.exchange_stream and forward_end:
                 self.exchange_stream.wait_event(forward_end)
-            after_forward()
+            exchange_after["forward"]()
         if self.numbers:
             self._backward(compute)
         wait(self.exchange_stream, compute)
-        self._after_backward(after_backward, compute)
+        self._after_backward(exchange_after["backward"], compute)
         wait(compute, self.exchange_stream)
         wait(compute, self.others_stream)
 

@@ -21,14 +21,10 @@ from tpbench.workloads import Variant
 from tpbench.workloads.step import Step, checked_columns, require
 from tpbench.workloads.tp_block import oracle
 from tpbench.workloads.tp_block.execution import measurements
-from tpbench.workloads.tp_block.execution.layers import RMSNorm, gradients
+from tpbench.workloads.tp_block.execution.layers import gradients
 from tpbench.workloads.tp_block.execution.prepared import BlockContext, PreparedBlock, with_gib
 from tpbench.workloads.tp_block.inputs import BlockInputs
 from tpbench.workloads.tp_block.problem import TOLERANCE, WORKLOAD, TpBlock
-
-CAPTURED_STEP = 1
-"""The step of a stack that is captured in a graph and then replayed, counted from 0. The optimizer has its states by
-then."""
 
 
 @WORKLOAD.inputs
@@ -72,10 +68,8 @@ def step(problem: TpBlock, context: BlockContext, prepared: PreparedBlock, rank:
 
 
 def _result(block: BlockInputs, prepared: PreparedBlock, output: Tensor) -> oracle.BlockResult:
-    grads = gradients(block.problem, prepared.module)
-    present = {name: grad for name, grad in grads.items() if grad is not None}
     assert prepared.x.grad is not None, "no step has run"
-    result = oracle.BlockResult(output, prepared.x.grad, present)
+    result = oracle.BlockResult(output, prepared.x.grad, gradients(block.problem, prepared.module))
     return result if prepared.size == block.size else oracle.own_part(result, block)
 
 
@@ -103,14 +97,9 @@ def details(problem: TpBlock, context: BlockContext, session: Any, rank: Context
     backward_ms = stopwatch.ms(lambda: outputs.pop().backward(prepared.grad), fresh_forward)
     outputs.clear()
     prepared.free()
-    columns = {
-        "forward_ms": forward_ms,
-        "backward_ms": backward_ms,
-        **product_columns(context, session.costs, session.columns),
-    }
-    columns |= measurements.exposed_communication(context.inputs, prepared, stopwatch)
-    prepared.free()
-    return columns
+    products = product_columns(context, session.costs, session.columns)
+    exposed = measurements.exposed_communication(context.inputs, prepared, stopwatch)
+    return {"forward_ms": forward_ms, "backward_ms": backward_ms, **products, **exposed}
 
 
 def product_columns(context: BlockContext, costs: Costs, columns: Mapping[str, Any]) -> dict[str, float]:
@@ -149,7 +138,7 @@ class StackSession:
 
     def step(self) -> None:
         """Run one training step, from the second one on as the replay of a CUDA graph if the job has graph=true."""
-        if self.context.graph and self.steps_done == CAPTURED_STEP:
+        if self.context.graph and self.steps_done == 1:  # the optimizer has its states
             captured, self.graph_columns["graph_gib"] = with_gib(lambda: cuda_graph.capture(self._train))
             self.replay = captured.replay
         (self.replay or self._train)()
@@ -198,7 +187,7 @@ class StackSession:
         return product_columns(self.block, self.costs, columns)
 
     def _train(self) -> None:
-        prepared, module = self.prepared, self.prepared.module
+        prepared = self.prepared
         output = prepared.run(prepared.x)
         # This rank's rows' part of the mean squared error, in fp32 or more.
         difference = output.to(torch.promote_types(output.dtype, torch.float32)) - self.target
@@ -207,10 +196,9 @@ class StackSession:
         self.now[0] = loss.detach()
         # The weights of norms are whole on every rank, and count on one.
         counts_norms = prepared.size == 1 or self.context.tp_rank == 0
-        skipped = {id(norm.weight) for norm in module.modules() if isinstance(norm, RMSNorm) and not counts_norms}
-        grads = [each.grad for each in module.parameters() if each.grad is not None and id(each) not in skipped]
+        counted = [weight for weight in prepared.module.parameters() if weight.dim() > 1 or counts_norms]
+        grads = [weight.grad for weight in counted if weight.grad is not None]
         norms = [torch.linalg.vector_norm(grad, dtype=torch.promote_types(grad.dtype, torch.float32)) for grad in grads]
         self.now[1] = torch.stack(norms).square().sum()
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        prepared.x.grad = None
+        prepared.free()

@@ -68,15 +68,14 @@ def expected_result(inputs: BlockInputs) -> BlockResult:
 
 def own_part(whole: BlockResult, inputs: BlockInputs) -> BlockResult:
     """Return this rank's part of a result that is whole on every rank."""
-    first, last = inputs.problem.linears[0], inputs.problem.linears[-1]
 
     def shard(tensor: Tensor, over_rows: bool) -> Tensor:
         return tensor.chunk(inputs.size, dim=0 if over_rows else 1)[inputs.rank]
 
     linears = {linear.name: linear for linear in inputs.problem.linears}
     return BlockResult(
-        output=shard(whole.output, last.kind == "row"),
-        grad_input=shard(whole.grad_input, first.kind == "column"),
+        output=shard(whole.output, inputs.problem.linears[-1].kind == "row"),
+        grad_input=shard(whole.grad_input, inputs.problem.linears[0].kind == "column"),
         grads={
             name: linears[name].shard(grad, inputs.rank, inputs.size) if name in linears else grad
             for name, grad in whole.grads.items()

@@ -12,6 +12,7 @@ from typing import Any
 
 import pandas as pd
 
+from tpbench.settings import spelled
 from tpbench.tables import Table
 from tpbench.workloads.study_data import Picture, Speedups, oldest_first
 
@@ -52,11 +53,7 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
     """Return a table of speed-ups for each group, and one of the lengths from which overlap pays."""
     groups = speedups(rows)
     lines = [
-        (
-            *(str(group.facts[name]) for name in GROUP[:3]),
-            str(group.facts["graph"]).lower(),
-            *(pays_from(group, clock) for clock in CLOCKS),
-        )
+        (*(spelled(group.facts[name]) for name in GROUP[:4]), *(pays_from(group, clock) for clock in CLOCKS))
         for group in groups
     ]
     columns = ("part", "hidden", "tp", "graph", *(f"pays by {name} from" for name in CLOCKS.values()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -29,11 +29,14 @@ class ShardedLinear:
         """Return the rows of W that a rank holds, in the order in which it holds them."""
         if self.kind == "row":
             return [range(sum(self.out_features))]
-        return equal_shares(self.out_features, rank, size)
+        ends = itertools.accumulate(self.out_features)
+        parts = zip(ends, self.out_features, strict=True)
+        return [equal_share(range(end - features, end), rank, size) for end, features in parts]
 
     def columns(self, rank: int, size: int) -> range:
         """Return the columns of W that a rank holds."""
-        return equal_shares((self.in_features,), rank, size)[0] if self.kind == "row" else range(self.in_features)
+        whole = range(self.in_features)
+        return equal_share(whole, rank, size) if self.kind == "row" else whole
 
     def local_shape(self, size: int) -> tuple[int, int]:
         """Return the (rows, columns) of one rank's part of W."""
@@ -47,18 +50,12 @@ class ShardedLinear:
         return torch.cat([full[rows.start : rows.stop, columns.start : columns.stop] for rows in self.rows(rank, size)])
 
 
-def equal_shares(sizes: Sequence[int], rank: int, size: int) -> list[range]:
-    """Return the rank-th of `size` equal shares of each part, for parts of these sizes that follow each other.
-
-    Raise ValueError if a part is not divisible by `size`.
-    """
-    shares, start = [], 0
-    for features in sizes:
-        if features % size:
-            raise ValueError(f"{features} features cannot be shared equally by {size} ranks")
-        shares.append(range(start + rank * features // size, start + (rank + 1) * features // size))
-        start += features
-    return shares
+def equal_share(whole: range, rank: int, size: int) -> range:
+    """Return the rank-th of `size` equal parts of a range. Raise ValueError if `size` does not divide its length."""
+    length, rest = divmod(len(whole), size)
+    if rest:
+        raise ValueError(f"{len(whole)} features cannot be shared equally by {size} ranks")
+    return whole[rank * length : (rank + 1) * length]
 
 
 @dataclass(frozen=True)
@@ -148,9 +145,7 @@ def flops(problem: TpBlock, size: int) -> int:
 
     Causal attention counts half of its square. What its backward pass computes again does not count.
     """
-    attention = 0
-    if problem.part == "block":
-        attention = 2 * 2 * problem.tokens**2 * problem.head_dim * problem.heads // size // 2
+    attention = 2 * problem.tokens**2 * problem.head_dim * problem.heads // size if problem.part == "block" else 0
     return 3 * max(1, problem.layers) * (2 * problem.tokens * linear_weights(problem, size) + attention)
 
 
@@ -163,10 +158,7 @@ def bytes_moved(problem: TpBlock, size: int) -> int:
     weights = linear_weights(problem, size) + problem.hidden * len(problem.norms)
     first, last = problem.linears[0], problem.linears[-1]
     ends = problem.tokens * (first.in_features + sum(last.out_features)) // size
-    item = ITEM_BYTES[problem.dtype]
-    if problem.layers:
-        return 2 * item * (3 * problem.layers * weights + ends)
-    return 2 * item * (weights + ends)
+    return 2 * ITEM_BYTES[problem.dtype] * ((3 * problem.layers or 1) * weights + ends)
 
 
 def bytes_sent(problem: TpBlock, size: int, *, least: bool = False) -> int:
@@ -176,8 +168,7 @@ def bytes_sent(problem: TpBlock, size: int, *, least: bool = False) -> int:
     sends the fraction (size - 1) / size of it. Column-parallel linears without `save_gathered` gather their input
     again; `least` does not count these. All-reduces of the norms' gradients count twice their size.
     """
-    columns = sum(linear.kind == "column" for linear in problem.linears)
-    again = 0 if problem.save_gathered or least else columns
+    again = 0 if problem.save_gathered or least else sum(linear.kind == "column" for linear in problem.linears)
     matrices = (2 * len(problem.linears) + again) * problem.tokens
     per_block = (matrices + 2 * len(problem.norms)) * problem.hidden * ITEM_BYTES[problem.dtype] * (size - 1) // size
     return max(1, problem.layers) * per_block

@@ -23,7 +23,7 @@ def fusions(here: Rank) -> tuple[list[dict[str, int]], float]:
     from torch._inductor.fx_passes.micro_pipeline_tp import micro_pipeline_tp_pass
 
     from tpbench.comm.parallel_linears import SequentialSchedule
-    from tpbench.workloads.tp_block.execution.prepared import fill_replacements, prepare
+    from tpbench.workloads.tp_block.execution.prepared import compiled, prepare
 
     found: list[dict[str, int]] = []
 
@@ -39,13 +39,11 @@ def fusions(here: Rank) -> tuple[list[dict[str, int]], float]:
     backend = aot_autograd(fw_compiler=compiler, bw_compiler=compiler, decompositions=select_decomp_table())
     cell = problem(dtype="float32")
     where = block_context(here, cell)
-    prepared = prepare(
-        where,
-        SequentialSchedule(here.group),
-        wrap=lambda module: torch.compile(module, backend=backend, fullgraph=True, dynamic=False),
+    prepared = compiled(
+        prepare(where, SequentialSchedule(here.group)),
+        lambda module: torch.compile(module, backend=backend, fullgraph=True, dynamic=False),
     )
     error = largest_error(cell, where, prepared)
-    fill_replacements(prepared)
     assert prepared.without_communication is not None
     prepared.without_communication.step()
     assert all(parameter.grad is not None for parameter in prepared.without_communication.module.parameters())

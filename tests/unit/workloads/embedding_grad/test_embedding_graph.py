@@ -12,7 +12,7 @@ def graphed(variant: str, **fields: object) -> Job:
     return parse_job({"variant": variant, **size, "graph": True, **fields})
 
 
-@pytest.mark.parametrize("variant", ["sparse_symmetric", "dense_reduce_scatter", "dense_all_reduce"])
+@pytest.mark.parametrize("variant", ["sparse_symmetric", "dense_reduce_scatter"])
 @pytest.mark.parametrize("fields", [{}, {"overlap_ms": 1.0, "other_mib": 1.0}])
 def test_a_graph_holds_dense_exchanges_and_the_symmetric_one(variant: str, fields: dict[str, object]) -> None:
     assert unsupported_reason(graphed(variant, **fields)) is None

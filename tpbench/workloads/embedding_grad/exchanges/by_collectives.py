@@ -35,15 +35,6 @@ class DenseReduceScatter(Exchange):
         self.output = None
 
 
-class DenseAllReduce(Exchange):
-    """All-reduce in place: every rank gets the whole mean, as unsharded data parallelism needs it."""
-
-    def __init__(self, problem: EmbeddingGrad, context: ExchangeContext) -> None:
-        super().__init__(context.inputs, context.comm)
-        self.overwrites = context.inputs.grad
-        self.phases = (Phase("reduce", lambda: self.comm.all_reduce_mean(self.inputs.grad)),)
-
-
 class SparseAllToAll(Exchange):
     """All-to-alls of counts, of row numbers and of rows, which the owner merges. Rows of this rank stay in place.
 

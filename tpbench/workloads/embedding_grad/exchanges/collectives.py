@@ -15,15 +15,12 @@ from tpbench.comm.shared_memory_all_gather import SharedMemoryAllGather
 from tpbench.measure.clock import Stopwatch, do_nothing
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
 
-COUNT_BYTES = 8
-"""Bytes of a count of rows."""
-
 
 class CountedCollectives:
     """Collectives, and a count of their payload in bytes.
 
-    Each collective counts the bytes that it must send. A reduce-scatter counts one part for each peer. An all-reduce
-    counts that and the part of the sum that it sends back. The library's routing (rings, trees) does not matter.
+    Each collective counts the bytes that it must send. A reduce-scatter counts one part for each peer. The library's
+    routing (rings, trees) does not matter.
     """
 
     def __init__(self, group: dist.ProcessGroup, rank: int, world_size: int) -> None:
@@ -51,11 +48,6 @@ class CountedCollectives:
         self.count([part.nbytes] * self.world_size)
         collectives.reduce_scatter(part, whole, op=dist.ReduceOp.AVG, group=self.group)
 
-    def all_reduce_mean(self, whole: Tensor) -> None:
-        """Replace `whole` by its mean over all ranks."""
-        self.count([2 * whole.nbytes // self.world_size] * self.world_size)
-        dist.all_reduce(whole, op=dist.ReduceOp.AVG, group=self.group)
-
     @cached_property
     def shared_memory(self) -> SharedMemoryAllGather | None:
         """All-gather for counts if all ranks run on one machine. The first access is collective."""
@@ -63,7 +55,7 @@ class CountedCollectives:
 
     def gather_counts(self, own: Sequence[int]) -> list[list[int]]:
         """Return the counts of all ranks, by rank. On the CPU."""
-        self.count([COUNT_BYTES * len(own)] * self.world_size)
+        self.count([8 * len(own)] * self.world_size)  # int64
         if self.shared_memory is not None:
             return self.shared_memory.gather(own)
         own_counts = torch.tensor(own, dtype=torch.int64)

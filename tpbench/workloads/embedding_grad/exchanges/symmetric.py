@@ -16,9 +16,6 @@ from tpbench.workloads.embedding_grad.problem import EmbeddingGrad
 from tpbench.workloads.embedding_grad.row_operations import merge_kernel, row_kernels
 from tpbench.workloads.embedding_grad.row_operations.search import DeviceSearch, MisplacedRow, Replayed
 
-MARK_BYTES = 4
-"""Bytes of the mark of a pushed row."""
-
 
 @dataclass(frozen=True)
 class Inboxes:
@@ -114,7 +111,7 @@ class SparseSymmetric(Exchange):
         owners = self.search.lists[0, : int(self.search.counts)] // self.inputs.partition.rows_per_rank
         pushed = torch.bincount(owners, minlength=self.comm.world_size).tolist()
         self.comm.reset()
-        self.comm.count([rows * (self.inputs.row_bytes + MARK_BYTES) for rows in pushed])
+        self.comm.count([rows * (self.inputs.row_bytes + 4) for rows in pushed])  # a row and its mark, an int32
         return self.inputs.own_slice
 
     def columns(self) -> dict[str, Any]:

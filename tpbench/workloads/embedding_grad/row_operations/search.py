@@ -36,8 +36,7 @@ class CpuRowFinder:
         self.found = np.flatnonzero(self.mask)
         self.mask.fill(False)
         self.cuts = np.searchsorted(self.found, self.bounds)
-        counts: list[int] = np.diff(self.cuts).tolist()
-        return counts
+        return [int(count) for count in np.diff(self.cuts)]
 
     def rows(self) -> Tensor:
         """Return (touched,) int32 on the device: by owner, but this rank's own rows after those of all others."""
@@ -57,8 +56,7 @@ class PinnedRing:
         pinned = device.type == "cuda"
         self.buffers = [torch.empty(capacity, dtype=torch.int32, pin_memory=pinned) for _ in range(2)]
         self.copy_ends: list[Any] = [None, None]
-        self.device = device
-        self.slot = 0
+        self.device, self.slot = device, 0
 
     def upload(self, fill: Callable[[Tensor], object], out: Tensor) -> Tensor:
         """Let `fill` write numbers into a buffer, start their copy to `out` on the device, and return `out`."""

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from statistics import median
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 
@@ -59,15 +59,11 @@ class Candidate(NamedTuple):
     """True if the forward and the backward pass are CUDA graphs."""
 
 
-StepTimes: TypeAlias = tuple[float, float]
-"""Median times of a step in ms, of the slowest rank: wall time and device time, which are equal on a CPU."""
-
-
-def best_step(times: Mapping[Candidate, StepTimes], plain: Candidate = Candidate(PLAIN)) -> Candidate:
+def best_step(times: Mapping[Candidate, tuple[float, float]], plain: Candidate = Candidate(PLAIN)) -> Candidate:
     """Return the candidate with the least wall time, or else with the least device time, or else the plain one.
 
     Only candidates that are not slower than the plain one by either clock count. The least time must be clearly less
-    than the plain one.
+    than the plain one. `times`: by wall clock and by device clock.
     """
     ratios = {
         candidate: [one / other for one, other in zip(step, times[plain], strict=True)]
@@ -96,7 +92,7 @@ def prepare_fastest(problem: TpBlock, context: BlockContext) -> PreparedBlock:
     def columns() -> dict[str, Any]:
         return {"chosen": text, **workspace_columns(held)}
 
-    prepared = prepare(context, schedules[chosen.schedule], columns=columns)
+    prepared = replace(prepare(context, schedules[chosen.schedule]), columns=columns)
     return graphed(prepared) if chosen.graphs else prepared
 
 
@@ -120,8 +116,10 @@ def fastest(context: BlockContext, schedules: Mapping[str, Schedule]) -> Candida
     return Candidate(best.schedule, best.graphs and not context.graph)
 
 
-def _times(context: BlockContext, candidates: Mapping[Candidate, PreparedBlock]) -> dict[Candidate, StepTimes]:
-    """The times of each candidate, all measured alternately.
+def _times(
+    context: BlockContext, candidates: Mapping[Candidate, PreparedBlock]
+) -> dict[Candidate, tuple[float, float]]:
+    """Median times of each candidate in ms, of the slowest rank, all measured alternately: wall and device time.
 
     A graph of the whole iteration will leave nothing to the host: device times then stand for wall times.
     """

@@ -57,7 +57,6 @@ class CopyEngineSchedule(Schedule):
     def __init__(self, buffers: SymmetricBuffers, *, merged: bool = False) -> None:
         self.buffers = self.memory = buffers
         self.rank, self.size, self.group = buffers.rank, buffers.size, buffers.group
-        self.divisor = self.size
         self.before, self.after = (self.rank - 1) % self.size, (self.rank + 1) % self.size
         self.copies = buffers.copies
         neighbours = range(self.rank + 1, self.size), range(self.rank)

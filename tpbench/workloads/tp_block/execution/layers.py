@@ -57,8 +57,7 @@ class ParallelLinear(nn.Module):
             weight: this rank's part of W instead of a drawn one: (out / p, in) of a column-parallel layer, (out, in /
                 p) of a row-parallel one.
             schedule: of products and collectives, instead of `group` and `use_overlap`.
-            device: device of the weight.
-            dtype: dtype of the weight.
+            device, dtype: those of the weight.
 
         Raises ValueError if p does not divide a size.
         """
@@ -93,9 +92,8 @@ class ColumnParallelLinear(ParallelLinear):
         Args:
             in_features: columns of the whole W.
             out_features: rows of the whole W, or of each of its parts.
-            group: the ranks that share the layer. Default: the world.
             save_gathered: keep the gathered x for the backward pass. If false, gather x again.
-            options: those of ParallelLinear.
+            group, options: those of ParallelLinear.
         """
         parts = (out_features,) if isinstance(out_features, int) else tuple(out_features)
         super().__init__(ShardedLinear("column", "column", in_features, parts), group, **options)
@@ -103,17 +101,9 @@ class ColumnParallelLinear(ParallelLinear):
         self.local_parts = [features // self.schedule.size for features in parts]
 
     def forward(self, x: Tensor) -> Any:
-        """Return y (rows, ..., out / p) of x (rows / p, ..., in), or a tuple for several parts.
-
-        Raise ValueError if the backward pass cannot scatter the rows.
-        """
-        shard, schedule = x.reshape(-1, x.shape[-1]), self.schedule
-        rows = schedule.size * len(shard)
-        if rows % schedule.divisor:
-            raise ValueError(
-                f"{rows} gathered rows must be divisible by {schedule.divisor} to overlap in the backward pass"
-            )
-        product = column_parallel(shard, self.weight, schedule, save_gathered=self.save_gathered)
+        """Return y (rows, ..., out / p) of x (rows / p, ..., in), or a tuple for several parts."""
+        shard = x.reshape(-1, x.shape[-1])
+        product = column_parallel(shard, self.weight, self.schedule, save_gathered=self.save_gathered)
         y = product.view(-1, *x.shape[1:-1], product.shape[-1])
         return y if len(self.local_parts) == 1 else y.split(self.local_parts, dim=-1)
 
@@ -237,8 +227,8 @@ def build(problem: TpBlock, weights: Mapping[str, Tensor], schedule: Schedule) -
         given: dict[str, Any] = {"weight": weights[linear.name], "schedule": schedule}
         if linear.kind == "row":
             return RowParallelLinear(linear.in_features, linear.out_features[0], **given)
-        keep = problem.save_gathered
-        return ColumnParallelLinear(linear.in_features, linear.out_features, save_gathered=keep, **given)
+        given["save_gathered"] = problem.save_gathered
+        return ColumnParallelLinear(linear.in_features, linear.out_features, **given)
 
     layers = {linear.name: layer(linear) for linear in problem.linears}
     if problem.part in ("column", "row"):
@@ -246,8 +236,7 @@ def build(problem: TpBlock, weights: Mapping[str, Tensor], schedule: Schedule) -
     mlp = Mlp(layers["up"], layers["down"])
     if problem.part == "mlp":
         return mlp
-    group = schedule.group
-    norms = [RMSNorm(weights[name], group, summed=group is not None) for name in problem.norms]
+    norms = [RMSNorm(weights[name], schedule.group, summed=schedule.group is not None) for name in problem.norms]
     rotation = None
     if problem.rotary:
         qkv = weights["qkv"]
@@ -257,10 +246,11 @@ def build(problem: TpBlock, weights: Mapping[str, Tensor], schedule: Schedule) -
     return TransformerBlock(norms[0], attention, norms[1], mlp)
 
 
-def gradients(problem: TpBlock, module: nn.Module) -> dict[str, Tensor | None]:
-    """Return the gradients of a built module's weights, by the names of its linears and norms."""
+def gradients(problem: TpBlock, module: nn.Module) -> dict[str, Tensor]:
+    """Return the gradients of a built module's weights that have one, by the names of its linears and norms."""
     grads = {}
     for path, parameter in module.named_parameters():
         *owners, _ = path.split(".")
-        grads[owners[-1] if owners else problem.linears[0].name] = parameter.grad
+        if parameter.grad is not None:
+            grads[owners[-1] if owners else problem.linears[0].name] = parameter.grad
     return grads

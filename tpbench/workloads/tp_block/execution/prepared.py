@@ -95,7 +95,7 @@ class NoCommunicationSchedule(Schedule):
     """
 
     def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size, self.divisor = rank, size, size
+        self.rank, self.size = rank, size
         self.replacements: dict[torch.Size, Tensor] = {}
 
     def gather(self, shard: Tensor) -> Pending:
@@ -108,19 +108,11 @@ class NoCommunicationSchedule(Schedule):
         return partial.view(self.size, -1, partial.shape[1])[self.rank]
 
 
-def prepare(
-    context: BlockContext,
-    schedule: Schedule,
-    *,
-    wrap: Callable[[nn.Module], Callable[[Tensor], Tensor]] = lambda module: module,
-    columns: Callable[[], dict[str, Any]] | None = None,
-) -> PreparedBlock:
+def prepare(context: BlockContext, schedule: Schedule) -> PreparedBlock:
     """Prepare this rank's part of the block under a schedule, or the whole block under that of one process.
 
-    With `layers` the module is a stack of blocks, each with weights of its own.
-
-    `wrap` is applied to each module before it is called, for example torch.compile. `columns` returns further columns
-    after a step. Without it they are those about the memory of the schedule, if it has an attribute `memory`.
+    With `layers` the module is a stack of blocks, each with weights of its own. The columns are those about the memory
+    of the schedule, if it has an attribute `memory`.
     """
     inputs, problem = context.inputs, context.inputs.problem
     rank, size = schedule.rank, schedule.size
@@ -134,9 +126,9 @@ def prepare(
         module = build(problem, weights, schedule)
         if size > 1:
             silent = build(problem, weights, NoCommunicationSchedule(rank, size))
-            without = PreparedBlock(silent, x, grad, size, wrap(silent))
-    columns = columns or (lambda: workspace_columns([schedule]))
-    return PreparedBlock(module, x, grad, size, wrap(module), schedule if size > 1 else None, without, columns)
+            without = PreparedBlock(silent, x, grad, size, silent)
+    columns = partial(workspace_columns, [schedule])
+    return PreparedBlock(module, x, grad, size, module, schedule if size > 1 else None, without, columns)
 
 
 def workspace_columns(schedules: Iterable[Schedule]) -> dict[str, Any]:
@@ -156,24 +148,24 @@ def prepare_compiled(problem: TpBlock, context: BlockContext) -> PreparedBlock:
     config: Any = importlib.import_module("torch._inductor.config")
     config._micro_pipeline_tp = True
     # One graph for the forward pass, and one for the backward pass.
-    compiled = partial(torch.compile, fullgraph=True, dynamic=False)
-    prepared = prepare(context, SequentialSchedule(context.inputs.group), wrap=compiled)
-    fill_replacements(prepared)
-    return dataclasses.replace(prepared, schedule=None)
+    compiler = partial(torch.compile, fullgraph=True, dynamic=False)
+    return compiled(prepare(context, SequentialSchedule(context.inputs.group)), compiler)
 
 
-def fill_replacements(prepared: PreparedBlock) -> None:
-    """Run one eager step without communication, so that the compiled one does not contain its replacement tensors."""
-    if (without := prepared.without_communication) is not None:  # a stack has none
-        without.module(without.x).backward(without.grad)
-        without.free()
+def compiled(prepared: PreparedBlock, compiler: Callable[[nn.Module], Callable[[Tensor], Tensor]]) -> PreparedBlock:
+    """Return the block with its modules compiled."""
+    if (silent := prepared.without_communication) is not None:  # a stack has none
+        silent.step()  # eagerly, so that the compiled module does not contain its replacement tensors
+        silent.free()
+        silent = dataclasses.replace(silent, run=compiler(silent.module))
+    return dataclasses.replace(prepared, run=compiler(prepared.module), schedule=None, without_communication=silent)
 
 
 class GraphedBlock:
     """Calls a block through two CUDA graphs: the host launches two graphs and no kernels.
 
-    torch's `make_graphed_callables` does the same, but always copies the upstream gradient. Here the graphs read the
-    block's own x and upstream gradient, and only other tensors are copied.
+    torch's `make_graphed_callables` does the same, but always copies x and the upstream gradient. Here the graphs read
+    the block's own x and upstream gradient, and only another gradient is copied.
 
     Gradients lie in memory of the graphs, which the next backward pass overwrites: use and free them before. While a
     stream is captured, the block is called without its own graphs.
@@ -209,21 +201,16 @@ class _Replay(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, graphs: GraphedBlock, x: Tensor, *parameters: Tensor) -> Tensor:
         ctx.graphs = graphs
-        _copy_unless_same(graphs.x.detach(), x)
         graphs.replay_forward()
         return graphs.output.detach()
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         graphs: GraphedBlock = ctx.graphs
-        _copy_unless_same(graphs.grad, grads[0])
+        if grads[0].data_ptr() != graphs.grad.data_ptr():
+            graphs.grad.copy_(grads[0])
         graphs.backward.replay()
         return None, *(gradient.detach() for gradient in graphs.backward.result)
-
-
-def _copy_unless_same(into: Tensor, source: Tensor) -> None:
-    if into.data_ptr() != source.data_ptr():
-        into.copy_(source)
 
 
 def graphed(prepared: PreparedBlock, pool: Any = None) -> PreparedBlock:

@@ -22,7 +22,6 @@ class RingSchedule(SequentialSchedule):
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         super().__init__(group)
-        self.divisor = self.size**2
         self.transfers: torch.cuda.Stream | None = None
         # P2P operations and reduce take ranks of the world, in any group.
         self.world_rank = [dist.get_global_rank(group, rank) for rank in range(self.size)]
@@ -59,9 +58,9 @@ class RingSchedule(SequentialSchedule):
         All ranks reduce in the same order, as collectives require. Owners alternate, so that no rank receives twice in
         a row. A piece that is sent stays in memory until its reduction ends.
         """
-        if len(whole) % self.divisor:
+        if len(whole) % self.size**2:
             raise ValueError(
-                f"{len(whole)} rows must be divisible by {self.divisor}, the square of the ranks, to overlap"
+                f"{len(whole)} rows must be divisible by {self.size**2}, the square of the ranks, to overlap"
             )
         summed = whole.new_empty(len(whole) // self.size, matrix.shape[1])
         chunks, own_pieces = whole.chunk(self.size), summed.chunk(self.size)
