@@ -28,10 +28,8 @@ TINY = {
     "learning_rate": 1e-2, "max_grad_norm": 0.5,
 }  # fmt: skip
 
-SHARDED = sorted(
-    name for name, each in WORKLOAD.variants.items() if "vocab_parallel" in each.options and not each.requires_cuda
-)
-"""The variants with tensor parallelism that run on any machine."""
+SHARDED = sorted(name for name, each in WORKLOAD.variants.items() if "vocab_parallel" in each.options)
+"""The variants with tensor parallelism."""
 ARCHITECTURES: list[dict[str, Any]] = [
     {"architecture": "qwen2"}, {"architecture": "mistral"}, {"architecture": "olmo2"}, {"architecture": "phi3"},
     {"architecture": "gemma2", "tied": True, "attention": "eager"}, {"architecture": "gemma3_text", "tied": True},

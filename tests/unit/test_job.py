@@ -135,7 +135,8 @@ def test_committed_rows_are_of_jobs_of_this_version(folder: str) -> None:
         ("optimizer", "tpbench"), ("merge", "index_add"), ("pinned", False), ("transfers", "late"),
         ("transfers", "beside"), ("variant", "linear_liger_native"),
         ("variant", "torchtitan"), ("variant", "transformer_engine"),
-        ("dtype", "float16"), ("variant", "dense_all_reduce"),
+        ("dtype", "float16"), ("train_loss", "tpbench_linear"), ("variant", "fsdp_dtensor_async"),
+        ("variant", "dense_all_reduce"),
         *(("variant", f"sparse_{name}") for name in ("all_to_all_gpu", "auto")), ("variant", "torch_sparse_all_reduce"),
     }  # fmt: skip
     present = [

@@ -134,52 +134,38 @@ def quack(problem: EntropyLoss, shard: Shard) -> Step:
 
 
 def fast_llm(problem: EntropyLoss, shard: Shard) -> Step:
-    """https://github.com/ServiceNow/Fast-LLM: triton_entropy_loss_forward_backward of fast_llm/functional/triton.
+    """https://github.com/ServiceNow/Fast-LLM: the kernels of entropy losses and of GRPO.
 
     It returns the mean loss and its gradient. Ranks all-reduce each row's maximum and sum of each distribution, and a
     part of its loss. `PYTHONPATH=CHECKOUT` is enough: the modules of the kernels need nothing else of Fast-LLM.
     """
     if sys.version_info < (3, 12):
         raise RuntimeError("Fast-LLM needs Python 3.12")
-    if problem.loss == "policy":
-        return _fast_llm_grpo(problem, shard)
-    from fast_llm.functional.config import EntropyLossType, TargetFormat
-    from fast_llm.functional.triton.entropy_loss import triton_entropy_loss_forward_backward
+    divisor = float(rows_that_count(shard.target) if problem.from_labels else shard.tokens)
+    options: dict[str, Any] = {"grad_output": 1.0, "group": shard.group, "divisor": divisor}
+    arguments = shard.logits, shard.target
+    if problem.loss == "policy":  # its kernel has no divergence from a reference
+        from fast_llm.functional.triton.grpo_loss import triton_grpo_loss_forward_backward as function
 
-    options = {
-        "loss_mask": None,
-        "grad_output": 1.0,
-        "group": shard.group,
-        "logits_scale_factor": problem.logits_scale,
-        "temperature": problem.temperature,
-        "target_format": TargetFormat.labels if problem.from_labels else TargetFormat.logits,
-        "entropy_loss_type": EntropyLossType(problem.loss.removeprefix("soft_")),
-        "divisor": float(rows_that_count(shard.target) if problem.from_labels else shard.tokens),
-    }
+        arguments += shard.rows["advantages"], shard.rows["old_logprobs"]
+        options |= {"logits_scale_factor": problem.scale, "epsilon_low": CLIP[0], "epsilon_high": CLIP[1]}
+    else:
+        from fast_llm.functional.config import EntropyLossType, TargetFormat
+        from fast_llm.functional.triton.entropy_loss import triton_entropy_loss_forward_backward as function
+
+        options |= {
+            "loss_mask": None,
+            "logits_scale_factor": problem.logits_scale,
+            "temperature": problem.temperature,
+            "target_format": TargetFormat.labels if problem.from_labels else TargetFormat.logits,
+            "entropy_loss_type": EntropyLossType(problem.loss.removeprefix("soft_")),
+        }
 
     def run() -> Output:
-        loss, *_, grad = triton_entropy_loss_forward_backward(shard.logits, shard.target, **options)
-        return Output(loss, None, grad)
+        results = function(*arguments, **options)
+        return Output(results[0], None, results[1 if problem.loss == "policy" else -1])
 
     return Step(run, bytes_of_statistics(3 if problem.from_labels else 5, shard))
-
-
-def _fast_llm_grpo(problem: EntropyLoss, shard: Shard) -> Step:
-    """triton_grpo_loss_forward_backward, which has no divergence from a reference."""
-    from fast_llm.functional.triton.grpo_loss import triton_grpo_loss_forward_backward
-
-    options = {
-        "grad_output": 1.0, "group": shard.group, "epsilon_low": CLIP[0], "epsilon_high": CLIP[1],
-        "logits_scale_factor": problem.logits_scale / problem.temperature,
-        "divisor": float(rows_that_count(shard.target)),
-    }  # fmt: skip
-    rows = shard.rows["advantages"], shard.rows["old_logprobs"]
-
-    def run() -> Output:
-        loss, grad, _ = triton_grpo_loss_forward_backward(shard.logits, shard.target, *rows, **options)
-        return Output(loss, None, grad)
-
-    return Step(run, bytes_of_statistics(3, shard))
 
 
 def flash_attn(problem: EntropyLoss, shard: Shard) -> Step:

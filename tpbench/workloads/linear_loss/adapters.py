@@ -25,29 +25,28 @@ def liger(problem: LinearLoss, shard: Shard) -> Step:
     from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
 
     function = LigerFusedLinearCrossEntropyLoss(ignore_index=IGNORED)
-    return step_of_mean(problem, shard, lambda hidden, weight: function(weight, hidden, shard.labels))
+    return step_of_mean(problem, shard, lambda hidden, weight, labels: function(weight, hidden, labels))
 
 
 def _liger_grpo(problem: LinearLoss, shard: Shard) -> Step:
     """LigerFusedLinearGRPOLoss: (sequences, rows, h), an advantage for each sequence."""
     from liger_kernel.chunked_loss import LigerFusedLinearGRPOLoss
 
-    assert shard.labels is not None
     settings = {"beta": problem.kl_weight, "epsilon_low": CLIP[0], "epsilon_high": CLIP[1], "loss_type": "bnpo"}
     function = LigerFusedLinearGRPOLoss(
         temperature=problem.temperature, use_ref_model=problem.kl_weight > 0, compiled=True, **settings
     )
-    rows = {name: values.view(-1, SEQUENCE) for name, values in {**shard.rows, "labels": shard.labels}.items()}
-    mask = torch.ones_like(rows["labels"])
+    rows = {name: values.view(-1, SEQUENCE) for name, values in shard.rows.items()}
+    mask = torch.ones_like(rows["advantages"], dtype=torch.int64)
 
-    def loss_of(hidden: Tensor, weight: Tensor) -> Tensor:
+    def mean_loss(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
         loss: Tensor = function(
-            hidden.view(-1, SEQUENCE, problem.hidden), weight, rows["labels"], mask, rows["advantages"][:, 0],
+            hidden.view(-1, SEQUENCE, problem.hidden), weight, labels.view_as(mask), mask, rows["advantages"][:, 0],
             ref_per_token_logps=rows.get("ref_logprobs"), old_per_token_logps=rows["old_logprobs"],
         )[0]  # fmt: skip
         return loss
 
-    return step_of_mean(problem, shard, loss_of)
+    return step_of_mean(problem, shard, mean_loss)
 
 
 def liger_cutedsl(problem: LinearLoss, shard: Shard) -> Step:
@@ -57,11 +56,10 @@ def liger_cutedsl(problem: LinearLoss, shard: Shard) -> Step:
     """
     from liger_kernel.ops.cutedsl.ops.fused_linear_cross_entropy_sm90 import liger_fused_linear_cross_entropy_sm90
 
-    function: Any = partial(liger_fused_linear_cross_entropy_sm90, ignore_index=IGNORED)
-    return step_of_mean(problem, shard, lambda hidden, weight: function(hidden, weight, shard.labels))
+    return step_of_mean(problem, shard, partial(liger_fused_linear_cross_entropy_sm90, ignore_index=IGNORED))
 
 
-def cut_cross_entropy(problem: LinearLoss, shard: Shard) -> Step:
+def cce(problem: LinearLoss, shard: Shard) -> Step:
     """https://github.com/apple/ml-cross-entropy: linear_cross_entropy, which stores no logits.
 
     On several ranks VocabParallelOptions make it sum the hidden states' gradient over the ranks, in fp32.
@@ -72,18 +70,15 @@ def cut_cross_entropy(problem: LinearLoss, shard: Shard) -> Step:
     if shard.group is not None:
         from cut_cross_entropy import VocabParallelOptions
 
-        stop = shard.vocab_start + shard.columns
-        options["vocab_parallel_options"] = VocabParallelOptions(shard.vocab_start, stop, shard.group)
+        options["vocab_parallel_options"] = VocabParallelOptions(shard.vocab_start, shard.vocab_stop, shard.group)
 
     def loss_of(hidden: Tensor, weight: Tensor) -> Tensor:
         loss: Tensor = linear_cross_entropy(hidden, weight, shard.labels, **options)
         return loss.float()
 
     sum_in_fp32 = bytes_of_gradient(problem, shard) * 4 // shard.hidden.itemsize
-    return Step(
-        lambda: differentiated(problem, shard, loss_of, is_summed=True),
-        bytes_of_statistics(3, shard) + sum_in_fp32,
-    )
+    sent = bytes_of_statistics(3, shard) + sum_in_fp32
+    return Step(lambda: differentiated(problem, shard, loss_of, is_summed=True), sent)
 
 
 def verl(problem: LinearLoss, shard: Shard) -> Step:
@@ -102,10 +97,8 @@ def verl(problem: LinearLoss, shard: Shard) -> Step:
         mean = (logprobs if is_logprob else -logprobs).sum() / number
         return mean, logprobs if is_logprob else None, entropies.where(counts, 0.0) if problem.entropy else None
 
-    return Step(
-        lambda: differentiated(problem, shard, losses_of),
-        bytes_of_statistics(4, shard) + bytes_of_gradient(problem, shard),
-    )
+    sent = bytes_of_statistics(4, shard) + bytes_of_gradient(problem, shard)
+    return Step(lambda: differentiated(problem, shard, losses_of), sent)
 
 
 def _verl_kernel() -> Any:
@@ -127,5 +120,5 @@ def quack(problem: LinearLoss, shard: Shard) -> Step:
 
     chunk_size = quack_chunk_rows(problem)
     assert chunk_size is not None  # the variant does not support others
-    function: Any = partial(chunked_linear_cross_entropy, chunk_size=chunk_size, ignore_index=IGNORED)
-    return step_of_mean(problem, shard, lambda hidden, weight: function(hidden, weight, shard.labels))
+    function = partial(chunked_linear_cross_entropy, chunk_size=chunk_size, ignore_index=IGNORED)
+    return step_of_mean(problem, shard, function)

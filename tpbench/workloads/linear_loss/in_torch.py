@@ -40,13 +40,12 @@ def gather(problem: LinearLoss, shard: Shard) -> Step:
 def chunked(problem: LinearLoss, shard: Shard) -> Step:
     """https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.linear_cross_entropy.html, in chunks."""
     options: Any = torch.nn.LinearCrossEntropyOptions()
-    function: Any = partial(F.linear_cross_entropy, ignore_index=IGNORED, options=options)
-    return step_of_mean(problem, shard, lambda hidden, weight: function(hidden, weight, shard.labels))
+    return step_of_mean(problem, shard, partial(F.linear_cross_entropy, ignore_index=IGNORED, options=options))
 
 
-def step_of_mean(problem: LinearLoss, shard: Shard, loss_of: Callable[[Tensor, Tensor], Tensor]) -> Step:
-    """Return the step of a function for one rank that computes the mean loss from hidden states and weight."""
-    return Step(lambda: differentiated(problem, shard, lambda hidden, weight: loss_of(hidden, weight).float()))
+def step_of_mean(problem: LinearLoss, shard: Shard, mean_loss: Callable[..., Tensor]) -> Step:
+    """Return the step of a function for one rank of hidden states, weight and labels."""
+    return Step(lambda: differentiated(problem, shard, lambda *factors: mean_loss(*factors, shard.labels).float()))
 
 
 def logits_of_teacher(shard: Shard) -> Any:
@@ -80,8 +79,7 @@ def compiled(problem: LinearLoss, shard: Shard) -> Step:
     def mean_loss(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(F.linear(hidden, weight).float(), labels, ignore_index=IGNORED)
 
-    function: Any = torch.compile(mean_loss, fullgraph=True, dynamic=False)
-    return step_of_mean(problem, shard, lambda *factors: function(*factors, shard.labels))
+    return step_of_mean(problem, shard, torch.compile(mean_loss, fullgraph=True, dynamic=False))
 
 
 def differentiated(

@@ -80,28 +80,22 @@ def mean_and_rows(problem: LossProblem, x: Tensor, target: Any, rows: Mapping[st
 
 def _row_losses(problem: LossProblem, x: Tensor, target: Any, rows: Mapping[str, Tensor]) -> Tensor:
     """Return the losses of rows by the usual recipes in torch."""
-    if problem.top_k:
-        values, indices = target
-        log_p = x.log_softmax(-1).gather(1, indices)
-        log_q = product(values, problem.target_scale).log_softmax(-1)
+    if not problem.from_labels:
+        values, indices = target if problem.top_k else (target.to(x.dtype), None)
+        t = product(values, problem.target_scale)
+        if problem.loss == "soft_cross_entropy" and indices is None:
+            return F.cross_entropy(x, t.softmax(-1), reduction="none")
+        log_p, log_q = x.log_softmax(-1), t.log_softmax(-1)
+        if indices is not None:
+            log_p = log_p.gather(1, indices)
         if problem.loss == "soft_cross_entropy":
-            soft: Tensor = -(log_q.exp() * log_p).sum(-1)
-            return soft
+            return -(log_q.exp() * log_p).sum(-1)
         if problem.loss == "forward_kl":
             return _kl_div(log_p, log_q)
-        return _kl_div(log_q, log_p.log_softmax(-1))
-    if not problem.from_labels:
-        target = product(target.to(x.dtype), problem.target_scale)
-    if problem.loss == "jsd":
-        log_p, log_q = x.log_softmax(-1), target.log_softmax(-1)
+        if problem.loss == "reverse_kl":
+            return _kl_div(log_q, log_p if indices is None else log_p.log_softmax(-1))
         mixture = torch.logaddexp(log_p + math.log(1 - JSD_BETA), log_q + math.log(JSD_BETA))
         return JSD_BETA * _kl_div(mixture, log_q) + (1 - JSD_BETA) * _kl_div(mixture, log_p)
-    if problem.loss == "soft_cross_entropy":
-        return F.cross_entropy(x, target.softmax(-1), reduction="none")
-    if problem.loss == "forward_kl":
-        return _kl_div(x.log_softmax(-1), target.log_softmax(-1))
-    if problem.loss == "reverse_kl":
-        return _kl_div(target.log_softmax(-1), x.log_softmax(-1))
     logprob: Tensor = -F.cross_entropy(x, target, ignore_index=IGNORED, reduction="none")
     if problem.loss == "policy":
         return torch.where(target != IGNORED, policy_losses(problem, logprob, rows)[0], 0.0)

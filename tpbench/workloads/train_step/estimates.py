@@ -11,9 +11,6 @@ from tpbench.workloads.train_step.problem import ITEM_BYTES, TrainStep
 
 ZERO_BUFFER_ELEMENTS = 500_000_000
 """Elements of each of the two buffers in which DeepSpeed's ZeRO reduces gradients (DeepSpeed's default)."""
-LINEAR_LOSS_GIB = 0.5
-"""Memory for the logits of a chunk of the linear loss: `AUTO_GIB` of tpbench/kernels/linear/chunks.py, which needs
-torch."""
 
 
 def layer_matmul_parameters(problem: TrainStep) -> int:
@@ -121,16 +118,8 @@ def _layers_bytes(problem: TrainStep, variant: str, tp_size: int) -> int:
 
 
 def _logits_bytes(problem: TrainStep, variant: str, tp_size: int) -> int:
-    """Return the bytes of the head's logits, their gradient, and the tensors that the loss derives from them.
-
-    The linear loss has the logits of a chunk of tokens, and keeps the gradients of its inputs from the forward pass on.
-    """
+    """Return the bytes of the head's logits, their gradient, and the tensors that the loss derives from them."""
     columns = problem.vocab / (tp_size if problem.vocab_parallel else 1)
-    if problem.train_loss == "tpbench_linear":
-        item = ITEM_BYTES[problem.dtype]
-        chunk = min(problem.tokens * columns * item, LINEAR_LOSS_GIB * 2**30)
-        tokens = problem.tokens / (1 if variant == "autotp" else tp_size)
-        return round(chunk + (columns + tokens) * problem.hidden_size * item)
     per_token = columns * 2 * ITEM_BYTES[problem.dtype]  # logits and their gradient
     if problem.train_loss == "torch":  # in fp32: log-probabilities and their gradient; with DTensor, one copy more
         per_token += columns * (12 if problem.vocab_parallel and "dtensor" in variant else 8)
@@ -145,44 +134,34 @@ def parameters_per_rank(problem: TrainStep, variant: str, tp_size: int) -> int:
 
 
 def bytes_communicated(problem: TrainStep, variant: str, tp_size: int, dp_size: int) -> int:
-    """Return the bytes that a rank sends in a step: all collectives on activations, logits and parameters, as rings.
-
-    Under autocast the residual stream has the parameters' dtype, and outputs of products have the computation's dtype.
-    """
-    per_token = _autotp_bytes(problem) if variant == "autotp" else _sequence_parallel_bytes(problem)
+    """Return the bytes that a rank sends in a step: all collectives on activations, logits and parameters, as rings."""
+    per_token = _bytes_per_token(problem, variant == "autotp")
     sent = problem.accumulate * problem.tokens * per_token * (tp_size - 1) // tp_size
     return sent + _data_parallel_bytes(problem, variant, tp_size) * (dp_size - 1) // dp_size
 
 
-def _autotp_bytes(problem: TrainStep) -> int:
+def _bytes_per_token(problem: TrainStep, autotp: bool) -> int:
     """Return the bytes of all collectives on one token's activations. An all-reduce counts twice: it is a
-    reduce-scatter and an all-gather."""
-    stored, compute = ITEM_BYTES[problem.stored_dtype], ITEM_BYTES[problem.dtype]
-    # Forward, in the computation's dtype: one all-reduce after o, which checkpointing repeats, and one after down.
-    # Backward, in the parameters' dtype: one for each product behind the input, of queries, keys and values, and of
-    # gate and up.
-    layer = (2 + problem.activation_checkpointing) * compute + (2 + problem.ffn_matrices) * stored
-    # The embedding has one all-reduce forward, unless each rank has all of its rows; the head has one backward.
-    of_head = compute if problem.train_loss == "tpbench_linear" else stored
-    outside = problem.vocab_parallel * stored + (problem.vocab_parallel or not problem.tied) * of_head
-    gathered_logits = 0 if problem.vocab_parallel or problem.tied else problem.vocab * compute
-    return 2 * problem.hidden_size * (problem.depth * layer + outside) + gathered_logits
+    reduce-scatter and an all-gather.
 
-
-def _sequence_parallel_bytes(problem: TrainStep) -> int:
-    """Return the bytes of all collectives on one token's activations. There is an all-gather before attention and
-    before feed-forward, and a reduce-scatter after each; embedding and head have one collective each."""
+    Under autocast the residual stream has the parameters' dtype, and outputs of products have the computation's dtype.
+    """
     stored, compute = ITEM_BYTES[problem.stored_dtype], ITEM_BYTES[problem.dtype]
-    # In the parameters' dtype: two all-gathers of normed tensors, which checkpointing repeats, and the reduce-scatters
-    # of their gradients. In the computation's dtype: the reduce-scatters of both blocks' last products, of which
-    # checkpointing repeats the first, and the all-gathers of their gradients.
-    checkpointed = problem.activation_checkpointing
-    layer = (4 + 2 * checkpointed) * stored + (4 + checkpointed) * compute
-    # Of embedding and head, forward and backward. The linear loss gathers the tokens, and scatters their gradient,
-    # after the cast to the computation's dtype.
-    outside = 2 * stored + 2 * (compute if problem.train_loss == "tpbench_linear" else stored)
-    gathered_logits = 0 if problem.vocab_parallel else problem.vocab * compute
-    return problem.hidden_size * (problem.depth * layer + outside) + gathered_logits
+    repeated = problem.activation_checkpointing
+    if autotp:
+        # Forward, an all-reduce after o, which checkpointing repeats, and one after down. Backward, one for each
+        # product behind the input, of queries, keys and values, and of gate and up.
+        layer = 2 * ((2 + repeated) * compute + (2 + problem.ffn_matrices) * stored)
+        # The embedding has one all-reduce forward, unless each rank has all of its rows; the head has one backward.
+        outside = 2 * (problem.vocab_parallel * stored + (problem.vocab_parallel or not problem.tied) * stored)
+    else:
+        # Two all-gathers of normed tensors, which checkpointing repeats, and the reduce-scatters of their gradients.
+        # The reduce-scatters of both blocks' last products, of which checkpointing repeats the first, and the
+        # all-gathers of their gradients. Embedding and head have one collective each, forward and backward.
+        layer = (4 + 2 * repeated) * stored + (4 + repeated) * compute
+        outside = 4 * stored
+    gathers_logits = not problem.vocab_parallel and not (autotp and problem.tied)
+    return problem.hidden_size * (problem.depth * layer + outside) + gathers_logits * problem.vocab * compute
 
 
 def _data_parallel_bytes(problem: TrainStep, variant: str, tp_size: int) -> int:

@@ -73,9 +73,7 @@ class TrainStep:
     zero_stage: Literal[0, 1, 2] = setting(1, help="DeepSpeed's ZeRO stage (autotp)")
     overlap: bool = setting(False, help="DeepSpeed's overlap of tensor-parallel all-reduces with products (autotp)")
     vocab_parallel: bool = setting(True, help="head and loss use the sharded vocabulary; false: gather all logits")
-    train_loss: Literal["torch", "tpbench", "tpbench_linear"] = setting(
-        "torch", help="cross-entropy: the variant's own, tpbench's, or tpbench's of head and loss without whole logits"
-    )
+    train_loss: Literal["torch", "tpbench"] = setting("torch", help="cross-entropy: the variant's own, or tpbench's")
 
     phase_steps: int = setting(3, help="above 0: time the phases of each measured step; 0: do not", low=0)
     profile: bool = setting(False, help="keep the profiler trace of one additional step")

@@ -10,7 +10,7 @@ from tpbench import packages
 from tpbench.workloads import Option, Pivot, Study, Workload
 from tpbench.workloads.train_step.documents import json_document
 from tpbench.workloads.train_step.estimates import MemoryEstimate, estimate_memory, parameters
-from tpbench.workloads.train_step.model.resolve import KNOWN_ARCHITECTURES, PLAIN_LOGITS, resolve
+from tpbench.workloads.train_step.model.resolve import KNOWN_ARCHITECTURES, resolve
 from tpbench.workloads.train_step.problem import ARCHITECTURE, NORM_GROWTH, TrainStep
 
 TENSOR_PARALLEL = frozenset({"vocab_parallel"})
@@ -73,11 +73,6 @@ def unsupported_reason(job: Any) -> str | None:
             return f"attention=flash_attention_2 {packages.not_installed(['flash_attn'])}"
         if job.device == "cpu":
             return "attention=flash_attention_2 needs a CUDA GPU"
-    if problem.train_loss == "tpbench_linear" and not problem.architecture.startswith(PLAIN_LOGITS):
-        return (
-            f"train_loss=tpbench_linear does not know what {problem.architecture} does to the head's logits "
-            f"(known: model types that begin with {', '.join(PLAIN_LOGITS)}); train_loss=tpbench can be trained"
-        )
     return None
 
 
@@ -172,20 +167,14 @@ def _unsupported_by(variant: str, problem: TrainStep, tp_size: int) -> str | Non
     """Return why a variant cannot train a problem, or None."""
     if variant in ("fsdp", "ddp"):
         return f"it has no tensor parallelism: tp_size must be 1, got {tp_size}" if tp_size > 1 else None
-    if variant == "fsdp_dtensor_async" and not problem.compile:
-        return "it is a pass of torch.compile: compile=false is fsdp_dtensor"
     if tp_size == 1:
-        if variant in ("dtensor_tp", "fsdp_dtensor_async"):
+        if variant == "dtensor_tp":
             return "with tp_size=1 there is nothing to parallelize: it would be fsdp"
         return None
     tokens = problem.seq_length if variant == "dtensor_tp" else problem.tokens
     if variant != "autotp" and tokens % tp_size:
         sizes = f"seq_length={problem.seq_length}" if variant == "dtensor_tp" else f"batch_size x seq_length={tokens}"
         return f"the ranks share the tokens: tp_size={tp_size} must divide {sizes}"
-    if problem.train_loss == "tpbench_linear" and variant == "dtensor_tp":
-        return "its head returns logits of torch's DTensors: fsdp_dtensor has train_loss=tpbench_linear"
-    if problem.train_loss == "tpbench_linear" and not problem.vocab_parallel:
-        return "train_loss=tpbench_linear makes no whole logits that could be gathered: vocab_parallel must be true"
     common = math.gcd(problem.heads, problem.kv_heads, problem.ffn_size)
     if common % tp_size:
         valid = ", ".join(str(size) for size in range(1, common + 1) if common % size == 0)
@@ -207,10 +196,8 @@ def _no_graph(variant: str, problem: TrainStep) -> str:
             "DistributedDataParallel times its first ten steps on the host: "
             f"warmup_steps must be at least {DDP_WARMUP_STEPS}, got {problem.warmup_steps}"
         )
-    if variant == "autotp" and problem.zero_stage:
-        return f"ZeRO's update reads the gradient norm on the host: zero_stage must be 0, got {problem.zero_stage}"
-    if variant == "autotp" and problem.train_loss == "torch" and problem.vocab_parallel:
-        return "DeepSpeed's loss of a sharded vocabulary checks the labels on the host: train_loss must be tpbench"
+    if variant == "autotp":
+        return "DeepSpeed reads the gradient norm on the host in each update"
     if not problem.warmup_steps:
         return "the optimizer makes its states in the first step: warmup_steps must be at least 1"
     if problem.attention == "flash_attention_2":
@@ -235,11 +222,6 @@ VARIANTS: dict[str, tuple[str, frozenset[str], str]] = {
         ALL - {"compile"} | TENSOR_PARALLEL,
         "torch's own: FSDP2 over replicas, parallelize_module with sequence parallelism within them",
     ),
-    "fsdp_dtensor_async": (
-        "fsdp.fsdp_dtensor_async",
-        ALL | TENSOR_PARALLEL,
-        "fsdp_dtensor through torch.compile with async-TP: products in pieces beside their collectives",
-    ),
     "fsdp": ("fsdp.fsdp_dtensor", ALL, "no tensor parallelism: FSDP2, parameters sharded over replicas"),
     "ddp": ("fsdp.ddp", ALL, "no tensor parallelism: DistributedDataParallel, all of the model on every rank"),
 }
@@ -252,7 +234,6 @@ for _name, (_function, _options, _summary) in VARIANTS.items():
         _summary,
         options=_options,
         requires=("transformers", "deepspeed") if _name == "autotp" else ("transformers",),
-        requires_cuda=_name == "fsdp_dtensor_async",
         no_graph_reason=partial(_no_graph, _name),
         uses_triton=lambda problem: problem.train_loss != "torch",
         unsupported_reason=partial(_unsupported_by, _name),

@@ -13,7 +13,7 @@ import torch
 
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.sleeping_sessions import run as measure
-from tests.support.train_step import mesh_context, reset_deepspeed_groups, tiny_problem
+from tests.support.train_step import mesh_context, tiny_problem
 from tpbench.measure import cuda_graph
 from tpbench.measure.session import MeasureSettings
 from tpbench.workloads.train_step import WORKLOAD
@@ -37,23 +37,14 @@ def run_again(
     return cuda_graph.CapturedWork(results, replay)
 
 
-def waits_for_the_device(*_: Any) -> None:
-    raise AssertionError("DeepSpeed waits for the device, which a capture cannot hold")
-
-
 def trained(here: Rank, name: str, tp_size: int, fields: dict[str, Any], graph: bool) -> dict[str, Any]:
     problem = tiny_problem(steps=4, log_interval=0, phase_steps=0, **fields)
     context = replace(mesh_context(here, tp_size), graph=graph)
-    reset_deepspeed_groups(here)
     cuda = here.device.type == "cuda"
     with contextlib.ExitStack() as patches:
         if not cuda:
             patches.enter_context(mock.patch.object(cuda_graph, "capture", run_again))
         session = TrainStepSession(problem, WORKLOAD.variants[name], context)
-        if name == "autotp":
-            from deepspeed.accelerator import get_accelerator
-
-            patches.enter_context(mock.patch.object(get_accelerator(), "synchronize", waits_for_the_device))
         verdict, columns = measure(session, context, MeasureSettings())
     assert verdict.wrong is None
     return columns | verdict.columns
@@ -64,7 +55,6 @@ def trained(here: Rank, name: str, tp_size: int, fields: dict[str, Any], graph: 
     [
         ("fsdp_dtensor", 2, {"accumulate": 2, "activation_checkpointing": True}),
         ("ddp", 1, {"warmup_steps": DDP_WARMUP_STEPS}),
-        ("autotp", 2, {"zero_stage": 0, "accumulate": 2, "train_loss": "tpbench"}),
     ],
 )
 def test_replays_train_on_new_batches_as_eager_steps_do(name: str, tp_size: int, fields: dict[str, Any]) -> None:

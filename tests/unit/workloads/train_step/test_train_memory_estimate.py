@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.train_step import tiny_problem
-from tpbench.kernels.linear.chunks import AUTO_GIB
-from tpbench.workloads.train_step.estimates import LINEAR_LOSS_GIB, estimate_memory, parameters
+from tpbench.workloads.train_step.estimates import estimate_memory, parameters
 
 
 def test_memory_of_parameters_by_variant() -> None:
@@ -27,16 +26,6 @@ def test_memory_of_parameters_by_variant() -> None:
     assert estimate_memory(gathered, "autotp", 2, 1).model == pytest.approx(
         2 * (embedding + (count - embedding) / 2), abs=2
     )
-
-
-def test_the_linear_loss_needs_a_chunk_of_logits_and_the_gradients_of_its_inputs() -> None:
-    assert LINEAR_LOSS_GIB == AUTO_GIB
-    for variant, rows in (("autotp", 2**14), ("fsdp_dtensor", 2**13)):
-        many = tiny_problem(dtype="bfloat16", vocab=2**18, seq_length=2**13, zero_stage=0)
-        unit = replace(many, train_loss="tpbench")
-        linear = estimate_memory(replace(many, train_loss="tpbench_linear"), variant, 2, 1).activations
-        layers = estimate_memory(unit, variant, 2, 1).activations - many.tokens * 2**17 * 2 * 2
-        assert linear == layers + 2**29 + (2**17 + rows) * many.hidden_size * 2
 
 
 def test_zeros_buffers_replace_the_logits_if_they_are_larger() -> None:

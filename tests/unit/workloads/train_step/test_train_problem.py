@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
-from tests.support.composed_jobs import job
 from tests.support.train_step import config_json, folder_problem, single_context, tiny_problem
 from tpbench.settings import JobError
 from tpbench.workloads.train_step import WORKLOAD
@@ -115,11 +114,3 @@ def test_an_id_is_looked_up_in_the_local_cache_only(tmp_path: Path, monkeypatch:
     problem = resolve(tiny_problem(model_dir="Someone/Tiny-1B"))
     assert (problem.model, problem.hidden_size) == ("Someone/Tiny-1B", 64)
     assert resolve(problem) == problem
-
-
-@pytest.mark.parametrize(("architecture", "known"), [("qwen2", True), ("gemma2", True), ("cohere", False)])
-def test_the_linear_loss_is_for_models_that_leave_or_cap_their_logits(architecture: str, known: bool) -> None:
-    fields = {"architecture": architecture, "train_loss": "tpbench_linear", "attention": "eager"}
-    cell = job("variant=fsdp", "shape=tiny_train_dp2", *(f"{name}={value}" for name, value in fields.items()))
-    reason = WORKLOAD.unsupported_reason(cell)
-    assert (reason is None) == known and (known or "does not know what cohere does to the head's logits" in str(reason))

@@ -8,14 +8,16 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 import transformers.modeling_utils  # noqa: F401  every model needs it: import it before jobs are forked, not in each
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM
@@ -42,7 +44,8 @@ def build(problem: TrainStep, *, fused_norms: bool = True) -> Any:
     """Return the model in training mode, with parameters on the meta device and buffers on the CPU.
 
     RMS norms are replaced by fused ones, unless `fused_norms` is false. Layer norms of torch are one operation already.
-    Layers are checkpointed if the problem says so. Raises UnknownArchitecture.
+    Each layer is compiled and checkpointed if the problem says so; one graph serves all layers. Raises
+    UnknownArchitecture.
     """
     model = _made(problem)
     if (actual := _matrix_weights(model)) != (counted := matrix_parameters(problem)):
@@ -59,21 +62,13 @@ def build(problem: TrainStep, *, fused_norms: bool = True) -> Any:
                 if fused_norms:
                     setattr(parent, name, FusedNorm(child.weight, epsilon, child.weight_offset))
     model.train()
-    if problem.activation_checkpointing:
-        for layer in decoder_layers(model):
-            layer.forward = CheckpointedForward(layer.forward)
+    for layer in decoder_layers(model):
+        if problem.compile:  # at its first call. Hooks of FSDP and of tensor parallelism are host code, outside of it
+            layer.forward = torch.compile(layer.forward)
+        if problem.activation_checkpointing:
+            # No layer has random numbers whose state a recomputation would need. Reading it would end a capture.
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
     return model
-
-
-@dataclass
-class CheckpointedForward:
-    """The forward method of a layer, of which only the input is kept for the backward pass."""
-
-    forward: Callable[..., Any]
-
-    def __call__(self, *inputs: Any, **named: Any) -> Any:
-        # No layer has random numbers whose state a recomputation would need. Reading it would end a graph's capture.
-        return checkpoint(self.forward, *inputs, use_reentrant=False, preserve_rng_state=False, **named)
 
 
 def _made(problem: TrainStep) -> Any:
@@ -116,12 +111,11 @@ def counted(problem: TrainStep) -> TrainStep:
     without. Raises UnknownArchitecture if the sizes do not describe the model, or if it cannot compute."""
     if problem.architecture != builders.BUILT:
         model_configuration(problem)  # the kinds of all layers, of which the models below have one
-    weights = _matrix_weights(_made(replace(problem, num_layers=1)))
-    for matrices in (3, 2):
-        candidate = replace(problem, num_layers=1, ffn_matrices=matrices)
-        if matrix_parameters(candidate) == weights:
-            problem = replace(problem, ffn_matrices=matrices)
-    model = build(replace(problem, num_layers=1))
+    one_layer = replace(problem, num_layers=1)
+    weights = _matrix_weights(_made(one_layer))
+    if matrix_parameters(replace(one_layer, ffn_matrices=2)) == weights:
+        problem = replace(problem, ffn_matrices=2)
+    model = build(replace(problem, num_layers=1, compile=False))
     place_buffers(model, torch.device("meta"))
     with refused_by_transformers(
         f"{problem.model} ({problem.architecture}) does not compute with the inputs of a training"
@@ -136,14 +130,12 @@ def counted(problem: TrainStep) -> TrainStep:
     return problem
 
 
-@dataclass(frozen=True)
-class DecoderParts:
-    """Names of the parts in the model. The head is always `lm_head`."""
+class DecoderParts(NamedTuple):
+    """Names of the embedding, the layers and the norm behind them in the model. The head is always `lm_head`."""
 
     embedding: str
     layers: str
     norm: str
-    """The norm behind the layers."""
 
 
 def _decoder_parts(problem: TrainStep, model: Any, layers: Any) -> DecoderParts:
@@ -175,16 +167,6 @@ def modules_in_order(model: Any) -> list[nn.Module]:
     parts = model.parts
     embedding, norm = model.get_submodule(parts.embedding), model.get_submodule(parts.norm)
     return [embedding, *decoder_layers(model), norm, model.lm_head]
-
-
-def compile_layers(model: Any) -> None:
-    """Compile the forward method of each decoder layer; one graph serves all layers.
-
-    Hooks of FSDP and of tensor parallelism stay outside the graph: they are host code only.
-    """
-    for layer in decoder_layers(model):
-        owner = layer.forward if isinstance(layer.forward, CheckpointedForward) else layer
-        owner.forward = torch.compile(owner.forward)
 
 
 class FusedNorm(nn.Module):
@@ -257,22 +239,14 @@ def fill(module: nn.Module, prefix: str, seed: int) -> None:
         for name, child in module.named_modules()
     }
     for name, parameter in module.named_parameters():
-        shard, first = _shard(parameter)
+        shard: Tensor = parameter
+        first: tuple[int, ...] = (0, 0)
+        if isinstance(parameter, DTensor):  # over the tensor-parallel mesh: replicas shard later
+            mesh, placements = parameter.device_mesh, parameter.placements
+            shard = parameter.to_local()
+            _, first = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
         if parameter.dim() < 2:
             shard.fill_(0.0 if name.endswith("bias") else 1.0 - offsets.get(name, 0.0))
         else:
             stream = zlib.crc32((prefix + name).encode()) & ~1
-            fill_normal(shard, seed, stream, DEVIATION / NORMAL_DEVIATION, first)
-
-
-def _shard(parameter: Tensor) -> tuple[Tensor, tuple[int, int]]:
-    """Return this rank's shard and the global row and column of its first element."""
-    if not isinstance(parameter, DTensor):
-        return parameter, (0, 0)
-    start = [0, 0]
-    (placement,) = parameter.placements  # over the tensor-parallel mesh: replicas shard later
-    if isinstance(placement, Shard):
-        size = parameter.shape[placement.dim]
-        chunk = -(-size // parameter.device_mesh.size())
-        start[placement.dim] = min(size, parameter.device_mesh.get_local_rank() * chunk)
-    return parameter.to_local(), (start[0], start[1])
+            fill_normal(shard, seed, stream, DEVIATION / NORMAL_DEVIATION, (first[0], first[1]))

@@ -15,8 +15,6 @@ from tpbench.workloads.train_step.problem import ARCHITECTURE, TrainStep
 
 KNOWN_ARCHITECTURES = ("llama", "qwen2", "qwen3")
 """Architectures whose sizes need no check by the transformers package, whose import takes seconds."""
-PLAIN_LOGITS = ("llama", "qwen", "mistral", "ministral", "olmo", "phi", "gemma")
-"""Beginnings of the model types whose logits are those of the head, or capped as the configuration says."""
 _ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _SAVING_KEYS = ("transformers_version", "_name_or_path", "torch_dtype", "dtype")
 """Keys that describe how the file was saved. They are not part of the model: the problem sets the trained dtype."""

@@ -42,7 +42,6 @@ def shard(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
             model.set_submodule(name, ReplicatedNorm(module, tp))
     embedding = ShardedEmbedding(model.get_input_embeddings(), tp, tokens)
     model.set_submodule(model.parts.embedding, embedding)
-    # The linear loss replaces the forward pass of the head: it takes this rank's tokens, and gathers them itself.
     model.lm_head = ShardedHead(
         model.lm_head, tp, tokens, whole=not problem.vocab_parallel, as_dtensor=problem.train_loss == "torch"
     )

@@ -47,7 +47,7 @@ def unsupported_model(problem: TrainStep, by_deepspeed: bool) -> str | None:
     """Return why the ranks cannot share the model by its plan, or None if they can. One layer is made, without
     weights."""
     try:
-        model = build(replace(problem, num_layers=1))
+        model = build(replace(problem, num_layers=1, compile=False))
         gathers = any(block.gathers_columns for block in blocks(problem, model))
     except UnknownArchitecture as error:
         return str(error)

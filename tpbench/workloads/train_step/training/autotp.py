@@ -22,7 +22,6 @@ from tpbench.workloads.train_step.training.trainer import (
     Loss,
     MarkPhase,
     adamw,
-    clip_divisor,
     ignore_phase,
     loss_of,
 )
@@ -42,19 +41,12 @@ class DeepSpeedTrainer:
         models.materialise(model, context.device, problem.seed)
         if context.tp_size > 1 and problem.vocab_parallel and not problem.tied:
             _shard_embedding(model, context.tp_group)
-        if problem.compile:
-            models.compile_layers(model)
         # DeepSpeed computes the batch size before it has process groups of its own. For that, `mpu` tells it how many
         # ranks have different batches.
         mpu = SimpleNamespace(get_data_parallel_world_size=lambda: context.dp_size)
         self.engine, *_ = deepspeed.initialize(
             model=model,
-            # The engine gives the parameters themselves, or groups of them.
-            optimizer=lambda given: adamw(
-                [each for part in given for each in (part["params"] if isinstance(part, dict) else [part])],
-                problem,
-                context,
-            ),
+            optimizer=lambda _: adamw(list(model.parameters()), problem, context),  # which are shards by then
             model_parameters=list(model.parameters()),
             mpu=mpu if context.tp_size > 1 else None,
             dist_init_required=False,
@@ -81,24 +73,10 @@ class DeepSpeedTrainer:
 
     def update(self, mark: MarkPhase = ignore_phase) -> Tensor:
         mark("optimizer")
-        if self.context.graph:
-            return self._update_on_device()
         norm = None if self.problem.zero_stage else self._norm_without_zero()
         self.engine.step()
-        if norm is not None:
-            return norm
-        return torch.as_tensor(self.engine.get_global_grad_norm(), dtype=torch.float32, device=self.context.device)
-
-    @torch.no_grad()
-    def _update_on_device(self) -> Tensor:
-        """Clip and update as the engine does with ZeRO stage 0. The engine itself reads the norm on the host."""
-        norm = self._norm_without_zero()
-        self.engine.optimizer.grad_scale = clip_divisor(norm, self.problem.max_grad_norm)
-        self.engine.optimizer.step()
-        for parameter in self.parameters:
-            parameter.grad = None
-        self.engine.micro_steps += 1  # the engine's count of micro-batches tells it which one is the last of a step
-        return norm
+        norm = self.engine.get_global_grad_norm() if norm is None else norm
+        return torch.as_tensor(norm, dtype=torch.float32, device=self.context.device)
 
     def _norm_without_zero(self) -> Tensor:
         """Return the norm of gradients with ZeRO stage 0, for which DeepSpeed keeps no norm.
@@ -141,9 +119,9 @@ def _loss(problem: TrainStep, model: Any) -> Loss:
 
     head = next((module for module in model.modules() if isinstance(module, VocabParallelLinear)), None)
     if head is None:
-        return loss_of(problem, model)
+        return loss_of(problem)
     if problem.train_loss != "torch":
-        return loss_of(problem, model, head.mp_group, head.vocab_start_index)
+        return loss_of(problem, head.mp_group, head.vocab_start_index)
 
     return lambda logits, labels: model.loss_function(logits, shift_labels=labels)  # type: ignore[no-any-return]
 

@@ -9,15 +9,12 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
-from torch.fx import Graph, Node
 from torch.nn.parallel import DistributedDataParallel
 
-from tpbench.comm.symmetric_buffers import enable_symmetric_memory
 from tpbench.measure.session import Context
 from tpbench.workloads.train_step.model import models
 from tpbench.workloads.train_step.model.configuration import UnknownArchitecture
@@ -25,8 +22,6 @@ from tpbench.workloads.train_step.model.models import decoder_layers, make_parts
 from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.sharding import by_dtensor, by_modules
 from tpbench.workloads.train_step.training.trainer import TorchTrainer, loss_of
-
-RESHAPES = (torch.ops.aten.view.default, torch.ops.aten.reshape.default)
 
 
 def fsdp_dtensor(problem: TrainStep, context: Context, sharding: ModuleType = by_modules) -> TorchTrainer:
@@ -42,15 +37,10 @@ def fsdp_dtensor(problem: TrainStep, context: Context, sharding: ModuleType = by
         sharding.shard(problem, model, mesh["tp"])
         if plain := [name for name, parameter in model.named_parameters() if not isinstance(parameter, DTensor)]:
             raise UnknownArchitecture(f"{plain[0]} of {problem.model} ({problem.architecture}) is in no block or norm")
-    if problem.compile:
-        models.compile_layers(model)
     shard_over_replicas(model, mesh["dp"], context.device, problem.seed)
     sharded_logits = context.tp_size > 1 and problem.vocab_parallel
     vocab_start = context.tp_rank * -(-problem.vocab // context.tp_size)
-    if sharded_logits:
-        loss = loss_of(problem, model, context.tp_group, vocab_start, hidden_sharded=True)
-    else:
-        loss = loss_of(problem, model)
+    loss = loss_of(problem, context.tp_group, vocab_start) if sharded_logits else loss_of(problem)
     reduce_gradients = sharding.gradient_reduction(model, context.tp_group) if context.tp_size > 1 else None
 
     @contextlib.contextmanager
@@ -69,20 +59,6 @@ def fsdp_dtensor(problem: TrainStep, context: Context, sharding: ModuleType = by
 def dtensor_tp(problem: TrainStep, context: Context) -> TorchTrainer:
     """Train as `fsdp_dtensor`, with torch's `parallelize_module` in place of tpbench's sharded modules."""
     return fsdp_dtensor(problem, context, by_dtensor)
-
-
-def fsdp_dtensor_async(problem: TrainStep, context: Context) -> TorchTrainer:
-    """Train as `fsdp_dtensor` with inductor's micro-pipelined matrix products.
-
-    All-gathers and reduce-scatters run in pieces, beside the products that need them, as copies between peers through
-    symmetric memory (no multicast).
-    """
-    import torch._inductor.config
-
-    torch._inductor.config.post_grad_custom_pre_pass = RemoveInverseReshapes()
-    torch._inductor.config._micro_pipeline_tp = True
-    enable_symmetric_memory(context.tp_group)
-    return fsdp_dtensor(problem, context)
 
 
 def device_mesh(context: Context) -> DeviceMesh:
@@ -115,9 +91,7 @@ def ddp(problem: TrainStep, context: Context) -> TorchTrainer:
     """Train with torch's DistributedDataParallel. Gradients are averaged only in the last micro-batch of a step."""
     model = models.build(problem)
     models.materialise(model, context.device, problem.seed)
-    if problem.compile:
-        models.compile_layers(model)
-    loss = loss_of(problem, model)
+    loss = loss_of(problem)
     devices = [context.device.index] if context.device.type == "cuda" else None
     wrapped = DistributedDataParallel(
         model, device_ids=devices, process_group=context.dp_group, gradient_as_bucket_view=True
@@ -127,33 +101,3 @@ def ddp(problem: TrainStep, context: Context) -> TorchTrainer:
         return contextlib.nullcontext() if last else wrapped.no_sync()
 
     return TorchTrainer(problem, wrapped, context, loss, during_micro_batch)
-
-
-class RemoveInverseReshapes(CustomGraphPass):
-    """Before torch.compile's async-TP pass, remove two reshapes in a row that restore the original shape and strides.
-
-    Gathered tokens are (tokens, width) for the collective, (batch, sequence, width) for the model, and (tokens, width)
-    again for each product. Inductor removes such a pair itself only if a single product follows. If several products
-    follow, its async-TP pass would not see that they multiply the gathered tokens, and would not fuse the all-gather.
-    """
-
-    def __call__(self, graph: Graph) -> None:
-        for node in graph.nodes:
-            origin = _reshaped(_reshaped(node))
-            if origin is not None and _layout(origin) == _layout(node):
-                node.replace_all_uses_with(origin)
-        graph.eliminate_dead_code()
-
-    def uuid(self) -> Any:
-        """Return the key of this pass in inductor's cache."""
-        return get_hash_for_files((__file__,))
-
-
-def _reshaped(node: Any) -> Any:
-    """Return the node that `node` reshapes, or None."""
-    return node.args[0] if node is not None and node.target in RESHAPES else None
-
-
-def _layout(node: Node) -> tuple[Any, Any]:
-    value = node.meta["val"]
-    return value.shape, value.stride()

@@ -19,22 +19,17 @@ from tpbench.workloads.train_step.model.inputs import Batch, model_inputs
 from tpbench.workloads.train_step.problem import TrainStep
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""Mean cross-entropy, a scalar, from the output of the model's head and labels (batch, sequence). The output is the
-logits, (batch, sequence, vocabulary or a shard of it). For `tpbench_linear_loss` it is the hidden states."""
+"""Mean cross-entropy, a scalar, of logits (batch, sequence, vocabulary or a shard of it) and labels (batch,
+sequence)."""
 
 
-def loss_of(
-    problem: TrainStep, model: Any, group: Any = None, vocab_start: int = 0, *, hidden_sharded: bool = False
-) -> Loss:
-    """Return the problem's loss of a model: torch's or tpbench's, whose gradient overwrites the logits.
+def loss_of(problem: TrainStep, group: Any = None, vocab_start: int = 0) -> Loss:
+    """Return the problem's loss: torch's or tpbench's, whose gradient overwrites the logits.
 
-    `group` shards the head and the vocabulary, or is None; `vocab_start` is the first column on this rank.
-    `hidden_sharded` is that of `tpbench_linear_loss`.
+    `group` shards the vocabulary, or is None; `vocab_start` is the first column on this rank.
     """
     if problem.train_loss == "torch":
         return torch_loss
-    if problem.train_loss == "tpbench_linear":
-        return tpbench_linear_loss(problem, model, group, vocab_start, hidden_sharded=hidden_sharded)
     from tpbench.kernels import EntropyLoss
 
     # exchange="nccl" because FSDP's collectives run at the same time.
@@ -46,40 +41,6 @@ def torch_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Compute torch's cross-entropy in fp32. Under torch's `loss_parallel()`, the logits may be a DTensor that is
     sharded over the vocabulary."""
     return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
-
-
-def tpbench_linear_loss(problem: TrainStep, model: Any, group: Any, vocab_start: int, *, hidden_sharded: bool) -> Loss:
-    """Return tpbench's loss of hidden states and the head's weight, which works in chunks of tokens.
-
-    The head then returns its input and computes nothing. Its parameters are those of its latest forward pass, in which
-    FSDP gathers them. If the model caps its logits, so does the loss. With `hidden_sharded` each rank has an equal part
-    of the tokens, in rank order.
-    """
-    from tpbench.kernels import LinearEntropyLoss
-
-    # exchange="nccl" because FSDP's collectives run at the same time.
-    module = LinearEntropyLoss(
-        group=group, vocab_start=vocab_start, vocab_size=problem.vocab, hidden_sharded=hidden_sharded, exchange="nccl",
-        softcap=getattr(model.config, "final_logit_softcapping", None),
-    )  # fmt: skip
-    head, dtype = model.lm_head, getattr(torch, problem.dtype)
-    latest: list[Any] = []
-
-    def forward(hidden: Tensor) -> Tensor:
-        parameters = getattr(head, "local_parameters", (head.weight, getattr(head, "bias", None)))
-        latest[:] = (tensor if tensor is None else local_shard(tensor) for tensor in (hidden, *parameters))
-        return hidden
-
-    head.forward = forward
-
-    def loss(output: Tensor, labels: Tensor) -> Tensor:
-        hidden, weight, *bias = latest
-        latest.clear()
-        # Under autocast, parameters are in fp32 and the product is in `dtype`.
-        factors = [tensor if tensor is None else tensor.to(dtype) for tensor in (hidden.flatten(0, 1), weight, *bias)]
-        return module(*factors[:2], labels.flatten(), *factors[2:])  # type: ignore[no-any-return]
-
-    return loss
 
 
 def local_shard(value: Tensor) -> Tensor:
