@@ -14,7 +14,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import rich.table
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
@@ -30,10 +29,9 @@ _NUMBER = re.compile(
     (?:,?\ (?:to\ )?[^A-Za-z\s].*)?""",  # a ratio in brackets, an error or another number
     re.VERBOSE,
 )
+"""A number as tables print it, such as `0.303 ms (1.00x)`, and no words (`3 steps`)."""
 _MARKDOWN = re.compile(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|[\\`*{}\[\]#~$|]|:(?=//)|(?<=\bwww)\.")
 _FORMULA = tuple("=+-@\t\r\uff1d\uff0b\uff0d\uff20")  # also the full-width signs, which some spreadsheets accept
-_WIDEST = 100_000
-"""Columns of the console that aligns a table. Rich would break or cut the lines of a narrow one."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +49,12 @@ class TableCell:
     """Words that CSV adds about the number. Text and pages have marks instead."""
     detail: str = ""
     """Text in a second line of a page."""
+
+    @property
+    def sort_value(self) -> float | None:
+        """The number that a page adds to the text, or None if the text is enough."""
+        is_finite = isinstance(self.value, (int, float)) and math.isfinite(self.value)
+        return self.value if is_finite and self.text != str(self.value) else None  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)
@@ -79,16 +83,14 @@ class Table:
         return [[cell.text for cell in row] for row in self.cells]
 
     @property
+    def widths(self) -> list[int]:
+        """The width of each column on a terminal."""
+        return [max(map(cell_len, texts)) for texts in zip(self.columns, *self.texts, strict=True)]
+
+    @property
     def numeric(self) -> list[bool]:
         """True for each column with a number in some cell. Such columns are aligned to the right."""
-        texts = self.texts
-        return [any(is_number(row[at]) for row in texts) for at in range(len(self.columns))]
-
-    def sort_value(self, cell: TableCell) -> float | None:
-        """Return the number that a page adds to the text of a cell, or None if the text is enough."""
-        if not isinstance(cell.value, (int, float)) or not math.isfinite(cell.value):
-            return None
-        return None if cell.text == str(cell.value) else cell.value
+        return [any(map(_NUMBER.fullmatch, texts)) for _, *texts in zip(self.columns, *self.texts, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -101,21 +103,13 @@ class Document:
     warnings: Sequence[str] = ()
 
 
-def is_number(text: str) -> bool:
-    """Return true for a number as tables print it, such as `0.303 ms (1.00x)`, and false for words (`3 steps`)."""
-    return _NUMBER.fullmatch(text) is not None
-
-
 def number_cell(value: float | None, write: Callable[[float], str]) -> TableCell:
     """Return the cell of a number that `write` makes a text of, or of a missing value."""
     return TableCell(MISSING) if value is None else TableCell(write(value), float(value))
 
 
 def show(document: Document, console: Console) -> None:
-    """Print a document without breaking or cutting a line.
-
-    On a terminal, a table that is wider continues below, with its leading columns again.
-    """
+    """Print a document without breaking a line. On a terminal, a wider table continues below with its first columns."""
     console.print(as_text(document, console.width if console.is_terminal else None), soft_wrap=True)
 
 
@@ -128,10 +122,8 @@ def as_text(document: Document, width: int | None = None) -> Text:
     for table in document.tables:
         if table.heading:
             lines.append(Text(table.heading, "bold"))
-        blocks = _blocks(table, width) if width else [table]
-        for at, block in enumerate(blocks):
-            lines += [Text()] if at else []
-            lines += _aligned(block) if block.columns else []
+        for at, block in enumerate(_blocks(table, width) if width else [table]):
+            lines += [*([Text()] if at else []), *_aligned(block)]
         lines += [*(Text(note, "dim") for note in table.notes), Text()]
     lines += [Text(note.text, STYLES.get(note.kind, "")) for note in _notes(document)]
     while lines and not lines[-1].plain:
@@ -141,22 +133,15 @@ def as_text(document: Document, width: int | None = None) -> Text:
 
 def _blocks(table: Table, width: int) -> list[Table]:
     """Divide the columns of a table into tables of at most that width. Each begins with the leading columns."""
-    texts = [*table.texts, list(table.columns)]
-    widths = [max(cell_len(row[at]) for row in texts) + 2 for at in range(len(table.columns))]
-    keys = list(range(table.keys or 1))
-    blocks = [[*keys]]
+    widths, keys = table.widths, list(range(table.keys or 1))
+    blocks: list[list[int]] = [[*keys]]
     for at in range(len(keys), len(widths)):
-        if sum(widths[index] for index in [*blocks[-1], at]) > width and len(blocks[-1]) > len(keys):
+        if sum(widths[index] + 2 for index in [*blocks[-1], at]) > width and len(blocks[-1]) > len(keys):
             blocks.append([*keys])
         blocks[-1].append(at)
-    if len(blocks) < 2:
-        return [table]
-    return [
-        replace(
-            table, columns=[table.columns[at] for at in block], rows=[[row[at] for at in block] for row in table.rows]
-        )
-        for block in blocks
-    ]
+    rows = [[[row[at] for at in block] for row in table.rows] for block in blocks]
+    columns = [[table.columns[at] for at in block] for block in blocks]
+    return [replace(table, columns=names, rows=of_block) for names, of_block in zip(columns, rows, strict=True)]
 
 
 def aligned_lines(columns: Sequence[str], rows: Sequence[Sequence[TableCell | str]]) -> list[str]:
@@ -172,29 +157,29 @@ def _notes(document: Document) -> list[TableCell]:
 
 def _aligned(table: Table) -> list[Text]:
     """Return the lines of a table: words to the left, numbers to the right."""
-    grid = rich.table.Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for name, numeric in zip(table.columns, table.numeric, strict=True):
-        grid.add_column(Text(name), justify="right" if numeric else "left", no_wrap=True)
-    for row in table.cells:
-        grid.add_row(*(Text(cell.text, STYLES.get(cell.kind, "")) for cell in row))
-    segments = Console(width=_WIDEST, file=io.StringIO()).render(grid)
-    indent = "  " if table.heading else ""
-    lines = []
-    for line in Text.assemble(*((segment.text, segment.style or "") for segment in segments)).split():
-        line.rstrip()
-        lines.append(Text(indent) + line)
+    rows = [[Text(name, "bold") for name in table.columns]] if table.columns else []
+    rows += [[Text(cell.text, STYLES.get(cell.kind, "")) for cell in row] for row in table.cells]
+    lines, numeric, widths = [], table.numeric, table.widths
+    for words in rows:
+        for at, word in enumerate(words):
+            word.align("right" if numeric[at] else "left", widths[at])
+        lines.append(Text("  " if table.heading else "") + Text("  ").join(words))
+        lines[-1].rstrip()
     return lines
 
 
 def as_markdown(document: Document) -> str:
     """Return a document for a README, an issue or a pull request."""
-    parts = [_markdown(document.caption)] if document.caption else []
+    parts = [_markdown(document.caption)]
     for table in document.tables:
-        parts += [f"**{_markdown(table.heading)}**"] if table.heading else []
-        parts += [_markdown_table(table)] if table.columns else []
-        parts += _bullets(table.notes)
-    parts += _bullets([note.text for note in _notes(document)])
-    return "\n\n".join(parts) + "\n"
+        parts.append(table.heading and f"**{_markdown(table.heading)}**")
+        if table.columns:
+            names, *lines = (f"| {' | '.join(map(_markdown, row))} |" for row in (table.columns, *table.texts))
+            rules = " | ".join("---:" if numeric else ":---" for numeric in table.numeric)
+            parts.append("\n".join([names, f"| {rules} |", *lines]))
+        parts.append(_bullets(table.notes))
+    parts.append(_bullets([note.text for note in _notes(document)]))
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def _markdown(text: str) -> str:
@@ -203,14 +188,8 @@ def _markdown(text: str) -> str:
     return _MARKDOWN.sub(lambda match: f"\\{match.group()}", text)
 
 
-def _markdown_table(table: Table) -> str:
-    lines = [f"| {' | '.join(map(_markdown, row))} |" for row in (table.columns, *table.texts)]
-    rules = ["---:" if numeric else ":---" for numeric in table.numeric]
-    return "\n".join([lines[0], f"| {' | '.join(rules)} |", *lines[1:]])
-
-
-def _bullets(notes: Sequence[str]) -> list[str]:
-    return ["\n".join(f"- {_markdown(note)}" for note in notes)] if notes else []
+def _bullets(notes: Sequence[str]) -> str:
+    return "\n".join(f"- {_markdown(note)}" for note in notes)
 
 
 def as_csv(document: Document) -> str:
@@ -219,53 +198,43 @@ def as_csv(document: Document) -> str:
     With a `quantity` a column becomes two, and the last column has the notes of cells and the document's warnings.
     """
     tables = document.tables
-    rows = [_csv_row(table, row) for table in tables for row in table.cells]
-    notes = ["notes"] if any(table.quantity for table in tables) else []
-    if notes:
-        rows += [{"notes": TableCell(f"Warning: {warning}")} for warning in document.warnings]
+    rows = [{name: _csv_item(value) for name, value in values.items()} for table in tables for values in _values(table)]
+    if any(table.quantity for table in tables):
+        rows += [{"notes": f"Warning: {warning}"} for warning in document.warnings]
     leading = [name for table in tables for name in table.facts]
     leading += [name for table in tables for name in table.columns[: table.keys]]
-    others = [name for table in tables for column in table.columns[table.keys :] for name in _csv_names(table, column)]
-    columns = list(dict.fromkeys([*leading, *others, *notes]))
-    columns = [name for name in columns if any(name in row and _csv_item(row[name]) for row in rows)]
+    names = dict.fromkeys([*leading, *(name for row in rows for name in row if name != "notes"), "notes"])
+    columns = [name for name in names if any(row.get(name) for row in rows)]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(map(_csv_item, map(TableCell, columns)))
-    writer.writerows([_csv_item(row.get(name, TableCell(""))) for name in columns] for row in rows)
+    writer.writerow(map(_csv_item, columns))
+    writer.writerows([row.get(name, "") for name in columns] for row in rows)
     return out.getvalue()
 
 
-def _csv_names(table: Table, column: str) -> list[str]:
-    return [f"{column} {table.quantity}", f"{column} x"] if table.quantity else [column]
+def _values(table: Table) -> list[dict[str, float | str]]:
+    """Return the values of each row by the names of their CSV columns. A cell without a value has its text."""
+    lines = []
+    for cells in table.cells:
+        values: dict[str, float | str] = {**table.facts}
+        for at, (column, cell) in enumerate(zip(table.columns, cells, strict=True)):
+            is_quantity = bool(table.quantity) and at >= table.keys
+            name = f"{column} {table.quantity}" if is_quantity else column
+            values[name] = cell.text if cell.value is None else cell.value
+            values |= {f"{column} x": MISSING if cell.ratio is None else cell.ratio} if is_quantity else {}
+        notes = [f"{column}: {cell.note}" for column, cell in zip(table.columns, cells, strict=True) if cell.note]
+        lines.append(values | {"notes": "; ".join(notes)})
+    return lines
 
 
-def _csv_row(table: Table, cells: Sequence[TableCell]) -> dict[str, TableCell]:
-    """Return the cells of a row by the names of their CSV columns."""
-    named = {name: TableCell(text) for name, text in table.facts.items()}
-    named |= dict(zip(table.columns[: table.keys], cells, strict=False))
-    others = list(zip(table.columns[table.keys :], cells[table.keys :], strict=True))
-    for column, cell in others:
-        items = (cell, TableCell("", cell.ratio))
-        named |= dict(zip(_csv_names(table, column), items, strict=False))
-    notes = [f"{column}: {cell.note}" for column, cell in others if cell.note]
-    return named | ({"notes": TableCell("; ".join(notes))} if notes else {})
-
-
-def _csv_item(cell: TableCell) -> str:
-    """Return what CSV has of a cell: a number with all digits, nothing if it is missing, and never a formula."""
-    item = cell.text if cell.value is None else cell.value
-    if isinstance(item, str):
-        return "" if item == MISSING else f"'{item}" if item.startswith(_FORMULA) else item
-    return str(item)
+def _csv_item(value: float | str) -> str:
+    """Return what CSV has of a value: a number with all digits, nothing if it is missing, and never a formula."""
+    text = "" if value == MISSING else str(value)
+    return f"'{text}" if isinstance(value, str) and text.startswith(_FORMULA) else text
 
 
 def as_json(document: Document) -> str:
     """Return the rows of all tables as objects, with all digits of their numbers and without missing values."""
-    objects = []
-    for table in document.tables:
-        for row in table.cells:
-            values = [
-                (name, cell.text if cell.value is None else cell.value) for name, cell in _csv_row(table, row).items()
-            ]
-            objects.append({name: value for name, value in values if value not in (MISSING, "")})
+    rows = [values for table in document.tables for values in _values(table)]
+    objects = [{name: value for name, value in values.items() if value not in (MISSING, "")} for values in rows]
     return json.dumps(objects, indent=2) + "\n"

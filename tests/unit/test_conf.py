@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,15 @@ def test_every_variant_has_its_file_and_a_preset_sets_options_that_its_variant_h
         assert content.keys() <= variant.options | set(workload.graph_options) | {"graph"}
         assert name == variant.name or content
     assert set(variants()) <= {file.stem for file in (CONF / "variant").glob("*.yaml")}
+
+
+def test_every_variant_names_a_function_that_exists() -> None:
+    """Ranks import it, and most packages of other projects are missing in tests."""
+    for workload, variant in variants().values():
+        if variant.file is not None:
+            name = inspect.getclosurevars(variant.prepare).nonlocals["attribute"]
+            body = ast.parse(variant.file.read_text()).body
+            assert name in {getattr(statement, "name", "") for statement in body}, (workload.name, variant.name)
 
 
 def test_every_loss_has_its_file() -> None:

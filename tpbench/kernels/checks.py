@@ -140,10 +140,18 @@ def tensor(
         raise ValueError(f"{name} must not be a negative view, as of a conjugate: call resolve_neg() on it")
 
 
+def is_traced() -> bool:
+    """Return true under torch.jit.trace and make_fx, which would record the results of kernels as constants."""
+    proxy = torch._C._TorchDispatchModeKey.PROXY  # type: ignore[attr-defined]
+    return torch._C._get_tracing_state() is not None or torch._C._get_dispatch_mode(proxy) is not None
+
+
 def memory(name: str, value: Any) -> None:
     """Raise unless `value` is a tensor whose memory kernels can read, and that has no forward-mode derivative."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
+    if is_traced():
+        raise TypeError(f"{name} must not be traced: torch.jit.trace and make_fx cannot record the loss's kernels")
     if hasattr(value, "to_local"):
         raise TypeError(f"{name} must be this rank's tensor, got a DTensor: pass {name}.to_local()")
     if value.layout != torch.strided or value.is_nested:

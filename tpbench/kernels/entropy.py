@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tpbench.kernels import KernelLoss, checks
 from tpbench.kernels.launch_rows import How, RepeatedCall, find, launch_rows, remember
-from tpbench.kernels.row_loss import LossResult, Options, RowLoss, Rows, TopK, kernel_target
+from tpbench.kernels.row_loss import LossResult, Options, RowLoss, Rows, TopK, TopTarget, kernel_target
 from tpbench.kernels.row_terms import RowInputs, RowOutputs
 from tpbench.kernels.two_pass.launch import reduced
 
@@ -168,9 +168,13 @@ def entropy_loss(
         cross_entropy_weight, beta, algorithm,
     )  # fmt: skip
     inputs = RowInputs(row_grad, entropy_grad, row_weight, old_logprobs, advantages, ref_logprobs)
-    form, repeated = find((logits, target, sequences, *inputs), (*options, grad))
+    if isinstance(target, TopK):
+        of_target, tail = TopTarget(target.indices, target.values), target.tail
+        form, repeated = find((logits, *of_target, sequences, *inputs), (*options, grad, tail))
+    else:
+        form, repeated = find((logits, target, sequences, *inputs), (*options, grad))
     if repeated is not None:
-        return _result(*repeated(logits, target, inputs), repeated.how)  # type: ignore[arg-type]  # no top k has a form
+        return _result(*repeated(logits, of_target if isinstance(target, TopK) else target, inputs), repeated.how)
     checked = Options(*options)
     checks.options(checked)
     checks.entropy_tensors(logits, target, checked, grad)
@@ -183,6 +187,8 @@ def entropy_loss(
     if isinstance(target, Tensor):
         target = target.detach()
         repeatable = repeatable and (not loss_of_row.has_labels or target.is_contiguous())
+    else:
+        repeatable = repeatable and target.indices.is_contiguous() and target.values.is_contiguous()
     if sequences is not None:
         loss_of_row = replace(loss_of_row, algorithm="two_kernels")
     rows = Rows.of_call(

@@ -18,6 +18,7 @@ from torch.autograd import forward_ad
 
 from tpbench.kernels import symmetric
 from tpbench.kernels.cached_launch import INTERPRETED, MOST_REMEMBERED, launching
+from tpbench.kernels.checks import is_traced
 from tpbench.kernels.one_pass.launch import OnePassLaunch, form, prepare
 from tpbench.kernels.row_loss import KernelTarget, RowLoss, Rows
 from tpbench.kernels.row_terms import RowInputs, RowOutputs
@@ -128,7 +129,9 @@ class RepeatedCall:
             lambda shape, stride, dtype: torch.empty_strided(shape, stride, dtype=dtype, device=self.device)
         )
 
-    def __call__(self, logits: Tensor, target: Tensor, inputs: RowInputs) -> tuple[Tensor | None, Any, RowOutputs]:
+    def __call__(
+        self, logits: Tensor, target: KernelTarget, inputs: RowInputs
+    ) -> tuple[Tensor | None, Any, RowOutputs]:
         """Queue the kernel on the current stream. Return the gradient, the total and the results of rows."""
         with launching(self.device):
             grad, total, *rows = [form if form is None else self.empty(*form) for form in self.forms]
@@ -146,7 +149,7 @@ def find(tensors: tuple[Any, ...], options: tuple[Any, ...]) -> tuple[Hashable |
     A call whose form is None is never repeated. Arguments may be anything: nothing is checked. Equal options of
     different types, such as 1 and True, make different forms, because not all types are valid.
     """
-    if forward_ad._current_level >= 0:
+    if forward_ad._current_level >= 0 or is_traced():
         return None, None
     for tensor in tensors:
         if tensor is not None and not (type(tensor) in _PLAIN and tensor.layout is torch.strided):

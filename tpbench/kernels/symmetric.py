@@ -129,7 +129,8 @@ class PeerWorkspace(Workspace):
         forbid_multicast()
         symmetric: Any = importlib.import_module("torch.distributed._symmetric_memory")
         # torch's `empty` does the same after it has imported sympy, which takes 3 s.
-        buffer = symmetric._SymmetricMemory.empty_strided_p2p((2 * half,), (1,), torch.int64, self.device)
+        words = 2 * half + MOST_RANKS  # and one of each rank for meetings
+        buffer = symmetric._SymmetricMemory.empty_strided_p2p((words,), (1,), torch.int64, self.device)
         buffer.zero_()
         # Peers learn the address only after the memory is zero.
         torch.cuda.synchronize(self.device)

@@ -66,19 +66,9 @@ class CellPair:
     """One cell in both sets, or in one of them."""
 
     name: str
-    before_rows: tuple[Record, ...]
-    after_rows: tuple[Record, ...]
+    before: tuple[Record, ...]
+    after: tuple[Record, ...]
     """The newest row of the cell, and before it the rows that repeat it. Empty if the set has no such cell."""
-
-    @property
-    def before(self) -> Record | None:
-        """The newest row of the first set."""
-        return self.before_rows[-1] if self.before_rows else None
-
-    @property
-    def after(self) -> Record | None:
-        """The newest row of the second set."""
-        return self.after_rows[-1] if self.after_rows else None
 
 
 @dataclass(frozen=True)
@@ -165,7 +155,7 @@ def compare_cells(
 ) -> Comparison:
     """Return the change of every pair. `allowed` are columns in which the two rows may differ."""
     shown = metric(metric_name)
-    sides = [[uncertainty.observations(rows, shown) for rows in (pair.before_rows, pair.after_rows)] for pair in pairs]
+    sides = [[uncertainty.observations(rows, shown) for rows in (pair.before, pair.after)] for pair in pairs]
     comparison = Comparison(shown, threshold, scatter=uncertainty.scatter(shown, itertools.chain(*sides)))
     changes = [_change(pair, observed, comparison, allowed) for pair, observed in zip(pairs, sides, strict=True)]
     corrected = iter(holm([change.p for change in changes if change.p is not None]))
@@ -177,16 +167,16 @@ def _change(
     pair: CellPair, sides: Sequence[Sequence[Observation]], comparison: Comparison, allowed: Collection[str]
 ) -> CellChange:
     """Return the change as far as one pair decides it. If there is something to test, `p` is not yet corrected."""
-    (before, after), first, second, shown = sides, pair.before, pair.after, comparison.metric
-    if not first or not second:
-        only = first or second or Record()
+    if not pair.before or not pair.after:
+        only = (pair.before or pair.after)[-1]
         note = f"{value_text(only['hardware'])}: {value_text(only['status'])}"
-        return CellChange(pair.name, GONE if first else ADDED, notes=(note,))
+        return CellChange(pair.name, GONE if pair.before else ADDED, notes=(note,))
+    (before, after), first, second, shown = sides, pair.before[-1], pair.after[-1], comparison.metric
     old, new = (record[shown.name] if record["status"] == "ok" else None for record in (first, second))
     change = CellChange(pair.name, INCOMPARABLE, old, new)
     if reasons := differences(first, second, allowed):
         return replace(change, notes=tuple(reasons))
-    notes = tuple(remarks(pair.before_rows, pair.after_rows, allowed))
+    notes = tuple(remarks(pair.before, pair.after, allowed))
     if (first["status"], second["status"]) != ("ok", "ok"):
         return _of_statuses(change, first, second, notes)
     if mark := records.caveat_mark(first) or records.caveat_mark(second):
@@ -287,9 +277,7 @@ def rows_by_cell(frame: pd.DataFrame) -> dict[CellIdentity, dict[Any, list[Recor
 def _identity(record: Record) -> CellIdentity:
     """Return the whole problem of a cell, options included. It does not depend on the defaults of the configuration."""
     workload = workloads().get(record["workload"])
-    problem = dict.fromkeys(("loss", "dtype", "vocab", "tokens"))
-    if workload:
-        problem = records.problem_fields(workload) | records.problem_identity(workload)
+    problem = records.problem_fields(workload) or dict.fromkeys(_NAMED_FIRST)
     defaults = dict.fromkeys(_ALWAYS) | problem | {"dp_size": 1, "nodes": 1, "graph": False, "fresh": False}
     plain = (bool, int, float, type(None))
     return tuple(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -33,8 +34,6 @@ TABLES: dict[str, Callable[[Document], str]] = {
 SUFFIXES = {".txt": "text", ".md": "markdown", ".htm": "html"} | {
     f".{name}": name for name in ("csv", "html", "png", "svg", "json")
 }
-_UNKNOWN = "unrecognized arguments: "
-"""Start of argparse's message for unknown options."""
 
 
 class ReportParser(argparse.ArgumentParser):
@@ -42,10 +41,10 @@ class ReportParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the message, with the option or filter that was meant, and exit with 2."""
-        option = message.removeprefix(_UNKNOWN).split()[0]
-        if not message.startswith(_UNKNOWN) or not option.startswith("-"):
+        found = re.match(r"unrecognized arguments: (--?([^\s=]*)\S*)", message)
+        if not found:
             super().error(message)
-        name = option.lstrip("-").partition("=")[0]
+        option, name = found.groups()
         column = SYNONYMS.get(name, name.replace("-", "_"))
         if "--only" in self._option_string_actions and column in all_columns():
             meant = f": --only {column}=VALUE selects rows"
@@ -57,13 +56,11 @@ class ReportParser(argparse.ArgumentParser):
 
 def add_filters(parser: argparse.ArgumentParser) -> None:
     """Add the places of the rows and the filters to a command."""
-    parser.add_argument("where", nargs="*", default=["outputs"], help="folders, files or globs of rows (outputs)")
+    add, only = parser.add_argument, "only rows with one of these in"
+    add("where", nargs="*", default=["outputs"], help="folders, files or globs of rows (outputs)")
     for name in FILTERS:
-        option = f"--{name.replace('_', '-')}"
-        parser.add_argument(option, metavar="A,B", help=f"only rows with one of these in the column {name}")
-    parser.add_argument(
-        "--only", nargs="+", default=[], metavar="NAME=A,B", help="only rows with one of these in a column"
-    )
+        add(f"--{name.replace('_', '-')}", metavar="A,B", help=f"{only} the column {name}")
+    add("--only", nargs="+", default=[], metavar="NAME=A,B", help=f"{only} a column")
 
 
 def add_test(parser: argparse.ArgumentParser, threshold: float) -> None:
@@ -177,11 +174,11 @@ def print_or_write(content: str | bytes, output: Path | None) -> None:
     if output is not None:
         output.write_bytes(content if isinstance(content, bytes) else content.encode())
         print(f"report: wrote {output}", file=sys.stderr)
-    elif isinstance(content, bytes):
+        return
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # for characters that the terminal cannot show
+    if isinstance(content, bytes):
         sys.stdout.buffer.write(content)
-        sys.stdout.buffer.flush()
     else:
-        if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors="backslashreplace")  # for characters that the terminal cannot show
         sys.stdout.write(content)
-        sys.stdout.flush()
+    sys.stdout.flush()

@@ -60,11 +60,9 @@ def main(arguments: Sequence[str]) -> int:
     # A side that is a part of the other may have fewer cells.
     lost = [] if options.allow_missing or remark else lost_cells(pairs)
     if lost:
-        print(
-            f"report: {counted(len(lost), 'cell')} measured before and missing after, so this is no pass: "
-            f"{', '.join(lost[:_SHOWN])}{', ...' * (len(lost) > _SHOWN)} (--allow-missing accepts that)",
-            file=sys.stderr,
-        )
+        named = ", ".join(lost[:_SHOWN]) + ", ..." * (len(lost) > _SHOWN)
+        missing = f"{counted(len(lost), 'cell')} measured before and missing after, so this is no pass"
+        print(f"report: {missing}: {named} (--allow-missing accepts that)", file=sys.stderr)
     return int(bool(lost) or any(change.fails() for change in found))
 
 
@@ -91,16 +89,14 @@ def comparison_document(comparison: Comparison) -> Document:
 
 def _cells(change: CellChange, comparison: Comparison, shared: Sequence[str]) -> list[TableCell | str]:
     kind = "bad" if change.fails() else "best" if change.verdict in (changes.FASTER, changes.BETTER) else ""
-    ratio = change.ratio
-    notes = [note for note in change.notes if note not in shared or not change.ratio]
+    ratio, write = change.ratio, comparison.metric.write
+    notes = [note for note in change.notes if note not in shared or not ratio]
+    bounds = (ratio.value, ratio.low, ratio.high) if ratio else (None, None, None)
     return [
         printable(change.name),
         TableCell(change.verdict, kind=kind),
-        *(
-            number_cell(value, "{:.3f}".format)
-            for value in ((ratio.value, ratio.low, ratio.high) if ratio else [None] * 3)
-        ),
-        *(number_cell(value, comparison.metric.write) for value in (change.before, change.after)),
+        *(number_cell(value, "{:.3f}".format) for value in bounds),
+        *(number_cell(value, write) for value in (change.before, change.after)),
         number_cell(change.p, "{:.2g}".format),
         *(TableCell(str(count), count) for count in change.rows),
         TableCell(printable("; ".join(notes)), printable("; ".join(change.notes))),
@@ -122,8 +118,8 @@ def lost_cells(pairs: Sequence[CellPair]) -> list[str]:
 
     Cells of hardware that the second set has no row of do not count: its sweep ran elsewhere.
     """
-    machines = {pair.after["hardware"] for pair in pairs if pair.after}
-    gone = [(pair.name, pair.before) for pair in pairs if pair.before and not pair.after]
+    machines = {pair.after[-1]["hardware"] for pair in pairs if pair.after}
+    gone = [(pair.name, pair.before[-1]) for pair in pairs if pair.before and not pair.after]
     return [name for name, row in gone if row["status"] == "ok" and row["hardware"] in machines]
 
 
@@ -134,19 +130,18 @@ def read_sides(before: str, after: str, places: Sequence[str]) -> tuple[pd.DataF
     of both sides counts for the smaller side only, so `outputs` can be compared with one of its sweeps. Raises JobError
     for a side without rows, and for two sides with the same rows.
     """
-    old, new = (_rows(side, places) for side in (before, after))
-    old_names, new_names = (side["row_id"].astype(str) + " " + side["started_at"].astype(str) for side in (old, new))
-    shared = {*old_names} & {*new_names}
-    if not shared:
-        return old, new, ""
-    if shared == {*old_names} == {*new_names}:
+    sides = {name: _rows(name, places) for name in (before, after)}
+    names = {name: side["row_id"].astype(str) + " " + side["started_at"].astype(str) for name, side in sides.items()}
+    shared = {*names[before]} & {*names[after]}
+    if shared == {*names[before]} == {*names[after]}:
         raise JobError(
             f"{before} and {after} are the same {len(shared)} rows, so there is nothing to compare. Name two sweeps "
-            f"of them instead: {_newest_sweeps(new)}"
+            f"of them instead: {_newest_sweeps(sides[after])}"
         )
-    if len(old) >= len(new):
-        return old[~old_names.isin(shared)], new, f"{len(shared)} rows of both sides count for {after} only"
-    return old, new[~new_names.isin(shared)], f"{len(shared)} rows of both sides count for {before} only"
+    larger, smaller = (before, after) if len(sides[before]) >= len(sides[after]) else (after, before)
+    sides[larger] = sides[larger][~names[larger].isin(shared)]
+    remark = f"{len(shared)} rows of both sides count for {smaller} only" if shared else ""
+    return sides[before], sides[after], remark
 
 
 def _rows(side: str, places: Sequence[str]) -> pd.DataFrame:
@@ -156,23 +151,22 @@ def _rows(side: str, places: Sequence[str]) -> pd.DataFrame:
     if not names or any(map(_is_place, names)):
         return command_line.read_rows(names or [side])
     places = [str(user_path(place, "--rows")) for place in places]
+    where = ", ".join(places)
     try:
         frame = command_line.read_rows(places)
     except JobError:
         missing = f"no such folder or file: {', '.join(names)}"
-        raise JobError(f"{missing}, and no sweeps in {', '.join(places)} (see --rows)") from None
-    return frame[frame["sweep_id"].isin([_sweep(name, frame, places) for name in names])]
-
-
-def _sweep(name: str, frame: pd.DataFrame, where: Sequence[str]) -> str:
-    """Return the id of the sweep with this id, or the only one whose id starts or ends with it."""
-    known = [str(sweep) for sweep in frame["sweep_id"].dropna().unique()]
-    matches = [sweep for sweep in known if sweep == name]
-    matches = matches or [sweep for sweep in known if sweep.startswith(name) or sweep.endswith(name)]
-    if len(matches) == 1:
-        return matches[0]
-    problem = f"{len(matches)} sweeps of {', '.join(where)} match" if matches else "no such folder, file or sweep:"
-    raise JobError(f"{problem} {name}. Newest sweeps in {', '.join(where)}: {_newest_sweeps(frame)}")
+        raise JobError(f"{missing}, and no sweeps in {where} (see --rows)") from None
+    sweeps, chosen = frame["sweep_id"].astype(str), []
+    for name in names:
+        known = sweeps[frame["sweep_id"].notna()].unique()
+        matches = [sweep for sweep in known if sweep == name]
+        matches = matches or [sweep for sweep in known if sweep.startswith(name) or sweep.endswith(name)]
+        if len(matches) != 1:
+            problem = f"{len(matches)} sweeps of {where} match" if matches else "no such folder, file or sweep:"
+            raise JobError(f"{problem} {name}. Newest sweeps in {where}: {_newest_sweeps(frame)}")
+        chosen += matches
+    return frame[sweeps.isin(chosen)]
 
 
 def _is_place(name: str) -> bool:

@@ -23,7 +23,7 @@ from tpbench.report.analysis.records import (
     ratios_to_best,
     value_text,
 )
-from tpbench.report.analysis.uncertainty import INTERLEAVED_METHOD, ratio_of_records
+from tpbench.report.analysis.uncertainty import INTERLEAVED_METHOD, Ratio, ratio_of_records
 from tpbench.report.analysis.verdicts import disagreements, mixing_note
 from tpbench.settings import JobError
 from tpbench.suggestions import printable
@@ -31,7 +31,6 @@ from tpbench.tables import MISSING, Document, Table, TableCell
 
 FLOOR = "floor"
 """Name of the column with the time of the unavoidable bytes and FLOPs."""
-UNDECIDED_WORD = "undecided"
 FAILED = {"oom": "bad", "wrong": "bad", "timeout": "bad", "error": "bad", "skipped": "dim"}
 """Kinds of the cells of rows that are not ok, by status."""
 _NOT_RUN = TableCell(MISSING, kind="dim")
@@ -76,13 +75,12 @@ def metric_table(grid: RecordGrid, shown: Metric, *, floor: bool = False) -> Tab
     for row in grid.rows:
         cells = _cells(row, shown, common)
         rows.append([*map(value_text, row.key), *cells, *([_floor(row, cells)] if floor else [])])
-    mixing = mixing_note(grid)
     return Table(
         heading=grid.heading,
         columns=(*map(column_label, grid.key_names), *grid.columns, *([FLOOR] if floor else [])),
         rows=rows,
         facts=grid.facts,
-        notes=[*remarks, *([mixing] if mixing else [])],
+        notes=[*remarks, *filter(None, [mixing_note(grid)])],
         keys=len(grid.key_names),
         quantity=shown.name,
     )
@@ -93,44 +91,46 @@ def _cells(row: GridRow, shown: Metric, common: str) -> list[TableCell]:
 
     The best has its kind only if it isn't alone, and if no other variant may be as good.
     """
-    ranked = list(zip(row.records, ratios_to_best(row.records, shown), strict=True))
-    best = {bool(record["fresh"]): record for record, ratio in ranked[::-1] if record and ratio == 1}
-    cells = [
-        _cell(record, shown, ratio, best.get(bool(record["fresh"])), common) if record else _NOT_RUN
-        for record, ratio in ranked
-    ]
-    tied = [record for record, cell in zip(row.records, cells, strict=True) if cell.note.endswith(UNDECIDED_WORD)]
+    ratios = ratios_to_best(row.records, shown)
+    ranked = [(record, ratio) for record, ratio in zip(row.records, ratios, strict=True) if record and ratio]
+    best = {bool(record["fresh"]): record for record, ratio in ranked[::-1] if ratio == 1}
+    compared = {
+        id(record): ratio_of_records(record, best[bool(record["fresh"])], shown)
+        for record, _ in ranked
+        if shown.is_speed and record is not best[bool(record["fresh"])]
+    }
     winners = {record["variant"] for record in best.values()}
-    is_tied = any(record and record["variant"] not in winners for record in tied)
-    is_alone = sum(ratio is not None for _, ratio in ranked) == 1
-    return [replace(cell, kind="") if cell.kind == "best" and (is_tied or is_alone) else cell for cell in cells]
+    tied = [record["variant"] for record, _ in ranked if (found := compared.get(id(record))) and not found.decided]
+    wins = len(ranked) > 1 and winners.issuperset(tied)
+    return [
+        _cell(record, shown, ratio, compared.get(id(record)), common, wins=wins) if record else _NOT_RUN
+        for record, ratio in zip(row.records, ratios, strict=True)
+    ]
 
 
-def _cell(record: Record, shown: Metric, ratio: float | None, best: Record | None, common: str) -> TableCell:
+def _cell(
+    record: Record, shown: Metric, ratio: float | None, compared: Ratio | None, common: str, *, wins: bool
+) -> TableCell:
+    """Return the cell of a row. `compared` is its ratio to the best of its line, with an interval."""
     status, value = value_text(record["status"]), record[shown.name]
     if value is None or not (status == "ok" or (status == "wrong" and shown.shown_if_wrong)):
         if status == "ok":
             return TableCell(status + caveat_mark(record), status)
         note = f"{status}, {printable(record['reason'] or '')}"
         return TableCell("OOM" if status == "oom" else status, status, FAILED.get(status, ""), note=note)
+    if status != "ok":
+        note = f"{status}, {printable(record['reason'] or '')}"
+        return TableCell(f"{shown.write(float(value))} {status}", float(value), FAILED.get(status, ""), note=note)
     mark = marks(record, (shown.name,))
-    words, notes = [shown.write(float(value)) + marks_beside(mark, common)], [mark_word(letter) for letter in mark]
-    compared = None
-    if best and record is not best and ratio is not None and shown.is_speed:
-        compared = ratio_of_records(record, best, shown)
+    text, notes = shown.write(float(value)) + marks_beside(mark, common), [mark_word(letter) for letter in mark]
     undecided = UNDECIDED if compared and not compared.decided else ""
     if compared and compared.interleaved:
-        words.append(f"({compared.value:.3f}x{undecided}, {compared.low:.3f} to {compared.high:.3f})")
+        text += f" ({compared.value:.3f}x{undecided}, {compared.low:.3f} to {compared.high:.3f})"
         notes.insert(0, f"{compared.value!r}x interleaved, {compared.low!r} to {compared.high!r}")
     elif ratio is not None:
-        words.append(f"({ratio_text(ratio)}{undecided})")
-    if undecided:
-        notes.append(UNDECIDED_WORD)
-    if status != "ok":
-        words.append(status)
-        notes = [f"{status}, {printable(record['reason'] or '')}"]
-    kind = "best" if ratio == 1 else FAILED.get(status, "")
-    return TableCell(" ".join(words), float(value), kind, ratio, ", ".join(notes))
+        text += f" ({ratio_text(ratio)}{undecided})"
+    notes += ["undecided"] if undecided else []
+    return TableCell(text, float(value), "best" if ratio == 1 and wins else "", ratio, ", ".join(notes))
 
 
 def _floor(row: GridRow, cells: Sequence[TableCell]) -> TableCell:

@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.support.kernel_reference import LOSSES, make, make_linear, reference
@@ -160,6 +161,9 @@ def test_tensors_without_memory_are_refused_by_name(name: str) -> None:
             transformed(value if transformed is not torch.vmap else value[None])
     with FakeTensorMode() as mode, pytest.raises(TypeError, match="must have memory of its own, got FakeTensor"):
         call(mode.from_tensor(value))
+    for trace in (make_fx(call), lambda value: torch.jit.trace(call, value)):
+        with pytest.raises(TypeError, match="must not be traced"):
+            trace(value)
     freed = value.clone()
     freed.untyped_storage().resize_(0)
     for other, kind in ((freed, "Tensor. .* FSDP has freed"), (torch.nested.nested_tensor([value]), "a nested one")):

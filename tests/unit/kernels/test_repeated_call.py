@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.support.fake_gpu import FakeGpu, pointer
-from tpbench.kernels import checks, entropy_loss, launch_rows, symmetric
+from tpbench.kernels import TopK, checks, entropy_loss, launch_rows, symmetric
 from tpbench.kernels.symmetric import PeerWorkspace, Workspace
 
 ROWS, COLUMNS = 6, 1024
@@ -67,6 +67,14 @@ def test_later_calls_launch_the_same_for_their_own_tensors(gpu: FakeGpu, group: 
         assert (result.row_loss.shape, result.loss.shape, result.loss.dtype) == ((ROWS,), (), torch.float32)
         assert result.how == results[0].how and result.how.algorithm == "one_read"
     assert len({result.grad.data_ptr() for result in results}) == 4
+
+
+def test_calls_with_a_top_k_are_repeated(gpu: FakeGpu, group: Any) -> None:
+    for values in torch.zeros(3, ROWS, 4):
+        top: Any = TopK(values, torch.zeros(ROWS, 4, dtype=torch.int64))
+        call(group, labels=top, loss="forward_kl")
+        assert gpu.launched[-1].arguments[1] == (pointer(top.indices), pointer(values))
+    assert gpu.bound == 1 and len(launch_rows._remembered) == 1
 
 
 def test_later_calls_pass_their_own_numbers_of_rows(gpu: FakeGpu, group: Any) -> None:

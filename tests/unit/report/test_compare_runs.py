@@ -105,4 +105,4 @@ def test_only_rows_of_equal_code_and_conditions_are_repeats(tmp_path):
     ]
     frame = load(synthetic.write(rows, tmp_path))
     (pair,) = pair_cells(frame, frame)
-    assert [row["row_id"] for row in pair.before_rows] == ["r5", "r6"]
+    assert [row["row_id"] for row in pair.before] == ["r5", "r6"]

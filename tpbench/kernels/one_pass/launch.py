@@ -18,6 +18,7 @@ from triton.compiler import CompiledKernel
 
 from tpbench.kernels import symmetric
 from tpbench.kernels.cached_launch import CachedLaunch, cached_launch
+from tpbench.kernels.one_pass.meeting import LEAST_BYTES, meeting_kernel
 from tpbench.kernels.one_pass.tiling import Tiling, machine, tiling
 from tpbench.kernels.row_loss import KernelTarget, Strides, Vocabulary
 from tpbench.kernels.row_terms import RowInputs, RowOutputs, Scales
@@ -116,6 +117,8 @@ class Prepared:
     """Words that a workspace must have room for. 0: nothing is exchanged."""
     bytes_sent: int
     """Bytes that this rank sends to its peers: a word of 8 bytes for each number and each part of a row."""
+    meeting: CachedLaunch | None = None
+    """The kernel of a meeting of ranks, if the launch begins with one."""
 
 
 @functools.lru_cache(maxsize=256)
@@ -165,6 +168,12 @@ def prepare(
         launch_cooperative_grid=plan.slots > 0,
         **({"maxnreg": plan.registers} if plan.programs_per_sm > 1 else {}),
     )  # fmt: skip
+    meeting = None
+    matrices = (1 if loss == "cross_entropy" else 2) + (out is not None)
+    if world_size > 1 and rows * vocabulary.share * logits.dtype.itemsize * matrices >= LEAST_BYTES:  # on all ranks
+        meeting = cached_launch(
+            meeting_kernel, WORLD=world_size, RANKS=next_power_of_2(world_size), num_warps=1
+        )  # fmt: skip
     return Prepared(
         tiling=plan,
         kernel=kernel,
@@ -181,6 +190,7 @@ def prepare(
         row_words=numbers * max(1, slots),
         words=numbers * rows * slots,
         bytes_sent=(world_size - 1) * rows * numbers * plan.slots * 8,
+        meeting=meeting,
     )  # fmt: skip
 
 
@@ -214,10 +224,11 @@ class OnePassLaunch:
         self.prepared, self.peers, self.device = prepared, peers, device
         self.scales = Scales(*map(float, scales))
         self.kept: tuple[Any, ...] | None = None
-        """The workspace, its size and the longest wait, for which the next two were made."""
+        """The workspace, its size and the longest wait, for which the next three were made."""
         self.run: Callable[..., None]
         self.arguments: tuple[Any, ...]
         """The arguments after the tensors of the call."""
+        self.meet: Callable[[], Any] = lambda: None
 
     def __call__(
         self, logits: Tensor, target: KernelTarget, grad: Tensor | None, inputs: RowInputs, outputs: RowOutputs,
@@ -236,11 +247,16 @@ class OnePassLaunch:
         tensors = (logits, target, grad, inputs, outputs, total)
         kernel, prepared = self.prepared.kernel, self.prepared
         if (workspace, workspace.half, symmetric.WAIT_LIMIT_S) == self.kept:
+            self.meet()
             return self.run(*tensors, *self.arguments)
         workspace.reserve(prepared.words)
         half = workspace.half
         mailbox = Mailbox(workspace.words, workspace.peers, workspace.control, workspace.failed)
         exchange = (prepared.rank, half // prepared.row_words, half, int(symmetric.WAIT_LIMIT_S * 1e9))
+        if prepared.meeting is not None:
+            place = (prepared.rank, 2 * half, exchange[-1])
+            self.meet = functools.partial(prepared.meeting, 1, (mailbox,), (), varying=place)
+            self.meet()
         compiled = kernel(prepared.programs, (*tensors, mailbox), prepared.integers, self.scales, exchange)
         if isinstance(compiled, CompiledKernel):
             self.run = compiled[prepared.programs, 1, 1]

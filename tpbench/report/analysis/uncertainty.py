@@ -133,30 +133,27 @@ def interleaved_ratio(above: Mapping[str, Any], below: Mapping[str, Any], compar
 
 def clean(samples: Sequence[float] | None) -> Array:
     """Return the finite samples as an array."""
-    values = np.asarray([] if samples is None else samples, dtype=np.float64)
-    finite: Array = values[np.isfinite(values)]
-    return finite
+    values: Array = np.asarray([] if samples is None else samples, dtype=np.float64)
+    return values[np.isfinite(values)]
 
 
 def observations(rows: Iterable[Mapping[str, Any]], shown: Metric) -> list[Observation]:
     """Return what rows say about a metric. Failures and rows without a positive value say nothing."""
-    return [
-        _observation(row, float(value), shown)
-        for row in rows
-        if is_measurement(row) and (value := row.get(shown.name)) is not None and 0 < value < math.inf
-    ]
-
-
-def _observation(row: Mapping[str, Any], value: float, shown: Metric) -> Observation:
-    started = row["started_at"].timestamp() if row.get("started_at") else 0.0
-    variance, known = LEAST_SPREAD**2, True
-    if not shown.is_counted:
-        samples = clean(row.get(SAMPLES.get(f"{shown.name.partition('_')[0]}_ms", "samples_ms")))
-        known = len(samples) >= FEWEST and samples.min() > 0
-        if known:
-            low, high = np.percentile(np.log(samples), [5, 95])
-            variance += float((high - low) / _NORMAL_5_TO_95) ** 2
-    return Observation(math.log(value), variance, known, started)
+    found = []
+    for row in rows:
+        value = row.get(shown.name) if is_measurement(row) else None
+        if value is None or not 0 < value < math.inf:
+            continue
+        variance, known = LEAST_SPREAD**2, True
+        if not shown.is_counted:
+            samples = clean(row.get(SAMPLES.get(f"{shown.name.partition('_')[0]}_ms", "samples_ms")))
+            known = len(samples) >= FEWEST and samples.min() > 0
+            if known:
+                low, high = np.percentile(np.log(samples), [5, 95])
+                variance += float((high - low) / _NORMAL_5_TO_95) ** 2
+        started = row["started_at"].timestamp() if row.get("started_at") else 0.0
+        found.append(Observation(math.log(value), variance, known, started))
+    return found
 
 
 def geometric_mean(observed: Sequence[Observation]) -> float:

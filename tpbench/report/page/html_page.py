@@ -23,7 +23,7 @@ from tpbench.report.analysis.verdicts import DOUBTS, GOOD, ProblemVerdict, answe
 from tpbench.report.analysis.verdicts import disagreements as warnings_of
 from tpbench.report.analysis.verdicts import verdicts as verdicts_of
 from tpbench.report.pivot import FAILED, failures, legend, metric_table
-from tpbench.report.plots import style
+from tpbench.report.plots import figures
 from tpbench.report.plots.grid_plots import inline_picture
 from tpbench.results.schema import STATUSES
 from tpbench.settings import JobError
@@ -71,10 +71,13 @@ def page(frame: pd.DataFrame, metric_name: str | None = None) -> str:
             _part(name, list(group), metric_name)
             for name, group in itertools.groupby(sections, key=lambda each: each[0].workload)
         ],
-        no_pictures="" if style.available() else f"Pictures need matplotlib: {packages.install_command('report')}",
+        no_pictures="" if figures.available() else f"Pictures need matplotlib: {packages.install_command('report')}",
         good=GOOD,
         doubts=DOUBTS,
-        notes=[*_notes(metric_name), *legend([metric_table(grid, shown) for grid in arranged.grids], shown)],
+        metrics=list(map(metric, dict.fromkeys((*TITLES, *filter(None, [metric_name]))))),
+        statuses=STATUSES,
+        methods=(METHOD, INTERLEAVED_METHOD),
+        legend=legend([metric_table(grid, shown) for grid in arranged.grids], shown),
         machines=machines(records),
     )
 
@@ -97,7 +100,7 @@ def _rendered(**context: Any) -> str:
         (resources.files("tpbench.report.page") / name).read_text(encoding="utf-8") for name in ("page.css", "page.js")
     )
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    colours = {"light": style.LIGHT, "dark": style.DARK}
+    colours = {"light": figures.LIGHT, "dark": figures.DARK}
     template = environment.get_template("report.html.j2")
     return template.render(css=css, script=script, script_hash=f"sha256-{digest}", **colours, **context)
 
@@ -243,19 +246,3 @@ def machines(records: Sequence[Record]) -> Table:
         if counts:
             rows.append([name, ", ".join(f"{text} ({count})" for text, count in counts.most_common())])
     return Table("what it ran on", ("column", "values (rows)"), rows)
-
-
-def _notes(metric_name: str | None) -> list[str]:
-    """Return each method once."""
-    shown = dict.fromkeys((*TITLES, *([metric_name] if metric_name else [])))
-    return [
-        "time: device time where rows have it, else wall time. Device time is measured by events on the GPU with "
-        "launches queued ahead; wall time also contains what Python and the launches take",
-        "floor: the time that the unavoidable bytes take at the copy bandwidth measured on the same machine",
-        "runner-up: the fastest other variant, and how many times as long it takes. (2.00x) in tables: twice the "
-        "fastest of its line",
-        *(f"{each.name}: {each.doc}" for each in map(metric, shown)),
-        f"trust: {GOOD}, or: {'; '.join(f'{name}: {meaning}' for name, meaning in DOUBTS.items())}",
-        f"intervals of medians: order statistics; of ratios: {METHOD}. Or, {INTERLEAVED_METHOD}",
-        *(f"{status}: {meaning}" for status, meaning in STATUSES.items()),
-    ]

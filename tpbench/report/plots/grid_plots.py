@@ -8,8 +8,7 @@ from typing import Any
 from tpbench.report.analysis.grid import GridRow, RecordGrid, RecordGrids
 from tpbench.report.analysis.metrics import TITLES, metric
 from tpbench.report.analysis.records import Record, column_label, is_measurement, sort_key, value_text
-from tpbench.report.plots import style
-from tpbench.report.plots.panels import draw_panels
+from tpbench.report.plots import figures
 from tpbench.settings import JobError
 from tpbench.workloads.study_data import Panel, Picture, Series
 
@@ -103,11 +102,11 @@ def plot_file(arranged: RecordGrids, name: str, form: str) -> bytes:
 
 def picture_file(picture: Picture, name: str, form: str, heading: str = "") -> bytes:
     """Return a picture as an svg or png file. Raises JobError if matplotlib is missing."""
-    with style.drawing(name):
-        figure = draw_panels(picture)
+    with figures.drawing(name):
+        figure = figures.draw_panels(picture)
         if heading:
             figure.suptitle(heading, fontsize=8)
-        return style.file_content(figure, form)
+        return figures.file_content(figure, form)
 
 
 def inline_picture(grid: RecordGrid, name: str, anchor: str) -> str | None:
@@ -116,7 +115,7 @@ def inline_picture(grid: RecordGrid, name: str, anchor: str) -> str | None:
     `anchor`: the name of the grid on the page. The element's ids contain it, so that no two pictures share one.
     """
     picture = by_size(grid, name, at_two_sizes=True)
-    if picture is None or not style.available():
+    if picture is None or not figures.available():
         return None
-    with style.drawing(f"{name} {anchor}"):
-        return style.inline_svg(draw_panels(picture))
+    with figures.drawing(f"{name} {anchor}"):
+        return figures.inline_svg(figures.draw_panels(picture))

@@ -59,7 +59,7 @@ def liger_cutedsl(problem: LinearLoss, shard: Shard) -> Step:
     return step_of_mean(problem, shard, partial(liger_fused_linear_cross_entropy_sm90, ignore_index=IGNORED))
 
 
-def cut_cross_entropy(problem: LinearLoss, shard: Shard) -> Step:
+def cce(problem: LinearLoss, shard: Shard) -> Step:
     """https://github.com/apple/ml-cross-entropy: linear_cross_entropy, which stores no logits.
 
     On several ranks VocabParallelOptions make it sum the hidden states' gradient over the ranks, in fp32.

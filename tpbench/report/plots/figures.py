@@ -1,18 +1,42 @@
-"""The figure of a picture: panels side by side with one y axis and one legend."""
+"""Pictures drawn by matplotlib: panels side by side with one y axis and one legend, their look, and svg and png."""
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
+import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tpbench.report.plots import style
+from tpbench import packages
+from tpbench.settings import JobError
 from tpbench.workloads.study_data import Panel, Picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+LIGHT = (
+    "#1668b8", "#c4420c", "#1b7f4d", "#8b3fb0", "#a8730a", "#c2185b", "#00808a", "#6b5b4b", "#6a7d00", "#4a3fb5",
+    "#7a1f2b", "#51606e",
+)  # fmt: skip
+DARK = (
+    "#6cb2ff", "#ff9a66", "#5fd39b", "#d6a1f5", "#ecc04d", "#ff86b4", "#4fd6e0", "#cbbba8", "#b9cf3f", "#a39bff",
+    "#e07a86", "#aab8c6",
+)  # fmt: skip
+"""Colours of series on a light and on a dark background."""
+MARKERS = "os^DvP<"  # one fewer than colours, so that the pairs repeat late
+INK, FAINT, GROUND = "#222222", "#b3b3b3", "#ffffff"
+"""Colours of text and of lines that belong to no series, of grid lines and of the background."""
+_RULES = "".join(
+    f'[style*="{part}: {light}"] {{ {part}: {dark} !important }} '
+    for light, dark in zip((*LIGHT, INK, FAINT, GROUND), (*DARK, "#e4e6e8", "#3a4048", "#15181b"), strict=True)
+    for part in ("fill", "stroke")
+)
+_DARK_MODE = f" <style>@media (prefers-color-scheme: dark) {{ {_RULES}}}</style>"
+"""Style of an svg file: browsers show it in dark colours to readers who prefer these."""
 PER_ROW = 3
 """Most panels side by side."""
 PANEL_WIDTH, PANEL_HEIGHT = 3.3, 3.2
@@ -21,6 +45,80 @@ NAME_LETTERS = 90
 """Most letters of a name in the legend."""
 INCHES_PER_LETTER = 0.075
 """Width of a letter of a tick's label or of a title."""
+
+
+def available() -> bool:
+    """Return true if matplotlib is installed."""
+    return packages.installed("matplotlib")
+
+
+@contextlib.contextmanager
+def drawing(name: str) -> Iterator[None]:
+    """Set the style under which a figure is made and written. `name` makes its ids the same in every run.
+
+    The user's matplotlibrc and MPLBACKEND count for nothing: Jupyter sets a backend that other programs may lack.
+    Raises JobError with the install command if matplotlib is missing.
+    """
+    if not available():
+        raise JobError(f"plots need matplotlib: {packages.install_command('report')}")
+    before = os.environ.get("MPLBACKEND")
+    os.environ["MPLBACKEND"] = "agg"  # matplotlib reads it when it is imported
+    import matplotlib
+
+    os.environ.pop("MPLBACKEND")
+    os.environ |= {} if before is None else {"MPLBACKEND": before}
+    settings: Any = {  # matplotlib names hundreds of keys in its type
+        "text.parse_math": False,  # a dollar sign in a name is a dollar sign
+        "svg.fonttype": "none",
+        "svg.hashsalt": name,
+        "font.family": "sans-serif",
+        "font.size": 9,
+        "axes.titlesize": 9,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": True,
+        "grid.linewidth": 0.4,
+        "grid.color": FAINT,
+        "legend.frameon": False,
+        "lines.linewidth": 1.4,
+        "lines.markersize": 4.5,
+    }
+    settings |= dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), GROUND)
+    settings |= dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK)
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(settings)
+        yield
+
+
+def file_content(figure: Figure, form: str) -> bytes:
+    """Return the figure as a file in the format "svg" or "png", without a date and a creator."""
+    if form == "svg":
+        return _svg(figure).replace(" <defs>", f"{_DARK_MODE}\n <defs>", 1).encode()
+    out = io.BytesIO()
+    figure.savefig(out, format="png", dpi=160, metadata={"Software": None})
+    return out.getvalue()
+
+
+def _svg(figure: Figure) -> str:
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    out = io.BytesIO()
+    canvas: Any = FigureCanvasSVG(figure)  # `savefig` would draw the figure twice, once for its layout
+    canvas.print_svg(out, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    return out.getvalue().decode()
+
+
+def inline_svg(figure: Figure) -> str:
+    """Return the figure as an `svg` element in the colours of a page, which has a light and a dark set of them."""
+    text = _svg(figure)
+    text = re.sub(r' height="[\d.]+pt"', "", text[text.index("<svg") :], count=1)
+    # Identifiers of groups: every figure has the same ones, and nothing refers to them.
+    text = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", text)
+    names = {value: f"s{at}" for at, value in enumerate(LIGHT)} | {INK: "ink", FAINT: "faint", GROUND: "ground"}
+    for value, name in names.items():
+        text = text.replace(value, f"var(--{name})")
+    return text
 
 
 def draw_panels(picture: Picture) -> Figure:
@@ -72,8 +170,8 @@ def _draw_panel(axes: Axes, panel: Panel, labels: Sequence[str], *, joined: bool
     cross_height = 0.99
     for line in panel.lines:
         index, label = labels.index(line.label), _short(line.label)
-        colour = style.LIGHT[index % len(style.LIGHT)]
-        marker = style.MARKERS[index % len(style.MARKERS)]  # for readers who cannot distinguish the colours
+        colour = LIGHT[index % len(LIGHT)]
+        marker = MARKERS[index % len(MARKERS)]  # for readers who cannot distinguish the colours
         if line.points:
             axes.plot(
                 *zip(*line.points, strict=True), label=None if line.dashed else label, color=colour,
@@ -89,10 +187,10 @@ def _draw_panel(axes: Axes, panel: Panel, labels: Sequence[str], *, joined: bool
             )  # fmt: skip
             cross_height -= 0.05
     for mark in panel.vertical_lines:
-        colour = style.LIGHT[labels.index(mark.label) % len(style.LIGHT)]
+        colour = LIGHT[labels.index(mark.label) % len(LIGHT)]
         axes.axvline(mark.x, color=colour, linestyle=":" if mark.dotted else "-", linewidth=1)
     if panel.floor:
-        axes.plot(*zip(*panel.floor, strict=True), "--", color=style.INK, marker="_", label="floor")
+        axes.plot(*zip(*panel.floor, strict=True), "--", color=INK, marker="_", label="floor")
 
 
 def _scale_x(axes: Axes, picture: Picture, panel: Panel, letters: int) -> None:
@@ -130,4 +228,4 @@ def _scale_y(axes: Axes, picture: Picture) -> None:
         axes.set_ylim(low, high)
         if unit:
             for each in axes.figure.axes:
-                each.axhline(1, color=style.INK, linewidth=1)
+                each.axhline(1, color=INK, linewidth=1)
