@@ -140,8 +140,8 @@ def distinguish(cells: Sequence[Cell]) -> list[Cell]:
 def sweep_options(requests: Sequence[Request]) -> SweepOptions:
     """Return the options of the whole sweep. Raises JobError if its jobs disagree on one."""
     parsed: set[SweepOptions] = {parse(SweepOptions, request.values) for request in requests}
-    if len(parsed) > 1:
-        raise JobError(f"{', '.join(sorted(SWEEP_OPTION_NAMES))} are settings of the whole sweep: they cannot be swept")
+    if swept := [name for name in sorted(SWEEP_OPTION_NAMES) if len({getattr(one, name) for one in parsed}) > 1]:
+        raise JobError(f"{', '.join(swept)}: settings of the whole sweep cannot be swept")
     options = next(iter(parsed), SweepOptions())
     if options.order == "interleaved" and not options.reuse:
         raise JobError("order=interleaved needs reuse=true: interleaved cells share processes")
