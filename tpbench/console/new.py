@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
         with file.open("x") as new:
             example = "moe.py" if workload == OPERATION else f"{workload}.py"
             new.write((EXAMPLES / example).read_text().replace("FILE:", f"{file.name}:"))
-        variants = [f"{file}:{each.name}" for each in source.functions(file).values() if each.declared is not None]
+        variants = [f"{file}:{name}" for name, each in source.functions(file).items() if source.declaration(each, file)]
         found = find_outside(variants[0])
         assert found is not None
     except (JobError, OSError) as error:

@@ -2,8 +2,8 @@
 
 The modules, in the order of a first reading:
 
-- Entry: `sweep` has Hydra's plugins. It composes, plans and runs the cells, and tries failed ones again. `options` are
-  those of a whole sweep, and `display` shows its progress.
+- Entry: `sweep` has Hydra's plugins. It composes, plans and runs the cells. `options` are those of a whole sweep, and
+  `display` shows its progress.
 - `command_line` works before Hydra does: `arguments` explain mistakes and do what Hydra has no setting for, and
   `outside_choices` make variants of users' files choices of Hydra's.
 - `planning`: `plan` makes cells of composed configurations and says why a machine cannot run one. `forecast` tells how
@@ -11,5 +11,5 @@ The modules, in the order of a first reading:
 - `attempt` is one try at a cell, with its row. `failure` tells why a job left no result.
 - `host` runs attempts here, one or many in a `torchrun`, which supervises its processes. `slurm` runs them as Slurm
   jobs, in which `host` does the same. `interrupts` notes the signals that end a sweep.
-- `devices` are leased to one torchrun at a time; locks keep two sweeps from the same cell or device.
+- `devices` leases GPUs to one torchrun at a time; locks keep two sweeps from the same cell or GPU.
 """

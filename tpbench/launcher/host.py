@@ -50,12 +50,15 @@ class Host:
         """Yield each attempt as soon as it has its row. Ends every process when the generator is closed."""
         waiting = self._attempts_started_together(attempts)
         while waiting:
-            while (lease := devices.lease(waiting[0][0].cell.job)) is None:
-                display.blocked(waiting[0][0].cell)
+            cell = waiting[0][0].cell
+            while (lease := devices.lease(cell.job)) is None:
+                display.blocked(cell)
                 interrupts.sleep(BLOCKED_S)
             with contextlib.ExitStack() as stack:
                 stack.callback(lease.release)
-                torchrun = self._start(waiting.pop(0), lease, display)
+                begun = self._begin(waiting.pop(0), lease, display)
+                stays = self.reuse and not own_torchrun_reason(cell.job)
+                torchrun = Torchrun(begun, lease, stays, self.rendezvous(cell.index))
                 stack.callback(torchrun.end)
                 while torchrun.running:
                     yield from torchrun.poll()
@@ -64,11 +67,6 @@ class Host:
                         torchrun.submit(self._begin(following, lease, display))
                     display.tick()
                     interrupts.sleep(POLL_S)
-
-    def _start(self, attempts: Sequence[Attempt], lease: Lease, display: Display) -> Torchrun:
-        job, cell = attempts[0].cell.job, attempts[0].cell.index
-        stays = self.reuse and not own_torchrun_reason(job)
-        return Torchrun(self._begin(attempts, lease, display), lease, stays, self.rendezvous(cell))
 
     def _following(self, torchrun: Torchrun, waiting: list[list[Attempt]]) -> list[Attempt]:
         """Take the first waiting attempts that an idle torchrun can run. The result is empty if there are none."""

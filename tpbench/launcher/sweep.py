@@ -244,10 +244,7 @@ def _check_roots(config: Any, choices: Mapping[str, Any]) -> None:
     """Raise JobError if a configuration file has a group at its root, where it selects no file. `choices`: Hydra's."""
     for group in ("shape", "model", "measure", "experiment"):
         if config.get(group) not in (None, choices.get(group)):
-            word = "override " * (group in choices)
-            raise JobError(
-                f"`{group}:` at a file's root selects nothing: write `- {word}{group}: NAME` in its defaults"
-            )
+            raise JobError(f"`{group}:` at the root of a file selects nothing: choose it in the file's `defaults:`")
 
 
 def _check_names(names: Iterable[str]) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -67,28 +66,36 @@ def refusal(function: Callable[..., Any], problem: Any, tp_size: int) -> str | N
     return None if reason is None else reason(problem, tp_size)
 
 
-@dataclass(frozen=True)
-class Function:
-    """A function at the top level of a file."""
+def functions(path: Path) -> dict[str, ast.FunctionDef]:
+    """Return the functions at the top level of a file, by name.
 
-    name: str
-    line: int
-    parameters: Sequence[str]
-    takes_two: bool
-    """True if it can be called with two positional arguments and nothing else."""
-    summary: str
-    """First line of the docstring."""
-    declared: Mapping[str, Any] | None
-    """Arguments of the decorator `variant`, or None without one."""
+    Raises JobError in one line if there is no such file, or if it is no Python.
+    """
+    return {statement.name: statement for statement in _parsed(path).body if isinstance(statement, ast.FunctionDef)}
 
 
-def functions(path: Path) -> dict[str, Function]:
-    """Return the functions of a file. Raises JobError in one line if there is no such file, or if it is no Python."""
-    return {
-        statement.name: _function(statement, path)
-        for statement in _parsed(path).body
-        if isinstance(statement, ast.FunctionDef)
-    }
+def declaration(function: ast.FunctionDef, path: Path) -> dict[str, Any] | None:
+    """Return the arguments of a function's decorator `variant`, or None without one.
+
+    Raises JobError for an argument that is no literal.
+    """
+    calls = (node for node in function.decorator_list if isinstance(node, ast.Call))
+    call = next((call for call in calls if _name(call.func) == "variant"), None)
+    if call is None:
+        return None
+    named = [("summary", value) for value in call.args[:1]]
+    named += [(keyword.arg or "**", keyword.value) for keyword in call.keywords]
+    arguments = {}
+    for name, value in named:
+        try:
+            if name != _EVALUATED_ON_RANKS:
+                arguments[name] = ast.literal_eval(value)
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            raise JobError(
+                f"{path.name}:{value.lineno}: {name} of @variant must be a literal, because tpbench reads it without "
+                "running the file"
+            ) from None
+    return arguments
 
 
 def parsed_files(path: Path) -> dict[Path, ast.Module]:
@@ -146,40 +153,6 @@ def _parsed(path: Path) -> ast.Module:
         raise JobError(f"{path} cannot be read: {error.strerror}") from None
 
 
-def _function(statement: ast.FunctionDef, path: Path) -> Function:
-    arguments = statement.args
-    positional = [*arguments.posonlyargs, *arguments.args]
-    required = len(positional) - len(arguments.defaults)
-    keyword_only = any(default is None for default in arguments.kw_defaults)
-    calls = (node for node in statement.decorator_list if isinstance(node, ast.Call))
-    declaration = next((call for call in calls if _name(call.func) == "variant"), None)
-    return Function(
-        statement.name,
-        statement.lineno,
-        [argument.arg for argument in positional],
-        not keyword_only and required <= 2 and (len(positional) >= 2 or arguments.vararg is not None),
-        (ast.get_docstring(statement) or "").partition("\n")[0],
-        None if declaration is None else _arguments(declaration, path),
-    )
-
-
 def _name(function: ast.expr) -> str:
     """Return the name of a function that is called, as `variant` for `variant(...)` and for `api.variant(...)`."""
     return str(getattr(function, "id", getattr(function, "attr", "")))
-
-
-def _arguments(declaration: ast.Call, path: Path) -> dict[str, Any]:
-    """Return the arguments of `variant`. Raises JobError for one that is no literal."""
-    named = [("summary", value) for value in declaration.args[:1]]
-    named += [(keyword.arg or "**", keyword.value) for keyword in declaration.keywords]
-    arguments = {}
-    for name, value in named:
-        try:
-            if name != _EVALUATED_ON_RANKS:
-                arguments[name] = ast.literal_eval(value)
-        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-            raise JobError(
-                f"{path.name}:{value.lineno}: {name} of @variant must be a literal, because tpbench reads it without "
-                "running the file"
-            ) from None
-    return arguments

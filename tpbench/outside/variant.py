@@ -5,6 +5,7 @@ The launcher parses the file. Only ranks, and the process that describes a workl
 
 from __future__ import annotations
 
+import ast
 import functools
 import json
 import subprocess
@@ -154,11 +155,11 @@ def from_file(path: Path, function: str) -> OutsideVariant:
     if matches:
         ((definition, declared),) = matches
         workload, line = definition["name"], declared.pop("line")
-    elif described and (function not in functions or functions[function].declared is None):
+    elif described and (function not in functions or source.declaration(functions[function], path) is None):
         raise JobError(unknown(f"variant in {path.name}", function, [name for _, names in described for name in names]))
     else:
         declared = _declared(path, function, functions)
-        workload, line = declared.pop("workload", NAMES[0]), functions[function].line
+        workload, line = declared.pop("workload", NAMES[0]), functions[function].lineno
     if matches or declared.get("uses_triton") is None:
         declared["uses_triton"] = bool(declared.get("uses_triton")) or source.uses_triton(path)
     name = f"{path.name}:{function}"
@@ -196,17 +197,19 @@ def _described(path: Path, version: str) -> list[tuple[dict[str, Any], dict[str,
     return [(each["definition"], each["variants"]) for each in described["workloads"]]
 
 
-def _declared(path: Path, name: str, functions: Mapping[str, source.Function]) -> dict[str, Any]:
+def _declared(path: Path, name: str, functions: Mapping[str, ast.FunctionDef]) -> dict[str, Any]:
     """Return what a function of two arguments declares. Raises JobError, also for what `variant` does not have."""
     if name not in functions:
         public = ", ".join(name for name in functions if not name.startswith("_"))
         raise JobError(f"{path.name} has no function {name} (its functions: {public or 'none'})")
-    function = functions[name]
-    place = f"{path.name}:{function.line}"
-    if not function.takes_two:
-        parameters = ", ".join(function.parameters)
-        raise JobError(f"{place}: {name} must take two arguments, as {name}(problem, shard), not ({parameters})")
-    declared = dict(function.declared or {})
+    function, arguments = functions[name], functions[name].args
+    place = f"{path.name}:{function.lineno}"
+    positional = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
+    too_few = len(positional) < 2 and arguments.vararg is None
+    if too_few or len(positional) - len(arguments.defaults) > 2 or None in arguments.kw_defaults:
+        example = f"{name}(problem, shard), not ({', '.join(positional)})"
+        raise JobError(f"{place}: {name} must take two arguments, as {example}")
+    declared = source.declaration(function, path) or {}
     for argument, value in declared.items():
         if argument not in KINDS:
             raise JobError(f"{place}: {unknown('argument of @variant', argument, [*KINDS, 'unsupported_reason'])}")
@@ -219,4 +222,5 @@ def _declared(path: Path, name: str, functions: Mapping[str, source.Function]) -
         if option not in (valid := workloads()[workload].option_defaults):
             raise JobError(f"{place}: {unknown(f'option of {workload}', option, valid)}")
     several = {argument: sorted(declared.get(argument, ())) for argument in ("options", "requires")}
-    return {**declared, **several, "summary": declared.get("summary") or function.summary}
+    summary = (ast.get_docstring(function) or "").partition("\n")[0]
+    return {**declared, **several, "summary": declared.get("summary") or summary}

@@ -154,7 +154,7 @@ def test_wrong_input_gets_one_message(tmp_path: Path) -> None:
 
 def test_fields_on_the_command_line() -> None:
     assert job("variant=fsdp_dtensor", "shape=qwen3_0p6b_tp2").problem.model == "qwen3_0p6b"
-    large = job("variant=autotp", "shape=qwen3_8b_dp2_tp2", "model=llama3_70b", "num_layers=4", "train.loss=tpbench")
+    large = job("variant=autotp", "shape=qwen3_8b_dp2_tp2", "model=llama3_70b", "num_layers=4", "train_loss=tpbench")
     assert (large.problem.model, large.problem.num_layers, large.problem.layers) == ("llama3_70b", 4, 80)
     assert (large.dp_size, large.tp_size, large.problem.train_loss) == (2, 2, "tpbench")
     shared = job("variant=autotp", "shape=qwen3_8b_tp4", "tp_size=auto", "world_size=8", "dp_size=2")

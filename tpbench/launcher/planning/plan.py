@@ -42,14 +42,13 @@ class Cell:
     job: Job
     skip_reason: str | None
     """Why the cell is skipped, or None if it runs."""
-    distinguishing: tuple[str, ...] = ()
-    """Fields that distinguish this cell from cells of the sweep whose jobs have the same text."""
+    label: str = ""
+    """Text of the job, with the fields that distinguish this cell from others of the sweep."""
     ignored: tuple[str, ...] = ()
     """Options and settings that the command line set and that cannot change the cell."""
 
     def __str__(self) -> str:
-        flat = self.job.flat() if self.distinguishing else {}
-        return " ".join([str(self.job), *(f"{name}={spelled(flat[name])}" for name in self.distinguishing)])
+        return self.label or str(self.job)
 
 
 def plan(
@@ -127,34 +126,25 @@ def notes(cells: Sequence[Cell]) -> list[str]:
 
 
 def distinguish(cells: Sequence[Cell]) -> list[Cell]:
-    """Return the cells with distinct texts.
-
-    Cells whose jobs have the same text also show the fields that vary, such as seed or distribution.
-    """
+    """Return the cells with distinct labels, which show fields that vary, such as seed, where jobs have equal texts."""
     flats = [cell.job.flat() for cell in cells]
-    texts: list[tuple[object, ...]] = [(str(cell.job),) for cell in cells]
-    varying = []
+    labels = [str(cell.job) for cell in cells]
     for name in dict.fromkeys(name for flat in flats for name in flat):
-        longer = [(*text, repr(flat.get(name))) for text, flat in zip(texts, flats, strict=True)]
-        if len(set(longer)) > len(set(texts)):
-            varying.append(name)
-            texts = longer
-    return [
-        replace(cell, distinguishing=tuple(name for name in varying if name in flat))
-        for cell, flat in zip(cells, flats, strict=True)
-    ]
+        pairs = zip(labels, flats, strict=True)
+        longer = [f"{label} {name}={spelled(flat[name])}" if name in flat else label for label, flat in pairs]
+        if len(set(longer)) > len(set(labels)):
+            labels = longer
+    return [replace(cell, label=label) for cell, label in zip(cells, labels, strict=True)]
 
 
 def sweep_options(requests: Sequence[Request]) -> SweepOptions:
     """Return the options of the whole sweep. Raises JobError if its jobs disagree on one."""
     parsed: set[SweepOptions] = {parse(SweepOptions, request.values) for request in requests}
-    if len(parsed) > 1:
-        raise JobError(f"{', '.join(sorted(SWEEP_OPTION_NAMES))} are settings of the whole sweep: they cannot be swept")
+    if swept := [name for name in sorted(SWEEP_OPTION_NAMES) if len({getattr(one, name) for one in parsed}) > 1]:
+        raise JobError(f"{', '.join(swept)}: settings of the whole sweep cannot be swept")
     options = next(iter(parsed), SweepOptions())
     if options.order == "interleaved" and not options.reuse:
-        raise JobError(
-            "order=interleaved needs reuse=true: the processes of interleaved cells stay alive between their rounds"
-        )
+        raise JobError("order=interleaved needs reuse=true: interleaved cells share processes")
     return options
 
 

@@ -14,18 +14,13 @@ from tpbench.workloads.losses.inputs import kernel_options
 def prepare(problem: EntropyLoss, shard: Shard) -> Step:
     """Prepare a call of `tpbench.kernels.entropy_loss` that writes the gradient into new memory."""
     last: How | None = None
-    options = kernel_options(problem, shard)  # exchange is never all_reduce, which the variant doesn't support
+    # The exchange is never all_reduce, which the variant doesn't support.
+    options = kernel_options(problem, shard)
+    options |= {name: getattr(problem, name) for name in ("logits_scale", "block_cap", "algorithm")}
 
     def run() -> Output:
         nonlocal last
-        result = entropy_loss(
-            shard.logits,
-            shard.target,
-            logits_scale=problem.logits_scale,
-            block_cap=problem.block_cap,
-            algorithm=problem.algorithm,
-            **options,
-        )
+        result = entropy_loss(shard.logits, shard.target, **options)
         assert result.grad is not None
         last = result.how
         return Output(result.loss, result.row_loss, result.grad)

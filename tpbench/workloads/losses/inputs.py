@@ -135,12 +135,7 @@ def kernel_options(problem: Any, shard: Any) -> dict[str, Any]:
 
 
 def normal_matrix(
-    problem: LossProblem,
-    streams: tuple[int, int],
-    rows: range,
-    columns: range,
-    device: torch.device,
-    scale: float = 1.0,
+    problem: Any, streams: tuple[int, int], rows: range, columns: range, device: torch.device, scale: float = 1.0
 ) -> Tensor:
     """Return (rows, columns) approximately normal numbers with standard deviation 2.31 * scale, within +-8 * scale.
 

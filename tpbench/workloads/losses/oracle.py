@@ -11,7 +11,7 @@ import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -95,7 +95,10 @@ class LossOracle(ABC):
         for name in comparison.got.keys() & right.keys():
             comparison.elements(name, relative_error(comparison.got[name], right[name]), right[name])
         verdict = comparison.verdict()
-        identical = self.identical(getattr(output, name) for name in right)
+        bits = hashlib.sha256()
+        for values in (getattr(output, name) for name in right):
+            bits.update(values.detach().float().cpu().numpy().tobytes() if isinstance(values, Tensor) else b"no tensor")
+        identical = len(set(self.gather(bits.hexdigest()))) == 1
         verdict.columns.update(loss_value=float(right["loss"]), loss_identical=identical)
         if errors := [error for column, error in verdict.columns.items() if column.endswith("_grad_error")]:
             verdict.columns["grad_error"] = max(errors)
@@ -210,13 +213,6 @@ class LossOracle(ABC):
         """Return the gradient of the mean loss by the unscaled local logits of some rows, from their slopes."""
         grad = slopes - total * log_p.exp()
         return grad.mul_(self.scale * self.inverse_count).masked_fill_(~self.counts[rows, None], 0.0)
-
-    def identical(self, outputs: Iterable[Any]) -> bool:
-        """Return whether all ranks have the same bits in each output."""
-        bits = hashlib.sha256()
-        for values in outputs:
-            bits.update(values.detach().float().cpu().numpy().tobytes() if isinstance(values, Tensor) else b"no tensor")
-        return len(set(self.gather(bits.hexdigest()))) == 1
 
     def sum(self, values: Tensor) -> Tensor:
         """Return the sum over the ranks."""
