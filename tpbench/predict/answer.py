@@ -36,9 +36,8 @@ class Answer:
 
 def text(answers: Sequence[Answer]) -> str:
     """Return the first sentence on each problem, and then for each a table with one line for each variant."""
-    if len(answers) == 1:
-        return f"{answers[0].first_sentence}.\n\n{_table(answers[0])}"
-    sentences = [f"{answer.size}: {answer.first_sentence}." for answer in answers]
+    sizes = [f"{answer.size}: " if len(answers) > 1 else "" for answer in answers]
+    sentences = [f"{size}{answer.first_sentence}." for size, answer in zip(sizes, answers, strict=True)]
     return "\n".join([*sentences, "", *map(_table, answers)])
 
 

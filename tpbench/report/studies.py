@@ -33,11 +33,8 @@ OF_BEST = "of best"
 
 def studies() -> dict[str, dict[str, Study]]:
     """Return every study by name and workload."""
-    by_name: dict[str, dict[str, Study]] = {}
-    for workload in workloads().values():
-        for name, study in workload.studies.items():
-            by_name.setdefault(name, {})[workload.name] = study
-    return by_name
+    declared = [(name, workload) for workload in workloads().values() for name in workload.studies]
+    return {name: {of.name: of.studies[name] for other, of in declared if other == name} for name, _ in declared}
 
 
 def check_columns(names: Sequence[str]) -> None:

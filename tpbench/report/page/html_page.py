@@ -16,7 +16,7 @@ import pandas as pd
 
 from tpbench import packages
 from tpbench.report.analysis.grid import RecordGrid, arrange_rows
-from tpbench.report.analysis.metrics import CLOCKS, TITLES, Metric, counted, metric, number, ratio_text
+from tpbench.report.analysis.metrics import CLOCKS, TITLES, counted, metric, number, ratio_text
 from tpbench.report.analysis.records import Record, column_label, problem_identity, value_text, values_or
 from tpbench.report.analysis.uncertainty import INTERLEAVED_METHOD, METHOD
 from tpbench.report.analysis.verdicts import DOUBTS, GOOD, ProblemVerdict, answer, answers, group_names
@@ -137,26 +137,21 @@ def _section(
     """Return what the page shows of one grid, folded, by names in the template."""
     filled = [name for name in TITLES if any(cell.record[name] is not None for cell in grid.cells())]
     clock = next((name for name in CLOCKS if name in filled), "time_ms")
-    lead = metric_name or clock
     svg = inline_picture(grid, clock, anchor)
+    pivots = []
+    for shown in map(metric, dict.fromkeys((metric_name or clock, *filled))):
+        table = metric_table(grid, shown)
+        title = f"{TITLES[shown.name]} ({shown.name})" if shown.name in TITLES else shown.name
+        pivots.append((title, replace(table, notes=[*table.notes, *legend([table], shown)])))
     return {
         "anchor": anchor,
         "heading": name,
         "answer": answer(of_grid),
         "verdicts": verdict_table(of_grid),
         "size": f"{counted(len(grid.rows), 'problem')}, {counted(len(grid.columns), 'variant')} with options",
-        "pivots": [
-            (f"{TITLES[name]} ({name})" if name in TITLES else name, _pivot_table(grid, metric(name)))
-            for name in dict.fromkeys((lead, *filled))
-        ],
+        "pivots": pivots,
         "figure": (f"{TITLES[clock]} by size, with its floor", svg) if svg else None,
     }
-
-
-def _pivot_table(grid: RecordGrid, shown: Metric) -> Table:
-    """Return problems by variants, with the meanings of their marks."""
-    table = metric_table(grid, shown)
-    return replace(table, notes=[*table.notes, *legend([table], shown)])
 
 
 def verdict_table(verdicts: Sequence[ProblemVerdict]) -> Table:
