@@ -17,6 +17,9 @@ REQUIRED = (
 )
 """The modules of the packages that setup.cfg requires."""
 
+NAMES = {"hydra": "hydra-core", "pynvml": "nvidia-ml-py", "yaml": "pyyaml"}
+"""The packages among them whose name is not that of their module."""
+
 OPTIONAL = {
     "matplotlib": "[report]",
     "submitit": "[slurm]",
@@ -103,7 +106,7 @@ def explanation(error: ModuleNotFoundError) -> str | None:
         return None
     if module in OPTIONAL:
         return f"tpbench: this command {not_installed([module])}"
-    missing = ", ".join(name for name in REQUIRED if name == module or not installed(name))
+    missing = ", ".join(NAMES.get(name, name) for name in REQUIRED if name == module or not installed(name))
     folder = checkout()
     run = f"  {folder}/scripts/run [ARGUMENTS]  # in an environment that it makes in .venv\n" if folder else ""
     return (

@@ -95,7 +95,7 @@ def test_a_rank_imports_only_what_it_needs(tmp_path: Path) -> None:
         "heavy = {'pandas', 'pyarrow', 'scipy', 'hydra', 'sympy', 'torch.distributed.tensor', 'tpbench.launcher'}\n"
         "print(heavy & set(sys.modules))\n"
     )
-    attempt = Attempt.plan(cell(3, tmp_path / "outputs"), tmp_path, {}, number=1).begin()
+    attempt = Attempt.plan(cell(3, tmp_path / "outputs"), tmp_path, {}).begin()
     attempt.task.save(attempt.task_file)
     command = [sys.executable, "-c", code, str(attempt.task_file)]
     assert subprocess.check_output(command, text=True, cwd=ROOT).split() == ["False", "set()"]

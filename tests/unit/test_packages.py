@@ -32,8 +32,7 @@ def hide(monkeypatch: pytest.MonkeyPatch, *modules: str) -> None:
 
 
 def test_the_tables_agree_with_setup_cfg() -> None:
-    named = {"hydra": "hydra-core", "pynvml": "nvidia-ml-py", "yaml": "pyyaml"}
-    required = {named.get(module, module) for module in packages.REQUIRED}
+    required = {packages.NAMES.get(module, module) for module in packages.REQUIRED}
     assert required == declared(SETUP["options"]["install_requires"])
     names = {"liger_kernel": "liger-kernel", "megatron": "megatron-core", "quack": "quack-kernels"}
     for extra in ("report", "slurm", "peers", "train"):

@@ -31,11 +31,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         workload = workloads()[next(iter(cost_models()))]
         options = _parser(workload).parse_args(arguments)
-        if options.workload not in cost_models():
-            raise JobError(
-                f"the time and memory of {options.workload} are unknown: it has no cost model (known: "
-                f"{', '.join(cost_models())}); with dry_run=true a sweep shows what its inputs need"
-            )
         cells = measured(read_rows(options.rows), workload, options.gpu)
         fitted = models(cells)
         if not fitted:
@@ -63,7 +58,7 @@ def _parser(workload: Workload) -> argparse.ArgumentParser:
     for field in fields(cost_models()[workload.name].size):
         _add_size(parser, field, workload)
     add = parser.add_argument
-    add("--workload", default=workload.name, choices=workloads(), help=f"({workload.name})")
+    add("--workload", default=workload.name, choices=cost_models(), help=f"({workload.name})")
     memory = "memory of a GPU: an 80 GB one has 80 GiB, a 141 GB one 140 (that of the rows' GPU)"
     add("--gpu-memory", type=_positive_float, metavar="GIB", help=memory)
     bandwidth = "copy bandwidth of a GPU, as in the column copy_gb_per_s: scales times (that of the rows' GPU)"

@@ -129,7 +129,7 @@ class VariantModel:
 
     def __init__(self, cost_model: CostModel, label: str, cells: Sequence[MeasuredCell]) -> None:
         self.label, self.cells = label, tuple(cells)
-        self.errors = pd.DataFrame(columns=[*TIMES, *COUNTED])
+        self.errors = pd.DataFrame(columns=[*TIMES, *COUNTED], dtype=float)
         """Relative errors of the cells, each left out of the fit: the result of `leave_out`."""
         self.ran_out: Sequence[tuple[float, float]] = ()
         """As in `Prediction`."""
@@ -167,7 +167,8 @@ class VariantModel:
         """
         beyond = extrapolation_factors(self.cells, size)
         stretch = 1 + sum(map(math.log2, beyond.values()))
-        errors = {name: stretch * self.error(name) for name in (*TIMES, "peak_gib")}
+        known = self.errors.quantile(ERROR_BAR_SHARE).fillna(1.0)
+        errors = {name: stretch * float(known[name]) for name in (*TIMES, "peak_gib")}
         values = {name: self.value(name, size, slowdown or 1.0) for name in (*TIMES, *COUNTED, "communication_ms")}
         # No row has the time of the collectives alone: all of the device time's error may be theirs.
         part, whole = values["communication_ms"], values["device_ms"] or 0.0
@@ -178,10 +179,6 @@ class VariantModel:
             self.label, size, times.get("time_ms"), times.get("device_ms"), times.get("communication_ms"),
             values["bytes_communicated"], estimates["peak_gib"], self.ran_out, beyond, len(self.cells),
         )  # fmt: skip
-
-    def error(self, name: str) -> float:
-        """Return the relative error that 90% of the left-out cells did not exceed."""
-        return float(self.errors[name].quantile(ERROR_BAR_SHARE)) if self.errors[name].count() else 1.0
 
 
 def _fit(pairs: Sequence[tuple[Terms, float | None]]) -> Fit:

@@ -230,11 +230,9 @@ def _conclude(change: CellChange, p: float, comparison: Comparison) -> CellChang
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Return p values adjusted by Holm's step-down correction, in the given order."""
-    order = np.argsort(p_values, kind="stable")
-    steps = np.asarray(p_values, dtype=float)[order] * np.arange(len(p_values), 0, -1)
-    adjusted = np.empty(len(p_values))
-    adjusted[order] = np.minimum(1.0, np.maximum.accumulate(steps))
-    return [float(p) for p in adjusted]
+    ordered = pd.Series(p_values, dtype=float).sort_values(kind="stable")
+    steps = (ordered * np.arange(len(ordered), 0, -1)).cummax()
+    return list(steps.clip(upper=1.0).sort_index())
 
 
 def pair_cells(before: pd.DataFrame, after: pd.DataFrame) -> list[CellPair]:

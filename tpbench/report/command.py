@@ -6,7 +6,6 @@ import argparse
 import importlib
 import json
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -129,18 +128,15 @@ def write_documents(frame: pd.DataFrame, folder: Path) -> list[Path]:
     If several documents have one name, the id of the row follows it in all but the oldest. Raises JobError if there is
     nothing to write.
     """
-    documents: dict[str, dict[str, Any]] = defaultdict(dict)
-    for row in plain_rows(newest(frame)):
+    written: dict[Path, dict[str, Any]] = {}
+    for row in sorted(plain_rows(newest(frame)), key=lambda row: str(row["row_id"])):
         if (workload := workloads().get(row["workload"])) and (named := workload.document(row)):
-            documents[named[0]][str(row["row_id"])] = named[1]
-    if not documents:
+            file = folder / f"{named[0]}.json"
+            written[file if file not in written else folder / f"{named[0]}_{row['row_id']}.json"] = named[1]
+    if not written:
         raise JobError("--format json: none of these rows is a correct row of a workload with JSON documents")
     folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for name, by_row in documents.items():
-        for at, (row_id, content) in enumerate(sorted(by_row.items())):
-            file = folder / f"{name}{f'_{row_id}' if at else ''}.json"
-            file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-            print(f"report: wrote {file}", file=sys.stderr)
-            written.append(file)
-    return written
+    for file, content in written.items():
+        file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        print(f"report: wrote {file}", file=sys.stderr)
+    return list(written)

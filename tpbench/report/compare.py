@@ -38,12 +38,9 @@ def main(arguments: Sequence[str]) -> int:
     before, after, remark = read_sides(options.before, options.after, options.rows)
     pairs = changes.pair_cells(before, after)
     if not any(pair.before and pair.after for pair in pairs):
-        one, other = (
-            next(pair.name for pair in pairs if bool(pair.before) == is_before) for is_before in (True, False)
-        )
-        raise JobError(
-            f"nothing can be compared, because no cell is on both sides: {one} is only before, {other} only after"
-        )
+        one, other = (next(pair.name for pair in pairs if getattr(pair, side)) for side in ("before", "after"))
+        only = f"{one} is only before, {other} only after"
+        raise JobError(f"nothing can be compared, because no cell is on both sides: {only}")
     for side, frame in ((options.before, before), (options.after, after)):
         command_line.require_values(frame, shown, side)
     if remark:

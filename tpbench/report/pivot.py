@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from tpbench.report.analysis.grid import GridRow, RecordGrid, RecordGrids, arrange_rows
+from tpbench.report.analysis.grid import GridRow, RecordGrid, RecordGrids, arrange_rows, heading
 from tpbench.report.analysis.metrics import Metric, metric, ratio_text
 from tpbench.report.analysis.records import (
     UNDECIDED,
@@ -76,7 +76,7 @@ def metric_table(grid: RecordGrid, shown: Metric, *, floor: bool = False) -> Tab
         cells = _cells(row, shown, common)
         rows.append([*map(value_text, row.key), *cells, *([_floor(row, cells)] if floor else [])])
     return Table(
-        heading=grid.heading,
+        heading=heading(grid.facts),
         columns=(*map(column_label, grid.key_names), *grid.columns, *([FLOOR] if floor else [])),
         rows=rows,
         facts=grid.facts,

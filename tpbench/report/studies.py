@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from tpbench.report.analysis import records
-from tpbench.report.analysis.grid import RecordGrid, arrange_rows
+from tpbench.report.analysis.grid import RecordGrid, arrange_rows, heading
 from tpbench.report.analysis.metrics import metric, number, percentages, ratio_text
 from tpbench.report.analysis.records import Record, column_label, is_measurement, value_text
 from tpbench.report.analysis.verdicts import frame_warnings
@@ -126,9 +126,8 @@ def cell_table(grid: RecordGrid, study: Study) -> Table:
     ]
     columns = [column_label(grid.key_names[at]) for at in keys] + ["variant"]
     columns += [*(["status"] if has_status else []), *([OF_BEST] if compared else []), *shown]
-    heading = ", ".join((grid.heading, *(f"{name}={value}" for name, value in shared.items())))
-    notes = [*remarks, *records.mark_meanings("".join(statuses))]
-    return Table(heading, columns, rows, {**grid.facts, **shared}, notes, keys=len(keys) + 1)
+    facts, notes = grid.facts | shared, [*remarks, *records.mark_meanings("".join(statuses))]
+    return Table(heading(facts), columns, rows, facts, notes, keys=len(keys) + 1)
 
 
 def filled_columns(grid: RecordGrid, names: Sequence[str]) -> tuple[str, ...]:

@@ -55,10 +55,6 @@ def test_counts_that_scale_a_gather_by_its_shard_fail_the_validation(rows, capsy
         (["--loss", "forward_kl"], "loss=forward_kl was not measured on NVIDIA H200"),
         (["--gpu", "L40"], "no row was measured on L40 (there are: NVIDIA H200)"),
         (["--vocab", "4", "--tp", "8"], "cannot be sharded"),
-        (
-            ["--workload", "linear_loss"],
-            "the time and memory of linear_loss are unknown: it has no cost model (known: e",
-        ),
     ],
 )
 def test_what_cannot_be_answered(rows, capsys, arguments, said):

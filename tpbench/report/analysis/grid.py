@@ -67,11 +67,6 @@ class RecordGrid:
     independent: tuple[int, ...]
     """Indices of the keys that don't follow from other fields."""
 
-    @property
-    def heading(self) -> str:
-        """The facts as one line."""
-        return heading(self.facts)
-
     @cached_property
     def varying(self) -> tuple[int, ...]:
         """Indices of the independent keys in which rows differ, or all independent keys if no row differs."""

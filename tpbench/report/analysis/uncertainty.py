@@ -193,10 +193,9 @@ def ratio(before: Sequence[Observation], after: Sequence[Observation], scattered
 
 def _assumed(side: Sequence[Observation]) -> float:
     """Return the mean variance that is assumed for the rows of one side."""
-    return fmean([observation.variance for observation in side])
+    return fmean(observation.variance for observation in side)
 
 
 def _squares(group: Sequence[Observation]) -> float:
     """Return the sum of squared deviations from the group's mean."""
-    middle = fmean([observation.log for observation in group])
-    return sum((observation.log - middle) ** 2 for observation in group)
+    return len(group) * float(np.var([observation.log for observation in group]))

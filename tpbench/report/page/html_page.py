@@ -31,8 +31,6 @@ from tpbench.suggestions import printable
 from tpbench.tables import MISSING, Table, TableCell, number_cell
 from tpbench.workloads import workloads
 
-UNFOLDED = 20
-"""Most problems of a page whose sections are open."""
 MACHINE_FACTS = (
     "gpu_name", "gpu_count", "nodes", "driver_version", "cuda_version", "nccl_version", "torch_version",
     "triton_version", "backend", "python_version", "os", "cpu_model", "cpu_count", "tpbench_version", "kernels_version",
@@ -65,7 +63,7 @@ def page(frame: pd.DataFrame, metric_name: str | None = None) -> str:
         warnings=list(warnings),
         failures=failure_table(failed),
         failed=f"{counted(sum(map(len, failed.values())), 'cell')} without a result",
-        unfolded=len(of_all) <= UNFOLDED,
+        unfolded=len(of_all) <= 20,
         side_by_side=_machines_side_by_side(of_all),
         parts=[
             _part(name, list(group), metric_name)

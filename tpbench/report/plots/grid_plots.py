@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tpbench.report.analysis.grid import GridRow, RecordGrid, RecordGrids
+from tpbench.report.analysis.grid import GridRow, RecordGrid, RecordGrids, heading
 from tpbench.report.analysis.metrics import TITLES, metric
 from tpbench.report.analysis.records import Record, column_label, is_measurement, sort_key, value_text
 from tpbench.report.plots import figures
@@ -90,14 +90,14 @@ def plot_file(arranged: RecordGrids, name: str, form: str) -> bytes:
 
     Raises JobError if matplotlib or the plot is missing, or if several grids have it.
     """
-    drawn = [(grid.heading, picture) for grid in arranged.grids if (picture := by_size(grid, PLOTS[name]))]
+    drawn = [(heading(grid.facts), picture) for grid in arranged.grids if (picture := by_size(grid, PLOTS[name]))]
     if not drawn:
         raise JobError(f"these rows have nothing for the plot {name}")
     if len(drawn) > 1:
-        headings = "\n".join(f"  {heading}" for heading, _ in drawn)
+        headings = "\n".join(f"  {title}" for title, _ in drawn)
         raise JobError(f"the plot {name} shows one of these: choose with --loss, --dtype, --gpu-name ...\n{headings}")
-    ((heading, picture),) = drawn
-    return picture_file(picture, name, form, heading)
+    ((title, picture),) = drawn
+    return picture_file(picture, name, form, title)
 
 
 def picture_file(picture: Picture, name: str, form: str, heading: str = "") -> bytes:
