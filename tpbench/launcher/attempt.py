@@ -96,10 +96,7 @@ class Attempt:
         return beside_others and (result := self._saved_result()) is not None and result.status == "oom"
 
     def begin(self, **columns: Any) -> Attempt:
-        """Return the attempt as it starts now: with its folder, space for its result, and more columns.
-
-        Raises JobError if the disk is full.
-        """
+        """Return the attempt as it starts now, with space for its result. Raises JobError if the disk is full."""
         task = replace(self.task.with_columns(**columns), started_at=datetime.now(UTC))
         attempt = replace(self, task=task)
         attempt.folder.mkdir(parents=True, exist_ok=True)
@@ -174,11 +171,9 @@ def new_task(job: Job, folder: Path, **columns: Any) -> Task:
 
 
 def store(result: Result, job: Job, folder: Path) -> dict[str, Any]:
-    """Write the row of a result and return it, with None for empty columns. Then delete the result's file.
+    """Write the row of a result, and its JSON document if the workload has one, and delete the result's file.
 
-    If the workload has JSON documents, the newest one of each name is in the job's output folder, too.
-
-    `folder` is the cell's. Raises RowExists if the row is there already, OSError if the disk does not take it.
+    Returns the row, with None for empty columns. `folder` is the cell's. Raises RowExists, and OSError of a full disk.
     """
     needed = job.workload.expected_memory(job) if result.status == "oom" else ""
     finished_at = max(result.started_at, result.finished_at)  # a clock may be set back while a job runs

@@ -55,10 +55,7 @@ def lease(job: Job) -> Lease | None:
 
 
 def _lock(uuid: str) -> int | None:
-    """Return the open, locked file of a GPU, or None if another process has the lock.
-
-    Raises JobError if the file cannot be opened or locked.
-    """
+    """Return the open, locked file of a GPU, or None if another process has the lock."""
     path, flags = FOLDER / f"{uuid}.lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
     old = os.umask(0)  # other users must be able to lock the file later
     try:

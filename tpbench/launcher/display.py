@@ -25,10 +25,7 @@ MAX_REASON, MAX_LENGTH = 300, 2000
 
 
 class Display:
-    """Progress of one sweep.
-
-    On a terminal it redraws only in `tick`. It has no thread, because the launcher forks.
-    """
+    """Progress of one sweep. A terminal is redrawn in `tick`, and not by a thread, because the launcher forks."""
 
     def __init__(self, total: int, folder: Path) -> None:
         self.console, self.folder, self.total = Console(), folder, total

@@ -88,10 +88,7 @@ def _last_words(log: str, lines: int) -> str:
 
 
 def _innermost_calls(log: str) -> str:
-    """Return the innermost calls of a rank that wrote its stack, or an empty string.
-
-    The calls are those in the user's files or, if the rank is in none of them, those in tpbench.
-    """
+    """Return the innermost calls of a rank that wrote its stack: in the user's files or, without these, in tpbench."""
     if (begin := _STACK.search(log)) is None:
         return ""
     stack = log[begin.end() :].partition("\n\n")[0]

@@ -39,10 +39,7 @@ class Host:
         self.reuse, self.interleaved = options.reuse, options.order == "interleaved"
 
     def recover(self, cells: Sequence[Cell]) -> dict[int, str]:
-        """Store the results that dead sweeps left of these cells. Afterwards only this sweep makes rows of them.
-
-        No job of theirs still runs, so the result is empty. A cluster returns the descriptions of jobs that do.
-        """
+        """Store the results that dead sweeps left of these cells. No job of theirs still runs: the result is empty."""
         store_left_results({cell.job.output_dir for cell in cells}, {cell.job.key for cell in cells})
         return {}
 
@@ -61,6 +58,8 @@ class Host:
                 torchrun = Torchrun(begun, lease, stays, self.rendezvous(cell.index))
                 stack.callback(torchrun.end)
                 while torchrun.running:
+                    if removed := [each.folder for each in torchrun.running if not each.folder.exists()]:
+                        raise JobError(f"{removed[0]} was removed while its job ran: run the sweep with resume=true")
                     yield from torchrun.poll()
                     waiting[:0], torchrun.again = torchrun.again, []
                     if not torchrun.running and (following := self._following(torchrun, waiting)):

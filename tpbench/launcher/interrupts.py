@@ -22,10 +22,7 @@ _received: list[int] = []
 
 
 class Terminated(BaseException):
-    """SIGINT, SIGTERM or SIGHUP reached this process.
-
-    A BaseException, as KeyboardInterrupt is, so that no handler catches it by mistake.
-    """
+    """SIGINT, SIGTERM or SIGHUP reached this process. As KeyboardInterrupt, no `except Exception` catches it."""
 
 
 def exit_at_once() -> None:

@@ -160,12 +160,7 @@ class SweepComposer:
         return [tuple(f"variant={name}" if line == "variant=all" else line for line in lines) for name in names]
 
     def values(self, lines: Sequence[str], index: int) -> dict[str, Any]:
-        """Return the plain values of the cell with these overrides and this index.
-
-        Raises:
-            ConfigCompositionException: Hydra cannot compose the cell.
-            JobError: a value refers to another one that does not exist.
-        """
+        """Return the plain values of the cell. Raises JobError if a value refers to another one that does not exist."""
         config = self.compose(self.sweep, list(lines))
         with open_dict(config):
             config.hydra.job.id, config.hydra.job.num = str(index), index

@@ -249,8 +249,7 @@ class Torchrun:
     def poll(self) -> list[Attempt]:
         """Return the attempts that have their rows now, once all have ended, and put the others into `again`.
 
-        Then all processes have ended, unless they can run other attempts. Raises Terminated if the signal that ended
-        the processes reaches this one, too.
+        Raises Terminated if the signal that ended the processes reaches this one, too.
         """
         code, finished = self.tree.agent.poll(), self._read_progress()
         if finished is not None:

@@ -32,10 +32,7 @@ _free_bytes: dict[torch.device, int] = {}
 
 
 def device_of_rank(name: str) -> torch.device:
-    """Return the device of this rank, and make it the current one. `name`: cuda or cpu, as the job has it.
-
-    Raises RuntimeError if torch cannot use the GPUs.
-    """
+    """Return the device of this rank, and make it the current one. `name`: cuda or cpu, as the job has it."""
     import torch
 
     if name == "cpu":

@@ -84,10 +84,7 @@ def leave(code: int = 0) -> NoReturn:
 
 
 def run(tasks: Tasks) -> bool:
-    """Run tasks on this rank. If one fails, the process exits here.
-
-    Returns True if this process may run other tasks: the same value on every rank.
-    """
+    """Run tasks, and exit if one fails. Return if this process may run others: the same value on every rank."""
     try:
         return tasks.run()
     except BaseException as error:
@@ -102,10 +99,7 @@ class Tasks:
     """Tasks that run together in this process: one, or the interleaved ones of a problem."""
 
     def __init__(self, files: Sequence[Path], jobs_before: int, progress: JsonLines | None) -> None:
-        """`files`: those of the tasks. `jobs_before`: number of tasks that this process has run before.
-
-        `progress`: lines for the launcher, if the process may run other tasks later. None: this is its only one.
-        """
+        """`jobs_before`: tasks that ran before. `progress`: lines for the launcher; None: no other tasks follow."""
         self.files, self.jobs_before, self.progress = files, jobs_before, progress
         self.tasks = [Task.load(file) for file in files]
         self.now = self.tasks[0]
@@ -193,10 +187,7 @@ class Tasks:
         self._go_on(place, None)
 
     def _go_on(self, place: int, answer: bool | None) -> None:
-        """Continue a measurement until its next request, or until its result, and save that.
-
-        `answer`: that to the last request. None begins the measurement.
-        """
+        """Continue a measurement to its next request, or to its result, and save that. `answer`: None begins it."""
         measurement = self.measurements[place]
         if answer is not None:
             self._turn_to(place)
@@ -287,10 +278,8 @@ def _save_failure(task: Task, error: BaseException) -> None:
 def location(error: BaseException, variant: OutsideVariant | None = None) -> str:
     """Return `FILE:LINE (FUNCTION)` of the innermost call outside of libraries, or an empty string if there is none.
 
-    For a variant that returned a wrong type it is the line of the variant. `variant`: the variant that ran, if it is
-    from outside this package. Its line follows where a value that it returned may have broken a call of this package.
-
-    The file is relative to the folder of this package, or a name alone: a row must not hold a user's folders.
+    For a variant that returned a wrong type it is the line of the variant. `variant`: one from outside that ran. Its
+    line follows where its value may have broken a call of this package. A row must not hold a user's folders.
     """
     from tpbench.workloads.step import WrongReturn
 

@@ -17,7 +17,6 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousInfo,
     RendezvousParameters,
     RendezvousStoreInfo,
-    rendezvous_handler_registry,
 )
 
 from tpbench.worker.start import SECRET, STORE_FILE
@@ -79,11 +78,6 @@ class FixedNodes(RendezvousHandler):
     def shutdown(self) -> bool:
         """Return True: the store ends with its processes."""
         return True
-
-
-def register() -> None:
-    """Make torchrun know this rendezvous."""
-    rendezvous_handler_registry.register(BACKEND, FixedNodes)
 
 
 def store_of_agents() -> Store:

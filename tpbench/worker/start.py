@@ -68,8 +68,7 @@ def die_with_parent(number: int = signal.SIGKILL, parent: int = 0) -> None:
 def import_once(*names: str) -> None:
     """Import these modules without garbage collections, unless this process has imported them.
 
-    A collection would visit all objects of the modules, which stay until the process ends. The collections during
-    torch's imports take 0.2 s. Later collections leave the objects out, too.
+    The collections during torch's imports take 0.2 s. Later ones leave out the objects of the modules, too.
     """
     if all(name in sys.modules for name in names):
         return

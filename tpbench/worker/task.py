@@ -77,10 +77,7 @@ class Task:
 
     @classmethod
     def load(cls, file: Path) -> Task:
-        """Read what `save` wrote.
-
-        Raises ValueError for a file that was cut off, JobError for a job that this version of tpbench does not know.
-        """
+        """Read what `save` wrote. Raises ValueError for a file that was cut off, JobError for an unknown job."""
         content = json.loads(file.read_text())
         outside = content["outside"]
         try:
@@ -107,10 +104,7 @@ class Result:
 
     @staticmethod
     def reserve(folder: Path) -> None:
-        """Reserve disk space for the result, so that a disk that fills up later cannot cost the measurement.
-
-        Raises OSError if the disk has no space now.
-        """
+        """Reserve disk space for the result, so that a disk that fills up later cannot cost the measurement."""
         with (folder / RESERVED_FILE).open("wb") as file:
             os.posix_fallocate(file.fileno(), 0, _RESERVED_BYTES)
 
@@ -139,10 +133,7 @@ class Result:
 
     @classmethod
     def load(cls, folder: Path) -> Result | None:
-        """Read the result of a cell's folder, or return None if there is none.
-
-        Raises ValueError for a file that `save` did not write.
-        """
+        """Read the result in a cell's folder, if there is one. Raises ValueError if `save` did not write the file."""
         try:
             content = json.loads((folder / RESULT_FILE).read_text())
         except FileNotFoundError:

@@ -39,10 +39,11 @@ def main() -> None:
     import_once("torch.distributed.run", "tpbench.worker.rendezvous")
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
-    from tpbench.worker import rendezvous
+    from tpbench.worker.rendezvous import BACKEND, FixedNodes
 
-    rendezvous.register()
+    rendezvous_handler_registry.register(BACKEND, FixedNodes)
     os.environ[AGENT] = str(os.getpid())
     try:
         run.main()

@@ -53,10 +53,7 @@ def for_hydra(arguments: Sequence[str]) -> list[str]:
 
 
 def parse_options(arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
-    """Return Hydra's options with the overrides, and the options that Hydra does not have.
-
-    Raises JobError for an option with a wrong value, or without one that it needs.
-    """
+    """Return Hydra's options with the overrides, and unknown options. Raises JobError for a wrong value of one."""
     parser = get_args_parser()
 
     def raise_error(message: str) -> NoReturn:
@@ -260,10 +257,7 @@ def accepted_by_hydra(arguments: Sequence[str]) -> list[str]:
 
 
 def config_folders(arguments: Sequence[str]) -> list[Path]:
-    """Return the folders of configuration files: the package's and that of --config-dir.
-
-    Raises JobError for a folder that does not exist.
-    """
+    """Return the folders of configuration files: the package's and that of --config-dir, which must exist."""
     folders = [CONF, *map(Path, filter(None, [parse_options(arguments)[0].config_dir]))]
     if not folders[-1].is_dir():
         raise JobError(f"no such folder of configuration files: {folders[-1]}")

@@ -67,11 +67,7 @@ def dry_run_text(
 ) -> str:
     """Return the plan as text: one line per cell, then the totals.
 
-    Args:
-        cells: the cells of the sweep.
-        decisions: those of resume=true, by the cell's index; empty if all cells run anew.
-        target: the machine that the cells are planned for.
-        measured: the wall time of jobs that ran before, by their keys.
+    `decisions`: those of resume=true, by the cell's index. `measured`: the wall time of earlier jobs, by their keys.
     """
     grid = []
     expected: list[float | None] = []

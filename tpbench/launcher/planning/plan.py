@@ -60,9 +60,7 @@ def plan(
     """Return a cell for each job. Requests of the same job differ in an option that their variant does not have.
 
     `outside`: the variants from outside this package that the command line names. `folders`: those of configuration
-    files, for a message.
-
-    Raises JobError before anything is launched. Its message has every invalid value of all requests, each once.
+    files, for a message. Raises JobError with every invalid value of all requests.
     """
     by_key: dict[str, Cell] = {}
     errors: list[str] = []
@@ -101,11 +99,7 @@ def plan(
 
 
 def notes(cells: Sequence[Cell]) -> list[str]:
-    """Return what a user should know before the cells run, a line each.
-
-    These are options that a variant ignores, settings that a workload ignores, workloads from outside that count no
-    costs, inputs that change because one variant is from outside, and large problems on a CPU.
-    """
+    """Return what a user should know before the cells run, a line each."""
     lines: dict[str, dict[str, None]] = {}
     if any(is_long_on_cpu(cell.job) for cell in cells if cell.skip_reason is None):
         expected = "large cells run on the CPU: expect minutes or hours, and no measurement of a GPU"
@@ -190,10 +184,7 @@ class ThisHost:
 
 
 def skip_reason(job: Job, target: PlanningTarget) -> str | None:
-    """Return why the job cannot run on the target, or None if it can.
-
-    Reasons are an unsupported combination, a missing package, and too few GPUs or nodes.
-    """
+    """Return why the job cannot run on the target, or None if it can."""
     if reason := unsupported_reason(job):
         return reason
     if missing := [name for name in job.implementation.requires if not packages.installed(name)]:

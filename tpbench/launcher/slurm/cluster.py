@@ -236,10 +236,7 @@ class Partition:
 
     @classmethod
     def find(cls, settings: SlurmSettings) -> Partition:
-        """Return the partition from the settings and, for values that they leave open, from sinfo.
-
-        Raises JobError if Slurm is not installed, does not answer, or has no nodes.
-        """
+        """Return the partition from the settings and from sinfo. Raises JobError if no nodes are found."""
         of_partition = [f"--partition={settings.partition}"] if settings.partition else []
         kinds = [line.split("|", 3) for line in _sinfo("--format=%P|%D|%c|%G", *of_partition)]
         if not kinds:

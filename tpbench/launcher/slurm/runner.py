@@ -268,10 +268,7 @@ def address_towards(peer: str) -> str:
 
 
 def gloo_interface(address: str) -> dict[str, str]:
-    """Return the variable that makes gloo use the interface with this IP address.
-
-    The result is empty if no interface has the address, or if the user has chosen an interface.
-    """
+    """Return the variable that makes gloo use the interface with this IP address, unless the user has set it."""
     if "GLOO_SOCKET_IFNAME" in os.environ:
         return {}
     for name, addresses in psutil.net_if_addrs().items():

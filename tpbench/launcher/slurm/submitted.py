@@ -43,10 +43,7 @@ def record(attempt: Attempt, job_id: str) -> None:
 
 
 def closed(attempt: Attempt, state: str) -> Attempt | None:
-    """Return the attempt with its row if it has one, or if its job has ended. `state`: Slurm's name of the job's state.
-
-    None: the job is not done, or the attempt was abandoned.
-    """
+    """Return the attempt with its row if it has one or if its job, with this state, has ended; None if abandoned."""
     if not (attempt.has_row or (state in ENDED and is_wanted(attempt))):
         return None
     job_id = job_of(attempt)
@@ -75,10 +72,7 @@ def attempts_of(sweep: Path, keys: Set[str] | None = None) -> list[Attempt]:
 
 
 def left_behind(output_dirs: Iterable[str], keys: Set[str]) -> Iterator[Attempt]:
-    """Yield the attempts of earlier sweeps at jobs with these keys that have no row yet but may get one.
-
-    Abandoned attempts are among them: their jobs may still run.
-    """
+    """Yield attempts of earlier sweeps at jobs with these keys that have no row, and abandoned ones that may run."""
     for output_dir in output_dirs:
         for submitit in Path(output_dir, "sweeps").absolute().glob(f"*/{SUBMITIT}"):
             for attempt in attempts_of(submitit.parent, keys):
@@ -89,10 +83,7 @@ def left_behind(output_dirs: Iterable[str], keys: Set[str]) -> Iterator[Attempt]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the rows of jobs that ended without one.
-
-    The exit code is 0 if all cells ended well, 1 if one failed, and 3 if some are not done yet.
-    """
+    """Write the rows of jobs that ended without one, and return the exit code."""
     parser = argparse.ArgumentParser(
         prog="tpbench collect",
         description="Write the rows of Slurm jobs that ended without one, and print the state of each cell.",
