@@ -19,6 +19,7 @@ from tpbench.report.analysis.metrics import METRICS, metric
 from tpbench.report.command_line import TABLES, print_or_write, write_tables
 from tpbench.report.pivot import pivot
 from tpbench.report.plots import grid_plots
+from tpbench.report.repeat import row_command
 from tpbench.report.studies import check_columns, studies, study_document, study_picture
 from tpbench.results.current_rows import newest
 from tpbench.results.read import plain_rows
@@ -70,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--columns", metavar="A,B/C", help=columns)
     add("--floor", action="store_true", help="in a table of times, also the time of unavoidable bytes")
     add("--transpose", action="store_true", help="a line for each variant, a column for each problem")
+    add("--repeat", metavar="ROW_ID", help="print the command that measures the cell of a row again")
     command_line.add_output(parser, FORMATS)
     return parser
 
@@ -81,6 +83,12 @@ def _report(options: argparse.Namespace) -> None:
     form, study, output = command_line.output_format(options, FORMATS), options.study, options.output
     _check(options, form)
     frame = command_line.selected_rows(options)
+    if options.repeat is not None:
+        rows = frame[frame["row_id"].astype(str) == options.repeat]
+        if rows.empty:
+            raise JobError(unknown("row", options.repeat, frame["row_id"]))
+        print(row_command(plain_rows(rows)[0]))
+        return
     check_columns(columns)  # rows may have columns of users' workloads
     if form == "json" and output and not output.suffix:
         write_documents(frame, output)
