@@ -30,8 +30,29 @@ class Answer:
 
     @property
     def first_sentence(self) -> str:
-        """The answer in one sentence, without a full stop."""
-        return first_sentence(self.predictions, self.question, self.target.free_gib)
+        """The answer to the workload's question, or without one the fastest variant that fits, without a full stop."""
+        question, free = self.question, self.target.free_gib
+        asked = next((each for each in self.predictions if question and each.label == question.variant), None)
+        others = [each for each in self.predictions if each is not asked]
+        fitting = sorted((each for each in others if each.memory(free)[0] == "fits"), key=_order)
+        if asked is None or question is None or not asked.peak_gib.known:
+            return _fastest(fitting, others, free)
+        memory, outcome = f"{question.subject} takes {number(asked.peak_gib.value)} GiB", asked.memory(free)[0]
+        if outcome != "fits":
+            instead = f": use {fitting[0].label}, which does" if fitting else ""
+            return f"{memory} and {'does' if outcome == 'OOM' else 'may'} not fit into {number(free)} GiB{instead}"
+        if not fitting:
+            return f"{memory} and fits into {number(free)} GiB; no other predicted variant surely does"
+        best = fitting[0]
+        pairs = {"device time": (asked.device_ms, best.device_ms), "wall time": (asked.time_ms, best.time_ms)}
+        for by, (mine, other) in pairs.items():
+            if mine and other and mine.known and other.known:
+                times = f"{memory} and {ratio_text(mine.value / other.value).rstrip('x')} times as long as {best.label}"
+                if mine.low <= other.high and other.low <= mine.high:
+                    return f"{times} ({by}), within the error: memory decides"
+                return f"{times} ({by}): {'' if mine.high < other.low else 'do not '}{question.action}"
+        smaller = f"{best.label} takes {number(best.peak_gib.value)} GiB"
+        return f"{memory} and fits, {smaller}: their times on this GPU are not known well enough to compare"
 
 
 def text(answers: Sequence[Answer]) -> str:
@@ -104,34 +125,6 @@ def _json_object(answer: Answer) -> dict[str, object]:
         "slowdown": target.slowdown, "gpu_memory_gib": target.memory_gib, "reserve_gib": RESERVE_GIB,
         "free_gib": target.free_gib, "inputs_gib": size.inputs_gib, **asdict(size), "variants": variants,
     }  # fmt: skip
-
-
-def first_sentence(predictions: Sequence[Prediction], question: Question | None, free: float) -> str:
-    """Return the answer to the workload's question, or without one the fastest variant that fits.
-
-    `free`: memory that the operation may use, inputs included, in GiB.
-    """
-    asked = next((prediction for prediction in predictions if question and prediction.label == question.variant), None)
-    others = [prediction for prediction in predictions if prediction is not asked]
-    fitting = sorted((each for each in others if each.memory(free)[0] == "fits"), key=_order)
-    if asked is None or question is None or not asked.peak_gib.known:
-        return _fastest(fitting, others, free)
-    memory, outcome = f"{question.subject} takes {number(asked.peak_gib.value)} GiB", asked.memory(free)[0]
-    if outcome != "fits":
-        instead = f": use {fitting[0].label}, which does" if fitting else ""
-        return f"{memory} and {'does' if outcome == 'OOM' else 'may'} not fit into {number(free)} GiB{instead}"
-    if not fitting:
-        return f"{memory} and fits into {number(free)} GiB; no other predicted variant surely does"
-    best = fitting[0]
-    pairs = {"device time": (asked.device_ms, best.device_ms), "wall time": (asked.time_ms, best.time_ms)}
-    for by, (mine, other) in pairs.items():
-        if mine and other and mine.known and other.known:
-            times = f"{memory} and {ratio_text(mine.value / other.value).rstrip('x')} times as long as {best.label}"
-            if mine.low <= other.high and other.low <= mine.high:
-                return f"{times} ({by}), within the error: memory decides"
-            return f"{times} ({by}): {'' if mine.high < other.low else 'do not '}{question.action}"
-    smaller = f"{best.label} takes {number(best.peak_gib.value)} GiB"
-    return f"{memory} and fits, {smaller}: their times on this GPU are not known well enough to compare"
 
 
 def _order(prediction: Prediction) -> tuple[bool, float]:

@@ -13,7 +13,7 @@ from tpbench.predict.memory import KNOWN_GPUS, known_gpu
 from tpbench.report.analysis.grid import arrange_rows
 from tpbench.report.analysis.records import caveat_mark
 from tpbench.settings import JobError
-from tpbench.workloads import Workload, workloads
+from tpbench.workloads import Workload
 from tpbench.workloads.cost_model import CostModel
 
 
@@ -52,21 +52,16 @@ class MeasuredCells:
         return statistics.median(known) if known else None
 
 
-def cost_models() -> dict[str, CostModel]:
-    """Return the cost models of the workloads that have one, by the workload's name."""
-    return {name: workload.cost_model() for name, workload in workloads().items() if workload.cost_model is not None}
-
-
 def measured(frame: pd.DataFrame, workload: Workload, gpu: str | None = None) -> MeasuredCells:
     """Return the newest row of each cell of a workload that was measured, or ran out of memory, on one GPU model.
 
     `gpu` is a part of its name. Without it, and for a known GPU without rows, the model with the most cells is taken.
     Cells that set a tuning option, such as a block cap, are left out. Raises JobError if no cell is left.
     """
-    cost_model = cost_models()[workload.name]
-    by_gpu: dict[str, list[MeasuredCell]] = {}
-    arranged = arrange_rows(frame[frame["workload"] == workload.name])
-    for cell in (cell for grid in arranged.grids for cell in grid.cells()):
+    assert workload.cost_model is not None
+    cost_model, by_gpu = workload.cost_model(), dict[str, list[MeasuredCell]]()
+    grids = arrange_rows(frame[frame["workload"] == workload.name])
+    for cell in (cell for grid in grids for cell in grid.cells()):
         row, size = cell.record, cost_model.size_of(cell.record)
         on_one_host = row["device"] == "cuda" and row["gpu_name"] and (row["nodes"] or 1) == 1
         is_tuned = any(f" {name}=" in cell.column for name in cost_model.tuning_options)

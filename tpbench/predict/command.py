@@ -16,7 +16,7 @@ import pandas as pd
 from tpbench.files import explained
 from tpbench.job import Job
 from tpbench.predict.answer import Answer, as_json, text
-from tpbench.predict.cells import MeasuredCell, MeasuredCells, cost_models, measured
+from tpbench.predict.cells import MeasuredCell, MeasuredCells, measured
 from tpbench.predict.memory import KNOWN_GPUS, find_target
 from tpbench.predict.model import COUNTED, TIMES, VariantModel, leave_out, models
 from tpbench.report.command_line import read_rows
@@ -29,7 +29,7 @@ from tpbench.workloads import Workload, workloads
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Return 1 if a validation misses its aims, and 2 for a question that cannot be answered."""
     try:
-        workload = workloads()[next(iter(cost_models()))]
+        workload = next(each for each in workloads().values() if each.cost_model)
         options = _parser(workload).parse_args(arguments)
         cells = measured(read_rows(options.rows), workload, options.gpu)
         fitted = models(cells)
@@ -55,10 +55,10 @@ def _parser(workload: Workload) -> argparse.ArgumentParser:
         description=f"Time, communication and memory of any problem ({workload.summary}), from a model fitted to rows.",
         epilog="Sizes may be lists and have a unit: --tp 4,8 --vocab 128k (k is 1024).",
     )
-    for field in fields(cost_models()[workload.name].size):
+    assert workload.cost_model is not None
+    for field in fields(workload.cost_model().size):
         _add_size(parser, field, workload)
     add = parser.add_argument
-    add("--workload", default=workload.name, choices=cost_models(), help=f"({workload.name})")
     memory = "memory of a GPU: an 80 GB one has 80 GiB, a 141 GB one 140 (that of the rows' GPU)"
     add("--gpu-memory", type=_positive_float, metavar="GIB", help=memory)
     bandwidth = "copy bandwidth of a GPU, as in the column copy_gb_per_s: scales times (that of the rows' GPU)"

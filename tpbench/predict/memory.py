@@ -22,12 +22,7 @@ class Estimate:
 
     value: float
     error: float
-    """As a share of the value."""
-
-    @classmethod
-    def of(cls, value: float | None, error: float) -> Estimate:
-        """Return the estimate. A value of None is unknown: its error is infinite."""
-        return cls(0.0, math.inf) if value is None else cls(value, error)
+    """As a share of the value. Infinite: the value is unknown."""
 
     @property
     def low(self) -> float:

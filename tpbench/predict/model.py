@@ -173,7 +173,8 @@ class VariantModel:
         # No row has the time of the collectives alone: all of the device time's error may be theirs.
         part, whole = values["communication_ms"], values["device_ms"] or 0.0
         errors["communication_ms"] = errors["device_ms"] * whole / part if part else 0.0
-        estimates = {name: Estimate.of(values[name], error) for name, error in errors.items()}
+        errors |= {name: math.inf for name in errors if values[name] is None}
+        estimates = {name: Estimate(values[name] or 0.0, error) for name, error in errors.items()}
         times = estimates if slowdown else {}
         return Prediction(
             self.label, size, times.get("time_ms"), times.get("device_ms"), times.get("communication_ms"),

@@ -11,7 +11,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
-from scipy import special
 
 from tpbench.report.analysis import records, uncertainty
 from tpbench.report.analysis.metrics import Metric, metric
@@ -110,14 +109,6 @@ class Comparison:
     changes: tuple[CellChange, ...] = ()
     scatter: Scatter = field(default_factory=Scatter)
 
-    @property
-    def least_visible(self) -> float | None:
-        """The change that half of the tested cells would have to exceed to be called."""
-        tested = [change.ratio for change in self.changes if change.ratio and change.p is not None]
-        level = 1 - ALPHA / 2 / max(1, len(tested))
-        reaches = [float(special.stdtrit(found.freedom, level)) * found.error for found in tested]
-        return math.expm1(float(np.median(reaches))) if tested else None
-
     def method(self) -> list[str]:
         """Return what the verdicts mean, how runs scatter, and the false-alarm rate, as sentences."""
         above, below = verdict_words(self.metric)
@@ -133,11 +124,6 @@ class Comparison:
             sentences[-1] += (
                 f" Repeated rows of a cell ({self.scatter.freedom} more than one a side) scatter "
                 f"{self.scatter.factor**0.5:.2g} times as much as samples let assume, which is taken into account."
-            )
-        if (visible := self.least_visible) and visible > self.threshold:
-            sentences.append(
-                f"These rows can show changes of about {visible:.0%} or more (median cell). To see smaller ones, "
-                "repeat both sweeps in turns and name all: compare A1,A2,A3 B1,B2,B3."
             )
         return sentences
 
@@ -277,10 +263,11 @@ def _identity(record: Record) -> CellIdentity:
     workload = workloads().get(record["workload"])
     problem = records.problem_fields(workload) or dict.fromkeys(_NAMED_FIRST)
     defaults = dict.fromkeys(_ALWAYS) | problem | {"dp_size": 1, "nodes": 1, "graph": False, "fresh": False}
+    values = {name: default if record.get(name) is None else record[name] for name, default in defaults.items()}
     plain = (bool, int, float, type(None))
     return tuple(
         (name, value if name != "block_cap" and isinstance(value, plain) else str(value))
-        for name, value in records.values_or(record, defaults).items()
+        for name, value in values.items()
     )
 
 

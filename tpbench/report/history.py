@@ -31,7 +31,7 @@ PICTURES = ("svg", "png")
 FORMATS = (*command_line.TABLES, *PICTURES)
 COLUMNS = ("cell", "since", "commit", "rows", "level", "ratio", "p", "verdict", "what differs")
 MANY = 40
-"""Most lines of a table without `--all`. A longer table has only the cells whose newest level changed, or that fail."""
+"""Most lines of a table of text. A longer one has only the cells whose newest level changed, or that fail."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
     if form in PICTURES:
         command_line.print_or_write(picture_file(_picture(history, comparison), "history", form), options.output)
     else:
-        document = _document(history, comparison, all_cells=options.all or form in ("csv", "json"))
+        document = _document(history, comparison, all_cells=form in ("csv", "json"))
         command_line.write_tables(document, form, options.output)
     if not any(change.is_decided for change in comparison.changes):
         raise JobError("no cell was measured twice, so nothing was compared")
@@ -125,7 +125,7 @@ def _document(history: History, comparison: Comparison, *, all_cells: bool) -> D
     sentences = comparison.method()[:2]
     listed = [(name, levels) for name, levels in history if name in changed or all_cells or len(rows) <= MANY]
     if others := len(history) - len(listed):
-        sentences.insert(0, f"{counted(others, 'cell')} did not change: --all lists their levels, too.")
+        sentences.insert(0, f"{counted(others, 'cell')} did not change: --format csv lists their levels, too.")
     lines = [line for name, levels in listed for line in _lines(name, levels, by_name.get(name), shown)]
     return Document([Table("", COLUMNS, lines)] if lines else [], caption, sentences)
 
@@ -154,6 +154,5 @@ def _parser() -> argparse.ArgumentParser:
     )
     command_line.add_filters(parser)
     command_line.add_test(parser, 0.02)
-    parser.add_argument("--all", action="store_true", help="the levels of every cell, not only of cells that changed")
     command_line.add_output(parser, FORMATS)
     return parser

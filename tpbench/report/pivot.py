@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from tpbench.report.analysis.grid import GridRow, RecordGrid, RecordGrids, arrange_rows, heading
+from tpbench.report.analysis.grid import GridRow, RecordGrid, arrange_rows, heading
 from tpbench.report.analysis.metrics import Metric, metric, ratio_text
 from tpbench.report.analysis.records import (
     UNDECIDED,
@@ -47,22 +47,23 @@ def pivot(
     shown = metric(metric_name)  # first of all, because the name may be wrong
     if floor and not shown.is_time:
         raise JobError(f"{metric_name} has no floor: choose a time, such as --metric device_ms")
-    arranged = arrange_rows(frame)
-    tables = [metric_table(grid, shown, floor=floor) for grid in arranged.grids]
+    grids = arrange_rows(frame)
+    records = [cell.record for grid in grids for cell in grid.cells()]
+    tables = [metric_table(grid, shown, floor=floor) for grid in grids]
     notes = [TableCell(line, kind="dim") for line in legend(tables, shown)]
-    for (status, reason), cells in failures(arranged).items():
+    for (status, reason), cells in failures(grids).items():
         more = f" and {len(cells) - 2} more" if len(cells) > 2 else ""
         line = f"{status}: {', '.join(cells[:2])}{more}: {reason or 'no reason given'}"
         notes.append(TableCell(line, kind=FAILED.get(status, "")))
-    for record in arranged.records:
+    for record in records:
         if record["trace"]:
             line = f"trace of {record['label'] or record['variant']}: {record['log_dir']}/{record['trace']}"
             notes.append(TableCell(line, kind="dim"))
     if transpose:
-        tables = [_transposed(table, grid) for table, grid in zip(tables, arranged.grids, strict=True)]
+        tables = [_transposed(table, grid) for table, grid in zip(tables, grids, strict=True)]
     unit = f", in {shown.unit}" if shown.unit else ""
     ratio = f"; (2.00x): {shown.ratio.replace('line', 'column') if transpose else shown.ratio}" if shown.ratio else ""
-    return Document(tables, f"{shown.name}: {shown.doc}{unit}{ratio}", notes, [*disagreements(arranged.records)])
+    return Document(tables, f"{shown.name}: {shown.doc}{unit}{ratio}", notes, [*disagreements(records)])
 
 
 def metric_table(grid: RecordGrid, shown: Metric, *, floor: bool = False) -> Table:
@@ -169,10 +170,10 @@ def legend(tables: Sequence[Table], shown: Metric) -> list[str]:
     return lines
 
 
-def failures(arranged: RecordGrids) -> dict[tuple[str, str], list[str]]:
+def failures(grids: Sequence[RecordGrid]) -> dict[tuple[str, str], list[str]]:
     """Return the names of the cells that are not ok, by status and reason. All texts are safe to print."""
     groups: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for grid in arranged.grids:
+    for grid in grids:
         for cell in grid.cells():
             if cell.record["status"] != "ok":
                 reason = value_text(cell.record["status"]), printable(cell.record["reason"] or "")

@@ -17,8 +17,9 @@ from tpbench.report.analysis import records
 from tpbench.report.analysis.grid import RecordGrid, arrange_rows, heading
 from tpbench.report.analysis.metrics import metric, number, percentages, ratio_text
 from tpbench.report.analysis.records import Record, column_label, is_measurement, value_text
-from tpbench.report.analysis.verdicts import frame_warnings
+from tpbench.report.analysis.verdicts import disagreements
 from tpbench.report.pivot import FAILED
+from tpbench.results.current_rows import newest
 from tpbench.results.read import plain_rows
 from tpbench.results.schema import COLUMN_LIST, all_columns
 from tpbench.settings import JobError
@@ -59,14 +60,14 @@ def study_document(frame: pd.DataFrame, study: str | None, columns: Sequence[str
     computed = [] if columns else _computed(frame, by_workload)
     tables = [_printable(table) for module, rows in computed for table in module.tables(rows)]
     if not computed:
-        grids = [grid for grid in arrange_rows(frame).grids if grid.workload in by_workload]
+        grids = [grid for grid in arrange_rows(frame) if grid.workload in by_workload]
         shown = [grid for grid in grids if not columns or filled_columns(grid, columns)]
         tables = [cell_table(grid, by_workload[grid.workload]) for grid in shown]
         if grids and not tables:
             raise JobError(f"these rows have no {' and no '.join(columns)}")
     if not tables:
         raise JobError(f"no rows for the study {study}, which is of {', '.join(by_workload)}")
-    return Document(tables, warnings=frame_warnings(frame))
+    return Document(tables, warnings=[*disagreements(records.row_records(newest(frame)))])
 
 
 def _computed(frame: pd.DataFrame, by_workload: dict[str, Study]) -> list[tuple[Any, list[dict[str, Any]]]]:
@@ -175,7 +176,7 @@ def study_picture(frame: pd.DataFrame, name: str) -> Picture:
     if not any(study.module or study.axes for study in by_workload.values()):
         raise JobError(f"the study {name} has no picture: choose --format text, markdown or csv")
     pictures = [module.picture(rows) for module, rows in _computed(frame, by_workload)]
-    for grid in arrange_rows(frame).grids:
+    for grid in arrange_rows(frame):
         if grid.workload in by_workload and by_workload[grid.workload].axes:
             pictures.append(_points(grid, by_workload[grid.workload]))
     picture: Picture | None = next(filter(None, pictures), None)

@@ -32,7 +32,6 @@ class VerticalLine:
 
     label: str
     x: float
-    dotted: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,9 +54,8 @@ class Picture:
     panels: tuple[Panel, ...]
     x_label: str
     y_label: str
-    scale: Literal["ratios", "logarithmic", "percent", "from zero"] = "ratios"
-    """The y axis. Ratios are logarithmic, too. Percent are from 0 to at least 100. From zero, both axes begin at 0, and
-    points are not joined."""
+    scale: Literal["ratios", "logarithmic", "from zero"] = "ratios"
+    """The y axis. Ratios are logarithmic, too. From zero, both axes begin at 0, and points are not joined."""
     doubling: tuple[float, ...] = ()
     """Values of x that the axis marks, at equal distances if each is twice the one before. Empty: a linear axis."""
     labels: tuple[str, ...] = ()

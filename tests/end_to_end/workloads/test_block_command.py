@@ -9,8 +9,10 @@ import pytest
 
 import tpbench as package
 from tests.support.command import tpbench
-from tpbench.report.analysis.verdicts import frame_warnings
+from tpbench.report.analysis.records import row_records
+from tpbench.report.analysis.verdicts import disagreements
 from tpbench.report.studies import study_document
+from tpbench.results.current_rows import newest
 from tpbench.results.read import load
 from tpbench.workloads.tp_block.problem import TOLERANCE
 
@@ -59,4 +61,4 @@ def _stacks_are_trained_alike(rows: pd.DataFrame, outputs: Path) -> None:
     loss = tables[0].columns.index("loss_value")
     printed = {shown[f"{variant} profile=true"][loss] for variant in right.index}
     assert len(printed) == 1 and float(*printed) == pytest.approx(right["loss_value"].iloc[0], rel=1e-3)
-    assert not frame_warnings(load([outputs]))
+    assert not disagreements(row_records(newest(load([outputs]))))

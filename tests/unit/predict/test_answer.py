@@ -7,9 +7,9 @@ import re
 import pytest
 
 from tests.support import synthetic
-from tpbench.predict.answer import first_sentence
+from tpbench.predict.answer import Answer
 from tpbench.predict.command import main, whole_numbers
-from tpbench.predict.memory import Estimate
+from tpbench.predict.memory import RESERVE_GIB, Estimate, Target
 from tpbench.predict.model import Prediction
 from tpbench.workloads.cost_model import Question
 from tpbench.workloads.entropy_loss.cost_model import LossSize
@@ -47,7 +47,7 @@ def prediction(label, gib, device_ms=None, error=0.1, wall_ms=None):
 )  # fmt: skip
 def test_the_first_sentence_on_the_gather(gather, kernel, said):
     predictions = [prediction("triton_tp", *kernel), prediction("pytorch_gather", *gather)]
-    sentence = first_sentence(predictions, GATHER, 78.0)
+    sentence = Answer(LossSize(), predictions, Target(78 + RESERVE_GIB, "NVIDIA H200"), GATHER).first_sentence
     assert sentence.startswith("The gather takes") and said in sentence
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from tpbench.report.analysis.grid import arrange_rows
 from tpbench.report.analysis.records import problem_identity
-from tpbench.report.analysis.verdicts import disagreements, frame_warnings
+from tpbench.report.analysis.verdicts import disagreements
 from tpbench.workloads import workloads
 
 TRAIN = workloads()["train_step"]
@@ -13,15 +13,15 @@ GROWTH = TRAIN.pivot.trajectories[NAME]
 
 
 def records(frame):
-    return list(arrange_rows(frame).records)
+    return [cell.record for grid in arrange_rows(frame) for cell in grid.cells()]
 
 
 def test_old_rows_do_not_count(add, frame):
     add("triton_tp", 1.0, loss_value=99.0)
     add("pytorch_gather", 1.0, loss_value=10.5)
-    (sentence,) = frame_warnings(frame())
+    (sentence,) = disagreements(records(frame()))
     add("triton_tp", 1.0, loss_value=10.5)
-    assert frame_warnings(frame()) == ()
+    assert disagreements(records(frame())) == {}
     assert sentence.startswith("equal problems show different losses (entropy_loss tokens=4096 vocab=32768)")
     assert sentence.endswith("Measure both again, and use neither until they agree")
 

@@ -38,7 +38,8 @@ def test_a_row_that_does_not_say_what_bounds_it_is_host_bound_by_its_clocks(add,
     add("pytorch_tp_manual", 1.0, device_ms=0.9)
     add("quack", 1.0, device_ms=0.7, bound="wire")
     add("liger", 1.0)
-    marks = {record["variant"]: remark_marks(record) for record in arrange_rows(frame()).records}
+    (grid,) = arrange_rows(frame())
+    marks = {cell.variant: remark_marks(cell.record) for cell in grid.cells()}
     assert marks == {"triton_tp": "†", "pytorch_tp_manual": "", "quack": "", "liger": ""}
 
 
@@ -46,7 +47,7 @@ def test_a_problem_is_named_without_what_its_model_implies(add, frame):
     for model, layers in (("qwen3_8b", 36), ("qwen3_0p6b", 28)):
         trained = {"workload": "train_step", "model": model, "num_layers": layers, "loss": None, "block_cap": None}
         add("ddp", 1.0, vocab=None, **trained)
-    (found,) = arrange_rows(frame()).grids
+    (found,) = arrange_rows(frame())
     assert {found.problem_name(row.key) for row in found.rows} == {"model=qwen3_8b", "model=qwen3_0p6b"}
 
 
@@ -57,12 +58,12 @@ def test_settings_of_the_measurement_split_no_problem(add, frame):
     for time_ms in (1.0, 2.0, 3.0):
         add("quack", time_ms)
     add("quack", status="oom", job={"time_budget_s": 9})
-    (found,) = arrange_rows(frame()).grids
+    (found,) = arrange_rows(frame())
     assert [cell.record["time_ms"] for cell in found.cells()] == [2.0, 3.0]
 
 
 def note(frame):
-    (found,) = arrange_rows(frame()).grids
+    (found,) = arrange_rows(frame())
     return mixing_note(found)
 
 

@@ -15,7 +15,7 @@ from tpbench.workloads import workloads
 
 
 @pytest.fixture
-def arranged(add, frame):
+def grids(add, frame):
     """Two measured cells and one that failed, on one host."""
     samples = [1.0 + 0.01 * at for at in range(20)] + [9.0]
     for variant, factor in (("triton_tp", 1), ("pytorch_gather", 3)):
@@ -28,18 +28,18 @@ def arranged(add, frame):
     return arrange_rows(frame())
 
 
-def test_a_verdict_has_its_time_the_runner_up_and_doubts(arranged):
-    table = verdict_table(verdicts(arranged.grids[0]))
+def test_a_verdict_has_its_time_the_runner_up_and_doubts(grids):
+    table = verdict_table(verdicts(grids[0]))
     assert dict(zip(table.columns, table.texts[0], strict=True)) == {
         "problem": "vocab=32768 tp=2", "fastest": "triton_tp", "time": "1.000 ms", "runner-up": "3.00x pytorch_gather",
         "of floor": "50%", "memory": "0.0004 GiB", "wall time": "2.000 ms", "trust": "good",
     }  # fmt: skip
 
 
-def test_machines_and_failures_of_all_rows(arranged):
-    facts = dict(machines(arranged.records).texts)
+def test_machines_and_failures_of_all_rows(grids):
+    facts = dict(machines([cell.record for grid in grids for cell in grid.cells()]).texts)
     assert facts["gpu_name"] == "NVIDIA H200 (3)" and facts["gpu_count"] == "4 (3)" and "git_commit" not in facts
-    assert failure_table(failures(arranged)).texts == [["1", "oom", "asked for 4 GiB", "quack vocab=32768 tp=2"]]
+    assert failure_table(failures(grids)).texts == [["1", "oom", "asked for 4 GiB", "quack vocab=32768 tp=2"]]
 
 
 def test_documents_of_equal_names_get_the_id_of_their_row(add, frame, tmp_path, monkeypatch):

@@ -170,7 +170,7 @@ def test_a_diverging_problem_has_one_line(add, frame, tmp_path, capsys):
     add("autotp", 1.0, losses=[12.0, 11.9, 12.3], zero_stage=1, **TRAINED | {"tp_size": 2})
     add("ddp", 1.0, losses=[9.0, 9.0, 9.0], **TRAINED | {"model": "qwen3_0p6b"})
     add("fsdp", 1.0, losses=[9.0, float("nan"), 9.0], **TRAINED | {"model": "qwen3_0p6b"})
-    first, second = pivot(frame()).warnings
+    second, first = pivot(frame()).warnings  # in the order of the tables
     assert "(train_step model=qwen3_8b num_layers=36 seq_length=2048 dp=2 tokens=2048)" in first
     assert "losses part at step 3: fsdp (dp2 x tp1) 11.90 and ddp (dp2 x tp1) 12.80" in first
     assert "grad_norms part at step 3: fsdp (dp2 x tp1) 1.500 and ddp (dp2 x tp1) 346.0" in first

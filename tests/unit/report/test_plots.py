@@ -19,7 +19,7 @@ def rows(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def grid(rows):
-    return arrange_rows(load(rows)).grids[0]
+    return arrange_rows(load(rows))[0]
 
 
 @pytest.mark.parametrize("name", sorted(grid_plots.PLOTS))
@@ -65,7 +65,7 @@ def test_keys_that_change_together_are_panels(add, frame):
     for vocab, tp_size in ((1000, 1), (2000, 2)):
         for tokens in (64, 128, 256):
             add("triton_tp", tokens / 100, vocab=vocab, tp_size=tp_size, tokens=tokens)
-    (made,) = arrange_rows(frame()).grids
+    (made,) = arrange_rows(frame())
     first, second = draw_panels(grid_plots.by_size(made, "time_ms")).axes
     assert (first.get_title(), second.get_title()) == ("vocab 1000, tp 1", "vocab 2000, tp 2")
     assert first.get_xlabel() == "tokens"
@@ -77,6 +77,6 @@ def test_names_along_an_axis_are_in_the_order_of_their_work(add, frame):
     trained = {"workload": "train_step", "seq_length": 2048, "loss": None, "vocab": None, "block_cap": None}
     for model, layers, floor in (("qwen3_32b", 64, 9.0), ("qwen3_8b", 36, 2.0), ("qwen3_0p6b", 28, 0.1)):
         add("ddp", **measured(2 * floor, floor_ms=floor, model=model, num_layers=layers), **trained)
-    (made,) = arrange_rows(frame()).grids
+    (made,) = arrange_rows(frame())
     (axes,) = draw_panels(grid_plots.by_size(made, "device_ms")).axes
     assert [text.get_text() for text in axes.get_xticklabels()] == ["qwen3_0p6b", "qwen3_8b", "qwen3_32b"]

@@ -20,9 +20,10 @@ def judge(frame):
     """Return a function that returns the verdicts of all added rows."""
 
     def judge():
-        arranged = arrange_rows(frame())
-        disputed = {row_id for ids in disagreements(arranged.records).values() for row_id in ids}
-        return [each for grid in arranged.grids for each in verdicts(grid, disputed)]
+        grids = arrange_rows(frame())
+        records = [cell.record for grid in grids for cell in grid.cells()]
+        disputed = {row_id for ids in disagreements(records).values() for row_id in ids}
+        return [each for grid in grids for each in verdicts(grid, disputed)]
 
     return judge
 

@@ -112,7 +112,7 @@ def test_labels_name_the_options(tmp_path, row):
     assert table.iloc[0][labels].tolist() == [1.0, 2.0, 3.0, 4.0]
     assert load(tmp_path, columns=["label"], time_ms=2.0).label.tolist() == [labels[1]]
     assert load(tmp_path, label=labels[2], columns=["time_ms"]).time_ms.tolist() == [3.0]
-    columns = {each for grid in arrange_rows(frame).grids for each in grid.columns}
+    columns = {each for grid in arrange_rows(frame) for each in grid.columns}
     assert columns == set(labels)
 
 

@@ -103,22 +103,13 @@ class RecordGrid:
         )
 
 
-@dataclass(frozen=True)
-class RecordGrids:
-    """All rows of a frame, arranged in grids."""
-
-    grids: tuple[RecordGrid, ...]
-    records: tuple[Record, ...]
-    """The arranged rows, in the order of the frame."""
-
-
 def heading(facts: dict[str, str]) -> str:
     """Return facts as one line. Names and kinds stand alone, numbers with their name."""
     bare = {"workload", "device", "hardware", "loss", "dtype"}
     return ", ".join(value if name in bare else f"{name}={value}" for name, value in facts.items())
 
 
-def arrange_rows(frame: pd.DataFrame) -> RecordGrids:
+def arrange_rows(frame: pd.DataFrame) -> list[RecordGrid]:
     """Arrange the newest row of each cell in one grid for each workload and kind of hardware.
 
     A field of the problem that varies becomes a key of the grid's rows. An option that a variant was run with becomes a
@@ -126,9 +117,8 @@ def arrange_rows(frame: pd.DataFrame) -> RecordGrids:
     stays.
     """
     known = workloads()
-    records = row_records(newest(comparable(frame)))
     groups: dict[Key, list[Record]] = defaultdict(list)
-    for record in records:
+    for record in row_records(newest(comparable(frame))):
         workload = known.get(record["workload"])
         pivot = workload.pivot if workload else Pivot()
         for name, compute in pivot.derived.items():
@@ -143,9 +133,7 @@ def arrange_rows(frame: pd.DataFrame) -> RecordGrids:
         groups,
         key=lambda key: (positions.get(key[0], len(positions)), key[1] == "cpu", [sort_key(value) for value in key]),
     )
-    grids = [_grid(groups[key], known.get(key[0])) for key in ordered]
-    placed = {id(cell.record) for grid in grids for cell in grid.cells()}
-    return RecordGrids(tuple(grids), tuple(record for record in records if id(record) in placed))
+    return [_grid(groups[key], known.get(key[0])) for key in ordered]
 
 
 def _grid(records: list[Record], workload: Workload | None) -> RecordGrid:

@@ -82,11 +82,6 @@ def problem_identity(workload: Workload | None) -> dict[str, Any]:
     return {name: default for name, default in problem_fields(workload).items() if name not in options} | {"dp_size": 1}
 
 
-def values_or(record: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a record for the names of `defaults`, with the default where the record has none."""
-    return {name: default if record.get(name) is None else record[name] for name, default in defaults.items()}
-
-
 def caveat_mark(record: Mapping[str, Any]) -> str:
     """Return the mark of a row that isn't a measurement, or an empty string."""
     single_pass = record["warmed_up"] is not None and not record["warmed_up"]

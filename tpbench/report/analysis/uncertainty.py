@@ -79,9 +79,6 @@ class Ratio:
     interleaved: bool = False
     """True for the ratio of two cells by their rounds."""
     p: float = 1.0
-    error: float = math.inf
-    """Standard error of the ratio's logarithm."""
-    freedom: float = 0.0
 
     @property
     def decided(self) -> bool:
@@ -95,7 +92,7 @@ def _ratio(log: float, error: float, freedom: float, *, interleaved: bool = Fals
 
     reach = float(special.stdtrit(freedom, (1 + CONFIDENCE) / 2)) * error
     p = 2 * float(special.stdtr(freedom, -abs(log) / error)) if error else float(not log)
-    return Ratio(math.exp(log), math.exp(log - reach), math.exp(log + reach), interleaved, p, error, freedom)
+    return Ratio(math.exp(log), math.exp(log - reach), math.exp(log + reach), interleaved, p)
 
 
 def ratio_of_records(above: Mapping[str, Any], below: Mapping[str, Any], shown: Metric) -> Ratio | None:

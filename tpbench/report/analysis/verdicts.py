@@ -8,9 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-import pandas as pd
-
-from tpbench.report.analysis.grid import GridCell, GridRow, RecordGrid, heading
+from tpbench.report.analysis.grid import GridCell, GridRow, RecordGrid
 from tpbench.report.analysis.metrics import CLOCK_NAMES, CLOCKS, counted, metric, number, ratio_text
 from tpbench.report.analysis.records import (
     BELOW_FLOOR,
@@ -20,11 +18,9 @@ from tpbench.report.analysis.records import (
     json_object,
     problem_identity,
     remark_marks,
-    row_records,
     value_text,
 )
 from tpbench.report.analysis.uncertainty import Ratio, ratio_of_records
-from tpbench.results.current_rows import newest
 from tpbench.suggestions import printable
 from tpbench.workloads import Pivot, Workload, workloads
 
@@ -149,17 +145,6 @@ def answer(all_verdicts: Sequence[ProblemVerdict]) -> str:
     return f"{text} ({middle}{clocks} time)."
 
 
-def group_names(grids: Sequence[RecordGrid]) -> list[str]:
-    """Return for each grid the facts that not all grids share, as one line."""
-    shared = set.intersection(*(set(grid.facts.items()) for grid in grids))
-    return [heading({name: text for name, text in grid.facts.items() if (name, text) not in shared}) for grid in grids]
-
-
-def frame_warnings(frame: pd.DataFrame) -> tuple[str, ...]:
-    """Return the sentences about the newest row of each cell of `frame`."""
-    return tuple(disagreements(row_records(newest(frame))))
-
-
 def disagreements(rows: Iterable[Record]) -> dict[str, frozenset[str]]:
     """Return a sentence for each problem whose correct rows differ by more than their dtype allows, with their ids.
 
@@ -178,7 +163,7 @@ def disagreements(rows: Iterable[Record]) -> dict[str, frozenset[str]]:
         differences = diverging or [_far_apart([(row, row["loss_value"]) for row in equal_rows], tolerance)]
         if any(differences):
             verb, advice = ("diverge", DIVERGED) if diverging else ("show different losses", REPEAT)
-            problem = _problem(equal_rows[0], workload)
+            problem = name_of_problem(equal_rows[0], workload)
             sentence = printable(f"equal problems {verb} ({problem}): {'; '.join(differences)}. {advice}", 600)
             sentences[sentence] = frozenset(str(row["row_id"]) for row in equal_rows)
     return sentences
@@ -213,7 +198,7 @@ def _far_apart(values: Sequence[tuple[Record, float]], tolerance: float) -> str:
     return f"{named} {number(low)} and {other_named} {number(high)}; a share of {tolerance:g} is allowed"
 
 
-def _problem(row: Record, workload: Workload) -> str:
+def name_of_problem(row: Record, workload: Workload) -> str:
     """Name a problem by the fields that are not implied and not the default, and by its tokens."""
     shown = {
         name: row[name]

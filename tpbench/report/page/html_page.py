@@ -6,7 +6,7 @@ import base64
 import hashlib
 import itertools
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import resources
@@ -15,11 +15,11 @@ from typing import Any
 import pandas as pd
 
 from tpbench import packages
-from tpbench.report.analysis.grid import RecordGrid, arrange_rows
+from tpbench.report.analysis.grid import RecordGrid, arrange_rows, heading
 from tpbench.report.analysis.metrics import CLOCKS, TITLES, counted, metric, number, ratio_text
-from tpbench.report.analysis.records import Record, column_label, problem_identity, value_text, values_or
+from tpbench.report.analysis.records import Record, value_text
 from tpbench.report.analysis.uncertainty import INTERLEAVED_METHOD, METHOD
-from tpbench.report.analysis.verdicts import DOUBTS, GOOD, ProblemVerdict, answer, answers, group_names
+from tpbench.report.analysis.verdicts import DOUBTS, GOOD, ProblemVerdict, answer, answers, name_of_problem
 from tpbench.report.analysis.verdicts import disagreements as warnings_of
 from tpbench.report.analysis.verdicts import verdicts as verdicts_of
 from tpbench.report.pivot import FAILED, failures, legend, metric_table
@@ -47,13 +47,14 @@ def page(frame: pd.DataFrame, metric_name: str | None = None) -> str:
     the wall time where no row has a device time.
     """
     shown = metric(metric_name or "time_ms")
-    arranged = arrange_rows(frame)
-    records, warnings = arranged.records, warnings_of(arranged.records)
+    grids = arrange_rows(frame)
+    records = [cell.record for grid in grids for cell in grid.cells()]
+    warnings = warnings_of(records)
     disputed = frozenset[str]().union(*warnings.values())
-    found = [verdicts_of(grid, disputed) for grid in arranged.grids]
-    sections = zip(arranged.grids, found, itertools.count(), strict=False)
+    found = [verdicts_of(grid, disputed) for grid in grids]
+    sections = zip(grids, found, itertools.count(), strict=False)
     of_all = [verdict for of_grid in found for verdict in of_grid]
-    failed = failures(arranged)
+    failed = failures(grids)
     hosts = sorted({value_text(record["host"]) for record in records if record["host"]})
     return _rendered(
         title="tpbench report",
@@ -75,7 +76,7 @@ def page(frame: pd.DataFrame, metric_name: str | None = None) -> str:
         metrics=list(map(metric, dict.fromkeys((*TITLES, *filter(None, [metric_name]))))),
         statuses=STATUSES,
         methods=(METHOD, INTERLEAVED_METHOD),
-        legend=legend([metric_table(grid, shown) for grid in arranged.grids], shown),
+        legend=legend([metric_table(grid, shown) for grid in grids], shown),
         machines=machines(records),
     )
 
@@ -118,7 +119,9 @@ def _part(
 ) -> dict[str, Any]:
     """Return what the page shows of one workload, by names in the template: its answer, its picture, its sections."""
     workload = workloads().get(name)
-    names = group_names([grid for grid, _, _ in group])
+    facts = [grid.facts for grid, _, _ in group]
+    shared = set.intersection(*(set(each.items()) for each in facts))
+    names = [heading(dict(item for item in each.items() if item not in shared)) for each in facts]
     return {
         "name": name,
         "anchor": f"workload-{re.sub('[^A-Za-z0-9]+', '-', name)}",
@@ -191,33 +194,21 @@ def _machines_side_by_side(verdicts: Sequence[ProblemVerdict]) -> Table | None:
 
     Each cell has the fastest variant with its time, and in a second line the runner-up with its ratio.
     """
-    lines = []
+    by_problem: dict[str, dict[str, TableCell]] = defaultdict(dict)
     for verdict in verdicts:
-        if verdict.fastest is None:
+        workload = workloads().get(verdict.grid.workload)
+        if verdict.fastest is None or workload is None:
             continue
-        defaults = dict.fromkeys(("tokens", "tp_size", "dp_size", "nodes"))
-        defaults |= problem_identity(workloads().get(verdict.grid.workload))
-        fields = values_or(verdict.fastest.record, defaults).items()
+        record = verdict.fastest.record
+        nodes = f" nodes={record['nodes']}" if (record["nodes"] or 1) > 1 else ""
+        problem = f"{name_of_problem(record, workload)} tp={value_text(record['tp_size'])}{nodes}"
         _, fastest, time, behind, *_ = _verdict_cells(verdict)
         cell = TableCell(f"{fastest.text} {time.text}", verdict.time_ms, "first", detail=behind.text)
-        lines.append({
-            "": verdict.grid.workload, **{column_label(name): value_text(value) for name, value in fields},
-            "machine": verdict.grid.facts["hardware"], "cell": cell,
-        })  # fmt: skip
-    if not lines:
-        return None
-    frame = pd.DataFrame(lines).fillna(MISSING)
-    keys = [name for name in frame if name not in ("machine", "cell")]
-    machines = frame.pivot_table(index=keys, columns="machine", values="cell", aggfunc="first", sort=False)
-    machines = machines.dropna(thresh=2).dropna(axis="columns", how="all")
-    problems = machines.index.to_frame()
-    varying = [name for name in keys[1:] if len({*problems[name]} - {MISSING}) > 1]
-    rows: list[list[TableCell | str]] = []
-    for (_, problem), cells in zip(problems.iterrows(), machines.to_numpy(), strict=True):
-        words = [f"{name}={problem[name]}" for name in map(str, varying) if problem[name] != MISSING]
-        found = [cell if isinstance(cell, TableCell) else MISSING for cell in cells]
-        rows.append([problem[""], " ".join(words), *found])
-    return Table("machines side by side", ["workload", "problem", *machines], rows, keys=2) if rows else None
+        by_problem[problem].setdefault(verdict.grid.facts["hardware"], cell)
+    shared = {problem: cells for problem, cells in by_problem.items() if len(cells) > 1}
+    machines = sorted({machine for cells in shared.values() for machine in cells})
+    rows = [[problem, *(cells.get(machine, MISSING) for machine in machines)] for problem, cells in shared.items()]
+    return Table("machines side by side", ["problem", *machines], rows) if rows else None
 
 
 def failure_table(failed: Mapping[tuple[str, str], Sequence[str]]) -> Table:

@@ -188,7 +188,7 @@ def _draw_panel(axes: Axes, panel: Panel, labels: Sequence[str], *, joined: bool
             cross_height -= 0.05
     for mark in panel.vertical_lines:
         colour = LIGHT[labels.index(mark.label) % len(LIGHT)]
-        axes.axvline(mark.x, color=colour, linestyle=":" if mark.dotted else "-", linewidth=1)
+        axes.axvline(mark.x, color=colour, linestyle="-", linewidth=1)
     if panel.floor:
         axes.plot(*zip(*panel.floor, strict=True), "--", color=INK, marker="_", label="floor")
 
@@ -208,9 +208,7 @@ def _scale_x(axes: Axes, picture: Picture, panel: Panel, letters: int) -> None:
 
 
 def _scale_y(axes: Axes, picture: Picture) -> None:
-    if picture.scale == "percent":
-        axes.set_ylim(0, max(100, axes.get_ylim()[1]))
-    elif picture.scale == "from zero":
+    if picture.scale == "from zero":
         xs, ys = zip(*(at for panel in picture.panels for line in panel.lines for at in line.points), strict=True)
         axes.set_ylim(0, 1.1 * max(ys))
         for each in axes.figure.axes:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
-from tpbench.report.analysis.grid import GridRow, RecordGrid, RecordGrids, heading
+from tpbench.report.analysis.grid import GridRow, RecordGrid, heading
 from tpbench.report.analysis.metrics import TITLES, metric
 from tpbench.report.analysis.records import Record, column_label, is_measurement, sort_key, value_text
 from tpbench.report.plots import figures
@@ -85,12 +86,12 @@ def _drawn_value(record: Record | None, name: str) -> float | None:
     return float(value) if value is not None and 0 < value < math.inf else None
 
 
-def plot_file(arranged: RecordGrids, name: str, form: str) -> bytes:
+def plot_file(grids: Sequence[RecordGrid], name: str, form: str) -> bytes:
     """Return the plot of the one grid that has it, as an svg or png file.
 
     Raises JobError if matplotlib or the plot is missing, or if several grids have it.
     """
-    drawn = [(heading(grid.facts), picture) for grid in arranged.grids if (picture := by_size(grid, PLOTS[name]))]
+    drawn = [(heading(grid.facts), picture) for grid in grids if (picture := by_size(grid, PLOTS[name]))]
     if not drawn:
         raise JobError(f"these rows have nothing for the plot {name}")
     if len(drawn) > 1:

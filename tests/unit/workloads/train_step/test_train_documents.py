@@ -8,7 +8,9 @@ import math
 import pytest
 
 from tests.support.command import ROOT
-from tpbench.report.analysis.verdicts import frame_warnings
+from tpbench.report.analysis.records import row_records
+from tpbench.report.analysis.verdicts import disagreements
+from tpbench.results.current_rows import newest
 from tpbench.results.read import load
 from tpbench.workloads.train_step.documents import json_document
 
@@ -20,7 +22,7 @@ def test_committed_rows_train_stably(folder: str) -> None:
     stable = rows[rows["learning_rate"] == 1e-5]
     assert len(rows) and all(losses[-1] < losses[0] for losses in rows["losses"])
     assert len(stable) and all(max(losses) <= losses[0] * 1.0005 for losses in stable["losses"])
-    assert not frame_warnings(rows)
+    assert not disagreements(row_records(newest(rows)))
 
 
 CONFIG_KEYS = [
