@@ -6,7 +6,6 @@ The columns stand in their order. A workload adds further columns (`Workload.row
 from __future__ import annotations
 
 import datetime
-import functools
 import re
 import types
 import typing
@@ -179,6 +178,8 @@ COLUMNS = (
     Column("log_dir", TEXT, "folder of the job's logs, relative to the output folder if it is inside"),
 )
 
+COMMON_COLUMNS = {column.name: column for column in COLUMNS}
+"""The columns of every row, by name, in order."""
 
 SCHEMA_VERSION = 2
 """Increased if a column is renamed, retyped or removed. Not if one is added. Files of older versions are not read."""
@@ -207,12 +208,6 @@ class RowError(ValueError):
     """A row does not fit the schema. The message names the column."""
 
 
-@functools.cache
-def common_columns() -> dict[str, Column]:
-    """Return the columns of every row, by name, in order."""
-    return {column.name: column for column in COLUMNS}
-
-
 @cached_until_registered
 def workload_columns() -> dict[str, dict[str, Column]]:
     """Return the columns that each workload adds.
@@ -228,7 +223,7 @@ def _columns_of(workload: Workload) -> dict[str, Column]:
     hints = {} if workload.definition else typing.get_type_hints(workload.problem)  # users' fields may differ in type
     columns = {}
     for name, doc in workload.row_columns.items():
-        if name not in common_columns():
+        if name not in COMMON_COLUMNS:
             meaning, unit = match.groups() if (match := _UNIT.fullmatch(doc)) else (doc, "")
             kind = type_from_hint(hints[name]) if name in hints else pa.null()
             columns[name] = Column(name, kind, meaning, unit)
@@ -239,7 +234,7 @@ def _columns_of(workload: Workload) -> dict[str, Column]:
 def all_columns() -> dict[str, Column]:
     """Return every column of a frame of rows: the common ones, then those of each workload."""
     columns: dict[str, Column] = {}
-    for added in (common_columns(), *workload_columns().values()):
+    for added in (COMMON_COLUMNS, *workload_columns().values()):
         columns |= {name: column for name, column in added.items() if name not in columns}
     return columns
 
