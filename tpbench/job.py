@@ -186,13 +186,11 @@ def parse_job(
     workload, variant = _variant(values, from_outside)
     if (shape_of := values.get("shape_workload", workload.name)) != workload.name:
         fitting = sorted(shape for shape, owner in (shapes or {}).items() if owner == workload.name)
-        advice = (
-            f'; a variant of {shape_of} needs the decorator @variant(workload="{shape_of}")' if from_outside else ""
-        )
+        needed = f'; a variant of {shape_of} needs the decorator @variant(workload="{shape_of}")'
+        advice = needed if from_outside and not workload.definition else ""
         raise JobError(
             f"variant={variant.name} is of the workload {workload.name}, and the shape is of {shape_of} "
-            f"(shapes of {workload.name}: {', '.join(fitting) or 'none: write its fields as NAME=VALUE'})"
-            f"{'' if workload.definition else advice}"
+            f"(shapes of {workload.name}: {', '.join(fitting) or 'none: write its fields as NAME=VALUE'}){advice}"
         )
     chosen = dict.fromkeys(chosen)
     valid = field_names(workload).union(also_valid)
@@ -237,8 +235,7 @@ def _no_such_field(workload: Workload, name: str, valid: Collection[str], topic:
             f"no field of {workload.name} is called {name}: its problem fixes the iterations, so leave out {name}"
             f"{' (steps=2 makes it short)' if 'steps' in valid else ''}"
         )
-    others = [other.name for other in workloads().values() if name in field_names(other)]
-    if others:
+    if others := [other.name for other in workloads().values() if name in field_names(other)]:
         return f"no field of {workload.name} is called {name}: leave it out (it is a field of {', '.join(others)})"
     return unknown(f"field of {workload.name}", name, valid, f"python -m tpbench list {topic}")
 

@@ -163,9 +163,7 @@ COLUMNS = (
     Column("throttle_reasons", TEXT, "why a rank's GPU lowered its clocks while it measured, or none; null: unknown"),
     # How the cell ran.
     Column("tries", INT, "attempts of this sweep at the cell, in rows of older versions"),
-    Column(
-        "beside", TEXT, "another-sweep if another sweep had GPUs of this host; older versions: the rows of neighbours"
-    ),
+    Column("beside", TEXT, "another-sweep if another sweep had GPUs of this host; older versions: rows beside it"),
     Column("interleaved", TEXT, "name of the group of cells that were interleaved with this one"),
     Column("interleaved_cells", INT, "number of cells that were interleaved in one torchrun"),
     Column("not_interleaved", TEXT, "why a cell of an order=interleaved sweep was not interleaved"),
