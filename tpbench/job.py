@@ -117,26 +117,22 @@ NOT_IN_KEY = ("output_dir", "timeout_s")
 """Fields that cannot change a result: where rows go, and when to give up."""
 _PARTS = ("measure", "problem", "outside")
 """Fields that hold fields of their own."""
-FRESH = "fresh"
-"""A setting of a measurement that a scheduled problem refuses."""
 PROFILES = {"profile", "profiler"}
 NOT_IN_OLDER_KEYS = {*PROFILES, "late"}
 """Settings of a measurement that add nothing to the key of a job without them: keys of older rows lack them."""
 _MEASURE_DEFAULTS = defaults(MeasureSettings)
 _STOP_RULE = _MEASURE_DEFAULTS.keys() - {"graph", *PROFILES}
 """Settings of a measurement that a workload with a fixed number of iterations doesn't have."""
-UNUSED_IF_SCHEDULED = frozenset(_STOP_RULE - {FRESH})
-"""Those that such a problem ignores."""
-WORLD_SIZE = "world_size"
-"""Number of ranks. It may be set beside a job's fields, and tp_size x dp_size must be equal to it."""
+UNUSED_IF_SCHEDULED = frozenset(_STOP_RULE - {"fresh"})
+"""Those that such a problem ignores. It refuses `fresh`."""
 
 
 def field_names(workload: Workload | None = None) -> set[str]:
-    """Return the flat names of the fields of one workload's jobs, or of any workload's."""
+    """Return the flat names of the fields of one workload's jobs, or of any workload's, and `world_size`."""
     problems = [owner.problem for owner in ([workload] if workload else workloads().values())]
     names = {field.name for cls in (Job, MeasureSettings, *problems) for field in fields(cls)}
     unused = _STOP_RULE if workload and workload.scheduled is True else set()
-    return names - {"problem", "outside"} - unused | {WORLD_SIZE}
+    return names - {"problem", "outside"} - unused | {"world_size"}
 
 
 @cached_until_registered
@@ -144,9 +140,6 @@ def field_defaults(workload: str) -> dict[str, Any]:
     """Return the default of each field of this workload's jobs, under its flat name. A field may have none."""
     values = defaults(Job) | defaults(MeasureSettings) | defaults(workloads()[workload].problem)
     return {name: value for name, value in values.items() if name not in ("problem", "outside")}
-
-
-_sorted_json = json.JSONEncoder(sort_keys=True).encode
 
 
 def key_of(flat: Mapping[str, Any]) -> str:
@@ -166,7 +159,7 @@ def key_of(flat: Mapping[str, Any]) -> str:
     unused = {name for name in NOT_IN_OLDER_KEYS - of_problem if not values[name]}
     for name in (*NOT_IN_KEY, *unused):
         del values[name]
-    return hashlib.sha256(_sorted_json(values).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def parse_job(
@@ -193,13 +186,11 @@ def parse_job(
     workload, variant = _variant(values, from_outside)
     if (shape_of := values.get("shape_workload", workload.name)) != workload.name:
         fitting = sorted(shape for shape, owner in (shapes or {}).items() if owner == workload.name)
-        advice = (
-            f'; a variant of {shape_of} needs the decorator @variant(workload="{shape_of}")' if from_outside else ""
-        )
+        needed = f'; a variant of {shape_of} needs the decorator @variant(workload="{shape_of}")'
+        advice = needed if from_outside and not workload.definition else ""
         raise JobError(
             f"variant={variant.name} is of the workload {workload.name}, and the shape is of {shape_of} "
-            f"(shapes of {workload.name}: {', '.join(fitting) or 'none: write its fields as NAME=VALUE'})"
-            f"{'' if workload.definition else advice}"
+            f"(shapes of {workload.name}: {', '.join(fitting) or 'none: write its fields as NAME=VALUE'}){advice}"
         )
     chosen = dict.fromkeys(chosen)
     valid = field_names(workload).union(also_valid)
@@ -244,8 +235,7 @@ def _no_such_field(workload: Workload, name: str, valid: Collection[str], topic:
             f"no field of {workload.name} is called {name}: its problem fixes the iterations, so leave out {name}"
             f"{' (steps=2 makes it short)' if 'steps' in valid else ''}"
         )
-    others = [other.name for other in workloads().values() if name in field_names(other)]
-    if others:
+    if others := [other.name for other in workloads().values() if name in field_names(other)]:
         return f"no field of {workload.name} is called {name}: leave it out (it is a field of {', '.join(others)})"
     return unknown(f"field of {workload.name}", name, valid, f"python -m tpbench list {topic}")
 
@@ -273,18 +263,16 @@ def _parsed(
     """
     complaints = list(complaints)
     parts: dict[str, Any] = {}
+    of_job = {name: value for name, value in values.items() if name not in _PARTS}  # MeasureSettings has a `measure`
     for part, cls in (("measure", MeasureSettings), ("problem", workload.problem), ("job", Job)):
         try:
-            parts[part] = parse(
-                cls, {name: value for name, value in values.items() if part != "job" or name not in _PARTS}
-            )
+            parts[part] = parse(cls, of_job if cls is Job else values)
         except JobError as error:
             complaints += str(error).splitlines()
     if complaints:
         raise JobError("\n".join(complaints))
-    parts["job"] = replace(parts["job"], output_dir=str(user_path(parts["job"].output_dir, "output_dir")))
-    job: Job = replace(parts["job"], measure=parts["measure"], problem=parts["problem"], outside=outside)
-    return job
+    job: Job = parts.pop("job")
+    return replace(job, **parts, output_dir=str(user_path(job.output_dir, "output_dir")), outside=outside)
 
 
 def _with_ranks(values: Mapping[str, Any]) -> Mapping[str, Any]:

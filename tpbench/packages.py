@@ -8,7 +8,7 @@ import importlib.metadata
 import importlib.util
 import shlex
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 REQUIRED = (
@@ -92,9 +92,8 @@ def install_commands(modules: Iterable[str]) -> str:
     )
 
 
-def not_installed(modules: Iterable[str]) -> str:
+def not_installed(modules: Collection[str]) -> str:
     """Return `needs A, B (not installed)`, with the commands that install them if they are optional packages."""
-    modules = list(modules)
     commands = install_commands(modules)
     return f"needs {', '.join(modules)} (not installed){': ' if commands else ''}{commands}"
 

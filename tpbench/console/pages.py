@@ -20,7 +20,7 @@ from tpbench.console.choices import sections_of
 from tpbench.console.listing import all_fields
 from tpbench.predict.command import main as predict
 from tpbench.report.command import main as report
-from tpbench.results.schema import FLAG, INT, REAL, REALS, STATUSES, TEXT, TIME, common_columns, workload_columns
+from tpbench.results.schema import COMMON_COLUMNS, FLAG, INT, REAL, REALS, STATUSES, TEXT, TIME, workload_columns
 from tpbench.settings import JobError
 from tpbench.tables import Document, Table, as_markdown
 from tpbench.workloads import NAMES
@@ -65,7 +65,7 @@ def _output(script: str | None, arguments: str) -> str:
 
 def _columns() -> str:
     added = workload_columns()  # also of users' files of which this process has read rows
-    sections = {"Every row": common_columns()} | {f"Further columns of {name}": added[name] for name in NAMES}
+    sections = {"Every row": COMMON_COLUMNS} | {f"Further columns of {name}": added[name] for name in NAMES}
     rows = {
         title: [(column.name, _TYPES.get(column.type, ""), column.unit, column.doc) for column in columns.values()]
         for title, columns in sections.items()

@@ -17,10 +17,10 @@ from tpbench.job import Job
 from tpbench.launcher.planning.plan import Cell
 from tpbench.packages import versions
 from tpbench.results.read import load_row
-from tpbench.results.schema import RowError, all_columns, common_columns
-from tpbench.results.write import RowExists, row_exists, row_path, write_row
+from tpbench.results.schema import COMMON_COLUMNS, RowError, all_columns
+from tpbench.results.write import RowExists, row_path, write_row
 from tpbench.settings import JobError
-from tpbench.worker.task import RESULT_FILE, TASK_FILE, UNFINISHED_FILES, Result, Task
+from tpbench.worker.task import RESERVED_FILE, RESULT_FILE, TASK_FILE, UNFINISHED_FILES, Result, Task
 
 ABANDONED_FILE = "abandoned"
 """Marker file: this attempt was abandoned. It was cut off, or another one replaced it; it must not have a row."""
@@ -69,7 +69,7 @@ class Attempt:
 
     @property
     def has_row(self) -> bool:
-        return row_exists(self.cell.job.output_dir, self.task.row_id)
+        return row_path(self.cell.job.output_dir, self.task.row_id).is_file()
 
     @property
     def has_result(self) -> bool:
@@ -114,7 +114,6 @@ class Attempt:
         folder = self.task.folder
         while folder.exists():
             folder = folder.with_name(f"{folder.name}-again")
-        Result.release(self.task.folder)
         Result.remove(self.task.folder)
         moved = replace(
             self, task=replace(self.task, folder=folder), folder=folder / self.folder.relative_to(self.task.folder)
@@ -139,7 +138,6 @@ class Attempt:
             Result.remove(self.task.folder)
         except OSError as error:
             raise _not_stored(self.cell.job, error, self.task.folder if self.has_result else None) from None
-        Result.release(self.task.folder)
         return replace(self, row=row)
 
     def _saved_result(self) -> Result | None:
@@ -152,7 +150,7 @@ class Attempt:
 def new_task(job: Job, folder: Path, **columns: Any) -> Task:
     """Return the task of a job that starts now, with a new row name and every column that the job determines."""
     flat, started = job.flat(), datetime.now(UTC)
-    in_rows = {*common_columns(), *job.workload.row_columns}
+    in_rows = {*COMMON_COLUMNS, *job.workload.row_columns}
     of_job = {
         **{name: value for name, value in flat.items() if name in in_rows},
         "block_cap": str(flat["block_cap"]) if "block_cap" in flat else None,
@@ -228,7 +226,7 @@ def store_left_results(output_dirs: Set[str], keys: Set[str]) -> None:
     for output_dir in output_dirs:
         for attempt in _attempts_with(UNFINISHED_FILES, output_dir, keys):
             abandon(attempt.folder)
-            Result.release(attempt.folder)
+            (attempt.folder / RESERVED_FILE).unlink(missing_ok=True)
         for attempt in _attempts_with(RESULT_FILE, output_dir, keys):
             if not attempt.abandoned:
                 Result.remove(attempt.folder) if attempt.crowded else attempt.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import sysconfig
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import tpbench
 from tpbench.worker.start import PEER_LOST
-from tpbench.worker.torchrun import RankFailure, load_failures
+from tpbench.worker.torchrun import FAILURES_FILE, RankFailure
 
 AGENT_LOG = "torchrun.log"
 """Output of torchrun's agent, in the folder of a cell."""
@@ -63,8 +64,12 @@ def is_consequence(folder: Path) -> bool:
 
 
 def _failures(folder: Path) -> list[RankFailure]:
-    """Return the failed ranks of an attempt. The log of a reused torchrun is a link in the folder of each attempt."""
-    return load_failures((folder / AGENT_LOG).resolve().parent)
+    """Return the failed ranks of an attempt: none if torchrun left no file, or was killed as it wrote it."""
+    logs = (folder / AGENT_LOG).resolve().parent  # the log of a reused torchrun is a link in the folder of each attempt
+    try:
+        return [RankFailure(*failure) for failure in json.loads((logs / FAILURES_FILE).read_text())]
+    except (OSError, ValueError):
+        return []
 
 
 def last_lines(folder: Path) -> str:

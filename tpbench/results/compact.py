@@ -50,13 +50,12 @@ def compact(output_dir: str | os.PathLike[str]) -> MergeCounts:
     # Merged files, and single files that are named after their row: a file that a user has renamed stays.
     names = set(table["row_id"].to_pylist())
     going = [path for path in read if path.name.startswith(MERGED) or path.stem in names]
-    if len(going) <= 1:
-        return MergeCounts(len(table), len(files), len(files), complaints)
-    replace_file(rows / f"{MERGED}{secrets.token_hex(8)}.parquet", parquet_bytes(table, compressed=True))
-    for path in going:
-        path.unlink(missing_ok=True)
-    sync_folder(rows)
-    return MergeCounts(len(table), len(files), len(files) - len(going) + 1, complaints)
+    if len(going) > 1:
+        replace_file(rows / f"{MERGED}{secrets.token_hex(8)}.parquet", parquet_bytes(table, compressed=True))
+        for path in going:
+            path.unlink(missing_ok=True)
+        sync_folder(rows)
+    return MergeCounts(len(table), len(files), len(files) - max(0, len(going) - 1), complaints)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

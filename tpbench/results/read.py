@@ -19,9 +19,10 @@ import pyarrow.compute as pc
 from tpbench.job import Job, key_of
 from tpbench.measure.session import MeasureSettings
 from tpbench.results.current_rows import rows_with_missed_work
-from tpbench.results.row_files import Where, read_files, shown
+from tpbench.results.row_files import Where, read_files
 from tpbench.results.schema import (
     COLUMN_LIST,
+    COMMON_COLUMNS,
     FLAG,
     INT,
     REAL,
@@ -29,7 +30,6 @@ from tpbench.results.schema import (
     STATUSES,
     TEXT,
     all_columns,
-    common_columns,
     type_of,
     workload_columns,
 )
@@ -89,10 +89,9 @@ def _load(where: Where, columns: str | Sequence[str] | None, equal: Mapping[str,
     if columns is not None:
         needed = frozenset({*columns, *equal, *_ORDER, "finished_at", "workload", DEFINITION})
         needed |= (label_columns() if LABEL in needed else frozenset()) | ({"job"} if "key" in needed else frozenset())
-    tables, complaints = read_files(where, needed)
-    table, misfits, _ = combine(tables)
+    table, _, complaints = read_table(where, needed)
     table = with_keys(with_defaults(table))
-    for complaint in (*complaints, *misfits, *rows_with_missed_work(table)):
+    for complaint in (*complaints, *rows_with_missed_work(table)):
         warnings.warn(complaint, RowWarning, stacklevel=3)
     if needed is None or LABEL in needed:
         table = with_labels(table)
@@ -102,7 +101,6 @@ def _load(where: Where, columns: str | Sequence[str] | None, equal: Mapping[str,
     for name, value in equal.items():
         values = list(value) if isinstance(value, (list, tuple, set, frozenset)) else [value]
         table = table.filter(_has(table.column(name), name, values))
-    table = _in_order(table)
     return _without_other_workloads(table, equal) if columns is None else table.select(list(dict.fromkeys(columns)))
 
 
@@ -112,7 +110,7 @@ def _without_other_workloads(table: pa.Table, equal: Mapping[str, Any]) -> pa.Ta
     workloads = [wanted] if isinstance(wanted, str) else table.column("workload").unique().to_pylist()
     if len(workloads) != 1:
         return table
-    foreign = all_columns().keys() - common_columns().keys() - workload_columns().get(workloads[0], {}).keys()
+    foreign = all_columns().keys() - COMMON_COLUMNS.keys() - workload_columns().get(workloads[0], {}).keys()
     return table.select([name for name in table.column_names if name not in foreign])
 
 
@@ -165,19 +163,15 @@ def plain_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
-def read_table(where: Where) -> tuple[pa.Table, list[Path], list[str]]:
-    """Return the rows of all files as one table without duplicates, the files that were read, and complaints."""
-    tables, complaints = read_files(where, None)
-    table, misfits, used = combine(tables)
-    return _in_order(table), used, complaints + misfits
-
-
-def combine(tables: Mapping[Path, pa.Table]) -> tuple[pa.Table, list[str], list[Path]]:
-    """Return all rows as one table, a complaint for each file that does not fit the schema, and the files that do.
+def read_table(where: Where, columns: frozenset[str] | None = None) -> tuple[pa.Table, list[Path], list[str]]:
+    """Return the rows of all files as one table without duplicates, the files that were read, and complaints.
 
     Files of equal schema are concatenated first: ten thousand files have a handful of schemas. The workloads of users'
     files that rows define are known from then on, in their newest form.
     """
+    found = read_files(where, columns)
+    complaints = {path: why for path, why in found.items() if isinstance(why, str)}
+    tables = {path: rows for path, rows in found.items() if not isinstance(rows, str)}
     groups: dict[pa.Schema, list[Path]] = defaultdict(list)
     for path, table in tables.items():
         groups[table.schema].append(path)
@@ -187,7 +181,6 @@ def combine(tables: Mapping[Path, pa.Table]) -> tuple[pa.Table, list[str], list[
     definitions = oldest_first(row for table in defining for row in table.select(names).to_pylist())
     register_stored(row[DEFINITION] for row in reversed(definitions))
     fitting: list[pa.Table] = []
-    complaints: list[str] = []
     used: list[Path] = []
     for paths in waiting:
         try:
@@ -197,8 +190,9 @@ def combine(tables: Mapping[Path, pa.Table]) -> tuple[pa.Table, list[str], list[
             if len(paths) > 1:  # at least one of these files does not fit
                 waiting += [[path] for path in paths]
             else:
-                complaints.append(f"{shown(paths[0])}: skipped, it is broken: {printable(str(error))}")
-    return _concatenate(fitting), complaints, used
+                complaints[paths[0]] = f"it is broken: {printable(str(error))}"
+    texts = [f"{printable(str(path), 1000)}: skipped, {why}" for path, why in complaints.items()]
+    return _in_order(_concatenate(fitting)), used, texts
 
 
 def _conform(table: pa.Table) -> pa.Table:
@@ -269,7 +263,7 @@ def column_defaults() -> dict[str, dict[str, Any]]:
     """Return the default of each column that holds a field, by workload. Fields that may be null are left out."""
     defaults_by_workload: dict[str, dict[str, Any]] = {}
     for name, workload in workloads().items():
-        columns = common_columns() | workload_columns()[name]
+        columns = COMMON_COLUMNS | workload_columns()[name]
         types = typing.get_type_hints(MeasureSettings) | typing.get_type_hints(workload.problem)
         fields = defaults(MeasureSettings) | defaults(workload.problem)
         defaults_by_workload[name] = {

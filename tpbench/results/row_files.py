@@ -70,7 +70,7 @@ def with_checksum(content: bytes, arrow: bytes = b"") -> bytes:
     footer = int.from_bytes(content[-_FOOTER_END:-4], "little")
     cut = len(content) - _FOOTER_END - footer
     before, after = content[:cut] + arrow + _BEGIN + len(arrow).to_bytes(8, "little"), _END + content[cut:]
-    return before + _digest(before, after) + after
+    return before + hashlib.sha256(before + after).digest() + after
 
 
 def has_right_checksum(content: bytes) -> bool | None:
@@ -78,18 +78,12 @@ def has_right_checksum(content: bytes) -> bool | None:
     begin, end = content.rfind(_BEGIN), content.rfind(_END)
     if begin < 0 and end < 0:
         return None
-    start, view = end - hashlib.sha256().digest_size, memoryview(content)
-    return 0 <= begin < start and _digest(view[:start], view[end:]) == content[start:end]
+    start = end - hashlib.sha256().digest_size
+    return 0 <= begin < start and hashlib.sha256(content[:start] + content[end:]).digest() == content[start:end]
 
 
-def _digest(before: bytes | memoryview, after: bytes | memoryview) -> bytes:
-    digest = hashlib.sha256(before)
-    digest.update(after)
-    return digest.digest()
-
-
-def read_files(where: Where, columns: frozenset[str] | None) -> tuple[dict[Path, pa.Table], list[str]]:
-    """Return the rows of every readable file, and a complaint for each other file."""
+def read_files(where: Where, columns: frozenset[str] | None) -> dict[Path, pa.Table | str]:
+    """Return the rows of each file, or why it cannot be read."""
     found: dict[Path, pa.Table | str] = {}
     with ThreadPoolExecutor(_THREADS) as threads:
         for _ in range(_LISTINGS):
@@ -98,8 +92,7 @@ def read_files(where: Where, columns: frozenset[str] | None) -> tuple[dict[Path,
             found |= {path: rows for path, rows in read.items() if rows is not None}
             if None not in read.values():
                 break
-    tables = {path: rows for path, rows in found.items() if not isinstance(rows, str)}
-    return tables, [f"{shown(path)}: skipped, {why}" for path, why in found.items() if isinstance(why, str)]
+    return found
 
 
 def _read(path: Path, columns: frozenset[str] | None) -> pa.Table | str | None:
@@ -133,10 +126,8 @@ def _arrow(content: bytes) -> pa.Table | None:
     at = content.rfind(_BEGIN)
     size = content[at + len(_BEGIN) : content.rfind(_END)][: -hashlib.sha256().digest_size]
     stream = content[at - int.from_bytes(size, "little") : at]  # a copy, in which numbers are aligned
-    table = pa.ipc.open_stream(stream).read_all() if stream else None
-    return (
-        None if table is None or _version(table.schema.metadata) != SCHEMA_VERSION else table.replace_schema_metadata()
-    )
+    table = pa.ipc.open_stream(stream).read_all() if stream else pa.table({})
+    return table.replace_schema_metadata() if _version(table.schema.metadata) == SCHEMA_VERSION else None
 
 
 def _version(metadata: Mapping[bytes, bytes] | None) -> int | None:
@@ -158,8 +149,3 @@ def _parquet(content: bytes, columns: frozenset[str] | None) -> pa.Table | str:
         return f"it has version {found} of the schema, and this tpbench reads {SCHEMA_VERSION}"
     wanted = None if columns is None else [*columns]
     return parquet.read(columns=wanted, use_threads=False).replace_schema_metadata(None)
-
-
-def shown(path: Path) -> str:
-    """Return a path as text that a terminal shows: the name of a file may hold anything."""
-    return printable(str(path), 1000)

@@ -6,7 +6,6 @@ The columns stand in their order. A workload adds further columns (`Workload.row
 from __future__ import annotations
 
 import datetime
-import functools
 import re
 import types
 import typing
@@ -164,9 +163,7 @@ COLUMNS = (
     Column("throttle_reasons", TEXT, "why a rank's GPU lowered its clocks while it measured, or none; null: unknown"),
     # How the cell ran.
     Column("tries", INT, "attempts of this sweep at the cell, in rows of older versions"),
-    Column(
-        "beside", TEXT, "another-sweep if another sweep had GPUs of this host; older versions: the rows of neighbours"
-    ),
+    Column("beside", TEXT, "another-sweep if another sweep had GPUs of this host; older versions: rows beside it"),
     Column("interleaved", TEXT, "name of the group of cells that were interleaved with this one"),
     Column("interleaved_cells", INT, "number of cells that were interleaved in one torchrun"),
     Column("not_interleaved", TEXT, "why a cell of an order=interleaved sweep was not interleaved"),
@@ -179,6 +176,8 @@ COLUMNS = (
     Column("log_dir", TEXT, "folder of the job's logs, relative to the output folder if it is inside"),
 )
 
+COMMON_COLUMNS = {column.name: column for column in COLUMNS}
+"""The columns of every row, by name, in order."""
 
 SCHEMA_VERSION = 2
 """Increased if a column is renamed, retyped or removed. Not if one is added. Files of older versions are not read."""
@@ -207,12 +206,6 @@ class RowError(ValueError):
     """A row does not fit the schema. The message names the column."""
 
 
-@functools.cache
-def common_columns() -> dict[str, Column]:
-    """Return the columns of every row, by name, in order."""
-    return {column.name: column for column in COLUMNS}
-
-
 @cached_until_registered
 def workload_columns() -> dict[str, dict[str, Column]]:
     """Return the columns that each workload adds.
@@ -228,7 +221,7 @@ def _columns_of(workload: Workload) -> dict[str, Column]:
     hints = {} if workload.definition else typing.get_type_hints(workload.problem)  # users' fields may differ in type
     columns = {}
     for name, doc in workload.row_columns.items():
-        if name not in common_columns():
+        if name not in COMMON_COLUMNS:
             meaning, unit = match.groups() if (match := _UNIT.fullmatch(doc)) else (doc, "")
             kind = type_from_hint(hints[name]) if name in hints else pa.null()
             columns[name] = Column(name, kind, meaning, unit)
@@ -239,7 +232,7 @@ def _columns_of(workload: Workload) -> dict[str, Column]:
 def all_columns() -> dict[str, Column]:
     """Return every column of a frame of rows: the common ones, then those of each workload."""
     columns: dict[str, Column] = {}
-    for added in (common_columns(), *workload_columns().values()):
+    for added in (COMMON_COLUMNS, *workload_columns().values()):
         columns |= {name: column for name, column in added.items() if name not in columns}
     return columns
 

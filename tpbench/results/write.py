@@ -21,6 +21,7 @@ from tpbench.files import sync_folder, write_durably
 from tpbench.results.row_files import with_checksum
 from tpbench.results.schema import (
     COLUMN_LIST,
+    COMMON_COLUMNS,
     INT,
     MARKER,
     REAL,
@@ -28,7 +29,6 @@ from tpbench.results.schema import (
     STATUSES,
     TEXT,
     RowError,
-    common_columns,
     type_of,
     workload_columns,
 )
@@ -47,11 +47,6 @@ def row_path(output_dir: str | os.PathLike[str], row_id: str) -> Path:
     if not _ROW_ID.fullmatch(row_id):
         raise RowError(f"row_id {row_id!r} is no plain file name")
     return Path(output_dir, "rows", f"{row_id}.parquet")
-
-
-def row_exists(output_dir: str | os.PathLike[str], row_id: str) -> bool:
-    """Return True if that row is on disk in its own file."""
-    return row_path(output_dir, row_id).is_file()
 
 
 def write_row(row: Mapping[str, Any], output_dir: str | os.PathLike[str], row_id: str) -> Path:
@@ -82,7 +77,7 @@ def row_table(row: Mapping[str, Any]) -> pa.Table:
     It lacks the columns without a value, which readers add: to read these would take half of the time. Raises RowError.
     """
     register_stored([row.get("workload_definition")])
-    known = common_columns() | workload_columns().get(row.get("workload") or "", {})
+    known = COMMON_COLUMNS | workload_columns().get(row.get("workload") or "", {})
     for name in row:
         if name not in known:
             raise RowError(unknown("column", name, known, COLUMN_LIST))

@@ -38,20 +38,15 @@ ERROR = 70
 PEER_LOST = 71
 """Exit code of a rank: a collective broke because another rank had ended. That rank is the cause."""
 
-_SECRET_FILE = "rendezvous.secret"
+SECRET_FILE = "rendezvous.secret"
 _PR_SET_PDEATHSIG = 1
 
 
 def create_secret(folder: Path) -> None:
     """Write a new secret of 128 bits into the folder of a cell, for its user only."""
-    descriptor = os.open(folder / _SECRET_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    descriptor = os.open(folder / SECRET_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(secrets.token_hex(16))
-
-
-def load_secret(folder: Path) -> str:
-    """Return the secret of a cell."""
-    return (folder / _SECRET_FILE).read_text()
 
 
 def die_with_parent(number: int = signal.SIGKILL, parent: int = 0) -> None:

@@ -108,11 +108,6 @@ class Result:
         with (folder / RESERVED_FILE).open("wb") as file:
             os.posix_fallocate(file.fileno(), 0, _RESERVED_BYTES)
 
-    @staticmethod
-    def release(folder: Path) -> None:
-        """Return reserved space that no rank has used."""
-        (folder / RESERVED_FILE).unlink(missing_ok=True)
-
     def save(self, folder: Path) -> None:
         """Write the result, unless another rank of the cell has begun to write one: the first one counts.
 
@@ -146,8 +141,9 @@ class Result:
 
     @staticmethod
     def remove(folder: Path) -> None:
-        """Delete the result, whose row is on disk."""
+        """Delete the result, whose row is on disk, and return reserved space that no rank has used."""
         (folder / RESULT_FILE).unlink(missing_ok=True)
+        (folder / RESERVED_FILE).unlink(missing_ok=True)
 
 
 def _plain(value: Any) -> Any:

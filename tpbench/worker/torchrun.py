@@ -26,14 +26,6 @@ class RankFailure(NamedTuple):
     """Negative: the number of the signal that killed the rank."""
 
 
-def load_failures(folder: Path) -> list[RankFailure]:
-    """Read the failures of the torchrun with that log folder. Empty if it left none, or was killed as it wrote them."""
-    try:
-        return [RankFailure(*failure) for failure in json.loads((folder / FAILURES_FILE).read_text())]
-    except (OSError, ValueError):
-        return []
-
-
 def main() -> None:
     """Run torchrun; after a failure of ranks save it in the folder of the logs (`--log-dir`)."""
     import_once("torch.distributed.run", "tpbench.worker.rendezvous")

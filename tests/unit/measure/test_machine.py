@@ -16,13 +16,13 @@ import pytest
 
 import tpbench
 from tpbench.measure import machine
-from tpbench.results.schema import common_columns
+from tpbench.results.schema import COMMON_COLUMNS
 from tpbench.settings import JobError
 
 
 def test_facts_are_columns() -> None:
     found = machine.facts()
-    assert set(found) <= set(common_columns())
+    assert set(found) <= set(COMMON_COLUMNS)
     assert found["host"]
     assert found["torch_version"].startswith("2.")
     assert found["memory_gib"] == psutil.virtual_memory().total / 2**30

@@ -11,7 +11,7 @@ import pytest
 
 import tpbench
 from tpbench.results.schema import SCHEMA_VERSION, RowError
-from tpbench.results.write import RowExists, row_exists, write_row
+from tpbench.results.write import RowExists, row_path, write_row
 
 ROOT = Path(__file__).parents[3]
 
@@ -21,10 +21,10 @@ def files(folder):
 
 
 def test_it_lies_where_it_should(tmp_path, row):
-    assert not row_exists(tmp_path, "r1")
+    assert not row_path(tmp_path, "r1").is_file()
     path = write_row(row(), tmp_path, "r1")
     assert path == tmp_path / "rows" / "r1.parquet"
-    assert row_exists(tmp_path, "r1")
+    assert row_path(tmp_path, "r1").is_file()
     assert files(tmp_path) == ["r1.parquet"]
     stored = pq.read_table(path).to_pylist()[0]
     assert stored["row_id"] == "r1"

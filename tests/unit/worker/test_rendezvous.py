@@ -13,7 +13,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from tpbench.launcher.slurm.runner import address_towards, gloo_interface
 from tpbench.launcher.torchrun import ProcessTree
 from tpbench.worker.rendezvous import BACKEND, FixedNodes, store_of_agents
-from tpbench.worker.start import MARKER, SECRET, STORE_FILE, create_secret, load_secret
+from tpbench.worker.start import MARKER, SECRET, SECRET_FILE, STORE_FILE, create_secret
 
 
 def parameters(port: int, nodes: int, node: int) -> RendezvousParameters:
@@ -70,7 +70,7 @@ def test_a_secret_has_128_bits_and_only_its_user_reads_it(tmp_path: Path) -> Non
         create_secret(tmp_path / name)
         (file,) = (tmp_path / name).iterdir()
         assert file.stat().st_mode & 0o777 == 0o600
-        secrets.append(load_secret(tmp_path / name))
+        secrets.append((tmp_path / name / SECRET_FILE).read_text())
     assert len({*secrets}) == 2
     assert all(len(bytes.fromhex(each)) == 16 for each in secrets)
 

@@ -10,12 +10,12 @@ from typing import Any
 
 from hydra.core.config_store import ConfigStore
 
-from tpbench.job import WORLD_SIZE, Job
+from tpbench.job import Job
 from tpbench.launcher.options import GROUPS, SWEEP_OPTION_NAMES, aliases
 from tpbench.measure.session import MeasureSettings
 from tpbench.outside.variant import OutsideVariant, from_file, names_in
 from tpbench.results.read import LABEL
-from tpbench.results.schema import INT, TEXT, common_columns, type_from_hint
+from tpbench.results.schema import COMMON_COLUMNS, INT, TEXT, type_from_hint
 from tpbench.settings import JobError, user_path
 from tpbench.workloads import variants
 
@@ -91,13 +91,13 @@ def register_choice(variant: OutsideVariant) -> None:
 def _require_free_names(variant: OutsideVariant) -> None:
     """Raise JobError if a field of the variant's workload has the name of another field, option or column."""
     file = Path(variant.path).name
-    taken = {field.name for cls in (Job, MeasureSettings) for field in fields(cls)} | SWEEP_OPTION_NAMES | {WORLD_SIZE}
-    taken |= {*GROUPS, *aliases(), LABEL, *common_columns()} - {"seed", *SHARED_COLUMNS}
+    taken = {field.name for cls in (Job, MeasureSettings) for field in fields(cls)} | SWEEP_OPTION_NAMES
+    taken |= {*GROUPS, *aliases(), LABEL, *COMMON_COLUMNS} - {"seed", *SHARED_COLUMNS}
     for field in fields(variant.of_workload.problem):
         kind = type_from_hint(field.type)
         if field.name in taken or kind != SHARED_COLUMNS.get(field.name, kind):
             raise JobError(
                 f"{file}: the field {field.name} of {variant.workload} has a name that tpbench uses: rename it"
             )
-    for name in variant.of_workload.columns.keys() & common_columns().keys():
+    for name in variant.of_workload.columns.keys() & COMMON_COLUMNS.keys():
         raise JobError(f"{file}: the column {name} of {variant.workload} has a name of tpbench's")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from tpbench import packages
-from tpbench.job import FRESH, Job, parse_job, unsupported_reason
+from tpbench.job import Job, parse_job, unsupported_reason
 from tpbench.launcher.command_line.arguments import model_files
 from tpbench.launcher.options import SWEEP_OPTION_NAMES, SweepOptions, read_choice
 from tpbench.measure.machine import available_cores
@@ -74,7 +74,7 @@ def plan(
             if ".py:" in str(file := request.values.get("model_dir")) and file not in model_files:
                 raise JobError(f"model_dir={file}: only a command line may name a file, as model=FILE.py:NAME")
             job = parse_job(request.values, request.chosen, shape_workloads, SWEEP_OPTION_NAMES, outside)
-            if outside and FRESH in request.chosen and not job.measure.fresh:
+            if outside and "fresh" in request.chosen and not job.measure.fresh:
                 raise JobError("fresh=false: inputs change for all variants of a sweep with one from outside tpbench")
         except JobError as error:
             errors += str(error).splitlines()

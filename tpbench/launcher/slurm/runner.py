@@ -29,7 +29,7 @@ from tpbench.launcher.slurm.submitted import SUBMITIT, closed, is_wanted, job_of
 from tpbench.launcher.torchrun import LOOPBACK, Rendezvous
 from tpbench.measure import machine
 from tpbench.settings import JobError
-from tpbench.worker.start import SECRET, create_secret, load_secret
+from tpbench.worker.start import SECRET, SECRET_FILE, create_secret
 
 KILL_S = 600.0
 """Time that a job which Slurm has told to end waits to be killed."""
@@ -203,8 +203,8 @@ class NodeTask:
         hosts = list(here.hostnames)
         rendezvous = _rendezvous(int(here.raw_job_id), here.node, hosts)
         if len(hosts) > 1:
-            secret, interface = load_secret(Path(self.folders[0])), gloo_interface(rendezvous(0).local_addr)
-            os.environ.update({SECRET: secret, **interface})
+            secret = Path(self.folders[0], SECRET_FILE).read_text()
+            os.environ.update({SECRET: secret, **gloo_interface(rendezvous(0).local_addr)})
         restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
         logs = f"node{here.node}" if restarts == "0" else f"node{here.node}.{restarts}"
         options = replace(self.options, reuse=False, order="sequential") if len(hosts) > 1 else self.options
