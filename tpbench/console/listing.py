@@ -204,7 +204,7 @@ def _of_variant(name: str, workload: Workload, variant: Variant, gpus: int) -> l
         supported = supported_shapes(values)
         if name in workload.variants:
             facts["shapes:"] = " ".join(supported) or "none"
-        fields, command = _field_lines(workload.problem, values, variant.options), _example(workload, supported)
+        fields, command = _field_lines(workload.problem, values, variant.options), example_command(workload, supported)
     lines = [f"  {variant.summary}", *(f"  {label} {text}" for label, text in facts.items() if text)]
     heading = "Its options, beside the fields of every job:" if fields else "It has no options of its own."
     return [*lines, "", heading, *fields, "", f"python -m tpbench variant={name} {command}"]
@@ -231,12 +231,7 @@ def supported_shapes(values: Mapping[str, Any]) -> list[str]:
     return [entry.name for entry in shapes(0, variants()[values["variant"]][0].name) if is_supported(entry.name)]
 
 
-def _example(workload: Workload, supported: Sequence[str]) -> str:
+def example_command(workload: Workload, supported: Sequence[str]) -> str:
     """Return the end of the command line that runs soonest: with a tiny shape if there is one."""
     shape = next((name for name in supported if name.startswith("tiny")), supported[0] if supported else "NAME")
     return f"shape={shape}{'' if workload.scheduled is True else ' measure=quick'}"
-
-
-def example_command(workload: Workload) -> str:
-    """Return the job of a new variant that runs soonest, as the end of a command line."""
-    return _example(workload, [entry.name for entry in shapes(0, workload.name)])

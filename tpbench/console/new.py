@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import tpbench
+from tpbench.console.choices import shapes
 from tpbench.console.listing import OWN_SIZE, example_command
 from tpbench.launcher.command_line.outside_choices import find_outside, is_file_name
 from tpbench.outside import source
@@ -41,7 +42,8 @@ def main(arguments: Sequence[str]) -> int:
         print(f"tpbench: {reason}", file=sys.stderr)
         return 2
     what = f"the function {found.function}, a variant of {workload}. It is correct as it is; make it faster."
-    command = f"variant={variants[0]} {example_command(found.of_workload)}  # check and time it"
+    example = example_command(found.of_workload, [entry.name for entry in shapes(0, found.of_workload.name)])
+    command = f"variant={variants[0]} {example}  # check and time it"
     if workload == OPERATION:
         what = "an operation with two variants. `python -m tpbench docs own_operation` explains it."
         command = f"-m variant={','.join(variants)} {OWN_SIZE}  # check, time and compare them"

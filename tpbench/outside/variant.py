@@ -47,7 +47,7 @@ class OutsideVariant:
     """The name in rows and tables: FILE.py:FUNCTION."""
     workload: str = NAMES[0]
     path: str = ""
-    """Absolute path of the file. Empty for a variant of which only a row is known: it cannot be loaded."""
+    """Absolute path of the file. Empty: only a row names the variant, so it cannot be loaded."""
     function: str = ""
     line: int = 0
     """Line of the function."""

@@ -77,14 +77,13 @@ def estimate_memory(
     states = 2 * held * stored
     model, gradients = held * stored, held * stored
     buffers = 0
-    if variant == "autotp":
-        if problem.zero_stage:
-            buffers = 2 * ZERO_BUFFER_ELEMENTS * ITEM_BYTES[problem.dtype] if on_gpus else 0
-            states = -(-3 * held * stored // dp_size)  # two moments and a flat copy of the parameters
-            updated = -(-held * stored // dp_size)
-            # Gradients exist twice: flat, for the update, and as the backward pass made them.
-            gradients = updated + (updated if problem.zero_stage == 2 else gradients)
-    elif variant != "ddp":
+    if variant == "autotp" and problem.zero_stage:
+        buffers = 2 * ZERO_BUFFER_ELEMENTS * ITEM_BYTES[problem.dtype] if on_gpus else 0
+        states = -(-3 * held * stored // dp_size)  # two moments and a flat copy of the parameters
+        updated = -(-held * stored // dp_size)
+        # Gradients exist twice: flat, for the update, and as the backward pass made them.
+        gradients = updated + (updated if problem.zero_stage == 2 else gradients)
+    elif variant not in ("autotp", "ddp"):
         model, gradients, states = (-(-size // dp_size) for size in (model, gradients, states))
     # ZeRO allocates the buffers with the first gradient, after the logits are freed, and keeps them until the update.
     logits = _logits_bytes(problem, variant, tp_size)

@@ -168,9 +168,7 @@ def _unsupported_by(variant: str, problem: TrainStep, tp_size: int) -> str | Non
     if variant in ("fsdp", "ddp"):
         return f"it has no tensor parallelism: tp_size must be 1, got {tp_size}" if tp_size > 1 else None
     if tp_size == 1:
-        if variant == "dtensor_tp":
-            return "with tp_size=1 there is nothing to parallelize: it would be fsdp"
-        return None
+        return "with tp_size=1 there is nothing to parallelize: it would be fsdp" if variant == "dtensor_tp" else None
     tokens = problem.seq_length if variant == "dtensor_tp" else problem.tokens
     if variant != "autotp" and tokens % tp_size:
         sizes = f"seq_length={problem.seq_length}" if variant == "dtensor_tp" else f"batch_size x seq_length={tokens}"
