@@ -42,9 +42,17 @@ def row_command(record: Mapping[str, Any]) -> str:
     named = {*flat} - {*NOT_IN_KEY, *job.unused_settings, *workload.former_fields, *workload.outside_key}
     named -= {"workload", "variant"}
     given = field_defaults(workload.name)
-    defaults = ("config", "measure/default", "loss/cross_entropy", "block_cap/auto")
-    for file in (*defaults, f"workload/{workload.name}", f"variant/{variant}"):
+    measure = f"measure/{Path(flat['measure']).name}"
+    for file in (
+        "config",
+        measure,
+        "loss/cross_entropy",
+        "block_cap/auto",
+        f"workload/{workload.name}",
+        f"variant/{variant}",
+    ):
         given |= _values(file)
+    given["measure"] = "default"
 
     def differing(shape: str) -> list[str]:
         """Return the fields that a command with this shape has to set."""
