@@ -108,6 +108,15 @@ def test_what_it_is_compiled_and_launched_for(
     assert found.bytes_sent == (world_size - 1) * 4096 * numbers * given["SLOTS"] * 8
 
 
+def test_ranks_decide_alike_whether_to_meet() -> None:
+    """Whether a rank wants a gradient must not count: the others would wait for it in vain."""
+    for columns, meets in ((65536, True), (32768, False)):
+        shard = Vocabulary(0, 2 * columns, columns, None, 2, 0)
+        x, labels = (Form((4096, width), (width, 1), torch.bfloat16, 0) for width in (columns, 1))
+        calls = [prepared(x, labels, out, shard) for out in (x, None)]
+        assert [isinstance(call, Prepared) and call.meeting is not None for call in calls] == [meets, meets]
+
+
 def test_what_one_pass_cannot_do(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = "its rows must be contiguous and made of whole 16-byte vectors"
     for x, out in ((logits(1), None), (logits(), logits(1)), (logits(row_stride=COLUMNS + 1), None)):

@@ -18,7 +18,7 @@ from triton.compiler import CompiledKernel
 
 from tpbench.kernels import symmetric
 from tpbench.kernels.cached_launch import CachedLaunch, cached_launch
-from tpbench.kernels.one_pass.meeting import LEAST_BYTES, meeting_kernel
+from tpbench.kernels.one_pass.meeting import LEAST_NUMBERS, meeting_kernel
 from tpbench.kernels.one_pass.tiling import Tiling, machine, tiling
 from tpbench.kernels.row_loss import KernelTarget, Strides, Vocabulary
 from tpbench.kernels.row_terms import RowInputs, RowOutputs, Scales
@@ -169,11 +169,10 @@ def prepare(
         **({"maxnreg": plan.registers} if plan.programs_per_sm > 1 else {}),
     )  # fmt: skip
     meeting = None
-    matrices = (1 if loss == "cross_entropy" else 2) + (out is not None)
-    if world_size > 1 and rows * vocabulary.share * logits.dtype.itemsize * matrices >= LEAST_BYTES:  # on all ranks
-        meeting = cached_launch(
-            meeting_kernel, WORLD=world_size, RANKS=next_power_of_2(world_size), num_warps=1
-        )  # fmt: skip
+    # Ranks must decide alike, although one of them may want no gradient: only numbers that are equal on all count.
+    matrices = 2 if loss == "cross_entropy" else 3
+    if world_size > 1 and rows * vocabulary.share * matrices >= LEAST_NUMBERS:
+        meeting = cached_launch(meeting_kernel, WORLD=world_size, RANKS=next_power_of_2(world_size), num_warps=1)
     return Prepared(
         tiling=plan,
         kernel=kernel,
