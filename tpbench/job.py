@@ -124,7 +124,7 @@ _MEASURE_DEFAULTS = defaults(MeasureSettings)
 _STOP_RULE = _MEASURE_DEFAULTS.keys() - {"graph", *PROFILES}
 """Settings of a measurement that a workload with a fixed number of iterations doesn't have."""
 UNUSED_IF_SCHEDULED = frozenset(_STOP_RULE - {"fresh"})
-"""Those that such a problem ignores. It refuses `fresh`."""
+"""Settings that a workload with a fixed number of iterations ignores. It refuses `fresh`."""
 
 
 def field_names(workload: Workload | None = None) -> set[str]:

@@ -116,7 +116,7 @@ def _number(field: dataclasses.Field[Any], kind: type, value: Any) -> int | floa
 def user_path(path: object, name: str = "a path") -> Path:
     """Return a path that a user gave, with ~ as the home folder. Every command takes its paths through this function.
 
-    Raises JobError, with the name of the field, for a path that is empty or null, that is no text, such as a list and
+    Raises JobError, with the name of the field, for a path that is empty or null, that isn't text, such as a list and
     1e3, or that is in the home of nobody.
     """
     if isinstance(path, bool) or not isinstance(path, (str, int, PurePath, type(None))):

@@ -220,7 +220,7 @@ def most_at_once(folder: Path) -> int:
 
 
 def test_a_sweep_that_slurm_rejects_leaves_no_job(tmp_path: Path) -> None:
-    """It has more jobs than an array of this cluster may have."""
+    """The sweep has more jobs than an array of this cluster may have."""
     limit = subprocess.run(["scontrol", "show", "config"], capture_output=True, text=True).stdout
     assert re.search(r"MaxArraySize += 4\b", limit)
     done = tpbench(*SLURM, *SINGLE, "seed=1,2,3,4,5", cwd=tmp_path)

@@ -75,7 +75,7 @@ class EntropyLoss(_LossModule):
     such as tanh, then raises RuntimeError.
 
     Backward multiplies by the upstream gradient in fp32. The gradient was already rounded to the logits' dtype, so an
-    upstream gradient that is no power of two causes a second rounding. grad_scale does not: pass known factors there.
+    upstream gradient that isn't a power of two causes a second rounding. grad_scale does not: pass known factors there.
     If the upstream gradient is 1, which is tested on the device, backward changes nothing. It works in place, so a
     second backward through the same forward raises RuntimeError.
 

@@ -24,7 +24,7 @@ class Lease:
     """GPUs that a torchrun has until it ends. A job on a CPU has none: it may use all cores."""
 
     gpus: tuple[str, ...] = ()
-    """Their names in CUDA_VISIBLE_DEVICES."""
+    """The names of the GPUs in CUDA_VISIBLE_DEVICES."""
     locks: tuple[int, ...] = ()
     """Open lock files. The processes that use the GPUs inherit them, so that they keep the locks too."""
     beside_others: bool = False

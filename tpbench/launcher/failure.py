@@ -21,8 +21,8 @@ TAIL_BYTES = 16_384
 _STACK = re.compile(r"^(Stack|Current thread .+) \(most recent call first\)", re.MULTILINE)
 _ANY_STACK = re.compile(r"^.*\(most recent call first\)", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
-"""What faulthandler writes of the main thread or the one that crashed, of any thread, and of each frame, the innermost
-first. Behind the stacks of a crash it lists extension modules, which say nothing."""
+"""Lines that faulthandler writes: the first one of the main or crashed thread, that of any thread, and one for each
+frame, the innermost first. Behind the stacks of a crash it lists extension modules, which say nothing."""
 _PACKAGE = Path(tpbench.__file__).parent
 _MOST_CALLS = 3
 

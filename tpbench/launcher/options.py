@@ -83,7 +83,7 @@ def unknown_choice(group: str, choice: str, valid: Collection[str]) -> str:
 
 
 def read_choice(file: Path) -> dict[str, Any]:
-    """Return what a file of YAML sets. Raises JobError if the file is no mapping."""
+    """Return what a file of YAML sets. Raises JobError if the file isn't a mapping."""
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
     except (yaml.YAMLError, UnicodeError) as error:

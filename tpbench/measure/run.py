@@ -124,7 +124,7 @@ class _Cell:
             self.clocks["device"] = DeviceClock(context.device, cache)
         self.watch = ClockWatch(context.device)
         self.step = self.session.step
-        """What the clocks time: the session's step, or the replay of its graph."""
+        """The function that the clocks time: the session's step, or the replay of its graph."""
         self.columns: dict[str, Any] = {"copy_gb_per_s": copy_gb_per_s}
         """Columns of the row so far."""
 
@@ -137,7 +137,7 @@ class _Cell:
         last_ms, peak_gib = self._one_pass("first pass")
         if interpreted and last_ms.max() / 1e3 > self.settings.time_budget_s:
             return last_ms, peak_gib, False
-        poison(self.session)  # its memory is what the next pass will probably get
+        poison(self.session)  # the next pass will probably get the memory of these outputs
         self.session.release()
         last_ms, peak_gib = self._one_pass("second pass")
         if self.settings.graph:
@@ -262,7 +262,7 @@ def cost_columns(costs: Costs, copy_gb_per_s: float) -> dict[str, Any]:
     """Return the unavoidable costs of an iteration and their time on this machine, the floor.
 
     floor_ms = max(bytes_moved / copy_gb_per_s + wire_ms, compute_ms): memory traffic and communication, or products.
-    `Costs` has two exceptions. Without counted bytes there is no floor.
+    `Costs` has two exceptions. Without counted bytes the floor is missing.
     """
     columns = {"bytes_communicated": costs.bytes_communicated, "copy_gb_per_s": copy_gb_per_s}
     if costs.bytes_moved is None:

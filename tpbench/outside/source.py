@@ -69,7 +69,7 @@ def refusal(function: Callable[..., Any], problem: Any, tp_size: int) -> str | N
 def functions(path: Path) -> dict[str, ast.FunctionDef]:
     """Return the functions at the top level of a file, by name.
 
-    Raises JobError in one line if there is no such file, or if it is no Python.
+    Raises JobError in one line if there is no such file, or if it isn't Python.
     """
     return {statement.name: statement for statement in _parsed(path).body if isinstance(statement, ast.FunctionDef)}
 
@@ -77,7 +77,7 @@ def functions(path: Path) -> dict[str, ast.FunctionDef]:
 def declaration(function: ast.FunctionDef, path: Path) -> dict[str, Any] | None:
     """Return the arguments of a function's decorator `variant`, or None without one.
 
-    Raises JobError for an argument that is no literal.
+    Raises JobError for an argument that isn't a literal.
     """
     calls = (node for node in function.decorator_list if isinstance(node, ast.Call))
     call = next((call for call in calls if _name(call.func) == "variant"), None)

@@ -42,7 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         answers = _answers(cells, fitted, workload, options)
         print(as_json(answers) if options.format == "json" else text(answers), end="")
     except (JobError, OSError) as error:
-        if isinstance(error, OSError) and not error.filename:  # of the output, which `tpbench.console` explains
+        if (
+            isinstance(error, OSError) and not error.filename
+        ):  # an error of the output, which `tpbench.console` explains
             raise
         print(f"predict: {explained(error)}", file=sys.stderr)
         return 2
@@ -140,7 +142,7 @@ def whole_numbers(text: str) -> list[int]:
 
 
 LEFT_OUT = {"one cell": (0.10, 0.03), "all cells of a tp size": (0.25, 0.03), "the largest of a size": (0.25, 0.03)}
-"""What is predicted from the other cells, with the aims: largest median error of the times, and of the counts."""
+"""Cells that are predicted from the others, with the aims: largest median error of the times, and of the counts."""
 
 
 def validation(models: Mapping[str, VariantModel], measured: MeasuredCells) -> tuple[str, bool]:

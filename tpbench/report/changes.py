@@ -90,7 +90,7 @@ class CellChange:
 
     @property
     def is_decided(self) -> bool:
-        """True for a cell that was compared. Two failures or two skipped cells are no comparison."""
+        """True for a cell that was compared. Two failures or two skipped cells don't count as one."""
         if self.verdict == SAME:
             return self.ratio is not None or self.before is not None
         return self.verdict not in (INCOMPARABLE, GONE, ADDED)

@@ -51,7 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return command(arguments[1:])
         _report(_parser().parse_args(arguments))
     except (JobError, OSError) as error:
-        if isinstance(error, OSError) and not error.filename:  # of the output, which `tpbench.console` explains
+        if (
+            isinstance(error, OSError) and not error.filename
+        ):  # an error of the output, which `tpbench.console` explains
             raise
         print(f"report: {explained(error)}", file=sys.stderr)
         return 2

@@ -42,7 +42,7 @@ def pivot(
     """Return tables of the newest row of each cell, by workload and hardware.
 
     `floor` adds a column with the floor of the fastest row of each line. `transpose` returns a line for each variant
-    and a column for each problem. Raises JobError for an unknown metric, and for a floor of a metric that is no time.
+    and a column for each problem. Raises JobError for an unknown metric, and for a floor of a metric that isn't a time.
     """
     shown = metric(metric_name)  # first of all, because the name may be wrong
     if floor and not shown.is_time:

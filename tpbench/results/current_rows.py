@@ -42,7 +42,7 @@ def changes(row: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
 
 
 def is_replaced_by(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Return true if the other row replaces this one, which is no measurement.
+    """Return true if the other row replaces this one, which isn't a measurement.
 
     Both are of the same cell, with the same software and hardware. The other one is a measurement or is later.
     """

@@ -49,7 +49,7 @@ def row_files(where: Where) -> list[Path]:
 
 
 def _expand(place: Path) -> Iterable[Path]:
-    # A name that exists is no pattern, even with an asterisk in it. Path.glob accepts no absolute pattern.
+    # A name that exists isn't a pattern, even with an asterisk in it. Path.glob accepts no absolute pattern.
     matches = [place] if place.exists() else [Path(match) for match in glob.glob(str(place), recursive=True)]  # noqa: PTH207
     if not matches:
         raise FileNotFoundError(f"no such folder or file: {place}")

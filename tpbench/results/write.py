@@ -43,7 +43,7 @@ class RowExists(FileExistsError):
 
 
 def row_path(output_dir: str | os.PathLike[str], row_id: str) -> Path:
-    """Return the path of a row's own file. Raises RowError if the name of the row is no plain file name."""
+    """Return the path of a row's own file. Raises RowError if the name of the row isn't a plain file name."""
     if not _ROW_ID.fullmatch(row_id):
         raise RowError(f"row_id {row_id!r} is no plain file name")
     return Path(output_dir, "rows", f"{row_id}.parquet")

@@ -107,7 +107,7 @@ class Tasks:
         self.measurements: dict[int, Generator[RoundRequest, bool, Any]] = {}
         """The tasks that are not finished, by their place."""
         self.requests: dict[int, RoundRequest] = {}
-        """What each of these asked for after its last round."""
+        """The request of each unfinished task after its last round."""
         self.columns: dict[int, dict[str, Any]] = {}
 
     def run(self) -> bool:

@@ -57,7 +57,7 @@ class FixedNodes(RendezvousHandler):
         return BACKEND
 
     def get_run_id(self) -> str:
-        """Return the name of the job, which is no secret."""
+        """Return the name of the job, which isn't secret."""
         return self.run_id
 
     def next_rendezvous(self) -> RendezvousInfo:

@@ -41,7 +41,7 @@ def require(value: Any, expected: type, variant: Variant, what: str) -> Any:
 
 
 def count(value: Any, source: Variant | Callable[..., Any], name: str = "bytes_communicated") -> int:
-    """Return the count, such as of bytes, that `source` states. Raises WrongReturn if it is no whole number."""
+    """Return the count, such as of bytes, that `source` states. Raises WrongReturn if it isn't a whole number."""
     if (number := _stored(value, int)) is not None and number >= 0:
         return int(number)
     of = source.name if isinstance(source, Variant) else source.__name__

@@ -168,7 +168,7 @@ def test_jsd(case: str, device: torch.device) -> None:
 
 
 def test_edges_of_jsd(device: torch.device) -> None:
-    """It is finite where p or q is 0, as in whole tiles, and equal distributions have no gradient."""
+    """The loss is finite where p or q is 0, as in whole tiles, and equal distributions have no gradient."""
     logits, target = (far_away(values, 1e4) for values in make("jsd"))
     logits[:4, 20:70] = target[2:6, 40:80] = -torch.inf
     check(_run(logits, target, device, **JSD), logits, target, JSD)

@@ -104,7 +104,7 @@ def test_rows_that_are_no_undisturbed_measurement_are_left_out(add, series, chan
 
 @pytest.mark.parametrize("status", ["oom", "wrong", "timeout", "error", "skipped"])
 def test_the_newest_row_may_be_a_failure(add, series, status):
-    """A skipped row is no failure."""
+    """A skipped row doesn't count as a failure."""
     add("triton_tp", 1.0, torch_version="2.11.0")
     add("triton_tp", status=status, reason="x", torch_version="2.99.0")
     add("quack", status=status, reason="x")

@@ -87,7 +87,7 @@ class SlurmSettings:
         # submitit writes an argument whose value is true without one, as in `--exclusive`.
         given = {str(name): value for name, value in sbatch.items() if value is not False and value is not None}
         arguments = tuple((name, value if value is True else str(value)) for name, value in given.items())
-        # A text of several lines would hide that one before the last fails, and a comment alone is no command of bash.
+        # A text of several lines would hide that one before the last fails, and a comment alone isn't a command.
         lines = tuple(line for text in texts for line in text.splitlines() if line.partition("#")[0].strip())
         return replace(plain, setup=lines, sbatch=arguments)
 

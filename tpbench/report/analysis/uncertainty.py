@@ -114,7 +114,7 @@ def interleaved_ratio(above: Mapping[str, Any], below: Mapping[str, Any], compar
     """Return the ratio of two records by their rounds, which were measured in the order A B, B A, A B, ...
 
     Two rounds of each, A B B A, make one value, because the second of a single round has more of any drift. Return None
-    if the two were not interleaved with each other, have too few rounds, or `compared` is no time.
+    if the two were not interleaved with each other, have too few rounds, or `compared` isn't a time.
     """
     column = ROUND_COLUMNS.get(compared)
     if column is None or not above["interleaved"] or above["interleaved"] != below["interleaved"]:

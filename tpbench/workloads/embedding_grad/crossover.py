@@ -28,7 +28,7 @@ def groups_of(rows: Sequence[Row]) -> list[Speedups]:
     """Return the speed-ups over a dense reduce-scatter, by density, of all correct rows that can be compared with it.
 
     Its time is the median over all densities, because it sends the whole table. Of several rows of one density the
-    newest counts. A replayed CUDA graph is no baseline, because most sparse exchanges cannot be captured. Rows of
+    newest counts. A replayed CUDA graph isn't a baseline, because most sparse exchanges cannot be captured. Rows of
     replayed exchanges are compared with it like the others.
     """
     frame = comparable(row for row in rows if not row["overlap_ms"])

@@ -172,7 +172,7 @@ MERGED: dict[str, Any] = {
     "no_graph_reason": "the host decides in each iteration how many rows go to which rank",
     "uses_triton": True,
 }
-"""Of exchanges whose host needs the numbers of rows, and which merge rows by a kernel."""
+"""Properties of exchanges whose host needs the numbers of rows, and which merge rows by a kernel."""
 
 WORKLOAD.variant_of(
     "dense_reduce_scatter",

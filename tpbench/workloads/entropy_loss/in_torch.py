@@ -76,7 +76,7 @@ def _max_and_sum(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _Algorithm:
-    """What is exchanged of each row: maxima, then sums."""
+    """The numbers of each row that ranks exchange: maxima, then sums."""
 
     maxima: int
     sums: Sequence[int | None]

@@ -79,7 +79,7 @@ class Oracle(LossOracle):
     def compare_gradients(self, comparison: Comparison, output: Output, blocks: Iterator[tuple[slice, Tensor]]) -> None:
         """Record the errors of rows of both gradients.
 
-        For the weight's, ||right|| is at least the root mean square of all rows: rows of columns that are no label and
+        For the weight's, ||right|| is at least the root mean square of all rows: rows of columns that aren't labels and
         have small probabilities are smaller than the rounding errors of sums.
         """
         hidden_grad, got = (comparison.got.get(name) for name in ("grad_hidden", "grad_weight"))

@@ -113,14 +113,14 @@ def uneven(problem: LossProblem, tp_size: int) -> str | None:
 
 
 def incomplete_sequences(problem: LossProblem, tp_size: int) -> str | None:
-    """Refuse rows that are no whole sequences: the loss has an advantage of each sequence."""
+    """Refuse rows that don't fill whole sequences: the loss has an advantage of each sequence."""
     if problem.tokens % SEQUENCE:
         return f"it needs tokens of whole sequences of {SEQUENCE}, got {problem.tokens}"
     return None
 
 
 def other_losses(problem: LossProblem, tp_size: int) -> str | None:
-    """Refuse what is no cross-entropy."""
+    """Refuse losses other than cross-entropy."""
     return None if problem.loss == "cross_entropy" else f"it has no {problem.loss}, only cross_entropy"
 
 

@@ -30,7 +30,7 @@ from tpbench.workloads.tp_block.inputs import CHUNK, BlockInputs
 from tpbench.workloads.tp_block.problem import TOLERANCE
 
 EPS = 1e-5
-"""Of the RMSNorms."""
+"""Epsilon of the RMSNorms."""
 
 
 @dataclass(frozen=True)

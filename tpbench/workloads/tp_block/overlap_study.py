@@ -1,7 +1,7 @@
 """Study `overlap`: speed-ups of overlapped variants over the plain one by tokens, and where overlap stops paying.
 
 A row is compared with `block_tp` of the same problem, machine and software, both with a CUDA graph or both without.
-The newest row of a cell counts. Rows of stacks and rows that are no measurement are left out, and rows of `block_auto`
+The newest row of a cell counts. Rows of stacks and rows that aren't measurements are left out, and rows of `block_auto`
 whose passes may be graphs, because then they gain from these too.
 """
 

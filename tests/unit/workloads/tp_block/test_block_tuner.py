@@ -17,7 +17,7 @@ OVERLAP, OVERLAP_GRAPHS = Candidate("copy_engine"), Candidate("copy_engine", gra
         ({EAGER: (4.68, 2.80), OVERLAP: (6.84, 2.49)}, EAGER),
         # The graph of the overlapped step wins by both clocks, that of the plain step only by wall time.
         ({EAGER: (4.68, 2.8), OVERLAP: (6.84, 2.5), GRAPHS: (2.9, 2.8), OVERLAP_GRAPHS: (2.6, 2.6)}, OVERLAP_GRAPHS),
-        # Less wall time at more device time is no gain for who is bound by the device.
+        # Less wall time at more device time doesn't help a loop that the device bounds.
         ({EAGER: (4.68, 2.80), GRAPHS: (2.86, 2.85)}, EAGER),
         # Equal wall times: the device time decides.
         ({EAGER: (12.3, 11.2), OVERLAP: (12.3, 10.2)}, OVERLAP),

@@ -36,7 +36,7 @@ class Inboxes:
     """Hold back the current stream until the streams of all ranks reach the barrier. Later work sees what the ranks
     wrote before it."""
     memory: Any = None
-    """What holds the memory."""
+    """The object that holds the memory."""
     gib: float = 0.0
     """Memory of this rank that they take, in GiB."""
 
