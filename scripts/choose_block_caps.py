@@ -42,7 +42,7 @@ def main() -> int:
         measured = measured.drop_duplicates(["algorithm", "loss", "columns", "block_cap"], keep="last")
         for (algorithm, loss, columns), tried in measured.groupby(["algorithm", "loss", "columns"]):
             near = tried[tried["device_ms"] <= 1.005 * tried["device_ms"].min()]
-            caps.setdefault(algorithm, {}).setdefault(loss, {})[str(columns)] = int(near["block_cap"].min())
+            caps.setdefault(str(algorithm), {}).setdefault(str(loss), {})[str(columns)] = int(near["block_cap"].min())
         facts = {"gpu_name": gpu_name, **{name: measured[name].tolist()[0] for name in MACHINE}}
         machines.append({"measured_on": facts, "caps": caps})
     print(json.dumps(machines, indent=2))
