@@ -12,6 +12,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional_collectives
 from torch import Tensor, nn
 
+from tpbench.comm.nccl_windows import windows_of
 from tpbench.kernels.collectives import all_gather as all_gather
 from tpbench.kernels.collectives import gather_values, machine_id, same_machine
 from tpbench.kernels.collectives import reduce_scatter as reduce_scatter
@@ -28,7 +29,10 @@ def gather_rows(shard: Tensor, group: dist.ProcessGroup) -> Tensor:
     """
     if torch.compiler.is_compiling():
         return functional_collectives.all_gather_tensor(shard, 0, group)
-    whole = shard.new_empty(group.size() * len(shard), shard.shape[1])
+    windows = windows_of.get(group)
+    whole = (windows or shard).new_empty((group.size() * len(shard), shard.shape[1]), dtype=shard.dtype)
+    if windows:  # in place: the rank's rows must lie in a window, too
+        shard = whole.chunk(group.size())[group.rank()].copy_(shard)
     all_gather(whole, shard.contiguous(), group=group)
     return whole
 
@@ -37,7 +41,10 @@ def scatter_rows(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Sum the (rows, n) matrices of all ranks and return this rank's (rows / size, n) of the sum. Collective."""
     if torch.compiler.is_compiling():
         return functional_collectives.reduce_scatter_tensor(whole, "sum", 0, group)
-    shard = whole.new_empty(len(whole) // group.size(), whole.shape[1])
+    windows = windows_of.get(group)
+    shard = (windows or whole).new_empty((len(whole) // group.size(), whole.shape[1]), dtype=whole.dtype)
+    if windows and not windows.holds(whole):
+        whole = windows.new_empty(whole.shape, dtype=whole.dtype).copy_(whole)
     reduce_scatter(shard, whole.contiguous(), group=group)
     return shard
 

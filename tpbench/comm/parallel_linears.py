@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpbench.comm.collectives import exchanged, gather_rows, scatter_rows
+from tpbench.comm.nccl_windows import Windows, windows_of
 
 Pending: TypeAlias = Callable[[], Tensor]
 """A result that may not be complete yet. Call it once: it returns the result, ready for the current stream."""
@@ -76,9 +77,14 @@ class SequentialSchedule(Schedule):
     """All-gather, product, reduce-scatter, one after the other. It can be compiled."""
 
     group: dist.ProcessGroup
+    memory: Any
+    windows: Windows | None = None
+    """The group's windows, in which products are made that are reduced."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
+        if (windows := windows_of.get(group)) is not None:
+            self.memory = self.windows = windows
 
     def gather(self, shard: Tensor) -> Pending:
         whole = gather_rows(shard, self.group)
@@ -86,6 +92,13 @@ class SequentialSchedule(Schedule):
 
     def scatter(self, partial: Tensor) -> Tensor:
         return scatter_rows(partial, self.group)
+
+    def matmul_scatter(self, whole: Tensor, matrix: Tensor, *, awaited: bool = False) -> Pending:
+        if self.windows is None:
+            return super().matmul_scatter(whole, matrix, awaited=awaited)
+        product = self.windows.new_empty((len(whole), matrix.shape[1]), dtype=whole.dtype)
+        summed = self.scatter(torch.mm(whole, matrix, out=product))
+        return lambda: summed
 
 
 def column_parallel(shard: Tensor, weight: Tensor, schedule: Schedule, *, save_gathered: bool = True) -> Tensor:

@@ -29,6 +29,7 @@ from tpbench.worker.task import PROGRESS_FILE, TASK_FILE, JsonLines, Task
 if TYPE_CHECKING:
     import torch
 
+    from tpbench.comm.nccl_windows import Nccl
     from tpbench.job import Job
     from tpbench.measure.session import Context
     from tpbench.measure.stop_rules import RoundRequest
@@ -209,7 +210,8 @@ def context_of(job: Job, device: torch.device, folder: Path, process_stays: bool
     from tpbench.measure.session import Context
 
     dp_rank, tp_rank = divmod(dist.get_rank(), job.tp_size)
-    tp_groups, dp_groups = _groups(job.tp_size, job.dp_size)
+    nccl: Nccl = "default" if job.outside else getattr(job.problem, "nccl", "default")
+    tp_groups, dp_groups = _groups(job.tp_size, job.dp_size, nccl, device)
     return Context(
         rank=dist.get_rank(),
         world_size=job.world_size,
@@ -228,7 +230,7 @@ def context_of(job: Job, device: torch.device, folder: Path, process_stays: bool
 
 
 @functools.cache
-def _groups(tp_size: int, dp_size: int) -> tuple[list[Any], list[Any]]:
+def _groups(tp_size: int, dp_size: int, nccl: Nccl, device: torch.device) -> tuple[list[Any], list[Any]]:
     """Return the process groups of the rows and of the columns of the (dp, tp) mesh, which is row-major.
 
     Every rank must create every group in the same order. A group of all ranks is the world itself: another communicator
@@ -236,7 +238,11 @@ def _groups(tp_size: int, dp_size: int) -> tuple[list[Any], list[Any]]:
     """
     import torch.distributed as dist
 
+    from tpbench.comm.nccl_windows import group_with_windows
+
     def group(ranks: list[int]) -> Any:
+        if nccl != "default":
+            return group_with_windows(ranks, nccl, device)
         return dist.group.WORLD if len(ranks) == dist.get_world_size() else dist.new_group(ranks)
 
     replicas = [[dp * tp_size + tp for tp in range(tp_size)] for dp in range(dp_size)]

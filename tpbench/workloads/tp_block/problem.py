@@ -80,6 +80,9 @@ class TpBlock:
     try_graphs: bool = setting(
         False, help="block_auto: also try steps whose forward and backward passes are CUDA graphs"
     )
+    nccl: Literal["default", "symmetric", "copy_engine"] = setting(
+        "default", help="block_tp: NCCL's own choice, buffers in symmetric windows, or these with zero-CTA policy"
+    )
     profile: bool = setting(False, help="keep each rank's profiler trace of one step")
     rotary: bool = setting(False, help="rotate queries and keys by their positions, as Llama does; layers=N sets true")
     layers: int = setting(0, help="blocks to train with AdamW; 0: one block, forward and backward only", low=0)
@@ -236,6 +239,7 @@ WORKLOAD = Workload(
         Option("save_gathered", ignorable=True),
         Option("signals", ignorable=True),
         Option("try_graphs", ignorable=True),
+        Option("nccl", ignorable=True),
         Option("profile"),
     ),
     graph_options={"signals": "kernel"},

@@ -72,6 +72,9 @@ class TrainStep:
     compile: bool = setting(False, help="compile each decoder layer with torch.compile (needs a GPU)")
     zero_stage: Literal[0, 1, 2] = setting(1, help="DeepSpeed's ZeRO stage (autotp)")
     overlap: bool = setting(False, help="DeepSpeed's overlap of tensor-parallel all-reduces with products (autotp)")
+    nccl: Literal["default", "symmetric", "copy_engine"] = setting(
+        "default", help="NCCL's own choice, buffers in symmetric windows, or these with zero-CTA policy"
+    )
     vocab_parallel: bool = setting(True, help="head and loss use the sharded vocabulary; false: gather all logits")
     train_loss: Literal["torch", "tpbench"] = setting("torch", help="cross-entropy: the variant's own, or tpbench's")
 
@@ -99,6 +102,10 @@ class TrainStep:
         complaints = (
             (self.heads % self.kv_heads, f"kv_heads={self.kv_heads} must divide heads={self.heads}"),
             (self.depth > self.layers, f"num_layers={self.num_layers} is more than the {self.layers} of {self.model}"),
+            (
+                self.compile and self.nccl != "default",
+                f"nccl={self.nccl} needs compile=false: compiled layers have buffers of their own",
+            ),
             (self.autocast and self.dtype == "float32", "autocast=true needs dtype=bfloat16: there is nothing to cast"),
             (
                 self.attention == "flash_attention_2" and self.dtype == "float32",

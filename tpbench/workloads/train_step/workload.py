@@ -17,11 +17,13 @@ TENSOR_PARALLEL = frozenset({"vocab_parallel"})
 """Options that have a meaning only if the model is sharded."""
 AUTOTP = frozenset({"zero_stage", "overlap"})
 """Options of DeepSpeed."""
+WINDOWS = frozenset({"nccl"})
+"""Options of a variant whose buffers for collectives tpbench allocates."""
 OPTIONS = (
     "attention", "activation_checkpointing", "compile", "zero_stage", "overlap", "vocab_parallel", "train_loss",
-    "optimizer", "phase_steps", "profile",
+    "optimizer", "phase_steps", "profile", "nccl",
 )  # fmt: skip
-ALL = frozenset(OPTIONS) - TENSOR_PARALLEL - AUTOTP
+ALL = frozenset(OPTIONS) - TENSOR_PARALLEL - AUTOTP - WINDOWS
 """Options that every variant supports."""
 ALIASES = {
     "impl": "variant={} shape=qwen3_32b_tp4",
@@ -211,7 +213,7 @@ VARIANTS: dict[str, tuple[str, frozenset[str], str]] = {
     ),
     "fsdp_dtensor": (
         "fsdp.fsdp_dtensor",
-        ALL | TENSOR_PARALLEL,
+        ALL | TENSOR_PARALLEL | WINDOWS,
         "FSDP2 over replicas, tpbench's sharded layers with sequence parallelism within them",
     ),
     "dtensor_tp": (
@@ -220,7 +222,7 @@ VARIANTS: dict[str, tuple[str, frozenset[str], str]] = {
         ALL - {"compile"} | TENSOR_PARALLEL,
         "torch's own: FSDP2 over replicas, parallelize_module with sequence parallelism within them",
     ),
-    "fsdp": ("fsdp.fsdp_dtensor", ALL, "no tensor parallelism: FSDP2, parameters sharded over replicas"),
+    "fsdp": ("fsdp.fsdp_dtensor", ALL | WINDOWS, "no tensor parallelism: FSDP2, parameters sharded over replicas"),
     "ddp": ("fsdp.ddp", ALL, "no tensor parallelism: DistributedDataParallel, all of the model on every rank"),
 }
 """The function of each variant in `training`, its options and its summary."""
@@ -232,6 +234,7 @@ for _name, (_function, _options, _summary) in VARIANTS.items():
         _summary,
         options=_options,
         requires=("transformers", "deepspeed") if _name == "autotp" else ("transformers",),
+        requires_cuda=lambda problem: problem.nccl != "default",
         no_graph_reason=partial(_no_graph, _name),
         uses_triton=lambda problem: problem.train_loss != "torch",
         unsupported_reason=partial(_unsupported_by, _name),
