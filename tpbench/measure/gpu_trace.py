@@ -121,8 +121,9 @@ def bottleneck_columns(
     # A schedule is traced in any process: nothing else shows its gaps, and a new process costs little beside it.
     if not context.process_stays or (schedule is not None and schedule.traced):
         if busy := _busy_by_trace(step, session.restore, wall, context, columns["time_ms"]):
-            *busy_ms, algorithms = busy
-            shares = share_columns(*busy_ms, columns, costs.compute_ms) | {"nccl_algorithm": algorithms}
+            computing_ms, communicating_ms, algorithms = busy
+            shares = share_columns(computing_ms, communicating_ms, columns, costs.compute_ms)
+            shares["nccl_algorithm"] = algorithms
             if not (schedule and context.graph and shares["idle_share"] > MOST_IDLE_OF_REPLAY):
                 return shares
             context.say(f"no shares: the trace has little of a replay (idle for {shares['idle_share']:.0%} of it)")
