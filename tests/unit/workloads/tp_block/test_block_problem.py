@@ -10,7 +10,7 @@ import torch
 from tests.support.command import ROOT
 from tests.support.composed_jobs import composed
 from tests.support.tp_block import FixedStopwatch, context, problem, unshard
-from tpbench.job import JobError, parse_job, unsupported_reason
+from tpbench.job import JobError, key_of, parse_job, unsupported_reason
 from tpbench.workloads.tp_block import WORKLOAD
 from tpbench.workloads.tp_block.execution.layers import ColumnParallelLinear, RMSNorm
 from tpbench.workloads.tp_block.execution.prepared import BlockContext
@@ -70,6 +70,23 @@ def test_unsupported_problems_have_a_reason() -> None:
 def test_quack_refuses_problems_that_its_tiles_do_not_fit(changes: dict[str, Any], reason: str | None) -> None:
     found = unsupported_reason(parse_job({"variant": "block_quack", "tp_size": 2, **TINY, "tokens": 512, **changes}))
     assert found is None if reason is None else reason in str(found)
+
+
+def test_collectives_of_nccl_on_windows_are_an_option_of_some_variants_on_gpus() -> None:
+    chosen = parse_job({"variant": "block_tp", "tp_size": 2, **TINY, "nccl": "copy_engine"})
+    default = parse_job({"variant": "block_tp", "tp_size": 2, **TINY})
+    assert chosen.requires_cuda and not default.requires_cuda and chosen.key != default.key
+    older = {name: value for name, value in default.flat().items() if name != "nccl"}
+    assert key_of(older) == default.key
+    assert (
+        parse_job({"variant": "block_copy_engine", "tp_size": 2, **TINY, "nccl": "symmetric"}).problem
+        == default.problem
+    )
+    train = composed("variant=autotp", "shape=tiny_train_tp2", "nccl=symmetric")
+    reason = "does not support nccl=symmetric (supported by: fsdp_dtensor, fsdp)"
+    assert reason in str(unsupported_reason(parse_job(train)))
+    with pytest.raises(JobError, match="valid: default, symmetric, copy_engine"):
+        parse_job({"variant": "block_tp", "tp_size": 2, **TINY, "nccl": "registered"})
 
 
 def test_a_stack_is_trained_with_rotary_embeddings_for_a_fixed_number_of_steps() -> None:

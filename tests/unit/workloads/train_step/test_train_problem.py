@@ -24,6 +24,7 @@ from tpbench.workloads.train_step.training.autotp import deepspeed_configuration
         ({"num_layers": 3}, 1, "num_layers=3 is more than the 2 of tiny"),
         ({"autocast": True}, 1, "autocast=true needs dtype=bfloat16"),
         ({"attention": "flash_attention_2"}, 1, "has no float32"),
+        ({"compile": True, "nccl": "symmetric"}, 1, "nccl=symmetric needs compile=false"),
     ],
 )
 def test_fields_that_cannot_be_trained_are_refused(fields: dict[str, Any], tp_size: int, said: str) -> None:
