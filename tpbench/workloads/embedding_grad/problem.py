@@ -48,10 +48,8 @@ class EmbeddingGrad:
         "backward); or all after the backward, with the exchange first, between reduce-scatters and all-gathers, or "
         "last",
     )
-    search: Literal["auto", "host", "kernel"] = setting(
-        "auto",
-        help="search for the touched rows: host (by numpy, before the forward), kernel (by a Triton kernel), auto "
-        "(kernel on GPUs, host on CPUs)",
+    search: Literal["auto"] = setting(
+        "auto", help="search for the touched rows: auto (by a kernel); older rows also have host (by numpy)"
     )
 
     @property
