@@ -3,7 +3,6 @@
 import pytest
 
 from tests.unit.report.conftest import CPU
-from tpbench.report.command import main
 from tpbench.report.pivot import pivot
 from tpbench.settings import JobError
 from tpbench.tables import as_csv, as_text
