@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from tests.support.ranks import Rank
+from tpbench import packages
 from tpbench.measure.session import Context
-from tpbench.workloads.tp_block import TpBlock
+from tpbench.workloads.tp_block import WORKLOAD, TpBlock
 from tpbench.workloads.tp_block.execution.layers import gradients
 from tpbench.workloads.tp_block.execution.prepared import BlockContext, PreparedBlock
 from tpbench.workloads.tp_block.inputs import BlockInputs
@@ -22,6 +23,14 @@ from tpbench.workloads.tp_block.oracle import BlockResult, own_part
 from tpbench.workloads.tp_block.problem import ShardedLinear
 
 PARTS = ("block", "mlp", "column", "row")
+HERE = sorted(
+    name
+    for name, each in WORKLOAD.variants.items()
+    if (torch.cuda.is_available() or not each.requires_cuda) and all(map(packages.installed, each.requires))
+)
+"""The variants that this machine can run."""
+QUACK = {"tokens": 512, "ffn": 64, "head_dim": 8, "dtype": "bfloat16"}
+"""Sizes that QuACK's tiles fit, on up to four ranks."""
 
 
 def problem(**fields: Any) -> TpBlock:

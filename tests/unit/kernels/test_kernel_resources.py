@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tpbench.kernels.block_caps import measured_cap, winners
+from tpbench.kernels.block_caps import measured_cap, measured_caps
 from tpbench.kernels.cached_launch import occupancy, worst_resources
 
 
@@ -56,7 +56,7 @@ def test_a_kernel_says_what_it_was_compiled_to() -> None:
 @pytest.mark.parametrize("loss", ["cross_entropy", "soft_cross_entropy", "reverse_kl", "forward_kl"])
 @pytest.mark.parametrize("algorithm", ["two_reads", "two_kernels", "one_read"])
 def test_auto_is_the_narrowest_measured_width_that_fits(algorithm: str, loss: str) -> None:
-    caps = {e["columns"]: e["block_cap"] for e in winners() if (e["algorithm"], e["loss"]) == (algorithm, loss)}
+    caps = {int(columns): cap for columns, cap in measured_caps()[algorithm][loss].items()}
     for columns, cap in caps.items():
         assert measured_cap(algorithm, loss, columns) == measured_cap(algorithm, loss, columns - 1) == cap
     assert measured_cap(algorithm, loss, 1) == caps[min(caps)]

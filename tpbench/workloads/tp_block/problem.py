@@ -179,6 +179,22 @@ def linear_weights(problem: TpBlock, size: int) -> int:
     return sum(rows * columns for rows, columns in (linear.local_shape(size) for linear in problem.linears))
 
 
+QUACK_ROWS = 128
+"""Rows of a tile of QuACK's product."""
+
+
+def unsupported_by_quack(problem: TpBlock, size: int) -> str | None:
+    """Return why QuACK's overlapped all-gather cannot run the problem on `size` ranks, or None if it can."""
+    if problem.dtype != "bfloat16":
+        return f"QuACK's product needs bfloat16, got {problem.dtype}"
+    if problem.tokens % (QUACK_ROWS * size):
+        return f"QuACK's tiles need tokens that {QUACK_ROWS} * tp_size={QUACK_ROWS * size} divides"
+    widths = [width for linear in problem.linears for width in linear.local_shape(size)]
+    if odd := [width for width in widths if width % 8]:
+        return f"QuACK's product needs widths of a rank's weights that 8 divides, got {odd[0]}"
+    return None
+
+
 PROFILE = (
     "time_ms", "device_ms", "chained_ms", "forward_ms", "backward_ms", "compute_ms", "communication_ms", "exposed_ms",
     "hidden_share", "gather_hidden", "scatter_hidden", "overlap_fraction", "bound", "idle_share", "tflops",
@@ -226,7 +242,6 @@ WORKLOAD = Workload(
     pivot=Pivot(
         rows=("hidden", "ffn", "tokens", "tp_size"),
         sections=("dtype", "part"),
-        trajectories={"losses": 1.0, "grad_norms": 1.0},
     ),
     # A stack has rotary embeddings, unless the user chose.
     resolve=lambda problem, chosen: (

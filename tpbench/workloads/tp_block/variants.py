@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from tpbench.workloads.tp_block.problem import WORKLOAD, TpBlock
+from tpbench.workloads.tp_block.problem import WORKLOAD, TpBlock, unsupported_by_quack
 
 
 def _unsupported_by_one_rank(problem: TpBlock, tp_size: int) -> str | None:
@@ -17,6 +17,10 @@ def _unsupported_in_pieces(problem: TpBlock, tp_size: int) -> str | None:
     if problem.tokens % tp_size**2:
         return f"tokens={problem.tokens} must be divisible by tp_size^2={tp_size**2} to overlap in pieces"
     return _unsupported_by_one_rank(problem, tp_size)
+
+
+def _unsupported_by_quack(problem: TpBlock, tp_size: int) -> str | None:
+    return _unsupported_by_one_rank(problem, tp_size) or unsupported_by_quack(problem, tp_size)
 
 
 def _no_graph(problem: TpBlock) -> str:
@@ -66,6 +70,14 @@ _of_schedule(
     "symm_mem",
     "torch's fused_all_gather_matmul and fused_matmul_reduce_scatter",
     requires_cuda=True,
+)
+_of_schedule(
+    "block_quack",
+    "quack",
+    "QuACK's all-gather + product (one persistent kernel that copy engines feed), plain reduce-scatter",
+    requires=("quack",),
+    requires_cuda=True,
+    unsupported_reason=_unsupported_by_quack,
 )
 WORKLOAD.variant_of(
     "block_compile_async",

@@ -31,6 +31,7 @@ from tpbench.workloads.tp_block.execution.prepared import (
     prepare,
     workspace_columns,
 )
+from tpbench.workloads.tp_block.execution.quack_schedule import QuackSchedule, has_quack
 from tpbench.workloads.tp_block.execution.torch_schedules import RingSchedule, SymmMemSchedule
 from tpbench.workloads.tp_block.inputs import BlockInputs
 from tpbench.workloads.tp_block.problem import TpBlock
@@ -141,12 +142,13 @@ def _graphed(eager: Mapping[Candidate, PreparedBlock]) -> dict[Candidate, Prepar
 
 
 def schedule_named(name: str, inputs: BlockInputs) -> Schedule:
-    """Return a new schedule of that name: local, plain, ring, symm_mem or copy_engine."""
+    """Return a new schedule of that name: local, plain, ring, symm_mem, copy_engine or quack."""
     if name == "local":
         return LocalSchedule()
     if name == "copy_engine":
         return CopyEngineSchedule(SymmetricBuffers(inputs.group, inputs.device, inputs.problem.signals))
-    return {PLAIN: SequentialSchedule, "ring": RingSchedule, "symm_mem": SymmMemSchedule}[name](inputs.group)
+    classes = {PLAIN: SequentialSchedule, "ring": RingSchedule, "symm_mem": SymmMemSchedule, "quack": QuackSchedule}
+    return classes[name](inputs.group)
 
 
 def available_schedules(context: BlockContext) -> dict[str, Schedule]:
@@ -154,7 +156,7 @@ def available_schedules(context: BlockContext) -> dict[str, Schedule]:
     inputs = context.inputs
     names = [PLAIN, *(["ring"] if inputs.problem.tokens % inputs.size**2 == 0 else [])]
     if inputs.device.type == "cuda":
-        names += ["symm_mem", "copy_engine"]
+        names += ["symm_mem", "copy_engine", *(["quack"] if has_quack(inputs) else [])]
     schedules = {name: schedule_named(name, inputs) for name in names}
     engine = schedules.get("copy_engine")
     if isinstance(engine, CopyEngineSchedule) and inputs.size > 2:  # a single peer has no neighbour to merge with
