@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import inspect
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -13,6 +15,7 @@ import torch.distributed._functional_collectives as functional_collectives
 from torch import Tensor, nn
 
 from tpbench.comm.nccl_windows import windows_of
+from tpbench.comm.symmetric_buffers import call_driver
 from tpbench.kernels.collectives import all_gather as all_gather
 from tpbench.kernels.collectives import gather_values, machine_id, same_machine
 from tpbench.kernels.collectives import reduce_scatter as reduce_scatter
@@ -20,6 +23,10 @@ from tpbench.kernels.collectives import reduce_scatter as reduce_scatter
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
+
+
+_NCCL_KERNEL = re.compile(r"nccl(Symk)?DevKernel_([A-Za-z0-9_]*[A-Za-z0-9])")
+KERNEL_NODE = 0  # CU_GRAPH_NODE_TYPE_KERNEL
 
 
 def gather_rows(shard: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -47,6 +54,43 @@ def scatter_rows(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
         whole = windows.new_empty(whole.shape, dtype=whole.dtype).copy_(whole)
     reduce_scatter(shard, whole.contiguous(), group=group)
     return shard
+
+
+def nccl_algorithm(shard: Tensor, group: dist.ProcessGroup) -> str:
+    """Return NCCL's kernels for `gather_rows` of a shard and `scatter_rows` of the result, or their copies. Collective.
+
+    A CUDA graph of both names them: a profiler would slow the process down.
+    """
+    whole = gather_rows(shard, group)
+    scatter_rows(whole, group)
+    algorithms = []
+    for run in (lambda: gather_rows(shard, group), lambda: scatter_rows(whole, group)):
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            run()
+        names = map(_NCCL_KERNEL.search, _kernels(graph.raw_cuda_graph()))
+        # The last part of other kernels' names, the protocol, is always LL.
+        algorithms += [
+            f"symmetric {name[2]}" if name[1] else name[2].removesuffix("_LL") for name in names if name
+        ] or ["copy engine"]
+    return ", ".join(algorithms)
+
+
+def _kernels(graph: int) -> Iterator[str]:
+    """Yield the names of the kernels in a CUDA graph, which is given by its handle."""
+    handle, number = ctypes.c_void_p(graph), ctypes.c_size_t()
+    call_driver("cuGraphGetNodes", handle, None, ctypes.byref(number))
+    nodes = (ctypes.c_void_p * number.value)()
+    call_driver("cuGraphGetNodes", handle, nodes, ctypes.byref(number))
+    for node in map(ctypes.c_void_p, nodes):
+        kind, name = ctypes.c_int(), ctypes.c_char_p()
+        call_driver("cuGraphNodeGetType", node, ctypes.byref(kind))
+        if kind.value == KERNEL_NODE:
+            parameters = (ctypes.c_void_p * 16)()  # more than a CUDA_KERNEL_NODE_PARAMS, which the function begins
+            call_driver("cuGraphKernelNodeGetParams_v2", node, parameters)
+            if parameters[0] is not None:
+                call_driver("cuFuncGetName", ctypes.byref(name), ctypes.c_void_p(parameters[0]))
+                yield (name.value or b"").decode()
 
 
 Exchange: TypeAlias = Callable[[Tensor, dist.ProcessGroup], Tensor]

@@ -35,8 +35,7 @@ windows_of: dict[dist.ProcessGroup, Windows] = {}
 class Windows:
     """Buffers in the symmetric windows of a group. They are kept as long as the process.
 
-    A buffer is used again when no tensor refers to it, by the stream that used it first. So all ranks must make and
-    free their tensors in the same order.
+    A buffer is used again when no tensor refers to it. So all ranks must make and free their tensors in the same order.
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
@@ -46,17 +45,20 @@ class Windows:
         backend: Any = group._get_backend(device)
         self.pool = torch.cuda.MemPool(backend.mem_allocator)
         backend.register_mem_pool(self.pool, symm=True)
-        self.buffers: dict[tuple[int, torch.cuda.Stream], list[Tensor]] = defaultdict(list)
+        self.buffers: dict[tuple[str, int], list[Tensor]] = defaultdict(list)
 
     @property
     def gib(self) -> float:
         """Memory of all buffers on this rank, in GiB."""
         return sum(buffer.nbytes for buffers in self.buffers.values() for buffer in buffers) / 2**30
 
-    def new_empty(self, shape: Sequence[int], *, dtype: torch.dtype, **_: Any) -> Tensor:
-        """Return a tensor in a window with undefined content. Collective if no buffer of its size is free."""
+    def new_empty(self, shape: Sequence[int], *, dtype: torch.dtype, use: str = "", **_: Any) -> Tensor:
+        """Return a tensor in a window with undefined content. Collective if no buffer of its size is free.
+
+        Tensors for streams that do not wait for each other need names of their `use`: they share no buffers.
+        """
         nbytes = max(SMALLEST, -(-math.prod(shape) * dtype.itemsize // SEGMENT) * SEGMENT)
-        buffers = self.buffers[nbytes, torch.cuda.current_stream(self.device)]
+        buffers = self.buffers[use, nbytes]
         buffer = next(filter(_is_free, buffers), None)
         if buffer is None:
             if torch.cuda.is_current_stream_capturing():
@@ -84,6 +86,7 @@ def group_with_windows(ranks: list[int], nccl: Nccl, device: torch.device) -> di
     forbid_multicast()
     library: Any = dist.ProcessGroupNCCL
     options = library.Options()
+    options._timeout = dist.distributed_c10d.default_pg_timeout  # that of other groups
     if nccl == "copy_engine":
         options.config.cta_policy = library.NCCL_CTA_POLICY_ZERO
     group: dist.ProcessGroup = dist.new_group(ranks, pg_options=options)

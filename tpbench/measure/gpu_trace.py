@@ -10,7 +10,6 @@ schedule of iterations ends it. Without a trace both clocks tell a part.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import median
@@ -37,8 +36,6 @@ REPORTS = "{0}_rank*.{0}-rep"
 
 _COMMUNICATION = re.compile(r"nccl|memcpy ptop|symm_mem|symmetric_memory|barrier_kernel|push_kernel", re.IGNORECASE)
 """Kernels of collectives, copies between GPUs by their copy engines, kernels that write to peers or wait for them."""
-_NCCL_KERNEL = re.compile(r"nccl(Symk)?DevKernel_(\w+)")
-"""Kernels of NCCL, which name the collective and its algorithm: those of symmetric windows, and all others."""
 _MARKER = "spin_kernel"
 """Kernel of torch.cuda._sleep. One runs before and one after each traced iteration."""
 _LABEL = re.compile(rf"^(nccl:|FSDP::|## |ProfilerStep)|{_MARKER}")
@@ -121,9 +118,7 @@ def bottleneck_columns(
     # A schedule is traced in any process: nothing else shows its gaps, and a new process costs little beside it.
     if not context.process_stays or (schedule is not None and schedule.traced):
         if busy := _busy_by_trace(step, session.restore, wall, context, columns["time_ms"]):
-            computing_ms, communicating_ms, algorithms = busy
-            shares = share_columns(computing_ms, communicating_ms, columns, costs.compute_ms)
-            shares["nccl_algorithm"] = algorithms
+            shares = share_columns(*busy, columns, costs.compute_ms)
             if not (schedule and context.graph and shares["idle_share"] > MOST_IDLE_OF_REPLAY):
                 return shares
             context.say(f"no shares: the trace has little of a replay (idle for {shares['idle_share']:.0%} of it)")
@@ -137,31 +132,19 @@ def bottleneck_columns(
 
 def _busy_by_trace(
     step: Callable[[], None], restore: Callable[[], None], wall: WallClock, context: Context, time_ms: float
-) -> tuple[float, float, str | None] | None:
-    """Trace a few iterations of `time_ms`. Return the median times in ms as of `busy_ms`, or None without CUPTI, and
-    the algorithms of NCCL on this rank.
+) -> tuple[float, float] | None:
+    """Trace a few iterations of `time_ms`. Return the median times in ms as of `busy_ms`, or None without CUPTI.
 
-    The times are of the rank that communicates least, because the other ranks wait for it.
+    They are of the rank that communicates least, because the other ranks wait for it.
     """
     iterations = TRACED_ITERATIONS if time_ms * TRACED_ITERATIONS <= TRACED_S * 1e3 else 1
-    traced = _traced(step, restore, wall, iterations, context)
-    busy = [busy_ms(iteration) for iteration in traced]
+    busy = [busy_ms(iteration) for iteration in _traced(step, restore, wall, iterations, context)]
     here = [median(times) for times in zip(*busy, strict=True)] or [np.nan, np.nan]
     computing, communicating = gather_numbers(here, context)
     if np.isnan(computing).any():
         return None
     rank = int(communicating.argmin())
-    return float(computing[rank]), float(communicating[rank]), nccl_algorithms(itertools.chain(*traced))
-
-
-def nccl_algorithms(events: Iterable[Event]) -> str | None:
-    """Return NCCL's kernels among the events by their short names, and whether copy engines copied between GPUs."""
-    names = {event.name for event in events}
-    kernels = {
-        f"{'symmetric ' if match[1] else ''}{match[2]}" for name in names if (match := _NCCL_KERNEL.search(name))
-    }
-    copies = {"copy engine"} if any(name.startswith("Memcpy PtoP") for name in names) else set()
-    return ", ".join(sorted(kernels | copies)) or None
+    return float(computing[rank]), float(communicating[rank])
 
 
 def share_columns(

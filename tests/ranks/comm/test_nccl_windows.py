@@ -21,7 +21,6 @@ def windows(monkeypatch: pytest.MonkeyPatch) -> Windows:
 
 def on_cpu(patch: pytest.MonkeyPatch) -> Windows:
     """Windows whose buffers are ordinary memory of the CPU."""
-    patch.setattr(torch.cuda, "current_stream", lambda device=None: 0)
     patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     patch.setattr(torch.cuda, "use_mem_pool", lambda pool: contextlib.nullcontext())
     windows = object.__new__(Windows)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tpbench.measure import gpu_trace
-from tpbench.measure.gpu_trace import Event, between_markers, busy_ms, nccl_algorithms, share_columns
+from tpbench.measure.gpu_trace import Event, between_markers, busy_ms, share_columns
 from tpbench.measure.session import Costs, IterationSchedule
 
 MARKER = "at::cuda::(anonymous namespace)::spin_kernel(long)"
@@ -94,7 +94,6 @@ def columns_of(
 def test_the_columns_are_the_median_of_the_rank_that_waits_least(monkeypatch: pytest.MonkeyPatch) -> None:
     traced = [[kernel(GEMM, 0, length), kernel(ALL_REDUCE, 3, 0.5)] for length in (3.0, 9.0, 3.0)]
     expected = {"compute_share": 0.75, "communication_share": 0.125, "idle_share": 0.125, "bound": "compute"}
-    expected["nccl_algorithm"] = "AllReduce_Sum"
     assert columns_of(monkeypatch, traced) == pytest.approx(expected)
     assert columns_of(monkeypatch, traced, on_peer=(1.0, 2.5)) == pytest.approx(expected)
     waiting = columns_of(monkeypatch, traced, on_peer=(2.0, 0.25))
@@ -173,15 +172,3 @@ def test_a_stream_of_copies_alone_is_communication() -> None:
     copy = "Memcpy DtoD (Device -> Device)"
     recorded = [kernel("gemm", 0, 4, 7), kernel(copy, 4, 2, 7), kernel(copy, 1, 2, 20), kernel(copy, 5, 4, 20)]
     assert busy(*recorded) == pytest.approx((6.0, 3.0))
-
-
-def test_a_trace_names_the_algorithms_of_nccl() -> None:
-    names = (
-        "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
-        "ncclSymkDevKernel_ReduceScatter_LD_sum_bf16(ncclSymkDevWorkArgs4K)",
-        "Memcpy PtoP (Device -> Device)",
-        "sm90_xmma_gemm_bf16bf16",
-    )
-    events = [kernel(name, 0, 1) for name in names]
-    assert nccl_algorithms(events) == "AllReduce_Sum_f32_RING_LL, copy engine, symmetric ReduceScatter_LD_sum_bf16"
-    assert nccl_algorithms(events[3:]) is None

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tpbench.comm.collectives import nccl_algorithm
 from tpbench.measure import cuda_graph
 from tpbench.measure.audit import Inputs
 from tpbench.measure.clock import Stopwatch
@@ -31,9 +32,12 @@ from tpbench.workloads.tp_block.problem import TOLERANCE, WORKLOAD, TpBlock
 def inputs(problem: TpBlock, rank: Context) -> BlockContext:
     """Return this rank's part of the block, and the rates of the machine. Collective."""
     block, stopwatch = BlockInputs(problem, rank), Stopwatch(rank)
-    rates = {"gemm_tflops": rank.once("gemm", lambda: gemm_tflops(block.dtype, rank.device, stopwatch))}
+    rates: dict[str, Any] = {"gemm_tflops": rank.once("gemm", lambda: gemm_tflops(block.dtype, rank.device, stopwatch))}
     gather = partial(gather_gb_per_s, rank.device, rank.tp_group, stopwatch)
     rates["gather_gb_per_s"] = rank.once("gather", gather) if rank.tp_size > 1 else 0.0
+    if rank.tp_size > 1 and rank.device.type == "cuda":
+        shard = torch.zeros(problem.tokens // rank.tp_size, problem.hidden, dtype=block.dtype, device=rank.device)
+        rates["nccl_algorithm"] = rank.once("nccl", lambda: nccl_algorithm(shard, rank.tp_group))
     return BlockContext(block, stopwatch, rank.graph, rates)
 
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpbench.comm.collectives import gather_objects
+from tpbench.comm.collectives import gather_objects, nccl_algorithm
 from tpbench.kernels.collectives import forbid_multicast
 from tpbench.measure import cuda_graph, rank_memory
 from tpbench.measure.clock import Stopwatch
@@ -185,8 +185,18 @@ class TrainStepSession:
         return next((f"rank {rank}: {'; '.join(filter(None, texts))}" for rank, texts in ranks if texts[0]), None)
 
     def details(self, columns: Mapping[str, Any]) -> dict[str, Any]:
-        """Return throughput and times of phases. Collective."""
-        result = throughput(self.problem, self.context, columns)
+        """Return throughput, times of phases, and what NCCL runs in the larger dimension of the mesh. Collective."""
+        problem, context = self.problem, self.context
+        result = throughput(problem, context, columns)
+        if context.device.type == "cuda" and context.world_size > 1 and "nccl" in self.variant.options:
+            shard = torch.empty(
+                problem.tokens // context.tp_size,
+                problem.hidden_size,
+                dtype=getattr(torch, problem.dtype),
+                device=context.device,
+            )
+            group = context.dp_group if context.dp_size > context.tp_size else context.tp_group
+            result["nccl_algorithm"] = nccl_algorithm(shard, group)
         if self.problem.phase_steps:
             self.phases.read()
             result |= phase_columns(self.phases.times_ms[-self.problem.steps :])

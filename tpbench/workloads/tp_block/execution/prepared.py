@@ -34,9 +34,10 @@ class BlockContext:
     stopwatch: Stopwatch
     graph: bool = False
     """True if whole iterations are captured in a CUDA graph later."""
-    rates: Mapping[str, float] = field(default_factory=dict)
+    rates: Mapping[str, Any] = field(default_factory=dict)
     """The rates of this machine, as columns: `gemm_tflops` of a large matrix product in the problem's dtype while all
-    ranks compute, and `gather_gb_per_s` that a rank receives in a large all-gather, 0 for one rank."""
+    ranks compute, `gather_gb_per_s` that a rank receives in a large all-gather, 0 for one rank, and `nccl_algorithm` of
+    several ranks with GPUs."""
 
     def costs(self, size: int) -> Costs:
         """Return the costs of an iteration on one of `size` ranks at these rates."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -90,7 +91,8 @@ def shard_over_replicas(model: Any, dp: DeviceMesh, device: torch.device, seed: 
     if windows := windows_of.get(dp.get_group()):
         gather: Any = DefaultAllGather()
         reduce: Any = DefaultReduceScatter()
-        gather.allocate = reduce.allocate = windows.new_empty
+        gather.allocate = partial(windows.new_empty, use="gather")
+        reduce.allocate = partial(windows.new_empty, use="reduce")
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.set_custom_all_gather(gather)
