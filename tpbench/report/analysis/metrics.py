@@ -54,11 +54,6 @@ class Metric:
         return ("", "half the best of its line", f"twice the {least} of its line")[self.better]
 
     @property
-    def shown_if_wrong(self) -> bool:
-        """True for results of the oracle: they are shown of cells that failed its check, too."""
-        return self.name in _ORACLE
-
-    @property
     def is_speed(self) -> bool:
         """True for times and rates, which depend on the host and on clocks."""
         return self.better != 0 and self.unit not in ("GiB", "bytes")

@@ -73,7 +73,7 @@ def verdicts(grid: RecordGrid, disputed: Collection[str] = ()) -> list[ProblemVe
 
 def _verdict(grid: RecordGrid, row: GridRow, disputed: Collection[str]) -> ProblemVerdict:
     cells = [cell for cell in grid.cells(row) if is_measurement(cell.record) and cell.record["time_ms"] is not None]
-    problem = grid.problem_name(row.key)
+    problem = grid.problem_text(row.key, grid.varying)
     if not cells:
         return ProblemVerdict(grid, problem, "time_ms", None, None, None, ("unmeasured",))
     clock = next(clock for clock in CLOCKS if all(cell.record[clock] is not None for cell in cells))
