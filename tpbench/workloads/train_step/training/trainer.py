@@ -169,12 +169,6 @@ def total_norm(parameters: Sequence[Tensor], device: torch.device) -> Tensor:
     return torch.stack([torch.zeros((), device=device), *squares_by_groups.values()]).sum().sqrt()
 
 
-def gradient_norms(trainer: TorchTrainer) -> dict[str, float]:
-    """Return the 2-norm of each parameter's whole gradient, by the parameter's name in the plain model. Collective."""
-    norms = {name: total_norm([each], trainer.context.device) for name, each in trainer.model.named_parameters()}
-    return {name.removeprefix("module."): float(norm) for name, norm in norms.items()}
-
-
 def clip_divisor(norm: Tensor, max_norm: float | None) -> Tensor | None:
     """Return the number, an fp32 scalar, that scales gradients of this norm down to `max_norm` if they are divided by
     it. None: there is no largest norm.
