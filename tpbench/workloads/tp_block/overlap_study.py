@@ -123,7 +123,7 @@ def picture(rows: Sequence[Mapping[str, Any]]) -> Picture | None:
             panel = replace(speedups, by_clock=clocks).panel(_title(speedups))
             panels.append(replace(panel, no_gain_to=start if start > speedups.axis[0] else 0.0))
             lengths |= {*speedups.axis}
-    labels = "tokens; dashed: by wall time; shaded: overlap doesn't pay", f"speed-up over {PLAIN}"
+    labels = "tokens; dashed: wall time; shaded: no gain", f"speed-up over {PLAIN}"
     return Picture(tuple(panels), *labels, doubling=tuple(sorted(lengths))) if panels else None
 
 
