@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby, takewhile
+from itertools import groupby
 from typing import Any
 
 import pandas as pd
@@ -30,7 +30,7 @@ GROUP = ("part", "hidden", "tp_size", "graph", "hardware", "torch_version", "dty
 SHOWN = (*CLOCKS, *(name for names in PRODUCTS.values() for name in names), "hidden_share", "bound")
 
 
-def problems(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Speedups, pd.DataFrame]]:
+def problems(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Speedups, Any]]:
     """Yield the speed-ups of each problem over tokens, in the order of parts and sizes, and all its cells.
 
     The columns of the cells are (name, variant), with the names of `SHOWN`.
@@ -75,7 +75,7 @@ def choice(speedups: Speedups, clock: str) -> dict[int, str]:
     return chosen
 
 
-def answer(speedups: Speedups, cells: pd.DataFrame) -> str:
+def answer(speedups: Speedups, cells: Any) -> str:
     """Return the sentence for a user: which variant at which length, what it hides, and what bounds it."""
     by_text: dict[str, str] = {}
     for clock in speedups.by_clock:
@@ -116,12 +116,12 @@ def picture(rows: Sequence[Mapping[str, Any]]) -> Picture | None:
     panels, lengths = [], set[float]()
     for speedups, _ in problems(rows):
         chosen = choice(speedups, next(iter(speedups.by_clock)))
-        paying = [*takewhile(lambda tokens, chosen=chosen: chosen[tokens] != PLAIN, reversed(chosen))]
+        losing = max((tokens for tokens, name in chosen.items() if name == PLAIN), default=0)
         if len(speedups.axis) > 1:
-            start = paying[-1] if paying else 2 * speedups.axis[-1]
             clocks = {clock: ratios for clock, ratios in speedups.by_clock.items() if clock != "chained_ms"}
             panel = replace(speedups, by_clock=clocks).panel(_title(speedups))
-            panels.append(replace(panel, no_gain_to=start if start > speedups.axis[0] else 0.0))
+            paying = next((tokens for tokens in chosen if tokens > losing), 2 * losing)
+            panels.append(replace(panel, no_gain_to=paying if losing else 0))
             lengths |= {*speedups.axis}
     labels = "tokens; dashed: wall time; shaded: no gain", f"speed-up over {PLAIN}"
     return Picture(tuple(panels), *labels, doubling=tuple(sorted(lengths))) if panels else None
