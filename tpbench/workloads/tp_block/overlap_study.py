@@ -137,8 +137,9 @@ def _title(speedups: Speedups) -> str:
 def _table(what: str, speedups: Speedups, by_clock: Mapping[str, pd.DataFrame], form: str) -> Table:
     """Return a line for each length with the ratios of each variant, by the first clock (by the others)."""
     names = sorted({str(name) for ratios in by_clock.values() for name in ratios})
-    frames = (ratios.reindex(speedups.axis, columns=names).astype(object) for ratios in by_clock.values())
-    texts = [frame.map(form.format, na_action="ignore").fillna("-").itertuples(index=False) for frame in frames]
+    frames = (ratios.reindex(speedups.axis, columns=names) for ratios in by_clock.values())
+    shown = (frame.map(lambda ratio: "-" if pd.isna(ratio) else form.format(ratio)) for frame in frames)
+    texts = [frame.itertuples(index=False) for frame in shown]
     lines = [(str(tokens), *map(_cell, *of_clocks)) for tokens, *of_clocks in zip(speedups.axis, *texts, strict=True)]
     first, *others = (f"by {CLOCKS[clock]}" for clock in by_clock)
     clocks = f"{first} ({', '.join(others)})" if others else first
