@@ -2,6 +2,9 @@
 
 https://github.com/Dao-AILab/quack, `quack.distributed`. Copy engines push each rank's shard to its peers, and a flag
 behind it. QuACK has no reduce-scatter: that of this schedule is the plain one.
+
+Measured on two H100s back to back, 8192 (2048) x 4096 x 14336: cuBLAS's product alone 1.41 (0.325) ms, QuACK's product
+alone 1.45 (0.322), with its all-gather 1.52 (0.353), with the copy of a kept tensor 1.55 (0.370).
 """
 
 from __future__ import annotations
