@@ -30,9 +30,8 @@ TITLES = {
 }
 """Metrics that pictures and pages show first, with their titles."""
 
-CLOCKS = ("device_ms", "time_ms")
-"""Medians of the clocks that may decide which cell is fastest, the leading one first."""
-CLOCK_NAMES = {"device_ms": "device", "time_ms": "wall"}
+CLOCKS = {"device_ms": "device", "time_ms": "wall"}
+"""Medians of the clocks that may decide which cell is fastest, with their names, the leading one first."""
 SAMPLES = {"device_ms": "device_samples_ms", "time_ms": "samples_ms", "chained_ms": "chained_samples_ms"}
 """Column with the times of all iterations, by clock."""
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from tpbench.report.analysis.grid import GridCell, GridRow, RecordGrid
-from tpbench.report.analysis.metrics import CLOCK_NAMES, CLOCKS, counted, metric, number, ratio_text
+from tpbench.report.analysis.metrics import CLOCKS, counted, metric, number, ratio_text
 from tpbench.report.analysis.records import (
     BELOW_FLOOR,
     Record,
@@ -140,7 +140,7 @@ def answer(all_verdicts: Sequence[ProblemVerdict]) -> str:
         next_name = names.pop() if len(names) == 1 else "The next variant"
         text += f". {next_name} takes {ratio_text(median(ratios)).rstrip('x')} times as long"
     middle = "medians, " if len(won) > 1 and (shares or ratios) else ""
-    clocks = " or ".join(sorted({CLOCK_NAMES[verdict.clock] for verdict in won}))
+    clocks = " or ".join(sorted({CLOCKS[verdict.clock] for verdict in won}))
     return f"{text} ({middle}{clocks} time)."
 
 

@@ -70,7 +70,9 @@ def page(frame: pd.DataFrame, metric_name: str | None = None) -> str:
             _part(name, list(group), metric_name)
             for name, group in itertools.groupby(sections, key=lambda each: each[0].workload)
         ],
-        no_pictures="" if figures.available() else f"Pictures need matplotlib: {packages.install_command('report')}",
+        no_pictures=""
+        if packages.installed("matplotlib")
+        else f"Pictures need matplotlib: {packages.install_command('report')}",
         good=GOOD,
         doubts=DOUBTS,
         metrics=list(map(metric, dict.fromkeys((*TITLES, *filter(None, [metric_name]))))),
@@ -140,7 +142,7 @@ def _section(
     """Return what the page shows of one grid, folded, by names in the template."""
     filled = [name for name in TITLES if any(cell.record[name] is not None for cell in grid.cells())]
     clock = next((name for name in CLOCKS if name in filled), "time_ms")
-    picture = by_size(grid, clock, at_two_sizes=True) if figures.available() else None
+    picture = by_size(grid, clock, at_two_sizes=True) if packages.installed("matplotlib") else None
     svg = figures.render(picture, f"{clock} {anchor}", "inline").decode() if picture else None
     pivots = []
     for shown in map(metric, dict.fromkeys((metric_name or clock, *filled))):

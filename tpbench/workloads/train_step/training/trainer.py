@@ -60,9 +60,6 @@ def ignore_phase(phase: str) -> None:
 class Trainer(Protocol):
     """A variant on this rank. A step is `accumulate`, then `update`; neither waits for the device without need."""
 
-    model: Any
-    """The transformers model, sharded or wrapped. Names of its parameters end as in the plain model."""
-
     def accumulate(self, batches: Sequence[Batch], mark: MarkPhase = ignore_phase) -> Tensor:
         """Run forward and backward pass of this replica's micro-batches and return their mean loss.
 
