@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -15,7 +14,7 @@ import torch.distributed._functional_collectives as functional_collectives
 from torch import Tensor, nn
 
 from tpbench.comm.nccl_windows import windows_of
-from tpbench.comm.symmetric_buffers import call_driver
+from tpbench.comm.symmetric_buffers import kernel_names
 from tpbench.kernels.collectives import all_gather as all_gather
 from tpbench.kernels.collectives import gather_values, machine_id, same_machine
 from tpbench.kernels.collectives import reduce_scatter as reduce_scatter
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 
-_NCCL_KERNEL = re.compile(r"nccl(Symk)?DevKernel_([A-Za-z0-9_]*[A-Za-z0-9])")
-KERNEL_NODE = 0  # CU_GRAPH_NODE_TYPE_KERNEL
+NCCL_KERNEL = re.compile(r"nccl(Symk)?DevKernel_(\w+?)\d\dnccl")
+"""The mangled name of a kernel of NCCL, for symmetric windows (Symk) or for all others."""
 
 
 def gather_rows(shard: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -38,9 +37,11 @@ def gather_rows(shard: Tensor, group: dist.ProcessGroup) -> Tensor:
         return functional_collectives.all_gather_tensor(shard, 0, group)
     windows = windows_of.get(group)
     whole = (windows or shard).new_empty((group.size() * len(shard), shard.shape[1]), dtype=shard.dtype)
-    if windows:  # in place: the rank's rows must lie in a window, too
-        shard = whole.chunk(group.size())[group.rank()].copy_(shard)
-    all_gather(whole, shard.contiguous(), group=group)
+    if windows is None:
+        all_gather(whole, shard.contiguous(), group=group)
+    else:  # in place, as the shard must lie in a window, and on NCCL's stream: copy engines refuse the default one
+        part = whole.chunk(group.size())[group.rank()].copy_(shard)
+        all_gather(whole, part, group=group, async_op=True).wait()
     return whole
 
 
@@ -57,40 +58,21 @@ def scatter_rows(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def nccl_algorithm(shard: Tensor, group: dist.ProcessGroup) -> str:
-    """Return NCCL's kernels for `gather_rows` of a shard and `scatter_rows` of the result, or their copies. Collective.
+    """Return NCCL's kernel for `gather_rows` of a shard, and for `scatter_rows` of as many rows. Collective.
 
-    A CUDA graph of both names them: a profiler would slow the process down.
+    A CUDA graph of each names its kernels, and slows nothing down as a profiler does.
     """
-    whole = gather_rows(shard, group)
-    scatter_rows(whole, group)
-    algorithms = []
+    algorithms, whole = [], shard.repeat(group.size(), 1)
     for run in (lambda: gather_rows(shard, group), lambda: scatter_rows(whole, group)):
+        run()
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             run()
-        names = map(_NCCL_KERNEL.search, _kernels(graph.raw_cuda_graph()))
-        # The last part of other kernels' names, the protocol, is always LL.
-        algorithms += [
-            f"symmetric {name[2]}" if name[1] else name[2].removesuffix("_LL") for name in names if name
-        ] or ["copy engine"]
+        kernels = [found for name in kernel_names(graph.raw_cuda_graph()) if (found := NCCL_KERNEL.search(name))]
+        # The last part of other kernels' names, a protocol, is always LL.
+        texts = [f"symmetric {found[2]}" if found[1] else found[2].removesuffix("_LL") for found in kernels]
+        algorithms.append(", ".join(texts) or "copy engine")
     return ", ".join(algorithms)
-
-
-def _kernels(graph: int) -> Iterator[str]:
-    """Yield the names of the kernels in a CUDA graph, which is given by its handle."""
-    handle, number = ctypes.c_void_p(graph), ctypes.c_size_t()
-    call_driver("cuGraphGetNodes", handle, None, ctypes.byref(number))
-    nodes = (ctypes.c_void_p * number.value)()
-    call_driver("cuGraphGetNodes", handle, nodes, ctypes.byref(number))
-    for node in map(ctypes.c_void_p, nodes):
-        kind, name = ctypes.c_int(), ctypes.c_char_p()
-        call_driver("cuGraphNodeGetType", node, ctypes.byref(kind))
-        if kind.value == KERNEL_NODE:
-            parameters = (ctypes.c_void_p * 16)()  # more than a CUDA_KERNEL_NODE_PARAMS, which the function begins
-            call_driver("cuGraphKernelNodeGetParams_v2", node, parameters)
-            if parameters[0] is not None:
-                call_driver("cuFuncGetName", ctypes.byref(name), ctypes.c_void_p(parameters[0]))
-                yield (name.value or b"").decode()
 
 
 Exchange: TypeAlias = Callable[[Tensor, dist.ProcessGroup], Tensor]

@@ -29,7 +29,6 @@ from tpbench.worker.task import PROGRESS_FILE, TASK_FILE, JsonLines, Task
 if TYPE_CHECKING:
     import torch
 
-    from tpbench.comm.nccl_windows import Nccl
     from tpbench.job import Job
     from tpbench.measure.session import Context
     from tpbench.measure.stop_rules import RoundRequest
@@ -207,7 +206,7 @@ def context_of(job: Job, device: torch.device, folder: Path, process_stays: bool
     from tpbench.measure.session import Context
 
     dp_rank, tp_rank = divmod(dist.get_rank(), job.tp_size)
-    nccl: Nccl = "default" if job.outside else getattr(job.problem, "nccl", "default")
+    nccl: str = "default" if job.outside else getattr(job.problem, "nccl", "default")
     tp_groups, dp_groups = _groups(job.tp_size, job.dp_size, nccl, device)
     return Context(
         rank=dist.get_rank(),
@@ -227,7 +226,7 @@ def context_of(job: Job, device: torch.device, folder: Path, process_stays: bool
 
 
 @functools.cache
-def _groups(tp_size: int, dp_size: int, nccl: Nccl, device: torch.device) -> tuple[list[Any], list[Any]]:
+def _groups(tp_size: int, dp_size: int, nccl: str, device: torch.device) -> tuple[list[Any], list[Any]]:
     """Return the process groups of the rows and of the columns of the (dp, tp) mesh, which is row-major.
 
     Every rank must create every group in the same order. A group of all ranks is the world itself: another communicator

@@ -177,12 +177,8 @@ class TrainStepSession:
         problem, context = self.problem, self.context
         result = throughput(problem, context, columns)
         if context.device.type == "cuda" and context.world_size > 1 and "nccl" in self.variant.options:
-            shard = torch.empty(
-                problem.tokens // context.tp_size,
-                problem.hidden_size,
-                dtype=getattr(torch, problem.dtype),
-                device=context.device,
-            )
+            dtype, rows = getattr(torch, problem.dtype), problem.tokens // context.tp_size
+            shard = torch.zeros(rows, problem.hidden_size, dtype=dtype, device=context.device)
             group = context.dp_group if context.dp_size > context.tp_size else context.tp_group
             result["nccl_algorithm"] = nccl_algorithm(shard, group)
         if self.problem.phase_steps:

@@ -2,6 +2,9 @@
 
 https://github.com/Dao-AILab/quack, `quack.distributed`. Copy engines push each rank's shard to its peers, and a flag
 behind it. QuACK has no reduce-scatter: that of this schedule is the plain one.
+
+Measured on two H100s back to back, 8192 (2048) x 4096 x 14336: cuBLAS's product alone 1.41 (0.325) ms, QuACK's product
+alone 1.45 (0.322), with its all-gather 1.52 (0.353), with the copy of a kept tensor 1.55 (0.370).
 """
 
 from __future__ import annotations
@@ -13,11 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpbench import packages
 from tpbench.comm.parallel_linears import SequentialSchedule
 from tpbench.comm.symmetric_buffers import enable_symmetric_memory
-from tpbench.workloads.tp_block.inputs import BlockInputs
-from tpbench.workloads.tp_block.problem import QUACK_ROWS, unsupported_by_quack
+from tpbench.workloads.tp_block.problem import QUACK_ROWS
 
 TILE_COLUMNS = 256
 """Columns of a tile. QuACK tests and measures its overlap with tiles of 128 x 256."""
@@ -65,13 +66,3 @@ class QuackSchedule(SequentialSchedule):
         if key not in self.runners:
             self.runners[key] = self.gather_runner(*shard.shape, shard.dtype, self.group, shard.device)
         return self.runners[key]
-
-
-def has_quack(inputs: BlockInputs) -> bool:
-    """Return true if QuACK's schedule can run the problem on this machine."""
-    return (
-        inputs.device.type == "cuda"
-        and packages.installed("quack")
-        and torch.cuda.get_device_capability(inputs.device) >= (9, 0)
-        and unsupported_by_quack(inputs.problem, inputs.size) is None
-    )
