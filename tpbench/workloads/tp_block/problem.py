@@ -258,6 +258,9 @@ WORKLOAD = Workload(
         problem if "rotary" in chosen else replace(problem, rotary=problem.rotary or problem.layers > 0)
     ),
     scheduled=lambda problem: problem.layers > 0,
+    unsupported_reason=lambda job: (
+        f"nccl={job.problem.nccl} needs a CUDA GPU" if job.device == "cpu" and job.problem.nccl != "default" else None
+    ),
     metrics={
         "forward_ms": -1,
         "backward_ms": -1,

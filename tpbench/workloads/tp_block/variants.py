@@ -58,13 +58,7 @@ _of_schedule(
     "the whole block on every rank, each for itself: the reference",
     unsupported_reason=lambda problem, tp_size: None,
 )
-_of_schedule(
-    "block_tp",
-    "plain",
-    "all-gather, product, reduce-scatter, one after the other",
-    options={"nccl"},
-    requires_cuda=lambda problem: problem.nccl != "default",
-)
+_of_schedule("block_tp", "plain", "all-gather, product, reduce-scatter, one after the other", options={"nccl"})
 _of_schedule(
     "block_tp_overlap",
     "ring",

@@ -68,8 +68,8 @@ def expected_memory(job: Any) -> str:
 def unsupported_reason(job: Any) -> str | None:
     """Return why the job's device, its model or the installed packages do not support its options, or None."""
     problem: TrainStep = job.problem
-    if job.device == "cpu" and problem.compile:
-        return "compile=true needs a CUDA GPU"
+    if job.device == "cpu" and (problem.compile or problem.nccl != "default"):
+        return f"{'compile=true' if problem.compile else f'nccl={problem.nccl}'} needs a CUDA GPU"
     if problem.attention == "flash_attention_2":
         if not packages.installed("flash_attn"):
             return f"attention=flash_attention_2 {packages.not_installed(['flash_attn'])}"
@@ -233,7 +233,6 @@ for _name, (_function, _options, _summary) in VARIANTS.items():
         _summary,
         options=_options,
         requires=("transformers", "deepspeed") if _name == "autotp" else ("transformers",),
-        requires_cuda=lambda problem: problem.nccl != "default",
         no_graph_reason=partial(_no_graph, _name),
         uses_triton=lambda problem: problem.train_loss != "torch",
         unsupported_reason=partial(_unsupported_by, _name),
