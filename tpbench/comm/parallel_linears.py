@@ -77,14 +77,10 @@ class SequentialSchedule(Schedule):
     """All-gather, product, reduce-scatter, one after the other. It can be compiled."""
 
     group: dist.ProcessGroup
-    memory: Any
-    windows: Windows | None = None
-    """The group's windows, in which products are made that are reduced."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
-        if (windows := windows_of.get(group)) is not None:
-            self.memory = self.windows = windows
+        self.memory: Any = windows_of.get(group)
 
     def gather(self, shard: Tensor) -> Pending:
         whole = gather_rows(shard, self.group)
@@ -94,9 +90,9 @@ class SequentialSchedule(Schedule):
         return scatter_rows(partial, self.group)
 
     def matmul_scatter(self, whole: Tensor, matrix: Tensor, *, awaited: bool = False) -> Pending:
-        if self.windows is None:
+        if not isinstance(self.memory, Windows):
             return super().matmul_scatter(whole, matrix, awaited=awaited)
-        product = self.windows.new_empty((len(whole), matrix.shape[1]), dtype=whole.dtype)
+        product = self.memory.new_empty((len(whole), matrix.shape[1]), dtype=whole.dtype)
         summed = self.scatter(torch.mm(whole, matrix, out=product))
         return lambda: summed
 

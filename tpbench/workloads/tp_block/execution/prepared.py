@@ -134,7 +134,7 @@ def prepare(context: BlockContext, schedule: Schedule) -> PreparedBlock:
 
 def workspace_columns(schedules: Iterable[Schedule]) -> dict[str, Any]:
     """Return the column of the memory that schedules share with peers, each memory once, or none without memory."""
-    memories = {schedule.memory for schedule in schedules if hasattr(schedule, "memory")}
+    memories = {memory for schedule in schedules if (memory := getattr(schedule, "memory", None))}
     gib = sum(memory.gib for memory in memories)
     return {"workspace_gib": gib} if gib else {}
 
