@@ -105,7 +105,6 @@ COLUMNS = (
     Column("communication_share", REAL, "share of time_ms in which the device only communicates or waits for peers"),
     Column("idle_share", REAL, "share of time_ms in which the device runs nothing; without a trace by device_ms"),
     Column("bound", TEXT, "bottleneck: host, wire, compute or memory"),
-    Column("nccl_algorithm", TEXT, "what NCCL runs for an all-gather and a reduce-scatter of the step: its kernels"),
     Column("energy_j", REAL, "energy of the GPUs in an iteration, summed over ranks, only in older rows", "J"),
     # Memory.
     Column("peak_gib", REAL, "extra peak memory of an iteration, maximum over ranks"),
