@@ -222,7 +222,7 @@ WORKLOAD = Workload(
         "chosen": "the variant (in older rows schedules), and whether the passes are graphs (block_auto)",
         "graph_gib": "memory that graphs of block_auto or of a stack hold between iterations; at most a part of it is "
         "in peak_gib, and reports add both, GiB",
-        "nccl_algorithm": "what NCCL runs for an all-gather and a reduce-scatter of the step: its kernels, or copy engine",
+        "nccl_algorithm": "what NCCL runs for an all-gather and a reduce-scatter of the step: kernels or copy engine",
         "forward_ms": "forward pass, timed as the step is, ms",
         "backward_ms": "backward pass, timed as the step is, ms",
         "compute_ms": "the step with its communication removed: products in one piece, ms",

@@ -119,7 +119,7 @@ WORKLOAD = Workload(
         "or, if more, of activations and AutoTP's buffers at the first gradient, GiB",
         "expected_gib": "estimated peak memory of a rank: the sum of these; if activations are freed as gradients "
         "are made, only the larger of the two counts, GiB",
-        "nccl_algorithm": "what NCCL runs for an all-gather and a reduce-scatter of the step: its kernels, or copy engine",
+        "nccl_algorithm": "what NCCL runs for an all-gather and a reduce-scatter of the step: kernels or copy engine",
         "losses": "mean loss of every step, including warm-up",
         "grad_norms": "gradient norm before clipping of every step, including warm-up",
         "grad_norm": "gradient norm before clipping of the last step",
