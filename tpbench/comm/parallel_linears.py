@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn import functional
 
 from tpbench.comm.collectives import exchanged, gather_rows, scatter_rows
 
@@ -58,6 +59,18 @@ class Schedule(ABC):
         """
         summed = self.scatter(whole @ matrix)
         return lambda: summed
+
+    def junction(
+        self, x: Tensor, row: Tensor, residual: Tensor, norm: Tensor, eps: float, column: Tensor, *, keep: bool = True
+    ) -> tuple[Tensor, Tensor]:
+        """Return s = residual + row_parallel(x) and column_parallel(RMSNorm(s)), with weights `row` and `column`.
+
+        Differentiable. `residual` and s: (rows / p, features). `norm`: the RMSNorm's weight, whose gradient is that by
+        this rank's rows. `keep`: the `save_gathered` of the column-parallel linear.
+        """
+        summed = residual + row_parallel(x, row, self)
+        normed = functional.rms_norm(summed, norm.shape, norm, eps)
+        return summed, column_parallel(normed, column, self, save_gathered=keep)
 
 
 class LocalSchedule(Schedule):

@@ -24,6 +24,7 @@ from tpbench.comm.parallel_linears import LocalSchedule, Schedule, SequentialSch
 from tpbench.comm.symmetric_buffers import SymmetricBuffers
 from tpbench.measure.clock import do_nothing
 from tpbench.workloads.tp_block.execution.copy_engine import CopyEngineSchedule
+from tpbench.workloads.tp_block.execution.fused_schedule import FusedSchedule
 from tpbench.workloads.tp_block.execution.prepared import (
     BlockContext,
     PreparedBlock,
@@ -142,11 +143,12 @@ def _graphed(eager: Mapping[Candidate, PreparedBlock]) -> dict[Candidate, Prepar
 
 
 def schedule_named(name: str, inputs: BlockInputs) -> Schedule:
-    """Return a new schedule of that name: local, plain, ring, symm_mem, copy_engine or quack."""
+    """Return a new schedule of that name: local, plain, ring, symm_mem, copy_engine, fused or quack."""
     if name == "local":
         return LocalSchedule()
-    if name == "copy_engine":
-        return CopyEngineSchedule(SymmetricBuffers(inputs.group, inputs.device, inputs.problem.signals))
+    if name in ("copy_engine", "fused"):
+        through_peers = FusedSchedule if name == "fused" else CopyEngineSchedule
+        return through_peers(SymmetricBuffers(inputs.group, inputs.device, inputs.problem.signals))
     classes = {PLAIN: SequentialSchedule, "ring": RingSchedule, "symm_mem": SymmMemSchedule, "quack": QuackSchedule}
     return classes[name](inputs.group)
 

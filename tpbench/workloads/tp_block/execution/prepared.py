@@ -19,7 +19,7 @@ from tpbench.measure import cuda_graph
 from tpbench.measure.clock import Stopwatch
 from tpbench.measure.rates import compute_ms
 from tpbench.measure.session import Costs
-from tpbench.workloads.tp_block.execution.layers import build
+from tpbench.workloads.tp_block.execution.layers import Stack, build
 from tpbench.workloads.tp_block.inputs import BlockInputs
 from tpbench.workloads.tp_block.problem import TpBlock, bytes_moved, bytes_sent, flops
 
@@ -120,7 +120,7 @@ def prepare(context: BlockContext, schedule: Schedule) -> PreparedBlock:
     without = None
     if problem.layers:
         layers = (inputs.weights_of(rank, size, layer) for layer in range(problem.layers))
-        module: nn.Module = nn.Sequential(*(build(problem, weights, schedule) for weights in layers))
+        module: nn.Module = Stack(build(problem, weights, schedule) for weights in layers)
     else:
         weights = inputs.weights if size == inputs.size else inputs.weights_of(rank, size)
         module = build(problem, weights, schedule)
