@@ -9,7 +9,7 @@ Activations between the layers are sharded along their first dimension, the sequ
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -237,11 +237,12 @@ class TransformerBlock(nn.Module):
         super().__init__()
         self.attention_norm, self.attention, self.mlp_norm, self.mlp = attention_norm, attention, mlp_norm, mlp
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.run(x, self.attention.qkv(self.attention_norm(x)))
+    def forward(self, x: Tensor, following: Sequence[TransformerBlock] = ()) -> Tensor:
+        """Return y, or that of the last of the blocks that follow."""
+        return self.run(x, self.attention.qkv(self.attention_norm(x)), following)
 
-    def run(self, x: Tensor, qkv: Sequence[Tensor], following: Sequence[TransformerBlock] = ()) -> Tensor:
-        """Return y of x and its queries, keys and values, after the blocks that follow."""
+    def run(self, x: Tensor, qkv: Sequence[Tensor], following: Sequence[TransformerBlock]) -> Tensor:
+        """Do the same, given the queries, keys and values of x."""
         x, gate_and_up = self.attention.out.joined(self.attention.between(qkv), x, self.mlp_norm, self.mlp.up)
         inner = self.mlp.between(gate_and_up)
         if not following:
@@ -250,12 +251,17 @@ class TransformerBlock(nn.Module):
         return block.run(*self.mlp.down.joined(inner, x, block.attention_norm, block.attention.qkv), others)
 
 
-class Stack(nn.ModuleList):
+class Stack(nn.Module):
     """Transformer blocks, one after the other."""
 
+    def __init__(self, blocks: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+
     def forward(self, x: Tensor) -> Tensor:
-        first, *others = self
-        return first.run(x, first.attention.qkv(first.attention_norm(x)), others)
+        first, *others = self.blocks
+        y: Tensor = first(x, others)
+        return y
 
 
 def build(problem: TpBlock, weights: Mapping[str, Tensor], schedule: Schedule) -> nn.Module:
@@ -264,7 +270,7 @@ def build(problem: TpBlock, weights: Mapping[str, Tensor], schedule: Schedule) -
     The norms' gradients are summed over the schedule's group, if the schedule communicates.
     """
 
-    def layer(linear: ShardedLinear) -> nn.Module:
+    def layer(linear: ShardedLinear) -> Any:
         given: dict[str, Any] = {"weight": weights[linear.name], "schedule": schedule}
         if linear.kind == "row":
             return RowParallelLinear(linear.in_features, linear.out_features[0], **given)
