@@ -126,9 +126,8 @@ def test_the_user_s_matplotlib_settings_change_no_picture(tmp_path: Path) -> Non
     for name, variables in (
         ("plain.svg", {}),
         ("jupyter.svg", {"MPLBACKEND": "module://not_installed.backend_inline", "MATPLOTLIBRC": str(tmp_path)}),
-        ("broken.svg", {"MPLBACKEND": "nonsense"}),
     ):
         done = subprocess.run([*command, "-o", tmp_path / name], env=environment() | variables, capture_output=True)
         assert done.returncode == 0, done.stderr
         pictures.append((tmp_path / name).read_bytes())
-    assert pictures[0] == pictures[1] == pictures[2]
+    assert pictures[0] == pictures[1]

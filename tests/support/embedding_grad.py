@@ -73,15 +73,10 @@ def run(exchange: Exchange, comm: CountedCollectives) -> Tensor:
 def sent_by_formula(inputs: EmbeddingGradInputs, name: str) -> list[int]:
     """Return the bytes that each rank must send."""
     ranks, counts, row_bytes = len(inputs.touched), inputs.counts, inputs.row_bytes
-    all_counts, most, leave = 8 * ranks, max(map(sum, counts)), leaving(counts)
-    to_each_peer = {
-        "dense_reduce_scatter": [inputs.own_slice.nbytes] * ranks,
-        "sparse_all_gather": [most * (row_bytes + 8) + all_counts] * ranks,  # rows padded to the rank with most
-    }
-    if name in to_each_peer:
-        return [(ranks - 1) * size for size in to_each_peer[name]]
-    sent_counts = 0 if name == "sparse_symmetric" else (ranks - 1) * all_counts
-    return [rows * (row_bytes + 4) + sent_counts for rows in leave]
+    if name == "dense_reduce_scatter":
+        return [(ranks - 1) * inputs.own_slice.nbytes] * ranks
+    sent_counts = 0 if name == "sparse_symmetric" else (ranks - 1) * 8 * ranks
+    return [rows * (row_bytes + 4) + sent_counts for rows in leaving(counts)]
 
 
 def dense_mean(here: Rank, inputs: EmbeddingGradInputs, *, absolute: bool = False) -> Tensor:

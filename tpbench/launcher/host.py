@@ -21,9 +21,6 @@ from tpbench.settings import JobError
 POLL_S, BLOCKED_S = 0.02, 0.5
 """Seconds between two looks at running ranks, and at the GPUs of other sweeps."""
 
-ALONE = "the sweep runs no other cell of its problem"
-"""Why a cell without others is not interleaved."""
-
 
 class Host:
     """Runs cells in the given order, as soon as their GPUs are free."""
@@ -32,7 +29,6 @@ class Host:
         """`rendezvous`: where this host meets the other nodes of a Slurm job, by the index of the cell."""
         if not options.wait:
             raise JobError("wait=false is for clusters: it needs hydra/launcher=torchrun_slurm")
-        machine.omp_threads()
         self.rendezvous = rendezvous
         self.target = ThisHost(machine.gpu_count())
         self.facts = machine.facts()
@@ -84,8 +80,8 @@ class Host:
             group = f"{first.task.folder.parent.name}-{first.task.folder.name}"
             columns |= {"interleaved": group, "interleaved_cells": len(attempts)}
         elif self.interleaved:
-            known = first.task.columns.get("not_interleaved")
-            columns["not_interleaved"] = known or _not_interleaved_reason(first.cell.job) or ALONE
+            known = first.task.columns.get("not_interleaved") or _not_interleaved_reason(first.cell.job)
+            columns["not_interleaved"] = known or "the sweep runs no other cell of its problem"
         for attempt in attempts:
             display.show(attempt.cell)
         return [attempt.begin(**columns) for attempt in attempts]

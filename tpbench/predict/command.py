@@ -42,9 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         answers = _answers(cells, fitted, workload, options)
         print(as_json(answers) if options.format == "json" else text(answers), end="")
     except (JobError, OSError) as error:
-        if (
-            isinstance(error, OSError) and not error.filename
-        ):  # an error of the output, which `tpbench.console` explains
+        if getattr(error, "filename", "") is None:  # an error of the output, which `tpbench.console` explains
             raise
         print(f"predict: {explained(error)}", file=sys.stderr)
         return 2

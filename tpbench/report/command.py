@@ -18,7 +18,7 @@ from tpbench.report.analysis.grid import arrange_rows
 from tpbench.report.analysis.metrics import METRICS, metric
 from tpbench.report.command_line import TABLES, print_or_write, write_tables
 from tpbench.report.pivot import pivot
-from tpbench.report.plots import grid_plots
+from tpbench.report.plots import figures, grid_plots
 from tpbench.report.repeat import row_command
 from tpbench.report.studies import check_columns, studies, study_document, study_picture
 from tpbench.results.current_rows import newest
@@ -51,9 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return command(arguments[1:])
         _report(_parser().parse_args(arguments))
     except (JobError, OSError) as error:
-        if (
-            isinstance(error, OSError) and not error.filename
-        ):  # an error of the output, which `tpbench.console` explains
+        if getattr(error, "filename", "") is None:  # an error of the output, which `tpbench.console` explains
             raise
         print(f"report: {explained(error)}", file=sys.stderr)
         return 2
@@ -95,7 +93,7 @@ def _report(options: argparse.Namespace) -> None:
     if form == "json" and output and not output.suffix:
         write_documents(frame, output)
     elif form in PICTURES and study is not None:
-        print_or_write(grid_plots.picture_file(study_picture(frame, study), study, form), output)
+        print_or_write(figures.render(study_picture(frame, study), study, form), output)
     elif form in PICTURES:
         print_or_write(grid_plots.plot_file(arrange_rows(frame), options.plot, form), output)
     elif columns or study is not None:

@@ -18,7 +18,7 @@ from tpbench.report.analysis.metrics import Metric, counted, metric
 from tpbench.report.analysis.records import Record, value_text
 from tpbench.report.analysis.uncertainty import geometric_mean, observations
 from tpbench.report.changes import CellChange, CellPair, Comparison
-from tpbench.report.plots.grid_plots import picture_file
+from tpbench.report.plots.figures import render
 from tpbench.settings import JobError
 from tpbench.suggestions import printable
 from tpbench.tables import MISSING, Document, Table, TableCell, number_cell
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
     pairs = [CellPair(name, *levels[-2:]) for name, levels in history if len(levels) > 1]
     comparison = changes.compare_cells(pairs, options.metric, options.threshold, changes.ACROSS)
     if form in PICTURES:
-        command_line.print_or_write(picture_file(_picture(history, comparison), "history", form), options.output)
+        command_line.print_or_write(render(_picture(history, comparison), "history", form), options.output)
     else:
         document = _document(history, comparison, all_cells=form in ("csv", "json"))
         command_line.write_tables(document, form, options.output)

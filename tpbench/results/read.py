@@ -16,7 +16,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tpbench.job import Job, key_of
+from tpbench.job import key_of
 from tpbench.measure.session import MeasureSettings
 from tpbench.results.current_rows import rows_with_missed_work
 from tpbench.results.row_files import Where, read_files
@@ -117,17 +117,12 @@ def _without_other_workloads(table: pa.Table, equal: Mapping[str, Any]) -> pa.Ta
 def _has(column: pa.ChunkedArray, name: str, values: list[Any]) -> pa.Array:
     """Return a mask of the rows that have one of the values.
 
-    Raises ValueError for values of another type, and for a status, workload, variant or choice that exists neither in
-    tpbench nor in the rows.
+    Raises ValueError for values of another type, and for a status, workload or variant that exists neither in tpbench
+    nor in the rows.
     """
     named: Mapping[str, Iterable[str]] = {"status": STATUSES, "workload": workloads(), "variant": variants()}
-    classes = (Job, MeasureSettings, *(workload.problem for workload in workloads().values()))
-    hints = [typing.get_type_hints(cls).get(name) for cls in classes]
-    choices = [
-        choice for hint in hints if typing.get_origin(hint) is typing.Literal for choice in typing.get_args(hint)
-    ]
-    if names := {*named.get(name, choices)}:
-        names |= {*column.unique().drop_null().to_pylist()}
+    if name in named:
+        names = {*named[name], *column.unique().drop_null().to_pylist()}
         for value in values:
             if value is not None and value not in names:
                 raise ValueError(unknown(name, value, names))

@@ -59,17 +59,17 @@ def _expand(place: Path) -> Iterable[Path]:
         yield from (Path(parent, name) for name in files if name.endswith(".parquet") and not name.startswith("."))
 
 
-def with_checksum(content: bytes, arrow: bytes = b"") -> bytes:
+def with_checksum(content: bytes) -> bytes:
     """Return a Parquet file with a checksum of all its bytes. A file that has one already stays as it is.
 
     The checksum lies between the data and the footer, where no reader looks. A program that rewrites the file drops it,
-    and the file is then read without a check. `arrow`: the same rows as a stream of Arrow, which is read faster.
+    and the file is then read without a check.
     """
     if _BEGIN in content:
         return content
     footer = int.from_bytes(content[-_FOOTER_END:-4], "little")
     cut = len(content) - _FOOTER_END - footer
-    before, after = content[:cut] + arrow + _BEGIN + len(arrow).to_bytes(8, "little"), _END + content[cut:]
+    before, after = content[:cut] + _BEGIN, _END + content[cut:]
     return before + hashlib.sha256(before + after).digest() + after
 
 
@@ -111,8 +111,6 @@ def _read(path: Path, columns: frozenset[str] | None) -> pa.Table | str | None:
     if is_right is False:
         return "it is broken: its checksum does not fit its content"
     try:
-        if is_right and (table := _arrow(content)) is not None:
-            return table if columns is None else table.select([*columns.intersection(table.column_names)])
         table = _parquet(content, columns)
         if not is_right and not isinstance(table, str):
             table.validate(full=True)  # text that is not UTF-8 would fail much later
@@ -121,24 +119,13 @@ def _read(path: Path, columns: frozenset[str] | None) -> pa.Table | str | None:
         return f"it is broken: {printable(str(error))}"
 
 
-def _arrow(content: bytes) -> pa.Table | None:
-    """Return the rows of the Arrow stream of a file with the right checksum, or None if it has none of this version."""
-    at = content.rfind(_BEGIN)
-    size = content[at + len(_BEGIN) : content.rfind(_END)][: -hashlib.sha256().digest_size]
-    stream = content[at - int.from_bytes(size, "little") : at]  # a copy, in which numbers are aligned
-    table = pa.ipc.open_stream(stream).read_all() if stream else pa.table({})
-    return table.replace_schema_metadata() if _version(table.schema.metadata) == SCHEMA_VERSION else None
-
-
-def _version(metadata: Mapping[bytes, bytes] | None) -> int | None:
-    return int(metadata[MARKER]) if metadata and MARKER in metadata else None
-
-
 def _parquet(content: bytes, columns: frozenset[str] | None) -> pa.Table | str:
     """Return the file's rows with those columns, or why they are not rows of this version."""
     parquet = pq.ParquetFile(pa.BufferReader(content), pre_buffer=False)
-    versions = {_version(parquet.metadata.metadata)}
-    if None in versions:  # a program that rewrites a file, such as pandas or DuckDB, keeps the column only
+    metadata = parquet.metadata.metadata or {}
+    if MARKER in metadata:
+        versions = {int(metadata[MARKER])}
+    else:  # a program that rewrites a file, such as pandas or DuckDB, keeps the column only
         names = parquet.schema_arrow.names
         if lacking := [name for name in ("row_id", "schema_version") if name not in names]:
             return f"it is not tpbench's: it has no column {' and no column '.join(lacking)}"

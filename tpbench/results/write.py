@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import re
 import secrets
@@ -110,20 +109,15 @@ def _array(name: str, kind: pa.DataType | None, value: Any) -> pa.Array:
 
 
 def parquet_bytes(table: pa.Table, *, compressed: bool = False) -> bytes:
-    """Return the bytes of a file of rows. `compressed`: for many rows. Otherwise it has them in Arrow's format, too."""
+    """Return the bytes of a file of rows. `compressed`: for many rows."""
     # For one row, dictionaries, statistics and a copy of the schema would be most of the file and of the reading time.
     one_row = {"use_dictionary": False, "write_statistics": False, "store_schema": False}
     options = {"compression": "zstd"} if compressed else {"compression": "none", **one_row}
-    metadata = {MARKER.decode(): str(SCHEMA_VERSION)}
-    sink, stream = pa.BufferOutputStream(), pa.BufferOutputStream()
+    sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, table.schema, **options) as writer:
         writer.write_table(table)
-        writer.add_key_value_metadata(metadata)
-    if not compressed:
-        marked = table.replace_schema_metadata(metadata)
-        with pa.ipc.new_stream(stream, marked.schema) as arrow:
-            arrow.write_table(marked)
-    return with_checksum(bytes(sink.getvalue()), bytes(stream.getvalue()))
+        writer.add_key_value_metadata({MARKER.decode(): str(SCHEMA_VERSION)})
+    return with_checksum(bytes(sink.getvalue()))
 
 
 def _publish(temporary: Path, path: Path) -> None:
@@ -131,13 +125,7 @@ def _publish(temporary: Path, path: Path) -> None:
     try:
         os.link(temporary, path)
     except OSError:  # the name is taken, or the file system has no hard links
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            with contextlib.suppress(OSError):  # without locks, two writers may both find the name free
-                fcntl.flock(folder, fcntl.LOCK_EX)
-            # A network file system may have made the link, lost the answer and tried again: then the link is ours.
-            if path.exists() and not temporary.samefile(path):
-                raise RowExists(errno.EEXIST, "this row has been written before", str(path)) from None
-            temporary.replace(path)
-        finally:
-            os.close(folder)
+        # A network file system may have made the link, lost the answer and tried again: then the link is ours.
+        if path.exists() and not temporary.samefile(path):
+            raise RowExists(errno.EEXIST, "this row has been written before", str(path)) from None
+        temporary.replace(path)  # without hard links, two writers of one row may both find the name free

@@ -91,9 +91,6 @@ class Pivot:
     """Keys that are computed from a row."""
     implied: tuple[str, ...] = ()
     """Fields of the problem that follow from another key. They are left out, unless only they distinguish two rows."""
-    trajectories: Mapping[str, float] = field(default_factory=dict)
-    """Columns with one number per step that must agree between equal problems, each with a growth factor. The tolerance
-    of the first step is the loss's. Each later step multiplies the tolerance by the factor (1: constant)."""
     loss_tolerance: Mapping[str, float] = field(
         default_factory=lambda: {"bfloat16": 2e-2, "float16": 5e-3, "float32": 1e-4}
     )

@@ -27,20 +27,11 @@ class Series:
 
 
 @dataclass(frozen=True)
-class VerticalLine:
-    """A value of x that belongs to the series `label`."""
-
-    label: str
-    x: float
-
-
-@dataclass(frozen=True)
 class Panel:
     """One pair of axes."""
 
     title: str
     lines: tuple[Series, ...]
-    vertical_lines: tuple[VerticalLine, ...] = ()
     floor: tuple[tuple[float, float], ...] = ()
     """Points of the lower limit of all series. A dashed line in the colour of text joins them."""
     categories: tuple[str, ...] = ()
@@ -100,7 +91,7 @@ class Speedups:
         """The implementations, in the order of the alphabet."""
         return sorted({str(name) for ratios in self.by_clock.values() for name in ratios})
 
-    def panel(self, title: str, unit: float = 1, vertical_lines: Iterable[VerticalLine] = ()) -> Panel:
+    def panel(self, title: str, unit: float = 1) -> Panel:
         """Return a line for each implementation and clock, over the axis in this unit. Wall times are dashed."""
         lines = []
         for name in self.names:
@@ -108,4 +99,4 @@ class Speedups:
                 points: dict[Any, float] = ratios[name].dropna().to_dict() if name in ratios else {}
                 if points:
                     lines.append(Series(name, tuple((unit * x, y) for x, y in points.items()), clock == "time_ms"))
-        return Panel(title, tuple(lines), tuple(vertical_lines))
+        return Panel(title, tuple(lines))

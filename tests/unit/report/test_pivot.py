@@ -3,7 +3,6 @@
 import pytest
 
 from tests.unit.report.conftest import CPU
-from tpbench.report.command import main
 from tpbench.report.pivot import pivot
 from tpbench.settings import JobError
 from tpbench.tables import as_csv, as_text
@@ -161,26 +160,6 @@ TRAINED = {
     "workload": "train_step", "model": "qwen3_8b", "num_layers": 36, "seq_length": 2048, "batch_size": 1, "loss": None,
     "vocab": None, "block_cap": None, "tokens": 2048, "tp_size": 1, "dp_size": 2, "loss_value": 11.0,
 }  # fmt: skip
-
-
-def test_a_diverging_problem_has_one_line(add, frame, tmp_path, capsys):
-    """The line names the model, the tokens, the mesh and what to do, and no row. Studies show it, too."""
-    add("ddp", 1.0, losses=[12.0, 11.9, 12.8, 11.0], grad_norms=[1.0, 1.0, 346.0, 2.0], **TRAINED)
-    add("fsdp", 1.0, losses=[12.0, 11.9, 11.9, 11.5], grad_norms=[1.0, 1.0, 1.5, 1.5], **TRAINED)
-    add("autotp", 1.0, losses=[12.0, 11.9, 12.3], zero_stage=1, **TRAINED | {"tp_size": 2})
-    add("ddp", 1.0, losses=[9.0, 9.0, 9.0], **TRAINED | {"model": "qwen3_0p6b"})
-    add("fsdp", 1.0, losses=[9.0, float("nan"), 9.0], **TRAINED | {"model": "qwen3_0p6b"})
-    second, first = pivot(frame()).warnings  # in the order of the tables
-    assert "(train_step model=qwen3_8b num_layers=36 seq_length=2048 dp=2 tokens=2048)" in first
-    assert "losses part at step 3: fsdp (dp2 x tp1) 11.90 and ddp (dp2 x tp1) 12.80" in first
-    assert "grad_norms part at step 3: fsdp (dp2 x tp1) 1.500 and ddp (dp2 x tp1) 346.0" in first
-    assert "lower learning_rate" in first and "row" not in first.replace("lower", "")
-    assert "part at step 2: ddp (dp2 x tp1) 9.000 and fsdp (dp2 x tp1) nan" in second
-    for form in ("text", "markdown", "csv"):
-        assert main([str(tmp_path), "--study", "training", "--format", form]) == 0
-        printed = capsys.readouterr()
-        assert [first in line for line in printed.err.splitlines()] == [True, False]
-        assert form == "csv" or "qwen3" in printed.out.split("Warning: ")[1]
 
 
 def test_an_unknown_workload_has_a_table_too(add, frame):

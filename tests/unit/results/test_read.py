@@ -353,8 +353,8 @@ def test_what_does_not_exist(rows):
         tpbench.load(rows, varient="triton_tp")
     with pytest.raises(ValueError, match="no column is called time"):
         tpbench.load(rows, columns=["time"])
-    with pytest.raises(ValueError, match=r"no loss is called cros_entropy, did you mean cross_entropy\?"):
-        tpbench.load(rows, loss="cros_entropy")
+    with pytest.raises(ValueError, match=r"no variant is called tritn_tp, did you mean triton_tp\?"):
+        tpbench.load(rows, variant="tritn_tp")
     with pytest.raises(ValueError, match=r"tp_size=2\.5: the column is int64"):
         tpbench.load(rows, tp_size=2.5)
     for place in (None, b"rows", {"rows": 1}, [rows, 2.5]):

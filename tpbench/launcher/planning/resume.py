@@ -20,9 +20,6 @@ FACT_LABELS = {
 }  # fmt: skip
 """Columns whose change makes a row stale, with their names in messages."""
 
-NO_ROW = "missing: has no row yet"
-"""Reason to run a cell."""
-
 
 @dataclass(frozen=True)
 class ResumeDecision:
@@ -68,7 +65,7 @@ def _facts_of(cell: Cell, facts: Mapping[str, Any]) -> Mapping[str, Any]:
 def _decide(cell: Cell, rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> ResumeDecision:
     """Return the decision on a cell from its rows, the newest last."""
     if not rows:
-        return ResumeDecision(NO_ROW)
+        return ResumeDecision("missing: has no row yet")
     current = [row for row in rows if not changes(row, facts)]
     if not current:
         changed = (_change(rows[-1], name, facts) for name in changes(rows[-1], facts))

@@ -31,14 +31,8 @@ from tpbench.measure import machine
 from tpbench.settings import JobError
 from tpbench.worker.start import SECRET, SECRET_FILE, create_secret
 
-KILL_S = 600.0
-"""Time that a job which Slurm has told to end waits to be killed."""
-
 START_MIN = 10
 """Minutes beyond the time of a job's cells, in which its processes start and end."""
-
-ROW_DELAY_S = 10.0
-"""Time after a job's end in which its row may become visible: network file systems show new files late."""
 
 
 class Slurm:
@@ -158,7 +152,8 @@ class Slurm:
             for index, (job_id, attempt) in list(waiting.items()):
                 state = states.get(job_id, "PENDING")
                 display.show(attempt.cell, f"job {job_id}: {state}")
-                delay_s = ROW_DELAY_S if state == "COMPLETED" else self.settings.poll_s
+                # Network file systems show the new file of a row late.
+                delay_s = 10.0 if state == "COMPLETED" else self.settings.poll_s
                 has_ended = now - ended.get(job_id, now) > delay_s
                 if (attempt.has_row or has_ended) and (done := closed(attempt, state)):
                     del waiting[index]
@@ -231,7 +226,7 @@ class NodeTask:
         except interrupts.Terminated:
             # Slurm cancels or preempts the job, and sends SIGKILL later. A preempted job runs again: until then it must
             # not have an `error` row. It must not end by itself either: Slurm could take that for its regular end.
-            time.sleep(KILL_S)
+            time.sleep(600)
             raise RuntimeError("SIGTERM ended the job") from None
         except UncompletedJobError as error:  # submitit's, when there are no more requeues
             for attempt in attempts:

@@ -22,7 +22,7 @@ from tpbench.report.analysis.records import (
 )
 from tpbench.report.analysis.uncertainty import Ratio, ratio_of_records
 from tpbench.suggestions import printable
-from tpbench.workloads import Pivot, Workload, workloads
+from tpbench.workloads import Workload, workloads
 
 DOUBTS = {
     "undecided": "two runs scatter as much as the fastest and the runner-up differ, or samples are too few to tell",
@@ -40,7 +40,6 @@ PROVENANCE = {"host": "hosts", "git_commit": "commits", "kernels_version": "kern
 REPEAT = "Measure both again, and use neither until they agree"
 MEASURED_WITH = ("time_budget_s", "min_iterations", "max_iterations", "precision")
 """Settings of the measurement. They split no problem."""
-DIVERGED = "Repeat with a lower learning_rate; if they still part, one of them is wrong"
 
 
 @dataclass(frozen=True)
@@ -158,37 +157,19 @@ def disagreements(rows: Iterable[Record]) -> dict[str, frozenset[str]]:
     sentences = {}
     for (name, *_), equal_rows in problems.items():
         workload = workloads()[str(name)]
-        diverging = _diverging(equal_rows, workload.pivot)
         tolerance = workload.pivot.loss_tolerance.get(equal_rows[0]["dtype"], 1e-4)
-        differences = diverging or [_far_apart([(row, row["loss_value"]) for row in equal_rows], tolerance)]
-        if any(differences):
-            verb, advice = ("diverge", DIVERGED) if diverging else ("show different losses", REPEAT)
+        if difference := _far_apart(equal_rows, tolerance):
             problem = name_of_problem(equal_rows[0], workload)
-            sentence = printable(f"equal problems {verb} ({problem}): {'; '.join(differences)}. {advice}", 600)
+            sentence = printable(f"equal problems show different losses ({problem}): {difference}. {REPEAT}", 600)
             sentences[sentence] = frozenset(str(row["row_id"]) for row in equal_rows)
     return sentences
 
 
-def _diverging(equal_rows: Sequence[Record], pivot: Pivot) -> list[str]:
-    """Return the first step in which the rows of one problem part, for each column with a number for each step."""
-    differences = []
-    for name, growth in pivot.trajectories.items():
-        tolerance = pivot.loss_tolerance.get(equal_rows[0]["dtype"], 1e-4)
-        paths = [(row, row[name]) for row in equal_rows if row.get(name) is not None and len(row[name])]
-        for step in range(max((len(values) for _, values in paths), default=0)):
-            at_step = [(row, float(values[step])) for row, values in paths if len(values) > step]
-            if part := _far_apart(at_step, tolerance * growth**step):
-                differences.append(f"{name} part at step {step + 1}: {part}")
-                break
-    return differences
-
-
-def _far_apart(values: Sequence[tuple[Record, float]], tolerance: float) -> str:
-    """Name the rows with the lowest and the highest value if these differ by more than the tolerance."""
-    if not values:
-        return ""
-    ordered = sorted(values, key=lambda row_and_value: (math.isnan(row_and_value[1]), row_and_value[1]))
-    (one, low), (other, high) = ordered[0], ordered[-1]
+def _far_apart(rows: Sequence[Record], tolerance: float) -> str:
+    """Name the rows with the lowest and the highest loss if these differ by more than the tolerance."""
+    ordered = sorted(rows, key=lambda row: (math.isnan(row["loss_value"]), row["loss_value"]))
+    one, other = ordered[0], ordered[-1]
+    low, high = one["loss_value"], other["loss_value"]
     if math.isnan(low) or abs(low - high) <= tolerance * max(1.0, abs(low), abs(high)):
         return ""
     named, other_named = (

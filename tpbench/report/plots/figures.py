@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
-import os
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tpbench import packages
@@ -52,21 +50,17 @@ def available() -> bool:
     return packages.installed("matplotlib")
 
 
-@contextlib.contextmanager
-def drawing(name: str) -> Iterator[None]:
-    """Set the style under which a figure is made and written. `name` makes its ids the same in every run.
+def render(picture: Picture, name: str, form: str, heading: str = "") -> bytes:
+    """Return a picture in a format: "svg", "png", or "inline", an `svg` element in the colours of a page.
 
-    The user's matplotlibrc and MPLBACKEND count for nothing: Jupyter sets a backend that other programs may lack.
-    Raises JobError with the install command if matplotlib is missing.
+    `name` makes the ids of an svg the same in every run, and no two pictures of a page share one. The user's
+    matplotlibrc counts for nothing. Raises JobError with the install command if matplotlib is missing.
     """
     if not available():
         raise JobError(f"plots need matplotlib: {packages.install_command('report')}")
-    before = os.environ.get("MPLBACKEND")
-    os.environ["MPLBACKEND"] = "agg"  # matplotlib reads it when it is imported
     import matplotlib
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
 
-    os.environ.pop("MPLBACKEND")
-    os.environ |= {} if before is None else {"MPLBACKEND": before}
     settings: Any = {  # matplotlib names hundreds of keys in its type
         "text.parse_math": False,  # a dollar sign in a name is a dollar sign
         "svg.fonttype": "none",
@@ -85,40 +79,28 @@ def drawing(name: str) -> Iterator[None]:
     }
     settings |= dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), GROUND)
     settings |= dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK)
+    out = io.BytesIO()
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(settings)
-        yield
-
-
-def file_content(figure: Figure, form: str) -> bytes:
-    """Return the figure as a file in the format "svg" or "png", without a date and a creator."""
+        figure = draw_panels(picture)
+        if heading:
+            figure.suptitle(heading, fontsize=8)
+        if form == "png":
+            figure.savefig(out, format="png", dpi=160, metadata={"Software": None})
+            return out.getvalue()
+        canvas: Any = FigureCanvasSVG(figure)  # `savefig` would draw the figure twice, once for its layout
+        canvas.print_svg(out, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    text = out.getvalue().decode()
     if form == "svg":
-        return _svg(figure).replace(" <defs>", f"{_DARK_MODE}\n <defs>", 1).encode()
-    out = io.BytesIO()
-    figure.savefig(out, format="png", dpi=160, metadata={"Software": None})
-    return out.getvalue()
-
-
-def _svg(figure: Figure) -> str:
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-
-    out = io.BytesIO()
-    canvas: Any = FigureCanvasSVG(figure)  # `savefig` would draw the figure twice, once for its layout
-    canvas.print_svg(out, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
-    return out.getvalue().decode()
-
-
-def inline_svg(figure: Figure) -> str:
-    """Return the figure as an `svg` element in the colours of a page, which has a light and a dark set of them."""
-    text = _svg(figure)
+        return text.replace(" <defs>", f"{_DARK_MODE}\n <defs>", 1).encode()
     text = re.sub(r' height="[\d.]+pt"', "", text[text.index("<svg") :], count=1)
     # Identifiers of groups: every figure has the same ones, and nothing refers to them.
     text = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", text)
     names = {value: f"s{at}" for at, value in enumerate(LIGHT)} | {INK: "ink", FAINT: "faint", GROUND: "ground"}
-    for value, name in names.items():
-        text = text.replace(value, f"var(--{name})")
-    return text
+    for value, variable in names.items():
+        text = text.replace(value, f"var(--{variable})")
+    return text.encode()
 
 
 def draw_panels(picture: Picture) -> Figure:
@@ -186,9 +168,6 @@ def _draw_panel(axes: Axes, panel: Panel, labels: Sequence[str], *, joined: bool
                 marker="x", clip_on=False, color=colour, label=f"{label}: out of memory",
             )  # fmt: skip
             cross_height -= 0.05
-    for mark in panel.vertical_lines:
-        colour = LIGHT[labels.index(mark.label) % len(LIGHT)]
-        axes.axvline(mark.x, color=colour, linestyle="-", linewidth=1)
     if panel.floor:
         axes.plot(*zip(*panel.floor, strict=True), "--", color=INK, marker="_", label="floor")
 

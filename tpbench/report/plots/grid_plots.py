@@ -98,25 +98,15 @@ def plot_file(grids: Sequence[RecordGrid], name: str, form: str) -> bytes:
         headings = "\n".join(f"  {title}" for title, _ in drawn)
         raise JobError(f"the plot {name} shows one of these: choose with --loss, --dtype, --gpu-name ...\n{headings}")
     ((title, picture),) = drawn
-    return picture_file(picture, name, form, title)
-
-
-def picture_file(picture: Picture, name: str, form: str, heading: str = "") -> bytes:
-    """Return a picture as an svg or png file. Raises JobError if matplotlib is missing."""
-    with figures.drawing(name):
-        figure = figures.draw_panels(picture)
-        if heading:
-            figure.suptitle(heading, fontsize=8)
-        return figures.file_content(figure, form)
+    return figures.render(picture, name, form, title)
 
 
 def inline_picture(grid: RecordGrid, name: str, anchor: str) -> str | None:
     """Return the plot of a metric as an `svg` element for a page, or None if there is nothing to draw.
 
-    `anchor`: the name of the grid on the page. The element's ids contain it, so that no two pictures share one.
+    `anchor`: the name of the grid on the page.
     """
     picture = by_size(grid, name, at_two_sizes=True)
     if picture is None or not figures.available():
         return None
-    with figures.drawing(f"{name} {anchor}"):
-        return figures.inline_svg(figures.draw_panels(picture))
+    return figures.render(picture, f"{name} {anchor}", "inline").decode()

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from tpbench.tables import Table
-from tpbench.workloads.study_data import Picture, Speedups, VerticalLine, oldest_first
+from tpbench.workloads.study_data import Picture, Speedups, oldest_first
 
 DENSE = "dense_reduce_scatter"
 CLOCKS = ("device_ms", "time_ms")
@@ -114,13 +114,11 @@ def _speedup_table(group: Speedups) -> Table:
 
 
 def picture(rows: Sequence[Row]) -> Picture | None:
-    """Return the speed-ups by density with the crossovers as vertical lines, or None if nothing can be compared."""
+    """Return the speed-ups by density or None if nothing can be compared."""
     groups = groups_of(rows)
     panels = []
     for group in [group for group in groups if len(group.axis) > 1] or groups:
-        marks = ((name, by_clock["device_ms"][0]) for name, by_clock in crossovers(group))
-        vertical_lines = [VerticalLine(name, 100 * density) for name, density in marks if density is not None]
         title = f"{group.facts['table_rows']} x {_size(group, groups)}"
-        panels.append(group.panel(title, 100, vertical_lines))
+        panels.append(group.panel(title, 100))
     labels = "rows touched (%); dashed: by wall clock", f"speed-up over {DENSE}"
     return Picture(tuple(panels), *labels) if panels else None

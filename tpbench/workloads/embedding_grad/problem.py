@@ -48,10 +48,8 @@ class EmbeddingGrad:
         "backward); or all after the backward, with the exchange first, between reduce-scatters and all-gathers, or "
         "last",
     )
-    search: Literal["auto", "host", "kernel"] = setting(
-        "auto",
-        help="search for the touched rows: host (by numpy, before the forward), kernel (by a Triton kernel), auto "
-        "(kernel on GPUs, host on CPUs)",
+    search: Literal["auto"] = setting(
+        "auto", help="search for the touched rows: auto (by a kernel); older rows also have host (by numpy)"
     )
 
     @property
@@ -167,13 +165,6 @@ def _host_work(problem: EmbeddingGrad) -> str:
     return f"with index={problem.index} the host computes the index" if early_or_late else ""
 
 
-MERGED: dict[str, Any] = {
-    "requires": ("triton",),
-    "no_graph_reason": "the host decides in each iteration how many rows go to which rank",
-    "uses_triton": True,
-}
-"""Properties of exchanges whose host needs the numbers of rows, and which merge rows by a kernel."""
-
 WORKLOAD.variant_of(
     "dense_reduce_scatter",
     "exchanges.by_collectives.DenseReduceScatter",
@@ -185,19 +176,16 @@ WORKLOAD.variant_of(
     "exchanges.by_collectives.SparseAllToAll",
     "touched rows to their owners by all-to-alls, for whose sizes the host waits",
     options={"search"},
-    **MERGED,
+    requires=("triton",),
+    no_graph_reason="the host decides in each iteration how many rows go to which rank",
+    uses_triton=True,
 )
 WORKLOAD.variant_of(
     "sparse_symmetric",
     "exchanges.symmetric.SparseSymmetric",
     "touched rows into their owners' memory by one kernel over NVLink; one node",
     requires_cuda=True,
-    **{**MERGED, "no_graph_reason": _host_work},
-)
-WORKLOAD.variant_of(
-    "sparse_all_gather",
-    "exchanges.by_collectives.SparseAllGather",
-    "all-gather of every rank's touched rows, as a coalesced COO tensor",
-    options={"search"},
-    **MERGED,
+    requires=("triton",),
+    no_graph_reason=_host_work,
+    uses_triton=True,
 )

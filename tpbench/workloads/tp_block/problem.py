@@ -242,7 +242,6 @@ WORKLOAD = Workload(
     pivot=Pivot(
         rows=("hidden", "ffn", "tokens", "tp_size"),
         sections=("dtype", "part"),
-        trajectories={"losses": 1.0, "grad_norms": 1.0},
     ),
     # A stack has rotary embeddings, unless the user chose.
     resolve=lambda problem, chosen: (

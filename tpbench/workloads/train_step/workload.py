@@ -11,7 +11,7 @@ from tpbench.workloads import Option, Pivot, Study, Workload
 from tpbench.workloads.train_step.documents import json_document
 from tpbench.workloads.train_step.estimates import MemoryEstimate, estimate_memory, parameters
 from tpbench.workloads.train_step.model.resolve import KNOWN_ARCHITECTURES, resolve
-from tpbench.workloads.train_step.problem import ARCHITECTURE, NORM_GROWTH, TrainStep
+from tpbench.workloads.train_step.problem import ARCHITECTURE, TrainStep
 
 TENSOR_PARALLEL = frozenset({"vocab_parallel"})
 """Options that have a meaning only if the model is sharded."""
@@ -130,7 +130,6 @@ WORKLOAD = Workload(
         rows=("model", "num_layers", "seq_length", "dp_size", "tp_size"),
         sections=("dtype",),
         implied=(*ARCHITECTURE, "model_dir"),
-        trajectories={"losses": 1.0, "grad_norms": NORM_GROWTH},
         loss_tolerance={"bfloat16": 2e-2, "float16": 2e-2, "float32": 1e-3},
     ),
     percentages=("mfu", "compute_share", "communication_share", "idle_share", "exposed_share"),

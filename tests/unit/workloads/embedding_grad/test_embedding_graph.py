@@ -26,7 +26,7 @@ TEXT = {"distribution": "zipf_bigram", "overlap_ms": 1.0}
     [
         ("sparse_symmetric", {**TEXT, "index": "early"}, "with index=early the host computes the index"),
         ("dense_reduce_scatter", {**TEXT, "index": "late"}, "with index=late the host computes the index"),
-        *((name, {}, "the host decides") for name in ("sparse_all_to_all", "sparse_all_gather")),
+        ("sparse_all_to_all", {}, "the host decides"),
     ],
 )
 def test_the_plan_says_why_a_graph_cannot_hold_an_exchange(variant: str, fields: dict[str, object], said: str) -> None:

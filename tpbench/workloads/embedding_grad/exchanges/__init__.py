@@ -9,10 +9,8 @@ from typing import Any, Literal, TypeAlias
 from torch import Tensor
 
 from tpbench.measure.clock import Stopwatch
-from tpbench.suggestions import unknown
 from tpbench.workloads.embedding_grad.exchanges.collectives import CountedCollectives
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
-from tpbench.workloads.embedding_grad.problem import PHASES
 
 StepPoint: TypeAlias = Literal["batch", "forward", "backward"]
 """Points of a training step: the batch is known, the forward pass has ended, the backward pass has ended."""
@@ -29,10 +27,6 @@ class Phase:
     """Earliest point at which the phase can run. Only phases after "backward" need the gradient."""
     on_host: bool = False
     """Measure the phase by the host's clock."""
-
-    def __post_init__(self) -> None:
-        if self.name not in PHASES:
-            raise ValueError(unknown("phase of an exchange", str(self.name), PHASES))
 
 
 def sequence(phases: Sequence[Phase]) -> Callable[[], None]:

@@ -11,7 +11,7 @@ from tpbench.workloads.embedding_grad.exchanges import Exchange, ExchangeContext
 from tpbench.workloads.embedding_grad.problem import EmbeddingGrad
 from tpbench.workloads.embedding_grad.row_operations.merge_kernel import merge_rows, place_rows
 from tpbench.workloads.embedding_grad.row_operations.row_kernels import gather_rows
-from tpbench.workloads.embedding_grad.row_operations.search import MisplacedRow, row_finder
+from tpbench.workloads.embedding_grad.row_operations.search import DeviceSearch, MisplacedRow
 
 
 class DenseReduceScatter(Exchange):
@@ -52,7 +52,7 @@ class SparseAllToAll(Exchange):
     def __init__(self, problem: EmbeddingGrad, context: ExchangeContext) -> None:
         super().__init__(context.inputs, context.comm)
         inputs = self.inputs
-        self.finder = row_finder(inputs)
+        self.finder = DeviceSearch(inputs, by_owner=True)
         self.overwrites = inputs.own_slice
         self.release()
         shape = (self.comm.world_size, inputs.partition.rows_per_rank)
@@ -77,31 +77,23 @@ class SparseAllToAll(Exchange):
     def prepare_merge(self) -> None:
         """Exchange the row numbers, from which follows where the merge finds each row."""
         rows, rank = self.finder.rows(), self.inputs.rank
-        self.sent_rows = self.rows_to_send(rows)
+        self.sent_rows = rows[: sum(self.send_counts)]
+        starts = itertools.accumulate(self.receive_counts, initial=0)
         place_rows(
             rows[sum(self.send_counts) :],  # own rows come last
             self.exchanged(self.sent_rows),
-            self.segments(),
+            list(zip(starts, self.receive_counts, strict=False)),
             rank=rank,
             first_row=self.inputs.partition.bounds[rank],
             table=self.table,
             misplaced=self.misplaced,
         )
 
-    def rows_to_send(self, rows: Tensor) -> Tensor:
-        """Return those of this rank's touched rows that it sends."""
-        return rows[: sum(self.send_counts)]
-
     def exchanged(self, sent: Tensor) -> Tensor:
         """Return what this rank receives if each rank sends a line for each of its rows to send."""
         received = sent.new_empty(sum(self.receive_counts), *sent.shape[1:])
         self.comm.all_to_all(received, sent, self.receive_counts, self.send_counts)
         return received
-
-    def segments(self) -> list[tuple[int, int]]:
-        """Return, by source rank, the start and the number of the received rows that this rank owns."""
-        starts = itertools.accumulate(self.receive_counts, initial=0)
-        return list(zip(starts, self.receive_counts, strict=False))
 
     def gather(self) -> None:
         """Copy the rows to send out of the table."""
@@ -125,28 +117,3 @@ class SparseAllToAll(Exchange):
 
     def release(self) -> None:
         self.sent_rows = self.sent_values = self.received_values = self.inputs.grad.new_empty(0)
-
-
-class SparseAllGather(SparseAllToAll):
-    """All-gathers of row numbers (int64, as in torch's COO tensors) and of rows, of which the owner merges its own.
-
-    Both are padded to the rank that touched most rows.
-    """
-
-    def rows_to_send(self, rows: Tensor) -> Tensor:
-        padded = rows.new_zeros(max(map(sum, self.counts)), dtype=torch.int64)
-        padded[: len(rows)] = rows
-        return padded
-
-    def exchanged(self, sent: Tensor) -> Tensor:
-        received = sent.new_empty(self.comm.world_size * len(sent), *sent.shape[1:])
-        self.comm.all_gather(received, sent)
-        return received
-
-    def segments(self) -> list[tuple[int, int]]:
-        rank, found = self.inputs.rank, []
-        for source, counts in enumerate(self.counts):
-            # In a source's list the source's own rows come last.
-            before = sum(count for owner, count in enumerate(counts[:rank]) if owner != source)
-            found.append((0, 0) if source == rank else (source * len(self.sent_rows) + before, counts[rank]))
-        return found

@@ -38,11 +38,6 @@ class CountedCollectives:
         self.count([rows * row_bytes for rows in send_rows])
         dist.all_to_all_single(received, sent, list(receive_rows), list(send_rows), group=self.group)
 
-    def all_gather(self, gathered: Tensor, own: Tensor) -> None:
-        """Fill `gathered`, (world_size * rows, ...), with the (rows, ...) tensors of all ranks."""
-        self.count([own.nbytes] * self.world_size)
-        collectives.all_gather(gathered, own, group=self.group)
-
     def reduce_scatter_mean(self, part: Tensor, whole: Tensor) -> None:
         """Fill `part` with this rank's part of the mean of all ranks' `whole`."""
         self.count([part.nbytes] * self.world_size)
