@@ -10,6 +10,8 @@ from torch.nn import functional
 from tpbench.kernels.junction import join_gradients, join_rows
 
 EPS = 1e-5
+ROWS = 3
+"""Rows of each rank."""
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CASES = [
     (ranks, width, dtype)
@@ -29,18 +31,23 @@ def assert_close(got: Tensor, right: Tensor) -> None:
     torch.testing.assert_close(got.double(), right, rtol=error, atol=error)
 
 
+def tensors_of(rank: int, *lists: list[Tensor]) -> list[list[Tensor]]:
+    """Return a rank's rows of the tensors of each list."""
+    return [[tensor[ROWS * rank : ROWS * (rank + 1)] for tensor in tensors] for tensors in lists]
+
+
+def shared(ranks: int, width: int, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
+    """Return every rank's product, and its memory for the gathered rows."""
+    parts = [draw(rank, ranks * ROWS, width, dtype=dtype) for rank in range(ranks)]
+    return parts, [torch.full_like(part, torch.nan) for part in parts]
+
+
 @pytest.mark.parametrize(("ranks", "width", "dtype"), CASES)
 def test_every_rank_gets_every_row_normalised(ranks: int, width: int, dtype: torch.dtype) -> None:
-    rows = 3
-    parts = [draw(rank, ranks * rows, width, dtype=dtype) for rank in range(ranks)]
-    residual, weight = draw(10, ranks * rows, width, dtype=dtype), draw(11, width, dtype=dtype)
-    gathered = [torch.full_like(part, torch.nan) for part in parts]
-    summed = torch.cat(
-        [
-            join_rows(parts, gathered, own.contiguous(), weight, rank, EPS)
-            for rank, own in enumerate(residual.chunk(ranks))
-        ]
-    )
+    parts, gathered = shared(ranks, width, dtype)
+    residual, weight = draw(10, ranks * ROWS, width, dtype=dtype), draw(11, width, dtype=dtype)
+    shards = (tensors_of(rank, parts, gathered, [residual]) for rank in range(ranks))
+    summed = torch.cat([join_rows(mine, places, own, weight, EPS) for mine, places, (own,) in shards])
     assert_close(summed, residual.double() + sum(part.double() for part in parts))
     expected = functional.rms_norm(summed.double(), (width,), weight.double(), EPS)
     for whole in gathered:
@@ -51,18 +58,12 @@ def test_every_rank_gets_every_row_normalised(ranks: int, width: int, dtype: tor
 @pytest.mark.parametrize("programs", [1, 2, 528])
 @pytest.mark.parametrize(("ranks", "width", "dtype"), CASES)
 def test_every_rank_gets_the_gradient_of_every_row(ranks: int, width: int, dtype: torch.dtype, programs: int) -> None:
-    rows = 3
-    parts = [draw(rank, ranks * rows, width, dtype=dtype) for rank in range(ranks)]
-    summed, upstream = (draw(10 + number, ranks * rows, width, dtype=dtype) for number in range(2))
+    parts, gathered = shared(ranks, width, dtype)
+    summed, upstream = (draw(10 + number, ranks * ROWS, width, dtype=dtype) for number in range(2))
     weight = draw(12, width, dtype=dtype)
-    gathered = [torch.full_like(part, torch.nan) for part in parts]
-    of_sum, of_weight = zip(
-        *(
-            join_gradients(parts, gathered, own, weight, above, rank, EPS, programs)
-            for rank, (own, above) in enumerate(zip(summed.chunk(ranks), upstream.chunk(ranks), strict=True))
-        ),
-        strict=True,
-    )
+    shards = (tensors_of(rank, parts, gathered, [summed, upstream]) for rank in range(ranks))
+    found = [join_gradients(mine, places, own, weight, above, EPS, programs) for mine, places, (own, above) in shards]
+    of_sum, of_weight = zip(*found, strict=True)
     x, scale = summed.double().requires_grad_(), weight.double().requires_grad_()
     normed = functional.rms_norm(x, (width,), scale, EPS)
     torch.autograd.backward((normed, x), (sum(part.double() for part in parts), upstream.double()))

@@ -3,13 +3,15 @@
 Four operations lie between the two products: reduce-scatter, residual, RMSNorm and all-gather. Here the first product
 is written to symmetric memory. Behind a barrier on the stream, one kernel sums, normalises and gathers this rank's rows
 (`tpbench.kernels.junction`), and behind a second barrier the next product reads the result where it lies. The backward
-pass is the mirror. The kernel then runs beside the product for the gradient of the column-parallel weight.
+pass is the mirror; its kernel runs beside the product for the gradient of the column-parallel weight. Large shards stay
+on this rank: copy engines gather them beside the next product, as in `copy_engine`.
 
-The first all-gather and the last reduce-scatter of a block or a stack have no counterpart: they are the copy engine's.
+The first all-gather and the last reduce-scatter of a block or a stack are by direct copies and sums, if shards are
+small, or else the copy engine's.
 
-Buffers. A rank writes to a buffer before the first barrier (its product) or between both (rows for peers). What peers
-read in the junction before, they have read before they reach these barriers. No signal or epoch is needed, and a
-replayed graph is as safe as eager work.
+Buffers alternate by name. A rank writes to one again after a barrier of the use in between, which a peer reaches only
+when it has read the buffer. Rows for peers in a junction are written behind a barrier of the same junction. A captured
+graph begins with a barrier, as that of the copy engine does.
 """
 
 from __future__ import annotations
@@ -20,12 +22,40 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tpbench.comm.parallel_linears import Pending
 from tpbench.kernels.junction import join_gradients, join_rows
 from tpbench.workloads.tp_block.execution.copy_engine import CopyEngineSchedule
 
+LARGE_BYTES = 2**22
+"""Shards of this size in bytes are gathered and scattered by the copy engines."""
+
 
 class FusedSchedule(CopyEngineSchedule):
-    """Junctions are one kernel. All other operations are those of the copy engine's schedule."""
+    """Junctions are one kernel. Other operations on small shards are one barrier, and on large ones the engine's."""
+
+    def gather(self, shard: Tensor) -> Pending:
+        if shard.nbytes >= LARGE_BYTES:
+            return super().gather(shard)
+        places, whole = self.places(shard, "gathered")
+        for place in places:
+            place.copy_(shard)
+        self.buffers.barrier()
+        return lambda: whole
+
+    def gather_matmul(self, shard: Tensor, matrix: Tensor, *, keep: bool = True) -> tuple[Tensor, Tensor]:
+        if shard.nbytes >= LARGE_BYTES:
+            return super().gather_matmul(shard, matrix, keep=keep)
+        whole = self.gather(shard)()
+        return whole.clone() if keep else whole, whole @ matrix
+
+    def matmul_scatter(self, whole: Tensor, matrix: Tensor, *, awaited: bool = False) -> Pending:
+        if len(whole) * matrix.shape[1] * whole.itemsize >= LARGE_BYTES * self.size:
+            return super().matmul_scatter(whole, matrix, awaited=awaited)
+        first, *others = self.parts(whole, matrix)
+        self.buffers.barrier()
+        for part in others:
+            first = first + part
+        return lambda: first
 
     def junction(
         self, x: Tensor, row: Tensor, residual: Tensor, norm: Tensor, eps: float, column: Tensor, *, keep: bool = True
@@ -33,12 +63,17 @@ class FusedSchedule(CopyEngineSchedule):
         summed, product = _Junction.apply(self, x, row, residual, norm, eps, column, keep)
         return summed, product
 
-    def partial_product(self, x: Tensor, matrix: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """Multiply into symmetric memory. Return the ranks' products, and their buffers for the gathered rows."""
-        shape = len(x), matrix.shape[1]
-        parts = self.buffers.next("products", shape, x.dtype)
-        torch.mm(x, matrix, out=parts[self.rank])
-        return parts, self.buffers.next("joined", shape, x.dtype)
+    def parts(self, x: Tensor, matrix: Tensor) -> list[Tensor]:
+        """Multiply into symmetric memory. Return this rank's rows of each rank's product, valid behind a barrier."""
+        products = self._buffer("products", (len(x), matrix.shape[1]), x.dtype)
+        torch.mm(x, matrix, out=products[self.rank])
+        return [product.chunk(self.size)[self.rank] for product in products]
+
+    def places(self, shard: Tensor, name: str) -> tuple[list[Tensor], Tensor]:
+        """Return places for this rank's rows in the gathered tensor of each rank, the next rank first, and its own."""
+        gathered = self._buffer(name, (self.size * len(shard), shard.shape[1]), shard.dtype)
+        ranks = [*self.peers, self.rank]
+        return [gathered[rank].chunk(self.size)[self.rank] for rank in ranks], gathered[self.rank]
 
 
 class _Junction(torch.autograd.Function):
@@ -47,14 +82,20 @@ class _Junction(torch.autograd.Function):
         ctx: Any, schedule: FusedSchedule, x: Tensor, row: Tensor, residual: Tensor, norm: Tensor, eps: float,
         column: Tensor, keep: bool,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        x, barrier = x.contiguous(), schedule.buffers.barrier
-        parts, gathered = schedule.partial_product(x, row.t())
+        x, residual, barrier = x.contiguous(), residual.contiguous(), schedule.buffers.barrier
+        parts = schedule.parts(x, row.t())
         barrier()
-        summed = join_rows(parts, gathered, residual.contiguous(), norm, schedule.rank, eps)
-        barrier()
-        whole = gathered[schedule.rank]
-        product = whole @ column.t()
-        ctx.save_for_backward(x, row, summed, norm, column, *([whole.clone()] if keep else []))
+        if residual.nbytes < LARGE_BYTES:
+            places, whole = schedule.places(residual, "joined")
+            summed = join_rows(parts, places, residual, norm, eps)
+            barrier()
+            product = whole @ column.t()
+            whole = whole.clone() if keep else whole
+        else:
+            shard = torch.empty_like(residual)
+            summed = join_rows(parts, [shard], residual, norm, eps)
+            whole, product = schedule.gather_matmul(shard, column.t(), keep=keep)
+        ctx.save_for_backward(x, row, summed, norm, column, *([whole] if keep else []))
         ctx.schedule, ctx.eps = schedule, eps
         return summed, product
 
@@ -65,13 +106,18 @@ class _Junction(torch.autograd.Function):
         upstream, grad = (gradient.contiguous() for gradient in grads)
         # Without a kept tensor, normalise and gather again.
         whole = kept[0] if kept else schedule.gather(functional.rms_norm(summed, norm.shape, norm, ctx.eps))()
-        parts, gathered = schedule.partial_product(grad, column)
+        parts, small = schedule.parts(grad, column), summed.nbytes < LARGE_BYTES
+        places, grad_y = schedule.places(summed, "joined") if small else ([], None)
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             barrier()
-            grad_summed, grad_norm = join_gradients(parts, gathered, summed, norm, upstream, schedule.rank, ctx.eps)
-            barrier()
+            grad_summed, grad_norm = join_gradients(parts, places, summed, norm, upstream, ctx.eps)
+            if small:
+                barrier()
         grad_column = grad.t() @ whole
         torch.cuda.current_stream().wait_stream(stream)
-        grad_y = gathered[schedule.rank]
-        return None, grad_y @ row, grad_y.t() @ x, grad_summed, grad_norm, None, grad_column, None
+        if grad_y is None:
+            grad_y, grad_x = schedule.gather_matmul(grad_summed, row, keep=False)
+        else:
+            grad_x = grad_y @ row
+        return None, grad_x, grad_y.t() @ x, grad_summed, grad_norm, None, grad_column, None
