@@ -10,7 +10,7 @@ from pathlib import Path
 import tpbench
 from tpbench.console.choices import shapes
 from tpbench.console.listing import OWN_SIZE, example_command
-from tpbench.launcher.command_line.outside_choices import find_outside, is_file_name
+from tpbench.launcher.command_line.outside_choices import FILE_NAME, find_outside
 from tpbench.outside import source
 from tpbench.settings import JobError, path_argument
 from tpbench.workloads import NAMES
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     file, workload = options.file, options.workload
     try:
-        if not is_file_name(file.name):
+        if not FILE_NAME.fullmatch(file.name):
             raise JobError(f"{file.name} is no name for the file: take letters, digits and _ - . of ASCII; end in .py")
         with file.open("x") as new:
             example = "moe.py" if workload == OPERATION else f"{workload}.py"

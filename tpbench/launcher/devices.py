@@ -79,7 +79,7 @@ class CellLocks:
     """Locks on cells, so that sweeps that run at the same time on one output folder do not run a cell twice.
 
     Each lock is one byte of a hidden file, which all cells of an output folder share. Without such a file, on a file
-    system without locks, every lock is free.
+    system without locks, every lock is free. The end of this process drops all.
     """
 
     def __init__(self, output_dirs: Iterable[str]) -> None:
@@ -99,8 +99,3 @@ class CellLocks:
         """Unlock the cell."""
         with contextlib.suppress(KeyError, OSError):
             files.unlock(self._files[job.output_dir], int(job.key[:15], 16))
-
-    def close(self) -> None:
-        """Release all locks."""
-        while self._files:
-            os.close(self._files.popitem()[1])

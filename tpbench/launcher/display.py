@@ -17,9 +17,6 @@ from tpbench.launcher.attempt import Attempt
 from tpbench.launcher.planning.plan import Cell
 from tpbench.suggestions import printable
 
-MAX_SHOWN = 12
-"""Most running cells that are shown."""
-
 MAX_REASON, MAX_LENGTH = 300, 2000
 """Most characters of a reason, whose first third names the failed line, and of a line with a path."""
 
@@ -71,7 +68,7 @@ class Display:
         lines = [f"{cell}  {status}  {now - began:.0f} s" for cell, status, began in self.running.values()]
         minutes = (now - self.began) / 60
         left = f", about {minutes / self.done * (self.total - self.done):.1f} min left" if self.done else ""
-        return "\n".join([*lines[:MAX_SHOWN], f"{self.done} of {self.total} cells in {minutes:.1f} min{left}"])
+        return "\n".join([*lines[:12], f"{self.done} of {self.total} cells in {minutes:.1f} min{left}"])
 
     def finish(self, attempt: Attempt, quietly: bool = False) -> None:
         """Count a cell that has ended, and print its result unless `quietly`."""

@@ -24,7 +24,6 @@ _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 """Lines that faulthandler writes: the first one of the main or crashed thread, that of any thread, and one for each
 frame, the innermost first. Behind the stacks of a crash it lists extension modules, which say nothing."""
 _PACKAGE = Path(tpbench.__file__).parent
-_MOST_CALLS = 3
 
 _NATIVE_OOM = re.compile(r"std::bad_alloc|[Cc]annot allocate memory|out of memory")
 """Messages of C++ code that runs out of memory: a thread of gloo or NCCL ends the process before Python can."""
@@ -100,7 +99,7 @@ def _innermost_calls(log: str) -> str:
     calls = [(Path(file), f"{line} ({name})") for file, line, name in _FRAME.findall(stack)]
     of_tpbench = [(file.relative_to(_PACKAGE.parent), place) for file, place in calls if file.is_relative_to(_PACKAGE)]
     of_user = [(Path(file.name), place) for file, place in calls if not _is_of_library(file)]
-    places = [f"{file}:{place}" for file, place in (of_user or of_tpbench or calls)[:_MOST_CALLS]]
+    places = [f"{file}:{place}" for file, place in (of_user or of_tpbench or calls)[:3]]
     return f"now in {', called in '.join(places)}" if places else ""
 
 

@@ -18,9 +18,6 @@ from tpbench.launcher.torchrun import LOOPBACK, Rendezvous, Torchrun, key
 from tpbench.measure import machine
 from tpbench.settings import JobError
 
-POLL_S, BLOCKED_S = 0.02, 0.5
-"""Seconds between two looks at running ranks, and at the GPUs of other sweeps."""
-
 
 class Host:
     """Runs cells in the given order, as soon as their GPUs are free."""
@@ -46,7 +43,7 @@ class Host:
             cell = waiting[0][0].cell
             while (lease := devices.lease(cell.job)) is None:
                 display.blocked(cell)
-                interrupts.sleep(BLOCKED_S)
+                interrupts.sleep(0.5)
             with contextlib.ExitStack() as stack:
                 stack.callback(lease.release)
                 begun = self._begin(waiting.pop(0), lease, display)
@@ -61,7 +58,7 @@ class Host:
                     if not torchrun.running and (following := self._following(torchrun, waiting)):
                         torchrun.submit(self._begin(following, lease, display))
                     display.tick()
-                    interrupts.sleep(POLL_S)
+                    interrupts.sleep(0.02)
 
     def _following(self, torchrun: Torchrun, waiting: list[list[Attempt]]) -> list[Attempt]:
         """Take the first waiting attempts that an idle torchrun can run. The result is empty if there are none."""

@@ -59,9 +59,6 @@ module of several commands takes the word, too."""
 CODE = "_target_"
 """Key of Hydra's configuration that names a Python object to call."""
 
-MAX_LISTED = 25
-"""Most choices of a group that a message lists."""
-
 SWEEP_OPTION_NAMES = frozenset(each.name for each in fields(SweepOptions))
 
 
@@ -77,7 +74,7 @@ def aliases() -> dict[str, str]:
 
 def unknown_choice(group: str, choice: str, valid: Collection[str]) -> str:
     """Return a sentence for a choice that a group does not have."""
-    where = f"python -m tpbench list {group}s" if len(valid) > MAX_LISTED else ""
+    where = f"python -m tpbench list {group}s" if len(valid) > 25 else ""
     folder = "; a path to a local folder with a config.json is valid, too" if group == "model" else ""
     return unknown(group, choice, valid, where) + folder
 

@@ -50,7 +50,7 @@ def run_sweep(cells: Sequence[Cell], folder: Path, options: SweepOptions, runner
     for path in (folder, *(Path(output_dir, "rows") for output_dir in output_dirs)):
         path.mkdir(parents=True, exist_ok=True)
     locks = CellLocks(output_dirs)
-    with interrupts.noted(), contextlib.closing(locks), Display(len(cells), folder) as display:
+    with interrupts.noted(), Display(len(cells), folder) as display:
         for line in notes(cells):
             display.note(line)
         sweep = _Sweep(cells, folder, options, runner, locks, display)

@@ -48,14 +48,8 @@ iteration between a rank's calls of cudaProfilerStart and cudaProfilerStop."""
 KILL_S = 30.0
 """Longest wait for processes that were killed. One that waits for a broken disk may not end at all."""
 
-STACK_S = 0.5
-"""Time in which ranks write their stacks."""
-
 SIGNAL_S = 0.5
 """Time in which a signal reaches this process that has ended a torchrun: Slurm sends one to all processes of a job."""
-
-PEER_ROW_S = 15.0
-"""Time that a node which only lost its peers waits for the row of the node that knows the reason."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +164,7 @@ class ProcessTree:
             with contextlib.suppress(psutil.Error):
                 if process.pid != self.agent.pid:
                     process.send_signal(STACK_SIGNAL)
-        time.sleep(STACK_S)
+        time.sleep(0.5)  # until the stacks are written
 
     def end(self, grace_s: float = 5.0) -> None:
         """End the agent, which ends its workers, then every process that is left. Returns when all have ended."""
@@ -275,8 +269,8 @@ class Torchrun:
         self.over = True
 
     def _wait_for_peers(self, attempt: Attempt) -> None:
-        """Wait for the row of another node if the ranks of this one only lost their peers."""
-        deadline = time.monotonic() + PEER_ROW_S * (self.rendezvous.nodes > 1 and is_consequence(attempt.folder))
+        """Wait at most 15 s for the row of another node if the ranks of this one only lost their peers."""
+        deadline = time.monotonic() + 15 * (self.rendezvous.nodes > 1 and is_consequence(attempt.folder))
         while not (attempt.has_row or attempt.has_result) and time.monotonic() < deadline:
             interrupts.sleep(0.2)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tpbench.outside.variant import KINDS, load_module, workloads_of
+from tpbench.settings import JobError
 from tpbench.workloads import NAMES, Variant, Workload
 from tpbench.workloads.definition import definition_of
 
@@ -26,31 +27,27 @@ def described(path: Path, version: str) -> dict[str, Any]:
     except (Exception, SystemExit) as error:
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
         place = f"{path.name}:{frames[-1].lineno}" if frames else path.name
-        kind = "" if isinstance(error, _Mistake) else f"{type(error).__name__}: "
+        kind = "" if isinstance(error, JobError) else f"{type(error).__name__}: "
         return {"error": f"{place}: {kind}{str(error).splitlines()[0] if str(error) else ''}"}
-
-
-class _Mistake(ValueError):
-    """A declaration is wrong. The message is for the user."""
 
 
 def _workload(workload: Workload, path: Path) -> dict[str, Any]:
     name = workload.name
     if name in NAMES:
-        raise _Mistake(f"{name} is the name of a workload of tpbench: write Workload(..., name=...)")
+        raise JobError(f"{name} is the name of a workload of tpbench: write Workload(..., name=...)")
     for what in () if "session" in workload.functions else ("inputs", "reference"):
         if what not in workload.functions and (what, "check" in workload.functions) != ("reference", True):
-            raise _Mistake(f"the workload {name} has no {what}: decorate a function with its .{what}")
+            raise JobError(f"the workload {name} has no {what}: decorate a function with its .{what}")
     if not workload.variants:
-        raise _Mistake(f'the workload {name} has no variants: decorate a function with its .variant("one line")')
+        raise JobError(f'the workload {name} has no variants: decorate a function with its .variant("one line")')
     if workload.options or any(variant.options for variant in workload.variants.values()):
-        raise _Mistake(
+        raise JobError(
             f"the workload {name}: options are for workloads of tpbench; refuse values in unsupported_reason"
         )
     try:
         definition = definition_of(workload)
     except (ValueError, TypeError, NameError) as error:
-        raise _Mistake(f"{workload.problem.__name__}: {error}") from None
+        raise JobError(f"{workload.problem.__name__}: {error}") from None
     return {
         "definition": definition,
         "variants": {variant.name: _variant(variant) for variant in workload.variants.values()},
@@ -59,9 +56,6 @@ def _workload(workload: Workload, path: Path) -> dict[str, Any]:
 
 def _variant(variant: Variant) -> dict[str, Any]:
     traits = {name: getattr(variant, name) for name in KINDS if name not in ("workload", "options")}
-    for trait, value in traits.items():
-        if callable(value):
-            raise _Mistake(f"{variant.name}: {trait} must be a plain value; unsupported_reason may be a function")
     summary = traits["summary"] or (inspect.getdoc(variant.prepare) or "").partition("\n")[0]
     return {**traits, "summary": summary, "line": inspect.unwrap(variant.prepare).__code__.co_firstlineno}
 

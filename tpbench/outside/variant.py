@@ -22,9 +22,6 @@ from tpbench.suggestions import unknown
 from tpbench.workloads import NAMES, Variant, Workload, workloads
 from tpbench.workloads.definition import known
 
-DESCRIBE_S = 120
-"""Seconds that the top level of a file may take."""
-
 KINDS: Mapping[str, type | tuple[type, ...]] = {
     "summary": str,
     "workload": str,
@@ -167,9 +164,9 @@ def _description(path: Path, version: str) -> str:
     """Return what `tpbench.outside.describe` prints of a file, which it runs in a process of its own."""
     command = [sys.executable, "-m", "tpbench.outside.describe", str(path), version]
     try:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=DESCRIBE_S)
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
     except subprocess.TimeoutExpired:
-        raise JobError(f"{path.name} still runs after {DESCRIBE_S} s: its top level must only declare") from None
+        raise JobError(f"{path.name} still runs after 120 s: its top level must only declare") from None
     *_, last = ["", *ended.stdout.splitlines()]
     if ended.returncode or not last.startswith("{"):
         lines = ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"]

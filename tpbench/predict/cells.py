@@ -65,13 +65,8 @@ def measured(frame: pd.DataFrame, workload: Workload, gpu: str | None = None) ->
         row, size = cell.record, cost_model.size_of(cell.record)
         on_one_host = row["device"] == "cuda" and row["gpu_name"] and (row["nodes"] or 1) == 1
         is_tuned = any(f" {name}=" in cell.column for name in cost_model.tuning_options)
-        if (
-            on_one_host
-            and not caveat_mark(row)
-            and row["status"] in ("ok", "oom")
-            and size is not None
-            and not is_tuned
-        ):
+        is_sound = row["status"] in ("ok", "oom") and not caveat_mark(row)
+        if on_one_host and is_sound and size is not None and not is_tuned:
             by_gpu.setdefault(row["gpu_name"], []).append(MeasuredCell(cell.column, size, row))
     if not by_gpu:
         raise JobError(f"no row of {workload.name} was measured on a GPU: name a folder that has some with --rows")

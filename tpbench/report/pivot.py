@@ -114,14 +114,11 @@ def _cell(
 ) -> TableCell:
     """Return the cell of a row. `compared` is its ratio to the best of its line, with an interval."""
     status, value = value_text(record["status"]), record[shown.name]
-    if value is None or not (status == "ok" or (status == "wrong" and shown.shown_if_wrong)):
-        if status == "ok":
-            return TableCell(status + caveat_mark(record), status)
-        note = f"{status}, {printable(record['reason'] or '')}"
-        return TableCell("OOM" if status == "oom" else status, status, FAILED.get(status, ""), note=note)
     if status != "ok":
         note = f"{status}, {printable(record['reason'] or '')}"
-        return TableCell(f"{shown.write(float(value))} {status}", float(value), FAILED.get(status, ""), note=note)
+        return TableCell("OOM" if status == "oom" else status, status, FAILED.get(status, ""), note=note)
+    if value is None:
+        return TableCell(status + caveat_mark(record), status)
     mark = marks(record, (shown.name,))
     text, notes = shown.write(float(value)) + marks_beside(mark, common), [mark_word(letter) for letter in mark]
     undecided = UNDECIDED if compared and not compared.decided else ""

@@ -22,6 +22,7 @@ from tpbench.report.analysis.records import json_object
 from tpbench.settings import JobError, spelled
 
 CONF = Path(tpbench.__file__).resolve().parent / "conf"
+CHOSEN_BY_CONFIG = ("loss/cross_entropy", "block_cap/auto")
 CHOSEN_BY_LAUNCHER = ("CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS")
 """Recorded environment variables that the launcher sets for each job."""
 
@@ -43,14 +44,7 @@ def row_command(record: Mapping[str, Any]) -> str:
     named -= {"workload", "variant"}
     given = field_defaults(workload.name)
     measure = f"measure/{Path(flat['measure']).name}"
-    for file in (
-        "config",
-        measure,
-        "loss/cross_entropy",
-        "block_cap/auto",
-        f"workload/{workload.name}",
-        f"variant/{variant}",
-    ):
+    for file in ("config", measure, *CHOSEN_BY_CONFIG, f"workload/{workload.name}", f"variant/{variant}"):
         given |= _values(file)
     given["measure"] = "default"
 

@@ -39,9 +39,6 @@ _PEER_LOST = re.compile(r"Connection (closed|reset) by peer|Broken pipe|ncclRemo
 _PACKAGE = Path(tpbench.__file__).resolve().parent
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
-POLL_S = 0.005
-"""Seconds between two looks for the next tasks."""
-
 RANK, LOCAL_RANK = int(os.environ.get("RANK", 0)), os.environ.get("LOCAL_RANK", "0")
 started = time.monotonic()
 """Time of this process at which the present tasks began."""
@@ -70,7 +67,7 @@ def _lists_of_tasks(file: Path) -> Iterator[list[Path]]:
         return
     lines = JsonLines(file)
     while True:
-        time.sleep(POLL_S)
+        time.sleep(0.005)
         for names in lines.read():
             yield list(map(Path, names))
 

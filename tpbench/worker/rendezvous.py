@@ -24,9 +24,6 @@ from tpbench.worker.start import SECRET, STORE_FILE
 BACKEND = "tpbench"
 """Name of this rendezvous on torchrun's command line."""
 
-JOIN_S = 600
-"""Time that a node waits for the others to start."""
-
 
 class FixedNodes(RendezvousHandler):
     """Rendezvous of a fixed number of nodes. `rank` in torchrun's `--rdzv-conf` is the number of this node."""
@@ -88,6 +85,6 @@ def store_of_agents() -> Store:
 
 
 def _tcp_store(address: str, port: int, **options: Any) -> Store:
-    """Return a store whose keys have the job's secret in front."""
-    store = TCPStore(address, port, timeout=timedelta(seconds=JOIN_S), wait_for_workers=False, **options)
+    """Return a store whose keys have the job's secret in front. It waits ten minutes for nodes that start later."""
+    store = TCPStore(address, port, timeout=timedelta(minutes=10), wait_for_workers=False, **options)
     return PrefixStore(os.environ[SECRET], store)

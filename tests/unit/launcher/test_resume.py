@@ -24,14 +24,14 @@ from tpbench.results.current_rows import newest
         ("error", {}, "failed: error, it broke", True),
         ("timeout", {}, "failed: timeout, it broke", True),
         ("skipped", {}, "skipped before: it broke", True),
-        ("ok", {"torch_version": "2.11.0"}, "stale: torch was 2.11.0, is 2.13.0", True),
-        ("ok", {"triton_version": None}, "stale: triton was none, is 3.9.0", True),
-        ("ok", {"kernels_version": "xyz"}, "stale: tpbench's kernels was xyz, is abc", True),
-        ("ok", {"driver_version": "550.2"}, "stale: driver was 550.2, is 600.1", True),
+        ("ok", {"torch_version": "2.11.0"}, "stale: torch_version was 2.11.0, is 2.13.0", True),
+        ("ok", {"triton_version": None}, "stale: triton_version was none, is 3.9.0", True),
+        ("ok", {"kernels_version": "xyz"}, "stale: kernels_version was xyz, is abc", True),
+        ("ok", {"driver_version": "550.2"}, "stale: driver_version was 550.2, is 600.1", True),
         (
             "ok",
             {"gpu_name": "old", "driver_version": "1"},
-            "stale: GPU was old, is a GPU, driver was 1, is 600.1",
+            "stale: gpu_name was old, is a GPU, driver_version was 1, is 600.1",
             True,
         ),
         ("ok", {"host": "elsewhere", "cpu_model": "another"}, "measured before", False),
@@ -69,7 +69,7 @@ def test_an_old_row_of_the_same_machine_stands_beside_a_newer_one_of_another(tmp
     [
         ("liger_kernel 1.2", "measured before"),
         (None, "measured before"),  # a row from before tpbench stored the versions
-        ("liger_kernel 1.1", "stale: the variant's packages was liger_kernel 1.1, is liger_kernel 1.2"),
+        ("liger_kernel 1.1", "stale: package_versions was liger_kernel 1.1, is liger_kernel 1.2"),
     ],
 )
 def test_a_cell_runs_again_if_a_package_of_its_variant_has_changed(
@@ -88,7 +88,7 @@ def test_a_row_of_other_kernels_than_the_variants_is_stale(tmp_path: Path) -> No
     measured(ours)
     measured(torchs)
     assert [each.reason for each in decide([ours, torchs], facts).values()] == [
-        f"stale: tpbench's kernels was abc, is {version}", "measured before",
+        f"stale: kernels_version was abc, is {version}", "measured before",
     ]  # fmt: skip
     measured(ours, kernels_version=version)
     assert decide([ours], facts)[0].reason == "measured before"

@@ -193,7 +193,7 @@ def test_an_edit_makes_rows_stale(edited: str, folder: Path) -> None:
         file.write("# edited\n")
     after = Cell(0, outside_job(folder), None)
     assert after.job.key == before.job.key
-    reason = f"stale: the variant's file was {before.job.outside.version}, is {after.job.outside.version}"
+    reason = f"stale: variant_version was {before.job.outside.version}, is {after.job.outside.version}"
     assert decide([after], FACTS)[0].reason == reason
 
 

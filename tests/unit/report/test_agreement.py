@@ -2,6 +2,7 @@
 
 from tpbench.report.analysis.grid import arrange_rows
 from tpbench.report.analysis.verdicts import disagreements
+from tpbench.report.studies import study_document
 
 
 def records(frame):
@@ -12,6 +13,7 @@ def test_old_rows_do_not_count(add, frame):
     add("triton_tp", 1.0, loss_value=99.0)
     add("pytorch_gather", 1.0, loss_value=10.5)
     (sentence,) = disagreements(records(frame()))
+    assert study_document(frame(), None, ["time_ms"]).warnings == [sentence]
     add("triton_tp", 1.0, loss_value=10.5)
     assert disagreements(records(frame())) == {}
     assert sentence.startswith("equal problems show different losses (entropy_loss tokens=4096 vocab=32768)")

@@ -43,14 +43,6 @@ def test_a_row_that_does_not_say_what_bounds_it_is_host_bound_by_its_clocks(add,
     assert marks == {"triton_tp": "†", "pytorch_tp_manual": "", "quack": "", "liger": ""}
 
 
-def test_a_problem_is_named_without_what_its_model_implies(add, frame):
-    for model, layers in (("qwen3_8b", 36), ("qwen3_0p6b", 28)):
-        trained = {"workload": "train_step", "model": model, "num_layers": layers, "loss": None, "block_cap": None}
-        add("ddp", 1.0, vocab=None, **trained)
-    (found,) = arrange_rows(frame())
-    assert {found.problem_name(row.key) for row in found.rows} == {"model=qwen3_8b", "model=qwen3_0p6b"}
-
-
 def test_settings_of_the_measurement_split_no_problem(add, frame):
     """The newest measurement of a cell has its place."""
     for budget in (1.0, 2.0):

@@ -11,7 +11,6 @@ from tests.unit.report.test_verdicts import measured
 from tpbench import packages
 from tpbench.report.command import main
 from tpbench.report.page.html_page import page
-from tpbench.report.plots import figures
 from tpbench.results.read import load
 
 
@@ -118,7 +117,7 @@ def test_hostile_text(add, frame):
 
 
 def test_without_matplotlib(rows, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(figures, "available", lambda: False)
+    monkeypatch.setattr(packages, "installed", lambda module: module != "matplotlib")
     monkeypatch.setattr(packages, "checkout", lambda: None)
     made = page(load(rows))
     assert "<svg" not in made and made.count("Pictures need matplotlib: ") == 1

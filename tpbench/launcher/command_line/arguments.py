@@ -35,8 +35,6 @@ _ENVIRONMENT = re.compile(r"\$\{\s*oc\.(env|\$)")
 _CHOICE = re.compile(r"""[^,()\[\]{}'"\\]+""")
 """A value among several: what Hydra's grammar separates by commas, brackets and quotation marks."""
 _BARE_NUMBER = re.compile(r"(?<![\w'\".])(\d+)(?![\w'\".])")
-_EVERY_WORKLOAD = {"variant", "shape", "experiment"}
-"""Groups whose names aren't fields of any workload."""
 
 
 def for_hydra(arguments: Sequence[str]) -> list[str]:
@@ -95,8 +93,6 @@ def parse_overrides(arguments: Sequence[str]) -> list[Override]:
             overrides += parser.parse_overrides([argument])
         except OverrideParseException:
             errors.append(_explanation(argument))
-        except ValueError as error:  # a number with thousands of digits
-            errors.append(f"{argument}: {error}")
     if errors:
         raise JobError("\n".join(dict.fromkeys(errors)))
     return overrides
@@ -257,7 +253,7 @@ def _model_and_folders(value: str, arguments: Sequence[str]) -> list[str]:
 def chosen_fields(overrides: Sequence[str]) -> list[str]:
     """Return the names that these overrides of one job set: fields, and groups of only some workloads, such as loss."""
     keys = [each.key_or_group for each in OverridesParser.create().parse_overrides(list(overrides))]
-    return [key for key in keys if key not in _EVERY_WORKLOAD and not key.startswith("hydra")]
+    return [key for key in keys if key not in ("variant", "shape", "experiment") and not key.startswith("hydra")]
 
 
 def file_of(choice: str, arguments: Sequence[str] = ()) -> str | None:

@@ -23,7 +23,7 @@ SHARED_COLUMNS = {"tokens": INT, "vocab": INT, "dtype": TEXT}
 """Columns of every row that hold fields of problems, with their types."""
 
 _FILE = re.compile(r"(?P<path>.*\.py)(?::(?P<function>.*))?")
-_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.py")
+FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.py")
 """File names that are written in rows, tables and command lines as they are."""
 
 _named: dict[str, OutsideVariant] = {}
@@ -61,7 +61,7 @@ def find_outside(choice: str) -> OutsideVariant | None:
     if not (match := _FILE.fullmatch(choice.strip())):
         return None
     path = user_path(match["path"], "the file of a variant")
-    if not is_file_name(path.name):
+    if not FILE_NAME.fullmatch(path.name):
         raise JobError(f"{path.name}: rename the file; its name may have letters, digits and _ - . of ASCII only")
     if not (function := match["function"]):
         raise JobError(
@@ -69,11 +69,6 @@ def find_outside(choice: str) -> OutsideVariant | None:
             f"(its functions: {', '.join(names_in(path)) or 'none'})"
         )
     return from_file(path, function)
-
-
-def is_file_name(name: str) -> bool:
-    """Return True if rows, tables and command lines can hold this name of a file as it is."""
-    return _FILE_NAME.fullmatch(name) is not None
 
 
 def register_choice(variant: OutsideVariant) -> None:
@@ -93,11 +88,8 @@ def _require_free_names(variant: OutsideVariant) -> None:
     file = Path(variant.path).name
     taken = {field.name for cls in (Job, MeasureSettings) for field in fields(cls)} | SWEEP_OPTION_NAMES
     taken |= {*GROUPS, *aliases(), LABEL, *COMMON_COLUMNS} - {"seed", *SHARED_COLUMNS}
-    for field in fields(variant.of_workload.problem):
-        kind = type_from_hint(field.type)
-        if field.name in taken or kind != SHARED_COLUMNS.get(field.name, kind):
-            raise JobError(
-                f"{file}: the field {field.name} of {variant.workload} has a name that tpbench uses: rename it"
-            )
-    for name in variant.of_workload.columns.keys() & COMMON_COLUMNS.keys():
-        raise JobError(f"{file}: the column {name} of {variant.workload} has a name of tpbench's")
+    types = {field.name: type_from_hint(field.type) for field in fields(variant.of_workload.problem)}
+    wrong = [name for name, kind in types.items() if name in taken or kind != SHARED_COLUMNS.get(name, kind)]
+    for name in wrong or variant.of_workload.columns.keys() & COMMON_COLUMNS.keys():
+        what = "field" if name in wrong else "column"
+        raise JobError(f"{file}: the {what} {name} of {variant.workload} has a name that tpbench uses: rename it")

@@ -14,16 +14,13 @@ from tpbench.predict.memory import RESERVE_GIB, this_gpu
 from tpbench.results.read import load
 from tpbench.tables import aligned_lines
 
-REFERENCE_DIR = "outputs/reference"
-"""Folder of the reference rows."""
-
 START_S = {"cuda": 25.0, "cpu": 10.0}
 """By device, the seconds to start the processes of a job and import torch, if no row says better."""
 
 
 def measured_seconds(cells: Sequence[Cell]) -> dict[str, float]:
     """Return the wall time of jobs, by their keys, from rows of the cells' output folders and the reference rows."""
-    folders = {*(cell.job.output_dir for cell in cells), REFERENCE_DIR}
+    folders = {*(cell.job.output_dir for cell in cells), "outputs/reference"}
     existing = [folder for folder in folders if Path(folder).exists()]
     if not existing:
         return {}

@@ -142,13 +142,9 @@ def sweep_options(requests: Sequence[Request]) -> SweepOptions:
     return options
 
 
-LARGE_GIB = 0.125
-"""A problem whose ranks need more memory takes long on a CPU: about 300 s of a core for each GiB."""
-
-
 def is_long_on_cpu(job: Job) -> bool:
-    """Return True if a job runs on this host's CPU and its problem is large for that."""
-    return job.device == "cpu" and (job.workload.least_gib(job) or 0.0) > LARGE_GIB
+    """Return True if a job runs on this host's CPU, which takes about 300 s of a core for each GiB, and is large."""
+    return job.device == "cpu" and (job.workload.least_gib(job) or 0.0) > 0.125
 
 
 MAX_RANKS_PER_CORE = 8

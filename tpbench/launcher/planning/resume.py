@@ -13,13 +13,6 @@ from tpbench.packages import versions
 from tpbench.results.current_rows import MEASURED, changes, is_replaced_by
 from tpbench.results.read import load, plain_rows
 
-FACT_LABELS = {
-    "kernels_version": "tpbench's kernels", "torch_version": "torch", "triton_version": "triton", "gpu_name": "GPU",
-    "driver_version": "driver", "cpu_model": "CPU", "variant_version": "the variant's file",
-    "package_versions": "the variant's packages",
-}  # fmt: skip
-"""Columns whose change makes a row stale, with their names in messages."""
-
 
 @dataclass(frozen=True)
 class ResumeDecision:
@@ -68,7 +61,8 @@ def _decide(cell: Cell, rows: Sequence[Mapping[str, Any]], facts: Mapping[str, A
         return ResumeDecision("missing: has no row yet")
     current = [row for row in rows if not changes(row, facts)]
     if not current:
-        changed = (_change(rows[-1], name, facts) for name in changes(rows[-1], facts))
+        last = rows[-1]
+        changed = (f"{name} was {last[name] or 'none'}, is {facts[name] or 'none'}" for name in changes(last, facts))
         return ResumeDecision(f"stale: {', '.join(changed)}")
     measured = [row for row in current if row["status"] in MEASURED]
     row = (measured or current)[-1]
@@ -78,7 +72,3 @@ def _decide(cell: Cell, rows: Sequence[Mapping[str, Any]], facts: Mapping[str, A
     prefix = "skipped before:" if row["status"] == "skipped" else f"failed: {row['status']},"
     reason = f"{prefix} {str(row['reason'] or '').partition(chr(10))[0]}"
     return ResumeDecision(reason, superseded=current)
-
-
-def _change(row: Mapping[str, Any], name: str, facts: Mapping[str, Any]) -> str:
-    return f"{FACT_LABELS[name]} was {row[name] or 'none'}, is {facts[name] or 'none'}"

@@ -31,9 +31,6 @@ from tpbench.measure import machine
 from tpbench.settings import JobError
 from tpbench.worker.start import SECRET, SECRET_FILE, create_secret
 
-START_MIN = 10
-"""Minutes beyond the time of a job's cells, in which its processes start and end."""
-
 
 class Slurm:
     """Runs cells as jobs of a Slurm cluster."""
@@ -113,7 +110,7 @@ class Slurm:
             "ntasks_per_node": 1,  # torchrun starts the ranks
             "cpus_per_task": settings.cpus_per_task or (shape.ranks_per_node if shape.device == "cpu" else None),
             "gpus_per_node": shape.ranks_per_node if shape.device == "cuda" else None,
-            "time": settings.time_limit_min or START_MIN + math.ceil(_longest_s(lists) / 60),
+            "time": settings.time_limit_min or 10 + math.ceil(_longest_s(lists) / 60),  # its processes start and end
             "mem": f"{math.ceil(settings.mem_gib * 1024)}M" if settings.mem_gib else None,
             "array_parallelism": settings.array_parallelism,
             "signal_delay_s": settings.signal_delay_s,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -86,15 +85,6 @@ class RecordGrid:
         for each in self.rows if row is None else (row,):
             pairs = zip(self.columns, each.records, strict=True)
             yield from (GridCell(each.key, column, record) for column, record in pairs if record)
-
-    def problem_name(self, key: Key) -> str:
-        """Return the keys of a row that are needed to tell it from the others, as text."""
-        implied = {
-            at
-            for at, other in itertools.permutations(self.varying, 2)
-            if self.follows(at, other) and (other < at or not self.follows(other, at))
-        }
-        return self.problem_text(key, [at for at in self.varying if at not in implied])
 
     def problem_text(self, key: Key, indices: Sequence[int] | None = None) -> str:
         """Return the independent keys of a row as text, or only the keys at `indices`."""

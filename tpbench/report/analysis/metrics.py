@@ -30,9 +30,8 @@ TITLES = {
 }
 """Metrics that pictures and pages show first, with their titles."""
 
-CLOCKS = ("device_ms", "time_ms")
-"""Medians of the clocks that may decide which cell is fastest, the leading one first."""
-CLOCK_NAMES = {"device_ms": "device", "time_ms": "wall"}
+CLOCKS = {"device_ms": "device", "time_ms": "wall"}
+"""Medians of the clocks that may decide which cell is fastest, with their names, the leading one first."""
 SAMPLES = {"device_ms": "device_samples_ms", "time_ms": "samples_ms", "chained_ms": "chained_samples_ms"}
 """Column with the times of all iterations, by clock."""
 
@@ -52,11 +51,6 @@ class Metric:
         """The meaning of "2.00x" beside a value."""
         least = "fastest" if self.unit == "ms" else "smallest"
         return ("", "half the best of its line", f"twice the {least} of its line")[self.better]
-
-    @property
-    def shown_if_wrong(self) -> bool:
-        """True for results of the oracle: they are shown of cells that failed its check, too."""
-        return self.name in _ORACLE
 
     @property
     def is_speed(self) -> bool:

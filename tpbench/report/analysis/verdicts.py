@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from tpbench.report.analysis.grid import GridCell, GridRow, RecordGrid
-from tpbench.report.analysis.metrics import CLOCK_NAMES, CLOCKS, counted, metric, number, ratio_text
+from tpbench.report.analysis.metrics import CLOCKS, counted, metric, number, ratio_text
 from tpbench.report.analysis.records import (
     BELOW_FLOOR,
     Record,
@@ -73,7 +73,7 @@ def verdicts(grid: RecordGrid, disputed: Collection[str] = ()) -> list[ProblemVe
 
 def _verdict(grid: RecordGrid, row: GridRow, disputed: Collection[str]) -> ProblemVerdict:
     cells = [cell for cell in grid.cells(row) if is_measurement(cell.record) and cell.record["time_ms"] is not None]
-    problem = grid.problem_name(row.key)
+    problem = grid.problem_text(row.key, grid.varying)
     if not cells:
         return ProblemVerdict(grid, problem, "time_ms", None, None, None, ("unmeasured",))
     clock = next(clock for clock in CLOCKS if all(cell.record[clock] is not None for cell in cells))
@@ -140,7 +140,7 @@ def answer(all_verdicts: Sequence[ProblemVerdict]) -> str:
         next_name = names.pop() if len(names) == 1 else "The next variant"
         text += f". {next_name} takes {ratio_text(median(ratios)).rstrip('x')} times as long"
     middle = "medians, " if len(won) > 1 and (shares or ratios) else ""
-    clocks = " or ".join(sorted({CLOCK_NAMES[verdict.clock] for verdict in won}))
+    clocks = " or ".join(sorted({CLOCKS[verdict.clock] for verdict in won}))
     return f"{text} ({middle}{clocks} time)."
 
 

@@ -24,7 +24,7 @@ from tpbench.report.analysis.verdicts import disagreements as warnings_of
 from tpbench.report.analysis.verdicts import verdicts as verdicts_of
 from tpbench.report.pivot import FAILED, failures, legend, metric_table
 from tpbench.report.plots import figures
-from tpbench.report.plots.grid_plots import inline_picture
+from tpbench.report.plots.grid_plots import by_size
 from tpbench.results.schema import STATUSES
 from tpbench.settings import JobError
 from tpbench.suggestions import printable
@@ -70,7 +70,9 @@ def page(frame: pd.DataFrame, metric_name: str | None = None) -> str:
             _part(name, list(group), metric_name)
             for name, group in itertools.groupby(sections, key=lambda each: each[0].workload)
         ],
-        no_pictures="" if figures.available() else f"Pictures need matplotlib: {packages.install_command('report')}",
+        no_pictures=""
+        if packages.installed("matplotlib")
+        else f"Pictures need matplotlib: {packages.install_command('report')}",
         good=GOOD,
         doubts=DOUBTS,
         metrics=list(map(metric, dict.fromkeys((*TITLES, *filter(None, [metric_name]))))),
@@ -140,7 +142,8 @@ def _section(
     """Return what the page shows of one grid, folded, by names in the template."""
     filled = [name for name in TITLES if any(cell.record[name] is not None for cell in grid.cells())]
     clock = next((name for name in CLOCKS if name in filled), "time_ms")
-    svg = inline_picture(grid, clock, anchor)
+    picture = by_size(grid, clock, at_two_sizes=True) if packages.installed("matplotlib") else None
+    svg = figures.render(picture, f"{clock} {anchor}", "inline").decode() if picture else None
     pivots = []
     for shown in map(metric, dict.fromkeys((metric_name or clock, *filled))):
         table = metric_table(grid, shown)

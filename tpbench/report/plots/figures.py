@@ -45,18 +45,13 @@ INCHES_PER_LETTER = 0.075
 """Width of a letter of a tick's label or of a title."""
 
 
-def available() -> bool:
-    """Return true if matplotlib is installed."""
-    return packages.installed("matplotlib")
-
-
 def render(picture: Picture, name: str, form: str, heading: str = "") -> bytes:
     """Return a picture in a format: "svg", "png", or "inline", an `svg` element in the colours of a page.
 
     `name` makes the ids of an svg the same in every run, and no two pictures of a page share one. The user's
     matplotlibrc counts for nothing. Raises JobError with the install command if matplotlib is missing.
     """
-    if not available():
+    if not packages.installed("matplotlib"):
         raise JobError(f"plots need matplotlib: {packages.install_command('report')}")
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG

@@ -99,14 +99,3 @@ def plot_file(grids: Sequence[RecordGrid], name: str, form: str) -> bytes:
         raise JobError(f"the plot {name} shows one of these: choose with --loss, --dtype, --gpu-name ...\n{headings}")
     ((title, picture),) = drawn
     return figures.render(picture, name, form, title)
-
-
-def inline_picture(grid: RecordGrid, name: str, anchor: str) -> str | None:
-    """Return the plot of a metric as an `svg` element for a page, or None if there is nothing to draw.
-
-    `anchor`: the name of the grid on the page.
-    """
-    picture = by_size(grid, name, at_two_sizes=True)
-    if picture is None or not figures.available():
-        return None
-    return figures.render(picture, f"{name} {anchor}", "inline").decode()

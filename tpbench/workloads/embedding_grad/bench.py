@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -24,17 +23,8 @@ from tpbench.workloads.embedding_grad.training_step import ForwardIndex, OtherPa
 from tpbench.workloads.step import Step
 
 
-@dataclass(frozen=True)
-class MeasuredContext(ExchangeContext):
-    """The arguments of a variant, with what the session needs besides."""
-
-    link_rates: dict[str, float]
-    other_work: TrainingStep | None
-    """The rest of a training step. None: an iteration is the exchange alone."""
-
-
 @WORKLOAD.inputs
-def inputs(problem: EmbeddingGrad, rank: Context) -> MeasuredContext:
+def inputs(problem: EmbeddingGrad, rank: Context) -> ExchangeContext:
     """Return this rank's gradient and collectives, and measure the rates of the links. Collective."""
     gradient = EmbeddingGradInputs(problem, rank)
     comm, stopwatch = CountedCollectives(rank.dp_group, rank.dp_rank, rank.dp_size), Stopwatch(rank)
@@ -44,11 +34,11 @@ def inputs(problem: EmbeddingGrad, rank: Context) -> MeasuredContext:
         stand_in = StandIn(problem.overlap_ms, rank.device, stopwatch)
         index = None if problem.index == "none" else ForwardIndex(gradient)
         other_work = TrainingStep(problem, stand_in, OtherParameters(gradient), index, rank.device)
-    return MeasuredContext(gradient, comm, stopwatch, rates, other_work)
+    return ExchangeContext(gradient, comm, stopwatch, rates, other_work)
 
 
 @WORKLOAD.costs
-def costs(problem: EmbeddingGrad, context: MeasuredContext, rank: Context) -> Costs:
+def costs(problem: EmbeddingGrad, context: ExchangeContext, rank: Context) -> Costs:
     """Return the unavoidable bytes of the busiest rank, and the time of those that cross the wire."""
     gradient = context.inputs
     moved, on_wire = unavoidable_bytes(gradient.counts, gradient.merged_rows, gradient.row_bytes)
@@ -57,7 +47,7 @@ def costs(problem: EmbeddingGrad, context: MeasuredContext, rank: Context) -> Co
 
 
 @WORKLOAD.step(Exchange)
-def step(problem: EmbeddingGrad, context: MeasuredContext, exchange: Exchange, rank: Context) -> Step[Tensor]:
+def step(problem: EmbeddingGrad, context: ExchangeContext, exchange: Exchange, rank: Context) -> Step[Tensor]:
     """Return one exchange, beside the rest of a training step if there is one."""
     gradient, comm, other = context.inputs, context.comm, context.other_work
     iterate = sequence(exchange.phases) if other is None else other.with_exchange(exchange.phases)
@@ -78,7 +68,7 @@ def step(problem: EmbeddingGrad, context: MeasuredContext, exchange: Exchange, r
 
 
 @WORKLOAD.check(Tensor)
-def check(problem: EmbeddingGrad, context: MeasuredContext, mean: Tensor, rank: Context) -> Verdict:
+def check(problem: EmbeddingGrad, context: ExchangeContext, mean: Tensor, rank: Context) -> Verdict:
     """Compare a rank's slice of the mean gradient with the oracle. Collective."""
     gradient, comm, other = context.inputs, context.comm, context.other_work
     verdict, wrong = compare(gradient, mean), None
@@ -96,7 +86,7 @@ def check(problem: EmbeddingGrad, context: MeasuredContext, mean: Tensor, rank: 
 
 
 @WORKLOAD.details
-def details(problem: EmbeddingGrad, context: MeasuredContext, session: Any, rank: Context) -> dict[str, Any]:
+def details(problem: EmbeddingGrad, context: ExchangeContext, session: Any, rank: Context) -> dict[str, Any]:
     """Measure each phase alone, and the time beyond the rest of a training step. Collective."""
     stopwatch, phases, other = session.stopwatch, session.prepared.phases, context.other_work
     best_ms = session.step_ms

@@ -5,7 +5,7 @@ It is of exchanges alone. What they add to a training step says the study `ablat
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -58,38 +58,33 @@ def comparable(rows: Iterable[Row]) -> pd.DataFrame:
     return pd.DataFrame(found)
 
 
-def crossovers(group: Speedups) -> Iterator[tuple[str, dict[str, tuple[float | None, str]]]]:
-    """Yield each sparse variant with its crossover by clock: the density, or None, and a text about it.
-
-    A single density has none, nor has a variant of older rows that chose the dense exchange itself.
-    """
-    for name in group.names:
-        by_clock = {clock: ratios[name].dropna() for clock, ratios in group.by_clock.items()}
-        if len(by_clock["device_ms"]) > 1 and not name.startswith(("dense", "sparse_auto")):
-            yield name, {clock: _crossover(ratios) for clock, ratios in by_clock.items()}
-
-
-def _crossover(ratios: pd.Series[float]) -> tuple[float | None, str]:
+def _crossover(ratios: pd.Series[float]) -> str:
     """Interpolate between the first two densities whose times enclose that of the dense exchange."""
     densities, slower = ratios.index.to_numpy(), (ratios < 1).to_numpy()
     crossed = np.flatnonzero(~slower[:-1] & slower[1:])
     if len(crossed):
         here = slice(crossed[0], crossed[0] + 2)
-        density = float(np.interp(1.0, 1 / ratios.to_numpy()[here], densities[here]))
-        return density, f"{100 * density:.3g}%"
+        return f"{100 * np.interp(1.0, 1 / ratios.to_numpy()[here], densities[here]):.3g}%"
     if slower[-1]:
-        return None, f"dense from {100 * densities[0]:.3g}% on"
-    return None, f"none up to {100 * densities[-1]:.3g}%"
+        return f"dense from {100 * densities[0]:.3g}% on"
+    return f"none up to {100 * densities[-1]:.3g}%"
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:
-    """Return a table of speed-ups by device time for each group, and one of the crossovers by both clocks."""
+    """Return a table of speed-ups by device time for each group, and one of the crossovers by both clocks.
+
+    A single density has no crossover, nor has a variant of older rows that chose the dense exchange itself.
+    """
     groups = groups_of(rows)
     made = [_speedup_table(group) for group in groups]
     lines = [
-        (f"{name}, width {_size(group, groups)}", *(text for _, text in by_clock.values()))
+        (
+            f"{name}, width {_size(group, groups)}",
+            *(_crossover(ratios[name].dropna()) for ratios in group.by_clock.values()),
+        )
         for group in groups
-        for name, by_clock in crossovers(group)
+        for name in group.names
+        if group.by_clock["device_ms"][name].count() > 1 and not name.startswith(("dense", "sparse_auto"))
     ]
     if lines:
         columns = ("variant", "by device time", "by wall clock")

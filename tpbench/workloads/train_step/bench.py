@@ -25,7 +25,7 @@ from tpbench.workloads.train_step.estimates import bytes_communicated, flops_per
 from tpbench.workloads.train_step.model.inputs import Batch, replica_batches
 from tpbench.workloads.train_step.oracle import compute_reference
 from tpbench.workloads.train_step.problem import ITEM_BYTES, PHASES, TrainStep
-from tpbench.workloads.train_step.training.trainer import MarkPhase, TorchTrainer, Trainer, gradient_norms, ignore_phase
+from tpbench.workloads.train_step.training.trainer import MarkPhase, Trainer, ignore_phase
 from tpbench.workloads.train_step.workload import WORKLOAD
 
 PEAK_TFLOPS = {
@@ -81,8 +81,6 @@ class TrainStepSession:
             torch.cuda.synchronize(context.device)
         self.init_s = time.perf_counter() - began
         self.batches: list[Batch] = []
-        self.gradients: dict[str, float] = {}
-        """The norm of each gradient of the first step. Empty if that step is timed, or if only the variant has them."""
         self.losses: list[Tensor] = []
         self.norms: list[Tensor] = []
         self.phases = PhaseTimer(context.device)
@@ -114,8 +112,6 @@ class TrainStepSession:
         else:
             with on_stream(self.stream):
                 loss = self.trainer.accumulate(self.batches, mark)
-                if not self.losses and self.problem.warmup_steps and isinstance(self.trainer, TorchTrainer):
-                    self.gradients = gradient_norms(self.trainer)
                 norm = self.trainer.update(mark)
         if self.from_outside:
             for number in (loss, norm):
@@ -173,16 +169,8 @@ class TrainStepSession:
             "init_s": max(gather_number(self.init_s, self.context)),
             "steady_gib": max(gather_number(held_gib + self.graph_gib, self.context)),
         }
-        return Verdict(columns, self._with_place(wrong))
-
-    def _with_place(self, wrong: str | None) -> str | None:
-        """Return why the result of some rank is wrong, on every rank, or None.
-
-        A rank counts first whose gradients of the first step differ. Collective.
-        """
-        place = self.reference.wrong_gradients(self.gradients, self.problem.dtype) if wrong else None
-        ranks = sorted(enumerate(gather_objects((wrong, place))), key=lambda texts: not texts[1][1])
-        return next((f"rank {rank}: {'; '.join(filter(None, texts))}" for rank, texts in ranks if texts[0]), None)
+        reasons = enumerate(gather_objects(wrong))
+        return Verdict(columns, next((f"rank {rank}: {reason}" for rank, reason in reasons if reason), None))
 
     def details(self, columns: Mapping[str, Any]) -> dict[str, Any]:
         """Return throughput and times of phases. Collective."""

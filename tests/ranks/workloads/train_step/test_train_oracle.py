@@ -80,8 +80,7 @@ SPOILED = {
         "fsdp_dtensor",
         "loss",
     ): r"rank 0: loss_error 0\.5 is above 0\.0001 \(float32\): the loss of step 1 is [\d.]+, expected",
-    ("fsdp_dtensor", "gradient"): r"rank 1: grad_error .*the gradient norm of step 1 is [\d.]+, expected [\d.]+; "
-    r"1 of 25 gradients of step 1 differ, the first that of model\.norm\.weight, whose norm is [\d.]+, expected ",
+    ("fsdp_dtensor", "gradient"): r"rank 1: grad_error .*the gradient norm of step 1 is [\d.]+, expected [\d.]+",
     ("fsdp_dtensor", "unreduced"): "rank 0: grad_error .*the gradient norm of step 1 is",
     ("autotp", "norm"): "rank 0: grad_error .*the gradient norm of step 1 is",
     ("autotp", "nan"): "rank 0: grad_error inf is above .*the gradient norm of step 1 is nan",

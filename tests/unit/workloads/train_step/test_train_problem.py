@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub import constants
 
 from tests.support.train_step import config_json, folder_problem, single_context, tiny_problem
 from tpbench.settings import JobError
@@ -99,18 +98,6 @@ def test_deepspeeds_configuration_has_the_overlap() -> None:
         assert configuration["tensor_parallel"]["tp_overlap_comm"] is overlap
 
 
-def test_an_id_is_looked_up_in_the_local_cache_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    missing = (
-        "model=Someone/Tiny-1B is neither a folder nor a name of `tpbench list models` nor in the cache of Hugging Face"
-    )
-    with pytest.raises(JobError, match=re.escape(missing) + ".*tpbench downloads nothing"):
+def test_an_id_without_a_folder_is_answered_with_the_download() -> None:
+    with pytest.raises(JobError, match=re.escape("hf download Someone/Tiny-1B config.json --local-dir")):
         resolve(tiny_problem(model_dir="Someone/Tiny-1B"))
-    snapshot = tmp_path / "models--Someone--Tiny-1B/snapshots/0123"
-    snapshot.mkdir(parents=True)
-    (snapshot / "config.json").write_text(config_json())
-    (tmp_path / "models--Someone--Tiny-1B/refs").mkdir()
-    (tmp_path / "models--Someone--Tiny-1B/refs/main").write_text("0123")
-    problem = resolve(tiny_problem(model_dir="Someone/Tiny-1B"))
-    assert (problem.model, problem.hidden_size) == ("Someone/Tiny-1B", 64)
-    assert resolve(problem) == problem

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from torch import Tensor
@@ -46,6 +46,9 @@ class ExchangeContext:
     inputs: EmbeddingGradInputs
     comm: CountedCollectives
     stopwatch: Stopwatch
+    link_rates: dict[str, float] = field(default_factory=dict)
+    other_work: Any = None
+    """The `TrainingStep` around the exchange. None: an iteration is the exchange alone."""
 
 
 class Exchange:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from tpbench.workloads.train_step.problem import ARCHITECTURE, TrainStep
 
 KNOWN_ARCHITECTURES = ("llama", "qwen2", "qwen3")
 """Architectures whose sizes need no check by the transformers package, whose import takes seconds."""
-_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _SAVING_KEYS = ("transformers_version", "_name_or_path", "torch_dtype", "dtype")
 """Keys that describe how the file was saved. They are not part of the model: the problem sets the trained dtype."""
 
@@ -58,7 +56,7 @@ def _model_fields(model_dir: str) -> dict[str, Any]:
         from tpbench.workloads.train_step.model import builders
 
         return builders.problem_fields(model_dir)
-    folder = model_folder(model_dir)
+    folder = user_path(model_dir, "model_dir")
     content = read(folder)
     from tpbench.workloads.train_step.model import configuration
 
@@ -66,28 +64,8 @@ def _model_fields(model_dir: str) -> dict[str, Any]:
         sizes = configuration.folder_sizes(folder, str(content["model_type"]))
     except TypeError as error:
         raise JobError(str(error)) from None
-    names = {"model": model_name(folder), "model_dir": str(folder.resolve()), "config_hash": fingerprint(content)}
+    names = {"model": folder.resolve().name, "model_dir": str(folder.resolve()), "config_hash": fingerprint(content)}
     return names | sizes
-
-
-def model_folder(model_dir: str) -> Path:
-    """Return the folder that `model_dir` names, by its path or by an id of Hugging Face such as Qwen/Qwen3-32B.
-
-    Raises JobError for an id that the local cache does not hold.
-    """
-    folder = user_path(model_dir, "model_dir")
-    if folder.exists() or not _ID.fullmatch(model_dir) or not packages.installed("huggingface_hub"):
-        return folder
-    from huggingface_hub import constants, try_to_load_from_cache
-
-    file = try_to_load_from_cache(model_dir, "config.json")
-    if isinstance(file, str):
-        return Path(file).parent
-    raise JobError(
-        f"model={model_dir} is neither a folder nor a name of `tpbench list models` nor in the cache of Hugging Face "
-        f"({constants.HF_HUB_CACHE}). tpbench downloads nothing: `hf download {model_dir} config.json` puts the "
-        "model's configuration into the cache"
-    )
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -96,7 +74,8 @@ def read(folder: Path) -> dict[str, Any]:
     try:
         content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise JobError(f"model_dir={folder}: {file} cannot be read: {error}") from None
+        hint = "" if folder.exists() else f" (of an id: `hf download {folder} config.json --local-dir FOLDER`)"
+        raise JobError(f"model_dir={folder}: {file} cannot be read: {error}{hint}") from None
     if not isinstance(content, dict) or "model_type" not in content:
         raise JobError(f"model_dir={folder}: {file} lacks model_type")
     return content
@@ -109,13 +88,3 @@ def fingerprint(content: dict[str, Any]) -> str:
     """
     model = {name: value for name, value in content.items() if name not in _SAVING_KEYS}
     return hashlib.sha256(json.dumps(model, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def model_name(folder: Path) -> str:
-    """Return the folder's name, or the id of the model that a folder of Hugging Face's cache holds, such as
-    Qwen/Qwen3-32B."""
-    folder = folder.resolve()
-    repository = folder.parent.parent.name
-    if folder.parent.name == "snapshots" and repository.startswith("models--"):
-        return repository.removeprefix("models--").replace("--", "/")
-    return folder.name

@@ -60,9 +60,6 @@ def ignore_phase(phase: str) -> None:
 class Trainer(Protocol):
     """A variant on this rank. A step is `accumulate`, then `update`; neither waits for the device without need."""
 
-    model: Any
-    """The transformers model, sharded or wrapped. Names of its parameters end as in the plain model."""
-
     def accumulate(self, batches: Sequence[Batch], mark: MarkPhase = ignore_phase) -> Tensor:
         """Run forward and backward pass of this replica's micro-batches and return their mean loss.
 
@@ -167,12 +164,6 @@ def total_norm(parameters: Sequence[Tensor], device: torch.device) -> Tensor:
         for group in groups:
             dist.all_reduce(squares, group=group)
     return torch.stack([torch.zeros((), device=device), *squares_by_groups.values()]).sum().sqrt()
-
-
-def gradient_norms(trainer: TorchTrainer) -> dict[str, float]:
-    """Return the 2-norm of each parameter's whole gradient, by the parameter's name in the plain model. Collective."""
-    norms = {name: total_norm([each], trainer.context.device) for name, each in trainer.model.named_parameters()}
-    return {name.removeprefix("module."): float(norm) for name, norm in norms.items()}
 
 
 def clip_divisor(norm: Tensor, max_norm: float | None) -> Tensor | None:
