@@ -73,44 +73,29 @@ def _junction_kernel(
 
 
 def join_rows(
-    parts: Sequence[Tensor], places: Sequence[Tensor], residual: Tensor, weight: Tensor, eps: float
-) -> Tensor:
-    """Add the parts to the residual, write RMSNorm(sum) * weight to all places, and return the sum.
+    parts: Sequence[Tensor], places: Sequence[Tensor], residual: Tensor, weight: Tensor, eps: float,
+    upstream: Tensor | None = None, programs: int = PROGRAMS,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Add the parts to the residual, write RMSNorm(sum) * weight to all places, and return the sum and None.
 
-    All tensors are contiguous and of one dtype, (rows, width), and the weight (width,). They are this rank's rows:
-    `parts` of each rank's product, and `places` in the gathered tensor of each rank.
+    With `upstream` this is the backward pass: `parts` are of the gradient of the normalised rows, `residual` is the sum
+    that the forward pass returned, and `upstream` its other gradient. Write the sum's whole gradient to all places, and
+    return it with the gradient of the weight, that by these rows.
+
+    All tensors are contiguous and of one dtype: the weight (width,), the others (rows, width). They are this rank's
+    rows: `parts` of each rank's product, and `places` in the gathered tensor of each rank.
     """
-    result = torch.empty_like(residual)
-    _launch(parts, places, residual, weight, None, result, None, eps, min(len(residual), PROGRAMS))
-    return result
-
-
-def join_gradients(
-    parts: Sequence[Tensor], places: Sequence[Tensor], summed: Tensor, weight: Tensor, upstream: Tensor, eps: float,
-    programs: int = PROGRAMS,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return the gradients of the sum that `join_rows` returned, also written to all places, and of the weight.
-
-    `parts`: of the gradient of the normalised rows. `upstream`: the other gradient of the sum. The gradient of the
-    weight is that by this rank's rows.
-    """
-    result, programs = torch.empty_like(summed), min(len(summed), programs)
-    wide = torch.float64 if summed.dtype == torch.float64 else torch.float32
-    weight_grads = summed.new_empty((programs, summed.shape[1]), dtype=wide)
-    _launch(parts, places, summed, weight, upstream, result, weight_grads, eps, programs)
-    return result, weight_grads.sum(0).to(weight.dtype)
-
-
-def _launch(
-    parts: Sequence[Tensor], places: Sequence[Tensor], residual: Tensor, weight: Tensor, upstream: Tensor | None,
-    result: Tensor, weight_grads: Tensor | None, eps: float, programs: int,
-) -> None:  # fmt: skip
     rows, width = residual.shape
-    columns = triton.next_power_of_2(width)
+    programs, columns = min(rows, programs), triton.next_power_of_2(width)
+    is_double, backward = residual.dtype == torch.float64, upstream is not None
+    wide = torch.float64 if is_double else torch.float32
+    result = torch.empty_like(residual)
+    weight_grads = residual.new_empty((programs, width), dtype=wide) if backward else None
     launch = cached_launch(
         _junction_kernel, PARTS=len(parts), PLACES=len(places), COLUMNS=columns,
-        SUM=tl.float64 if residual.dtype == torch.float64 else tl.float32, BACKWARD=upstream is not None,
+        SUM=tl.float64 if is_double else tl.float32, BACKWARD=backward,
         num_warps=min(MOST_WARPS, max(1, columns // ELEMENTS_PER_WARP)),
     )  # fmt: skip
     pointers = tuple(parts), tuple(places) or None, residual, weight, upstream, result, weight_grads
     launch(programs, pointers, (rows, width), (eps,))
+    return result, None if weight_grads is None else weight_grads.sum(0).to(weight.dtype)

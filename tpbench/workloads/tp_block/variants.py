@@ -19,13 +19,6 @@ def _unsupported_in_pieces(problem: TpBlock, tp_size: int) -> str | None:
     return _unsupported_by_one_rank(problem, tp_size)
 
 
-def _unsupported_without_norm(problem: TpBlock, tp_size: int) -> str | None:
-    """Return why no step between linears can be fused, or None if one can."""
-    if problem.part != "block":
-        return f"part={problem.part} has no norm between two linears: block_copy_engine is that"
-    return _unsupported_by_one_rank(problem, tp_size)
-
-
 def _unsupported_by_quack(problem: TpBlock, tp_size: int) -> str | None:
     return _unsupported_by_one_rank(problem, tp_size) or unsupported_by_quack(problem, tp_size)
 
@@ -111,7 +104,6 @@ _of_schedule(
     requires_cuda=True,
     uses_triton=True,
     no_graph_reason=_no_graph_of_copies,
-    unsupported_reason=_unsupported_without_norm,
 )
 WORKLOAD.variant_of(
     "block_auto",

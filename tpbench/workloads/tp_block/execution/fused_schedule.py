@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tpbench.comm.parallel_linears import Pending
-from tpbench.kernels.junction import join_gradients, join_rows
+from tpbench.kernels.junction import join_rows
 from tpbench.workloads.tp_block.execution.copy_engine import CopyEngineSchedule
 
 LARGE_BYTES = 2**22
@@ -87,13 +87,13 @@ class _Junction(torch.autograd.Function):
         barrier()
         if residual.nbytes < LARGE_BYTES:
             places, whole = schedule.places(residual, "joined")
-            summed = join_rows(parts, places, residual, norm, eps)
+            summed, _ = join_rows(parts, places, residual, norm, eps)
             barrier()
             product = whole @ column.t()
             whole = whole.clone() if keep else whole
         else:
             shard = torch.empty_like(residual)
-            summed = join_rows(parts, [shard], residual, norm, eps)
+            summed, _ = join_rows(parts, [shard], residual, norm, eps)
             whole, product = schedule.gather_matmul(shard, column.t(), keep=keep)
         ctx.save_for_backward(x, row, summed, norm, column, *([whole] if keep else []))
         ctx.schedule, ctx.eps = schedule, eps
@@ -111,7 +111,7 @@ class _Junction(torch.autograd.Function):
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             barrier()
-            grad_summed, grad_norm = join_gradients(parts, places, summed, norm, upstream, ctx.eps)
+            grad_summed, grad_norm = join_rows(parts, places, summed, norm, ctx.eps, upstream)
             if small:
                 barrier()
         grad_column = grad.t() @ whole

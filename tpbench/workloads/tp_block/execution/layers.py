@@ -9,7 +9,7 @@ Activations between the layers are sharded along their first dimension, the sequ
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -190,13 +190,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class Attention(nn.Module):
     """Causal self-attention with grouped keys and values on this rank's heads."""
 
-    def __init__(
-        self,
-        qkv: ColumnParallelLinear,
-        out: RowParallelLinear,
-        head_dim: int,
-        rotation: tuple[Tensor, Tensor] | None = None,
-    ) -> None:
+    def __init__(self, qkv: Any, out: Any, head_dim: int, rotation: tuple[Tensor, Tensor] | None = None) -> None:
         """Create the layer. `rotation`: cosines and sines of the rotary embedding, or None without one."""
         super().__init__()
         self.qkv, self.out, self.head_dim, self.rotation = qkv, out, head_dim, rotation
@@ -214,7 +208,7 @@ class Attention(nn.Module):
 class Mlp(nn.Module):
     """down(silu(gate(x)) * up(x)) on this rank's columns. x and y: (rows / p, hidden)."""
 
-    def __init__(self, up: ColumnParallelLinear, down: RowParallelLinear) -> None:
+    def __init__(self, up: Any, down: Any) -> None:
         super().__init__()
         self.up, self.down = up, down
 
@@ -237,31 +231,24 @@ class TransformerBlock(nn.Module):
         super().__init__()
         self.attention_norm, self.attention, self.mlp_norm, self.mlp = attention_norm, attention, mlp_norm, mlp
 
-    def forward(self, x: Tensor, following: Sequence[TransformerBlock] = ()) -> Tensor:
-        """Return y, or that of the last of the blocks that follow."""
-        return self.run(x, self.attention.qkv(self.attention_norm(x)), following)
-
-    def run(self, x: Tensor, qkv: Sequence[Tensor], following: Sequence[TransformerBlock]) -> Tensor:
-        """Do the same, given the queries, keys and values of x."""
+    def forward(self, x: Tensor, following: Sequence[TransformerBlock] = (), qkv: Any = None) -> Tensor:
+        """Return y, or that of the last of the blocks that follow. `qkv`: of x, if the block before has computed it."""
+        qkv = self.attention.qkv(self.attention_norm(x)) if qkv is None else qkv
         x, gate_and_up = self.attention.out.joined(self.attention.between(qkv), x, self.mlp_norm, self.mlp.up)
         inner = self.mlp.between(gate_and_up)
         if not following:
             return x + self.mlp.down(inner)
         block, *others = following
-        return block.run(*self.mlp.down.joined(inner, x, block.attention_norm, block.attention.qkv), others)
+        x, qkv = self.mlp.down.joined(inner, x, block.attention_norm, block.attention.qkv)
+        return block.forward(x, others, qkv)
 
 
-class Stack(nn.Module):
+class Stack(nn.Sequential):
     """Transformer blocks, one after the other."""
 
-    def __init__(self, blocks: Iterable[nn.Module]) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(blocks)
-
-    def forward(self, x: Tensor) -> Tensor:
-        first, *others = self.blocks
-        y: Tensor = first(x, others)
-        return y
+    def forward(self, x: Tensor) -> Any:
+        first, *others = self
+        return first(x, others)
 
 
 def build(problem: TpBlock, weights: Mapping[str, Tensor], schedule: Schedule) -> nn.Module:
@@ -270,7 +257,7 @@ def build(problem: TpBlock, weights: Mapping[str, Tensor], schedule: Schedule) -
     The norms' gradients are summed over the schedule's group, if the schedule communicates.
     """
 
-    def layer(linear: ShardedLinear) -> Any:
+    def layer(linear: ShardedLinear) -> nn.Module:
         given: dict[str, Any] = {"weight": weights[linear.name], "schedule": schedule}
         if linear.kind == "row":
             return RowParallelLinear(linear.in_features, linear.out_features[0], **given)

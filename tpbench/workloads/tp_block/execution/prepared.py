@@ -120,7 +120,7 @@ def prepare(context: BlockContext, schedule: Schedule) -> PreparedBlock:
     without = None
     if problem.layers:
         layers = (inputs.weights_of(rank, size, layer) for layer in range(problem.layers))
-        module: nn.Module = Stack(build(problem, weights, schedule) for weights in layers)
+        module: nn.Module = Stack(*(build(problem, weights, schedule) for weights in layers))
     else:
         weights = inputs.weights if size == inputs.size else inputs.weights_of(rank, size)
         module = build(problem, weights, schedule)
