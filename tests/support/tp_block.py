@@ -56,8 +56,10 @@ class FixedStopwatch:
         run()
         return 1.0
 
-    def interleaved_ms(self, *timed: Any, most: int | None = None, on_host: bool = False) -> list[list[float]]:
+    def interleaved_ms(self, *timed: Any, iterations: int | None = None, on_host: bool = False) -> list[list[float]]:
         return [[self.ms(*each)] for each in timed]
+
+    chained_ms = interleaved_ms
 
 
 def block_context(here: Rank, cell: TpBlock, group: dist.ProcessGroup | None = None) -> BlockContext:

@@ -9,6 +9,7 @@ import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import median
 from typing import Any, TypeAlias
 
@@ -35,6 +36,7 @@ ITERATIONS = {"cuda": 20, "cpu": 5}
 """Iterations of a stopwatch."""
 WARMUP_ITERATIONS = 2
 LEAST_ITERATIONS = 5
+CHAINED_MS = 40.0
 LIMIT_MS = 300.0
 """Long steps are timed for about so long, but at least `LEAST_ITERATIONS` times."""
 
@@ -187,20 +189,35 @@ class Stopwatch:
         """Return the median over a few iterations of the slowest rank's time. `restore` is called before each one."""
         return median(self.interleaved_ms((step, restore), on_host=on_host)[0])
 
-    def interleaved_ms(
-        self, *timed: Timed, iterations: int | None = None, most: int | None = None, on_host: bool = False
-    ) -> list[list[float]]:
+    def interleaved_ms(self, *timed: Timed, iterations: int | None = None, on_host: bool = False) -> list[list[float]]:
         """Return the slowest rank's time of each iteration, for several steps timed in ABBA order.
 
         A GPU at its power limit lowers its clock over time, so that only times of the same moment are comparable.
-        Without a number of `iterations`, `most` is the largest one, and long steps have fewer (`LIMIT_MS`).
+        Without a number of `iterations`, long steps have fewer than short ones (`LIMIT_MS`).
         """
         clock = self._clock(on_host)
         last_ms = [clock.samples(step, restore, WARMUP_ITERATIONS)[-1] for step, restore in timed]
         if iterations is None:
             affordable = int(LIMIT_MS / max(*_slowest(last_ms), 1e-3))
-            iterations = min(most or ITERATIONS[self.device.type], max(LEAST_ITERATIONS, affordable))
+            iterations = min(ITERATIONS[self.device.type], max(LEAST_ITERATIONS, affordable))
         return [_slowest(samples) for samples in clock.interleaved(timed, iterations)]
+
+    def chained_ms(self, *timed: Timed, iterations: int | None = None) -> list[list[float]]:
+        """Return the wall time of a step back to back with others and their `restore`, for each such block of steps.
+
+        The blocks of several steps alternate. All have as many iterations, as long as `CHAINED_MS` of the first step.
+        """
+        first_ms = self.ms(*timed[0], on_host=True)
+        count = max(2, min(ITERATIONS["cuda"], int(CHAINED_MS / first_ms)))
+
+        def block(step: Callable[[], None], restore: Callable[[], None]) -> None:
+            for _ in range(count):
+                step()
+                restore()
+
+        blocks = [(partial(block, *pair), do_nothing) for pair in timed]
+        samples = self.interleaved_ms(*blocks, iterations=iterations, on_host=True)
+        return [[block_ms / count for block_ms in of_step] for of_step in samples]
 
     def blocks_ms(self, *timed: Timed, iterations: int) -> list[list[float]]:
         """Return the same for each step in blocks of consecutive iterations of its own, in ABBA order of blocks.

@@ -34,6 +34,8 @@ class Panel:
     lines: tuple[Series, ...]
     floor: tuple[tuple[float, float], ...] = ()
     """Points of the lower limit of all series. A dashed line in the colour of text joins them."""
+    no_gain_to: float = 0.0
+    """Smaller values of x are shaded: no series gains there."""
     categories: tuple[str, ...] = ()
     """Names of x = 0, 1, ... Empty: x is a number."""
 

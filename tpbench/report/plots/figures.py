@@ -163,6 +163,8 @@ def _draw_panel(axes: Axes, panel: Panel, labels: Sequence[str], *, joined: bool
                 marker="x", clip_on=False, color=colour, label=f"{label}: out of memory",
             )  # fmt: skip
             cross_height -= 0.05
+    if panel.no_gain_to:
+        axes.axvspan(panel.lines[0].points[0][0] / 2, panel.no_gain_to, color=INK, alpha=0.08, linewidth=0)
     if panel.floor:
         axes.plot(*zip(*panel.floor, strict=True), "--", color=INK, marker="_", label="floor")
 

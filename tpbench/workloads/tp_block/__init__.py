@@ -11,9 +11,9 @@ The modules, in the order of a first reading:
   function for each variant.
 - Rank: `bench` has the functions of a block, and the session of a stack that is trained (layers=N). In `execution` are
   the layers, the schedules that overlap products and collectives, and measurements. A new schedule is a class there, a
-  line in `variants` and one in `autotune.available_schedules`; its interface is in `tpbench.comm.parallel_linears`.
+  name in `autotune.schedule_named` and a variant in `variants`; its interface is in `tpbench.comm.parallel_linears`.
 - Correctness: `inputs` makes activations and weights, and `oracle` computes in float64 and compares.
-- Report: `overlap_study` says at which length overlap starts to pay.
+- Report: `overlap_study` says which variant to choose at which length.
 """
 
 from tpbench.workloads.tp_block import variants as variants

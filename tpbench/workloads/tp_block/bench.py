@@ -98,7 +98,7 @@ def details(problem: TpBlock, context: BlockContext, session: Any, rank: Context
     outputs.clear()
     prepared.free()
     products = product_columns(context, session.costs, session.columns)
-    exposed = measurements.exposed_communication(context.inputs, prepared, stopwatch)
+    exposed = measurements.exposed_communication(context.inputs, prepared, stopwatch, context.graph)
     return {"forward_ms": forward_ms, "backward_ms": backward_ms, **products, **exposed}
 
 

@@ -1,4 +1,4 @@
-"""Study `overlap`: speed-ups of overlapped variants over the plain one by tokens, and where overlap stops paying.
+"""Study `overlap`: which variant to choose at which length, and how far each is from the plain one and from products.
 
 A row is compared with `block_tp` of the same problem, machine and software, both with a CUDA graph or both without.
 The newest row of a cell counts. Rows of stacks and rows that aren't measurements are left out, and rows of `block_auto`
@@ -7,39 +7,47 @@ whose passes may be graphs, because then they gain from these too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 import pandas as pd
 
-from tpbench.settings import spelled
 from tpbench.tables import Table
 from tpbench.workloads.study_data import Picture, Speedups, oldest_first
 
-PLAIN, WHOLE = "block_tp", "block_no_tp"
+PLAIN, AUTO, WHOLE = "block_tp", "block_auto", "block_no_tp"
 PARTS = ("column", "row", "mlp", "block")
-CLOCKS = {"time_ms": "wall time", "device_ms": "device time"}
+CLOCKS = {"time_ms": "wall time", "device_ms": "device time", "chained_ms": "time in a loop"}
+"""The clocks. The first one that rows have decides where overlap pays."""
+PRODUCTS = {"device_ms": ("exposed_ms", "compute_ms"), "chained_ms": ("chained_exposed_ms", "chained_compute_ms")}
+"""By clock: the columns of a step's time beyond that of its products alone, and of that time, measured in pairs."""
 PAYS = 1.01
 """Least speed-up that counts as a gain: noise is smaller."""
 GROUP = ("part", "hidden", "tp_size", "graph", "hardware", "torch_version", "dtype", "ffn", "heads", "kv_heads")
 """Columns that must agree for times to be compared over tokens."""
+SHOWN = (*CLOCKS, *(name for names in PRODUCTS.values() for name in names), "hidden_share", "bound")
 
 
-def speedups(rows: Sequence[Mapping[str, Any]]) -> list[Speedups]:
-    """Return the speed-ups of all overlapped variants over tokens, in the order of parts and sizes."""
+def problems(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Speedups, Any]]:
+    """Yield the speed-ups of each problem over tokens, in the order of parts and sizes, and all its cells.
+
+    The columns of the cells are (name, variant), with the names of `SHOWN`.
+    """
     cells = [
         {**row, "hardware": row["gpu_name"] or "cpu", "graph": bool(row["graph"])}
         for row in oldest_first(rows)
         if _is_compared(row)
     ]
-    frame = pd.DataFrame(cells, columns=[*GROUP, "variant", "tokens", *CLOCKS])
+    frame = pd.DataFrame(cells, columns=[*GROUP, "variant", "tokens", *SHOWN])
     frame = frame.drop_duplicates([*GROUP, "variant", "tokens"], keep="last")
     frame["part"] = pd.Categorical(frame["part"], PARTS)
-    groups = []
     for key, group in frame.groupby(list(GROUP), observed=True, dropna=False):
-        times = group.pivot(index="tokens", columns="variant", values=list(CLOCKS)).astype(float)
-        groups.append(Speedups.over(PLAIN, times, dict(zip(GROUP, key, strict=True))))
-    return [group for group in groups if group.axis]
+        table = group.pivot(index="tokens", columns="variant", values=[*SHOWN])
+        speedups = Speedups.over(PLAIN, table[[*CLOCKS]].astype(float), dict(zip(GROUP, key, strict=True)))
+        if speedups.axis:
+            yield speedups, table
 
 
 def _is_compared(row: Mapping[str, Any]) -> bool:
@@ -49,49 +57,97 @@ def _is_compared(row: Mapping[str, Any]) -> bool:
     return bool(measured and row["save_gathered"] and one_block and not own_graphs)
 
 
+def choice(speedups: Speedups, clock: str) -> dict[int, str]:
+    """Return the variant to choose at each length by this clock: the fastest one, or the plain one if none pays.
+
+    The variant of the length before stays if it loses less than what pays.
+    """
+    chosen: dict[int, str] = {}
+    ratios = speedups.by_clock[clock]
+    names, name = [name for name in ratios if name != AUTO] or [AUTO], PLAIN
+    for tokens, of_variants in ratios[names].dropna(how="all").iterrows():
+        fastest = str(of_variants.idxmax())
+        if of_variants[fastest] < PAYS:
+            name = PLAIN
+        elif name == PLAIN or not of_variants[name] * PAYS >= of_variants[fastest]:  # nor if it was not measured
+            name = fastest
+        chosen[int(str(tokens))] = name
+    return chosen
+
+
+def answer(speedups: Speedups, cells: Any) -> str:
+    """Return the sentence for a user: which variant at which length, what it hides, and what bounds it."""
+    by_text: dict[str, str] = {}
+    for clock in speedups.by_clock:
+        chosen = choice(speedups, clock)
+        runs = [(name, [*lengths]) for name, lengths in groupby(chosen, key=chosen.get)]
+        texts = (f"{name} {'from' if run[1:] else 'at'} {run[0]} tokens" for name, run in runs)
+        by_text.setdefault(", ".join(texts), CLOCKS[clock])
+    first, ratios = next(iter(speedups.by_clock.items()))
+    tokens, name = [*choice(speedups, first).items()][-1]
+    hidden, bound = (cells.loc[tokens, (column, name)] for column in ("hidden_share", "bound"))
+    facts = [f"is {ratios[name][tokens]:.2f}x as fast as {PLAIN}"] if name != PLAIN else []
+    facts += [f"hides {hidden:.0%} of the communication"] if name != PLAIN and pd.notna(hidden) else []
+    facts += [f"is bound by {bound}"] if pd.notna(bound) else []
+    choices = "; ".join(f"by {clock} {text}" for text, clock in by_text.items())
+    end = f"; at {tokens} tokens {name} {' and '.join(facts)}" if facts else ""
+    return f"{_title(speedups)}, {speedups.facts['hardware']}: choose {choices}{end}"
+
+
 def tables(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
-    """Return a table of speed-ups for each group, and one of the lengths from which overlap pays."""
-    groups = speedups(rows)
-    lines = [
-        (*(spelled(group.facts[name]) for name in GROUP[:4]), *(pays_from(group, clock) for clock in CLOCKS))
-        for group in groups
-    ]
-    columns = ("part", "hidden", "tp", "graph", *(f"pays by {name} from" for name in CLOCKS.values()))
-    heading = f"tokens from which some overlapped variant beats {PLAIN}, at every longer measured length too"
-    return [*map(_speedup_table, groups), Table(heading, columns, lines)] if groups else []
+    """Return the answers, and for each problem its speed-ups and its times over those of the products alone."""
+    answers, made = [], []
+    for speedups, cells in problems(rows):
+        over = {clock: 1 + cells[more].astype(float) / cells[alone] for clock, (more, alone) in PRODUCTS.items()}
+        over = {clock: ratios for clock, ratios in over.items() if ratios.notna().any(axis=None)}
+        answers.append(answer(speedups, cells))
+        made.append(_table(f"speed-up over {PLAIN}", speedups, speedups.by_clock, "{:.2f}x"))
+        made += [_table("step over its products alone", speedups, over, "{:.3f}x")] if over else []
+    return (
+        [Table(f"which variant to choose: {PLAIN} unless another one gains 1%", notes=answers), *made] if made else []
+    )
 
 
 def picture(rows: Sequence[Mapping[str, Any]]) -> Picture | None:
-    """Return the speed-ups by tokens, a panel for each group, or None if no group has two lengths."""
-    groups = [group for group in speedups(rows) if len(group.axis) > 1]
-    lengths = sorted({tokens for group in groups for tokens in group.axis})
-    panels = tuple(group.panel(_title(group)) for group in groups)
-    labels = "tokens; dashed: by wall time", f"speed-up over {PLAIN}"
-    return Picture(panels, *labels, doubling=tuple(lengths)) if panels else None
+    """Return the speed-ups by tokens, a panel for each problem, or None if no problem has two lengths.
+
+    Lengths at which overlap doesn't pay, by the first clock, are shaded.
+    """
+    panels, lengths = [], set[float]()
+    for speedups, _ in problems(rows):
+        chosen = choice(speedups, next(iter(speedups.by_clock)))
+        losing = max((tokens for tokens, name in chosen.items() if name == PLAIN), default=0)
+        if len(speedups.axis) > 1:
+            clocks = {clock: ratios for clock, ratios in speedups.by_clock.items() if clock != "chained_ms"}
+            panel = replace(speedups, by_clock=clocks).panel(_title(speedups))
+            paying = next((tokens for tokens in chosen if tokens > losing), 2 * losing)
+            panels.append(replace(panel, no_gain_to=paying if losing else 0))
+            lengths |= {*speedups.axis}
+    labels = "tokens; dashed: wall time; shaded: no gain", f"speed-up over {PLAIN}"
+    return Picture(tuple(panels), *labels, doubling=tuple(sorted(lengths))) if panels else None
 
 
-def pays_from(group: Speedups, clock: str) -> str:
-    """Return the tokens from which on the best variant pays at every measured length. "-": no row has the clock."""
-    if clock not in group.by_clock:
-        return "-"
-    gains = group.by_clock[clock].max(axis="columns")
-    losing = gains.index[gains < PAYS]
-    paying = gains.index[gains.index > losing[-1]] if len(losing) else gains.index
-    return str(paying[0]) if len(paying) else f"not up to {gains.index[-1]}"
+def _title(speedups: Speedups) -> str:
+    facts = speedups.facts
+    return "part={part}, hidden={hidden}, tp={tp_size}".format(**facts) + ", graph=true" * facts["graph"]
 
 
-def _title(group: Speedups) -> str:
-    return "part={part}, hidden={hidden}, tp={tp_size}".format(**group.facts) + ", graph=true" * group.facts["graph"]
+def _table(what: str, speedups: Speedups, by_clock: Mapping[str, pd.DataFrame], form: str) -> Table:
+    """Return a line for each length with the ratios of each variant, by the first clock (by the others)."""
+    names = sorted({str(name) for ratios in by_clock.values() for name in ratios})
+    texts = [
+        ratios.reindex(speedups.axis, columns=names).map(form.format, na_action="ignore").fillna("-")
+        for ratios in by_clock.values()
+    ]
+    lines = [
+        (str(tokens), *(_cell(*(of_clock.loc[tokens, name] for of_clock in texts)) for name in names))
+        for tokens in speedups.axis
+    ]
+    first, *others = (f"by {CLOCKS[clock]}" for clock in by_clock)
+    clocks = f"{first} ({', '.join(others)})" if others else first
+    facts = {name: str(value) for name, value in speedups.facts.items()}
+    return Table(f"{what} {clocks}, {_title(speedups)}, {facts['hardware']}", ("tokens", *names), lines, facts)
 
 
-def _speedup_table(group: Speedups) -> Table:
-    def texts_by(clock: str) -> pd.DataFrame:
-        ratios = group.by_clock.get(clock, pd.DataFrame()).reindex(group.axis, columns=group.names)
-        return ratios.map(lambda ratio: "" if pd.isna(ratio) else f"{ratio:.2f}x")
-
-    wall, device = map(texts_by, CLOCKS)
-    texts = wall.where(device == "", wall + " (" + device + ")").replace("", "-")
-    lines = [(str(tokens), *cells) for tokens, *cells in texts.itertuples(name=None)]
-    facts = {name: str(value) for name, value in group.facts.items()}
-    heading = f"speed-up over {PLAIN} by wall time (by device time), {_title(group)}, {group.facts['hardware']}"
-    return Table(heading, ("tokens", *group.names), lines, facts)
+def _cell(first: str, *others: str) -> str:
+    return first if set(others) <= {"-"} else f"{first} ({', '.join(others)})"

@@ -86,6 +86,9 @@ class TpBlock:
     steps: int = setting(10, help="measured training steps (layers=N)", low=1)
     warmup_steps: int = setting(3, help="training steps before the measured ones (layers=N)", low=0)
     learning_rate: float = setting(1e-4, help="AdamW's learning rate (layers=N)", low=0.0)
+    choose_by: Literal["wall", "device", "chained"] = setting(
+        "wall", help="block_auto: the clock of its trial; chained: steps back to back, as in a training loop"
+    )
 
     def check(self, tp_size: int, dp_size: int) -> list[str]:
         """Return complaints about fields that do not fit together."""
@@ -213,7 +216,7 @@ WORKLOAD = Workload(
         "workspace_gib": "memory shared with peers that the variant keeps between iterations, GiB",
         "losses": "loss of each training step, warm-up included (layers=N)",
         "grad_norms": "norm of all gradients in each training step, warm-up included (layers=N)",
-        "chosen": "the schedule (in older rows of each operation), and whether the passes are graphs (block_auto)",
+        "chosen": "the variant (in older rows schedules), and whether the passes are graphs (block_auto)",
         "graph_gib": "memory that graphs of block_auto or of a stack hold between iterations; at most a part of it is "
         "in peak_gib, and reports add both, GiB",
         "forward_ms": "forward pass, timed as the step is, ms",
@@ -221,6 +224,8 @@ WORKLOAD = Workload(
         "compute_ms": "the step with its communication removed: products in one piece, ms",
         "communication_ms": "the step's collectives alone, one after the other, ms",
         "exposed_ms": "the step's time beyond the same step without communication, the median of pairs, ms",
+        "chained_compute_ms": "compute_ms of steps back to back, as in a training loop, ms",
+        "chained_exposed_ms": "exposed_ms of steps back to back, the median of pairs of such blocks, ms",
         "hidden_share": "share of the communication that is hidden: 1 - exposed_ms / communication_ms",
         "gather_hidden": "the same for the forward pass's all-gathers and their products alone",
         "scatter_hidden": "the same for the forward pass's products and their reduce-scatters alone",
@@ -236,6 +241,7 @@ WORKLOAD = Workload(
         Option("save_gathered", ignorable=True),
         Option("signals", ignorable=True),
         Option("try_graphs", ignorable=True),
+        Option("choose_by", ignorable=True),
         Option("profile"),
     ),
     graph_options={"signals": "kernel"},
@@ -254,6 +260,7 @@ WORKLOAD = Workload(
         "compute_ms": 0,
         "communication_ms": 0,
         "exposed_ms": -1,
+        "chained_exposed_ms": -1,
         "hidden_share": 0,
         "gather_hidden": 0,
         "scatter_hidden": 0,

@@ -108,8 +108,8 @@ _of_schedule(
 WORKLOAD.variant_of(
     "block_auto",
     "execution.autotune.prepare_fastest",
-    "the schedule whose step is fastest in a trial, maybe with its passes as CUDA graphs",
-    options={"save_gathered", "profile", "signals", "try_graphs"},
+    "the variant whose step is fastest in a trial, maybe with its passes as CUDA graphs",
+    options={"save_gathered", "profile", "signals", "try_graphs", "choose_by"},
     no_graph_reason=_no_graph_of_copies,
     unsupported_reason=_unsupported_by_one_rank,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from dataclasses import replace
 from typing import Any
@@ -12,40 +13,46 @@ import torch.distributed as dist
 
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.tp_block import block_context, largest_error, problem, run_once
-from tpbench.comm.parallel_linears import Schedule, SequentialSchedule
+from tpbench.comm.parallel_linears import LocalSchedule, SequentialSchedule
 from tpbench.workloads.tp_block.execution import autotune
+from tpbench.workloads.tp_block.execution.prepared import prepare
 from tpbench.workloads.tp_block.problem import TOLERANCE, TpBlock
 
 pytestmark = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
 
 
 class PresetStopwatch:
-    """A stopwatch for which the candidate of this number is fastest."""
+    """A stopwatch for which the candidate of this number is fastest. It keeps what was asked of it."""
 
     def __init__(self, best: int) -> None:
-        self.best = best
+        self.best, self.asked = best, set[str]()
 
-    def interleaved_ms(self, *timed: Any, most: int, on_host: bool = False) -> list[list[float]]:
+    def chained_ms(self, *timed: Any, iterations: int) -> list[list[float]]:
+        return self.interleaved_ms(*timed, iterations=iterations, on_host="chained")
+
+    def interleaved_ms(self, *timed: Any, iterations: int, on_host: Any) -> list[list[float]]:
         for run, _ in timed:
             run()
-        return [[0.5 if at == self.best else 1.0] * 3 for at in range(len(timed))]
+        self.asked.add({True: "wall", False: "device"}.get(on_host, on_host))
+        at_best = 0 if len(timed) == 1 else self.best
+        return [[0.5 if at == at_best else 1.0] * iterations for at in range(len(timed))]
 
 
-def prepared(here: Rank, cell: TpBlock, best: str, schedules: dict[str, Schedule] | None = None) -> tuple[Any, Any]:
-    """Prepare the block with the schedule `best` being the fastest, among these or those of the machine."""
+def prepared(here: Rank, cell: TpBlock, best: str, variants: dict[str, Any] | None = None) -> tuple[Any, Any, Any]:
+    """Prepare the block with the variant `best` being the fastest, among these or those of the machine."""
     context = block_context(here, cell)
-    schedules = schedules or autotune.available_schedules(context)
-    stopwatch: Any = PresetStopwatch(list(schedules).index(best))
-    with mock.patch.object(autotune, "available_schedules", lambda _: schedules):
-        return context, autotune.prepare_fastest(cell, replace(context, stopwatch=stopwatch))
+    variants = variants or autotune.available(context)
+    stopwatch: Any = PresetStopwatch(list(variants).index(best))
+    with mock.patch.object(autotune, "available", lambda _: variants):
+        return context, autotune.prepare_fastest(cell, replace(context, stopwatch=stopwatch)), stopwatch
 
 
 def choices(here: Rank) -> dict[tuple[str, int], tuple[str, float]]:
     """The column and the largest error of a block, or of the first step of a stack, by the fastest schedule."""
     found = {}
-    for best in ("ring", "plain"):
+    for best in ("block_tp_overlap", "block_tp"):
         for cell in (problem(), problem(layers=1, rotary=True)):
-            context, block = prepared(here, cell, best)
+            context, block, _ = prepared(here, cell, best)
             error = 0.0 if cell.layers else largest_error(cell, context, block)
             found[best, cell.layers] = block.columns()["chosen"], error
     return found
@@ -68,28 +75,68 @@ class FakeMemory:
 class FakeSchedule(SequentialSchedule):
     """Plain collectives, beside memory that is not used."""
 
-    def __init__(self, group: dist.ProcessGroup, memory: FakeMemory, *, permanent: bool) -> None:
+    def __init__(self, group: dist.ProcessGroup, memory: FakeMemory) -> None:
         super().__init__(group)
-        self.memory, self.memory_is_permanent = memory, permanent
+        self.memory = memory
 
 
-def held(here: Rank, best: str) -> tuple[float | None, bool]:
-    """The memory in GiB that the chosen schedule reports, and whether the symmetric buffers still exist."""
+class PermanentSchedule(FakeSchedule):
+    """The same with memory that is never freed."""
+
+    memory_is_permanent = True
+
+
+def as_variant(schedule: Any) -> Any:
+    """A function that prepares the block with this schedule."""
+    return lambda problem, context: prepare(context, schedule)
+
+
+def held(here: Rank, best: str) -> tuple[float | None, int]:
+    """The memory in GiB that the chosen variant reports, and how many symmetric buffers still exist."""
     cell = problem()
-    buffers, workspace = FakeMemory(0.1875), FakeMemory(0.0625)
-    schedules: dict[str, Schedule] = {
-        "plain": SequentialSchedule(here.group),
-        "symm_mem": FakeSchedule(here.group, workspace, permanent=True),
-        "copy_engine": FakeSchedule(here.group, buffers, permanent=False),
-        "copy_engine_merged": FakeSchedule(here.group, buffers, permanent=False),
+    workspace = FakeMemory(0.0625)
+    buffers = weakref.WeakSet[FakeMemory]()
+
+    def engine(problem: TpBlock, context: Any) -> Any:
+        memory = FakeMemory(0.1875)
+        buffers.add(memory)
+        return prepare(context, FakeSchedule(here.group, memory))
+
+    variants = {
+        "block_tp": as_variant(SequentialSchedule(here.group)),
+        "block_symm_mem": lambda problem, context: prepare(context, PermanentSchedule(here.group, workspace)),
+        "block_copy_engine": engine,
     }
-    reference = weakref.ref(buffers)
-    _, block = prepared(here, cell, best, schedules)
-    del buffers, schedules
+    _, block, _ = prepared(here, cell, best, variants)
     run_once(cell, block)
-    return block.columns().get("workspace_gib"), reference() is not None
+    gc.collect()
+    return block.columns().get("workspace_gib"), len(buffers)
 
 
-@pytest.mark.parametrize(("best", "gib"), [("plain", 0.0625), ("copy_engine_merged", 0.25), ("symm_mem", 0.0625)])
-def test_memory_of_tried_schedules_is_freed_or_reported(best: str, gib: float) -> None:
-    assert run_on_ranks(2, held, best) == [(gib, gib == 0.25)] * 2
+@pytest.mark.parametrize(
+    ("best", "gib"), [("block_tp", 0.0625), ("block_copy_engine", 0.25), ("block_symm_mem", 0.0625)]
+)
+def test_memory_of_tried_variants_is_freed_or_reported(best: str, gib: float) -> None:
+    assert run_on_ranks(2, held, best) == [(gib, int(gib == 0.25))] * 2
+
+
+def clocks(here: Rank) -> dict[str, Any]:
+    """What is timed for each clock, and what is chosen beside a variant that fails on one rank."""
+
+    def fails(problem: TpBlock, context: Any) -> Any:
+        if here.rank == 1:
+            raise RuntimeError("no compiler")
+        return prepare(context, LocalSchedule())
+
+    variants = {"block_tp": as_variant(SequentialSchedule(here.group)), "block_compile_async": fails}
+    asked = {}
+    for clock in ("wall", "device", "chained"):
+        cell: Any = problem(choose_by=clock)
+        _, block, stopwatch = prepared(here, cell, "block_tp", variants)
+        asked[clock] = block.columns()["chosen"], stopwatch.asked
+    return asked
+
+
+def test_the_clock_is_the_one_that_the_user_chose() -> None:
+    for asked in run_on_ranks(2, clocks):
+        assert asked == {clock: ("block_tp", {clock}) for clock in ("wall", "device", "chained")}

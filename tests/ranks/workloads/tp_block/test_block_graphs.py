@@ -13,7 +13,7 @@ from tests.support.tp_block import HERE, QUACK, block_context, context, largest_
 from tpbench.measure.session import MeasureSettings, Session
 from tpbench.workloads.tp_block import WORKLOAD
 from tpbench.workloads.tp_block.execution import autotune
-from tpbench.workloads.tp_block.execution.prepared import graphed, prepare
+from tpbench.workloads.tp_block.execution.prepared import graphed
 from tpbench.workloads.tp_block.problem import TOLERANCE
 
 pytestmark = [
@@ -54,13 +54,13 @@ def errors_of_graphs(here: Rank) -> dict[str, float]:
     cell = problem(dtype="float32", tokens=64)
     where = block_context(here, cell)
     found = {}
-    for name, schedule in autotune.available_schedules(where).items():
-        prepared = graphed(prepare(where, schedule))
+    for name, prepare in autotune.available(where).items():
+        prepared = graphed(prepare(cell, where))
         found[name] = max(largest_error(cell, where, prepared) for _ in range(3))
         assert prepared.columns()["graph_gib"] > 0
     return found
 
 
-def test_passes_as_graphs_are_right_under_every_schedule() -> None:
+def test_passes_as_graphs_are_right_of_every_variant() -> None:
     for errors in run_on_ranks(2, errors_of_graphs):
-        assert "copy_engine" in errors and max(errors.values()) <= TOLERANCE["float32"], errors
+        assert "block_copy_engine" in errors and max(errors.values()) <= TOLERANCE["float32"], errors

@@ -74,6 +74,8 @@ class PresetStopwatch:
             run()
         return list(self.times.pop(0))
 
+    chained_ms = interleaved_ms
+
 
 PRODUCT_MS, LARGE_GATHER_MS = 0.5, 0.25
 """Times of the product and the all-gather that the machine's rates are measured with."""
@@ -84,8 +86,9 @@ OPERATIONS = [
     [[3.0, 4.0, 5.0], [2.5, 3.0, 5.0]],  # out: with its scatter, and without
     [[4.0, 5.0, 7.0], [3.75, 4.0, 7.0]],  # down
 ]
-STEP = [3.0, 5.0, [[10.0, 12.0, 14.0], [7.0, 8.0, 13.0]], 4.0]
-"""Forward, backward, the step with and without communication, and its collectives."""
+IN_LOOP = [[10.0, 12.0, 14.0], [8.0, 9.0, 13.0]]
+STEP = [3.0, 5.0, [[10.0, 12.0, 14.0], [7.0, 8.0, 13.0]], IN_LOOP, 4.0]
+"""Forward, backward, the step with and without communication, both in a loop, and its collectives."""
 FLOPS = 3 * (2 * 32 * (24 * 48 + 24 * 24 + 24 * 40 + 20 * 24) + 2 * 32**2 * 24)
 """A rank's FLOPs: weights of q, k and v; of out; of gate and up; of down; and half of attention's square."""
 
@@ -115,6 +118,8 @@ def test_every_figure_has_the_right_value() -> None:
         "compute_ms": 8.0,
         "communication_ms": 4.0,
         "exposed_ms": 3.0,
+        "chained_compute_ms": 9.0,
+        "chained_exposed_ms": 2.0,
         "hidden_share": 1 - 3.0 / 4.0,
         "gather_hidden": 1 - (0.25 + 0.75) / (2 * 2.0),
         "scatter_hidden": 1 - (0.5 + 0.25) / (2 * 3.0),

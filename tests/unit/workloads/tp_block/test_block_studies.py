@@ -13,7 +13,7 @@ import pytest
 from tpbench.report.command import main as report
 from tpbench.results.write import write_row
 from tpbench.workloads.tp_block import overlap_study
-from tpbench.workloads.tp_block.overlap_study import pays_from, picture, speedups, tables
+from tpbench.workloads.tp_block.overlap_study import choice, picture, problems, tables
 
 SIZES = {"hidden": 4096, "ffn": 14336, "heads": 32, "kv_heads": 8, "head_dim": 128, "part": "block", "tp_size": 4}
 
@@ -55,7 +55,7 @@ TIMED = [
 
 
 def test_each_row_is_compared_with_the_plain_one_of_its_problem() -> None:
-    found = {(group.facts["part"], group.facts["graph"]): group for group in speedups(TIMED)}
+    found = {(group.facts["part"], group.facts["graph"]): group for group, _ in problems(TIMED)}
     mlp, graph, column = found["mlp", False], found["mlp", True], found["column", False]
     assert {clock: ratios["block_copy_engine"][2048] for clock, ratios in mlp.by_clock.items()} == {
         "time_ms": 2.0 / 2.1, "device_ms": 1.25,
@@ -63,25 +63,52 @@ def test_each_row_is_compared_with_the_plain_one_of_its_problem() -> None:
     assert graph.by_clock["time_ms"].to_dict() == {"block_copy_engine": {8192: 2.0}}
     assert column.by_clock["device_ms"].to_dict() == {"block_copy_engine": {8192: 1 / 0.995}}
     assert mlp.by_clock["time_ms"].count().sum() == 5 and len(found) == 3
-    assert pays_from(mlp, "device_ms") == "2048", "not from 128 on: at 512 it loses"
-    assert pays_from(mlp, "time_ms") == "8192" and pays_from(column, "device_ms") == "not up to 8192"
-    *_, ends = tables([{**row, "device_ms": None} for row in TIMED])
-    assert ends.rows[1][-2:] == ("8192", "-"), "rows of a CPU have no device time"
+    by_device = {128: "block_copy_engine", 512: "block_tp", 2048: "block_copy_engine", 8192: "block_copy_engine"}
+    assert choice(mlp, "device_ms") == by_device and choice(column, "device_ms") == {8192: "block_tp"}
+    assert choice(mlp, "time_ms") == {**dict.fromkeys((128, 512, 2048), "block_tp"), 8192: "block_copy_engine"}
 
 
-def test_the_tables_and_the_picture_show_both_clocks() -> None:
-    column, eager, graph, ends = tables(TIMED)
+def test_a_variant_stays_chosen_unless_another_one_gains_more_than_noise() -> None:
+    names = "block_compile_async", "block_copy_engine"
+    rows = [timed("block", tokens, "block_tp", 2.0, 1.0) for tokens in (128, 512, 2048, 8192)]
+    for tokens, times in {128: (1.99, 1.6), 512: (1.595, 1.6), 2048: (1.5, 1.6), 8192: (None, 1.6)}.items():
+        rows += [timed("block", tokens, name, at, 1.0) for name, at in zip(names, times, strict=True) if at]
+    ((group, _),) = problems(rows)
+    assert [*choice(group, "time_ms").values()] == [*names[1:] * 2, names[0], names[1]]
+
+
+def test_a_sentence_for_each_problem_says_what_to_choose() -> None:
+    answers, *_ = tables([{**row, "bound": "compute"} for row in TIMED])
+    assert answers.notes[1] == (
+        "part=mlp, hidden=4096, tp=4, NVIDIA H200: choose by wall time block_tp from 128 tokens, block_copy_engine at "
+        "8192 tokens; by device time block_copy_engine at 128 tokens, block_tp at 512 tokens, block_copy_engine from "
+        "2048 tokens; at 8192 tokens block_copy_engine is 1.25x as fast as block_tp and hides 75% of the communication "
+        "and is bound by compute"
+    )
+    assert answers.notes[0].endswith(
+        "choose by wall time block_tp at 8192 tokens; at 8192 tokens block_tp is bound by compute"
+    )
+    without = {**dict.fromkeys(("device_ms", "hidden_share")), "gpu_name": None}
+    assert tables([{**row, **without} for row in TIMED])[0].notes[1].startswith("part=mlp, hidden=4096, tp=4, cpu: ")
+
+
+def test_the_tables_and_the_picture_show_the_clocks() -> None:
+    _, column, _, eager, over, graph, _ = tables([{**row, "compute_ms": 2.0} for row in TIMED])
     assert "part=column" in column.heading and "graph=true" in graph.heading
     assert eager.columns == ("tokens", "block_copy_engine", "block_symm_mem")
     assert eager.rows[2] == ("2048", "0.95x (1.25x)", "0.80x (1.11x)") and eager.rows[3][2] == "-"
-    assert ends.rows[1] == ("mlp", "4096", "4", "false", "8192", "2048")
-    assert ends.rows[0] == ("column", "4096", "4", "false", "not up to 8192", "not up to 8192")
+    assert over.columns[3] == "block_tp" and over.rows[2] == ("2048", *["1.250x"] * 3)
+    looped = [
+        {**row, "chained_ms": row["time_ms"], "chained_compute_ms": 1.0, "chained_exposed_ms": 0.5} for row in TIMED
+    ]
+    _, column, *_ = tables(looped)
+    assert column.rows == [("8192", "1.00x (1.01x, 1.00x)")]
     drawn = picture(TIMED)
     assert drawn is not None and [panel.title for panel in drawn.panels] == ["part=mlp, hidden=4096, tp=4"]
     assert {(line.label, line.dashed) for line in drawn.panels[0].lines} == {
         (name, dashed) for name in ("block_copy_engine", "block_symm_mem") for dashed in (False, True)
     }
-    assert drawn.doubling == (128, 512, 2048, 8192)
+    assert drawn.doubling == (128, 512, 2048, 8192) and drawn.panels[0].no_gain_to == 8192
     assert overlap_study.picture(TIMED[6:8]) is None
 
 

@@ -1,38 +1,60 @@
-"""The choice of block_auto between whole steps by both clocks."""
+"""The choice of block_auto between the times of whole steps, and what it tries."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
+import torch
 
-from tpbench.workloads.tp_block.execution.autotune import PLAIN, Candidate, best_step
+from tests.support.tp_block import FixedStopwatch, context, problem
+from tpbench.workloads.tp_block import WORKLOAD
+from tpbench.workloads.tp_block.execution.autotune import PLAIN, Candidate, available, best_step
+from tpbench.workloads.tp_block.execution.prepared import BlockContext
+from tpbench.workloads.tp_block.inputs import BlockInputs
 
-EAGER, GRAPHS = Candidate(PLAIN), Candidate(PLAIN, graphs=True)
-OVERLAP, OVERLAP_GRAPHS = Candidate("copy_engine"), Candidate("copy_engine", graphs=True)
+EAGER, GRAPHS, OVERLAP = Candidate(PLAIN), Candidate(PLAIN, graphs=True), Candidate("block_copy_engine")
+DRIFT = [4.0, 4.1, 4.2, 4.1, 4.3, 4.4, 4.2, 4.3, 4.5, 4.4]
+NOISE = [0.0, 0.04, -0.04, 0.02, 0.03, -0.03, 0.0, -0.04, 0.04, -0.03]
+
+
+def beside(difference: float) -> list[float]:
+    """Times that differ by so much from those of a plain step that becomes slower, and by noise."""
+    return [step + difference + noise for step, noise in zip(DRIFT, NOISE, strict=True)]
 
 
 @pytest.mark.parametrize(
     ("times", "best"),
     [
-        # Less device time, but more wall time: a choice by the device clock would lose.
-        ({EAGER: (4.68, 2.80), OVERLAP: (6.84, 2.49)}, EAGER),
-        # The graph of the overlapped step wins by both clocks, that of the plain step only by wall time.
-        ({EAGER: (4.68, 2.8), OVERLAP: (6.84, 2.5), GRAPHS: (2.9, 2.8), OVERLAP_GRAPHS: (2.6, 2.6)}, OVERLAP_GRAPHS),
-        # Less wall time at more device time doesn't help a loop that the device bounds.
-        ({EAGER: (4.68, 2.80), GRAPHS: (2.86, 2.85)}, EAGER),
-        # Equal wall times: the device time decides.
-        ({EAGER: (12.3, 11.2), OVERLAP: (12.3, 10.2)}, OVERLAP),
-        # A gain below the noise is none.
-        ({EAGER: (12.3, 11.2), OVERLAP: (12.25, 11.15)}, EAGER),
-        ({EAGER: (12.3, 11.2), OVERLAP: (11.9, 10.2), GRAPHS: (12.0, 9.0)}, OVERLAP),
+        ({EAGER: DRIFT, OVERLAP: beside(-0.2)}, OVERLAP),  # less than the drift, but in each pair
+        ({EAGER: DRIFT, OVERLAP: beside(-0.01)}, EAGER),
+        ({EAGER: DRIFT, OVERLAP: beside(0.2)}, EAGER),
+        ({EAGER: beside(1.0), GRAPHS: DRIFT, OVERLAP: beside(-0.01)}, GRAPHS),
+        ({EAGER: [4.0] * 5, OVERLAP: [3.0] * 5}, EAGER),  # too few for an interval
     ],
-)  # fmt: skip
-def test_a_step_is_chosen_only_if_it_loses_by_no_clock(
-    times: dict[Candidate, tuple[float, float]], best: Candidate
+)
+def test_the_fastest_step_is_chosen_or_a_simpler_one_that_ties(
+    times: dict[Candidate, list[float]], best: Candidate
 ) -> None:
     assert best_step(times) == best
 
 
-def test_under_a_graph_the_plain_step_is_a_graph_too() -> None:
-    times = {GRAPHS: (2.86, 2.81), OVERLAP_GRAPHS: (2.85, 2.80)}
-    assert best_step(times, plain=GRAPHS) == GRAPHS
-    assert best_step(times | {OVERLAP_GRAPHS: (2.58, 2.60)}, plain=GRAPHS) == OVERLAP_GRAPHS
+def names(device: str, size: int, **fields: Any) -> set[str]:
+    """The variants that block_auto tries on this device with so many ranks."""
+    where = replace(context(), tp_size=size, device=torch.device(device))
+    stopwatch: Any = FixedStopwatch()
+    tried = available(BlockContext(BlockInputs(problem(**fields), where), stopwatch))
+    assert next(iter(tried)) == PLAIN
+    return {*tried}
+
+
+def test_every_variant_that_can_run_here_is_tried() -> None:
+    everywhere = {"block_tp", "block_tp_overlap"}
+    assert names("cpu", 4) == everywhere and names("cpu", 4, tokens=36) == everywhere - {"block_tp_overlap"}
+    shared = {name for name, variant in WORKLOAD.variants.items() if not variant.requires}
+    shared -= {"block_auto", "block_no_tp"}
+    assert shared <= names("cuda", 2) | {
+        name for name, variant in WORKLOAD.variants.items() if variant.unsupported_reason(problem(), 2)
+    }
+    assert names("cuda", 4) - names("cuda", 2) == {"block_copy_engine merged"}

@@ -1,9 +1,9 @@
-"""Choose the fastest schedule by trying a whole step under each of them before anything is timed.
+"""Choose the fastest variant by trying a whole step under each of them before anything is timed.
 
-Steps are tried by both clocks. Overlap needs more launches than the plain schedule: on short steps the host cannot
-queue them as fast as the GPU runs them, and less device time is more wall time. A candidate that loses to the plain
-step by either clock is not chosen. With `try_graphs` each step is also tried with its passes captured in CUDA graphs,
-which need few launches.
+Every variant whose ranks share the block is a candidate, so that a new one in `variants` is tried without a line here.
+Overlap needs more launches than the plain schedule: on short steps the host cannot queue them as fast as the GPU runs
+them, and less device time is more wall time. Therefore the clock is an option, `choose_by`. With `try_graphs` each step
+is also tried with its passes captured in CUDA graphs, which need few launches.
 
 A schedule of its own for each linear and pass gained nothing: in committed rows such mixtures took 0.98 to 1.05 times
 the device time of the best single schedule.
@@ -12,17 +12,21 @@ the device time of the best single schedule.
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
+from tpbench import packages
 from tpbench.comm.parallel_linears import LocalSchedule, Schedule, SequentialSchedule
 from tpbench.comm.symmetric_buffers import SymmetricBuffers
-from tpbench.measure.clock import do_nothing
+from tpbench.measure.clock import LEAST_ITERATIONS, do_nothing
+from tpbench.measure.ranks import on_any_rank
+from tpbench.measure.statistics import median_interval
 from tpbench.workloads.tp_block.execution.copy_engine import CopyEngineSchedule
 from tpbench.workloads.tp_block.execution.fused_schedule import FusedSchedule
 from tpbench.workloads.tp_block.execution.prepared import (
@@ -32,21 +36,20 @@ from tpbench.workloads.tp_block.execution.prepared import (
     prepare,
     workspace_columns,
 )
-from tpbench.workloads.tp_block.execution.quack_schedule import QuackSchedule, has_quack
+from tpbench.workloads.tp_block.execution.quack_schedule import QuackSchedule
 from tpbench.workloads.tp_block.execution.torch_schedules import RingSchedule, SymmMemSchedule
 from tpbench.workloads.tp_block.inputs import BlockInputs
-from tpbench.workloads.tp_block.problem import TpBlock
+from tpbench.workloads.tp_block.problem import WORKLOAD, TpBlock
 
-PLAIN = "plain"
+PLAIN, AUTO, WHOLE = "block_tp", "block_auto", "block_no_tp"
 
-MIN_GAIN = 0.01
-"""A candidate replaces the plain step only if it saves more than this fraction of its time: noise is smaller."""
+Preparation: TypeAlias = Callable[[TpBlock, BlockContext], PreparedBlock]
 
-MAX_LOSS = 0.004
-"""A step that loses more than this fraction of the plain step's time by one clock is not chosen by the other clock."""
+SLOWER = 1.1
+"""Candidates that take this many times as long as the fastest of a first look are not timed further."""
 
-STEP_ITERATIONS = 10
-"""Largest number of timed iterations of each candidate."""
+ITERATIONS = 20
+"""Timed iterations of each of the others. From them a difference of about half a percent is certain."""
 
 LONG_STEP_MS = 50.0
 """A plain step of this length hides all launches of any candidate, so that no graph is tried."""
@@ -55,91 +58,125 @@ LONG_STEP_MS = 50.0
 class Candidate(NamedTuple):
     """A way to run the whole step."""
 
-    schedule: str
-    """The name of the schedule of all linears."""
+    variant: str
     graphs: bool = False
     """True if the forward and the backward pass are CUDA graphs."""
 
 
-def best_step(times: Mapping[Candidate, tuple[float, float]], plain: Candidate = Candidate(PLAIN)) -> Candidate:
-    """Return the candidate with the least wall time, or else with the least device time, or else the plain one.
+def best_step(times: Mapping[Candidate, Sequence[float]]) -> Candidate:
+    """Return the first candidate that is not surely slower than the fastest one: the 95% interval of the median
+    difference of paired times includes a tie.
 
-    Only candidates that are not slower than the plain one by either clock count. The least time must be clearly less
-    than the plain one. `times`: by wall clock and by device clock.
+    `times`: of iterations that were timed alternately, the simplest candidate first.
     """
-    ratios = {
-        candidate: [one / other for one, other in zip(step, times[plain], strict=True)]
-        for candidate, step in times.items()
-    }
-    fair = [candidate for candidate, by_clock in ratios.items() if max(by_clock) <= 1 + MAX_LOSS]
-    for clock in range(2):
-        best = min(fair, key=lambda candidate: ratios[candidate][clock])
-        if ratios[best][clock] < 1 - MIN_GAIN:
-            return best
-    return plain
+    fastest = min(times, key=lambda candidate: median(times[candidate]))
+    for candidate, samples in times.items():
+        interval = median_interval([one - other for one, other in zip(samples, times[fastest], strict=True)])
+        if candidate == fastest or interval is None or interval[0] <= 0:
+            return candidate
+    raise AssertionError("the fastest candidate is one of them")
 
 
 def prepare_fastest(problem: TpBlock, context: BlockContext) -> PreparedBlock:
-    """Prepare the block or the stack under the fastest of this machine's schedules. Collective."""
-    schedules = available_schedules(context)
-    chosen = context.inputs.context.once("schedules", partial(fastest, context, schedules))
-    # Symmetric buffers are freed with the last schedule that uses them. Permanent memory stays, to be counted.
-    held = [
-        schedule
-        for name, schedule in schedules.items()
-        if name == chosen.schedule or getattr(schedule, "memory_is_permanent", False)
-    ]
-    text = chosen.schedule + ("; forward and backward as graphs" if chosen.graphs else "")
+    """Prepare the block or the stack as the fastest variant does. Collective."""
+    variants = available(context)
+    chosen, permanent = context.inputs.context.once("chosen", partial(fastest, context, variants))
+    prepared = variants[chosen.variant](problem, context)
+    # Symmetric buffers were freed with the other candidates. Permanent memory stayed, and counts once for each class.
+    holders = {type(schedule): schedule for schedule in (*permanent, prepared.schedule) if schedule is not None}
+    text = chosen.variant + ("; forward and backward as graphs" if chosen.graphs else "")
 
     def columns() -> dict[str, Any]:
-        return {"chosen": text, **workspace_columns(held)}
+        return {**prepared.columns(), "chosen": text, **workspace_columns(holders.values())}
 
-    prepared = replace(prepare(context, schedules[chosen.schedule]), columns=columns)
-    return graphed(prepared) if chosen.graphs else prepared
+    prepared_with_columns = replace(prepared, columns=columns)
+    return graphed(prepared_with_columns) if chosen.graphs else prepared_with_columns
 
 
-def fastest(context: BlockContext, schedules: Mapping[str, Schedule]) -> Candidate:
-    """Time whole steps under each schedule, and return the best one. All ranks choose alike. Collective."""
-    problem, on_gpu = context.inputs.problem, context.inputs.device.type == "cuda"
-    if problem.layers:  # blocks of a stack are alike: one of them is tried
-        context = replace(context, inputs=BlockInputs(replace(problem, layers=0), context.inputs.context))
-    candidates = {Candidate(name): prepare(context, schedule) for name, schedule in schedules.items()}
-    plain = Candidate(PLAIN)
-    if on_gpu and problem.try_graphs:
-        if context.graph:  # the whole iteration will be a graph: candidates are compared as graphs, too
-            candidates, plain = _graphed(candidates), Candidate(PLAIN, graphs=True)
-        elif context.stopwatch.ms(partial(_step, candidates[plain])) < LONG_STEP_MS:
-            candidates |= _graphed(candidates)
-    best = best_step(_times(context, candidates), plain)
-    del candidates
+def available(context: BlockContext) -> dict[str, Preparation]:
+    """Return what prepares this problem on this machine, by name, the plain variant first: every variant that shares
+    the block between ranks, and for more than two ranks a second form of `block_copy_engine`."""
+    problem, size, on_gpu = context.inputs.problem, context.inputs.size, context.inputs.device.type == "cuda"
+    names = {
+        name: variant.prepare
+        for name, variant in WORKLOAD.variants.items()
+        if name not in (AUTO, WHOLE)
+        and variant.unsupported_reason(problem, size) is None
+        and all(map(packages.installed, variant.requires))
+        and (on_gpu or not variant.requires_cuda)
+    }
+    if "block_copy_engine" in names and size > 2:  # a single peer has no neighbour to merge with
+        names["block_copy_engine merged"] = _prepare_merged
+    return names
+
+
+def _prepare_merged(problem: TpBlock, context: BlockContext) -> PreparedBlock:
+    inputs = context.inputs
+    buffers = SymmetricBuffers(inputs.group, inputs.device, problem.signals)
+    return prepare(context, CopyEngineSchedule(buffers, merged=True))
+
+
+def fastest(context: BlockContext, variants: Mapping[str, Preparation]) -> tuple[Candidate, list[Schedule]]:
+    """Time whole steps of each variant, and return the best one. All ranks choose alike. Collective.
+
+    Also returns the schedules whose memory is never freed.
+    """
+    began, on_gpu = time.perf_counter(), context.inputs.device.type == "cuda"
+    if context.inputs.problem.layers:  # blocks of a stack are alike: one of them is tried
+        one_block = replace(context.inputs.problem, layers=0)
+        context = replace(context, inputs=BlockInputs(one_block, context.inputs.context))
+    problem, say = context.inputs.problem, context.inputs.context.say
+    made = {Candidate(name): partial(prepare, problem, context) for name, prepare in variants.items()}
+    candidates = _that_run(context, made)
+    plain = candidates[Candidate(PLAIN)]
+    schedules = [block.schedule for block in candidates.values() if block.schedule is not None]
+    permanent = [schedule for schedule in schedules if getattr(schedule, "memory_is_permanent", False)]
+    if on_gpu and (
+        context.graph or (problem.try_graphs and context.stopwatch.ms(partial(_step, plain)) < LONG_STEP_MS)
+    ):
+        pool = torch.cuda.graph_pool_handle()  # of all graphs' intermediate results
+        made = {Candidate(name, True): partial(graphed, block, pool) for (name, _), block in candidates.items()}
+        # If the whole iteration will be a graph, candidates are compared as graphs, too.
+        candidates = ({} if context.graph else candidates) | _that_run(context, made)
+    best, count = best_step(_times(context, candidates)), len(candidates)
+    del candidates, made, plain, schedules
     if on_gpu:  # the callables of graphs are parts of reference cycles
         gc.collect()
         torch.cuda.empty_cache()
-    return Candidate(best.schedule, best.graphs and not context.graph)
+    say(f"{AUTO} tried {count} steps in {time.perf_counter() - began:.1f} s: {best.variant}")
+    return Candidate(best.variant, best.graphs and not context.graph), permanent
 
 
-def _times(
-    context: BlockContext, candidates: Mapping[Candidate, PreparedBlock]
-) -> dict[Candidate, tuple[float, float]]:
-    """Median times of each candidate in ms, of the slowest rank, all measured alternately: wall and device time.
+def _that_run(
+    context: BlockContext, made: Mapping[Candidate, Callable[[], PreparedBlock]]
+) -> dict[Candidate, PreparedBlock]:
+    """Return the candidates that run a step on every rank. A compiler may be missing, or memory."""
+    blocks = {}
+    for candidate, make in made.items():
+        failure = None
+        try:
+            blocks[candidate] = make()
+            _step(blocks[candidate])
+        except Exception as error:  # without the candidate the others can still be measured
+            failure = f"{AUTO} leaves out {candidate.variant}: {type(error).__name__}: {error}"
+            context.inputs.context.say(failure)
+        if on_any_rank(failure is not None, context.inputs.context):
+            blocks.pop(candidate, None)
+    return blocks
 
-    A graph of the whole iteration will leave nothing to the host: device times then stand for wall times.
-    """
-    steps = [(partial(_step, prepared), do_nothing) for prepared in candidates.values()]
 
-    def medians_ms(on_host: bool) -> list[float]:
-        return list(map(median, context.stopwatch.interleaved_ms(*steps, most=STEP_ITERATIONS, on_host=on_host)))
-
-    device = medians_ms(False)
-    has_two_clocks = context.inputs.device.type == "cuda" and not context.graph
-    wall = medians_ms(True) if has_two_clocks else device
-    return dict(zip(candidates, zip(wall, device, strict=True), strict=True))
-
-
-def _graphed(eager: Mapping[Candidate, PreparedBlock]) -> dict[Candidate, PreparedBlock]:
-    """The same steps as graphs. They share the memory of their intermediate results."""
-    pool = torch.cuda.graph_pool_handle()
-    return {Candidate(name, True): graphed(prepared, pool) for (name, _), prepared in eager.items()}
+def _times(context: BlockContext, candidates: Mapping[Candidate, PreparedBlock]) -> dict[Candidate, list[float]]:
+    """Times of the slowest rank by the clock of `choose_by`, all measured alternately, of the fastest candidates."""
+    clock = context.inputs.problem.choose_by
+    timer = partial(context.stopwatch.interleaved_ms, on_host=clock == "wall")
+    times: dict[Candidate, list[float]] = {}
+    for iterations in (LEAST_ITERATIONS, ITERATIONS):
+        steps = [(partial(_step, candidates[name]), do_nothing) for name in times or candidates]
+        samples = (context.stopwatch.chained_ms if clock == "chained" else timer)(*steps, iterations=iterations)
+        times = dict(zip(times or candidates, samples, strict=True))
+        limit = SLOWER * min(map(median, samples))
+        times = {candidate: of_one for candidate, of_one in times.items() if median(of_one) <= limit}
+    return times
 
 
 def schedule_named(name: str, inputs: BlockInputs) -> Schedule:
@@ -149,21 +186,8 @@ def schedule_named(name: str, inputs: BlockInputs) -> Schedule:
     if name in ("copy_engine", "fused"):
         through_peers = FusedSchedule if name == "fused" else CopyEngineSchedule
         return through_peers(SymmetricBuffers(inputs.group, inputs.device, inputs.problem.signals))
-    classes = {PLAIN: SequentialSchedule, "ring": RingSchedule, "symm_mem": SymmMemSchedule, "quack": QuackSchedule}
+    classes = {"plain": SequentialSchedule, "ring": RingSchedule, "symm_mem": SymmMemSchedule, "quack": QuackSchedule}
     return classes[name](inputs.group)
-
-
-def available_schedules(context: BlockContext) -> dict[str, Schedule]:
-    """Return the schedules that this machine can run for this problem, by name."""
-    inputs = context.inputs
-    names = [PLAIN, *(["ring"] if inputs.problem.tokens % inputs.size**2 == 0 else [])]
-    if inputs.device.type == "cuda":
-        names += ["symm_mem", "copy_engine", *(["quack"] if has_quack(inputs) else [])]
-    schedules = {name: schedule_named(name, inputs) for name in names}
-    engine = schedules.get("copy_engine")
-    if isinstance(engine, CopyEngineSchedule) and inputs.size > 2:  # a single peer has no neighbour to merge with
-        schedules["copy_engine_merged"] = CopyEngineSchedule(engine.buffers, merged=True)
-    return schedules
 
 
 def _step(prepared: PreparedBlock) -> None:

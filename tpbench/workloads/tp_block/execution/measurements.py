@@ -23,7 +23,7 @@ import torch.distributed as dist
 from tpbench.comm.collectives import gather_rows, scatter_rows
 from tpbench.comm.parallel_linears import Schedule
 from tpbench.measure.clock import Stopwatch, do_nothing, paired_difference
-from tpbench.workloads.tp_block.execution.prepared import NoCommunicationSchedule, PreparedBlock
+from tpbench.workloads.tp_block.execution.prepared import NoCommunicationSchedule, PreparedBlock, graphed
 from tpbench.workloads.tp_block.inputs import BlockInputs
 from tpbench.workloads.tp_block.problem import ShardedLinear
 
@@ -51,8 +51,13 @@ def step_collectives(inputs: BlockInputs) -> dict[str, tuple[Callable[[], Any], 
     }
 
 
-def exposed_communication(inputs: BlockInputs, prepared: PreparedBlock, stopwatch: Stopwatch) -> dict[str, Any]:
-    """Return the columns about exposed communication, none if the block does not communicate. Collective."""
+def exposed_communication(
+    inputs: BlockInputs, prepared: PreparedBlock, stopwatch: Stopwatch, graph: bool
+) -> dict[str, Any]:
+    """Return the columns about exposed communication, none if the block does not communicate. Collective.
+
+    `graph`: steps back to back replay CUDA graphs of their passes.
+    """
     if (silent := prepared.without_communication) is None:
         return {}
 
@@ -61,6 +66,8 @@ def exposed_communication(inputs: BlockInputs, prepared: PreparedBlock, stopwatc
         prepared.free()
 
     step_times, compute_times = stopwatch.interleaved_ms((prepared.step, free), (silent.step, free))
+    in_loop = (graphed(prepared), graphed(silent)) if graph else (prepared, silent)
+    chained, alone = stopwatch.chained_ms(*((block.step, free) for block in in_loop))
     free()
     collectives = step_collectives(inputs)
 
@@ -75,6 +82,8 @@ def exposed_communication(inputs: BlockInputs, prepared: PreparedBlock, stopwatc
         "compute_ms": median(compute_times),
         "communication_ms": communication_ms,
         "exposed_ms": exposed_ms,
+        "chained_compute_ms": median(alone),
+        "chained_exposed_ms": paired_difference(chained, alone),
         "hidden_share": 1 - exposed_ms / communication_ms,
     }
     if prepared.schedule is None:

@@ -173,13 +173,13 @@ class GraphedBlock:
 
     def __init__(self, prepared: PreparedBlock, pool: Any = None) -> None:
         """Capture both passes. Collective. Graphs that share a `pool` must not run one within the other."""
-        self.module, self.x, self.grad = prepared.module, prepared.x, prepared.grad
+        self.run, self.x, self.grad = prepared.run, prepared.x, prepared.grad
         self.parameters = tuple(prepared.module.parameters())
         pool = pool or torch.cuda.graph_pool_handle()
 
         def capture() -> tuple[cuda_graph.CapturedWork[Any], cuda_graph.CapturedWork[Any]]:
-            cuda_graph.warm_up(lambda: self._gradients(self.module(self.x)))
-            forward = cuda_graph.capture(lambda: self.module(self.x), pool=pool)
+            cuda_graph.warm_up(lambda: self._gradients(self.run(self.x)))
+            forward = cuda_graph.capture(lambda: self.run(self.x), pool=pool)
             return forward, cuda_graph.capture(lambda: self._gradients(forward.result), pool=pool)
 
         (forward, self.backward), self.gib = with_gib(capture)
@@ -188,7 +188,7 @@ class GraphedBlock:
 
     def __call__(self, x: Tensor) -> Tensor:
         if torch.cuda.is_current_stream_capturing():
-            return self.module(x)
+            return self.run(x)
         return _Replay.apply(self, x, *self.parameters)
 
     def _gradients(self, output: Tensor) -> tuple[Tensor, ...]:

@@ -13,11 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpbench import packages
 from tpbench.comm.parallel_linears import SequentialSchedule
 from tpbench.comm.symmetric_buffers import enable_symmetric_memory
-from tpbench.workloads.tp_block.inputs import BlockInputs
-from tpbench.workloads.tp_block.problem import QUACK_ROWS, unsupported_by_quack
+from tpbench.workloads.tp_block.problem import QUACK_ROWS
 
 TILE_COLUMNS = 256
 """Columns of a tile. QuACK tests and measures its overlap with tiles of 128 x 256."""
@@ -65,13 +63,3 @@ class QuackSchedule(SequentialSchedule):
         if key not in self.runners:
             self.runners[key] = self.gather_runner(*shard.shape, shard.dtype, self.group, shard.device)
         return self.runners[key]
-
-
-def has_quack(inputs: BlockInputs) -> bool:
-    """Return true if QuACK's schedule can run the problem on this machine."""
-    return (
-        inputs.device.type == "cuda"
-        and packages.installed("quack")
-        and torch.cuda.get_device_capability(inputs.device) >= (9, 0)
-        and unsupported_by_quack(inputs.problem, inputs.size) is None
-    )
