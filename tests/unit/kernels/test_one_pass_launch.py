@@ -70,7 +70,7 @@ def test_arguments_arrive_under_their_names(h200: FakeGpu) -> None:
         assert it.half == workspace.half and it.capacity >= ROWS
         assert 3 * it.capacity * it.WORLD * it.SLOTS <= it.half  # words of the last row's last queue end in their half
         assert (it.LOSS, it.GRAD, it.REDUCE, it.COUNT, it.WORLD) == ("cross_entropy", True, True, True, 2)
-        assert it.MASKED and it.ALIGNED
+        assert it.PADDED and it.ALIGNED
     assert h200.bound == 1 and h200.launched[0] == h200.launched[1]
 
 
@@ -91,7 +91,7 @@ def formed(rows: int, columns: int, loss: str, world_size: int) -> tuple[Prepare
 @pytest.mark.parametrize(
     ("columns", "loss", "world_size", "programs", "constants"),
     [
-        (32768, "cross_entropy", 1, 132, {"FULL": True, "MASKED": False, "TILES": 2, "SLOTS": 0}),
+        (32768, "cross_entropy", 1, 132, {"FULL": True, "PADDED": False, "TILES": 2, "SLOTS": 0}),
         (131072, "cross_entropy", 1, 132, {"FULL": True, "WHOLE": True, "TILES": 8, "AHEAD": 0}),
         (131072, "reverse_kl", 1, 132, {"WHOLE": False, "FULL": True, "SLOTS": 4, "AHEAD": 3, "num_warps": 8}),
         (16384, "cross_entropy", 2, 264, {"ROWS": 2, "SLOTS": 2, "AHEAD": 2, "maxnreg": 128, "WORLD": 2}),

@@ -125,6 +125,26 @@ def test_blocks_of_iterations_alternate_and_their_first_halves_do_not_count(monk
         assert "".join(calls) == "aaabbbbbbaaa"
 
 
+def test_steps_in_a_loop_alternate_in_blocks_with_one_barrier_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+    here = lone_rank(monkeypatch, log=log)
+    with simulated_time() as time:
+        watch = Stopwatch(cpu_context(here))
+
+        def step(name: str, seconds: float) -> None:
+            log.append(name)
+            time.sleep(seconds)
+
+        timed = [
+            (lambda: step("a", 0.003), lambda: log.append("r")),
+            (lambda: step("b", 0.005), lambda: log.append("r")),
+        ]
+        # lone_rank doubles times: a step seems to take 6 ms, so that six of them fill 40 ms.
+        assert watch.chained_ms(*timed, iterations=2) == [pytest.approx([6.0] * 2), pytest.approx([10.0] * 2)]
+    blocks = [f"all_reduce{f'{name}r' * 6}" for name in "abba"]
+    assert "".join(log).removesuffix("all_reduce" * 2).endswith("".join(blocks))
+
+
 def test_a_difference_is_taken_within_each_pass() -> None:
     """A clock that falls over time cancels, and one disturbed pass does not matter."""
     falling = [10.0, 12.0, 14.0, 16.0, 18.0]

@@ -55,8 +55,8 @@ class Specialization(NamedTuple):
     """Parts of a row that each rank sends, a power of two. 0: the programs exchange nothing."""
     FULL: bool
     """Every column of a tile exists."""
-    MASKED: bool
-    """Some columns of a tile do not belong to the softmax."""
+    PADDED: bool
+    """Some columns exist, but do not belong to the softmax."""
     ALIGNED: bool
     """Sizes, strides of rows and first columns are in whole vectors. Otherwise they are in columns."""
     AHEAD: int
@@ -158,7 +158,7 @@ def prepare(
     constants = Specialization(
         LOSS=loss, GRAD=out is not None, REDUCE=reduce, COUNT=count, Z_LOSS=z_loss, ROWS=plan.rows,
         REPEATS=plan.repeats, LANES=plan.lanes, VECTOR=plan.vector, ROW_WARPS=plan.row_warps, WARPS=plan.warps,
-        TILES=plan.tiles, WORLD=world_size, SLOTS=plan.slots, FULL=full, MASKED=not full or valid < columns,
+        TILES=plan.tiles, WORLD=world_size, SLOTS=plan.slots, FULL=full, PADDED=valid < columns,
         ALIGNED=plan.vector > 1, AHEAD=plan.ahead, WHOLE=plan.whole,
         TOP_K=top[0], TOP_BLOCK=max(top[1], plan.lanes * (top[0] > 0 and plan.warps > 8)), TOP_LOSS=top[2],
         BUCKET=top[3],

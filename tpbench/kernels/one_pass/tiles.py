@@ -170,10 +170,14 @@ def copy_tile(walk, at, row, counts, tile_of_row, HELD: gl.constexpr, SPEC: gl.c
 @gluon.jit
 def _load_one(shared, part, valid, SPEC: gl.constexpr):
     values = shared.load(tile_layout(SPEC))
-    if SPEC.MASKED:
+    if SPEC.PADDED or not SPEC.FULL:
         values = values.to(gl.float32)
-        column = (part.vector * SPEC.VECTOR + part.place) + gl.zeros_like(values).to(gl.int32)
-        values = gl.where(column < valid, values, -INF)
+        if SPEC.PADDED or not SPEC.ALIGNED:
+            column = (part.vector * SPEC.VECTOR + part.place) + gl.zeros_like(values).to(gl.int32)
+            values = gl.where(column < valid, values, -INF)
+        else:  # a comparison for each vector
+            inside = (part.vector * SPEC.VECTOR < valid) & (part.place >= 0)
+            values = gl.where(inside, values, -INF)
     return values
 
 
@@ -181,7 +185,8 @@ def _load_one(shared, part, valid, SPEC: gl.constexpr):
 def load_tile(walk, at, tile_of_row, HELD: gl.constexpr, SPEC: gl.constexpr):
     """Load the logits and target logits of a tile, (ROWS, REPEATS, LANES, VECTOR) each, from place `at` of tile HELD.
 
-    MASKED: in fp32, with -inf past the columns of the tile and of the softmax. Otherwise in their own dtype.
+    In fp32, with -inf past the columns of the tile and of the softmax, unless all its columns belong to the softmax.
+    Then in their own dtype.
     """
     part = walk.part
     shared = walk.shared
@@ -261,7 +266,7 @@ def gradient_factors(state, terms, counts, SPEC: gl.constexpr):
 def _store_gradient(walk, g, row, exists, tile_of_row, SPEC: gl.constexpr):
     """Store the gradient of a tile, (ROWS, REPEATS, LANES, VECTOR) in fp32."""
     part = walk.part
-    if SPEC.MASKED:
+    if SPEC.PADDED:
         column = (part.vector * SPEC.VECTOR + part.place) + gl.zeros_like(g).to(gl.int32)
         inside = column < part.valid - tile_of_row * part.tile_units * column_unit(SPEC)
         g = gl.where(inside, g, 0.0)

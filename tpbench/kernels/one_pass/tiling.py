@@ -76,6 +76,11 @@ def machine(device: int) -> Machine:
     return Machine(properties["multiprocessor_count"], properties["max_shared_mem"])
 
 
+def _filled(columns: int, part_columns: int) -> float:
+    """Return the share of the columns of all parts that a row fills."""
+    return columns / (-(-columns // part_columns) * part_columns)
+
+
 @functools.lru_cache(maxsize=256)
 def tiling(
     rows: int, columns: int, share: int, world_size: int, itemsize: int, loss: str, block_cap: int | str,
@@ -128,6 +133,13 @@ def tiling(
     while places * tile_columns * column_bytes > tiles_bytes:
         tile_columns //= 2
     block = min(tile_columns, cap, padded // tiles)
+    # Five narrower tiles, if they are better filled: 75968 columns of a rank are 58% of 8 tiles and 93% of 10.
+    half = tile_columns // 2
+    fits = 9 * half * column_bytes <= tiles_bytes
+    better = _filled(share, 5 * half) > 1.15 * _filled(share, tiles * block)
+    if has_labels and world_size > 1 and block == tile_columns and fits and better:
+        tiles, tile_columns, block = 5, half, half
+        warps = 16 if programs_per_sm == 1 and share <= 5 * half else 8
     part_columns = tiles * block
     parts = max(1, -(-columns // part_columns))
 

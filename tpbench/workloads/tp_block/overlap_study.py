@@ -98,14 +98,16 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
     """Return the answers, and for each problem its speed-ups and its times over those of the products alone."""
     answers, made = [], []
     for speedups, cells in problems(rows):
-        over = {clock: 1 + cells[more].astype(float) / cells[alone] for clock, (more, alone) in PRODUCTS.items()}
-        over = {clock: ratios for clock, ratios in over.items() if ratios.notna().any(axis=None)}
+        over = {
+            clock: 1 + cells[more].astype(float) / cells[alone]
+            for clock, (more, alone) in PRODUCTS.items()
+            if cells[more].notna().any(axis=None)
+        }
         answers.append(answer(speedups, cells))
         made.append(_table(f"speed-up over {PLAIN}", speedups, speedups.by_clock, "{:.2f}x"))
         made += [_table("step over its products alone", speedups, over, "{:.3f}x")] if over else []
-    return (
-        [Table(f"which variant to choose: {PLAIN} unless another one gains 1%", notes=answers), *made] if made else []
-    )
+    heading = f"which variant to choose: {PLAIN} unless another one gains 1%"
+    return [Table(heading, notes=answers), *made] if made else []
 
 
 def picture(rows: Sequence[Mapping[str, Any]]) -> Picture | None:
@@ -135,14 +137,10 @@ def _title(speedups: Speedups) -> str:
 def _table(what: str, speedups: Speedups, by_clock: Mapping[str, pd.DataFrame], form: str) -> Table:
     """Return a line for each length with the ratios of each variant, by the first clock (by the others)."""
     names = sorted({str(name) for ratios in by_clock.values() for name in ratios})
-    texts = [
-        ratios.reindex(speedups.axis, columns=names).map(form.format, na_action="ignore").fillna("-")
-        for ratios in by_clock.values()
-    ]
-    lines = [
-        (str(tokens), *(_cell(*(of_clock.loc[tokens, name] for of_clock in texts)) for name in names))
-        for tokens in speedups.axis
-    ]
+    frames = (ratios.reindex(speedups.axis, columns=names) for ratios in by_clock.values())
+    shown = (frame.map(lambda ratio: "-" if pd.isna(ratio) else form.format(ratio)) for frame in frames)
+    texts = [frame.itertuples(index=False) for frame in shown]
+    lines = [(str(tokens), *map(_cell, *of_clocks)) for tokens, *of_clocks in zip(speedups.axis, *texts, strict=True)]
     first, *others = (f"by {CLOCKS[clock]}" for clock in by_clock)
     clocks = f"{first} ({', '.join(others)})" if others else first
     facts = {name: str(value) for name, value in speedups.facts.items()}
