@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -14,7 +13,6 @@ import torch.distributed._functional_collectives as functional_collectives
 from torch import Tensor, nn
 
 from tpbench.comm.nccl_windows import windows_of
-from tpbench.comm.symmetric_buffers import kernel_names
 from tpbench.kernels.collectives import all_gather as all_gather
 from tpbench.kernels.collectives import gather_values, machine_id, same_machine
 from tpbench.kernels.collectives import reduce_scatter as reduce_scatter
@@ -22,10 +20,6 @@ from tpbench.kernels.collectives import reduce_scatter as reduce_scatter
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
-
-
-NCCL_KERNEL = re.compile(r"nccl(Symk)?DevKernel_(\w+?)\d\dnccl")
-"""The mangled name of a kernel of NCCL, for symmetric windows (Symk) or for all others."""
 
 
 def gather_rows(shard: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -49,30 +43,9 @@ def scatter_rows(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Sum the (rows, n) matrices of all ranks and return this rank's (rows / size, n) of the sum. Collective."""
     if torch.compiler.is_compiling():
         return functional_collectives.reduce_scatter_tensor(whole, "sum", 0, group)
-    windows = windows_of.get(group)
-    shard = (windows or whole).new_empty((len(whole) // group.size(), whole.shape[1]), dtype=whole.dtype)
-    if windows and not windows.holds(whole):
-        whole = windows.new_empty(whole.shape, dtype=whole.dtype).copy_(whole)
+    shard = whole.new_empty(len(whole) // group.size(), whole.shape[1])
     reduce_scatter(shard, whole.contiguous(), group=group)
     return shard
-
-
-def nccl_algorithm(shard: Tensor, group: dist.ProcessGroup) -> str:
-    """Return NCCL's kernel for `gather_rows` of a shard, and for `scatter_rows` of as many rows. Collective.
-
-    A CUDA graph of each names its kernels, and slows nothing down as a profiler does.
-    """
-    algorithms, whole = [], shard.repeat(group.size(), 1)
-    for run in (lambda: gather_rows(shard, group), lambda: scatter_rows(whole, group)):
-        run()
-        graph = torch.cuda.CUDAGraph(keep_graph=True)
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            run()
-        kernels = [found for name in kernel_names(graph.raw_cuda_graph()) if (found := NCCL_KERNEL.search(name))]
-        # The last part of other kernels' names, a protocol, is always LL.
-        texts = [f"symmetric {found[2]}" if found[1] else found[2].removesuffix("_LL") for found in kernels]
-        algorithms.append(", ".join(texts) or "copy engine")
-    return ", ".join(algorithms)
 
 
 Exchange: TypeAlias = Callable[[Tensor, dist.ProcessGroup], Tensor]

@@ -1,15 +1,17 @@
-"""Process groups whose collectives NCCL runs on buffers in its symmetric windows, which peers read and write directly.
+"""Process groups whose all-gathers NCCL runs on buffers in its symmetric windows, by its kernels or by copy engines.
 
-Both tensors of a collective must lie in windows, at equal offsets on all ranks; `new_empty` makes such tensors. With
-NCCL_NVLS_ENABLE=0 NCCL 2.28 uses no multicast for them: it masks its multimem kernels out (sym_kernels.cc), and copy
-engines signal peers one by one (ce_coll.cc).
+Both tensors of an all-gather must lie in windows, at equal offsets on all ranks. With NCCL_NVLS_ENABLE=0 NCCL 2.28 uses
+no multicast for them: it masks its multimem kernels out, and copy engines signal peers one by one.
 """
 
 from __future__ import annotations
 
 import math
+import re
+import tempfile
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,34 +39,25 @@ class Windows:
         backend: Any = group._get_backend(device)
         self.device, self.pool = device, torch.cuda.MemPool(backend.mem_allocator)
         backend.register_mem_pool(self.pool, symm=True)
-        self.buffers: dict[tuple[str, int], list[Tensor]] = defaultdict(list)
+        self.buffers: dict[int, list[Tensor]] = defaultdict(list)
 
     @property
     def gib(self) -> float:
         """Memory of all buffers on this rank, in GiB."""
-        return sum(buffer.nbytes for buffers in self.buffers.values() for buffer in buffers) / 2**30
+        return sum(nbytes * len(buffers) for nbytes, buffers in self.buffers.items()) / 2**30
 
-    def new_empty(self, shape: Sequence[int], *, dtype: torch.dtype, use: str = "", **_: Any) -> Tensor:
-        """Return a tensor in a window with undefined content. Collective if no buffer of its size is free.
-
-        Streams that do not wait for each other need different names of the `use`, which share no buffers.
-        """
+    def new_empty(self, shape: Sequence[int], *, dtype: torch.dtype, **_: Any) -> Tensor:
+        """Return a tensor in a window with undefined content. Collective if no buffer of its size is free."""
         nbytes = max(SMALLEST, -(-math.prod(shape) * dtype.itemsize // SEGMENT) * SEGMENT)
-        buffers = self.buffers[use, nbytes]
-        buffer = next(filter(_is_free, buffers), None)
+        buffer = next(filter(_is_free, self.buffers[nbytes]), None)
         if buffer is None:
             if torch.cuda.is_current_stream_capturing():
                 raise RuntimeError("NCCL's windows must be made before a CUDA graph is captured: run a step first")
             with torch.cuda.use_mem_pool(self.pool):
                 buffer = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
-            buffers.append(buffer)
+            self.buffers[nbytes].append(buffer)
         tensor: Any = torch.empty(0, dtype=dtype, device=self.device)  # a view could not be a function's result
         return tensor.set_(buffer.untyped_storage(), 0, tuple(shape))  # type: ignore[no-any-return]
-
-    def holds(self, tensor: Tensor) -> bool:
-        """Return true if the tensor lies in a window."""
-        start = tensor.untyped_storage().data_ptr()
-        return any(buffer.data_ptr() == start for buffers in self.buffers.values() for buffer in buffers)
 
 
 def _is_free(buffer: Tensor) -> bool:
@@ -84,3 +77,22 @@ def group_with_windows(ranks: list[int], nccl: str, device: torch.device) -> dis
     if dist.get_rank() in ranks and len(ranks) > 1:
         windows_of[group] = Windows(group, device)
     return group
+
+
+def nccl_algorithm(collective: Callable[[], object]) -> str:
+    """Return the names of NCCL's kernels for a collective, or that copy engines run it. Collective."""
+    collective()  # a graph cannot make windows
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        collective()
+    with tempfile.TemporaryDirectory() as folder:
+        graph.debug_dump(f"{folder}/graph.dot")
+        return algorithm_in(Path(folder, "graph.dot").read_text())
+
+
+def algorithm_in(graph: str) -> str:
+    """Return the same from the description of a CUDA graph."""
+    kernels = re.findall(r"nccl(Symk)?DevKernel_(\w+?)\d\dnccl", graph)
+    # The last part of other kernels' names, a protocol, is always LL.
+    names = [f"symmetric {name}" if symmetric else name.removesuffix("_LL") for symmetric, name in kernels]
+    return ", ".join(names) or ("copy engine" if "BATCH_MEM_OP" in graph else "unknown")

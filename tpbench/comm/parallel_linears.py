@@ -14,9 +14,10 @@ from typing import Any, TypeAlias
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn import functional
 
 from tpbench.comm.collectives import exchanged, gather_rows, scatter_rows
-from tpbench.comm.nccl_windows import Windows, windows_of
+from tpbench.comm.nccl_windows import windows_of
 
 Pending: TypeAlias = Callable[[], Tensor]
 """A result that may not be complete yet. Call it once: it returns the result, ready for the current stream."""
@@ -60,6 +61,18 @@ class Schedule(ABC):
         summed = self.scatter(whole @ matrix)
         return lambda: summed
 
+    def junction(
+        self, x: Tensor, row: Tensor, residual: Tensor, norm: Tensor, eps: float, column: Tensor, *, keep: bool = True
+    ) -> tuple[Tensor, Tensor]:
+        """Return s = residual + row_parallel(x) and column_parallel(RMSNorm(s)), with weights `row` and `column`.
+
+        Differentiable. `residual` and s: (rows / p, features). `norm`: the RMSNorm's weight, whose gradient is that by
+        this rank's rows. `keep`: the `save_gathered` of the column-parallel linear.
+        """
+        summed = residual + row_parallel(x, row, self)
+        normed = functional.rms_norm(summed, norm.shape, norm, eps)
+        return summed, column_parallel(normed, column, self, save_gathered=keep)
+
 
 class LocalSchedule(Schedule):
     """One process with the whole of every tensor: no communication."""
@@ -88,13 +101,6 @@ class SequentialSchedule(Schedule):
 
     def scatter(self, partial: Tensor) -> Tensor:
         return scatter_rows(partial, self.group)
-
-    def matmul_scatter(self, whole: Tensor, matrix: Tensor, *, awaited: bool = False) -> Pending:
-        if not isinstance(self.memory, Windows):
-            return super().matmul_scatter(whole, matrix, awaited=awaited)
-        product = self.memory.new_empty((len(whole), matrix.shape[1]), dtype=whole.dtype)
-        summed = self.scatter(torch.mm(whole, matrix, out=product))
-        return lambda: summed
 
 
 def column_parallel(shard: Tensor, weight: Tensor, schedule: Schedule, *, save_gathered: bool = True) -> Tensor:

@@ -46,26 +46,6 @@ def call_driver(name: str, *arguments: Any) -> None:
         raise RuntimeError(f"{name} failed with CUDA error {error}")
 
 
-def kernel_names(graph: int) -> list[str]:
-    """Return the mangled names of the kernels in a CUDA graph, which is given by its handle."""
-    number, names = ctypes.c_size_t(), []
-    call_driver("cuGraphGetNodes", ctypes.c_void_p(graph), None, ctypes.byref(number))
-    nodes = (ctypes.c_void_p * number.value)()
-    call_driver("cuGraphGetNodes", ctypes.c_void_p(graph), nodes, ctypes.byref(number))
-    for node in map(ctypes.c_void_p, nodes):
-        kind, name = ctypes.c_int(), ctypes.c_char_p()
-        call_driver("cuGraphNodeGetType", node, ctypes.byref(kind))
-        if kind.value == 0:  # CU_GRAPH_NODE_TYPE_KERNEL
-            parameters = (
-                ctypes.c_void_p * 16
-            )()  # more than CUDA_KERNEL_NODE_PARAMS, whose first field is the function
-            call_driver("cuGraphKernelNodeGetParams_v2", node, parameters)
-            if parameters[0] is not None:
-                call_driver("cuFuncGetName", ctypes.byref(name), ctypes.c_void_p(parameters[0]))
-                names.append((name.value or b"").decode())
-    return names
-
-
 def current_stream() -> ctypes.c_void_p:
     """Return torch's current stream as an argument for `call_driver`."""
     return ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)

@@ -75,7 +75,7 @@ class TpBlock:
     seed: int = setting(0, help="seed of activations and weights", low=0, high=2**31 - 1)
     save_gathered: bool = setting(True, help="keep gathered inputs for the backward pass; false: gather them again")
     signals: Literal["stream", "kernel"] = setting(
-        "stream", help="block_copy_engine: how ranks signal their copies; graph=true sets kernel"
+        "stream", help="block_copy_engine and block_fused: how ranks signal their copies; graph=true sets kernel"
     )
     try_graphs: bool = setting(
         False, help="block_auto: also try steps whose forward and backward passes are CUDA graphs"

@@ -96,6 +96,15 @@ _of_schedule(
     requires_cuda=True,
     no_graph_reason=_no_graph_of_copies,
 )
+_of_schedule(
+    "block_fused",
+    "fused",
+    "between linears one kernel through peers' memory: sum, residual, RMSNorm, gather; else as block_copy_engine",
+    options={"signals"},
+    requires_cuda=True,
+    uses_triton=True,
+    no_graph_reason=_no_graph_of_copies,
+)
 WORKLOAD.variant_of(
     "block_auto",
     "execution.autotune.prepare_fastest",

@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpbench.comm.collectives import gather_objects, nccl_algorithm
+from tpbench.comm.collectives import gather_objects, gather_rows
+from tpbench.comm.nccl_windows import nccl_algorithm
 from tpbench.kernels.collectives import forbid_multicast
 from tpbench.measure import cuda_graph, rank_memory
 from tpbench.measure.clock import Stopwatch
@@ -176,11 +177,10 @@ class TrainStepSession:
         """Return throughput, times of phases, and what NCCL runs in the larger dimension of the mesh. Collective."""
         problem, context = self.problem, self.context
         result = throughput(problem, context, columns)
-        if context.device.type == "cuda" and context.world_size > 1 and "nccl" in self.variant.options:
-            dtype, rows = getattr(torch, problem.dtype), problem.tokens // context.tp_size
-            shard = torch.zeros(rows, problem.hidden_size, dtype=dtype, device=context.device)
+        if context.device.type == "cuda" and context.world_size > 1:
             group = context.dp_group if context.dp_size > context.tp_size else context.tp_group
-            result["nccl_algorithm"] = nccl_algorithm(shard, group)
+            shard = torch.zeros(problem.tokens // context.tp_size, problem.hidden_size, device=context.device)
+            result["nccl_algorithm"] = nccl_algorithm(lambda: gather_rows(shard, group))
         if self.problem.phase_steps:
             self.phases.read()
             result |= phase_columns(self.phases.times_ms[-self.problem.steps :])

@@ -102,10 +102,7 @@ class TrainStep:
         complaints = (
             (self.heads % self.kv_heads, f"kv_heads={self.kv_heads} must divide heads={self.heads}"),
             (self.depth > self.layers, f"num_layers={self.num_layers} is more than the {self.layers} of {self.model}"),
-            (
-                self.compile and self.nccl != "default",
-                f"nccl={self.nccl} needs compile=false: compiled layers have buffers of their own",
-            ),
+            (self.compile and self.nccl != "default", f"nccl={self.nccl} needs compile=false"),
             (self.autocast and self.dtype == "float32", "autocast=true needs dtype=bfloat16: there is nothing to cast"),
             (
                 self.attention == "flash_attention_2" and self.dtype == "float32",

@@ -28,6 +28,7 @@ from tpbench.measure.clock import LEAST_ITERATIONS, do_nothing
 from tpbench.measure.ranks import on_any_rank
 from tpbench.measure.statistics import median_interval
 from tpbench.workloads.tp_block.execution.copy_engine import CopyEngineSchedule
+from tpbench.workloads.tp_block.execution.fused_schedule import FusedSchedule
 from tpbench.workloads.tp_block.execution.prepared import (
     BlockContext,
     PreparedBlock,
@@ -179,11 +180,12 @@ def _times(context: BlockContext, candidates: Mapping[Candidate, PreparedBlock])
 
 
 def schedule_named(name: str, inputs: BlockInputs) -> Schedule:
-    """Return a new schedule of that name: local, plain, ring, symm_mem, copy_engine or quack."""
+    """Return a new schedule of that name: local, plain, ring, symm_mem, copy_engine, fused or quack."""
     if name == "local":
         return LocalSchedule()
-    if name == "copy_engine":
-        return CopyEngineSchedule(SymmetricBuffers(inputs.group, inputs.device, inputs.problem.signals))
+    if name in ("copy_engine", "fused"):
+        through_peers = FusedSchedule if name == "fused" else CopyEngineSchedule
+        return through_peers(SymmetricBuffers(inputs.group, inputs.device, inputs.problem.signals))
     classes = {"plain": SequentialSchedule, "ring": RingSchedule, "symm_mem": SymmMemSchedule, "quack": QuackSchedule}
     return classes[name](inputs.group)
 

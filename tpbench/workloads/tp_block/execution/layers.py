@@ -104,7 +104,10 @@ class ColumnParallelLinear(ParallelLinear):
         """Return y (rows, ..., out / p) of x (rows / p, ..., in), or a tuple for several parts."""
         shard = x.reshape(-1, x.shape[-1])
         product = column_parallel(shard, self.weight, self.schedule, save_gathered=self.save_gathered)
-        y = product.view(-1, *x.shape[1:-1], product.shape[-1])
+        return self.parts(product.view(-1, *x.shape[1:-1], product.shape[-1]))
+
+    def parts(self, y: Tensor) -> Any:
+        """Return y, or a tuple of its parts."""
         return y if len(self.local_parts) == 1 else y.split(self.local_parts, dim=-1)
 
 
@@ -124,6 +127,12 @@ class RowParallelLinear(ParallelLinear):
         shard = row_parallel(x.reshape(-1, x.shape[-1]), self.weight, self.schedule)
         return shard.view(-1, *x.shape[1:-1], shard.shape[-1])
 
+    def joined(self, x: Tensor, residual: Tensor, norm: RMSNorm, column: ColumnParallelLinear) -> tuple[Tensor, Any]:
+        """Return s = residual + this linear of x, and the column-parallel linear of RMSNorm(s), for matrices."""
+        weights = self.weight, residual, norm.summed_weight, norm.eps, column.weight
+        summed, product = self.schedule.junction(x, *weights, keep=column.save_gathered)
+        return summed, column.parts(product)
+
 
 class RMSNorm(nn.Module):
     """x / rms(x) * weight on this rank's rows.
@@ -139,9 +148,13 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.weight, self.group, self.eps = nn.Parameter(weight), _group_or_world(group) if summed else None, eps
 
+    @property
+    def summed_weight(self) -> Tensor:
+        """The weight, whose gradient is summed over the group."""
+        return self.weight if self.group is None else with_summed_gradient(self.weight, self.group)
+
     def forward(self, x: Tensor) -> Tensor:
-        weight = self.weight if self.group is None else with_summed_gradient(self.weight, self.group)
-        return functional.rms_norm(x, weight.shape, weight, self.eps)
+        return functional.rms_norm(x, self.weight.shape, self.summed_weight, self.eps)
 
 
 def _group_or_world(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
@@ -175,46 +188,67 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Causal self-attention with grouped keys and values on this rank's heads. x and y: (rows / p, hidden)."""
+    """Causal self-attention with grouped keys and values on this rank's heads."""
 
-    def __init__(
-        self, qkv: nn.Module, out: nn.Module, head_dim: int, rotation: tuple[Tensor, Tensor] | None = None
-    ) -> None:
+    def __init__(self, qkv: Any, out: Any, head_dim: int, rotation: tuple[Tensor, Tensor] | None = None) -> None:
         """Create the layer. `rotation`: cosines and sines of the rotary embedding, or None without one."""
         super().__init__()
         self.qkv, self.out, self.head_dim, self.rotation = qkv, out, head_dim, rotation
 
-    def forward(self, x: Tensor) -> Tensor:
+    def between(self, qkv: Sequence[Tensor]) -> Tensor:
+        """Return the heads' outputs, (rows, heads * head_dim), of all rows of q, k and v."""
         # (rows, heads * head_dim) as (1, heads, rows, head_dim).
-        q, k, v = (columns.unflatten(-1, (-1, self.head_dim)).transpose(0, 1)[None] for columns in self.qkv(x))
+        q, k, v = (columns.unflatten(-1, (-1, self.head_dim)).transpose(0, 1)[None] for columns in qkv)
         if self.rotation is not None:
             q, k = rotate(q, *self.rotation), rotate(k, *self.rotation)
         y = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        return self.out(y[0].transpose(0, 1).flatten(1))
+        return y[0].transpose(0, 1).flatten(1)
 
 
 class Mlp(nn.Module):
     """down(silu(gate(x)) * up(x)) on this rank's columns. x and y: (rows / p, hidden)."""
 
-    def __init__(self, up: nn.Module, down: nn.Module) -> None:
+    def __init__(self, up: Any, down: Any) -> None:
         super().__init__()
         self.up, self.down = up, down
 
+    def between(self, gate_and_up: Sequence[Tensor]) -> Tensor:
+        """Return the input of `down`, (rows, ffn / p)."""
+        gate, up = gate_and_up
+        return functional.silu(gate) * up
+
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.up(x)
-        return self.down(functional.silu(gate) * up)
+        return self.down(self.between(self.up(x)))
 
 
 class TransformerBlock(nn.Module):
-    """h = x + attention(norm(x)); y = h + mlp(norm(h)). x and y: (rows / p, hidden)."""
+    """h = x + attention(norm(x)); y = h + mlp(norm(h)). x and y: (rows / p, hidden).
+
+    From one row-parallel linear to the next column-parallel one the schedule has a single operation, the junction.
+    """
 
     def __init__(self, attention_norm: RMSNorm, attention: Attention, mlp_norm: RMSNorm, mlp: Mlp) -> None:
         super().__init__()
         self.attention_norm, self.attention, self.mlp_norm, self.mlp = attention_norm, attention, mlp_norm, mlp
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention(self.attention_norm(x))
-        return x + self.mlp(self.mlp_norm(x))
+    def forward(self, x: Tensor, following: Sequence[TransformerBlock] = (), qkv: Any = None) -> Tensor:
+        """Return y, or that of the last of the blocks that follow. `qkv`: of x, if the block before has computed it."""
+        qkv = self.attention.qkv(self.attention_norm(x)) if qkv is None else qkv
+        x, gate_and_up = self.attention.out.joined(self.attention.between(qkv), x, self.mlp_norm, self.mlp.up)
+        inner = self.mlp.between(gate_and_up)
+        if not following:
+            return x + self.mlp.down(inner)
+        block, *others = following
+        x, qkv = self.mlp.down.joined(inner, x, block.attention_norm, block.attention.qkv)
+        return block.forward(x, others, qkv)
+
+
+class Stack(nn.Sequential):
+    """Transformer blocks, one after the other."""
+
+    def forward(self, x: Tensor) -> Any:
+        first, *others = self
+        return first(x, others)
 
 
 def build(problem: TpBlock, weights: Mapping[str, Tensor], schedule: Schedule) -> nn.Module:

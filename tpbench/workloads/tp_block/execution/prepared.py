@@ -19,7 +19,7 @@ from tpbench.measure import cuda_graph
 from tpbench.measure.clock import Stopwatch
 from tpbench.measure.rates import compute_ms
 from tpbench.measure.session import Costs
-from tpbench.workloads.tp_block.execution.layers import build
+from tpbench.workloads.tp_block.execution.layers import Stack, build
 from tpbench.workloads.tp_block.inputs import BlockInputs
 from tpbench.workloads.tp_block.problem import TpBlock, bytes_moved, bytes_sent, flops
 
@@ -36,8 +36,7 @@ class BlockContext:
     """True if whole iterations are captured in a CUDA graph later."""
     rates: Mapping[str, Any] = field(default_factory=dict)
     """The rates of this machine, as columns: `gemm_tflops` of a large matrix product in the problem's dtype while all
-    ranks compute, `gather_gb_per_s` that a rank receives in a large all-gather, 0 for one rank, and `nccl_algorithm` of
-    several ranks with GPUs."""
+    ranks compute, and `gather_gb_per_s` that a rank receives in a large all-gather, 0 for one rank."""
 
     def costs(self, size: int) -> Costs:
         """Return the costs of an iteration on one of `size` ranks at these rates."""
@@ -121,7 +120,7 @@ def prepare(context: BlockContext, schedule: Schedule) -> PreparedBlock:
     without = None
     if problem.layers:
         layers = (inputs.weights_of(rank, size, layer) for layer in range(problem.layers))
-        module: nn.Module = nn.Sequential(*(build(problem, weights, schedule) for weights in layers))
+        module: nn.Module = Stack(*(build(problem, weights, schedule) for weights in layers))
     else:
         weights = inputs.weights if size == inputs.size else inputs.weights_of(rank, size)
         module = build(problem, weights, schedule)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from functools import partial
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.parallel import DistributedDataParallel
@@ -90,14 +89,10 @@ def shard_over_replicas(model: Any, dp: DeviceMesh, device: torch.device, seed: 
     fully_shard(model, mesh=dp)
     if windows := windows_of.get(dp.get_group()):
         gather: Any = DefaultAllGather()
-        reduce: Any = DefaultReduceScatter()
-        gather.allocate = partial(windows.new_empty, use="gather")
-        reduce.allocate = partial(windows.new_empty, use="reduce")
+        gather.allocate = windows.new_empty
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.set_custom_all_gather(gather)
-                module.set_custom_reduce_scatter(reduce)
-                module.set_force_sum_reduction_for_comms(True)  # NCCL's symmetric kernels cannot average
 
 
 def ddp(problem: TrainStep, context: Context) -> TorchTrainer:
