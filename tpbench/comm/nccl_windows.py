@@ -11,7 +11,6 @@ import re
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,18 +20,14 @@ from torch import Tensor
 from tpbench.kernels.collectives import forbid_multicast
 
 SEGMENT, SMALLEST = 2**21, 10 * 2**20
-"""Buffers have multiples of SEGMENT bytes, and at least SMALLEST: torch's allocator makes a new segment for each, and
-NCCL a window. Parts of a segment would lie at offsets that depend on addresses, which differ between ranks."""
+"""Bytes of a buffer, multiples and least, for which torch's allocator makes segments of their own, with equal offsets."""
 
 windows_of: dict[dist.ProcessGroup, Windows] = {}
 """The windows of each group that `group_with_windows` made, as long as the process."""
 
 
 class Windows:
-    """Buffers in the symmetric windows of a group. A buffer is used again when no tensor refers to it.
-
-    So all ranks must make and free their tensors in the same order.
-    """
+    """Buffers in the windows of a group, used again when no tensor refers to them: all ranks make and free alike."""
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
         dist.all_reduce(torch.zeros(1, device=device), group=group)  # makes the communicator
@@ -40,39 +35,30 @@ class Windows:
         self.device, self.pool = device, torch.cuda.MemPool(backend.mem_allocator)
         backend.register_mem_pool(self.pool, symm=True)
         self.buffers: dict[int, list[Tensor]] = defaultdict(list)
-
-    @property
-    def gib(self) -> float:
+        self.gib = 0.0
         """Memory of all buffers on this rank, in GiB."""
-        return sum(nbytes * len(buffers) for nbytes, buffers in self.buffers.items()) / 2**30
 
     def new_empty(self, shape: Sequence[int], *, dtype: torch.dtype, **_: Any) -> Tensor:
         """Return a tensor in a window with undefined content. Collective if no buffer of its size is free."""
         nbytes = max(SMALLEST, -(-math.prod(shape) * dtype.itemsize // SEGMENT) * SEGMENT)
-        buffer = next(filter(_is_free, self.buffers[nbytes]), None)
-        if buffer is None:
-            if torch.cuda.is_current_stream_capturing():
-                raise RuntimeError("NCCL's windows must be made before a CUDA graph is captured: run a step first")
+        for buffer in self.buffers[nbytes]:  # a free one has only itself and Python's wrapper of its memory
+            if torch._C._storage_Use_Count(buffer.untyped_storage()._cdata) == 2:
+                break
+        else:
             with torch.cuda.use_mem_pool(self.pool):
                 buffer = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
             self.buffers[nbytes].append(buffer)
+            self.gib += nbytes / 2**30
         tensor: Any = torch.empty(0, dtype=dtype, device=self.device)  # a view could not be a function's result
         return tensor.set_(buffer.untyped_storage(), 0, tuple(shape))  # type: ignore[no-any-return]
-
-
-def _is_free(buffer: Tensor) -> bool:
-    """Return true if only the buffer itself and Python's wrapper of its memory refer to the memory."""
-    return torch._C._storage_Use_Count(buffer.untyped_storage()._cdata) == 2
 
 
 def group_with_windows(ranks: list[int], nccl: str, device: torch.device) -> dist.ProcessGroup:
     """Return a new group with windows, if it has several ranks. `nccl`: symmetric or copy_engine. Collective."""
     forbid_multicast()
-    library: Any = dist.ProcessGroupNCCL
-    options = library.Options()
-    options._timeout = dist.distributed_c10d.default_pg_timeout  # that of other groups
+    options: Any = dist.ProcessGroupNCCL.Options()
     if nccl == "copy_engine":
-        options.config.cta_policy = library.NCCL_CTA_POLICY_ZERO
+        options.config.cta_policy = 2  # NCCL_CTA_POLICY_ZERO
     group: dist.ProcessGroup = dist.new_group(ranks, pg_options=options)
     if dist.get_rank() in ranks and len(ranks) > 1:
         windows_of[group] = Windows(group, device)
@@ -83,16 +69,13 @@ def nccl_algorithm(collective: Callable[[], object]) -> str:
     """Return the names of NCCL's kernels for a collective, or that copy engines run it. Collective."""
     collective()  # a graph cannot make windows
     graph = torch.cuda.CUDAGraph(keep_graph=True)
+    graph.enable_debug_mode()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         collective()
-    with tempfile.TemporaryDirectory() as folder:
-        graph.debug_dump(f"{folder}/graph.dot")
-        return algorithm_in(Path(folder, "graph.dot").read_text())
-
-
-def algorithm_in(graph: str) -> str:
-    """Return the same from the description of a CUDA graph."""
-    kernels = re.findall(r"nccl(Symk)?DevKernel_(\w+?)\d\dnccl", graph)
+    with tempfile.NamedTemporaryFile("r") as file:
+        graph.debug_dump(file.name)
+        text = file.read()
+    kernels = re.findall(r"nccl(Symk)?DevKernel_(\w+?)\d\dnccl", text)
     # The last part of other kernels' names, a protocol, is always LL.
     names = [f"symmetric {name}" if symmetric else name.removesuffix("_LL") for symmetric, name in kernels]
-    return ", ".join(names) or ("copy engine" if "BATCH_MEM_OP" in graph else "unknown")
+    return ", ".join(names) or ("copy engine" if "BATCH_MEM_OP" in text else "unknown")

@@ -21,10 +21,10 @@ def windows(monkeypatch: pytest.MonkeyPatch) -> Windows:
 
 def on_cpu(patch: pytest.MonkeyPatch) -> Windows:
     """Windows whose buffers are ordinary memory of the CPU."""
-    patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     patch.setattr(torch.cuda, "use_mem_pool", lambda pool: contextlib.nullcontext())
     windows = object.__new__(Windows)
-    windows.device, windows.pool, windows.buffers = torch.device("cpu"), None, nccl_windows.defaultdict(list)
+    windows.device, windows.pool, windows.gib = torch.device("cpu"), None, 0.0
+    windows.buffers = nccl_windows.defaultdict(list)
     return windows
 
 
@@ -34,17 +34,11 @@ def test_a_buffer_is_used_again_when_no_tensor_refers_to_it(windows: Windows) ->
     second = windows.new_empty((5,), dtype=torch.bfloat16)
     places = [first.data_ptr(), second.data_ptr()]
     assert len(set(places)) == 2 and windows.gib == 2 * nccl_windows.SMALLEST / 2**30
-    assert first.is_contiguous() and not first._is_view() and windows.holds(rows) and not windows.holds(torch.ones(1))
+    assert first.is_contiguous() and not first._is_view()
     del first
     assert windows.new_empty((12,), dtype=torch.float32).data_ptr() not in places, "its rows are still in use"
     del rows
     assert windows.new_empty((2, 2), dtype=torch.float64).data_ptr() == places[0]
-
-
-def test_a_window_is_never_made_within_a_graph(windows: Windows, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    with pytest.raises(RuntimeError, match="run a step first"):
-        windows.new_empty((1,), dtype=torch.float32)
 
 
 def results(here: Rank) -> list[torch.Tensor]:

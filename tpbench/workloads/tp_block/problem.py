@@ -80,9 +80,7 @@ class TpBlock:
     try_graphs: bool = setting(
         False, help="block_auto: also try steps whose forward and backward passes are CUDA graphs"
     )
-    nccl: Literal["default", "symmetric", "copy_engine"] = setting(
-        "default", help="block_tp: NCCL's own choice, buffers in symmetric windows, or these with zero-CTA policy"
-    )
+    nccl: Literal["default", "symmetric", "copy_engine"] = setting("default", help="block_tp: how NCCL gathers")
     profile: bool = setting(False, help="keep each rank's profiler trace of one step")
     rotary: bool = setting(False, help="rotate queries and keys by their positions, as Llama does; layers=N sets true")
     layers: int = setting(0, help="blocks to train with AdamW; 0: one block, forward and backward only", low=0)
@@ -222,7 +220,7 @@ WORKLOAD = Workload(
         "chosen": "the variant (in older rows schedules), and whether the passes are graphs (block_auto)",
         "graph_gib": "memory that graphs of block_auto or of a stack hold between iterations; at most a part of it is "
         "in peak_gib, and reports add both, GiB",
-        "nccl_algorithm": "what NCCL runs for an all-gather and a reduce-scatter of the step: kernels or copy engine",
+        "nccl_algorithm": "what NCCL runs for an all-gather of the step's size: its kernel, or copy engine",
         "forward_ms": "forward pass, timed as the step is, ms",
         "backward_ms": "backward pass, timed as the step is, ms",
         "compute_ms": "the step with its communication removed: products in one piece, ms",

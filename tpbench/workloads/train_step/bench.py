@@ -175,11 +175,10 @@ class TrainStepSession:
 
     def details(self, columns: Mapping[str, Any]) -> dict[str, Any]:
         """Return throughput, times of phases, and what NCCL runs in the larger dimension of the mesh. Collective."""
-        problem, context = self.problem, self.context
-        result = throughput(problem, context, columns)
-        if context.device.type == "cuda" and context.world_size > 1:
-            group = context.dp_group if context.dp_size > context.tp_size else context.tp_group
-            shard = torch.zeros(problem.tokens // context.tp_size, problem.hidden_size, device=context.device)
+        result = throughput(self.problem, self.context, columns)
+        if self.context.device.type == "cuda" and self.context.world_size > 1:
+            group = max(self.context.dp_group, self.context.tp_group, key=dist.get_world_size)
+            shard = torch.zeros(self.problem.tokens, self.problem.hidden_size, device=self.context.device)
             result["nccl_algorithm"] = nccl_algorithm(lambda: gather_rows(shard, group))
         if self.problem.phase_steps:
             self.phases.read()

@@ -72,9 +72,7 @@ class TrainStep:
     compile: bool = setting(False, help="compile each decoder layer with torch.compile (needs a GPU)")
     zero_stage: Literal[0, 1, 2] = setting(1, help="DeepSpeed's ZeRO stage (autotp)")
     overlap: bool = setting(False, help="DeepSpeed's overlap of tensor-parallel all-reduces with products (autotp)")
-    nccl: Literal["default", "symmetric", "copy_engine"] = setting(
-        "default", help="NCCL's own choice, buffers in symmetric windows, or these with zero-CTA policy"
-    )
+    nccl: Literal["default", "symmetric", "copy_engine"] = setting("default", help="how NCCL gathers")
     vocab_parallel: bool = setting(True, help="head and loss use the sharded vocabulary; false: gather all logits")
     train_loss: Literal["torch", "tpbench"] = setting("torch", help="cross-entropy: the variant's own, or tpbench's")
 

@@ -17,13 +17,11 @@ TENSOR_PARALLEL = frozenset({"vocab_parallel"})
 """Options that have a meaning only if the model is sharded."""
 AUTOTP = frozenset({"zero_stage", "overlap"})
 """Options of DeepSpeed."""
-WINDOWS = frozenset({"nccl"})
-"""Options of a variant whose buffers for collectives tpbench allocates."""
 OPTIONS = (
     "attention", "activation_checkpointing", "compile", "zero_stage", "overlap", "vocab_parallel", "train_loss",
     "optimizer", "phase_steps", "profile", "nccl",
 )  # fmt: skip
-ALL = frozenset(OPTIONS) - TENSOR_PARALLEL - AUTOTP - WINDOWS
+ALL = frozenset(OPTIONS) - TENSOR_PARALLEL - AUTOTP - {"nccl"}
 """Options that every variant supports."""
 ALIASES = {
     "impl": "variant={} shape=qwen3_32b_tp4",
@@ -119,7 +117,7 @@ WORKLOAD = Workload(
         "or, if more, of activations and AutoTP's buffers at the first gradient, GiB",
         "expected_gib": "estimated peak memory of a rank: the sum of these; if activations are freed as gradients "
         "are made, only the larger of the two counts, GiB",
-        "nccl_algorithm": "what NCCL runs for an all-gather and a reduce-scatter of the step: kernels or copy engine",
+        "nccl_algorithm": "what NCCL runs for an all-gather of the step's size: its kernel, or copy engine",
         "losses": "mean loss of every step, including warm-up",
         "grad_norms": "gradient norm before clipping of every step, including warm-up",
         "grad_norm": "gradient norm before clipping of the last step",
@@ -213,7 +211,7 @@ VARIANTS: dict[str, tuple[str, frozenset[str], str]] = {
     ),
     "fsdp_dtensor": (
         "fsdp.fsdp_dtensor",
-        ALL | TENSOR_PARALLEL | WINDOWS,
+        ALL | TENSOR_PARALLEL | {"nccl"},
         "FSDP2 over replicas, tpbench's sharded layers with sequence parallelism within them",
     ),
     "dtensor_tp": (
@@ -222,7 +220,7 @@ VARIANTS: dict[str, tuple[str, frozenset[str], str]] = {
         ALL - {"compile"} | TENSOR_PARALLEL,
         "torch's own: FSDP2 over replicas, parallelize_module with sequence parallelism within them",
     ),
-    "fsdp": ("fsdp.fsdp_dtensor", ALL | WINDOWS, "no tensor parallelism: FSDP2, parameters sharded over replicas"),
+    "fsdp": ("fsdp.fsdp_dtensor", ALL | {"nccl"}, "no tensor parallelism: FSDP2, parameters sharded over replicas"),
     "ddp": ("fsdp.ddp", ALL, "no tensor parallelism: DistributedDataParallel, all of the model on every rank"),
 }
 """The function of each variant in `training`, its options and its summary."""
