@@ -19,9 +19,6 @@ from torch import Tensor
 
 from tpbench.kernels.collectives import forbid_multicast
 
-SEGMENT, SMALLEST = 2**21, 10 * 2**20
-"""Bytes of a buffer, multiples and least, for which torch's allocator makes segments of their own, with equal offsets."""
-
 windows_of: dict[dist.ProcessGroup, Windows] = {}
 """The windows of each group that `group_with_windows` made, as long as the process."""
 
@@ -35,12 +32,12 @@ class Windows:
         self.device, self.pool = device, torch.cuda.MemPool(backend.mem_allocator)
         backend.register_mem_pool(self.pool, symm=True)
         self.buffers: dict[int, list[Tensor]] = defaultdict(list)
-        self.gib = 0.0
-        """Memory of all buffers on this rank, in GiB."""
+        self.gib = 0.0  # of all buffers on this rank
 
     def new_empty(self, shape: Sequence[int], *, dtype: torch.dtype, **_: Any) -> Tensor:
         """Return a tensor in a window with undefined content. Collective if no buffer of its size is free."""
-        nbytes = max(SMALLEST, -(-math.prod(shape) * dtype.itemsize // SEGMENT) * SEGMENT)
+        # Of so many bytes, each buffer is a segment of torch's allocator, and so a window: offsets are 0 on all ranks.
+        nbytes = max(10 * 2**20, -(-math.prod(shape) * dtype.itemsize // 2**21) * 2**21)
         for buffer in self.buffers[nbytes]:  # a free one has only itself and Python's wrapper of its memory
             if torch._C._storage_Use_Count(buffer.untyped_storage()._cdata) == 2:
                 break
@@ -66,7 +63,7 @@ def group_with_windows(ranks: list[int], nccl: str, device: torch.device) -> dis
 
 
 def nccl_algorithm(collective: Callable[[], object]) -> str:
-    """Return the names of NCCL's kernels for a collective, or that copy engines run it. Collective."""
+    """Return NCCL's kernels for a collective, without a protocol that is always LL, or `copy engine`. Collective."""
     collective()  # a graph cannot make windows
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     graph.enable_debug_mode()
@@ -76,6 +73,5 @@ def nccl_algorithm(collective: Callable[[], object]) -> str:
         graph.debug_dump(file.name)
         text = file.read()
     kernels = re.findall(r"nccl(Symk)?DevKernel_(\w+?)\d\dnccl", text)
-    # The last part of other kernels' names, a protocol, is always LL.
     names = [f"symmetric {name}" if symmetric else name.removesuffix("_LL") for symmetric, name in kernels]
     return ", ".join(names) or ("copy engine" if "BATCH_MEM_OP" in text else "unknown")
