@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 from tpbench.workloads.tp_block.problem import WORKLOAD, TpBlock, unsupported_by_quack
@@ -103,6 +104,7 @@ _of_schedule(
     options={"signals"},
     requires_cuda=True,
     uses_triton=True,
+    file=Path(__file__).parent / "execution/fused_schedule.py",
     no_graph_reason=_no_graph_of_copies,
 )
 WORKLOAD.variant_of(
