@@ -99,7 +99,7 @@ _of_schedule(
 _of_schedule(
     "block_fused",
     "fused",
-    "between linears one kernel through peers' memory: sum, residual, RMSNorm, gather; else as block_copy_engine",
+    "between linears one kernel through peers' memory: sum, residual, RMSNorm, gather; elsewhere copies and sums",
     options={"signals"},
     requires_cuda=True,
     uses_triton=True,
