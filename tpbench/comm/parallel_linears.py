@@ -66,8 +66,7 @@ class Schedule(ABC):
     ) -> tuple[Tensor, Tensor]:
         """Return s = residual + row_parallel(x) and column_parallel(RMSNorm(s)), with weights `row` and `column`.
 
-        Differentiable. `residual` and s: (rows / p, features). `norm`: the RMSNorm's weight, whose gradient is that by
-        this rank's rows. `keep`: the `save_gathered` of the column-parallel linear.
+        Differentiable; the gradient of the RMSNorm's weight is that by this rank's rows. `keep`: `save_gathered`.
         """
         summed = residual + row_parallel(x, row, self)
         normed = functional.rms_norm(summed, norm.shape, norm, eps)

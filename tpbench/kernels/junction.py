@@ -1,10 +1,8 @@
 """Triton kernel between a row-parallel and a column-parallel linear: sum over ranks, residual, RMSNorm, all-gather.
 
-Each rank owns an equal run of the rows. A program takes one of its rank's rows at a time. It reads the row from the
-memory of every rank and adds the parts in rank order, in fp32, so that the result does not depend on timing. It writes
-the finished row to the memory of every rank. The backward pass is alike, with the gradient of the RMSNorm between both.
-The caller orders the ranks: all parts must be written before the launch, and nobody may read the gathered rows before
-all ranks' launches have ended.
+A program reads one of this rank's rows from the memory of every rank, adds the parts in rank order, in fp32, and writes
+the finished row to the memory of every rank. The backward pass is alike, with the gradient of the RMSNorm. The caller
+orders the ranks: all parts are written before any launch, and no row is read before all launches have ended.
 
 What was tried, on two H100s, bf16, rows of 4096: 14 us with both barriers at 128 rows of all ranks, 61 at 2048 and 207
 at 8192, where NCCL's reduce-scatter and all-gather with torch's sum and RMSNorm between them took 27, 126 and 386. The
@@ -74,12 +72,10 @@ def join_rows(
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Add the parts to the residual, write RMSNorm(sum) * weight to all places, and return the sum and None.
 
-    With `upstream` this is the backward pass: `parts` are of the gradient of the normalised rows, `residual` is the sum
-    that the forward pass returned, and `upstream` its other gradient. Write the sum's whole gradient to all places, and
-    return it with the gradient of the weight, that by these rows.
-
-    All tensors are contiguous and of one dtype: the weight (width,), the others (rows, width). They are this rank's
-    rows: `parts` of each rank's product, and `places` in the gathered tensor of each rank.
+    `parts` are this rank's rows of each rank's product, `places` those of each rank's gathered tensor. All tensors are
+    contiguous and of one dtype, (rows, width), and the weight (width,). With `upstream` this is the backward pass, for
+    `parts` of the gradient of the normalised rows, the sum as `residual`, and the sum's other gradient as `upstream`.
+    Return, and write to all places, the sum's whole gradient. Return that of the weight, by these rows, too.
     """
     rows, width = residual.shape
     programs, columns = min(rows, programs), triton.next_power_of_2(width)
@@ -91,6 +87,6 @@ def join_rows(
         SUM=tl.float64 if is_double else tl.float32, BACKWARD=upstream is not None,
         num_warps=min(16, max(1, columns // 512)),
     )  # fmt: skip
-    pointers = tuple(parts), tuple(places) or None, residual, weight, upstream, result, weight_grads
+    pointers = tuple(parts), tuple(places), residual, weight, upstream, result, weight_grads
     launch(programs, pointers, (rows, width), (eps,))
     return result, None if weight_grads is None else weight_grads.sum(0).to(weight.dtype)

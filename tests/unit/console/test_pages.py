@@ -10,7 +10,7 @@ from tpbench.console import pages
 from tpbench.console.pages import BLOCK, ROOT, with_tables
 from tpbench.settings import JobError
 
-COMMAND = "scripts/report.py outputs/reference --metric device_ms --variant quack --format markdown"
+COMMAND = "scripts/report.py outputs/reference --metric device_ms --variant liger --format markdown"
 
 
 @pytest.mark.parametrize("page", ["tpbench/docs/reference.md", "tpbench/docs/columns.md"])
@@ -36,5 +36,5 @@ def test_a_table_is_made_from_its_comment() -> None:
 
 
 def test_a_command_that_fails_is_named() -> None:
-    with pytest.raises(JobError, match=r"report\.py outputs/reference --variant nonsense\n.*quack"):
+    with pytest.raises(JobError, match=r"report\.py outputs/reference --variant nonsense\n.*liger"):
         with_tables("<!-- scripts/report.py outputs/reference --variant nonsense -->\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 from tpbench.workloads.tp_block.problem import WORKLOAD, TpBlock, unsupported_by_quack
@@ -99,10 +100,11 @@ _of_schedule(
 _of_schedule(
     "block_fused",
     "fused",
-    "between linears one kernel through peers' memory: sum, residual, RMSNorm, gather; else as block_copy_engine",
+    "between linears one kernel through peers' memory: sum, residual, RMSNorm, gather; elsewhere copies and sums",
     options={"signals"},
     requires_cuda=True,
     uses_triton=True,
+    file=Path(__file__).parent / "execution/fused_schedule.py",
     no_graph_reason=_no_graph_of_copies,
 )
 WORKLOAD.variant_of(

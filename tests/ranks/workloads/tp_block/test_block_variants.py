@@ -97,25 +97,6 @@ def test_merged_chunks_and_pieces_are_right_on_gpus(ranks: int, in_pieces: bool)
     assert max(run_on_ranks(ranks, merged_error, in_pieces)) <= TOLERANCE["float32"]
 
 
-def fused_error(here: Rank, keep: bool) -> float:
-    """The largest error of three passes whose junctions leave the gather to copy engines."""
-    from tpbench.workloads.tp_block.execution import fused_schedule
-
-    cell = problem(dtype="float32", save_gathered=keep)
-    where = block_context(here, cell)
-    prepared = WORKLOAD.variants["block_fused"].prepare(cell, where)
-    with mock.patch.object(fused_schedule, "LARGE_BYTES", 0):
-        return max(largest_error(cell, where, prepared) for _ in range(3))
-
-
-@pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-@pytest.mark.parametrize("keep", [False, True])
-@pytest.mark.parametrize("ranks", on(2, 4))
-def test_large_shards_of_fused_junctions_are_right_on_gpus(ranks: int, keep: bool) -> None:
-    assert max(run_on_ranks(ranks, fused_error, keep)) <= TOLERANCE["float32"]
-
-
 def errors_in_subgroups(here: Rank) -> dict[str, float]:
     """Errors by variant in two concurrent groups, each of two ranks that are not neighbours in the world."""
     groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from tpbench.comm.parallel_linears import LocalSchedule, Schedule
-from tpbench.workloads.tp_block.execution import fused_schedule
+from tpbench.measure.kernels_version import kernels_version
+from tpbench.workloads.tp_block import WORKLOAD
 from tpbench.workloads.tp_block.execution.fused_schedule import FusedSchedule
 
 
@@ -39,10 +40,13 @@ def results(schedule: Schedule, keep: bool) -> list[Tensor]:
     return [*(output.detach() for output in outputs), *(each.grad for each in drawn.values() if each.grad is not None)]
 
 
-@pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("keep", [False, True])
-def test_the_fused_junction_is_the_default_one(keep: bool, large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fused_junction_is_the_default_one(keep: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = results(LocalSchedule(), keep)
-    monkeypatch.setattr(fused_schedule, "LARGE_BYTES", 1 if large else 1 << 30)
     assert len(expected) == 7
     torch.testing.assert_close(results(lone_schedule(monkeypatch), keep), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_rows_name_the_version_of_the_kernel() -> None:
+    variant = WORKLOAD.variants["block_fused"]
+    assert variant.file is not None and kernels_version((variant.file,)) is not None

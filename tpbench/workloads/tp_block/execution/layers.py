@@ -222,10 +222,7 @@ class Mlp(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """h = x + attention(norm(x)); y = h + mlp(norm(h)). x and y: (rows / p, hidden).
-
-    From one row-parallel linear to the next column-parallel one the schedule has a single operation, the junction.
-    """
+    """h = x + attention(norm(x)); y = h + mlp(norm(h)). x and y: (rows / p, hidden)."""
 
     def __init__(self, attention_norm: RMSNorm, attention: Attention, mlp_norm: RMSNorm, mlp: Mlp) -> None:
         super().__init__()
