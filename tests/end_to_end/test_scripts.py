@@ -131,3 +131,14 @@ def test_the_user_s_matplotlib_settings_change_no_picture(tmp_path: Path) -> Non
         assert done.returncode == 0, done.stderr
         pictures.append((tmp_path / name).read_bytes())
     assert pictures[0] == pictures[1]
+
+
+def test_every_sweep_over_all_ranks_of_a_host_is_valid(tmp_path: Path) -> None:
+    """A dry run: the sweeps themselves need as many GPUs as ranks."""
+    line = ["scripts/measure_ranks", str(tmp_path), "8", "dry_run=true"]
+    done = subprocess.run(
+        line, cwd=ROOT, env={**environment(), "PYTHON": sys.executable}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("Nothing was run") == done.stdout.count("-m tpbench -m") == 5
+    assert not list(tmp_path.iterdir())
