@@ -169,10 +169,9 @@ def quack_chunk_rows(problem: LinearLoss) -> int | None:
     last chunk to a multiple of 128.
     """
     for size in (4096, 8192, 2048, 1024, 512, 256, 128):
-        chunks = -(-problem.tokens // size)
-        last = problem.tokens - (chunks - 1) * size
-        padded = -(-last // 128) * 128
-        if problem.hidden != padded and (chunks == 1 or problem.hidden != size):
+        last = (problem.tokens - 1) % size + 1
+        first = min(size, problem.tokens)
+        if problem.hidden not in (-(-rows // 128) * 128 for rows in (first, last)):
             return size
     return None
 
@@ -182,10 +181,6 @@ def _quack(problem: LinearLoss, tp_size: int) -> str | None:
         return "it needs bfloat16 or float16, and tokens, hidden and vocab that 8 divides"
     has_chunks = quack_chunk_rows(problem) is not None
     return None if has_chunks else f"it needs chunks with more or fewer rows than hidden={problem.hidden}"
-
-
-def _loss_parallel(problem: LinearLoss, tp_size: int) -> str | None:
-    return "unsharded it is linear_gather" if tp_size == 1 else losses.labels_of_even_shards(problem, tp_size)
 
 
 def _torch(problem: LinearLoss, tp_size: int) -> str | None:
@@ -221,7 +216,7 @@ WORKLOAD.variant_of(
     "linear_loss_parallel",
     "in_torch.loss_parallel",
     "F.linear, then F.cross_entropy of a sharded DTensor in fp32 under torch's loss_parallel()",
-    unsupported_reason=_loss_parallel,
+    unsupported_reason=losses.labels_over_ranks,
 )
 WORKLOAD.variant_of(
     "linear_compiled",
