@@ -9,7 +9,7 @@ from dataclasses import replace
 import pandas as pd
 
 from tpbench.report.analysis.grid import GridRow, RecordGrid, arrange_rows, heading
-from tpbench.report.analysis.metrics import Metric, metric, ratio_text
+from tpbench.report.analysis.metrics import Metric, metric, number, ratio_text
 from tpbench.report.analysis.records import (
     UNDECIDED,
     Record,
@@ -123,7 +123,7 @@ def _cell(
     text, notes = shown.write(float(value)) + marks_beside(mark, common), [mark_word(letter) for letter in mark]
     undecided = UNDECIDED if compared and not compared.decided else ""
     if compared and compared.interleaved:
-        text += f" ({compared.value:.3f}x{undecided}, {compared.low:.3f} to {compared.high:.3f})"
+        text += f" ({number(compared.value)}x{undecided}, {number(compared.low)} to {number(compared.high)})"
         notes.insert(0, f"{compared.value!r}x interleaved, {compared.low!r} to {compared.high!r}")
     elif ratio is not None:
         text += f" ({ratio_text(ratio)}{undecided})"

@@ -48,8 +48,10 @@ class EmbeddingGrad:
         "backward); or all after the backward, with the exchange first, between reduce-scatters and all-gathers, or "
         "last",
     )
-    search: Literal["auto"] = setting(
-        "auto", help="search for the touched rows: auto (by a kernel); older rows also have host (by numpy)"
+    search: Literal["auto", "host", "kernel"] = setting(
+        "auto",
+        help="search for the touched rows: host (by numpy, before the forward), kernel (by a Triton kernel), auto "
+        "(kernel on GPUs, host on CPUs)",
     )
 
     @property

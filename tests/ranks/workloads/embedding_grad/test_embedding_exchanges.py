@@ -23,7 +23,7 @@ from tests.support.embedding_grad import (
 )
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tpbench.measure.session import Verdict
-from tpbench.workloads.embedding_grad import EmbeddingGrad
+from tpbench.workloads.embedding_grad import WORKLOAD, EmbeddingGrad
 from tpbench.workloads.embedding_grad.bench import TOLERANCE
 
 pytestmark = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
@@ -33,16 +33,17 @@ RANKS = [2, 4] if enough_gpus(4) else [2]
 IN_FP32 = 2.0**-20
 
 
-def cells() -> list[EmbeddingGrad]:
-    """Return problems: every distribution and dtype, and several sizes."""
+def cells(name: str) -> list[EmbeddingGrad]:
+    """Return problems for a variant: every distribution, dtype and search, and several sizes."""
     found = [problem(distribution=each, dtype=dtype) for each, dtype in zip(DISTRIBUTIONS, DTYPES, strict=True)]
     found += [problem(table_rows=rows, width=width) for rows, width in ((1, 1), (3, 40), (5, 1), (96, 40))]
-    return [*found, problem(tokens=5, accumulate=3), problem(distribution="fixed", tokens=101, accumulate=1)]
+    found += [problem(tokens=5, accumulate=3), problem(distribution="fixed", tokens=101, accumulate=1)]
+    return [*found, problem(search="kernel")] if "search" in WORKLOAD.variants[name].options else found
 
 
 def check_cells(here: Rank, name: str) -> int:
     """Run all cells, some twice: a second run must not see what the first run left."""
-    chosen = cells()
+    chosen = cells(name)
     for cell in chosen:
         inputs, comm, exchange = prepared(here, cell, name)
         saved = inputs.grad.clone()

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or non
 
 def wrong_verdict(here: Rank) -> str | None:
     """Return what is wrong if rank 0's result has a wrong row."""
-    session = new_session(here, problem(), "sparse_all_to_all")
+    session = new_session(here, problem(search="host"), "sparse_all_to_all")
     session.step()
     if here.rank == 0:
         session.prepared.result()[5] += 1.0
@@ -39,7 +39,7 @@ def details_of(here: Rank) -> tuple[dict[str, Any], str | None]:
     Each measured time is 1 ms, and the whole iteration takes 20 ms.
     """
     fields = {"overlap_ms": 1.0, "other_mib": 0.01, "other_count": 2}
-    cell = problem(distribution="zipf_bigram", index="early", **fields)
+    cell = problem(distribution="zipf_bigram", index="early", search="host", **fields)
     session = new_session(here, cell, "sparse_all_to_all")
     stopwatch: Any = FixedStopwatch()
     session.stopwatch = stopwatch

@@ -1,4 +1,4 @@
-"""Search for the touched rows, the buffers through which they go to the GPU, and replays of GPU work."""
+"""Search for the touched rows on the CPU, the buffers through which they go to the GPU, and replays of GPU work."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 
 from tests.support.embedding_grad import context, problem
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
-from tpbench.workloads.embedding_grad.row_operations.search import DeviceSearch, PinnedRing
+from tpbench.workloads.embedding_grad.row_operations.search import CpuRowFinder, PinnedRing
 
 
-def found(*steps: list[int], rank: int = 0) -> DeviceSearch:
+def found(*steps: list[int], rank: int = 0) -> CpuRowFinder:
     tokens = torch.tensor(steps, dtype=torch.int32)
-    return DeviceSearch(EmbeddingGradInputs(problem(table_rows=7), context(rank=rank), [tokens, tokens]), by_owner=True)
+    return CpuRowFinder(EmbeddingGradInputs(problem(table_rows=7), context(rank=rank), [tokens, tokens]))
 
 
 @pytest.mark.parametrize(("rank", "rows"), [(0, [5, 6, 1, 3]), (1, [1, 3, 5, 6])])

@@ -11,7 +11,7 @@ from tpbench.workloads.embedding_grad.exchanges import Exchange, ExchangeContext
 from tpbench.workloads.embedding_grad.problem import EmbeddingGrad
 from tpbench.workloads.embedding_grad.row_operations.merge_kernel import merge_rows, place_rows
 from tpbench.workloads.embedding_grad.row_operations.row_kernels import gather_rows
-from tpbench.workloads.embedding_grad.row_operations.search import DeviceSearch, MisplacedRow
+from tpbench.workloads.embedding_grad.row_operations.search import MisplacedRow, row_finder
 
 
 class DenseReduceScatter(Exchange):
@@ -52,7 +52,7 @@ class SparseAllToAll(Exchange):
     def __init__(self, problem: EmbeddingGrad, context: ExchangeContext) -> None:
         super().__init__(context.inputs, context.comm)
         inputs = self.inputs
-        self.finder = DeviceSearch(inputs, by_owner=True)
+        self.finder = row_finder(inputs)
         self.overwrites = inputs.own_slice
         self.release()
         shape = (self.comm.world_size, inputs.partition.rows_per_rank)

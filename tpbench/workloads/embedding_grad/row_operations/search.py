@@ -1,10 +1,11 @@
-"""Search for the distinct rows of a step on the device, replays of its work, and buffers for copies to it."""
+"""Search for the distinct rows of a step, on the CPU or on the device, with their numbers by owner."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +16,34 @@ from tpbench.workloads.embedding_grad.row_operations import row_kernels
 
 class MisplacedRow(RuntimeError):
     """Error: a rank has or was sent a row of the wrong owner, or outside the table."""
+
+
+class CpuRowFinder:
+    """Search on the CPU, without the GPU, as for hashed bigrams of the batch. The GPU gets an asynchronous copy."""
+
+    def __init__(self, inputs: EmbeddingGradInputs) -> None:
+        self.steps, self.rank = [step.numpy() for step in inputs.own_tokens], inputs.rank
+        self.mask = np.zeros(inputs.problem.table_rows, dtype=np.bool_)
+        """The rows touched so far, over accumulated steps."""
+        self.bounds = np.array(inputs.partition.bounds)
+        self.ring = PinnedRing(min(len(self.mask), inputs.own_tokens.numel()), inputs.device)
+
+    def find(self) -> list[int]:
+        """Search, and return the number of touched rows that each rank owns."""
+        for step in self.steps:
+            # numpy indexes with its own integer type directly, with others through small buffers.
+            self.mask[step.astype(np.intp)] = True
+        self.found = np.flatnonzero(self.mask)
+        self.mask.fill(False)
+        self.cuts = np.searchsorted(self.found, self.bounds)
+        return [int(count) for count in np.diff(self.cuts)]
+
+    def rows(self) -> Tensor:
+        """Return (touched,) int32 on the device: by owner, but this rank's own rows after those of all others."""
+        start, stop = self.cuts[self.rank], self.cuts[self.rank + 1]
+        parts = self.found[:start], self.found[stop:], self.found[start:stop]
+        out = torch.empty(len(self.found), dtype=torch.int32, device=self.ring.device)
+        return self.ring.upload(lambda buffer: np.concatenate(parts, out=buffer.numpy(), casting="same_kind"), out)
 
 
 class PinnedRing:
@@ -109,6 +138,14 @@ class DeviceSearch:
         return self.found
 
     def rows(self) -> Tensor:
-        """Return (touched,) int32 on the device: by owner, but this rank's own rows after those of all others."""
+        """Return the rows as `CpuRowFinder.rows` does, but those of one owner in any order."""
         lists = [rows[:count] for rows, count in zip(self.lists, self.found, strict=True)]
         return torch.cat([*lists[: self.rank], *lists[self.rank + 1 :], lists[self.rank]])
+
+
+def row_finder(inputs: EmbeddingGradInputs) -> CpuRowFinder | DeviceSearch:
+    """Return the search that the problem names, for an exchange whose host needs the numbers of rows."""
+    search = inputs.problem.search
+    if search == "kernel" or (search == "auto" and inputs.device.type == "cuda"):
+        return DeviceSearch(inputs, by_owner=True)
+    return CpuRowFinder(inputs)

@@ -1,4 +1,5 @@
-"""`python -m tpbench.console.pages`: write what pages show from the code and from the committed rows.
+#!/usr/bin/env python3
+"""Write what pages show from the code and from the committed rows, and draw their pictures.
 
 A table in a page is a block: a comment with a command, or with the name of a list that is made from the code (one of
 `LISTS`), then its output, which is replaced, and the comment "end". A new block needs only its first comment. A comment
@@ -15,7 +16,8 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-import tpbench
+from _checkout import ROOT
+
 from tpbench.console.choices import sections_of
 from tpbench.console.listing import all_fields
 from tpbench.predict.command import main as predict
@@ -25,7 +27,6 @@ from tpbench.settings import JobError
 from tpbench.tables import Document, Table, as_markdown
 from tpbench.workloads import NAMES
 
-ROOT = Path(tpbench.__file__).resolve().parents[1]
 COMMANDS = {"report": report, "predict": predict}
 BLOCK = re.compile(
     r"(?P<head><!-- (?:scripts/(?P<script>report|predict)\.py )?(?P<arguments>(?!end -->)[^\n]*) -->\n)"
