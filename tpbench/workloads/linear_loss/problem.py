@@ -126,10 +126,10 @@ WORKLOAD = Workload(
 )
 
 
-def _version(package: str) -> tuple[str, tuple[int, ...]]:
-    """Return the version of a package, and its release numbers: (2, 13, 0) of 2.13.0+cu130."""
-    version = importlib.metadata.version(package)
-    return version, tuple(int(number) for number in version.split("+")[0].split(".")[:3] if number.isdigit())
+def _release(package: str) -> tuple[int, ...]:
+    """Return the release numbers of an installed package: (2, 13, 0) of 2.13.0+cu130."""
+    numbers = importlib.metadata.version(package).split("+")[0].split(".")[:3]
+    return tuple(int(number) for number in numbers if number.isdigit())
 
 
 def _liger(problem: LinearLoss, tp_size: int) -> str | None:
@@ -149,10 +149,8 @@ def _liger_cutedsl(problem: LinearLoss, tp_size: int) -> str | None:
 
 
 def _cce(problem: LinearLoss, tp_size: int) -> str | None:
-    if tp_size > 1 and packages.installed("cut_cross_entropy"):
-        version, numbers = _version("cut_cross_entropy")
-        if numbers < (25, 4, 3):
-            return f"cut-cross-entropy {version} is for one GPU; 25.4.3, of its repository, can shard the vocabulary"
+    if tp_size > 1 and packages.installed("cut_cross_entropy") and _release("cut_cross_entropy") < (25, 4, 3):
+        return "its releases are for one GPU; 25.4.3, of cut-cross-entropy's repository, can shard the vocabulary"
     return losses.labels_only(problem, tp_size)
 
 
@@ -184,8 +182,7 @@ def _quack(problem: LinearLoss, tp_size: int) -> str | None:
 
 
 def _torch(problem: LinearLoss, tp_size: int) -> str | None:
-    version, numbers = _version("torch")
-    return f"it needs torch 2.13, not {version}" if numbers < (2, 13) else labels_on_one_rank(problem, tp_size)
+    return "it needs torch 2.13" if _release("torch") < (2, 13) else labels_on_one_rank(problem, tp_size)
 
 
 WORKLOAD.variant_of(
