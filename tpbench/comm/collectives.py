@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import re
+import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -133,6 +136,35 @@ def gather_objects(value: Any, group: dist.ProcessGroup | None = None) -> list[A
 def on_one_machine(group: dist.ProcessGroup) -> bool:
     """Return true if all ranks run under one Linux kernel. Collective, with the same answer on every rank."""
     return same_machine(gather_objects(machine_id(), group))
+
+
+def nccl_algorithm(shape: tuple[int, int], dtype: torch.dtype, group: dist.ProcessGroup) -> str:
+    """Return NCCL's kernels for an all-gather of shards, without a protocol that is always LL, or `copy engine`.
+
+    Collective over all ranks. Returns `unknown` if a rank has no memory for it, or if this rank cannot read a graph of
+    it, which other ranks don't notice: a capture communicates nothing.
+    """
+    try:
+        shard = torch.zeros(shape, dtype=dtype, device="cuda")
+        torch.empty(group.size() * shard.nbytes, dtype=torch.uint8, device="cuda")  # as much as the result
+        is_full = False
+    except torch.OutOfMemoryError:
+        is_full = True
+    if any(gather_objects(is_full)):
+        return "unknown"
+    gather_rows(shard, group)  # a graph cannot make windows
+    text = ""
+    # A failed capture leaves its stream as the current one, from which the inner context returns.
+    with suppress(Exception), torch.cuda.stream(torch.cuda.current_stream()), tempfile.NamedTemporaryFile("r") as file:
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
+        graph.enable_debug_mode()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            gather_rows(shard, group)
+        graph.debug_dump(file.name)
+        text = file.read()
+    kernels = re.findall(r"nccl(Symk)?DevKernel_(\w+?)\d\dnccl", text)
+    names = [f"symmetric {name}" if symmetric else name.removesuffix("_LL") for symmetric, name in kernels]
+    return ", ".join(names) or ("copy engine" if "BATCH_MEM_OP" in text else "unknown")
 
 
 def sharded_along(dim: int, size: int, local: Tensor, mesh: DeviceMesh) -> DTensor:

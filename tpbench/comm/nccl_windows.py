@@ -7,10 +7,8 @@ no multicast for them: it masks its multimem kernels out, and copy engines signa
 from __future__ import annotations
 
 import math
-import re
-import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -60,18 +58,3 @@ def group_with_windows(ranks: list[int], nccl: str, device: torch.device) -> dis
     if dist.get_rank() in ranks and len(ranks) > 1:
         windows_of[group] = Windows(group, device)
     return group
-
-
-def nccl_algorithm(collective: Callable[[], object]) -> str:
-    """Return NCCL's kernels for a collective, without a protocol that is always LL, or `copy engine`. Collective."""
-    collective()  # a graph cannot make windows
-    graph = torch.cuda.CUDAGraph(keep_graph=True)
-    graph.enable_debug_mode()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        collective()
-    with tempfile.NamedTemporaryFile("r") as file:
-        graph.debug_dump(file.name)
-        text = file.read()
-    kernels = re.findall(r"nccl(Symk)?DevKernel_(\w+?)\d\dnccl", text)
-    names = [f"symmetric {name}" if symmetric else name.removesuffix("_LL") for symmetric, name in kernels]
-    return ", ".join(names) or ("copy engine" if "BATCH_MEM_OP" in text else "unknown")

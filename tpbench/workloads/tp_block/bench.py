@@ -11,8 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpbench.comm.collectives import gather_rows
-from tpbench.comm.nccl_windows import nccl_algorithm
+from tpbench.comm.collectives import nccl_algorithm
 from tpbench.measure import cuda_graph
 from tpbench.measure.audit import Inputs
 from tpbench.measure.clock import Stopwatch
@@ -37,8 +36,9 @@ def inputs(problem: TpBlock, rank: Context) -> BlockContext:
     gather = partial(gather_gb_per_s, rank.device, rank.tp_group, stopwatch)
     rates["gather_gb_per_s"] = rank.once("gather", gather) if rank.tp_size > 1 else 0.0
     if rank.tp_size > 1 and rank.device.type == "cuda":
-        shard = torch.zeros(problem.tokens // rank.tp_size, problem.hidden, dtype=block.dtype, device=rank.device)
-        rates["nccl_algorithm"] = nccl_algorithm(lambda: gather_rows(shard, rank.tp_group))
+        shape = problem.tokens // rank.tp_size, problem.hidden
+        algorithm = partial(nccl_algorithm, shape, block.dtype, rank.tp_group)
+        rates["nccl_algorithm"] = rank.once("nccl_algorithm", algorithm)
     return BlockContext(block, stopwatch, rank.graph, rates)
 
 

@@ -131,7 +131,8 @@ class CopyEngineSchedule(Schedule):
         """Each rank's buffer of this operation, by rank.
 
         A replay of a graph begins with the buffer of the capture's first use. The last use before may have been of the
-        same buffer, therefore the graph begins with a barrier. Within it, buffers alternate as they do without one.
+        same buffer, therefore the graph begins with a barrier. Within it, buffers alternate as they do without one. A
+        replay doesn't count as a use. Work outside of graphs must therefore begin when all ranks' replays have ended.
         """
         capturing = torch.cuda.is_current_stream_capturing()
         if capturing and not self.buffers.capturing:
