@@ -20,10 +20,6 @@ def _unsupported_in_pieces(problem: TpBlock, tp_size: int) -> str | None:
     return _unsupported_by_one_rank(problem, tp_size)
 
 
-def _unsupported_by_quack(problem: TpBlock, tp_size: int) -> str | None:
-    return _unsupported_by_one_rank(problem, tp_size) or unsupported_by_quack(problem, tp_size)
-
-
 def _no_graph(problem: TpBlock) -> str:
     """Return why a step cannot be captured in a CUDA graph, or an empty string if it can."""
     if problem.layers and problem.warmup_steps < 2:
@@ -78,7 +74,9 @@ _of_schedule(
     "QuACK's all-gather + product (one persistent kernel that copy engines feed), plain reduce-scatter",
     requires=("quack",),
     requires_cuda=True,
-    unsupported_reason=_unsupported_by_quack,
+    unsupported_reason=lambda problem, size: (
+        _unsupported_by_one_rank(problem, size) or unsupported_by_quack(problem, size)
+    ),
 )
 WORKLOAD.variant_of(
     "block_compile_async",

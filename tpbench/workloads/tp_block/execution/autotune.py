@@ -106,14 +106,8 @@ def available(context: BlockContext) -> dict[str, Preparation]:
         and (on_gpu or not variant.requires_cuda)
     }
     if "block_copy_engine" in names and size > 2:  # a single peer has no neighbour to merge with
-        names["block_copy_engine merged"] = _prepare_merged
+        names["block_copy_engine merged"] = lambda _, where: prepare(where, schedule_named("merged", where.inputs))
     return names
-
-
-def _prepare_merged(problem: TpBlock, context: BlockContext) -> PreparedBlock:
-    inputs = context.inputs
-    buffers = SymmetricBuffers(inputs.group, inputs.device, problem.signals)
-    return prepare(context, CopyEngineSchedule(buffers, merged=True))
 
 
 def fastest(context: BlockContext, variants: Mapping[str, Preparation]) -> tuple[Candidate, list[Schedule]]:
@@ -180,14 +174,14 @@ def _times(context: BlockContext, candidates: Mapping[Candidate, PreparedBlock])
 
 
 def schedule_named(name: str, inputs: BlockInputs) -> Schedule:
-    """Return a new schedule of that name: local, plain, ring, symm_mem, copy_engine, fused or quack."""
+    """Return a new schedule of that name: local, plain, ring, symm_mem, quack, copy_engine, merged or fused."""
     if name == "local":
         return LocalSchedule()
-    if name in ("copy_engine", "fused"):
-        through_peers = FusedSchedule if name == "fused" else CopyEngineSchedule
-        return through_peers(SymmetricBuffers(inputs.group, inputs.device, inputs.problem.signals))
     classes = {"plain": SequentialSchedule, "ring": RingSchedule, "symm_mem": SymmMemSchedule, "quack": QuackSchedule}
-    return classes[name](inputs.group)
+    if name in classes:
+        return classes[name](inputs.group)
+    buffers = SymmetricBuffers(inputs.group, inputs.device, inputs.problem.signals)
+    return FusedSchedule(buffers) if name == "fused" else CopyEngineSchedule(buffers, merged=name == "merged")
 
 
 def _step(prepared: PreparedBlock) -> None:
