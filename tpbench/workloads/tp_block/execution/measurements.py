@@ -12,8 +12,7 @@ communication that no variant hides.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 import torch
@@ -21,21 +20,9 @@ import torch._dynamo  # optimizers need it: import it before jobs are forked, no
 import torch.distributed as dist
 
 from tpbench.comm.collectives import gather_rows, scatter_rows
-from tpbench.comm.parallel_linears import Schedule
-from tpbench.measure.clock import Stopwatch, do_nothing, paired_difference
-from tpbench.workloads.tp_block.execution.prepared import NoCommunicationSchedule, PreparedBlock, graphed
+from tpbench.measure.clock import Stopwatch, paired_difference
+from tpbench.workloads.tp_block.execution.prepared import PreparedBlock, graphed
 from tpbench.workloads.tp_block.inputs import BlockInputs
-from tpbench.workloads.tp_block.problem import ShardedLinear
-
-
-def forward_operation(inputs: BlockInputs, linear: ShardedLinear) -> Callable[[Schedule], Any]:
-    """Return a linear's forward operation on random numbers, to time it alone under any schedule."""
-    weight, keep = inputs.weights[linear.name], inputs.problem.save_gathered
-    rows = inputs.problem.tokens // (1 if linear.kind == "row" else inputs.size)
-    x = torch.randn(rows, weight.shape[1], device=inputs.device).to(inputs.dtype)
-    if linear.kind == "row":
-        return lambda schedule: schedule.matmul_scatter(x, weight.t(), awaited=True)()
-    return lambda schedule: schedule.gather_matmul(x, weight.t(), keep=keep)
 
 
 def step_collectives(inputs: BlockInputs) -> dict[str, tuple[Callable[[], Any], int]]:
@@ -69,16 +56,16 @@ def exposed_communication(
     in_loop = (graphed(prepared), graphed(silent)) if graph else (prepared, silent)
     chained, alone = stopwatch.chained_ms(*((block.step, free) for block in in_loop))
     free()
-    collectives = step_collectives(inputs)
+    collectives = step_collectives(inputs).values()
 
     def communicate() -> None:
-        for run, times in collectives.values():
+        for run, times in collectives:
             for _ in range(times):
                 run()
 
     communication_ms = stopwatch.ms(communicate)
     exposed_ms = paired_difference(step_times, compute_times)
-    columns = {
+    return {
         "compute_ms": median(compute_times),
         "communication_ms": communication_ms,
         "exposed_ms": exposed_ms,
@@ -86,17 +73,3 @@ def exposed_communication(
         "chained_exposed_ms": paired_difference(chained, alone),
         "hidden_share": 1 - exposed_ms / communication_ms,
     }
-    if prepared.schedule is None:
-        return columns
-    # All-gathers and reduce-scatters by themselves, in the forward operations of the linears alone.
-    schedules = prepared.schedule, NoCommunicationSchedule(inputs.rank, inputs.size)
-    for kind, name in (("column", "gather"), ("row", "scatter")):
-        exposed = []
-        for linear in inputs.problem.linears:
-            if linear.kind == kind:
-                operation = forward_operation(inputs, linear)
-                timed = [(partial(operation, schedule), do_nothing) for schedule in schedules]
-                exposed.append(paired_difference(*stopwatch.interleaved_ms(*timed)))
-        if exposed:
-            columns[f"{name}_hidden"] = 1 - fmean(exposed) / stopwatch.ms(collectives[name][0])
-    return columns
