@@ -13,6 +13,9 @@ from tpbench.workloads.sizes import ITEM_BYTES
 if TYPE_CHECKING:
     from torch import Tensor
 
+PLAIN, AUTO, WHOLE = "block_tp", "block_auto", "block_no_tp"
+"""Names of variants: the plain schedule, the choice of the fastest, and the whole block on every rank."""
+
 
 @dataclass(frozen=True)
 class ShardedLinear:
