@@ -41,7 +41,19 @@ def alone(cell: EntropyLoss) -> Shard:
     return inputs(cell, context())
 
 
+def right_loss(oracle: Oracle) -> float:
+    """Return the mean loss over the rows that count."""
+    return float(oracle.row_loss.sum()) * oracle.inverse_count
+
+
+def right_gradient(oracle: Oracle) -> torch.Tensor:
+    """Return the gradient of the mean loss by the local logits, in float64."""
+    rows = slice(None)
+    log_p, log_q = oracle.log_probabilities(rows)
+    return oracle.gradient_of_mean(log_p, *oracle.losses(log_p, log_q, rows)[1:], rows)
+
+
 def right(oracle: Oracle) -> Output:
     """Return a perfect variant's output: the oracle's, rounded."""
-    grad = oracle.gradient(slice(None)).to(oracle.shard.logits.dtype)
-    return Output(torch.tensor(oracle.loss, device=grad.device).float(), oracle.row_loss.float(), grad)
+    grad = right_gradient(oracle).to(oracle.shard.logits.dtype)
+    return Output(torch.tensor(right_loss(oracle), device=grad.device).float(), oracle.row_loss.float(), grad)

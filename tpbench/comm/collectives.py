@@ -23,7 +23,7 @@ import torch.distributed._functional_collectives as functional_collectives
 from torch import Tensor, nn
 
 from tpbench.kernels.collectives import all_gather as all_gather
-from tpbench.kernels.collectives import forbid_multicast, gather_values, machine_id, same_machine
+from tpbench.kernels.collectives import forbid_multicast, gather_values, machine_id
 from tpbench.kernels.collectives import reduce_scatter as reduce_scatter
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ def gather_objects(value: Any, group: dist.ProcessGroup | None = None) -> list[A
 
 def on_one_machine(group: dist.ProcessGroup) -> bool:
     """Return true if all ranks run under one Linux kernel. Collective, with the same answer on every rank."""
-    return same_machine(gather_objects(machine_id(), group))
+    return len(set(gather_objects(machine_id(), group))) == 1
 
 
 def nccl_algorithm(shape: tuple[int, int], dtype: torch.dtype, group: dist.ProcessGroup) -> str:

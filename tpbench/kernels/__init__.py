@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 if TYPE_CHECKING:
     from tpbench.kernels.entropy import EntropyLossResult as EntropyLossResult
     from tpbench.kernels.entropy import entropy_loss as entropy_loss
-    from tpbench.kernels.launch_rows import How as How
     from tpbench.kernels.linear.function import LinearEntropyLossResult as LinearEntropyLossResult
     from tpbench.kernels.linear.function import LinearHow as LinearHow
     from tpbench.kernels.linear.function import linear_entropy_loss as linear_entropy_loss
     from tpbench.kernels.modules import EntropyLoss as EntropyLoss
     from tpbench.kernels.modules import LinearEntropyLoss as LinearEntropyLoss
+    from tpbench.kernels.row_loss import How as How
     from tpbench.kernels.row_loss import TopK as TopK
 
 _MODULES = {
     "EntropyLoss": "modules",
     "EntropyLossResult": "entropy",
-    "How": "launch_rows",
+    "How": "row_loss",
     "LinearEntropyLoss": "modules",
     "LinearEntropyLossResult": "linear.function",
     "LinearHow": "linear.function",

@@ -14,8 +14,6 @@ from typing import Any
 
 import torch
 
-FILE = "block_caps.json"
-
 
 @functools.cache
 def measured_caps() -> dict[str, dict[str, dict[str, int]]]:
@@ -23,7 +21,7 @@ def measured_caps() -> dict[str, dict[str, dict[str, int]]]:
 
     The ranks of a group must have the same kind of GPU.
     """
-    machines: list[dict[str, Any]] = json.loads((resources.files(__package__) / FILE).read_text())
+    machines: list[dict[str, Any]] = json.loads((resources.files(__package__) / "block_caps.json").read_text())
     gpu_name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
     here = [machine for machine in machines if machine["measured_on"]["gpu_name"] == gpu_name]
     caps: dict[str, dict[str, dict[str, int]]] = (here or machines)[0]["caps"]

@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from tpbench.kernels import KERNEL_LOSSES
+from tpbench.kernels import KERNEL_LOSSES, LABEL_LOSSES
 from tpbench.kernels.cached_launch import INTERPRETED
-from tpbench.kernels.row_loss import Options, TopK, has_labels
+from tpbench.kernels.row_loss import Options, TopK
 from tpbench.kernels.row_terms import RowInputs
 
 POLICY_TENSORS = ("old_logprobs", "advantages", "ref_logprobs", "row_weight", "sequences")
@@ -182,7 +182,7 @@ def _target(value: Any, given: Options, rows: int, columns: int, device: torch.d
         tensor("target.indices", value.indices, value.values.shape, (torch.int32, torch.int64), device)
         if not 1 <= value.values.shape[1] <= MAX_TOP_K:
             raise ValueError(f"target must have 1 to {MAX_TOP_K} columns of each row, got {value.values.shape[1]}")
-    elif has_labels(given.loss):
+    elif given.loss in LABEL_LOSSES:
         tensor("target", value, (rows,), (torch.int32, torch.int64), device, f", the labels of loss={given.loss!r}")
     else:
         tensor("target", value, (rows, columns), FLOATS, device)
@@ -250,7 +250,7 @@ def linear_tensors(
     tensor("weight", weight, ("local vocab", hidden.shape[1]), (hidden.dtype,), device)
     if bias is not None:
         tensor("bias", bias, (len(weight),), (weight.dtype,), device)
-    if not has_labels(given.loss) and isinstance(target, (tuple, list)):
+    if given.loss not in LABEL_LOSSES and isinstance(target, (tuple, list)):
         if len(target) != 2:
             raise ValueError(f"target must be (teacher_hidden, teacher_weight) or logits, got {len(target)} values")
         tensor("teacher_hidden", target[0], (len(hidden), "h"), FLOATS, device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -50,21 +50,13 @@ def gather_values(value: Any, group: dist.ProcessGroup, device: torch.device) ->
     return [json.loads(bytes(text[:size])) for text, size in zip(texts, sizes, strict=True)]
 
 
-def machine_id() -> tuple[str, str]:
-    """Return the host's name and the id of the machine's boot, for `same_machine`.
+def machine_id() -> str:
+    """Return a text that is equal for two processes under one Linux kernel and one host name.
 
     Containers of one machine have the same id of a boot. Machines of one name do not.
     """
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:  # noqa: PTH123
-            return socket.gethostname(), file.read().strip()
-    except OSError:
-        return socket.gethostname(), ""
-
-
-def same_machine(machine_ids: Iterable[Sequence[str]]) -> bool:
-    """Return true if all ranks, each with its `machine_id`, run under one Linux kernel and one host name."""
-    return len({tuple(machine) for machine in machine_ids}) == 1
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return f"{socket.gethostname()} {boot.read_text() if boot.exists() else ''}"
 
 
 def forbid_multicast() -> None:

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpbench.kernels import KernelLoss, checks
-from tpbench.kernels.launch_rows import How, RepeatedCall, find, launch_rows, remember
-from tpbench.kernels.row_loss import LossResult, Options, RowLoss, Rows, TopK, TopTarget, kernel_target
+from tpbench.kernels.launch_rows import RepeatedCall, find, launch_rows, remember
+from tpbench.kernels.row_loss import How, LossResult, Options, RowLoss, Rows, TopK, TopTarget, kernel_target
 from tpbench.kernels.row_terms import RowInputs, RowOutputs
 from tpbench.kernels.two_pass.launch import reduced
 

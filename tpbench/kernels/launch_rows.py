@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -20,7 +19,7 @@ from tpbench.kernels import symmetric
 from tpbench.kernels.cached_launch import INTERPRETED, MOST_REMEMBERED, launching
 from tpbench.kernels.checks import is_traced
 from tpbench.kernels.one_pass.launch import OnePassLaunch, form, prepare
-from tpbench.kernels.row_loss import KernelTarget, RowLoss, Rows
+from tpbench.kernels.row_loss import How, KernelTarget, RowLoss, Rows
 from tpbench.kernels.row_terms import RowInputs, RowOutputs
 from tpbench.kernels.two_pass import launch as two_pass
 
@@ -29,21 +28,6 @@ MOST_TOP_K = 256
 
 _PLAIN = {Tensor, torch.nn.Parameter}
 """Types of tensors with memory of their own. Others, such as DTensor, may have none."""
-
-
-@dataclass(frozen=True)
-class How:
-    """This record says which algorithm and kernels computed a loss, and how many bytes they sent to other ranks."""
-
-    algorithm: Literal["two_reads", "two_kernels", "one_read"]
-    block: int
-    """Columns of the kernels' block."""
-    bytes_sent: int = 0
-    """Bytes that this rank sent to its peers."""
-    kernels: tuple[Any, ...] = ()
-    """The compiled kernels that read the logits (see `worst_resources`). Each is None in the interpreter."""
-    relaunch: OnePassLaunch | None = field(default=None, repr=False, compare=False)
-    """Does the same for other tensors of the same form, if one kernel computes everything."""
 
 
 def launch_rows(loss: RowLoss, logits: Tensor, target: KernelTarget, rows: Rows) -> How:
@@ -59,9 +43,7 @@ def launch_rows(loss: RowLoss, logits: Tensor, target: KernelTarget, rows: Rows)
         if loss.algorithm == "one_read":
             raise ValueError(f"algorithm='one_read' cannot do this: {how}; use 'auto', 'two_kernels' or 'two_reads'")
     with launching(logits.device):
-        block, kernels, numbers = two_pass.launch(loss, logits, target, rows)
-    sent = (loss.vocabulary.world_size - 1) * len(logits) * numbers * 4
-    return How(loss.two_pass_algorithm, block, sent, kernels)
+        return two_pass.launch(loss, logits, target, rows)
 
 
 def _one_pass(

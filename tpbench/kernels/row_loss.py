@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -14,11 +14,6 @@ from torch import Tensor
 from tpbench.kernels import LABEL_LOSSES
 from tpbench.kernels.collectives import gather_by_rank
 from tpbench.kernels.row_terms import RowInputs, RowOutputs, Scales
-
-
-def has_labels(loss: str) -> bool:
-    """Return true if the target of a loss is a label of each row."""
-    return loss in LABEL_LOSSES
 
 
 @dataclass(frozen=True)
@@ -35,6 +30,21 @@ class LossResult:
     """(rows,) fp32: log-probability of each label for loss="policy". Else None."""
     clipped: Tensor | None
     """(rows,) bool: for loss="policy" true where the clip decides the loss, so that the ratio has no gradient."""
+
+
+@dataclass(frozen=True)
+class How:
+    """This record says which algorithm and kernels computed a loss, and how many bytes they sent to other ranks."""
+
+    algorithm: Literal["two_reads", "two_kernels", "one_read"]
+    block: int
+    """Columns of the kernels' block."""
+    bytes_sent: int = 0
+    """Bytes that this rank sent to its peers."""
+    kernels: tuple[Any, ...] = ()
+    """The compiled kernels that read the logits (see `worst_resources`). Each is None in the interpreter."""
+    relaunch: Any = field(default=None, repr=False, compare=False)
+    """Does the same for other tensors of the same form, if one kernel computes everything."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +197,7 @@ class RowLoss(Options):
     @property
     def has_labels(self) -> bool:
         """True if each row has a label, or a top k, that says whether it counts."""
-        return has_labels(self.loss) or self.top[0] > 0
+        return self.loss in LABEL_LOSSES or self.top[0] > 0
 
     def numbers(self, entropy: bool) -> int:
         """Return the fp32 numbers of a row's state that a rank sends (see `row_terms.numbers_of`)."""

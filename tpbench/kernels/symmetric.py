@@ -16,7 +16,7 @@ import torch.distributed as dist
 from triton import next_power_of_2
 from triton.runtime import driver
 
-from tpbench.kernels.collectives import forbid_multicast, gather_values, machine_id, same_machine
+from tpbench.kernels.collectives import forbid_multicast, gather_values, machine_id
 
 WAIT_LIMIT_S = 120.0
 """How long a kernel waits for a peer's statistics, which may be late because its host compiles or loads.
@@ -156,7 +156,7 @@ def workspace(group: dist.ProcessGroup, device: torch.device) -> PeerWorkspace |
             "exchange='nccl'"
         )
     reason = unavailable_reason(
-        gather_values((_rank_reason(group, device), *machine_id(), _rendezvous_count), group, device)
+        gather_values((_rank_reason(group, device), machine_id(), _rendezvous_count), group, device)
     )
     if reason:
         return reason
@@ -168,15 +168,15 @@ def workspace(group: dist.ProcessGroup, device: torch.device) -> PeerWorkspace |
     return next(filter(None, gather_values(reason, group, device)), created)
 
 
-def unavailable_reason(answers: Sequence[tuple[str, str, str, int]]) -> str:
+def unavailable_reason(answers: Sequence[tuple[str, str, int]]) -> str:
     """Return the reason for all ranks why the group has no symmetric memory. Empty: it has.
 
-    answers: of each rank its own reason, its host, the boot of the host, and its number of rendezvous.
+    answers: of each rank its own reason, its `machine_id`, and its number of rendezvous.
     """
-    reasons, hosts, boots, counts = zip(*answers, strict=True)
+    reasons, machines, counts = zip(*answers, strict=True)
     if any(reasons):
         return str(next(filter(None, reasons)))
-    if not same_machine(zip(hosts, boots, strict=True)):
+    if len(set(machines)) > 1:
         return "the ranks are on several nodes"
     if len(set(counts)) > 1:
         # torch numbers its messages by process, not by group: ranks with unequal numbers would wait for each other.

@@ -122,7 +122,7 @@ def _cell(
     mark = marks(record, (shown.name,))
     text, notes = shown.write(float(value)) + marks_beside(mark, common), [mark_word(letter) for letter in mark]
     undecided = UNDECIDED if compared and not compared.decided else ""
-    if compared and compared.interleaved:
+    if compared and compared.interleaved and compared.low and compared.high:
         text += f" ({number(compared.value)}x{undecided}, {number(compared.low)} to {number(compared.high)})"
         notes.insert(0, f"{compared.value!r}x interleaved, {compared.low!r} to {compared.high!r}")
     elif ratio is not None:

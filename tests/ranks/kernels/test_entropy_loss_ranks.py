@@ -105,15 +105,15 @@ def test_edge_cases(world_size: int, exchange: str) -> None:
 @pytest.mark.parametrize(
     ("ranks", "reason"),
     [
-        ([("", "a", "1", 0), ("", "a", "1", 0)], ""),
-        ([("", "a", "1", 3), ("", "a", "1", 3)], ""),
-        ([("", "a", "1", 0), ("too old", "a", "1", 0)], "too old"),
-        ([("", "a", "1", 0), ("", "b", "1", 0)], "several nodes"),
-        ([("", "a", "1", 0), ("", "a", "2", 0)], "several nodes"),
-        ([("", "a", "1", 1), ("", "a", "1", 0)], "unequally often before, in other groups ((1, 0))"),
+        ([("", "a 1", 0), ("", "a 1", 0)], ""),
+        ([("", "a 1", 3), ("", "a 1", 3)], ""),
+        ([("", "a 1", 0), ("too old", "a 1", 0)], "too old"),
+        ([("", "a 1", 0), ("", "b 1", 0)], "several nodes"),
+        ([("", "a 1", 0), ("", "a 2", 0)], "several nodes"),
+        ([("", "a 1", 1), ("", "a 1", 0)], "unequally often before, in other groups ((1, 0))"),
     ],
 )
-def test_ranks_agree_on_symmetric_memory(ranks: list[tuple[str, str, str, int]], reason: str) -> None:
+def test_ranks_agree_on_symmetric_memory(ranks: list[tuple[str, str, int]], reason: str) -> None:
     assert (unavailable_reason(ranks) == "") == (reason == "") and reason in unavailable_reason(ranks)
 
 

@@ -10,11 +10,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpbench.kernels import KernelLoss, checks
-from tpbench.kernels.launch_rows import How, launch_rows
+from tpbench.kernels import LABEL_LOSSES, KernelLoss, checks
+from tpbench.kernels.launch_rows import launch_rows
 from tpbench.kernels.linear.chunks import HiddenStates, WeightGradient, chunks_of, multiply
 from tpbench.kernels.linear.statistics import LossesOfLabels, is_supported
 from tpbench.kernels.row_loss import (
+    How,
     KernelTarget,
     LossResult,
     Options,
@@ -23,7 +24,6 @@ from tpbench.kernels.row_loss import (
     TopK,
     TopTarget,
     fp16_gradient_scale,
-    has_labels,
     kernel_target,
     labels_of,
 )
@@ -171,7 +171,13 @@ def linear_entropy_loss(
     given = (hidden, weight, bias, kernels_target, shards, workspace_gib)
 
     def call(loss: RowLoss, inputs: tuple[str, ...]) -> _WithLogits | LossesOfLabels:
-        if not inputs and has_labels(loss.loss) and loss.label_smoothing == 0 and len(hidden) and is_supported(hidden):
+        if (
+            not inputs
+            and loss.loss in LABEL_LOSSES
+            and loss.label_smoothing == 0
+            and len(hidden)
+            and is_supported(hidden)
+        ):
             return LossesOfLabels(*given, loss)
         return _WithLogits(*given, loss, weight_grad, inputs)
 

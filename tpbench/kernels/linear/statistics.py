@@ -23,9 +23,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tpbench.kernels.cached_launch import INTERPRETED, cached_launch, launching
 from tpbench.kernels.collectives import gather_by_rank
-from tpbench.kernels.launch_rows import How
 from tpbench.kernels.linear.chunks import HiddenStates, WeightGradient, chunks_of
-from tpbench.kernels.row_loss import RowLoss, Rows
+from tpbench.kernels.row_loss import How, RowLoss, Rows
 from tpbench.kernels.row_terms import reference, weigh
 from tpbench.kernels.two_pass.launch import losses_of_statistics
 from tpbench.kernels.two_pass.state import capped, round_to

@@ -95,6 +95,12 @@ class Form(NamedTuple):
     misaligned: int
     """Bytes past a multiple of 16."""
 
+    @property
+    def aligned(self) -> bool:
+        """True if all rows are contiguous, consist of whole 16-byte vectors, and start at multiples of 16 bytes."""
+        sizes = (size * self.dtype.itemsize for size in (self.shape[1], self.strides[0]))
+        return self.strides[1] == 1 and not self.misaligned and all(size % 16 == 0 for size in sizes)
+
 
 def form(tensor: Tensor) -> Form:
     """Return the `Form` of a tensor."""
@@ -136,7 +142,8 @@ def prepare(
         return "it needs a GPU of compute capability 8.0 or later"
     if loss != "cross_entropy" and target.dtype != logits.dtype:
         return f"it needs targets of the logits' dtype, got {target.dtype} and {logits.dtype}"
-    vectors = aligned(logits, target if loss != "cross_entropy" else None, out)
+    matrices = [logits, *([] if loss == "cross_entropy" else [target]), *([] if out is None else [out])]
+    vectors = all(matrix.aligned for matrix in matrices)
     world_size, valid = vocabulary.world_size, vocabulary.valid
     if world_size == 1 and not vectors:
         return "its rows must be contiguous and made of whole 16-byte vectors"
@@ -170,8 +177,8 @@ def prepare(
     )  # fmt: skip
     meeting = None
     # Ranks must decide alike, although one of them may want no gradient: only numbers that are equal on all count.
-    matrices = 2 if loss == "cross_entropy" else 3
-    if world_size > 1 and rows * vocabulary.share * matrices >= LEAST_NUMBERS:
+    read_or_written = 2 if loss == "cross_entropy" else 3
+    if world_size > 1 and rows * vocabulary.share * read_or_written >= LEAST_NUMBERS:
         meeting = cached_launch(meeting_kernel, WORLD=world_size, RANKS=next_power_of_2(world_size), num_warps=1)
     return Prepared(
         tiling=plan,
@@ -197,20 +204,6 @@ def _kernel(whole: bool) -> Any:
     # Imported on first use: kernels in Gluon are not needed in Triton's interpreter.
     kernels = importlib.import_module("tpbench.kernels.one_pass.kernels")
     return kernels.whole_row_kernel if whole else kernels.one_pass_kernel
-
-
-def aligned(*tensors: Form | None) -> bool:
-    """Return whether all rows are contiguous, consist of whole 16-byte vectors, and start at multiples of 16 bytes."""
-    return all(
-        tensor is None
-        or (
-            tensor.strides[1] == 1
-            and tensor.shape[1] * tensor.dtype.itemsize % 16 == 0
-            and tensor.strides[0] * tensor.dtype.itemsize % 16 == 0
-            and tensor.misaligned == 0
-        )
-        for tensor in tensors
-    )
 
 
 class OnePassLaunch:

@@ -12,7 +12,7 @@ from torch import Tensor
 from tpbench.kernels.block_caps import measured_cap
 from tpbench.kernels.cached_launch import INTERPRETED, cached_launch, launching
 from tpbench.kernels.collectives import gather_by_rank
-from tpbench.kernels.row_loss import KernelTarget, RowLoss, Rows, Strides, labels_of
+from tpbench.kernels.row_loss import How, KernelTarget, RowLoss, Rows, Strides, labels_of
 from tpbench.kernels.row_terms import RowOutputs
 from tpbench.kernels.two_pass.kernels import (
     Shard,
@@ -47,12 +47,8 @@ def column_block(
     return max(16, min(cap, int(triton.next_power_of_2(columns))))
 
 
-def launch(loss: RowLoss, logits: Tensor, target: KernelTarget, rows: Rows) -> tuple[int, tuple[Any, ...], int]:
-    """Queue the kernels for rows of logits on the current stream.
-
-    Returns the column block, the compiled kernels that read the logits (None in the interpreter), and the fp32 numbers
-    of each row that a rank sends to every other one.
-    """
+def launch(loss: RowLoss, logits: Tensor, target: KernelTarget, rows: Rows) -> How:
+    """Queue the kernels for rows of logits on the current stream."""
     n_rows, columns = logits.shape
     vocabulary, grad = loss.vocabulary, rows.grad
     inverse_count = rows.inverse_count
@@ -100,7 +96,8 @@ def launch(loss: RowLoss, logits: Tensor, target: KernelTarget, rows: Rows) -> t
         strides = Strides._make((*of_read, *of_grad))
         kernels.append(gradient(programs, pointers, (n_rows, columns, vocabulary.world_size, strides, shard), scales))
     reduced(rows, inverse_count)
-    return block, tuple(kernels), width + 2 * (loss.loss == "jsd")
+    numbers = width + 2 * (loss.loss == "jsd")  # of each row, for every other rank
+    return How(loss.two_pass_algorithm, block, (vocabulary.world_size - 1) * n_rows * numbers * 4, tuple(kernels))
 
 
 def losses_of_statistics(loss: RowLoss, gathered: Tensor, target: KernelTarget, rows: Rows) -> None:

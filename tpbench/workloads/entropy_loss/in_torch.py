@@ -26,7 +26,7 @@ def prepare_manual(problem: EntropyLoss, shard: Shard) -> Step:
 
     With compile=true the parts before and after the collective go through torch.compile, each as one graph.
     """
-    algorithm = _Labels(problem, shard) if problem.from_labels else _TwoLogits(problem, shard)
+    algorithm = _Algorithm(problem, shard)
     statistics: Any = algorithm.statistics
     finish: Any = algorithm.finish
     if problem.compile:
@@ -76,77 +76,74 @@ def _max_and_sum(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _Algorithm:
-    """The numbers of each row that ranks exchange: maxima, then sums."""
+    """The numbers of each row that ranks exchange, maxima and then sums, and the loss and gradient that follow.
 
-    maxima: int
-    sums: Sequence[int | None]
-    """For each sum the maximum that its exponents are relative to, or None if it has no exponents."""
+    Of a loss from labels they are (m, s, x[label]). A loss against target logits is the mean over the vocabulary of a
+    difference of log p and log q, whose weights are p or q: (m, m_t, s, s_t, weighted sum of the difference of logits).
+    Its gradient by x is p * (difference - mean) if p is the weight, and p - q if q is.
+    """
 
-    @property
-    def width(self) -> int:
-        return self.maxima + len(self.sums)
+    def __init__(self, problem: EntropyLoss, shard: Shard) -> None:
+        self.problem, self.rows, self.start, self.loss = problem, shard.rows, shard.vocab_start, problem.loss
+        self.scale, self.target_scale = problem.scale, problem.target_scale
+        self.from_labels, self.weight_is_p = problem.from_labels, problem.loss == "reverse_kl"
+        self.maxima = 1 if self.from_labels else 2
+        self.sums: Sequence[int | None] = (0, None) if self.from_labels else (0, 1, 0 if self.weight_is_p else 1)
+        """For each sum the maximum that its exponents are relative to, or None if it has no exponents."""
+        self.width = self.maxima + len(self.sums)
 
     def relative_sums(self, statistics: Sequence[Tensor] | Tensor, maxima: Tensor) -> list[Tensor]:
         """Return the sums relative to other maxima than those of the statistics."""
         sums = zip(self.sums, statistics[self.maxima :], strict=True)
         return [row if at is None else row * (statistics[at] - maxima[at]).exp() for at, row in sums]
 
-    def merged(self, exchanged: Tensor) -> list[Tensor]:
-        """Return the statistics of the whole vocabulary from those of the ranks, (tp_size, width, tokens)."""
+    def statistics(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Return the numbers of this rank's columns, (width, tokens)."""
+        x, t = self._scaled(logits, target)
+        m, s = _max_and_sum(x)
+        if self.from_labels:
+            local, held = self._local(logits, target)
+            return torch.stack((m, s, torch.where(held, x.gather(1, local[:, None])[:, 0], 0.0)))
+        m_t, s_t = _max_and_sum(t)
+        weight = (x - m[:, None]).exp() if self.weight_is_p else (t - m_t[:, None]).exp()
+        return torch.stack((m, m_t, s, s_t, (weight * self._difference(x, t)).sum(-1)))
+
+    def finish(self, logits: Tensor, target: Tensor, exchanged: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the loss, the losses of rows and the gradient. exchanged: of all ranks, (tp_size, width, tokens)."""
         maxima = exchanged[:, : self.maxima].amax(0)
-        return [*maxima, *(row.sum(0) for row in self.relative_sums(exchanged.unbind(1), maxima))]
+        sums = [row.sum(0) for row in self.relative_sums(exchanged.unbind(1), maxima)]
+        if self.from_labels:
+            return self._of_labels(logits, target, maxima[0], *sums)
+        (m, m_t), (s, s_t, weighted) = maxima, sums
+        log_z, log_z_t, factor = m + s.log(), m_t + s_t.log(), self.scale / logits.shape[0]
+        x, t = self._scaled(logits, target)
+        p = (x - m[:, None]).exp_().div_(s[:, None])
+        mean = weighted / (s if self.weight_is_p else s_t)
+        if self.weight_is_p:
+            grad = self._difference(x, t).sub_(mean[:, None]).mul_(p).mul_(factor)
+            row_loss = mean + log_z_t - log_z
+        else:
+            grad = p.sub_((t - m_t[:, None]).exp_().div_(s_t[:, None])).mul_(factor)
+            row_loss = log_z - mean if self.loss == "soft_cross_entropy" else mean + log_z - log_z_t
+        return row_loss.mean(), row_loss, grad.to(logits.dtype)
 
-
-class _Labels(_Algorithm):
-    """Cross-entropy from labels. The statistics of a row are (m, s, x[label])."""
-
-    maxima, sums = 1, (0, None)
-
-    def __init__(self, problem: EntropyLoss, shard: Shard) -> None:
-        self.problem, self.rows = problem, shard.rows
-        self.scale, self.start = problem.scale, shard.vocab_start
+    def _of_labels(
+        self, logits: Tensor, label: Tensor, m: Tensor, s: Tensor, x_label: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        counts, row_loss = label != IGNORED, s.log() + (m - x_label)
+        slope: Any = 1.0
+        if self.loss == "policy":
+            row_loss, slope = formulas.policy_losses(self.problem, -row_loss, self.rows)
+        row_loss, inverse = torch.where(counts, row_loss, 0.0), 1.0 / counts.sum().clamp(min=1)
+        factor = torch.where(counts, slope * inverse * self.scale, 0.0)
+        p = (formulas.product(logits.float(), self.scale) - m[:, None]).exp_().div_(s[:, None])
+        grad = _minus_one_hot(p, *self._local(logits, label)).mul_(factor[:, None])
+        return row_loss.sum() * inverse, row_loss, grad.to(logits.dtype)
 
     def _local(self, logits: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
         """Return the labels' local columns, and a mask of those that this rank holds."""
         local = label - self.start
-        held = (local >= 0) & (local < logits.shape[1])
-        return local.clamp(0, logits.shape[1] - 1), held
-
-    def statistics(self, logits: Tensor, label: Tensor) -> Tensor:
-        x = formulas.product(logits.float(), self.scale)
-        local, held = self._local(logits, label)
-        x_label = torch.where(held, x.gather(1, local[:, None])[:, 0], 0.0)
-        return torch.stack((*_max_and_sum(x), x_label))
-
-    def finish(self, logits: Tensor, label: Tensor, exchanged: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        m, s, x_label = self.merged(exchanged)
-        counts = label != IGNORED
-        row_loss = s.log() + (m - x_label)
-        slope: Any = 1.0
-        if self.problem.loss == "policy":
-            row_loss, slope = formulas.policy_losses(self.problem, -row_loss, self.rows)
-        row_loss = torch.where(counts, row_loss, 0.0)
-        inverse = 1.0 / counts.sum().clamp(min=1)
-        factor = torch.where(counts, slope * inverse * self.scale, 0.0)
-        local, held = self._local(logits, label)
-        p = (formulas.product(logits.float(), self.scale) - m[:, None]).exp_().div_(s[:, None])
-        grad = _minus_one_hot(p, local, held).mul_(factor[:, None])
-        return row_loss.sum() * inverse, row_loss, grad.to(logits.dtype)
-
-
-class _TwoLogits(_Algorithm):
-    """Losses against target logits: the mean over the vocabulary of a difference of log p and log q.
-
-    Its weights are p or q. The statistics of a row are (m, m_t, s, s_t, weighted sum of the difference of logits). The
-    gradient by x is p * (difference - mean) if p is the weight, and p - q if q is.
-    """
-
-    maxima = 2
-
-    def __init__(self, problem: EntropyLoss, shard: Shard) -> None:
-        self.loss, self.weight_is_p = problem.loss, problem.loss == "reverse_kl"
-        self.scale, self.target_scale = problem.scale, problem.target_scale
-        self.sums = (0, 1, 0 if self.weight_is_p else 1)
+        return local.clamp(0, logits.shape[1] - 1), (local >= 0) & (local < logits.shape[1])
 
     def _difference(self, x: Tensor, t: Tensor) -> Tensor:
         if self.loss == "soft_cross_entropy":
@@ -154,32 +151,8 @@ class _TwoLogits(_Algorithm):
         return x - t if self.weight_is_p else t - x
 
     def _scaled(self, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        return formulas.product(logits.float(), self.scale), formulas.product(target.float(), self.target_scale)
-
-    def statistics(self, logits: Tensor, target: Tensor) -> Tensor:
-        x, t = self._scaled(logits, target)
-        m, s = _max_and_sum(x)
-        m_t, s_t = _max_and_sum(t)
-        weight = (x - m[:, None]).exp() if self.weight_is_p else (t - m_t[:, None]).exp()
-        return torch.stack((m, m_t, s, s_t, (weight * self._difference(x, t)).sum(-1)))
-
-    def finish(self, logits: Tensor, target: Tensor, exchanged: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        m, m_t, s, s_t, weighted = self.merged(exchanged)
-        log_z, log_z_t = m + s.log(), m_t + s_t.log()
-        x, t = self._scaled(logits, target)
-        p = (x - m[:, None]).exp_().div_(s[:, None])
-        factor = self.scale / logits.shape[0]
-        if self.weight_is_p:
-            mean = weighted / s
-            grad = self._difference(x, t).sub_(mean[:, None]).mul_(p).mul_(factor)
-        else:
-            mean = weighted / s_t
-            grad = p.sub_((t - m_t[:, None]).exp_().div_(s_t[:, None])).mul_(factor)
-        if self.loss == "soft_cross_entropy":
-            row_loss = log_z - mean
-        else:
-            row_loss = mean + (log_z_t - log_z if self.weight_is_p else log_z - log_z_t)
-        return row_loss.mean(), row_loss, grad.to(logits.dtype)
+        t = target if self.from_labels else formulas.product(target.float(), self.target_scale)
+        return formulas.product(logits.float(), self.scale), t
 
 
 def prepare_gather(problem: EntropyLoss, shard: Shard) -> Step:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from torch import Tensor
 
@@ -22,8 +22,6 @@ class Shard(LossShard):
 
     logits: Tensor
     """(tokens, local vocab) in the problem's dtype."""
-    target: Any
-    """Labels, (tokens,) int64 of the whole vocabulary, target logits like the logits, or a `tpbench.kernels.TopK`."""
 
 
 @dataclass(frozen=True)

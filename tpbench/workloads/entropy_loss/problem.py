@@ -142,14 +142,6 @@ def _liger(problem: EntropyLoss, tp_size: int) -> str | None:
     return losses.incomplete_sequences(problem, tp_size) if problem.loss == "policy" else None
 
 
-def _loss_parallel(problem: EntropyLoss, tp_size: int) -> str | None:
-    return "unsharded it is pytorch_gather" if tp_size == 1 else labels_of_even_shards(problem, tp_size)
-
-
-def _megatron(problem: EntropyLoss, tp_size: int) -> str | None:
-    return "it needs a group of ranks" if tp_size == 1 else labels_of_even_shards(problem, tp_size)
-
-
 WORKLOAD.variant_of(
     "triton_tp",
     "triton_tp.prepare",
@@ -179,13 +171,19 @@ peer = partial(losses.peer, WORKLOAD)
 peer(
     "torch_loss_parallel",
     "",
-    _loss_parallel,
+    losses.labels_over_ranks,
     "torch's own: F.cross_entropy of a sharded DTensor under loss_parallel()",
     options={"compute_dtype"},
     requires_cuda=False,
 )
 peer("fast_llm", "fast_llm", _fast_llm, "Fast-LLM's Triton kernels, from the checkout that PYTHONPATH names")
 peer("quack", "quack", labels_on_one_rank, "QuACK's CuTe kernel: forward and gradient (of the sum) in one launch")
-peer("megatron", "megatron", _megatron, "Megatron-LM's vocab_parallel_cross_entropy in torch", requires_cuda=False)
+peer(
+    "megatron",
+    "megatron",
+    losses.labels_over_ranks,
+    "Megatron-LM's vocab_parallel_cross_entropy in torch",
+    requires_cuda=False,
+)
 peer("liger", "liger_kernel", _liger, "Liger's Triton kernels, which overwrite the logits", options={"compute_dtype"})
 peer("flash_attn", "flash_attn", first_of(uneven, other_losses), "flash-attention's Triton kernel")

@@ -13,7 +13,7 @@ from tpbench.workloads.losses.inputs import kernel_options
 
 def prepare(problem: EntropyLoss, shard: Shard) -> Step:
     """Prepare a call of `tpbench.kernels.entropy_loss` that writes the gradient into new memory."""
-    last: How | None = None
+    last: How
     # The exchange is never all_reduce, which the variant doesn't support.
     options = kernel_options(problem, shard)
     options |= {name: getattr(problem, name) for name in ("logits_scale", "block_cap", "algorithm")}
@@ -26,14 +26,12 @@ def prepare(problem: EntropyLoss, shard: Shard) -> Step:
         return Output(result.loss, result.row_loss, result.grad)
 
     def columns() -> dict[str, Any]:
-        if last is None:
-            return {}
         used = {"algorithm_used": last.algorithm, "block_used": last.block}
         return used | worst_resources(last.kernels, shard.device)
 
     return Step(
         run,
-        bytes_communicated=lambda: 0 if last is None else last.bytes_sent,
+        bytes_communicated=lambda: last.bytes_sent,
         columns=columns,
-        communicates_in_kernels=lambda: last is not None and last.algorithm == "one_read",
+        communicates_in_kernels=lambda: last.algorithm == "one_read",
     )

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor
 
-from tpbench.kernels import TopK
 from tpbench.workloads import step
 from tpbench.workloads.hashing import hash_index, normal
 from tpbench.workloads.linear_loss.problem import LinearLoss
@@ -28,11 +27,6 @@ class Shard(LossShard):
     """(tokens, hidden), or this rank's part of the rows with sequence_parallel."""
     weight: Tensor
     """(local vocab, hidden)."""
-    labels: Tensor | None
-    """(tokens,) int64, for cross_entropy, policy and logprob."""
-    teacher: tuple[Tensor, Tensor] | None
-    """The teacher's hidden states and weight, for the other losses, unless they have a top k."""
-    top: TopK | None = None
     upstream: tuple[Tensor, Tensor] | None = None
     """For logprob with mode=train: the gradients of a policy's objective by each row's log-probability and entropy.
 
@@ -40,9 +34,9 @@ class Shard(LossShard):
     """
 
     @property
-    def target(self) -> Any:
-        """The target of this project's functions."""
-        return self.labels if self.labels is not None else self.top or self.teacher
+    def labels(self) -> Tensor | None:
+        """The target for cross_entropy, policy and logprob, else None."""
+        return self.target if isinstance(self.target, Tensor) else None
 
 
 @dataclass(frozen=True)
@@ -83,12 +77,12 @@ def make_shard(problem: LinearLoss, context: Context) -> Shard:
     # A power of two near 1 / (2 sqrt(hidden)) rounds nothing.
     weight_scale = 2.0 ** -round(math.log2(2 * math.sqrt(problem.hidden)))
     target = given_target(problem, (_LABELS, _IGNORED), range(problem.tokens), device)
+    if target is None:
+        target = matrix(_TEACHER, rows), matrix(_TEACHER_WEIGHT, columns, weight_scale)
     return Shard(
         hidden=matrix(_HIDDEN, rows),
         weight=matrix(_WEIGHT, columns, weight_scale),
-        labels=target if problem.from_labels else None,
-        teacher=(matrix(_TEACHER, rows), matrix(_TEACHER_WEIGHT, columns, weight_scale)) if target is None else None,
-        top=target if problem.top_k else None,
+        target=target,
         upstream=_upstream(problem, target) if problem.loss == "logprob" and problem.trains else None,
         **place(problem, context),
     )

@@ -29,24 +29,21 @@ def prepare(problem: LinearLoss, shard: Shard) -> Step:
     A policy's upstream gradients depend on its log-probabilities. So the first call computes these, and the second one
     computes the logits again, with their gradients.
     """
-    sent = 0
-    last: LinearHow | None = None
+    hows: list[LinearHow] = []  # of the calls of the last iteration
     main_grad = torch.zeros_like(shard.weight, dtype=torch.float32) if problem.main_grad else None
     common = kernel_options(problem, shard)
     workspace: Any = "auto" if problem.logits_gib is None else problem.logits_gib
 
     def call(**options: Any) -> LinearEntropyLossResult:
-        nonlocal sent, last
         result = linear_entropy_loss(
             shard.hidden, shard.weight, shard.target,
             hidden_sharded=problem.sequence_parallel, workspace_gib=workspace, **common, **options,
         )  # fmt: skip
-        sent, last = sent + result.how.bytes_sent, result.how
+        hows.append(result.how)
         return result
 
     def run() -> Output:
-        nonlocal sent
-        sent = 0
+        hows.clear()
         if shard.upstream is None:
             rows = gradients = call(grad=problem.trains, weight_grad=main_grad)
         else:
@@ -54,10 +51,12 @@ def prepare(problem: LinearLoss, shard: Shard) -> Step:
             gradients = call(weight_grad=main_grad, **_upstream(problem, shard))
         return Output(rows.loss, rows.row_loss, rows.entropy, gradients.grad_hidden, gradients.grad_weight)
 
-    def columns() -> dict[str, Any]:
-        return {} if last is None else {"chunks": last.chunks, "chunk_rows": last.chunk_rows}
-
-    return Step(run, lambda: sent, columns, None if main_grad is None else main_grad.zero_)
+    return Step(
+        run,
+        lambda: sum(how.bytes_sent for how in hows),
+        lambda: {"chunks": hows[-1].chunks, "chunk_rows": hows[-1].chunk_rows},
+        None if main_grad is None else main_grad.zero_,
+    )
 
 
 def prepare_unfused(problem: LinearLoss, shard: Shard) -> Step:

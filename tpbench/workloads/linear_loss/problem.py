@@ -126,10 +126,10 @@ WORKLOAD = Workload(
 )
 
 
-def _version(package: str) -> tuple[str, tuple[int, ...]]:
-    """Return the version of a package, and its release numbers: (2, 13, 0) of 2.13.0+cu130."""
-    version = importlib.metadata.version(package)
-    return version, tuple(int(number) for number in version.split("+")[0].split(".")[:3] if number.isdigit())
+def _release(package: str) -> tuple[int, ...]:
+    """Return the release numbers of an installed package: (2, 13, 0) of 2.13.0+cu130."""
+    numbers = importlib.metadata.version(package).split("+")[0].split(".")[:3]
+    return tuple(int(number) for number in numbers if number.isdigit())
 
 
 def _liger(problem: LinearLoss, tp_size: int) -> str | None:
@@ -149,10 +149,8 @@ def _liger_cutedsl(problem: LinearLoss, tp_size: int) -> str | None:
 
 
 def _cce(problem: LinearLoss, tp_size: int) -> str | None:
-    if tp_size > 1 and packages.installed("cut_cross_entropy"):
-        version, numbers = _version("cut_cross_entropy")
-        if numbers < (25, 4, 3):
-            return f"cut-cross-entropy {version} is for one GPU; 25.4.3, of its repository, can shard the vocabulary"
+    if tp_size > 1 and packages.installed("cut_cross_entropy") and _release("cut_cross_entropy") < (25, 4, 3):
+        return "its releases are for one GPU; 25.4.3, of cut-cross-entropy's repository, can shard the vocabulary"
     return losses.labels_only(problem, tp_size)
 
 
@@ -169,10 +167,9 @@ def quack_chunk_rows(problem: LinearLoss) -> int | None:
     last chunk to a multiple of 128.
     """
     for size in (4096, 8192, 2048, 1024, 512, 256, 128):
-        chunks = -(-problem.tokens // size)
-        last = problem.tokens - (chunks - 1) * size
-        padded = -(-last // 128) * 128
-        if problem.hidden != padded and (chunks == 1 or problem.hidden != size):
+        last = (problem.tokens - 1) % size + 1
+        first = min(size, problem.tokens)
+        if problem.hidden not in (-(-rows // 128) * 128 for rows in (first, last)):
             return size
     return None
 
@@ -184,13 +181,8 @@ def _quack(problem: LinearLoss, tp_size: int) -> str | None:
     return None if has_chunks else f"it needs chunks with more or fewer rows than hidden={problem.hidden}"
 
 
-def _loss_parallel(problem: LinearLoss, tp_size: int) -> str | None:
-    return "unsharded it is linear_gather" if tp_size == 1 else losses.labels_of_even_shards(problem, tp_size)
-
-
 def _torch(problem: LinearLoss, tp_size: int) -> str | None:
-    version, numbers = _version("torch")
-    return f"it needs torch 2.13, not {version}" if numbers < (2, 13) else labels_on_one_rank(problem, tp_size)
+    return "it needs torch 2.13" if _release("torch") < (2, 13) else labels_on_one_rank(problem, tp_size)
 
 
 WORKLOAD.variant_of(
@@ -221,7 +213,7 @@ WORKLOAD.variant_of(
     "linear_loss_parallel",
     "in_torch.loss_parallel",
     "F.linear, then F.cross_entropy of a sharded DTensor in fp32 under torch's loss_parallel()",
-    unsupported_reason=_loss_parallel,
+    unsupported_reason=losses.labels_over_ranks,
 )
 WORKLOAD.variant_of(
     "linear_compiled",

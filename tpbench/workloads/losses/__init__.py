@@ -105,6 +105,11 @@ def one_gpu(problem: LossProblem, tp_size: int) -> str | None:
     return "it is for one GPU" if tp_size > 1 else None
 
 
+def several_ranks(problem: LossProblem, tp_size: int) -> str | None:
+    """Refuse one rank."""
+    return "it needs a group of ranks" if tp_size == 1 else None
+
+
 def uneven(problem: LossProblem, tp_size: int) -> str | None:
     """Refuse shards of different sizes."""
     if problem.vocab % tp_size:
@@ -134,6 +139,7 @@ def _options_of_labels(problem: LossProblem, tp_size: int) -> str | None:
 labels_only = first_of(other_losses, _options_of_labels)
 labels_on_one_rank = first_of(one_gpu, labels_only)
 labels_of_even_shards = first_of(uneven, labels_only)
+labels_over_ranks = first_of(several_ranks, labels_of_even_shards)
 
 
 def peer(workload: Workload, name: str, requires: str, refusal: Refusal, summary: str, **traits: Any) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class LossShard:
-    """The place of one rank's part of a problem."""
+    """The place of one rank's part of a problem, and its target."""
 
     tokens: int
     vocab_start: int
@@ -39,6 +39,9 @@ class LossShard:
     tp_rank: int
     tp_size: int
     device: torch.device
+    target: Any
+    """Labels, (tokens,) int64 of the whole vocabulary, a `tpbench.kernels.TopK`, or target logits like the logits. For
+    a linear loss, the teacher's hidden states and weight take the place of target logits."""
     rows: Any = field(default=None, metadata={"constant": True})
     """The tensors of rows of the policy loss by name, (tokens,) fp32: arguments of this project's functions."""
 

@@ -115,16 +115,6 @@ class LossOracle(ABC):
         """The loss of each row, (tokens,), as `losses` returns it."""
         return torch.cat([self.losses(*self.log_probabilities(rows), rows)[0] for rows in self.blocks()])
 
-    @property
-    def loss(self) -> float:
-        """The mean loss over the rows that count."""
-        return float(self.row_loss.sum()) * self.inverse_count
-
-    def gradient(self, rows: slice) -> Tensor:
-        """Return the gradient of the mean loss by the local logits of some rows, in float64."""
-        log_p, log_q = self.log_probabilities(rows)
-        return self.gradient_of_mean(log_p, *self.losses(log_p, log_q, rows)[1:], rows)
-
     def blocks(self) -> Iterator[slice]:
         """Yield slices of rows, which are equal on all ranks."""
         columns = -(-self.problem.vocab // self.shard.tp_size)

@@ -36,8 +36,7 @@ def exact(cell: LinearLoss, shard: Shard) -> Output:
             rows = -torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages) * (shard.labels >= 0)
         count = max(1, int((shard.labels >= 0).sum()))
     else:
-        assert shard.teacher is not None
-        teacher_hidden, teacher_weight = (each.double() for each in shard.teacher)
+        teacher_hidden, teacher_weight = (each.double() for each in shard.target)
         log_q = (teacher_hidden @ teacher_weight.T / cell.temperature).log_softmax(-1)
         mixture = ((log_p.exp() + log_q.exp()) / 2).log()
         terms = {

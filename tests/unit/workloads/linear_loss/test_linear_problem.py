@@ -76,12 +76,11 @@ def test_ranks_hold_parts_of_one_problem(loss: str) -> None:
     parts = [make_shard(problem(loss=loss, sequence_parallel=True), context(tp_rank=r, tp_size=3)) for r in range(3)]
     assert torch.equal(torch.cat([each.hidden for each in parts]), whole.hidden)
     assert torch.equal(torch.cat([each.weight for each in parts]), whole.weight)
-    if whole.teacher is not None:
-        teachers = [each.teacher for each in parts if each.teacher is not None]
-        assert torch.equal(torch.cat([hidden for hidden, _ in teachers]), whole.teacher[0])
-        assert torch.equal(torch.cat([weight for _, weight in teachers]), whole.teacher[1])
-        assert not torch.equal(whole.teacher[0], whole.hidden)
+    if whole.labels is None:
+        assert torch.equal(torch.cat([each.target[0] for each in parts]), whole.target[0])
+        assert torch.equal(torch.cat([each.target[1] for each in parts]), whole.target[1])
+        assert not torch.equal(whole.target[0], whole.hidden)
     else:
-        assert whole.labels is not None and all(torch.equal(each.labels, whole.labels) for each in parts)
+        assert all(torch.equal(each.target, whole.target) for each in parts)
     logits = whole.hidden.float() @ whole.weight.float().t()
     assert 1.9 <= float(logits.std()) <= 3.8
