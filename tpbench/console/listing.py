@@ -79,9 +79,7 @@ def overview(machine_text: str, gpus: int) -> str:
     lines += [*_wrapped("  with options", " ".join(entry.name for entry in presets)), "", "shape=  by workload"]
     for name in workloads():
         ordered = sorted(_marked_names(shapes(gpus, name)), key=lambda name: "tiny" not in name)
-        lines.append(
-            f"{f'  {name}':<{_LABEL}}{textwrap.shorten(' '.join(ordered), WIDTH - _LABEL, placeholder=' ...')}"
-        )
+        lines += _wrapped(f"  {name}", textwrap.shorten(" ".join(ordered), WIDTH - _LABEL, placeholder=" ..."))
     lines.append("")
     for label, topic in (("model=", "models"), ("loss=", "losses"), ("+experiment=", "experiments")):
         lines += _wrapped(label, " ".join(entry.name for _, entries in sections_of(topic, gpus) for entry in entries))
