@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from tpbench.comm import symmetric_buffers
 from tpbench.comm.symmetric_buffers import StreamSignals
+from tpbench.workloads.tp_block.execution import copy_engine
 
 FLAG_SPACE = 1 << 20
 
@@ -247,6 +248,7 @@ def on_streams(monkeypatch: pytest.MonkeyPatch) -> Callable[[Machine], None]:
         }
         for name, value in fakes.items():
             monkeypatch.setattr(torch.cuda, name, value)
-        monkeypatch.setattr(symmetric_buffers, "cuda_driver", lambda: machine)
+        for module in (symmetric_buffers, copy_engine):
+            monkeypatch.setattr(module, "cuda_driver", lambda: machine)
 
     return install

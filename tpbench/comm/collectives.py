@@ -1,9 +1,19 @@
-"""Collectives for whole tensors, rows, columns, tokens and Python objects, and how to differentiate them."""
+"""Collectives for whole tensors, rows, columns, tokens and Python objects, and how to differentiate them.
+
+The all-gathers of a group with windows run on buffers that NCCL's kernels or copy engines read and write directly. Both
+tensors must lie in such symmetric windows, at equal offsets on all ranks. With NCCL_NVLS_ENABLE=0 NCCL 2.28 uses no
+multicast for them: it masks its multimem kernels out, and copy engines signal peers one by one.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import math
+import re
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -12,14 +22,56 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional_collectives
 from torch import Tensor, nn
 
-from tpbench.comm.nccl_windows import windows_of
 from tpbench.kernels.collectives import all_gather as all_gather
-from tpbench.kernels.collectives import gather_values, machine_id
+from tpbench.kernels.collectives import forbid_multicast, gather_values, machine_id
 from tpbench.kernels.collectives import reduce_scatter as reduce_scatter
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
+
+
+windows_of: dict[dist.ProcessGroup, Windows] = {}
+"""The windows of each group that `group_with_windows` made, as long as the process."""
+
+
+class Windows:
+    """Buffers in the windows of a group, used again when no tensor refers to them: all ranks make and free alike."""
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
+        dist.all_reduce(torch.zeros(1, device=device), group=group)  # makes the communicator
+        backend: Any = group._get_backend(device)
+        self.device, self.pool = device, torch.cuda.MemPool(backend.mem_allocator)
+        backend.register_mem_pool(self.pool, symm=True)
+        self.buffers: dict[int, list[Tensor]] = defaultdict(list)
+        self.gib = 0.0  # of all buffers on this rank
+
+    def new_empty(self, shape: Sequence[int], *, dtype: torch.dtype, **_: Any) -> Tensor:
+        """Return a tensor in a window with undefined content. Collective if no buffer of its size is free."""
+        # Of so many bytes, each buffer is a segment of torch's allocator, and so a window: offsets are 0 on all ranks.
+        nbytes = max(10 * 2**20, -(-math.prod(shape) * dtype.itemsize // 2**21) * 2**21)
+        for buffer in self.buffers[nbytes]:  # a free one has only itself and Python's wrapper of its memory
+            if torch._C._storage_Use_Count(buffer.untyped_storage()._cdata) == 2:
+                break
+        else:
+            with torch.cuda.use_mem_pool(self.pool):
+                buffer = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+            self.buffers[nbytes].append(buffer)
+            self.gib += nbytes / 2**30
+        tensor: Any = torch.empty(0, dtype=dtype, device=self.device)  # a view could not be a function's result
+        return tensor.set_(buffer.untyped_storage(), 0, tuple(shape))  # type: ignore[no-any-return]
+
+
+def group_with_windows(ranks: list[int], nccl: str, device: torch.device) -> dist.ProcessGroup:
+    """Return a new group with windows, if it has several ranks. `nccl`: symmetric or copy_engine. Collective."""
+    forbid_multicast()
+    options: Any = dist.ProcessGroupNCCL.Options()
+    if nccl == "copy_engine":
+        options.config.cta_policy = 2  # NCCL_CTA_POLICY_ZERO
+    group: dist.ProcessGroup = dist.new_group(ranks, pg_options=options)
+    if dist.get_rank() in ranks and len(ranks) > 1:
+        windows_of[group] = Windows(group, device)
+    return group
 
 
 def gather_rows(shard: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -133,6 +185,35 @@ def gather_objects(value: Any, group: dist.ProcessGroup | None = None) -> list[A
 def on_one_machine(group: dist.ProcessGroup) -> bool:
     """Return true if all ranks run under one Linux kernel. Collective, with the same answer on every rank."""
     return len(set(gather_objects(machine_id(), group))) == 1
+
+
+def nccl_algorithm(shape: tuple[int, int], dtype: torch.dtype, group: dist.ProcessGroup) -> str:
+    """Return NCCL's kernels for an all-gather of shards, without a protocol that is always LL, or `copy engine`.
+
+    Collective over all ranks. Returns `unknown` if a rank has no memory for it, or if this rank cannot read a graph of
+    it, which other ranks don't notice: a capture communicates nothing.
+    """
+    try:
+        shard = torch.zeros(shape, dtype=dtype, device="cuda")
+        torch.empty(group.size() * shard.nbytes, dtype=torch.uint8, device="cuda")  # as much as the result
+        is_full = False
+    except torch.OutOfMemoryError:
+        is_full = True
+    if any(gather_objects(is_full)):
+        return "unknown"
+    gather_rows(shard, group)  # a graph cannot make windows
+    text = ""
+    # A failed capture leaves its stream as the current one, from which the inner context returns.
+    with suppress(Exception), torch.cuda.stream(torch.cuda.current_stream()), tempfile.NamedTemporaryFile("r") as file:
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
+        graph.enable_debug_mode()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            gather_rows(shard, group)
+        graph.debug_dump(file.name)
+        text = file.read()
+    kernels = re.findall(r"nccl(Symk)?DevKernel_(\w+?)\d\dnccl", text)
+    names = [f"symmetric {name}" if symmetric else name.removesuffix("_LL") for symmetric, name in kernels]
+    return ", ".join(names) or ("copy engine" if "BATCH_MEM_OP" in text else "unknown")
 
 
 def sharded_along(dim: int, size: int, local: Tensor, mesh: DeviceMesh) -> DTensor:

@@ -16,8 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from tpbench.comm.collectives import exchanged, gather_rows, scatter_rows
-from tpbench.comm.nccl_windows import windows_of
+from tpbench.comm.collectives import exchanged, gather_rows, scatter_rows, windows_of
 
 Pending: TypeAlias = Callable[[], Tensor]
 """A result that may not be complete yet. Call it once: it returns the result, ready for the current stream."""

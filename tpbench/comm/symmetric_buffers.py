@@ -35,11 +35,6 @@ def cuda_driver() -> Any:
     return ctypes.CDLL("libcuda.so.1")
 
 
-def driver_has(name: str) -> bool:
-    """Return true if the installed driver has a function of this name: older drivers lack some."""
-    return getattr(cuda_driver(), name, None) is not None
-
-
 def call_driver(name: str, *arguments: Any) -> None:
     """Call a driver function with ctypes arguments. Raise RuntimeError if it returns an error code."""
     if error := getattr(cuda_driver(), name)(*arguments):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tpbench.files import explained
 from tpbench.launcher.options import COMMANDS
+from tpbench.settings import JobError
 
 HELP = """\
 tpbench: which implementation of a tensor-parallel operation is correct, fastest
@@ -41,13 +42,19 @@ Write NAME=VALUE; with -m, NAME=VALUE1,VALUE2 makes a job of each combination.
 
 
 def information(arguments: Sequence[str]) -> int | None:
-    """Run the command that the arguments name and return its exit code, or return None if they name a job."""
+    """Run the command that the arguments name and return its exit code, or return None if they name a job.
+
+    A wrong request of any command is a JobError: its message is printed, and the exit code is 2.
+    """
     if sys.stdout is None:  # the shell has closed it: `>&-`
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
     try:
         code = _run(arguments)
         sys.stdout.flush()
         return code
+    except JobError as error:
+        print(f"tpbench: {error}", file=sys.stderr)
+        return 2
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the exit would flush, and fail again
         if isinstance(error, BrokenPipeError):  # `| head` has read enough

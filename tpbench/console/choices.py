@@ -68,8 +68,6 @@ def sections_of(topic: str, gpus: int) -> list[tuple[str, list[Entry]]]:
     if topic in workloads():
         return [_variants(workloads()[topic], gpus), ("shape=", shapes(gpus, topic))]
     if topic not in ("all", *TOPICS):
-        if ".py" in topic:
-            raise JobError(f"write python -m tpbench list variant={topic}")
         raise JobError(unknown("topic of list", topic, ("all", "fields", *TOPICS, *workloads(), "variant=NAME")))
     models = "model=  with any shape of a model; or a path to a local folder with a config.json"
     sections = [

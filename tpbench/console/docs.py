@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 import tpbench
+from tpbench.settings import JobError
 from tpbench.suggestions import unknown
 from tpbench.tables import aligned_lines
 
@@ -18,7 +19,7 @@ PAGES = {file.stem: file for file in sorted((Path(tpbench.__file__).resolve().pa
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print a page, or the list of all pages. The exit code is 0, or 2 for a page that does not exist."""
+    """Print a page, or the list of all pages. The exit code is 0. Raises JobError if there is no such page."""
     parser = argparse.ArgumentParser(prog="tpbench docs", description="Print a page of the documentation.")
     parser.add_argument("page", nargs="?", help="without it: the list of the pages")
     name = parser.parse_args(arguments).page
@@ -31,6 +32,5 @@ def main(arguments: Sequence[str]) -> int:
         text = PAGES[name].read_text(encoding="utf-8")
         Console().print(Markdown(text)) if sys.stdout.isatty() else print(text, end="")
     else:
-        print(f"tpbench: {unknown('page', name, PAGES)}", file=sys.stderr)
-        return 2
+        raise JobError(unknown("page", name, PAGES))
     return 0

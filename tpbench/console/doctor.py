@@ -85,16 +85,12 @@ def disk(output_dir: str = "outputs") -> Iterator[Finding]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print all findings. The exit code is 1 if a check failed, and 2 for invalid arguments."""
+    """Print all findings. The exit code is 1 if a check failed. Raises JobError for invalid arguments."""
     output_dir = "outputs"
-    try:
-        for name, _, value in (argument.partition("=") for argument in arguments):
-            if name != "output_dir":
-                raise JobError(f"doctor has one argument, output_dir=DIR, and not {name}")
-            output_dir = str(user_path(value, name))
-    except JobError as error:
-        print(f"tpbench: {error}", file=sys.stderr)
-        return 2
+    for name, _, value in (argument.partition("=") for argument in arguments):
+        if name != "output_dir":
+            raise JobError(f"doctor has one argument, output_dir=DIR, and not {name}")
+        output_dir = str(user_path(value, name))
     failed = []
     for subject, state, message, fix in examine(output_dir):
         is_failure = state == "fail"

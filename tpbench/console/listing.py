@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 import textwrap
 import typing
 from collections.abc import Collection, Mapping, Sequence
@@ -37,25 +36,21 @@ More:  python -m tpbench ...
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the list. The exit code is 0, or 2 for invalid arguments."""
+    """Print the list. The exit code is 0. Raises JobError for invalid arguments."""
     gpus = machine.gpu_count()
-    try:
-        arguments = _with_folders(arguments)
-        if not arguments:
-            print(overview(_machine(gpus), gpus), end="")
-        for topic in arguments:
-            group, equals, name = topic.lstrip("+").partition("=")
-            if equals:
-                print(description(group, name, gpus), end="")
-            elif topic == "fields":
-                print(all_fields(), end="")
-            else:
-                _print_sections(topic, gpus)
-            if topic in workloads():
-                print(fields_of(topic), end="")
-    except JobError as error:
-        print(f"tpbench: {error}", file=sys.stderr)
-        return 2
+    arguments = _with_folders(arguments)
+    if not arguments:
+        print(overview(_machine(gpus), gpus), end="")
+    for topic in arguments:
+        group, equals, name = topic.lstrip("+").partition("=")
+        if equals:
+            print(description(group, name, gpus), end="")
+        elif topic == "fields":
+            print(all_fields(), end="")
+        else:
+            _print_sections(topic, gpus)
+        if topic in workloads():
+            print(fields_of(topic), end="")
     return 0
 
 
@@ -84,9 +79,7 @@ def overview(machine_text: str, gpus: int) -> str:
     lines += [*_wrapped("  with options", " ".join(entry.name for entry in presets)), "", "shape=  by workload"]
     for name in workloads():
         ordered = sorted(_marked_names(shapes(gpus, name)), key=lambda name: "tiny" not in name)
-        lines.append(
-            f"{f'  {name}':<{_LABEL}}{textwrap.shorten(' '.join(ordered), WIDTH - _LABEL, placeholder=' ...')}"
-        )
+        lines += _wrapped(f"  {name}", textwrap.shorten(" ".join(ordered), WIDTH - _LABEL, placeholder=" ..."))
     lines.append("")
     for label, topic in (("model=", "models"), ("loss=", "losses"), ("+experiment=", "experiments")):
         lines += _wrapped(label, " ".join(entry.name for _, entries in sections_of(topic, gpus) for entry in entries))

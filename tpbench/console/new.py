@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,26 +20,24 @@ EXAMPLES = Path(tpbench.__file__).resolve().parent / "api" / "examples"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the file and print the command that runs it. The exit code is 0, or 2 if the file cannot be written."""
+    """Write the file and print the command that runs it. The exit code is 0. Raises JobError otherwise."""
     parser = argparse.ArgumentParser(prog="tpbench new", description="Write a file with a variant to start from.")
     parser.add_argument("file", type=path_argument, help="the file to write, such as my_loss.py; it must not exist")
     help_text = f"of the variant ({NAMES[0]}); {OPERATION}: an operation of your own"
     parser.add_argument("--workload", choices=(*NAMES, OPERATION), default=NAMES[0], help=help_text)
     options = parser.parse_args(arguments)
     file, workload = options.file, options.workload
+    if not FILE_NAME.fullmatch(file.name):
+        raise JobError(f"{file.name} is no name for the file: take letters, digits and _ - . of ASCII; end in .py")
     try:
-        if not FILE_NAME.fullmatch(file.name):
-            raise JobError(f"{file.name} is no name for the file: take letters, digits and _ - . of ASCII; end in .py")
         with file.open("x") as new:
             example = "moe.py" if workload == OPERATION else f"{workload}.py"
             new.write((EXAMPLES / example).read_text().replace("FILE:", f"{file.name}:"))
-        variants = [f"{file}:{name}" for name, each in source.functions(file).items() if source.declaration(each, file)]
-        found = find_outside(variants[0])
-        assert found is not None
-    except (JobError, OSError) as error:
-        reason = f"{file} cannot be written: {error.strerror}" if isinstance(error, OSError) else error
-        print(f"tpbench: {reason}", file=sys.stderr)
-        return 2
+    except OSError as error:
+        raise JobError(f"{file} cannot be written: {error.strerror}") from None
+    variants = [f"{file}:{name}" for name, each in source.functions(file).items() if source.declaration(each, file)]
+    found = find_outside(variants[0])
+    assert found is not None
     what = f"the function {found.function}, a variant of {workload}. It is correct as it is; make it faster."
     example = example_command(found.of_workload, [entry.name for entry in shapes(0, found.of_workload.name)])
     command = f"variant={variants[0]} {example}  # check and time it"

@@ -16,7 +16,6 @@ from tpbench.console.choices import sections_of
 from tpbench.measure import machine
 from tpbench.report.command import main as report
 from tpbench.results.read import load
-from tpbench.settings import JobError
 from tpbench.suggestions import printable
 from tpbench.tables import aligned_lines
 from tpbench.workloads import workloads
@@ -25,7 +24,7 @@ _EPILOG = "Further arguments are those of a sweep, such as device=cpu or loss=re
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run `test` or `profile`, the first argument. The exit code is 0, 1 if a cell failed, 2 for a wrong request."""
+    """Run `test` or `profile`, the first argument. The exit code is 0, or 1 if a cell failed."""
     command, *rest = arguments
     parser = argparse.ArgumentParser(prog=f"tpbench {command}", epilog=_EPILOG)
     if command == "test":
@@ -35,11 +34,7 @@ def main(arguments: Sequence[str]) -> int:
         parser.description = "Train blocks without parallelism, with it, and with two kinds of overlap: loss and costs."
     options = parser.parse_args([argument for argument in rest if "=" not in argument])
     overrides = [argument for argument in rest if "=" in argument]
-    try:
-        return _test(options.workload or list(workloads()), overrides) if command == "test" else _profile(overrides)
-    except JobError as error:
-        print(f"tpbench: {error}", file=sys.stderr)
-        return 2
+    return _test(options.workload or list(workloads()), overrides) if command == "test" else _profile(overrides)
 
 
 def _sweep(*arguments: str) -> int:

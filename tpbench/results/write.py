@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import re
 import secrets
@@ -125,7 +126,13 @@ def _publish(temporary: Path, path: Path) -> None:
     try:
         os.link(temporary, path)
     except OSError:  # the name is taken, or the file system has no hard links
-        # A network file system may have made the link, lost the answer and tried again: then the link is ours.
-        if path.exists() and not temporary.samefile(path):
-            raise RowExists(errno.EEXIST, "this row has been written before", str(path)) from None
-        temporary.replace(path)  # without hard links, two writers of one row may both find the name free
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            with contextlib.suppress(OSError):  # without locks, two writers may both find the name free
+                fcntl.flock(folder, fcntl.LOCK_EX)
+            # A network file system may have made the link, lost the answer and tried again: then the link is ours.
+            if path.exists() and not temporary.samefile(path):
+                raise RowExists(errno.EEXIST, "this row has been written before", str(path)) from None
+            temporary.replace(path)
+        finally:
+            os.close(folder)

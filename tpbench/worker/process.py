@@ -105,7 +105,7 @@ def reason_to_end(device: torch.device) -> str:
     torch.cuda.synchronize(device)
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
-    from tpbench.comm.nccl_windows import windows_of
+    from tpbench.comm.collectives import windows_of
 
     windows_gib = sum(windows.gib for windows in windows_of.values())  # the next tasks use them again
     if (allocated := torch.cuda.memory_allocated(device) - int(windows_gib * 2**30)) > MAX_ALLOCATED_BYTES:

@@ -234,7 +234,7 @@ def _groups(tp_size: int, dp_size: int, nccl: str, device: torch.device) -> tupl
     """
     import torch.distributed as dist
 
-    from tpbench.comm.nccl_windows import group_with_windows
+    from tpbench.comm.collectives import group_with_windows
 
     def group(ranks: list[int]) -> Any:
         if nccl != "default":

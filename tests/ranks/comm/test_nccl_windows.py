@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from collections import defaultdict
 from typing import Any
 
 import pytest
 import torch
 
 from tests.support.ranks import Rank, run_on_ranks
-from tpbench.comm import nccl_windows
-from tpbench.comm.nccl_windows import Windows, windows_of
+from tpbench.comm.collectives import Windows, windows_of
 from tpbench.comm.parallel_linears import SequentialSchedule, row_parallel
 
 
@@ -24,7 +24,7 @@ def on_cpu(patch: pytest.MonkeyPatch) -> Windows:
     patch.setattr(torch.cuda, "use_mem_pool", lambda pool: contextlib.nullcontext())
     windows = object.__new__(Windows)
     windows.device, windows.pool, windows.gib = torch.device("cpu"), None, 0.0
-    windows.buffers = nccl_windows.defaultdict(list)
+    windows.buffers = defaultdict(list)
     return windows
 
 

@@ -1,6 +1,6 @@
-"""An all-reduce of small messages: NCCL against one-shot exchanges, in which each rank reads the data of all others.
+"""An all-reduce of small messages: NCCL against a one-shot exchange, in which each rank gets the data of all others.
 
-`python -m tpbench -m variant=FILE:nccl,FILE:one_shot,FILE:symmetric elements=1024,16384,262144 tp_size=2`
+`python -m tpbench -m variant=FILE:nccl,FILE:one_shot elements=1024,16384,262144 tp_size=2`
 """
 
 from collections.abc import Callable
@@ -58,12 +58,10 @@ def nccl(problem: SmallAllReduce, inputs: dict[str, Tensor], rank: Rank) -> Call
     return step
 
 
-def sent_to_all(problem: SmallAllReduce, rank: Rank) -> int:
-    """Return the bytes that a rank sends if each other rank gets its whole vector: more than the workload counts."""
-    return 2 * problem.elements * (rank.tp_size - 1)
-
-
-@small_all_reduce.variant("an all-gather, then a sum on each rank", bytes_communicated=sent_to_all)
+@small_all_reduce.variant(
+    "an all-gather, then a sum on each rank",
+    bytes_communicated=lambda problem, rank: 2 * problem.elements * (rank.tp_size - 1),  # more than the workload counts
+)
 def one_shot(problem: SmallAllReduce, inputs: dict[str, Tensor], rank: Rank) -> Callable[[], dict[str, Tensor]]:
     """Prepare an iteration."""
     gathered = inputs["x"].new_empty(rank.tp_size, problem.elements)
@@ -71,22 +69,5 @@ def one_shot(problem: SmallAllReduce, inputs: dict[str, Tensor], rank: Rank) -> 
     def step() -> dict[str, Tensor]:
         dist.all_gather_into_tensor(gathered.view(-1), inputs["x"], group=rank.tp_group)
         return {"sum": gathered.sum(0)}
-
-    return step
-
-
-@small_all_reduce.variant(
-    "a one-shot kernel of torch over symmetric memory", requires_cuda=True, bytes_communicated=sent_to_all
-)
-def symmetric(problem: SmallAllReduce, inputs: dict[str, Tensor], rank: Rank) -> Callable[[], dict[str, Tensor]]:
-    """Prepare an iteration. Each rank copies its vector to memory that the others map, and sums what it reads there."""
-    from torch.distributed import _symmetric_memory
-
-    shared = _symmetric_memory.empty(problem.elements, dtype=torch.bfloat16, device=rank.device)
-    _symmetric_memory.rendezvous(shared, rank.tp_group)
-
-    def step() -> dict[str, Tensor]:
-        shared.copy_(inputs["x"])
-        return {"sum": torch.ops.symm_mem.one_shot_all_reduce(shared, "sum", rank.tp_group.group_name)}
 
     return step

@@ -38,6 +38,11 @@ class Shard(LossShard):
         """The target for cross_entropy, policy and logprob, else None."""
         return self.target if isinstance(self.target, Tensor) else None
 
+    @property
+    def teacher(self) -> tuple[Tensor, Tensor] | None:
+        """The teacher's hidden states and weight for the other losses, unless they have a top k."""
+        return self.target if type(self.target) is tuple else None
+
 
 @dataclass(frozen=True)
 class Output:

@@ -10,8 +10,8 @@ The modules, in the order of a first reading:
 - Job: `problem` has the fields, what a step must compute, move and send, and the report's columns, and `variants` a
   function for each variant.
 - Rank: `bench` has the functions of a block, and the session of a stack that is trained (layers=N). In `execution` are
-  the layers, the schedules that overlap products and collectives, and measurements. A new schedule is a class there, a
-  name in `autotune.schedule_named` and a variant in `variants`; its interface is in `tpbench.comm.parallel_linears`.
+  the layers, and the schedules that overlap products and collectives. A new schedule is a class there, a line in
+  `autotune.schedule_of` and a variant in `variants`; its interface is in `tpbench.comm.parallel_linears`.
 - Correctness: `inputs` makes activations and weights, and `oracle` computes in float64 and compares.
 - Report: `overlap_study` says which variant to choose at which length.
 """

@@ -5,26 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
+from statistics import median
 from typing import Any
 
 import torch
+import torch._dynamo  # optimizers need it: import it before jobs are forked, not in each
 import torch.distributed as dist
 from torch import Tensor
 
-from tpbench.comm.collectives import gather_rows
-from tpbench.comm.nccl_windows import nccl_algorithm
+from tpbench.comm.collectives import gather_rows, nccl_algorithm, scatter_rows
 from tpbench.measure import cuda_graph
 from tpbench.measure.audit import Inputs
-from tpbench.measure.clock import Stopwatch
+from tpbench.measure.clock import Stopwatch, paired_difference
 from tpbench.measure.rank_memory import held_bytes
 from tpbench.measure.rates import gather_gb_per_s, gemm_tflops
 from tpbench.measure.session import Context, Costs, IterationSchedule, Verdict
 from tpbench.workloads import Variant
 from tpbench.workloads.step import Step, checked_columns, require
 from tpbench.workloads.tp_block import oracle
-from tpbench.workloads.tp_block.execution import measurements
 from tpbench.workloads.tp_block.execution.layers import gradients
-from tpbench.workloads.tp_block.execution.prepared import BlockContext, PreparedBlock, with_gib
+from tpbench.workloads.tp_block.execution.prepared import BlockContext, PreparedBlock, graphed, with_gib
 from tpbench.workloads.tp_block.inputs import BlockInputs
 from tpbench.workloads.tp_block.problem import TOLERANCE, WORKLOAD, TpBlock
 
@@ -37,8 +37,9 @@ def inputs(problem: TpBlock, rank: Context) -> BlockContext:
     gather = partial(gather_gb_per_s, rank.device, rank.tp_group, stopwatch)
     rates["gather_gb_per_s"] = rank.once("gather", gather) if rank.tp_size > 1 else 0.0
     if rank.tp_size > 1 and rank.device.type == "cuda":
-        shard = torch.zeros(problem.tokens // rank.tp_size, problem.hidden, dtype=block.dtype, device=rank.device)
-        rates["nccl_algorithm"] = nccl_algorithm(lambda: gather_rows(shard, rank.tp_group))
+        shape = problem.tokens // rank.tp_size, problem.hidden
+        algorithm = partial(nccl_algorithm, shape, block.dtype, rank.tp_group)
+        rates["nccl_algorithm"] = rank.once("nccl_algorithm", algorithm)
     return BlockContext(block, stopwatch, rank.graph, rates)
 
 
@@ -103,7 +104,7 @@ def details(problem: TpBlock, context: BlockContext, session: Any, rank: Context
     outputs.clear()
     prepared.free()
     products = product_columns(context, session.costs, session.columns)
-    exposed = measurements.exposed_communication(context.inputs, prepared, stopwatch, context.graph)
+    exposed = exposed_communication(context.inputs, prepared, stopwatch, context.graph)
     return {"forward_ms": forward_ms, "backward_ms": backward_ms, **products, **exposed}
 
 
@@ -111,6 +112,58 @@ def product_columns(context: BlockContext, costs: Costs, columns: Mapping[str, A
     """Return the rate of the step's products, given the columns of its times."""
     tflops = costs.flops / (columns.get("device_ms") or columns["time_ms"]) / 1e9
     return {"tflops": tflops, "gemm_share": tflops / context.rates["gemm_tflops"]}
+
+
+def step_collectives(inputs: BlockInputs) -> dict[str, tuple[Callable[[], Any], int]]:
+    """Return a step's collectives by name, as the sequential schedule runs them, each with their number."""
+    problem, group = inputs.problem, inputs.group
+    again = 0 if problem.save_gathered else sum(linear.kind == "column" for linear in problem.linears)
+    shard = torch.zeros(problem.tokens // inputs.size, problem.hidden, dtype=inputs.dtype, device=inputs.device)
+    whole = shard.repeat(inputs.size, 1)
+    return {
+        "gather": (lambda: gather_rows(shard, group), len(problem.linears) + again),
+        "scatter": (lambda: scatter_rows(whole, group), len(problem.linears)),
+        "reduce": (lambda: dist.all_reduce(shard[0], group=group), len(problem.norms)),
+    }
+
+
+def exposed_communication(
+    inputs: BlockInputs, prepared: PreparedBlock, stopwatch: Stopwatch, graph: bool
+) -> dict[str, Any]:
+    """Return the columns about exposed communication, none if the block does not communicate. Collective.
+
+    It is the median difference of interleaved pairs of the step and the same step with its communication removed, which
+    computes each product in one piece. The cost of chunks therefore counts as exposed. The all-reduces of the norms'
+    gradients count as communication that no variant hides. `graph`: steps back to back replay CUDA graphs.
+    """
+    if (silent := prepared.without_communication) is None:
+        return {}
+
+    def free() -> None:
+        silent.free()
+        prepared.free()
+
+    step_times, compute_times = stopwatch.interleaved_ms((prepared.step, free), (silent.step, free))
+    in_loop = (graphed(prepared), graphed(silent)) if graph else (prepared, silent)
+    chained, alone = stopwatch.chained_ms(*((block.step, free) for block in in_loop))
+    free()
+    collectives = step_collectives(inputs).values()
+
+    def communicate() -> None:
+        for run, times in collectives:
+            for _ in range(times):
+                run()
+
+    communication_ms = stopwatch.ms(communicate)
+    exposed_ms = paired_difference(step_times, compute_times)
+    return {
+        "compute_ms": median(compute_times),
+        "communication_ms": communication_ms,
+        "exposed_ms": exposed_ms,
+        "chained_compute_ms": median(alone),
+        "chained_exposed_ms": paired_difference(chained, alone),
+        "hidden_share": 1 - exposed_ms / communication_ms,
+    }
 
 
 @WORKLOAD.session

@@ -16,8 +16,8 @@ import pandas as pd
 
 from tpbench.tables import Table
 from tpbench.workloads.study_data import Picture, Speedups, oldest_first
+from tpbench.workloads.tp_block.problem import AUTO, PLAIN, WHOLE
 
-PLAIN, AUTO, WHOLE = "block_tp", "block_auto", "block_no_tp"
 PARTS = ("column", "row", "mlp", "block")
 CLOCKS = {"time_ms": "wall time", "device_ms": "device time", "chained_ms": "time in a loop"}
 """The clocks. The first one that rows have decides where overlap pays."""

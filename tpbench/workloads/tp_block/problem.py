@@ -13,6 +13,9 @@ from tpbench.workloads.sizes import ITEM_BYTES
 if TYPE_CHECKING:
     from torch import Tensor
 
+PLAIN, AUTO, WHOLE = "block_tp", "block_auto", "block_no_tp"
+"""Names of variants: the plain schedule, the choice of the fastest, and the whole block on every rank."""
+
 
 @dataclass(frozen=True)
 class ShardedLinear:
@@ -80,7 +83,6 @@ class TpBlock:
     try_graphs: bool = setting(
         False, help="block_auto: also try steps whose forward and backward passes are CUDA graphs"
     )
-    nccl: Literal["default", "symmetric", "copy_engine"] = setting("default", help="block_tp: how NCCL gathers")
     profile: bool = setting(False, help="keep each rank's profiler trace of one step")
     rotary: bool = setting(False, help="rotate queries and keys by their positions, as Llama does; layers=N sets true")
     layers: int = setting(0, help="blocks to train with AdamW; 0: one block, forward and backward only", low=0)
@@ -90,6 +92,7 @@ class TpBlock:
     choose_by: Literal["wall", "device", "chained"] = setting(
         "wall", help="block_auto: the clock of its trial; chained: steps back to back, as in a training loop"
     )
+    nccl: Literal["default", "symmetric", "copy_engine"] = setting("default", help="block_tp: how NCCL gathers")
 
     def check(self, tp_size: int, dp_size: int) -> list[str]:
         """Return complaints about fields that do not fit together."""
@@ -229,8 +232,8 @@ WORKLOAD = Workload(
         "chained_compute_ms": "compute_ms of steps back to back, as in a training loop, ms",
         "chained_exposed_ms": "exposed_ms of steps back to back, the median of pairs of such blocks, ms",
         "hidden_share": "share of the communication that is hidden: 1 - exposed_ms / communication_ms",
-        "gather_hidden": "the same for the forward pass's all-gathers and their products alone",
-        "scatter_hidden": "the same for the forward pass's products and their reduce-scatters alone",
+        "gather_hidden": "the same for the forward pass's all-gathers and their products alone, only in older rows",
+        "scatter_hidden": "the same for the forward pass's products and their reduce-scatters, only in older rows",
         "gemm_tflops": "rate of a large square product in this dtype on this machine, TFLOP/s",
         "tflops": "floating-point operations of the busiest rank over the step's time, TFLOP/s",
         "gemm_share": "share of gemm_tflops that the step reaches",
@@ -240,11 +243,7 @@ WORKLOAD = Workload(
     },
     variant_columns={"chosen": str, "graph_gib": float, "workspace_gib": float},
     options=(
-        Option("save_gathered", ignorable=True),
-        Option("signals", ignorable=True),
-        Option("try_graphs", ignorable=True),
-        Option("nccl", ignorable=True),
-        Option("choose_by", ignorable=True),
+        *(Option(name, ignorable=True) for name in ("save_gathered", "signals", "try_graphs", "nccl", "choose_by")),
         Option("profile"),
     ),
     graph_options={"signals": "kernel"},

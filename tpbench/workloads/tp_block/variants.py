@@ -6,7 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from tpbench.workloads.tp_block.problem import WORKLOAD, TpBlock, unsupported_by_quack
+from tpbench.workloads.tp_block.problem import WHOLE, WORKLOAD, TpBlock, unsupported_by_quack
 
 
 def _unsupported_by_one_rank(problem: TpBlock, tp_size: int) -> str | None:
@@ -18,10 +18,6 @@ def _unsupported_in_pieces(problem: TpBlock, tp_size: int) -> str | None:
     if problem.tokens % tp_size**2:
         return f"tokens={problem.tokens} must be divisible by tp_size^2={tp_size**2} to overlap in pieces"
     return _unsupported_by_one_rank(problem, tp_size)
-
-
-def _unsupported_by_quack(problem: TpBlock, tp_size: int) -> str | None:
-    return _unsupported_by_one_rank(problem, tp_size) or unsupported_by_quack(problem, tp_size)
 
 
 def _no_graph(problem: TpBlock) -> str:
@@ -38,47 +34,45 @@ def _no_graph_of_copies(problem: TpBlock) -> str:
     return "its signals=stream are memory operations of the stream, which a graph cannot replay: set signals=kernel"
 
 
-def _of_schedule(name: str, schedule: str, summary: str, options: Collection[str] = (), **traits: Any) -> None:
+def _of_schedule(name: str, summary: str, options: Collection[str] = (), **traits: Any) -> None:
     """Register a variant that runs all linears under one schedule, with further options beside the usual ones."""
 
     def prepare_block(problem: TpBlock, context: Any) -> Any:
-        from tpbench.workloads.tp_block.execution.autotune import schedule_named
+        from tpbench.workloads.tp_block.execution.autotune import schedule_of
         from tpbench.workloads.tp_block.execution.prepared import prepare
 
-        return prepare(context, schedule_named(schedule, context.inputs))
+        return prepare(context, schedule_of(name, context.inputs))
 
     prepare_block.__name__ = name
     usual = {"no_graph_reason": _no_graph, "unsupported_reason": _unsupported_by_one_rank}
-    options = {"profile", *([] if schedule == "local" else ["save_gathered"]), *options}
+    options = {"profile", *([] if name == WHOLE else ["save_gathered"]), *options}
     WORKLOAD.variant(summary, options=options, **{**usual, **traits})(prepare_block)
 
 
 _of_schedule(
     "block_no_tp",
-    "local",
     "the whole block on every rank, each for itself: the reference",
     unsupported_reason=lambda problem, tp_size: None,
 )
-_of_schedule("block_tp", "plain", "all-gather, product, reduce-scatter, one after the other", options={"nccl"})
+_of_schedule("block_tp", "all-gather, product, reduce-scatter, one after the other", options={"nccl"})
 _of_schedule(
     "block_tp_overlap",
-    "ring",
     "overlap by hand: ring of sends beside products, products in pieces beside reduces",
     unsupported_reason=_unsupported_in_pieces,
 )
 _of_schedule(
     "block_symm_mem",
-    "symm_mem",
     "torch's fused_all_gather_matmul and fused_matmul_reduce_scatter",
     requires_cuda=True,
 )
 _of_schedule(
     "block_quack",
-    "quack",
     "QuACK's all-gather + product (one persistent kernel that copy engines feed), plain reduce-scatter",
     requires=("quack",),
     requires_cuda=True,
-    unsupported_reason=_unsupported_by_quack,
+    unsupported_reason=lambda problem, size: (
+        _unsupported_by_one_rank(problem, size) or unsupported_by_quack(problem, size)
+    ),
 )
 WORKLOAD.variant_of(
     "block_compile_async",
@@ -91,7 +85,6 @@ WORKLOAD.variant_of(
 )
 _of_schedule(
     "block_copy_engine",
-    "copy_engine",
     "copy engines move chunks through symmetric memory ahead of the products, which keep all SMs",
     options={"signals"},
     requires_cuda=True,
@@ -99,7 +92,6 @@ _of_schedule(
 )
 _of_schedule(
     "block_fused",
-    "fused",
     "between linears one kernel through peers' memory: sum, residual, RMSNorm, gather; elsewhere copies and sums",
     options={"signals"},
     requires_cuda=True,

@@ -12,8 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpbench.comm.collectives import gather_objects, gather_rows
-from tpbench.comm.nccl_windows import nccl_algorithm
+from tpbench.comm.collectives import gather_objects, nccl_algorithm
 from tpbench.kernels.collectives import forbid_multicast
 from tpbench.measure import cuda_graph, rank_memory
 from tpbench.measure.clock import Stopwatch
@@ -178,8 +177,8 @@ class TrainStepSession:
         result = throughput(self.problem, self.context, columns)
         if self.context.device.type == "cuda" and self.context.world_size > 1:
             group = max(self.context.dp_group, self.context.tp_group, key=dist.get_world_size)
-            shard = torch.zeros(self.problem.tokens, self.problem.hidden_size, device=self.context.device)
-            result["nccl_algorithm"] = nccl_algorithm(lambda: gather_rows(shard, group))
+            shape = self.problem.tokens, self.problem.hidden_size
+            result["nccl_algorithm"] = nccl_algorithm(shape, torch.float32, group)
         if self.problem.phase_steps:
             self.phases.read()
             result |= phase_columns(self.phases.times_ms[-self.problem.steps :])

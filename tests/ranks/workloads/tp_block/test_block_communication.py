@@ -14,7 +14,7 @@ import torch.distributed as dist
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.tp_block import block_context, problem, run_once
 from tpbench.comm.parallel_linears import SequentialSchedule
-from tpbench.workloads.tp_block.execution.measurements import step_collectives
+from tpbench.workloads.tp_block.bench import step_collectives
 from tpbench.workloads.tp_block.execution.prepared import prepare
 from tpbench.workloads.tp_block.execution.torch_schedules import RingSchedule
 from tpbench.workloads.tp_block.problem import bytes_sent

@@ -80,12 +80,6 @@ class PresetStopwatch:
 PRODUCT_MS, LARGE_GATHER_MS = 0.5, 0.25
 """Times of the product and the all-gather that the machine's rates are measured with."""
 # The median of the differences is never the difference of the medians.
-OPERATIONS = [
-    [[5.0, 6.0, 7.0], [4.75, 5.5, 7.0]],  # q, k and v: with its gather, and without
-    [[6.0, 7.0, 9.0], [5.25, 6.5, 6.0]],  # gate and up
-    [[3.0, 4.0, 5.0], [2.5, 3.0, 5.0]],  # out: with its scatter, and without
-    [[4.0, 5.0, 7.0], [3.75, 4.0, 7.0]],  # down
-]
 IN_LOOP = [[10.0, 12.0, 14.0], [8.0, 9.0, 13.0]]
 STEP = [3.0, 5.0, [[10.0, 12.0, 14.0], [7.0, 8.0, 13.0]], IN_LOOP, 4.0]
 """Forward, backward, the step with and without communication, both in a loop, and its collectives."""
@@ -94,13 +88,8 @@ FLOPS = 3 * (2 * 32 * (24 * 48 + 24 * 24 + 24 * 40 + 20 * 24) + 2 * 32**2 * 24)
 
 
 def figures(here: Rank) -> dict[str, float]:
-    """Return the figures of a block that gathers its inputs again. Details of a single linear have one direction."""
-    for part, times, direction in (("column", OPERATIONS[0], "gather"), ("row", OPERATIONS[3], "scatter")):
-        stopwatch = PresetStopwatch(1.0, 1.0, *STEP, times, 2.0)
-        single = session_of(here, problem(part=part), "block_tp", stopwatch)
-        names = single.details({"time_ms": 3.0, "device_ms": None})
-        assert {name for name in names if name.endswith("_hidden")} == {f"{direction}_hidden"}
-    stopwatch = PresetStopwatch(PRODUCT_MS, LARGE_GATHER_MS, *STEP, *OPERATIONS[:2], 2.0, *OPERATIONS[2:], 3.0)
+    """Return the figures of a block that gathers its inputs again."""
+    stopwatch = PresetStopwatch(PRODUCT_MS, LARGE_GATHER_MS, *STEP)
     session = session_of(here, problem(save_gathered=False), "block_tp", stopwatch)
     found = {**session.check().columns, **session.details({"time_ms": 6.0, "device_ms": 4.0})}
     assert not stopwatch.times
@@ -121,8 +110,6 @@ def test_every_figure_has_the_right_value() -> None:
         "chained_compute_ms": 9.0,
         "chained_exposed_ms": 2.0,
         "hidden_share": 1 - 3.0 / 4.0,
-        "gather_hidden": 1 - (0.25 + 0.75) / (2 * 2.0),
-        "scatter_hidden": 1 - (0.5 + 0.25) / (2 * 3.0),
         "gemm_tflops": gemm,
         "tflops": FLOPS / 4.0 / 1e9,
         "gemm_share": FLOPS / 4.0 / 1e9 / gemm,

@@ -1,1 +1,1 @@
-"""The layers, schedules and measurements of a block on a rank."""
+"""The layers and schedules of a block on a rank."""

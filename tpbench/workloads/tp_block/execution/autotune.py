@@ -39,9 +39,10 @@ from tpbench.workloads.tp_block.execution.prepared import (
 from tpbench.workloads.tp_block.execution.quack_schedule import QuackSchedule
 from tpbench.workloads.tp_block.execution.torch_schedules import RingSchedule, SymmMemSchedule
 from tpbench.workloads.tp_block.inputs import BlockInputs
-from tpbench.workloads.tp_block.problem import WORKLOAD, TpBlock
+from tpbench.workloads.tp_block.problem import AUTO, PLAIN, WHOLE, WORKLOAD, TpBlock
 
-PLAIN, AUTO, WHOLE = "block_tp", "block_auto", "block_no_tp"
+MERGED = "block_copy_engine merged"
+"""A second form of `block_copy_engine`, which is only tried."""
 
 Preparation: TypeAlias = Callable[[TpBlock, BlockContext], PreparedBlock]
 
@@ -106,14 +107,8 @@ def available(context: BlockContext) -> dict[str, Preparation]:
         and (on_gpu or not variant.requires_cuda)
     }
     if "block_copy_engine" in names and size > 2:  # a single peer has no neighbour to merge with
-        names["block_copy_engine merged"] = _prepare_merged
+        names[MERGED] = lambda _, where: prepare(where, schedule_of(MERGED, where.inputs))
     return names
-
-
-def _prepare_merged(problem: TpBlock, context: BlockContext) -> PreparedBlock:
-    inputs = context.inputs
-    buffers = SymmetricBuffers(inputs.group, inputs.device, problem.signals)
-    return prepare(context, CopyEngineSchedule(buffers, merged=True))
 
 
 def fastest(context: BlockContext, variants: Mapping[str, Preparation]) -> tuple[Candidate, list[Schedule]]:
@@ -179,15 +174,16 @@ def _times(context: BlockContext, candidates: Mapping[Candidate, PreparedBlock])
     return times
 
 
-def schedule_named(name: str, inputs: BlockInputs) -> Schedule:
-    """Return a new schedule of that name: local, plain, ring, symm_mem, copy_engine, fused or quack."""
-    if name == "local":
+def schedule_of(variant: str, inputs: BlockInputs) -> Schedule:
+    """Return a new schedule of the variant's linears."""
+    if variant == WHOLE:
         return LocalSchedule()
-    if name in ("copy_engine", "fused"):
-        through_peers = FusedSchedule if name == "fused" else CopyEngineSchedule
-        return through_peers(SymmetricBuffers(inputs.group, inputs.device, inputs.problem.signals))
-    classes = {"plain": SequentialSchedule, "ring": RingSchedule, "symm_mem": SymmMemSchedule, "quack": QuackSchedule}
-    return classes[name](inputs.group)
+    of_group = {PLAIN: SequentialSchedule, "block_tp_overlap": RingSchedule}
+    of_group |= {"block_symm_mem": SymmMemSchedule, "block_quack": QuackSchedule}
+    if variant in of_group:
+        return of_group[variant](inputs.group)
+    buffers = SymmetricBuffers(inputs.group, inputs.device, inputs.problem.signals)
+    return FusedSchedule(buffers) if variant == "block_fused" else CopyEngineSchedule(buffers, merged=variant == MERGED)
 
 
 def _step(prepared: PreparedBlock) -> None:

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from tpbench.comm.parallel_linears import Pending, Schedule
-from tpbench.comm.symmetric_buffers import SymmetricBuffers, call_driver, current_stream, driver_has
+from tpbench.comm.symmetric_buffers import SymmetricBuffers, call_driver, cuda_driver, current_stream
 
 STAGED, PARTIAL_SUM = range(2)
 """Signal channels: a staged shard, or a partial sum, is ready to be pulled."""
@@ -131,7 +131,8 @@ class CopyEngineSchedule(Schedule):
         """Each rank's buffer of this operation, by rank.
 
         A replay of a graph begins with the buffer of the capture's first use. The last use before may have been of the
-        same buffer, therefore the graph begins with a barrier. Within it, buffers alternate as they do without one.
+        same buffer, therefore the graph begins with a barrier. Within it, buffers alternate as they do without one. A
+        replay doesn't count as a use. Work outside of graphs must therefore begin when all ranks' replays have ended.
         """
         capturing = torch.cuda.is_current_stream_capturing()
         if capturing and not self.buffers.capturing:
@@ -214,7 +215,7 @@ def copy_beside_compute(into: Tensor, source: Tensor) -> bool:
     false without copying during graph capture and with drivers before CUDA 13, which lack such copies. Raises
     RuntimeError if the driver returns an error.
     """
-    if not driver_has(BATCH_COPY) or torch.cuda.is_current_stream_capturing():
+    if not hasattr(cuda_driver(), BATCH_COPY) or torch.cuda.is_current_stream_capturing():
         return False
     call_driver(
         BATCH_COPY,

@@ -65,7 +65,7 @@ class PreparedBlock:
     run: Callable[[Tensor], Tensor]
     """Calls the module, possibly compiled."""
     schedule: Schedule | None = None
-    """The schedule of the linears, or None if they have none that can be timed alone."""
+    """The schedule of the linears, or None if the ranks do not communicate or torch.compile schedules."""
     without_communication: PreparedBlock | None = None
     """The same on the same weights and tensors with its communication removed. None if it has none, and for a stack."""
     columns: Callable[[], dict[str, Any]] = field(default=dict)
@@ -142,7 +142,7 @@ def prepare_compiled(problem: TpBlock, context: BlockContext) -> PreparedBlock:
     """Prepare the block through torch.compile, whose pass for micro-pipelined tensor parallelism overlaps collectives.
 
     The block is compiled at its first call. The compiler also fuses elementwise operations, in the module without
-    communication too. No schedule of a single operation can be timed alone.
+    communication too.
     """
     enable_symmetric_memory(context.inputs.group)
     config: Any = importlib.import_module("torch._inductor.config")

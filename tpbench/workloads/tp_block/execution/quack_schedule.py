@@ -49,6 +49,7 @@ class QuackSchedule(SequentialSchedule):
         self.gather_runner: Any = importlib.import_module("quack.distributed").AllGatherRunner
         self.product: Any = importlib.import_module("quack.gemm").gemm
         self.runners: dict[tuple[torch.Size, torch.dtype], Any] = {}
+        """The buffers, flags and streams for shards of each shape. All ranks make them at the first use."""
         self.memory = self
 
     @property
@@ -57,19 +58,14 @@ class QuackSchedule(SequentialSchedule):
         return sum(runner.bufs.nbytes for runner in self.runners.values()) / 2**30
 
     def gather_matmul(self, shard: Tensor, matrix: Tensor, *, keep: bool = True) -> tuple[Tensor, Tensor]:
-        runner = self._runner(shard)
+        key = shard.shape, shard.dtype
+        if key not in self.runners:
+            self.runners[key] = self.gather_runner(*shard.shape, shard.dtype, self.group, shard.device)
         product = shard.new_empty(self.size * len(shard), matrix.shape[1])
         clusters = 1 if len(shard) % (2 * QUACK_ROWS) else 2, 1
-        with runner.gather(shard) as (whole, arrivals):
+        with self.runners[key].gather(shard) as (whole, arrivals):
             tiles = QUACK_ROWS, TILE_COLUMNS, *clusters
             self.product(whole, matrix, product, None, None, *tiles, b_kn=True, ag_args=arrivals)
             if keep:  # within the context, which ends with the signal that the buffer has been read
                 whole = whole.clone()
         return whole, product
-
-    def _runner(self, shard: Tensor) -> Any:
-        """The buffers, flags and streams for shards of this shape. Collective at the first use."""
-        key = shard.shape, shard.dtype
-        if key not in self.runners:
-            self.runners[key] = self.gather_runner(*shard.shape, shard.dtype, self.group, shard.device)
-        return self.runners[key]

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.parallel import DistributedDataParallel
 
-from tpbench.comm.nccl_windows import windows_of
+from tpbench.comm.collectives import windows_of
 from tpbench.measure.session import Context
 from tpbench.workloads.train_step.model import models
 from tpbench.workloads.train_step.model.configuration import UnknownArchitecture
