@@ -76,8 +76,7 @@ def cce(problem: LinearLoss, shard: Shard) -> Step:
         loss: Tensor = linear_cross_entropy(hidden, weight, shard.labels, **options)
         return loss.float()
 
-    sum_in_fp32 = bytes_of_gradient(problem, shard) * 4 // shard.hidden.itemsize
-    sent = bytes_of_statistics(3, shard) + sum_in_fp32
+    sent = bytes_of_statistics(3, shard) + bytes_of_gradient(problem, shard) * 4 // shard.hidden.itemsize
     return Step(lambda: differentiated(problem, shard, loss_of, is_summed=True), sent)
 
 

@@ -49,9 +49,7 @@ class Oracle(LossOracle):
     def __init__(self, problem: LinearLoss, shard: Shard) -> None:
         super().__init__(problem, shard)
         self.hidden, self.weight = self._whole(shard.hidden), shard.weight.double()
-        self.teacher = None
-        if problem.matrices == 2:
-            self.teacher = self._whole(shard.target[0]), shard.target[1].double()
+        self.teacher = shard.teacher and (self._whole(shard.teacher[0]), shard.teacher[1].double())
 
     def logits(self, rows: slice) -> tuple[Tensor, Tensor | None]:
         target = None if self.teacher is None else self.teacher[0][rows].double() @ self.teacher[1].t()
@@ -194,8 +192,8 @@ def products_of(problem: LinearLoss, shard: Shard) -> Callable[[], None]:
         for first in range(0, problem.tokens, most):
             rows = slice(0, min(most, problem.tokens - first))
             torch.mm(hidden[rows], weight.t(), out=logits[rows])
-            if problem.matrices == 2:
-                torch.mm(hidden[rows], shard.target[1].t(), out=logits[rows])
+            if shard.teacher is not None:
+                torch.mm(hidden[rows], shard.teacher[1].t(), out=logits[rows])
             if problem.trains:
                 torch.mm(grad[rows], weight, out=hidden_grad[rows])
                 torch.mm(grad[rows].t(), hidden[rows], out=weight_grad)

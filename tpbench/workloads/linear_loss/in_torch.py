@@ -50,7 +50,7 @@ def step_of_mean(problem: LinearLoss, shard: Shard, mean_loss: Callable[..., Ten
 
 def logits_of_teacher(shard: Shard) -> Any:
     """Return the teacher's local logits, or the target if there are none."""
-    return shard.target[0] @ shard.target[1].t() if isinstance(shard.target, tuple) else shard.target
+    return shard.target if shard.teacher is None else shard.teacher[0] @ shard.teacher[1].t()
 
 
 def with_products(
