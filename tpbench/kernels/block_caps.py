@@ -16,16 +16,14 @@ import torch
 
 
 @functools.cache
-def measured_caps() -> dict[str, dict[str, dict[str, int]]]:
+def measured_caps() -> Any:
     """Return the caps by algorithm, loss and columns of a rank: of this GPU, or of the file's first one for other GPUs.
 
     The ranks of a group must have the same kind of GPU.
     """
-    machines: list[dict[str, Any]] = json.loads((resources.files(__package__) / "block_caps.json").read_text())
+    machines = json.loads((resources.files(__package__) / "block_caps.json").read_text())
     gpu_name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-    here = [machine for machine in machines if machine["measured_on"]["gpu_name"] == gpu_name]
-    caps: dict[str, dict[str, dict[str, int]]] = (here or machines)[0]["caps"]
-    return caps
+    return next((on["caps"] for on in machines if on["measured_on"]["gpu_name"] == gpu_name), machines[0]["caps"])
 
 
 @functools.cache
@@ -36,5 +34,4 @@ def measured_cap(algorithm: str, loss: str, share: int) -> int:
     jsd, which has the caps of reverse_kl.
     """
     caps = measured_caps()[algorithm]["reverse_kl" if loss == "jsd" else loss]
-    width = min(map(int, caps), key=lambda columns: (columns < share, abs(columns - share)))
-    return caps[str(width)]
+    return int(caps[min(caps, key=lambda columns: (int(columns) < share, abs(int(columns) - share)))])

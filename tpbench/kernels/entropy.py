@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -168,13 +168,14 @@ def entropy_loss(
         cross_entropy_weight, beta, algorithm,
     )  # fmt: skip
     inputs = RowInputs(row_grad, entropy_grad, row_weight, old_logprobs, advantages, ref_logprobs)
+    of_target: Any = target
+    tail = ""
     if isinstance(target, TopK):
         of_target, tail = TopTarget(target.indices, target.values), target.tail
-        form, repeated = find((logits, *of_target, sequences, *inputs), (*options, grad, tail))
-    else:
-        form, repeated = find((logits, target, sequences, *inputs), (*options, grad))
+    tensors: tuple[Any, ...] = of_target if tail else (target,)
+    form, repeated = find((logits, *tensors, sequences, *inputs), (*options, grad, tail))
     if repeated is not None:
-        return _result(*repeated(logits, of_target if isinstance(target, TopK) else target, inputs), repeated.how)
+        return _result(*repeated(logits, of_target, inputs), repeated.how)
     checked = Options(*options)
     checks.options(checked)
     checks.entropy_tensors(logits, target, checked, grad)
@@ -183,12 +184,8 @@ def entropy_loss(
     logits = logits.detach()
     loss_of_row = RowLoss.of_call(checked, logits.shape[1], logits.device, "logits", target)
     # Without both sizes the ranks exchange them in each call.
-    repeatable = group is None or (vocab_start is not None and vocab_size is not None)
-    if isinstance(target, Tensor):
-        target = target.detach()
-        repeatable = repeatable and (not loss_of_row.has_labels or target.is_contiguous())
-    else:
-        repeatable = repeatable and target.indices.is_contiguous() and target.values.is_contiguous()
+    has_sizes = group is None or (vocab_start is not None and vocab_size is not None)
+    repeatable = has_sizes and (not loss_of_row.has_labels or all(tensor.is_contiguous() for tensor in tensors))
     if sequences is not None:
         loss_of_row = replace(loss_of_row, algorithm="two_kernels")
     rows = Rows.of_call(
@@ -208,7 +205,6 @@ def _result(grad: Tensor | None, total: Tensor | None, rows: RowOutputs, how: Ho
 
 
 def _gradient(logits: Tensor, grad: str | Tensor) -> Tensor | None:
-    """Return the memory for the gradient."""
     if isinstance(grad, str) and grad == "new":
         return torch.empty_like(logits, memory_format=torch.contiguous_format)
     out = grad.detach() if isinstance(grad, Tensor) else logits if grad == "in_place" else None

@@ -98,7 +98,6 @@ class RepeatedCall:
 
     def __init__(self, how: How, rows: Rows) -> None:
         """`how`: of the first call, with the launch of its kernel. `rows`: that call's rows, with its results."""
-        assert how.relaunch is not None
         self.how, self.relaunch, self.device = how, how.relaunch, rows.outputs.loss.device
         self.forms = [
             result if result is None else (tuple(result.shape), result.stride(), result.dtype)

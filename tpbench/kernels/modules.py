@@ -54,13 +54,16 @@ class _LossModule(torch.nn.Module):
         """Return the module itself: it has no state, and a process group cannot be copied."""
         return self
 
-    def check(self, tensors: dict[str, Any], targets: dict[str, Any]) -> bool:
-        """Return true if one of `tensors` needs a gradient. Raise if one has no memory, or if a target needs one."""
-        for name, tensor in (tensors | targets).items():
+    def check(self, target: Any, rows: dict[str, Any], **inputs: Any) -> bool:
+        """Return true if one of `inputs` needs a gradient. Raise if one has no memory, or if a target needs one."""
+        targets = _tensors_of(target) | rows
+        given = {name: tensor for name, tensor in {**inputs, **targets}.items() if tensor is not None}
+        for name, tensor in given.items():
             checks.memory(name, tensor)  # torch.func would raise another error before the function's checks
-            if torch.is_grad_enabled() and name in targets and tensor.requires_grad:
-                raise NotImplementedError(f"{name} requires a gradient, which the losses don't have: detach() it")
-        return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors.values())
+        learns = [name for name, tensor in given.items() if torch.is_grad_enabled() and tensor.requires_grad]
+        for name in targets.keys() & learns:
+            raise NotImplementedError(f"{name} requires a gradient, which the losses don't have: detach() it")
+        return bool(learns)
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
@@ -97,8 +100,7 @@ class EntropyLoss(_LossModule):
         logits: (rows, local vocab). target: as for `entropy_loss`. rows: for loss="policy" its tensors, old_logprobs,
         advantages, and perhaps ref_logprobs, row_weight and sequences. They get no gradient.
         """
-        rows = {name: tensor for name, tensor in rows.items() if tensor is not None}
-        if not self.check({"logits": logits}, {**_tensors_of(target), **rows}):
+        if not self.check(target, rows, logits=logits):
             return entropy_loss(logits, target, grad="none", **rows, **self.settings).loss
         if rows.get("sequences") is not None and self.settings.get("reduction") == "none":
             raise ValueError("reduction must be 'mean' or 'sum' with sequences: each row's loss depends on other rows")
@@ -152,9 +154,7 @@ class LinearEntropyLoss(_LossModule):
         loss="logprob" returns log-probabilities and entropies, (rows,) each, unless other settings are chosen.
         hidden: (rows, h). weight: (local vocab, h). bias: (local vocab,). rows: as for `EntropyLoss`.
         """
-        tensors = {"hidden": hidden, "weight": weight} | ({} if bias is None else {"bias": bias})
-        rows = {name: tensor for name, tensor in rows.items() if tensor is not None}
-        learns = self.check(tensors, {**_tensors_of(target), **rows})
+        learns = self.check(target, rows, hidden=hidden, weight=weight, bias=bias)
         device, settings = hidden.device.type, self.settings
         if torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)

@@ -77,7 +77,7 @@ def kernel_target(target: Tensor | TopK, loss: RowLoss) -> KernelTarget:
     """Return a target as kernels receive it. Labels and a top k become contiguous."""
     if isinstance(target, TopK):
         return TopTarget(target.indices.contiguous(), target.values.contiguous())
-    return target.contiguous() if loss.has_labels else target
+    return target.contiguous() if loss.has_labels else target.detach()
 
 
 def labels_of(target: KernelTarget) -> Tensor:

@@ -67,9 +67,7 @@ class Workspace:
         self.peers = self.words
 
 
-@functools.cache
-def _local_workspace(device: torch.device, stream: int) -> Workspace:
-    return Workspace(device)
+_local_workspace = functools.cache(lambda device, stream: Workspace(device))
 
 
 def local_workspace(device: torch.device) -> Workspace:

@@ -191,8 +191,7 @@ class WeightGradient:
         """True if the memory of `weight` is not yet defined."""
         self.weight = given
         if weight is not None and given is None:
-            make = torch.empty if chunks else torch.zeros
-            self.weight = make(weight.shape, dtype=weight.dtype, device=weight.device)
+            self.weight = weight.new_empty(weight.shape) if chunks else weight.new_zeros(weight.shape)
         self._bias = bias
         self._bias_sum = None if bias is None else torch.zeros(bias.shape, dtype=torch.float32, device=bias.device)
 

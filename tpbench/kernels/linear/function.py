@@ -252,9 +252,6 @@ class _WithLogits:
         if teacher is not None:
             self.teacher = _ChunkLogits(HiddenStates(teacher[0], None, loss.group, self.chunks), teacher[1], None)
         self.target = target
-        if loss.has_labels:
-            in_order = self.chunks.in_order
-            self.target = in_order(target) if isinstance(target, Tensor) else TopTarget(*map(in_order, target))
 
     @property
     def workspace(self) -> int:
@@ -288,13 +285,11 @@ class _WithLogits:
         return how, sent + self.states.bytes_sent + of_teacher
 
     def _target(self, index: int) -> KernelTarget:
-        """Return the target of a chunk."""
         if self.teacher is not None:
             return self.teacher.compute(index)[1]
-        if not self.loss.has_labels:
+        if isinstance(self.target, Tensor):
             return self.chunks.take(self.target, index)
-        chunk = self.chunks[index]
-        return self.target[chunk] if isinstance(self.target, Tensor) else TopTarget(*(of[chunk] for of in self.target))
+        return TopTarget(*(self.chunks.take(of_rows, index) for of_rows in self.target))
 
     def _rows(self, rows: Rows, index: int, logits: Tensor) -> Rows:
         """Return the rows of a chunk, whose gradient overwrites its logits."""

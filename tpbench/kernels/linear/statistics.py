@@ -103,7 +103,8 @@ class LossesOfLabels:
             self.values[:2, first : first + rows] = torch.tensor([[float("-inf")], [0.0]], device=hidden.device)
             return How("two_kernels", _COLUMNS, 0, ())
         hidden = _aligned(hidden)
-        programs = min(_processors(hidden.device), -(-rows // _ROWS) * tiles)
+        on = None if INTERPRETED else torch.cuda.get_device_properties(hidden.device)
+        programs = min(1 if on is None else on.multi_processor_count, -(-rows // _ROWS) * tiles)
         product = cached_launch(
             product_statistics_kernel, ENTROPY=self.entropy, SOFTCAP=self.loss.softcap or 0.0, PROGRAMS=programs,
             ROWS=_ROWS, COLUMNS=_COLUMNS, WIDTH=_WIDTH, GROUP=_GROUP, num_warps=8, num_stages=3,
@@ -125,14 +126,9 @@ class LossesOfLabels:
 
 def _aligned(matrix: Tensor) -> Tensor:
     """Return the matrix in a form that the tensor memory accelerator can load: it, or a contiguous copy."""
-    fits = matrix.stride(1) == 1 and matrix.stride(0) * matrix.itemsize % _ALIGNMENT == 0
-    return (
-        matrix if fits and matrix.data_ptr() % _ALIGNMENT == 0 else matrix.clone(memory_format=torch.contiguous_format)
-    )
-
-
-def _processors(device: torch.device) -> int:
-    return 1 if INTERPRETED else torch.cuda.get_device_properties(device).multi_processor_count
+    bytes_of_row = matrix.stride(0) * matrix.itemsize
+    fits = matrix.stride(1) == 1 and bytes_of_row % _ALIGNMENT == 0 and matrix.data_ptr() % _ALIGNMENT == 0
+    return matrix if fits else matrix.clone(memory_format=torch.contiguous_format)
 
 
 @triton.jit

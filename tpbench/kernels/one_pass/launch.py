@@ -103,7 +103,6 @@ class Form(NamedTuple):
 
 
 def form(tensor: Tensor) -> Form:
-    """Return the `Form` of a tensor."""
     return Form(tensor.shape, tensor.stride(), tensor.dtype, tensor.data_ptr() % 16)
 
 

@@ -152,12 +152,10 @@ def tiling(
     if ranks * slots > MAX_WORDS or slots > all_programs:  # all parts of a row run at once
         return f"its rows are too long with block_cap={block_cap}"
     if world_size > 1 and (widest or columns) > slots * part_columns:
-        uneven = (
-            f"{widest or columns} columns on {'a' if widest else 'this'} rank of {share} on the average: too uneven"
-        )
+        uneven = f"logits have {widest or columns} columns on a rank of {share} on the average: too uneven"
         if widest:
-            return f"its logits have {uneven}"
-        raise ValueError(f"logits have {uneven} for exchange='symmetric', use exchange='nccl'")
+            return f"its {uneven}"
+        raise ValueError(f"{uneven} for exchange='symmetric', use exchange='nccl'")
     walkers = all_programs // max(1, -(-share // part_columns))
     # As many rows per tile as possible without idle programs at the end.
     tile_rows = min(

@@ -158,8 +158,9 @@ def check(problem: LinearLoss, shard: Shard, output: Output, rank: Context) -> V
 @WORKLOAD.details
 def details(problem: LinearLoss, shard: Shard, session: Any, rank: Context) -> dict[str, Any]:
     """Return columns about the products alone, timed alternately with the step. Collective."""
-    step_ms = session.step_ms
-    iterations = _iterations(max(gather_number(step_ms, rank)), rank.device.type)
+    # About 3 s of steps, within limits. The products are timed as often.
+    most = int(3000 / max(gather_number(session.step_ms, rank)))
+    iterations = max(6, min(40, most)) if rank.device.type == "cuda" else 1
     timed = ((session.step, session.restore), (products_of(problem, shard), do_nothing))
     step, alone = session.stopwatch.interleaved_ms(*timed, iterations=iterations)
     own_step, own_alone = session.stopwatch.blocks_ms(*timed, iterations=iterations)
@@ -170,7 +171,7 @@ def details(problem: LinearLoss, shard: Shard, session: Any, rank: Context) -> d
         "products_ms": median(alone),
         "over_products": median(step) / median(alone),
         "over_products_alone": median(own_step) / median(own_alone),
-        "tflops": session.costs.flops / step_ms / 1e9,
+        "tflops": session.costs.flops / session.step_ms / 1e9,
         "above_outputs_gib": max(gather_number(session.columns["peak_gib"] - outputs / 2**30, rank)),
     }
 
@@ -200,9 +201,3 @@ def products_of(problem: LinearLoss, shard: Shard) -> Callable[[], None]:
                 torch.mm(grad[rows].t(), hidden[rows], out=weight_grad)
 
     return run
-
-
-def _iterations(step_ms: float, device: str) -> int:
-    """Return how many iterations of a step take about 3 s, within limits. The products are timed as often."""
-    fewest, most = {"cuda": (6, 40), "cpu": (1, 1)}[device]
-    return max(fewest, min(most, int(3000 / step_ms)))

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import torch
 
-from tpbench.kernels import LinearEntropyLossResult, LinearHow, entropy_loss, linear_entropy_loss
+from tpbench.kernels import How, LinearEntropyLossResult, LinearHow, entropy_loss, linear_entropy_loss
 from tpbench.workloads.linear_loss.in_torch import bytes_of_gradient, logits_of_teacher, with_products
 from tpbench.workloads.linear_loss.inputs import Output, Shard, Step
 from tpbench.workloads.linear_loss.problem import LinearLoss
@@ -64,21 +64,19 @@ def prepare_unfused(problem: LinearLoss, shard: Shard) -> Step:
 
     For logprob with gradients there are two calls on the same logits, the second with the upstream gradients.
     """
-    sent = 0
+    hows: list[How] = []  # of the calls of the last iteration
 
     def run() -> Output:
-        nonlocal sent
         logits = shard.hidden @ shard.weight.t()
         target = logits_of_teacher(shard)
         options = kernel_options(problem, shard)
         grad: Literal["in_place", "none"] = "in_place" if problem.trains and shard.upstream is None else "none"
         result = entropy_loss(logits, target, grad=grad, **options)
-        sent = result.how.bytes_sent
+        hows[:] = [result.how]
         if shard.upstream is not None:
             second = entropy_loss(logits, target, grad="in_place", **options, **_upstream(problem, shard))
-            sent += second.how.bytes_sent
-        sent += bytes_of_gradient(problem, shard)
+            hows.append(second.how)
         grads = (logits,) if problem.trains else ()
         return with_products(shard, result.loss, result.row_loss, result.entropy, *grads)
 
-    return Step(run, lambda: sent)
+    return Step(run, lambda: sum(how.bytes_sent for how in hows) + bytes_of_gradient(problem, shard))

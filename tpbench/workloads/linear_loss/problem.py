@@ -34,10 +34,6 @@ class LinearLoss(losses.LossProblem):
         "auto", help="linear_tp, linear_unfused: path of the rows' statistics, as exchange of entropy_loss"
     )
 
-    @property
-    def trains(self) -> bool:
-        return self.mode == "train"
-
     def check(self, tp_size: int, dp_size: int) -> list[str]:
         """Return a complaint for each combination of fields that is invalid."""
         found = super().check(tp_size, dp_size)
@@ -114,10 +110,6 @@ WORKLOAD = Workload(
                 "above_outputs_gib",
                 "chunks",
                 "chunk_rows",
-                "loss_value",
-                "loss_error",
-                "hidden_grad_error",
-                "weight_grad_error",
             ),
             axes=("above_outputs_gib", "time_ms"),
         )

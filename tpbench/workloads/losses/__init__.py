@@ -32,6 +32,7 @@ class LossProblem:
     top_k: int = setting(0, help="columns of a teacher's top k, instead of all target logits; 0: all", low=0, high=1024)
     kl_weight: float = setting(0.0, help="policy: weight of the divergence from a reference policy", low=0.0)
 
+    mode = "train"
     logits_scale = 1.0
     compute_dtype = "float32"
     entropy = False
@@ -39,7 +40,7 @@ class LossProblem:
     @property
     def trains(self) -> bool:
         """True if gradients are computed."""
-        return True
+        return self.mode == "train"
 
     @property
     def from_labels(self) -> bool:

@@ -84,9 +84,6 @@ def given_target(problem: LossProblem, streams: tuple[int, int], rows: range, de
     return torch.where(hash_index(problem.seed, streams[1], row) < round(problem.ignored * 2**32), IGNORED, label)
 
 
-_TOP = 124
-
-
 def _teacher_top_k(problem: LossProblem, row: Tensor) -> TopK:
     """Return a teacher's random logits in top_k columns of each row, one in each part of the vocabulary."""
     index = torch.arange(problem.top_k, device=row.device)
@@ -97,8 +94,8 @@ def _teacher_top_k(problem: LossProblem, row: Tensor) -> TopK:
 
 CLIP = (0.2, 0.2)
 """How far the ratio of the policy loss may fall below 1 and rise above it."""
-_POLICY = 120
-"""The random streams of a policy's rows, and of their sequences."""
+_POLICY, _TOP = 120, 124
+"""The first random streams of a policy's rows and sequences, and of a teacher's rows and columns."""
 
 
 def policy_rows(problem: Any, logprob: Tensor) -> dict[str, Tensor]:
@@ -122,16 +119,9 @@ def policy_rows(problem: Any, logprob: Tensor) -> dict[str, Tensor]:
 
 def kernel_options(problem: Any, shard: Any) -> dict[str, Any]:
     """Return the arguments that this project's kernels of both losses have."""
-    options = {
-        "loss": problem.loss,
-        "group": shard.group,
-        "vocab_start": shard.vocab_start,
-        "vocab_size": shard.vocab_size,
-        "ignore_index": IGNORED,
-        "temperature": problem.temperature,
-        "exchange": problem.exchange,
-        "entropy": problem.entropy,
-    }
+    options = {name: getattr(problem, name) for name in ("loss", "temperature", "exchange", "entropy")}
+    options |= {name: getattr(shard, name) for name in ("group", "vocab_start", "vocab_size")}
+    options["ignore_index"] = IGNORED
     if problem.loss == "policy":
         options |= {**shard.rows, "clip": CLIP, "kl_weight": problem.kl_weight}
     return options

@@ -196,7 +196,6 @@ class LossOracle(ABC):
         return loss.where(self.counts[rows], 0.0), slope
 
     def entropies(self, log_p: Tensor) -> Tensor:
-        """Return the entropy of each row."""
         return self.sum(-weighted(log_p.exp(), log_p).sum(-1))
 
     def gradient_of_mean(self, log_p: Tensor, slopes: Tensor, total: Tensor | float, rows: slice) -> Tensor:
@@ -205,7 +204,6 @@ class LossOracle(ABC):
         return grad.mul_(self.scale * self.inverse_count).masked_fill_(~self.counts[rows, None], 0.0)
 
     def sum(self, values: Tensor) -> Tensor:
-        """Return the sum over the ranks."""
         return self.reduce(values, dist.ReduceOp.SUM)
 
     def gather(self, value: Any) -> list[Any]:
