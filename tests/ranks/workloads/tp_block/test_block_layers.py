@@ -116,6 +116,6 @@ def test_wrong_sizes_are_refused() -> None:
         "5 features cannot be shared equally by 2 ranks",
         "7 features cannot be shared equally by 2 ranks",
         "3 rows cannot be shared equally by 2 ranks",
-        "6 rows must be divisible by 4, the square of the ranks, to overlap",
+        "6 rows must be divisible by 4, the ranks squared, to overlap",
         "a rank's weight must be (4, 6), it is (8, 6)",
     ]

@@ -123,12 +123,10 @@ def fastest(context: BlockContext, variants: Mapping[str, Preparation]) -> tuple
     problem, say = context.inputs.problem, context.inputs.context.say
     made = {Candidate(name): partial(prepare, problem, context) for name, prepare in variants.items()}
     candidates = _that_run(context, made)
-    plain = candidates[Candidate(PLAIN)]
+    plain = partial(_step, candidates[Candidate(PLAIN)])
     schedules = [block.schedule for block in candidates.values() if block.schedule is not None]
     permanent = [schedule for schedule in schedules if getattr(schedule, "memory_is_permanent", False)]
-    if on_gpu and (
-        context.graph or (problem.try_graphs and context.stopwatch.ms(partial(_step, plain)) < LONG_STEP_MS)
-    ):
+    if on_gpu and (context.graph or (problem.try_graphs and context.stopwatch.ms(plain) < LONG_STEP_MS)):
         pool = torch.cuda.graph_pool_handle()  # of all graphs' intermediate results
         made = {Candidate(name, True): partial(graphed, block, pool) for (name, _), block in candidates.items()}
         # If the whole iteration will be a graph, candidates are compared as graphs, too.

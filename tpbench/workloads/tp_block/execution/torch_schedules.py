@@ -59,9 +59,7 @@ class RingSchedule(SequentialSchedule):
         a row. A piece that is sent stays in memory until its reduction ends.
         """
         if len(whole) % self.size**2:
-            raise ValueError(
-                f"{len(whole)} rows must be divisible by {self.size**2}, the square of the ranks, to overlap"
-            )
+            raise ValueError(f"{len(whole)} rows must be divisible by {self.size**2}, the ranks squared, to overlap")
         summed = whole.new_empty(len(whole) // self.size, matrix.shape[1])
         chunks, own_pieces = whole.chunk(self.size), summed.chunk(self.size)
         reductions: list[tuple[Any, Tensor]] = []
