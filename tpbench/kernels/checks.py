@@ -223,20 +223,40 @@ def _writable(name: str, value: Tensor) -> None:
         raise ValueError(f"{name} must not overlap itself: shape {tuple(value.shape)}, strides {value.stride()}")
 
 
+def _share_memory(a: Tensor, b: Tensor) -> bool:
+    """Return true if the tensors start at the same address or, if both are contiguous, overlap.
+
+    Tensors with gaps may be separate parts of one tensor, for example halves of its columns.
+    """
+    start_a, start_b = a.data_ptr(), b.data_ptr()
+    if not a.numel() or start_a == start_b or not (a.is_contiguous() and b.is_contiguous()):
+        return a.numel() > 0 and start_a == start_b
+    return start_a < start_b + b.numel() * b.itemsize and start_b < start_a + a.numel() * a.itemsize
+
+
 def entropy_tensors(logits: Any, target: Any, given: Options, grad: Any) -> None:
-    """Raise unless the tensors of `entropy_loss` are valid and fit together."""
+    """Raise unless the tensors of `entropy_loss` are valid and fit together.
+
+    The overwritten tensor may be the target itself, since each element is read before it is written. It may not be a
+    shifted view of the target.
+    """
     tensor("logits", logits, ("rows", "local vocab"))
     _target(target, given, logits.shape[0], logits.shape[1], logits.device)
     _runnable("logits", logits)
     if isinstance(grad, Tensor):
         tensor("grad", grad, logits.shape, FLOATS, logits.device)
-        _writable("grad", grad)
-        if grad.numel() and grad.data_ptr() == logits.data_ptr():
-            raise ValueError("grad must not be the logits' memory; to write over the logits say grad='in_place'")
+        name, written = "grad", grad
     else:
         choice("grad", grad, "new", "in_place", "none")
-        if grad == "in_place":
-            _writable("logits", logits)
+        name, written = "logits", logits
+        if grad != "in_place":
+            return
+    _writable(name, written)
+    if name == "grad" and _share_memory(written, logits):
+        raise ValueError("grad must not share the logits' memory; to write over the logits say grad='in_place'")
+    for read in (target.values, target.indices) if isinstance(target, TopK) else (target,):
+        if _share_memory(written, read) and not written.is_set_to(read):
+            raise ValueError(f"target must not share memory with {name}, which are written over, unless it is the same")
 
 
 def linear_tensors(
