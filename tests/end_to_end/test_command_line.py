@@ -35,6 +35,7 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     ),
     (["tokens=0"], ["tokens=0 must be at least 1"]),
     (["-m", "tokens=64,0,many"], ["tokens=0 must be at least 1", "tokens=many must be a whole number"]),
+    (["hydra.job.chdir=true"], ["hydra.job.chdir=true: every path counts from the folder in which tpbench starts"]),
     (["-m", "output_dir=null"], ["output_dir is empty"]),
     (["block_cap=1000"], ["no block_cap is called 1000", "auto", "32768"]),
     (["~vocab", "--cfg", "job"], ["~vocab removes what every job needs: write vocab=VALUE"]),
@@ -42,6 +43,7 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["--frobnicate"], ["no such option: --frobnicate"]),
     (["-m", "variant=[triton_tp,pytorch_gather]"], ["write several values as -m variant=triton_tp,pytorch_gather"]),
     (["tp_size=1,2"], ["tp_size=1,2 is a sweep", "-m"]),
+    (["-m", "seed=range(0,1000000000)"], ["this sweep has 1000000000 cells; one sweep has at most 10000"]),
     (["hydra.sweeper._target_=os.system"], ["_target_ names Python code"]),
     (
         ["hydra/hydra_logging=default", "hydra.hydra_logging.handlers.console.class=os.nothing"],

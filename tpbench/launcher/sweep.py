@@ -208,6 +208,8 @@ class TorchrunLauncher(Launcher):
     def _requests(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[Request]:
         """Compose every job before the first one runs, so that a mistake in the last one is reported at once."""
         _check_roots(self.config, self.config.hydra.runtime.choices)
+        if self.config.hydra.job.chdir:
+            raise JobError("hydra.job.chdir=true: every path counts from the folder in which tpbench starts")
         # A field that an experiment sweeps, and that the command line sets too, has two overrides: the last one counts.
         jobs = dict.fromkeys(
             job

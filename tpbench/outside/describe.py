@@ -10,6 +10,7 @@ import inspect
 import json
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,18 @@ from tpbench.outside.variant import KINDS, load_module, workloads_of
 from tpbench.settings import JobError
 from tpbench.workloads import NAMES, Variant, Workload
 from tpbench.workloads.definition import definition_of
+
+SIGNATURES = {
+    "inputs": ("problem", "rank"),
+    "reference": ("problem", "inputs", "rank"),
+    "check": ("problem", "inputs", "output", "rank"),
+    "costs": ("problem", "rank"),
+    "step": ("problem", "inputs", "prepared", "rank"),
+    "details": ("problem", "inputs", "session", "rank"),
+    "session": ("problem", "variant", "rank"),
+    "variant": ("problem", "inputs", "rank"),
+}
+"""The arguments of a workload's functions."""
 
 
 def described(path: Path, version: str) -> dict[str, Any]:
@@ -38,6 +51,8 @@ def _workload(workload: Workload, path: Path) -> dict[str, Any]:
     for what in () if "session" in workload.functions else ("inputs", "reference"):
         if what not in workload.functions and (what, "check" in workload.functions) != ("reference", True):
             raise JobError(f"the workload {name} has no {what}: decorate a function with its .{what}")
+    for what, function in workload.functions.items():
+        _require_signature(what, function)
     if not workload.variants:
         raise JobError(f'the workload {name} has no variants: decorate a function with its .variant("one line")')
     if workload.options or any(variant.options for variant in workload.variants.values()):
@@ -55,9 +70,24 @@ def _workload(workload: Workload, path: Path) -> dict[str, Any]:
 
 
 def _variant(variant: Variant) -> dict[str, Any]:
+    _require_signature("variant", variant.prepare)
     traits = {name: getattr(variant, name) for name in KINDS if name not in ("workload", "options")}
     summary = traits["summary"] or (inspect.getdoc(variant.prepare) or "").partition("\n")[0]
     return {**traits, "summary": summary, "line": inspect.unwrap(variant.prepare).__code__.co_firstlineno}
+
+
+def _require_signature(what: str, function: Callable[..., Any]) -> None:
+    expected = SIGNATURES[what]
+    signature = inspect.signature(function)
+    if what == "costs" and len(signature.parameters) == 3:
+        expected = ("problem", "inputs", "rank")
+    try:
+        signature.bind(*expected)
+    except TypeError:
+        raise JobError(
+            f"{function.__name__} must take {len(expected)} arguments, as {function.__name__}({', '.join(expected)}), "
+            f"not {signature}"
+        ) from None
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tpbench.files import explained
 from tpbench.measure.kernels_version import imported
 from tpbench.settings import JobError
 from tpbench.workloads import NAMES
@@ -148,8 +147,10 @@ def _parsed(path: Path) -> ast.Module:
         raise JobError(f"{path.name}:{error.lineno or 1}: {error.msg}") from None
     except (ValueError, RecursionError, MemoryError) as error:
         raise JobError(f"{path.name} cannot be parsed as Python: {error}") from None
+    except FileNotFoundError:
+        raise JobError(f"there is no file {path}") from None
     except OSError as error:
-        raise JobError(explained(error)) from None
+        raise JobError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def _name(function: ast.expr) -> str:

@@ -10,7 +10,7 @@ import functools
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
@@ -80,9 +80,8 @@ class OutsideVariant:
         if self.definition is None:
             return source.refusal(self.load(), problem, tp_size)
         _, variant, problem = self.loaded(problem)
-        complaints = problem.check(tp_size, dp_size) if hasattr(problem, "check") else ()
-        first = complaints if isinstance(complaints, str) else next(iter(complaints or ()), None)
-        return first or variant.unsupported_reason(problem, tp_size)
+        complaint = _complaint(problem, tp_size, dp_size) if hasattr(problem, "check") else None
+        return complaint or variant.unsupported_reason(problem, tp_size)
 
     def loaded(self, problem: Any) -> tuple[Workload, Variant, Any]:
         """Load the code and return the workload and the variant with their functions, and the problem as its own class.
@@ -102,6 +101,19 @@ class OutsideVariant:
         """
         function: Callable[..., Any] = getattr(load_module(Path(self.path), self.version), self.function)
         return function
+
+
+def _complaint(problem: Any, tp_size: int, dp_size: int) -> str | None:
+    """Return the first complaint of a user's problem: its `check` may return one, a list or a generator, or None."""
+    from tpbench.workloads.step import WrongReturn
+
+    complaints = problem.check(tp_size, dp_size)
+    if complaints is None or isinstance(complaints, str):
+        return complaints or None
+    found = list(complaints) if isinstance(complaints, Iterable) else [complaints]
+    if not all(isinstance(complaint, str) for complaint in found):
+        raise WrongReturn(type(problem).check, f"check must return complaints, a list of str, not {complaints!r:.60}")
+    return found[0] if found else None
 
 
 @functools.cache
@@ -183,12 +195,17 @@ def _described(path: Path, version: str) -> list[tuple[dict[str, Any], dict[str,
 
 
 def _declared(path: Path, name: str, functions: Mapping[str, ast.FunctionDef]) -> dict[str, Any]:
-    """Return what a function declares. Raises JobError, also for what `variant` does not have."""
+    """Return what a function of two arguments declares. Raises JobError, also for what `variant` does not have."""
     if name not in functions:
         public = ", ".join(name for name in functions if not name.startswith("_"))
         raise JobError(f"{path.name} has no function {name} (its functions: {public or 'none'})")
-    function = functions[name]
+    function, arguments = functions[name], functions[name].args
     place = f"{path.name}:{function.lineno}"
+    positional = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
+    too_few = len(positional) < 2 and arguments.vararg is None
+    if too_few or len(positional) - len(arguments.defaults) > 2 or None in arguments.kw_defaults:
+        example = f"{name}(problem, shard), not ({', '.join(positional)})"
+        raise JobError(f"{place}: {name} must take two arguments, as {example}")
     declared = source.declaration(function, path) or {}
     for argument, value in declared.items():
         if argument not in KINDS:

@@ -13,6 +13,7 @@ EXPLANATIONS = {
     "variant=a,,b": f"variant=a,,b: {RIGHT} -m variant=a,b",
     "variant=triton_tp shape=tiny_tp2": "'variant=triton_tp shape=tiny_tp2' is one argument, because of the quotes: "
     "write 2 arguments, variant=triton_tp shape=tiny_tp2",
+    "tokens": "tokens has no value: write tokens=VALUE",
     "lst": "'lst' has no value, did you mean list? (write NAME=VALUE, or several values as -m NAME=VALUE1,VALUE2; "
     "commands: report, compare, history, predict, collect, compact, list, doctor, docs, new, test, profile)",
     "list": "list is a command: write it first, as python -m tpbench list ...",

@@ -105,6 +105,11 @@ def test_lists_of_choices_units_and_models_are_written_out(argument: str, writte
     assert " ".join(rewritten([argument])) == written
 
 
+def test_numbers_with_commas_are_refused() -> None:
+    with pytest.raises(JobError, match=r"^vocab=131,072: a number has no comma: write vocab=131072$"):
+        rewritten(["vocab=131,072"])
+
+
 def variants_of(shape: str, variant: str) -> list[str]:
     """Return the variants that a value means beside a shape."""
     lines = [*accepted_by_hydra(rewritten([f"shape={shape}", f"variant={variant}"])), "layers=2"]  # of an experiment

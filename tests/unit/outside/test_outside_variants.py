@@ -83,13 +83,15 @@ def test_spellings(value: str, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "text", "message"),
     [
-        ("none.py:fast_tp", "", "/"),  # its path
+        ("none.py:fast_tp", "", "there is no file "),
         (
             "f.py",
             "def a(): ...\ndef _b(): ...",
             "variant=f.py names no function: write f.py:FUNCTION (its functions: a)",
         ),
         ("f.py:b", "def a(): ...", "f.py has no function b (its functions: a)"),
+        ("f.py:a", "\ndef a(problem): ...", "f.py:2: a must take two arguments, as a(problem, shard), not (problem)"),
+        ("f.py:a", "def a(x, y, *, z): ...", "f.py:1: a must take two arguments, as a(problem, shard), not (x, y)"),
         ("f.py:a", "x = 1\nx = = 2", "f.py:2: invalid syntax"),
         ("f.py:a", "x = '\0'", "f.py"),
         (

@@ -56,6 +56,9 @@ def copies(problem, inputs, rank):
 MISTAKES = {
     "my_op.py:5: NameError: name 'nothing' is not defined": ("@dataclass", "nothing\n@dataclass"),
     "my_op.py: the workload my_copy has no inputs: decorate a function with its .inputs": ("@work.inputs\n", ""),
+    "my_op.py: reference must take 3 arguments, as reference(problem, inputs, rank), not (problem)": (
+        "def reference(problem, inputs, rank)", "def reference(problem)",
+    ),
     "my_op.py:21: TypeError: no argument of a variant is called needs_cuda, did you mean requires_cuda? (valid: ": (
         '@work.variant("copies")', '@work.variant("copies", needs_cuda=True)',
     ),
@@ -154,13 +157,19 @@ def test_a_file_is_known_when_rows_of_others_are_read(folder: Path) -> None:
         ("return 'odd'", "odd"),
         ("return None", None),
         ("return []", None),
+        ("return True", "check must return complaints, a list of str, not True"),
+        ("return [(8, 'odd')]", "check must return complaints, a list of str, not [(8, 'odd')]"),
     ],
 )
 def test_the_complaints_of_a_problem(ends: str, expected: str | None, folder: Path) -> None:
     check = f"    def check(self, tp_size, dp_size):\n        {ends}\n\nwork = "
     (folder / "my_op.py").write_text(FILE.replace("work = ", check, 1))
     found = from_file(folder / "my_op.py", "copies")
-    assert found.refusal(found.of_workload.problem(), 1) == expected
+    try:
+        refusal = found.refusal(found.of_workload.problem(), 1)
+    except TypeError as error:
+        refusal = str(error)
+    assert refusal == expected
 
 
 def test_a_session_of_its_own_fixes_the_iterations(folder: Path) -> None:

@@ -5,6 +5,7 @@ The names of fields are checked where jobs are made of them (`tpbench.job.parse_
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from argparse import Namespace
@@ -15,7 +16,7 @@ from typing import NoReturn
 from hydra._internal.utils import get_args_parser
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import ChoiceSweep, Override, RangeSweep
 from hydra.errors import OverrideParseException
 
 from tpbench.launcher.command_line.outside_choices import command_line_variants, name_in_rows
@@ -29,11 +30,16 @@ typed: list[str] = []
 model_files: set[str] = set()
 """The models of user's files, FILE.py:NAME, that this process's command line has named."""
 
+MAX_CELLS = 10_000
+"""Most cells of one sweep. Every cell is composed before the first one runs, in about 60 ms each."""
+
 _SEVERAL = re.compile(r"\s+(?=[+~]*[\w./]+=)")
 """White space before another NAME= within one argument."""
 _ENVIRONMENT = re.compile(r"\$\{\s*oc\.(env|\$)")
 _CHOICE = re.compile(r"""[^,()\[\]{}'"\\]+""")
 """A value among several: what Hydra's grammar separates by commas, brackets and quotation marks."""
+_THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})*,0\d\d(?:,\d{3})*")
+"""A number with commas. No list of values has one that begins with 0."""
 _BARE_NUMBER = re.compile(r"(?<![\w'\".])(\d+)(?![\w'\".])")
 
 
@@ -82,6 +88,8 @@ def check_overrides(arguments: Sequence[str]) -> None:
     errors += [error for each in overrides for error in _errors(each, sweeps)]
     if errors:
         raise JobError("\n".join(dict.fromkeys(errors)))
+    if (cells := math.prod(map(_count, overrides))) > MAX_CELLS:
+        raise JobError(f"this sweep has {cells} cells; one sweep has at most {MAX_CELLS}: divide it into several")
 
 
 def parse_overrides(arguments: Sequence[str]) -> list[Override]:
@@ -109,8 +117,11 @@ def _explanation(argument: str) -> str:
     if not equals:
         if argument in COMMANDS:
             return f"{argument} is a command: write it first, as python -m tpbench {argument} ..."
+        if argument in command_line_names() | set(GROUPS):
+            return f"{argument} has no value: write {argument}=VALUE"
+        meant, commands = nearest(argument, COMMANDS), ", ".join(COMMANDS)
         several = "write NAME=VALUE, or several values as -m NAME=VALUE1,VALUE2"
-        return f"'{argument}' has no value{nearest(argument, COMMANDS)} ({several}; commands: {', '.join(COMMANDS)})"
+        return f"'{argument}' has no value{meant} ({several}; commands: {commands})"
     values = [each.strip() for each in value.lstrip("=").split(",")]
     right = f"{'-m ' * (len(list(filter(None, values))) > 1)}{name.strip()}={','.join(filter(None, values))}"
     if any(values) and right.removeprefix("-m ") != argument:
@@ -141,6 +152,14 @@ def _errors(override: Override, sweeps: bool) -> list[str]:
     if key == "experiment" and not override.is_add():
         errors.append(f"experiments are added, with a plus: +{line.lstrip('+')}")
     return errors
+
+
+def _count(override: Override) -> int:
+    """Return the number of values of an override, without making them."""
+    value = override.value()
+    if isinstance(value, RangeSweep):
+        return max(1, math.ceil(((value.stop or 0) - (value.start or 0)) / (value.step or 1)))
+    return max(1, len(value.list)) if isinstance(value, ChoiceSweep) else 1
 
 
 def _without_aliases(arguments: Sequence[str]) -> list[str]:
@@ -181,15 +200,20 @@ def rewritten(arguments: Sequence[str]) -> list[str]:
     """Return a command line with the names and numbers that Hydra and its files know.
 
     A file of a variant becomes its name in rows (which is remembered), and a model's id or folder the fields `model` or
-    `model_dir`. Raises JobError for a value that cannot be used.
+    `model_dir`. Raises JobError with a line for each value that cannot be used.
     """
     words: list[str] = []
+    errors: list[str] = []
 
     def variant(choice: re.Match[str]) -> str:
         if choice[0] == "all":  # only the composed cell tells the workload of these variants
             ConfigStore.instance().store("all", {"variant": "all"}, "variant", "_global_")
             return "all"
-        return name_in_rows(choice[0])
+        try:
+            return name_in_rows(choice[0])
+        except JobError as error:
+            errors.append(str(error))
+            return choice[0]
 
     for argument in arguments:
         name, equals, value = argument.partition("=")
@@ -197,12 +221,16 @@ def rewritten(arguments: Sequence[str]) -> list[str]:
             value = ",".join(str(user_path(path)) if path.startswith("~") else path for path in value.split(","))
         if name in GROUPS:  # Hydra's sweeper takes numbers in choice(...) for no choices
             value = re.sub(r"^choice\(([^()]*)\)$", r"\1", value)
+        elif _THOUSANDS.fullmatch(value):
+            raise JobError(f"{argument}: a number has no comma: write {name}={value.replace(',', '')}")
         if name == "variant":
             value = _CHOICE.sub(variant, value)
         if name == "model" and ("/" in value or ".py:" in value):
             words += _model_and_folders(value, arguments)
         else:
             words.append(f"{name}{equals}{value}")
+    if errors:
+        raise JobError("\n".join(dict.fromkeys(errors)))
     own = [variant.workload for variant in command_line_variants().values() if variant.definition]
     if own and not any(word.startswith("shape=") for word in words):
         words.append(f"shape={own[0]}")  # the shape of a workload from outside
