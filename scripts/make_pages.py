@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Write what pages show from the code and from the committed rows, and draw their pictures.
 
-A table in a page is a block: a comment with a command, or with the name of a list that is made from the code (one of
-`LISTS`), then its output, which is replaced, and the comment "end". A new block needs only its first comment. A comment
-whose command ends with an .svg file draws a picture of the page, and has no output.
+A table in a page is a block. It begins with a comment that holds a command, or the name of one of `LISTS`, which are
+made from the code. Its output follows, which is replaced, and then the comment "end". A new block needs only its first
+comment. A comment whose command ends with an .svg file draws a picture of the page, and has no output.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class Windows:
 
     def new_empty(self, shape: Sequence[int], *, dtype: torch.dtype, **_: Any) -> Tensor:
         """Return a tensor in a window with undefined content. Collective if no buffer of its size is free."""
-        # Of so many bytes, each buffer is a segment of torch's allocator, and so a window: offsets are 0 on all ranks.
+        # A buffer of this size is a segment of torch's allocator, and so a window: its offset is 0 on all ranks.
         nbytes = max(10 * 2**20, -(-math.prod(shape) * dtype.itemsize // 2**21) * 2**21)
         for buffer in self.buffers[nbytes]:  # a free one has only itself and Python's wrapper of its memory
             if torch._C._storage_Use_Count(buffer.untyped_storage()._cdata) == 2:

@@ -68,7 +68,7 @@ def test_collectives_on_windows_give_the_same_results() -> None:
 
 
 def algorithms(here: Rank) -> list[str]:
-    """What is read from graphs with these texts, from a capture that fails on rank 1, and if rank 1 has no memory."""
+    """Return what is read from graphs with these texts, after a failed capture, and without memory on rank 1."""
     zeros, empty = torch.zeros, torch.empty
     found = []
     texts = "_ncclDevKernel_AllGather_RING_LL24ncclDev", "_ncclSymkDevKernel_AllGather_LL24ncclSymk", "BATCH_MEM_OP"

@@ -109,7 +109,7 @@ def test_what_it_is_compiled_and_launched_for(
 
 
 def test_ranks_decide_alike_whether_to_meet() -> None:
-    """Whether a rank wants a gradient must not count: the others would wait for it in vain."""
+    """A rank without a gradient must meet, too: the others would wait for it in vain."""
     for columns, meets in ((65536, True), (32768, False)):
         shard = Vocabulary(0, 2 * columns, columns, None, 2, 0)
         x, labels = (Form((4096, width), (width, 1), torch.bfloat16, 0) for width in (columns, 1))

@@ -121,7 +121,7 @@ def test_memory_of_tried_variants_is_freed_or_reported(best: str, gib: float) ->
 
 
 def clocks(here: Rank) -> dict[str, Any]:
-    """What is timed for each clock, and what is chosen beside a variant that fails on one rank."""
+    """Return the choice beside a variant that fails on one rank, and the clock that was asked, for each clock."""
 
     def fails(problem: TpBlock, context: Any) -> Any:
         if here.rank == 1:
