@@ -42,6 +42,11 @@ def installed(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
 
+def missing(modules: Iterable[str]) -> list[str]:
+    """Return those of the top-level modules that cannot be found."""
+    return [module for module in modules if not installed(module)]
+
+
 def versions(modules: Iterable[str]) -> str | None:
     """Return the optional packages of these modules with versions, such as `transformers 5.17.0, deepspeed 0.19.8`.
 
@@ -105,11 +110,11 @@ def explanation(error: ModuleNotFoundError) -> str | None:
         return None
     if module in OPTIONAL:
         return f"tpbench: this command {not_installed([module])}"
-    missing = ", ".join(NAMES.get(name, name) for name in REQUIRED if name == module or not installed(name))
+    absent = ", ".join(NAMES.get(name, name) for name in REQUIRED if name == module or not installed(name))
     folder = checkout()
     run = f"  {folder}/scripts/run [ARGUMENTS]  # in an environment that it makes in .venv\n" if folder else ""
     return (
-        f"tpbench: packages are missing in the environment of {sys.executable}: {missing}\n"
+        f"tpbench: packages are missing in the environment of {sys.executable}: {absent}\n"
         f"tpbench needs Linux and Python 3.11 to 3.13. To run it, or to install them:\n{run}  {install_command()}"
     )
 

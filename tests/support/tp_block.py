@@ -26,7 +26,7 @@ PARTS = ("block", "mlp", "column", "row")
 HERE = sorted(
     name
     for name, each in WORKLOAD.variants.items()
-    if (torch.cuda.is_available() or not each.requires_cuda) and all(map(packages.installed, each.requires))
+    if (torch.cuda.is_available() or not each.requires_cuda) and not packages.missing(each.requires)
 )
 """The variants that this machine can run."""
 QUACK = {"tokens": 512, "ffn": 64, "head_dim": 8, "dtype": "bfloat16"}

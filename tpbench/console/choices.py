@@ -90,8 +90,7 @@ def _variants(workload: Workload, gpus: int) -> tuple[str, list[Entry]]:
 
 def availability(variant: Variant, gpus: int, options: Mapping[str, Any]) -> str:
     """Return whether a variant with these options runs on a machine with that many GPUs."""
-    missing = [name for name in variant.requires if not packages.installed(name)]
-    if missing:
+    if missing := packages.missing(variant.requires):
         return f"no: needs {', '.join(missing)} (not installed)"
     if variant.requires_cuda is True and not gpus:
         return "no: needs a CUDA GPU"

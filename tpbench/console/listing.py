@@ -180,7 +180,7 @@ def description(group: str, name: str, gpus: int) -> str:
 
 
 def _of_variant(name: str, workload: Workload, variant: Variant, gpus: int) -> list[str]:
-    missing = [package for package in variant.requires if not packages.installed(package)]
+    missing = packages.missing(variant.requires)
     facts = {
         "a variant of": f"{workload.name}: {workload.summary}",
         "runs here:": choices.availability(variant, gpus, workload.option_defaults),

@@ -183,7 +183,7 @@ def skip_reason(job: Job, target: PlanningTarget) -> str | None:
     """Return why the job cannot run on the target, or None if it can."""
     if reason := unsupported_reason(job):
         return reason
-    if missing := [name for name in job.implementation.requires if not packages.installed(name)]:
+    if missing := packages.missing(job.implementation.requires):
         return packages.not_installed(missing)
     if reason := target.skip_reason(job):
         return reason

@@ -103,7 +103,7 @@ def available(context: BlockContext) -> dict[str, Preparation]:
         for name, variant in WORKLOAD.variants.items()
         if name not in (AUTO, WHOLE)
         and variant.unsupported_reason(problem, size) is None
-        and all(map(packages.installed, variant.requires))
+        and not packages.missing(variant.requires)
         and (on_gpu or not variant.requires_cuda)
     }
     if "block_copy_engine" in names and size > 2:  # a single peer has no neighbour to merge with
