@@ -92,6 +92,7 @@ class TpBlock:
     choose_by: Literal["wall", "device", "chained"] = setting(
         "wall", help="block_auto: the clock of its trial; chained: steps back to back, as in a training loop"
     )
+    compile: bool = setting(False, help="use torch.compile for what lies between the linears")
     nccl: Literal["default", "symmetric", "copy_engine"] = setting("default", help="block_tp: how NCCL gathers")
 
     def check(self, tp_size: int, dp_size: int) -> list[str]:
@@ -243,7 +244,10 @@ WORKLOAD = Workload(
     },
     variant_columns={"chosen": str, "graph_gib": float, "workspace_gib": float},
     options=(
-        *(Option(name, ignorable=True) for name in ("save_gathered", "signals", "try_graphs", "nccl", "choose_by")),
+        *(
+            Option(name, ignorable=True)
+            for name in ("save_gathered", "signals", "try_graphs", "nccl", "choose_by", "compile")
+        ),
         Option("profile"),
     ),
     graph_options={"signals": "kernel"},

@@ -45,7 +45,7 @@ def _of_schedule(name: str, summary: str, options: Collection[str] = (), **trait
 
     prepare_block.__name__ = name
     usual = {"no_graph_reason": _no_graph, "unsupported_reason": _unsupported_by_one_rank}
-    options = {"profile", *([] if name == WHOLE else ["save_gathered"]), *options}
+    options = {"profile", "compile", *([] if name == WHOLE else ["save_gathered"]), *options}
     WORKLOAD.variant(summary, options=options, **{**usual, **traits})(prepare_block)
 
 
@@ -103,7 +103,7 @@ WORKLOAD.variant_of(
     "block_auto",
     "execution.autotune.prepare_fastest",
     "the variant whose step is fastest in a trial, maybe with its passes as CUDA graphs",
-    options={"save_gathered", "profile", "signals", "try_graphs", "choose_by"},
+    options={"save_gathered", "profile", "signals", "try_graphs", "choose_by", "compile"},
     no_graph_reason=_no_graph_of_copies,
     unsupported_reason=_unsupported_by_one_rank,
 )

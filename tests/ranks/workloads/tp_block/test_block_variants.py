@@ -8,6 +8,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from torch._dynamo.utils import counters
 
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.tp_block import (
@@ -49,6 +50,7 @@ def cells(name: str) -> list[TpBlock]:
     found += [
         problem(kv_heads=8),
         problem(rotary=True),
+        *[problem(compile=True, dtype="float32")] * (name == "block_tp" or torch.cuda.is_available()),
         problem(dtype="float32", seed=3),
         problem(dtype="bfloat16", tokens=48),
     ]
@@ -64,9 +66,12 @@ def everything_right(here: Rank, name: str) -> int:
     for cell in chosen:
         where = block_context(here, cell)
         prepared = WORKLOAD.variants[name].prepare(cell, where)
+        torch._dynamo.reset()
+        compiled = counters["stats"]["unique_graphs"]
         for _ in range(2):
             errors = errors_against_one_process(run_once(cell, prepared), cell, where.inputs, prepared.size)
             assert max(errors.values()) <= TOLERANCE[cell.dtype], (here.rank, cell, errors)
+        assert not cell.compile or counters["stats"]["unique_graphs"] > compiled, "nothing was compiled"
     return len(chosen)
 
 

@@ -10,6 +10,7 @@ Activations between the layers are sharded along their first dimension, the sequ
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch.nn import functional
 from tpbench.comm.parallel_linears import (
     Schedule,
     SequentialSchedule,
+    add_and_normalise,
     column_parallel,
     row_parallel,
     with_summed_gradient,
@@ -251,8 +253,12 @@ class Stack(nn.Sequential):
 def build(problem: TpBlock, weights: Mapping[str, Tensor], schedule: Schedule) -> nn.Module:
     """Build the problem's part of a block from this rank's weights, given by the names of the linears and norms.
 
-    The norms' gradients are summed over the schedule's group, if the schedule communicates.
+    The norms' gradients are summed over the schedule's group, if the schedule communicates. With `compile` what lies
+    between the linears is compiled. No schedule needs to be: its collectives stay as they are.
     """
+    compiler: Any = (
+        partial(torch.compile, fullgraph=True, dynamic=False) if problem.compile else lambda function: function
+    )
 
     def layer(linear: ShardedLinear) -> nn.Module:
         given: dict[str, Any] = {"weight": weights[linear.name], "schedule": schedule}
@@ -265,6 +271,7 @@ def build(problem: TpBlock, weights: Mapping[str, Tensor], schedule: Schedule) -
     if problem.part in ("column", "row"):
         return layers.popitem()[1]
     mlp = Mlp(layers["up"], layers["down"])
+    mlp.between = compiler(mlp.between)  # type: ignore[method-assign]
     if problem.part == "mlp":
         return mlp
     norms = [RMSNorm(weights[name], schedule.group, summed=schedule.group is not None) for name in problem.norms]
@@ -274,6 +281,8 @@ def build(problem: TpBlock, weights: Mapping[str, Tensor], schedule: Schedule) -
         angles = rotary_angles(problem.tokens, problem.head_dim, qkv.device)
         rotation = angles.cos().to(qkv.dtype), angles.sin().to(qkv.dtype)
     attention = Attention(layers["qkv"], layers["out"], problem.head_dim, rotation)
+    attention.between = compiler(attention.between)  # type: ignore[method-assign]
+    schedule.add_and_normalise = compiler(add_and_normalise)
     return TransformerBlock(norms[0], attention, norms[1], mlp)
 
 
