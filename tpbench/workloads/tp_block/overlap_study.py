@@ -1,8 +1,8 @@
 """Study `overlap`: which variant to choose at which length, and how far each is from the plain one and from products.
 
-A row is compared with `block_tp` of the same problem, machine and software, both with a CUDA graph or both without.
-The newest row of a cell counts. Rows of stacks and rows that aren't measurements are left out, and rows of `block_auto`
-whose passes may be graphs, because then they gain from these too.
+A row is compared with `block_tp` of the same problem, machine and software, both with a CUDA graph or both without,
+and both compiled or neither. The newest row of a cell counts. Rows of stacks and rows that aren't measurements are left
+out, rows of `block_auto` whose passes may be graphs, because then they gain from these too, and other ways for NCCL.
 """
 
 from __future__ import annotations
@@ -25,7 +25,19 @@ PRODUCTS = {"device_ms": ("exposed_ms", "compute_ms"), "chained_ms": ("chained_e
 """By clock: the columns of a step's time beyond that of its products alone, and of that time, measured in pairs."""
 PAYS = 1.01
 """Least speed-up that counts as a gain: noise is smaller."""
-GROUP = ("part", "hidden", "tp_size", "graph", "hardware", "torch_version", "dtype", "ffn", "heads", "kv_heads")
+GROUP = (
+    "part",
+    "hidden",
+    "tp_size",
+    "graph",
+    "compile",
+    "hardware",
+    "torch_version",
+    "dtype",
+    "ffn",
+    "heads",
+    "kv_heads",
+)
 """Columns that must agree for times to be compared over tokens."""
 SHOWN = (*CLOCKS, *(name for names in PRODUCTS.values() for name in names), "hidden_share", "bound")
 
@@ -36,7 +48,7 @@ def problems(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Speedups, Any]
     The columns of the cells are (name, variant), with the names of `SHOWN`.
     """
     cells = [
-        {**row, "hardware": row["gpu_name"] or "cpu", "graph": bool(row["graph"])}
+        {**row, "hardware": row["gpu_name"] or "cpu", "graph": bool(row["graph"]), "compile": _is_compiled(row)}
         for row in oldest_first(rows)
         if _is_compared(row)
     ]
@@ -54,7 +66,12 @@ def _is_compared(row: Mapping[str, Any]) -> bool:
     measured = row["status"] == "ok" and not row["interpreted"] and row["warmed_up"] is not False
     one_block = not row.get("layers") and row["variant"] != WHOLE
     own_graphs = row.get("try_graphs") and not row["graph"]
-    return bool(measured and row["save_gathered"] and one_block and not own_graphs)
+    usual = row["save_gathered"] and row.get("nccl") in (None, "default")
+    return bool(measured and usual and one_block and not own_graphs)
+
+
+def _is_compiled(row: Mapping[str, Any]) -> bool:
+    return bool(row.get("compile")) or row["variant"] == "block_compile_async"
 
 
 def choice(speedups: Speedups, clock: str) -> dict[int, str]:
@@ -131,7 +148,9 @@ def picture(rows: Sequence[Mapping[str, Any]]) -> Picture | None:
 
 def _title(speedups: Speedups) -> str:
     facts = speedups.facts
-    return "part={part}, hidden={hidden}, tp={tp_size}".format(**facts) + ", graph=true" * facts["graph"]
+    return "part={part}, hidden={hidden}, tp={tp_size}".format(**facts) + "".join(
+        f", {name}=true" for name in ("graph", "compile") if facts[name]
+    )
 
 
 def _table(what: str, speedups: Speedups, by_clock: Mapping[str, pd.DataFrame], form: str) -> Table:

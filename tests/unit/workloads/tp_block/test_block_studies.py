@@ -51,6 +51,7 @@ TIMED = [
     timed("mlp", 8192, "block_copy_engine", 0.1, 0.1, layers=2),
     timed("mlp", 8192, "block_auto", 0.1, 0.1, try_graphs=True),
     timed("mlp", 8192, "block_symm_mem", 0.1, 0.1, status="error"),
+    timed("mlp", 8192, "block_tp", 0.1, 0.1, nccl="copy_engine"),
 ]
 
 
@@ -68,8 +69,18 @@ def test_each_row_is_compared_with_the_plain_one_of_its_problem() -> None:
     assert choice(mlp, "time_ms") == {**dict.fromkeys((128, 512, 2048), "block_tp"), 8192: "block_copy_engine"}
 
 
+def test_compiled_blocks_are_compared_with_each_other() -> None:
+    names = "block_tp", "block_compile_async", "block_copy_engine"
+    eager = [timed("block", 8192, name, 1.0, 1.0) for name in names]
+    compiled = [timed("block", 8192, name, 0.5, 0.5, compile=True) for name in (names[0], names[2])]
+    for group, _ in problems(eager + compiled):
+        faster = {"block_compile_async": {8192: 0.5}} if group.facts["compile"] else {}
+        assert group.by_clock["time_ms"].to_dict() == {"block_copy_engine": {8192: 1.0}} | faster
+        assert ("compile=true" in overlap_study._title(group)) == group.facts["compile"]
+
+
 def test_a_variant_stays_chosen_unless_another_one_gains_more_than_noise() -> None:
-    names = "block_compile_async", "block_copy_engine"
+    names = "block_symm_mem", "block_copy_engine"
     rows = [timed("block", tokens, "block_tp", 2.0, 1.0) for tokens in (128, 512, 2048, 8192)]
     for tokens, times in {128: (1.99, 1.6), 512: (1.595, 1.6), 2048: (1.5, 1.6), 8192: (None, 1.6)}.items():
         rows += [timed("block", tokens, name, at, 1.0) for name, at in zip(names, times, strict=True) if at]
