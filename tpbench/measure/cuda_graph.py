@@ -55,11 +55,15 @@ def capture(
     collects_garbage = gc.isenabled()
     gc.collect()
     gc.disable()
+    # torch keeps one workspace of cuBLAS for each stream, and frees it with any graph that was captured on the stream,
+    # though other graphs still use it (pytorch issue 193402). So each graph gets one in its own memory.
+    torch._C._cuda_clearCublasWorkspaces()
     try:
         # NCCL's watchdog queries events in a thread of its own, which a global capture would forbid.
         with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             result = work()
     finally:
+        torch._C._cuda_clearCublasWorkspaces()
         if collects_garbage:
             gc.enable()
     return CapturedWork(result, graph.replay)

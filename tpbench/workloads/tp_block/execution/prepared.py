@@ -167,7 +167,7 @@ class GraphedBlock:
     torch's `make_graphed_callables` does the same, but always copies x and the upstream gradient. Here the graphs read
     the block's own x and upstream gradient, and only another gradient is copied.
 
-    Gradients lie in memory of the graphs, which the next backward pass overwrites: use and free them before. While a
+    Gradients lie in memory of the graphs, which the next pass overwrites: use and free them before. While a
     stream is captured, the block is called without its own graphs.
     """
 
