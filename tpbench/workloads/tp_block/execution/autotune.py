@@ -50,7 +50,12 @@ SLOWER = 1.1
 """Candidates that take this many times as long as the fastest of a first look are not timed further."""
 
 ITERATIONS = 20
-"""Timed iterations of each of the others. From them a difference of about half a percent is certain."""
+"""Least timed iterations of each of the others. For steps of some ms a difference of half a percent is then certain."""
+
+TRIAL_MS = 50.0
+"""Short steps, whose times scatter more, are timed for about so long, but at most `MOST_ITERATIONS` times."""
+
+MOST_ITERATIONS = 200
 
 LONG_STEP_MS = 50.0
 """A plain step of this length hides all launches of any candidate, so that no graph is tried."""
@@ -163,12 +168,15 @@ def _times(context: BlockContext, candidates: Mapping[Candidate, PreparedBlock])
     clock = context.inputs.problem.choose_by
     timer = partial(context.stopwatch.interleaved_ms, on_host=clock == "wall")
     times: dict[Candidate, list[float]] = {}
-    for iterations in (LEAST_ITERATIONS, ITERATIONS):
+    iterations = LEAST_ITERATIONS
+    for _ in ("first look", "trial"):
         steps = [(partial(_step, candidates[name]), do_nothing) for name in times or candidates]
         samples = (context.stopwatch.chained_ms if clock == "chained" else timer)(*steps, iterations=iterations)
         times = dict(zip(times or candidates, samples, strict=True))
-        limit = SLOWER * min(map(median, samples))
-        times = {candidate: of_one for candidate, of_one in times.items() if median(of_one) <= limit}
+        fastest = min(map(median, samples))
+        times = {candidate: of_one for candidate, of_one in times.items() if median(of_one) <= SLOWER * fastest}
+        more = 0 if clock == "chained" else min(MOST_ITERATIONS, int(TRIAL_MS / fastest))  # of many steps each
+        iterations = max(ITERATIONS, more)
     return times
 
 
