@@ -211,13 +211,9 @@ class TorchrunLauncher(Launcher):
         if self.config.hydra.job.chdir:
             raise JobError("hydra.job.chdir=true: every path counts from the folder in which tpbench starts")
         # A field that an experiment sweeps, and that the command line sets too, has two overrides: the last one counts.
-        jobs = dict.fromkeys(
-            job
-            for lines in job_overrides
-            for job in self.composer.variants_of(
-                list({line.lstrip("+").partition("=")[0]: line for line in lines}.values())
-            )
-        )
+        single = ({line.lstrip("+").partition("=")[0]: line for line in lines} for lines in job_overrides)
+        forced = (arguments.accepted_by_hydra([*lines.values()]) for lines in single)
+        jobs = dict.fromkeys(job for lines in forced for job in self.composer.variants_of(lines))
         requests = [
             Request(index, self.composer.values(lines, index), arguments.chosen_fields(lines))
             for index, lines in enumerate(jobs, start=initial_job_idx)
