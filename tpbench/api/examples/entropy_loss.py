@@ -7,13 +7,13 @@ from torch import Tensor
 from tpbench.api import IGNORED, EntropyLoss, Output, Shard, Step, variant
 
 
-def _from_labels(problem: EntropyLoss, tp_size: int) -> str | None:
+def _only_cross_entropy(problem: EntropyLoss, tp_size: int) -> str | None:
     """Return why the variant cannot run a problem, or None. Such a cell is skipped with this reason."""
-    return None if problem.from_labels else f"it has no {problem.loss}"
+    return None if problem.loss == "cross_entropy" else f"it has no {problem.loss}"
 
 
 # All arguments are optional. tpbench reads them without running this file, so they must be literals.
-@variant("three all-reduces in plain torch", unsupported_reason=_from_labels)
+@variant("three all-reduces in plain torch", unsupported_reason=_only_cross_entropy)
 def fast_tp(problem: EntropyLoss, shard: Shard) -> Step:
     """Prepare an iteration. This part is not timed: allocate buffers and compile here, but do not read the logits."""
     # shard.logits: (tokens, local vocab). shard.target: labels (tokens,), of the whole vocabulary.
