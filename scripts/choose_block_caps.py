@@ -13,6 +13,7 @@ import sys
 import _checkout  # noqa: F401  finds the package below
 
 from tpbench.report.command_line import read_rows
+from tpbench.settings import JobError
 
 MACHINE = ["torch_version", "triton_version", "tokens", "dtype"]
 """Columns in which all rows of a GPU must agree: times of other software and sizes are not comparable."""
@@ -23,7 +24,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="choose_block_caps.py", description=__doc__.partition("\n")[0])
     parser.add_argument("rows", nargs="+", help="folders, files or globs of rows")
     asked = parser.parse_args()
-    rows = read_rows(asked.rows)
+    try:
+        rows = read_rows(asked.rows)
+    except JobError as error:
+        parser.error(str(error))
     rows = rows[(rows["variant"] == "triton_tp") & (rows["status"] == "ok") & rows["device_ms"].notna()]
     rows = rows[~rows["block_cap"].isin([None, "auto"]) & ~rows["algorithm"].isin([None, "auto"])]
     if rows.empty:
