@@ -52,8 +52,9 @@ def pivot(
     tables = [metric_table(grid, shown, floor=floor) for grid in grids]
     notes = [TableCell(line, kind="dim") for line in legend(tables, shown)]
     for (status, reason), cells in failures(grids).items():
-        more = f" and {len(cells) - 2} more" if len(cells) > 2 else ""
-        line = f"{status}: {', '.join(cells[:2])}{more}: {reason or 'no reason given'}"
+        names = [*dict.fromkeys(cells)]  # cells of different tables may have one name
+        more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+        line = f"{status}: {', '.join(names[:2])}{more}: {reason or 'no reason given'}"
         notes.append(TableCell(line, kind=FAILED.get(status, "")))
     for record in records:
         if record["trace"]:
