@@ -20,7 +20,7 @@ from tpbench.workloads.losses import first_of, labels_of_even_shards, labels_on_
 class EntropyLoss(losses.LossProblem):
     """Sizes, loss, dtype and seed, then the options that only some variants support."""
 
-    loss: Loss = setting("cross_entropy", help="cross-entropy from labels, or a loss against target logits")
+    loss: Loss = setting("cross_entropy", help="a loss from labels, or against target logits (a teacher's)")
     logits_scale: float = setting(1.0, help="factor on logits and target logits", low=1e-6)
     block_cap: Literal["auto", 4096, 8192, 16384, 32768] = setting("auto", help="largest column block of a kernel")
     exchange: Literal["auto", "nccl", "symmetric", "all_reduce"] = setting(
@@ -123,8 +123,8 @@ def _manual(problem: EntropyLoss, tp_size: int) -> str | None:
 
 
 def _gather(problem: EntropyLoss, tp_size: int) -> str | None:
-    inexact = problem.loss == "jsd" and problem.compute_dtype == "logits"
-    return "jsd in the logits' dtype is too inexact" if inexact else None
+    inexact = problem.loss in ("jsd", "policy") and problem.compute_dtype == "logits"
+    return f"{problem.loss} in the logits' dtype is too inexact" if inexact else None
 
 
 def _fast_llm(problem: EntropyLoss, tp_size: int) -> str | None:

@@ -77,7 +77,7 @@ class LossProblem:
         if self.kl_weight and loss != "policy":
             found.append(f"kl_weight={self.kl_weight} is a term of loss=policy")
         if self.top_k and (self.from_labels or loss == "jsd" or self.top_k > self.vocab):
-            found.append(f"top_k={self.top_k} needs a loss against target logits but jsd, and as many columns")
+            found.append(f"top_k={self.top_k} needs target logits, no jsd, and a vocab of at least {self.top_k}")
         return found
 
 
