@@ -16,7 +16,7 @@ from tpbench.console.choices import sections_of
 from tpbench.measure import machine
 from tpbench.report.command import main as report
 from tpbench.results.read import load
-from tpbench.suggestions import printable
+from tpbench.suggestions import printable, unknown
 from tpbench.tables import aligned_lines
 from tpbench.workloads import workloads
 
@@ -34,6 +34,12 @@ def main(arguments: Sequence[str]) -> int:
         parser.description = "Train blocks without parallelism, with it, and with two kinds of overlap: loss and costs."
     options = parser.parse_args([argument for argument in rest if "=" not in argument])
     overrides = [argument for argument in rest if "=" in argument]
+    if command == "test":
+        for name in options.workload:
+            if name not in workloads():
+                parser.error(unknown("workload", name, workloads()))
+        if any(text.startswith(("variant=", "shape=")) for text in overrides):
+            parser.error("it runs every variant on tiny shapes; a sweep of one variant checks it, too: -m variant=NAME")
     return _test(options.workload or list(workloads()), overrides) if command == "test" else _profile(overrides)
 
 

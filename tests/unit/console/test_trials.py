@@ -39,6 +39,15 @@ def test_each_variant_of_a_workload_passes_fails_or_did_not_run(
     assert lines["pytorch_gather"] == "FAIL no row: see the messages above"
 
 
+@pytest.mark.parametrize(
+    "argument, message", [("variants", "no workload is called variants"), ("variant=quack", "it runs every variant")]
+)
+def test_other_choices_are_refused(argument: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        information(["test", argument])
+    assert message in capsys.readouterr().err
+
+
 def test_a_profile_compares_four_variants_in_one_table(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
