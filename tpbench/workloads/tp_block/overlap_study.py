@@ -162,8 +162,8 @@ def _table(what: str, speedups: Speedups, by_clock: Mapping[str, pd.DataFrame], 
     lines = [(str(tokens), *map(_cell, *of_clocks)) for tokens, *of_clocks in zip(speedups.axis, *texts, strict=True)]
     first, *others = (f"by {CLOCKS[clock]}" for clock in by_clock)
     clocks = f"{first} ({', '.join(others)})" if others else first
-    facts = {name: str(value) for name, value in speedups.facts.items()}
-    return Table(f"{what} {clocks}, {_title(speedups)}, {facts['hardware']}", ("tokens", *names), lines, facts)
+    facts = {"ratio": f"{what} {clocks}"} | {name: str(value) for name, value in speedups.facts.items()}
+    return Table(f"{facts['ratio']}, {_title(speedups)}, {facts['hardware']}", ("tokens", *names), lines, facts)
 
 
 def _cell(first: str, *others: str) -> str:
