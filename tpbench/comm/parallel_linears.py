@@ -44,7 +44,7 @@ class Schedule(ABC):
     add_and_normalise: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]] = staticmethod(
         add_and_normalise
     )
-    """What a junction does between its linears. It may be compiled."""
+    """The function between the linears of a junction. It may be compiled."""
 
     @abstractmethod
     def gather(self, shard: Tensor) -> Pending:
