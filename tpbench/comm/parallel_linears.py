@@ -22,12 +22,6 @@ Pending: TypeAlias = Callable[[], Tensor]
 """A result that may not be complete yet. Call it once: it returns the result, ready for the current stream."""
 
 
-def add_and_normalise(part: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return s = residual + part, and RMSNorm(s) with the weight."""
-    summed = residual + part
-    return summed, functional.rms_norm(summed, weight.shape, weight, eps)
-
-
 class Schedule(ABC):
     """The all-gather and reduce-scatter of tensor parallelism with their products, over `size` ranks.
 
@@ -41,10 +35,6 @@ class Schedule(ABC):
     size: int
     group: dist.ProcessGroup | None = None
     """The group, or None if the schedule does not communicate."""
-    add_and_normalise: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]] = staticmethod(
-        add_and_normalise
-    )
-    """The function between the linears of a junction. It may be compiled."""
 
     @abstractmethod
     def gather(self, shard: Tensor) -> Pending:
@@ -77,8 +67,13 @@ class Schedule(ABC):
 
         Differentiable; the gradient of the RMSNorm's weight is that by this rank's rows. `keep`: `save_gathered`.
         """
-        summed, normed = self.add_and_normalise(row_parallel(x, row, self), residual, norm, eps)
+        summed, normed = self.between(row_parallel(x, row, self), residual, norm, eps)
         return summed, column_parallel(normed, column, self, save_gathered=keep)
+
+    def between(self, part: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """Return s = residual + part, and RMSNorm(s) with the weight: a junction between its linears."""
+        summed = residual + part
+        return summed, functional.rms_norm(summed, weight.shape, weight, eps)
 
 
 class LocalSchedule(Schedule):

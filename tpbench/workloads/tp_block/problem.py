@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tpbench.settings import setting
 from tpbench.workloads import Option, Pivot, Study, Workload
@@ -210,6 +210,15 @@ PROFILE = (
 )  # fmt: skip
 """The columns of the study `profile`."""
 
+
+def _unsupported(job: Any) -> str | None:
+    """Return why the options and the device don't fit together, or None if they do."""
+    problem = job.problem
+    if problem.compile and problem.part in ("column", "row"):
+        return f"compile=true needs part=block or mlp: part={problem.part} is a linear alone"
+    return f"nccl={problem.nccl} needs a CUDA GPU" if job.device == "cpu" and problem.nccl != "default" else None
+
+
 WORKLOAD = Workload(
     name="tp_block",
     summary="transformer block under tensor and sequence parallelism, forward and backward",
@@ -260,9 +269,7 @@ WORKLOAD = Workload(
         problem if "rotary" in chosen else replace(problem, rotary=problem.rotary or problem.layers > 0)
     ),
     scheduled=lambda problem: problem.layers > 0,
-    unsupported_reason=lambda job: (
-        f"nccl={job.problem.nccl} needs a CUDA GPU" if job.device == "cpu" and job.problem.nccl != "default" else None
-    ),
+    unsupported_reason=_unsupported,
     metrics={
         "forward_ms": -1,
         "backward_ms": -1,

@@ -53,6 +53,8 @@ def test_unsupported_problems_have_a_reason() -> None:
         assert "block_no_tp is that" in str(unsupported_reason(parse_job({"variant": name, **alone})))
     # Heads do not matter for single linears.
     assert parse_job({"variant": "block_tp", **TINY, "tp_size": 8, "part": "mlp"}).problem.part == "mlp"
+    linear = {"variant": "block_tp", "tp_size": 2, **TINY, "part": "row", "compile": True}
+    assert "compile=true needs part=block or mlp" in str(WORKLOAD.unsupported_reason(parse_job(linear)))
     captured = {"variant": "block_tp", "tp_size": 2, **TINY, "layers": 2, "graph": True}
     assert unsupported_reason(parse_job(captured)) is None
     assert "set warmup_steps=2 or more" in str(unsupported_reason(parse_job({**captured, "warmup_steps": 1})))

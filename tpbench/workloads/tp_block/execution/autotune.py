@@ -169,14 +169,15 @@ def _times(context: BlockContext, candidates: Mapping[Candidate, PreparedBlock])
     timer = partial(context.stopwatch.interleaved_ms, on_host=clock == "wall")
     times: dict[Candidate, list[float]] = {}
     iterations = LEAST_ITERATIONS
-    for _ in ("first look", "trial"):
+    for _ in range(2):  # a first look, then the trial of the fastest
         steps = [(partial(_step, candidates[name]), do_nothing) for name in times or candidates]
         samples = (context.stopwatch.chained_ms if clock == "chained" else timer)(*steps, iterations=iterations)
         times = dict(zip(times or candidates, samples, strict=True))
         fastest = min(map(median, samples))
         times = {candidate: of_one for candidate, of_one in times.items() if median(of_one) <= SLOWER * fastest}
-        more = 0 if clock == "chained" else min(MOST_ITERATIONS, int(TRIAL_MS / fastest))  # of many steps each
-        iterations = max(ITERATIONS, more)
+        iterations = ITERATIONS
+        if clock != "chained":  # each of its samples is already the time of many steps
+            iterations = max(ITERATIONS, min(MOST_ITERATIONS, int(TRIAL_MS / fastest)))
     return times
 
 

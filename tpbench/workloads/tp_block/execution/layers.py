@@ -21,7 +21,6 @@ from torch.nn import functional
 from tpbench.comm.parallel_linears import (
     Schedule,
     SequentialSchedule,
-    add_and_normalise,
     column_parallel,
     row_parallel,
     with_summed_gradient,
@@ -282,7 +281,7 @@ def build(problem: TpBlock, weights: Mapping[str, Tensor], schedule: Schedule) -
         rotation = angles.cos().to(qkv.dtype), angles.sin().to(qkv.dtype)
     attention = Attention(layers["qkv"], layers["out"], problem.head_dim, rotation)
     attention.between = compiler(attention.between)  # type: ignore[method-assign]
-    schedule.add_and_normalise = compiler(add_and_normalise)
+    schedule.between = compiler(schedule.between)  # type: ignore[method-assign]
     return TransformerBlock(norms[0], attention, norms[1], mlp)
 
 
