@@ -92,8 +92,7 @@ class Job:
     def flat(self) -> dict[str, Any]:
         """Return all fields under their flat names, as plain values."""
         job_fields = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in _PARTS}
-        of_problem = {**self.workload.former_fields, **asdict(self.problem)}
-        return {"workload": self.workload.name, **job_fields, **asdict(self.measure), **of_problem}
+        return {"workload": self.workload.name, **job_fields, **asdict(self.measure), **asdict(self.problem)}
 
     @property
     def key(self) -> str:
@@ -118,8 +117,6 @@ NOT_IN_KEY = ("output_dir", "timeout_s")
 _PARTS = ("measure", "problem", "outside")
 """Fields that hold fields of their own."""
 PROFILES = {"profile", "profiler"}
-NOT_IN_OLDER_KEYS = {*PROFILES, "late"}
-"""Settings of a measurement that add nothing to the key of a job without them: keys of older rows lack them."""
 _MEASURE_DEFAULTS = defaults(MeasureSettings)
 _STOP_RULE = _MEASURE_DEFAULTS.keys() - {"graph", *PROFILES}
 """Settings of a measurement that a workload with a fixed number of iterations doesn't have."""
@@ -155,9 +152,7 @@ def key_of(flat: Mapping[str, Any]) -> str:
     if _holds(workloads()[flat["workload"]].scheduled, SimpleNamespace(**values)):
         values |= {name: _MEASURE_DEFAULTS[name] for name in UNUSED_IF_SCHEDULED}
     values |= workloads()[flat["workload"]].outside_key
-    of_problem = defaults(workloads()[flat["workload"]].problem).keys()
-    unused = {name for name in NOT_IN_OLDER_KEYS - of_problem if not values[name]}
-    for name in (*NOT_IN_KEY, *unused):
+    for name in NOT_IN_KEY:
         del values[name]
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 

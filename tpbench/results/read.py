@@ -286,7 +286,7 @@ def with_defaults(table: pa.Table) -> pa.Table:
 
 def default_options(workload: Workload | None) -> dict[str, Any]:
     """Return the options that a label names if their value differs from this default."""
-    of_workload = {**workload.former_fields, **workload.option_defaults} if workload else {"block_cap": "auto"}
+    of_workload = workload.option_defaults if workload else {"block_cap": "auto"}
     return {**of_workload, "graph": False, "fresh": False}
 
 

@@ -105,7 +105,6 @@ COLUMNS = (
     Column("communication_share", REAL, "share of time_ms in which the device only communicates or waits for peers"),
     Column("idle_share", REAL, "share of time_ms in which the device runs nothing; without a trace by device_ms"),
     Column("bound", TEXT, "bottleneck: host, wire, compute or memory"),
-    Column("energy_j", REAL, "energy of the GPUs in an iteration, summed over ranks, only in older rows", "J"),
     # Memory.
     Column("peak_gib", REAL, "extra peak memory of an iteration, maximum over ranks"),
     Column("rank_peak_gib", REALS, "extra peak memory of an iteration on each rank"),
@@ -162,8 +161,7 @@ COLUMNS = (
     Column("memory_clock_mhz", REAL, "clock of the GPU's memory while it measured", "MHz"),
     Column("throttle_reasons", TEXT, "why a rank's GPU lowered its clocks while it measured, or none; null: unknown"),
     # How the cell ran.
-    Column("tries", INT, "attempts of this sweep at the cell, in rows of older versions"),
-    Column("beside", TEXT, "another-sweep if another sweep had GPUs of this host; older versions: rows beside it"),
+    Column("beside", TEXT, "another-sweep if another sweep had GPUs of this host"),
     Column("interleaved", TEXT, "name of the group of cells that were interleaved with this one"),
     Column("interleaved_cells", INT, "number of cells that were interleaved in one torchrun"),
     Column("not_interleaved", TEXT, "why a cell of an order=interleaved sweep was not interleaved"),
@@ -180,7 +178,7 @@ COMMON_COLUMNS = {column.name: column for column in COLUMNS}
 """The columns of every row, by name, in order."""
 
 SCHEMA_VERSION = 2
-"""Increased if a column is renamed, retyped or removed. Not if one is added. Files of older versions are not read."""
+"""Increased if a column is renamed or retyped, not if one is added or removed. Files of older versions are not read."""
 
 MARKER = b"tpbench.schema_version"
 """Key in a Parquet file's metadata: it marks the file as tpbench's and holds the version of its schema."""

@@ -140,8 +140,6 @@ class Workload:
     is measured."""
     job_only_fields: tuple[str, ...] = ()
     """Fields of the problem without a column: a row has them in the JSON of its job only."""
-    former_fields: Mapping[str, Any] = field(default_factory=dict)
-    """Fields that the problem no longer has, with the only value that is left: keys of stored jobs contain them."""
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Other names that a command line may use, each with the arguments that it stands for. `{}` is the value. An
     argument whose name the command line has is left out. Arguments may use the resolvers of `SweepComposer`."""

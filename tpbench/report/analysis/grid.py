@@ -129,13 +129,12 @@ def arrange_rows(frame: pd.DataFrame) -> list[RecordGrid]:
 def _grid(records: list[Record], workload: Workload | None) -> RecordGrid:
     facts, keys = _split(records, workload)
     cells: dict[Key, dict[Key, Record]] = defaultdict(dict)
-    unnamed = {*workload.former_fields} if workload else set()  # options of older versions split no columns
-    if all(record.get("fresh") for record in records):  # such as those of a user's own operation
+    all_fresh = all(record.get("fresh") for record in records)  # such as those of a user's own operation
+    if all_fresh:
         facts["fresh"] = value_text(True)
-        unnamed.add("fresh")
     # The first record of a place stays: the newest measurement, or without any the newest row.
     for record in sorted(records, key=lambda row: (is_measurement(row), row["finished_at"] or _EARLIEST), reverse=True):
-        options = (option for option in chosen_options(record, workload) if option[0] not in unnamed)
+        options = (option for option in chosen_options(record, workload) if not (all_fresh and option[0] == "fresh"))
         cells[tuple(record[name] for name in keys)].setdefault((record["variant"], *options), record)
     declared = {variant: at for at, variant in enumerate(workload.variants)} if workload else {}
     columns = sorted(

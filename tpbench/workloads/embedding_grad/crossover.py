@@ -73,7 +73,7 @@ def _crossover(ratios: pd.Series[float]) -> str:
 def tables(rows: Sequence[Row]) -> list[Table]:
     """Return a table of speed-ups by device time for each group, and one of the crossovers by both clocks.
 
-    A single density has no crossover, nor has a variant of older rows that chose the dense exchange itself.
+    A single density has no crossover.
     """
     groups = groups_of(rows)
     made = [_speedup_table(group) for group in groups]
@@ -84,7 +84,7 @@ def tables(rows: Sequence[Row]) -> list[Table]:
         )
         for group in groups
         for name in group.names
-        if group.by_clock["device_ms"][name].count() > 1 and not name.startswith(("dense", "sparse_auto"))
+        if group.by_clock["device_ms"][name].count() > 1 and not name.startswith("dense")
     ]
     if lines:
         columns = ("variant", "by device time", "by wall clock")

@@ -72,6 +72,8 @@ def counts(label: str, size: LossSize) -> Counts:
         unit = size.gathered(1) * (ranks - 1)
     else:
         unit = size.tokens * (ranks - 1) / (ranks if reduces else 1)
+        if variant == "triton_tp" and "exchange=nccl" not in options and size.loss != "jsd":
+            unit *= parts_of_row(size)
     time = {
         f"launches {size.loss}": 1.0,
         f"bytes {size.loss}": worked,
@@ -79,6 +81,16 @@ def counts(label: str, size: LossSize) -> Counts:
         f"collective {size.loss}": unit,
     }
     return Counts(memory, {f"sent {size.loss}": unit}, time)
+
+
+def parts_of_row(size: LossSize) -> int:
+    """Return how many programs of the one-pass kernel share a row, as a power of two: each sends its own numbers.
+
+    A part has 128 KiB of logits and, if the target isn't a label, target logits.
+    """
+    matrices = 1 if size.loss in LABEL_LOSSES else 2
+    parts = math.ceil(size.gathered(1) / size.tokens * matrices / 2**17)
+    return 1 << (parts - 1).bit_length()
 
 
 COST_MODEL = CostModel(

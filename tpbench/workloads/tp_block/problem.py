@@ -205,7 +205,7 @@ def unsupported_by_quack(problem: TpBlock, size: int) -> str | None:
 
 PROFILE = (
     "time_ms", "device_ms", "chained_ms", "forward_ms", "backward_ms", "compute_ms", "communication_ms", "exposed_ms",
-    "hidden_share", "gather_hidden", "scatter_hidden", "overlap_fraction", "bound", "idle_share", "tflops",
+    "hidden_share", "bound", "idle_share", "tflops",
     "gemm_share", "peak_gib", "graph_gib", "workspace_gib", "loss_value", "grad_norm", "chosen",
 )  # fmt: skip
 """The columns of the study `profile`."""
@@ -230,7 +230,7 @@ WORKLOAD = Workload(
         "workspace_gib": "memory shared with peers that the variant keeps between iterations, GiB",
         "losses": "loss of each training step, warm-up included (layers=N)",
         "grad_norms": "norm of all gradients in each training step, warm-up included (layers=N)",
-        "chosen": "the variant (in older rows schedules), and whether the passes are graphs (block_auto)",
+        "chosen": "the variant, and whether the passes are graphs (block_auto)",
         "graph_gib": "memory that graphs of block_auto or of a stack hold between iterations; at most a part of it is "
         "in peak_gib, and reports add both, GiB",
         "nccl_algorithm": "what NCCL runs for an all-gather of the step's size: its kernel, or copy engine",
@@ -242,14 +242,10 @@ WORKLOAD = Workload(
         "chained_compute_ms": "compute_ms of steps back to back, as in a training loop, ms",
         "chained_exposed_ms": "exposed_ms of steps back to back, the median of pairs of such blocks, ms",
         "hidden_share": "share of the communication that is hidden: 1 - exposed_ms / communication_ms",
-        "gather_hidden": "the same for the forward pass's all-gathers and their products alone, only in older rows",
-        "scatter_hidden": "the same for the forward pass's products and their reduce-scatters, only in older rows",
         "gemm_tflops": "rate of a large square product in this dtype on this machine, TFLOP/s",
         "tflops": "floating-point operations of the busiest rank over the step's time, TFLOP/s",
         "gemm_share": "share of gemm_tflops that the step reaches",
         "gather_gb_per_s": "bandwidth of a large all-gather on this machine, bytes that a rank receives",
-        "overlap_fraction": "share of the communication time of a traced step during which a product runs, only in "
-        "older rows",
     },
     variant_columns={"chosen": str, "graph_gib": float, "workspace_gib": float},
     options=(
@@ -278,14 +274,11 @@ WORKLOAD = Workload(
         "exposed_ms": -1,
         "chained_exposed_ms": -1,
         "hidden_share": 0,
-        "gather_hidden": 0,
-        "scatter_hidden": 0,
-        "overlap_fraction": 0,
         "tflops": 1,
         "gemm_share": 0,
         "workspace_gib": -1,
     },
-    percentages=("hidden_share", "gather_hidden", "scatter_hidden", "overlap_fraction", "gemm_share"),
+    percentages=("hidden_share", "gemm_share"),
     studies={
         "profile": Study(
             "what is a step made of, and how much of its communication is hidden?",

@@ -38,7 +38,7 @@ LARGEST_ESTIMATE = 1.15
 """Most that an estimate of the memory exceeds the peak that is measured, as a factor: 1.13 in 31 measured cells."""
 MEMORY_PARTS = MemoryEstimate._fields[:-1]
 TRAINING = (
-    "tokens_per_s_per_gpu", "mfu", "bound", "communication_share", "idle_share", "exposed_share", "time_ms",
+    "tokens_per_s_per_gpu", "mfu", "bound", "communication_share", "idle_share", "time_ms",
     "device_ms", "forward_ms", "backward_ms", "optimizer_ms", "peak_gib", "steady_gib", "expected_gib",
     *(f"expected_{part}_gib" for part in MEMORY_PARTS), "loss_value",
 )  # fmt: skip
@@ -82,7 +82,6 @@ WORKLOAD = Workload(
     problem=TrainStep,
     aliases=ALIASES,
     headline=("model", "num_layers", "batch_size", "seq_length"),
-    former_fields={"tp_mapping": None, "window": None, "window_layers": 0},
     job_only_fields=(*ARCHITECTURE, "model_dir", "phase_steps", "profile", "log_interval"),
     scheduled=True,
     resolve=resolve,
@@ -107,8 +106,6 @@ WORKLOAD = Workload(
         "step_forward_ms": "forward passes of each measured step on its slowest rank, ms",
         "step_backward_ms": "backward passes of each measured step on its slowest rank, ms",
         "step_optimizer_ms": "clipping and update of each measured step on its slowest rank, ms",
-        "exposed_share": "share of a step in which a rank communicates and computes nothing, largest of all ranks; "
-        "only older rows have it, and newer ones communication_share",
         "steady_gib": "memory held between steps, largest of all ranks, GiB",
         "expected_model_gib": "estimated memory of a rank's parameters, GiB",
         "expected_gradients_gib": "estimated memory of a rank's gradients, GiB",
@@ -133,7 +130,7 @@ WORKLOAD = Workload(
         implied=(*ARCHITECTURE, "model_dir"),
         loss_tolerance={"bfloat16": 2e-2, "float16": 2e-2, "float32": 1e-3},
     ),
-    percentages=("mfu", "compute_share", "communication_share", "idle_share", "exposed_share"),
+    percentages=("mfu", "compute_share", "communication_share", "idle_share"),
     studies={
         "training": Study(
             "which throughput does each implementation reach, and how much memory does it need?",
@@ -149,7 +146,6 @@ WORKLOAD = Workload(
         "samples_per_s": 1,
         "mfu": 1,
         "tflops_per_gpu": 1,
-        "exposed_share": -1,
         "steady_gib": -1,
         "forward_ms": -1,
         "backward_ms": -1,
