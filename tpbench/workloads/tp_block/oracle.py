@@ -143,9 +143,9 @@ def _head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def compare(inputs: BlockInputs, result: BlockResult) -> Verdict:
     """Compare a result with the oracle's. Collective over the tp group, with the same verdict on every rank.
 
-    An error of a tensor is the largest ||row - expected|| / ||expected||; a vector is one row. ||expected|| counts as at
-    least the root mean square of the tensor's rows: a sum over few tokens may cancel to less than its rounding errors.
-    The loss is compared, too. The norm of all gradients is right if their rows are.
+    An error of a tensor is the largest ||row - expected|| / ||expected||; a vector is one row. ||expected|| counts as
+    the root mean square of all rows at least: a sum over few tokens may cancel to less than its rounding errors. The
+    loss is compared, too. The norm of all gradients is right if their rows are.
     """
     expected, dtype = expected_result(inputs), inputs.problem.dtype
     upstream = inputs.grad(inputs.rank, inputs.size).double()
