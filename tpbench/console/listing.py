@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import textwrap
 import typing
 from collections.abc import Collection, Mapping, Sequence
@@ -202,7 +203,7 @@ def _of_variant(name: str, workload: Workload, variant: Variant, gpus: int) -> l
         fields, command = _field_lines(workload.problem, values, variant.options), example_command(workload, supported)
     lines = [f"  {variant.summary}", *(f"  {label} {text}" for label, text in facts.items() if text)]
     heading = "Its options, beside the fields of every job:" if fields else "It has no options of its own."
-    return [*lines, "", heading, *fields, "", f"python -m tpbench variant={name} {command}"]
+    return [*lines, "", heading, *fields, "", f"python -m tpbench {shlex.quote(f'variant={name}')} {command}"]
 
 
 def _composed(variant: str) -> dict[str, Any]:

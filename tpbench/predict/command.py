@@ -26,7 +26,7 @@ from tpbench.tables import MISSING, aligned_lines
 from tpbench.workloads import Workload, workloads
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Run the command. Return 1 if a validation misses its aims, and 2 for a question that cannot be answered."""
     try:
         workload = next(each for each in workloads().values() if each.cost_model)

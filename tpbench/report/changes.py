@@ -95,8 +95,9 @@ class CellChange:
             return self.ratio is not None or self.before is not None
         return self.verdict not in (INCOMPARABLE, GONE, ADDED)
 
+    @property
     def fails(self) -> bool:
-        """Return true if this change makes the command fail."""
+        """True if this change makes the command fail."""
         return self.verdict in (SLOWER, WORSE, FAILS)
 
 

@@ -59,7 +59,7 @@ def compact(output_dir: str | os.PathLike[str]) -> MergeCounts:
     return MergeCounts(len(table), len(files), len(files) - max(0, len(going) - 1), complaints)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Run `python -m tpbench compact`. Return 0. Raises OSError if the rows cannot be merged."""
     parser = argparse.ArgumentParser(
         prog="tpbench compact",
