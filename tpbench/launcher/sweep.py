@@ -244,9 +244,9 @@ def _check_roots(config: Any, choices: Mapping[str, Any]) -> None:
 
 def _check_names(names: Iterable[str]) -> None:
     """Raise JobError for names that configuration files set, and that aren't fields."""
-    valid, where = command_line_names() | set(GROUPS), "python -m tpbench list fields"
+    valid = command_line_names() | set(GROUPS)
     extra = [name for name in names if name not in valid | {"hub_ids", "shape_workload"}]
-    if errors := [unknown("field", name, valid, where) for name in extra]:
+    if errors := [unknown("field", name, valid, "python -m tpbench list fields") for name in extra]:
         raise JobError("\n".join(f"in a configuration file: {error}" for error in errors))
 
 
