@@ -48,8 +48,9 @@ def _workload(workload: Workload, path: Path) -> dict[str, Any]:
     name = workload.name
     if name in NAMES:
         raise JobError(f"{name} is the name of a workload of tpbench: write Workload(..., name=...)")
-    for what in () if "session" in workload.functions else ("inputs", "reference"):
-        if what not in workload.functions and (what, "check" in workload.functions) != ("reference", True):
+    needed = ["inputs"] if "check" in workload.functions else ["inputs", "reference"]
+    for what in [] if "session" in workload.functions else needed:
+        if what not in workload.functions:
             raise JobError(f"the workload {name} has no {what}: decorate a function with its .{what}")
     for what, function in workload.functions.items():
         _require_signature(what, function)

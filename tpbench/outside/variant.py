@@ -116,11 +116,23 @@ def _complaint(problem: Any, tp_size: int, dp_size: int) -> str | None:
     return found[0] if found else None
 
 
+_imported_files: dict[Path, Path] = {}
+"""Files that files of variants import in this process, by their paths relative to the variant's folder."""
+
+
 @functools.cache
 def load_module(path: Path, version: str) -> ModuleType:
-    """Run a file of that version, and return its module."""
+    """Run a file of that version, and return its module.
+
+    Raises RuntimeError if the file has changed, or if a file of another variant hides one that this file imports.
+    """
     if source.version(path) != version:
         raise RuntimeError(f"{path.name} changed after the sweep began: run it again with resume=true")
+    for file in source.parsed_files(path).keys() - {path}:
+        name = file.relative_to(path.parent)
+        if _imported_files.setdefault(name, file) != file:
+            others = f"another variant in this process imports a {name} from another folder"
+            raise RuntimeError(f"{path.name} imports {name}, and {others}: rename one, or run them in two sweeps")
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))  # last: a file beside it must not hide the standard library
     module = ModuleType(f"tpbench_file_{path.stem}")
