@@ -36,6 +36,16 @@ KINDS: Mapping[str, type | tuple[type, ...]] = {
 """The arguments of `variant` that the launcher reads, with their types."""
 
 
+def require_kinds(declared: Mapping[str, Any], place: str) -> None:
+    """Raise JobError, which names the place, for an argument that `variant` lacks, and for a value of a wrong type."""
+    for argument, value in declared.items():
+        if argument not in KINDS:
+            raise JobError(f"{place}: {unknown('argument of @variant', argument, [*KINDS, 'unsupported_reason'])}")
+        texts = not isinstance(value, (tuple, list, set)) or all(isinstance(item, str) for item in value)
+        if not isinstance(value, KINDS[argument]) or not texts:
+            raise JobError(f"{place}: {argument}={value!r:.40} of @variant has the wrong type")
+
+
 @dataclass(frozen=True)
 class OutsideVariant:
     """A function of a file, as the launcher found it. All values are plain: a task has them."""
@@ -219,12 +229,7 @@ def _declared(path: Path, name: str, functions: Mapping[str, ast.FunctionDef]) -
         example = f"{name}(problem, shard), not ({', '.join(positional)})"
         raise JobError(f"{place}: {name} must take two arguments, as {example}")
     declared = source.declaration(function, path) or {}
-    for argument, value in declared.items():
-        if argument not in KINDS:
-            raise JobError(f"{place}: {unknown('argument of @variant', argument, [*KINDS, 'unsupported_reason'])}")
-        texts = not isinstance(value, (tuple, list, set)) or all(isinstance(item, str) for item in value)
-        if not isinstance(value, KINDS[argument]) or not texts:
-            raise JobError(f"{place}: {argument}={value!r} of @variant has the wrong type")
+    require_kinds(declared, place)
     if (workload := declared.get("workload", NAMES[0])) not in workloads():
         raise JobError(f"{place}: {unknown('workload', workload, workloads())}")
     for option in declared.get("options", ()):
