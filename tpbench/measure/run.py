@@ -5,6 +5,7 @@ Columns about the GPUs of a cell are missing on a CPU.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -251,7 +252,9 @@ class _Cell:
             self.columns |= bottleneck_columns(self.step, session, self.wall, context, self.columns)
         if settings.profile:
             context.say("keeping a trace")
-            self.columns["trace"] = TRACES if keep_trace(iteration, context) else None
+            with contextlib.suppress(OSError):  # a full disk must not cost the measurement, too
+                keep_trace(iteration, context)
+                self.columns["trace"] = TRACES
 
 
 def cost_columns(costs: Costs, copy_gb_per_s: float) -> dict[str, Any]:

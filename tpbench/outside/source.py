@@ -13,11 +13,8 @@ from tpbench.measure.kernels_version import imported
 from tpbench.settings import JobError
 from tpbench.workloads import NAMES
 
-_EVALUATED_ON_RANKS = "unsupported_reason"
-"""The argument of `variant` that need not be a literal."""
-
-_REFUSAL = "_tpbench_unsupported_reason"
-"""Attribute of a declared function: that argument."""
+REFUSAL = "_tpbench_unsupported_reason"
+"""Attribute of a declared function: its argument `unsupported_reason`, or None."""
 
 _PACKAGES = {"tpbench", *packages.REQUIRED, *packages.OPTIONAL}
 
@@ -57,16 +54,10 @@ def variant(
     """
 
     def declare(function: FunctionT) -> FunctionT:
-        setattr(function, _REFUSAL, unsupported_reason)
+        setattr(function, REFUSAL, unsupported_reason)
         return function
 
     return declare
-
-
-def refusal(function: Callable[..., Any], problem: Any, tp_size: int) -> str | None:
-    """Return why the function cannot run the problem on tp_size ranks, or None if it can."""
-    reason: Callable[[Any, int], str | None] | None = getattr(function, _REFUSAL, None)
-    return None if reason is None else reason(problem, tp_size)
 
 
 def functions(path: Path) -> dict[str, ast.FunctionDef]:
@@ -92,7 +83,7 @@ def declaration(function: ast.FunctionDef, path: Path) -> dict[str, Any] | None:
     arguments = {}
     for name, value in named:
         try:
-            if name != _EVALUATED_ON_RANKS:
+            if name != "unsupported_reason":  # only ranks need it
                 arguments[name] = ast.literal_eval(value)
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             raise JobError(

@@ -88,7 +88,8 @@ class OutsideVariant:
     def refusal(self, problem: Any, tp_size: int, dp_size: int = 1) -> str | None:
         """Load the code and return why it refuses the problem, or None. Only ranks call this."""
         if self.definition is None:
-            return source.refusal(self.load(), problem, tp_size)
+            reason = getattr(self.load(), source.REFUSAL, None)
+            return reason and reason(problem, tp_size)
         _, variant, problem = self.loaded(problem)
         complaint = _complaint(problem, tp_size, dp_size) if hasattr(problem, "check") else None
         return complaint or variant.unsupported_reason(problem, tp_size)
