@@ -174,7 +174,7 @@ class LinearEntropyLoss(_LossModule):
         if torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
             if isinstance(target, (tuple, list)):
-                target = tuple([tensor.to(dtype) for tensor in target])
+                target = cast("Any", tuple([tensor.to(dtype) for tensor in target]))
             hidden, weight, bias = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
             with torch.autocast(device, enabled=False):
                 return self.forward(hidden, weight, target, bias, **rows)
@@ -264,7 +264,7 @@ class _GradientsInBackward(torch.autograd.Function):
         if ctx.tail is not None:
             target = TopK(targets[0], targets[1], ctx.tail)
         rows = len(hidden) * (ctx.settings["group"].size() if sharded else 1)
-        upstreams = {"row_grad": upstream.float().expand(rows).contiguous()}
+        upstreams: dict[str, Any] = {"row_grad": upstream.float().expand(rows).contiguous()}
         if entropy_upstream:
             upstreams["entropy_grad"] = entropy_upstream[0].float().contiguous()
         inputs = _inputs_with_gradients(hidden, weight, bias)
