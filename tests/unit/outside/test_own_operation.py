@@ -103,7 +103,7 @@ def test_a_file_declares_fields_variants_and_columns(folder: Path) -> None:
     assert str(job) == "my_op.py:copies tokens=8 delay_ms=2 how=plain tp_size=2"
     with pytest.raises(JobError, match=r"no field of my_copy is called delay, did you mean delay_ms\?"):
         parsed(["delay"])
-    with pytest.raises(JobError, match="shapes of my_copy: none: write its fields"):
+    with pytest.raises(JobError, match="it has no shapes: write its fields"):
         parsed(shape_workload="entropy_loss")
     with pytest.raises(JobError, match=r"tokens=0 must be at least 1 \(rows\)"):
         parsed(tokens=0)

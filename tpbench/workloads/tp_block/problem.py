@@ -141,11 +141,11 @@ class TpBlock:
 
 
 TOLERANCE = {"bfloat16": 2.0**-4, "float32": 2.0**-14, "float64": 2.0**-38}
-"""Largest accepted error of a row, ||row - expected|| / ||expected||.
+"""Largest accepted error of a row, as `oracle.compare` defines it.
 
 In bf16 about a dozen tensors between input and output are rounded one after the other. Each rounding errs by up to
-2^-9, and by more where terms cancel: a row errs by about 2^-7, the worst of many rows by 2^-6. A lost or doubled
-partial sum, chunk or gather is an error of order 1. fp32 and fp64 err by about 2^-18 and 2^-46."""
+2^-9, and by more where terms cancel: a row errs by about 2^-7, the worst of many rows by 2^-6, of few tokens by 2^-5. A
+lost or doubled partial sum, chunk or gather is an error of order 1. fp32 and fp64 err by about 2^-18 and 2^-46."""
 
 
 def flops(problem: TpBlock, size: int) -> int:
