@@ -140,7 +140,7 @@ def fast_llm(problem: EntropyLoss, shard: Shard) -> Step:
     """
     divisor = float(rows_that_count(shard.target) if problem.from_labels else shard.tokens)
     options: dict[str, Any] = {"grad_output": 1.0, "group": shard.group, "divisor": divisor}
-    arguments = shard.logits, shard.target
+    arguments: tuple[Any, ...] = (shard.logits, shard.target)
     if problem.loss == "policy":  # its kernel has no divergence from a reference
         from fast_llm.functional.triton.grpo_loss import triton_grpo_loss_forward_backward as function
 
