@@ -149,6 +149,10 @@ def _errors(override: Override, sweeps: bool) -> list[str]:
         errors.append("a workload is chosen by its variant and shape (python -m tpbench list WORKLOAD shows them)")
     if key in GROUPS and isinstance(values := override.value(), list):
         errors.append(f"{line}: write several values as -m {key}={','.join(map(str, values))}")
+    elif key in GROUPS and (values is None or isinstance(values, dict)):
+        errors.append(f"{line} is no choice (python -m tpbench list shows them)")
+    if "." in key and not of_hydra:
+        errors.append(f"{line}: no field has a dot in its name: write {key.rpartition('.')[2]}=VALUE")
     if key == "experiment" and not override.is_add():
         errors.append(f"experiments are added, with a plus: +{line.lstrip('+')}")
     return errors
