@@ -13,7 +13,7 @@ from tpbench import packages
 from tpbench.console import choices
 from tpbench.console.choices import Entry, choice, names, sections_of, shapes
 from tpbench.job import Job, parse_job, unsupported_reason
-from tpbench.launcher.options import GROUPS, SweepOptions, unknown_choice
+from tpbench.launcher.options import CONF, GROUPS, SweepOptions, unknown_choice
 from tpbench.launcher.slurm.cluster import SlurmSettings
 from tpbench.measure import machine
 from tpbench.measure.session import MeasureSettings
@@ -211,7 +211,7 @@ def _composed(variant: str) -> dict[str, Any]:
     import hydra
     from omegaconf import OmegaConf
 
-    with hydra.initialize_config_dir(str(choices.CONF), version_base="1.3"):
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         values: Any = OmegaConf.to_container(hydra.compose("config", [f"variant={variant}", "~shape"]))
     return dict(values)
 
