@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from tpbench.files import explained
-from tpbench.report import command_line
+from tpbench.report import command_line, compare, history
 from tpbench.report.analysis.grid import arrange_rows
 from tpbench.report.analysis.metrics import METRICS, metric
 from tpbench.report.command_line import PICTURES, TABLES, print_or_write, write_tables
@@ -28,9 +27,8 @@ from tpbench.suggestions import nearest, unknown
 from tpbench.workloads import workloads
 
 FORMATS = (*TABLES, "html", *PICTURES)
-COMMANDS = {"compare": "tpbench.report.compare", "history": "tpbench.report.history"}
-"""Commands with options of their own, with their modules."""
-DESCRIPTION = "Measured rows as tables of variants side by side."
+COMMANDS = {"compare": compare.main, "history": history.main}
+"""Commands with options of their own."""
 EPILOG = (
     "`tpbench compare BEFORE AFTER` says what got slower between two sets of rows. `tpbench history` "
     "shows a metric over time, by commit and package. Each has a --help."
@@ -45,8 +43,7 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     try:
         if name in COMMANDS:
-            command: Callable[[Sequence[str]], int] = importlib.import_module(COMMANDS[name]).main
-            return command(arguments[1:])
+            return COMMANDS[name](arguments[1:])
         _report(_parser().parse_args(arguments))
     except (JobError, OSError) as error:
         if getattr(error, "filename", "") is None:  # an error of the output, which `tpbench.console` explains
@@ -57,7 +54,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = command_line.ReportParser("tpbench report", description=DESCRIPTION, epilog=EPILOG)
+    description = "Measured rows as tables of variants side by side."
+    parser = command_line.ReportParser("tpbench report", description=description, epilog=EPILOG)
     command_line.add_filters(parser)
     add = parser.add_argument
     metrics = f"one of: {', '.join(METRICS)}, or a number that a workload adds; an unknown name lists all (time_ms; in "
