@@ -11,7 +11,6 @@ from typing import Any
 
 import pandas as pd
 
-from tpbench.files import explained
 from tpbench.report import command_line, compare, history
 from tpbench.report.analysis.grid import arrange_rows
 from tpbench.report.analysis.metrics import METRICS, metric
@@ -36,20 +35,16 @@ EPILOG = (
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command. The exit code is 0, or 2 for a wrong request. `compare` and `history` add 1 for a worse cell."""
+    """Run the command. The exit code is 0. Raises JobError or OSError for a wrong request.
+
+    The exit code of `compare` and `history` is 1 for a worse cell.
+    """
     name = arguments[0] if arguments else ""
     if name and name not in COMMANDS and not Path(name).exists() and (meant := nearest(name, COMMANDS)):
-        print(f"report: no folder and no command is called {name}{meant}", file=sys.stderr)
-        return 2
-    try:
-        if name in COMMANDS:
-            return COMMANDS[name](arguments[1:])
-        _report(_parser().parse_args(arguments))
-    except (JobError, OSError) as error:
-        if getattr(error, "filename", "") is None:  # an error of the output, which `tpbench.console` explains
-            raise
-        print(f"report: {explained(error)}", file=sys.stderr)
-        return 2
+        raise JobError(f"no folder and no command is called {name}{meant}")
+    if name in COMMANDS:
+        return COMMANDS[name](arguments[1:])
+    _report(_parser().parse_args(arguments))
     return 0
 
 
