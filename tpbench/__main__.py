@@ -41,17 +41,10 @@ def _hydra_main(config: DictConfig) -> None:
     )
 
 
-def _run(arguments: list[str]) -> None:
-    """Run the job or the sweep that the arguments describe."""
-    command_line.typed[:] = arguments
-    if not {"-sc", "--shell-completion"} & set(arguments):  # then Hydra has arguments of its own
-        sys.argv[1:] = command_line.for_hydra(arguments)
-    _hydra_main()
-
-
 @packages.explain_missing()
 def main() -> None:
     """Run the command line. Exit with 0 unless the input is invalid or a cell ends as error, timeout or wrong."""
+    command_line.typed[:] = sys.argv[1:]
     if sys.argv[1:] == ["--version"]:
         print(f"tpbench {tpbench.__version__}")
         return
@@ -63,7 +56,9 @@ def main() -> None:
     interrupts.exit_at_once()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises errors, which are printed here without a stack
     try:
-        _run(sys.argv[1:])
+        if not {"-sc", "--shell-completion"} & set(sys.argv):  # then Hydra has arguments of its own
+            sys.argv[1:] = command_line.for_hydra(sys.argv[1:])
+        _hydra_main()
     except (JobError, HydraException) as error:
         sys.exit(_message(_hydra_message(error) if isinstance(error, HydraException) else str(error)))
     except OSError as error:  # Hydra creates folders, which fails on a full disk or without permission

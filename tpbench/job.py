@@ -15,6 +15,7 @@ from typing import Any, Literal
 from tpbench.measure.kernels_version import kernels_version
 from tpbench.measure.session import Context, MeasureSettings, Session
 from tpbench.outside.variant import OutsideVariant
+from tpbench.packages import versions
 from tpbench.settings import JobError, defaults, parse, setting, spelled, user_path
 from tpbench.suggestions import unknown
 from tpbench.workloads import Variant, Workload, cached_until_registered, variants, workloads
@@ -64,6 +65,15 @@ class Job:
         """Version of the kernels of tpbench that this job runs, or None if it runs none."""
         files = self.outside.files if self.outside else filter(None, [self.implementation.file])
         return kernels_version(tuple(files)) if self.uses_triton else None
+
+    @property
+    def software(self) -> dict[str, str | None]:
+        """Columns of the versions that can change this job's result, beside torch's and triton's."""
+        return {
+            "kernels_version": self.kernels_version,
+            "variant_version": self.outside.version if self.outside else None,
+            "package_versions": versions(self.implementation.requires),
+        }
 
     @property
     def interpreted(self) -> bool:
@@ -116,9 +126,8 @@ NOT_IN_KEY = ("output_dir", "timeout_s")
 """Fields that cannot change a result: where rows go, and when to give up."""
 _PARTS = ("measure", "problem", "outside")
 """Fields that hold fields of their own."""
-PROFILES = {"profile", "profiler"}
 _MEASURE_DEFAULTS = defaults(MeasureSettings)
-_STOP_RULE = _MEASURE_DEFAULTS.keys() - {"graph", *PROFILES}
+_STOP_RULE = _MEASURE_DEFAULTS.keys() - {"graph", "profile", "profiler"}
 """Settings of a measurement that a workload with a fixed number of iterations doesn't have."""
 UNUSED_IF_SCHEDULED = frozenset(_STOP_RULE - {"fresh"})
 """Settings that a workload with a fixed number of iterations ignores. It refuses `fresh`."""
@@ -160,7 +169,6 @@ def key_of(flat: Mapping[str, Any]) -> str:
 def parse_job(
     values: Mapping[str, Any],
     chosen: Iterable[str] = (),
-    shapes: Mapping[str, str] | None = None,
     also_valid: Collection[str] = (),
     outside: Mapping[str, OutsideVariant] | None = None,
 ) -> Job:
@@ -170,7 +178,6 @@ def parse_job(
         values: flat field names to plain values, or to strings as a command line has them.
         chosen: names that the user set on the command line. A name that this job's workload does not have is an error.
             A default of another workload is not.
-        shapes: known shape names to their workloads, for the message.
         also_valid: names that may be chosen beside the job's fields, such as options of the whole sweep.
         outside: variants from outside this package that the command line names, by name.
 
@@ -180,12 +187,13 @@ def parse_job(
     from_outside = (outside or {}).get(str(values.get("variant")))
     workload, variant = _variant(values, from_outside)
     if (shape_of := values.get("shape_workload", workload.name)) != workload.name:
-        fitting = sorted(shape for shape, owner in (shapes or {}).items() if owner == workload.name)
-        needed = f'; a variant of {shape_of} needs the decorator @variant(workload="{shape_of}")'
-        advice = needed if from_outside and not workload.definition else ""
+        advice = f"python -m tpbench list {workload.name} shows its shapes"
+        if workload.definition:
+            advice = "it has no shapes: write its fields as NAME=VALUE"
+        elif from_outside:
+            advice += f'; a variant of {shape_of} needs the decorator @variant(workload="{shape_of}")'
         raise JobError(
-            f"variant={variant.name} is of the workload {workload.name}, and the shape is of {shape_of} "
-            f"(shapes of {workload.name}: {', '.join(fitting) or 'none: write its fields as NAME=VALUE'}){advice}"
+            f"variant={variant.name} is of the workload {workload.name}, and the shape is of {shape_of}: {advice}"
         )
     chosen = dict.fromkeys(chosen)
     valid = field_names(workload).union(also_valid)
@@ -242,11 +250,11 @@ def _holds(trait: bool | Callable[[Any], bool], problem: Any) -> bool:
 def _variant(values: Mapping[str, Any], outside: OutsideVariant | None) -> tuple[Workload, Variant]:
     if outside is not None:
         return outside.of_workload, outside.variant
-    if (name := values.get("variant")) not in variants():
-        if ".py:" in str(name):
+    if (name := str(values.get("variant"))) not in variants():
+        if ".py:" in name:
             raise JobError(f"variant={name}: only the command line may name a file, not a configuration file or a row")
         raise JobError(unknown("variant", name, variants()))
-    return variants()[str(name)]
+    return variants()[name]
 
 
 def _parsed(
@@ -280,10 +288,10 @@ def _with_ranks(values: Mapping[str, Any]) -> Mapping[str, Any]:
     try:
         ranks, replicas = int(world_size), int(1 if dp_size is None else dp_size)
         tensor = ranks // replicas if tp_size == "auto" else int(str(tp_size))
-    except (ValueError, ZeroDivisionError):
+    except (TypeError, ValueError, ZeroDivisionError):
         raise JobError(f"world_size={world_size} tp_size={tp_size} dp_size={dp_size} must be numbers above 0") from None
     if tensor * replicas != ranks:
-        raise JobError(f"dp_size={replicas} x tp_size={tp_size} is not equal to world_size={ranks}")
+        raise JobError(f"world_size={ranks} must be dp_size x tp_size, and not {replicas} x {tp_size}")
     return {**values, "tp_size": tensor}
 
 

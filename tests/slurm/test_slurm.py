@@ -383,7 +383,7 @@ def test_interrupted_the_sweep_takes_its_jobs_along_and_resumed_runs_them(tmp_pa
 @pytest.mark.parametrize(
     ("fault", "status", "why"),
     [
-        ("timeout_s=2", "timeout", ["still running after 2 s"]),
+        ("timeout_s=2", "timeout", ["still running after timeout_s=2"]),
         (
             'hydra.launcher.setup=["true","module() { echo no such module >&2; false; }; module load cuda"]',
             "error",

@@ -79,12 +79,8 @@ def sent_by_formula(inputs: EmbeddingGradInputs, name: str) -> list[int]:
     return [rows * (row_bytes + 4) + sent_counts for rows in leaving(counts)]
 
 
-def dense_mean(here: Rank, inputs: EmbeddingGradInputs, *, absolute: bool = False) -> Tensor:
-    """Return this rank's slice of the mean gradient, by a plain all-reduce in float64.
-
-    With `absolute` it is the mean of absolute values. Rounding errors are compared with that where gradients cancel.
-    """
+def dense_mean(here: Rank, inputs: EmbeddingGradInputs) -> Tensor:
+    """Return this rank's slice of the mean gradient, by a plain all-reduce in float64."""
     whole = inputs.grad.double()
-    whole = whole.abs() if absolute else whole
     dist.all_reduce(whole, group=here.group)
     return inputs.slice_of(whole / here.world_size)

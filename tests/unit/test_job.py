@@ -28,12 +28,13 @@ TINY = {"variant": "triton_tp", "tp_size": 2, "tokens": 64, "vocab": 1000}
         ({"vocab": 1}, "vocab=1 cannot be sharded over tp_size=2"),
         ({"temperature": 2}, "temperature=2.0 .* loss=cross_entropy has none"),
         ({"loss": "reverse_kl", "ignored": 0.5}, "ignored=0.5 needs labels"),
-        ({"shape_workload": "train_step"}, "shape is of train_step .shapes of entropy_loss: good"),
+        ({"shape_workload": "train_step"}, "shape is of train_step: python -m tpbench list entropy_loss shows"),
+        ({"variant": {"triton_tp": 1}}, "no variant is called .'triton_tp': 1"),
     ],
 )
 def test_a_wrong_value_is_named_with_the_valid_ones(wrong: dict[str, object], message: str) -> None:
     with pytest.raises(JobError, match=message):
-        parse_job({**TINY, **wrong}, shapes={"good": "entropy_loss", "bad": "other"})
+        parse_job({**TINY, **wrong})
 
 
 def test_more_iterations_than_allowed_are_refused() -> None:
@@ -51,11 +52,9 @@ def test_more_iterations_than_allowed_are_refused() -> None:
         ({"tp_size": 2, "world_size": 4, "dp_size": 2}, (2, 2)),
         ({"tp_size": 2, "world_size": None}, (2, 1)),
         ({"tp_size": "auto"}, "tp_size=auto needs world_size=N"),
-        (
-            {"tp_size": "auto", "world_size": 8, "dp_size": 3},
-            "dp_size=3 x tp_size=auto is not equal to world_size=8",
-        ),
-        ({"tp_size": 3, "world_size": 4}, "dp_size=1 x tp_size=3 is not equal to world_size=4"),
+        ({"tp_size": "auto", "world_size": 8, "dp_size": 3}, "world_size=8 must be dp_size x tp_size, .*3 x auto"),
+        ({"tp_size": 3, "world_size": 4}, "world_size=4 must be dp_size x tp_size, and not 1 x 3"),
+        ({"tp_size": 3, "world_size": [3]}, "world_size=.3. tp_size=3 dp_size=None must be numbers above 0"),
         ({"tp_size": 3, "world_size": "many"}, "world_size=many tp_size=3 dp_size=None must be numbers above 0"),
     ],
 )

@@ -21,6 +21,7 @@ from tpbench.suggestions import nearest, printable, unknown
         ("measure", ("heads", "seed"), ""),
         ("quik", ("default", "quick", "thorough"), ", did you mean quick?"),
         ("slurm", ("basic", "torchrun_slurm"), ", did you mean torchrun_slurm?"),  # a whole word of the name
+        ("NVIDIA H100", ("NVIDIA H100 80GB HBM3", "NVIDIA H200"), ", did you mean NVIDIA H100 80GB HBM3?"),
         ("9", ("8", "16"), ""),
     ],
 )

@@ -42,6 +42,8 @@ def main(arguments: Sequence[str]) -> int:
     if not arguments:
         print(overview(_machine(gpus), gpus), end="")
     for topic in arguments:
+        if topic not in workloads():  # a choice may be named without its group
+            topic = next((f"{group}={topic}" for group in GROUPS if topic in names(group)), topic)
         group, equals, name = topic.lstrip("+").partition("=")
         if equals:
             print(description(group, name, gpus), end="")

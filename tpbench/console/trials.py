@@ -9,6 +9,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 
 import pandas as pd
 
@@ -38,8 +39,9 @@ def main(arguments: Sequence[str]) -> int:
         for name in options.workload:
             if name not in workloads():
                 parser.error(unknown("workload", name, workloads()))
-        if any(text.startswith(("variant=", "shape=")) for text in overrides):
-            parser.error("it runs every variant on tiny shapes; a sweep of one variant checks it, too: -m variant=NAME")
+        if any(text.startswith(("variant=", "shape=", "output_dir=")) for text in overrides):
+            only = "it runs every variant on tiny shapes, in a temporary folder"
+            parser.error(f"{only}; a sweep of one variant checks it, too: -m variant=NAME")
     return _test(options.workload or list(workloads()), overrides) if command == "test" else _profile(overrides)
 
 
@@ -60,9 +62,15 @@ def _test(names: Sequence[str], overrides: Sequence[str]) -> int:
         sizes = ["tp_size=1", "dp_size=1"] if gpus == 1 else []
         scheduled = workloads()[name].scheduled is True
         quick = ["steps=4"] if scheduled else ["measure=quick", "time_budget_s=0", "min_iterations=1"]
-        _sweep(f"variant={variants}", f"shape={tiny}", *sizes, *quick, "reuse=true", f"output_dir={folder}", *overrides)
+        rows_of = Path(folder, name)
+        code = _sweep(
+            f"variant={variants}", f"shape={tiny}", *sizes, *quick, "reuse=true", f"output_dir={rows_of}", *overrides
+        )
+        if not (rows_of / "rows").is_dir():  # the sweep was refused, and has said why, or it was a dry run
+            shutil.rmtree(folder)
+            return code
         with warnings.catch_warnings(action="ignore"):  # these cells measure too little to warn about
-            rows = load(folder, workload=name)
+            rows = load(rows_of)
         for entry in entries:
             lines.append([name, entry.name, *_result(rows[rows["variant"] == entry.name], missing.get(entry.name))])
     print(*aligned_lines(("workload", "variant", "result", "error", "reason"), lines), sep="\n")

@@ -2,13 +2,8 @@
 
 A program reads one of this rank's rows from the memory of every rank, adds the parts in rank order, in fp32, and writes
 the finished row to the memory of every rank. The backward pass is alike, with the gradient of the RMSNorm. The caller
-orders the ranks: all parts are written before any launch, and no row is read before all launches have ended.
-
-What was tried, on two H100s, in bf16, with rows of 4096. With both barriers the kernel took 14 us at 128 rows of all
-ranks, 61 at 2048 and 207 at 8192. NCCL's reduce-scatter and all-gather, with torch's sum and RMSNorm between them, took
-27, 126 and 386 us. The backward pass took 71 us at 2048 rows (NCCL: 145) and 220 at 8192 (471). Times with 4, 8 or 16
-warps, and with 132 to 528 programs or one for each row, differed by less than 4%. One exception was the backward pass
-with 528 programs at 2048 rows, which took 11% longer.
+orders the ranks: all parts are written before any launch, and no row is read before all launches have ended. README.md
+has times, under "What was tried".
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"

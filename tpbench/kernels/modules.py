@@ -56,9 +56,20 @@ class _LossModule(torch.nn.Module):
 
     def check(self, target: Any, rows: dict[str, Any], **inputs: Any) -> bool:
         """Return true if one of `inputs` needs a gradient. Raise if one has no memory, or if a target needs one."""
+        if wrong := sorted(rows.keys() - set(checks.POLICY_TENSORS)):
+            raise TypeError(
+                f"a call has no argument {', '.join(wrong)}: {type(self).__name__}() takes settings, and a call the "
+                f"tensors of rows {', '.join(checks.POLICY_TENSORS)}"
+            )
         targets = _tensors_of(target) | rows
-        given = {name: tensor for name, tensor in {**inputs, **targets}.items() if tensor is not None}
+        optional = ("bias", *rows)
+        given = {name: each for name, each in {**inputs, **targets}.items() if each is not None or name not in optional}
         for name, tensor in given.items():
+            if name == "weight" and hasattr(tensor, "to_local"):
+                raise TypeError(
+                    "weight must be this rank's tensor, got a DTensor: pass weight.to_local() if the group shards it. "
+                    "If FSDP does, call the loss in the forward of the FSDP unit that holds the weight"
+                )
             checks.memory(name, tensor)  # torch.func would raise another error before the function's checks
         learns = [name for name, tensor in given.items() if torch.is_grad_enabled() and tensor.requires_grad]
         for name in targets.keys() & learns:
@@ -93,6 +104,9 @@ class EntropyLoss(_LossModule):
         super().__init__(entropy_loss, {"grad", "entropy"}, settings)
         self.in_place = in_place
 
+    def extra_repr(self) -> str:
+        return ", ".join(filter(None, [super().extra_repr(), "in_place=True" if self.in_place else ""]))
+
     @_outside_of_graphs
     def forward(self, logits: Tensor, target: Tensor | TopK, **rows: Any) -> Tensor:
         """Return the loss, an fp32 scalar, or (rows,) with reduction="none".
@@ -126,6 +140,7 @@ class LinearEntropyLoss(_LossModule):
 
     `settings` are the keyword arguments of `linear_entropy_loss` except those for gradients and the bias.
 
+    The gradient of the hidden states is already summed over the ranks: a hook or layer that sums it must be left out.
     Of hidden states, weight and bias, those that require no gradient get none, and cost no product for it. With
     reduction="mean" or "sum", forward also computes the gradients, and backward multiplies them by the upstream
     gradient, in place. If that is 1, which is tested on the device, nothing is written. A second backward through the
@@ -135,8 +150,8 @@ class LinearEntropyLoss(_LossModule):
     backward computes the logits of each chunk again. This costs a fourth product. It is needed because every row has
     its own upstream gradient then, or because a loss scaler must act before the gradient is rounded to fp16.
 
-    Under torch.autocast, hidden states, weights and bias are cast as by
-    torch.nn.functional.linear. torch.compile leaves the module out of its graphs.
+    Under torch.autocast, hidden states, weights and bias are cast as by torch.nn.functional.linear. torch.compile
+    leaves the module out of its graphs.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -159,7 +174,7 @@ class LinearEntropyLoss(_LossModule):
         if torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
             if isinstance(target, (tuple, list)):
-                target = (target[0].to(dtype), target[1].to(dtype))
+                target = cast("Any", tuple([tensor.to(dtype) for tensor in target]))
             hidden, weight, bias = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
             with torch.autocast(device, enabled=False):
                 return self.forward(hidden, weight, target, bias, **rows)
@@ -249,14 +264,9 @@ class _GradientsInBackward(torch.autograd.Function):
         if ctx.tail is not None:
             target = TopK(targets[0], targets[1], ctx.tail)
         rows = len(hidden) * (ctx.settings["group"].size() if sharded else 1)
-        result = linear_entropy_loss(
-            hidden,
-            weight,
-            target,
-            bias=bias,
-            grad=_inputs_with_gradients(hidden, weight, bias),
-            row_grad=upstream.float().expand(rows).contiguous(),
-            entropy_grad=entropy_upstream[0].float().contiguous() if entropy_upstream else None,
-            **ctx.settings,
-        )
+        upstreams: dict[str, Any] = {"row_grad": upstream.float().expand(rows).contiguous()}
+        if entropy_upstream:
+            upstreams["entropy_grad"] = entropy_upstream[0].float().contiguous()
+        inputs = _inputs_with_gradients(hidden, weight, bias)
+        result = linear_entropy_loss(hidden, weight, target, bias=bias, grad=inputs, **upstreams, **ctx.settings)
         return result.grad_hidden, result.grad_weight, result.grad_bias, None, None

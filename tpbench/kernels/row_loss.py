@@ -54,8 +54,8 @@ class TopK:
     values: Tensor
     """(rows, k): the teacher's logits, or log-probabilities. With a bucket they must be log-probabilities."""
     indices: Tensor
-    """(rows, k) int32 or int64: their global columns, which differ within a row. A column outside of the vocabulary
-    is left out. A row whose first one is outside, or ignore_index, does not count."""
+    """(rows, k) int32 or int64: their global columns, which differ within a row. A column that is outside of the
+    vocabulary, or ignore_index, is left out. A row whose first one is left out does not count."""
     tail: Literal["drop", "bucket"] = "drop"
     """drop: q is normalised over the k columns. bucket: all other columns are one more column."""
 

@@ -26,7 +26,7 @@ class Display:
 
     def __init__(self, total: int, folder: Path) -> None:
         self.console, self.folder, self.total = Console(), folder, total
-        self.done, self.began = 0, time.monotonic()
+        self.done, self.ran, self.began = 0, 0, time.monotonic()
         self.running: dict[int, tuple[Cell, str, float]] = {}
         """Running cells by index, with their status and the time at which they began."""
         self.blocked_printed = False
@@ -66,8 +66,8 @@ class Display:
         """Return a line for each running cell, and one for the sweep."""
         now = time.monotonic()
         lines = [f"{cell}  {status}  {now - began:.0f} s" for cell, status, began in self.running.values()]
-        minutes = (now - self.began) / 60
-        left = f", about {minutes / self.done * (self.total - self.done):.1f} min left" if self.done else ""
+        minutes = (now - self.began) / 60  # cells that were skipped, or measured before, took none of them
+        left = f", about {minutes / self.ran * (self.total - self.done):.1f} min left" if self.ran else ""
         return "\n".join([*lines[:12], f"{self.done} of {self.total} cells in {minutes:.1f} min{left}"])
 
     def finish(self, attempt: Attempt, quietly: bool = False) -> None:
@@ -75,6 +75,7 @@ class Display:
         running = self.running.pop(attempt.cell.index, None)
         seconds = time.monotonic() - running[2] if running else 0.0
         self.done += 1
+        self.ran += running is not None
         if not quietly:
             place, cell = f"[{self.done}/{self.total}]", printable(str(attempt.cell))
             self.note(f"{place} {cell}: {_result(attempt)} ({seconds:.0f} s)", MAX_LENGTH)
@@ -117,10 +118,7 @@ class Display:
 
 def _result(attempt: Attempt) -> str:
     """Return one line: the time of a cell that was measured, else its status and reason."""
-    row = attempt.row
-    result = f"{attempt.status}: {attempt.reason}" if attempt.reason else attempt.status
-    if row is None:
-        return printable(result, MAX_REASON)
-    if attempt.status == "ok":
-        result = f"ok {row['time_ms']:.3f} ms" + (" (interpreted: no measurement)" if row["interpreted"] else "")
-    return printable(f"{result} ({attempt.note})" if attempt.note else result, MAX_REASON)
+    if attempt.row and attempt.status == "ok":
+        mark = " (interpreted: no measurement)" if attempt.row["interpreted"] else ""
+        return f"ok {attempt.row['time_ms']:.3f} ms{mark}"
+    return printable(f"{attempt.status}: {attempt.reason}" if attempt.reason else attempt.status, MAX_REASON)

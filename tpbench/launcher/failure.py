@@ -34,23 +34,24 @@ def describe(code: int | None, timeout_s: float, folder: Path) -> tuple[str, str
 
     `code` is torchrun's exit code, None if the job ran too long.
     """
-    ranks = sorted(int(log.parent.name) for log in folder.glob("*/attempt_0/*/stderr.log"))
+    logs = {int(log.parent.name): _text(log) for log in folder.glob("*/attempt_0/*/stderr.log")}
     if code is None:
-        logs = {rank: _text(_stderr(folder, rank)) for rank in ranks}
         # The calls stand together at the beginning: a terminal shows the ends of a long reason.
-        calls = [f"\nrank {rank}: {place}" for rank, log in logs.items() if (place := _innermost_calls(log))]
-        lines = "\n".join(f"rank {rank}: {_last_words(log, 1 if calls else 3)}" for rank, log in logs.items())
-        return "timeout", _join(f"still running after {timeout_s:g} s{':' if calls else ''}{''.join(calls)}", lines)
+        calls = [f"\nrank {rank}: {place}" for rank in sorted(logs) if (place := _innermost_calls(logs[rank]))]
+        lines = "\n".join(f"rank {rank}: {_last_words(logs[rank], 1 if calls else 3)}" for rank in sorted(logs))
+        sentence = f"still running after timeout_s={timeout_s:g}{':' if calls else ''}"
+        return "timeout", _join("".join([sentence, *calls]), lines)
     failures = _failures(folder)
-    quiet = [rank for rank in ranks if rank not in {failure.local_rank for failure in failures}]
+    quiet = logs.keys() - {failure.local_rank for failure in failures}
     if quiet and (code == 0 or is_consequence(folder)):
-        lines = tail(_stderr(folder, quiet[0]), lines=3)
-        return "error", _join(f"rank {quiet[0]} ended with exit code 0 before its result, as os._exit(0) does", lines)
+        rank = min(quiet)
+        sentence = f"rank {rank} ended with exit code 0 before its result, as os._exit(0) does"
+        return "error", _join(sentence, _last_words(logs[rank], 3))
     if not failures:
         return "error", _join(f"torchrun ended with {_code(code)}", tail(folder / AGENT_LOG))
     # torchrun ends the other ranks with SIGTERM, and they may fail before it notices which rank was the first.
     first = min(failures, key=lambda failure: failure.exit_code in (-signal.SIGTERM, PEER_LOST))
-    log = _text(_stderr(folder, first.local_rank))
+    log = logs.get(first.local_rank, "")
     lines = "\n".join(filter(None, (_last_words(log, TAIL_LINES), _innermost_calls(log))))
     out_of_memory = first.exit_code < 0 and _NATIVE_OOM.search(lines)
     return "oom" if out_of_memory else "error", _join(f"rank {first.rank} ended with {_code(first.exit_code)}", lines)
@@ -80,10 +81,6 @@ def last_lines(folder: Path) -> str:
 def tail(file: Path, lines: int = TAIL_LINES) -> str:
     """Return the last lines of a log, or an empty string if there is none."""
     return "\n".join(_text(file).strip().splitlines()[-lines:])
-
-
-def _stderr(log_dir: Path, rank: int) -> Path:
-    return next(iter(log_dir.glob(f"*/attempt_0/{rank}/stderr.log")), log_dir / "none")
 
 
 def _last_words(log: str, lines: int) -> str:

@@ -14,7 +14,7 @@ from tpbench.launcher.devices import Lease
 from tpbench.launcher.display import Display
 from tpbench.launcher.options import SweepOptions
 from tpbench.launcher.planning.plan import Cell, ThisHost
-from tpbench.launcher.torchrun import LOOPBACK, Rendezvous, Torchrun, key
+from tpbench.launcher.torchrun import LOOPBACK, Rendezvous, Torchrun, shared_needs
 from tpbench.measure import machine
 from tpbench.settings import JobError
 
@@ -54,7 +54,7 @@ class Host:
                     if removed := [each.folder for each in torchrun.running if not each.folder.exists()]:
                         raise JobError(f"{removed[0]} was removed while its job ran: run the sweep with resume=true")
                     yield from torchrun.poll()
-                    waiting[:0], torchrun.again = torchrun.again, []
+                    waiting[:0], torchrun.unfinished = torchrun.unfinished, []
                     if not torchrun.running and (following := self._following(torchrun, waiting)):
                         torchrun.submit(self._begin(following, lease, display))
                     display.tick()
@@ -64,7 +64,7 @@ class Host:
         """Take the first waiting attempts that an idle torchrun can run. The result is empty if there are none."""
         ended = torchrun.over or torchrun.tree.agent.poll() is not None
         for attempts in [] if ended else waiting:
-            if key(attempts) == torchrun.key and not own_torchrun_reason(attempts[0].cell.job):
+            if shared_needs(attempts) == torchrun.needs and not own_torchrun_reason(attempts[0].cell.job):
                 waiting.remove(attempts)
                 return attempts
         return []

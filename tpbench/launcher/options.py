@@ -1,4 +1,4 @@
-"""Options of a whole sweep. None of them may change a cell's result."""
+"""What a command line may name: the options of a whole sweep, the groups and files of conf/, and the commands."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tpbench.workloads import Workload, workloads
 
 @dataclass(frozen=True)
 class SweepOptions:
-    """Options that apply to all cells of a sweep. They have flat names on the command line, like a job's fields."""
+    """Options that apply to all cells of a sweep, with flat names like a job's fields. None may change a result."""
 
     resume: bool = setting(False, help="run only cells without a finished row of the same software and hardware")
     reuse: bool = setting(

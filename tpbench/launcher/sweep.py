@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 def run_sweep(cells: Sequence[Cell], folder: Path, options: SweepOptions, runner: Host | Slurm) -> list[Attempt]:
-    """Run the cells; logs go to `folder`. Return the last attempt at each.
+    """Run the cells; logs go to `folder`. Return the last attempt at each, without cells that another sweep took over.
 
     An interrupt ends the running jobs with all their processes, prints how to continue, and is raised again.
     """
@@ -58,10 +58,12 @@ def run_sweep(cells: Sequence[Cell], folder: Path, options: SweepOptions, runner
         try:
             sweep.run()
         except Terminated:
-            display.interrupted(len(sweep.ended), arguments.typed or sys.argv[1:])
+            display.interrupted(len(sweep.ended), arguments.typed)
             raise
-        attempts = [sweep.ended[cell.index] for cell in cells]
+        attempts = [sweep.ended[cell.index] for cell in cells if cell.index in sweep.ended]
         display.end(attempts)
+        if taken := len(cells) - len(attempts):
+            display.note(f"another sweep with resume=true took over {taken} of the cells, and has their rows")
         if isinstance(runner, Host) and (advice := reuse_advice(attempts)):
             display.note(advice)
     return attempts
@@ -83,20 +85,22 @@ class _Sweep:
     """By the cell's index: rows of failed attempts, which are deleted once the cell has a new row."""
 
     def run(self) -> None:
-        locked = [cell for cell in self.cells if self.locks.acquire(cell.job)]
-        if not self.options.resume:  # the locks tell resuming sweeps; two sweeps may measure the same cell on purpose
-            self._run(self.cells)
-            return
-        self._resume(locked)
+        locked: list[Cell] = []
+        busy: list[Cell] = []
         for cell in self.cells:
-            if cell not in locked:  # another sweep runs it; if that one leaves no row, this sweep runs it
-                self.display.show(cell, "runs in another sweep")
-                while not self.locks.acquire(cell.job):
-                    self.display.tick()
-                    interrupts.sleep(0.1)
-                self._resume([cell])
+            (locked if self.locks.acquire(cell.job) else busy).append(cell)
+        if not self.options.resume:  # the locks tell resuming sweeps; two sweeps may measure the same cell on purpose
+            self._run_all(self.cells)
+            return
+        self._run_missing(locked)
+        for cell in busy:  # another sweep runs it; if that one leaves no row, this sweep runs it
+            self.display.show(cell, "runs in another sweep")
+            while not self.locks.acquire(cell.job):
+                self.display.tick()
+                interrupts.sleep(0.1)
+            self._run_missing([cell])
 
-    def _resume(self, cells: Sequence[Cell]) -> None:
+    def _run_missing(self, cells: Sequence[Cell]) -> None:
         """Run those of the (locked) cells that have no valid row."""
         # Recover first, so that no row of these cells appears after the rows have been read.
         submitted = self.runner.recover(cells)
@@ -109,9 +113,9 @@ class _Sweep:
             if decision.row is not None:
                 attempt = Attempt.plan(cell, self.folder, self.runner.facts)
                 self._finish(replace(attempt, row=decision.row, note=decision.reason), quietly=True)
-        self._run([cell for cell in cells if decisions[cell.index].row is None])
+        self._run_all([cell for cell in cells if decisions[cell.index].row is None])
 
-    def _run(self, cells: Sequence[Cell]) -> None:
+    def _run_all(self, cells: Sequence[Cell]) -> None:
         """Run the cells that can run on the target, after rows of the others."""
         waiting = []
         for cell in cells:
@@ -205,7 +209,7 @@ class TorchrunLauncher(Launcher):
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         folder = Path(self.config.hydra.sweep.dir)
         try:
-            _run(self._requests(job_overrides, initial_job_idx), folder, self.config.hydra)
+            _plan_and_run(self._requests(job_overrides, initial_job_idx), folder, self.config.hydra)
         finally:
             _remove_if_unused(folder)
         return [JobReturn(overrides=each, status=JobStatus.COMPLETED) for each in job_overrides]
@@ -249,9 +253,9 @@ def _check_roots(config: Any, choices: Mapping[str, Any]) -> None:
 
 def _check_names(names: Iterable[str]) -> None:
     """Raise JobError for names that configuration files set, and that aren't fields."""
-    valid, where = command_line_names() | set(GROUPS), "python -m tpbench list fields"
+    valid = command_line_names() | set(GROUPS)
     extra = [name for name in names if name not in valid | {"hub_ids", "shape_workload"}]
-    if errors := [unknown("field", name, valid, where) for name in extra]:
+    if errors := [unknown("field", name, valid, "python -m tpbench list fields") for name in extra]:
         raise JobError("\n".join(f"in a configuration file: {error}" for error in errors))
 
 
@@ -274,12 +278,11 @@ def register() -> None:
         plugins.register(plugin)
 
 
-def _run(requests: Sequence[Request], folder: Path, hydra_config: Any) -> None:
+def _plan_and_run(requests: Sequence[Request], folder: Path, hydra_config: Any) -> None:
     """Plan and run the cells. Raises JobError for invalid input, and if cells failed."""
     options = sweep_options(requests)
     runner = _runner(hydra_config.launcher, options)
-    folders = [Path(each.path) for each in hydra_config.runtime.config_sources if each.schema == "file"]
-    cells = plan(requests, runner.target, command_line_variants(), folders)
+    cells = plan(requests, runner.target, command_line_variants())
     if options.dry_run:
         from tpbench.launcher.planning.forecast import dry_run_text, measured_seconds
 

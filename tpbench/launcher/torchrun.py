@@ -115,7 +115,7 @@ def environment(
     if not INSTALLED:
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PACKAGE_ROOT), env.get("PYTHONPATH")]))
     if nodes == 1:
-        env["GLOO_SOCKET_IFNAME"] = env["NCCL_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
+        env["GLOO_SOCKET_IFNAME"] = env["NCCL_SOCKET_IFNAME"] = "lo"
     if job.device == "cpu":
         env["CUDA_VISIBLE_DEVICES"] = ""
         if interprets_triton:
@@ -195,7 +195,7 @@ class ProcessTree:
 class Torchrun:
     """A torchrun on leased GPUs, with the attempts that run in it now: one, or the interleaved ones of a problem.
 
-    By default it runs one attempt and ends. A torchrun that stays takes others of the same key later.
+    By default it runs one attempt and ends. A torchrun that stays takes others with the same needs later.
     """
 
     def __init__(
@@ -203,8 +203,8 @@ class Torchrun:
     ) -> None:
         """Start it. The attempts have begun. `rendezvous`: where it meets the torchruns of a job's other nodes."""
         first, folder = attempts[0], attempts[0].folder
-        self.lease, self.rendezvous, self.key = lease, rendezvous, key(attempts)
-        self.again: list[list[Attempt]] = []
+        self.lease, self.rendezvous, self.needs = lease, rendezvous, shared_needs(attempts)
+        self.unfinished: list[list[Attempt]] = []
         """Attempts that must run once more, in another torchrun: those of a list run together."""
         self.over = False
         """True if no process of it is left."""
@@ -220,7 +220,8 @@ class Torchrun:
         self.command, self.log = " ".join(line), folder / AGENT_LOG
         self.submit(attempts)
         marker = f"{first.task.row_id}.{rendezvous.node}"  # two nodes of a job may be on one host
-        env = environment(first.cell.job, marker, os.environ, rendezvous.nodes, self.key[-1])
+        interpreted = any(attempt.cell.job.interpreted for attempt in attempts)
+        env = environment(first.cell.job, marker, nodes=rendezvous.nodes, interprets_triton=interpreted)
         self.tree = ProcessTree(line, {**env, **lease.environment}, self.log, lease.locks)
 
     def submit(self, attempts: Sequence[Attempt]) -> None:
@@ -241,7 +242,7 @@ class Torchrun:
         self.looked = time.monotonic()
 
     def poll(self) -> list[Attempt]:
-        """Return the attempts that have their rows now, once all have ended, and put the others into `again`.
+        """Return the attempts that have their rows now, once all have ended, and put the others into `unfinished`.
 
         Raises Terminated if the signal that ended the processes reaches this one, too.
         """
@@ -253,11 +254,14 @@ class Torchrun:
         cause = self.running[self.place]
         if code is None and self.spent_s[self.place] <= cause.cell.job.timeout_s:
             return []
-        self.tree.write_stacks() if code is None else self.end()
-        status, reason = describe(code, cause.cell.job.timeout_s, cause.folder)
-        if code is None:  # after its logs were read: a rank that receives SIGTERM adds lines
+        if code is None:
+            self.tree.write_stacks()
+            status, reason = describe(None, cause.cell.job.timeout_s, cause.folder)
+            self.end()  # only now: a rank that receives SIGTERM adds lines to its log
+        else:
             self.end()
-        elif code:
+            status, reason = describe(code, cause.cell.job.timeout_s, cause.folder)
+        if code:
             interrupts.sleep(SIGNAL_S)
             self._wait_for_peers(cause)
         return self._close(cause, status, reason)
@@ -286,7 +290,7 @@ class Torchrun:
         return None
 
     def _close(self, cause: Attempt | None, status: str, reason: str) -> list[Attempt]:
-        """Return the attempts that have their rows now, and put the others into `again`.
+        """Return the attempts that have their rows now, and put the others into `unfinished`.
 
         `cause`: the attempt that ended the torchrun, or None if all attempts ended. `status` and `reason` are those of
         an attempt without a result. An abandoned attempt gets no row: it was deleted, and must not come back.
@@ -302,12 +306,12 @@ class Torchrun:
                 ended.append(attempt.close(status, reason))
         number = len(attempts) - 1
         alone = f"out of memory beside {number} cell{'s' * (number > 1)} of its problem"
-        self.again = [[attempt.again(not_interleaved=alone)] for attempt in crowded]
-        self.again[:0] = [others] if others else []
+        again = [[attempt.again(not_interleaved=alone)] for attempt in crowded]
+        self.unfinished = [others, *again] if others else again
         return ended
 
 
-def key(attempts: Sequence[Attempt]) -> tuple[int, str, float, bool]:
+def shared_needs(attempts: Sequence[Attempt]) -> tuple[object, ...]:
     """Return what attempts must have in common to run in one torchrun, one after the other."""
     job = attempts[0].cell.job
-    return job.world_size, job.device, job.timeout_s, any(attempt.cell.job.uses_triton for attempt in attempts)
+    return job.world_size, job.device, job.timeout_s, any(attempt.cell.job.interpreted for attempt in attempts)

@@ -74,7 +74,8 @@ def _table(answer: Answer) -> str:
             _text(prediction.communication_ms, "ms"), UNKNOWN if sent is None else f"{number(sent / 2**20)} MiB",
             _text(prediction.peak_gib, "GiB"), outcome,
         ])  # fmt: skip
-        beyond |= {name: max(times, beyond.get(name, times)) for name, times in prediction.beyond.items()}
+        if any(time is None or time.known for time in (prediction.time_ms, prediction.device_ms)):
+            beyond |= {name: max(times, beyond.get(name, times)) for name, times in prediction.beyond.items()}
         reasons += [f"{prediction.label}: {reason}"] if reason else []
     factors = [f"{name}={getattr(size, name)} {times:.3g} times" for name, times in beyond.items()]
     notes = [

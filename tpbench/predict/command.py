@@ -19,7 +19,7 @@ from tpbench.predict.answer import Answer, as_json, text
 from tpbench.predict.cells import MeasuredCell, MeasuredCells, measured
 from tpbench.predict.memory import KNOWN_GPUS, find_target
 from tpbench.predict.model import COUNTED, TIMES, VariantModel, leave_out, models
-from tpbench.report.command_line import read_rows
+from tpbench.report.command_line import ReportParser, read_rows
 from tpbench.settings import JobError
 from tpbench.suggestions import unknown
 from tpbench.tables import MISSING, aligned_lines
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser(workload: Workload) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = ReportParser(
         prog="tpbench predict",
         description=f"Time, communication and memory of any problem ({workload.summary}), from a model fitted to rows.",
         epilog="Sizes may be lists and have a unit: --tp 4,8 --vocab 128k (k is 1024).",
@@ -60,9 +60,9 @@ def _parser(workload: Workload) -> argparse.ArgumentParser:
         _add_size(parser, field, workload)
     add = parser.add_argument
     memory = "memory of a GPU: an 80 GB one has 80 GiB, a 141 GB one 140 (that of the rows' GPU)"
-    add("--gpu-memory", type=_positive_float, metavar="GIB", help=memory)
+    add("--gpu-memory", type=positive_number, metavar="GIB", help=memory)
     bandwidth = "copy bandwidth of a GPU, as in the column copy_gb_per_s: scales times (that of the rows' GPU)"
-    add("--bandwidth", type=_positive_float, metavar="GB_PER_S", help=bandwidth)
+    add("--bandwidth", type=positive_number, metavar="GB_PER_S", help=bandwidth)
     add("--variant", metavar="A,B", help="only these variants")
     add("--rows", nargs="+", default=["outputs"], metavar="PLACE", help="rows to fit to (outputs)")
     gpu = f"your GPU: one with rows, or {', '.join(KNOWN_GPUS)} (the one with most rows)"
@@ -83,7 +83,7 @@ def _add_size(parser: argparse.ArgumentParser, size: Field[Any], workload: Workl
     parser.add_argument(flag, dest=size.name, default=size.default, help=f"{help_text} ({size.default})", **kind)
 
 
-def _positive_float(text: str) -> float:
+def positive_number(text: str) -> float:
     value = float(text)
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text} must be above 0")
@@ -120,7 +120,7 @@ def _answers(
 
 def _chosen(able: Mapping[str, VariantModel], options: argparse.Namespace) -> Mapping[str, VariantModel]:
     """Return the models that `--variant` names, or all. Raises JobError for a variant without a model."""
-    if not options.variant:
+    if options.variant is None:
         return able
     names = options.variant.split(",")
     for name in names:

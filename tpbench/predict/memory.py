@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tpbench.measure.machine import load_nvml
 from tpbench.report.analysis.metrics import number
+from tpbench.settings import JobError
 
 if TYPE_CHECKING:
     from tpbench.predict.cells import MeasuredCells
@@ -106,6 +107,8 @@ def find_target(
     It is the one that `gpu` names, or one with `memory_gib` and `bandwidth` (GB/s, as in the column copy_gb_per_s). If
     none of the three is given, it is this machine's GPU, or without one that of the rows.
     """
+    if memory_gib is not None and memory_gib <= RESERVE_GIB:
+        raise JobError(f"--gpu-memory {memory_gib:g}: CUDA, NCCL and fragments alone take {RESERVE_GIB:g} GiB")
     name = gpu or ""
     if (gpu, memory_gib, bandwidth) == (None, None, None) and (here := this_gpu()):
         name, memory_gib = here

@@ -86,7 +86,7 @@ def _report(options: argparse.Namespace) -> None:
     if options.repeat is not None:
         rows = frame[frame["row_id"].astype(str) == options.repeat]
         if rows.empty:
-            raise JobError(unknown("row", options.repeat, frame["row_id"]))
+            raise JobError(unknown("row", options.repeat, frame["row_id"], "--columns row_id"))
         print(row_command(plain_rows(rows)[0]))
         return
     check_columns(columns)  # rows may have columns of users' workloads
@@ -124,6 +124,8 @@ def _check(options: argparse.Namespace, form: str) -> None:
         raise JobError(f"a picture needs -o FILE.svg, and --study NAME or --plot {'|'.join(grid_plots.PLOTS)}")
     if (form == "html" and of_cells) or (is_picture and options.columns is not None):
         raise JobError(f"--columns and --study make tables: choose --format {', '.join(TABLES)}")
+    if options.metric is not None and (of_cells or is_picture):
+        raise JobError("--columns, --study and --plot choose their own numbers: leave out --metric")
     if (options.floor or options.transpose) and (of_cells or form not in TABLES):
         raise JobError(f"--floor and --transpose are for tables of one metric, as --format {', '.join(TABLES)}")
     if form in ("png", "html") and options.output is None and sys.stdout.isatty():

@@ -67,10 +67,11 @@ def add_test(parser: argparse.ArgumentParser, threshold: float) -> None:
     """Add the metric that is tested and the smallest change that counts."""
     parser.add_argument("--metric", default="time_ms", metavar="NAME", help=f"one of: {', '.join(METRICS)} (time_ms)")
     smallest = f"smallest change that counts ({threshold})"
-    parser.add_argument("--threshold", type=_share, default=threshold, metavar="SHARE", help=smallest)
+    parser.add_argument("--threshold", type=share, default=threshold, metavar="SHARE", help=smallest)
 
 
-def _share(text: str) -> float:
+def share(text: str) -> float:
+    """Return the share that an option has as text. argparse names this function for a text that is no number."""
     value = float(text)
     if not 0 <= value < 1:
         raise argparse.ArgumentTypeError(f"{text} must be a share from 0 to 1, say 0.03")
@@ -101,7 +102,7 @@ def read_rows(places: Sequence[str]) -> pd.DataFrame:
     return frame
 
 
-def _rows_of(place: str) -> str:
+def rows_of(place: str) -> str:
     """Return where the rows of a sweep's output folder are: its own ones, or without any the reference beside them."""
     own, reference = (user_path(place, "a place of rows") / name for name in ("rows", "reference"))
     if any(own.rglob("*.parquet")):
@@ -114,7 +115,7 @@ def _rows_of(place: str) -> str:
 
 def selected_rows(options: argparse.Namespace) -> pd.DataFrame:
     """Return the rows that the filters select. Raises JobError for a filter that no row passes."""
-    frame = read_rows([_rows_of(place) for place in options.where])
+    frame = read_rows([rows_of(place) for place in options.where])
     filters = [f"{name}={getattr(options, name)}" for name in FILTERS if getattr(options, name) is not None]
     for condition in [*filters, *options.only]:
         name, equals, value = condition.partition("=")

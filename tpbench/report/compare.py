@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     form = command_line.output_format(options, tuple(command_line.TABLES))
     shown = metric(options.metric)
-    allowed = options.across.split(",") if options.across else []
+    allowed = options.across.split(",") if options.across is not None else []
     for name in allowed:
         if name not in changes.ACROSS:
             raise JobError(unknown("column to compare across", name, changes.ACROSS))
@@ -146,7 +146,7 @@ def _rows(side: str, places: Sequence[str]) -> pd.DataFrame:
     whole = str(user_path(side, "a side"))
     names = [whole] if _is_place(whole) else [str(user_path(name, "a side")) for name in side.split(",") if name]
     if not names or any(map(_is_place, names)):
-        return command_line.read_rows(names or [side])
+        return command_line.read_rows([command_line.rows_of(name) for name in names or [side]])
     places = [str(user_path(place, "--rows")) for place in places]
     where = ", ".join(places)
     try:

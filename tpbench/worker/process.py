@@ -76,8 +76,7 @@ def begin_tasks() -> None:
     gc.collect()
     if "torch._dynamo" in sys.modules:
         importlib.import_module("torch._dynamo").reset()  # Dynamo compiles a function for a few shapes only
-    if sys.platform == "linux":
-        ctypes.CDLL(None).malloc_trim(0)  # memory that C's allocator keeps would not count in the next peak
+    ctypes.CDLL(None).malloc_trim(0)  # memory that C's allocator keeps would not count in the next peak
 
 
 def reset_random_numbers() -> None:

@@ -50,11 +50,11 @@ def create_secret(folder: Path) -> None:
 
 
 def die_with_parent(number: int = signal.SIGKILL, parent: int = 0) -> None:
-    """Ask the kernel to send this process a signal when its parent ends. Does nothing but on Linux.
+    """Ask the kernel to send this process a signal when its parent ends.
 
     `parent`: its number, if known. If it has ended already, no signal will come, and this process ends at once.
     """
-    if sys.platform == "linux" and PROFILED not in os.environ:
+    if PROFILED not in os.environ:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number))
         if parent and os.getppid() != parent:
             os._exit(ERROR)

@@ -103,7 +103,7 @@ def test_ranks_that_hang_say_where(tmp_path: Path) -> None:
         code, output = running.end()
         row = only_row(folder)
         assert (row["status"], code) == ("timeout", 1), output
-        assert f"still running after {TIME_LIMIT_S} s" in str(row["reason"])
+        assert f"still running after timeout_s={TIME_LIMIT_S}" in str(row["reason"])
         assert row["time_ms"] != row["time_ms"]
         assert gone(family)
     assert "rank 0: first pass" in str(only_row(stopped)["reason"])

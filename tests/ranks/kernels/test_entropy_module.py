@@ -176,8 +176,11 @@ def test_tensors_without_memory_are_refused_by_name(name: str) -> None:
 def test_settings_are_those_of_the_function() -> None:
     with pytest.raises(TypeError, match="no setting zloss; there are algorithm, beta, block_cap, "):
         EntropyLoss(zloss=0.5)
-    loss = EntropyLoss(z_loss=0.5)
-    assert "z_loss=0.5" in repr(loss)
+    loss = EntropyLoss(z_loss=0.5, in_place=True)
+    assert repr(loss) == "EntropyLoss(z_loss=0.5, in_place=True)"
+    for module, tensors in ((loss, (LOGITS,)), (LinearEntropyLoss(), (HIDDEN, WEIGHT))):
+        with pytest.raises(TypeError, match="a call has no argument reduction: "):
+            module(*tensors, LABELS, reduction="sum")
     assert copy.deepcopy(torch.nn.Sequential(loss))[0] is loss  # as for an average of weights: a group has no copy
 
 

@@ -104,6 +104,19 @@ def test_a_toy_model_trains_as_with_torch(reduction: Any, autocast: bool) -> Non
     assert losses == pytest.approx(expected, rel=2**-6 if autocast else 1e-5)
 
 
+@pytest.mark.parametrize("autocast", [False, True])
+def test_wrong_inputs_are_named_under_autocast_too(autocast: bool) -> None:
+    hidden, weight, labels = (each.to(DEVICE) for each in make_linear())
+    module, distillation = LinearEntropyLoss(), LinearEntropyLoss(loss="forward_kl")
+    with torch.autocast(DEVICE.type, torch.bfloat16, enabled=autocast):
+        with pytest.raises(TypeError, match="hidden must be a tensor, got NoneType"):
+            module(None, weight, labels)
+        with pytest.raises(TypeError, match="weight must be a tensor, got NoneType"):
+            module(hidden, None, labels)
+        with pytest.raises(ValueError, match="or logits, got 3 values"):
+            distillation(hidden, weight, (hidden, weight, weight[:, 0]))
+
+
 @pytest.mark.parametrize(
     ("page", "module"),
     [
@@ -116,7 +129,7 @@ def test_the_lines_of_a_page_train_as_with_torch(page: str, module: str) -> None
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     imports = "".join(re.findall(r"^from tpbench\.kernels import .*\n", "".join(blocks), re.MULTILINE))
     lines = imports + next(block for block in blocks if f" {module}" in block)
-    names: dict[str, Any] = {"tp_group": None, "tp_rank": 0, "tp": 1, "vocab": VOCAB}
+    names: dict[str, Any] = {"tp_group": None, "tp_rank": 0, "tp": 1, "vocab": VOCAB, "padded_vocab": VOCAB}
     if module == "EntropyLoss(":  # a whole training loop
         body, head = _model(DEVICE)
         names |= {"losses": [], "model": torch.nn.Sequential(body, torch.nn.Tanh(), head)}

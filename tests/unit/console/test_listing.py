@@ -89,6 +89,7 @@ def test_kinds_of_choices_are_listed_alone(capsys):
 def test_a_workload_has_its_variants_shapes_and_fields(capsys):
     text = printed(capsys, "entropy_loss")
     assert listed(text.partition("Fields of")[0]) >= {"triton_tp", "pytorch_gather", "v131k_tp8"}
+    assert printed(capsys, "cross_entropy") == printed(capsys, "loss=cross_entropy")
     assert "block_tp" not in text and "llama8b_block_tp2" not in text
     assert re.search(r"^  tokens=\S* +\w", text.partition("Fields of entropy_loss")[2], re.MULTILINE)
 

@@ -20,7 +20,7 @@ def test_each_variant_of_a_workload_passes_fails_or_did_not_run(
 ) -> None:
     rows = {"triton_tp": [OK, SKIPPED], "pytorch_tp_manual": [OK, WRONG], "torch_loss_parallel": [SKIPPED]}
 
-    def sweep(*arguments: str) -> None:
+    def sweep(*arguments: str) -> int:
         values = dict(argument.split("=", 1) for argument in arguments)
         assert set(rows) <= set(values["variant"].split(",")) and values["shape"] == "tiny_tp2"
         assert values["loss"] == "reverse_kl" and "quack" not in values["variant"]
@@ -28,6 +28,7 @@ def test_each_variant_of_a_workload_passes_fails_or_did_not_run(
             for index, cell in enumerate(cells):
                 row = {"workload": "entropy_loss", "variant": variant, **cell}
                 write_row(row, values["output_dir"], f"{variant}{index}")
+        return 1
 
     monkeypatch.setattr(trials, "_sweep", sweep)
     monkeypatch.setattr(machine, "gpu_count", lambda: 0)
@@ -39,8 +40,21 @@ def test_each_variant_of_a_workload_passes_fails_or_did_not_run(
     assert lines["pytorch_gather"] == "FAIL no row: see the messages above"
 
 
+def test_a_sweep_that_was_refused_is_no_verdict_on_variants(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(trials, "_sweep", lambda *arguments: 1)
+    assert information(["test", "entropy_loss", "loss=none"]) == 1
+    assert capsys.readouterr().out == ""
+
+
 @pytest.mark.parametrize(
-    "argument, message", [("variants", "no workload is called variants"), ("variant=quack", "it runs every variant")]
+    "argument, message",
+    [
+        ("variants", "no workload is called variants"),
+        ("variant=quack", "it runs every variant"),
+        ("output_dir=rows", "in a temporary folder"),
+    ],
 )
 def test_other_choices_are_refused(argument: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):

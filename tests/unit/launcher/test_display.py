@@ -34,6 +34,17 @@ def test_cells_that_differ_in_their_seed_have_different_lines(
     assert [line.count("seed=2") for line in lines] == [0, 1, 0, 0, 1]
 
 
+def test_the_time_left_counts_only_cells_that_ran(tmp_path: Path) -> None:
+    shown = display.Display(4, tmp_path)
+    shown.began -= 60.0
+    cells = [cell(at, tmp_path, seed=at) for at in range(3)]
+    shown.finish(ended(cells[0], tmp_path), quietly=True)
+    shown.finish(ended(cells[1], tmp_path), quietly=True)
+    shown.show(cells[2])
+    shown.finish(ended(cells[2], tmp_path), quietly=True)
+    assert shown.text() == "3 of 4 cells in 1.0 min, about 1.0 min left"
+
+
 def test_submitted_jobs_are_collected_from_their_own_sweeps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = display.Display(3, tmp_path / "this")
     left = [ended(cell(at, tmp_path), tmp_path / name) for at, name in enumerate(["one", "two", "one"])]

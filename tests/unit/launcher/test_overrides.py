@@ -152,6 +152,19 @@ def test_an_experiment_needs_its_plus() -> None:
 
 
 @pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("measure.graph=true", "no field has a dot in its name: write graph=VALUE"),
+        ("loss=null", "loss=null is no choice"),
+        ("variant={a: 1}", "variant={a: 1} is no choice"),
+    ],
+)
+def test_an_override_that_hydra_would_accept_is_refused_if_it_can_mean_nothing(argument: str, message: str) -> None:
+    with pytest.raises(JobError, match=message):
+        check_overrides([argument])
+
+
+@pytest.mark.parametrize(
     ("line", "fields"),
     [
         ("impl=autotp", {"variant": "autotp", "model": "qwen3_32b", "steps": 20}),

@@ -58,6 +58,8 @@ def test_only_a_command_line_names_a_file_that_runs(tmp_path: Path) -> None:
 def test_equal_cells_run_once() -> None:
     caps = [{"variant": "pytorch_gather", "block_cap": cap} for cap in (4096, 8192)]
     assert [cell.index for cell in cells(*caps, gpus=0)] == [0]
+    with pytest.raises(JobError, match="run a sweep for each value of output_dir"):
+        cells({"output_dir": "a"}, {"output_dir": "b"}, gpus=0)
 
 
 EMBEDDING = {"variant": "dense_reduce_scatter", "table_rows": 64, "width": 8, "tp_size": 1, "dp_size": 2}

@@ -14,7 +14,7 @@ from tpbench.launcher.options import SweepOptions
 from tpbench.launcher.slurm import cluster, submitted
 from tpbench.launcher.slurm.cluster import SlurmSettings
 from tpbench.launcher.slurm.runner import Slurm
-from tpbench.launcher.slurm.submitted import closed, is_wanted, left_behind, record
+from tpbench.launcher.slurm.submitted import close_if_ended, is_wanted, left_behind, record
 from tpbench.settings import JobError
 
 
@@ -22,12 +22,12 @@ from tpbench.settings import JobError
 def test_a_job_that_ended_without_a_row_gets_one(state: str, status: str, tmp_path: Path) -> None:
     attempt = begun(tmp_path)
     record(attempt, "7_0")
-    assert closed(attempt, "RUNNING") is None
-    done = closed(attempt, state)
+    assert close_if_ended(attempt, "RUNNING") is None
+    done = close_if_ended(attempt, state)
     assert done is not None
     assert done.status == status
     assert done.reason == f"Slurm job 7_0 ended as {state} before it wrote a row"
-    again = closed(attempt, "RUNNING")
+    again = close_if_ended(attempt, "RUNNING")
     assert again is not None and again.row and done.row
     assert again.row["row_id"] == done.row["row_id"]
 
@@ -49,7 +49,7 @@ def test_an_abandoned_attempt_gets_no_row(
     record(attempt, "7_0")
     assert is_wanted(attempt)
     abandon(attempt.folder)
-    assert closed(attempt, "CANCELLED") is None
+    assert close_if_ended(attempt, "CANCELLED") is None
     monkeypatch.setattr(cluster, "answer", lambda *_: pytest.fail("asked for the state of its job"))
     assert submitted.main([str(attempt.folder.parent)]) == 3
     assert "no job runs it: run the sweep again with resume=true" in capsys.readouterr().out

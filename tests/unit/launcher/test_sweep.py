@@ -89,6 +89,16 @@ def test_a_failure_goes_when_the_cell_has_another_row(tmp_path: Path, capsys: py
     assert "oom (sweep 1)" in collected("late")
 
 
+def test_a_cell_that_another_sweep_took_over_has_no_row_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cells = [cell(index, tmp_path, seed=index) for index in range(2)]
+    monkeypatch.setattr(InstantRunner, "run", lambda self, attempts, _: iter([attempts[1].begin().close("oom")]))
+    (attempt,) = sweep.run_sweep(cells, tmp_path / "sweeps/s", SweepOptions(), InstantRunner())
+    assert attempt.cell.index == 1
+    assert "another sweep with resume=true took over 1 of the cells" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("moved", [False, True])
 def test_a_result_saved_from_a_full_disk_becomes_a_row(moved: bool, tmp_path: Path) -> None:
     """The user frees space where the result is, or moves the output folder to another disk."""

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.launcher_rows import cell
 from tpbench.job import Job, parse_job
 from tpbench.kernels.collectives import ENVIRONMENT
 from tpbench.launcher import torchrun
+from tpbench.launcher.attempt import Attempt
 from tpbench.launcher.failure import describe
 from tpbench.measure.session import MeasureSettings
 from tpbench.worker.start import PROFILED
@@ -71,11 +73,17 @@ def test_variables_of_the_user_stay_but_one_host_communicates_over_loopback(monk
     mine = {"NCCL_SOCKET_IFNAME": "eth7", "GLOO_SOCKET_IFNAME": "eth7", "OMP_NUM_THREADS": "5", "PYTHONPATH": "/mine"}
     env = torchrun.environment(job("tiny_tp2"), "row", mine)
     assert env["OMP_NUM_THREADS"] == "5"
-    assert {env["NCCL_SOCKET_IFNAME"], env["GLOO_SOCKET_IFNAME"]} <= {"lo", "lo0"}
+    assert env["NCCL_SOCKET_IFNAME"] == env["GLOO_SOCKET_IFNAME"] == "lo"
     assert torchrun.environment(job("tiny_tp2"), "row", mine, nodes=2)["NCCL_SOCKET_IFNAME"] == "eth7"
     assert env["PYTHONPATH"].split(os.pathsep)[1] == "/mine"
     monkeypatch.setattr(torchrun, "INSTALLED", True)  # then the package must not be before what the user put there
     assert torchrun.environment(job("tiny_tp2"), "row", mine)["PYTHONPATH"] == "/mine"
+
+
+def test_only_on_a_cpu_do_triton_kernels_need_a_torchrun_of_their_own(tmp_path: Path) -> None:
+    for device, number in (("cuda", 1), ("cpu", 2)):
+        cells = [cell(0, tmp_path, variant=name, device=device) for name in ("triton_tp", "pytorch_gather")]
+        assert len({torchrun.shared_needs([Attempt.plan(one, tmp_path, {})]) for one in cells}) == number
 
 
 CRASH = """\

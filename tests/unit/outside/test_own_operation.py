@@ -62,6 +62,9 @@ MISTAKES = {
     "my_op.py:21: TypeError: no argument of a variant is called needs_cuda, did you mean requires_cuda? (valid: ": (
         '@work.variant("copies")', '@work.variant("copies", needs_cuda=True)',
     ),
+    "my_op.py: copies: requires='numpy' of @variant has the wrong type": (
+        '@work.variant("copies")', '@work.variant("copies", requires="numpy")',
+    ),
     "my_op.py:21: TypeError: variant decorates a function (def), not <class '": (
         "def copies(problem, inputs, rank)", "class A:\n  def copies(problem, inputs, rank)",
     ),
@@ -100,7 +103,7 @@ def test_a_file_declares_fields_variants_and_columns(folder: Path) -> None:
     assert str(job) == "my_op.py:copies tokens=8 delay_ms=2 how=plain tp_size=2"
     with pytest.raises(JobError, match=r"no field of my_copy is called delay, did you mean delay_ms\?"):
         parsed(["delay"])
-    with pytest.raises(JobError, match="shapes of my_copy: none: write its fields"):
+    with pytest.raises(JobError, match="it has no shapes: write its fields"):
         parsed(shape_workload="entropy_loss")
     with pytest.raises(JobError, match=r"tokens=0 must be at least 1 \(rows\)"):
         parsed(tokens=0)

@@ -55,6 +55,8 @@ def test_counts_that_scale_a_gather_by_its_shard_fail_the_validation(rows, capsy
         (["--loss", "forward_kl"], "loss=forward_kl was not measured on NVIDIA H200"),
         (["--gpu", "L40"], "no row was measured on L40 (there are: NVIDIA H200)"),
         (["--vocab", "4", "--tp", "8"], "cannot be sharded"),
+        (["--gpu-memory", "1"], "CUDA, NCCL and fragments alone take 2 GiB"),
+        (["--variant", ""], "is a variable of the shell not set?"),
     ],
 )
 def test_what_cannot_be_answered(rows, capsys, arguments, said):

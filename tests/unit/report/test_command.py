@@ -30,6 +30,7 @@ def test_output_and_filters(add, tmp_path, capsys):
         (["rows", "--metric", "time"], "no metric is called time, did you mean"),
         (["rows", "--loss", "cros_entropy"], "did you mean cross_entropy?"),
         (["rows", "--transpose", "--columns", "time_ms"], "--floor and --transpose are for tables of one metric"),
+        (["rows", "--metric", "time_ms", "--columns", "peak_gib"], "choose their own numbers: leave out --metric"),
         (["rows", "-o", "no/such/folder"], "No such file or directory"),
         (["rows", "--only", "tp_size", "2"], "--only tp_size: the equals sign is missing: write --only tp_size=VALUE"),
         (["rows", "--only", "tp_size=2,3"], "in these rows, no tp_size is called 3 (valid: 2)"),

@@ -38,9 +38,10 @@ def test_commas_separate_sweeps_or_folders(outputs, before, after, letters, coun
     assert sides(outputs, before, after) == (letters, counts, "")
 
 
-def test_a_folder_may_have_a_comma_in_its_name(outputs, tmp_path):
+def test_a_folder_may_have_a_comma_in_its_name_and_means_the_user_s_own_rows(outputs, tmp_path):
     folder = tmp_path / "one,two"
     synthetic.write([synthetic.cell("triton_tp", 7000, 4, sweep_id="x")], folder)
+    synthetic.write([synthetic.cell("triton_tp", 8000, 4, sweep_id="y")], folder / "reference")
     assert sides(outputs, str(folder), "aaaaaa")[1] == [1, 1]
 
 

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from tpbench.report.analysis.grid import arrange_rows
-from tpbench.report.analysis.records import caveat_mark, is_measurement, remark_marks, sort_key, value_text
+from tpbench.report.analysis.records import caveat_mark, is_measurement, marks, remark_marks, sort_key, value_text
 from tpbench.report.analysis.verdicts import mixing_note
 
 NOON = datetime.datetime(2026, 11, 20, 12, tzinfo=datetime.UTC)
@@ -41,6 +41,14 @@ def test_a_row_that_does_not_say_what_bounds_it_is_host_bound_by_its_clocks(add,
     (grid,) = arrange_rows(frame())
     marks = {cell.variant: remark_marks(cell.record) for cell in grid.cells()}
     assert marks == {"triton_tp": "†", "pytorch_tp_manual": "", "quack": "", "liger": ""}
+
+
+def test_the_loop_decides_which_cell_is_host_bound_beside_its_times(add, frame):
+    add("triton_tp", 1.0, device_ms=0.5, chained_ms=0.6)
+    add("fast_llm", 1.0, device_ms=0.5, chained_ms=0.7)
+    (grid,) = arrange_rows(frame())
+    assert [marks(cell.record, ("time_ms", "chained_ms")) for cell in grid.cells()] == ["†", "†"]
+    assert [marks(cell.record, ("chained_ms", "device_ms")) for cell in grid.cells()] == ["", "†"]
 
 
 def test_settings_of_the_measurement_split_no_problem(add, frame):

@@ -157,8 +157,12 @@ def _errors(override: Override, sweeps: bool) -> list[str]:
     if key in GROUPS and isinstance(value, list):
         several = ",".join(map(str, value))
         errors.append(f"{line}: write several values as -m {key}={several} (in an experiment: {key}: {several})")
+    elif key in GROUPS and (value is None or isinstance(value, dict)):
+        errors.append(f"{line} is no choice (python -m tpbench list shows them)")
     if key == "variant" and isinstance(value, str) and ".py:" in value and value not in command_line_variants():
         errors.append(f"variant={value}: only the command line may name a file, not a configuration file")
+    if "." in key and not of_hydra:
+        errors.append(f"{line}: no field has a dot in its name: write {key.rpartition('.')[2]}=VALUE")
     if key == "experiment" and not override.is_add():
         errors.append(f"experiments are added, with a plus: +{line.lstrip('+')}")
     return errors

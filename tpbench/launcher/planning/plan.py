@@ -5,13 +5,12 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from tpbench import packages
-from tpbench.job import Job, parse_job, unsupported_reason
+from tpbench.job import NOT_IN_KEY, Job, parse_job, unsupported_reason
 from tpbench.launcher.command_line.arguments import model_files
-from tpbench.launcher.options import SWEEP_OPTION_NAMES, SweepOptions, read_choice
+from tpbench.launcher.options import SWEEP_OPTION_NAMES, SweepOptions
 from tpbench.measure.machine import available_cores
 from tpbench.outside.variant import OutsideVariant
 from tpbench.settings import JobError, parse, spelled
@@ -55,25 +54,19 @@ def plan(
     requests: Sequence[Request],
     target: PlanningTarget,
     outside: Mapping[str, OutsideVariant] | None = None,
-    folders: Sequence[Path] = (),
 ) -> list[Cell]:
     """Return a cell for each job. Requests of the same job differ in an option that their variant does not have.
 
-    `outside`: the variants from outside this package that the command line names. `folders`: those of configuration
-    files, for a message. Raises JobError with every invalid value of all requests.
+    `outside`: the variants from outside this package that the command line names. Raises JobError with every invalid
+    value of all requests.
     """
     by_key: dict[str, Cell] = {}
     errors: list[str] = []
-    shape_workloads = {
-        file.stem: read_choice(file).get("shape_workload", "")
-        for folder in folders
-        for file in (folder / "shape").glob("*.yaml")
-    }
     for request in requests:
         try:
             if ".py:" in str(file := request.values.get("model_dir")) and file not in model_files:
                 raise JobError(f"model_dir={file}: only a command line may name a file, as model=FILE.py:NAME")
-            job = parse_job(request.values, request.chosen, shape_workloads, SWEEP_OPTION_NAMES, outside)
+            job = parse_job(request.values, request.chosen, SWEEP_OPTION_NAMES, outside)
             if outside and "fresh" in request.chosen and not job.measure.fresh:
                 raise JobError("fresh=false: inputs change for all variants of a sweep with one from outside tpbench")
         except JobError as error:
@@ -84,6 +77,8 @@ def plan(
         if outside and not job.scheduled:  # inputs change for all variants alike, as they do for one from outside
             job = replace(job, measure=replace(job.measure, fresh=True))
         cell = by_key.get(job.key) or Cell(request.index, job, skip_reason(job, target))
+        if swept := [name for name in NOT_IN_KEY if getattr(job, name) != getattr(cell.job, name)]:
+            errors.append(f"{swept[0]} doesn't make a job another one: run a sweep for each value of {swept[0]}")
         ignorable = {option.name for option in job.workload.options if option.ignorable}
         ignorable = (ignorable - set(job.implementation.options)) | job.unused_settings
         by_key[job.key] = replace(cell, ignored=(*cell.ignored, *filter(ignorable.__contains__, request.chosen)))

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from tpbench.launcher.planning.plan import Cell
-from tpbench.packages import versions
 from tpbench.results.current_rows import MEASURED, changes, is_replaced_by
 from tpbench.results.read import load, plain_rows
 
@@ -45,14 +44,11 @@ def decide(cells: Sequence[Cell], facts: Mapping[str, Any]) -> dict[int, ResumeD
 
 
 def _facts_of(cell: Cell, facts: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the facts with the versions of the variant's kernels, file and required packages, where it has some."""
-    packages = None if cell.skip_reason else versions(cell.job.implementation.requires)
-    own = {
-        "kernels_version": cell.job.kernels_version,
-        "variant_version": cell.job.outside.version if cell.job.outside else None,
-        "package_versions": packages,
-    }
-    return {**{name: value for name, value in own.items() if value}, **facts}
+    """Return the facts with the versions that the cell's job has. A skipped cell may lack the packages."""
+    versions = {name: value for name, value in cell.job.software.items() if value}
+    if cell.skip_reason:
+        versions.pop("package_versions", None)
+    return {**versions, **facts}
 
 
 def _decide(cell: Cell, rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> ResumeDecision:

@@ -25,7 +25,7 @@ from tpbench.launcher.planning.forecast import expected_seconds, measured_second
 from tpbench.launcher.planning.plan import Cell
 from tpbench.launcher.slurm import cluster
 from tpbench.launcher.slurm.cluster import ENDED, Layout, Partition, SlurmSettings
-from tpbench.launcher.slurm.submitted import SUBMITIT, closed, is_wanted, job_of, left_behind, record
+from tpbench.launcher.slurm.submitted import SUBMITIT, close_if_ended, is_wanted, job_of, left_behind, record
 from tpbench.launcher.torchrun import LOOPBACK, Rendezvous
 from tpbench.measure import machine
 from tpbench.settings import JobError
@@ -63,7 +63,7 @@ class Slurm:
         jobs = [(job_of(attempt), attempt) for attempt in left if is_wanted(attempt)]
         states = cluster.final_states({job_id for job_id, _ in jobs})
         for job_id, attempt in jobs:
-            if closed(attempt, states.get(job_id, cluster.UNKNOWN)) is None:
+            if close_if_ended(attempt, states.get(job_id, cluster.UNKNOWN)) is None:
                 cell = by_key[attempt.cell.job.key]
                 self.adopted[cell.index] = job_id, replace(attempt, cell=cell)
         return {index: f"already submitted as Slurm job {job_id}" for index, (job_id, _) in self.adopted.items()}
@@ -152,7 +152,7 @@ class Slurm:
                 # Network file systems show the new file of a row late.
                 delay_s = 10.0 if state == "COMPLETED" else self.settings.poll_s
                 has_ended = now - ended.get(job_id, now) > delay_s
-                if (attempt.has_row or has_ended) and (done := closed(attempt, state)):
+                if (attempt.has_row or has_ended) and (done := close_if_ended(attempt, state)):
                     del waiting[index]
                     yield done
             display.tick()

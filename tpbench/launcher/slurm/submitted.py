@@ -42,8 +42,11 @@ def record(attempt: Attempt, job_id: str) -> None:
     replace_file(attempt.task.folder / JOB_FILE, job_id)
 
 
-def closed(attempt: Attempt, state: str) -> Attempt | None:
-    """Return the attempt with its row if it has one or if its job, with this state, has ended; None if abandoned."""
+def close_if_ended(attempt: Attempt, state: str) -> Attempt | None:
+    """Return the attempt with its row, which is written now if the job has ended without one, as `state` says.
+
+    Returns None while the job may still write the row, and for an abandoned attempt without one.
+    """
     if not (attempt.has_row or (state in ENDED and is_wanted(attempt))):
         return None
     job_id = job_of(attempt)
@@ -108,15 +111,16 @@ def _collect(attempts: Sequence[Attempt]) -> int:
     cells = distinguish([attempt.cell for attempt in attempts])
     for attempt, job_id, cell in zip(attempts, jobs, cells, strict=True):
         state = states.get(job_id, cluster.UNKNOWN)
-        done = closed(attempt, state)
-        other_row = None if done or job_id else _row_of_another_sweep(attempt)
-        if row := done.row if done else other_row:
-            sweep = f"(sweep {row['sweep_id']})" if other_row else ""
+        row, sweep = None, ""
+        if done := close_if_ended(attempt, state):
+            row = done.row
+        elif not job_id and (row := _row_of_another_sweep(attempt)):
+            sweep = f"(sweep {row['sweep_id']})"
+        if row:
             result = " ".join(filter(None, (row["status"], str(row["reason"] or "").partition("\n")[0], sweep)))
             failed += row["status"] in FAILURES
         else:
-            result = f"job {job_id}, {state}"
-            result = result if job_id else "no job runs it: run the sweep again with resume=true"
+            result = f"job {job_id}, {state}" if job_id else "no job runs it: run the sweep again with resume=true"
             busy += 1
         print(printable(f"{attempt.folder.name}: {cell}: {result}"))
     print(f"{len(attempts)} cells: {len(attempts) - busy} done, {failed} of them failed, {busy} not done yet")

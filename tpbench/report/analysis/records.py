@@ -140,12 +140,15 @@ def remark_marks(record: Record) -> str:
 def marks(record: Record, columns: Collection[str]) -> str:
     """Return the marks beside values of these columns, which may be ratios such as time_ms/device_ms.
 
-    A host-bound cell is marked only beside wall times, a throttled one beside times and rates.
+    A host-bound cell is marked only beside wall times, a throttled one beside times and rates. Beside times in a loop
+    alone, the loop decides: the host of a cell that is host-bound in single calls may run ahead there.
     """
     shown = {part for name in columns for part in name.split("/")}
     remarks = remark_marks(record) if shown & speeds() else ""
-    if not any(name.startswith(("time_", "chained_")) and name.endswith("_ms") for name in shown):
-        remarks = remarks.replace(HOST_BOUND, "")
+    if not any(name.startswith("time_") and name.endswith("_ms") for name in shown):
+        loop, device = record["chained_ms"] if "chained_ms" in shown else None, record["device_ms"]
+        waits = loop and device is not None and is_host_bound(1 - device / loop)
+        remarks = HOST_BOUND * bool(waits) + remarks.replace(HOST_BOUND, "")
     if "peak_gib" in shown and record["status"] == "ok" and record.get("graph_gib"):
         remarks += GRAPH_MEMORY
     return caveat_mark(record) + remarks

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tpbench import packages
 from tpbench.settings import JobError
+from tpbench.suggestions import printable
 from tpbench.workloads.study_data import Panel, Picture
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def draw_panels(picture: Picture) -> Figure:
     labels = picture.labels or sorted(series)
     across = min(PER_ROW, len(picture.panels))
     down = -(-len(picture.panels) // across)
-    legend = 0.07 * max((len(_short(label)) for label in series), default=1) + 0.6  # inches
+    legend = 0.07 * max((len(printable(label, NAME_LETTERS)) for label in series), default=1) + 0.6  # inches
     width = max(5.2, PANEL_WIDTH * across, legend)  # a narrower figure would cut the longest name
     letters = int(width / across / INCHES_PER_LETTER) - 6
     if len(picture.panels) > 1:
@@ -114,7 +115,7 @@ def draw_panels(picture: Picture) -> Figure:
         columns = max(1, min(3, int(width / legend)))
         height = PANEL_HEIGHT * down + 0.2 * -(-len(series) // columns)
     else:
-        place, columns = "outside right upper", 1
+        place, columns = "outside right center", 1  # below the heading, which may be as wide as the figure
         width, height = 5.2 + legend, max(PANEL_HEIGHT, 0.2 * len(series))
     figure = Figure(figsize=(width, height), layout="constrained")
     grid = figure.subplots(down, across, sharey=True, squeeze=False)
@@ -138,15 +139,11 @@ def draw_panels(picture: Picture) -> Figure:
     return figure
 
 
-def _short(label: str) -> str:
-    return label if len(label) <= NAME_LETTERS else f"{label[: NAME_LETTERS - 3]}..."
-
-
 def _draw_panel(axes: Axes, panel: Panel, labels: Sequence[str], *, joined: bool) -> None:
     """Draw the series of one panel. The index of a label in `labels` chooses the colour and the marker."""
     cross_height = 0.99
     for line in panel.lines:
-        index, label = labels.index(line.label), _short(line.label)
+        index, label = labels.index(line.label), printable(line.label, NAME_LETTERS)
         colour = LIGHT[index % len(LIGHT)]
         marker = MARKERS[index % len(MARKERS)]  # for readers who cannot distinguish the colours
         if line.points:

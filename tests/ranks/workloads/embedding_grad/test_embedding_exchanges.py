@@ -24,7 +24,7 @@ from tests.support.embedding_grad import (
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tpbench.measure.session import Verdict
 from tpbench.workloads.embedding_grad import WORKLOAD, EmbeddingGrad
-from tpbench.workloads.embedding_grad.bench import TOLERANCE
+from tpbench.workloads.embedding_grad.bench import compare
 
 pytestmark = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
 
@@ -38,6 +38,8 @@ def cells(name: str) -> list[EmbeddingGrad]:
     found = [problem(distribution=each, dtype=dtype) for each, dtype in zip(DISTRIBUTIONS, DTYPES, strict=True)]
     found += [problem(table_rows=rows, width=width) for rows, width in ((1, 1), (3, 40), (5, 1), (96, 40))]
     found += [problem(tokens=5, accumulate=3), problem(distribution="fixed", tokens=101, accumulate=1)]
+    # Some of many short rows cancel to almost nothing, or exactly to zero.
+    found += [problem(distribution="fixed", table_rows=4001, width=1, tokens=4001, accumulate=1)]
     return [*found, problem(search="kernel")] if "search" in WORKLOAD.variants[name].options else found
 
 
@@ -47,17 +49,10 @@ def check_cells(here: Rank, name: str) -> int:
     for cell in chosen:
         inputs, comm, exchange = prepared(here, cell, name)
         saved = inputs.grad.clone()
-        expected, absolute = dense_mean(here, inputs), dense_mean(here, inputs, absolute=True)
         for _ in range(2 if cell.distribution == "uniform" else 1):
             inputs.grad.copy_(saved)
-            result = run(exchange, comm).double()
-            tolerance = TOLERANCE[cell.dtype] if cell.dtype != "float32" else IN_FP32
-            error = (result - expected).norm(dim=1)
-            assert (error <= tolerance * absolute.norm(dim=1)).all(), (here.rank, cell, error.max())
-            assert sum(comm.sent_bytes) == sent_by_formula(inputs, name)[here.rank], (
-                here.rank,
-                cell,
-            )
+            assert compare(inputs, run(exchange, comm)).wrong is None, (here.rank, cell)
+            assert sum(comm.sent_bytes) == sent_by_formula(inputs, name)[here.rank], (here.rank, cell)
     return len(chosen)
 
 
