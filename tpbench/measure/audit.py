@@ -45,18 +45,18 @@ class Inputs:
         """`tensors`: all inputs of this rank. `generate`: returns the first of them anew, from a seed, which the
         session's oracle then uses, too. `seed`: that of the tensors. `changed`: called after each change. Collective.
         """
-        self.tensors, self.generate, self.first, self.changed = list(tensors), generate, seed, changed
-        self.seed, self.changes = common_seed(), 0
+        self.tensors, self.generate, self.seed, self.changed = list(tensors), generate, seed, changed
+        self.secret, self.changes = common_seed(), 0
 
     def draw(self) -> dict[int, Tensor]:
         """Return by a tensor's index its new values or, without `generate`, random signs for its rows, (rows,)."""
         self.changes += 1
         if self.generate is not None:
-            return dict(enumerate(self.generate(self.first ^ self.changes)))
+            return dict(enumerate(self.generate(self.seed ^ self.changes)))
         drawn = {}
         for index, tensor in enumerate(self.tensors):
             if tensor.is_floating_point() and tensor.dim():
-                generator = torch.Generator().manual_seed((self.seed + self.changes) * 1009 + index)
+                generator = torch.Generator().manual_seed((self.secret + self.changes) * 1009 + index)
                 signs = 2 * torch.randint(0, 2, (len(tensor),), generator=generator) - 1
                 drawn[index] = signs.to(tensor.device)
         return drawn

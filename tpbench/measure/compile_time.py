@@ -13,20 +13,14 @@ _triton_us: list[float] = []
 """Microseconds of each kernel that this process compiled, or read from Triton's cache, since the first `listen`."""
 
 
+def _count(**compiled: Any) -> None:
+    _triton_us.append(compiled["times"].total)
+
+
 def listen() -> None:
     """Count the kernels that Triton compiles from now on. Call it when the variant has imported its kernels."""
-    knobs = getattr(sys.modules.get("triton"), "knobs", None)
-    if knobs is None or getattr(knobs.compilation.listener, "of_tpbench", False):
-        return
-    before = knobs.compilation.listener
-
-    def listener(**compiled: Any) -> None:
-        _triton_us.append(compiled["times"].total)
-        if before is not None:
-            before(**compiled)
-
-    listener.of_tpbench = True  # type: ignore[attr-defined]
-    knobs.compilation.listener = listener
+    if (knobs := getattr(sys.modules.get("triton"), "knobs", None)) is not None:
+        knobs.compilation.listener = _count
 
 
 def spent_s() -> list[float]:

@@ -47,8 +47,6 @@ class ClockWatch:
 
         A policy is a reason if its violation time grew by `THROTTLED_SHARE` of the watched time. Collective.
         """
-        if context.device.type != "cuda":
-            return {}
         least_ns = THROTTLED_SHARE * self._watched_s * 1e9
         applied = [self._violated_ns[reason] > least_ns for reason in THROTTLE_REASONS]
         *on_ranks, knows = gather_numbers([*applied, bool(self._violated_ns)], context)

@@ -19,8 +19,6 @@ from typing import Any
 import tpbench
 
 PACKAGE = Path(tpbench.__file__).parent
-KERNELS = "kernels"
-"""Folder of the package that holds kernels and the code that launches them."""
 _MODULE = re.compile(r"tpbench(\.\w+)+")
 """A text that names a module, for `importlib`."""
 _DATA = re.compile(r"[\w-]+\.json")
@@ -58,7 +56,7 @@ def _module(path: Path, package: Path) -> tuple[list[Path], bool, str]:
     named = [_found(*text.rpartition(".")[::2], package)[0] for text in texts if _MODULE.fullmatch(text)]
     has_triton = any(name.split(".")[0] == "triton" for node in _statements(tree) for name in imported(node))
     digest = ""
-    if has_triton or path.is_relative_to(package / KERNELS):
+    if has_triton or path.is_relative_to(package / "kernels"):
         modules = {alias.asname or alias.name for alias, _, is_module in imports if is_module}
         names = {(alias.name, alias.asname or "") for alias, _, is_module in imports if not is_module}
         data = [path.with_name(text) for text in sorted(texts) if _DATA.fullmatch(text)]

@@ -167,7 +167,7 @@ def _git() -> dict[str, Any]:
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     git = functools.partial(subprocess.check_output, cwd=root, env=env, stderr=subprocess.DEVNULL, text=True)
     try:
-        commit, status = git(["git", "rev-parse", "HEAD"]), git(["git", "status", "--porcelain"])
+        commit, status = git(["git", "rev-parse", "HEAD"]), git(["git", "--no-optional-locks", "status", "--porcelain"])
     except (OSError, subprocess.CalledProcessError):
         return {}
     return {"git_commit": commit.strip(), "git_dirty": bool(status.strip())}

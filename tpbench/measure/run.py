@@ -5,6 +5,7 @@ Columns about the GPUs of a cell are missing on a CPU.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -70,8 +71,8 @@ def measurement(
             cell.columns["not_chained"] = "Triton's interpreter runs the kernels" if interpreted else too_long
             return {}
         context.say("preparing iterations back to back")
-        size = float(last_ms.max()), cell.columns["peak_gib"]
-        run, columns = chained_run(session, cell.step, set_up, context, settings, *size, interleaved)
+        step_ms, peak_gib = float(last_ms.max()), cell.columns["peak_gib"]
+        run, columns = chained_run(session, cell.step, set_up, context, settings, step_ms, peak_gib, interleaved)
         cell.columns |= columns
         return {} if run is None else {"chained": run}
 
@@ -88,7 +89,6 @@ def measurement(
             wrong = cell.time_each_clock(runs)
     samples = {name: run.samples for name, run in runs.items()}
     runs.clear()  # it frees the copies of the inputs
-    launches = cell.launch_columns(len(samples["wall"]))
     session.fresh = False
     # On a CPU a long pass is not repeated.
     if not wrong and (not is_long or cell.on_gpu):
@@ -97,7 +97,7 @@ def measurement(
     session.keeps_output = False
     if wrong:
         return Verdict(verdict.columns, wrong), cell.columns
-    cell.columns |= launches | time_columns(samples, cell.columns)
+    cell.columns |= cell.gpu_columns(len(samples["wall"])) | time_columns(samples, cell.columns)
     if settings.late and context.world_size > 1:
         context.say("letting a rank be late")
         cell.columns |= late_columns(cell.step, session, cell.clocks.get("device", cell.wall), context)
@@ -203,7 +203,6 @@ class _Cell:
         with self.watch:
             times = self.wall.samples(step if self.on_gpu else session.step, restore, schedule.iterations)
         usage.end()
-        launches = self.launch_columns(schedule.iterations)
         samples = {"wall": gather_numbers(times, context)}
         if self.on_gpu:
             samples["device"] = gather_numbers([ms_between(*pair) for pair in marks], context)
@@ -211,20 +210,19 @@ class _Cell:
         for name, gib in (("iteration_held_gib", usage.held_gib), ("iteration_peak_gib", usage.peak_gib)):
             self.columns[name] = [float(ranks.max()) for ranks in gather_numbers(gib, context)]
         if not verdict.wrong:
-            self.columns |= launches | time_columns(samples, self.columns)
+            self.columns |= self.gpu_columns(schedule.iterations) | time_columns(samples, self.columns)
             self.further_iterations()
         return verdict, self.columns
 
-    def launch_columns(self, iterations: int) -> dict[str, Any]:
-        """Add the clocks of the GPU. Return the host time of the last iterations until the call of a step returned.
+    def gpu_columns(self, iterations: int) -> dict[str, Any]:
+        """Return the clocks of the GPU, and the host time until the call of a step returned, of the last iterations.
 
-        With a CUDA graph the step is its replay. On a CPU there is none, because the call itself computes.
+        With a CUDA graph the step is its replay. On a CPU there are none, because the call itself computes.
         """
-        self.columns |= self.watch.columns(self.context)
         if not self.on_gpu:
             return {}
         launches = gather_numbers(self.wall.launches_ms[-iterations:], self.context)
-        return {"launch_ms": float(np.median([ranks.max() for ranks in launches]))}
+        return self.watch.columns(self.context) | {"launch_ms": float(np.median([ranks.max() for ranks in launches]))}
 
     def further_iterations(self) -> None:
         """Add what further iterations show: the session's details and, on a GPU, the bottleneck.
@@ -253,9 +251,10 @@ class _Cell:
             context.say("tracing")
             self.columns |= bottleneck_columns(self.step, session, self.wall, context, self.columns)
         if settings.profile:
-            self.columns["trace"] = TRACES
             context.say("keeping a trace")
-            keep_trace(iteration, context)
+            with contextlib.suppress(OSError):  # a full disk must not cost the measurement, too
+                keep_trace(iteration, context)
+                self.columns["trace"] = TRACES
 
 
 def cost_columns(costs: Costs, copy_gb_per_s: float) -> dict[str, Any]:

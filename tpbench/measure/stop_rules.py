@@ -109,7 +109,7 @@ class ClockRun:
             self.spent_s = time.monotonic() - began
 
     def next_block(self) -> int:
-        """Return the iterations of the next block, 0 to stop."""
+        """Return the iterations of the next block, 0 to stop. Each doubles the samples, within the limits."""
         count, settings = len(self.samples), self.settings
         if not count:
             return min(FIRST_BLOCK, settings.max_iterations)
@@ -146,12 +146,12 @@ class ClockRun:
 
 
 def run_rounds(
-    runs: dict[str, ClockRun], late: Callable[[], Mapping[str, ClockRun]], watch: ClockWatch
+    runs: dict[str, ClockRun], further: Callable[[], Mapping[str, ClockRun]], watch: ClockWatch
 ) -> Generator[RoundRequest, bool, None]:
     """Yield the cell's request before each round. Run the round if the answer is true, and end if it is false.
 
     Collective: rank 0 decides the request and the iterations of each clock's round. A cell that waits holds only its
-    inputs, as they were, and its graph. `watch` sees only the rounds. `late`: returns further clocks, which are added
+    inputs, as they were, and its graph. `watch` sees only the rounds. `further`: returns more clocks, which are added
     before the first round, when all other cells are set up.
     """
     while True:
@@ -164,7 +164,7 @@ def run_rounds(
         if not (yield RoundRequest(request)):
             return
         if not any(run.rounds for run in runs.values()):
-            runs |= (added := late())
+            runs |= (added := further())
             lengths += [1] * len(added)
         with watch:
             for run, length in zip(runs.values(), lengths, strict=True):

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tpbench.outside.variant import KINDS, load_module, workloads_of
+from tpbench.outside.variant import KINDS, load_module, require_kinds, workloads_of
 from tpbench.settings import JobError
 from tpbench.workloads import NAMES, Variant, Workload
 from tpbench.workloads.definition import definition_of
@@ -48,8 +48,9 @@ def _workload(workload: Workload, path: Path) -> dict[str, Any]:
     name = workload.name
     if name in NAMES:
         raise JobError(f"{name} is the name of a workload of tpbench: write Workload(..., name=...)")
-    for what in () if "session" in workload.functions else ("inputs", "reference"):
-        if what not in workload.functions and (what, "check" in workload.functions) != ("reference", True):
+    needed = ["inputs"] if "check" in workload.functions else ["inputs", "reference"]
+    for what in [] if "session" in workload.functions else needed:
+        if what not in workload.functions:
             raise JobError(f"the workload {name} has no {what}: decorate a function with its .{what}")
     for what, function in workload.functions.items():
         _require_signature(what, function)
@@ -72,6 +73,7 @@ def _workload(workload: Workload, path: Path) -> dict[str, Any]:
 def _variant(variant: Variant) -> dict[str, Any]:
     _require_signature("variant", variant.prepare)
     traits = {name: getattr(variant, name) for name in KINDS if name not in ("workload", "options")}
+    require_kinds(traits, variant.name)
     summary = traits["summary"] or (inspect.getdoc(variant.prepare) or "").partition("\n")[0]
     return {**traits, "summary": summary, "line": inspect.unwrap(variant.prepare).__code__.co_firstlineno}
 

@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tpbench import packages
 from tpbench.measure.kernels_version import imported
 from tpbench.settings import JobError
 from tpbench.workloads import NAMES
 
-_EVALUATED_ON_RANKS = "unsupported_reason"
-"""The argument of `variant` that need not be a literal."""
+REFUSAL = "_tpbench_unsupported_reason"
+"""Attribute of a declared function: its argument `unsupported_reason`, or None."""
 
-_REFUSAL = "_tpbench_unsupported_reason"
-"""Attribute of a declared function: that argument."""
+_PACKAGES = {"tpbench", *packages.REQUIRED, *packages.OPTIONAL}
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
@@ -54,16 +54,10 @@ def variant(
     """
 
     def declare(function: FunctionT) -> FunctionT:
-        setattr(function, _REFUSAL, unsupported_reason)
+        setattr(function, REFUSAL, unsupported_reason)
         return function
 
     return declare
-
-
-def refusal(function: Callable[..., Any], problem: Any, tp_size: int) -> str | None:
-    """Return why the function cannot run the problem on tp_size ranks, or None if it can."""
-    reason: Callable[[Any, int], str | None] | None = getattr(function, _REFUSAL, None)
-    return None if reason is None else reason(problem, tp_size)
 
 
 def functions(path: Path) -> dict[str, ast.FunctionDef]:
@@ -77,18 +71,19 @@ def functions(path: Path) -> dict[str, ast.FunctionDef]:
 def declaration(function: ast.FunctionDef, path: Path) -> dict[str, Any] | None:
     """Return the arguments of a function's decorator `variant`, or None without one.
 
-    Raises JobError for an argument that isn't a literal.
+    Raises JobError for an argument that isn't a literal, and for a decorator without parentheses.
     """
-    calls = (node for node in function.decorator_list if isinstance(node, ast.Call))
-    call = next((call for call in calls if _name(call.func) == "variant"), None)
+    call = next((node for node in function.decorator_list if _name(getattr(node, "func", node)) == "variant"), None)
     if call is None:
         return None
+    if not isinstance(call, ast.Call):
+        raise JobError(f"{path.name}:{call.lineno}: write @variant() with parentheses")
     named = [("summary", value) for value in call.args[:1]]
     named += [(keyword.arg or "**", keyword.value) for keyword in call.keywords]
     arguments = {}
     for name, value in named:
         try:
-            if name != _EVALUATED_ON_RANKS:
+            if name != "unsupported_reason":  # only ranks need it
                 arguments[name] = ast.literal_eval(value)
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             raise JobError(
@@ -101,13 +96,14 @@ def declaration(function: ast.FunctionDef, path: Path) -> dict[str, Any] | None:
 def parsed_files(path: Path) -> dict[Path, ast.Module]:
     """Return the trees of a file and of the files beside it that it imports, directly or through others.
 
-    In a checkout, tpbench itself lies beside the file, and is left out. Raises JobError as `functions` does.
+    Checkouts of tpbench or of packages that it uses, which may lie beside the file, too, are left out. Raises JobError
+    as `functions` does.
     """
     trees = {path: _parsed(path)}
     waiting = [path]
     while waiting:
         names = {name.partition(".")[0] for node in ast.walk(trees[waiting.pop()]) for name in imported(node)}
-        new = [file for name in sorted(names - {"tpbench"}) for file in _beside(path, name) if file not in trees]
+        new = [file for name in sorted(names - _PACKAGES) for file in _beside(path, name) if file not in trees]
         trees |= {file: _parsed(file) for file in new}
         waiting += new
     return trees

@@ -36,6 +36,16 @@ KINDS: Mapping[str, type | tuple[type, ...]] = {
 """The arguments of `variant` that the launcher reads, with their types."""
 
 
+def require_kinds(declared: Mapping[str, Any], place: str) -> None:
+    """Raise JobError, which names the place, for an argument that `variant` lacks, and for a value of a wrong type."""
+    for argument, value in declared.items():
+        if argument not in KINDS:
+            raise JobError(f"{place}: {unknown('argument of @variant', argument, [*KINDS, 'unsupported_reason'])}")
+        texts = not isinstance(value, (tuple, list, set)) or all(isinstance(item, str) for item in value)
+        if not isinstance(value, KINDS[argument]) or not texts:
+            raise JobError(f"{place}: {argument}={value!r:.40} of @variant has the wrong type")
+
+
 @dataclass(frozen=True)
 class OutsideVariant:
     """A function of a file, as the launcher found it. All values are plain: a task has them."""
@@ -78,7 +88,8 @@ class OutsideVariant:
     def refusal(self, problem: Any, tp_size: int, dp_size: int = 1) -> str | None:
         """Load the code and return why it refuses the problem, or None. Only ranks call this."""
         if self.definition is None:
-            return source.refusal(self.load(), problem, tp_size)
+            reason = getattr(self.load(), source.REFUSAL, None)
+            return reason and reason(problem, tp_size)
         _, variant, problem = self.loaded(problem)
         complaint = _complaint(problem, tp_size, dp_size) if hasattr(problem, "check") else None
         return complaint or variant.unsupported_reason(problem, tp_size)
@@ -116,11 +127,23 @@ def _complaint(problem: Any, tp_size: int, dp_size: int) -> str | None:
     return found[0] if found else None
 
 
+_imported_files: dict[Path, Path] = {}
+"""Files that files of variants import in this process, by their paths relative to the variant's folder."""
+
+
 @functools.cache
 def load_module(path: Path, version: str) -> ModuleType:
-    """Run a file of that version, and return its module."""
+    """Run a file of that version, and return its module.
+
+    Raises RuntimeError if the file has changed, or if a file of another variant hides one that this file imports.
+    """
     if source.version(path) != version:
         raise RuntimeError(f"{path.name} changed after the sweep began: run it again with resume=true")
+    for file in source.parsed_files(path).keys() - {path}:
+        name = file.relative_to(path.parent)
+        if _imported_files.setdefault(name, file) != file:
+            others = f"another variant in this process imports a {name} from another folder"
+            raise RuntimeError(f"{path.name} imports {name}, and {others}: rename one, or run them in two sweeps")
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))  # last: a file beside it must not hide the standard library
     module = ModuleType(f"tpbench_file_{path.stem}")
@@ -207,12 +230,7 @@ def _declared(path: Path, name: str, functions: Mapping[str, ast.FunctionDef]) -
         example = f"{name}(problem, shard), not ({', '.join(positional)})"
         raise JobError(f"{place}: {name} must take two arguments, as {example}")
     declared = source.declaration(function, path) or {}
-    for argument, value in declared.items():
-        if argument not in KINDS:
-            raise JobError(f"{place}: {unknown('argument of @variant', argument, [*KINDS, 'unsupported_reason'])}")
-        texts = not isinstance(value, (tuple, list, set)) or all(isinstance(item, str) for item in value)
-        if not isinstance(value, KINDS[argument]) or not texts:
-            raise JobError(f"{place}: {argument}={value!r} of @variant has the wrong type")
+    require_kinds(declared, place)
     if (workload := declared.get("workload", NAMES[0])) not in workloads():
         raise JobError(f"{place}: {unknown('workload', workload, workloads())}")
     for option in declared.get("options", ()):

@@ -189,7 +189,9 @@ class OperationSession:
         for name, tensor in right.items():
             of_output = None if tensor.dtype == torch.float64 else tensor.dtype
             outputs[name] = Compared(got[name], tuple(tensor.shape), of_output, "output_error")
-        comparison = Comparison(outputs, {"output_error": limit}, gather_objects, self.rank.device, dtype)
+        least = str(least_precise([*self.inputs.values(), *got.values()])).removeprefix("torch.")
+        dtypes = dtype if least == dtype else f"{dtype}, and an output is {least}"
+        comparison = Comparison(outputs, {"output_error": limit}, gather_objects, self.rank.device, dtypes)
         for name in comparison.got:
             comparison.elements(name, relative_errors(got[name], right[name]), right[name])
         return comparison.verdict()
@@ -212,8 +214,9 @@ class OperationSession:
             dtype, device = self.dtype, self.rank.device
             tflops = self.rank.once("gemm", lambda: gemm_tflops(dtype, device, self.stopwatch))
             self.rates["gemm_tflops"], times["compute_ms"] = tflops, compute_ms(flops, tflops)
-        if sent and self.rank.world_size > 1 and not counted.wire_ms:
-            rate = self.rank.once("gather", lambda: gather_gb_per_s(self.rank.device, _all_ranks(), self.stopwatch))
+        world = dist.group.WORLD
+        if sent and world is not None and world.size() > 1 and not counted.wire_ms:
+            rate = self.rank.once("gather", lambda: gather_gb_per_s(self.rank.device, world, self.stopwatch))
             times |= {"wire_ms": sent / rate / 1e6, "wire_beside_memory": True}
         return replace(counted, bytes_moved=moved, bytes_communicated=sent, flops=flops, **times)
 
@@ -284,20 +287,17 @@ def _parameters(function: Callable[..., Any]) -> int:
     return len(inspect.signature(function).parameters)
 
 
-def _all_ranks() -> dist.ProcessGroup:
-    assert dist.group.WORLD is not None
-    return dist.group.WORLD
-
-
 def _computed(function: Callable[..., Any], *arguments: Any, twice: bool = True) -> dict[str, Tensor]:
     """Return the tensors that a function of a workload returns. Raises WrongReturn for anything else.
 
     `twice`: compute them again, and raise WrongReturn if they differ.
     """
-    first = {name: value.cpu() for name, value in _tensors(function, *arguments).items()} if twice else None
+    if not twice:
+        return _tensors(function, *arguments)
+    first = {name: value.cpu() for name, value in _tensors(function, *arguments).items()}
     values = _tensors(function, *arguments)
-    for name in {**(first or values), **values}:
-        if first and not (name in first and name in values and _same_bits(first[name], values[name].cpu())):
+    for name in first | values:
+        if not (name in first and name in values and _same_bits(first[name], values[name].cpu())):
             raise WrongReturn(function, f"{function.__name__} computes another {name} when it is called twice")
     return values
 

@@ -82,10 +82,12 @@ def test_only_a_pass_longer_than_the_budget_is_the_measurement(here: Rank, inter
 
 
 def test_a_profile_leaves_a_trace_of_one_more_iteration(here: Rank, tmp_path: Path) -> None:
-    with simulated_time() as time:
-        session = Sleeper(here, time, 0.001)
-        context = dataclasses.replace(cpu_context(here), folder=tmp_path)
-        _, columns = run(session, context, MeasureSettings(max_iterations=1, profile=True))
+    for folder in (tmp_path / "missing", tmp_path):
+        with simulated_time() as time:
+            session = Sleeper(here, time, 0.001)
+            context = dataclasses.replace(cpu_context(here), folder=folder)
+            _, columns = run(session, context, MeasureSettings(max_iterations=1, profile=True))
+        assert "time_ms" in columns and ("trace" in columns) == (folder == tmp_path)
     assert columns["trace"] == "trace_rank*.json.gz" and session.steps == 2 + 3 + 1 + 1 + 1
     trace = json.loads(gzip.decompress((tmp_path / "trace_rank0.json.gz").read_bytes()))
     assert trace["traceEvents"]

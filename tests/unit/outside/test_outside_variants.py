@@ -99,6 +99,7 @@ def test_spellings(value: str, folder: Path) -> None:
             "@variant(option=1)\ndef a(x, y): ...",
             "f.py:2: no argument of @variant is called option, did you ",
         ),
+        ("f.py:a", "@variant\ndef a(x, y): ...", "f.py:1: write @variant() with parentheses"),
         ("f.py:a", "@variant(options=OPTIONS)\ndef a(x, y): ...", "f.py:1: options of @variant must be a literal, "),
         ("f.py:a", "@variant(options={'x'})\ndef a(x, y): ...", "f.py:2: no option of entropy_loss is called x (valid"),
         ("f.py:a", "@variant(workload='x')\ndef a(x, y): ...", "f.py:2: no workload is called x (valid: "),
@@ -181,6 +182,10 @@ def test_the_ranks_load_the_code_and_refuse_what_it_refuses(folder: Path) -> Non
     assert found.refusal(EntropyLoss(tokens=8, vocab=40), 1) == "7"  # helper.py lies beside the file
     assert found.variant.prepare(None, 3) == 4
     (folder / "my_loss.py").write_text(FILE + "# edited")
+    Path("other.py").write_text(FILE)
+    Path("helper.py").write_text("NUMBER = 8\n")
+    with pytest.raises(RuntimeError, match=r"^other\.py imports helper\.py, and another variant in this process"):
+        from_file(Path("other.py"), "fast_tp").load()
     variant.load_module.cache_clear()  # as another process would see it
     with pytest.raises(RuntimeError, match=r"my_loss\.py changed after the sweep began: run it again with resume=true"):
         found.load()
@@ -199,10 +204,12 @@ def test_an_edit_makes_rows_stale(edited: str, folder: Path) -> None:
     assert decide([after], FACTS)[0].reason == reason
 
 
-def test_a_checkout_beside_the_file_is_no_part_of_it(folder: Path) -> None:
+def test_checkouts_beside_the_file_are_no_part_of_it(folder: Path) -> None:
+    (folder / "helper.py").write_text("NUMBER = 7\nimport torch")
     before = from_file(folder / "my_loss.py", "fast_tp")
-    (folder / "tpbench").mkdir()
-    (folder / "tpbench/__init__.py").write_text("import triton\n")
+    for package, text in (("tpbench", "import triton\n"), ("torch", "print 'Python 2'\n")):
+        (folder / package).mkdir()
+        (folder / package / "__init__.py").write_text(text)
     after = from_file(folder / "my_loss.py", "fast_tp")
     assert (after.version, after.variant.uses_triton) == (before.version, False)
 

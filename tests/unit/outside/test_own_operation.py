@@ -62,6 +62,9 @@ MISTAKES = {
     "my_op.py:21: TypeError: no argument of a variant is called needs_cuda, did you mean requires_cuda? (valid: ": (
         '@work.variant("copies")', '@work.variant("copies", needs_cuda=True)',
     ),
+    "my_op.py: copies: requires='numpy' of @variant has the wrong type": (
+        '@work.variant("copies")', '@work.variant("copies", requires="numpy")',
+    ),
     "my_op.py:21: TypeError: variant decorates a function (def), not <class '": (
         "def copies(problem, inputs, rank)", "class A:\n  def copies(problem, inputs, rank)",
     ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -139,11 +138,9 @@ def fast_llm(problem: EntropyLoss, shard: Shard) -> Step:
     It returns the mean loss and its gradient. Ranks all-reduce each row's maximum and sum of each distribution, and a
     part of its loss. `PYTHONPATH=CHECKOUT` is enough: the modules of the kernels need nothing else of Fast-LLM.
     """
-    if sys.version_info < (3, 12):
-        raise RuntimeError("Fast-LLM needs Python 3.12")
     divisor = float(rows_that_count(shard.target) if problem.from_labels else shard.tokens)
     options: dict[str, Any] = {"grad_output": 1.0, "group": shard.group, "divisor": divisor}
-    arguments = shard.logits, shard.target
+    arguments: tuple[Any, ...] = (shard.logits, shard.target)
     if problem.loss == "policy":  # its kernel has no divergence from a reference
         from fast_llm.functional.triton.grpo_loss import triton_grpo_loss_forward_backward as function
 

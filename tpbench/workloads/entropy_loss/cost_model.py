@@ -54,7 +54,7 @@ def size_of(values: Mapping[str, Any]) -> LossSize | None:
     return LossSize(**found)  # type: ignore[arg-type]
 
 
-REDUCING = ("torch_loss_parallel", "liger", "megatron", "torchtitan", "fast_llm")
+REDUCING = ("torch_loss_parallel", "liger", "megatron", "fast_llm")
 """Variants that all-reduce numbers of each row. All others gather such numbers from every rank."""
 
 

@@ -5,9 +5,10 @@ Each other project is called through its public interface. A variant is skipped 
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from tpbench.kernels import Loss
 from tpbench.settings import setting
@@ -36,11 +37,6 @@ class EntropyLoss(losses.LossProblem):
     compute_dtype: Literal["float32", "logits"] = setting(
         "float32", help="dtype in which torch's losses use the logits: float32, or the logits' own"
     )
-
-
-def _inputs_gib(job: Any) -> float | None:
-    size = COST_MODEL.size_of(job.flat())
-    return size and float(size.inputs_gib)
 
 
 WORKLOAD = Workload(
@@ -99,7 +95,7 @@ WORKLOAD = Workload(
         )
     },
     cost_model=lambda: COST_MODEL,
-    least_gib=_inputs_gib,
+    least_gib=lambda job: (size := COST_MODEL.size_of(job.flat())) and size.inputs_gib,
     reusable_process=True,
 )
 
@@ -128,6 +124,8 @@ def _gather(problem: EntropyLoss, tp_size: int) -> str | None:
 
 
 def _fast_llm(problem: EntropyLoss, tp_size: int) -> str | None:
+    if sys.version_info < (3, 12):
+        return "it needs Python 3.12"
     if problem.top_k or problem.kl_weight or problem.loss == "jsd":
         return "it has no top_k, no jsd, and no divergence from a reference policy"
     return uneven(problem, tp_size) if problem.from_labels else None

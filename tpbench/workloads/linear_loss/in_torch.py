@@ -1,4 +1,4 @@
-"""linear_gather, linear_loss_parallel, linear_compiled: the linear loss by torch's own functions and autograd."""
+"""The linear loss by torch's own functions and autograd: linear_gather, _torch, _loss_parallel and _compiled."""
 
 from __future__ import annotations
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from tpbench import packages
 from tpbench.settings import setting
 from tpbench.workloads import Option, Pivot, Study, Workload, losses
 from tpbench.workloads.losses import first_of, labels_on_one_rank
@@ -118,10 +117,13 @@ WORKLOAD = Workload(
 )
 
 
-def _release(package: str) -> tuple[int, ...]:
-    """Return the release numbers of an installed package: (2, 13, 0) of 2.13.0+cu130."""
-    numbers = importlib.metadata.version(package).split("+")[0].split(".")[:3]
-    return tuple(int(number) for number in numbers if number.isdigit())
+def _is_older(package: str, release: tuple[int, ...]) -> bool:
+    """Return whether a package is older than a release. A checkout on PYTHONPATH has no version, and isn't."""
+    try:
+        numbers = importlib.metadata.version(package).split("+")[0].split(".")[:3]
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return tuple(int(number) for number in numbers if number.isdigit()) < release
 
 
 def _liger(problem: LinearLoss, tp_size: int) -> str | None:
@@ -141,7 +143,7 @@ def _liger_cutedsl(problem: LinearLoss, tp_size: int) -> str | None:
 
 
 def _cce(problem: LinearLoss, tp_size: int) -> str | None:
-    if tp_size > 1 and packages.installed("cut_cross_entropy") and _release("cut_cross_entropy") < (25, 4, 3):
+    if tp_size > 1 and _is_older("cut_cross_entropy", (25, 4, 3)):
         return "its releases are for one GPU; 25.4.3, of cut-cross-entropy's repository, can shard the vocabulary"
     return losses.labels_only(problem, tp_size)
 
@@ -174,7 +176,7 @@ def _quack(problem: LinearLoss, tp_size: int) -> str | None:
 
 
 def _torch(problem: LinearLoss, tp_size: int) -> str | None:
-    return "it needs torch 2.13" if _release("torch") < (2, 13) else labels_on_one_rank(problem, tp_size)
+    return "it needs torch 2.13" if _is_older("torch", (2, 13)) else labels_on_one_rank(problem, tp_size)
 
 
 WORKLOAD.variant_of(

@@ -184,15 +184,16 @@ class LossOracle(ABC):
 
     def _policy(self, logprob: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
         """Return each row's policy loss and its derivative by the label's log-probability."""
-        old, advantages, *reference = (values[rows].double() for values in self.shard.rows.values())
-        ratio = (logprob - old).exp()
+        given = {name: values[rows].double() for name, values in self.shard.rows.items()}
+        ratio, advantages = (logprob - given["old_logprobs"]).exp(), given["advantages"]
         is_clipped = torch.where(advantages > 0, ratio > 1 + CLIP[1], ratio < 1 - CLIP[0]) & (advantages != 0)
         bound = ratio.clamp(1 - CLIP[0], 1 + CLIP[1])
         loss = -torch.where(is_clipped, bound, ratio) * advantages
         slope = -(ratio * advantages).masked_fill(is_clipped, 0.0)
-        for ref in reference:
-            loss += self.problem.kl_weight * ((ref - logprob).expm1() - (ref - logprob))
-            slope -= self.problem.kl_weight * (ref - logprob).expm1()
+        if self.problem.kl_weight:
+            difference = given["ref_logprobs"] - logprob
+            loss += self.problem.kl_weight * (difference.expm1() - difference)
+            slope -= self.problem.kl_weight * difference.expm1()
         return loss.where(self.counts[rows], 0.0), slope
 
     def entropies(self, log_p: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import PackageNotFoundError
 from typing import Any
 
 import pytest
@@ -49,13 +50,19 @@ def test_problems_that_a_peer_does_not_do(name: str, fields: dict[str, Any], tp_
 
 
 @pytest.mark.parametrize(
-    ("version", "able"), [("25.1.1", False), ("25.4.2", False), ("25.4.3", True), ("25.6.4", True)]
+    ("version", "able"), [("25.1.1", False), ("25.4.2", False), ("25.4.3", True), ("25.6.4", True), (None, True)]
 )
 def test_cut_cross_entropy_shards_the_vocabulary_from_a_version_on(
-    monkeypatch: pytest.MonkeyPatch, version: str, able: bool
+    monkeypatch: pytest.MonkeyPatch, version: str | None, able: bool
 ) -> None:
-    monkeypatch.setattr("tpbench.packages.installed", lambda name: True)
-    monkeypatch.setattr("importlib.metadata.version", lambda name: version)
+    """A checkout on PYTHONPATH has no version."""
+
+    def version_of(package: str) -> str:
+        if version is None:
+            raise PackageNotFoundError(package)
+        return version
+
+    monkeypatch.setattr("importlib.metadata.version", version_of)
     reason_of = WORKLOAD.variants["linear_cce"].unsupported_reason
     assert (reason_of(problem(), 2) is None) == able
     assert reason_of(problem(), 1) is None
