@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.config_loader import ConfigLoader
+from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 HYDRA_MODULE = "hydra_plugins.tpbench"
 """Module name of the plugins for Hydra, which accepts only plugins in the package `hydra_plugins`."""
 
+ConfigStore.instance().store("all", {"variant": "all"}, "variant", "_global_")  # see SweepComposer.variants_of
+
 
 class TorchrunLauncher(Launcher):
     """`hydra/launcher=torchrun`: plan the whole sweep, then run one torchrun per job on this host."""
@@ -70,7 +73,9 @@ class TorchrunLauncher(Launcher):
             raise JobError("hydra.job.chdir=true: every path counts from the folder in which tpbench starts")
         # A field that an experiment sweeps, and that the command line sets too, has two overrides: the last one counts.
         single = ({line.lstrip("+").partition("=")[0]: line for line in lines} for lines in job_overrides)
-        forced = (arguments.accepted_by_hydra([*lines.values()]) for lines in single)
+        forced = [arguments.accepted_by_hydra([*lines.values()]) for lines in single]
+        all_lines = dict.fromkeys(line for lines in forced for line in lines)
+        arguments.check_each(arguments.parse_overrides([*all_lines]))
         jobs = dict.fromkeys(job for lines in forced for job in self.composer.variants_of(lines))
         requests = [
             Request(index, self.composer.values(lines, index), arguments.chosen_fields(lines))
@@ -112,13 +117,14 @@ class SweepComposer:
 
     def variants_of(self, lines: Sequence[str]) -> list[tuple[str, ...]]:
         """Return these overrides for each variant that they mean: `all` means those of the workload of the shape."""
-        if "variant=all" not in lines:
+        own = next((line for line in lines if line.startswith("variant=")), f"variant={self.sweep.get('variant')}")
+        if own != "variant=all":
             return [tuple(lines)]
         # Fields of the workload cannot be composed, because this choice of a variant has no workload.
         choices = [line for line in lines if line.lstrip("+").partition("=")[0] in GROUPS]
         workload = self.compose(self.sweep, choices).get("shape_workload")
         names = [name for name, (owner, _) in variants().items() if owner.name == workload]
-        return [tuple(f"variant={name}" if line == "variant=all" else line for line in lines) for name in names]
+        return [(*(line for line in lines if line != own), f"variant={name}") for name in names]
 
     def values(self, lines: Sequence[str], index: int) -> dict[str, Any]:
         """Return the plain values of the cell. Raises JobError if a value refers to another one that does not exist."""
@@ -150,6 +156,8 @@ def _difference(name: str, value: object, other_name: str, other: object) -> int
 def _check_roots(config: Any, choices: Mapping[str, Any]) -> None:
     """Raise JobError if a configuration file has a group at its root, where it selects no file. `choices`: Hydra's."""
     for group in ("shape", "model", "measure", "experiment"):
+        if isinstance(config.get(group), DictConfig):
+            raise JobError(f"{group}={choices.get(group)}: its file must begin with the line `# @package _global_`")
         if config.get(group) not in (None, choices.get(group)):
             raise JobError(f"`{group}:` at the root of a file selects nothing: choose it in the file's `defaults:`")
 

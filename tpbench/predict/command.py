@@ -17,8 +17,8 @@ from tpbench.files import explained
 from tpbench.job import Job
 from tpbench.predict.answer import Answer, as_json, text
 from tpbench.predict.cells import MeasuredCell, MeasuredCells, measured
-from tpbench.predict.memory import KNOWN_GPUS, find_target
 from tpbench.predict.model import COUNTED, TIMES, VariantModel, leave_out, models
+from tpbench.predict.target import KNOWN_GPUS, find_target
 from tpbench.report.command_line import ReportParser, read_rows
 from tpbench.settings import JobError
 from tpbench.suggestions import unknown
@@ -26,7 +26,7 @@ from tpbench.tables import MISSING, aligned_lines
 from tpbench.workloads import Workload, workloads
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Run the command. Return 1 if a validation misses its aims, and 2 for a question that cannot be answered."""
     try:
         workload = next(each for each in workloads().values() if each.cost_model)

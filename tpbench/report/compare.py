@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
         named = ", ".join(lost[:_SHOWN]) + ", ..." * (len(lost) > _SHOWN)
         missing = f"{counted(len(lost), 'cell')} measured before and missing after, so this is no pass"
         print(f"report: {missing}: {named} (--allow-missing accepts that)", file=sys.stderr)
-    return int(bool(lost) or any(change.fails() for change in found))
+    return int(bool(lost) or any(change.fails for change in found))
 
 
 def comparison_document(comparison: Comparison) -> Document:
@@ -73,7 +73,7 @@ def comparison_document(comparison: Comparison) -> Document:
     shared = [note for note in noted[0] if all(note in notes for notes in noted)] if len(noted) > 1 else []
     ordered = sorted(
         comparison.changes,
-        key=lambda change: (not change.fails(), not change.ratio, worse * (change.ratio.value if change.ratio else 0)),
+        key=lambda change: (not change.fails, not change.ratio, worse * (change.ratio.value if change.ratio else 0)),
     )
     columns = (
         "cell", "verdict", "ratio", "low", "high", f"before {shown.name}", f"after {shown.name}", "p", "rows before",
@@ -85,7 +85,7 @@ def comparison_document(comparison: Comparison) -> Document:
 
 
 def _cells(change: CellChange, comparison: Comparison, shared: Sequence[str]) -> list[TableCell | str]:
-    kind = "bad" if change.fails() else "best" if change.verdict in (changes.FASTER, changes.BETTER) else ""
+    kind = "bad" if change.fails else "best" if change.verdict in (changes.FASTER, changes.BETTER) else ""
     ratio, write = change.ratio, comparison.metric.write
     notes = [note for note in change.notes if note not in shared or not ratio]
     bounds = (ratio.value, ratio.low, ratio.high) if ratio else (None, None, None)

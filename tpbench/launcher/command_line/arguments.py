@@ -9,12 +9,11 @@ import math
 import re
 import shlex
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from hydra._internal.utils import get_args_parser
-from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override, RangeSweep
 from hydra.errors import OverrideParseException
@@ -112,21 +111,9 @@ def rewritten(arguments: Sequence[str]) -> list[str]:
     """Return a command line with the names and numbers that Hydra and its files know.
 
     A file of a variant becomes its name in rows (which is remembered), and a model's id or folder the fields `model` or
-    `model_dir`. Raises JobError with a line for each value that cannot be used.
+    `model_dir`. Raises JobError for a value that cannot be used.
     """
     words: list[str] = []
-    errors: list[str] = []
-
-    def variant(choice: re.Match[str]) -> str:
-        if choice[0] == "all":  # only the composed cell tells the workload of these variants
-            ConfigStore.instance().store("all", {"variant": "all"}, "variant", "_global_")
-            return "all"
-        try:
-            return name_in_rows(choice[0])
-        except JobError as error:
-            errors.append(str(error))
-            return choice[0]
-
     for argument in arguments:
         name, equals, value = argument.partition("=")
         if name in ("model", "model_dir", "output_dir"):  # Hydra's grammar has no ~
@@ -136,13 +123,11 @@ def rewritten(arguments: Sequence[str]) -> list[str]:
         elif _THOUSANDS.fullmatch(value):
             raise JobError(f"{argument}: a number has no comma: write {name}={value.replace(',', '')}")
         if name == "variant":
-            value = _CHOICE.sub(variant, value)
+            value = _CHOICE.sub(lambda choice: name_in_rows(choice[0]), value)
         if name == "model" and ("/" in value or ".py:" in value):
             words += _model_and_folders(value, arguments)
         else:
             words.append(f"{name}{equals}{value}")
-    if errors:
-        raise JobError("\n".join(dict.fromkeys(errors)))
     own = [variant.workload for variant in command_line_variants.values() if variant.definition]
     if own and not any(word.startswith("shape=") for word in words):
         words.append(f"shape={own[0]}")  # the shape of a workload from outside
@@ -195,15 +180,22 @@ def check_overrides(arguments: Sequence[str]) -> None:
         if not rest.isprintable():
             raise JobError(f"an argument has characters that a terminal does not print: {printable(argument)}")
     parsed, unrecognised = parse_options(arguments)
-    errors = [f"no such option: {each} (python -m tpbench --help lists them)" for each in unrecognised]
+    if unrecognised:
+        raise JobError(
+            "\n".join(f"no such option: {each} (python -m tpbench --help lists them)" for each in unrecognised)
+        )
     overrides = parse_overrides(parsed.overrides)
     # An experiment is a sweep without -m.
     sweeps = parsed.multirun or any(each.key_or_group in ("experiment", "hydra.mode") for each in overrides)
-    errors += [error for each in overrides for error in _errors(each, sweeps)]
-    if errors:
-        raise JobError("\n".join(dict.fromkeys(errors)))
+    check_each(overrides, sweeps)
     if (cells := math.prod(map(_count, overrides))) > MAX_CELLS:
         raise JobError(f"this sweep has {cells} cells; one sweep has at most {MAX_CELLS}: divide it into several")
+
+
+def check_each(overrides: Iterable[Override], sweeps: bool = True) -> None:
+    """Raise JobError with a line for each mistake in overrides, of the command line or of a file. See `_errors`."""
+    if errors := [error for each in overrides for error in _errors(each, sweeps)]:
+        raise JobError("\n".join(dict.fromkeys(errors)))
 
 
 def parse_overrides(arguments: Sequence[str]) -> list[Override]:
@@ -261,10 +253,14 @@ def _errors(override: Override, sweeps: bool) -> list[str]:
         errors.append(f"{line} removes what every job needs: write {key}=VALUE")
     if key == "workload":
         errors.append("a workload is chosen by its variant and shape (python -m tpbench list WORKLOAD shows them)")
-    if key in GROUPS and isinstance(values := override.value(), list):
-        errors.append(f"{line}: write several values as -m {key}={','.join(map(str, values))}")
-    elif key in GROUPS and (values is None or isinstance(values, dict)):
+    value = override.value()
+    if key in GROUPS and isinstance(value, list):
+        several = ",".join(map(str, value))
+        errors.append(f"{line}: write several values as -m {key}={several} (in an experiment: {key}: {several})")
+    elif key in GROUPS and (value is None or isinstance(value, dict)):
         errors.append(f"{line} is no choice (python -m tpbench list shows them)")
+    if key == "variant" and isinstance(value, str) and ".py:" in value and value not in command_line_variants:
+        errors.append(f"variant={value}: only the command line may name a file, not a configuration file")
     if "." in key and not of_hydra:
         errors.append(f"{line}: no field has a dot in its name: write {key.rpartition('.')[2]}=VALUE")
     if key == "experiment" and not override.is_add():

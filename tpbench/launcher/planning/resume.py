@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tpbench.launcher.planning.plan import Cell
-from tpbench.results.current_rows import MEASURED, changes, is_replaced_by
+from tpbench.results.current_rows import MEASURED, differing_columns, is_replaced_by
 from tpbench.results.read import load, plain_rows
 
 
@@ -55,10 +55,11 @@ def _decide(cell: Cell, rows: Sequence[Mapping[str, Any]], facts: Mapping[str, A
     """Return the decision on a cell from its rows, the newest last."""
     if not rows:
         return ResumeDecision("missing: has no row yet")
-    current = [row for row in rows if not changes(row, facts)]
+    current = [row for row in rows if not differing_columns(row, facts)]
     if not current:
         last = rows[-1]
-        changed = (f"{name} was {last[name] or 'none'}, is {facts[name] or 'none'}" for name in changes(last, facts))
+        names = differing_columns(last, facts)
+        changed = (f"{name} was {last[name] or 'none'}, is {facts[name] or 'none'}" for name in names)
         return ResumeDecision(f"stale: {', '.join(changed)}")
     measured = [row for row in current if row["status"] in MEASURED]
     row = (measured or current)[-1]

@@ -20,11 +20,12 @@ from tpbench.measure.ranks import gather_number
 from tpbench.measure.rates import compute_ms, gemm_tflops
 from tpbench.measure.session import Context, Costs, IterationSchedule, Verdict
 from tpbench.workloads import Variant
+from tpbench.workloads.sizes import ITEM_BYTES
 from tpbench.workloads.step import require
 from tpbench.workloads.train_step.estimates import bytes_communicated, flops_per_token, parameters, step_flops
 from tpbench.workloads.train_step.model.inputs import Batch, replica_batches
 from tpbench.workloads.train_step.oracle import compute_reference
-from tpbench.workloads.train_step.problem import ITEM_BYTES, PHASES, TrainStep
+from tpbench.workloads.train_step.problem import PHASES, TrainStep
 from tpbench.workloads.train_step.training.trainer import MarkPhase, Trainer, ignore_phase
 from tpbench.workloads.train_step.workload import WORKLOAD
 
