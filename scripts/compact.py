@@ -5,7 +5,7 @@ import sys
 
 import _checkout  # noqa: F401  finds the package below
 
-from tpbench.results.compact import main
+from tpbench.console import information
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(information(["compact", *sys.argv[1:]]))

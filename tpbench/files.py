@@ -1,14 +1,12 @@
-"""Files that are whole and survive a power cut, or do not exist, and locks on files."""
+"""Files that are whole and survive a power cut, or do not exist."""
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 from pathlib import Path
 
 _NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EBADF}
-_HELD_BY_ANOTHER = {errno.EACCES, errno.EAGAIN}
 
 
 def explained(error: Exception) -> str:
@@ -52,28 +50,3 @@ def sync_folder(folder: Path) -> None:
             raise
     finally:
         os.close(descriptor)
-
-
-def lock(descriptor: int, byte: int | None = None) -> bool:
-    """Lock an open file, or one byte of it. Return False if another process has the lock.
-
-    A lock on a file also belongs to the processes that inherit the descriptor, and ends with the last of them. A lock
-    on a byte belongs to this process alone, and works between the hosts of a network file system. The kernel drops the
-    locks of a process that ends, however it ends. Raises OSError where the file system has no locks.
-    """
-    operation = fcntl.LOCK_EX | fcntl.LOCK_NB
-    try:
-        if byte is None:
-            fcntl.flock(descriptor, operation)
-        else:
-            fcntl.lockf(descriptor, operation, 1, byte)
-    except OSError as error:
-        if error.errno not in _HELD_BY_ANOTHER:
-            raise OSError(error.errno, f"this file system has no locks: {error.strerror}") from None
-        return False
-    return True
-
-
-def unlock(descriptor: int, byte: int) -> None:
-    """Drop this process's lock on one byte of a file."""
-    fcntl.lockf(descriptor, fcntl.LOCK_UN, 1, byte)

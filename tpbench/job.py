@@ -15,6 +15,7 @@ from typing import Any, Literal
 from tpbench.measure.kernels_version import kernels_version
 from tpbench.measure.session import Context, MeasureSettings, Session
 from tpbench.outside.variant import OutsideVariant
+from tpbench.packages import versions
 from tpbench.settings import JobError, defaults, parse, setting, spelled, user_path
 from tpbench.suggestions import unknown
 from tpbench.workloads import Variant, Workload, cached_until_registered, variants, workloads
@@ -64,6 +65,15 @@ class Job:
         """Version of the kernels of tpbench that this job runs, or None if it runs none."""
         files = self.outside.files if self.outside else filter(None, [self.implementation.file])
         return kernels_version(tuple(files)) if self.uses_triton else None
+
+    @property
+    def software(self) -> dict[str, str | None]:
+        """Columns of the versions that can change this job's result, beside torch's and triton's."""
+        return {
+            "kernels_version": self.kernels_version,
+            "variant_version": self.outside.version if self.outside else None,
+            "package_versions": versions(self.implementation.requires),
+        }
 
     @property
     def interpreted(self) -> bool:
@@ -116,9 +126,8 @@ NOT_IN_KEY = ("output_dir", "timeout_s")
 """Fields that cannot change a result: where rows go, and when to give up."""
 _PARTS = ("measure", "problem", "outside")
 """Fields that hold fields of their own."""
-PROFILES = {"profile", "profiler"}
 _MEASURE_DEFAULTS = defaults(MeasureSettings)
-_STOP_RULE = _MEASURE_DEFAULTS.keys() - {"graph", *PROFILES}
+_STOP_RULE = _MEASURE_DEFAULTS.keys() - {"graph", "profile", "profiler"}
 """Settings of a measurement that a workload with a fixed number of iterations doesn't have."""
 UNUSED_IF_SCHEDULED = frozenset(_STOP_RULE - {"fresh"})
 """Settings that a workload with a fixed number of iterations ignores. It refuses `fresh`."""
@@ -231,7 +240,7 @@ def _no_such_field(workload: Workload, name: str, valid: Collection[str], topic:
         )
     if others := [other.name for other in workloads().values() if name in field_names(other)]:
         return f"no field of {workload.name} is called {name}: leave it out (it is a field of {', '.join(others)})"
-    return unknown(f"field of {workload.name}", name, valid, f"python -m tpbench list {topic}")
+    return unknown(f"field of {workload.name}", name, {*valid, "shape", "variant"}, f"python -m tpbench list {topic}")
 
 
 def _holds(trait: bool | Callable[[Any], bool], problem: Any) -> bool:

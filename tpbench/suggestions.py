@@ -21,14 +21,11 @@ SYNONYMS = {
 }
 """Usual words for a value, each with its name here. Their spelling is not similar, or similar to a wrong name."""
 
-_SIMILAR = 0.6
-"""Least similarity of a name that is suggested, from 0 to 1 (difflib)."""
-
 
 def nearest(name: str, valid: Iterable[str], most: int = 1) -> str:
     """Return `, did you mean X?` with at most so many names, or nothing if no valid name is close."""
     valid = list(valid)
-    close = [] if name.isdigit() else difflib.get_close_matches(name, valid, n=most, cutoff=_SIMILAR)
+    close = [] if name.isdigit() else difflib.get_close_matches(name, valid, n=most)
     close = close or [word for word in valid if len(name) >= 4 and name in word.replace("_", " ").split()][:most]
     close = [word for word in valid if word.startswith(f"{name} ")][:most] or close
     if (meant := SYNONYMS.get(name.lower())) in valid:

@@ -9,14 +9,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import tpbench
 from tpbench import packages
-from tpbench.launcher.options import read_choice
+from tpbench.launcher.options import CONF, read_choice
 from tpbench.settings import JobError, spelled
 from tpbench.suggestions import unknown
 from tpbench.workloads import NAMES, Variant, Workload, variants, workloads
 
-CONF = Path(tpbench.__file__).resolve().parent / "conf"
 folders = [CONF]
 """Folders of configuration files. `list` adds those of its options."""
 AVAILABLE = "yes"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import textwrap
 import typing
 from collections.abc import Collection, Mapping, Sequence
@@ -12,7 +13,7 @@ from tpbench import packages
 from tpbench.console import choices
 from tpbench.console.choices import Entry, choice, names, sections_of, shapes
 from tpbench.job import Job, parse_job, unsupported_reason
-from tpbench.launcher.options import GROUPS, SweepOptions, unknown_choice
+from tpbench.launcher.options import CONF, GROUPS, SweepOptions, unknown_choice
 from tpbench.launcher.slurm.cluster import SlurmSettings
 from tpbench.measure import machine
 from tpbench.measure.session import MeasureSettings
@@ -202,7 +203,7 @@ def _of_variant(name: str, workload: Workload, variant: Variant, gpus: int) -> l
         fields, command = _field_lines(workload.problem, values, variant.options), example_command(workload, supported)
     lines = [f"  {variant.summary}", *(f"  {label} {text}" for label, text in facts.items() if text)]
     heading = "Its options, beside the fields of every job:" if fields else "It has no options of its own."
-    return [*lines, "", heading, *fields, "", f"python -m tpbench variant={name} {command}"]
+    return [*lines, "", heading, *fields, "", f"python -m tpbench {shlex.quote(f'variant={name}')} {command}"]
 
 
 def _composed(variant: str) -> dict[str, Any]:
@@ -210,7 +211,7 @@ def _composed(variant: str) -> dict[str, Any]:
     import hydra
     from omegaconf import OmegaConf
 
-    with hydra.initialize_config_dir(str(choices.CONF), version_base="1.3"):
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         values: Any = OmegaConf.to_container(hydra.compose("config", [f"variant={variant}", "~shape"]))
     return dict(values)
 

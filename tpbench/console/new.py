@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -40,10 +41,11 @@ def main(arguments: Sequence[str]) -> int:
     assert found is not None
     what = f"the function {found.function}, a variant of {workload}. It is correct as it is; make it faster."
     example = example_command(found.of_workload, [entry.name for entry in shapes(0, found.of_workload.name)])
-    command = f"variant={variants[0]} {example}  # check and time it"
+    variant = shlex.quote(f"variant={variants[0]}")
+    command = f"{variant} {example}  # check and time it"
     if workload == OPERATION:
         what = "an operation with two variants. `python -m tpbench docs own_operation` explains it."
-        command = f"-m variant={','.join(variants)} {OWN_SIZE}  # check, time and compare them"
+        command = f"-m {shlex.quote('variant=' + ','.join(variants))} {OWN_SIZE}  # check, time and compare them"
     print(f"{file}: {what}\n\n  python -m tpbench {command}")
-    print(f"  python -m tpbench list variant={variants[0]}  # what tpbench reads from the file")
+    print(f"  python -m tpbench list {variant}  # what tpbench reads from the file")
     return 0

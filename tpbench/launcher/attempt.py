@@ -15,7 +15,6 @@ from typing import Any
 
 from tpbench.job import Job
 from tpbench.launcher.planning.plan import Cell
-from tpbench.packages import versions
 from tpbench.results.read import load_row
 from tpbench.results.schema import COMMON_COLUMNS, RowError, all_columns
 from tpbench.results.write import RowExists, row_path, write_row
@@ -157,10 +156,8 @@ def new_task(job: Job, folder: Path, **columns: Any) -> Task:
         "key": job.key,
         "world_size": job.world_size,
         "interpreted": job.interpreted,
-        "kernels_version": job.kernels_version,
-        "variant_version": job.outside.version if job.outside else None,
+        **job.software,
         "workload_definition": json.dumps(job.workload.definition) if job.workload.definition else None,
-        "package_versions": versions(job.implementation.requires),
         "job": json.dumps(flat, sort_keys=True),
         **job.workload.planned_columns(job),
     }

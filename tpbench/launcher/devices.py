@@ -5,18 +5,20 @@ The kernel drops a lock when the last process that holds it ends: the launcher, 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpbench import files
 from tpbench.job import Job
 from tpbench.measure.machine import visible_gpus
 from tpbench.settings import JobError
 
 FOLDER = Path("/tmp/tpbench-devices")
 """Folder of the lock files. All users of the host share it, so it does not depend on a user's TMPDIR."""
+
+_EXCLUSIVE = fcntl.LOCK_EX | fcntl.LOCK_NB
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,11 @@ def _lock(uuid: str) -> int | None:
         FOLDER.mkdir(mode=0o1777, exist_ok=True)
         # fs.protected_regular forbids O_CREAT for a file of another user.
         file = os.open(path, flags if path.exists() else flags | os.O_CREAT, 0o666)
-        if files.lock(file):
-            return file
+        fcntl.flock(file, _EXCLUSIVE)  # also of the processes that inherit the file; ends with the last of them
+        return file
+    except BlockingIOError:
+        os.close(file)
+        return None
     except OSError as error:
         raise JobError(
             f"{path} cannot be locked ({error.strerror}): sweeps share GPUs by locks in {FOLDER}, so all users of "
@@ -71,15 +76,14 @@ def _lock(uuid: str) -> int | None:
         ) from None
     finally:
         os.umask(old)
-    os.close(file)
-    return None
 
 
 class CellLocks:
     """Locks on cells, so that sweeps that run at the same time on one output folder do not run a cell twice.
 
-    Each lock is one byte of a hidden file, which all cells of an output folder share. Without such a file, on a file
-    system without locks, every lock is free. The end of this process drops all.
+    Each lock is one byte of a hidden file, which all cells of an output folder share. It works between the hosts of a
+    network file system, and belongs to this process alone, whose end drops it. Without such a file, or on a file system
+    without locks, every lock is free.
     """
 
     def __init__(self, output_dirs: Iterable[str]) -> None:
@@ -91,11 +95,15 @@ class CellLocks:
 
     def acquire(self, job: Job) -> bool:
         """Lock the cell. Return False if another live sweep holds its lock."""
-        with contextlib.suppress(KeyError, OSError):
-            return files.lock(self._files[job.output_dir], int(job.key[:15], 16))
+        try:
+            fcntl.lockf(self._files[job.output_dir], _EXCLUSIVE, 1, int(job.key[:15], 16))
+        except (BlockingIOError, PermissionError):
+            return False
+        except (KeyError, OSError):
+            pass  # no file, or no locks
         return True
 
     def release(self, job: Job) -> None:
         """Unlock the cell."""
         with contextlib.suppress(KeyError, OSError):
-            files.unlock(self._files[job.output_dir], int(job.key[:15], 16))
+            fcntl.lockf(self._files[job.output_dir], fcntl.LOCK_UN, 1, int(job.key[:15], 16))

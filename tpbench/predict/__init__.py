@@ -4,5 +4,5 @@ The modules, in the order of a first reading:
 
 - `command` is `scripts/predict.py`, and `answer` prints what it answers.
 - `cells` reads what was measured, and `model` fits the terms of a workload's cost model to it.
-- `memory` is the GPU in question and what it has free.
+- `target` is the GPU in question.
 """

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tpbench.predict.memory import LARGEST_ERROR, RESERVE_GIB, Estimate, Target
-from tpbench.predict.model import ERROR_BAR_SHARE, TIMES, Prediction
+from tpbench.predict.model import ERROR_BAR_SHARE, LARGEST_ERROR, TIMES, Estimate, Prediction
+from tpbench.predict.target import RESERVE_GIB, Target
 from tpbench.report.analysis.metrics import number, ratio_text
 from tpbench.tables import MISSING, aligned_lines
 from tpbench.workloads.cost_model import Question
@@ -141,7 +141,7 @@ def _fastest(fitting: Sequence[Prediction], others: Sequence[Prediction], free: 
     if not fitting:
         known = [prediction for prediction in others if prediction.peak_gib.known]
         if not known:
-            return "No memory is known well enough"
+            return "No memory is known well enough: measure more sizes, or name more rows with --rows"
         smallest = min(known, key=lambda prediction: prediction.needed_gib)
         needed = f"{smallest.label}, takes {number(smallest.needed_gib)} GiB with its inputs"
         return f"No variant surely fits into {number(free)} GiB: the smallest, {needed}"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from tpbench.predict.memory import KNOWN_GPUS, known_gpu
+from tpbench.predict.target import KNOWN_GPUS, known_gpu
 from tpbench.report.analysis.grid import arrange_rows
 from tpbench.report.analysis.records import caveat_mark
 from tpbench.settings import JobError

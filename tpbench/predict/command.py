@@ -17,8 +17,8 @@ from tpbench.files import explained
 from tpbench.job import Job
 from tpbench.predict.answer import Answer, as_json, text
 from tpbench.predict.cells import MeasuredCell, MeasuredCells, measured
-from tpbench.predict.memory import KNOWN_GPUS, find_target
 from tpbench.predict.model import COUNTED, TIMES, VariantModel, leave_out, models
+from tpbench.predict.target import KNOWN_GPUS, find_target
 from tpbench.report.command_line import ReportParser, read_rows
 from tpbench.settings import JobError
 from tpbench.suggestions import unknown
@@ -26,7 +26,7 @@ from tpbench.tables import MISSING, aligned_lines
 from tpbench.workloads import Workload, workloads
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Run the command. Return 1 if a validation misses its aims, and 2 for a question that cannot be answered."""
     try:
         workload = next(each for each in workloads().values() if each.cost_model)
@@ -104,16 +104,17 @@ def _answers(
         problem = workload.problem(**{name: value for name, value in values.items() if name != "tp_size"})
         if complaints := problem.check(size.tp_size, 1):
             raise JobError("\n".join(complaints))
-        able = {
-            label: model
-            for label, model in fitted.items()
-            if size.kind in {cell.size.kind for cell in model.cells}
-            and not workload.variants[label.split()[0]].unsupported_reason(problem, size.tp_size)
-        }
-        chosen = _chosen(able, options)
-        if not chosen:
+        measured_kinds = {label: {cell.size.kind for cell in model.cells} for label, model in fitted.items()}
+        able = {label: model for label, model in fitted.items() if size.kind in measured_kinds[label]}
+        if not able:
             raise JobError(f"{size.kind} was not measured on {cells.gpu}")
-        predictions = [model(size, target.slowdown) for model in chosen.values()]
+        predictions = []
+        for label, model in _chosen(able, options).items():
+            refusal = workload.variants[label.split()[0]].unsupported_reason(problem, size.tp_size)
+            if refusal and options.variant:
+                raise JobError(f"{label} cannot run {size}: {refusal}")
+            if not refusal:
+                predictions.append(model(size, target.slowdown))
         answers.append(Answer(size, predictions, target, cells.cost_model.question))
     return answers
 

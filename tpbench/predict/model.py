@@ -19,7 +19,7 @@ import pandas as pd
 from scipy import optimize
 
 from tpbench.predict.cells import MeasuredCell, MeasuredCells
-from tpbench.predict.memory import RESERVE_GIB, SAME_SHARE, Estimate
+from tpbench.predict.target import RESERVE_GIB, SAME_SHARE
 from tpbench.report.analysis.metrics import number
 from tpbench.workloads.cost_model import CostModel, ProblemSize, Terms
 
@@ -31,6 +31,8 @@ TIMES = ("time_ms", "device_ms")
 COUNTED = ("peak_gib", "bytes_communicated")
 TOLERANCE = 1e-3
 """Share of a problem's terms that may lie outside what the measured cells determine."""
+LARGEST_ERROR = 0.5
+"""A number with a larger relative error is called unknown."""
 
 _Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -79,6 +81,33 @@ def fit(cells: Sequence[Terms], values: Sequence[float], explained: Sequence[flo
     _, singular, directions = np.linalg.svd(matrix / scales, full_matrices=False)
     coefficients = dict(zip(names, (solution / scales).tolist(), strict=True))
     return Fit(coefficients, scales, directions[singular > TOLERANCE * singular.max()])
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with its error bar."""
+
+    value: float
+    error: float
+    """As a share of the value. Infinite: the value is unknown."""
+
+    @property
+    def low(self) -> float:
+        return self.value / (1 + self.error)
+
+    @property
+    def high(self) -> float:
+        return self.value * (1 + self.error)
+
+    @property
+    def known(self) -> bool:
+        """False if the error bar is so wide that the value says nothing."""
+        return self.error <= LARGEST_ERROR
+
+    def as_object(self) -> dict[str, float] | None:
+        """Return the number and its error bar for JSON, or None if it is unknown."""
+        bounds = {"value": self.value, "low": self.low, "high": self.high, "known": self.known}
+        return bounds if math.isfinite(self.error) else None
 
 
 @dataclass(frozen=True)
@@ -171,8 +200,8 @@ class VariantModel:
         errors = {name: stretch * float(known[name]) for name in (*TIMES, "peak_gib")}
         values = {name: self.value(name, size, slowdown or 1.0) for name in (*TIMES, *COUNTED, "communication_ms")}
         # No row has the time of the collectives alone: all of the device time's error may be theirs.
-        part, whole = values["communication_ms"], values["device_ms"] or 0.0
-        errors["communication_ms"] = errors["device_ms"] * whole / part if part else 0.0
+        part, whole = values["communication_ms"], values["device_ms"]
+        errors["communication_ms"] = errors["device_ms"] * (whole or math.inf) / part if part else 0.0
         errors |= {name: math.inf for name in errors if values[name] is None}
         estimates = {name: Estimate(values[name] or 0.0, error) for name, error in errors.items()}
         times = estimates if slowdown else {}

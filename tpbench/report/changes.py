@@ -95,8 +95,9 @@ class CellChange:
             return self.ratio is not None or self.before is not None
         return self.verdict not in (INCOMPARABLE, GONE, ADDED)
 
+    @property
     def fails(self) -> bool:
-        """Return true if this change makes the command fail."""
+        """True if this change makes the command fail."""
         return self.verdict in (SLOWER, WORSE, FAILS)
 
 
@@ -248,7 +249,7 @@ def stack(row: Record) -> tuple[Any, ...]:
 
 def rows_by_cell(frame: pd.DataFrame) -> dict[CellIdentity, dict[Any, list[Record]]]:
     """Return the rows of each cell by hardware, oldest first. Failures beside a measurement are left out."""
-    frame = records.comparable(frame)
+    frame = records.with_graph_memory(frame)
     frame = frame.drop(replaced_rows(frame))
     frame = frame.assign(hardware=hardware(frame)["hardware"], when=frame["finished_at"].fillna(frame["started_at"]))
     frame = frame.sort_values("when", kind="stable", na_position="first")

@@ -16,7 +16,7 @@ from tpbench.files import explained
 from tpbench.report import command_line
 from tpbench.report.analysis.grid import arrange_rows
 from tpbench.report.analysis.metrics import METRICS, metric
-from tpbench.report.command_line import TABLES, print_or_write, write_tables
+from tpbench.report.command_line import PICTURES, TABLES, print_or_write, write_tables
 from tpbench.report.pivot import pivot
 from tpbench.report.plots import figures, grid_plots
 from tpbench.report.repeat import row_command
@@ -27,7 +27,6 @@ from tpbench.settings import JobError
 from tpbench.suggestions import nearest, unknown
 from tpbench.workloads import workloads
 
-PICTURES = ("png", "svg")
 FORMATS = (*TABLES, "html", *PICTURES)
 COMMANDS = {"compare": "tpbench.report.compare", "history": "tpbench.report.history"}
 """Commands with options of their own, with their modules."""
@@ -38,9 +37,8 @@ EPILOG = (
 )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Run the command. The exit code is 0, or 2 for a wrong request. `compare` and `history` add 1 for a worse cell."""
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
     name = arguments[0] if arguments else ""
     if name and name not in COMMANDS and not Path(name).exists() and (meant := nearest(name, COMMANDS)):
         print(f"report: no folder and no command is called {name}{meant}", file=sys.stderr)
@@ -121,7 +119,7 @@ def _check(options: argparse.Namespace, form: str) -> None:
     if options.plot is not None and options.plot not in grid_plots.PLOTS:
         raise JobError(unknown("plot", options.plot, grid_plots.PLOTS))
     if (options.plot is not None) != (is_picture and options.study is None):
-        raise JobError("a picture needs --format png or svg, and either --plot NAME or --study NAME")
+        raise JobError(f"a picture needs -o FILE.svg, and --study NAME or --plot {'|'.join(grid_plots.PLOTS)}")
     if (form == "html" and of_cells) or (is_picture and options.columns is not None):
         raise JobError(f"--columns and --study make tables: choose --format {', '.join(TABLES)}")
     if options.metric is not None and (of_cells or is_picture):

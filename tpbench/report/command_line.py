@@ -31,6 +31,9 @@ TABLES: dict[str, Callable[[Document], str]] = {
     "json": tables.as_json,
 }
 """Formats of tables, with their renderers."""
+PICTURES = ("png", "svg")
+_SHOWN_VALUES = 25
+"""Most values of a column that a message lists."""
 SUFFIXES = {".txt": "text", ".md": "markdown", ".htm": "html"} | {
     f".{name}": name for name in ("csv", "html", "png", "svg", "json")
 }
@@ -129,7 +132,9 @@ def selected_rows(options: argparse.Namespace) -> pd.DataFrame:
         wanted = [value] if value in set(texts) else value.split(",")  # a value may contain a comma
         for text in wanted:
             if text not in set(texts):
-                raise JobError(f"in these rows, {unknown(name, text, set(texts[frame[name].notna()]))}")
+                present = set(texts[frame[name].notna()])
+                place = f"--columns {name}" if len(present) > _SHOWN_VALUES else ""
+                raise JobError(f"in these rows, {unknown(name, text, present, place)}")
         frame = frame[texts.isin(wanted)]
     return frame
 

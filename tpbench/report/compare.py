@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
         named = ", ".join(lost[:_SHOWN]) + ", ..." * (len(lost) > _SHOWN)
         missing = f"{counted(len(lost), 'cell')} measured before and missing after, so this is no pass"
         print(f"report: {missing}: {named} (--allow-missing accepts that)", file=sys.stderr)
-    return int(bool(lost) or any(change.fails() for change in found))
+    return int(bool(lost) or any(change.fails for change in found))
 
 
 def comparison_document(comparison: Comparison) -> Document:
@@ -73,7 +73,7 @@ def comparison_document(comparison: Comparison) -> Document:
     shared = [note for note in noted[0] if all(note in notes for notes in noted)] if len(noted) > 1 else []
     ordered = sorted(
         comparison.changes,
-        key=lambda change: (not change.fails(), not change.ratio, worse * (change.ratio.value if change.ratio else 0)),
+        key=lambda change: (not change.fails, not change.ratio, worse * (change.ratio.value if change.ratio else 0)),
     )
     columns = (
         "cell", "verdict", "ratio", "low", "high", f"before {shown.name}", f"after {shown.name}", "p", "rows before",
@@ -85,7 +85,7 @@ def comparison_document(comparison: Comparison) -> Document:
 
 
 def _cells(change: CellChange, comparison: Comparison, shared: Sequence[str]) -> list[TableCell | str]:
-    kind = "bad" if change.fails() else "best" if change.verdict in (changes.FASTER, changes.BETTER) else ""
+    kind = "bad" if change.fails else "best" if change.verdict in (changes.FASTER, changes.BETTER) else ""
     ratio, write = change.ratio, comparison.metric.write
     notes = [note for note in change.notes if note not in shared or not ratio]
     bounds = (ratio.value, ratio.low, ratio.high) if ratio else (None, None, None)
@@ -184,14 +184,12 @@ def _parser() -> argparse.ArgumentParser:
         "times, in turns, and name all of them. A machine that is slower during one side than during the other cannot "
         "be told from slower code.",
     )
-    side = "folder, file or glob of rows, or the id of a sweep; commas separate several"
-    parser.add_argument("before", help=side)
-    parser.add_argument("after", help="the same")
-    parser.add_argument(
-        "--rows", nargs="+", default=["outputs"], metavar="PLACE", help="where the rows of sweeps are (outputs)"
-    )
+    add, side = parser.add_argument, "folder, file or glob of rows, or the id of a sweep; commas separate several"
+    add("before", help=side)
+    add("after", help="the same")
+    add("--rows", nargs="+", default=["outputs"], metavar="PLACE", help="where the rows of sweeps are (outputs)")
     command_line.add_test(parser, 0.03)
-    parser.add_argument("--across", metavar="A,B", help="compare although these differ, say torch_version")
-    parser.add_argument("--allow-missing", action="store_true", help="pass although AFTER lacks cells of BEFORE")
+    add("--across", metavar="A,B", help="compare although these differ, say torch_version")
+    add("--allow-missing", action="store_true", help="pass although AFTER lacks cells of BEFORE")
     command_line.add_output(parser, tuple(command_line.TABLES))
     return parser

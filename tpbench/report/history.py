@@ -27,8 +27,7 @@ from tpbench.workloads.study_data import Panel, Picture, Series
 Level: TypeAlias = tuple[Record, ...]
 History: TypeAlias = Sequence[tuple[str, Sequence[Level]]]
 """The name and the levels of each cell."""
-PICTURES = ("svg", "png")
-FORMATS = (*command_line.TABLES, *PICTURES)
+FORMATS = (*command_line.TABLES, *command_line.PICTURES)
 COLUMNS = ("cell", "since", "commit", "rows", "level", "ratio", "p", "verdict", "what differs")
 MANY = 40
 """Most lines of a table of text. A longer one has only the cells whose newest level changed, or that fail."""
@@ -46,14 +45,14 @@ def main(arguments: Sequence[str]) -> int:
     history = all_levels(frame, metric(options.metric))
     pairs = [CellPair(name, *levels[-2:]) for name, levels in history if len(levels) > 1]
     comparison = changes.compare_cells(pairs, options.metric, options.threshold, changes.ACROSS)
-    if form in PICTURES:
+    if form in command_line.PICTURES:
         command_line.print_or_write(render(_picture(history, comparison), "history", form), options.output)
     else:
         document = _document(history, comparison, all_cells=form in ("csv", "json"))
         command_line.write_tables(document, form, options.output)
     if not any(change.is_decided for change in comparison.changes):
         raise JobError("no cell was measured twice, so nothing was compared")
-    return int(any(change.fails() for change in comparison.changes))
+    return int(any(change.fails for change in comparison.changes))
 
 
 def all_levels(frame: pd.DataFrame, shown: Metric) -> History:
@@ -94,7 +93,7 @@ def _lines(name: str, levels: Sequence[Level], change: CellChange | None, shown:
             TableCell(commit[:8] + changed, commit + changed), str(len(level)), number_cell(value or None, shown.write),
             number_cell(value / _mean(before, shown) if value and before else None, "{:.3f}".format),
             number_cell(newest.p if newest else None, "{:.2g}".format),
-            TableCell(newest.verdict, kind="bad" if newest.fails() else "") if newest else MISSING,
+            TableCell(newest.verdict, kind="bad" if newest.fails else "") if newest else MISSING,
             printable("; ".join(notes), 300) or ("nothing that rows record" if before else MISSING),
         ])  # fmt: skip
         before = level

@@ -63,8 +63,9 @@ def pivot(
     if transpose:
         tables = [_transposed(table, grid) for table, grid in zip(tables, grids, strict=True)]
     unit = f", in {shown.unit}" if shown.unit else ""
-    ratio = f"; (2.00x): {shown.ratio.replace('line', 'column') if transpose else shown.ratio}" if shown.ratio else ""
-    return Document(tables, f"{shown.name}: {shown.doc}{unit}{ratio}", notes, [*disagreements(records)])
+    meaning = shown.ratio_meaning.replace("line", "column") if transpose else shown.ratio_meaning
+    caption = f"{shown.name}: {shown.doc}{unit}" + (f"; (2.00x): {meaning}" if meaning else "")
+    return Document(tables, caption, notes, [*disagreements(records)])
 
 
 def metric_table(grid: RecordGrid, shown: Metric, *, floor: bool = False) -> Table:

@@ -72,7 +72,7 @@ def study_document(frame: pd.DataFrame, study: str | None, columns: Sequence[str
 
 def _computed(frame: pd.DataFrame, by_workload: dict[str, Study]) -> list[tuple[Any, list[dict[str, Any]]]]:
     """Return the module and the rows of each workload that computes the study itself."""
-    frame = records.comparable(frame)
+    frame = records.with_graph_memory(frame)
     return [
         (importlib.import_module(study.module), plain_rows(frame[frame["workload"] == workload]))
         for workload, study in by_workload.items()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import secrets
 import sys
 from collections.abc import Sequence
@@ -24,10 +25,10 @@ from tpbench.results.row_files import row_files
 from tpbench.results.write import parquet_bytes
 from tpbench.settings import path_argument
 
-MERGED = "merged-"
-"""Prefix of the names of merged files. The names of row files begin with a time."""
-
+_MERGED = re.compile("merged-[0-9a-f]{16}")
+"""Names of merged files without their suffix. The names of row files begin with a time."""
 KEPT = ("error", "timeout")
+"""Statuses of rows that stay in files of their own."""
 
 
 class MergeCounts(NamedTuple):
@@ -49,27 +50,23 @@ def compact(output_dir: str | os.PathLike[str]) -> MergeCounts:
     table = table.filter(pc.invert(pc.is_in(table["status"], pa.array(KEPT))))
     # Merged files, and single files that are named after their row: a file that a user has renamed stays.
     names = set(table["row_id"].to_pylist())
-    going = [path for path in read if path.name.startswith(MERGED) or path.stem in names]
+    going = [path for path in read if _MERGED.fullmatch(path.stem) or path.stem in names]
     if len(going) > 1:
-        replace_file(rows / f"{MERGED}{secrets.token_hex(8)}.parquet", parquet_bytes(table, compressed=True))
+        replace_file(rows / f"merged-{secrets.token_hex(8)}.parquet", parquet_bytes(table, compressed=True))
         for path in going:
             path.unlink(missing_ok=True)
         sync_folder(rows)
     return MergeCounts(len(table), len(files), len(files) - max(0, len(going) - 1), complaints)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run `python -m tpbench compact`. Return 0, or 1 if the rows cannot be merged."""
+def main(arguments: Sequence[str]) -> int:
+    """Run `python -m tpbench compact`. Return 0. Raises OSError if the rows cannot be merged."""
     parser = argparse.ArgumentParser(
         prog="tpbench compact",
         description="Merge the rows of an output folder into one file, which reads faster. No sweep may run there.",
     )
     parser.add_argument("output_dir", type=path_argument, nargs="?", default="outputs", help="default: outputs")
-    try:
-        counts = compact(parser.parse_args(arguments).output_dir)
-    except OSError as error:
-        print(f"tpbench: {error}", file=sys.stderr)
-        return 1
+    counts = compact(parser.parse_args(arguments).output_dir)
     for complaint in counts.complaints:
         print(f"tpbench: {complaint}", file=sys.stderr)
     print(f"{counts.rows} rows merged; {counts.files_before} files before, {counts.files_after} now")

@@ -31,7 +31,7 @@ _LONGER_WAIT, _WAIT_MS = 2.0, 0.1
 0.008 to 8 ms on one H200, with and without graphs, it waited at most 0.008 ms longer than the device time."""
 
 
-def changes(row: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
+def differing_columns(row: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
     """Return the columns of software and hardware in which the row differs from the facts.
 
     Columns that the facts lack are not compared, nor hardware that the row lacks because its job ended early.
@@ -50,7 +50,7 @@ def is_replaced_by(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
         return False
     earlier = None not in (row["finished_at"], other["finished_at"]) and row["finished_at"] < other["finished_at"]
     facts = {name: value for name, value in other.items() if value is not None}
-    return (other["status"] in MEASURED or earlier) and not changes(row, facts)
+    return (other["status"] in MEASURED or earlier) and not differing_columns(row, facts)
 
 
 def hardware(frame: pd.DataFrame) -> pd.DataFrame:

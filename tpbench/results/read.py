@@ -42,6 +42,8 @@ from tpbench.workloads.study_data import oldest_first
 
 _ORDER = ("started_at", "cell", "row_id")
 DEFINITION = "workload_definition"
+LABEL = "label"
+"""Name of a column that no file has: the variant with the options that it was run with, as reports name it."""
 _PANDAS_TYPES = {
     TEXT: pd.StringDtype("pyarrow", na_value=np.nan),
     INT: pd.Int64Dtype(),
@@ -236,10 +238,6 @@ def _in_order(table: pa.Table) -> pa.Table:
     again = frame.duplicated(["row_id", "started_at", "finished_at"]) & frame["row_id"].notna()
     order = frame[~again].sort_values(list(_ORDER), kind="stable", na_position="first").index
     return table.take(pa.array(order, pa.int64()))
-
-
-LABEL = "label"
-"""Name of a column that no file has: the variant with the options that it was run with, as reports name it."""
 
 
 def with_keys(table: pa.Table) -> pa.Table:

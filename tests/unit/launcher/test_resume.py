@@ -10,7 +10,6 @@ import pytest
 import tpbench as package
 from tests.support.launcher_rows import FACTS, cell, measured
 from tpbench.launcher.attempt import discard_rows
-from tpbench.launcher.planning import resume
 from tpbench.launcher.planning.resume import decide
 from tpbench.results.current_rows import newest
 
@@ -77,7 +76,7 @@ def test_a_cell_runs_again_if_a_package_of_its_variant_has_changed(
 ) -> None:
     one = cell(0, tmp_path, variant="liger")
     measured(one, package_versions=before)
-    monkeypatch.setattr(resume, "versions", lambda modules: ", ".join(f"{each} 1.2" for each in modules))
+    monkeypatch.setattr("tpbench.job.versions", lambda modules: ", ".join(f"{each} 1.2" for each in modules))
     assert decide([one], FACTS)[0].reason == reason
 
 

@@ -36,7 +36,7 @@ def ended(line: str, path: str, capsys: pytest.CaptureFixture[str]) -> str:
     word = [name] if name in ("compare", "history") else []
     try:
         code = module.main([*word, *arguments])
-    except (SystemExit, JobError) as end:
+    except (SystemExit, JobError, FileNotFoundError) as end:
         code = getattr(end, "code", end)
     assert code not in (0, None), line
     printed = capsys.readouterr()

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.support import synthetic
-from tpbench.predict import memory as target
+from tpbench.predict import target
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ import pytest
 from tests.support import synthetic
 from tpbench.predict.answer import Answer
 from tpbench.predict.command import main, whole_numbers
-from tpbench.predict.memory import RESERVE_GIB, Estimate, Target
-from tpbench.predict.model import Prediction
+from tpbench.predict.model import Estimate, Prediction
+from tpbench.predict.target import RESERVE_GIB, Target
 from tpbench.workloads.cost_model import Question
 from tpbench.workloads.entropy_loss.cost_model import LossSize
 

@@ -5,10 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from tpbench.predict import memory as target
+from tpbench.predict import target
 from tpbench.predict.cells import MeasuredCell, MeasuredCells
-from tpbench.predict.memory import Estimate
-from tpbench.predict.model import Prediction, VariantModel, fit, models
+from tpbench.predict.model import Estimate, Prediction, VariantModel, fit, models
 from tpbench.workloads.cost_model import Counts
 
 

@@ -59,7 +59,7 @@ def test_a_value_that_is_no_measurement_is_not_compared_on_either_side(at, mark,
 )
 def test_statuses(before, after, verdict, fails):
     found = change(record(status=before), record(status=after, reason="it broke" if after == "error" else None))
-    assert (found.verdict, found.fails()) == (verdict, fails)
+    assert (found.verdict, found.fails) == (verdict, fails)
     if (before, after) != ("ok", "ok"):
         reason = ": it broke" if (before, after) == ("ok", "error") else ""
         assert found.notes[0] == f"{before}, then {after}{reason}" and found.p is None
@@ -74,7 +74,7 @@ def test_a_difference_counts_above_the_threshold_if_it_is_significant(factor, ve
     assert found.verdict == ("unclear" if verdict == "not clear" else verdict)
     assert found.ratio.value == pytest.approx(factor) and found.ratio.low < factor < found.ratio.high
     assert found.rows == (1, 1) and (found.before, found.after) == (1.0, factor)
-    assert found.fails() == (verdict == "slower")
+    assert found.fails == (verdict == "slower")
 
 
 def test_a_difference_of_exactly_the_threshold_is_the_same():
@@ -117,7 +117,7 @@ def test_a_value_that_says_nothing_cannot_be_compared():
 def test_a_metric_that_was_zero_and_is_not_any_more_is_worse():
     for before, after, verdict in ((0.0, 1.0, "worse"), (1.0, 0.0, "better"), (0.0, 0.0, "same"), (0.0, 1e-4, "same")):
         found = change(record(peak_gib=before), record(peak_gib=after), "peak_gib")
-        assert (found.verdict, found.ratio, found.fails()) == (verdict, None, verdict == "worse") and found.is_decided
+        assert (found.verdict, found.ratio, found.fails) == (verdict, None, verdict == "worse") and found.is_decided
 
 
 def test_what_was_tested_and_decided():

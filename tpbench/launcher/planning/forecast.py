@@ -10,7 +10,7 @@ from tpbench.job import Job
 from tpbench.launcher.planning.plan import Cell, PlanningTarget, ThisHost, is_long_on_cpu, notes
 from tpbench.launcher.planning.resume import ResumeDecision
 from tpbench.measure import machine
-from tpbench.predict.memory import RESERVE_GIB, this_gpu
+from tpbench.predict.target import RESERVE_GIB, this_gpu
 from tpbench.results.read import load
 from tpbench.tables import aligned_lines
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tpbench.launcher.planning.plan import Cell
-from tpbench.packages import versions
-from tpbench.results.current_rows import MEASURED, changes, is_replaced_by
+from tpbench.results.current_rows import MEASURED, differing_columns, is_replaced_by
 from tpbench.results.read import load, plain_rows
 
 
@@ -45,24 +44,22 @@ def decide(cells: Sequence[Cell], facts: Mapping[str, Any]) -> dict[int, ResumeD
 
 
 def _facts_of(cell: Cell, facts: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the facts with the versions of the variant's kernels, file and required packages, where it has some."""
-    packages = None if cell.skip_reason else versions(cell.job.implementation.requires)
-    own = {
-        "kernels_version": cell.job.kernels_version,
-        "variant_version": cell.job.outside.version if cell.job.outside else None,
-        "package_versions": packages,
-    }
-    return {**{name: value for name, value in own.items() if value}, **facts}
+    """Return the facts with the versions that the cell's job has. A skipped cell may lack the packages."""
+    versions = {name: value for name, value in cell.job.software.items() if value}
+    if cell.skip_reason:
+        versions.pop("package_versions", None)
+    return {**versions, **facts}
 
 
 def _decide(cell: Cell, rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> ResumeDecision:
     """Return the decision on a cell from its rows, the newest last."""
     if not rows:
         return ResumeDecision("missing: has no row yet")
-    current = [row for row in rows if not changes(row, facts)]
+    current = [row for row in rows if not differing_columns(row, facts)]
     if not current:
         last = rows[-1]
-        changed = (f"{name} was {last[name] or 'none'}, is {facts[name] or 'none'}" for name in changes(last, facts))
+        names = differing_columns(last, facts)
+        changed = (f"{name} was {last[name] or 'none'}, is {facts[name] or 'none'}" for name in names)
         return ResumeDecision(f"stale: {', '.join(changed)}")
     measured = [row for row in current if row["status"] in MEASURED]
     row = (measured or current)[-1]

@@ -14,12 +14,12 @@ import pandas as pd
 from tpbench.report.analysis.records import (
     Record,
     column_label,
-    comparable,
     is_measurement,
     problem_identity,
     row_records,
     sort_key,
     value_text,
+    with_graph_memory,
 )
 from tpbench.results.current_rows import newest
 from tpbench.results.read import chosen_options
@@ -108,7 +108,7 @@ def arrange_rows(frame: pd.DataFrame) -> list[RecordGrid]:
     """
     known = workloads()
     groups: dict[Key, list[Record]] = defaultdict(list)
-    for record in row_records(newest(comparable(frame))):
+    for record in row_records(newest(with_graph_memory(frame))):
         workload = known.get(record["workload"])
         pivot = workload.pivot if workload else Pivot()
         for name, compute in pivot.derived.items():

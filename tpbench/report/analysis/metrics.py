@@ -47,7 +47,7 @@ class Metric:
     """-1: less is better. 1: more is better. 0: neither, and no ratio is shown."""
 
     @property
-    def ratio(self) -> str:
+    def ratio_meaning(self) -> str:
         """The meaning of "2.00x" beside a value."""
         least = "fastest" if self.unit == "ms" else "smallest"
         return ("", "half the best of its line", f"twice the {least} of its line")[self.better]
@@ -77,8 +77,7 @@ class Metric:
         if not self.better or not sound:
             return [None] * len(values)
         best = max(sound) if self.better > 0 else min(sound)
-        ratios = (best / value if self.better > 0 else value / best for value in sound)
-        return [next(ratios) if value in sound else None for value in values]
+        return [(value / best) ** -self.better if value in sound else None for value in values]
 
 
 def metric(name: str) -> Metric:

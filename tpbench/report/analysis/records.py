@@ -49,7 +49,7 @@ MARKS = {
 _LABELS = {"tp_size": "tp", "dp_size": "dp"}
 
 
-def comparable(frame: pd.DataFrame) -> pd.DataFrame:
+def with_graph_memory(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of `load` with `graph_gib` added to `peak_gib`. Apply it once.
 
     torch counts little of the memory of CUDA graphs. The sum is an upper bound: the gradients of a stack's graph, for

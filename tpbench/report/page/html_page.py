@@ -46,7 +46,6 @@ def page(frame: pd.DataFrame, metric_name: str | None = None) -> str:
     The tables of each section start with the metric of that name. By default they start with the device time, and with
     the wall time where no row has a device time.
     """
-    shown = metric(metric_name or "time_ms")
     grids = arrange_rows(frame)
     records = [cell.record for grid in grids for cell in grid.cells()]
     warnings = warnings_of(records)
@@ -78,7 +77,6 @@ def page(frame: pd.DataFrame, metric_name: str | None = None) -> str:
         metrics=list(map(metric, dict.fromkeys((*TITLES, *filter(None, [metric_name]))))),
         statuses=STATUSES,
         methods=(METHOD, INTERLEAVED_METHOD),
-        legend=legend([metric_table(grid, shown) for grid in grids], shown),
         machines=machines(records),
     )
 

@@ -10,6 +10,7 @@ import pandas as pd
 
 from tpbench.tables import Table
 from tpbench.workloads.embedding_grad.crossover import DENSE, comparable
+from tpbench.workloads.sizes import ITEM_BYTES
 from tpbench.workloads.study_data import Picture
 
 EXCHANGES = (DENSE, "sparse_all_to_all", "sparse_symmetric")
@@ -53,7 +54,7 @@ def _sent(frame: pd.DataFrame) -> Table:
     newest = frame.drop_duplicates(["variant", "dtype", *SENT], keep="last").sort_values([*SENT, "variant"])
     lines = []
     for row in newest.to_dict("records"):
-        peers, row_mb = row["dp_size"] - 1, row["width"] * (4 if row["dtype"] == "float32" else 2) / 1e6
+        peers, row_mb = row["dp_size"] - 1, row["width"] * ITEM_BYTES[row["dtype"]] / 1e6
         sent = row["bytes_communicated"] / 1e6
         shares = [
             sent / (-(-size // row["dp_size"]) * peers * row_mb) for size in (row["table_rows"], EMBEDDING_AND_HEAD)

@@ -119,7 +119,7 @@ class EmbeddingGradInputs:
         """(padded rows, width): this rank's accumulated gradient, zero in rows without a token."""
 
     def with_seed(self, seed: int) -> Tensor:
-        """Return this rank's gradient with the numbers of a seed in the same rows. The oracle uses them, too."""
+        """Change to the numbers of a seed in the same rows, also for the oracle, and return this rank's gradient."""
         self.problem = problem = replace(self.problem, seed=seed)
         dtype = getattr(torch, problem.dtype)
         grad = torch.zeros(self.partition.padded_rows, problem.width, dtype=dtype, device=self.device)

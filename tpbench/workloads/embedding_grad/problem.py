@@ -76,7 +76,7 @@ class EmbeddingGrad:
             )
         if self.distribution == "fixed" and self.tokens_per_rank > self.table_rows:
             complaints.append(
-                f"tokens={self.tokens} accumulate={self.accumulate} are more than table_rows={self.table_rows}: "
+                f"tokens={self.tokens} x accumulate={self.accumulate} are more than table_rows={self.table_rows}: "
                 "distribution=fixed has distinct rows"
             )
         return complaints

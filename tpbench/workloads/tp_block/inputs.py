@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tpbench.workloads.hashing import NORMAL_DEVIATION, fill_normal
-from tpbench.workloads.tp_block.problem import ShardedLinear, TpBlock
+from tpbench.workloads.tp_block.problem import ShardedLinear, TpBlock, equal_share
 
 if TYPE_CHECKING:
     from tpbench.measure.session import Context
@@ -83,8 +83,7 @@ class BlockInputs:
         return (1 + numbers[0]).to(self.dtype)
 
     def _rows(self, rank: int, size: int) -> range:
-        rows = self.problem.tokens // size
-        return range(rank * rows, (rank + 1) * rows)
+        return equal_share(range(self.problem.tokens), rank, size)
 
     def _weight(self, stream: int, linear: ShardedLinear, rank: int, size: int) -> Tensor:
         exponent = -_nearest_power(NORMAL_DEVIATION * math.sqrt(linear.in_features))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from tpbench.settings import setting
@@ -112,9 +112,9 @@ class TpBlock:
         if self.layers and self.part != "block":
             complaints.append(f"layers={self.layers} needs part=block: a stack has whole blocks")
         if not self.layers:
-            training = (each for each in fields(self) if each.name in ("steps", "warmup_steps", "learning_rate"))
-            unused = (each.name for each in training if getattr(self, each.name) != each.default)
-            complaints += [f"{name}={getattr(self, name)} needs layers=N: one block is not trained" for name in unused]
+            names = ("steps", "warmup_steps", "learning_rate")
+            chosen = {name: value for name in names if (value := getattr(self, name)) != getattr(TpBlock, name)}
+            complaints += [f"{name}={value} needs layers=N: one block is not trained" for name, value in chosen.items()]
         if dp_size != 1:
             complaints.append(f"dp_size={dp_size} must be 1: replicas of a block do not communicate")
         return complaints

@@ -15,16 +15,17 @@ from torch import Tensor
 from tpbench.comm.collectives import gather_objects, nccl_algorithm
 from tpbench.kernels.collectives import forbid_multicast
 from tpbench.measure import cuda_graph, rank_memory
-from tpbench.measure.clock import Stopwatch
+from tpbench.measure.clock import Stopwatch, ms_between
 from tpbench.measure.ranks import gather_number
 from tpbench.measure.rates import compute_ms, gemm_tflops
 from tpbench.measure.session import Context, Costs, IterationSchedule, Verdict
 from tpbench.workloads import Variant
+from tpbench.workloads.sizes import ITEM_BYTES
 from tpbench.workloads.step import require
 from tpbench.workloads.train_step.estimates import bytes_communicated, flops_per_token, parameters, step_flops
 from tpbench.workloads.train_step.model.inputs import Batch, replica_batches
 from tpbench.workloads.train_step.oracle import compute_reference
-from tpbench.workloads.train_step.problem import ITEM_BYTES, PHASES, TrainStep
+from tpbench.workloads.train_step.problem import PHASES, TrainStep
 from tpbench.workloads.train_step.training.trainer import MarkPhase, Trainer, ignore_phase
 from tpbench.workloads.train_step.workload import WORKLOAD
 
@@ -253,13 +254,9 @@ class PhaseTimer:
         if self.unread:
             times_ms = dict.fromkeys(PHASES, 0.0)
             for (phase, begin), (_, end) in itertools.pairwise(self.marks):
-                times_ms[phase] += _between_ms(begin, end)
+                times_ms[phase] += ms_between(begin, end)
             self.times_ms.append(list(times_ms.values()))
         self.unread = False
-
-
-def _between_ms(begin: Any, end: Any) -> float:
-    return float(begin.elapsed_time(end)) if isinstance(begin, torch.cuda.Event) else (end - begin) * 1e3
 
 
 def phase_columns(times_ms: Sequence[Sequence[float]]) -> dict[str, Any]:

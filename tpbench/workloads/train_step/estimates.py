@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tpbench.workloads.train_step.problem import ITEM_BYTES, TrainStep
+from tpbench.workloads.sizes import ITEM_BYTES
+from tpbench.workloads.train_step.problem import TrainStep
 
 ZERO_BUFFER_ELEMENTS = 500_000_000
 """Elements of each of the two buffers in which DeepSpeed's ZeRO reduces gradients (DeepSpeed's default)."""

@@ -8,14 +8,8 @@ from typing import Literal
 from tpbench.settings import setting
 
 Dtype = Literal["bfloat16", "float32"]
-ITEM_BYTES = {"bfloat16": 2, "float32": 4}
-"""Bytes of one number, by dtype."""
 PHASES = ("forward", "backward", "optimizer")
 """The phases of a step."""
-NORM_GROWTH = 2.0
-"""Factor by which the tolerance of gradient norms grows with each step.
-
-Adam's first updates move every weight by a whole learning rate, so rounding differences grow."""
 ARCHITECTURE = (
     "architecture", "hidden_size", "ffn_size", "layers", "heads", "kv_heads", "head_dim", "vocab", "tied", "rope_theta",
     "rope_factor", "norm_eps", "ffn_matrices",

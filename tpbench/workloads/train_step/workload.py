@@ -69,10 +69,10 @@ def unsupported_reason(job: Any) -> str | None:
     if job.device == "cpu" and (problem.compile or problem.nccl != "default"):
         return f"{'compile=true' if problem.compile else f'nccl={problem.nccl}'} needs a CUDA GPU"
     if problem.attention == "flash_attention_2":
-        if not packages.installed("flash_attn"):
-            return f"attention=flash_attention_2 {packages.not_installed(['flash_attn'])}"
         if job.device == "cpu":
             return "attention=flash_attention_2 needs a CUDA GPU"
+        if not packages.installed("flash_attn"):
+            return f"attention=flash_attention_2 {packages.not_installed(['flash_attn'])}"
     return None
 
 

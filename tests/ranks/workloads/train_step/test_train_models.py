@@ -16,13 +16,13 @@ from transformers.masking_utils import create_sliding_window_causal_mask
 from tests.support.command import ROOT
 from tests.support.train_step import CPU, config_json, folder_problem, tiny_problem
 from tpbench.settings import JobError
+from tpbench.workloads.sizes import ITEM_BYTES
 from tpbench.workloads.train_step import TrainStep, estimates
 from tpbench.workloads.train_step.estimates import estimate_memory
 from tpbench.workloads.train_step.model.configuration import UnknownArchitecture, model_configuration
 from tpbench.workloads.train_step.model.inputs import micro_batch, model_inputs
 from tpbench.workloads.train_step.model.models import build, materialise
 from tpbench.workloads.train_step.model.resolve import resolve
-from tpbench.workloads.train_step.problem import ITEM_BYTES
 from tpbench.workloads.train_step.training.trainer import torch_loss
 
 

@@ -77,7 +77,7 @@ def test_inputs_stay_the_same_across_versions() -> None:
     [
         ({}, (2, 2), "tp_size=2 must be 1"),
         ({}, (1, 1), "dp_size=1 must be at least 2"),
-        ({"distribution": "fixed", "tokens": 51}, (1, 2), "tokens=51 accumulate=2 are more than table_rows=101"),
+        ({"distribution": "fixed", "tokens": 51}, (1, 2), "tokens=51 x accumulate=2 are more than table_rows=101"),
         ({"index": "early", "overlap_ms": 1.0}, (1, 2), "index=early needs overlap_ms and distribution=zipf_bigram"),
         ({"index": "late", "distribution": "zipf_bigram"}, (1, 2), "index=late needs overlap_ms"),
         ({"other_mib": 1.0}, (1, 2), "other_mib=1.0 needs overlap_ms"),

@@ -33,7 +33,7 @@ def test_a_phase_timer_adds_up_phases_that_come_again(monkeypatch: pytest.Monkey
 def test_a_replay_gives_its_graphs_marks_new_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph records the same events at each replay, so their times are read between replays."""
     recorded_ms = {}
-    monkeypatch.setattr(bench, "_between_ms", lambda begin, end: recorded_ms[end] - recorded_ms[begin])
+    monkeypatch.setattr(bench, "ms_between", lambda begin, end: recorded_ms[end] - recorded_ms[begin])
     marks: Any = [("forward", "event 0"), ("backward", "event 1"), ("optimizer", "event 2"), ("end", "event 3")]
     timer = PhaseTimer(CPU)
     for lengths in ((1, 2, 3), (4, 5, 6)):

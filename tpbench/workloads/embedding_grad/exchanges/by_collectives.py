@@ -42,8 +42,6 @@ class SparseAllToAll(Exchange):
     with one rounding.
     """
 
-    counts: list[list[int]]
-    """Number of touched rows, by the rank that touched them and then their owner."""
     send_counts: list[int]
     """Number of rows that go to each rank."""
     receive_counts: list[int]
@@ -70,9 +68,9 @@ class SparseAllToAll(Exchange):
     def exchange_counts(self) -> None:
         """Find this rank's touched rows and gather the counts of all ranks. All later phases run on the device."""
         rank = self.inputs.rank
-        self.counts = self.comm.gather_counts(self.finder.find())
-        self.send_counts = [0 if owner == rank else count for owner, count in enumerate(self.counts[rank])]
-        self.receive_counts = [0 if source == rank else row[rank] for source, row in enumerate(self.counts)]
+        counts = self.comm.gather_counts(self.finder.find())  # by the rank that touched them, then by their owner
+        self.send_counts = [0 if owner == rank else count for owner, count in enumerate(counts[rank])]
+        self.receive_counts = [0 if source == rank else row[rank] for source, row in enumerate(counts)]
 
     def prepare_merge(self) -> None:
         """Exchange the row numbers, from which follows where the merge finds each row."""

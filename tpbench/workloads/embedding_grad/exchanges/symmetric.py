@@ -49,10 +49,9 @@ def connect(inputs: EmbeddingGradInputs) -> Inboxes:
         raise RuntimeError("the ranks are on several machines: sparse_symmetric writes into its peers' memory")
     buffers = SymmetricBuffers(inputs.group, inputs.device, "kernel")
     ranks, rows_per_rank = inputs.partition.world_size, inputs.partition.rows_per_rank
-    values, marks = [], []
-    for _ in range(2):
-        values.append(buffers.next("values", (ranks - 1, rows_per_rank, inputs.grad.shape[1]), inputs.grad.dtype))
-        marks.append(buffers.next("marks", (ranks, rows_per_rank), torch.int32))
+    shape = ranks - 1, rows_per_rank, inputs.grad.shape[1]
+    values = [buffers.next("values", shape, inputs.grad.dtype) for _ in range(2)]
+    marks = [buffers.next("marks", (ranks, rows_per_rank), torch.int32) for _ in range(2)]
     return Inboxes(addresses(values), addresses(marks), buffers.barrier, (buffers, values, marks), buffers.gib)
 
 

@@ -74,7 +74,8 @@ def read(folder: Path) -> dict[str, Any]:
     try:
         content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        hint = "" if folder.exists() else f" (of an id: `hf download {folder} config.json --local-dir FOLDER`)"
+        may_be_id = len(folder.parts) == 2 and not (folder.is_absolute() or folder.exists())
+        hint = f" (of an id: `hf download {folder} config.json --local-dir FOLDER`)" if may_be_id else ""
         raise JobError(f"model_dir={folder}: {file} cannot be read: {error}{hint}") from None
     if not isinstance(content, dict) or "model_type" not in content:
         raise JobError(f"model_dir={folder}: {file} lacks model_type")

@@ -1,8 +1,7 @@
-"""The GPU that a prediction is for: its free memory, and whether a cell fits, is tight or runs out of memory."""
+"""The GPU that a prediction is for: its memory, and its speed beside that of the GPU of the rows."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,37 +11,6 @@ from tpbench.settings import JobError
 
 if TYPE_CHECKING:
     from tpbench.predict.cells import MeasuredCells
-
-LARGEST_ERROR = 0.5
-"""A number with a larger relative error is called unknown."""
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A number with its error bar."""
-
-    value: float
-    error: float
-    """As a share of the value. Infinite: the value is unknown."""
-
-    @property
-    def low(self) -> float:
-        return self.value / (1 + self.error)
-
-    @property
-    def high(self) -> float:
-        return self.value * (1 + self.error)
-
-    @property
-    def known(self) -> bool:
-        """False if the error bar is so wide that the value says nothing."""
-        return self.error <= LARGEST_ERROR
-
-    def as_object(self) -> dict[str, float] | None:
-        """Return the number and its error bar for JSON, or None if it is unknown."""
-        bounds = {"value": self.value, "low": self.low, "high": self.high, "known": self.known}
-        return bounds if math.isfinite(self.error) else None
-
 
 RESERVE_GIB = 2.0
 """Memory for CUDA's context, NCCL's buffers and fragments that the allocator cannot use."""
