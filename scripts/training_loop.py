@@ -27,9 +27,8 @@ IGNORED = -100
 def train(group: dist.ProcessGroup | None, device: torch.device) -> list[float]:
     """Return the loss of each step. Each rank of the group has its columns of the vocabulary; None: all columns."""
     rank, ranks = (0, 1) if group is None else (group.rank(), group.size())
-    columns = VOCAB // ranks
-    vocab_start = rank * columns
-    body, head, optimizer = model(slice(vocab_start, vocab_start + columns), device)
+    vocab_start, vocab_end = rank * VOCAB // ranks, (rank + 1) * VOCAB // ranks  # also if the ranks don't divide it
+    body, head, optimizer = model(slice(vocab_start, vocab_end), device)
 
     def sum_over_ranks(grad: Tensor) -> Tensor:
         total = grad.clone()

@@ -240,7 +240,7 @@ def _no_such_field(workload: Workload, name: str, valid: Collection[str], topic:
         )
     if others := [other.name for other in workloads().values() if name in field_names(other)]:
         return f"no field of {workload.name} is called {name}: leave it out (it is a field of {', '.join(others)})"
-    return unknown(f"field of {workload.name}", name, valid, f"python -m tpbench list {topic}")
+    return unknown(f"field of {workload.name}", name, {*valid, "shape", "variant"}, f"python -m tpbench list {topic}")
 
 
 def _holds(trait: bool | Callable[[Any], bool], problem: Any) -> bool:

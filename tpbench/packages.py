@@ -8,6 +8,7 @@ import importlib.metadata
 import importlib.util
 import shlex
 import sys
+import sysconfig
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
@@ -40,6 +41,12 @@ OPTIONAL = {
 def installed(module: str) -> bool:
     """Return true if the top-level module can be found. The module is not imported."""
     return importlib.util.find_spec(module) is not None
+
+
+def is_library(file: Path) -> bool:
+    """Return True if a file of code is of Python's own library or of an installed package."""
+    own = (sysconfig.get_path("stdlib"), "<")
+    return str(file).startswith(own) or not {"site-packages", "dist-packages"}.isdisjoint(file.parts)
 
 
 def missing(modules: Iterable[str]) -> list[str]:

@@ -17,7 +17,7 @@ from tpbench.launcher.attempt import Attempt
 from tpbench.launcher.planning.plan import Cell
 from tpbench.suggestions import printable
 
-MAX_REASON, MAX_LENGTH = 300, 2000
+MAX_REASON, MAX_LENGTH = 600, 2000
 """Most characters of a reason, whose first third names the failed line, and of a line with a path."""
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 import signal
-import sysconfig
 from pathlib import Path
 
 import tpbench
+from tpbench import packages
 from tpbench.worker.start import PEER_LOST
 from tpbench.worker.torchrun import FAILURES_FILE, RankFailure
 
@@ -38,7 +38,7 @@ def describe(code: int | None, timeout_s: float, folder: Path) -> tuple[str, str
     if code is None:
         # The calls stand together at the beginning: a terminal shows the ends of a long reason.
         calls = [f"\nrank {rank}: {place}" for rank in sorted(logs) if (place := _innermost_calls(logs[rank]))]
-        lines = "\n".join(f"rank {rank}: {_last_words(logs[rank], 3)}" for rank in sorted(logs))
+        lines = "\n".join(f"rank {rank}: {_last_words(logs[rank], 1 if calls else 3)}" for rank in sorted(logs))
         sentence = f"still running after timeout_s={timeout_s:g}{':' if calls else ''}"
         return "timeout", _join("".join([sentence, *calls]), lines)
     failures = _failures(folder)
@@ -95,14 +95,10 @@ def _innermost_calls(log: str) -> str:
     stack = log[begin.end() :].partition("\n\n")[0]
     calls = [(Path(file), f"{line} ({name})") for file, line, name in _FRAME.findall(stack)]
     of_tpbench = [(file.relative_to(_PACKAGE.parent), place) for file, place in calls if file.is_relative_to(_PACKAGE)]
-    of_user = [(Path(file.name), place) for file, place in calls if not _is_of_library(file)]
+    others = [(file, place) for file, place in calls if not file.is_relative_to(_PACKAGE)]
+    of_user = [(Path(file.name), place) for file, place in others if not packages.is_library(file)]
     places = [f"{file}:{place}" for file, place in (of_user or of_tpbench or calls)[:3]]
     return f"now in {', called in '.join(places)}" if places else ""
-
-
-def _is_of_library(file: Path) -> bool:
-    folders = (str(_PACKAGE), sysconfig.get_path("stdlib"), "<")
-    return str(file).startswith(folders) or not {"site-packages", "dist-packages"}.isdisjoint(file.parts)
 
 
 def _code(code: int) -> str:

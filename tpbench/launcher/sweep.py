@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.config_loader import ConfigLoader
+from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
@@ -39,6 +40,176 @@ from tpbench.workloads import variants
 
 if TYPE_CHECKING:
     from tpbench.launcher.slurm.runner import Slurm
+
+HYDRA_MODULE = "hydra_plugins.tpbench"
+"""Module name of the plugins for Hydra, which accepts only plugins in the package `hydra_plugins`."""
+
+ConfigStore.instance().store("all", {"variant": "all"}, "variant", "_global_")  # see SweepComposer.variants_of
+
+
+class TorchrunLauncher(Launcher):
+    """`hydra/launcher=torchrun`: plan the whole sweep, then run one torchrun per job on this host."""
+
+    __module__ = HYDRA_MODULE
+
+    def __init__(self, **options: Any) -> None:
+        """Accept the options of the launcher's file. `_runner` reads them later, when errors reach the user."""
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        self.config, self.composer = config, SweepComposer(hydra_context.config_loader, config)
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        folder = Path(self.config.hydra.sweep.dir)
+        try:
+            _plan_and_run(self._requests(job_overrides, initial_job_idx), folder, self.config.hydra)
+        finally:
+            _remove_if_unused(folder)
+        return [JobReturn(overrides=each, status=JobStatus.COMPLETED) for each in job_overrides]
+
+    def _requests(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[Request]:
+        """Compose every job before the first one runs, so that a mistake in the last one is reported at once."""
+        _check_roots(self.config, self.config.hydra.runtime.choices)
+        if self.config.hydra.job.chdir:
+            raise JobError("hydra.job.chdir=true: every path counts from the folder in which tpbench starts")
+        # A field that an experiment sweeps, and that the command line sets too, has two overrides: the last one counts.
+        single = ({line.lstrip("+").partition("=")[0]: line for line in lines} for lines in job_overrides)
+        forced = [arguments.accepted_by_hydra([*lines.values()]) for lines in single]
+        all_lines = dict.fromkeys(line for lines in forced for line in lines)
+        arguments.check_each(arguments.parse_overrides([*all_lines]))
+        jobs = dict.fromkeys(job for lines in forced for job in self.composer.variants_of(lines))
+        requests = [
+            Request(index, self.composer.values(lines, index), arguments.chosen_fields(lines))
+            for index, lines in enumerate(jobs, start=initial_job_idx)
+        ]
+        _check_names(dict.fromkeys(name for one in requests for name in one.values if name not in one.chosen))
+        return requests
+
+
+class TorchrunSlurmLauncher(TorchrunLauncher):
+    """`hydra/launcher=torchrun_slurm`: plan the whole sweep, then run one Slurm job per cell."""
+
+    __module__ = HYDRA_MODULE
+
+
+def register() -> None:
+    """Register the plugins with Hydra, under names in `hydra_plugins`.
+
+    Hydra finds such a package by itself only if it is installed, and tpbench also runs from a plain checkout. Hence
+    this module is entered as `hydra_plugins.tpbench`, where Hydra looks up the names.
+    """
+    plugins = Plugins.instance()  # first: it imports installed plugins
+    parent = sys.modules.setdefault("hydra_plugins", ModuleType("hydra_plugins"))
+    vars(parent)["tpbench"] = sys.modules[HYDRA_MODULE] = sys.modules[__name__]
+    for plugin in (TorchrunLauncher, TorchrunSlurmLauncher):
+        plugins.register(plugin)
+
+
+class SweepComposer:
+    """Composes the cells of one sweep. Hydra's sweeper, which would compose each to validate it, no longer does."""
+
+    def __init__(self, loader: ConfigLoader, sweep: DictConfig) -> None:
+        """`sweep`: the configuration of the whole sweep, with the node `hydra`."""
+        self.sweep = sweep
+        self.compose = loader.load_sweep_config
+        setattr(loader, "load_sweep_config", lambda *args, **kwargs: None)  # noqa: B010  mypy forbids an assignment
+        OmegaConf.register_new_resolver("tpbench.not", lambda value: not value, replace=True)
+        OmegaConf.register_new_resolver("tpbench.difference", _difference, replace=True)
+
+    def variants_of(self, lines: Sequence[str]) -> list[tuple[str, ...]]:
+        """Return these overrides for each variant that they mean: `all` means those of the workload of the shape."""
+        own = next((line for line in lines if line.startswith("variant=")), f"variant={self.sweep.get('variant')}")
+        if own != "variant=all":
+            return [tuple(lines)]
+        # Fields of the workload cannot be composed, because this choice of a variant has no workload.
+        choices = [line for line in lines if line.lstrip("+").partition("=")[0] in GROUPS]
+        workload = self.compose(self.sweep, choices).get("shape_workload")
+        names = [name for name, (owner, _) in variants().items() if owner.name == workload]
+        return [(*(line for line in lines if line != own), f"variant={name}") for name in names]
+
+    def values(self, lines: Sequence[str], index: int) -> dict[str, Any]:
+        """Return the plain values of the cell. Raises JobError if a value refers to another one that does not exist."""
+        config = self.compose(self.sweep, list(lines))
+        with open_dict(config):
+            config.hydra.job.id, config.hydra.job.num = str(index), index
+            HydraConfig.instance().set_config(config)
+            del config["hydra"]
+        OmegaConf.copy_cache(from_config=self.sweep, to_config=config)  # of resolvers such as ${now:}
+        try:
+            values: Any = OmegaConf.to_container(config, resolve=True)
+        except (OmegaConfBaseException, RecursionError) as error:
+            if isinstance(error.__cause__, JobError):
+                raise error.__cause__ from None
+            key, reason = getattr(error, "full_key", None), str(error).partition("\n")[0]
+            raise JobError(
+                f"a value refers to another one that cannot be found: {f'{key}: ' * bool(key)}{reason}"
+            ) from None
+        return dict(values)
+
+
+def _difference(name: str, value: object, other_name: str, other: object) -> int:
+    """Return `value - other`, of fields with these names. Raises JobError if it isn't a number above 0."""
+    if not (isinstance(value, int) and isinstance(other, int) and value > other):
+        raise JobError(f"{name}={value} includes {other_name}={other}: it must be a larger number")
+    return value - other
+
+
+def _check_roots(config: Any, choices: Mapping[str, Any]) -> None:
+    """Raise JobError if a configuration file has a group at its root, where it selects no file. `choices`: Hydra's."""
+    for group in ("shape", "model", "measure", "experiment"):
+        if isinstance(config.get(group), DictConfig):
+            raise JobError(f"{group}={choices.get(group)}: its file must begin with the line `# @package _global_`")
+        if config.get(group) not in (None, choices.get(group)):
+            raise JobError(f"`{group}:` at the root of a file selects nothing: choose it in the file's `defaults:`")
+
+
+def _check_names(names: Iterable[str]) -> None:
+    """Raise JobError for names that configuration files set, and that aren't fields."""
+    valid = command_line_names() | set(GROUPS)
+    extra = [name for name in names if name not in valid | {"hub_ids", "shape_workload"}]
+    if errors := [unknown("field", name, valid, "python -m tpbench list fields") for name in extra]:
+        raise JobError("\n".join(f"in a configuration file: {error}" for error in errors))
+
+
+def _remove_if_unused(folder: Path) -> None:
+    """Remove the folder of a sweep that has only the file of Hydra's sweeper, and its parents if they are empty."""
+    with contextlib.suppress(OSError):
+        if [file.name for file in folder.iterdir()] == ["multirun.yaml"]:
+            shutil.rmtree(folder)
+            folder.parent.rmdir()
+            folder.parent.parent.rmdir()
+
+
+def _plan_and_run(requests: Sequence[Request], folder: Path, hydra_config: Any) -> None:
+    """Plan and run the cells. Raises JobError for invalid input, and if cells failed."""
+    options = sweep_options(requests)
+    runner = _runner(hydra_config.launcher, options)
+    cells = plan(requests, runner.target, command_line_variants)
+    if options.dry_run:
+        from tpbench.launcher.planning.forecast import dry_run_text, measured_seconds
+
+        decisions = resume.decide(cells, runner.facts) if options.resume else {}
+        print(dry_run_text(cells, decisions, runner.target, measured_seconds(cells)), end="")
+        return
+    if not packages.installed("torch"):  # the ranks import it, and this process does not
+        raise ModuleNotFoundError(name="torch")
+    attempts = run_sweep(cells, folder.absolute(), options, runner)
+    failed = Counter(attempt.status for attempt in attempts if attempt.status in FAILURES)
+    if failed:
+        counts = ", ".join(f"{status}: {count}" for status, count in failed.items())
+        raise JobError(f"{failed.total()} of {len(attempts)} cells failed ({counts})")
+
+
+def _runner(launcher: DictConfig, options: SweepOptions) -> Host | Slurm:
+    if launcher._target_.rpartition(".")[2] != TorchrunSlurmLauncher.__name__:
+        return Host(options)
+    if not packages.installed("submitit"):
+        raise JobError(f"hydra/launcher=torchrun_slurm {packages.not_installed(['submitit'])}")
+    from tpbench.launcher.slurm.cluster import SlurmSettings
+    from tpbench.launcher.slurm.runner import Slurm
+
+    settings: Any = OmegaConf.to_container(launcher, resolve=True)
+    del settings[CODE]
+    return Slurm(SlurmSettings.parse(settings), options)
 
 
 def run_sweep(cells: Sequence[Cell], folder: Path, options: SweepOptions, runner: Host | Slurm) -> list[Attempt]:
@@ -136,167 +307,3 @@ class _Sweep:
                 discard_rows(attempt.cell.job.output_dir, self.replaced.pop(attempt.cell.index, ()))
         self.locks.release(attempt.cell.job)
         self.display.finish(attempt, quietly)
-
-
-HYDRA_MODULE = "hydra_plugins.tpbench"
-"""Module name of the plugins for Hydra, which accepts only plugins in the package `hydra_plugins`."""
-
-
-class SweepComposer:
-    """Composes the cells of one sweep. Hydra's sweeper, which would compose each to validate it, no longer does."""
-
-    def __init__(self, loader: ConfigLoader, sweep: DictConfig) -> None:
-        """`sweep`: the configuration of the whole sweep, with the node `hydra`."""
-        self.sweep = sweep
-        self.compose = loader.load_sweep_config
-        setattr(loader, "load_sweep_config", lambda *args, **kwargs: None)  # noqa: B010  mypy forbids an assignment
-        OmegaConf.register_new_resolver("tpbench.not", lambda value: not value, replace=True)
-        OmegaConf.register_new_resolver("tpbench.difference", _difference, replace=True)
-
-    def variants_of(self, lines: Sequence[str]) -> list[tuple[str, ...]]:
-        """Return these overrides for each variant that they mean: `all` means those of the workload of the shape."""
-        if "variant=all" not in lines:
-            return [tuple(lines)]
-        # Fields of the workload cannot be composed, because this choice of a variant has no workload.
-        choices = [line for line in lines if line.lstrip("+").partition("=")[0] in GROUPS]
-        workload = self.compose(self.sweep, choices).get("shape_workload")
-        names = [name for name, (owner, _) in variants().items() if owner.name == workload]
-        return [tuple(f"variant={name}" if line == "variant=all" else line for line in lines) for name in names]
-
-    def values(self, lines: Sequence[str], index: int) -> dict[str, Any]:
-        """Return the plain values of the cell. Raises JobError if a value refers to another one that does not exist."""
-        config = self.compose(self.sweep, list(lines))
-        with open_dict(config):
-            config.hydra.job.id, config.hydra.job.num = str(index), index
-            HydraConfig.instance().set_config(config)
-            del config["hydra"]
-        OmegaConf.copy_cache(from_config=self.sweep, to_config=config)  # of resolvers such as ${now:}
-        try:
-            values: Any = OmegaConf.to_container(config, resolve=True)
-        except (OmegaConfBaseException, RecursionError) as error:
-            if isinstance(error.__cause__, JobError):
-                raise error.__cause__ from None
-            key, reason = getattr(error, "full_key", None), str(error).partition("\n")[0]
-            raise JobError(
-                f"a value refers to another one that cannot be found: {f'{key}: ' * bool(key)}{reason}"
-            ) from None
-        return dict(values)
-
-
-def _difference(name: str, value: object, other_name: str, other: object) -> int:
-    """Return `value - other`, of fields with these names. Raises JobError if it isn't a number above 0."""
-    if not (isinstance(value, int) and isinstance(other, int) and value > other):
-        raise JobError(f"{name}={value} includes {other_name}={other}: it must be a larger number")
-    return value - other
-
-
-class TorchrunLauncher(Launcher):
-    """`hydra/launcher=torchrun`: plan the whole sweep, then run one torchrun per job on this host."""
-
-    __module__ = HYDRA_MODULE
-
-    def __init__(self, **options: Any) -> None:
-        """Accept the options of the launcher's file. `_runner` reads them later, when errors reach the user."""
-
-    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        self.config, self.composer = config, SweepComposer(hydra_context.config_loader, config)
-
-    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        folder = Path(self.config.hydra.sweep.dir)
-        try:
-            _plan_and_run(self._requests(job_overrides, initial_job_idx), folder, self.config.hydra)
-        finally:
-            _remove_if_unused(folder)
-        return [JobReturn(overrides=each, status=JobStatus.COMPLETED) for each in job_overrides]
-
-    def _requests(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[Request]:
-        """Compose every job before the first one runs, so that a mistake in the last one is reported at once."""
-        _check_roots(self.config, self.config.hydra.runtime.choices)
-        if self.config.hydra.job.chdir:
-            raise JobError("hydra.job.chdir=true: every path counts from the folder in which tpbench starts")
-        # A field that an experiment sweeps, and that the command line sets too, has two overrides: the last one counts.
-        single = ({line.lstrip("+").partition("=")[0]: line for line in lines} for lines in job_overrides)
-        forced = (arguments.accepted_by_hydra([*lines.values()]) for lines in single)
-        jobs = dict.fromkeys(job for lines in forced for job in self.composer.variants_of(lines))
-        requests = [
-            Request(index, self.composer.values(lines, index), arguments.chosen_fields(lines))
-            for index, lines in enumerate(jobs, start=initial_job_idx)
-        ]
-        _check_names(dict.fromkeys(name for one in requests for name in one.values if name not in one.chosen))
-        return requests
-
-
-def _remove_if_unused(folder: Path) -> None:
-    """Remove the folder of a sweep that has only the file of Hydra's sweeper, and its parents if they are empty."""
-    with contextlib.suppress(OSError):
-        if [file.name for file in folder.iterdir()] == ["multirun.yaml"]:
-            shutil.rmtree(folder)
-            folder.parent.rmdir()
-            folder.parent.parent.rmdir()
-
-
-def _check_roots(config: Any, choices: Mapping[str, Any]) -> None:
-    """Raise JobError if a configuration file has a group at its root, where it selects no file. `choices`: Hydra's."""
-    for group in ("shape", "model", "measure", "experiment"):
-        if config.get(group) not in (None, choices.get(group)):
-            raise JobError(f"`{group}:` at the root of a file selects nothing: choose it in the file's `defaults:`")
-
-
-def _check_names(names: Iterable[str]) -> None:
-    """Raise JobError for names that configuration files set, and that aren't fields."""
-    valid = command_line_names() | set(GROUPS)
-    extra = [name for name in names if name not in valid | {"hub_ids", "shape_workload"}]
-    if errors := [unknown("field", name, valid, "python -m tpbench list fields") for name in extra]:
-        raise JobError("\n".join(f"in a configuration file: {error}" for error in errors))
-
-
-class TorchrunSlurmLauncher(TorchrunLauncher):
-    """`hydra/launcher=torchrun_slurm`: plan the whole sweep, then run one Slurm job per cell."""
-
-    __module__ = HYDRA_MODULE
-
-
-def register() -> None:
-    """Register the plugins with Hydra, under names in `hydra_plugins`.
-
-    Hydra finds such a package by itself only if it is installed, and tpbench also runs from a plain checkout. Hence
-    this module is entered as `hydra_plugins.tpbench`, where Hydra looks up the names.
-    """
-    plugins = Plugins.instance()  # first: it imports installed plugins
-    parent = sys.modules.setdefault("hydra_plugins", ModuleType("hydra_plugins"))
-    vars(parent)["tpbench"] = sys.modules[HYDRA_MODULE] = sys.modules[__name__]
-    for plugin in (TorchrunLauncher, TorchrunSlurmLauncher):
-        plugins.register(plugin)
-
-
-def _plan_and_run(requests: Sequence[Request], folder: Path, hydra_config: Any) -> None:
-    """Plan and run the cells. Raises JobError for invalid input, and if cells failed."""
-    options = sweep_options(requests)
-    runner = _runner(hydra_config.launcher, options)
-    cells = plan(requests, runner.target, command_line_variants())
-    if options.dry_run:
-        from tpbench.launcher.planning.forecast import dry_run_text, measured_seconds
-
-        decisions = resume.decide(cells, runner.facts) if options.resume else {}
-        print(dry_run_text(cells, decisions, runner.target, measured_seconds(cells)), end="")
-        return
-    if not packages.installed("torch"):  # the ranks import it, and this process does not
-        raise ModuleNotFoundError(name="torch")
-    attempts = run_sweep(cells, folder.absolute(), options, runner)
-    failed = Counter(attempt.status for attempt in attempts if attempt.status in FAILURES)
-    if failed:
-        counts = ", ".join(f"{status}: {count}" for status, count in failed.items())
-        raise JobError(f"{failed.total()} of {len(attempts)} cells failed ({counts})")
-
-
-def _runner(launcher: DictConfig, options: SweepOptions) -> Host | Slurm:
-    if launcher._target_.rpartition(".")[2] != TorchrunSlurmLauncher.__name__:
-        return Host(options)
-    if not packages.installed("submitit"):
-        raise JobError(f"hydra/launcher=torchrun_slurm {packages.not_installed(['submitit'])}")
-    from tpbench.launcher.slurm.cluster import SlurmSettings
-    from tpbench.launcher.slurm.runner import Slurm
-
-    settings: Any = OmegaConf.to_container(launcher, resolve=True)
-    del settings[CODE]
-    return Slurm(SlurmSettings.parse(settings), options)

@@ -31,9 +31,6 @@ INSTALLED = PACKAGE_ROOT.name in ("site-packages", "dist-packages")
 """True if Python finds this package without help. Such a folder must not be first on the path: its other packages could
 hide the standard library, or what the user put on the path."""
 
-_TORCHRUN_OPTION = "PET_"
-"""Start of the variables that are options of torchrun. Clusters such as Kubeflow's set them."""
-
 NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
 """Variables that keep NVLink multicast off in all jobs on GPUs. `tpbench.kernels.collectives` sets them too, but only
 in jobs with symmetric memory, and after NCCL has made its first communicators."""
@@ -108,7 +105,8 @@ def environment(
     Communication within one host always stays on the loopback interface, also where the user has set another one.
     `interprets_triton`: on a CPU, whether any job of the torchrun runs Triton kernels.
     """
-    env = {name: value for name, value in inherited.items() if not name.startswith(_TORCHRUN_OPTION)}
+    # PET_... are options of torchrun. Clusters such as Kubeflow's set them.
+    env = {name: value for name, value in inherited.items() if not name.startswith("PET_")}
     env |= {MARKER: marker, "PYTHONUNBUFFERED": inherited.get("PYTHONUNBUFFERED", "1")}
     if job.measure.profiler:
         env[PROFILED] = job.measure.profiler

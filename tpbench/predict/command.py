@@ -96,16 +96,17 @@ def _answers(
         problem = workload.problem(**{name: value for name, value in values.items() if name != "tp_size"})
         if complaints := problem.check(size.tp_size, 1):
             raise JobError("\n".join(complaints))
-        able = {
-            label: model
-            for label, model in fitted.items()
-            if size.kind in {cell.size.kind for cell in model.cells}
-            and not workload.variants[label.split()[0]].unsupported_reason(problem, size.tp_size)
-        }
-        chosen = _chosen(able, options)
-        if not chosen:
+        measured_kinds = {label: {cell.size.kind for cell in model.cells} for label, model in fitted.items()}
+        able = {label: model for label, model in fitted.items() if size.kind in measured_kinds[label]}
+        if not able:
             raise JobError(f"{size.kind} was not measured on {cells.gpu}")
-        predictions = [model(size, target.slowdown) for model in chosen.values()]
+        predictions = []
+        for label, model in _chosen(able, options).items():
+            refusal = workload.variants[label.split()[0]].unsupported_reason(problem, size.tp_size)
+            if refusal and options.variant:
+                raise JobError(f"{label} cannot run {size}: {refusal}")
+            if not refusal:
+                predictions.append(model(size, target.slowdown))
         answers.append(Answer(size, predictions, target, cells.cost_model.question))
     return answers
 

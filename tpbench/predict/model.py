@@ -200,8 +200,8 @@ class VariantModel:
         errors = {name: stretch * float(known[name]) for name in (*TIMES, "peak_gib")}
         values = {name: self.value(name, size, slowdown or 1.0) for name in (*TIMES, *COUNTED, "communication_ms")}
         # No row has the time of the collectives alone: all of the device time's error may be theirs.
-        part, whole = values["communication_ms"], values["device_ms"] or 0.0
-        errors["communication_ms"] = errors["device_ms"] * whole / part if part else 0.0
+        part, whole = values["communication_ms"], values["device_ms"]
+        errors["communication_ms"] = errors["device_ms"] * (whole or math.inf) / part if part else 0.0
         errors |= {name: math.inf for name in errors if values[name] is None}
         estimates = {name: Estimate(values[name] or 0.0, error) for name, error in errors.items()}
         times = estimates if slowdown else {}

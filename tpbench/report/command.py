@@ -112,7 +112,7 @@ def _check(options: argparse.Namespace, form: str) -> None:
     if options.plot is not None and options.plot not in grid_plots.PLOTS:
         raise JobError(unknown("plot", options.plot, grid_plots.PLOTS))
     if (options.plot is not None) != (is_picture and options.study is None):
-        raise JobError("a picture needs --format png or svg, and either --plot NAME or --study NAME")
+        raise JobError(f"a picture needs -o FILE.svg, and --study NAME or --plot {'|'.join(grid_plots.PLOTS)}")
     if (form == "html" and of_cells) or (is_picture and options.columns is not None):
         raise JobError(f"--columns and --study make tables: choose --format {', '.join(TABLES)}")
     if options.metric is not None and (of_cells or is_picture):

@@ -184,14 +184,12 @@ def _parser() -> argparse.ArgumentParser:
         "times, in turns, and name all of them. A machine that is slower during one side than during the other cannot "
         "be told from slower code.",
     )
-    side = "folder, file or glob of rows, or the id of a sweep; commas separate several"
-    parser.add_argument("before", help=side)
-    parser.add_argument("after", help="the same")
-    parser.add_argument(
-        "--rows", nargs="+", default=["outputs"], metavar="PLACE", help="where the rows of sweeps are (outputs)"
-    )
+    add, side = parser.add_argument, "folder, file or glob of rows, or the id of a sweep; commas separate several"
+    add("before", help=side)
+    add("after", help="the same")
+    add("--rows", nargs="+", default=["outputs"], metavar="PLACE", help="where the rows of sweeps are (outputs)")
     command_line.add_test(parser, 0.03)
-    parser.add_argument("--across", metavar="A,B", help="compare although these differ, say torch_version")
-    parser.add_argument("--allow-missing", action="store_true", help="pass although AFTER lacks cells of BEFORE")
+    add("--across", metavar="A,B", help="compare although these differ, say torch_version")
+    add("--allow-missing", action="store_true", help="pass although AFTER lacks cells of BEFORE")
     command_line.add_output(parser, tuple(command_line.TABLES))
     return parser

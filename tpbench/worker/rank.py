@@ -12,7 +12,6 @@ import functools
 import os
 import re
 import sys
-import sysconfig
 import time
 import traceback
 from collections.abc import Generator, Iterator, Sequence
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import tpbench
+from tpbench import packages
 from tpbench.suggestions import message
 from tpbench.worker.process import begin_tasks, device_of_rank, reason_to_end, reset_random_numbers, torch_columns
 from tpbench.worker.start import AGENT, ERROR, PEER_LOST, STACK_SIGNAL, die_with_parent, import_once
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 _PEER_LOST = re.compile(r"Connection (closed|reset) by peer|Broken pipe|ncclRemoteError|gloo/transport")
 """Messages of gloo and NCCL in a rank whose peer has ended."""
 _PACKAGE = Path(tpbench.__file__).resolve().parent
-_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 RANK, LOCAL_RANK = int(os.environ.get("RANK", 0)), os.environ.get("LOCAL_RANK", "0")
 started = time.monotonic()
@@ -290,7 +289,7 @@ def location(error: BaseException, variant: OutsideVariant | None = None) -> str
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
         own = path.resolve().is_relative_to(_PACKAGE)
-        if own or (path.exists() and not str(path.resolve()).startswith(_LIBRARIES)):
+        if own or (path.exists() and not packages.is_library(path)):
             of_variant = f", with the variant of {_short(Path(variant.path))}:{variant.line}" if own and variant else ""
             return f"{_short(path)}:{frame.lineno} ({frame.name}){of_variant}"
     return ""

@@ -192,6 +192,8 @@ class Workload:
         cls = self.problem
         if not (isinstance(cls, type) and is_dataclass(cls)):
             raise TypeError(f"Workload needs a frozen dataclass with the problem's fields, not {cls!r}")
+        if not (isinstance(self.tolerances, Mapping) and all("float" in dtype for dtype in self.tolerances)):
+            raise TypeError(f'tolerances are by dtype, as {{"float32": 1e-5}}, not {self.tolerances!r}')
         self.name = self.name or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
         if self.scheduled is not True:
             self.studies = {**self.studies, "late": LATE}

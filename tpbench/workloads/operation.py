@@ -80,9 +80,8 @@ class OperationSession:
             prepared = require(step, self.workload.prepared, variant, "the function")
             step = make(self.problem, self.inputs, prepared, self.rank)
         if not callable(step):
-            kind = type(step).__name__
-            expected = "a function without arguments or a Step"
-            raise WrongReturn(variant, f"{variant.name} must return its step, {expected}, not {kind}")
+            expected = "its step, a function without arguments or a Step"
+            raise WrongReturn(variant, f"{variant.name} must return {expected}, not {type(step).__name__}")
         if not isinstance(step, Step):
             declared = variant.bytes_communicated
             step = Step(step, declared(self.problem, self.rank) if declared else self.costs.bytes_communicated)
@@ -189,7 +188,9 @@ class OperationSession:
         for name, tensor in right.items():
             of_output = None if tensor.dtype == torch.float64 else tensor.dtype
             outputs[name] = Compared(got[name], tuple(tensor.shape), of_output, "output_error")
-        comparison = Comparison(outputs, {"output_error": limit}, gather_objects, self.rank.device, dtype)
+        least = str(least_precise([*self.inputs.values(), *got.values()])).removeprefix("torch.")
+        dtypes = dtype if least == dtype else f"{dtype}, and an output is {least}"
+        comparison = Comparison(outputs, {"output_error": limit}, gather_objects, self.rank.device, dtypes)
         for name in comparison.got:
             comparison.elements(name, relative_errors(got[name], right[name]), right[name])
         return comparison.verdict()

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+from omegaconf import OmegaConf
 
 from tests.support import composed_jobs
 from tpbench.launcher.command_line.arguments import (
     accepted_by_hydra,
+    check_each,
     check_overrides,
     chosen_fields,
     config_folders,
     for_hydra,
     options_first,
+    parse_overrides,
     rewritten,
 )
-from tpbench.launcher.sweep import _check_names, _check_roots
+from tpbench.launcher.sweep import SweepComposer, _check_names, _check_roots
 from tpbench.settings import JobError
 from tpbench.workloads import workloads
 
@@ -76,9 +80,14 @@ def test_the_folder_of_configuration_files(tmp_path: Path) -> None:
 
 def test_a_group_at_the_root_of_a_file_is_refused() -> None:
     _check_roots({"model": "a", "loss": "cross_entropy"}, {"model": "a", "shape": "b"})
-    for group, value in (("shape", {"tokens": 3}), ("measure", "x"), ("model", "x")):
+    for group in ("measure", "model"):
         with pytest.raises(JobError, match=f"`{group}:` at the root of a file selects nothing"):
-            _check_roots({group: value}, {group: "mine"})
+            _check_roots({group: "x"}, {group: "mine"})
+
+
+def test_a_file_without_its_package_is_refused() -> None:
+    with pytest.raises(JobError, match="shape=mine: its file must begin with the line"):
+        _check_roots(OmegaConf.create({"shape": {"tokens": 3}}), {"shape": "mine"})
 
 
 def test_a_name_in_a_file_that_is_no_field_is_refused() -> None:
@@ -113,13 +122,28 @@ def test_numbers_with_commas_are_refused() -> None:
 def variants_of(shape: str, variant: str) -> list[str]:
     """Return the variants that a value means beside a shape."""
     lines = [*accepted_by_hydra(rewritten([f"shape={shape}", f"variant={variant}"])), "layers=2"]  # of an experiment
-    return [lines[1].partition("=")[2] for lines in composed_jobs.composer().variants_of(lines)]
+    jobs = composed_jobs.composer().variants_of(lines)
+    return [line.removeprefix("variant=") for lines in jobs for line in lines if line.startswith("variant=")]
 
 
 def test_all_variants_are_those_of_the_shape() -> None:
     names = list(workloads()["tp_block"].variants)
     assert variants_of("tiny_block_tp2", "all") == names
     assert variants_of("tiny_tp2", "triton_tp") == ["triton_tp"]
+
+
+def test_a_file_may_choose_all_variants() -> None:
+    composer = SweepComposer(Mock(), OmegaConf.create({"variant": "all"}))
+    composer.compose = lambda sweep, lines: OmegaConf.create({"shape_workload": "linear_loss"})
+    names = list(workloads()["linear_loss"].variants)
+    assert composer.variants_of(["++seed=1"]) == [("++seed=1", f"variant={name}") for name in names]
+    assert composer.variants_of(["variant=one"]) == [("variant=one",)]
+
+
+@pytest.mark.parametrize("line", ["variant=['a','b']", "loss=[a]", r"variant=folder/my.py\:one"])
+def test_what_an_experiment_must_not_sweep(line: str) -> None:
+    with pytest.raises(JobError, match=r"write several values as -m|only the command line may name a file"):
+        check_each(parse_overrides(["variant=a", "++tokens=[1,2]", line]))
 
 
 def test_an_experiment_needs_its_plus() -> None:

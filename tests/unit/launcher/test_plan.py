@@ -108,7 +108,7 @@ def test_what_a_workload_lacks_is_said_with_the_way_to_change_the_line() -> None
     train = {**MODEL, "variant": "fsdp", "model": "tiny", "tp_size": 1, "dp_size": 2}
     with pytest.raises(JobError) as caught:
         plan([Request(0, train, ["measure", "table_rows", "heds"])], ThisHost(0))
-    names = len(field_names(variants()["fsdp"][0]) | SWEEP_OPTION_NAMES)
+    names = len(field_names(variants()["fsdp"][0]) | SWEEP_OPTION_NAMES | {"shape", "variant"})
     assert str(caught.value).splitlines() == [
         "no field of train_step is called measure: its problem fixes the iterations, so leave out measure (steps=2 "
         "makes it short)",

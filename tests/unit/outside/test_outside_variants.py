@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +46,14 @@ def _private(problem, shard): ...
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "my_loss.py").write_text(FILE)
     (tmp_path / "helper.py").write_text("NUMBER = 7\n")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    monkeypatch.setattr(outside_choices, "_named", {})
     monkeypatch.setattr(sys, "path", [*sys.path])
-    return tmp_path
+    yield tmp_path
+    outside_choices.command_line_variants.clear()
 
 
 def test_the_command_line_names_a_function_of_a_file(folder: Path) -> None:
@@ -60,7 +61,7 @@ def test_the_command_line_names_a_function_of_a_file(folder: Path) -> None:
     renamed = rewritten(arguments)
     assert renamed == ["-m", "variant=my_loss.py:fast_tp,triton_tp", "seed=1,2"]
     check_overrides(renamed)
-    found = outside_choices.command_line_variants()["my_loss.py:fast_tp"]
+    found = outside_choices.command_line_variants["my_loss.py:fast_tp"]
     assert (found.path, found.line) == (str(folder / "my_loss.py"), 6)
     assert found.variant.summary == "Add one to the shard."
     assert (found.variant.options, found.variant.requires) == ({"compile"}, ("torch",))

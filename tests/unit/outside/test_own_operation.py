@@ -84,16 +84,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with the file, which this process describes: a process of its own would import torch again."""
     (tmp_path / "my_op.py").write_text(FILE)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(outside_choices, "_named", {})
     monkeypatch.setattr("tpbench.outside.variant._description", lambda *where: json.dumps(described(*where)))
     yield tmp_path
+    outside_choices.command_line_variants.clear()
     forget()
 
 
 def parsed(chosen: Sequence[str] = (), **fields: Any) -> Job:
     """Return the job of the file's variant, which the command line has named."""
     values = {"variant": "my_op.py:copies", "tp_size": 2, "device": "cpu", **fields}
-    return parse_job(values, chosen, outside=dict(outside_choices.command_line_variants()))
+    return parse_job(values, chosen, outside=outside_choices.command_line_variants)
 
 
 def test_a_file_declares_fields_variants_and_columns(folder: Path) -> None:
@@ -129,7 +129,7 @@ def test_a_mistake_is_one_line(message: str, folder: Path) -> None:
 
 def test_rows_are_read_without_the_file_in_the_newest_form_of_its_workload(folder: Path) -> None:
     for version, tokens in enumerate(("8", "9")):
-        outside_choices._named.clear()
+        outside_choices.command_line_variants.clear()
         rewritten(["variant=my_op.py:copies"])
         job = parsed(tokens=tokens, output_dir=str(folder / "outputs"))
         task = new_task(job, folder / str(version), cell=version, **FACTS)
@@ -147,7 +147,7 @@ def test_rows_are_read_without_the_file_in_the_newest_form_of_its_workload(folde
 
 def test_a_file_is_known_when_rows_of_others_are_read(folder: Path) -> None:
     rewritten(["variant=my_op.py:copies"])
-    assert next(iter(outside_choices.command_line_variants().values())).of_workload.name == "my_copy"
+    assert next(iter(outside_choices.command_line_variants.values())).of_workload.name == "my_copy"
     rows = tpbench.load(ROOT / "outputs/options")
     assert len(rows) and (rows["delay_ms"].isna().all() if "delay_ms" in rows else True)
 

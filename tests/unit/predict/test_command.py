@@ -53,6 +53,7 @@ def test_counts_that_scale_a_gather_by_its_shard_fail_the_validation(rows, capsy
         (["--rows", "nowhere"], "no such folder or file: nowhere"),
         (["--variant", "triton"], "no variant with enough cells is called triton, did you mean triton_tp?"),
         (["--loss", "forward_kl"], "loss=forward_kl was not measured on NVIDIA H200"),
+        (["--loss", "forward_kl", "--variant", "triton_tp"], "loss=forward_kl was not measured on NVIDIA H200"),
         (["--gpu", "L40"], "no row was measured on L40 (there are: NVIDIA H200)"),
         (["--vocab", "4", "--tp", "8"], "cannot be sharded"),
         (["--gpu-memory", "1"], "CUDA, NCCL and fragments alone take 2 GiB"),

@@ -36,7 +36,7 @@ def test_output_and_filters(add, tmp_path, capsys):
         (["rows", "--only", "tp_size=2,3"], "in these rows, no tp_size is called 3 (valid: 2)"),
         (["rows", "--only", "tokns=1"], "no column is called tokns, did you mean tokens or top_k? (all "),
         (["rows", "-o", "x.pdf"], "-o x.pdf: no format has the suffix .pdf: use .txt, .md, .htm, .csv, .html, "),
-        (["rows", "-o", "x.svg"], "a picture needs --format png or svg, and either --plot NAME or --study NAME"),
+        (["rows", "-o", "x.svg"], "a picture needs -o FILE.svg, and --study NAME or --plot time"),
     ],
 )
 def test_wrong_requests_are_explained(add, tmp_path, monkeypatch, capsys, arguments, said):

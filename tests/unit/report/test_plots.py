@@ -36,7 +36,7 @@ def test_each_as_a_file(rows, tmp_path, name):
     [
         (["--format", "png", "--plot", "time"], "shows one of these: choose with --loss"),
         (["--format", "png", "--plot", "tme"], "no plot is called tme, did you mean time?"),
-        (["--plot", "time"], "a picture needs --format png or svg"),
+        (["--plot", "time"], "a picture needs -o FILE.svg"),
         (
             ["--format", "svg", "--plot", "time", "--variant", "pytorch_gather", "--only", "status=skipped"],
             "nothing for the plot time",

@@ -9,12 +9,11 @@ import math
 import re
 import shlex
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from hydra._internal.utils import get_args_parser
-from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override, RangeSweep
 from hydra.errors import OverrideParseException
@@ -50,16 +49,38 @@ def for_hydra(arguments: Sequence[str]) -> list[str]:
     return [*accepted_by_hydra(arguments), "hydra.mode=MULTIRUN"]  # also for one job
 
 
-def parse_options(arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
-    """Return Hydra's options with the overrides, and unknown options. Raises JobError for a wrong value of one."""
-    parser = get_args_parser()
+def _without_aliases(arguments: Sequence[str]) -> list[str]:
+    """Write other names of fields, which workloads declare, as the names here.
 
-    def raise_error(message: str) -> NoReturn:
-        raise JobError(f"{message} (python -m tpbench --hydra-help lists Hydra's options)")
+    Raises JobError with the whole right command line if fields have dashes in front, as in `--tokens 64`.
+    """
+    if (plain := _without_dashes(arguments)) != list(arguments):
+        raise JobError(f"fields have no dashes in front: write python -m tpbench {shlex.join(plain)}")
+    given = {argument.partition("=")[0] for argument in arguments}
+    words: list[str] = []
+    for argument in arguments:
+        name, _, value = argument.partition("=")
+        for meaning in aliases().get(name, "").split():
+            field, _, template = meaning.partition("=")
+            if field not in given:
+                values = dict.fromkeys(template.replace("{}", each) for each in value.split(","))
+                words.append(f"{field}={','.join(values)}")
+        words += [] if name in aliases() else [argument]
+    return words
 
-    setattr(parser, "error", raise_error)  # noqa: B010  mypy forbids an assignment; argparse would print its own usage
-    parsed, rest = parser.parse_known_intermixed_args(list(arguments))
-    return parsed, [each for each in rest if each.startswith("-")]
+
+def _without_dashes(arguments: Sequence[str]) -> list[str]:
+    """Write `--tokens 64` as `tokens=64`, for names of fields; other options are Hydra's."""
+    names = aliases().keys() | command_line_names() | set(GROUPS)
+    plain, words = [], list(arguments)
+    while words:
+        name, equals, value = words.pop(0).partition("=")
+        if name.startswith("--") and (field := name.removeprefix("--").replace("-", "_")) in names:
+            if not equals:
+                value = words.pop(0) if words and not words[0].startswith("-") and "=" not in words[0] else "true"
+            name, equals = field, "="
+        plain.append(f"{name}{equals}{value}")
+    return plain
 
 
 def options_first(arguments: Sequence[str]) -> list[str]:
@@ -74,6 +95,84 @@ def options_first(arguments: Sequence[str]) -> list[str]:
     return [*options, *parsed.overrides]
 
 
+def parse_options(arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
+    """Return Hydra's options with the overrides, and unknown options. Raises JobError for a wrong value of one."""
+    parser = get_args_parser()
+
+    def raise_error(message: str) -> NoReturn:
+        raise JobError(f"{message} (python -m tpbench --hydra-help lists Hydra's options)")
+
+    setattr(parser, "error", raise_error)  # noqa: B010  mypy forbids an assignment; argparse would print its own usage
+    parsed, rest = parser.parse_known_intermixed_args(list(arguments))
+    return parsed, [each for each in rest if each.startswith("-")]
+
+
+def rewritten(arguments: Sequence[str]) -> list[str]:
+    """Return a command line with the names and numbers that Hydra and its files know.
+
+    A file of a variant becomes its name in rows (which is remembered), and a model's id or folder the fields `model` or
+    `model_dir`. Raises JobError for a value that cannot be used.
+    """
+    words: list[str] = []
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        if name in ("model", "model_dir", "output_dir"):  # Hydra's grammar has no ~
+            value = ",".join(str(user_path(path)) if path.startswith("~") else path for path in value.split(","))
+        if name in GROUPS:  # Hydra's sweeper takes numbers in choice(...) for no choices
+            value = re.sub(r"^choice\(([^()]*)\)$", r"\1", value)
+        elif _THOUSANDS.fullmatch(value):
+            raise JobError(f"{argument}: a number has no comma: write {name}={value.replace(',', '')}")
+        if name == "variant":
+            value = _CHOICE.sub(lambda choice: name_in_rows(choice[0]), value)
+        if name == "model" and ("/" in value or ".py:" in value):
+            words += _model_and_folders(value, arguments)
+        else:
+            words.append(f"{name}{equals}{value}")
+    own = [variant.workload for variant in command_line_variants.values() if variant.definition]
+    if own and not any(word.startswith("shape=") for word in words):
+        words.append(f"shape={own[0]}")  # the shape of a workload from outside
+    return words
+
+
+def _model_and_folders(value: str, arguments: Sequence[str]) -> list[str]:
+    """Return the overrides that `model=VALUE` stands for, if VALUE has an id of Hugging Face or a path to a folder.
+
+    The id `Qwen/Qwen3-8B` becomes `model=qwen3_8b`. A folder, FILE.py:NAME, and an id without a file in conf/model,
+    becomes a `model_dir`: `NAME,path/to/folder` becomes `model=NAME` and `model_dir=null,path/to/folder`. With several
+    names each folder is combined with each name. The resulting equal jobs run once.
+    """
+    choices = [file_of(choice, arguments) or choice if "/" in choice else choice for choice in value.split(",")]
+    for place, choice in enumerate(choices):
+        if builder := re.fullmatch(r"(.+\.py):(\w+)", choice):
+            choices[place] = f"{user_path(builder[1]).resolve()}:{builder[2]}"
+            model_files.add(choices[place])
+    names = [choice for choice in choices if "/" not in choice]
+    folders = [choice for choice in choices if "/" in choice]
+    overrides = [f"model={','.join(names)}"] if names else []
+    return [*overrides, f"model_dir={','.join(['null'] * bool(names) + folders)}"] if folders else overrides
+
+
+def file_of(choice: str, arguments: Sequence[str] = ()) -> str | None:
+    """Return the name of the file in a conf/model that has the sizes of a model, given by its id, or None.
+
+    A tuned model has the sizes of its base. A folder of this name takes precedence.
+    """
+    if Path(choice).is_dir():
+        return None
+    for file in (file for folder in config_folders(arguments) for file in sorted((folder / "model").glob("*.yaml"))):
+        if {choice, choice.removesuffix("-Instruct")} & set(read_choice(file).get("hub_ids", ())):
+            return file.stem
+    return None
+
+
+def config_folders(arguments: Sequence[str]) -> list[Path]:
+    """Return the folders of configuration files: the package's and that of --config-dir, which must exist."""
+    folders = [CONF, *map(Path, filter(None, [parse_options(arguments)[0].config_dir]))]
+    if not folders[-1].is_dir():
+        raise JobError(f"no such folder of configuration files: {folders[-1]}")
+    return folders
+
+
 def check_overrides(arguments: Sequence[str]) -> None:
     """Raise JobError with a line for each argument that Hydra would not understand, or that must not reach it."""
     for argument in arguments:  # options of Hydra may have line breaks
@@ -81,15 +180,22 @@ def check_overrides(arguments: Sequence[str]) -> None:
         if not rest.isprintable():
             raise JobError(f"an argument has characters that a terminal does not print: {printable(argument)}")
     parsed, unrecognised = parse_options(arguments)
-    errors = [f"no such option: {each} (python -m tpbench --help lists them)" for each in unrecognised]
+    if unrecognised:
+        raise JobError(
+            "\n".join(f"no such option: {each} (python -m tpbench --help lists them)" for each in unrecognised)
+        )
     overrides = parse_overrides(parsed.overrides)
     # An experiment is a sweep without -m.
     sweeps = parsed.multirun or any(each.key_or_group in ("experiment", "hydra.mode") for each in overrides)
-    errors += [error for each in overrides for error in _errors(each, sweeps)]
-    if errors:
-        raise JobError("\n".join(dict.fromkeys(errors)))
+    check_each(overrides, sweeps)
     if (cells := math.prod(map(_count, overrides))) > MAX_CELLS:
         raise JobError(f"this sweep has {cells} cells; one sweep has at most {MAX_CELLS}: divide it into several")
+
+
+def check_each(overrides: Iterable[Override], sweeps: bool = True) -> None:
+    """Raise JobError with a line for each mistake in overrides, of the command line or of a file. See `_errors`."""
+    if errors := [error for each in overrides for error in _errors(each, sweeps)]:
+        raise JobError("\n".join(dict.fromkeys(errors)))
 
 
 def parse_overrides(arguments: Sequence[str]) -> list[Override]:
@@ -147,10 +253,14 @@ def _errors(override: Override, sweeps: bool) -> list[str]:
         errors.append(f"{line} removes what every job needs: write {key}=VALUE")
     if key == "workload":
         errors.append("a workload is chosen by its variant and shape (python -m tpbench list WORKLOAD shows them)")
-    if key in GROUPS and isinstance(values := override.value(), list):
-        errors.append(f"{line}: write several values as -m {key}={','.join(map(str, values))}")
-    elif key in GROUPS and (values is None or isinstance(values, dict)):
+    value = override.value()
+    if key in GROUPS and isinstance(value, list):
+        several = ",".join(map(str, value))
+        errors.append(f"{line}: write several values as -m {key}={several} (in an experiment: {key}: {several})")
+    elif key in GROUPS and (value is None or isinstance(value, dict)):
         errors.append(f"{line} is no choice (python -m tpbench list shows them)")
+    if key == "variant" and isinstance(value, str) and ".py:" in value and value not in command_line_variants:
+        errors.append(f"variant={value}: only the command line may name a file, not a configuration file")
     if "." in key and not of_hydra:
         errors.append(f"{line}: no field has a dot in its name: write {key.rpartition('.')[2]}=VALUE")
     if key == "experiment" and not override.is_add():
@@ -164,81 +274,6 @@ def _count(override: Override) -> int:
     if isinstance(value, RangeSweep):
         return max(1, math.ceil(((value.stop or 0) - (value.start or 0)) / (value.step or 1)))
     return max(1, len(value.list)) if isinstance(value, ChoiceSweep) else 1
-
-
-def _without_aliases(arguments: Sequence[str]) -> list[str]:
-    """Write other names of fields, which workloads declare, as the names here.
-
-    Raises JobError with the whole right command line if fields have dashes in front, as in `--tokens 64`.
-    """
-    if (plain := _without_dashes(arguments)) != list(arguments):
-        raise JobError(f"fields have no dashes in front: write python -m tpbench {shlex.join(plain)}")
-    given = {argument.partition("=")[0] for argument in arguments}
-    words: list[str] = []
-    for argument in arguments:
-        name, _, value = argument.partition("=")
-        for meaning in aliases().get(name, "").split():
-            field, _, template = meaning.partition("=")
-            if field not in given:
-                values = dict.fromkeys(template.replace("{}", each) for each in value.split(","))
-                words.append(f"{field}={','.join(values)}")
-        words += [] if name in aliases() else [argument]
-    return words
-
-
-def _without_dashes(arguments: Sequence[str]) -> list[str]:
-    """Write `--tokens 64` as `tokens=64`, for names of fields; other options are Hydra's."""
-    names = aliases().keys() | command_line_names() | set(GROUPS)
-    plain, words = [], list(arguments)
-    while words:
-        name, equals, value = words.pop(0).partition("=")
-        if name.startswith("--") and (field := name.removeprefix("--").replace("-", "_")) in names:
-            if not equals:
-                value = words.pop(0) if words and not words[0].startswith("-") and "=" not in words[0] else "true"
-            name, equals = field, "="
-        plain.append(f"{name}{equals}{value}")
-    return plain
-
-
-def rewritten(arguments: Sequence[str]) -> list[str]:
-    """Return a command line with the names and numbers that Hydra and its files know.
-
-    A file of a variant becomes its name in rows (which is remembered), and a model's id or folder the fields `model` or
-    `model_dir`. Raises JobError with a line for each value that cannot be used.
-    """
-    words: list[str] = []
-    errors: list[str] = []
-
-    def variant(choice: re.Match[str]) -> str:
-        if choice[0] == "all":  # only the composed cell tells the workload of these variants
-            ConfigStore.instance().store("all", {"variant": "all"}, "variant", "_global_")
-            return "all"
-        try:
-            return name_in_rows(choice[0])
-        except JobError as error:
-            errors.append(str(error))
-            return choice[0]
-
-    for argument in arguments:
-        name, equals, value = argument.partition("=")
-        if name in ("model", "model_dir", "output_dir"):  # Hydra's grammar has no ~
-            value = ",".join(str(user_path(path)) if path.startswith("~") else path for path in value.split(","))
-        if name in GROUPS:  # Hydra's sweeper takes numbers in choice(...) for no choices
-            value = re.sub(r"^choice\(([^()]*)\)$", r"\1", value)
-        elif _THOUSANDS.fullmatch(value):
-            raise JobError(f"{argument}: a number has no comma: write {name}={value.replace(',', '')}")
-        if name == "variant":
-            value = _CHOICE.sub(variant, value)
-        if name == "model" and ("/" in value or ".py:" in value):
-            words += _model_and_folders(value, arguments)
-        else:
-            words.append(f"{name}{equals}{value}")
-    if errors:
-        raise JobError("\n".join(dict.fromkeys(errors)))
-    own = [variant.workload for variant in command_line_variants().values() if variant.definition]
-    if own and not any(word.startswith("shape=") for word in words):
-        words.append(f"shape={own[0]}")  # the shape of a workload from outside
-    return words
 
 
 def accepted_by_hydra(arguments: Sequence[str]) -> list[str]:
@@ -256,46 +291,7 @@ def accepted_by_hydra(arguments: Sequence[str]) -> list[str]:
     return words
 
 
-def config_folders(arguments: Sequence[str]) -> list[Path]:
-    """Return the folders of configuration files: the package's and that of --config-dir, which must exist."""
-    folders = [CONF, *map(Path, filter(None, [parse_options(arguments)[0].config_dir]))]
-    if not folders[-1].is_dir():
-        raise JobError(f"no such folder of configuration files: {folders[-1]}")
-    return folders
-
-
-def _model_and_folders(value: str, arguments: Sequence[str]) -> list[str]:
-    """Return the overrides that `model=VALUE` stands for, if VALUE has an id of Hugging Face or a path to a folder.
-
-    The id `Qwen/Qwen3-8B` becomes `model=qwen3_8b`. A folder, FILE.py:NAME, and an id without a file in conf/model,
-    becomes a `model_dir`: `NAME,path/to/folder` becomes `model=NAME` and `model_dir=null,path/to/folder`. With several
-    names each folder is combined with each name. The resulting equal jobs run once.
-    """
-    choices = [file_of(choice, arguments) or choice if "/" in choice else choice for choice in value.split(",")]
-    for place, choice in enumerate(choices):
-        if builder := re.fullmatch(r"(.+\.py):(\w+)", choice):
-            choices[place] = f"{user_path(builder[1]).resolve()}:{builder[2]}"
-            model_files.add(choices[place])
-    names = [choice for choice in choices if "/" not in choice]
-    folders = [choice for choice in choices if "/" in choice]
-    overrides = [f"model={','.join(names)}"] if names else []
-    return [*overrides, f"model_dir={','.join(['null'] * bool(names) + folders)}"] if folders else overrides
-
-
 def chosen_fields(overrides: Sequence[str]) -> list[str]:
     """Return the names that these overrides of one job set: fields, and groups of only some workloads, such as loss."""
     keys = [each.key_or_group for each in OverridesParser.create().parse_overrides(list(overrides))]
     return [key for key in keys if key not in ("variant", "shape", "experiment") and not key.startswith("hydra")]
-
-
-def file_of(choice: str, arguments: Sequence[str] = ()) -> str | None:
-    """Return the name of the file in a conf/model that has the sizes of a model, given by its id, or None.
-
-    A tuned model has the sizes of its base. A folder of this name takes precedence.
-    """
-    if Path(choice).is_dir():
-        return None
-    for file in (file for folder in config_folders(arguments) for file in sorted((folder / "model").glob("*.yaml"))):
-        if {choice, choice.removesuffix("-Instruct")} & set(read_choice(file).get("hub_ids", ())):
-            return file.stem
-    return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -26,12 +25,8 @@ _FILE = re.compile(r"(?P<path>.*\.py)(?::(?P<function>.*))?")
 FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.py")
 """File names that are written in rows, tables and command lines as they are."""
 
-_named: dict[str, OutsideVariant] = {}
-
-
-def command_line_variants() -> Mapping[str, OutsideVariant]:
-    """Return the variants that this process's command line has named, by their names in rows."""
-    return _named
+command_line_variants: dict[str, OutsideVariant] = {}
+"""The variants that this process's command line has named, by their names in rows."""
 
 
 def name_in_rows(choice: str) -> str:
@@ -41,12 +36,12 @@ def name_in_rows(choice: str) -> str:
     """
     if choice in variants() or (outside := find_outside(choice)) is None:
         return choice
-    known = _named.setdefault(outside.name, outside)
+    known = command_line_variants.setdefault(outside.name, outside)
     if known != outside:
         raise JobError(
             f"{known.path} and {outside.path} have the same name in rows, {outside.name}: rename one of the files"
         )
-    for other in _named.values():
+    for other in command_line_variants.values():
         if other.workload == outside.workload and other.definition and other.definition != outside.definition:
             raise JobError(
                 f"{other.path} and {outside.path} declare different workloads called {outside.workload}: "

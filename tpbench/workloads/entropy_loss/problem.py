@@ -97,6 +97,10 @@ WORKLOAD = Workload(
     cost_model=lambda: COST_MODEL,
     least_gib=lambda job: (size := COST_MODEL.size_of(job.flat())) and size.inputs_gib,
     reusable_process=True,
+    # Not of the variant's: a prediction from rows of it needs no Python.
+    unsupported_reason=lambda job: (
+        "it needs Python 3.12" if job.variant == "fast_llm" and sys.version_info < (3, 12) else None
+    ),
 )
 
 
@@ -124,8 +128,6 @@ def _gather(problem: EntropyLoss, tp_size: int) -> str | None:
 
 
 def _fast_llm(problem: EntropyLoss, tp_size: int) -> str | None:
-    if sys.version_info < (3, 12):
-        return "it needs Python 3.12"
     if problem.top_k or problem.kl_weight or problem.loss == "jsd":
         return "it has no top_k, no jsd, and no divergence from a reference policy"
     return uneven(problem, tp_size) if problem.from_labels else None

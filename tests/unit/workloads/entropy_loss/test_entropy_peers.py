@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,3 +25,11 @@ def test_a_variant_refuses_what_its_function_cannot_do(
 ) -> None:
     cell = problem(**{"loss": "cross_entropy", "dtype": "bfloat16"} | fields)
     assert said in (WORKLOAD.variants[name].unsupported_reason(cell, tp_size) or "")
+
+
+def test_a_prediction_needs_no_python_that_a_variant_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is made from rows of another machine. A job of this machine is skipped."""
+    monkeypatch.setattr("tpbench.workloads.entropy_loss.problem.sys", SimpleNamespace(version_info=(3, 11)))
+    cell = problem(loss="cross_entropy", dtype="bfloat16")
+    assert WORKLOAD.variants["fast_llm"].unsupported_reason(cell, 1) is None
+    assert WORKLOAD.unsupported_reason(SimpleNamespace(variant="fast_llm")) == "it needs Python 3.12"
