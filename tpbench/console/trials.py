@@ -21,28 +21,28 @@ from tpbench.suggestions import printable, unknown
 from tpbench.tables import aligned_lines
 from tpbench.workloads import workloads
 
-_EPILOG = "Further arguments are those of a sweep, such as device=cpu or loss=reverse_kl."
-
 
 def main(arguments: Sequence[str]) -> int:
     """Run `test` or `profile`, the first argument. The exit code is 0, or 1 if a cell failed."""
     command, *rest = arguments
-    parser = argparse.ArgumentParser(prog=f"tpbench {command}", epilog=_EPILOG)
-    if command == "test":
-        parser.description = "Check every variant that can run here against the oracle, on tiny shapes."
-        parser.add_argument("workload", nargs="*", help=f"of {', '.join(workloads())} (all)")
-    else:
-        parser.description = "Train blocks without parallelism, with it, and with two kinds of overlap: loss and costs."
-    options = parser.parse_args([argument for argument in rest if "=" not in argument])
+    further = "Further arguments are those of a sweep, such as device=cpu or loss=reverse_kl."
+    parser = argparse.ArgumentParser(prog=f"tpbench {command}", epilog=further)
+    words = [argument for argument in rest if "=" not in argument]
     overrides = [argument for argument in rest if "=" in argument]
-    if command == "test":
-        for name in options.workload:
-            if name not in workloads():
-                parser.error(unknown("workload", name, workloads()))
-        if any(text.startswith(("variant=", "shape=", "output_dir=")) for text in overrides):
-            only = "it runs every variant on tiny shapes, in a temporary folder"
-            parser.error(f"{only}; a sweep of one variant checks it, too: -m variant=NAME")
-    return _test(options.workload or list(workloads()), overrides) if command == "test" else _profile(overrides)
+    if command == "profile":
+        parser.description = "Train blocks without parallelism, with it, and with two kinds of overlap: loss and costs."
+        parser.parse_args(words)
+        return _profile(overrides)
+    parser.description = "Check every variant that can run here against the oracle, on tiny shapes."
+    parser.add_argument("workload", nargs="*", help=f"of {', '.join(workloads())} (all)")
+    names = parser.parse_args(words).workload
+    for name in names:
+        if name not in workloads():
+            parser.error(unknown("workload", name, workloads()))
+    if any(text.startswith(("variant=", "shape=", "output_dir=")) for text in overrides):
+        only = "it runs every variant on tiny shapes, in a temporary folder"
+        parser.error(f"{only}; a sweep of one variant checks it, too: -m variant=NAME")
+    return _test(names or list(workloads()), overrides)
 
 
 def _sweep(*arguments: str) -> int:
@@ -62,15 +62,15 @@ def _test(names: Sequence[str], overrides: Sequence[str]) -> int:
         sizes = ["tp_size=1", "dp_size=1"] if gpus == 1 else []
         scheduled = workloads()[name].scheduled is True
         quick = ["steps=4"] if scheduled else ["measure=quick", "time_budget_s=0", "min_iterations=1"]
-        rows_of = Path(folder, name)
+        output_dir = Path(folder, name)
         code = _sweep(
-            f"variant={variants}", f"shape={tiny}", *sizes, *quick, "reuse=true", f"output_dir={rows_of}", *overrides
+            f"variant={variants}", f"shape={tiny}", *sizes, *quick, "reuse=true", f"output_dir={output_dir}", *overrides
         )
-        if not (rows_of / "rows").is_dir():  # the sweep was refused, and has said why, or it was a dry run
+        if not (output_dir / "rows").is_dir():  # the sweep was refused, and has said why, or it was a dry run
             shutil.rmtree(folder)
             return code
         with warnings.catch_warnings(action="ignore"):  # these cells measure too little to warn about
-            rows = load(rows_of)
+            rows = load(output_dir)
         for entry in entries:
             lines.append([name, entry.name, *_result(rows[rows["variant"] == entry.name], missing.get(entry.name))])
     print(*aligned_lines(("workload", "variant", "result", "error", "reason"), lines), sep="\n")

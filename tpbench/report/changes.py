@@ -114,19 +114,17 @@ class Comparison:
         """Return what the verdicts mean, how runs scatter, and the false-alarm rate, as sentences."""
         above, below = verdict_words(self.metric)
         tested = sum(change.p is not None for change in self.changes)
-        sentences = [
+        words = (
             f"{above}, {below}: {self.metric.name} differs by more than {100 * self.threshold:.3g}%, and a t test of "
             f"its logarithm has p < {ALPHA} after Holm's correction for the {tested} cells tested. {SAME}: it differs "
             f"by less. {UNCLEAR}: runs may scatter that much. ratio: after over before; low, high: its "
-            f"{uncertainty.CONFIDENCE:.0%} interval.",
-            f"{FALSE_ALARMS}.",
-        ]
-        if self.scatter.freedom:
-            sentences[-1] += (
-                f" Repeated rows of a cell ({self.scatter.freedom} more than one a side) scatter "
-                f"{self.scatter.factor**0.5:.2g} times as much as samples let assume, which is taken into account."
-            )
-        return sentences
+            f"{uncertainty.CONFIDENCE:.0%} interval."
+        )
+        repeated = (
+            f" Repeated rows of a cell ({self.scatter.freedom} more than one a side) scatter "
+            f"{self.scatter.factor**0.5:.2g} times as much as samples let assume, which is taken into account."
+        )
+        return [words, f"{FALSE_ALARMS}.{repeated if self.scatter.freedom else ''}"]
 
 
 def verdict_words(shown: Metric) -> tuple[str, str]:

@@ -28,10 +28,6 @@ from tpbench.workloads import workloads
 FORMATS = (*TABLES, "html", *PICTURES)
 COMMANDS = {"compare": compare.main, "history": history.main}
 """Commands with options of their own."""
-EPILOG = (
-    "`tpbench compare BEFORE AFTER` says what got slower between two sets of rows. `tpbench history` "
-    "shows a metric over time, by commit and package. Each has a --help."
-)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -49,8 +45,12 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    description = "Measured rows as tables of variants side by side."
-    parser = command_line.ReportParser("tpbench report", description=description, epilog=EPILOG)
+    parser = command_line.ReportParser(
+        "tpbench report",
+        description="Measured rows as tables of variants side by side.",
+        epilog="`tpbench compare BEFORE AFTER` says what got slower between two sets of rows. `tpbench history` shows "
+        "a metric over time, by commit and package. Each has a --help.",
+    )
     command_line.add_filters(parser)
     add = parser.add_argument
     metrics = f"one of: {', '.join(METRICS)}, or a number that a workload adds; an unknown name lists all (time_ms; in "
@@ -123,7 +123,7 @@ def _check(options: argparse.Namespace, form: str) -> None:
         raise JobError(f"--format {form} is for a file: say -o report.{form}")
 
 
-def write_documents(frame: pd.DataFrame, folder: Path) -> list[Path]:
+def write_documents(frame: pd.DataFrame, folder: Path) -> None:
     """Write a JSON file for the newest row of each cell whose workload defines a document.
 
     If several documents have one name, the id of the row follows it in all but the oldest. Raises JobError if there is
@@ -140,4 +140,3 @@ def write_documents(frame: pd.DataFrame, folder: Path) -> list[Path]:
     for file, content in written.items():
         file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         print(f"report: wrote {file}", file=sys.stderr)
-    return list(written)

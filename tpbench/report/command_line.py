@@ -32,8 +32,6 @@ TABLES: dict[str, Callable[[Document], str]] = {
 }
 """Formats of tables, with their renderers."""
 PICTURES = ("png", "svg")
-_SHOWN_VALUES = 60
-"""Most values of a column that a message lists."""
 SUFFIXES = {".txt": "text", ".md": "markdown", ".htm": "html"} | {
     f".{name}": name for name in ("csv", "html", "png", "svg", "json")
 }
@@ -133,7 +131,7 @@ def selected_rows(options: argparse.Namespace) -> pd.DataFrame:
         for text in wanted:
             if text not in set(texts):
                 present = set(texts[frame[name].notna()])
-                place = f"--columns {name}" if len(present) > _SHOWN_VALUES else ""
+                place = f"--columns {name}" if len(present) > 60 else ""  # a list of sizes may fill the screen
                 raise JobError(f"in these rows, {unknown(name, text, present, place)}")
         frame = frame[texts.isin(wanted)]
     return frame

@@ -20,7 +20,6 @@ from tpbench.tables import Document, Table, TableCell, number_cell
 
 _SHOWN = 4
 """Most cells that a message names."""
-_SHOWN_SWEEPS = 3
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -171,7 +170,7 @@ def _is_place(name: str) -> bool:
 
 
 def _newest_sweeps(frame: pd.DataFrame) -> str:
-    sweeps = frame.groupby("sweep_id")["started_at"].agg(["min", "size"]).sort_values("min").tail(_SHOWN_SWEEPS)[::-1]
+    sweeps = frame.groupby("sweep_id")["started_at"].agg(["min", "size"]).sort_values("min").tail(3)[::-1]
     return ", ".join(f"{name} ({counted(count, 'row')})" for name, count in sweeps["size"].items()) or "none"
 
 

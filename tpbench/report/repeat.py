@@ -40,8 +40,7 @@ def row_command(record: Mapping[str, Any]) -> str:
     is_of_a_file = ":" in variant and "/" not in variant
     job = stored_job(stored, OutsideVariant(variant, str(stored.get("workload"))) if is_of_a_file else None)
     flat, workload = job.flat(), job.workload
-    named = {*flat} - {*NOT_IN_KEY, *job.unused_settings, *workload.outside_key}
-    named -= {"workload", "variant"}
+    named = {*flat} - {"workload", "variant", *NOT_IN_KEY, *job.unused_settings, *workload.outside_key}
     given = field_defaults(workload.name)
     measure = f"measure/{Path(flat['measure']).name}"
     for file in ("config", measure, *CHOSEN_BY_CONFIG, f"workload/{workload.name}", f"variant/{variant}"):

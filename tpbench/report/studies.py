@@ -28,9 +28,6 @@ from tpbench.tables import MISSING, Document, Table, TableCell, number_cell
 from tpbench.workloads import Study, workloads
 from tpbench.workloads.study_data import Panel, Picture, Series
 
-OF_BEST = "of best"
-"""Name of the column that compares a cell with the best."""
-
 
 def studies() -> dict[str, dict[str, Study]]:
     """Return every study by name and workload."""
@@ -123,7 +120,7 @@ def cell_table(grid: RecordGrid, study: Study) -> Table:
         for at, (cell, status) in enumerate(zip(cells, statuses, strict=True))
     ]
     columns = [column_label(grid.key_names[at]) for at in keys] + ["variant"]
-    columns += [*(["status"] if has_status else []), *([OF_BEST] if compared else []), *shown]
+    columns += [*(["status"] if has_status else []), *(["of best"] if compared else []), *shown]
     facts, notes = grid.facts | shared, [*remarks, *records.mark_meanings("".join(statuses))]
     return Table(heading(facts), columns, rows, facts, notes, keys=len(keys) + 1)
 

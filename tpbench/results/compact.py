@@ -43,8 +43,6 @@ class MergeCounts(NamedTuple):
 def compact(output_dir: str | os.PathLike[str]) -> MergeCounts:
     """Merge the rows of OUTPUT_DIR into one file. Raises FileNotFoundError if there are no rows."""
     rows = Path(output_dir, "rows")
-    if not rows.is_dir():
-        raise FileNotFoundError(f"no rows in {os.fspath(output_dir)!r}: it has no folder rows")
     files = [path for path in row_files(rows) if path.parent == rows.absolute()]
     table, read, complaints = read_table(files)
     table = table.filter(pc.invert(pc.is_in(table["status"], pa.array(KEPT))))

@@ -87,8 +87,6 @@ def newest(frame: pd.DataFrame) -> pd.DataFrame:
 
 def replaced_rows(frame: pd.DataFrame) -> list[Any]:
     """Return the index of rows that a measurement replaces."""
-    if "status" not in frame:
-        return []
     measured = frame["status"].isin(MEASURED)
     contested = frame["key"].isin(frame.loc[~measured, "key"].dropna()) & frame["key"].isin(frame.loc[measured, "key"])
     names = ["key", "status", "device", "finished_at", *SOFTWARE, *(name for of in HARDWARE.values() for name in of)]

@@ -23,7 +23,6 @@ FLAG = pa.bool_()
 TIME = pa.timestamp("us", tz="UTC")
 REALS = pa.list_(pa.float64())
 
-
 _NAMED_UNITS = {"gb_per_s": "GB/s", "_ms": "ms", "_kib": "KiB", "_mib": "MiB", "_gib": "GiB"}
 """Units by the end of a column's name."""
 

@@ -116,8 +116,7 @@ def arrange_rows(frame: pd.DataFrame) -> list[RecordGrid]:
                 record[name] = compute(record)
             except (TypeError, ZeroDivisionError):  # the row lacks a value from which it is computed
                 record[name] = None
-        names = ("workload", "device", "hardware", *pivot.sections)
-        groups[tuple(record[name] for name in names)].append(record)
+        groups[tuple(record[name] for name in ("workload", "device", "hardware", *pivot.sections))].append(record)
     positions = {name: position for position, name in enumerate(known)}
     ordered = sorted(
         groups,

@@ -44,7 +44,6 @@ MACHINE_FACTS = (
     "git_commit", "git_dirty", "host",
 )  # fmt: skip
 """Columns of rows that describe the machine and its software."""
-VERDICT_COLUMNS = ("problem", "fastest", "time", "runner-up", "trust", "of floor", "memory", "wall time")
 
 
 class Section(NamedTuple):
@@ -171,8 +170,9 @@ def _section(section: Section, name: str, metric_name: str | None) -> dict[str, 
 
 def verdict_table(verdicts: Sequence[ProblemVerdict]) -> Table:
     """Return a line for each problem of a grid, the slowest first."""
+    columns = ("problem", "fastest", "time", "runner-up", "trust", "of floor", "memory", "wall time")
     rows = [_verdict_cells(verdict) for verdict in sorted(verdicts, key=lambda verdict: -verdict.time_ms)]
-    return Table("verdicts", VERDICT_COLUMNS, rows)
+    return Table("verdicts", columns, rows)
 
 
 def _verdict_cells(verdict: ProblemVerdict) -> list[TableCell]:
