@@ -70,11 +70,12 @@ class Slurm:
 
     def run(self, attempts: Sequence[Attempt], display: Display) -> Iterator[Attempt]:
         """Submit all attempts, and yield each as it ends. Cancels all other jobs when it is closed."""
-        indices = {attempt.cell.index for attempt in attempts}
-        waiting = {index: self.adopted.pop(index) for index in indices & self.adopted.keys()}
+        waiting: dict[int, tuple[str, Attempt]] = {}
         arrays: dict[Layout, list[Attempt]] = defaultdict(list)
         for attempt in attempts:
-            if attempt.cell.index not in waiting:
+            if adopted := self.adopted.pop(attempt.cell.index, None):
+                waiting[attempt.cell.index] = adopted
+            else:
                 arrays[self.target.layout(attempt.cell.job)].append(attempt)
         try:
             for shape, alike in arrays.items():
@@ -89,7 +90,7 @@ class Slurm:
                 yield from self._collect(waiting, display)
             left, waiting = waiting, {}  # a sweep that does not wait leaves its jobs
             for job_id, attempt in left.values():
-                yield replace(attempt, note=f"submitted as Slurm job {job_id}")
+                yield replace(attempt, note=f"Slurm job {job_id}")
         finally:
             for _, attempt in waiting.values():
                 abandon(attempt.folder)
