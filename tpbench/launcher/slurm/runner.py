@@ -69,7 +69,7 @@ class Slurm:
         return {index: f"already submitted as Slurm job {job_id}" for index, (job_id, _) in self.adopted.items()}
 
     def run(self, attempts: Sequence[Attempt], display: Display) -> Iterator[Attempt]:
-        """Submit all attempts, and yield each as it ends. Cancels all other jobs when it is closed."""
+        """Submit all attempts, and yield each as it ends. Cancels the jobs that it submitted when it is closed."""
         waiting: dict[int, tuple[str, Attempt]] = {}
         arrays: dict[Layout, list[Attempt]] = defaultdict(list)
         for attempt in attempts:
@@ -77,6 +77,7 @@ class Slurm:
                 waiting[attempt.cell.index] = adopted
             else:
                 arrays[self.target.layout(attempt.cell.job)].append(attempt)
+        earlier = {job_id for job_id, _ in waiting.values()}  # an interrupt leaves the jobs of earlier sweeps alone
         try:
             for shape, alike in arrays.items():
                 length = self.settings.cells_per_job or len(alike)
@@ -92,9 +93,12 @@ class Slurm:
             for job_id, attempt in left.values():
                 yield replace(attempt, note=f"Slurm job {job_id}")
         finally:
-            for _, attempt in waiting.values():
+            submitted = [(job_id, attempt) for job_id, attempt in waiting.values() if job_id not in earlier]
+            for _, attempt in submitted:
                 abandon(attempt.folder)
-            cluster.cancel(sorted({job_id for job_id, _ in waiting.values()}))
+            cluster.cancel(sorted({job_id for job_id, _ in submitted}))
+            if left := sorted(earlier.intersection(job_id for job_id, _ in waiting.values())):
+                display.note(f"jobs of an earlier sweep stay in Slurm's queue: {', '.join(left)}")
 
     def _submit(self, shape: Layout, lists: Sequence[Sequence[Attempt]]) -> list[str]:
         """Submit an array with a job for each list of attempts, which have begun. Return the numbers of the jobs."""
