@@ -93,12 +93,13 @@ class Slurm:
             for job_id, attempt in left.values():
                 yield replace(attempt, note=f"Slurm job {job_id}")
         finally:
-            submitted = [(job_id, attempt) for job_id, attempt in waiting.values() if job_id not in earlier]
-            for _, attempt in submitted:
-                abandon(attempt.folder)
-            cluster.cancel(sorted({job_id for job_id, _ in submitted}))
-            if left := sorted(earlier.intersection(job_id for job_id, _ in waiting.values())):
-                display.note(f"jobs of an earlier sweep stay in Slurm's queue: {', '.join(left)}")
+            unfinished = {job_id for job_id, _ in waiting.values()}
+            for job_id, attempt in waiting.values():
+                if job_id not in earlier:
+                    abandon(attempt.folder)
+            cluster.cancel(sorted(unfinished - earlier))
+            if kept := sorted(unfinished & earlier):
+                display.note(f"jobs of an earlier sweep stay in Slurm's queue: {', '.join(kept)}")
 
     def _submit(self, shape: Layout, lists: Sequence[Sequence[Attempt]]) -> list[str]:
         """Submit an array with a job for each list of attempts, which have begun. Return the numbers of the jobs."""
