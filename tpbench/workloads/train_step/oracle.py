@@ -93,6 +93,11 @@ class Reference:
                     values = f"the {name} of step {step + 1} is {got[step]:.6g}, expected {expected[step]:.6g}"
                     wrong.append(f"{column} {error:.3g} is above {limit:.3g} ({dtype}): {values}")
                     break
+        finite = [math.isfinite(loss + norm) for loss, norm in zip(losses, norms, strict=False)]
+        if not wrong and not all(finite):
+            step = finite.index(False)
+            values = f"a loss of {losses[step]:.6g} and a gradient norm of {norms[step]:.6g}"
+            wrong.append(f"step {step + 1} has {values}: a lower learning_rate may help")
         return " and ".join(wrong) or self.timed_complaint(losses, dtype)
 
     def timed_complaint(self, losses: Sequence[float], dtype: str) -> str | None:

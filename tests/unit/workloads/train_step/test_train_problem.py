@@ -102,3 +102,5 @@ def test_deepspeeds_configuration_has_the_overlap() -> None:
 def test_an_id_without_a_folder_is_answered_with_the_download() -> None:
     with pytest.raises(JobError, match=re.escape("hf download Someone/Tiny-1B config.json --local-dir")):
         resolve(tiny_problem(model_dir="Someone/Tiny-1B"))
+    with pytest.raises(JobError, match=r"cannot be read: [^`]*$"):
+        resolve(tiny_problem(model_dir="/nowhere/Tiny-1B"))

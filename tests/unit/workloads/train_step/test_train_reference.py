@@ -97,6 +97,14 @@ def test_the_tolerance_of_norms_grows_with_each_step() -> None:
         assert f"the loss of step {step + 1} is " in str(right.complaint(losses, right.norms, "bfloat16"))
 
 
+def test_a_run_that_diverges_later_is_wrong() -> None:
+    """With such a learning rate the reference has only the first step's loss."""
+    forward = Reference(FORWARD, [7.0])
+    assert forward.complaint([7.0, 6.0, 5.0], [2.0, 2.0, 2.0], "float32") is None
+    said = forward.complaint([7.0, 6.0, 5.0], [2.0, float("nan"), float("nan")], "float32")
+    assert str(said).startswith("step 2 has a loss of 6 and a gradient norm of nan: ")
+
+
 SLOW = Reference("", (10.0, 9.97, 9.96, 9.95, 9.94), timed_from=2)
 """Training changes so little that the least tolerance counts."""
 FAST = Reference("", (10.0, 9.0, 8.0, 7.0, 6.0), timed_from=2)
