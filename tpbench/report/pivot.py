@@ -161,7 +161,9 @@ def legend(tables: Sequence[Table], shown: Metric) -> list[str]:
     text = " ".join(cell.text for cell in cells)
     lines = list(mark_meanings(text))
     if UNDECIDED in text:
-        lines.append(f"{UNDECIDED} undecided: two runs may differ as much from the best of the line by chance alone")
+        lines.append(
+            f"{UNDECIDED} undecided: two runs may differ as much by chance alone, or samples are too few to tell"
+        )
     if any(cell.value == "ok" for cell in cells):
         lines.append(f"ok: correct, but without {shown.name}")
     if any("interleaved" in cell.note for cell in cells):

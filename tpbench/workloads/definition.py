@@ -22,15 +22,13 @@ _TYPES: dict[str, Any] = {"int": int, "float": float, "str": str, "bool": bool}
 def definition_of(workload: Workload) -> dict[str, Any]:
     """Return what rows carry. Raises ValueError in one line for a field that a command line could not set."""
     hints = typing.get_type_hints(workload.problem)
-    columns = {"columns": dict(workload.columns)} if workload.columns else {}
-    scheduled = {"scheduled": True} if "session" in workload.functions else {}
     return {
         "name": workload.name,
         "title": workload.summary,
         "costs": not workload.functions.keys().isdisjoint(("costs", "session")),
         "fields": [_field(field, hints[field.name]) for field in dataclasses.fields(workload.problem)],
-        **columns,
-        **scheduled,
+        **({"columns": dict(workload.columns)} if workload.columns else {}),
+        **({"scheduled": True} if "session" in workload.functions else {}),
     }
 
 

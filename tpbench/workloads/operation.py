@@ -80,9 +80,8 @@ class OperationSession:
             prepared = require(step, self.workload.prepared, variant, "the function")
             step = make(self.problem, self.inputs, prepared, self.rank)
         if not callable(step):
-            kind = type(step).__name__
-            expected = "a function without arguments or a Step"
-            raise WrongReturn(variant, f"{variant.name} must return its step, {expected}, not {kind}")
+            expected = "its step, a function without arguments or a Step"
+            raise WrongReturn(variant, f"{variant.name} must return {expected}, not {type(step).__name__}")
         if not isinstance(step, Step):
             declared = variant.bytes_communicated
             step = Step(step, declared(self.problem, self.rank) if declared else self.costs.bytes_communicated)

@@ -87,6 +87,12 @@ def test_a_ratio_of_two_rows_allows_for_the_scatter_of_runs():
     assert (few.value, few.low, few.decided) == (pytest.approx(9.0), None, False)
     assert ratio_of_records(row(1.0, 0.1), row(1.0, 0.1) | {"time_ms": None}, metric("time_ms")) is None
 
+    def share(value):
+        """Return a row whose wall times scatter and whose device times, by which the share is, do not."""
+        return row(1.0, 0.5) | {"fraction_of_floor": value, "device_samples_ms": [1.0] * 9}
+
+    assert ratio_of_records(share(0.9), share(0.6), metric("fraction_of_floor")).decided
+
 
 def test_the_interval_holds_the_truth_as_often_as_it_says():
     found = [by_rounds(*reversed(rounds(24, 1.1, 0.01, 0.03, seed))) for seed in range(600)]

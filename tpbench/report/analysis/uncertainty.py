@@ -143,7 +143,10 @@ def observations(rows: Iterable[Mapping[str, Any]], shown: Metric) -> list[Obser
             continue
         variance, known = LEAST_SPREAD**2, True
         if not shown.is_counted:
-            samples = clean(row.get(SAMPLES.get(f"{shown.name.partition('_')[0]}_ms", "samples_ms")))
+            column = SAMPLES.get(f"{shown.name.partition('_')[0]}_ms", "samples_ms")
+            if shown.better > 0 and row.get("device_samples_ms") is not None:
+                column = "device_samples_ms"  # rates are by the device's clock if it was measured
+            samples = clean(row.get(column))
             known = len(samples) >= FEWEST and samples.min() > 0
             if known:
                 low, high = np.percentile(np.log(samples), [5, 95])

@@ -21,7 +21,8 @@ from tpbench.workloads.sizes import ITEM_BYTES
 class LinearLoss(losses.LossProblem):
     """Sizes, loss, dtype and seed, then the options that only some variants support."""
 
-    hidden: int = setting(help="width of the hidden states", low=1)
+    # A gradient's row of fewer columns can cancel in a sum over ranks: its rounding then makes a right variant wrong.
+    hidden: int = setting(help="width of the hidden states", low=8)
     mode: Literal["train", "forward"] = setting("train", help="train: loss and both gradients; forward: the loss only")
     entropy: bool = setting(False, help="compute each row's entropy too")
     sequence_parallel: bool = setting(False, help="each rank holds tokens / tp_size rows of the hidden states")

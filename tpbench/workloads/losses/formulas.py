@@ -79,7 +79,6 @@ def mean_and_rows(problem: LossProblem, x: Tensor, target: Any, rows: Mapping[st
 
 
 def _row_losses(problem: LossProblem, x: Tensor, target: Any, rows: Mapping[str, Tensor]) -> Tensor:
-    """Return the losses of rows by the usual recipes in torch."""
     if not problem.from_labels:
         values, indices = target if problem.top_k else (target.to(x.dtype), None)
         t = product(values, problem.target_scale)

@@ -152,7 +152,6 @@ class LossOracle(ABC):
         return loss, torch.zeros_like(log_p).scatter_add_(1, column, (slope * held)[:, None]), slope[:, None]
 
     def _of_target_logits(self, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor, Tensor | float]:
-        """Return the losses, the slopes and their sum for a loss against target logits."""
         p, q = log_p.exp(), log_q.exp()
         if self.problem.loss == "jsd":
             log_mixture = (JSD_BETA * q + (1 - JSD_BETA) * p).log()
@@ -167,7 +166,6 @@ class LossOracle(ABC):
         return self.sum(weighted(q, values).sum(-1)), -q, -1.0
 
     def _of_top_k(self, top: TopK, log_p: Tensor, rows: slice) -> tuple[Tensor, Tensor, Tensor | float]:
-        """Return the losses, the slopes and their sum for a loss against a top k."""
         log_q = (top.values[rows].double() * self.problem.target_scale).log_softmax(-1)
         local = top.indices[rows] - self.shard.vocab_start
         held = (local >= 0) & (local < self.shard.columns)
