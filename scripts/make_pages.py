@@ -18,16 +18,14 @@ from pathlib import Path
 
 from _checkout import ROOT
 
+from tpbench.console import information
 from tpbench.console.choices import sections_of
 from tpbench.console.listing import all_fields
-from tpbench.predict.command import main as predict
-from tpbench.report.command import main as report
 from tpbench.results.schema import COMMON_COLUMNS, FLAG, INT, REAL, REALS, STATUSES, TEXT, TIME, workload_columns
 from tpbench.settings import JobError
 from tpbench.tables import Document, Table, as_markdown
 from tpbench.workloads import NAMES
 
-COMMANDS = {"report": report, "predict": predict}
 BLOCK = re.compile(
     r"(?P<head><!-- (?:scripts/(?P<script>report|predict)\.py )?(?P<arguments>(?!end -->)[^\n]*) -->\n)"
     r"(?:(?:(?!<!--).)*<!-- end -->\n)?",
@@ -58,7 +56,7 @@ def _output(script: str | None, arguments: str) -> str:
         return LISTS[arguments]()
     out, err = io.StringIO(), io.StringIO()
     with contextlib.chdir(ROOT), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = COMMANDS[script](shlex.split(arguments))
+        code = information([script, *shlex.split(arguments)])
     if code:
         raise JobError(f"scripts/{script}.py {arguments}\n{err.getvalue()}")
     return out.getvalue() if "--format markdown" in arguments else f"```text\n{out.getvalue()}```\n"

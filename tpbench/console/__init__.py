@@ -44,7 +44,8 @@ Write NAME=VALUE; with -m, NAME=VALUE1,VALUE2 makes a job of each combination.
 def information(arguments: Sequence[str]) -> int | None:
     """Run the command that the arguments name and return its exit code, or return None if they name a job.
 
-    A wrong request of any command is a JobError: its message is printed, and the exit code is 2.
+    A wrong request of any command is a JobError, or an OSError that names a file: its message is printed, and the exit
+    code is 2.
     """
     if sys.stdout is None:  # the shell has closed it: `>&-`
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
@@ -56,6 +57,9 @@ def information(arguments: Sequence[str]) -> int | None:
         print(f"tpbench: {error}", file=sys.stderr)
         return 2
     except OSError as error:
+        if error.filename is not None:
+            print(f"tpbench: {explained(error)}", file=sys.stderr)
+            return 2
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the exit would flush, and fail again
         if isinstance(error, BrokenPipeError):  # `| head` has read enough
             return 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import re
-import sys
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, fields
@@ -13,7 +12,6 @@ from typing import Any
 
 import pandas as pd
 
-from tpbench.files import explained
 from tpbench.job import Job
 from tpbench.predict.answer import Answer, as_json, text
 from tpbench.predict.cells import MeasuredCell, MeasuredCells, measured
@@ -27,25 +25,19 @@ from tpbench.workloads import Workload, workloads
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command. Return 1 if a validation misses its aims, and 2 for a question that cannot be answered."""
-    try:
-        workload = next(each for each in workloads().values() if each.cost_model)
-        options = _parser(workload).parse_args(arguments)
-        cells = measured(read_rows(options.rows), workload, options.gpu)
-        fitted = models(cells)
-        if not fitted:
-            raise JobError(f"no variant was measured in enough cells on {cells.gpu} to predict from")
-        if options.validate:
-            table, reached = validation(_chosen(fitted, options), cells)
-            print(table, end="")
-            return 0 if reached else 1
-        answers = _answers(cells, fitted, workload, options)
-        print(as_json(answers) if options.format == "json" else text(answers), end="")
-    except (JobError, OSError) as error:
-        if getattr(error, "filename", "") is None:  # an error of the output, which `tpbench.console` explains
-            raise
-        print(f"predict: {explained(error)}", file=sys.stderr)
-        return 2
+    """Run the command. Return 1 if a validation misses its aims. Raises JobError for what cannot be answered."""
+    workload = next(each for each in workloads().values() if each.cost_model)
+    options = _parser(workload).parse_args(arguments)
+    cells = measured(read_rows(options.rows), workload, options.gpu)
+    fitted = models(cells)
+    if not fitted:
+        raise JobError(f"no variant was measured in enough cells on {cells.gpu} to predict from")
+    if options.validate:
+        table, reached = validation(_chosen(fitted, options), cells)
+        print(table, end="")
+        return 0 if reached else 1
+    answers = _answers(cells, fitted, workload, options)
+    print(as_json(answers) if options.format == "json" else text(answers), end="")
     return 0
 
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from tpbench.files import explained
-from tpbench.report import command_line
+from tpbench.report import command_line, compare, history
 from tpbench.report.analysis.grid import arrange_rows
 from tpbench.report.analysis.metrics import METRICS, metric
 from tpbench.report.command_line import PICTURES, TABLES, print_or_write, write_tables
@@ -28,9 +26,8 @@ from tpbench.suggestions import nearest, unknown
 from tpbench.workloads import workloads
 
 FORMATS = (*TABLES, "html", *PICTURES)
-COMMANDS = {"compare": "tpbench.report.compare", "history": "tpbench.report.history"}
-"""Commands with options of their own, with their modules."""
-DESCRIPTION = "Measured rows as tables of variants side by side."
+COMMANDS = {"compare": compare.main, "history": history.main}
+"""Commands with options of their own."""
 EPILOG = (
     "`tpbench compare BEFORE AFTER` says what got slower between two sets of rows. `tpbench history` "
     "shows a metric over time, by commit and package. Each has a --help."
@@ -38,26 +35,22 @@ EPILOG = (
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command. The exit code is 0, or 2 for a wrong request. `compare` and `history` add 1 for a worse cell."""
+    """Run the command. The exit code is 0. Raises JobError or OSError for a wrong request.
+
+    The exit code of `compare` and `history` is 1 for a worse cell.
+    """
     name = arguments[0] if arguments else ""
     if name and name not in COMMANDS and not Path(name).exists() and (meant := nearest(name, COMMANDS)):
-        print(f"report: no folder and no command is called {name}{meant}", file=sys.stderr)
-        return 2
-    try:
-        if name in COMMANDS:
-            command: Callable[[Sequence[str]], int] = importlib.import_module(COMMANDS[name]).main
-            return command(arguments[1:])
-        _report(_parser().parse_args(arguments))
-    except (JobError, OSError) as error:
-        if getattr(error, "filename", "") is None:  # an error of the output, which `tpbench.console` explains
-            raise
-        print(f"report: {explained(error)}", file=sys.stderr)
-        return 2
+        raise JobError(f"no folder and no command is called {name}{meant}")
+    if name in COMMANDS:
+        return COMMANDS[name](arguments[1:])
+    _report(_parser().parse_args(arguments))
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = command_line.ReportParser("tpbench report", description=DESCRIPTION, epilog=EPILOG)
+    description = "Measured rows as tables of variants side by side."
+    parser = command_line.ReportParser("tpbench report", description=description, epilog=EPILOG)
     command_line.add_filters(parser)
     add = parser.add_argument
     metrics = f"one of: {', '.join(METRICS)}, or a number that a workload adds; an unknown name lists all (time_ms; in "

@@ -32,7 +32,7 @@ TABLES: dict[str, Callable[[Document], str]] = {
 }
 """Formats of tables, with their renderers."""
 PICTURES = ("png", "svg")
-_SHOWN_VALUES = 25
+_SHOWN_VALUES = 60
 """Most values of a column that a message lists."""
 SUFFIXES = {".txt": "text", ".md": "markdown", ".htm": "html"} | {
     f".{name}": name for name in ("csv", "html", "png", "svg", "json")

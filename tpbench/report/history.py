@@ -40,9 +40,9 @@ def main(arguments: Sequence[str]) -> int:
     """
     options = _parser().parse_args(arguments)
     form = command_line.output_format(options, FORMATS)
-    frame = command_line.selected_rows(options)
-    command_line.require_values(frame, metric(options.metric))
-    history = all_levels(frame, metric(options.metric))
+    frame, shown = command_line.selected_rows(options), metric(options.metric)
+    command_line.require_values(frame, shown)
+    history = all_levels(frame, shown)
     pairs = [CellPair(name, *levels[-2:]) for name, levels in history if len(levels) > 1]
     comparison = changes.compare_cells(pairs, options.metric, options.threshold, changes.ACROSS)
     if form in command_line.PICTURES:

@@ -7,8 +7,9 @@ import re
 import pytest
 
 from tests.support import synthetic
+from tests.support.commands import predict as main
 from tpbench.predict.answer import Answer
-from tpbench.predict.command import main, whole_numbers
+from tpbench.predict.command import whole_numbers
 from tpbench.predict.model import Estimate, Prediction
 from tpbench.predict.target import RESERVE_GIB, Target
 from tpbench.workloads.cost_model import Question

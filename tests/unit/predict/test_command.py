@@ -6,7 +6,7 @@ import re
 import pytest
 
 from tests.support import synthetic
-from tpbench.predict.command import main
+from tests.support.commands import predict as main
 from tpbench.workloads import workloads
 from tpbench.workloads.entropy_loss.cost_model import COST_MODEL
 

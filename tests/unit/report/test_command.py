@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from tpbench.report.command import main
+from tests.support.commands import report as main
 
 
 def test_output_and_filters(add, tmp_path, capsys):
@@ -104,7 +104,7 @@ def test_an_unknown_option_is_answered_in_one_line(capsys, arguments, said):
 
 def test_a_misspelled_command_is_told_apart_from_a_folder(capsys):
     assert main(["comapre", "before", "after"]) == 2
-    assert capsys.readouterr().err == "report: no folder and no command is called comapre, did you mean compare?\n"
+    assert capsys.readouterr().err == "tpbench: no folder and no command is called comapre, did you mean compare?\n"
 
 
 def test_a_folder_of_outputs_means_the_user_s_own_rows(add, tmp_path, capsys):

@@ -7,8 +7,8 @@ import shutil
 import pytest
 
 from tests.support import synthetic
+from tests.support.commands import report as main
 from tpbench.report.changes import pair_cells
-from tpbench.report.command import main
 from tpbench.results.read import load
 
 VOCABS = (32768, 65536)

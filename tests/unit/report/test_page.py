@@ -6,10 +6,10 @@ import re
 import pytest
 
 from tests.support import synthetic
+from tests.support.commands import report as main
 from tests.unit.report.test_tables import HOSTILE
 from tests.unit.report.test_verdicts import measured
 from tpbench import packages
-from tpbench.report.command import main
 from tpbench.report.page.html_page import page
 from tpbench.results.read import load
 

@@ -7,7 +7,7 @@ import pytest
 
 from tpbench.report import command
 from tpbench.report.analysis.grid import arrange_rows
-from tpbench.report.analysis.verdicts import verdicts
+from tpbench.report.analysis.verdicts import verdicts_of
 from tpbench.report.page.html_page import failure_table, machines, verdict_table
 from tpbench.report.pivot import failures
 from tpbench.settings import JobError
@@ -29,7 +29,7 @@ def grids(add, frame):
 
 
 def test_a_verdict_has_its_time_the_runner_up_and_doubts(grids):
-    table = verdict_table(verdicts(grids[0]))
+    table = verdict_table(verdicts_of(grids[0]))
     assert dict(zip(table.columns, table.texts[0], strict=True)) == {
         "problem": "vocab=32768 tp=2", "fastest": "triton_tp", "time": "1.000 ms", "runner-up": "3.00x pytorch_gather",
         "of floor": "50%", "memory": "0.0004 GiB", "wall time": "2.000 ms", "trust": "good",

@@ -3,9 +3,9 @@
 import pytest
 
 from tests.support import synthetic
+from tests.support.commands import report as main
 from tests.unit.report.test_verdicts import measured
 from tpbench.report.analysis.grid import arrange_rows
-from tpbench.report.command import main
 from tpbench.report.plots import grid_plots
 from tpbench.report.plots.figures import draw_panels
 from tpbench.results.read import load

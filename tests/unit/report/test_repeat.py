@@ -6,11 +6,11 @@ import shlex
 import pytest
 
 from tests.support.command import ROOT
+from tests.support.commands import report as main
 from tests.support.composed_jobs import composed
 from tests.support.composed_jobs import job as composed_job
 from tests.support.synthetic import cell
 from tpbench.job import stored_job
-from tpbench.report.command import main
 from tpbench.report.repeat import row_command
 from tpbench.results.read import load, plain_rows
 from tpbench.results.write import write_row

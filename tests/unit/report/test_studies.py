@@ -5,7 +5,7 @@ import io
 
 import pytest
 
-from tpbench.report.command import main
+from tests.support.commands import report as main
 from tpbench.report.studies import check_columns, study_document, study_picture
 from tpbench.settings import JobError
 from tpbench.workloads.study_data import Series

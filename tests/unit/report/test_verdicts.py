@@ -8,7 +8,7 @@ from tpbench.report.analysis.verdicts import (
     answer,
     answers,
     disagreements,
-    verdicts,
+    verdicts_of,
 )
 from tpbench.report.pivot import pivot
 
@@ -23,7 +23,7 @@ def judge(frame):
         grids = arrange_rows(frame())
         records = [cell.record for grid in grids for cell in grid.cells()]
         disputed = {row_id for ids in disagreements(records).values() for row_id in ids}
-        return [each for grid in grids for each in verdicts(grid, disputed)]
+        return [each for grid in grids for each in verdicts_of(grid, disputed)]
 
     return judge
 

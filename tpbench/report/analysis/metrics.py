@@ -15,11 +15,11 @@ from tpbench.workloads import workloads
 _TIMES = [f"{clock}_{part}ms" for clock in ("time", "device", "chained") for part in ("", "p5_", "p95_", "min_")]
 _LESS_IS_BETTER = (*_TIMES, "launch_ms", "peak_gib", "bytes_moved", "bytes_communicated")
 _MORE_IS_BETTER = ("gb_per_s", "fraction_of_floor")
-_NEITHER = ("floor_ms", "skew_ms", "copy_gb_per_s", "flops", "iterations", "wall_s", "memory_limit_gib")
-_ORACLE = ("loss_value", "loss_error", "grad_error", "output_error")
-METRICS = {
-    **dict.fromkeys(_LESS_IS_BETTER, -1), **dict.fromkeys(_MORE_IS_BETTER, 1), **dict.fromkeys((*_NEITHER, *_ORACLE), 0)
-}  # fmt: skip
+_NEITHER = (
+    "floor_ms", "skew_ms", "copy_gb_per_s", "flops", "iterations", "wall_s", "memory_limit_gib", "loss_value",
+    "loss_error", "grad_error", "output_error",
+)  # fmt: skip
+METRICS = dict.fromkeys(_LESS_IS_BETTER, -1) | dict.fromkeys(_MORE_IS_BETTER, 1) | dict.fromkeys(_NEITHER, 0)
 """Metrics of every workload, each with the sign of `Metric.better`. A workload may add its own."""
 TITLES = {
     "device_ms": "Device time",

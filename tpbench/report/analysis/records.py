@@ -84,10 +84,9 @@ def problem_identity(workload: Workload | None) -> dict[str, Any]:
 
 def caveat_mark(record: Mapping[str, Any]) -> str:
     """Return the mark of a row that isn't a measurement, or an empty string."""
-    single_pass = record["warmed_up"] is not None and not record["warmed_up"]
     device, wall = record.get("device_ci_low_ms"), record.get("time_ci_high_ms")
     contradicted = device is not None and wall is not None and device > (1 + TOLERANCE) * wall
-    marks = {INTERPRETED: record["interpreted"], SINGLE_PASS: single_pass, CONTRADICTED: contradicted}
+    marks = {INTERPRETED: record["interpreted"], SINGLE_PASS: record["warmed_up"] is False, CONTRADICTED: contradicted}
     return next((mark for mark, holds in marks.items() if holds), "")
 
 

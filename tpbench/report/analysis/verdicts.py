@@ -37,7 +37,6 @@ DOUBTS = {
 GOOD = "good"
 PROVENANCE = {"host": "hosts", "git_commit": "commits", "kernels_version": "kernel versions"}
 """Columns in which rows of a table should agree, with the plural of their meaning."""
-REPEAT = "Measure both again, and use neither until they agree"
 MEASURED_WITH = ("time_budget_s", "min_iterations", "max_iterations", "precision")
 """Settings of the measurement. They split no problem."""
 
@@ -66,7 +65,7 @@ class ProblemVerdict:
         return float(self.fastest.record[self.clock]) if self.fastest else 0.0
 
 
-def verdicts(grid: RecordGrid, disputed: Collection[str] = ()) -> list[ProblemVerdict]:
+def verdicts_of(grid: RecordGrid, disputed: Collection[str] = ()) -> list[ProblemVerdict]:
     """Return the verdict of each problem of a grid. `disputed`: ids of the rows of which a warning speaks."""
     return [_verdict(grid, row, disputed) for row in grid.rows]
 
@@ -160,7 +159,8 @@ def disagreements(rows: Iterable[Record]) -> dict[str, frozenset[str]]:
         tolerance = workload.pivot.loss_tolerance.get(equal_rows[0]["dtype"], 1e-4)
         if difference := _far_apart(equal_rows, tolerance):
             problem = name_of_problem(equal_rows[0], workload)
-            sentence = printable(f"equal problems show different losses ({problem}): {difference}. {REPEAT}", 600)
+            advice = "Measure both again, and use neither until they agree"
+            sentence = printable(f"equal problems show different losses ({problem}): {difference}. {advice}", 600)
             sentences[sentence] = frozenset(str(row["row_id"]) for row in equal_rows)
     return sentences
 

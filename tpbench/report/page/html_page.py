@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import resources
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -19,9 +19,16 @@ from tpbench.report.analysis.grid import RecordGrid, arrange_rows, heading
 from tpbench.report.analysis.metrics import CLOCKS, TITLES, counted, metric, number, ratio_text
 from tpbench.report.analysis.records import Record, value_text
 from tpbench.report.analysis.uncertainty import INTERLEAVED_METHOD, METHOD
-from tpbench.report.analysis.verdicts import DOUBTS, GOOD, ProblemVerdict, answer, answers, name_of_problem
-from tpbench.report.analysis.verdicts import disagreements as warnings_of
-from tpbench.report.analysis.verdicts import verdicts as verdicts_of
+from tpbench.report.analysis.verdicts import (
+    DOUBTS,
+    GOOD,
+    ProblemVerdict,
+    answer,
+    answers,
+    disagreements,
+    name_of_problem,
+    verdicts_of,
+)
 from tpbench.report.pivot import FAILED, failures, legend, metric_table
 from tpbench.report.plots import figures
 from tpbench.report.plots.grid_plots import by_size
@@ -40,6 +47,14 @@ MACHINE_FACTS = (
 VERDICT_COLUMNS = ("problem", "fastest", "time", "runner-up", "trust", "of floor", "memory", "wall time")
 
 
+class Section(NamedTuple):
+    """A grid with its verdicts, under a name for links."""
+
+    anchor: str
+    grid: RecordGrid
+    verdicts: list[ProblemVerdict]
+
+
 def page(frame: pd.DataFrame, metric_name: str | None = None) -> str:
     """Return one self-contained HTML page about the newest row of each cell of `frame`.
 
@@ -48,11 +63,10 @@ def page(frame: pd.DataFrame, metric_name: str | None = None) -> str:
     """
     grids = arrange_rows(frame)
     records = [cell.record for grid in grids for cell in grid.cells()]
-    warnings = warnings_of(records)
+    warnings = disagreements(records)
     disputed = frozenset[str]().union(*warnings.values())
-    found = [verdicts_of(grid, disputed) for grid in grids]
-    sections = zip(grids, found, itertools.count(), strict=False)
-    of_all = [verdict for of_grid in found for verdict in of_grid]
+    sections = [Section(f"s{at}", grid, verdicts_of(grid, disputed)) for at, grid in enumerate(grids)]
+    of_all = [verdict for section in sections for verdict in section.verdicts]
     failed = failures(grids)
     hosts = sorted({value_text(record["host"]) for record in records if record["host"]})
     return _rendered(
@@ -67,7 +81,7 @@ def page(frame: pd.DataFrame, metric_name: str | None = None) -> str:
         side_by_side=_machines_side_by_side(of_all),
         parts=[
             _part(name, list(group), metric_name)
-            for name, group in itertools.groupby(sections, key=lambda each: each[0].workload)
+            for name, group in itertools.groupby(sections, key=lambda section: section.grid.workload)
         ],
         no_pictures=""
         if packages.installed("matplotlib")
@@ -114,30 +128,27 @@ def _summary(records: Sequence[Record], rows: int) -> str:
     return f"{len(records)} cells: {by_status}{older}.{when}"
 
 
-def _part(
-    name: str, group: Sequence[tuple[RecordGrid, list[ProblemVerdict], int]], metric_name: str | None
-) -> dict[str, Any]:
+def _part(name: str, sections: Sequence[Section], metric_name: str | None) -> dict[str, Any]:
     """Return what the page shows of one workload, by names in the template: its answer, its picture, its sections."""
     workload = workloads().get(name)
-    facts = [grid.facts for grid, _, _ in group]
-    shared = set.intersection(*(set(each.items()) for each in facts))
-    names = [heading(dict(item for item in each.items() if item not in shared)) for each in facts]
+    facts = [section.grid.facts for section in sections]
+    shared = set.intersection(*(set(of_grid.items()) for of_grid in facts))
+    names = [heading(dict(item for item in of_grid.items() if item not in shared)) for of_grid in facts]
     return {
         "name": name,
         "anchor": f"workload-{re.sub('[^A-Za-z0-9]+', '-', name)}",
         "summary": workload.summary if workload else "",
-        "answers": answers([verdict for _, of_grid, _ in group for verdict in of_grid]),
+        "answers": answers([verdict for section in sections for verdict in section.verdicts]),
         "sections": [
-            _section(grid, of_grid, f"s{at}", text or "All problems", metric_name)
-            for (grid, of_grid, at), text in zip(group, names, strict=True)
+            _section(section, text or "All problems", metric_name)
+            for section, text in zip(sections, names, strict=True)
         ],
     }
 
 
-def _section(
-    grid: RecordGrid, of_grid: Sequence[ProblemVerdict], anchor: str, name: str, metric_name: str | None
-) -> dict[str, Any]:
+def _section(section: Section, name: str, metric_name: str | None) -> dict[str, Any]:
     """Return what the page shows of one grid, folded, by names in the template."""
+    anchor, grid, verdicts = section
     filled = [name for name in TITLES if any(cell.record[name] is not None for cell in grid.cells())]
     clock = next((name for name in CLOCKS if name in filled), "time_ms")
     picture = by_size(grid, clock, at_two_sizes=True) if packages.installed("matplotlib") else None
@@ -150,8 +161,8 @@ def _section(
     return {
         "anchor": anchor,
         "heading": name,
-        "answer": answer(of_grid),
-        "verdicts": verdict_table(of_grid),
+        "answer": answer(verdicts),
+        "verdicts": verdict_table(verdicts),
         "size": f"{counted(len(grid.rows), 'problem')}, {counted(len(grid.columns), 'variant')} with options",
         "pivots": pivots,
         "figure": (f"{TITLES[clock]} by size, with its floor", svg) if svg else None,

@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 
 from tests.support.command import ROOT
+from tests.support.commands import report
 from tests.support.embedding_grad import context, problem
 from tpbench.measure.run import cost_columns
 from tpbench.measure.session import Costs
-from tpbench.report.command import main as report
 from tpbench.results.read import load, plain_rows
 from tpbench.results.write import write_row
 from tpbench.tables import Document, as_markdown

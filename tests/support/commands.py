@@ -1,0 +1,17 @@
+"""Commands as users call them: a wrong request is printed, and its exit code is 2."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tpbench.console import information
+
+
+def report(arguments: Sequence[str]) -> int | None:
+    """Run `python -m tpbench report` and return its exit code."""
+    return information(["report", *arguments])
+
+
+def predict(arguments: Sequence[str]) -> int | None:
+    """Run `python -m tpbench predict` and return its exit code."""
+    return information(["predict", *arguments])
