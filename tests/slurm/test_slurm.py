@@ -138,7 +138,7 @@ def overdue(tmp_path_factory: pytest.TempPathFactory, slurm: None) -> Path:
     limits = ("hydra.launcher.time_limit_min=1", "hydra.launcher.signal_delay_s=5", "hydra.launcher.requeues=0")
     done = tpbench(*SLURM, *limits, *ENDLESS_AND_BRIEF, "wait=false", cwd=folder)
     assert done.returncode == 0, done.stderr
-    assert "2 jobs are left to Slurm" in done.stdout
+    assert "cells left to Slurm: 2" in done.stdout
     for rank in ranks_of(folder):
         rank.send_signal(signal.SIGSTOP)
     return folder

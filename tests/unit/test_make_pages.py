@@ -42,5 +42,5 @@ def test_a_table_is_made_from_its_comment() -> None:
 
 
 def test_a_command_that_fails_is_named() -> None:
-    with pytest.raises(JobError, match=r"report\.py outputs/reference --variant nonsense\n.*liger"):
+    with pytest.raises(JobError, match=r"report\.py outputs/reference --variant nonsense\n.*no variant is called"):
         with_tables("<!-- scripts/report.py outputs/reference --variant nonsense -->\n")

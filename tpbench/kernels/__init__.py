@@ -1,7 +1,7 @@
 """Triton kernels with thin torch wrappers. They need torch and triton, and no other package of tpbench.
 
-`EntropyLoss` and `LinearEntropyLoss` are modules for training, `entropy_loss` and `linear_entropy_loss` the functions
-behind them, and `TopK` is a target. They are imported on first use: the names of the losses then need no torch.
+Modules: `EntropyLoss`, `LinearEntropyLoss`. Functions: `entropy_loss`, `linear_entropy_loss`. A target: `TopK`. All are
+imported on first use, so that the names of the losses can be imported without torch.
 """
 
 import importlib

@@ -2,8 +2,7 @@
 
 A program reads one of this rank's rows from the memory of every rank, adds the parts in rank order, in fp32, and writes
 the finished row to the memory of every rank. The backward pass is alike, with the gradient of the RMSNorm. The caller
-orders the ranks: all parts are written before any launch, and no row is read before all launches have ended. README.md
-has times, under "What was tried".
+orders the ranks: all parts are written before any launch, and no row is read before all have ended. Times: README.md.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"

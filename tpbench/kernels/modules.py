@@ -61,9 +61,8 @@ class _LossModule(torch.nn.Module):
                 f"a call has no argument {', '.join(wrong)}: {type(self).__name__}() takes settings, and a call the "
                 f"tensors of rows {', '.join(checks.POLICY_TENSORS)}"
             )
-        targets = _tensors_of(target) | rows
-        optional = ("bias", *rows)
-        given = {name: each for name, each in {**inputs, **targets}.items() if each is not None or name not in optional}
+        targets = _tensors_of(target) | {name: tensor for name, tensor in rows.items() if tensor is not None}
+        given = {name: each for name, each in (inputs | targets).items() if each is not None or name != "bias"}
         for name, tensor in given.items():
             if name == "weight" and hasattr(tensor, "to_local"):
                 raise TypeError(
@@ -86,7 +85,7 @@ class EntropyLoss(_LossModule):
     `settings` are the keyword arguments of `entropy_loss` except grad, row_grad, entropy_grad and entropy. The tensors
     of loss="policy" are arguments of `forward`. The gradient gets new memory. With in_place=True it overwrites the
     logits during forward, and nothing else may read them afterwards. An operation that saved them for its own backward,
-    such as tanh, then raises RuntimeError.
+    such as tanh, then raises RuntimeError. torch.compile leaves the module out of its graphs.
 
     Backward multiplies by the upstream gradient in fp32. The gradient was already rounded to the logits' dtype, so an
     upstream gradient that isn't a power of two causes a second rounding. grad_scale does not: pass known factors there.
@@ -96,8 +95,6 @@ class EntropyLoss(_LossModule):
     For fp16 logits and reduction="mean", the gradient is stored times a power of two near the number of rows, and
     backward divides by it. A loss scaler moves small gradients into fp16's range by the upstream gradient. That is too
     late for gradients that the division by the rows rounded to zero.
-
-    torch.compile leaves the module out of its graphs.
     """
 
     def __init__(self, *, in_place: bool = False, **settings: Any) -> None:

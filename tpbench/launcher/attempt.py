@@ -225,8 +225,10 @@ def store_left_results(output_dirs: Set[str], keys: Set[str]) -> None:
             abandon(attempt.folder)
             (attempt.folder / RESERVED_FILE).unlink(missing_ok=True)
         for attempt in _attempts_with(RESULT_FILE, output_dir, keys):
-            if not attempt.abandoned:
-                Result.remove(attempt.folder) if attempt.crowded else attempt.close()
+            if attempt.crowded:
+                Result.remove(attempt.folder)
+            elif not attempt.abandoned:
+                attempt.close()
 
 
 def _attempts_with(file_name: str, output_dir: str, keys: Set[str]) -> Iterator[Attempt]:

@@ -112,7 +112,7 @@ class Display:
             sweeps = sorted({str(attempt.folder.parent) for attempt in submitted})  # also earlier sweeps
             collect = "; ".join(shlex.join(["python", "-m", "tpbench", "collect", sweep]) for sweep in sweeps)
             print(
-                f"{len(submitted)} jobs are left to Slurm: {collect} or the same command with resume=true collects them"
+                f"cells left to Slurm: {len(submitted)}; {collect} or the same command with resume=true collects them"
             )
 
 

@@ -193,8 +193,7 @@ def _plan_and_run(requests: Sequence[Request], folder: Path, hydra_config: Any) 
     if not packages.installed("torch"):  # the ranks import it, and this process does not
         raise ModuleNotFoundError(name="torch")
     attempts = run_sweep(cells, folder.absolute(), options, runner)
-    failed = Counter(attempt.status for attempt in attempts if attempt.status in FAILURES)
-    if failed:
+    if failed := Counter(attempt.status for attempt in attempts if attempt.status in FAILURES):
         counts = ", ".join(f"{status}: {count}" for status, count in failed.items())
         raise JobError(f"{failed.total()} of {len(attempts)} cells failed ({counts})")
 

@@ -172,7 +172,7 @@ def study_picture(frame: pd.DataFrame, name: str) -> Picture:
     by_workload = studies()[name]
     if not any(study.module or study.axes for study in by_workload.values()):
         raise JobError(f"the study {name} has no picture: choose --format text, markdown or csv")
-    pictures = [module.picture(rows) for module, rows in _computed(frame, by_workload)]
+    pictures = [module.picture(rows) for module, rows in _computed(frame, by_workload) if hasattr(module, "picture")]
     for grid in arrange_rows(frame):
         if grid.workload in by_workload and by_workload[grid.workload].axes:
             pictures.append(_points(grid, by_workload[grid.workload]))

@@ -107,8 +107,8 @@ class Study:
     """Columns of a row, in order. Columns that no row has are left out."""
     module: str = ""
     """Import path of a module that computes the study instead. Its `tables(rows)` returns a list of
-    `tpbench.tables.Table`, its `picture(rows)` a `Picture` of `study_data`, or None. A row is a dictionary by column;
-    missing is None."""
+    `tpbench.tables.Table`. If it has `picture(rows)`, that returns a `Picture` of `study_data`, or None. A row is a
+    dictionary by column; missing is None."""
     best_by: tuple[str, ...] = ()
     """Columns to compare a cell with the best one of its problem. The first that a row has is used."""
     compared_across: tuple[str, ...] = ()

@@ -45,6 +45,7 @@ class OperationSession:
         make = workload.functions["inputs"]
         self.inputs: Any = _computed(make, problem, self.rank) if twice else make(problem, self.rank)
         tensors = tensors_of(self.inputs)
+        self.versions = _versions(tensors)
         self.dtype = least_precise(tensors)
         """The least precise dtype of the inputs, whose tolerance holds for all outputs."""
         self.rates: dict[str, float] = {}
@@ -145,11 +146,15 @@ class OperationSession:
         workload, run = self.workload, self.run
         output = require(self._read(), workload.output, self.variant, "the step")
         self.release()
+        kept = not self.confined or run.restore or self.versions == _versions(self.audited_inputs.tensors)
         if (function := workload.functions.get("check")) is None:
             verdict = self._against_reference(output)
         else:
             verdict = _verdict_of(function(self.problem, self.inputs, output, self.rank), function)
             verdict = replace(verdict, columns=checked_columns(verdict.columns, function, [*ERRORS, *workload.columns]))
+        if not all(gather_objects(bool(kept))):
+            why = "overwrites its inputs, which the reference reads after it: copy them, or return a Step with restore"
+            verdict = replace(verdict, wrong=f"{self.variant.name} {why}")
         sent = run.bytes_communicated() if callable(run.bytes_communicated) else run.bytes_communicated
         busiest = max(gather_objects(count(sent, self.variant)))
         in_kernels = run.communicates_in_kernels()
@@ -280,6 +285,11 @@ def relative_errors(got: Tensor, right: Tensor) -> Tensor:
         size = size.maximum(finite.square().mean(-1, keepdim=True).sqrt())
     error = ((got - right).abs() - slack).clamp(min=0.0) / size
     return torch.where(equal, 0.0, torch.where((got - right).abs() <= slack, 0.0, error).nan_to_num(math.inf, math.inf))
+
+
+def _versions(tensors: Iterable[Tensor]) -> list[int]:
+    """Return how often operations of torch have written to each tensor. Audits do not count."""
+    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
 def _parameters(function: Callable[..., Any]) -> int:

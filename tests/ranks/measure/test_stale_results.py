@@ -48,7 +48,7 @@ LOSSES: dict[str, str | tuple[str, ...] | None] = {
     "returns_copies_of_a_stored_answer": TIMED,
     "returns_early_once_it_was_checked": TIMED,
     "returns_stored_answers_once_it_is_set_up_twice": CHAINED,
-    "overwrites_its_input": "",
+    "overwrites_its_input": "overwrites_its_input overwrites its inputs",
     **({"begins_early_on_a_side_stream": ("the last iteration of the ", CHANGED)} if CUDA else {}),
 }
 """By name of a variant: the beginning of the reason, or one of several. Empty: any. None: it is right."""

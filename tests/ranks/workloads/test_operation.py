@@ -71,6 +71,8 @@ def fault(workload: Workload, case: str) -> None:
         def step() -> Any:
             nonlocal calls
             calls += 1
+            if case == "overwritten" and rank.rank == 1:
+                inputs["x"].mul_(2)
             y = right()["y"]
             if case == "one row" and rank.rank == 1:
                 y[3, 5:7] += 1
@@ -120,6 +122,7 @@ WRONG = {
     r"rank 1: 2 of 384 elements of y differ, the first at \[3, 5\]: expected \S+, got \S+$",
     "later": r"^the last iteration of the wall clock, after a correct first one: .* the first at \[0, 0\]: ",
     "unwritten": r"rank 0: 384 of 384 elements .* got nan \(nan: memory that was never written\)$",
+    "overwritten": "^mine overwrites its inputs",
     "names": r"^rank 0: the step returns the outputs z, expected y$",
     "shape": r"^rank 0: y is \(23, 16\) on \w+, expected \(24, 16\) on \w+$",
 }

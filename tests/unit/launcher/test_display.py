@@ -50,7 +50,7 @@ def test_submitted_jobs_are_collected_from_their_own_sweeps(tmp_path: Path, caps
     left = [ended(cell(at, tmp_path), tmp_path / name) for at, name in enumerate(["one", "two", "one"])]
     shown.end(left)
     collect = "; ".join(f"python -m tpbench collect {tmp_path}/{name}" for name in ("one", "two"))
-    assert f"3 jobs are left to Slurm: {collect} or the same" in capsys.readouterr().out
+    assert f"cells left to Slurm: 3; {collect} or the same" in capsys.readouterr().out
 
 
 def test_an_interrupted_sweep_prints_the_command_line_as_it_was_typed(

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.launcher_rows import begun, cell
+from tpbench.launcher import interrupts
 from tpbench.launcher.attempt import Attempt, abandon
+from tpbench.launcher.display import Display
+from tpbench.launcher.interrupts import Terminated
 from tpbench.launcher.options import SweepOptions
 from tpbench.launcher.slurm import cluster, submitted
 from tpbench.launcher.slurm.cluster import SlurmSettings
@@ -76,6 +79,28 @@ def test_the_job_of_an_abandoned_attempt_is_ended_once(tmp_path: Path, monkeypat
     assert slurm.recover([attempt.cell]) == {}
     assert len(asked) == 1
     assert not attempt.has_row
+
+
+def test_an_interrupt_leaves_jobs_of_an_earlier_sweep_in_the_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def answer(*line: str) -> subprocess.CompletedProcess[str]:
+        asked.append(line)
+        return subprocess.CompletedProcess(line, 0, "7_0|RUNNING\n", "")
+
+    def interrupt(seconds: float) -> None:
+        raise Terminated
+
+    monkeypatch.setattr(cluster, "answer", answer)
+    monkeypatch.setattr(interrupts, "sleep", interrupt)
+    slurm, attempt = object.__new__(Slurm), begun(tmp_path)
+    slurm.settings, slurm.options, slurm.adopted = SlurmSettings(), SweepOptions(), {0: ("7_0", attempt)}
+    with pytest.raises(Terminated):
+        list(slurm.run([attempt], Display(1, tmp_path)))
+    assert [line[0] for line in asked] == ["squeue"] and not attempt.abandoned
+    assert "stay in Slurm's queue: 7_0" in capsys.readouterr().out
 
 
 def test_the_state_of_jobs_is_asked_where_slurm_is(

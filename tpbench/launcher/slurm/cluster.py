@@ -76,7 +76,7 @@ class SlurmSettings:
         if not isinstance(texts, list) or {*map(type, texts)} - {str} or not isinstance(sbatch, Mapping):
             raise JobError("setup must be a list of shell lines, sbatch a mapping such as {mail-type: END}")
         if own := sorted({str(name).replace("_", "-") for name in sbatch} & _OWN_ARGUMENTS):
-            raise JobError(f"sbatch cannot set {', '.join(own)}: tpbench does, and torchrun_slurm has options for some")
+            raise JobError(f"sbatch cannot set {', '.join(own)}: tpbench does (time: hydra.launcher.time_limit_min)")
         others = {name: value for name, value in values.items() if name not in ("setup", "sbatch")}
         cells = others.get("cells_per_job", 1)
         plain: SlurmSettings = parse(cls, {**others, "cells_per_job": None if cells == "all" else cells})

@@ -69,13 +69,15 @@ class Slurm:
         return {index: f"already submitted as Slurm job {job_id}" for index, (job_id, _) in self.adopted.items()}
 
     def run(self, attempts: Sequence[Attempt], display: Display) -> Iterator[Attempt]:
-        """Submit all attempts, and yield each as it ends. Cancels all other jobs when it is closed."""
-        indices = {attempt.cell.index for attempt in attempts}
-        waiting = {index: self.adopted.pop(index) for index in indices & self.adopted.keys()}
+        """Submit all attempts, and yield each as it ends. Cancels the jobs that it submitted when it is closed."""
+        waiting: dict[int, tuple[str, Attempt]] = {}
         arrays: dict[Layout, list[Attempt]] = defaultdict(list)
         for attempt in attempts:
-            if attempt.cell.index not in waiting:
+            if adopted := self.adopted.pop(attempt.cell.index, None):
+                waiting[attempt.cell.index] = adopted
+            else:
                 arrays[self.target.layout(attempt.cell.job)].append(attempt)
+        earlier = {job_id for job_id, _ in waiting.values()}  # an interrupt leaves the jobs of earlier sweeps alone
         try:
             for shape, alike in arrays.items():
                 length = self.settings.cells_per_job or len(alike)
@@ -89,11 +91,15 @@ class Slurm:
                 yield from self._collect(waiting, display)
             left, waiting = waiting, {}  # a sweep that does not wait leaves its jobs
             for job_id, attempt in left.values():
-                yield replace(attempt, note=f"submitted as Slurm job {job_id}")
+                yield replace(attempt, note=f"Slurm job {job_id}")
         finally:
-            for _, attempt in waiting.values():
-                abandon(attempt.folder)
-            cluster.cancel(sorted({job_id for job_id, _ in waiting.values()}))
+            unfinished = {job_id for job_id, _ in waiting.values()}
+            for job_id, attempt in waiting.values():
+                if job_id not in earlier:
+                    abandon(attempt.folder)
+            cluster.cancel(sorted(unfinished - earlier))
+            if kept := sorted(unfinished & earlier):
+                display.note(f"jobs of an earlier sweep stay in Slurm's queue: {', '.join(kept)}")
 
     def _submit(self, shape: Layout, lists: Sequence[Sequence[Attempt]]) -> list[str]:
         """Submit an array with a job for each list of attempts, which have begun. Return the numbers of the jobs."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 from collections.abc import Iterable, Iterator, Sequence, Set
 from pathlib import Path
@@ -107,6 +106,8 @@ def _collect(attempts: Sequence[Attempt]) -> int:
     jobs = [job_of(attempt) if is_wanted(attempt) else "" for attempt in attempts]
     open_jobs = {job_id for job_id, attempt in zip(jobs, attempts, strict=True) if job_id and not attempt.has_row}
     states = cluster.states(open_jobs)
+    folders = {attempt.cell.job.output_dir for job_id, attempt in zip(jobs, attempts, strict=True) if not job_id}
+    rows_of_others = {folder: _newest_rows(folder) for folder in folders}
     failed = busy = 0
     cells = distinguish([attempt.cell for attempt in attempts])
     for attempt, job_id, cell in zip(attempts, jobs, cells, strict=True):
@@ -114,7 +115,7 @@ def _collect(attempts: Sequence[Attempt]) -> int:
         row, sweep = None, ""
         if done := close_if_ended(attempt, state):
             row = done.row
-        elif not job_id and (row := _row_of_another_sweep(attempt)):
+        elif not job_id and (row := rows_of_others[cell.job.output_dir].get(cell.job.key)):
             sweep = f"(sweep {row['sweep_id']})"
         if row:
             result = " ".join(filter(None, (row["status"], str(row["reason"] or "").partition("\n")[0], sweep)))
@@ -127,10 +128,10 @@ def _collect(attempts: Sequence[Attempt]) -> int:
     return 3 if busy else int(failed > 0)
 
 
-def _row_of_another_sweep(attempt: Attempt) -> dict[str, Any] | None:
-    """Return the newest row of a cell whose attempt here was abandoned."""
-    with contextlib.suppress(FileNotFoundError):
-        rows = load(attempt.cell.job.output_dir)
-        rows = rows[rows["key"] == attempt.cell.job.key].sort_values("finished_at")
-        return next(iter(plain_rows(rows.tail(1))), None)
-    return None
+def _newest_rows(output_dir: str) -> dict[str, dict[str, Any]]:
+    """Return the newest row of each cell of an output folder, by the job's key: also another sweep's."""
+    try:
+        rows = load(output_dir, columns=["key", "status", "reason", "sweep_id", "finished_at"])
+    except FileNotFoundError:
+        return {}
+    return {row["key"]: row for row in plain_rows(rows.sort_values("finished_at"))}

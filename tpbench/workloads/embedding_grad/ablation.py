@@ -11,7 +11,6 @@ import pandas as pd
 from tpbench.tables import Table
 from tpbench.workloads.embedding_grad.crossover import DENSE, comparable
 from tpbench.workloads.sizes import ITEM_BYTES
-from tpbench.workloads.study_data import Picture
 
 EXCHANGES = (DENSE, "sparse_all_to_all", "sparse_symmetric")
 INDEXES = ("none", "late", "early", "device")
@@ -63,8 +62,3 @@ def _sent(frame: pd.DataFrame) -> Table:
         lines.append((*problem, row["variant"], f"{sent:.4g}", *(f"{share:.1%}" for share in shares)))
     names = (*SENT, "exchange", "MB sent", "of the whole table", "of embedding and head")
     return Table("megabytes that the busiest rank sends, against reduce-scatters of whole tables", names, tuple(lines))
-
-
-def picture(rows: Sequence[Mapping[str, Any]]) -> Picture | None:
-    """Return None: a factorial has no axis."""
-    return None

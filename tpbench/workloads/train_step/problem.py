@@ -94,6 +94,7 @@ class TrainStep:
         complaints = (
             (self.heads % self.kv_heads, f"kv_heads={self.kv_heads} must divide heads={self.heads}"),
             (self.depth > self.layers, f"num_layers={self.num_layers} is more than the {self.layers} of {self.model}"),
+            (self.head_dim % 2, f"head_dim={self.head_dim} must be even: rotary embeddings rotate pairs of numbers"),
             (self.compile and self.nccl != "default", f"nccl={self.nccl} needs compile=false"),
             (self.autocast and self.dtype == "float32", "autocast=true needs dtype=bfloat16: there is nothing to cast"),
             (

@@ -20,6 +20,7 @@ from tpbench.workloads.train_step.training.autotp import deepspeed_configuration
     ("fields", "tp_size", "said"),
     [
         ({"heads": 3, "kv_heads": 2}, 1, "kv_heads=2 must divide heads=3"),
+        ({"head_dim": 3}, 1, "head_dim=3 must be even"),
         ({"num_layers": 3}, 1, "num_layers=3 is more than the 2 of tiny"),
         ({"autocast": True}, 1, "autocast=true needs dtype=bfloat16"),
         ({"attention": "flash_attention_2"}, 1, "has no float32"),

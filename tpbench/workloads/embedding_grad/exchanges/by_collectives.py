@@ -42,11 +42,6 @@ class SparseAllToAll(Exchange):
     with one rounding.
     """
 
-    send_counts: list[int]
-    """Number of rows that go to each rank."""
-    receive_counts: list[int]
-    """Number of rows that come from each rank."""
-
     def __init__(self, problem: EmbeddingGrad, context: ExchangeContext) -> None:
         super().__init__(context.inputs, context.comm)
         inputs = self.inputs
