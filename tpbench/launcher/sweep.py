@@ -74,8 +74,7 @@ class TorchrunLauncher(Launcher):
         # A field that an experiment sweeps, and that the command line sets too, has two overrides: the last one counts.
         single = ({line.lstrip("+").partition("=")[0]: line for line in lines} for lines in job_overrides)
         forced = [arguments.accepted_by_hydra([*lines.values()]) for lines in single]
-        all_lines = dict.fromkeys(line for lines in forced for line in lines)
-        arguments.check_each(arguments.parse_overrides([*all_lines]))
+        arguments.check_each(arguments.parse_overrides(list(dict.fromkeys(line for lines in forced for line in lines))))
         jobs = dict.fromkeys(job for lines in forced for job in self.composer.variants_of(lines))
         requests = [
             Request(index, self.composer.values(lines, index), arguments.chosen_fields(lines))

@@ -99,7 +99,8 @@ def read_rows(places: Sequence[str]) -> pd.DataFrame:
     for warning in caught:
         print(f"report: warning: {warning.message}", file=sys.stderr)
     if frame.empty:
-        raise JobError(f"no rows in {', '.join(places)}: run `python -m tpbench ...` first")
+        how = "run `python -m tpbench ...` first, or name its output_dir, and --only sweep_id=ID for one sweep"
+        raise JobError(f"no rows in {', '.join(places)}: {how}")
     return frame
 
 
