@@ -51,7 +51,8 @@ def step(problem: EmbeddingGrad, context: ExchangeContext, exchange: Exchange, r
     """Return one exchange, beside the rest of a training step if there is one."""
     gradient, comm, other = context.inputs, context.comm, context.other_work
     iterate = sequence(exchange.phases) if other is None else other.with_exchange(exchange.phases)
-    saved = exchange.overwrites.clone()
+    overwritten = gradient.grad[:0] if exchange.overwrites is None else exchange.overwrites
+    saved = overwritten.clone()
 
     def run() -> Callable[[], Tensor]:
         comm.reset()
@@ -59,9 +60,9 @@ def step(problem: EmbeddingGrad, context: ExchangeContext, exchange: Exchange, r
         return exchange.result
 
     def save() -> None:
-        saved.copy_(exchange.overwrites)
+        saved.copy_(overwritten)
 
-    restore = partial(exchange.overwrites.copy_, saved) if len(saved) else None
+    restore = None if exchange.overwrites is None else partial(overwritten.copy_, saved)
     inputs = Inputs([gradient.grad], lambda seed: [gradient.with_seed(seed)], problem.seed, save)
     return Step(run, lambda: sum(comm.sent_bytes), exchange.columns, restore, release=exchange.release, inputs=inputs)
 

@@ -55,11 +55,11 @@ class Exchange:
     """A variant on one rank. After all phases ran in order, `result` returns this rank's slice of the mean gradient."""
 
     phases: tuple[Phase, ...]
+    overwrites: Tensor | None = None
+    """The part of the gradient that the exchange overwrites, if any."""
 
     def __init__(self, inputs: EmbeddingGradInputs, comm: CountedCollectives) -> None:
         self.inputs, self.comm = inputs, comm
-        self.overwrites = inputs.grad[:0]
-        """The part of the gradient that the exchange overwrites: none, unless a child says so."""
 
     def result(self) -> Tensor:
         """Return (rows_per_rank, width) in the gradient's dtype: the mean gradient of this rank's rows."""
