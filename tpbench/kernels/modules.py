@@ -56,7 +56,7 @@ class _LossModule(torch.nn.Module):
 
     def check(self, target: Any, rows: dict[str, Any], **inputs: Any) -> bool:
         """Return true if one of `inputs` needs a gradient. Raise if one has no memory, or if a target needs one."""
-        if wrong := sorted(rows.keys() - set(checks.POLICY_TENSORS)):
+        if wrong := sorted(rows.keys() - checks.POLICY_TENSORS):
             raise TypeError(
                 f"a call has no argument {', '.join(wrong)}: {type(self).__name__}() takes settings, and a call the "
                 f"tensors of rows {', '.join(checks.POLICY_TENSORS)}"

@@ -1,4 +1,4 @@
-"""What a command line may name: the options of a whole sweep, the groups and files of conf/, and the commands."""
+"""The names that a command line may have: options of a whole sweep, groups and files of conf/, and commands."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def add_test(parser: argparse.ArgumentParser, threshold: float) -> None:
 
 
 def share(text: str) -> float:
-    """Return the share that an option has as text. argparse names this function for a text that is no number."""
+    """Return the share that an option has as text. argparse names this function if the text isn't a number."""
     value = float(text)
     if not 0 <= value < 1:
         raise argparse.ArgumentTypeError(f"{text} must be a share from 0 to 1, say 0.03")

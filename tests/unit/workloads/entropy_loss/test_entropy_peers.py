@@ -28,7 +28,7 @@ def test_a_variant_refuses_what_its_function_cannot_do(
 
 
 def test_a_prediction_needs_no_python_that_a_variant_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is made from rows of another machine. A job of this machine is skipped."""
+    """A prediction comes from rows, perhaps of another machine. A job on this machine is skipped."""
     monkeypatch.setattr("tpbench.workloads.entropy_loss.problem.sys", SimpleNamespace(version_info=(3, 11)))
     cell = problem(loss="cross_entropy", dtype="bfloat16")
     assert WORKLOAD.variants["fast_llm"].unsupported_reason(cell, 1) is None
