@@ -14,7 +14,7 @@ from tpbench.workloads.sizes import ITEM_BYTES
 
 EXCHANGES = (DENSE, "sparse_all_to_all", "sparse_symmetric")
 INDEXES = ("none", "late", "early", "device")
-ORDERS = ("passes", "first", "between", "last")
+ORDERS = {name: f"order {name}" for name in ("passes", "first", "between", "last")}
 STEP = ("hardware", "dtype", "table_rows", "width", "tokens", "dp_size", "overlap_ms")
 """Columns that must agree for steps to be compared, if their tokens are bigrams of a text."""
 SENT = ("table_rows", "width", "dp_size", "distribution", "tokens", "density")
@@ -38,15 +38,14 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
 def _factorial(facts: Mapping[str, Any], steps: pd.DataFrame) -> Table:
     steps = steps.assign(order=steps["transfer_order"].where(steps["other_mib"] > 0, "alone"))
     exposed = steps.groupby(["label", "index", "order"])["exposed_ms"].last().to_dict()
-    columns = ("alone", *ORDERS)
+    columns = {"alone": "no other transfers", **ORDERS} if (steps["order"] == "alone").any() else ORDERS
     exchanges = dict.fromkeys((*EXCHANGES, *steps["label"]))
     lines = []
     for exchange, index in itertools.product(exchanges, INDEXES):
         found = [exposed.get((exchange, index, order)) for order in columns]
         lines.append((exchange, index, *("no row" if ms is None else f"{ms:.3f}" for ms in found)))
     heading = "exposed_ms: " + ", ".join(f"{name} {value}" for name, value in facts.items())
-    names = ("exchange", "index", "no other transfers", *(f"order {order}" for order in ORDERS))
-    return Table(heading, names, tuple(lines))
+    return Table(heading, ("exchange", "index", *columns.values()), tuple(lines))
 
 
 def _sent(frame: pd.DataFrame) -> Table:
