@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,6 +31,8 @@ def main(arguments: Sequence[str]) -> int:
     file, workload = options.file, options.workload
     if not FILE_NAME.fullmatch(file.name):
         raise JobError(f"{file.name} is no name for the file: take letters, digits and _ - . of ASCII; end in .py")
+    if not file.exists() and "." not in file.stem and importlib.util.find_spec(file.stem):
+        raise JobError(f"{file.name} would hide the Python module {file.stem}: choose another name")
     try:
         with file.open("x") as new:
             example = "moe.py" if workload == OPERATION else f"{workload}.py"

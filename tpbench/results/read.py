@@ -289,9 +289,13 @@ def default_options(workload: Workload | None) -> dict[str, Any]:
 
 
 def chosen_options(row: Mapping[str, Any], workload: Workload | None) -> tuple[tuple[str, Any], ...]:
-    """Return the names and values of a row's options that are not the defaults, in declared order."""
+    """Return the names and values of a row's options that are not the defaults, in declared order.
+
+    A value that the row's CUDA graph requires counts as a default.
+    """
+    required = workload.graph_options if workload and row.get("graph") else {}
     values = ((name, row.get(name), default) for name, default in default_options(workload).items())
-    return tuple((name, value) for name, value, default in values if value is not None and value != default)
+    return tuple((name, value) for name, value, default in values if value not in (None, default, required.get(name)))
 
 
 def label_columns() -> frozenset[str]:

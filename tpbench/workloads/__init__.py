@@ -148,7 +148,7 @@ class Workload:
     options: tuple[Option, ...] = ()
     graph_options: Mapping[str, Any] = field(default_factory=dict)
     """Values of options that a CUDA graph requires. With `graph=true` they replace the defaults of the variants that
-    have these options. A value that the user chose stays."""
+    have these options, and labels leave them out. A value that the user chose stays."""
     pivot: Pivot = Pivot()
     studies: Mapping[str, Study] = field(default_factory=dict)
     """By name, as `report.py --study` takes it."""

@@ -255,7 +255,7 @@ WORKLOAD = Workload(
         ),
         Option("profile"),
     ),
-    graph_options={"signals": "kernel"},
+    graph_options={"signals": "kernel", "try_graphs": False},
     pivot=Pivot(
         rows=("hidden", "ffn", "tokens", "tp_size"),
         sections=("dtype", "part"),

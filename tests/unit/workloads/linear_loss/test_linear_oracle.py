@@ -212,3 +212,15 @@ def test_on_one_rank_all_rows_are_its_own() -> None:
     _, found, output = made(sequence_parallel=True)
     assert found.shard.group is None and found.hidden is found.shard.hidden
     assert found.compare(output).wrong is None
+
+
+@pytest.mark.parametrize(("beyond", "right"), [(1e-4, True), (0.1, False)])
+def test_rounding_may_decide_whether_a_ratio_is_clipped(beyond: float, right: bool) -> None:
+    cell = problem(dtype="float32", loss="policy")
+    shard = bench.inputs(cell, context())
+    logprob = -Oracle(replace(cell, loss="cross_entropy"), shard).row_loss
+    advantages = torch.ones(cell.tokens)
+    old = {side: (logprob - math.log(1.2) + side * beyond).float() for side in (-1, 1)}
+    below, above = (replace(shard, rows={"old_logprobs": old[side], "advantages": advantages}) for side in (1, -1))
+    for judged, returned in (below, above), (above, below):
+        assert (Oracle(cell, judged).compare(rounded(exact(cell, returned))).wrong is None) == right
