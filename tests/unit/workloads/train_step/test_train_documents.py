@@ -15,13 +15,11 @@ from tpbench.results.read import load
 from tpbench.workloads.train_step.documents import json_document
 
 
-@pytest.mark.parametrize("folder", ["reference", "options"])
-def test_committed_rows_train_stably(folder: str) -> None:
-    """Losses fall, with the default learning rate without a peak, and rows of one problem agree."""
-    rows = load(ROOT / "outputs" / folder, workload="train_step", status="ok")
-    stable = rows[rows["learning_rate"] == 1e-5]
+def test_committed_rows_train_stably() -> None:
+    """Losses fall without a peak, and rows of one problem agree."""
+    rows = load(ROOT / "outputs/reference", workload="train_step", status="ok")
     assert len(rows) and all(losses[-1] < losses[0] for losses in rows["losses"])
-    assert len(stable) and all(max(losses) <= losses[0] * 1.0005 for losses in stable["losses"])
+    assert all(max(losses) <= losses[0] * 1.0005 for losses in rows["losses"])
     assert not disagreements(row_records(newest(rows)))
 
 
