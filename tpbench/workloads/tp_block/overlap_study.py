@@ -21,6 +21,8 @@ from tpbench.workloads.tp_block.problem import AUTO, PLAIN, WHOLE
 PARTS = ("column", "row", "mlp", "block")
 CLOCKS = {"time_ms": "wall time", "device_ms": "device time", "chained_ms": "time in a loop"}
 """The clocks. The first one that rows have decides where overlap pays."""
+INTERVALS = {clock: (f"{clock[:-3]}_ci_low_ms", f"{clock[:-3]}_ci_high_ms") for clock in CLOCKS}
+"""By clock: the columns of the interval of its median."""
 PRODUCTS = {"device_ms": ("exposed_ms", "compute_ms"), "chained_ms": ("chained_exposed_ms", "chained_compute_ms")}
 """By clock: the columns of a step's time beyond that of its products alone, and of that time, measured in pairs."""
 PAYS = 1.01
@@ -39,7 +41,8 @@ GROUP = (
     "kv_heads",
 )
 """Columns that must agree for times to be compared over tokens."""
-SHOWN = (*CLOCKS, *(name for names in PRODUCTS.values() for name in names), "hidden_share", "bound")
+BESIDE = (*INTERVALS.values(), *PRODUCTS.values())
+SHOWN = (*CLOCKS, *(name for names in BESIDE for name in names), "hidden_share", "bound")
 
 
 def problems(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Speedups, Any]]:
@@ -74,13 +77,17 @@ def _is_compiled(row: Mapping[str, Any]) -> bool:
     return bool(row.get("compile")) or row["variant"] == "block_compile_async"
 
 
-def choice(speedups: Speedups, clock: str) -> dict[int, str]:
+def choice(speedups: Speedups, cells: Any, clock: str) -> dict[int, str]:
     """Return the variant to choose at each length by this clock: the fastest one, or the plain one if none pays.
 
-    The variant of the length before stays if it loses less than what pays.
+    A gain counts if the intervals of both times are apart, or unknown. The variant of the length before stays if it
+    loses less than what pays.
     """
     chosen: dict[int, str] = {}
+    low, high = INTERVALS[clock]
     ratios = speedups.by_clock[clock]
+    unsure = cells[high].ge(cells[low][PLAIN], axis="index").reindex_like(ratios)
+    ratios = ratios.mask(unsure & (ratios > 1), 1.0)
     names, name = [name for name in ratios if name != AUTO] or [AUTO], PLAIN
     for tokens, of_variants in ratios[names].dropna(how="all").iterrows():
         fastest = str(of_variants.idxmax())
@@ -96,12 +103,12 @@ def answer(speedups: Speedups, cells: Any) -> str:
     """Return the sentence for a user: which variant at which length, what it hides, and what bounds it."""
     by_text: dict[str, str] = {}
     for clock in speedups.by_clock:
-        chosen = choice(speedups, clock)
+        chosen = choice(speedups, cells, clock)
         runs = [(name, [*lengths]) for name, lengths in groupby(chosen, key=chosen.get)]
         texts = (f"{name} {'from' if run[1:] else 'at'} {run[0]} tokens" for name, run in runs)
         by_text.setdefault(", ".join(texts), CLOCKS[clock])
     first, ratios = next(iter(speedups.by_clock.items()))
-    tokens, name = [*choice(speedups, first).items()][-1]
+    tokens, name = [*choice(speedups, cells, first).items()][-1]
     hidden, bound = (cells.loc[tokens, (column, name)] for column in ("hidden_share", "bound"))
     facts = [f"is {ratios[name][tokens]:.2f}x as fast as {PLAIN}"] if name != PLAIN else []
     facts += [f"hides {hidden:.0%} of the communication"] if name != PLAIN and pd.notna(hidden) else []
@@ -123,7 +130,9 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
         answers.append(answer(speedups, cells))
         made.append(_table(f"speed-up over {PLAIN}", speedups, speedups.by_clock, "{:.2f}x"))
         made += [_table("step over its products alone", speedups, over, "{:.3f}x")] if over else []
-    heading = f"which variant to choose: {PLAIN} unless another one gains 1%"
+    heading = (
+        f"which variant to choose: {PLAIN} unless another one gains 1%, and the intervals of their times are apart"
+    )
     return [Table(heading, notes=answers), *made] if made else []
 
 
@@ -133,8 +142,8 @@ def picture(rows: Sequence[Mapping[str, Any]]) -> Picture | None:
     Lengths at which overlap doesn't pay, by the first clock, are shaded.
     """
     panels, lengths = [], set[float]()
-    for speedups, _ in problems(rows):
-        chosen = choice(speedups, next(iter(speedups.by_clock)))
+    for speedups, cells in problems(rows):
+        chosen = choice(speedups, cells, next(iter(speedups.by_clock)))
         losing = max((tokens for tokens, name in chosen.items() if name == PLAIN), default=0)
         if len(speedups.axis) > 1:
             clocks = {clock: ratios for clock, ratios in speedups.by_clock.items() if clock != "chained_ms"}

@@ -64,9 +64,21 @@ def test_each_row_is_compared_with_the_plain_one_of_its_problem() -> None:
     assert graph.by_clock["time_ms"].to_dict() == {"block_copy_engine": {8192: 2.0}}
     assert column.by_clock["device_ms"].to_dict() == {"block_copy_engine": {8192: 1 / 0.995}}
     assert mlp.by_clock["time_ms"].count().sum() == 5 and len(found) == 3
+
+
+def test_the_fastest_variant_is_chosen_if_it_gains() -> None:
+    (column, mlp, _) = problems(TIMED)
     by_device = {128: "block_copy_engine", 512: "block_tp", 2048: "block_copy_engine", 8192: "block_copy_engine"}
-    assert choice(mlp, "device_ms") == by_device and choice(column, "device_ms") == {8192: "block_tp"}
-    assert choice(mlp, "time_ms") == {**dict.fromkeys((128, 512, 2048), "block_tp"), 8192: "block_copy_engine"}
+    assert choice(*mlp, "device_ms") == by_device and choice(*column, "device_ms") == {8192: "block_tp"}
+    assert choice(*mlp, "time_ms") == {**dict.fromkeys((128, 512, 2048), "block_tp"), 8192: "block_copy_engine"}
+
+
+def test_a_gain_whose_intervals_overlap_is_not_chosen() -> None:
+    plain = timed("mlp", 2048, "block_tp", 2.0, 1.0, device_ci_low_ms=0.9, device_ci_high_ms=1.1)
+    for high, chosen in (0.89, "block_copy_engine"), (0.91, "block_tp"):
+        faster = timed("mlp", 2048, "block_copy_engine", 1.0, 0.8, device_ci_low_ms=0.7, device_ci_high_ms=high)
+        (group,) = problems([plain, faster])
+        assert choice(*group, "device_ms") == {2048: chosen} and choice(*group, "time_ms") == {2048: faster["variant"]}
 
 
 def test_compiled_blocks_are_compared_with_each_other() -> None:
@@ -84,8 +96,8 @@ def test_a_variant_stays_chosen_unless_another_one_gains_more_than_noise() -> No
     rows = [timed("block", tokens, "block_tp", 2.0, 1.0) for tokens in (128, 512, 2048, 8192)]
     for tokens, times in {128: (1.99, 1.6), 512: (1.595, 1.6), 2048: (1.5, 1.6), 8192: (None, 1.6)}.items():
         rows += [timed("block", tokens, name, at, 1.0) for name, at in zip(names, times, strict=True) if at]
-    ((group, _),) = problems(rows)
-    assert [*choice(group, "time_ms").values()] == [*names[1:] * 2, names[0], names[1]]
+    (group,) = problems(rows)
+    assert [*choice(*group, "time_ms").values()] == [*names[1:] * 2, names[0], names[1]]
 
 
 def test_a_sentence_for_each_problem_says_what_to_choose() -> None:
