@@ -213,6 +213,8 @@ def parse_job(
     fewest, most = job.measure.min_iterations, job.measure.max_iterations
     if fewest > most and "min_iterations" in chosen:  # max_iterations alone limits the default of the other, too
         raise JobError(f"min_iterations={fewest} must be at most max_iterations={most}")
+    if job.measure.profile and job.measure.profiler:
+        raise JobError(f"profile=true and profiler={job.measure.profiler}: only one profiler can use a GPU, choose one")
     return job
 
 

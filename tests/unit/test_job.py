@@ -30,6 +30,7 @@ TINY = {"variant": "triton_tp", "tp_size": 2, "tokens": 64, "vocab": 1000}
         ({"loss": "reverse_kl", "ignored": 0.5}, "ignored=0.5 needs labels"),
         ({"shape_workload": "train_step"}, "shape is of train_step: python -m tpbench list entropy_loss shows"),
         ({"variant": {"triton_tp": 1}}, "no variant is called .'triton_tp': 1"),
+        ({"profile": True, "profiler": "ncu"}, "profile=true and profiler=ncu: only one profiler can use a GPU"),
     ],
 )
 def test_a_wrong_value_is_named_with_the_valid_ones(wrong: dict[str, object], message: str) -> None:
