@@ -80,14 +80,14 @@ def _is_compiled(row: Mapping[str, Any]) -> bool:
 def choice(speedups: Speedups, cells: Any, clock: str) -> dict[int, str]:
     """Return the variant to choose at each length by this clock: the fastest one, or the plain one if none pays.
 
-    A gain counts if the intervals of both times are apart, or unknown. The variant of the length before stays if it
-    loses less than what pays.
+    A gain counts if the intervals of both times are apart. The variant of the length before stays if it loses less than
+    what pays.
     """
     chosen: dict[int, str] = {}
     low, high = INTERVALS[clock]
     ratios = speedups.by_clock[clock]
-    unsure = cells[high].ge(cells[low][PLAIN], axis="index").reindex_like(ratios)
-    ratios = ratios.mask(unsure & (ratios > 1), 1.0)
+    sure = cells[high].lt(cells[low][PLAIN], axis="index").reindex_like(ratios)
+    ratios = ratios.mask(~sure & (ratios > 1), 1.0)
     names, name = [name for name in ratios if name != AUTO] or [AUTO], PLAIN
     for tokens, of_variants in ratios[names].dropna(how="all").iterrows():
         fastest = str(of_variants.idxmax())

@@ -33,6 +33,9 @@ def row(variant: str, number: int, **changes: Any) -> dict[str, Any]:
 
 def timed(part: str, tokens: int, variant: str, wall: float, device: float, **changes: Any) -> dict[str, Any]:
     facts = {"part": part, "tokens": tokens, "time_ms": wall, "device_ms": device, "graph": False, "layers": 0}
+    facts |= {
+        f"{clock}_ci_{end}_ms": ms for clock, ms in (("time", wall), ("device", device)) for end in ("low", "high")
+    }
     return row(variant, 1, **{**facts, "torch_version": "2.11.0", "warmed_up": True, "hardware": "H200", **changes})
 
 
