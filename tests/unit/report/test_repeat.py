@@ -15,7 +15,6 @@ from tpbench.report.repeat import row_command
 from tpbench.results.read import load, plain_rows
 from tpbench.results.write import write_row
 from tpbench.settings import JobError
-from tpbench.workloads import variants
 
 REFERENCE = ROOT / "outputs" / "reference" / "rows"
 FLAT = {"workload": "entropy_loss", "variant": "triton_tp", "vocab": 32768, "tokens": 4096, "tp_size": 2}
@@ -32,12 +31,9 @@ def arguments(command):
 
 
 def committed_jobs():
-    """One row for each workload and variant, but for rows of variants and of an optimizer kernel that were removed."""
+    """One row for each workload and variant."""
     rows = plain_rows(load(REFERENCE, columns=["workload", "variant", "job", "environment"]))
-    present = [
-        row for row in rows if row["variant"] in variants() and json.loads(row["job"]).get("optimizer") != "tpbench"
-    ]
-    kinds = {(row["workload"], row["variant"]): row for row in present}
+    kinds = {(row["workload"], row["variant"]): row for row in rows}
     return list(kinds.values())
 
 

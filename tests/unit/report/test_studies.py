@@ -153,7 +153,7 @@ def test_a_picture_has_a_panel_for_each_problem_and_number_of_ranks(add, frame):
         Series("autotp", ((60.0, 7.0),), texts=("1 x 2",)),
         Series("fsdp", ((80.0, 9.0),), texts=("2 x 1",)),
     )
-    assert four.lines == (Series("ddp", ((90.0, 8.0),), texts=("4 x 1",)),)  # neither the failed cell nor the empty one
+    assert four.lines == (Series("ddp", ((90.0, 8.0),), texts=("4 x 1",)),)  # without the failed cell and the empty one
     assert two.title.replace("\n", " ").endswith("2 ranks") and "model=qwen3_8b" in two.title
 
 

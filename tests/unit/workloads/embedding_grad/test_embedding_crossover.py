@@ -152,7 +152,7 @@ def test_the_ablation_names_combinations_without_rows() -> None:
     assert "| sparse_symmetric | none | no row | no row | no row | no row | 0.250 |" in text
     assert text.count("| no row | no row | no row | no row | no row |") == 3 * 4 - 2  # exchanges x indexes
     assert "no other transfers" not in as_markdown(Document(ablation.tables(plain_rows(pd.DataFrame(rows[1:])))))
-    assert "| dense_reduce_scatter | 7.68 | 2.7% | 6.6% |" in text  # of 3 x 62880 and 3 x 25152 rows of 1536 bytes
+    assert "| dense_reduce_scatter | 7.68 | 2.7% | 6.6% |" in text  # the bytes of 3 x 62880 and 3 x 25152 rows
 
 
 def test_the_report_prints_and_draws_the_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
