@@ -21,6 +21,7 @@ from tpbench.workloads.definition import definition_of
 
 SIGNATURES = {
     "inputs": ("problem", "rank"),
+    "refresh": ("problem", "inputs", "rank"),
     "reference": ("problem", "inputs", "rank"),
     "check": ("problem", "inputs", "output", "rank"),
     "costs": ("problem", "rank"),

@@ -181,7 +181,8 @@ class Workload:
     definition: Mapping[str, Any] | None = None
     """What rows carry of a workload from outside this package (`definition`). None for one of this package."""
     functions: dict[str, Callable[..., Any]] = field(default_factory=dict)
-    """The functions that `inputs`, `reference` or `check`, `costs`, `step` and `details` declare, by these names."""
+    """The functions that `inputs`, `refresh`, `reference` or `check`, `costs`, `step` and `details` declare, by these
+    names."""
     prepared: type = object
     """The type that a variant's function returns, with `step`."""
     output: type = dict
@@ -218,6 +219,13 @@ class Workload:
     def inputs(self, function: FunctionT) -> FunctionT:
         """Register `(problem, rank) -> dict of tensors`: the inputs of a rank, from these two and `rank.seed` only."""
         return self._declare("inputs", function)
+
+    def refresh(self, function: FunctionT) -> FunctionT:
+        """Register `(problem, inputs, rank) -> None`: write those inputs anew, in place, that follow from other inputs.
+
+        All ranks call it each time after a check has changed the inputs.
+        """
+        return self._declare("refresh", function)
 
     def reference(self, function: FunctionT) -> FunctionT:
         """Register `(problem, inputs, rank) -> dict of tensors`: the correct outputs of a rank, in float64.

@@ -7,11 +7,13 @@ import inspect
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+from itertools import filterfalse
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from tpbench.comm.collectives import gather_objects
 from tpbench.measure.audit import Inputs, tensors_of
@@ -57,7 +59,7 @@ class OperationSession:
         self.prepared = variant.prepare(*arguments[: _parameters(variant.prepare)])
         """The value that the variant's function returned."""
         self.run = self._step()
-        self.audited_inputs = Inputs(tensors)
+        self.audited_inputs = Inputs(tensors, changed=self._refresh)
         if "step" in workload.functions:  # otherwise a variant could state them
             self.costs, self.audited_inputs = self.run.costs or self.costs, self.run.inputs or self.audited_inputs
         self.output: Any = None
@@ -137,6 +139,14 @@ class OperationSession:
     def _restore(self) -> None:
         if self.run.restore is not None:
             self.run.restore()
+
+    def _refresh(self) -> None:
+        """Let the workload write the inputs that follow from those that have changed. No variant can tell from the
+        tensors' version counters."""
+        if (function := self.workload.functions.get("refresh")) is None:
+            return
+        with _unsafe_preserve_version_counter(tuple(filterfalse(Tensor.is_inference, self.audited_inputs.tensors))):
+            function(self.problem, self.inputs, self.rank)
 
     def check(self) -> Verdict:
         """Compare the output of the last step with the reference, or let the workload compare it; then free it.

@@ -87,7 +87,7 @@ def packaged_losses(here: Rank) -> list[str | None]:
         for name in ("pytorch_tp_manual", "pytorch_gather"):
             session: Any = WORKLOAD.set_up(EntropyLoss(**SIZE, loss=loss), WORKLOAD.variants[name], place)  # type: ignore[arg-type]
             reasons.append(run(session, place, FRESH)[0].wrong)
-    for loss in ("cross_entropy", "forward_kl"):
+    for loss in ("cross_entropy", "forward_kl", "policy"):
         problem = LinearLoss(tokens=16, hidden=32, vocab=102, loss=loss)  # type: ignore[arg-type]
         session = LINEAR.set_up(problem, LINEAR.variants["linear_gather"], place)
         reasons.append(run(session, place, FRESH)[0].wrong)
@@ -95,7 +95,7 @@ def packaged_losses(here: Rank) -> list[str | None]:
 
 
 def test_variants_of_both_losses_are_right_on_fresh_inputs() -> None:
-    assert run_on_ranks(RANKS, packaged_losses)[0] == [None] * 10
+    assert run_on_ranks(RANKS, packaged_losses)[0] == [None] * 11
 
 
 EXCHANGE = EmbeddingGrad(table_rows=101, width=12, tokens=10, accumulate=2, dtype="float32")

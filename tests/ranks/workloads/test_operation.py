@@ -73,6 +73,8 @@ def fault(workload: Workload, case: str) -> None:
             calls += 1
             if case == "overwritten" and rank.rank == 1:
                 inputs["x"].mul_(2)
+            if case == "refresh":
+                assert torch.equal(inputs["double"], 2 * inputs["x"])
             y = right()["y"]
             if case == "one row" and rank.rank == 1:
                 y[3, 5:7] += 1
@@ -96,6 +98,14 @@ def fault(workload: Workload, case: str) -> None:
         def check(problem: Any, inputs: Any, output: Any, rank: Context) -> Verdict:
             error = float((output["y"].double() - reference(problem, inputs, rank)["y"]).abs().max())
             return Verdict({"output_error": error}, None if error < 0.1 else "it is wrong")
+
+    if case == "refresh":
+        make = workload.functions["inputs"]
+        workload.functions["inputs"] = lambda *arguments: {**(x := make(*arguments)), "double": 2 * x["x"]}
+
+        @workload.refresh
+        def refresh(problem: Any, inputs: Any, rank: Context) -> None:
+            inputs["double"].copy_(2 * inputs["x"])
 
     if case.startswith("details"):
         workload.columns = {"extra_ms": "time, ms", "place": "rank"}
@@ -153,6 +163,12 @@ def test_a_workload_may_compare_outputs_itself() -> None:
     row = run_on_ranks(RANKS, measured, "moe", fault, "check")[0]["mine"]
     assert row["wrong"] is None and 0 < row["output_error"] < 0.1 and row["time_ms"] > 0
     assert row["bytes_communicated"] == SMALL["tokens"] * SMALL["hidden"] * 2
+
+
+@needs_two_ranks
+def test_inputs_that_follow_from_others_follow_their_changes() -> None:
+    for ended in run_on_ranks(RANKS, measured, "moe", fault, "refresh"):
+        assert ended["mine"]["wrong"] is None and ended["mine"]["time_ms"] > 0
 
 
 @needs_two_ranks

@@ -78,32 +78,6 @@ class Oracle(LossOracle):
             "grad_weight": Compared(output.grad_weight, tuple(self.weight.shape), None, "weight_grad_error"),
         }
 
-    def compare(self, output: Output) -> Verdict:
-        """Return the errors of an output. Where rounded logits decide whether a policy's ratio is clipped, both are
-        right: inputs that change between iterations can move a ratio that close to a limit."""
-        got, hidden = output.grad_hidden, self.shard.hidden
-        comparable = isinstance(got, Tensor) and got.shape == hidden.shape and got.device == hidden.device
-        if self.problem.loss == "policy" and all(self.gather(comparable)):
-            assert got is not None
-            self._decide_clips(self._whole(got))
-        return super().compare(output)
-
-    def _decide_clips(self, got: Tensor) -> None:
-        """Shift each ratio, by at most the loss's tolerance, to the side of the clip's limits on which the gradient of
-        the row's hidden states is nearer to the one that a variant returned."""
-        most = self.limits()["loss_error"]
-        distances = []
-        for shift in (-most, most):
-            self.clip_shift.fill_(shift)
-            of_rows = []
-            for rows in self.blocks():
-                log_p, _ = self.log_probabilities(rows)
-                _, slopes, total = self.losses(log_p, None, rows)
-                right = self.sum(self.gradient_of_mean(log_p, slopes, total, rows) @ self.weight)
-                of_rows.append((got[rows].double() - right).norm(dim=-1))
-            distances.append(torch.cat(of_rows))
-        self.clip_shift.copy_(torch.where(distances[0] < distances[1], -most, most))
-
     def compare_gradients(self, comparison: Comparison, output: Output, blocks: Iterator[tuple[slice, Tensor]]) -> None:
         """Record the errors of rows of both gradients.
 
@@ -156,6 +130,15 @@ def inputs(problem: LinearLoss, context: Context) -> Shard:
     """Return this rank's inputs. Those of a policy loss are near the log-probabilities, so this is collective."""
     shard: Shard = with_policy_rows(problem, make_shard(problem, context), Oracle)
     return shard
+
+
+@WORKLOAD.refresh
+def refresh(problem: LinearLoss, shard: Shard, rank: Context) -> None:
+    """Write the rows of a policy anew. Otherwise the rounding of other logits decides whether some ratios are clipped,
+    and the terms of some gradients cancel."""
+    if problem.loss == "policy":
+        for name, values in with_policy_rows(problem, shard, Oracle).rows.items():
+            shard.rows[name].copy_(values)
 
 
 @WORKLOAD.costs

@@ -43,8 +43,6 @@ class LossOracle(ABC):
         if labels is not None:
             self.counts = (labels >= 0) & (labels < problem.vocab)
         self.inverse_count = 1.0 / max(1, int(self.counts.sum()))
-        self.clip_shift = torch.zeros(problem.tokens, dtype=torch.float64, device=shard.device)
-        """(tokens,): added to the logarithm of a policy's ratio where the clip is decided."""
 
     @abstractmethod
     def logits(self, rows: slice) -> tuple[Tensor, Tensor | None]:
@@ -185,9 +183,8 @@ class LossOracle(ABC):
     def _policy(self, logprob: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
         """Return each row's policy loss and its derivative by the label's log-probability."""
         given = {name: values[rows].double() for name, values in self.shard.rows.items()}
-        log_ratio, advantages = logprob - given["old_logprobs"], given["advantages"]
-        ratio, decisive = log_ratio.exp(), (log_ratio + self.clip_shift[rows]).exp()
-        is_clipped = torch.where(advantages > 0, decisive > 1 + CLIP[1], decisive < 1 - CLIP[0]) & (advantages != 0)
+        ratio, advantages = (logprob - given["old_logprobs"]).exp(), given["advantages"]
+        is_clipped = torch.where(advantages > 0, ratio > 1 + CLIP[1], ratio < 1 - CLIP[0]) & (advantages != 0)
         bound = ratio.clamp(1 - CLIP[0], 1 + CLIP[1])
         loss = -torch.where(is_clipped, bound, ratio) * advantages
         slope = -(ratio * advantages).masked_fill(is_clipped, 0.0)
