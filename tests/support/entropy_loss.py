@@ -50,7 +50,7 @@ def right_gradient(oracle: Oracle) -> torch.Tensor:
     """Return the gradient of the mean loss by the local logits, in float64."""
     rows = slice(None)
     log_p, log_q = oracle.log_probabilities(rows)
-    return oracle.gradient_of_mean(log_p, *oracle.losses(log_p, log_q, rows)[1:], rows)
+    return oracle.gradient_of_mean(*oracle.losses(log_p, log_q, rows)[1:], rows)[0]
 
 
 def right(oracle: Oracle) -> Output:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import torch
@@ -14,7 +13,7 @@ from tpbench.workloads.differences import Compared, Comparison
 from tpbench.workloads.entropy_loss.inputs import Output, Shard, make_shard
 from tpbench.workloads.entropy_loss.problem import WORKLOAD, EntropyLoss
 from tpbench.workloads.losses import bytes_of_rows
-from tpbench.workloads.losses.oracle import LossOracle, with_policy_rows
+from tpbench.workloads.losses.oracle import Blocks, LossOracle, with_policy_rows
 from tpbench.workloads.sizes import ITEM_BYTES
 
 LOSS_TOLERANCE = 2.0**-16
@@ -24,7 +23,10 @@ logarithms are about 2^-20. A count that is off by one in 4096 rows is an error 
 GRADIENT_TOLERANCE = {"bfloat16": 2.0**-6, "float16": 2.0**-9, "float32": 2.0**-15}
 """Tolerance of a row's gradient, by norm. Rounding an exact gradient to bf16 or fp16 has an error of at most 2^-8 or
 2^-11, half a unit in the last place. Four times that allows one more rounding (for example of an upstream scale) and
-the arithmetic before it. In fp32 that arithmetic, exponentials and long sums, has an error of about 2^-20."""
+the arithmetic before it."""
+
+ARITHMETIC = 2.0**-20
+"""The error of arithmetic in fp32 (exponentials, logarithms, long sums), relative to what is added."""
 
 LOGITS_DTYPE_TOLERANCE = {
     "bfloat16": (2.0**-5, 2.0**-4),
@@ -59,19 +61,20 @@ class Oracle(LossOracle):
         logits = self.shard.logits
         return {"grad": Compared(output.grad, tuple(logits.shape), logits.dtype, "grad_error")}
 
-    def compare_gradients(self, comparison: Comparison, output: Output, blocks: Iterator[tuple[slice, Tensor]]) -> None:
+    def compare_gradients(self, comparison: Comparison, output: Output, blocks: Blocks) -> None:
         """Record the error of whole rows, of all ranks' columns.
 
-        Errors below half the smallest number of the dtype do not count: a variant cannot avoid underflow. A row whose
-        gradient is zero must be exactly zero.
+        Errors below half the smallest number of the dtype do not count: a variant cannot avoid underflow. Neither do
+        errors of fp32 arithmetic, where the terms of a row cancel. A row that does not count must be exactly zero.
         """
         dtype = torch.finfo(self.shard.logits.dtype)
         slack = dtype.smallest_normal * dtype.eps / 2
         whole: Any = {"whole_columns": self.problem.vocab, "over_ranks": self.sum}
-        for rows, right in blocks:
+        arithmetic = ARITHMETIC / comparison.limits["grad_error"]
+        for rows, right, terms in blocks:
             if "grad" in comparison.got:
                 got = output.grad[rows].double() * output.grad_factor
-                comparison.rows("grad", got, right, slack, rows.start, **whole)
+                comparison.rows("grad", got, right, slack, rows.start, least=arithmetic * terms, **whole)
 
 
 @WORKLOAD.inputs

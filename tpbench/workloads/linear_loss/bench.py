@@ -6,7 +6,7 @@ variants round them to their dtype. So tolerances are those of rounded logits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from statistics import median
 from typing import Any, ClassVar
 
@@ -20,7 +20,7 @@ from tpbench.measure.session import Context, Costs, Verdict
 from tpbench.workloads.differences import Compared, Comparison
 from tpbench.workloads.linear_loss.inputs import Output, Shard, make_shard
 from tpbench.workloads.linear_loss.problem import WORKLOAD, LinearLoss
-from tpbench.workloads.losses.oracle import LossOracle, weighted, with_policy_rows
+from tpbench.workloads.losses.oracle import Blocks, LossOracle, weighted, with_policy_rows
 from tpbench.workloads.sizes import ITEM_BYTES
 
 LOSS_TOLERANCE = {"bfloat16": 2.0**-5, "float16": 2.0**-8, "float32": 2.0**-14}
@@ -78,7 +78,7 @@ class Oracle(LossOracle):
             "grad_weight": Compared(output.grad_weight, tuple(self.weight.shape), None, "weight_grad_error"),
         }
 
-    def compare_gradients(self, comparison: Comparison, output: Output, blocks: Iterator[tuple[slice, Tensor]]) -> None:
+    def compare_gradients(self, comparison: Comparison, output: Output, blocks: Blocks) -> None:
         """Record the errors of rows of both gradients.
 
         For the weight's, ||right|| is at least the root mean square of all rows: rows of columns that aren't labels and
@@ -87,7 +87,7 @@ class Oracle(LossOracle):
         hidden_grad, got = (comparison.got.get(name) for name in ("grad_hidden", "grad_weight"))
         hidden_grad = None if hidden_grad is None else self._whole(hidden_grad)
         right_weight = torch.zeros_like(self.weight)
-        for rows, grad in blocks:
+        for rows, grad, _ in blocks:
             right_weight.addmm_(grad.t(), self.hidden[rows].double())
             right = self.sum(grad @ self.weight)
             if hidden_grad is not None:
@@ -100,17 +100,17 @@ class Oracle(LossOracle):
                 part, right = got[first : first + step].double(), right_weight[first : first + step]
                 comparison.rows("grad_weight", part, right, torch.finfo(got.dtype).smallest_normal, first, least=usual)
 
-    def losses(self, log_p: Tensor, log_q: Tensor | None, rows: slice) -> tuple[Tensor, Tensor, Tensor | float]:
-        """Return the losses of rows and their slopes, which are of a policy's objective if there is an upstream one."""
-        loss, slopes, total = super().losses(log_p, log_q, rows)
+    def losses(self, log_p: Tensor, log_q: Tensor | None, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the losses of rows and their terms, which are of a policy's objective if there is an upstream one."""
+        loss, slopes, shares = super().losses(log_p, log_q, rows)
         if self.shard.upstream is not None:
             # `gradient_of_mean` divides by the number of rows, and these gradients include that.
             of_logprob, of_entropy = (grad[rows].double()[:, None] / self.inverse_count for grad in self.shard.upstream)
-            slopes, total = slopes * of_logprob, total * of_logprob
+            slopes, shares = slopes * of_logprob, shares * of_logprob
             if self.problem.entropy:
                 slopes -= of_entropy * weighted(log_p.exp(), log_p)
-                total += of_entropy * self.entropies(log_p)[:, None]
-        return loss, slopes, total
+                shares += of_entropy * self.entropies(log_p)[:, None] * log_p.exp()
+        return loss, slopes, shares
 
     def _whole(self, rows: Tensor) -> Tensor:
         """Return all rows of a matrix that ranks may hold parts of."""

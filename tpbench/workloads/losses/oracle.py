@@ -26,6 +26,9 @@ from tpbench.workloads.differences import Compared, Comparison
 from tpbench.workloads.losses.formulas import JSD_BETA
 from tpbench.workloads.losses.inputs import CLIP, policy_rows
 
+Blocks = Iterator[tuple[slice, Tensor, Tensor]]
+"""Some rows, the right gradient by their local logits, and the norm of its terms: see `gradient_of_mean`."""
+
 
 class LossOracle(ABC):
     """Losses and gradients of blocks of rows, from exact logits. Its methods are collective over the shard's group."""
@@ -58,8 +61,8 @@ class LossOracle(ABC):
         """Return the gradients of an output by name."""
 
     @abstractmethod
-    def compare_gradients(self, comparison: Comparison, output: Any, blocks: Iterator[tuple[slice, Tensor]]) -> None:
-        """Record the errors of gradients. `blocks`, to be read whole: rows, and the right gradient by their logits."""
+    def compare_gradients(self, comparison: Comparison, output: Any, blocks: Blocks) -> None:
+        """Record the errors of gradients. `blocks` must be read whole."""
 
     def compare(self, output: Any) -> Verdict:
         """Return the errors of `output`, whose gradients must not be changed meanwhile."""
@@ -73,16 +76,15 @@ class LossOracle(ABC):
         row_loss = torch.zeros(shape, dtype=torch.float64, device=self.shard.device)
         entropy = torch.zeros_like(row_loss)
 
-        def right_gradients() -> Iterator[tuple[slice, Tensor]]:
+        def right_gradients() -> Blocks:
             for rows in self.blocks():
                 log_p, log_q = self.log_probabilities(rows)
-                row_loss[rows], slopes, total = self.losses(log_p, log_q, rows)
+                row_loss[rows], slopes, shares = self.losses(log_p, log_q, rows)
                 if problem.entropy:
                     entropy[rows] = self.entropies(log_p) * self.counts[rows]
+                del log_p, log_q
                 if problem.trains:
-                    grad = self.gradient_of_mean(log_p, slopes, total, rows)
-                    del log_p, log_q, slopes
-                    yield rows, grad
+                    yield rows, *self.gradient_of_mean(slopes, shares, rows)
 
         blocks = right_gradients()
         if problem.trains:
@@ -128,12 +130,13 @@ class LossOracle(ABC):
         highest = self.reduce(highest, dist.ReduceOp.MAX)[:, None]
         return x - highest - self.sum((x - highest).exp().sum(-1)).log()[:, None]
 
-    def losses(self, log_p: Tensor, log_q: Tensor | None, rows: slice) -> tuple[Tensor, Tensor, Tensor | float]:
-        """Return each row's loss, its slopes (rows, local columns), and their sum over all columns, (rows, 1).
+    def losses(self, log_p: Tensor, log_q: Tensor | None, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
+        """Return each row's loss and two terms, (rows, local columns): the gradient by scaled logits is the first less
+        the second.
 
-        Slopes are the derivatives by each column's log p, up to a multiple of p. The loss is 0 for a row that does not
-        count, and the log-probability for loss=logprob. log_q: log-probabilities of the target logits, or None for
-        losses from labels and against a top k.
+        The first has derivatives by each column's log p, the second their sum over all columns times p. The loss is 0
+        for a row that does not count, and the log-probability for loss=logprob. log_q: log-probabilities of the target
+        logits, or None for losses from labels and against a top k.
         """
         if self.top is not None:
             return self._of_top_k(self.top, log_p, rows)
@@ -149,36 +152,40 @@ class LossOracle(ABC):
             loss, slope = self._policy(logprob, rows)
         elif self.problem.loss == "logprob":
             loss, slope = logprob, -slope
-        return loss, torch.zeros_like(log_p).scatter_add_(1, column, (slope * held)[:, None]), slope[:, None]
+        slopes = torch.zeros_like(log_p).scatter_add_(1, column, (slope * held)[:, None])
+        return loss, slopes, slope[:, None] * log_p.exp()
 
-    def _of_target_logits(self, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor, Tensor | float]:
+    def _of_target_logits(self, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         p, q = log_p.exp(), log_q.exp()
         if self.problem.loss == "jsd":
             log_mixture = (JSD_BETA * q + (1 - JSD_BETA) * p).log()
             slopes = (1 - JSD_BETA) * weighted(p, log_p - log_mixture)
             of_p = self.sum(slopes.sum(-1))
-            return of_p + self.sum(JSD_BETA * weighted(q, log_q - log_mixture).sum(-1)), slopes, of_p[:, None]
+            return of_p + self.sum(JSD_BETA * weighted(q, log_q - log_mixture).sum(-1)), slopes, of_p[:, None] * p
         if self.problem.loss == "reverse_kl":
             slopes = weighted(p, log_p - log_q)
             loss = self.sum(slopes.sum(-1))
-            return loss, slopes, loss[:, None]
+            return loss, slopes, loss[:, None] * p
         values = -log_p if self.problem.loss == "soft_cross_entropy" else log_q - log_p
-        return self.sum(weighted(q, values).sum(-1)), -q, -1.0
+        return self.sum(weighted(q, values).sum(-1)), -q, -p
 
-    def _of_top_k(self, top: TopK, log_p: Tensor, rows: slice) -> tuple[Tensor, Tensor, Tensor | float]:
+    def _of_top_k(self, top: TopK, log_p: Tensor, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
         log_q = (top.values[rows].double() * self.problem.target_scale).log_softmax(-1)
         local = top.indices[rows] - self.shard.vocab_start
         held = (local >= 0) & (local < self.shard.columns)
         column = local.where(held, torch.zeros_like(local))
+
+        def scattered(values: Tensor) -> Tensor:
+            return torch.zeros_like(log_p).scatter_add_(1, column, values.where(held, 0.0))
+
         log_top = self.reduce(torch.where(held, log_p.gather(1, column), -math.inf), dist.ReduceOp.MAX)
         if self.problem.loss == "reverse_kl":  # of the distributions over the k columns
-            log_top, total = log_top.log_softmax(-1), 0.0
-            loss = weighted(log_top.exp(), log_top - log_q).sum(-1)
-            slopes = weighted(log_top.exp(), log_top - log_q - loss[:, None])
-        else:
-            loss = weighted(log_q.exp(), (log_q if self.problem.loss == "forward_kl" else 0.0) - log_top).sum(-1)
-            slopes, total = -log_q.exp(), -1.0
-        return loss, torch.zeros_like(log_p).scatter_add_(1, column, slopes.where(held, 0.0)), total
+            log_top = log_top.log_softmax(-1)
+            slopes = weighted(log_top.exp(), log_top - log_q)
+            loss = slopes.sum(-1)
+            return loss, scattered(slopes), scattered(loss[:, None] * log_top.exp())
+        loss = weighted(log_q.exp(), (log_q if self.problem.loss == "forward_kl" else 0.0) - log_top).sum(-1)
+        return loss, scattered(-log_q.exp()), -log_p.exp()
 
     def _policy(self, logprob: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
         """Return each row's policy loss and its derivative by the label's log-probability."""
@@ -197,10 +204,15 @@ class LossOracle(ABC):
     def entropies(self, log_p: Tensor) -> Tensor:
         return self.sum(-weighted(log_p.exp(), log_p).sum(-1))
 
-    def gradient_of_mean(self, log_p: Tensor, slopes: Tensor, total: Tensor | float, rows: slice) -> Tensor:
-        """Return the gradient of the mean loss by the unscaled local logits of some rows, from their slopes."""
-        grad = slopes - total * log_p.exp()
-        return grad.mul_(self.scale * self.inverse_count).masked_fill_(~self.counts[rows, None], 0.0)
+    def gradient_of_mean(self, slopes: Tensor, shares: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
+        """Return the gradient of the mean loss by the unscaled local logits of some rows, from the terms of `losses`.
+
+        The second result is the norm of each whole row if its terms were added, (rows,): much more where they cancel.
+        """
+        terms = self.sum((slopes.abs() + shares.abs()).square_().sum(-1)).sqrt()
+        factor, absent = self.scale * self.inverse_count, ~self.counts[rows]
+        grad = (slopes - shares).mul_(factor).masked_fill_(absent[:, None], 0.0)
+        return grad, terms.mul_(factor).masked_fill_(absent, 0.0)
 
     def sum(self, values: Tensor) -> Tensor:
         return self.reduce(values, dist.ReduceOp.SUM)

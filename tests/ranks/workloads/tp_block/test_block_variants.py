@@ -26,7 +26,7 @@ from tests.support.tp_block import (
 from tpbench.workloads.tp_block import WORKLOAD, TpBlock
 from tpbench.workloads.tp_block.execution.prepared import prepare
 from tpbench.workloads.tp_block.inputs import BlockInputs
-from tpbench.workloads.tp_block.oracle import compare, expected_result
+from tpbench.workloads.tp_block.oracle import BlockResult, compare, expected_result
 from tpbench.workloads.tp_block.problem import TOLERANCE
 
 
@@ -147,7 +147,13 @@ def verdicts_of_few_tokens(here: Rank) -> dict[str, str | None]:
         for dtype in ("bfloat16", "float32")
         for seed in range(4)
     ]
-    return {str(cell): compare(BlockInputs(cell, context(here)), one_process(cell)).wrong for cell in cells}
+    verdicts = {}
+    for cell in cells:
+        inputs, found = BlockInputs(cell, context(here)), one_process(cell)
+        grads = {name: each.to(inputs.device) for name, each in found.grads.items()}
+        moved = BlockResult(found.output.to(inputs.device), found.grad_input.to(inputs.device), grads)
+        verdicts[str(cell)] = compare(inputs, moved).wrong
+    return verdicts
 
 
 def test_gradients_that_cancel_to_almost_nothing_are_right() -> None:

@@ -165,6 +165,20 @@ def test_planted_errors_are_detected(loss: str, dtype: str) -> None:
         assert oracle.compare(output).wrong is not None, name
 
 
+@pytest.mark.parametrize(("loss", "scale"), [("reverse_kl", 30.0), ("jsd", 8.0)])
+def test_gradients_whose_terms_cancel_are_right(loss: str, scale: float) -> None:
+    """Where almost all of p is one column, the rest of a difference is smaller than fp32's rounding of its terms."""
+    cell = problem(loss=loss, dtype="float32", logits_scale=scale)
+    shard = alone(cell)
+    oracle, leaf = Oracle(cell, shard), shard.logits.clone().requires_grad_()
+    (grad,) = torch.autograd.grad(TORCH_LOSSES[loss](leaf * scale, shard.target * scale), leaf)
+    output = dataclasses.replace(right(oracle), grad=grad)
+    assert oracle.compare(output).wrong is None
+    largest = grad.norm(dim=-1).argmax()
+    grad[largest] *= 1.1
+    assert oracle.compare(output).wrong is not None
+
+
 def test_underflow_is_no_error() -> None:
     """A right gradient of 1e-9 is 0 in float16."""
     cell = problem(dtype="float16", tokens=2000, vocab=1000, loss="soft_cross_entropy", logits_scale=1e-4)
