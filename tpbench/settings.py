@@ -60,7 +60,7 @@ def parse(cls: type, values: Mapping[str, Any]) -> Any:
                 complaints.append(f"{field.name} is missing ({field.metadata['help']})")
             continue
         try:
-            parsed[field.name] = _coerce(field, hints[field.name], values[field.name])
+            parsed[field.name] = checked_value(field, hints[field.name], values[field.name])
         except JobError as error:
             complaints.append(str(error))
     if complaints:
@@ -68,7 +68,8 @@ def parse(cls: type, values: Mapping[str, Any]) -> Any:
     return cls(**parsed)
 
 
-def _coerce(field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
+def checked_value(field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
+    """Return the value of a field of that type. Raises JobError if it doesn't fit the type or the limits."""
     kinds = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
     if type(None) in kinds:
         if value is None or value in ("null", "none", "None"):

@@ -12,6 +12,7 @@ The oracle compares, so code that replaces functions of this process remains und
 from __future__ import annotations
 
 import dataclasses
+import math
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -26,13 +27,16 @@ from tpbench.measure.session import AuditedSession, Context, RepeatedSession
 SLEEP_CYCLES = 40_000_000
 """About 20 ms: the device sleeps while the host queues the change of the inputs and the iteration."""
 
+MOST_SIGNS = 2**16
+"""Signs of a tensor. The host draws them before each iteration, so neighbours among more rows share one."""
+
 
 class Inputs:
     """The tensors that a variant reads in each iteration.
 
-    A change negates a random half of the rows of each floating-point tensor, in place. So the right result changes, and
-    the sizes of the numbers do not. Tensors that are equal on several ranks stay equal. Inputs that are computed from a
-    seed change to those of another seed.
+    A change negates a random half of the rows of each floating-point tensor, in place, or of the elements of its only
+    row. So the right result changes, and the sizes of the numbers do not. A row is along the last dimension. Tensors
+    that are equal on several ranks stay equal. Inputs that are computed from a seed change to those of another seed.
     """
 
     def __init__(
@@ -49,7 +53,7 @@ class Inputs:
         self.secret, self.changes = common_seed(), 0
 
     def draw(self) -> dict[int, Tensor]:
-        """Return by a tensor's index its new values or, without `generate`, random signs for its rows, (rows,)."""
+        """Return by a tensor's index its new values or, without `generate`, random signs, of a shape to multiply it."""
         self.changes += 1
         if self.generate is not None:
             return dict(enumerate(self.generate(self.seed ^ self.changes)))
@@ -57,8 +61,12 @@ class Inputs:
         for index, tensor in enumerate(self.tensors):
             if tensor.is_floating_point() and tensor.dim():
                 generator = torch.Generator().manual_seed((self.secret + self.changes) * 1009 + index)
-                signs = 2 * torch.randint(0, 2, (len(tensor),), generator=generator) - 1
-                drawn[index] = signs.to(tensor.device)
+                has_rows = tensor.shape[:-1].numel() != 1
+                shape = (*tensor.shape[:-1], 1) if has_rows else tensor.shape
+                count = math.prod(shape)
+                few = torch.randint(0, 2, (min(count, MOST_SIGNS),), dtype=torch.int8, generator=generator)
+                signs = (2 * few - 1).to(tensor.device).repeat_interleave(-(-count // MOST_SIGNS))
+                drawn[index] = signs[:count].view(shape)
         return drawn
 
     def change(self, drawn: Mapping[int, Tensor] | None = None) -> None:
@@ -71,7 +79,7 @@ class Inputs:
             if self.generate is not None:
                 data.copy_(values)
             else:
-                data.mul_(values.to(data.dtype).view(-1, *[1] * (data.dim() - 1)))
+                data.mul_(values.to(data.dtype))
         self.changed()
 
 

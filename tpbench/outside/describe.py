@@ -47,8 +47,9 @@ def described(path: Path, version: str) -> dict[str, Any]:
 
 def _workload(workload: Workload, path: Path) -> dict[str, Any]:
     name = workload.name
-    if name in NAMES:
-        raise JobError(f"{name} is the name of a workload of tpbench: write Workload(..., name=...)")
+    if name in NAMES or not str(name).isidentifier():
+        problem = "is the name of a workload of tpbench" if name in NAMES else "is not an identifier"
+        raise JobError(f"{name} {problem}: write Workload(..., name=...)")
     needed = ["inputs"] if "check" in workload.functions else ["inputs", "reference"]
     for what in [] if "session" in workload.functions else needed:
         if what not in workload.functions:

@@ -13,7 +13,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-from tpbench.settings import setting
+from tpbench.settings import checked_value, setting
 from tpbench.workloads import NAMES, Workload, register, workloads
 
 _TYPES: dict[str, Any] = {"int": int, "float": float, "str": str, "bool": bool}
@@ -40,7 +40,8 @@ def _field(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
     choices = typing.get_args(kinds[0]) if typing.get_origin(kinds[0]) is Literal else ()
     if len(kinds) > 1 or not (kinds[0] in _TYPES.values() or choices):
         raise ValueError(f"the field {field.name} must be an int, float, str, bool or Literal, or one of them or None")
-    default = {} if field.default is dataclasses.MISSING else {"default": field.default}
+    has_default = field.default is not dataclasses.MISSING
+    default = {"default": checked_value(field, hint, field.default)} if has_default else {}
     return {
         "name": field.name,
         "type": list(choices) or kinds[0].__name__,

@@ -156,14 +156,14 @@ class OperationSession:
         workload, run = self.workload, self.run
         output = require(self._read(), workload.output, self.variant, "the step")
         self.release()
-        kept = not self.confined or run.restore or self.versions == _versions(self.audited_inputs.tensors)
+        kept = not self.confined or self.versions == _versions(self.audited_inputs.tensors)
         if (function := workload.functions.get("check")) is None:
             verdict = self._against_reference(output)
         else:
             verdict = _verdict_of(function(self.problem, self.inputs, output, self.rank), function)
             verdict = replace(verdict, columns=checked_columns(verdict.columns, function, [*ERRORS, *workload.columns]))
-        if not all(gather_objects(bool(kept))):
-            why = "overwrites its inputs, which the reference reads after it: copy them, or return a Step with restore"
+        if not all(gather_objects(kept)):
+            why = "overwrites its inputs, which the reference reads after it: let it write to a copy"
             verdict = replace(verdict, wrong=f"{self.variant.name} {why}")
         sent = run.bytes_communicated() if callable(run.bytes_communicated) else run.bytes_communicated
         busiest = max(gather_objects(count(sent, self.variant)))
@@ -191,7 +191,7 @@ class OperationSession:
         reference = self.workload.functions["reference"]
         right = _computed(reference, self.problem, self.inputs, self.rank, twice=not self.compared)
         self.compared = True
-        names = [", ".join(map(str, sorted(outputs))) or "none" for outputs in (got, right)]
+        names = [", ".join(sorted(map(str, outputs))) or "none" for outputs in (got, right)]
         other = f"rank {self.rank.rank}: the step returns the outputs {names[0]}, expected {names[1]}"
         if other := next(filter(None, gather_objects("" if got.keys() == right.keys() else other)), ""):
             return Verdict({"output_error": math.inf}, other)

@@ -55,7 +55,7 @@ class Doubling:
 @pytest.fixture
 def context(monkeypatch: pytest.MonkeyPatch) -> Context:
     """A context in which each change negates the first row: random signs could all be positive."""
-    monkeypatch.setattr(Inputs, "draw", lambda self: {0: torch.tensor([-1, 1, 1])})
+    monkeypatch.setattr(Inputs, "draw", lambda self: {0: torch.tensor([[-1], [1], [1]])})
     return cpu_context(lone_rank(monkeypatch))
 
 
@@ -106,11 +106,30 @@ def test_a_change_negates_whole_rows_of_floating_point_tensors_only() -> None:
     rows, labels, scale = floats(), torch.arange(5), torch.tensor(2.0)
     changing, version = Inputs([labels, rows, scale]), rows._version
     drawn = changing.draw()
-    assert list(drawn) == [1] and drawn[1].shape == (100,)
-    assert sorted(set(drawn[1].tolist())) == [-1, 1] and 25 < int((drawn[1] > 0).sum()) < 75
+    assert list(drawn) == [1] and drawn[1].shape == (100, 1)
+    assert set(drawn[1].flatten().tolist()) == {-1, 1} and 25 < int((drawn[1] > 0).sum()) < 75
     changing.change(drawn)
-    assert torch.equal(rows, floats() * drawn[1][:, None]) and rows._version == version
+    assert torch.equal(rows, floats() * drawn[1]) and rows._version == version
     assert torch.equal(labels, torch.arange(5)) and scale == 2.0
+
+
+@pytest.mark.parametrize(
+    ("shape", "signs"),
+    [
+        ((1, 400), (1, 400)),
+        ((400,), (400,)),
+        ((2, 200, 3), (2, 200, 1)),
+        ((2**16 * 4,), (2**16 * 4,)),
+        ((0, 3), (0, 1)),
+    ],
+)
+def test_a_random_half_changes_even_with_one_row_and_with_very_many(
+    shape: tuple[int, ...], signs: tuple[int, ...]
+) -> None:
+    """Small first dimensions would often leave all as it is; a sign for each of 10^8 elements would take a second."""
+    (drawn,) = Inputs([torch.ones(shape)]).draw().values()
+    assert drawn.shape == signs
+    assert not drawn.numel() or 0.4 < float((drawn > 0).double().mean()) < 0.6
 
 
 def test_generated_inputs_change_to_those_of_another_seed() -> None:

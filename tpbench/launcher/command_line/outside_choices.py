@@ -18,8 +18,8 @@ from tpbench.results.schema import COMMON_COLUMNS, INT, TEXT, type_from_hint
 from tpbench.settings import JobError, user_path
 from tpbench.workloads import variants
 
-SHARED_COLUMNS = {"tokens": INT, "vocab": INT, "dtype": TEXT}
-"""Columns of every row that hold fields of problems, with their types."""
+SHARED_COLUMNS = {"seed": INT, "tokens": INT, "vocab": INT, "dtype": TEXT}
+"""Columns that hold fields of several workloads' problems, with their types."""
 
 _FILE = re.compile(r"(?P<path>.*\.py)(?::(?P<function>.*))?")
 FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.py")
@@ -79,12 +79,14 @@ def register_choice(variant: OutsideVariant) -> None:
 
 
 def _require_free_names(variant: OutsideVariant) -> None:
-    """Raise JobError if a field of the variant's workload has the name of another field, option or column."""
+    """Raise JobError if a field or column of the variant's workload has the name of another field, option or column."""
     file = Path(variant.path).name
     taken = {field.name for cls in (Job, MeasureSettings) for field in fields(cls)} | SWEEP_OPTION_NAMES
-    taken |= {*GROUPS, *aliases(), LABEL, *COMMON_COLUMNS} - {"seed", *SHARED_COLUMNS}
+    taken |= {*GROUPS, *aliases(), LABEL, *COMMON_COLUMNS} - SHARED_COLUMNS.keys()
     types = {field.name: type_from_hint(field.type) for field in fields(variant.of_workload.problem)}
     wrong = [name for name, kind in types.items() if name in taken or kind != SHARED_COLUMNS.get(name, kind)]
-    for name in wrong or variant.of_workload.columns.keys() & COMMON_COLUMNS.keys():
+    for name in wrong or variant.of_workload.columns.keys() & {LABEL, *COMMON_COLUMNS, *types}:
         what = "field" if name in wrong else "column"
-        raise JobError(f"{file}: the {what} {name} of {variant.workload} has a name that tpbench uses: rename it")
+        raise JobError(
+            f"{file}: the {what} {name} of {variant.workload} has a name that tpbench or a field uses: rename it"
+        )
