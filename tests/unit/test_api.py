@@ -73,7 +73,7 @@ BY_NAME: list[tuple[Any, str]] = [
         train_step.TrainStep,
         "model architecture hidden_size ffn_size layers heads kv_heads head_dim vocab tied num_layers batch_size "
         "seq_length accumulate batches steps warmup_steps learning_rate weight_decay max_grad_norm dtype autocast seed "
-        "optimizer attention activation_checkpointing compile zero_stage overlap vocab_parallel train_loss",
+        "attention activation_checkpointing compile zero_stage overlap vocab_parallel train_loss",
     ),
 ]
 """Types that tpbench makes: users read their fields by name."""
