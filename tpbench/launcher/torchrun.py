@@ -1,7 +1,5 @@
 """A torchrun: its command line, its environment, its processes, and the attempts that run in it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Facts about this machine and its installed software, found without torch. The worker adds facts from torch."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

@@ -4,8 +4,6 @@ A file that cannot be read costs a complaint, not the other files. Nothing in a 
 its metadata is dropped.
 """
 
-from __future__ import annotations
-
 import glob
 import hashlib
 import os

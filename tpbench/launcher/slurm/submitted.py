@@ -1,7 +1,5 @@
 """Attempts in Slurm's queue: which job runs one, how it ended, and which ones earlier sweeps left."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Iterable, Iterator, Sequence, Set
