@@ -19,7 +19,7 @@ import pytest
 
 import tpbench as package
 from tests.support.command import ROOT, Found, Running, environment, tpbench, until
-from tests.support.fault_catalogue import WITHOUT_END
+from tests.support.disturbed_sweeps import WITHOUT_END
 from tests.support.held_ranks import Held
 from tpbench.results.current_rows import newest
 from tpbench.worker.start import MARKER

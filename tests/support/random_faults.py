@@ -14,7 +14,7 @@ import psutil
 
 import tpbench as package
 from tests.support.command import Running, gone
-from tests.support.fault_catalogue import SMALL
+from tests.support.disturbed_sweeps import SMALL
 from tpbench.results.current_rows import MEASURED
 
 SIGNALS = {

@@ -9,7 +9,7 @@ import pytest
 
 import tpbench as package
 from tests.support.command import Running, gone, tpbench
-from tests.support.fault_catalogue import AT_RANDOM_MOMENTS, ENDLESS, SMALL
+from tests.support.disturbed_sweeps import AT_RANDOM_MOMENTS, ENDLESS, SMALL
 from tests.support.random_faults import SIGNALS, disturbed_sweep, finished
 
 TRIES = 5
@@ -19,7 +19,6 @@ MODE = dict(zip(SIGNALS, ("interleaved", "warm", "cold"), strict=True)) | {"kill
 """By the fault, how the sweep that it disturbs runs its cells; all others are cold."""
 
 
-@pytest.mark.fault(*AT_RANDOM_MOMENTS)
 @pytest.mark.timeout(900)  # eight sweeps
 def test_at_random_moments(tmp_path: Path) -> None:
     """Each fault strikes once; `scripts/campaign` tries more moments."""
@@ -42,7 +41,6 @@ def test_at_random_moments(tmp_path: Path) -> None:
     assert not rows[["key", "kernels_version"]].duplicated().any()
 
 
-@pytest.mark.fault("kill -9 of the launcher of a long job")
 def test_no_process_outlives_a_killed_launcher(tmp_path: Path) -> None:
     running = Running(*ENDLESS, cwd=tmp_path)
     running.wait_for("first pass", rank=1)

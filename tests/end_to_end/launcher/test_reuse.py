@@ -11,7 +11,7 @@ import pytest
 
 import tpbench as package
 from tests.support.command import ROOT, Running, gone, tpbench
-from tests.support.fault_catalogue import WITHOUT_END
+from tests.support.disturbed_sweeps import WITHOUT_END
 
 PROBLEM = ("tokens=64", "vocab=2048", "tp_size=2", "dtype=float32", "device=cpu")
 SMALL = (*PROBLEM, "time_budget_s=60", "max_iterations=3")
