@@ -136,14 +136,14 @@ def compare(inputs: EmbeddingGradInputs, result: Tensor) -> Verdict:
     rounding errors, so that ||expected|| counts as that of orthogonal rows at least. A row that no rank touched must be
     exactly zero.
     """
-    partition, problem = inputs.partition, inputs.problem
+    problem = inputs.problem
     mean = Compared(result, tuple(inputs.own_slice.shape), inputs.grad.dtype, "grad_error")
     limits, gather = {"grad_error": TOLERANCE[problem.dtype]}, partial(gather_objects, group=inputs.group)
     comparison = Comparison({NAME: mean}, limits, gather, inputs.device, problem.dtype)
-    first_row, squares = partition.bounds[inputs.rank], 0.0
+    first_row, squares = inputs.bounds[inputs.rank], 0.0
     step = max(1, CHUNK[inputs.device.type] // problem.width)
-    for start in range(0, partition.rows_per_rank, step):
-        stop = min(start + step, partition.rows_per_rank)
+    for start in range(0, inputs.rows_per_rank, step):
+        stop = min(start + step, inputs.rows_per_rank)
         expected, orthogonal = mean_gradient(inputs, first_row + start, first_row + stop)
         squares += float(expected.square().sum())
         if NAME in comparison.got:

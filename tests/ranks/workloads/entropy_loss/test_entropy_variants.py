@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
-import sys
 from typing import Any
 
 import pytest
@@ -59,8 +58,6 @@ def test_each_variant_agrees_with_the_oracle(name: str, tp_size: int) -> None:
     for package in variant.requires:
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"needs {package}")
-    if name == "fast_llm" and sys.version_info < (3, 12):
-        pytest.skip("needs Python 3.12")
     if (variant.requires_cuda is True and not torch.cuda.is_available()) or not enough_gpus(tp_size):
         pytest.skip("needs GPUs")
     if not cells(name, tp_size):

@@ -25,12 +25,12 @@ Installs = Callable[[Machine], None]
 streams = on_streams
 
 
-def queued(machine: Machine, ranks: int, work: Callable[[CopyEngineSchedule], Any], merged: bool = False) -> list[Any]:
+def queued(machine: Machine, ranks: int, work: Callable[[CopyEngineSchedule], Any]) -> list[Any]:
     """Queue every rank's work and return its results, which are not computed yet."""
     found = []
     for rank in range(ranks):
         machine.issuing = rank
-        engine = CopyEngineSchedule(SimulatedBuffers(machine, rank, ranks), merged=merged)
+        engine = CopyEngineSchedule(SimulatedBuffers(machine, rank, ranks))
         with machine.rank():
             found.append(work(engine))
     return found
@@ -75,7 +75,7 @@ def test_operations_in_a_row_are_right_at_any_speed(
 
     for seed in range(6):
         streams(machine := Machine(at_random(seed)))
-        found = queued(machine, ranks, work, merged=seed % 2 == 1)
+        found = queued(machine, ranks, work)
         machine.run()
         for rank, of_rank in enumerate(found):
             for turn in range(8):
