@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
-from typing import Any
 
 import pytest
 import torch
@@ -130,15 +129,6 @@ def test_unavoidable_bytes() -> None:
     assert one["policy"].bytes_moved == 2 * 13 * 101 * 2 + 13 * 16
     assert one["cross_entropy"].bytes_moved == 2 * 13 * 101 * 2 + 13 * 8
     assert one["reverse_kl"].bytes_moved == 3 * 13 * 101 * 2
-
-
-def test_the_columns_of_a_verdict() -> None:
-    cell = problem(vocab=9000, tokens=2, block_cap=4096, algorithm="two_kernels")
-    session = WORKLOAD.set_up(cell, WORKLOAD.variants["triton_tp"], context())
-    session.step()
-    columns: dict[str, Any] = session.check().columns
-    assert (columns["block_used"], columns["algorithm_used"]) == (4096, "two_kernels")
-    assert {"loss_value", "loss_error", "grad_error", "loss_identical"} <= columns.keys()
 
 
 def _replicas(here: Rank) -> Verdict:
