@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 
 import pytest
 import torch
 
-from tests.support.entropy_loss import DTYPES, LOSSES, alone, context, problem, right_loss
+from tests.support.entropy_loss import DTYPES, LOSSES, alone, check_variant, context, problem, right_loss, trace_only
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tpbench.measure.session import Verdict
 from tpbench.workloads.entropy_loss import WORKLOAD, EntropyLoss
@@ -53,31 +52,13 @@ def run(here: Rank | None, name: str) -> list[tuple[EntropyLoss, Verdict]]:
 @pytest.mark.parametrize("tp_size", [1, 2, 3])
 @pytest.mark.parametrize("name", sorted(WORKLOAD.variants))
 def test_each_variant_agrees_with_the_oracle(name: str, tp_size: int) -> None:
-    variant = WORKLOAD.variants[name]
-    for package in variant.requires:
-        if importlib.util.find_spec(package) is None:
-            pytest.skip(f"needs {package}")
-    if (variant.requires_cuda is True and not torch.cuda.is_available()) or not enough_gpus(tp_size):
-        pytest.skip("needs GPUs")
-    if not cells(name, tp_size):
-        pytest.skip("supports none of the problems")
-    ranks = [run(None, name)] if tp_size == 1 else run_on_ranks(tp_size, run, name)
-    for each in zip(*ranks, strict=True):
-        cell, verdict = each[0]
-        assert verdict.wrong is None, (cell, verdict)
-        assert verdict.columns["loss_identical"], cell
-        assert all(verdict == other for _, other in each), cell
+    check_variant(WORKLOAD, name, tp_size, cells(name, tp_size), run)
 
 
 @pytest.mark.parametrize("name", ["pytorch_tp_manual", "pytorch_gather"])
 @pytest.mark.parametrize("loss", LOSSES)
 def test_each_part_compiles_to_one_graph(loss: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """fullgraph=True raises where it breaks. Without a GPU only the tracing is tested: a compiler may be missing."""
-    compile_ = torch.compile
-    if not torch.cuda.is_available():
-        monkeypatch.setattr(
-            torch, "compile", lambda function, **options: compile_(function, backend="eager", **options)
-        )
+    trace_only(monkeypatch)
     cell = problem(loss=loss, compile=True)
     if WORKLOAD.variants[name].unsupported_reason(cell, 1):
         pytest.skip("not supported")

@@ -5,7 +5,6 @@ With GPUs there are as many ranks as GPUs, and at most those that a test names.
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 from dataclasses import replace
 from typing import Any
@@ -14,7 +13,7 @@ from unittest import mock
 import pytest
 import torch
 
-from tests.support.entropy_loss import DTYPES
+from tests.support.entropy_loss import DTYPES, check_variant, trace_only
 from tests.support.linear_loss import context, problem
 from tests.support.ranks import Rank, ranks_here, run_on_ranks
 from tpbench.kernels import KERNEL_LOSSES
@@ -23,7 +22,6 @@ from tpbench.workloads import Variant
 from tpbench.workloads.linear_loss import WORKLOAD, LinearLoss
 from tpbench.workloads.linear_loss.bench import Oracle, costs
 
-CUDA = torch.cuda.is_available()
 WIDE = {"tokens": 24, "hidden": 256, "vocab": 384}
 """Sizes that almost every peer supports."""
 
@@ -76,20 +74,7 @@ def run(here: Rank | None, name: str) -> list[tuple[LinearLoss, Verdict]]:
 @pytest.mark.parametrize("tp_size", sorted({1, ranks_here(2), ranks_here(3)}))
 @pytest.mark.parametrize("name", sorted(WORKLOAD.variants))
 def test_each_variant_agrees_with_the_oracle(name: str, tp_size: int) -> None:
-    variant = WORKLOAD.variants[name]
-    for package in variant.requires:
-        if importlib.util.find_spec(package) is None:
-            pytest.skip(f"needs {package}")
-    if variant.requires_cuda is True and not CUDA:
-        pytest.skip("needs a GPU")
-    if not cells(name, tp_size):
-        pytest.skip("supports none of the problems")
-    ranks = [run(None, name)] if tp_size == 1 else run_on_ranks(tp_size, run, name)
-    for each in zip(*ranks, strict=True):
-        cell, verdict = each[0]
-        assert verdict.wrong is None, (cell, verdict)
-        assert verdict.columns["loss_identical"], cell
-        assert all(verdict == other for _, other in each), cell
+    check_variant(WORKLOAD, name, tp_size, cells(name, tp_size), run)
 
 
 def complaints_about_the_last_rank(here: Rank) -> dict[str, tuple[str | None, bool]]:
@@ -121,12 +106,7 @@ def test_shapes_that_differ_between_ranks_are_wrong() -> None:
 
 
 def test_compiled_is_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    """fullgraph=True raises where the graph breaks. Without a GPU only the tracing is tested."""
-    compile_ = torch.compile
-    if not CUDA:
-        monkeypatch.setattr(
-            torch, "compile", lambda function, **options: compile_(function, backend="eager", **options)
-        )
+    trace_only(monkeypatch)
     session = set_up(problem(), WORKLOAD.variants["linear_compiled"])
     session.step()
     assert session.check().wrong is None
