@@ -1,7 +1,5 @@
 """`python -m tpbench list [TOPIC]`: all choices on one screen, the choices of a topic, or one choice in detail."""
 
-from __future__ import annotations
-
 import dataclasses
 import shlex
 import textwrap

@@ -9,8 +9,6 @@
 The oracle compares, so code that replaces functions of this process remains undetected.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ No barrier, flush or restore lies between two iterations, and the host waits onl
 through copies of the inputs, each a set-up of the variant, and so find their inputs outside of the L2 cache.
 """
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Callable, Sequence

@@ -3,8 +3,6 @@
 The third one is in `chained`.
 """
 
-from __future__ import annotations
-
 import time
 import weakref
 from abc import ABC, abstractmethod

@@ -7,8 +7,6 @@ So a process that has profiled a GPU runs no further job, and a process that run
 schedule of iterations ends it. Without a trace both clocks tell a part.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

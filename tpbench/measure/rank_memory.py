@@ -1,7 +1,5 @@
 """Memory of a rank: limit it, measure its peak, and recognise errors that report a lack of it."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import re

@@ -1,7 +1,5 @@
 """The rates that this machine reaches, from which floors are computed: of copies, products and all-gathers."""
 
-from __future__ import annotations
-
 import itertools
 import statistics
 

@@ -4,8 +4,6 @@ torchrun's own rendezvous (c10d) listens on all interfaces and unpickles its sta
 can write. Here the number of nodes is fixed. So the nodes need no state: each knows its number, and all share a store.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """Runs the cells of a sweep as Slurm jobs: submits them, waits, and runs them on the nodes as on one host."""
 
-from __future__ import annotations
-
 import math
 import os
 import shlex
