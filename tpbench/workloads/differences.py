@@ -98,7 +98,7 @@ class Comparison:
         ||right|| counts as the root mean square of all rows at least. Smaller rows, such as those of sums that cancel,
         can be smaller than the rounding errors of what they are computed from.
         """
-        got, right = torch.atleast_2d(self.got[name]), torch.atleast_2d(right)
+        got, right = (matrix.reshape(-1, matrix.shape[-1]) for matrix in (self.got[name], right))
         usual = right.norm(dim=-1).square().mean().sqrt()
         step = max(1, CHUNK[right.device.type] // right.shape[1])
         for first in range(0, len(right), step):
