@@ -17,9 +17,10 @@ from tpbench.measure.session import Context, Costs, Verdict
 from tpbench.workloads.differences import Compared, Comparison
 from tpbench.workloads.embedding_grad.exchanges import Exchange, ExchangeContext, sequence
 from tpbench.workloads.embedding_grad.exchanges.collectives import CountedCollectives, measure_link_rates
-from tpbench.workloads.embedding_grad.inputs import CHUNK, EmbeddingGradInputs, leaving
+from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs, leaving
 from tpbench.workloads.embedding_grad.problem import WORKLOAD, EmbeddingGrad
 from tpbench.workloads.embedding_grad.training_step import ForwardIndex, OtherParameters, StandIn, TrainingStep
+from tpbench.workloads.hashing import CHUNK
 from tpbench.workloads.step import Step
 
 

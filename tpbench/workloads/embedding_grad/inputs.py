@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tpbench.workloads.embedding_grad.problem import EmbeddingGrad
-from tpbench.workloads.hashing import hash_index, normal
+from tpbench.workloads.hashing import CHUNK, hash_index, normal
 
 if TYPE_CHECKING:
     from tpbench.measure.session import Context
@@ -27,9 +27,6 @@ _ROWS, _COLUMNS = 49, 50
 
 VOCABULARY = 50257
 """Tokens of GPT-2's vocabulary, whose texts the speed record trains on."""
-
-CHUNK = {"cpu": 2**18, "cuda": 2**23}
-"""Number of elements to compute or compare at once."""
 
 
 def token_rows(problem: EmbeddingGrad, rank: int) -> Tensor:

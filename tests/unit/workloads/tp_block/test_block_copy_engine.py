@@ -15,9 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.tp_block_simulated import FLAG_SPACE, Costs, Machine, SimulatedBuffers, on_streams
+from tests.support.tp_block_simulated import Costs, Machine, SimulatedBuffers, on_streams
 from tpbench.comm import parallel_linears
-from tpbench.comm.symmetric_buffers import StreamSignals
 from tpbench.workloads.tp_block.execution import copy_engine
 from tpbench.workloads.tp_block.execution.copy_engine import CopyEngineSchedule, copy_beside_compute
 
@@ -214,17 +213,3 @@ def test_transfers_of_half_a_product_are_hidden(
 def test_transfers_of_small_sums_are_hidden(name: str, transfer: float, kinds: list[str], streams: Installs) -> None:
     took, ran = exposed(streams, 2, name, transfer)
     assert took == pytest.approx(0, abs=1e-6) and ran == kinds
-
-
-def test_a_signal_that_never_comes_is_an_error(streams: Installs) -> None:
-    streams(machine := Machine(at_random(0)))
-    signals = StreamSignals([FLAG_SPACE, 2 * FLAG_SPACE], 0)
-    signals.put_signal(1, 3)
-    machine.run()
-    assert list(machine.flags) == [2 * FLAG_SPACE + 4 * (3 * 2 + 0)]
-    signals.wait_signal(1, 0)
-    with pytest.raises(AssertionError, match="wait for each other"):
-        machine.run()
-    machine.cuStreamWaitValue32_v2 = lambda *_: 700  # type: ignore[method-assign]
-    with pytest.raises(RuntimeError, match="cuStreamWaitValue32_v2 failed with CUDA error 700"):
-        signals.wait_signal(1, 0)
