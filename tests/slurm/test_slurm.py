@@ -1,7 +1,5 @@
 """Sweeps as jobs of a real Slurm: what ends well, what is cancelled, what takes too long, what is requeued."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -3,8 +3,6 @@
 Each trial has a number, from which all its random choices follow: `--seed NUMBER` begins with that trial.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import io

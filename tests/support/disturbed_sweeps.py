@@ -1,7 +1,5 @@
 """The sweeps that tests disturb, and the faults that come at random moments."""
 
-from __future__ import annotations
-
 SMALL = ("variant=pytorch_tp_manual", "tokens=16", "vocab=64", "tp_size=2", "measure=quick", "min_iterations=3",
          "max_iterations=3", "device=cpu")  # fmt: skip
 SINGLE = (*SMALL, "tp_size=1")

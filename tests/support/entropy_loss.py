@@ -1,7 +1,5 @@
 """Problems and contexts for the tests of this workload."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any

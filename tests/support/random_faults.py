@@ -1,7 +1,5 @@
 """Disturb a sweep at a random moment, and check what is left: no row lost or doubled, no process, no lock."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import random

@@ -1,7 +1,5 @@
 """Outputs that take no more: no measurement is lost, and where nothing could be stored nothing is run."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Faults of real jobs: each costs only its own row, which says why, and leaves no process behind."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

@@ -1,7 +1,5 @@
 """Several sweeps in one outputs folder."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 

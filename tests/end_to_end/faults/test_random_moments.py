@@ -1,7 +1,5 @@
 """A sweep under fire. After every fault: nothing lost, no process and no lock left behind, one finished row a cell."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Rows that are half there, or of another time."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta

@@ -1,7 +1,5 @@
 """A reused torchrun gives each job the same row as a new one."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

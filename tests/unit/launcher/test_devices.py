@@ -1,7 +1,5 @@
 """Leases of devices."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

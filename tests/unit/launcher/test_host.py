@@ -1,7 +1,5 @@
 """Attempts on this host, with fake ranks: each cell ends once, even if its torchrun fails."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Checks and rewrites of the command line, and explanations of arguments that are not overrides."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from unittest.mock import Mock
 

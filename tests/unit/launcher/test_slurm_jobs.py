@@ -1,7 +1,5 @@
 """Attempts as Slurm jobs, and their collection. Needs no Slurm."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The chained clock: its blocks, its copies of the inputs, and what their loop may not hide."""
 
-from __future__ import annotations
-
 import dataclasses
 from types import SimpleNamespace
 from typing import Any

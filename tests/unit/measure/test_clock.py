@@ -1,7 +1,5 @@
 """The two clocks and the stopwatch, with collectives and GPU events that are stand-ins."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Clocks and throttling of a GPU whose NVML is a stand-in."""
 
-from __future__ import annotations
-
 import dataclasses
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Facts about a machine that a row records, and others that it must not record."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform
