@@ -1,4 +1,4 @@
-"""Settings of all tests: Triton's interpreter, hypothesis, threads, and a summary of the faults that were tried."""
+"""Settings of all tests: Triton's interpreter, hypothesis and threads."""
 
 import gc
 import importlib
@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from tests.support.fault_catalogue import FAULTS
 from tests.support.registered import forget
 
 # Without a GPU the kernels run in Triton's interpreter. Triton reads this variable when it is imported.
@@ -49,13 +48,3 @@ def pytest_collection() -> Generator[None, object, object]:
 
 def pytest_unconfigure() -> None:
     gc.unfreeze()  # Triton's library prints what is left when the interpreter ends
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the faults that this run's passed tests caused (`tests/end_to_end/faults`), and those that are missing."""
-    reports = terminalreporter.stats.get("passed", [])
-    tried = [fault for report in reports for name, fault in report.user_properties if name == "fault"]
-    if tried:
-        terminalreporter.write_line(f"{len(tried)} faults tried: {', '.join(tried)}")
-        if missing := [fault for fault in FAULTS if fault not in tried]:
-            terminalreporter.write_line(f"not tried in this run: {', '.join(missing)}")

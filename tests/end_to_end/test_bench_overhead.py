@@ -1,7 +1,5 @@
 """Measure the cost of starting a cell with real processes, and check the messages for wrong arguments."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

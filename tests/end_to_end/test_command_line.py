@@ -1,7 +1,5 @@
 """`python -m tpbench` as a person meets it: bad input, a whole sweep, one job."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

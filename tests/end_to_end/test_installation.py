@@ -1,7 +1,5 @@
 """Installation is quiet, and commands in a Python without the packages say how to install them."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

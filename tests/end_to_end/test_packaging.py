@@ -1,7 +1,5 @@
 """A wheel made from the source distribution, installed away from the checkout, runs a job."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

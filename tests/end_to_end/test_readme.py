@@ -1,7 +1,5 @@
 """The README: its commands run, and its links and the pages' links lead somewhere."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

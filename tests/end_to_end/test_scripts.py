@@ -1,7 +1,5 @@
 """Run the scripts, and import the package, as users do: from any folder, and without torch where none is needed."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

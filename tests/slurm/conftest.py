@@ -1,7 +1,5 @@
 """A Slurm to test against: the one that SLURM_CONF names, else one of the tests' own."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

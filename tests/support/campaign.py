@@ -3,8 +3,6 @@
 Each trial has a number, from which all its random choices follow: `--seed NUMBER` begins with that trial.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import io
@@ -23,7 +21,7 @@ from pathlib import Path
 import tpbench
 from tests.support import synthetic
 from tests.support.command import FORKED_COMMANDS, environment
-from tests.support.fault_catalogue import AT_RANDOM_MOMENTS
+from tests.support.disturbed_sweeps import AT_RANDOM_MOMENTS
 from tests.support.random_faults import MODES, SIGNALS, disturbed_sweep
 from tpbench.report.command import main as report
 from tpbench.results.compact import compact

@@ -1,7 +1,5 @@
 """Variants whose first results are right, and that do less when they are timed."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

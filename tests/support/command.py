@@ -3,8 +3,6 @@
 The limits in seconds are generous, because other tests run beside this one. They only end what hangs.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

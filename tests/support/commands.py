@@ -1,7 +1,5 @@
 """Commands as users call them: a wrong request is printed, and its exit code is 2."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from tpbench.console import information

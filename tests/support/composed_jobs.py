@@ -1,7 +1,5 @@
 """Jobs from command-line overrides, composed as the cells of a sweep are, without a command."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Small problems, contexts and dense reference means for the tests of the embedding gradient."""
 
-from __future__ import annotations
-
 from typing import Any
 from unittest import mock
 

@@ -1,14 +1,17 @@
 """Problems and contexts for the tests of this workload."""
 
-from __future__ import annotations
-
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+import pytest
 import torch
 
-from tests.support.ranks import Rank
+from tests.support.ranks import Rank, enough_gpus, run_on_ranks
+from tpbench import packages
 from tpbench.kernels import LOSSES as LOSSES
 from tpbench.measure.session import Context
+from tpbench.workloads import Workload
 from tpbench.workloads.entropy_loss import EntropyLoss
 from tpbench.workloads.entropy_loss.bench import Oracle, inputs
 from tpbench.workloads.entropy_loss.inputs import Output, Shard
@@ -39,6 +42,30 @@ def problem(**fields: Any) -> EntropyLoss:
 def alone(cell: EntropyLoss) -> Shard:
     """Return the whole problem on one rank."""
     return inputs(cell, context())
+
+
+def check_variant(workload: Workload, name: str, tp_size: int, cells: Sequence[Any], run: Callable[..., Any]) -> None:
+    """Check that ranks agree on a right verdict of each problem, or skip the test. run: (rank or None, name)."""
+    variant = workload.variants[name]
+    if missing := packages.missing(variant.requires):
+        pytest.skip(f"needs {missing}")
+    if (variant.requires_cuda is True and not torch.cuda.is_available()) or not enough_gpus(tp_size):
+        pytest.skip("needs GPUs")
+    if not cells:
+        pytest.skip("supports none of the problems")
+    ranks = [run(None, name)] if tp_size == 1 else run_on_ranks(tp_size, run, name)
+    for each in zip(*ranks, strict=True):
+        cell, verdict = each[0]
+        assert verdict.wrong is None, (cell, verdict)
+        assert verdict.columns["loss_identical"], cell
+        assert all(verdict == other for _, other in each), cell
+
+
+def trace_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let torch.compile only trace if there is no GPU: a compiler may be missing. fullgraph=True raises where a graph
+    breaks."""
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
 
 
 def right_loss(oracle: Oracle) -> float:

@@ -1,7 +1,5 @@
 """Triton's own way from a call to the driver on a machine without a GPU: its compiler and driver are stand-ins."""
 
-from __future__ import annotations
-
 import functools
 from collections import defaultdict
 from dataclasses import dataclass, field

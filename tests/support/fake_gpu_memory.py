@@ -1,7 +1,5 @@
 """The memory of a GPU of 100 GiB: a stand-in for torch's functions."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -3,8 +3,6 @@
 A held rank sleeps. So a job need not be long to be disturbed in time.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The losses in float64 by torch's autograd, on the whole vocabulary: what the kernels are tested against."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Cells, and stored rows of cells, without running anything."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Problems and contexts for the tests of the linear loss."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.support.entropy_loss import context as context

@@ -1,7 +1,5 @@
 """Collectives without processes: one process stands for all ranks, of which rank r has 1 + r times its numbers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

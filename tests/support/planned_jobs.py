@@ -1,7 +1,5 @@
 """Jobs that are planned but never run, and a host with four GPUs that do not exist."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -5,8 +5,6 @@ replaces them until the call ends. It does the same at each call of a function w
 replaced already. Here it looks once, and replaces them once for each kernel: tests take a third less time.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 from typing import Any

@@ -1,7 +1,5 @@
 """Disturb a sweep at a random moment, and check what is left: no row lost or doubled, no process, no lock."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import random
@@ -14,7 +12,7 @@ import psutil
 
 import tpbench as package
 from tests.support.command import Running, gone
-from tests.support.fault_catalogue import SMALL
+from tests.support.disturbed_sweeps import SMALL
 from tpbench.results.current_rows import MEASURED
 
 SIGNALS = {

@@ -1,7 +1,5 @@
 """Sessions for tests of the measurement: their steps only sleep, in simulated time."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Generator
 from typing import Any, TypeVar

@@ -1,7 +1,5 @@
 """Problems, contexts and a reference in one process for the tests of the transformer block."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Sequence

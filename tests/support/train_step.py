@@ -1,7 +1,5 @@
 """Tiny models for the train step's tests, and the training of a variant beside that of one process."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import json

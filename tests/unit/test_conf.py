@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.support.composed_jobs import job
+from tests.support.composed_jobs import composed, job
 from tpbench.job import unsupported_reason
 from tpbench.kernels import KERNEL_LOSSES
 from tpbench.launcher.options import command_line_names
@@ -29,6 +29,7 @@ def test_every_variant_has_its_file_and_a_preset_sets_options_that_its_variant_h
         workload, variant = variants()[str(content.pop("variant"))]
         assert content.keys() <= variant.options | set(workload.graph_options) | {"graph"}
         assert name == variant.name or content
+        assert not content or content.items() <= composed(f"variant={name}").items()  # no later group replaces them
     assert set(variants()) <= {file.stem for file in (CONF / "variant").glob("*.yaml")}
 
 

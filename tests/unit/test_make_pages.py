@@ -1,7 +1,5 @@
 """The pages that are made from code and rows: the reference, the list of columns, and tables made from comments."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Commands of `python -m tpbench` beside jobs and sweeps. Nothing here imports torch."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

@@ -1,7 +1,5 @@
 """The choices of the command line: what each is, whether a machine can run it, and the sections of `list`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`python -m tpbench docs [PAGE]`: the pages that are shipped with the package."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """`python -m tpbench doctor`: problems of this machine, each with a fix."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """`python -m tpbench list [TOPIC]`: all choices on one screen, the choices of a topic, or one choice in detail."""
 
-from __future__ import annotations
-
 import dataclasses
 import shlex
 import textwrap
@@ -51,7 +49,11 @@ def main(arguments: Sequence[str]) -> int:
         elif topic == "fields":
             print(all_fields(), end="")
         else:
-            _print_sections(topic, gpus)
+            sections = sections_of(topic, gpus)
+            print(f"This machine: {_machine(gpus)}. The second column says whether it can run each.\n")
+            for title, entries in sections:
+                rows = [[f"  {entry.name}", entry.availability, entry.summary] for entry in entries]
+                print(title, *aligned_lines([""] * 3, rows)[1:], "", sep="\n")
         if topic in workloads():
             print(fields_of(topic), end="")
     return 0
@@ -99,14 +101,6 @@ def _wrapped(label: str, text: str, width: int = _LABEL) -> list[str]:
     """Return wrapped lines, with a label in the first columns of the first one."""
     lines = textwrap.wrap(text, WIDTH - width, break_long_words=False, break_on_hyphens=False)
     return [f"{label if at == 0 else '':<{width}}{line}" for at, line in enumerate(lines)]
-
-
-def _print_sections(topic: str, gpus: int) -> None:
-    chosen = sections_of(topic, gpus)
-    print(f"This machine: {_machine(gpus)}. The second column says whether it can run each.\n")
-    for title, entries in chosen:
-        rows = [[f"  {entry.name}", entry.availability, entry.summary] for entry in entries]
-        print(title, *aligned_lines([""] * 3, rows)[1:], "", sep="\n")
 
 
 def _machine(gpus: int) -> str:

@@ -1,7 +1,5 @@
 """`python -m tpbench new FILE.py --workload NAME`: write a file with a variant, or a whole operation, to start from."""
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import shlex

@@ -4,8 +4,6 @@ Several ranks test an all-reduce and symmetric memory: nothing but such a test s
 use gloo. They meet in a file, and NCCL and gloo use loopback, so that no port is open beyond it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """`python -m tpbench test` and `profile`: a sweep with a fixed composition, and the table that answers it."""
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import subprocess

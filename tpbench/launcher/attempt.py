@@ -25,7 +25,7 @@ ABANDONED_FILE = "abandoned"
 """Marker file: this attempt was abandoned. It was cut off, or another one replaced it; it must not have a row."""
 
 JOB_FILE = "slurm_job"
-"""File in a cell's folder with the number of the Slurm job that runs the cell."""
+"""File in a cell's folder with the number of the Slurm job that runs the cell. It exists until the row is stored."""
 
 FAILURES = ("error", "timeout", "wrong")
 """Statuses that make a sweep's exit code 1. Out of memory and skipped are results."""
@@ -183,6 +183,7 @@ def store(result: Result, job: Job, folder: Path) -> dict[str, Any]:
     }
     write_row(row, job.output_dir, result.row_id)
     Result.remove(folder)
+    (folder / JOB_FILE).unlink(missing_ok=True)  # else a row in a merged file would look lost
     row = {name: row.get(name) for name in all_columns()} | row
     if document := job.workload.document(row):
         with contextlib.suppress(OSError):  # the row has all of it

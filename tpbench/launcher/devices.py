@@ -2,8 +2,6 @@
 
 The kernel drops a lock when the last process that holds it ends: the launcher, or a torchrun that outlives it."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

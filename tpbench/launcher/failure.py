@@ -1,7 +1,5 @@
 """Why a job left no result: what torchrun and the logs of its ranks tell."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

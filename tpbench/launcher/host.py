@@ -1,7 +1,5 @@
 """Runs cells on this host: one at a time or interleaved, in their own torchruns or in one that stays."""
 
-from __future__ import annotations
-
 import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence

@@ -3,8 +3,6 @@
 An exception out of a handler could come inside any library: with a lock held, or a file half written.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

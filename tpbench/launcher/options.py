@@ -1,7 +1,5 @@
 """The names that a command line may have: options of a whole sweep, groups and files of conf/, and commands."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass, fields
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A torchrun: its command line, its environment, its processes, and the attempts that run in it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil
@@ -250,6 +248,9 @@ class Torchrun:
                 self.end()
             return self._close(None, "error", "its ranks saved no result")
         cause = self.running[self.place]
+        if code is None and self.rendezvous.nodes > 1 and cause.has_row and cause.close().status != "ok":
+            self.end()  # another node has ended the attempt, perhaps before this one could reach it
+            return self._close(None, "error", "another node ended it")
         if code is None and self.spent_s[self.place] <= cause.cell.job.timeout_s:
             return []
         if code is None:

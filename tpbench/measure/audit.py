@@ -9,17 +9,16 @@
 The oracle compares, so code that replaces functions of this process remains undetected.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from tpbench.measure.ranks import from_rank_0
 from tpbench.measure.session import AuditedSession, Context, RepeatedSession
@@ -88,18 +87,10 @@ def tensors_of(shard: Any) -> list[Tensor]:
 
     Tuples and dictionaries may hold them, too.
     """
-    if isinstance(shard, dict):
-        return list(_tensors([shard]))
-    fields = (field for field in dataclasses.fields(shard) if not field.metadata.get("constant"))
-    return list(_tensors(getattr(shard, field.name) for field in fields))
-
-
-def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, (tuple, dict)):
-            yield from _tensors(value.values() if isinstance(value, dict) else value)
+    if not isinstance(shard, dict):
+        fields = (field for field in dataclasses.fields(shard) if not field.metadata.get("constant"))
+        shard = [getattr(shard, field.name) for field in fields]
+    return [leaf for leaf in tree_leaves(shard) if isinstance(leaf, Tensor)]
 
 
 def common_seed() -> int:

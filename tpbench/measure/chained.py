@@ -4,8 +4,6 @@ No barrier, flush or restore lies between two iterations, and the host waits onl
 through copies of the inputs, each a set-up of the variant, and so find their inputs outside of the L2 cache.
 """
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -17,7 +15,7 @@ from torch import Tensor
 
 from tpbench.measure import cuda_graph, rank_memory
 from tpbench.measure.audit import common_seed
-from tpbench.measure.clock import Timed, WallClock
+from tpbench.measure.clock import Timed, WallClock, synchronize
 from tpbench.measure.ranks import on_any_rank
 from tpbench.measure.session import AuditedSession, Context, Costs, MeasureSettings, Verdict
 from tpbench.measure.stop_rules import ROUNDS, ClockRun
@@ -73,7 +71,7 @@ class Chain(WallClock):
         """Run single iterations, no whole blocks."""
         restore()
         self.run(iterations)
-        self._synchronize()
+        synchronize(self.device)
 
     @property
     def last(self) -> AuditedSession:
@@ -189,7 +187,6 @@ def _another(
     session.audited_inputs.changes = number << 10  # other changes than those of the other copies
     session.restore()
     session.step()
-    if context.device.type == "cuda":
-        torch.cuda.synchronize(context.device)
+    synchronize(context.device)
     session.release()
     return session, cuda_graph.captured_step(session, graph_pool) if settings.graph else session.step

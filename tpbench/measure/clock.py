@@ -3,8 +3,6 @@
 The third one is in `chained`.
 """
 
-from __future__ import annotations
-
 import time
 import weakref
 from abc import ABC, abstractmethod
@@ -69,6 +67,12 @@ def ms_between(begin: Any, end: Any) -> float:
     return (end - begin) * 1e3 if isinstance(begin, float) else float(begin.elapsed_time(end))
 
 
+def synchronize(device: torch.device) -> None:
+    """Wait until a GPU is idle. On a CPU nothing is queued."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def do_nothing() -> None:
     """The `restore` of a step that does not change its inputs."""
 
@@ -100,10 +104,6 @@ class Clock(ABC):
         """Line the ranks up by a barrier: on GPUs a kernel on the current stream."""
         dist.all_reduce(self._one)
 
-    def _synchronize(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
 
 class WallClock(Clock):
     """Host time from the moment when all ranks are lined up with idle devices until this rank's device is idle."""
@@ -126,13 +126,13 @@ class WallClock(Clock):
             step, restore = timed[index]
             restore()
             self.cache.zero_()
-            self._synchronize()
+            synchronize(self.device)
             self.line_up()
-            self._synchronize()
+            synchronize(self.device)
             began = time.perf_counter()
             step()
             returned = time.perf_counter()
-            self._synchronize()
+            synchronize(self.device)
             ended = time.perf_counter()
             samples[index].append((ended - began) * 1e3)
             self.launches_ms.append((returned - began) * 1e3)
@@ -161,16 +161,16 @@ class DeviceClock(Clock):
             begin = mark(self.device)
             step()
             marks[index].append((begin, mark(self.device)))
-        self._synchronize()
+        synchronize(self.device)
         return [[ms_between(*pair) for pair in pairs] for pairs in marks]
 
     def _enqueue_s(self, step: Callable[[], None]) -> float:
         """Host seconds to queue one iteration, on the slowest rank: the sleep must cover them."""
-        self._synchronize()
+        synchronize(self.device)
         began = time.perf_counter()
         step()
         queued_s = time.perf_counter() - began
-        self._synchronize()
+        synchronize(self.device)
         return _slowest([queued_s])[0]
 
 

@@ -1,7 +1,5 @@
 """Time that a rank spends in compilers: of Triton's kernels, and of functions that go through torch.compile."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any

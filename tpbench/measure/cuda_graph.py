@@ -3,8 +3,6 @@
 All workloads capture here. A capture runs no kernel, so the first replay fills the tensors of the result.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 from dataclasses import dataclass

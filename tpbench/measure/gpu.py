@@ -1,7 +1,5 @@
 """Clocks of this rank's GPU, and why they were lowered, as NVML reports them. Without NVML nothing is known."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from typing import Any

@@ -7,8 +7,6 @@ So a process that has profiled a GPU runs no further job, and a process that run
 schedule of iterations ends it. Without a trace both clocks tell a part.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,7 +18,7 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
-from tpbench.measure.clock import WallClock
+from tpbench.measure.clock import WallClock, synchronize
 from tpbench.measure.ranks import gather_numbers
 from tpbench.measure.session import Context, Session
 from tpbench.measure.statistics import is_host_bound
@@ -66,8 +64,7 @@ def keep_trace(step: Callable[[], None], context: Context) -> None:
     has_run = has_run or on_gpu
     with torch.profiler.profile(activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * on_gpu]) as profiler:
         step()
-        if on_gpu:
-            torch.cuda.synchronize(context.device)
+        synchronize(context.device)
     profiler.export_chrome_trace(str(context.folder / TRACES.replace("*", str(context.rank))))
 
 

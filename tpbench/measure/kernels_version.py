@@ -5,8 +5,6 @@ tpbench. Comments, docstrings, the format of the code, names of modules, and oth
 and never imported.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import hashlib

@@ -4,8 +4,6 @@ The last rank starts each iteration some time after the others. Those have to wa
 keeps the multiprocessors while it waits, an exchange between kernels leaves them to other streams.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Facts about this machine and its installed software, found without torch. The worker adds facts from torch."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json
@@ -52,9 +50,9 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def recorded_environment(environment: Mapping[str, str] = os.environ) -> str:
+def recorded_environment() -> str:
     """Return the recorded environment variables that are set, as JSON."""
-    recorded = {name: value for name, value in environment.items() if RECORDED_VARIABLES.fullmatch(name)}
+    recorded = {name: value for name, value in os.environ.items() if RECORDED_VARIABLES.fullmatch(name)}
     return json.dumps(recorded, sort_keys=True)
 
 

@@ -1,7 +1,5 @@
 """Memory of a rank: limit it, measure its peak, and recognise errors that report a lack of it."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import re
@@ -12,6 +10,7 @@ from pathlib import Path
 import torch
 
 from tpbench.measure import machine
+from tpbench.measure.clock import synchronize
 from tpbench.suggestions import message
 
 _REQUESTED = re.compile(r"(?:[Tt]ried to|Unable to) allocate ([\d.]+) ?(bytes|KiB|MiB|GiB|TiB|PiB)?")
@@ -70,7 +69,7 @@ def shortage(error: BaseException) -> int | None:
 
 def held_bytes(device: torch.device) -> int:
     """Return the bytes that this rank holds now: in torch's allocator on a GPU, in RAM on a CPU (0 if unknown)."""
-    _synchronize(device)
+    synchronize(device)
     held = _held_bytes(device)
     return 0 if math.isnan(held) else int(held)
 
@@ -121,13 +120,8 @@ def extra_peak(device: torch.device) -> Iterator[IterationMemory]:
     usage = IterationMemory(device, held_bytes(device))
     usage.begin()
     yield usage
-    _synchronize(device)
+    synchronize(device)
     usage.end()
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _held_bytes(device: torch.device) -> float:

@@ -1,7 +1,5 @@
 """Gather numbers of every rank on every rank."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

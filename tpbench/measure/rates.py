@@ -1,7 +1,5 @@
 """The rates that this machine reaches, from which floors are computed: of copies, products and all-gathers."""
 
-from __future__ import annotations
-
 import itertools
 import statistics
 
@@ -9,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from tpbench.kernels.collectives import all_gather
-from tpbench.measure.clock import Stopwatch, mark, ms_between
+from tpbench.measure.clock import Stopwatch, mark, ms_between, synchronize
 
 COPIES = 9
 BYTES = {"cuda": 2**31, "cpu": 2**26}
@@ -37,8 +35,7 @@ def copy_gb_per_s(device: torch.device) -> float:
         if copy:
             target.copy_(source)
         marks.append(mark(device))
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    synchronize(device)
     times_ms = itertools.starmap(ms_between, itertools.pairwise(marks))
     median_s = statistics.median([*times_ms][1:]) / 1e3  # the first copy touches the pages of the target
     rate = torch.tensor(2 * source.nbytes / median_s / 1e9, dtype=torch.float64)

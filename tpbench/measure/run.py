@@ -3,8 +3,6 @@
 Columns about the GPUs of a cell are missing on a CPU.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace

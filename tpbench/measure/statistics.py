@@ -3,8 +3,6 @@
 Reports use the rule, so nothing here imports torch. scipy's import would cost every rank half a second.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from typing import Any

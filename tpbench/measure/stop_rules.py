@@ -3,8 +3,6 @@
 Interleaved cells run in the same processes. A cell that waits keeps its inputs in memory and runs nothing.
 """
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping

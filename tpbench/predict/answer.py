@@ -1,7 +1,5 @@
 """Predictions as text or JSON. The text begins with a sentence that says which variant to use."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Read the measured cells that a cost model is fitted to from rows."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`scripts/predict.py`: the predicted time and memory of a problem that was not measured."""
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import re

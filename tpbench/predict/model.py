@@ -5,8 +5,6 @@ the host adds. The host's part depends on launches and ranks, not on bytes: a fi
 would mistake differences between hosts for bytes.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections import Counter

@@ -1,7 +1,5 @@
 """Cells of two sets of rows in pairs, and a verdict on each pair: faster, slower, failing, or not comparable."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter, defaultdict

@@ -1,7 +1,5 @@
 """`scripts/report.py`: tables, pages and pictures made from rows."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """Parts that all report commands share: their options, the rows that these select, and the file of the output."""
 
-from __future__ import annotations
-
 import argparse
 import io
 import re

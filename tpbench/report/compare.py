@@ -1,7 +1,5 @@
 """`scripts/report.py compare BEFORE AFTER`: a table for people, and an exit code for continuous integration."""
 
-from __future__ import annotations
-
 import argparse
 import glob
 import sys

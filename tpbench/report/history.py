@@ -4,8 +4,6 @@ A level is the geometric mean of rows that follow each other with the same code,
 of a cell is compared with the one before it by the test of `report.py compare`.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 from collections.abc import Sequence

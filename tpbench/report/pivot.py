@@ -1,7 +1,5 @@
 """Tables of one metric from rows: problems by variants."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace

@@ -3,8 +3,6 @@
 Stored values are data: they become quoted arguments, and a value that no command line can hold is an error.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 import shlex

@@ -3,8 +3,6 @@
 A workload may also compute the tables and the picture of a study itself (`Study.module`).
 """
 
-from __future__ import annotations
-
 import importlib
 from collections import defaultdict
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ is found twice counts once. Some files stay as they are: rows of status error an
 and delete the rows), and files that are broken or foreign.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

@@ -5,8 +5,6 @@ skipped, holds only if no measurement was made with the same kernels and package
 earlier or later.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

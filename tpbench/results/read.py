@@ -1,7 +1,5 @@
 """Load the rows of folders, files or globs as one tidy pandas frame or Arrow table."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import typing

@@ -4,8 +4,6 @@ A file that cannot be read costs a complaint, not the other files. Nothing in a 
 its metadata is dropped.
 """
 
-from __future__ import annotations
-
 import glob
 import hashlib
 import os
@@ -98,11 +96,9 @@ def read_files(where: Where, columns: frozenset[str] | None) -> dict[Path, pa.Ta
 def _read(path: Path, columns: frozenset[str] | None) -> pa.Table | str | None:
     """Return the file's rows with those columns, or why it cannot be read, or None if it was deleted."""
     try:
-        # Without waiting: the opening of a pipe would wait for a writer.
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                return "it is no regular file"
-            content = file.read()  # not mapped: truncating a mapped file would kill this process
+        if not stat.S_ISREG(path.stat().st_mode):  # to open a pipe would wait for a writer
+            return "it is no regular file"
+        content = path.read_bytes()  # not mapped: truncating a mapped file would kill this process
     except FileNotFoundError:
         return None
     except (OSError, MemoryError) as error:

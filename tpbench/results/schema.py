@@ -3,8 +3,6 @@
 The columns stand in their order. A workload adds further columns (`Workload.row_columns`).
 """
 
-from __future__ import annotations
-
 import datetime
 import re
 import types

@@ -1,7 +1,5 @@
 """Writes one row to disk: whole, durable and once, or not at all."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

@@ -4,20 +4,14 @@ torchrun's own rendezvous (c10d) listens on all interfaces and unpickles its sta
 can write. Here the number of nodes is fixed. So the nodes need no state: each knows its number, and all share a store.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 from datetime import timedelta
 from typing import Any
 
 from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
-from torch.distributed.elastic.rendezvous import (
-    RendezvousHandler,
-    RendezvousInfo,
-    RendezvousParameters,
-    RendezvousStoreInfo,
-)
+from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousParameters, RendezvousStoreInfo
+from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
 from tpbench.worker.start import SECRET, STORE_FILE
 
@@ -25,56 +19,32 @@ BACKEND = "tpbench"
 """Name of this rendezvous on torchrun's command line."""
 
 
-class FixedNodes(RendezvousHandler):
+class FixedNodes(StaticTCPRendezvous):
     """Rendezvous of a fixed number of nodes. `rank` in torchrun's `--rdzv-conf` is the number of this node."""
 
     def __init__(self, parameters: RendezvousParameters) -> None:
-        self.run_id, self.nodes = parameters.run_id, parameters.max_nodes
-        self.node = parameters.get_as_int("rank", 0) or 0
-        self.address, self.port = "127.0.0.1", 0
-        if self.nodes == 1:
+        nodes, node = parameters.max_nodes, parameters.get_as_int("rank", 0) or 0
+        if nodes == 1:
+            address, port = "127.0.0.1", "0"
             self.store: Store = FileStore(os.environ[STORE_FILE])
-            return
-        self.address, _, port = parameters.endpoint.rpartition(":")
-        self.port = int(port)
-        descriptor = None
-        if self.node == 0:  # torch would listen on all interfaces
-            here = parameters.local_addr or self.address
-            family = socket.getaddrinfo(here, self.port, type=socket.SOCK_STREAM)[0][0]
-            descriptor = socket.create_server((here, self.port), family=family, backlog=4096).detach()
-        self.store = _tcp_store(self.address, self.port, is_master=self.node == 0, master_listen_fd=descriptor)
-
-    @property
-    def use_agent_store(self) -> bool:
-        """True: the ranks use the store of the agents."""
-        return True
+        else:
+            address, _, port = parameters.endpoint.rpartition(":")
+            descriptor = None
+            if node == 0:  # torch would listen on all interfaces
+                here = parameters.local_addr or address
+                family = socket.getaddrinfo(here, int(port), type=socket.SOCK_STREAM)[0][0]
+                descriptor = socket.create_server((here, int(port)), family=family, backlog=4096).detach()
+            self.store = _tcp_store(address, int(port), is_master=node == 0, master_listen_fd=descriptor)
+        super().__init__(address, int(port), node, nodes, parameters.run_id, timeout=0)
 
     def get_backend(self) -> str:
         """Return the name of this rendezvous."""
         return BACKEND
 
-    def get_run_id(self) -> str:
-        """Return the name of the job, which isn't secret."""
-        return self.run_id
-
     def next_rendezvous(self) -> RendezvousInfo:
         """Return the store and the number of this node."""
-        return RendezvousInfo(self.store, self.node, self.nodes, RendezvousStoreInfo(self.address, self.port))
-
-    def is_closed(self) -> bool:
-        """Return False: a job has one rendezvous, which lasts as long as its agents."""
-        return False
-
-    def set_closed(self) -> None:
-        """Do nothing: no node joins later."""
-
-    def num_nodes_waiting(self) -> int:
-        """Return 0: no node joins later."""
-        return 0
-
-    def shutdown(self) -> bool:
-        """Return True: the store ends with its processes."""
-        return True
+        bootstrap = RendezvousStoreInfo(self.master_addr, self.master_port)
+        return RendezvousInfo(self.store, self.rank, self.world_size, bootstrap)
 
 
 def store_of_agents() -> Store:

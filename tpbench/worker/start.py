@@ -1,7 +1,5 @@
 """How the processes of a job start and end: how they meet, what marks them, and that they end with their parent."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import importlib

@@ -4,8 +4,6 @@ The arguments are torchrun's. torch's own error files name only Python exception
 none. torchrun knows the exit code of every rank, but prints it for people only.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -168,7 +168,7 @@ class Workload:
     metrics: Mapping[str, int] = field(default_factory=dict)
     """Columns that a report can make a table of. 1: more is better, -1: less is better, 0: neither."""
     outside_key: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the problem that cannot change a result, each with the value that stands for it in every job's key."""
+    """Fields, present or former ones, that cannot change a result, each with its value in every job's key."""
     document: Callable[[Mapping[str, Any]], tuple[str, dict[str, Any]] | None] = lambda row: None
     """Return a row as a JSON document that this workload's users know, with its file name, or None."""
     cost_model: Callable[[], CostModel] | None = None

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tpbench.measure.session import Verdict
+from tpbench.workloads.hashing import CHUNK
 
 
 class Compared(NamedTuple):
@@ -90,6 +91,19 @@ class Comparison:
             return above
 
         self._record(name, relative, got, right, differ, first_row)
+
+    def matrix(self, name: str, right: Tensor, slack: float) -> None:
+        """Record the error of each row of an output of `got`, as `rows` does. A vector is one row.
+
+        ||right|| counts as the root mean square of all rows at least. Smaller rows, such as those of sums that cancel,
+        can be smaller than the rounding errors of what they are computed from.
+        """
+        got, right = (matrix.reshape(-1, matrix.shape[-1]) for matrix in (self.got[name], right))
+        usual = right.norm(dim=-1).square().mean().sqrt()
+        step = max(1, CHUNK[right.device.type] // right.shape[1])
+        for first in range(0, len(right), step):
+            part = slice(first, first + step)
+            self.rows(name, got[part].double(), right[part], slack, first, least=usual)
 
     def _record(
         self, name: str, error: Tensor, got: Tensor, right: Tensor, differ: Callable[[float], Tensor], first_row: int

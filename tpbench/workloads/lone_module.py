@@ -24,24 +24,12 @@ def import_alone(name: str, without_code_of: Sequence[str]) -> ModuleType:
     The incomplete packages are removed from `sys.modules` at the end. Code that imports one of them later therefore
     gets the real package or the real error.
     """
-    if name in sys.modules:
-        return sys.modules[name]
-    added = []
+    added = [package for package in without_code_of if package not in sys.modules]
     try:
-        for package in without_code_of:
-            if package not in sys.modules:
-                sys.modules[package] = _without_code(package)
-                added.append(package)
+        for package in added:
+            if spec := importlib.util.find_spec(package):
+                sys.modules[package] = importlib.util.module_from_spec(spec)
         return importlib.import_module(name)
     finally:
-        for each in added:
-            del sys.modules[each]
-
-
-def _without_code(package: str) -> ModuleType:
-    spec = importlib.util.find_spec(package)
-    if spec is None:
-        raise ModuleNotFoundError(f"No module named {package!r}", name=package)
-    module = ModuleType(package)
-    module.__path__ = list(spec.submodule_search_locations or ())
-    return module
+        for package in added:
+            sys.modules.pop(package, None)

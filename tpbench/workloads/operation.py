@@ -26,7 +26,8 @@ from tpbench.workloads.step import Step, WrongReturn, checked_columns, count, re
 
 TOLERANCES = {"bfloat16": 2.0**-6, "float16": 2.0**-9, "float32": 2.0**-15, "float64": 2.0**-36}
 """By dtype, the largest error of a correct output, unless the workload says otherwise. The first two are four times the
-error of one rounding. That of float32 leaves room for sums of 10^5 terms in any order."""
+error of one rounding, half a unit in the last place. That allows one more rounding (for example of an upstream scale)
+and the arithmetic before it. That of float32 leaves room for sums of 10^5 terms in any order."""
 
 ERRORS = ("output_error", "loss_value", "loss_error", "grad_error")
 """Columns that every workload's check may set."""

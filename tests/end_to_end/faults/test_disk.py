@@ -1,20 +1,29 @@
 """Outputs that take no more: no measurement is lost, and where nothing could be stored nothing is run."""
 
-from __future__ import annotations
-
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import tpbench as package
 from tests.support.command import Running, tpbench
-from tests.support.fault_catalogue import SINGLE
+from tests.support.disturbed_sweeps import SINGLE
 from tests.support.held_ranks import Held
 from tpbench.worker.task import Result
 
 
-@pytest.mark.fault("the disk is full")
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """Mount a disk of 4 MB for one test."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)], capture_output=True).returncode:
+        pytest.skip("a disk of the test's own needs the right to mount one")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
 def test_full_disk_loses_no_measurement(tmp_path: Path, disk: Path) -> None:
     (disk / "outputs").mkdir()
     (tmp_path / "outputs").symlink_to(disk / "outputs")
@@ -48,7 +57,6 @@ def resumed(folder: Path, *sweep: str, rows: int) -> None:
     assert not list((folder / "outputs/sweeps").rglob("result.json"))
 
 
-@pytest.mark.fault("outputs become read-only")
 def test_outputs_that_become_read_only_lose_no_measurement(tmp_path: Path, disk: Path) -> None:
     (disk / "outputs").mkdir()
     (tmp_path / "outputs").symlink_to(disk / "outputs")
@@ -73,7 +81,6 @@ def test_outputs_that_become_read_only_lose_no_measurement(tmp_path: Path, disk:
     resumed(tmp_path, *SINGLE, rows=1)
 
 
-@pytest.mark.fault("outputs that are no folder")
 def test_outputs_that_cannot_be_written_are_refused_before_anything_runs(tmp_path: Path) -> None:
     (tmp_path / "outputs").write_text("a file, not a folder")
     done = tpbench(*SINGLE, cwd=tmp_path)

@@ -1,7 +1,5 @@
 """Faults of real jobs: each costs only its own row, which says why, and leaves no process behind."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os
@@ -16,7 +14,7 @@ import pytest
 
 import tpbench as package
 from tests.support.command import ROOT, Running, gone, tpbench
-from tests.support.fault_catalogue import ENDLESS, SINGLE, WITHOUT_END
+from tests.support.disturbed_sweeps import ENDLESS, SINGLE, WITHOUT_END
 from tests.support.held_ranks import Held
 
 
@@ -25,7 +23,6 @@ def only_row(folder: Path) -> dict[str, object]:
     return row
 
 
-@pytest.mark.fault("kill -9 of a rank at work")
 def test_killed_rank(tmp_path: Path) -> None:
     running = Running(*ENDLESS, cwd=tmp_path)
     rank = running.wait_for("first pass", rank=1)
@@ -74,7 +71,6 @@ def skips(problem, inputs, rank):
 """
 
 
-@pytest.mark.fault("a rank that is stopped", "a rank that spins")
 def test_ranks_that_hang_say_where(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(SPIN.replace("{limit}", str(TIME_LIMIT_S)))
     page = (ROOT / "tpbench/docs/own_operation.md").read_text()
@@ -114,7 +110,6 @@ def test_ranks_that_hang_say_where(tmp_path: Path) -> None:
     assert re.search(rf"rank 0: .*{waits}\nrank 1: .*now in tpbench/measure/ranks\.py:\d+ \(", reason, re.S), reason
 
 
-@pytest.mark.fault("out of memory on one rank")
 def test_out_of_memory_on_one_rank_only(tmp_path: Path) -> None:
     sizes = ("tokens=4096", "vocab=32768", "tp_size=2", *WITHOUT_END)
     running = Running("variant=pytorch_gather", *sizes, "device=cpu", cwd=tmp_path)
@@ -134,7 +129,6 @@ def test_out_of_memory_on_one_rank_only(tmp_path: Path) -> None:
     assert gone(family)
 
 
-@pytest.mark.fault("a limit on memory")
 def test_memory_limit(tmp_path: Path) -> None:
     done = tpbench(
         "variant=pytorch_gather", "tokens=2048", "vocab=65536", "memory_limit_gib=0.25", "device=cpu", cwd=tmp_path
@@ -144,7 +138,6 @@ def test_memory_limit(tmp_path: Path) -> None:
     assert row["oom_bytes"] >= 2**27
 
 
-@pytest.mark.fault("SIGINT of a sweep half done")
 def test_interrupt_keeps_rows_and_resume_completes(tmp_path: Path) -> None:
     sweep = ("-m", "variant=pytorch_tp_manual,pytorch_gather", *SINGLE[1:])
     running = Running(*sweep, cwd=tmp_path, env=Held(tmp_path, "first pass", task="/1/task.json").env)

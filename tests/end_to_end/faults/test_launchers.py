@@ -1,20 +1,15 @@
 """Several sweeps in one outputs folder."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 
-import pytest
-
 import tpbench as package
 from tests.support.command import Running, gone
-from tests.support.fault_catalogue import SINGLE
+from tests.support.disturbed_sweeps import SINGLE
 from tests.support.held_ranks import Held, wait_for_claims
 from tpbench.results.current_rows import MEASURED
 
 
-@pytest.mark.fault("two launchers")
 def test_two_sweeps_at_once_share_a_cell(tmp_path: Path) -> None:
     both = [Running("-m", f"seed={seeds}", *SINGLE, "resume=true", cwd=tmp_path) for seeds in ("1,2", "3,2")]
     ends = [each.end() for each in both]
@@ -25,7 +20,6 @@ def test_two_sweeps_at_once_share_a_cell(tmp_path: Path) -> None:
     assert rows["sweep_id"].nunique() == 2
 
 
-@pytest.mark.fault("two launchers, one killed")
 def test_cells_of_a_killed_sweep_are_run_by_another(tmp_path: Path) -> None:
     sweep = ("-m", *SINGLE, "seed=1,2", "resume=true", "reuse=true")
     first = Running(*sweep, cwd=tmp_path, env=Held(tmp_path).env)

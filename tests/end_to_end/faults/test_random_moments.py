@@ -1,7 +1,5 @@
 """A sweep under fire. After every fault: nothing lost, no process and no lock left behind, one finished row a cell."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 
@@ -9,7 +7,7 @@ import pytest
 
 import tpbench as package
 from tests.support.command import Running, gone, tpbench
-from tests.support.fault_catalogue import AT_RANDOM_MOMENTS, ENDLESS, SMALL
+from tests.support.disturbed_sweeps import AT_RANDOM_MOMENTS, ENDLESS, SMALL
 from tests.support.random_faults import SIGNALS, disturbed_sweep, finished
 
 TRIES = 5
@@ -19,7 +17,6 @@ MODE = dict(zip(SIGNALS, ("interleaved", "warm", "cold"), strict=True)) | {"kill
 """By the fault, how the sweep that it disturbs runs its cells; all others are cold."""
 
 
-@pytest.mark.fault(*AT_RANDOM_MOMENTS)
 @pytest.mark.timeout(900)  # eight sweeps
 def test_at_random_moments(tmp_path: Path) -> None:
     """Each fault strikes once; `scripts/campaign` tries more moments."""
@@ -42,7 +39,6 @@ def test_at_random_moments(tmp_path: Path) -> None:
     assert not rows[["key", "kernels_version"]].duplicated().any()
 
 
-@pytest.mark.fault("kill -9 of the launcher of a long job")
 def test_no_process_outlives_a_killed_launcher(tmp_path: Path) -> None:
     running = Running(*ENDLESS, cwd=tmp_path)
     running.wait_for("first pass", rank=1)

@@ -1,13 +1,9 @@
 """Rows that are half there, or of another time."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-
-import pytest
 
 import tpbench as package
 from tests.support.launcher_rows import FACTS, cell, measured
@@ -17,7 +13,6 @@ from tpbench.results.read import RowWarning
 from tpbench.results.write import write_row
 
 
-@pytest.mark.fault("a Parquet file cut at every length")
 def test_a_file_cut_at_every_length_is_named_and_the_others_are_read(tmp_path: Path) -> None:
     content = write_row({"status": "ok"}, tmp_path / "whole", "r1").read_bytes()
     cut = tmp_path / "cut"
@@ -35,7 +30,6 @@ def test_a_file_cut_at_every_length_is_named_and_the_others_are_read(tmp_path: P
     assert all("\n" not in each and "broken" in each for each in said)
 
 
-@pytest.mark.fault("the clock steps back")
 def test_a_clock_that_steps_back(tmp_path: Path) -> None:
     one = cell(0, tmp_path)
     later = datetime.now(UTC) + timedelta(hours=1)

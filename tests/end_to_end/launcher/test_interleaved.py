@@ -1,7 +1,5 @@
 """Cells that take turns in one torchrun: in the order A B B A, and a fault costs one cell."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

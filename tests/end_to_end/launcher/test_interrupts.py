@@ -1,7 +1,5 @@
 """Signals that reach a launcher: noted at once, raised where nothing is half done."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

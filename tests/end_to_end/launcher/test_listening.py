@@ -1,7 +1,5 @@
 """No socket of a sweep or of the doctor listens beyond loopback on one host, as a network namespace shows."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A reused torchrun gives each job the same row as a new one."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path
@@ -11,7 +9,7 @@ import pytest
 
 import tpbench as package
 from tests.support.command import ROOT, Running, gone, tpbench
-from tests.support.fault_catalogue import WITHOUT_END
+from tests.support.disturbed_sweeps import WITHOUT_END
 
 PROBLEM = ("tokens=64", "vocab=2048", "tp_size=2", "dtype=float32", "device=cpu")
 SMALL = (*PROBLEM, "time_budget_s=60", "max_iterations=3")

@@ -1,7 +1,5 @@
 """The file of block caps follows from the committed rows."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

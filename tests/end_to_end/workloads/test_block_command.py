@@ -1,7 +1,5 @@
 """`python -m tpbench` with the transformer block: real processes and their rows."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

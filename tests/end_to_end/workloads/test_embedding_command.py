@@ -1,7 +1,5 @@
 """`python -m tpbench` with this workload: real processes, rows, and what a person reads."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The operation of the page on own operations, with a faulty variant in another file, from a sweep to a report."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

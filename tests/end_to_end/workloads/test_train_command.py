@@ -1,7 +1,5 @@
 """`python -m tpbench` with the train step: real processes, rows, tables and messages."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How all ranks of a cell are measured together, with sessions whose times are known, and by a stopwatch."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from typing import Any

@@ -3,8 +3,6 @@
 On a machine with one GPU there is one rank. An exchange of gradients needs two, so its tests are left out there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial

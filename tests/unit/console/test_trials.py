@@ -1,7 +1,5 @@
 """`test` and `profile`: which sweep they run, and what they say about its rows."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,8 +1,5 @@
 """Leases of devices."""
 
-from __future__ import annotations
-
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +7,6 @@ import pytest
 from tests.support.planned_jobs import job, pretend_four_gpus
 from tpbench.launcher import devices
 from tpbench.launcher.devices import Lease, lease
-from tpbench.measure import machine
 from tpbench.settings import JobError
 
 
@@ -42,33 +38,3 @@ def test_a_missing_folder_for_locks_is_an_error(monkeypatch: pytest.MonkeyPatch,
 @pytest.mark.usefixtures("four_gpus")
 def test_a_job_on_a_cpu_needs_no_lease() -> None:
     assert lease(job(tp_size=2, device="cpu")) == lease(job(tp_size=2, device="cpu")) == Lease()
-
-
-class Nvml:
-    """The calls of NVML that are used, on a host with three GPUs."""
-
-    nvmlInit = nvmlShutdown = staticmethod(lambda: None)
-    nvmlDeviceGetCount = staticmethod(lambda: 3)
-    nvmlDeviceGetHandleByIndex = staticmethod(lambda index: index)
-    nvmlDeviceGetUUID = staticmethod(lambda handle: ["a1", "b2", "c3"][handle])
-    NVMLError = OSError
-
-
-@pytest.mark.parametrize(
-    ("visible", "names"),
-    [
-        (None, ["a1", "b2", "c3"]),
-        ("2,0", ["c3", "a1"]),
-        ("GPU-x", []),
-        ("0,-1,2", ["a1"]),
-        ("MIG-x", ["MIG-x"]),
-        ("b", ["b2"]),
-        ("", []),
-    ],
-)
-def test_only_admitted_gpus_are_used(visible: str | None, names: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", Nvml)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert [uuid for uuid, _ in machine.visible_gpus()] == names

@@ -1,7 +1,5 @@
 """Progress of a sweep: phases of running cells, and submitted jobs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

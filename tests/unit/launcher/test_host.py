@@ -1,7 +1,5 @@
 """Attempts on this host, with fake ranks: each cell ends once, even if its torchrun fails."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +12,7 @@ from hypothesis import strategies as st
 from tests.support.launcher_rows import cell
 from tpbench.launcher import torchrun
 from tpbench.launcher.attempt import Attempt
+from tpbench.launcher.devices import Lease
 from tpbench.launcher.host import Host, problem_of, reuse_advice
 from tpbench.launcher.options import SweepOptions
 from tpbench.worker.task import PROGRESS_FILE, TASK_FILE, JsonLines, Task
@@ -117,6 +116,20 @@ def test_a_torchrun_takes_the_cells_of_its_key_first_and_the_others_get_their_ow
     assert FakeRanks.started == [[0], [2], [1], [3]]
     assert [attempt.row and attempt.row["warm"] for attempt in ended] == [False, True, False, None]
     assert {attempt.status for attempt in ended} == {"ok"}
+
+
+def test_a_node_does_not_wait_for_one_that_has_ended_the_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its next attempts would begin too late for the other node, and end as timeouts."""
+    monkeypatch.setattr(torchrun, "ProcessTree", FakeRanks)
+    monkeypatch.setattr(FakeRanks, "poll", lambda ranks: ranks.code)
+    attempt = Attempt.plan(cell(0, tmp_path, device="cpu"), tmp_path / "sweeps" / "S", {}).begin()
+    late = torchrun.Torchrun([attempt], Lease(), rendezvous=torchrun.Rendezvous(2, "first:1", "second", 1))
+    assert late.poll() == []
+    attempt.close("error", "rank 0 broke")
+    assert [ended.reason for ended in late.poll()] == ["rank 0 broke"]
+    assert late.over
 
 
 def test_the_same_problem(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """The plan of a sweep: which cells run, which are skipped and why, and which input is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Decisions of a resumed sweep: which cells run again, and why."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Slurm's partition, the placement of ranks on nodes, and the answers of Slurm's commands. Needs no Slurm."""
 
-from __future__ import annotations
-
 import subprocess
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Attempts as Slurm jobs, and their collection. Needs no Slurm."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path
@@ -18,6 +16,7 @@ from tpbench.launcher.slurm import cluster, submitted
 from tpbench.launcher.slurm.cluster import SlurmSettings
 from tpbench.launcher.slurm.runner import Slurm
 from tpbench.launcher.slurm.submitted import close_if_ended, is_wanted, left_behind, record
+from tpbench.results.compact import compact
 from tpbench.settings import JobError
 
 
@@ -168,3 +167,22 @@ def test_a_sweep_is_collected_from_any_folder(
     assert submitted.main([str(sweep)]) == 0
     assert "0: " in (said := capsys.readouterr().out) and "skipped as it was measured" in said
     assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+@pytest.mark.parametrize("change", ["the folder is moved", "compact"])
+def test_a_stored_row_is_found_wherever_it_is(
+    change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    attempts = [begun(tmp_path / "here", index) for index in range(2)]
+    for attempt in attempts:
+        record(attempt, "7_0")
+        attempt.close("skipped", "as it was measured")
+    (tmp_path / "here/sweeps/S/slurm").mkdir()
+    if change == "compact":
+        compact(tmp_path / "here")
+    (tmp_path / "here").rename(folder := tmp_path / ("here" if change == "compact" else "moved"))
+    monkeypatch.setattr(cluster, "answer", lambda *_: pytest.fail("asked for the state of a job"))
+    assert submitted.main([str(folder / "sweeps/S")]) == 0
+    assert capsys.readouterr().out.count("skipped as it was measured") == 2
+    assert list(left_behind([str(folder)], {attempt.cell.job.key for attempt in attempts})) == []
+    assert list(tmp_path.iterdir()) == [folder]

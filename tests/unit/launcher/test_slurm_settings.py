@@ -1,7 +1,5 @@
 """Options of hydra/launcher=torchrun_slurm."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A sweep and the rows of its cells, with a fake runner."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The torchrun command and environment of a job, against files that a reviewer can read."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import shlex

@@ -1,7 +1,5 @@
 """One rule for every path that a user gives, in every command."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 

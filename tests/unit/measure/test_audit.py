@@ -1,7 +1,5 @@
 """The guards against stale results: on one process, with sessions that double their inputs."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any

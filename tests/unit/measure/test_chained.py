@@ -1,7 +1,5 @@
 """The chained clock: its blocks, its copies of the inputs, and what their loop may not hide."""
 
-from __future__ import annotations
-
 import dataclasses
 from types import SimpleNamespace
 from typing import Any
@@ -71,22 +69,6 @@ def test_a_block_runs_back_to_back_on_the_next_copies_and_counts_by_iteration(he
         chain.iterations = 3
         assert chain.samples(chain.step, chain.restore, 1) == pytest.approx([11 / 3])
         assert chain.check().wrong == "checked b"
-
-
-def test_a_block_ends_when_the_device_is_idle(here: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps return at once, and the device works on: the wait at the end of a block belongs to its time."""
-    with simulated_time() as time:
-        queued: list[float] = []
-        copy = Copy("a", [], time)
-        copy.step = lambda: queued.append(0.25)  # type: ignore[method-assign]
-        chain = chain_of(copy, iterations=4)
-
-        def synchronize() -> None:
-            time.sleep(sum(queued))
-            queued.clear()
-
-        monkeypatch.setattr(chain, "_synchronize", synchronize)
-        assert chain.samples(chain.step, chain.restore, 2) == pytest.approx([250.0] * 2)
 
 
 def test_the_length_of_blocks_on_changing_inputs_is_not_known_before(here: Rank) -> None:

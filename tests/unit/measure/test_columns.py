@@ -1,7 +1,5 @@
 """The columns of a measurement, from times, memory and costs that are known."""
 
-from __future__ import annotations
-
 import itertools
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Compile times, with stand-ins for Triton and for torch.compile."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 from typing import Any

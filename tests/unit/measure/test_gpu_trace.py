@@ -1,7 +1,5 @@
 """Shares and bottlenecks of synthetic traces, and the work that counts as communication."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

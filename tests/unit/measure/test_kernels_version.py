@@ -1,7 +1,5 @@
 """Which changes of the code change the version of a variant's kernels."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

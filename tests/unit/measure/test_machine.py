@@ -1,12 +1,11 @@
 """Facts about a machine that a row records, and others that it must not record."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -70,13 +69,33 @@ def test_only_listed_variables_are_recorded(monkeypatch: pytest.MonkeyPatch) -> 
         (None, None, 0, {"gpu_count": 0}),
         ([], None, 0, {"gpu_count": 0}),
         (["B", "A", "B"], None, 3, {"gpu_count": 3, "gpu_name": "A + B", "driver_version": "580.1"}),
-        (["A", "A"], "0,1, ,2", 2, {"gpu_count": 2, "gpu_name": "A", "driver_version": "580.1"}),
         (["A", "A"], "1", 1, {"gpu_count": 2, "gpu_name": "A", "driver_version": "580.1"}),
     ],
 )
 def test_gpus_are_those_of_nvml(
     names: list[str] | None, visible: str | None, count: int, facts: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    fake_nvml(monkeypatch, names)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert machine.gpu_count() == count
+    assert machine._gpus() == facts
+    assert machine.facts()["gpu_count"] == facts["gpu_count"]  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("visible", "uuids"),
+    [("2,0", "20"), ("GPU-x", ""), ("0,-1,2", "0"), ("MIG-x", ["MIG-x"]), ("GPU-1", "1"), ("0,1, ,2", "01"), ("", "")],
+)
+def test_only_admitted_gpus_are_used(visible: str, uuids: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_nvml(monkeypatch, ["A"] * 3)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    named = [uuid if len(uuid) > 1 else f"GPU-{uuid}" for uuid in uuids]
+    assert [uuid for uuid, _ in machine.visible_gpus()] == named
+
+
+def fake_nvml(monkeypatch: pytest.MonkeyPatch, names: list[str] | None) -> None:
+    """Replace NVML by that of a host with these GPUs. None: NVML does not start."""
     nvml = mock.Mock(NVMLError=RuntimeError)
     nvml.nvmlInit.side_effect = RuntimeError if names is None else None
     nvml.nvmlDeviceGetCount.return_value = len(names or ())
@@ -86,11 +105,6 @@ def test_gpus_are_those_of_nvml(
     nvml.nvmlSystemGetDriverVersion.return_value = "580.1"
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert machine.gpu_count() == count
-    assert machine._gpus() == facts
-    assert machine.facts()["gpu_count"] == facts["gpu_count"]  # type: ignore[index]
 
 
 @pytest.mark.parametrize(("text", "threads"), [("", None), (" 4 ", 4), ("4,2", 4), ("0", None), ("abc", None)])

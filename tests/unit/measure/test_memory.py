@@ -1,7 +1,5 @@
 """Limits, peaks and errors of memory, in this process: every test lifts its limit again."""
 
-from __future__ import annotations
-
 import math
 import resource
 import sys

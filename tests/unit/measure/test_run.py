@@ -1,7 +1,5 @@
 """A measurement from the first pass to its columns: on one process, whose second rank is twice as slow."""
 
-from __future__ import annotations
-
 import dataclasses
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Medians and their intervals."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -18,13 +16,6 @@ def test_the_interval_holds_the_median_and_lies_within_the_samples(samples: list
     assert (interval is None) == (len(samples) < 6)
     if interval:
         assert min(samples) <= interval[0] <= np.median(samples) <= interval[1] <= max(samples)
-
-
-def test_the_interval_covers_the_median_as_often_as_it_says() -> None:
-    random = np.random.default_rng(0)
-    draws = random.lognormal(size=(4000, 25))  # the true median is 1
-    covered = [low <= 1 <= high for low, high in map(median_interval, draws)]
-    assert 0.95 <= np.mean(covered) <= 0.98  # order statistics cannot hit 95% exactly: never below it
 
 
 @pytest.mark.parametrize(("count", "rank"), [(6, 1), (10, 2), (20, 6), (100, 40)])

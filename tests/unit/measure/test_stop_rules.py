@@ -1,7 +1,5 @@
 """When a cell has run enough: the sizes of its blocks, or the lengths of its rounds and the requests after each."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

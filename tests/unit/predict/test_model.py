@@ -36,9 +36,3 @@ def test_extrapolation_has_a_larger_error(made):
     assert extrapolation_factors(model.cells, far) == {"tokens": 64.0, "vocab": 2.0, "tp_size": 2.0}
     assert model(far).time_ms.error == pytest.approx(9 * model(near).time_ms.error)
     assert model(near).time_ms.low < model(near).time_ms.value < model(near).time_ms.high
-
-
-def test_the_communication_in_an_unknown_device_time_is_unknown(made, monkeypatch):
-    model, size = made["pytorch_tp_manual"], Size(4096, 65536, 4, "cross_entropy")
-    monkeypatch.setattr(type(model), "value", lambda self, name, *_: None if name in ("time_ms", "device_ms") else 1.0)
-    assert not model(size).communication_ms.known and model(size).peak_gib.known

@@ -58,14 +58,6 @@ def test_broken_files_and_disagreement_are_told(add, tmp_path, capsys):
     assert "different losses" in printed.err and "different losses" in printed.out
 
 
-def test_only_takes_several_values(add, tmp_path, capsys):
-    for vocab in (1000, 2000, 3000):
-        add("triton_tp", 1.0, vocab=vocab)
-    assert main([str(tmp_path), "--only", "vocab=1000,3000", "--format", "csv"]) == 0
-    printed = capsys.readouterr().out
-    assert [str(vocab) in printed for vocab in (1000, 2000, 3000)] == [True, False, True]
-
-
 @pytest.mark.parametrize(
     "name, beginning",
     [("x.html", "<!doctype html>"), ("x.md", "time_ms:"), ("x.csv", "workload,"), ("x", "time_ms:"), ("x.json", "[\n")],

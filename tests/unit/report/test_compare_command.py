@@ -53,13 +53,6 @@ def test_slower_faster_and_same(compare):
     assert compare(cells(), cells(run="again"))[0] == 0
 
 
-@pytest.mark.parametrize(("version", "verdict"), [("this", "same"), ("another", "fails now")])
-def test_a_failure_hides_a_measurement_of_other_versions_only(compare, version, verdict):
-    later = synthetic.cell("triton_tp", 32768, 4, run="later", status="timeout", kernels_version=version)
-    code, lines, _ = compare(cells(), [*cells(run="again", kernels_version="this"), later])
-    assert lines["triton_tp vocab=32768"]["verdict"] == verdict and code == (verdict != "same")
-
-
 @pytest.mark.parametrize(
     "change, said",
     [

@@ -1,8 +1,5 @@
 """Tables with a line for each cell: studies and chosen columns, also of cells that failed; and pictures of studies."""
 
-import csv
-import io
-
 import pytest
 
 from tests.support.commands import report as main
@@ -39,21 +36,6 @@ def test_a_study_has_a_line_for_each_cell(caps, frame):
         "pytorch_gather compile=true": "ok - 1.700 - - - - -",
     }
     assert cpu.texts[0][1] == "ok*" and "no measurement" in cpu.notes[0] and gpu.notes[0].startswith("† host-bound")
-
-
-@pytest.mark.parametrize("form", ["text", "markdown", "csv"])
-@pytest.mark.parametrize("chosen", [["--study", "block_cap"], ["--columns", "time_ms/device_ms,registers"]])
-def test_every_format_has_every_cell(caps, tmp_path, capsys, chosen, form):
-    assert main([str(tmp_path), *chosen, "--format", form]) == 0
-    printed = capsys.readouterr().out
-    assert printed.count("triton_tp block") >= 3
-    if form == "csv":
-        rows = list(csv.DictReader(io.StringIO(printed)))
-        assert [row["registers"] for row in rows][:4] == ["40", "", "64", ""]
-        if "--columns" in chosen:
-            assert float(rows[0]["time_ms/device_ms"]) == 0.2 / 0.148
-        else:
-            assert rows[0]["fraction_of_floor"] == "0.857"  # all digits, where a table has 85.7%
 
 
 def test_what_a_late_rank_costs_by_problem_and_variant(add, frame):

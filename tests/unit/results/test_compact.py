@@ -1,7 +1,5 @@
 """Merging row files: nothing is lost, nothing is seen twice, even if processes read, write or die meanwhile."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -24,7 +24,19 @@ from tpbench.report.analysis.grid import arrange_rows
 from tpbench.results import row_files as files
 from tpbench.results.read import RowWarning, column_defaults, frame_of, load, plain_rows
 from tpbench.results.row_files import has_right_checksum, with_checksum
-from tpbench.results.schema import COLUMNS, FLAG, INT, REAL, REALS, SCHEMA_VERSION, STATUSES, TEXT, TIME, all_columns
+from tpbench.results.schema import (
+    COLUMNS,
+    FLAG,
+    INT,
+    REAL,
+    REALS,
+    SCHEMA_VERSION,
+    STATUSES,
+    TEXT,
+    TIME,
+    all_columns,
+    workload_columns,
+)
 from tpbench.results.write import write_row
 
 MOMENTS = st.datetimes(datetime.datetime(1700, 1, 1), datetime.datetime(2026, 1, 1), timezones=st.just(datetime.UTC))
@@ -376,3 +388,10 @@ def test_rows_that_another_program_wrote_back(tmp_path, rows):
     frame.drop(columns="schema_version").to_parquet(tmp_path / "cut.parquet")
     _, said = complaints(tmp_path / "cut.parquet")
     assert "it is not tpbench's: it has no column schema_version" in said[0]
+
+
+def test_workloads_that_share_a_column_agree_on_its_type():
+    kinds = {}
+    for columns in workload_columns().values():
+        for column in columns.values():
+            assert kinds.setdefault(column.name, column.type) == column.type, column.name

@@ -1,7 +1,5 @@
 """Which processes may run other tasks, and why the others end."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

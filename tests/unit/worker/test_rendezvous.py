@@ -1,7 +1,5 @@
 """The rendezvous of agents and ranks: a file on one host, a prefix that is secret over several nodes."""
 
-from __future__ import annotations
-
 import os
 import socket
 from pathlib import Path

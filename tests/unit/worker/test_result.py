@@ -1,7 +1,5 @@
 """The hand-over between launcher and ranks: what one writes, the other reads; nothing half-written is ever seen."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import FrozenInstanceError
 from pathlib import Path

@@ -36,16 +36,6 @@ def test_a_tensor_in_place_of_an_output():
     assert re.fullmatch(r"test_returned\.py:\d+", location(caught.value))
 
 
-def test_nothing_in_place_of_a_step():
-    with pytest.raises(TypeError, match=r"^the function of mine must return the type Step \(run, .*\), not NoneType$"):
-        require(None, Step, MINE, "the function")
-
-
-def test_the_right_type_passes():
-    step = Step(lambda: None)
-    assert require(step, Step, MINE, "the function") is step
-
-
 def session_of(step, place=None):
     variant = Variant("mine", "returns this step", lambda problem, shard: step, place=place)
     return WORKLOAD.set_up(problem(), variant, context())

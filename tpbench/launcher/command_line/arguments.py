@@ -3,8 +3,6 @@
 The names of fields are checked where jobs are made of them (`tpbench.job.parse_job`).
 """
 
-from __future__ import annotations
-
 import math
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Variants from outside this package that a command line names, as choices of Hydra's group `variant`."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import fields
 from pathlib import Path

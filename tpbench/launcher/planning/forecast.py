@@ -1,7 +1,5 @@
 """`dry_run=true`: the plan of a sweep as text, with the time that its cells are expected to need."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path

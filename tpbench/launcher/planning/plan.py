@@ -1,7 +1,5 @@
 """The plan of a sweep: composed configurations become cells, and each cell either runs or is skipped for a reason."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Decide which cells a resumed sweep runs."""
 
-from __future__ import annotations
-
 import contextlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

@@ -143,14 +143,6 @@ def states(job_ids: Iterable[str]) -> dict[str, str]:
     return known
 
 
-def final_states(job_ids: Iterable[str]) -> dict[str, str]:
-    """Return the states as soon as no job is COMPLETING: only then the final state of such a job is known."""
-    asked = set(job_ids)
-    while "COMPLETING" in (current := states(asked)).values():
-        interrupts.sleep(POLL_S)
-    return current
-
-
 def answer(*command: str) -> subprocess.CompletedProcess[str]:
     """Return what one of Slurm's commands answers. One that is silent for long has failed.
 

@@ -1,7 +1,5 @@
 """Runs the cells of a sweep as Slurm jobs: submits them, waits, and runs them on the nodes as on one host."""
 
-from __future__ import annotations
-
 import math
 import os
 import shlex
@@ -61,7 +59,8 @@ class Slurm:
         for attempt in unwanted:  # a later job may have the number, and must not be ended
             (attempt.folder / JOB_FILE).unlink(missing_ok=True)
         jobs = [(job_of(attempt), attempt) for attempt in left if is_wanted(attempt)]
-        states = cluster.final_states({job_id for job_id, _ in jobs})
+        while "COMPLETING" in (states := cluster.states({job_id for job_id, _ in jobs})).values():
+            interrupts.sleep(cluster.POLL_S)  # the final state of such a job is not known yet
         for job_id, attempt in jobs:
             if close_if_ended(attempt, states.get(job_id, cluster.UNKNOWN)) is None:
                 cell = by_key[attempt.cell.job.key]

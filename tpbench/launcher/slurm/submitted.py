@@ -1,7 +1,5 @@
 """Attempts in Slurm's queue: which job runs one, how it ended, and which ones earlier sweeps left."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Iterable, Iterator, Sequence, Set
@@ -58,16 +56,18 @@ def close_if_ended(attempt: Attempt, state: str) -> Attempt | None:
 def attempts_of(sweep: Path, keys: Set[str] | None = None) -> list[Attempt]:
     """Return the last attempt at each cell of a sweep, in order; only of jobs with these keys, if any are given.
 
-    Raises JobError for a task that this version of tpbench does not understand.
+    Their rows are in the task's output folder or, if that was moved, beside the sweeps. Raises JobError for a task that
+    this version of tpbench does not understand.
     """
     attempts = []
     for file in sweep.glob(f"*/{TASK_FILE}"):
         try:
-            key = json.loads(file.read_text())["columns"]["key"]
-        except (json.JSONDecodeError, FileNotFoundError):  # cut off while it was written: nothing ran; or deleted
+            content = json.loads(file.read_text())
+            key, moved = content["columns"]["key"], not Path(content["job"]["output_dir"]).exists()
+        except (ValueError, LookupError, TypeError, FileNotFoundError):  # cut off, so nothing ran; deleted; or foreign
             continue
         if keys is None or key in keys:
-            attempts.append(Attempt.load(file.parent))
+            attempts.append(Attempt.load(file.parent, str(sweep.parent.parent) if moved else None))
     # An attempt that ran once more has another folder of the same number: the longer name is later.
     attempts.sort(key=lambda attempt: (attempt.cell.index, attempt.folder.name))
     return list({attempt.cell.index: attempt for attempt in attempts}.values())

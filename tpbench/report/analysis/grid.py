@@ -1,7 +1,5 @@
 """Grids of records: problems by variants, from which tables and plots are made. No two different rows are merged."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Metrics, the numbers of a row that a table can show, and how they are written."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Sequence

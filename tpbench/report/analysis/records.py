@@ -1,7 +1,5 @@
 """Records: rows of a frame as plain dictionaries, with the texts of their values and the marks beside them."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -6,8 +6,6 @@ a cell show how far runs really scatter, and refine this assumption. Cells that 
 round by round instead. All tests are t tests of logarithms.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence

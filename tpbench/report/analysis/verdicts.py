@@ -1,7 +1,5 @@
 """What the rows of a grid say together: the fastest variant of each problem, doubts about it, and warnings."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence

@@ -1,7 +1,5 @@
 """The whole HTML report: verdicts first, then each workload's answer and picture, with everything else folded."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import itertools

@@ -1,7 +1,5 @@
 """Plots of a grid of records, as files and in pages. `PLOTS` names all."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -17,9 +17,10 @@ from tpbench.measure.session import Context, Costs, Verdict
 from tpbench.workloads.differences import Compared, Comparison
 from tpbench.workloads.embedding_grad.exchanges import Exchange, ExchangeContext, sequence
 from tpbench.workloads.embedding_grad.exchanges.collectives import CountedCollectives, measure_link_rates
-from tpbench.workloads.embedding_grad.inputs import CHUNK, EmbeddingGradInputs, leaving
+from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs, leaving
 from tpbench.workloads.embedding_grad.problem import WORKLOAD, EmbeddingGrad
 from tpbench.workloads.embedding_grad.training_step import ForwardIndex, OtherParameters, StandIn, TrainingStep
+from tpbench.workloads.hashing import CHUNK
 from tpbench.workloads.step import Step
 
 
@@ -136,14 +137,14 @@ def compare(inputs: EmbeddingGradInputs, result: Tensor) -> Verdict:
     rounding errors, so that ||expected|| counts as that of orthogonal rows at least. A row that no rank touched must be
     exactly zero.
     """
-    partition, problem = inputs.partition, inputs.problem
+    problem = inputs.problem
     mean = Compared(result, tuple(inputs.own_slice.shape), inputs.grad.dtype, "grad_error")
     limits, gather = {"grad_error": TOLERANCE[problem.dtype]}, partial(gather_objects, group=inputs.group)
     comparison = Comparison({NAME: mean}, limits, gather, inputs.device, problem.dtype)
-    first_row, squares = partition.bounds[inputs.rank], 0.0
+    first_row, squares = inputs.bounds[inputs.rank], 0.0
     step = max(1, CHUNK[inputs.device.type] // problem.width)
-    for start in range(0, partition.rows_per_rank, step):
-        stop = min(start + step, partition.rows_per_rank)
+    for start in range(0, inputs.rows_per_rank, step):
+        stop = min(start + step, inputs.rows_per_rank)
         expected, orthogonal = mean_gradient(inputs, first_row + start, first_row + stop)
         squares += float(expected.square().sum())
         if NAME in comparison.got:

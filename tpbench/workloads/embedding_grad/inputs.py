@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tpbench.workloads.embedding_grad.problem import EmbeddingGrad
-from tpbench.workloads.hashing import hash_index, normal
+from tpbench.workloads.hashing import CHUNK, hash_index, normal
 
 if TYPE_CHECKING:
     from tpbench.measure.session import Context
@@ -27,32 +27,6 @@ _ROWS, _COLUMNS = 49, 50
 
 VOCABULARY = 50257
 """Tokens of GPT-2's vocabulary, whose texts the speed record trains on."""
-
-CHUNK = {"cpu": 2**18, "cuda": 2**23}
-"""Number of elements to compute or compare at once."""
-
-
-@dataclass(frozen=True)
-class RowPartition:
-    """Consecutive rows for each rank, the same number for all. Padding at the table's end makes the shares equal."""
-
-    table_rows: int
-    world_size: int
-
-    @property
-    def rows_per_rank(self) -> int:
-        """Rows of a rank, padding included."""
-        return -(-self.table_rows // self.world_size)
-
-    @property
-    def padded_rows(self) -> int:
-        """Rows of the padded table."""
-        return self.rows_per_rank * self.world_size
-
-    @property
-    def bounds(self) -> list[int]:
-        """First row of each rank, then the end of the last rank's rows: `world_size + 1` numbers."""
-        return [rank * self.rows_per_rank for rank in range(self.world_size + 1)]
 
 
 def token_rows(problem: EmbeddingGrad, rank: int) -> Tensor:
@@ -107,8 +81,12 @@ class EmbeddingGradInputs:
         Without `tokens` the problem's distribution gives these rows.
         """
         self.problem = problem
-        self.partition = RowPartition(problem.table_rows, context.dp_size)
         self.rank, self.device, self.group = context.dp_rank, context.device, context.dp_group
+        self.world_size = context.dp_size
+        self.rows_per_rank = -(-problem.table_rows // context.dp_size)
+        """Consecutive rows of each rank. Padding at the table's end makes the shares equal."""
+        self.bounds = [rank * self.rows_per_rank for rank in range(context.dp_size + 1)]
+        """First row of each rank, then the number of rows of the padded table."""
         if tokens is None:
             tokens = [token_rows(problem, rank) for rank in range(context.dp_size)]
         self.tokens = list(tokens)
@@ -122,7 +100,7 @@ class EmbeddingGradInputs:
         """Change to the numbers of a seed in the same rows, also for the oracle, and return this rank's gradient."""
         self.problem = problem = replace(self.problem, seed=seed)
         dtype = getattr(torch, problem.dtype)
-        grad = torch.zeros(self.partition.padded_rows, problem.width, dtype=dtype, device=self.device)
+        grad = torch.zeros(self.bounds[-1], problem.width, dtype=dtype, device=self.device)
         for rows in self.touched[self.rank].split(max(1, CHUNK[self.device.type] // problem.width)):
             grad[rows.to(self.device)] = self.gradient_rows(self.rank, rows)
         return grad
@@ -144,7 +122,7 @@ class EmbeddingGradInputs:
 
     def slice_of(self, table: Tensor) -> Tensor:
         """Return this rank's rows of a padded table."""
-        return table.narrow(0, self.partition.bounds[self.rank], self.partition.rows_per_rank)
+        return table.narrow(0, self.bounds[self.rank], self.rows_per_rank)
 
     def gradient_rows(self, rank: int, rows: Tensor) -> Tensor:
         """Return a rank's gradient in rows that it touched, (len(rows), width) in the problem's dtype.
@@ -159,14 +137,14 @@ class EmbeddingGradInputs:
     @cached_property
     def counts(self) -> list[list[int]]:
         """Number of touched rows, by the rank that touched them and then the rank that owns them."""
-        bounds = torch.tensor(self.partition.bounds)
+        bounds = torch.tensor(self.bounds)
         return [torch.searchsorted(rows, bounds).diff().tolist() for rows in self.touched]
 
     @cached_property
     def merged_rows(self) -> list[int]:
         """For each owner, the number of its rows that at least one rank touched."""
         union = torch.unique(torch.cat(self.touched))
-        counts: list[int] = torch.searchsorted(union, torch.tensor(self.partition.bounds)).diff().tolist()
+        counts: list[int] = torch.searchsorted(union, torch.tensor(self.bounds)).diff().tolist()
         return counts
 
     @property

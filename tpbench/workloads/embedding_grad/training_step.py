@@ -128,7 +128,7 @@ class OtherParameters:
     """Parameters of one size, each sharded over all ranks. Their transfers use the exchange's process group."""
 
     def __init__(self, inputs: EmbeddingGradInputs) -> None:
-        problem, ranks, dtype = inputs.problem, inputs.partition.world_size, inputs.grad.dtype
+        problem, ranks, dtype = inputs.problem, inputs.world_size, inputs.grad.dtype
         shard = max(1, round(problem.other_mib * 2**20 / dtype.itemsize / ranks))
         self.group = inputs.group
         self.count = problem.other_count if problem.other_mib else 0

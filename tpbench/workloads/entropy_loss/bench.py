@@ -14,16 +14,12 @@ from tpbench.workloads.entropy_loss.inputs import Output, Shard, make_shard
 from tpbench.workloads.entropy_loss.problem import WORKLOAD, EntropyLoss
 from tpbench.workloads.losses import bytes_of_rows
 from tpbench.workloads.losses.oracle import Blocks, LossOracle, with_policy_rows
+from tpbench.workloads.operation import TOLERANCES
 from tpbench.workloads.sizes import ITEM_BYTES
 
 LOSS_TOLERANCE = 2.0**-16
 """Tolerance of losses that are computed in fp32 from logits of any dtype. Errors of fp32 sums of 10^5 terms and of fp32
 logarithms are about 2^-20. A count that is off by one in 4096 rows is an error of 2^-12."""
-
-GRADIENT_TOLERANCE = {"bfloat16": 2.0**-6, "float16": 2.0**-9, "float32": 2.0**-15}
-"""Tolerance of a row's gradient, by norm. Rounding an exact gradient to bf16 or fp16 has an error of at most 2^-8 or
-2^-11, half a unit in the last place. Four times that allows one more rounding (for example of an upstream scale) and
-the arithmetic before it."""
 
 ARITHMETIC = 2.0**-20
 """The error of arithmetic in fp32 (exponentials, logarithms, long sums), relative to what is added."""
@@ -31,7 +27,7 @@ ARITHMETIC = 2.0**-20
 LOGITS_DTYPE_TOLERANCE = {
     "bfloat16": (2.0**-5, 2.0**-4),
     "float16": (2.0**-8, 2.0**-6),
-    "float32": (LOSS_TOLERANCE, GRADIENT_TOLERANCE["float32"]),
+    "float32": (LOSS_TOLERANCE, TOLERANCES["float32"]),
 }
 """Tolerances (loss, gradient) for compute_dtype=logits. torch then rounds log p itself to the dtype. For 2^17 columns
 log p is near 12, so its absolute error in bf16 is up to 2^-5. The relative error of p = exp(log p) is as large, and
@@ -52,7 +48,7 @@ class Oracle(LossOracle):
         return self.shard.logits[rows].double(), target
 
     def limits(self) -> dict[str, float]:
-        loss, gradient = LOSS_TOLERANCE, GRADIENT_TOLERANCE[self.problem.dtype]
+        loss, gradient = LOSS_TOLERANCE, TOLERANCES[self.problem.dtype]
         if self.problem.compute_dtype == "logits":
             loss, gradient = LOGITS_DTYPE_TOLERANCE[self.problem.dtype]
         return {"loss_error": loss, "grad_error": gradient}

@@ -5,7 +5,6 @@ Each other project is called through its public interface. A variant is skipped 
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -97,10 +96,6 @@ WORKLOAD = Workload(
     cost_model=lambda: COST_MODEL,
     least_gib=lambda job: (size := COST_MODEL.size_of(job.flat())) and size.inputs_gib,
     reusable_process=True,
-    # Not of the variant's: a prediction from rows of it needs no Python.
-    unsupported_reason=lambda job: (
-        "it needs Python 3.12" if job.variant == "fast_llm" and sys.version_info < (3, 12) else None
-    ),
 )
 
 

@@ -83,9 +83,13 @@ def cce(problem: LinearLoss, shard: Shard) -> Step:
 def verl(problem: LinearLoss, shard: Shard) -> Step:
     """https://github.com/volcengine/verl, verl/utils/kernel: linear_cross_entropy, of log-probabilities and entropies.
 
-    It has no ignored labels, so their rows get a loss, an entropy and a gradient of zero here.
+    It has no ignored labels, so their rows get a loss, an entropy and a gradient of zero here. The packages around its
+    kernel need Ray and an inference engine. `linear_cross_entropy` imports `kernels` at its first call, so `kernels`
+    must be complete before.
     """
-    function = _verl_kernel().linear_cross_entropy
+    packages = ("verl", "verl.utils")
+    import_alone("verl.utils.kernel.kernels", packages)
+    function = import_alone("verl.utils.kernel.linear_cross_entropy", packages).linear_cross_entropy
     assert shard.labels is not None
     labels, counts = shard.labels, shard.labels != IGNORED
     number, is_logprob = rows_that_count(labels), problem.loss == "logprob"
@@ -98,16 +102,6 @@ def verl(problem: LinearLoss, shard: Shard) -> Step:
 
     sent = bytes_of_statistics(4, shard) + bytes_of_gradient(problem, shard)
     return Step(lambda: differentiated(problem, shard, losses_of), sent)
-
-
-def _verl_kernel() -> Any:
-    """Import verl's kernel without the code of the packages around it, which needs Ray and an inference engine.
-
-    `linear_cross_entropy` imports `kernels` at its first call, so `kernels` must be complete before.
-    """
-    packages = ("verl", "verl.utils")
-    import_alone("verl.utils.kernel.kernels", packages)
-    return import_alone("verl.utils.kernel.linear_cross_entropy", packages)
 
 
 def quack(problem: LinearLoss, shard: Shard) -> Step:

@@ -101,16 +101,6 @@ def first_of(*refusals: Refusal) -> Refusal:
     return lambda problem, tp_size: next(filter(None, (refusal(problem, tp_size) for refusal in refusals)), None)
 
 
-def one_gpu(problem: LossProblem, tp_size: int) -> str | None:
-    """Refuse several ranks."""
-    return "it is for one GPU" if tp_size > 1 else None
-
-
-def several_ranks(problem: LossProblem, tp_size: int) -> str | None:
-    """Refuse one rank."""
-    return "it needs a group of ranks" if tp_size == 1 else None
-
-
 def uneven(problem: LossProblem, tp_size: int) -> str | None:
     """Refuse shards of different sizes."""
     if problem.vocab % tp_size:
@@ -130,17 +120,24 @@ def other_losses(problem: LossProblem, tp_size: int) -> str | None:
     return None if problem.loss == "cross_entropy" else f"it has no {problem.loss}, only cross_entropy"
 
 
-def _options_of_labels(problem: LossProblem, tp_size: int) -> str | None:
+def labels_only(problem: LossProblem, tp_size: int) -> str | None:
     """Refuse what the cross-entropies of other projects lack: they divide by the number of rows."""
     if problem.ignored == 1.0:
         return "it divides by zero where every row is ignored"
-    return "it has no logits_scale" if problem.logits_scale != 1.0 else None
+    return other_losses(problem, tp_size) or (None if problem.logits_scale == 1.0 else "it has no logits_scale")
 
 
-labels_only = first_of(other_losses, _options_of_labels)
-labels_on_one_rank = first_of(one_gpu, labels_only)
+def labels_on_one_rank(problem: LossProblem, tp_size: int) -> str | None:
+    """Refuse the same, and several ranks."""
+    return "it is for one GPU" if tp_size > 1 else labels_only(problem, tp_size)
+
+
+def labels_over_ranks(problem: LossProblem, tp_size: int) -> str | None:
+    """Refuse the same, one rank, and shards of different sizes."""
+    return labels_of_even_shards(problem, tp_size) if tp_size > 1 else "it needs a group of ranks"
+
+
 labels_of_even_shards = first_of(uneven, labels_only)
-labels_over_ranks = first_of(several_ranks, labels_of_even_shards)
 
 
 def peer(workload: Workload, name: str, requires: str, refusal: Refusal, summary: str, **traits: Any) -> None:

@@ -66,11 +66,6 @@ def place(problem: LossProblem, context: Context) -> dict[str, Any]:
     }
 
 
-CHUNK = {"cuda": 2**23, "cpu": 2**18}
-"""Elements that are computed at once, by type of device. A chunk needs about five temporaries of 4 bytes per element:
-160 MiB on a GPU, for few launches. A CPU's chunk fits into its cache."""
-
-
 def given_target(problem: LossProblem, streams: tuple[int, int], rows: range, device: torch.device) -> Any:
     """Return the labels or a teacher's top k of some rows, or None for a loss against target logits.
 
@@ -136,6 +131,5 @@ def normal_matrix(
     power of two, which rounds nothing.
     """
     out = torch.empty(len(rows), len(columns), dtype=getattr(torch, problem.dtype), device=device)
-    of_rows, of_columns = streams
-    fill_normal(out, problem.seed, of_rows, scale, (rows.start, columns.start), CHUNK[device.type], of_columns)
+    fill_normal(out, problem.seed, streams[0], scale, (rows.start, columns.start), streams[1])
     return out

@@ -88,8 +88,12 @@ def check(problem: TpBlock, context: BlockContext, result: oracle.BlockResult, r
 
 @WORKLOAD.details
 def details(problem: TpBlock, context: BlockContext, session: Any, rank: Context) -> dict[str, Any]:
-    """Return columns about forward and backward alone, and exposed communication. Collective."""
-    stopwatch, prepared = context.stopwatch, session.prepared
+    """Return columns about forward and backward alone, and exposed communication. Collective.
+
+    With graph=true both passes are CUDA graphs here, too: one for each, since each is timed alone.
+    """
+    stopwatch = context.stopwatch
+    prepared = graphed(session.prepared) if context.graph else session.prepared
     outputs: list[Tensor] = []
 
     def forward() -> None:
@@ -134,18 +138,20 @@ def exposed_communication(
 
     It is the median difference of interleaved pairs of the step and the same step with its communication removed, which
     computes each product in one piece. The cost of chunks therefore counts as exposed. The all-reduces of the norms'
-    gradients count as communication that no variant hides. `graph`: steps back to back replay CUDA graphs.
+    gradients count as communication that no variant hides. `graph`: the passes of `prepared` are CUDA graphs, so the
+    others must be, too.
     """
     if (silent := prepared.without_communication) is None:
         return {}
+    silent = graphed(silent) if graph else silent
 
     def free() -> None:
         silent.free()
         prepared.free()
 
-    step_times, compute_times = stopwatch.interleaved_ms((prepared.step, free), (silent.step, free))
-    in_loop = (graphed(prepared), graphed(silent)) if graph else (prepared, silent)
-    chained, alone = stopwatch.chained_ms(*((block.step, free) for block in in_loop))
+    pair = (prepared.step, free), (silent.step, free)
+    step_times, compute_times = stopwatch.interleaved_ms(*pair)
+    chained, alone = stopwatch.chained_ms(*pair)
     free()
     collectives = step_collectives(inputs).values()
 

@@ -24,9 +24,6 @@ _X, _GRAD, _NORM, _WEIGHT, _TARGET = 60, 62, 64, 70, 80
 _LAYER = 100
 """Distance between the streams of two layers' weights."""
 
-CHUNK = 2**24
-"""Elements computed at once."""
-
 
 class BlockInputs:
     """This rank's inputs: its part of each weight, its shard of x and of the upstream gradient."""
@@ -94,7 +91,7 @@ class BlockInputs:
         """(rows, columns) in the problem's dtype: normal numbers times 2^exponent."""
         matrix = torch.empty(len(rows), len(columns), dtype=self.dtype, device=self.device)
         seed = self.activation_seed if stream in (_X, _GRAD) else self.problem.seed
-        fill_normal(matrix, seed, stream, 2.0**exponent, (rows.start, columns.start), CHUNK)
+        fill_normal(matrix, seed, stream, 2.0**exponent, (rows.start, columns.start))
         return matrix
 
 

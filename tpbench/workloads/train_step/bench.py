@@ -26,7 +26,7 @@ from tpbench.workloads.train_step.estimates import bytes_communicated, flops_per
 from tpbench.workloads.train_step.model.inputs import Batch, replica_batches
 from tpbench.workloads.train_step.oracle import compute_reference
 from tpbench.workloads.train_step.problem import PHASES, TrainStep
-from tpbench.workloads.train_step.training.trainer import MarkPhase, Trainer, ignore_phase
+from tpbench.workloads.train_step.training.trainer import Trainer, ignore_phase
 from tpbench.workloads.train_step.workload import WORKLOAD
 
 PEAK_TFLOPS = {
@@ -93,17 +93,7 @@ class TrainStepSession:
         self.costs = costs(problem, variant, context, self.gemm_tflops)
 
     def step(self) -> None:
-        """Train one step, and time its phases if the problem asks for that."""
-        if self.times_phases and self.graph is None:
-            self.phases.marks = []
-            self.train(self.phases.mark)
-            self.phases.mark("end")
-        else:
-            self.train()
-        self.phases.unread = self.times_phases
-
-    def train(self, mark: MarkPhase = ignore_phase) -> None:
-        """Train one step and call `mark` at the beginning of each phase, or replay the graph if there is one."""
+        """Train one step, or replay the graph if there is one."""
         if self.graph is not None:
             for captured, batch in zip(self.captured_batches, self.batches, strict=True):
                 captured.tokens.copy_(batch.tokens)
@@ -112,30 +102,30 @@ class TrainStepSession:
             loss, norm = (number.clone() for number in self.graph.result)  # the next replay overwrites both
         else:
             with on_stream(self.stream):
-                loss = self.trainer.accumulate(self.batches, mark)
-                norm = self.trainer.update(mark)
+                loss, norm = self.train(self.batches)
         if self.from_outside:
             for number in (loss, norm):
                 require(number, Tensor, self.variant, "accumulate or update")
             loss, norm = loss.detach().clone(), norm.detach().clone()
         self.losses.append(loss)
         self.norms.append(norm)
+        self.phases.unread = self.times_phases
+
+    def train(self, batches: Sequence[Batch]) -> tuple[Tensor, Tensor]:
+        """Train one step, and time its phases if the problem asks for that. Return the loss and the gradient norm."""
+        self.phases.marks = []
+        mark = self.phases.mark if self.times_phases else ignore_phase
+        result = self.trainer.accumulate(batches, mark), self.trainer.update(mark)
+        mark("end")
+        return result
 
     def capture(self) -> float:
         """Make all later steps replays of a CUDA graph, with its collectives over NCCL, and return the GiB that the
         graph keeps. Nothing is trained. Collective."""
         self.restore()
-        self.phases.marks = []
-        mark = self.phases.mark if self.problem.phase_steps else ignore_phase
-
-        def step() -> tuple[Tensor, Tensor]:
-            result = self.trainer.accumulate(self.captured_batches, mark), self.trainer.update(mark)
-            mark("end")
-            return result
-
         with rank_memory.extra_peak(self.context.device) as peak:
             self.captured_batches = [Batch(batch.tokens.clone(), batch.labels.clone()) for batch in self.batches]
-            self.graph = cuda_graph.capture(step, stream=self.stream)
+            self.graph = cuda_graph.capture(lambda: self.train(self.captured_batches), stream=self.stream)
         self.graph_gib = peak.peak_gib[0]
         return self.graph_gib
 

@@ -22,7 +22,7 @@ def json_document(row: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
 
     The content is the job as `config`, every measured step, and a summary, as an older benchmark of AutoTP and FSDP2
     writes them. Steps count from the first warm-up step, 0. Times are device times if the row has them. GB are 10^9
-    bytes. Values that an older row lacks, such as phases of each step, are null.
+    bytes. Values that a row lacks, such as phases of each step, are null.
     """
     samples_ms = row.get("device_samples_ms")
     samples_ms = row.get("samples_ms") if samples_ms is None else samples_ms
@@ -90,9 +90,8 @@ def _numbers(row: Mapping[str, Any], column: str, factor: float, count: int) -> 
 
 
 def _breakdown(phases_s: Iterable[Sequence[Any]], average_s: float) -> dict[str, float | None]:
-    """Return each phase's share of the average step in percent. In older rows each phase is of the rank that was
-    slowest in it. If they add up to more than the step, `other_pct` is null."""
+    """Return each phase's share of the average step in percent."""
     shares = [None if None in times_s else 100 * statistics.fmean(times_s) / average_s for times_s in phases_s]
     rest = None if None in shares else 100 - math.fsum(filter(None, shares))
     names = [f"{phase}_pct" for phase in (*PHASES, "other")]
-    return dict(zip(names, [*shares, None if rest is None or rest < 0 else rest], strict=True))
+    return dict(zip(names, [*shares, rest], strict=True))

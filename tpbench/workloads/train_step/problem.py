@@ -60,7 +60,6 @@ class TrainStep:
     autocast: bool = setting(False, help="parameters and states in fp32, matrix products in dtype by torch.autocast")
     seed: int = setting(42, help="seed of initial weights and tokens", low=0, high=2**31 - 1)
 
-    optimizer: Literal["torch"] = setting("torch", help="kernel of AdamW: torch's fused kernel for several tensors")
     attention: Literal["sdpa", "flash_attention_2", "eager"] = setting("sdpa", help="implementation of attention")
     activation_checkpointing: bool = setting(False, help="keep only the input of each layer and recompute the rest")
     compile: bool = setting(False, help="compile each decoder layer with torch.compile (needs a GPU)")

@@ -19,7 +19,7 @@ AUTOTP = frozenset({"zero_stage", "overlap"})
 """Options of DeepSpeed."""
 OPTIONS = (
     "attention", "activation_checkpointing", "compile", "zero_stage", "overlap", "vocab_parallel", "train_loss",
-    "optimizer", "phase_steps", "profile", "nccl",
+    "phase_steps", "profile", "nccl",
 )  # fmt: skip
 ALL = frozenset(OPTIONS) - TENSOR_PARALLEL - AUTOTP - {"nccl"}
 """Options that every variant supports."""
@@ -123,7 +123,7 @@ WORKLOAD = Workload(
         "init_s": "time to make, shard and wrap the model, s",
     },
     options=tuple(Option(name, ignorable=name in TENSOR_PARALLEL | AUTOTP) for name in OPTIONS),
-    outside_key={"log_interval": 5},
+    outside_key={"log_interval": 5, "optimizer": "torch"},
     pivot=Pivot(
         rows=("model", "num_layers", "seq_length", "dp_size", "tp_size"),
         sections=("dtype",),

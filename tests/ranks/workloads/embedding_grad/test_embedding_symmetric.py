@@ -31,7 +31,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="compiled kern
 def all_ranks(cell: EmbeddingGrad, ranks: int, tokens: list[Tensor] | None = None) -> list[Any]:
     """Return the exchange of every rank. Parts of an inbox that no rank wrote are NaN."""
     inputs = [EmbeddingGradInputs(cell, context(rank=rank, ranks=ranks), tokens) for rank in range(ranks)]
-    rows_per_rank = inputs[0].partition.rows_per_rank
+    rows_per_rank = inputs[0].rows_per_rank
     no_group: Any = None
     shape = (ranks - 1, rows_per_rank, cell.width)
     values = [[one.grad.new_full(shape, torch.nan) for one in inputs] for _ in range(2)]

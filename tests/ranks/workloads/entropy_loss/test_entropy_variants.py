@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
-import sys
-from typing import Any
 
 import pytest
 import torch
 
-from tests.support.entropy_loss import DTYPES, LOSSES, alone, context, problem, right_loss
+from tests.support.entropy_loss import DTYPES, LOSSES, alone, check_variant, context, problem, right_loss, trace_only
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tpbench.measure.session import Verdict
 from tpbench.workloads.entropy_loss import WORKLOAD, EntropyLoss
@@ -55,33 +52,13 @@ def run(here: Rank | None, name: str) -> list[tuple[EntropyLoss, Verdict]]:
 @pytest.mark.parametrize("tp_size", [1, 2, 3])
 @pytest.mark.parametrize("name", sorted(WORKLOAD.variants))
 def test_each_variant_agrees_with_the_oracle(name: str, tp_size: int) -> None:
-    variant = WORKLOAD.variants[name]
-    for package in variant.requires:
-        if importlib.util.find_spec(package) is None:
-            pytest.skip(f"needs {package}")
-    if name == "fast_llm" and sys.version_info < (3, 12):
-        pytest.skip("needs Python 3.12")
-    if (variant.requires_cuda is True and not torch.cuda.is_available()) or not enough_gpus(tp_size):
-        pytest.skip("needs GPUs")
-    if not cells(name, tp_size):
-        pytest.skip("supports none of the problems")
-    ranks = [run(None, name)] if tp_size == 1 else run_on_ranks(tp_size, run, name)
-    for each in zip(*ranks, strict=True):
-        cell, verdict = each[0]
-        assert verdict.wrong is None, (cell, verdict)
-        assert verdict.columns["loss_identical"], cell
-        assert all(verdict == other for _, other in each), cell
+    check_variant(WORKLOAD, name, tp_size, cells(name, tp_size), run)
 
 
 @pytest.mark.parametrize("name", ["pytorch_tp_manual", "pytorch_gather"])
 @pytest.mark.parametrize("loss", LOSSES)
 def test_each_part_compiles_to_one_graph(loss: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """fullgraph=True raises where it breaks. Without a GPU only the tracing is tested: a compiler may be missing."""
-    compile_ = torch.compile
-    if not torch.cuda.is_available():
-        monkeypatch.setattr(
-            torch, "compile", lambda function, **options: compile_(function, backend="eager", **options)
-        )
+    trace_only(monkeypatch)
     cell = problem(loss=loss, compile=True)
     if WORKLOAD.variants[name].unsupported_reason(cell, 1):
         pytest.skip("not supported")
@@ -133,15 +110,6 @@ def test_unavoidable_bytes() -> None:
     assert one["policy"].bytes_moved == 2 * 13 * 101 * 2 + 13 * 16
     assert one["cross_entropy"].bytes_moved == 2 * 13 * 101 * 2 + 13 * 8
     assert one["reverse_kl"].bytes_moved == 3 * 13 * 101 * 2
-
-
-def test_the_columns_of_a_verdict() -> None:
-    cell = problem(vocab=9000, tokens=2, block_cap=4096, algorithm="two_kernels")
-    session = WORKLOAD.set_up(cell, WORKLOAD.variants["triton_tp"], context())
-    session.step()
-    columns: dict[str, Any] = session.check().columns
-    assert (columns["block_used"], columns["algorithm_used"]) == (4096, "two_kernels")
-    assert {"loss_value", "loss_error", "grad_error", "loss_identical"} <= columns.keys()
 
 
 def _replicas(here: Rank) -> Verdict:

@@ -5,25 +5,22 @@ With GPUs there are as many ranks as GPUs, and at most those that a test names.
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 from dataclasses import replace
 from typing import Any
 from unittest import mock
 
 import pytest
-import torch
 
-from tests.support.entropy_loss import DTYPES
+from tests.support.entropy_loss import DTYPES, check_variant, trace_only
 from tests.support.linear_loss import context, problem
 from tests.support.ranks import Rank, ranks_here, run_on_ranks
 from tpbench.kernels import KERNEL_LOSSES
 from tpbench.measure.session import Verdict
 from tpbench.workloads import Variant
 from tpbench.workloads.linear_loss import WORKLOAD, LinearLoss
-from tpbench.workloads.linear_loss.bench import Oracle, costs
+from tpbench.workloads.linear_loss.bench import costs
 
-CUDA = torch.cuda.is_available()
 WIDE = {"tokens": 24, "hidden": 256, "vocab": 384}
 """Sizes that almost every peer supports."""
 
@@ -76,83 +73,11 @@ def run(here: Rank | None, name: str) -> list[tuple[LinearLoss, Verdict]]:
 @pytest.mark.parametrize("tp_size", sorted({1, ranks_here(2), ranks_here(3)}))
 @pytest.mark.parametrize("name", sorted(WORKLOAD.variants))
 def test_each_variant_agrees_with_the_oracle(name: str, tp_size: int) -> None:
-    variant = WORKLOAD.variants[name]
-    for package in variant.requires:
-        if importlib.util.find_spec(package) is None:
-            pytest.skip(f"needs {package}")
-    if variant.requires_cuda is True and not CUDA:
-        pytest.skip("needs a GPU")
-    if not cells(name, tp_size):
-        pytest.skip("supports none of the problems")
-    ranks = [run(None, name)] if tp_size == 1 else run_on_ranks(tp_size, run, name)
-    for each in zip(*ranks, strict=True):
-        cell, verdict = each[0]
-        assert verdict.wrong is None, (cell, verdict)
-        assert verdict.columns["loss_identical"], cell
-        assert all(verdict == other for _, other in each), cell
-
-
-@pytest.mark.parametrize(("spoiled", "error"), [("grad_hidden", "hidden_grad"), ("grad_weight", "weight_grad")])
-def test_the_oracle_notices_one_wrong_row(spoiled: str, error: str) -> None:
-    session = set_up(problem(dtype="float32"), WORKLOAD.variants["linear_gather"])
-    session.step()
-    assert session.output is not None
-    grad = getattr(session.output, spoiled)
-    grad[grad.norm(dim=1).argmax()] *= 1.01
-    wrong = session.check().wrong
-    assert wrong is not None and wrong.startswith(f"{error}_error")
-    session.step()
-    assert session.output is not None
-    missing: dict[str, Any] = {spoiled: None}
-    session.output = replace(session.output, **missing)
-    assert f"{spoiled} is None" in str(session.check().wrong)
-
-
-def test_the_oracle_notices_a_wrong_loss_and_a_missing_entropy() -> None:
-    session = set_up(problem(entropy=True, ignored=0.3), WORKLOAD.variants["linear_tp"])
-    session.step()
-    assert session.output is not None
-    oracle = Oracle(session.problem, session.inputs)
-    assert oracle.compare(session.output).wrong is None
-    assert oracle.compare(replace(session.output, loss=session.output.loss * 1.1)).columns["loss_error"] > 0.05
-    assert "entropy is None" in str(oracle.compare(replace(session.output, entropy=None)).wrong)
-
-
-def complaints_about_the_last_rank(here: Rank) -> dict[str, tuple[str | None, bool]]:
-    """Return the verdict on each output of which the last rank has two copies, or has none."""
-    cell = problem(entropy=True, sequence_parallel=True, dtype="float32")
-    session = set_up(cell, WORKLOAD.variants["linear_tp"], here)
-    session.step()
-    output, found = session.output, {}
-    for name in ("loss", "row_loss", "entropy", "grad_hidden"):
-        value = getattr(output, name)
-        for kind, other in (("twice", torch.cat([value.reshape(-1)] * 2)), ("missing", None)):
-            if (name, kind) == ("loss", "missing"):
-                continue
-            changed: dict[str, Any] = {name: other} if here.rank == here.world_size - 1 else {}
-            errors = Oracle(cell, session.inputs).compare(replace(output, **changed))
-            found[f"{name} {kind}"] = errors.wrong, errors.columns["loss_identical"]
-    return found
-
-
-def test_shapes_that_differ_between_ranks_are_wrong() -> None:
-    first, *others = run_on_ranks(ranks_here(2), complaints_about_the_last_rank)
-    assert all(first == other for other in others)
-    for name, (complaint, identical) in first.items():
-        assert identical == (name.startswith("grad") or not others)
-        if name == "row_loss missing":  # a variant need not compute it
-            assert complaint is None
-        else:
-            assert str(complaint).startswith(f"rank {len(others)}: {name.split()[0]} is "), name
+    check_variant(WORKLOAD, name, tp_size, cells(name, tp_size), run)
 
 
 def test_compiled_is_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    """fullgraph=True raises where the graph breaks. Without a GPU only the tracing is tested."""
-    compile_ = torch.compile
-    if not CUDA:
-        monkeypatch.setattr(
-            torch, "compile", lambda function, **options: compile_(function, backend="eager", **options)
-        )
+    trace_only(monkeypatch)
     session = set_up(problem(), WORKLOAD.variants["linear_compiled"])
     session.step()
     assert session.check().wrong is None

@@ -80,12 +80,6 @@ class FakeSchedule(SequentialSchedule):
         self.memory = memory
 
 
-class PermanentSchedule(FakeSchedule):
-    """The same with memory that is never freed."""
-
-    memory_is_permanent = True
-
-
 def as_variant(schedule: Any) -> Any:
     """A function that prepares the block with this schedule."""
     return lambda problem, context: prepare(context, schedule)
@@ -94,7 +88,6 @@ def as_variant(schedule: Any) -> Any:
 def held(here: Rank, best: str) -> tuple[float | None, int]:
     """The memory in GiB that the chosen variant reports, and how many symmetric buffers still exist."""
     cell = problem()
-    workspace = FakeMemory(0.0625)
     buffers = weakref.WeakSet[FakeMemory]()
 
     def engine(problem: TpBlock, context: Any) -> Any:
@@ -104,13 +97,14 @@ def held(here: Rank, best: str) -> tuple[float | None, int]:
 
     variants = {
         "block_tp": as_variant(SequentialSchedule(here.group)),
-        "block_symm_mem": lambda problem, context: prepare(context, PermanentSchedule(here.group, workspace)),
+        "block_symm_mem": as_variant(FakeSchedule(here.group, FakeMemory(0.0625))),
         "block_copy_engine": engine,
     }
     _, block, _ = prepared(here, cell, best, variants)
     run_once(cell, block)
     gc.collect()
-    return block.columns().get("workspace_gib"), len(buffers)
+    with mock.patch.object(autotune, "torch_workspace_gib", lambda _: 0.0625):  # never freed
+        return block.columns().get("workspace_gib"), len(buffers)
 
 
 @pytest.mark.parametrize(

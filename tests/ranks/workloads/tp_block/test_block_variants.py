@@ -24,7 +24,6 @@ from tests.support.tp_block import (
     run_once,
 )
 from tpbench.workloads.tp_block import WORKLOAD, TpBlock
-from tpbench.workloads.tp_block.execution.prepared import prepare
 from tpbench.workloads.tp_block.inputs import BlockInputs
 from tpbench.workloads.tp_block.oracle import BlockResult, compare, expected_result
 from tpbench.workloads.tp_block.problem import TOLERANCE
@@ -83,25 +82,20 @@ def test_forward_and_every_gradient_are_those_of_one_process(name: str, ranks: i
     assert len(set(run_on_ranks(ranks, everything_right, name))) == 1
 
 
-def merged_error(here: Rank, in_pieces: bool) -> float:
-    """The largest error of three passes with merged chunks."""
-    from tpbench.comm.symmetric_buffers import SymmetricBuffers
-    from tpbench.workloads.tp_block.execution import copy_engine
-
+def error_in_pieces(here: Rank) -> float:
+    """The largest error of three passes whose products are cut into pieces."""
     cell = problem(dtype="float32", save_gathered=False)
     where = block_context(here, cell)
-    buffers = SymmetricBuffers(here.group, here.device, "stream")
-    prepared = prepare(where, copy_engine.CopyEngineSchedule(buffers, merged=True))
-    with mock.patch.object(copy_engine, "MIN_PIECE_ELEMENTS", 1 if in_pieces else copy_engine.MIN_PIECE_ELEMENTS):
+    prepared = WORKLOAD.variants["block_copy_engine"].prepare(cell, where)
+    with mock.patch("tpbench.workloads.tp_block.execution.copy_engine.MIN_PIECE_ELEMENTS", 1):
         return max(largest_error(cell, where, prepared) for _ in range(3))
 
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-@pytest.mark.parametrize("in_pieces", [False, True])
 @pytest.mark.parametrize("ranks", on(2, 4))
-def test_merged_chunks_and_pieces_are_right_on_gpus(ranks: int, in_pieces: bool) -> None:
-    assert max(run_on_ranks(ranks, merged_error, in_pieces)) <= TOLERANCE["float32"]
+def test_pieces_are_right_on_gpus(ranks: int) -> None:
+    assert max(run_on_ranks(ranks, error_in_pieces)) <= TOLERANCE["float32"]
 
 
 def errors_in_subgroups(here: Rank) -> dict[str, float]:

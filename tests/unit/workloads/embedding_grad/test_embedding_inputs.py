@@ -15,19 +15,11 @@ from tests.support.embedding_grad import DISTRIBUTIONS, context, problem
 from tpbench.workloads.embedding_grad.inputs import (
     VOCABULARY,
     EmbeddingGradInputs,
-    RowPartition,
     bigram_rows,
     text_tokens,
     token_rows,
 )
 from tpbench.workloads.embedding_grad.problem import expected_density
-
-
-@given(table_rows=st.integers(1, 10_000), ranks=st.integers(1, 64))
-def test_ranks_partition_the_table(table_rows: int, ranks: int) -> None:
-    partition = RowPartition(table_rows, ranks)
-    assert table_rows <= partition.padded_rows < table_rows + ranks
-    assert partition.bounds == list(range(0, partition.padded_rows + 1, partition.rows_per_rank))
 
 
 @settings(max_examples=30)

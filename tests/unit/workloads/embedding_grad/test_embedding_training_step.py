@@ -71,7 +71,6 @@ def step_of(log: Log, device: str, **fields: Any) -> Callable[[], None]:
 
 GATHERS = ["gather 0", "gather 1", "gather 0 ends", "gather 1 ends"]
 SCATTERS = ["scatter 0", "scatter 1", "scatter 0 ends", "scatter 1 ends"]
-EARLY = ["exchange waits for compute", "counts", "ids"]
 TO_EXCHANGE, TO_OTHERS = "exchange waits for compute", "others waits for compute"
 AFTER = "exchange waits for others"
 

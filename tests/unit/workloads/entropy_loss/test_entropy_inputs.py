@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.entropy_loss import DTYPES, LOSSES, alone, context, problem
+from tpbench.workloads import hashing
 from tpbench.workloads.entropy_loss.inputs import make_shard
-from tpbench.workloads.losses import inputs
 from tpbench.workloads.sizes import IGNORED, shard_bounds
 
 
@@ -54,7 +54,7 @@ def test_replicas_are_rows_of_one_larger_problem() -> None:
 
 def test_inputs_do_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = alone(problem(tokens=50)).logits
-    monkeypatch.setattr(inputs, "CHUNK", dict.fromkeys(inputs.CHUNK, 700))
+    monkeypatch.setattr(hashing, "CHUNK", dict.fromkeys(hashing.CHUNK, 700))
     assert torch.equal(alone(problem(tokens=50)).logits, whole)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,11 +24,3 @@ def test_a_variant_refuses_what_its_function_cannot_do(
 ) -> None:
     cell = problem(**{"loss": "cross_entropy", "dtype": "bfloat16"} | fields)
     assert said in (WORKLOAD.variants[name].unsupported_reason(cell, tp_size) or "")
-
-
-def test_a_prediction_needs_no_python_that_a_variant_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A prediction comes from rows, perhaps of another machine. A job on this machine is skipped."""
-    monkeypatch.setattr("tpbench.workloads.entropy_loss.problem.sys", SimpleNamespace(version_info=(3, 11)))
-    cell = problem(loss="cross_entropy", dtype="bfloat16")
-    assert WORKLOAD.variants["fast_llm"].unsupported_reason(cell, 1) is None
-    assert WORKLOAD.unsupported_reason(SimpleNamespace(variant="fast_llm")) == "it needs Python 3.12"

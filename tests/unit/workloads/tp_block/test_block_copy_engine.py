@@ -15,9 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.tp_block_simulated import FLAG_SPACE, Costs, Machine, SimulatedBuffers, on_streams
+from tests.support.tp_block_simulated import Costs, Machine, SimulatedBuffers, on_streams
 from tpbench.comm import parallel_linears
-from tpbench.comm.symmetric_buffers import StreamSignals
 from tpbench.workloads.tp_block.execution import copy_engine
 from tpbench.workloads.tp_block.execution.copy_engine import CopyEngineSchedule, copy_beside_compute
 
@@ -25,12 +24,12 @@ Installs = Callable[[Machine], None]
 streams = on_streams
 
 
-def queued(machine: Machine, ranks: int, work: Callable[[CopyEngineSchedule], Any], merged: bool = False) -> list[Any]:
+def queued(machine: Machine, ranks: int, work: Callable[[CopyEngineSchedule], Any]) -> list[Any]:
     """Queue every rank's work and return its results, which are not computed yet."""
     found = []
     for rank in range(ranks):
         machine.issuing = rank
-        engine = CopyEngineSchedule(SimulatedBuffers(machine, rank, ranks), merged=merged)
+        engine = CopyEngineSchedule(SimulatedBuffers(machine, rank, ranks))
         with machine.rank():
             found.append(work(engine))
     return found
@@ -75,7 +74,7 @@ def test_operations_in_a_row_are_right_at_any_speed(
 
     for seed in range(6):
         streams(machine := Machine(at_random(seed)))
-        found = queued(machine, ranks, work, merged=seed % 2 == 1)
+        found = queued(machine, ranks, work)
         machine.run()
         for rank, of_rank in enumerate(found):
             for turn in range(8):
@@ -214,17 +213,3 @@ def test_transfers_of_half_a_product_are_hidden(
 def test_transfers_of_small_sums_are_hidden(name: str, transfer: float, kinds: list[str], streams: Installs) -> None:
     took, ran = exposed(streams, 2, name, transfer)
     assert took == pytest.approx(0, abs=1e-6) and ran == kinds
-
-
-def test_a_signal_that_never_comes_is_an_error(streams: Installs) -> None:
-    streams(machine := Machine(at_random(0)))
-    signals = StreamSignals([FLAG_SPACE, 2 * FLAG_SPACE], 0)
-    signals.put_signal(1, 3)
-    machine.run()
-    assert list(machine.flags) == [2 * FLAG_SPACE + 4 * (3 * 2 + 0)]
-    signals.wait_signal(1, 0)
-    with pytest.raises(AssertionError, match="wait for each other"):
-        machine.run()
-    machine.cuStreamWaitValue32_v2 = lambda *_: 700  # type: ignore[method-assign]
-    with pytest.raises(RuntimeError, match="cuStreamWaitValue32_v2 failed with CUDA error 700"):
-        signals.wait_signal(1, 0)

@@ -121,12 +121,6 @@ def test_counts_of_llama_8b() -> None:
     assert rated.costs(4).wire_ms == pytest.approx(bytes_sent(cell, 4) / 50e6) and rated.costs(1).wire_ms == 0.0
 
 
-def test_variants_run_no_kernels_of_tpbench() -> None:
-    """Rows of these variants stay current when a kernel changes."""
-    for variant in ("block_no_tp", "block_tp", "block_tp_overlap", "block_symm_mem", "block_copy_engine"):
-        assert parse_job({"variant": variant, **TINY, "tp_size": 2}).kernels_version is None
-
-
 @pytest.mark.parametrize("shape", sorted(file.stem for file in (ROOT / "conf/shape").glob("*_block_*.yaml")))
 def test_shapes_fit_every_variant_at_every_measured_length(shape: str) -> None:
     values = composed("variant=block_tp", f"shape={shape}")

@@ -57,4 +57,3 @@ def test_every_variant_that_can_run_here_is_tried() -> None:
     assert shared <= names("cuda", 2) | {
         name for name, variant in WORKLOAD.variants.items() if variant.unsupported_reason(problem(), 2)
     }
-    assert names("cuda", 4) - names("cuda", 2) == {"block_copy_engine merged"}

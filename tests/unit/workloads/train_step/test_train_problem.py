@@ -66,9 +66,7 @@ def test_changed_fields_are_part_of_the_models_name(tmp_path: Path) -> None:
         ("{}", "lacks model_type"),
         (config_json(hidden_size="wide", head_dim=None), "cannot take its config.json: "),
         (config_json(num_attention_heads=0), "cannot take its config.json: ZeroDivisionError"),
-        (config_json(rope_scaling="yes"), "cannot take its config.json: "),
         (config_json(intermediate_size=-96), "ffn_size=-96 must be at least 1"),
-        (config_json(vocab_size=12.5), "cannot take its config.json: "),
         (config_json(model_type="lama"), "no architecture is called lama, did you mean llama"),
         (config_json(hidden_act="nosuch"), "of its config.json: KeyError: 'nosuch'"),
         (config_json(rope_scaling={"rope_type": "nosuch"}), "of its config.json"),
@@ -76,7 +74,6 @@ def test_changed_fields_are_part_of_the_models_name(tmp_path: Path) -> None:
         (config_json(rope_scaling={"rope_type": "linear", "factor": -1.0}), "has factor=-1.0, with which no"),
         (config_json(rms_norm_eps=float("nan")), "has rms_norm_eps=nan, with which no"),
         (config_json(model_type="gemma2", final_logit_softcapping=0.0), "has final_logit_softcapping=0.0, with which"),
-        (config_json(attention_bias="yes"), "cannot take its config.json: "),
         (config_json(tie_word_embeddings=None), "cannot take its config.json: "),
     ],
 )

@@ -48,7 +48,7 @@ class SparseAllToAll(Exchange):
         self.finder = row_finder(inputs)
         self.overwrites = inputs.own_slice
         self.release()
-        shape = (self.comm.world_size, inputs.partition.rows_per_rank)
+        shape = (self.comm.world_size, inputs.rows_per_rank)
         self.table = torch.empty(shape, dtype=torch.int32, device=inputs.device)
         """By rank and row of this slice, the position of that rank's row among those received."""
         self.misplaced = torch.zeros(1, dtype=torch.int32, device=inputs.device)
@@ -77,7 +77,7 @@ class SparseAllToAll(Exchange):
             self.exchanged(self.sent_rows),
             list(zip(starts, self.receive_counts, strict=False)),
             rank=rank,
-            first_row=self.inputs.partition.bounds[rank],
+            first_row=self.inputs.bounds[rank],
             table=self.table,
             misplaced=self.misplaced,
         )

@@ -71,7 +71,7 @@ def measure_link_rates(inputs: EmbeddingGradInputs, comm: CountedCollectives, st
     Return columns with bandwidths, in 1e9 bytes that one rank sends a second while all send, and a latency.
     `link_gb_per_s` is that of the fastest single transfer; the others are medians.
     """
-    rows_per_rank, ranks = inputs.partition.rows_per_rank, inputs.partition.world_size
+    rows_per_rank, ranks = inputs.rows_per_rank, inputs.world_size
     output = inputs.grad.new_empty((ranks - 1) * rows_per_rank, inputs.grad.shape[1])
 
     def all_to_all(rows: int) -> list[float]:

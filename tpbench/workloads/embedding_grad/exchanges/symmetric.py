@@ -48,7 +48,7 @@ def connect(inputs: EmbeddingGradInputs) -> Inboxes:
     if not on_one_machine(inputs.group):
         raise RuntimeError("the ranks are on several machines: sparse_symmetric writes into its peers' memory")
     buffers = SymmetricBuffers(inputs.group, inputs.device, "kernel")
-    ranks, rows_per_rank = inputs.partition.world_size, inputs.partition.rows_per_rank
+    ranks, rows_per_rank = inputs.world_size, inputs.rows_per_rank
     shape = ranks - 1, rows_per_rank, inputs.grad.shape[1]
     values = [buffers.next("values", shape, inputs.grad.dtype) for _ in range(2)]
     marks = [buffers.next("marks", (ranks, rows_per_rank), torch.int32) for _ in range(2)]
@@ -100,14 +100,14 @@ class SparseSymmetric(Exchange):
             self.inboxes.marks,
             self.search.epoch,
             rank=self.inputs.rank,
-            scale=1.0 / self.inputs.partition.world_size,
+            scale=1.0 / self.inputs.world_size,
         )
 
     def result(self) -> Tensor:
         """Return the slice. Count the bytes that the last exchange sent: during it, only the GPU knew the rows."""
         if misplaced := int(self.search.misplaced):
             raise MisplacedRow(f"{misplaced} tokens have rows that are not of the table")
-        owners = self.search.lists[0, : int(self.search.counts)] // self.inputs.partition.rows_per_rank
+        owners = self.search.lists[0, : int(self.search.counts)] // self.inputs.rows_per_rank
         pushed = torch.bincount(owners, minlength=self.comm.world_size).tolist()
         self.comm.reset()
         self.comm.count([rows * (self.inputs.row_bytes + 4) for rows in pushed])  # a row and its mark, an int32

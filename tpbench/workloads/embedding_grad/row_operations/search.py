@@ -25,7 +25,7 @@ class CpuRowFinder:
         self.steps, self.rank = [step.numpy() for step in inputs.own_tokens], inputs.rank
         self.mask = np.zeros(inputs.problem.table_rows, dtype=np.bool_)
         """The rows touched so far, over accumulated steps."""
-        self.bounds = np.array(inputs.partition.bounds)
+        self.bounds = np.array(inputs.bounds)
         self.ring = PinnedRing(min(len(self.mask), inputs.own_tokens.numel()), inputs.device)
 
     def find(self) -> list[int]:
@@ -104,16 +104,16 @@ class DeviceSearch:
     """
 
     def __init__(self, inputs: EmbeddingGradInputs, *, by_owner: bool) -> None:
-        partition, device, self.rank = inputs.partition, inputs.device, inputs.rank
+        device, self.rank, table_rows = inputs.device, inputs.rank, inputs.bounds[-1]
         self.tokens = inputs.own_tokens.to(device)
-        owners = partition.world_size if by_owner else 1
-        self.rows_per_list = partition.padded_rows // owners
+        owners = inputs.world_size if by_owner else 1
+        self.rows_per_list = table_rows // owners
 
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=device)
 
         self.epoch, self.misplaced = zeros(1), zeros(1)
-        self.stamps, self.counts = zeros(partition.padded_rows), zeros(owners)
+        self.stamps, self.counts = zeros(table_rows), zeros(owners)
         self.lists = zeros(owners, min(self.tokens.numel(), self.rows_per_list))
         self.run = Replayed(self._search, device)
         """Function that queues the search. It increases `epoch` by 1, and fills `lists` and `counts`."""

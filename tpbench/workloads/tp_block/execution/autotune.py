@@ -33,16 +33,11 @@ from tpbench.workloads.tp_block.execution.prepared import (
     BlockContext,
     PreparedBlock,
     graphed,
-    prepare,
-    workspace_columns,
 )
 from tpbench.workloads.tp_block.execution.quack_schedule import QuackSchedule
-from tpbench.workloads.tp_block.execution.torch_schedules import RingSchedule, SymmMemSchedule
+from tpbench.workloads.tp_block.execution.torch_schedules import RingSchedule, SymmMemSchedule, torch_workspace_gib
 from tpbench.workloads.tp_block.inputs import BlockInputs
 from tpbench.workloads.tp_block.problem import AUTO, PLAIN, WHOLE, WORKLOAD, TpBlock
-
-MERGED = "block_copy_engine merged"
-"""A second form of `block_copy_engine`, which is only tried."""
 
 Preparation: TypeAlias = Callable[[TpBlock, BlockContext], PreparedBlock]
 
@@ -86,14 +81,16 @@ def best_step(times: Mapping[Candidate, Sequence[float]]) -> Candidate:
 def prepare_fastest(problem: TpBlock, context: BlockContext) -> PreparedBlock:
     """Prepare the block or the stack as the fastest variant does. Collective."""
     variants = available(context)
-    chosen, permanent = context.inputs.context.once("chosen", partial(fastest, context, variants))
+    chosen: Candidate = context.inputs.context.once("chosen", partial(fastest, context, variants))
     prepared = variants[chosen.variant](problem, context)
-    # Symmetric buffers were freed with the other candidates. Permanent memory stayed, and counts once for each class.
-    holders = {type(schedule): schedule for schedule in (*permanent, prepared.schedule) if schedule is not None}
     text = chosen.variant + ("; forward and backward as graphs" if chosen.graphs else "")
 
     def columns() -> dict[str, Any]:
-        return {**prepared.columns(), "chosen": text, **workspace_columns(holders.values())}
+        of_prepared = prepared.columns()
+        gib = of_prepared.get("workspace_gib", 0.0)
+        if "block_symm_mem" in variants and chosen.variant != "block_symm_mem":
+            gib += torch_workspace_gib(context.inputs.group)  # the other candidates have freed their buffers
+        return {**of_prepared, "chosen": text, **({"workspace_gib": gib} if gib else {})}
 
     prepared_with_columns = replace(prepared, columns=columns)
     return graphed(prepared_with_columns) if chosen.graphs else prepared_with_columns
@@ -101,9 +98,9 @@ def prepare_fastest(problem: TpBlock, context: BlockContext) -> PreparedBlock:
 
 def available(context: BlockContext) -> dict[str, Preparation]:
     """Return what prepares this problem on this machine, by name, the plain variant first: every variant that shares
-    the block between ranks, and for more than two ranks a second form of `block_copy_engine`."""
+    the block between ranks."""
     problem, size, on_gpu = context.inputs.problem, context.inputs.size, context.inputs.device.type == "cuda"
-    names = {
+    return {
         name: variant.prepare
         for name, variant in WORKLOAD.variants.items()
         if name not in (AUTO, WHOLE)
@@ -111,16 +108,10 @@ def available(context: BlockContext) -> dict[str, Preparation]:
         and not packages.missing(variant.requires)
         and (on_gpu or not variant.requires_cuda)
     }
-    if "block_copy_engine" in names and size > 2:  # a single peer has no neighbour to merge with
-        names[MERGED] = lambda _, where: prepare(where, schedule_of(MERGED, where.inputs))
-    return names
 
 
-def fastest(context: BlockContext, variants: Mapping[str, Preparation]) -> tuple[Candidate, list[Schedule]]:
-    """Time whole steps of each variant, and return the best one. All ranks choose alike. Collective.
-
-    Also returns the schedules whose memory is never freed.
-    """
+def fastest(context: BlockContext, variants: Mapping[str, Preparation]) -> Candidate:
+    """Time whole steps of each variant, and return the best one. All ranks choose alike. Collective."""
     began, on_gpu = time.perf_counter(), context.inputs.device.type == "cuda"
     if context.inputs.problem.layers:  # blocks of a stack are alike: one of them is tried
         one_block = replace(context.inputs.problem, layers=0)
@@ -129,20 +120,18 @@ def fastest(context: BlockContext, variants: Mapping[str, Preparation]) -> tuple
     made = {Candidate(name): partial(prepare, problem, context) for name, prepare in variants.items()}
     candidates = _that_run(context, made)
     plain = partial(_step, candidates[Candidate(PLAIN)])
-    schedules = [block.schedule for block in candidates.values() if block.schedule is not None]
-    permanent = [schedule for schedule in schedules if getattr(schedule, "memory_is_permanent", False)]
     if on_gpu and (context.graph or (problem.try_graphs and context.stopwatch.ms(plain) < LONG_STEP_MS)):
         pool = torch.cuda.graph_pool_handle()  # of all graphs' intermediate results
         made = {Candidate(name, True): partial(graphed, block, pool) for (name, _), block in candidates.items()}
         # If the whole iteration will be a graph, candidates are compared as graphs, too.
         candidates = ({} if context.graph else candidates) | _that_run(context, made)
     best, count = best_step(_times(context, candidates)), len(candidates)
-    del candidates, made, plain, schedules
+    del candidates, made, plain
     if on_gpu:  # the callables of graphs are parts of reference cycles
         gc.collect()
         torch.cuda.empty_cache()
     say(f"{AUTO} tried {count} steps in {time.perf_counter() - began:.1f} s: {best.variant}")
-    return Candidate(best.variant, best.graphs and not context.graph), permanent
+    return Candidate(best.variant, best.graphs and not context.graph)
 
 
 def _that_run(
@@ -190,7 +179,7 @@ def schedule_of(variant: str, inputs: BlockInputs) -> Schedule:
     if variant in of_group:
         return of_group[variant](inputs.group)
     buffers = SymmetricBuffers(inputs.group, inputs.device, inputs.problem.signals)
-    return FusedSchedule(buffers) if variant == "block_fused" else CopyEngineSchedule(buffers, merged=variant == MERGED)
+    return FusedSchedule(buffers) if variant == "block_fused" else CopyEngineSchedule(buffers)
 
 
 def _step(prepared: PreparedBlock) -> None:

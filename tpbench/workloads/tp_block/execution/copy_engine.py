@@ -49,21 +49,15 @@ BATCH_COPY = "cuMemcpyBatchAsync_v2"
 
 
 class CopyEngineSchedule(Schedule):
-    """Products of chunks by cuBLAS beside copies by the copy engines.
+    """Products of chunks by cuBLAS beside copies by the copy engines."""
 
-    `merged`: one product for all neighbouring peers' gathered chunks, which waits for the last of them.
-    """
-
-    def __init__(self, buffers: SymmetricBuffers, *, merged: bool = False) -> None:
+    def __init__(self, buffers: SymmetricBuffers) -> None:
         self.buffers = self.memory = buffers
         self.rank, self.size, self.group = buffers.rank, buffers.size, buffers.group
         self.before, self.after = (self.rank - 1) % self.size, (self.rank + 1) % self.size
         self.copies = buffers.copies
-        neighbours = range(self.rank + 1, self.size), range(self.rank)
-        self.peers = [peer for run in neighbours for peer in run]
+        self.peers = [*range(self.rank + 1, self.size), *range(self.rank)]
         """The other ranks, in ring order after this one."""
-        self.runs = [run for run in neighbours if run] if merged else [range(peer, peer + 1) for peer in self.peers]
-        """Peers whose chunks share a product."""
 
     @property
     def signals(self) -> Any:
@@ -84,11 +78,11 @@ class CopyEngineSchedule(Schedule):
     def gather_matmul(self, shard: Tensor, matrix: Tensor, *, keep: bool = True) -> tuple[Tensor, Tensor]:
         whole, arrived = self._pull(shard, keep)
         product = shard.new_empty(len(whole), matrix.shape[1])
-        torch.mm(shard, matrix, out=product.chunk(self.size)[self.rank])
-        for run in self.runs:
-            self._wait(arrived[peer] for peer in run)
-            rows = slice(len(shard) * run.start, len(shard) * run.stop)
-            torch.mm(whole[rows], matrix, out=product[rows])
+        chunks, products = whole.chunk(self.size), product.chunk(self.size)
+        torch.mm(shard, matrix, out=products[self.rank])
+        for peer in self.peers:
+            self._wait([arrived[peer]])
+            torch.mm(chunks[peer], matrix, out=products[peer])
         if self.rank in arrived:
             self._wait([arrived[self.rank]])
         self._join_streams()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import importlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -127,14 +127,13 @@ def prepare(context: BlockContext, schedule: Schedule) -> PreparedBlock:
         if size > 1:
             silent = build(problem, weights, NoCommunicationSchedule(rank, size))
             without = PreparedBlock(silent, x, grad, size, silent)
-    columns = partial(workspace_columns, [schedule])
+    columns = partial(_workspace_columns, schedule)
     return PreparedBlock(module, x, grad, size, module, schedule if size > 1 else None, without, columns)
 
 
-def workspace_columns(schedules: Iterable[Schedule]) -> dict[str, Any]:
-    """Return the column of the memory that schedules share with peers, each memory once, or none without memory."""
-    memories = {memory for schedule in schedules if (memory := getattr(schedule, "memory", None))}
-    gib = sum(memory.gib for memory in memories)
+def _workspace_columns(schedule: Schedule) -> dict[str, Any]:
+    """Return the column of the memory that a schedule shares with peers, or none without memory."""
+    gib = memory.gib if (memory := getattr(schedule, "memory", None)) else 0.0
     return {"workspace_gib": gib} if gib else {}
 
 

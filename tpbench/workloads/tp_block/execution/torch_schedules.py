@@ -90,9 +90,6 @@ class RingSchedule(SequentialSchedule):
 class SymmMemSchedule(SequentialSchedule):
     """torch.ops.symm_mem.fused_all_gather_matmul and fused_matmul_reduce_scatter, without NVLink multicast."""
 
-    memory_is_permanent = True
-    """torch never frees its workspace, even when this schedule is gone."""
-
     def __init__(self, group: dist.ProcessGroup) -> None:
         super().__init__(group)
         self.name = enable_symmetric_memory(group)
@@ -101,10 +98,8 @@ class SymmMemSchedule(SequentialSchedule):
 
     @property
     def gib(self) -> float:
-        """The symmetric memory of torch for this group that this rank holds in GiB, 0 before the first operation."""
-        library: Any = importlib.import_module("torch.distributed._symmetric_memory")
-        memory = getattr(library, "_group_name_to_workspace_tensor", {}).get(self.name)
-        return 0.0 if memory is None else memory.nbytes / 2**30
+        """The workspace of torch's operations."""
+        return torch_workspace_gib(self.group)
 
     def gather_matmul(self, shard: Tensor, matrix: Tensor, *, keep: bool = True) -> tuple[Tensor, Tensor]:
         whole, products = self.operations.fused_all_gather_matmul(shard, [matrix], 0, self.name)
@@ -113,3 +108,13 @@ class SymmMemSchedule(SequentialSchedule):
     def matmul_scatter(self, whole: Tensor, matrix: Tensor, *, awaited: bool = False) -> Pending:
         summed = self.operations.fused_matmul_reduce_scatter(whole, matrix, "sum", 0, self.name)
         return lambda: summed
+
+
+def torch_workspace_gib(group: dist.ProcessGroup) -> float:
+    """Return the symmetric memory of torch for this group that this rank holds in GiB, 0 before the first operation.
+
+    torch never frees it, even when no schedule uses it any more.
+    """
+    library: Any = importlib.import_module("torch.distributed._symmetric_memory")
+    memory = getattr(library, "_group_name_to_workspace_tensor", {}).get(group.group_name)
+    return 0.0 if memory is None else memory.nbytes / 2**30

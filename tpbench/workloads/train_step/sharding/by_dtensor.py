@@ -46,8 +46,12 @@ def shard(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
     }
     if hasattr(model.get_submodule(parts.norm), "weight"):
         plan[parts.norm] = SequenceParallel(use_local_output=True)
+
+    def gather(share: Tensor) -> Tensor:
+        return DTensor.from_local(share, tp, [TOKENS], run_check=False).redistribute(placements=[Replicate()])
+
     for block in blocks(problem, model):
-        plan[block.name] = ExchangedTokens()
+        gather_before(model.get_submodule(block.name), gather)
         plan |= {name: _style(style, block) for name, style in block.styles.items()}
     for number, layer in enumerate(decoder_layers(model)):
         names = (f"{parts.layers}.{number}.{name}" for name, norm in layer.named_children() if hasattr(norm, "weight"))
@@ -70,18 +74,6 @@ def _style(style: Style, block: Block) -> ParallelStyle:
         "colwise_gather_output": ColwiseParallel(output_layouts=Replicate()),
         "rowwise_split_input": RowwiseParallel(input_layouts=Replicate(), output_layouts=TOKENS),
     }[style]
-
-
-class ExchangedTokens(ParallelStyle):
-    """All-gather the tokens of a block's hidden states, its first argument by position or by keyword."""
-
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        def gather(share: Tensor) -> Tensor:
-            tokens = DTensor.from_local(share, device_mesh, [TOKENS], run_check=False)
-            return tokens.redistribute(placements=[Replicate()])
-
-        gather_before(module, gather)
-        return module
 
 
 def gradient_reduction(model: nn.Module, group: Any) -> Callable[[], None]:

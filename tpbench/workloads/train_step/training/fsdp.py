@@ -34,7 +34,9 @@ def fsdp_dtensor(problem: TrainStep, context: Context, sharding: ModuleType = by
     """
     model = models.build(problem)
     place_buffers(model, context.device)
-    mesh = device_mesh(context)
+    ranks = torch.arange(context.world_size).view(context.dp_size, context.tp_size)  # those of tp are neighbours
+    groups = [context.dp_group, context.tp_group]
+    mesh = DeviceMesh.from_group(groups, context.device.type, ranks, mesh_dim_names=("dp", "tp"))
     if context.tp_size > 1:
         sharding.shard(problem, model, mesh["tp"])
         if plain := [name for name, parameter in model.named_parameters() if not isinstance(parameter, DTensor)]:
@@ -61,14 +63,6 @@ def fsdp_dtensor(problem: TrainStep, context: Context, sharding: ModuleType = by
 def dtensor_tp(problem: TrainStep, context: Context) -> TorchTrainer:
     """Train as `fsdp_dtensor`, with torch's `parallelize_module` in place of tpbench's sharded modules."""
     return fsdp_dtensor(problem, context, by_dtensor)
-
-
-def device_mesh(context: Context) -> DeviceMesh:
-    """Return the (dp, tp) mesh. It is row-major: tensor-parallel ranks are neighbours."""
-    ranks = torch.arange(context.world_size).view(context.dp_size, context.tp_size)
-    return DeviceMesh.from_group(
-        [context.dp_group, context.tp_group], context.device.type, ranks, mesh_dim_names=("dp", "tp")
-    )
 
 
 def shard_over_replicas(model: Any, dp: DeviceMesh, device: torch.device, seed: int) -> None:

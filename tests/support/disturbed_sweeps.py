@@ -1,6 +1,4 @@
-"""The faults that tests cause in sweeps, and the sweeps that they disturb. A test names its faults in `mark.fault`."""
-
-from __future__ import annotations
+"""The sweeps that tests disturb, and the faults that come at random moments."""
 
 SMALL = ("variant=pytorch_tp_manual", "tokens=16", "vocab=64", "tp_size=2", "measure=quick", "min_iterations=3",
          "max_iterations=3", "device=cpu")  # fmt: skip
@@ -18,22 +16,4 @@ AT_RANDOM_MOMENTS = (
     "SIGTERM of the launcher",
     "SIGINT of the launcher",
     "SIGHUP of the launcher",
-)
-
-FAULTS = (
-    *AT_RANDOM_MOMENTS,
-    "kill -9 of the launcher of a long job",
-    "kill -9 of a rank at work",
-    "SIGINT of a sweep half done",
-    "a rank that spins",
-    "a rank that is stopped",
-    "out of memory on one rank",
-    "a limit on memory",
-    "the disk is full",
-    "outputs become read-only",
-    "outputs that are no folder",
-    "the clock steps back",
-    "a Parquet file cut at every length",
-    "two launchers",
-    "two launchers, one killed",
 )
