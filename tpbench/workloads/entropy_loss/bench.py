@@ -82,10 +82,10 @@ def inputs(problem: EntropyLoss, context: Context) -> Shard:
 
 @WORKLOAD.costs
 def costs(problem: EntropyLoss, rank: Context) -> Costs:
-    """Return the bytes of a rank with the most columns: each input is read once, the gradient is written once."""
+    """Return the bytes of a rank with the most columns: logits of rows that count are read, the gradient is written."""
     columns = -(-problem.vocab // rank.tp_size)
-    matrix = problem.tokens * columns * ITEM_BYTES[problem.dtype]
-    return Costs((1 + problem.matrices) * matrix + bytes_of_rows(problem), bytes_communicated=0)
+    rows = problem.tokens + problem.matrices * round(problem.tokens * (1.0 - problem.ignored))
+    return Costs(rows * columns * ITEM_BYTES[problem.dtype] + bytes_of_rows(problem), bytes_communicated=0)
 
 
 @WORKLOAD.check(Output)
