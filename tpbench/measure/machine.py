@@ -71,7 +71,8 @@ def visible_gpus() -> list[tuple[str, str]]:
     """Return UUID and name of each GPU that a job started here can use.
 
     The name is that of CUDA_VISIBLE_DEVICES, as the user wrote it, else the UUID. As in CUDA, the list ends before the
-    first name that isn't a GPU, such as -1. Parts of a GPU (MIG) keep the name that the user wrote.
+    first name that isn't a GPU, such as -1, and is empty if a GPU is named twice. Parts of a GPU (MIG) keep the name
+    that the user wrote.
     """
     if (nvml := load_nvml()) is None:
         return []
@@ -88,7 +89,7 @@ def visible_gpus() -> list[tuple[str, str]]:
             gpus.append((matching[0] if matching else name, name))
         else:
             break
-    return gpus
+    return gpus if len(dict(gpus)) == len(gpus) else []
 
 
 def version(package: str) -> str | None:
