@@ -193,9 +193,10 @@ class Workload:
         cls = self.problem
         if not (isinstance(cls, type) and is_dataclass(cls)):
             raise TypeError(f"Workload needs a frozen dataclass with the problem's fields, not {cls!r}")
-        limits = self.tolerances.items() if isinstance(self.tolerances, Mapping) else [("", 0.0)]
-        by_name = all(isinstance(dtype, str) and "float" in dtype for dtype, _ in limits)
-        if not (by_name and all(isinstance(limit, (int, float)) and limit >= 0 for _, limit in limits)):
+        if not isinstance(self.tolerances, Mapping) or not all(
+            isinstance(dtype, str) and "float" in dtype and isinstance(limit, (int, float)) and limit >= 0
+            for dtype, limit in self.tolerances.items()
+        ):
             raise TypeError(f'tolerances are by dtype, as {{"float32": 1e-5}}, not {self.tolerances!r}')
         self.name = self.name or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
         if self.scheduled is not True:

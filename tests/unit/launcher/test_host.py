@@ -121,7 +121,7 @@ def test_a_torchrun_takes_the_cells_of_its_key_first_and_the_others_get_their_ow
 def test_a_node_does_not_wait_for_one_that_has_ended_the_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its next attempts would begin too late for the other node, and end as timeouts."""
+    """Otherwise the late node's next attempts would begin too late for the other node, and end as timeouts."""
     monkeypatch.setattr(torchrun, "ProcessTree", FakeRanks)
     monkeypatch.setattr(FakeRanks, "poll", lambda ranks: ranks.code)
     attempt = Attempt.plan(cell(0, tmp_path, device="cpu"), tmp_path / "sweeps" / "S", {}).begin()

@@ -166,7 +166,7 @@ def test_planted_errors_are_detected(loss: str, dtype: str) -> None:
 
 @pytest.mark.parametrize(("loss", "scale"), [("reverse_kl", 30.0), ("jsd", 8.0)])
 def test_gradients_whose_terms_cancel_are_right(loss: str, scale: float) -> None:
-    """Where almost all of p is one column, the rest of a difference is smaller than fp32's rounding of its terms."""
+    """If almost all of p is in one column, two terms of a gradient cancel to less than their roundings in fp32."""
     cell = problem(loss=loss, dtype="float32", logits_scale=scale)
     shard = alone(cell)
     oracle, leaf = Oracle(cell, shard), shard.logits.clone().requires_grad_()
