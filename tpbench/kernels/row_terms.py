@@ -303,7 +303,8 @@ def policy_terms(log_ratio, advantages, scales):
     gain = weigh(advantages, ratio)
     bound = advantages * tl.minimum(tl.maximum(ratio, scales.clip_low), scales.clip_high)
     clipped = bound < gain
-    return -tl.minimum(gain, bound), tl.where(clipped, 0.0, -gain), clipped
+    loss = tl.where(ratio == ratio, -tl.minimum(gain, bound), ratio)  # the minimum drops a NaN
+    return loss, tl.where(clipped, 0.0, -gain), clipped
 
 
 @triton.jit

@@ -144,14 +144,16 @@ def costs(problem: LinearLoss, rank: Context) -> Costs:
     gradient is written once, and a teacher's logits are read once. A gradient needs the maximum and the sum of its
     whole row, so the logits have to be stored before. The sum of the hidden states' gradients over ranks doesn't
     count, because the product of the weight's gradient hides it. Without gradients, no logit needs to be stored: the
-    floor is the time of the products, or that of reading their factors if it is longer.
+    floor is the time of the products, or that of reading their factors if it is longer. Rows of ignored labels cost
+    nothing.
     """
     columns, models = -(-problem.vocab // rank.tp_size), problem.matrices
-    elements = models * (problem.tokens + columns) * problem.hidden
+    rows = round(problem.tokens * (1.0 - problem.ignored))
+    elements = models * (rows + columns) * problem.hidden
     if problem.trains:
-        elements = (1 + models) * problem.tokens * columns
+        elements = (1 + models) * rows * columns
     products = models + (2 if problem.trains else 0)
-    flops = products * 2 * problem.tokens * problem.hidden * columns
+    flops = products * 2 * rows * problem.hidden * columns
     return Costs(elements * ITEM_BYTES[problem.dtype], 0, flops, consecutive=problem.trains)
 
 
