@@ -7,7 +7,6 @@ wrong.
 
 from __future__ import annotations
 
-import ctypes
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +21,6 @@ from torch.overrides import TorchFunctionMode
 
 from tpbench.comm import symmetric_buffers
 from tpbench.comm.symmetric_buffers import StreamSignals
-from tpbench.workloads.tp_block.execution import copy_engine
 
 FLAG_SPACE = 1 << 20
 
@@ -167,14 +165,6 @@ class Machine(TorchFunctionMode):
         self.current.queue.append(Operation(0.0, ready, done=lambda _: None))
         return 0
 
-    def cuMemcpyBatchAsync_v2(
-        self, into: Any, source: Any, nbytes: Any, copies: Any, attributes: Any, begins: Any, kinds: Any, stream: Any
-    ) -> int:
-        assert copies.value == kinds.value == 1 and begins._obj.value == 0
-        places = into._obj.value, source._obj.value, nbytes._obj.value
-        self.queue("engine", places[2], lambda: ctypes.memmove(*places))
-        return 0
-
     def run(self) -> float:
         """Run all queued operations in the order of their ends, and return the time of the last end."""
         while waiting := [each for each in self.streams if each.queue]:
@@ -248,7 +238,6 @@ def on_streams(monkeypatch: pytest.MonkeyPatch) -> Callable[[Machine], None]:
         }
         for name, value in fakes.items():
             monkeypatch.setattr(torch.cuda, name, value)
-        for module in (symmetric_buffers, copy_engine):
-            monkeypatch.setattr(module, "cuda_driver", lambda: machine)
+        monkeypatch.setattr(symmetric_buffers, "cuda_driver", lambda: machine)
 
     return install

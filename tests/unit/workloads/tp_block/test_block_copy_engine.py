@@ -18,7 +18,7 @@ from torch import Tensor
 from tests.support.tp_block_simulated import Costs, Machine, SimulatedBuffers, on_streams
 from tpbench.comm import parallel_linears
 from tpbench.workloads.tp_block.execution import copy_engine
-from tpbench.workloads.tp_block.execution.copy_engine import CopyEngineSchedule, copy_beside_compute
+from tpbench.workloads.tp_block.execution.copy_engine import CopyEngineSchedule
 
 Installs = Callable[[Machine], None]
 streams = on_streams
@@ -50,14 +50,14 @@ SIZES = ((2, 3, 5), (4, 6, 2), (1, 2, 3))
 """Rows of a shard, and a linear's features. They change, so that buffers alternate, are reused and grow."""
 
 
-@pytest.mark.parametrize("limit", [None, "MIN_PIECE_ELEMENTS", "MIN_COPY_BYTES"])
+@pytest.mark.parametrize("pieces", [False, True])
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_operations_in_a_row_are_right_at_any_speed(
-    ranks: int, limit: str | None, streams: Installs, monkeypatch: pytest.MonkeyPatch
+    ranks: int, pieces: bool, streams: Installs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`limit`: the constant of the schedule that all sizes exceed."""
-    if limit:
-        monkeypatch.setattr(copy_engine, limit, 1)
+    """`pieces`: sums are large enough to be computed in two pieces."""
+    if pieces:
+        monkeypatch.setattr(copy_engine, "MIN_PIECE_ELEMENTS", 1)
 
     def work(engine: CopyEngineSchedule) -> list[tuple[Tensor, ...]]:
         found = []
@@ -160,33 +160,12 @@ def exposed(streams: Installs, ranks: int, name: str, transfer: float) -> tuple[
     A product of all rows takes 1, and the transfer of a shard takes `transfer`.
     """
     shard = ROWS // ranks * OUT
-    costs = {"product": 1 / (ROWS * IN * OUT), "transfer": transfer / shard, "engine": transfer / shard / 40}
+    costs = {"product": 1 / (ROWS * IN * OUT), "transfer": transfer / shard}
     streams(machine := Machine(lambda kind, amount: costs.get(kind, 0.0) * amount))
     queued(machine, ranks, OPERATIONS[name])
     products = 2.0 if name.endswith("backward") else 1.0
     took = machine.run() - products
     return took, [kind for stream, kind, _, _ in machine.log if stream is machine.streams[2]]
-
-
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_a_large_shard_is_kept_without_a_kernel_before_its_product(
-    ranks: int, streams: Installs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Only the copy that stages it for the peers is a kernel. The other copy is hidden, as transfers are."""
-    monkeypatch.setattr(copy_engine, "MIN_COPY_BYTES", 1)
-    took, ran = exposed(streams, ranks, "column forward", transfer=0.5 / ranks)
-    assert took == pytest.approx(0, abs=1e-6)
-    assert ran == ["copy"] + ["product"] * ranks
-
-
-def test_a_driver_without_such_copies_uses_kernels(streams: Installs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copy_engine, "MIN_COPY_BYTES", 1)
-    monkeypatch.delattr(Machine, "cuMemcpyBatchAsync_v2")
-    _, ran = exposed(streams, 2, "column forward", transfer=0.25)
-    assert ran == ["copy", "copy", "product", "product"]
-    monkeypatch.setattr(Machine, "cuMemcpyBatchAsync_v2", lambda *_: 1, raising=False)
-    with pytest.raises(RuntimeError, match="cuMemcpyBatchAsync_v2 failed with CUDA error 1"):
-        copy_beside_compute(torch.zeros(4), torch.ones(4))
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -198,7 +177,8 @@ def test_transfers_of_half_a_product_are_hidden(
     monkeypatch.setattr(copy_engine, "MIN_PIECE_ELEMENTS", 1)
     took, ran = exposed(streams, ranks, name, transfer=0.5 / ranks)
     assert took == pytest.approx(0, abs=1e-6)
-    assert "add" not in ran and ran.count("copy") == {"column forward": 2, "row backward": 1}.get(name, 0)
+    # Only the copies that stage shards run before products. That of a kept shard is hidden, as transfers are.
+    assert "add" not in ran and ran.count("copy") == (name in ("column forward", "row backward"))
 
 
 @pytest.mark.parametrize(

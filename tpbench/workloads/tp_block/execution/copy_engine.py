@@ -14,15 +14,13 @@ Buffers. Each name has two buffers that alternate. A rank copies in order. Its s
 operation therefore also says that it has pulled all its data of the operation before, whose buffers are free in the
 next. In the ring such a signal has come from every rank when a rank has its own sum.
 
-Copies within a GPU use SMs, and beside a product they would wait for its end. They run before the product, on its
-stream. The exception is a large shard that is kept: its copy is queued behind the peers' copies and runs in the last
-wave of the product beside it. All products are on one stream, because the GPU may start two concurrent products in
-the wrong order.
+Copies within a GPU use SMs, and beside a product they wait for its last wave. So the copy that stages a shard runs
+before the product, on its stream. If the gathered tensor is kept, the own shard's copy is queued behind the peers'
+copies. All products are on one stream, because the GPU may start two concurrent products in the wrong order.
 """
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -30,7 +28,7 @@ import torch
 from torch import Tensor
 
 from tpbench.comm.parallel_linears import Pending, Schedule
-from tpbench.comm.symmetric_buffers import SymmetricBuffers, call_driver, cuda_driver, current_stream
+from tpbench.comm.symmetric_buffers import SymmetricBuffers
 
 STAGED, PARTIAL_SUM = range(2)
 """Signal channels: a staged shard, or a partial sum, is ready to be pulled."""
@@ -38,14 +36,6 @@ STAGED, PARTIAL_SUM = range(2)
 MIN_PIECE_ELEMENTS = 2**22
 """Smallest number of elements of a product's piece: tiles of 128 x 256 for each SM of an H200. Smaller pieces leave SMs
 idle, which costs more than a separate kernel that adds."""
-
-MIN_COPY_BYTES = 2**24
-"""Smallest shard in bytes that is copied beside a product. At half this size one more event on the products' stream
-costs about as much time as the saved kernel."""
-
-IN_STREAM_ORDER = 1  # CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
-BESIDE_COMPUTE = 1  # CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE
-BATCH_COPY = "cuMemcpyBatchAsync_v2"
 
 
 class CopyEngineSchedule(Schedule):
@@ -83,8 +73,7 @@ class CopyEngineSchedule(Schedule):
         for peer in self.peers:
             self._wait([arrived[peer]])
             torch.mm(chunks[peer], matrix, out=products[peer])
-        if self.rank in arrived:
-            self._wait([arrived[self.rank]])
+        self._wait(arrived.values())
         self._join_streams()
         return whole, product
 
@@ -138,7 +127,7 @@ class CopyEngineSchedule(Schedule):
         """Queue the copies of all ranks' shards, and return the gathered tensor with an event for each copy, by peer.
 
         `keep`: copy to new memory. Otherwise gather where shards are staged, which the next gather but one overwrites.
-        The own shard is copied on the current stream, or has an event too if it is copied beside a product.
+        A kept tensor's own shard has an event, too.
         """
         staged = self._buffer("staged", (self.size, *shard.shape), shard.dtype)
         here = staged[self.rank]
@@ -153,10 +142,9 @@ class CopyEngineSchedule(Schedule):
                 self.signals.wait_signal(peer, STAGED)
                 whole[peer].copy_(staged[peer][peer], non_blocking=True)
                 arrived[peer].record()
-            if keep and shard.nbytes >= MIN_COPY_BYTES and copy_beside_compute(whole[self.rank], shard):
+            if keep:
+                whole[self.rank].copy_(shard, non_blocking=True)
                 arrived[self.rank] = self.copies.record_event()
-        if keep and self.rank not in arrived:
-            whole[self.rank].copy_(shard, non_blocking=True)
         return whole.flatten(0, 1), arrived
 
     def _add_product(
@@ -197,30 +185,3 @@ class CopyEngineSchedule(Schedule):
         """Join the copy stream into the current one while capturing: a captured graph must end on one stream."""
         if torch.cuda.is_current_stream_capturing():
             torch.cuda.current_stream().wait_stream(self.copies)
-
-
-def copy_beside_compute(into: Tensor, source: Tensor) -> bool:
-    """Copy on the current stream in the way that the driver prefers beside computation; return false if it cannot.
-
-    An ordinary copy within a GPU is a kernel and waits for free SMs. In traces of H200s (driver 580) this copy waits
-    too, but only until the last wave of the product beside it.
-
-    Both tensors are contiguous and of one size. The current stream must not be one of CUDA's default streams. Returns
-    false without copying during graph capture and with drivers before CUDA 13, which lack such copies. Raises
-    RuntimeError if the driver returns an error.
-    """
-    if not hasattr(cuda_driver(), BATCH_COPY) or torch.cuda.is_current_stream_capturing():
-        return False
-    call_driver(
-        BATCH_COPY,
-        ctypes.byref(ctypes.c_uint64(into.data_ptr())),
-        ctypes.byref(ctypes.c_uint64(source.data_ptr())),
-        ctypes.byref(ctypes.c_size_t(into.nbytes)),
-        ctypes.c_size_t(1),  # number of copies
-        # CUmemcpyAttributes: the order of accesses, two locations of two numbers each that are left out, and flags.
-        ctypes.byref((ctypes.c_int * 6)(IN_STREAM_ORDER, 0, 0, 0, 0, BESIDE_COMPUTE)),
-        ctypes.byref(ctypes.c_size_t(0)),  # first copy that the attributes apply to
-        ctypes.c_size_t(1),  # number of attributes
-        current_stream(),
-    )
-    return True
