@@ -23,8 +23,14 @@ CLOCKS = {"time_ms": "wall time", "device_ms": "device time", "chained_ms": "tim
 """The clocks. The first one that rows have decides where overlap pays."""
 INTERVALS = {clock: (f"{clock[:-3]}_ci_low_ms", f"{clock[:-3]}_ci_high_ms") for clock in CLOCKS}
 """By clock: the columns of the interval of its median."""
-PRODUCTS = {"device_ms": ("exposed_ms", "compute_ms"), "chained_ms": ("chained_exposed_ms", "chained_compute_ms")}
-"""By clock: the columns of a step's time beyond that of its products alone, and of that time, measured in pairs."""
+PRODUCTS = {
+    "step": {"device_ms": ("exposed_ms", "compute_ms"), "chained_ms": ("chained_exposed_ms", "chained_compute_ms")},
+    "forward pass": {
+        "device_ms": ("forward_exposed_ms", "forward_compute_ms"),
+        "chained_ms": ("chained_forward_exposed_ms", "chained_forward_compute_ms"),
+    },
+}
+"""By clock: the columns of the time beyond that of the products alone, and of that time, measured in pairs."""
 PAYS = 1.01
 """Least speed-up that counts as a gain: noise is smaller."""
 GROUP = (
@@ -39,9 +45,10 @@ GROUP = (
     "ffn",
     "heads",
     "kv_heads",
+    "save_gathered",
 )
 """Columns that must agree for times to be compared over tokens."""
-BESIDE = (*INTERVALS.values(), *PRODUCTS.values())
+BESIDE = (*INTERVALS.values(), *(names for clocks in PRODUCTS.values() for names in clocks.values()))
 SHOWN = (*CLOCKS, *(name for names in BESIDE for name in names), "hidden_share", "bound")
 
 
@@ -69,7 +76,7 @@ def _is_compared(row: Mapping[str, Any]) -> bool:
     measured = row["status"] == "ok" and not row["interpreted"] and row["warmed_up"] is not False
     one_block = not row.get("layers") and row["variant"] != WHOLE
     own_graphs = row.get("try_graphs") and not row["graph"]
-    usual = row["save_gathered"] and row.get("nccl") in (None, "default")
+    usual = row.get("nccl") in (None, "default")
     return bool(measured and usual and one_block and not own_graphs)
 
 
@@ -119,17 +126,23 @@ def answer(speedups: Speedups, cells: Any) -> str:
 
 
 def tables(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
-    """Return the answers, and for each problem its speed-ups and its times over those of the products alone."""
+    """Return the answers, and for each problem its speed-ups and its times over those of the products alone.
+
+    Of a linear alone, the forward pass is an all-gather with its product, or a product with its reduce-scatter.
+    """
     answers, made = [], []
     for speedups, cells in problems(rows):
-        over = {
-            clock if cells[clock].notna().any(axis=None) else "time_ms": 1 + cells[more].astype(float) / cells[alone]
-            for clock, (more, alone) in PRODUCTS.items()
-            if cells[more].notna().any(axis=None)
-        }
         answers.append(answer(speedups, cells))
         made.append(_table(f"speed-up over {PLAIN}", speedups, speedups.by_clock, "{:.2f}x"))
-        made += [_table("step over its products alone", speedups, over, "{:.3f}x")] if over else []
+        for what, clocks in PRODUCTS.items():
+            over = {
+                clock if cells[clock].notna().any(axis=None) else "time_ms": 1
+                + cells[more].astype(float) / cells[alone]
+                for clock, (more, alone) in clocks.items()
+                if cells[more].notna().any(axis=None)
+            }
+            if over and (what == "step" or speedups.facts["part"] in ("column", "row")):
+                made.append(_table(f"{what} over its products alone", speedups, over, "{:.3f}x"))
     heading = (
         f"which variant to choose: {PLAIN} unless another one gains 1%, and the intervals of their times are apart"
     )
@@ -157,8 +170,9 @@ def picture(rows: Sequence[Mapping[str, Any]]) -> Picture | None:
 
 def _title(speedups: Speedups) -> str:
     facts = speedups.facts
+    options = {"graph": "true", "compile": "true", "save_gathered": "false"}
     return "part={part}, hidden={hidden}, tp={tp_size}".format(**facts) + "".join(
-        f", {name}=true" for name in ("graph", "compile") if facts[name]
+        f", {name}={value}" for name, value in options.items() if str(bool(facts[name])).lower() == value
     )
 
 

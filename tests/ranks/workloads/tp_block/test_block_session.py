@@ -81,8 +81,11 @@ PRODUCT_MS, LARGE_GATHER_MS = 0.5, 0.25
 """Times of the product and the all-gather that the machine's rates are measured with."""
 # The median of the differences is never the difference of the medians.
 IN_LOOP = [[10.0, 12.0, 14.0], [8.0, 9.0, 13.0]]
-STEP = [3.0, 5.0, [[10.0, 12.0, 14.0], [7.0, 8.0, 13.0]], IN_LOOP, 4.0]
-"""Forward, backward, the step with and without communication, both in a loop, and its collectives."""
+PAIRS = [[10.0, 12.0, 14.0], [7.0, 8.0, 13.0]]
+FORWARD = [[[4.0, 5.0, 6.0], [1.0, 2.0, 5.5]], [[4.0, 5.0, 6.0], [3.5, 4.0, 4.5]]]
+STEP = [3.0, 5.0, PAIRS, IN_LOOP, *FORWARD, 4.0]
+"""Forward, backward, the step with and without communication, alone and in a loop, its forward pass in the same ways,
+and its collectives."""
 FLOPS = 3 * (2 * 32 * (24 * 48 + 24 * 24 + 24 * 40 + 20 * 24) + 2 * 32**2 * 24)
 """A rank's FLOPs: weights of q, k and v; of out; of gate and up; of down; and half of attention's square."""
 
@@ -109,6 +112,10 @@ def test_every_figure_has_the_right_value() -> None:
         "exposed_ms": 3.0,
         "chained_compute_ms": 9.0,
         "chained_exposed_ms": 2.0,
+        "forward_compute_ms": 2.0,
+        "forward_exposed_ms": 3.0,
+        "chained_forward_compute_ms": 4.0,
+        "chained_forward_exposed_ms": 1.0,
         "hidden_share": 1 - 3.0 / 4.0,
         "gemm_tflops": gemm,
         "tflops": FLOPS / 4.0 / 1e9,

@@ -129,6 +129,11 @@ def test_the_tables_and_the_picture_show_the_clocks() -> None:
     ]
     _, column, *_ = tables(looped)
     assert column.rows == [("8192", "1.00x (1.01x, 1.00x)")]
+    forward = [{**row, "forward_compute_ms": 0.5, "forward_exposed_ms": 0.125} for row in TIMED]
+    (of_pass,) = [table for table in tables(forward) if "forward pass" in table.heading]
+    assert "part=column" in of_pass.heading and of_pass.rows == [("8192", "1.250x", "1.250x")]
+    again = tables([row | {"save_gathered": False} for row in TIMED if row["part"] == "column"])
+    assert all("part=column, hidden=4096, tp=4, save_gathered=false" in table.heading for table in again[1:])
     drawn = picture(TIMED)
     assert drawn is not None and [panel.title for panel in drawn.panels] == ["part=mlp, hidden=4096, tp=4"]
     assert {(line.label, line.dashed) for line in drawn.panels[0].lines} == {

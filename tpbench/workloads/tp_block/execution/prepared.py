@@ -75,6 +75,10 @@ class PreparedBlock:
         """Run one forward and backward pass."""
         self.output_of_step()
 
+    def forward(self) -> None:
+        """Run one forward pass."""
+        self.run(self.x)
+
     def output_of_step(self) -> Tensor:
         """Run one forward and backward pass after freeing the gradients of the last one, and return the output."""
         self.free()
