@@ -106,7 +106,8 @@ def cell_table(grid: RecordGrid, study: Study) -> Table:
         value_text(cell.record["status"]) + (records.marks_beside(marks[at], common) if at in marks else "")
         for at, cell in enumerate(cells)
     ]
-    has_status = set(statuses) != {"ok"}
+    if has_status := set(statuses) != {"ok"}:
+        shown = tuple(name for name in shown if name != "status")
     rows: list[list[TableCell | str]] = [
         [
             *(value_text(cell.key[at]) for at in keys),

@@ -77,15 +77,17 @@ class Task:
 
     @classmethod
     def load(cls, file: Path) -> Task:
-        """Read what `save` wrote. Raises ValueError for a file that was cut off, JobError for an unknown job."""
+        """Read what `save` wrote. Raises ValueError if it did not write the whole file, JobError for an unknown job."""
         content = json.loads(file.read_text())
-        outside = content["outside"]
         try:
+            outside = content["outside"]
             job = stored_job(content["job"], OutsideVariant(**outside) if outside else None)
+            started_at = datetime.fromisoformat(content["started_at"])
+            return cls(job, content["row_id"], Path(content["folder"]), started_at, content["columns"])
         except JobError as error:
             raise JobError(f"{file} cannot be understood: {error}") from None
-        started_at = datetime.fromisoformat(content["started_at"])
-        return cls(job, content["row_id"], Path(content["folder"]), started_at, content["columns"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{file} is no task: {error!r}") from None
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from tpbench.launcher.display import Display
 from tpbench.launcher.interrupts import Terminated
 from tpbench.launcher.options import SweepOptions
 from tpbench.launcher.slurm import cluster, submitted
-from tpbench.launcher.slurm.cluster import SlurmSettings
+from tpbench.launcher.slurm.cluster import Partition, SlurmSettings
 from tpbench.launcher.slurm.runner import Slurm
 from tpbench.launcher.slurm.submitted import close_if_ended, is_wanted, left_behind, record
 from tpbench.results.compact import compact
@@ -102,6 +102,29 @@ def test_an_interrupt_leaves_jobs_of_an_earlier_sweep_in_the_queue(
     assert "stay in Slurm's queue: 7_0" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("impatient", [False, True])
+def test_jobs_that_slurm_does_not_cancel_are_named(
+    impatient: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def answer(*line: str) -> subprocess.CompletedProcess[str]:
+        if impatient and line[0] == "scancel":
+            raise Terminated
+        return subprocess.CompletedProcess(line, 1, "", "Unable to contact slurm controller")
+
+    def interrupt(seconds: float) -> None:
+        raise Terminated
+
+    monkeypatch.setattr(cluster, "answer", answer)
+    monkeypatch.setattr(interrupts, "sleep", interrupt)
+    monkeypatch.setattr(Slurm, "_submit", lambda *_: ["7_0"])
+    slurm, attempt = object.__new__(Slurm), Attempt.plan(cell(0, tmp_path), tmp_path / "sweeps/S", {})
+    slurm.settings, slurm.options, slurm.adopted = SlurmSettings(), SweepOptions(), {}
+    slurm.target = Partition(1, 8, 1)
+    with pytest.raises(Terminated):
+        list(slurm.run([attempt], Display(1, tmp_path)))
+    assert "Slurm did not cancel this sweep's jobs: scancel 7_0" in capsys.readouterr().out
+
+
 def test_the_state_of_jobs_is_asked_where_slurm_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -138,15 +161,16 @@ def test_options_for_one_host_are_refused() -> None:
 
 
 def test_a_cell_with_an_unknown_job_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A task file that was cut off is passed over, because its cell never ran. Other unreadable tasks are errors."""
+    """A task file that was cut off or is foreign is passed over: no cell ran. Other unreadable tasks are errors."""
     attempt = begun(tmp_path)
     sweep = attempt.folder.parent
     (sweep / "slurm").mkdir()
     text = attempt.task_file.read_text()
-    attempt.task_file.write_text(text[:100])
-    with pytest.raises(SystemExit):
-        submitted.main([str(sweep)])
-    assert "it contains no cells" in capsys.readouterr().err
+    for nothing in (text[:100], text.replace('"started_at"', '"began_at"')):
+        attempt.task_file.write_text(nothing)
+        with pytest.raises(SystemExit):
+            submitted.main([str(sweep)])
+        assert "it contains no cells" in capsys.readouterr().err
     attempt.task_file.write_text(text.replace('"triton_tp"', '"of_another_time"'))
     with pytest.raises(SystemExit):
         submitted.main([str(sweep)])

@@ -63,6 +63,8 @@ def test_columns_and_ratios_of_each_cell(add, frame):
         ["65536", "32768", "pytorch_gather", "ok", "1.700", "1.00x", "-", "-"],
     ]
     assert table.heading.endswith(", tp=2") and table.facts["tp"] == "2"
+    (table,) = study_document(frame(), None, ("status", "peak_gib")).tables
+    assert tuple(table.columns) == ("vocab", "shard", "variant", "status", "peak_gib")
 
 
 def test_a_mark_belongs_to_the_columns_that_are_shown(add, frame):

@@ -180,10 +180,9 @@ def address(node: str) -> str:
     return match[1] if match else node
 
 
-def cancel(job_ids: Sequence[str]) -> None:
-    """Cancel running and pending jobs."""
-    if job_ids:
-        answer("scancel", *job_ids)
+def cancel(job_ids: Sequence[str]) -> bool:
+    """Cancel running and pending jobs. Returns False if Slurm has not taken the order."""
+    return not job_ids or not answer("scancel", *job_ids).returncode
 
 
 def cancel_and_wait(job_ids: Iterable[str]) -> None:

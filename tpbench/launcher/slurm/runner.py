@@ -96,7 +96,12 @@ class Slurm:
             for job_id, attempt in waiting.values():
                 if job_id not in earlier:
                     abandon(attempt.folder)
-            cluster.cancel(sorted(unfinished - earlier))
+            own, cancelled = sorted(unfinished - earlier), False
+            try:
+                cancelled = cluster.cancel(own)
+            finally:  # Slurm may not answer for a minute, and the user may not wait for it
+                if not cancelled:
+                    display.note(f"Slurm did not cancel this sweep's jobs: scancel {' '.join(own)}", 10_000)
             if kept := sorted(unfinished & earlier):
                 display.note(f"jobs of an earlier sweep stay in Slurm's queue: {', '.join(kept)}")
 

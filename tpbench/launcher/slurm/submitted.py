@@ -64,10 +64,12 @@ def attempts_of(sweep: Path, keys: Set[str] | None = None) -> list[Attempt]:
         try:
             content = json.loads(file.read_text())
             key, moved = content["columns"]["key"], not Path(content["job"]["output_dir"]).exists()
+            if keys is None or key in keys:
+                attempts.append(Attempt.load(file.parent, str(sweep.parent.parent) if moved else None))
+        except JobError:
+            raise
         except (ValueError, LookupError, TypeError, FileNotFoundError):  # cut off, so nothing ran; deleted; or foreign
             continue
-        if keys is None or key in keys:
-            attempts.append(Attempt.load(file.parent, str(sweep.parent.parent) if moved else None))
     # An attempt that ran once more has another folder of the same number: the longer name is later.
     attempts.sort(key=lambda attempt: (attempt.cell.index, attempt.folder.name))
     return list({attempt.cell.index: attempt for attempt in attempts}.values())

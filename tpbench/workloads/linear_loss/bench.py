@@ -169,18 +169,26 @@ def details(problem: LinearLoss, shard: Shard, session: Any, rank: Context) -> d
     # About 3 s of steps, within limits. The products are timed as often.
     most = int(3000 / max(gather_number(session.step_ms, rank)))
     iterations = max(6, min(40, most)) if rank.device.type == "cuda" else 1
-    timed = ((session.step, session.restore), (products_of(problem, shard), do_nothing))
-    step, alone = session.stopwatch.interleaved_ms(*timed, iterations=iterations)
-    own_step, own_alone = session.stopwatch.blocks_ms(*timed, iterations=iterations)
     outputs = 0  # the gradients that a step allocates: of the weight only without main_grad
     if problem.trains:
         outputs = shard.hidden.nbytes + (0 if problem.main_grad else shard.weight.nbytes)
-    return {
+    columns = {
+        "tflops": session.costs.flops / session.step_ms / 1e9,
+        "above_outputs_gib": max(gather_number(session.columns["peak_gib"] - outputs / 2**30, rank)),
+    }
+    try:
+        products = products_of(problem, shard)
+    except torch.OutOfMemoryError:  # a step may need less memory than the operands and results of its products
+        products = None
+    if any(gather_number(products is None, rank)):
+        return columns
+    timed = ((session.step, session.restore), (products or do_nothing, do_nothing))
+    step, alone = session.stopwatch.interleaved_ms(*timed, iterations=iterations)
+    own_step, own_alone = session.stopwatch.blocks_ms(*timed, iterations=iterations)
+    return columns | {
         "products_ms": median(alone),
         "over_products": median(step) / median(alone),
         "over_products_alone": median(own_step) / median(own_alone),
-        "tflops": session.costs.flops / session.step_ms / 1e9,
-        "above_outputs_gib": max(gather_number(session.columns["peak_gib"] - outputs / 2**30, rank)),
     }
 
 

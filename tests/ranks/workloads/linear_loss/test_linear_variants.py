@@ -11,6 +11,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 
 from tests.support.entropy_loss import DTYPES, check_variant, trace_only
 from tests.support.linear_loss import context, problem
@@ -18,7 +19,7 @@ from tests.support.ranks import Rank, ranks_here, run_on_ranks
 from tpbench.kernels import KERNEL_LOSSES
 from tpbench.measure.session import Verdict
 from tpbench.workloads import Variant
-from tpbench.workloads.linear_loss import WORKLOAD, LinearLoss
+from tpbench.workloads.linear_loss import WORKLOAD, LinearLoss, bench
 from tpbench.workloads.linear_loss.bench import costs
 
 WIDE = {"tokens": 24, "hidden": 256, "vocab": 384}
@@ -104,6 +105,20 @@ def _details(here: Rank) -> dict[str, Any]:
     session.step()
     session.check()
     return session.details({"time_ms": 1.0, "peak_gib": 1.0})
+
+
+def _details_without_memory(here: Rank) -> dict[str, Any]:
+    def fail(*_: Any) -> Any:
+        if here.rank == 0:
+            raise torch.OutOfMemoryError
+        return lambda: None
+
+    with mock.patch.object(bench, "products_of", fail):
+        return _details(here)
+
+
+def test_a_step_counts_if_memory_is_short_for_its_products_alone() -> None:
+    assert [{*found} for found in run_on_ranks(2, _details_without_memory)] == [{"tflops", "above_outputs_gib"}] * 2
 
 
 def test_the_products_are_timed_beside_the_step() -> None:
