@@ -23,8 +23,8 @@ LEAST_SPREAD = 0.01
 """Least standard deviation that is assumed between two runs of a cell, as a share of the value."""
 SETUP_SCATTER = 0.004
 """Standard deviation of the ratio of two interleaved cells that do the same work, apart from the scatter of rounds. It
-stays as long as both are set up; the places of their tensors in memory may cause it. Of 34 such pairs of block caps on
-an H100 and an H200, 12 intervals by device time excluded a tie without it, and one does with it."""
+stays as long as both are set up, for unknown reasons. Of 34 such pairs of block caps on an H100 and an H200, 12
+intervals by device time excluded a tie without it, and one does with it."""
 PRIOR, PRIOR_OF_DEVICE = 4, 10
 """Degrees of freedom of the assumption. It weighs as much as the differences of five repeated rows.
 

@@ -180,9 +180,10 @@ def details(problem: LinearLoss, shard: Shard, session: Any, rank: Context) -> d
         products = products_of(problem, shard)
     except torch.OutOfMemoryError:  # a step may need less memory than the operands and results of its products
         products = None
-    if any(gather_number(products is None, rank)):
+    short_on_ranks = gather_number(products is None, rank)
+    if products is None or any(short_on_ranks):
         return columns
-    timed = ((session.step, session.restore), (products or do_nothing, do_nothing))
+    timed = ((session.step, session.restore), (products, do_nothing))
     step, alone = session.stopwatch.interleaved_ms(*timed, iterations=iterations)
     own_step, own_alone = session.stopwatch.blocks_ms(*timed, iterations=iterations)
     return columns | {

@@ -135,18 +135,22 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
         answers.append(answer(speedups, cells))
         made.append(_table(f"speed-up over {PLAIN}", speedups, speedups.by_clock, "{:.2f}x"))
         for what, clocks in PRODUCTS.items():
-            over = {
-                clock if cells[clock].notna().any(axis=None) else "time_ms": 1
-                + cells[more].astype(float) / cells[alone]
-                for clock, (more, alone) in clocks.items()
-                if cells[more].notna().any(axis=None)
-            }
+            over = _over_products(cells, clocks)
             if over and (what == "step" or speedups.facts["part"] in ("column", "row")):
                 made.append(_table(f"{what} over its products alone", speedups, over, "{:.3f}x"))
     heading = (
         f"which variant to choose: {PLAIN} unless another one gains 1%, and the intervals of their times are apart"
     )
     return [Table(heading, notes=answers), *made] if made else []
+
+
+def _over_products(cells: Any, clocks: Mapping[str, tuple[str, str]]) -> dict[str, pd.DataFrame]:
+    """Return the times over those of the products alone, by clock. `clocks`: a value of `PRODUCTS`."""
+    return {
+        clock if cells[clock].notna().any(axis=None) else "time_ms": 1 + cells[more].astype(float) / cells[alone]
+        for clock, (more, alone) in clocks.items()
+        if cells[more].notna().any(axis=None)
+    }
 
 
 def picture(rows: Sequence[Mapping[str, Any]]) -> Picture | None:
@@ -170,10 +174,9 @@ def picture(rows: Sequence[Mapping[str, Any]]) -> Picture | None:
 
 def _title(speedups: Speedups) -> str:
     facts = speedups.facts
-    options = {"graph": "true", "compile": "true", "save_gathered": "false"}
-    return "part={part}, hidden={hidden}, tp={tp_size}".format(**facts) + "".join(
-        f", {name}={value}" for name, value in options.items() if str(bool(facts[name])).lower() == value
-    )
+    unusual = [f", {name}=true" for name in ("graph", "compile") if facts[name]]
+    unusual += [] if facts["save_gathered"] else [", save_gathered=false"]
+    return "part={part}, hidden={hidden}, tp={tp_size}".format(**facts) + "".join(unusual)
 
 
 def _table(what: str, speedups: Speedups, by_clock: Mapping[str, pd.DataFrame], form: str) -> Table:
