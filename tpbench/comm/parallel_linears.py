@@ -44,13 +44,14 @@ class Schedule(ABC):
         """Reduce-scatter a (rows, n) matrix: return this rank's (rows / size, n) of the sum over ranks."""
         raise NotImplementedError
 
-    def gather_matmul(self, shard: Tensor, matrix: Tensor, *, keep: bool = True) -> tuple[Tensor, Tensor]:
+    def gather_matmul(self, shard: Tensor, matrix: Tensor, *, keep: bool = True) -> tuple[Pending, Tensor]:
         """All-gather shards and multiply them by this rank's matrix (columns, n). Return both results.
 
-        `keep`: the gathered tensor stays valid. Otherwise it is valid until the next gather of any kind.
+        Call for the gathered tensor at once or never: it may take a copy. `keep`: it stays valid. Otherwise it is valid
+        until the next gather of any kind.
         """
         whole = self.gather(shard)()
-        return whole, whole @ matrix
+        return lambda: whole, whole @ matrix
 
     def matmul_scatter(self, whole: Tensor, matrix: Tensor, *, awaited: bool = False) -> Pending:
         """Multiply whole (rows, k) by matrix (k, n), and reduce-scatter the sum over ranks to (rows / size, n).
@@ -147,14 +148,14 @@ def column_backward(
 def row_backward(schedule: Schedule, grad_shard: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradients of x (rows, in / p) and of the weight, given that of y's shard (rows / p, out)."""
     grad, grad_x = schedule.gather_matmul(grad_shard, weight, keep=False)
-    return grad_x, grad.t() @ x
+    return grad_x, grad().t() @ x
 
 
 class _ColumnParallel(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, shard: Tensor, weight: Tensor, schedule: Schedule, save_gathered: bool) -> Tensor:
         gathered, product = schedule.gather_matmul(shard.contiguous(), weight.t(), keep=save_gathered)
-        ctx.save_for_backward(gathered if save_gathered else shard, weight)
+        ctx.save_for_backward(gathered() if save_gathered else shard, weight)
         ctx.schedule, ctx.gathered = schedule, save_gathered
         return product
 

@@ -1,8 +1,8 @@
 """Our overlap: copy engines move chunks between GPUs while the products of other chunks use all SMs.
 
-All-gather. Each rank stages its shard in symmetric memory and pulls its peers' shards, nearest first, so that no two
-ranks read from the same peer at once. The product of the own shard needs no transfer and runs first. A gathered tensor
-that is needed only for the moment stays where it is staged.
+All-gather. Each rank pushes its shard from where it lies to its peers' symmetric memory, the next rank first, so that
+no two ranks write to the same peer at once. The product of the own shard needs no transfer and runs first. Shards are
+multiplied where they arrive. A gathered tensor that is kept is copied from there.
 
 Reduce-scatter. The sum for each owner travels around the ring of ranks and ends at its owner. A rank pulls the partial
 sum from the rank before it and adds its own product. The addition is usually part of the product: cuBLAS reads the
@@ -10,13 +10,13 @@ addend where it writes the result, so that no separate kernel reads and writes e
 next owner runs beside each transfer. The last transfer runs beside the other half of the rows, or beside the product
 that follows, such as the weight's gradient. Each rank rounds a sum to the tensors' dtype, as NCCL does, in ring order.
 
-Buffers. Each name has two buffers that alternate. A rank copies in order. Its signal that data is ready in one
-operation therefore also says that it has pulled all its data of the operation before, whose buffers are free in the
-next. In the ring such a signal has come from every rank when a rank has its own sum.
+Buffers. Each name has two buffers that alternate. A rank copies in order, behind its earlier products. Its signal in
+one operation therefore also says that it has finished the operation before, whose buffers are free in the next. In the
+ring such a signal has come from every rank when a rank has its own sum.
 
-Copies within a GPU use SMs, and beside a product they wait for its last wave. So the copy that stages a shard runs
-before the product, on its stream. If the gathered tensor is kept, the own shard's copy is queued behind the peers'
-copies. All products are on one stream, because the GPU may start two concurrent products in the wrong order.
+Copies within a GPU use SMs, and beside a product they wait for its last wave. So no product waits for one, and those of
+a gathered tensor are queued behind all transfers. All products are on one stream, because the GPU may start two
+concurrent products in the wrong order.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from torch import Tensor
 from tpbench.comm.parallel_linears import Pending, Schedule
 from tpbench.comm.symmetric_buffers import SymmetricBuffers
 
-STAGED, PARTIAL_SUM = range(2)
-"""Signal channels: a staged shard, or a partial sum, is ready to be pulled."""
+SHARD, PARTIAL_SUM = range(2)
+"""Signal channels: a shard has arrived, or a partial sum is ready to be pulled."""
 
 MIN_PIECE_ELEMENTS = 2**22
 """Smallest number of elements of a product's piece: tiles of 128 x 256 for each SM of an H200. Smaller pieces leave SMs
@@ -56,25 +56,30 @@ class CopyEngineSchedule(Schedule):
         return self.buffers.captured_signals if capturing else self.buffers.signals
 
     def gather(self, shard: Tensor) -> Pending:
-        whole, arrived = self._pull(shard, keep=False)
+        gathered, _ = self._push(shard)
+        copied = self._copy_rows(gathered, shard, gathered)
 
         def finish() -> Tensor:
-            self._wait(arrived.values())
-            self._join_streams()
-            return whole
+            self._wait([copied])
+            return gathered.flatten(0, 1)
 
         return finish
 
-    def gather_matmul(self, shard: Tensor, matrix: Tensor, *, keep: bool = True) -> tuple[Tensor, Tensor]:
-        whole, arrived = self._pull(shard, keep)
-        product = shard.new_empty(len(whole), matrix.shape[1])
-        chunks, products = whole.chunk(self.size), product.chunk(self.size)
+    def gather_matmul(self, shard: Tensor, matrix: Tensor, *, keep: bool = True) -> tuple[Pending, Tensor]:
+        kept = shard.new_empty(self.size, *shard.shape) if keep else None
+        product = shard.new_empty(self.size * len(shard), matrix.shape[1])
+        products = product.chunk(self.size)
+        gathered, arrived = self._push(shard)
         torch.mm(shard, matrix, out=products[self.rank])
-        for peer in self.peers:
-            self._wait([arrived[peer]])
-            torch.mm(chunks[peer], matrix, out=products[peer])
-        self._wait(arrived.values())
-        self._join_streams()
+        for peer, event in arrived.items():
+            self._wait([event])
+            torch.mm(gathered[peer], matrix, out=products[peer])
+
+        def whole() -> Tensor:
+            into = gathered if kept is None else kept
+            self._wait([self._copy_rows(into, shard, gathered)])
+            return into.flatten(0, 1)
+
         return whole, product
 
     def matmul_scatter(self, whole: Tensor, matrix: Tensor, *, awaited: bool = False) -> Pending:
@@ -123,29 +128,34 @@ class CopyEngineSchedule(Schedule):
         self.buffers.capturing = capturing
         return self.buffers.next(name, shape, dtype)
 
-    def _pull(self, shard: Tensor, keep: bool) -> tuple[Tensor, dict[int, torch.cuda.Event]]:
-        """Queue the copies of all ranks' shards, and return the gathered tensor with an event for each copy, by peer.
+    def _push(self, shard: Tensor) -> tuple[Tensor, dict[int, torch.cuda.Event]]:
+        """Queue the copies of this rank's shard to its peers.
 
-        `keep`: copy to new memory. Otherwise gather where shards are staged, which the next gather but one overwrites.
-        A kept tensor's own shard has an event, too.
+        Return the buffer in which the peers' shards arrive, by rank, with an event for each, in the order of arrival.
+        The buffer has no own shard. The next gather but one overwrites it.
         """
-        staged = self._buffer("staged", (self.size, *shard.shape), shard.dtype)
-        here = staged[self.rank]
-        whole = torch.empty_like(here) if keep else here
-        arrived = {peer: torch.cuda.Event() for peer in self.peers}
-        here[self.rank].copy_(shard, non_blocking=True)
+        buffers = self._buffer("gathered", (self.size, *shard.shape), shard.dtype)
+        arrived = {}
         self.copies.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.copies):
-            for peer in self.peers:
-                self.signals.put_signal(peer, STAGED)
-            for peer in self.peers:
-                self.signals.wait_signal(peer, STAGED)
-                whole[peer].copy_(staged[peer][peer], non_blocking=True)
-                arrived[peer].record()
-            if keep:
-                whole[self.rank].copy_(shard, non_blocking=True)
-                arrived[self.rank] = self.copies.record_event()
-        return whole.flatten(0, 1), arrived
+            for target, source in zip(self.peers, reversed(self.peers), strict=True):
+                buffers[target][self.rank].copy_(shard, non_blocking=True)
+                self.signals.put_signal(target, SHARD)
+                self.signals.wait_signal(source, SHARD)
+                arrived[source] = self.copies.record_event()
+        return buffers[self.rank], arrived
+
+    def _copy_rows(self, into: Tensor, shard: Tensor, gathered: Tensor) -> torch.cuda.Event:
+        """Queue the copies of the own shard, and of those gathered elsewhere, behind all transfers.
+
+        The event marks their end. `into` must have been allocated before the transfers were queued.
+        """
+        with torch.cuda.stream(self.copies):
+            into[self.rank].copy_(shard, non_blocking=True)
+            if into is not gathered:
+                for peer in self.peers:
+                    into[peer].copy_(gathered[peer], non_blocking=True)
+            return self.copies.record_event()
 
     def _add_product(
         self, rows: Tensor, matrix: Tensor, into: Tensor, arrived: Sequence[torch.cuda.Event], *, fused: bool

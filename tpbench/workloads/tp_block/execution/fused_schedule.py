@@ -37,9 +37,9 @@ class FusedSchedule(CopyEngineSchedule):
         self.buffers.barrier()
         return lambda: whole
 
-    def gather_matmul(self, shard: Tensor, matrix: Tensor, *, keep: bool = True) -> tuple[Tensor, Tensor]:
+    def gather_matmul(self, shard: Tensor, matrix: Tensor, *, keep: bool = True) -> tuple[Pending, Tensor]:
         whole = self.gather(shard)()
-        return whole.clone() if keep else whole, whole @ matrix
+        return lambda: whole.clone() if keep else whole, whole @ matrix
 
     def matmul_scatter(self, whole: Tensor, matrix: Tensor, *, awaited: bool = False) -> Pending:
         total, *others = self.parts(whole, matrix)

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpbench.comm.parallel_linears import SequentialSchedule
+from tpbench.comm.parallel_linears import Pending, SequentialSchedule
 from tpbench.comm.symmetric_buffers import enable_symmetric_memory
 from tpbench.workloads.tp_block.problem import QUACK_ROWS
 
@@ -57,7 +57,7 @@ class QuackSchedule(SequentialSchedule):
         """The symmetric memory of the gathered tensors that this rank holds, in GiB."""
         return sum(runner.bufs.nbytes for runner in self.runners.values()) / 2**30
 
-    def gather_matmul(self, shard: Tensor, matrix: Tensor, *, keep: bool = True) -> tuple[Tensor, Tensor]:
+    def gather_matmul(self, shard: Tensor, matrix: Tensor, *, keep: bool = True) -> tuple[Pending, Tensor]:
         key = shard.shape, shard.dtype
         if key not in self.runners:
             self.runners[key] = self.gather_runner(*shard.shape, shard.dtype, self.group, shard.device)
@@ -68,4 +68,4 @@ class QuackSchedule(SequentialSchedule):
             self.product(whole, matrix, product, None, None, *tiles, b_kn=True, ag_args=arrivals)
             if keep:  # within the context, which ends with the signal that the buffer has been read
                 whole = whole.clone()
-        return whole, product
+        return lambda: whole, product

@@ -26,7 +26,7 @@ class RingSchedule(SequentialSchedule):
         # P2P operations and reduce take ranks of the world, in any group.
         self.world_rank = [dist.get_global_rank(group, rank) for rank in range(self.size)]
 
-    def gather_matmul(self, shard: Tensor, matrix: Tensor, *, keep: bool = True) -> tuple[Tensor, Tensor]:
+    def gather_matmul(self, shard: Tensor, matrix: Tensor, *, keep: bool = True) -> tuple[Pending, Tensor]:
         """Send in each step the chunk that the last step received, before the product that runs beside the transfer.
 
         On a GPU transfers wait only for each other, so that they run ahead if products take longer.
@@ -50,7 +50,7 @@ class RingSchedule(SequentialSchedule):
                     transfer.wait()
             if stream is not None:
                 torch.cuda.current_stream().wait_stream(stream)
-        return whole, product
+        return lambda: whole, product
 
     def matmul_scatter(self, whole: Tensor, matrix: Tensor, *, awaited: bool = False) -> Pending:
         """Multiply in pieces, and reduce each piece to its owner beside the products of the next ones.
@@ -101,9 +101,9 @@ class SymmMemSchedule(SequentialSchedule):
         """The workspace of torch's operations."""
         return torch_workspace_gib(self.group)
 
-    def gather_matmul(self, shard: Tensor, matrix: Tensor, *, keep: bool = True) -> tuple[Tensor, Tensor]:
+    def gather_matmul(self, shard: Tensor, matrix: Tensor, *, keep: bool = True) -> tuple[Pending, Tensor]:
         whole, products = self.operations.fused_all_gather_matmul(shard, [matrix], 0, self.name)
-        return whole, products[0]
+        return lambda: whole, products[0]
 
     def matmul_scatter(self, whole: Tensor, matrix: Tensor, *, awaited: bool = False) -> Pending:
         summed = self.operations.fused_matmul_reduce_scatter(whole, matrix, "sum", 0, self.name)
