@@ -4,6 +4,7 @@ Interleaved cells run in the same processes. A cell that waits keeps its inputs 
 """
 
 import itertools
+import random
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from enum import IntEnum
@@ -48,10 +49,13 @@ class RoundRequest(IntEnum):
 def next_cells(requests: Mapping[int, RoundRequest]) -> Iterator[int]:
     """Yield the cell that runs the next round, in the order A B B A, so that drift affects all cells alike.
 
-    `requests` has the present request of each cell. The rounds end when no cell needs more.
+    `requests` has the present request of each cell. The rounds end when no cell needs more. The next A B B A has another
+    random order, equal on all ranks. Otherwise the same cell would always run before another one, on a GPU that its
+    neighbour has heated or cooled, and the first and the last cell would often follow themselves.
     """
+    generator, order = random.Random(0), list(requests)
     while RoundRequest.MORE in requests.values():
-        order = list(requests)
+        generator.shuffle(order)
         for cell in (*order, *reversed(order)):
             if requests[cell] != RoundRequest.NO_MORE:
                 yield cell

@@ -1,5 +1,6 @@
 """When a cell has run enough: the sizes of its blocks, or the lengths of its rounds and the requests after each."""
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -165,4 +166,14 @@ def test_cells_take_turns_until_none_needs_more(wanted: dict[int, tuple[int, int
     assert all(order.count(cell) <= most for cell, (_, most) in wanted.items())
     if all(most == 6 for _, most in wanted.values()):
         pairs = -(-max(enough for enough, _ in wanted.values()) // 2)
-        assert order == [*wanted, *reversed(wanted)] * pairs
+        assert len(order) == 2 * pairs * len(wanted)
+        for at in range(0, len(order), 2 * len(wanted)):
+            there, back = order[at : at + len(wanted)], order[at + len(wanted) : at + 2 * len(wanted)]
+            assert set(there) == set(wanted) and back == there[::-1]
+
+
+def test_no_cell_always_follows_the_same_one() -> None:
+    requests = dict.fromkeys(range(4), RoundRequest.MORE)
+    order = list(itertools.islice(next_cells(requests), 200))
+    assert len(set(itertools.pairwise(order))) == 16
+    assert order == list(itertools.islice(next_cells(requests), 200))  # on every rank
