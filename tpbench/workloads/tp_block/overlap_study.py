@@ -1,8 +1,9 @@
 """Study `overlap`: which variant to choose at which length, and how far each is from the plain one and from products.
 
-A row is compared with `block_tp` of the same problem, kind of machine and software, both with a CUDA graph or both without,
-and both compiled or neither. The newest row of a cell counts. Rows of stacks and rows that aren't measurements are left
-out, rows of `block_auto` whose passes may be graphs, because then they gain from these too, and other ways for NCCL.
+A row is compared with `block_tp` of the same problem, kind of machine and software, both with a CUDA graph or both
+without, and both compiled or neither. The newest row of a cell counts. Rows of stacks and rows that aren't measurements
+are left out, rows of `block_auto` whose passes may be graphs, because then they gain from these too, and other ways for
+NCCL.
 """
 
 from __future__ import annotations
