@@ -6,8 +6,6 @@ Its `bench` module, which only ranks import, declares what runs on a rank as a u
 inputs, a reference or a check, the costs, and maybe more, or a session. `operation` runs these.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import inspect

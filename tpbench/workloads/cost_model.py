@@ -4,8 +4,6 @@ A cost model counts what an implementation does, such as the bytes that a rank w
 fitting: `tpbench.predict` finds how long a counted unit takes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias

@@ -1,7 +1,5 @@
 """A workload that declares functions, on a rank: set up, run, check, and measure details."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import math

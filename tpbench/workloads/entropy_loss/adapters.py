@@ -1,7 +1,5 @@
 """Calls of other projects' entropy losses. Only ranks that run them import this module."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -5,8 +5,6 @@ device time = launches(loss) + bytes worked on / effective bandwidth(loss)
             + bytes sent / bandwidth of the collectives
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields

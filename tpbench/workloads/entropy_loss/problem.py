@@ -3,8 +3,6 @@
 Each other project is called through its public interface. A variant is skipped if its package is not installed.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal

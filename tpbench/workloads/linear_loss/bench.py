@@ -4,8 +4,6 @@ The oracle computes losses, entropies and both gradients in float64, in blocks o
 variants round them to their dtype. So tolerances are those of rounded logits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from statistics import median
 from typing import Any, ClassVar

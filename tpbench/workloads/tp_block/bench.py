@@ -1,7 +1,5 @@
 """The transformer block on a rank: its inputs, costs, step, check and exposed communication; or a stack in training."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from functools import partial

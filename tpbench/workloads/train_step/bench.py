@@ -1,7 +1,5 @@
 """Run the train step on a rank: train and time a variant's steps, and report speed and correctness."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import time

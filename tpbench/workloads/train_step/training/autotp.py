@@ -1,7 +1,5 @@
 """Variant autotp: DeepSpeed's automatic tensor parallelism by the model's own plan, with ZeRO over replicas."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re
