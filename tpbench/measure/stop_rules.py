@@ -49,9 +49,9 @@ class RoundRequest(IntEnum):
 def next_cells(requests: Mapping[int, RoundRequest]) -> Iterator[int]:
     """Yield the cell that runs the next round, in the order A B B A, so that drift affects all cells alike.
 
-    `requests` has the present request of each cell. The rounds end when no cell needs more. The next A B B A has another
-    random order, equal on all ranks. Otherwise the same cell would always run before another one, on a GPU that its
-    neighbour has heated or cooled, and the first and the last cell would often follow themselves.
+    `requests` has the present request of each cell. The rounds end when no cell needs more. The next A B B A has
+    another random order, equal on all ranks. Otherwise a cell would always follow the same other one, which may have
+    heated or cooled the GPU, and the first and the last cell would often follow themselves.
     """
     generator, order = random.Random(0), list(requests)
     while RoundRequest.MORE in requests.values():

@@ -1,8 +1,9 @@
 """Study `overlap`: which variant to choose at which length, and how far each is from the plain one and from products.
 
-A row is compared with `block_tp` of the same problem, machine and software, both with a CUDA graph or both without,
-and both compiled or neither. The newest row of a cell counts. Rows of stacks and rows that aren't measurements are left
-out, rows of `block_auto` whose passes may be graphs, because then they gain from these too, and other ways for NCCL.
+A row is compared with `block_tp` of the same problem, kind of machine and software, both with a CUDA graph or both
+without, and both compiled or neither. The newest row of a cell counts. Rows of stacks and rows that aren't measurements
+are left out, rows of `block_auto` whose passes may be graphs, because then they gain from these too, and other ways for
+NCCL.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ GROUP = (
 )
 """Columns that must agree for times to be compared over tokens."""
 BESIDE = (*INTERVALS.values(), *(names for clocks in PRODUCTS.values() for names in clocks.values()))
-SHOWN = (*CLOCKS, *(name for names in BESIDE for name in names), "hidden_share", "bound")
+SHOWN = (*CLOCKS, *(name for names in BESIDE for name in names), "hidden_share", "bound", "host")
 
 
 def problems(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Speedups, Any]]:
@@ -107,7 +108,7 @@ def choice(speedups: Speedups, cells: Any, clock: str) -> dict[int, str]:
 
 
 def answer(speedups: Speedups, cells: Any) -> str:
-    """Return the sentence for a user: which variant at which length, what it hides, and what bounds it."""
+    """Return the sentence for a user: which variant at which length, what it hides, what bounds it, if hosts differ."""
     by_text: dict[str, str] = {}
     for clock in speedups.by_clock:
         chosen = choice(speedups, cells, clock)
@@ -122,6 +123,8 @@ def answer(speedups: Speedups, cells: Any) -> str:
     facts += [f"is bound by {bound}"] if pd.notna(bound) else []
     choices = "; ".join(f"by {clock} {text}" for text, clock in by_text.items())
     end = f"; at {tokens} tokens {name} {' and '.join(facts)}" if facts else ""
+    hosts = cells["host"].stack().nunique()
+    end += f"; these are rows of {hosts} hosts, whose times may differ" if hosts > 1 else ""
     return f"{_title(speedups)}, {speedups.facts['hardware']}: choose {choices}{end}"
 
 

@@ -114,6 +114,8 @@ def test_a_sentence_for_each_problem_says_what_to_choose() -> None:
     assert answers.notes[0].endswith(
         "choose by wall time block_tp at 8192 tokens; at 8192 tokens block_tp is bound by compute"
     )
+    two_hosts = [{**row, "host": "b" if row["variant"] == "block_tp" else "a"} for row in TIMED]
+    assert tables(two_hosts)[0].notes[0].endswith("; these are rows of 2 hosts, whose times may differ")
     without = {**dict.fromkeys(("device_ms", "hidden_share")), "gpu_name": None}
     assert tables([{**row, **without} for row in TIMED])[0].notes[1].startswith("part=mlp, hidden=4096, tp=4, cpu: ")
 

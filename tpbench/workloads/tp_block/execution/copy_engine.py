@@ -18,9 +18,9 @@ Copies within a GPU use SMs, and beside a product they wait for its last wave. S
 a gathered tensor are queued behind all transfers. All products are on one stream, because the GPU may start two
 concurrent products in the wrong order.
 
-What was tried, as the forward pass of an all-gather with a product of 14336 columns a rank, in graphs on two H100s,
-over the product alone: at 2048 tokens 4.4% longer with shards that were copied to symmetric memory first, and pulled
-from there, 1.1% with pushed ones; at 8192 tokens 3.3% and 1.3%. `tpbench/docs/tp_block.md` has the other attempts.
+What was tried, in graphs on two H100s: the forward pass of an all-gather with a product of 14336 columns a rank, over
+the product alone. Shards that were copied to symmetric memory first, and pulled from there, made it 4.4% longer at 2048
+tokens and 3.3% at 8192. Pushed shards make it 1.1% and 1.3% longer. `tpbench/docs/tp_block.md` has the other attempts.
 """
 
 from __future__ import annotations
