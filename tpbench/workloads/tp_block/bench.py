@@ -211,9 +211,6 @@ class StackSession:
         if len(self.history) < self.steps_done:
             self.history.append(self.now.clone())
 
-    def release(self) -> None:
-        """Nothing to do: a step frees its gradients."""
-
     def check(self) -> Verdict:
         """Compare the losses and gradient norms of all steps with the oracle."""
         self.restore()

@@ -134,9 +134,6 @@ class TrainStepSession:
         self._report()
         self.batches = replica_batches(self.problem, step, context.dp_rank, context.dp_size, context.device)
 
-    def release(self) -> None:
-        """Do nothing: a step leaves nothing to free."""
-
     def check(self) -> Verdict:
         """Compare the first steps, and the timed ones of a variant from outside, with the reference. Collective."""
         problem, reference = self.problem, self.reference
