@@ -1,7 +1,5 @@
 """Entry point of `python -m tpbench`: Hydra composes the jobs, and the launcher runs single jobs and sweeps alike."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -6,8 +6,6 @@ Its `bench` module, which only ranks import, declares what runs on a rank as a u
 inputs, a reference or a check, the costs, and maybe more, or a session. `operation` runs these.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import inspect
@@ -20,7 +18,6 @@ from typing import Any, TypeVar
 from tpbench.measure.session import Context, Session
 from tpbench.settings import setting
 from tpbench.suggestions import unknown
-from tpbench.workloads.cost_model import CostModel
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
@@ -177,8 +174,6 @@ class Workload:
     """Fields, present or former ones, that cannot change a result, each with its value in every job's key."""
     document: Callable[[Mapping[str, Any]], tuple[str, dict[str, Any]] | None] = lambda row: None
     """Return a row as a JSON document that this workload's users know, with its file name, or None."""
-    cost_model: Callable[[], CostModel] | None = None
-    """Import and return the model that `scripts/predict.py` fits. None: the workload cannot be predicted."""
     scheduled: bool | Callable[[Any], bool] = False
     """True if the problem fixes the number of iterations, and each iteration continues the one before. No stop rule
     applies, and cells cannot be interleaved. `session` runs them. May be a function of the problem."""

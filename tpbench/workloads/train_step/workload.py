@@ -1,7 +1,5 @@
 """The declaration of the train step: its options, its columns, the layout of its rows in a report, and its variants."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Any

@@ -5,8 +5,6 @@ for each operation, ten times the launch of the operation itself. A layer that c
 host long before the GPU is busy.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -50,7 +48,7 @@ def shard(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
         model.lm_head.weight = embedding.weight
 
 
-def _sharded_module(module: Any, style: Style, block: Block, tp: DeviceMesh, tokens: TokenExchange) -> ShardedModule:
+def _sharded_module(module: Any, style: Style, block: Block, tp: DeviceMesh, tokens: TokenExchange) -> "ShardedModule":
     if isinstance(module, FusedNorm | nn.LayerNorm):
         return ReplicatedNorm(module, tp, partial_gradient=not block.gathers_columns)
     if style.startswith("colwise"):

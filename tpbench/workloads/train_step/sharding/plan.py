@@ -3,8 +3,6 @@
 transformers gives most model types a plan (`base_model_tp_plan`): patterns of module names, each with a style.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase

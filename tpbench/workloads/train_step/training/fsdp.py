@@ -1,7 +1,5 @@
 """Variants without DeepSpeed: FSDP2 over replicas, with DTensors and sequence parallelism within them, and DDP."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
