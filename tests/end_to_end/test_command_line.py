@@ -154,9 +154,10 @@ def test_commands_that_measure_nothing(tmp_path: Path) -> None:
         ["-m", "variant=fsdp", "shape=tiny_train_dp2", f"model=tiny_qwen3,{mine}", "device=cpu", "dry_run=true"],
         ["dry_run=true", "resume=true", f"output_dir={broken.parent}"],
         ["dry_run=true", "output_dir=/proc/rows"],  # nobody can write there
+        ["profile", "dry_run=true"],
     ]
     ended = forked(lines, tmp_path)
-    assert [code for code, _ in ended] == [0] * 6, [(folder / "stderr").read_text() for _, folder in ended]
+    assert [code for code, _ in ended] == [0] * 7, [(folder / "stderr").read_text() for _, folder in ended]
     skipped, version, shown, planned, *_ = ((folder / "stdout").read_text() for _, folder in ended)
     errors = (ended[4][1] / "stderr").read_text()
     assert errors.startswith(f"tpbench: warning: {broken}: skipped, it is broken: ") and errors.count("\n") == 1

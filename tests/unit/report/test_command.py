@@ -19,6 +19,7 @@ def test_output_and_filters(add, tmp_path, capsys):
     assert capsys.readouterr().out == ""
     assert main([*arguments, "--variant", "pytorch_gather,triton_tp"]) == 0
     assert capsys.readouterr().out == out.read_text()
+    assert main([str(tmp_path), "--columns", "time_ms, loss"]) == 0
     assert main([*arguments, "--variant", "triton_tp"]) == 2
     assert "in these rows, no loss is called forward_kl (valid: cross_entropy)" in capsys.readouterr().err
 
