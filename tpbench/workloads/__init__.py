@@ -24,6 +24,12 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 NAMES = ("entropy_loss", "linear_loss", "embedding_grad", "tp_block", "train_step")
 """The folders beside this file that hold a workload. A variant from outside that names none is of the first one."""
 
+DTYPES = (
+    "bfloat16", "float16", "float32", "float64",
+    "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu",
+)  # fmt: skip
+"""The dtypes of floating point, which tolerances are for."""
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -189,10 +195,11 @@ class Workload:
         if not (isinstance(cls, type) and is_dataclass(cls)):
             raise TypeError(f"Workload needs a frozen dataclass with the problem's fields, not {cls!r}")
         if not isinstance(self.tolerances, Mapping) or not all(
-            isinstance(dtype, str) and "float" in dtype and isinstance(limit, (int, float)) and limit >= 0
+            dtype in DTYPES and isinstance(limit, (int, float)) and limit >= 0
             for dtype, limit in self.tolerances.items()
         ):
-            raise TypeError(f'tolerances are by dtype, as {{"float32": 1e-5}}, not {self.tolerances!r}')
+            valid = f"(valid dtypes: {', '.join(DTYPES)})"
+            raise TypeError(f'tolerances are by dtype, as {{"float32": 1e-5}}, not {self.tolerances!r} {valid}')
         self.name = self.name or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
         if self.scheduled is not True:
             self.studies = {**self.studies, "late": LATE}

@@ -178,7 +178,7 @@ def _unsupported_by(variant: str, problem: TrainStep, tp_size: int) -> str | Non
         return None
     from tpbench.workloads.train_step.sharding.plan import unsupported_model
 
-    return unsupported_model(problem, by_deepspeed=variant == "autotp")
+    return unsupported_model(problem, variant)
 
 
 def _no_graph(variant: str, problem: TrainStep) -> str:

@@ -16,7 +16,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
 from tpbench.comm.collectives import TokenExchange, exchanged, gather_before, gather_columns, keep_columns
-from tpbench.workloads.train_step.model.configuration import UnknownArchitecture
 from tpbench.workloads.train_step.model.models import FusedNorm, modules_in_order, rms_norm
 from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.sharding.plan import Block, Style, blocks
@@ -28,7 +27,7 @@ def shard(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
     """Replace the model's modules by column- and row-sharded ones with sequence parallelism (Megatron,
     arXiv:2205.05198).
 
-    Raises UnknownArchitecture for a model with other modules, or whose plan has no correct computation.
+    Raises UnknownArchitecture for a model whose plan has no correct computation.
     """
     tokens = TokenExchange(tp.get_group(), problem.batch_size, problem.seq_length)
     for block in blocks(problem, model):
@@ -52,10 +51,6 @@ def shard(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
 def _sharded_module(module: Any, style: Style, block: Block, tp: DeviceMesh, tokens: TokenExchange) -> "ShardedModule":
     if isinstance(module, FusedNorm | nn.LayerNorm):
         return ReplicatedNorm(module, tp, partial_gradient=not block.gathers_columns)
-    if not isinstance(module, nn.Linear):
-        raise UnknownArchitecture(
-            f"fsdp_dtensor shards linear layers, embeddings and norms, not {type(module).__name__}"
-        )
     if style.startswith("colwise"):
         return ColumnLinear(module, tp, gather_output=style == "colwise_gather_output")
     return RowLinear(module, tp, tokens, split_input=style == "rowwise_split_input")
