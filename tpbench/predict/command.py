@@ -12,9 +12,9 @@ import pandas as pd
 
 from tpbench.job import Job
 from tpbench.predict.answer import Answer, as_json, text
-from tpbench.predict.cells import MeasuredCell, MeasuredCells, measured
+from tpbench.predict.cells import KNOWN_GPUS, MeasuredCell, MeasuredCells, measured
 from tpbench.predict.model import COUNTED, TIMES, VariantModel, leave_out, models
-from tpbench.predict.target import KNOWN_GPUS, find_target
+from tpbench.predict.target import find_target
 from tpbench.report.command_line import ReportParser, read_rows
 from tpbench.settings import JobError
 from tpbench.suggestions import unknown
