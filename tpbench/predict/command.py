@@ -12,9 +12,9 @@ import pandas as pd
 
 from tpbench.job import Job
 from tpbench.predict.answer import Answer, as_json, text
-from tpbench.predict.cells import MeasuredCell, MeasuredCells, measured
+from tpbench.predict.cells import KNOWN_GPUS, MeasuredCell, MeasuredCells, measured
 from tpbench.predict.model import COUNTED, TIMES, VariantModel, leave_out, models
-from tpbench.predict.target import KNOWN_GPUS, find_target
+from tpbench.predict.target import find_target
 from tpbench.report.command_line import ReportParser, read_rows
 from tpbench.settings import JobError
 from tpbench.suggestions import unknown
@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_size(parser: argparse.ArgumentParser, size: Field[Any]) -> None:
     """Add the option for one field of the size. Its help and choices are those of the job's field."""
-    owner = EntropyLoss if size.name in {field.name for field in fields(EntropyLoss)} else Job
+    owner = Job if size.name == "tp_size" else EntropyLoss
     help_text = next(field.metadata["help"] for field in fields(owner) if field.name == size.name)
     choices = typing.get_args(typing.get_type_hints(owner)[size.name])
     flag = f"--{size.name.removesuffix('_size')}"

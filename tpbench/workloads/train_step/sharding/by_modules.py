@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
-from tpbench.comm.collectives import TokenExchange, gather_before, gather_columns, keep_columns, sharded_along
+from tpbench.comm.collectives import TokenExchange, exchanged, gather_before, gather_columns, keep_columns
 from tpbench.workloads.train_step.model.models import FusedNorm, modules_in_order, rms_norm
 from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.sharding.plan import Block, Style, blocks
@@ -88,7 +88,9 @@ class ColumnLinear(ShardedModule):
 
     def forward(self, hidden: Tensor) -> Tensor:
         columns = F.linear(hidden, *self.local_parameters)
-        return columns if self.gathering_group is None else gather_columns(columns, self.gathering_group)
+        if self.gathering_group is None:
+            return columns
+        return exchanged(columns, self.gathering_group, gather_columns, keep_columns)
 
 
 class RowLinear(ShardedModule):
@@ -105,7 +107,7 @@ class RowLinear(ShardedModule):
     def forward(self, hidden: Tensor) -> Tensor:
         weight, *bias = self.local_parameters
         if self.split_input:
-            hidden = keep_columns(hidden, self.tokens.group)
+            hidden = exchanged(hidden, self.tokens.group, keep_columns, gather_columns)
         summed = self.tokens.scatter(F.linear(hidden, weight))
         return summed + bias[0] if bias else summed
 
@@ -150,7 +152,10 @@ class ShardedHead(ColumnLinear):
         logits = super().forward(hidden)
         if not (self.whole or self.as_dtensor):
             return logits
-        sharded = sharded_along(2, self.vocab, logits, self.tp)
+        # DTensor itself would derive the whole vocabulary from one shard, as if all were equal.
+        shape = torch.Size((*logits.shape[:2], self.vocab))
+        stride = (shape[1] * shape[2], shape[2], 1)
+        sharded = DTensor.from_local(logits, self.tp, [Shard(2)], run_check=False, shape=shape, stride=stride)
         return sharded.redistribute(placements=[Replicate()]).to_local() if self.whole else sharded
 
 
