@@ -1,10 +1,9 @@
 """Entry point of `python -m tpbench`: Hydra composes the jobs, and the launcher runs single jobs and sweeps alike."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys
+import tempfile
 import time
 import traceback
 import uuid
@@ -33,6 +32,12 @@ def _sweep_id() -> str:
     return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:6]}"
 
 
+def _writable(output_dir: object, dry_run: object) -> str:
+    """Return the parent of the folder into which Hydra writes. That of a dry run is temporary."""
+    path = user_path(output_dir, "output_dir")
+    return f"{tempfile.gettempdir()}/tpbench-{uuid.uuid4().hex}" if dry_run is True else str(path)
+
+
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
 def _hydra_main(config: DictConfig) -> None:
     """Raise JobError: the launchers of tpbench run jobs in processes of their own, and never call this."""
@@ -51,7 +56,7 @@ def main() -> None:
     if (code := console.information(sys.argv[1:])) is not None:
         sys.exit(code)
     OmegaConf.register_new_resolver("tpbench.sweep_id", _sweep_id, use_cache=True, replace=True)
-    OmegaConf.register_new_resolver("tpbench.path", lambda name, path: str(user_path(path, name)), replace=True)
+    OmegaConf.register_new_resolver("tpbench.writable", _writable, use_cache=True, replace=True)
     sweep.register()
     interrupts.exit_at_once()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises errors, which are printed here without a stack

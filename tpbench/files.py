@@ -1,7 +1,5 @@
 """Files that are whole and survive a power cut, or do not exist."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path

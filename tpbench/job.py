@@ -3,8 +3,6 @@
 Configuration becomes a `Job` here and nowhere else.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping

@@ -1,7 +1,5 @@
 """Packages that tpbench needs, and the commands that install them. This module imports the standard library only."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib.metadata

@@ -1,7 +1,5 @@
 """Typed settings: dataclass fields with their help and limits. `parse` checks values against them."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import math

@@ -1,7 +1,5 @@
 """Parts of messages: suggestions for a name that does not exist, and text that is safe to print."""
 
-from __future__ import annotations
-
 import difflib
 import unicodedata
 from collections.abc import Iterable

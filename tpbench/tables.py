@@ -4,8 +4,6 @@ The maker of a table makes its texts safe to print (`tpbench.suggestions.printab
 meaning in their format.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -141,8 +141,10 @@ def test_one_job_without_a_sweep_whose_replicas_have_tokens_of_their_own(
 
 
 def test_commands_that_measure_nothing(tmp_path: Path) -> None:
-    mine = tmp_path / "mine"
+    mine, broken = tmp_path / "mine", tmp_path / "rows" / "broken.parquet"
     mine.mkdir()
+    broken.parent.mkdir()
+    broken.write_text("no row")
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
     (mine / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 128, **sizes}))
     lines: list[list[str]] = [
@@ -150,10 +152,16 @@ def test_commands_that_measure_nothing(tmp_path: Path) -> None:
         ["--version"],
         ["--help"],
         ["-m", "variant=fsdp", "shape=tiny_train_dp2", f"model=tiny_qwen3,{mine}", "device=cpu", "dry_run=true"],
+        ["dry_run=true", "resume=true", f"output_dir={broken.parent}"],
+        ["dry_run=true", "output_dir=/proc/rows"],  # nobody can write there
+        ["profile", "dry_run=true"],
     ]
     ended = forked(lines, tmp_path)
-    assert [code for code, _ in ended] == [0] * 4, [(folder / "stderr").read_text() for _, folder in ended]
-    skipped, version, shown, planned = ((folder / "stdout").read_text() for _, folder in ended)
+    assert [code for code, _ in ended] == [0] * 7, [(folder / "stderr").read_text() for _, folder in ended]
+    skipped, version, shown, planned, *_ = ((folder / "stdout").read_text() for _, folder in ended)
+    errors = (ended[4][1] / "stderr").read_text()
+    assert errors.startswith(f"tpbench: warning: {broken}: skipped, it is broken: ") and errors.count("\n") == 1
+    assert list(broken.parent.iterdir()) == [broken]
     rows = package.load(ended[0][1] / "outputs")
     assert list(rows["status"]) == ["skipped", "skipped"] and "2 rows in outputs/rows" in skipped
     assert set(rows["reason"]) == {"graph=true needs a CUDA GPU"}

@@ -5,8 +5,6 @@ tensors must lie in such symmetric windows, at equal offsets on all ranks. With 
 multicast for them: it masks its multimem kernels out, and copy engines signal peers one by one.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 import re
@@ -15,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -26,12 +24,7 @@ from tpbench.kernels.collectives import all_gather as all_gather
 from tpbench.kernels.collectives import forbid_multicast, gather_values, machine_id
 from tpbench.kernels.collectives import reduce_scatter as reduce_scatter
 
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.tensor import DTensor
-
-
-windows_of: dict[dist.ProcessGroup, Windows] = {}
+windows_of: dict[dist.ProcessGroup, "Windows"] = {}
 """The windows of each group that `group_with_windows` made, as long as the process."""
 
 
@@ -143,13 +136,14 @@ class TokenExchange:
 
 
 def gather_columns(shard: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """All-gather column shards, (..., columns / ranks), to (..., columns). Backward, keep this rank's columns."""
-    return exchanged(shard, group, _gather_columns, _keep_columns)
+    """All-gather column shards, (..., columns / ranks), to (..., columns). Collective."""
+    rows = gather_rows(shard.movedim(-1, 0).flatten(1).contiguous(), group)
+    return rows.view(-1, *shard.shape[:-1]).movedim(0, -1)
 
 
 def keep_columns(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return this rank's columns of a tensor that every rank has. Backward, all-gather the gradients."""
-    return exchanged(whole, group, _keep_columns, _gather_columns)
+    """Return this rank's columns of a tensor that every rank has."""
+    return whole.chunk(group.size(), -1)[group.rank()].contiguous()
 
 
 def gather_before(block: nn.Module, gather: Callable[[Tensor], Any]) -> None:
@@ -162,15 +156,6 @@ def gather_before(block: nn.Module, gather: Callable[[Tensor], Any]) -> None:
         return inputs, {**named, first: gather(named[first])}
 
     block.register_forward_pre_hook(before, with_kwargs=True)
-
-
-def _keep_columns(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
-    return whole.chunk(group.size(), -1)[group.rank()].contiguous()
-
-
-def _gather_columns(shard: Tensor, group: dist.ProcessGroup) -> Tensor:
-    rows = gather_rows(shard.movedim(-1, 0).flatten(1).contiguous(), group)
-    return rows.view(-1, *shard.shape[:-1]).movedim(0, -1)
 
 
 def gather_objects(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
@@ -214,17 +199,3 @@ def nccl_algorithm(shape: tuple[int, int], dtype: torch.dtype, group: dist.Proce
     kernels = re.findall(r"nccl(Symk)?DevKernel_(\w+?)\d\dnccl", text)
     names = [f"symmetric {name}" if symmetric else name.removesuffix("_LL") for symmetric, name in kernels]
     return ", ".join(names) or ("copy engine" if "BATCH_MEM_OP" in text else "unknown")
-
-
-def sharded_along(dim: int, size: int, local: Tensor, mesh: DeviceMesh) -> DTensor:
-    """Return a tensor of three dimensions, of which each rank of the mesh has the shard `local` along one of them.
-
-    `size` is that of the sharded dimension `dim` over all ranks of the `mesh`, which has one dimension. DTensor itself
-    would derive it from one shard, as if all were equal.
-    """
-    from torch.distributed.tensor import DTensor, Shard  # half a second, which most ranks need not pay
-
-    whole = list(local.shape)
-    whole[dim] = size
-    shape, stride = torch.Size(whole), (whole[1] * whole[2], whole[2], 1)
-    return DTensor.from_local(local, mesh, [Shard(dim)], run_check=False, shape=shape, stride=stride)

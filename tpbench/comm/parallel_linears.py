@@ -5,8 +5,6 @@ of the group's ranks. A weight is this rank's (out, in) part of W. p is the numb
 workload, can run under a new child of `Schedule`.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, TypeAlias

@@ -4,8 +4,6 @@ A collective of a few bytes on the CPU wakes several threads on each rank, which
 of a sparse exchange. This one needs neither sockets nor threads.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Sequence

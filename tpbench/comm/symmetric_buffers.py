@@ -5,8 +5,6 @@ which the peer sent them. Sending and waiting act on the current stream and retu
 has calls for this that torch does not offer.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import math

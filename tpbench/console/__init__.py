@@ -3,6 +3,7 @@
 import importlib
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -47,6 +48,7 @@ def information(arguments: Sequence[str]) -> int | None:
     """
     if sys.stdout is None:  # the shell has closed it: `>&-`
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
+    warnings.formatwarning = lambda message, *_: f"tpbench: warning: {message}\n"  # those of sweeps, too
     try:
         code = _run(arguments)
         sys.stdout.flush()

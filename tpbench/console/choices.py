@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tpbench import packages
-from tpbench.launcher.options import CONF, read_choice
+from tpbench.launcher.options import CONF, read_choice, unknown_choice
 from tpbench.settings import JobError, spelled
 from tpbench.suggestions import unknown
 from tpbench.workloads import NAMES, Variant, Workload, variants, workloads
@@ -45,8 +45,11 @@ def names(group: str) -> list[str]:
 
 
 def choice_file(group: str, name: str) -> Path:
-    """Return the file of a choice."""
-    return next(file for folder in folders if (file := folder / group / f"{name}.yaml").is_file())
+    """Return the file of a choice. Raises JobError if there is none."""
+    for folder in folders:
+        if (file := folder / group / f"{name}.yaml").is_file():
+            return file
+    raise JobError(unknown_choice(group, name, names(group)))
 
 
 def choice(group: str, name: str) -> dict[str, Any]:
@@ -105,7 +108,8 @@ def shapes(gpus: int, workload: str = "") -> list[Entry]:
         runs = AVAILABLE if ranks <= gpus else f"no: needs {ranks} GPUs, found {gpus}" if gpus else "on the CPU"
         sizes = " ".join(f"{field}={spelled(value)}" for field, value in values.items())
         if workload in ("", owner):
-            found.append(((owner, ranks, values.get("vocab", 0)), Entry(name, f"{owner}: {sizes}", runs)))
+            vocab = values["vocab"] if isinstance(values.get("vocab"), int) else 0  # a site's may be "128k"
+            found.append(((str(owner), ranks, vocab), Entry(name, f"{owner}: {sizes}", runs)))
     return [entry for _, entry in sorted(found, key=lambda item: item[0])]
 
 

@@ -39,8 +39,7 @@ def gpus() -> Iterator[Finding]:
         fix = "on a machine with NVIDIA GPUs install their driver (nvidia-smi must work); others can try every command"
         yield Finding("GPUs", "note", f"none: {error}. Kernels run in Triton's interpreter", fix)
         return
-    for index in range(pynvml.nvmlDeviceGetCount()):
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    for index, handle in enumerate(machine.gpu_handles(pynvml)):
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
         total, used = int(memory.total) / 2**30, int(memory.used) / 2**30
         yield Finding(f"GPU {index}", "ok", f"{pynvml.nvmlDeviceGetName(handle)}, {total:.0f} GiB")

@@ -11,7 +11,7 @@ from tpbench import packages
 from tpbench.console import choices
 from tpbench.console.choices import Entry, choice, names, sections_of, shapes
 from tpbench.job import Job, parse_job, unsupported_reason
-from tpbench.launcher.options import CONF, GROUPS, SweepOptions, unknown_choice
+from tpbench.launcher.options import CONF, GROUPS, SweepOptions
 from tpbench.launcher.slurm.cluster import SlurmSettings
 from tpbench.measure import machine
 from tpbench.measure.session import MeasureSettings
@@ -165,8 +165,6 @@ def description(group: str, name: str, gpus: int) -> str:
     if group == "variant" and name not in names("variant") and (outside := find_outside(name)):
         lines = _of_variant(name, outside.of_workload, outside.variant, gpus)
         lines.insert(-1, f"Version {outside.version}: a hash of the code. Rows of another version are stale.")
-    elif name not in names(group):
-        raise JobError(unknown_choice(group, name, names(group)))
     elif group == "variant" and name in variants():
         lines = _of_variant(name, *variants()[name], gpus)
     else:

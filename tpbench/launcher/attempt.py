@@ -2,8 +2,6 @@
 
 Only the launching side writes rows: the launcher, `resume=true`, `tpbench collect`, and the Slurm task on its node."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import uuid
@@ -11,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tpbench.job import Job
 from tpbench.launcher.planning.plan import Cell
@@ -45,14 +43,14 @@ class Attempt:
     """Why the cell has a stored row, or why it has none yet."""
 
     @classmethod
-    def plan(cls, cell: Cell, sweep: Path, facts: Mapping[str, Any]) -> Attempt:
+    def plan(cls, cell: Cell, sweep: Path, facts: Mapping[str, Any]) -> Self:
         """Return an attempt that has not begun. `facts`: columns of the machine."""
         folder = sweep / str(cell.index)
         columns = {"sweep_id": sweep.name, "cell": cell.index, "nodes": 1, "log_dir": str(folder)}
         return cls(cell, new_task(cell.job, folder, **{**columns, **facts}), folder)
 
     @classmethod
-    def load(cls, folder: Path, output_dir: str | None = None) -> Attempt:
+    def load(cls, folder: Path, output_dir: str | None = None) -> Self:
         """Return the attempt that was begun in that folder.
 
         `output_dir`: the output folder, if the user may have moved it, away from a full disk.
@@ -94,7 +92,7 @@ class Attempt:
         beside_others = (self.task.columns.get("interleaved_cells") or 1) > 1
         return beside_others and (result := self._saved_result()) is not None and result.status == "oom"
 
-    def begin(self, **columns: Any) -> Attempt:
+    def begin(self, **columns: Any) -> Self:
         """Return the attempt as it starts now, with space for its result. Raises JobError if the disk is full."""
         task = replace(self.task.with_columns(**columns), started_at=datetime.now(UTC))
         attempt = replace(self, task=task)
@@ -105,7 +103,7 @@ class Attempt:
             raise _not_stored(self.cell.job, error) from None
         return attempt
 
-    def again(self, **columns: Any) -> Attempt:
+    def again(self, **columns: Any) -> Self:
         """Return the same attempt, to be begun once more in another folder, with more columns. Its result is dropped.
 
         The attempts that it was interleaved with, or one of them, ended its torchrun.
@@ -119,11 +117,11 @@ class Attempt:
         )
         return moved.with_columns(interleaved=None, interleaved_cells=None, log_dir=str(folder), **columns)
 
-    def with_columns(self, **columns: Any) -> Attempt:
+    def with_columns(self, **columns: Any) -> Self:
         """Return the same attempt with more columns known."""
         return replace(self, task=self.task.with_columns(**columns))
 
-    def close(self, status: str = "error", reason: str | None = None) -> Attempt:
+    def close(self, status: str = "error", reason: str | None = None) -> Self:
         """Store the row: of the result that a rank saved or, if there is none, with this status and reason."""
         result = self._saved_result() or self.task.result(status, reason)
         try:

@@ -1,13 +1,12 @@
 """Progress of a running sweep: a line for each cell that has ended and, on a terminal, the cells that run now."""
 
-from __future__ import annotations
-
 import contextlib
 import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Self
 
 from rich.console import Console
 from rich.live import Live
@@ -32,7 +31,7 @@ class Display:
         self.blocked_printed = False
         self.live = Live(console=self.console, auto_refresh=False, transient=True) if self.console.is_terminal else None
 
-    def __enter__(self) -> Display:
+    def __enter__(self) -> Self:
         if self.live:
             self.live.__enter__()
         return self

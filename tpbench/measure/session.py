@@ -121,9 +121,6 @@ class Session(Protocol):
     def step(self) -> None:
         """Run one whole iteration on this rank and keep its result for `check`."""
 
-    def release(self) -> None:
-        """Free the last step's result, so that the next peak memory is that of one iteration."""
-
     def restore(self) -> None:
         """Restore inputs that a step overwrites. Called before each step, outside the timed region."""
 
@@ -133,6 +130,9 @@ class Session(Protocol):
 
 class RepeatedSession(Session, Protocol):
     """A session whose iterations do not depend on each other."""
+
+    def release(self) -> None:
+        """Free the last step's result, so that the next peak memory is that of one iteration."""
 
     def outputs(self) -> Sequence[Tensor]:
         """Return the tensors of the last step's result that a step must compute."""

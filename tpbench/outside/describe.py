@@ -3,8 +3,6 @@
 The launcher starts this process for a file that its command line names. Only this process and the ranks run the file.
 """
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import json

@@ -1,7 +1,5 @@
 """The decorator `tpbench.api.variant`, and how a file is read without running it: functions, declarations, imports."""
 
-from __future__ import annotations
-
 import ast
 import hashlib
 from collections.abc import Callable, Iterable

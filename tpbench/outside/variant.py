@@ -3,8 +3,6 @@
 The launcher parses the file. Only ranks, and the process that describes a workload of the file, run it.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import json

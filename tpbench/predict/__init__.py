@@ -3,6 +3,6 @@
 The modules, in the order of a first reading:
 
 - `command` is `scripts/predict.py`, and `answer` prints what it answers.
-- `cells` reads what was measured, and `model` fits the terms of a workload's cost model to it.
+- `cells` reads what was measured, and `model` fits the terms of the entropy loss's cost model to it.
 - `target` is the GPU in question.
 """

@@ -4,38 +4,38 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from tpbench.predict.model import ERROR_BAR_SHARE, LARGEST_ERROR, TIMES, Estimate, Prediction
 from tpbench.predict.target import RESERVE_GIB, Target
 from tpbench.report.analysis.metrics import number, ratio_text
 from tpbench.tables import MISSING, aligned_lines
-from tpbench.workloads.cost_model import Question
+from tpbench.workloads.entropy_loss.cost_model import LossSize
 
 UNKNOWN = "unknown"
 """Text of a number whose error bar is too wide, with that error, and of one that the rows do not determine."""
+
+GATHER = "pytorch_gather"
+"""The variant that the first sentence is about, if it was measured."""
 
 
 @dataclass(frozen=True)
 class Answer:
     """The predictions of all variants for one problem."""
 
-    size: Any
-    """A `ProblemSize`."""
+    size: LossSize
     predictions: Sequence[Prediction]
     target: Target
-    question: Question | None = None
 
     @property
     def first_sentence(self) -> str:
-        """The answer to the workload's question, or without one the fastest variant that fits, without a full stop."""
-        question, free = self.question, self.target.free_gib
-        asked = next((each for each in self.predictions if question and each.label == question.variant), None)
+        """Whether one should gather all logits, or without that variant the fastest that fits, without a full stop."""
+        free = self.target.free_gib
+        asked = next((each for each in self.predictions if each.label == GATHER), None)
         others = [each for each in self.predictions if each is not asked]
         fitting = sorted((each for each in others if each.memory(free)[0] == "fits"), key=_order)
-        if asked is None or question is None or not asked.peak_gib.known:
+        if asked is None or not asked.peak_gib.known:
             return _fastest(fitting, others, free)
-        memory, outcome = f"{question.subject} takes {number(asked.peak_gib.value)} GiB", asked.memory(free)[0]
+        memory, outcome = f"The gather takes {number(asked.peak_gib.value)} GiB", asked.memory(free)[0]
         if outcome != "fits":
             instead = f": use {fitting[0].label}, which does" if fitting else ""
             return f"{memory} and {'does' if outcome == 'OOM' else 'may'} not fit into {number(free)} GiB{instead}"
@@ -48,7 +48,7 @@ class Answer:
                 times = f"{memory} and {ratio_text(mine.value / other.value).rstrip('x')} times as long as {best.label}"
                 if mine.low <= other.high and other.low <= mine.high:
                     return f"{times} ({by}), within the error: memory decides"
-                return f"{times} ({by}): {'' if mine.high < other.low else 'do not '}{question.action}"
+                return f"{times} ({by}): {'' if mine.high < other.low else 'do not '}gather"
         smaller = f"{best.label} takes {number(best.peak_gib.value)} GiB"
         return f"{memory} and fits, {smaller}: their times on this GPU are not known well enough to compare"
 

@@ -1,4 +1,4 @@
-"""Read the measured cells that a cost model is fitted to from rows."""
+"""Read the measured cells that the cost model of the entropy loss is fitted to, and what datasheets say of GPUs."""
 
 import statistics
 from collections.abc import Mapping
@@ -7,12 +7,14 @@ from typing import Any
 
 import pandas as pd
 
-from tpbench.predict.target import KNOWN_GPUS, known_gpu
 from tpbench.report.analysis.grid import arrange_rows
 from tpbench.report.analysis.records import caveat_mark
 from tpbench.settings import JobError
-from tpbench.workloads import Workload
-from tpbench.workloads.cost_model import CostModel
+from tpbench.workloads.entropy_loss import WORKLOAD
+from tpbench.workloads.entropy_loss.cost_model import LossSize, size_of
+
+KNOWN_GPUS = {"A100": (79.2, 2039.0), "H100": (79.2, 3350.0), "H200": (139.8, 4800.0), "B200": (178.4, 8000.0)}
+"""Memory in GiB and datasheet bandwidth in GB/s of SXM modules (A100: 80 GB), by a part of the GPU's name."""
 
 
 @dataclass(frozen=True)
@@ -21,17 +23,15 @@ class MeasuredCell:
 
     label: str
     """The variant, with the options that it was run with."""
-    size: Any
-    """The problem's `ProblemSize`."""
+    size: LossSize
     row: Mapping[str, Any]
     """The columns of its row. A missing value is None."""
 
 
 @dataclass(frozen=True)
 class MeasuredCells:
-    """All usable cells of one workload on one GPU model."""
+    """All usable cells on one GPU model."""
 
-    cost_model: CostModel
     gpu: str
     cells: tuple[MeasuredCell, ...]
 
@@ -50,24 +50,28 @@ class MeasuredCells:
         return statistics.median(known) if known else None
 
 
-def measured(frame: pd.DataFrame, workload: Workload, gpu: str | None = None) -> MeasuredCells:
-    """Return the newest row of each cell of a workload that was measured, or ran out of memory, on one GPU model.
+def known_gpu(name: str) -> tuple[float, float] | None:
+    """Return memory in GiB and datasheet bandwidth in GB/s of a GPU whose name contains that of a known one."""
+    return next((facts for known, facts in KNOWN_GPUS.items() if known in name.upper()), None)
+
+
+def measured(frame: pd.DataFrame, gpu: str | None = None) -> MeasuredCells:
+    """Return the newest row of each cell that was measured, or ran out of memory, on one GPU model.
 
     `gpu` is a part of its name. Without it, and for a known GPU without rows, the model with the most cells is taken.
-    Cells that set a tuning option, such as a block cap, are left out. Raises JobError if no cell is left.
+    Cells that set a block cap are left out. Raises JobError if no cell is left.
     """
-    assert workload.cost_model is not None
-    cost_model, by_gpu = workload.cost_model(), dict[str, list[MeasuredCell]]()
-    grids = arrange_rows(frame[frame["workload"] == workload.name])
+    by_gpu: dict[str, list[MeasuredCell]] = {}
+    grids = arrange_rows(frame[frame["workload"] == WORKLOAD.name])
     for cell in (cell for grid in grids for cell in grid.cells()):
-        row, size = cell.record, cost_model.size_of(cell.record)
+        row, size = cell.record, size_of(cell.record)
         on_one_host = row["device"] == "cuda" and row["gpu_name"] and (row["nodes"] or 1) == 1
-        is_tuned = any(f" {name}=" in cell.column for name in cost_model.tuning_options)
+        is_tuned = " block_cap=" in cell.column
         is_sound = row["status"] in ("ok", "oom") and not caveat_mark(row)
         if on_one_host and is_sound and size is not None and not is_tuned:
             by_gpu.setdefault(row["gpu_name"], []).append(MeasuredCell(cell.column, size, row))
     if not by_gpu:
-        raise JobError(f"no row of {workload.name} was measured on a GPU: name a folder that has some with --rows")
+        raise JobError(f"no row of {WORKLOAD.name} was measured on a GPU: name a folder that has some with --rows")
     named = [name for name in by_gpu if gpu and gpu.upper() in name.upper()]
     if gpu and not named and not known_gpu(gpu):
         raise JobError(
@@ -75,4 +79,4 @@ def measured(frame: pd.DataFrame, workload: Workload, gpu: str | None = None) ->
             f"rows, name its --gpu-memory and --bandwidth instead, or one of {', '.join(KNOWN_GPUS)}"
         )
     chosen = max(named or by_gpu, key=lambda name: len(by_gpu[name]))
-    return MeasuredCells(cost_model, chosen, tuple(by_gpu[chosen]))
+    return MeasuredCells(chosen, tuple(by_gpu[chosen]))

@@ -12,21 +12,21 @@ import pandas as pd
 
 from tpbench.job import Job
 from tpbench.predict.answer import Answer, as_json, text
-from tpbench.predict.cells import MeasuredCell, MeasuredCells, measured
+from tpbench.predict.cells import KNOWN_GPUS, MeasuredCell, MeasuredCells, measured
 from tpbench.predict.model import COUNTED, TIMES, VariantModel, leave_out, models
-from tpbench.predict.target import KNOWN_GPUS, find_target
+from tpbench.predict.target import find_target
 from tpbench.report.command_line import ReportParser, read_rows
 from tpbench.settings import JobError
 from tpbench.suggestions import unknown
 from tpbench.tables import MISSING, aligned_lines
-from tpbench.workloads import Workload, workloads
+from tpbench.workloads.entropy_loss import WORKLOAD, EntropyLoss
+from tpbench.workloads.entropy_loss.cost_model import LossSize
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command. Return 1 if a validation misses its aims. Raises JobError for what cannot be answered."""
-    workload = next(each for each in workloads().values() if each.cost_model)
-    options = _parser(workload).parse_args(arguments)
-    cells = measured(read_rows(options.rows), workload, options.gpu)
+    options = _parser().parse_args(arguments)
+    cells = measured(read_rows(options.rows), options.gpu)
     fitted = models(cells)
     if not fitted:
         raise JobError(f"no variant was measured in enough cells on {cells.gpu} to predict from")
@@ -34,20 +34,19 @@ def main(arguments: Sequence[str]) -> int:
         table, reached = validation(_chosen(fitted, options), cells)
         print(table, end="")
         return 0 if reached else 1
-    answers = _answers(cells, fitted, workload, options)
+    answers = _answers(cells, fitted, options)
     print(as_json(answers) if options.format == "json" else text(answers), end="")
     return 0
 
 
-def _parser(workload: Workload) -> argparse.ArgumentParser:
+def _parser() -> argparse.ArgumentParser:
     parser = ReportParser(
         prog="tpbench predict",
-        description=f"Time, communication and memory of any problem ({workload.summary}), from a model fitted to rows.",
+        description=f"Time, communication and memory of any problem ({WORKLOAD.summary}), from a model fitted to rows.",
         epilog="Sizes may be lists and have a unit: --tp 4,8 --vocab 128k (k is 1024).",
     )
-    assert workload.cost_model is not None
-    for field in fields(workload.cost_model().size):
-        _add_size(parser, field, workload)
+    for field in fields(LossSize):
+        _add_size(parser, field)
     add = parser.add_argument
     memory = "memory of a GPU: an 80 GB one has 80 GiB, a 141 GB one 140 (that of the rows' GPU)"
     add("--gpu-memory", type=positive_number, metavar="GIB", help=memory)
@@ -63,9 +62,9 @@ def _parser(workload: Workload) -> argparse.ArgumentParser:
     return parser
 
 
-def _add_size(parser: argparse.ArgumentParser, size: Field[Any], workload: Workload) -> None:
+def _add_size(parser: argparse.ArgumentParser, size: Field[Any]) -> None:
     """Add the option for one field of the size. Its help and choices are those of the job's field."""
-    owner = workload.problem if size.name in {field.name for field in fields(workload.problem)} else Job
+    owner = Job if size.name == "tp_size" else EntropyLoss
     help_text = next(field.metadata["help"] for field in fields(owner) if field.name == size.name)
     choices = typing.get_args(typing.get_type_hints(owner)[size.name])
     flag = f"--{size.name.removesuffix('_size')}"
@@ -80,18 +79,16 @@ def positive_number(text: str) -> float:
     return value
 
 
-def _answers(
-    cells: MeasuredCells, fitted: Mapping[str, VariantModel], workload: Workload, options: argparse.Namespace
-) -> list[Answer]:
+def _answers(cells: MeasuredCells, fitted: Mapping[str, VariantModel], options: argparse.Namespace) -> list[Answer]:
     """Return the answer for each size. Raises JobError for a size that no job can have or no row tells about."""
     target = find_target(cells, options.gpu, options.gpu_memory, options.bandwidth)
-    names = [field.name for field in fields(cells.cost_model.size)]
+    names = [field.name for field in fields(LossSize)]
     given = [value if isinstance(value := getattr(options, name), list) else [value] for name in names]
     answers = []
     for numbers in itertools.product(*given):
         values = dict(zip(names, numbers, strict=True))
-        size = cells.cost_model.size(**values)
-        problem = workload.problem(**{name: value for name, value in values.items() if name != "tp_size"})
+        size = LossSize(**values)
+        problem = EntropyLoss(**{name: value for name, value in values.items() if name != "tp_size"})
         if complaints := problem.check(size.tp_size, 1):
             raise JobError("\n".join(complaints))
         measured_kinds = {label: {cell.size.kind for cell in model.cells} for label, model in fitted.items()}
@@ -100,12 +97,12 @@ def _answers(
             raise JobError(f"{size.kind} was not measured on {cells.gpu}")
         predictions = []
         for label, model in _chosen(able, options).items():
-            refusal = workload.variants[label.split()[0]].unsupported_reason(problem, size.tp_size)
+            refusal = WORKLOAD.variants[label.split()[0]].unsupported_reason(problem, size.tp_size)
             if refusal and options.variant:
                 raise JobError(f"{label} cannot run {size}: {refusal}")
             if not refusal:
                 predictions.append(model(size, target.slowdown))
-        answers.append(Answer(size, predictions, target, cells.cost_model.question))
+        answers.append(Answer(size, predictions, target))
     return answers
 
 
@@ -143,10 +140,7 @@ def validation(models: Mapping[str, VariantModel], measured: MeasuredCells) -> t
     columns = ["left out", "variant", "predicted", "wall time", "device time", "peak memory", "sent", ""]
     rows, reached = [], True
     for left_out, (of_times, of_counts) in LEFT_OUT.items():
-        errors = {
-            label: leave_out(measured.cost_model, model.cells, _groups(left_out, model.cells))
-            for label, model in models.items()
-        }
+        errors = {label: leave_out(model.cells, _groups(left_out, model.cells)) for label, model in models.items()}
         for label, found in errors.items():
             missed = (found[[*COUNTED]].median() > of_counts).any()
             known = f"{found['device_ms'].count()} of {len(models[label].cells)}"

@@ -1,11 +1,10 @@
 """A variant's model: what it counts, fitted to measured cells, with errors on cells that were left out.
 
-The counts come from the workload's cost model (`tpbench.workloads.cost_model`). A wall time is the device time and what
+The counts come from the cost model of the entropy loss. A wall time is the device time and what
 the host adds. The host's part depends on launches and ranks, not on bytes: a fit of wall times with terms of bytes
 would mistake differences between hosts for bytes.
 """
 
-import functools
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -19,7 +18,7 @@ from scipy import optimize
 from tpbench.predict.cells import MeasuredCell, MeasuredCells
 from tpbench.predict.target import RESERVE_GIB, SAME_SHARE
 from tpbench.report.analysis.metrics import number
-from tpbench.workloads.cost_model import CostModel, ProblemSize, Terms
+from tpbench.workloads.entropy_loss.cost_model import LossSize, Terms, counts
 
 MIN_SIZES = 4
 """A variant with fewer measured sizes is not predicted."""
@@ -113,8 +112,7 @@ class Prediction:
     """Predicted cost of a variant on one problem. A number that the measured cells do not determine is unknown."""
 
     label: str
-    size: Any
-    """The problem's `ProblemSize`."""
+    size: LossSize
     time_ms: Estimate | None
     """None: withheld, because the bandwidth of the GPU in question is not known. So are the next two."""
     device_ms: Estimate | None
@@ -154,40 +152,39 @@ class Prediction:
 class VariantModel:
     """The fits of one variant's memory, sent bytes and times to measured cells, with their errors."""
 
-    def __init__(self, cost_model: CostModel, label: str, cells: Sequence[MeasuredCell]) -> None:
+    def __init__(self, label: str, cells: Sequence[MeasuredCell]) -> None:
         self.label, self.cells = label, tuple(cells)
         self.errors = pd.DataFrame(columns=[*TIMES, *COUNTED], dtype=float)
         """Relative errors of the cells, each left out of the fit: the result of `leave_out`."""
         self.ran_out: Sequence[tuple[float, float]] = ()
         """As in `Prediction`."""
-        self._counts = functools.partial(cost_model.counts, label)
-        counts = [(self._counts(cell.size), cell.row) for cell in cells]
-        self.memory = _fit([(count.memory, row["peak_gib"]) for count, row in counts])
-        self.sent = _fit([(count.sent, row["bytes_communicated"]) for count, row in counts if count.sent])
-        self.device = _fit([(count.time, row["device_ms"]) for count, row in counts])
+        counted = [(counts(label, cell.size), cell.row) for cell in cells]
+        self.memory = _fit([(count.memory, row["peak_gib"]) for count, row in counted])
+        self.sent = _fit([(count.sent, row["bytes_communicated"]) for count, row in counted if count.sent])
+        self.device = _fit([(count.time, row["device_ms"]) for count, row in counted])
         both = [cell for cell in cells if cell.row["time_ms"] is not None and cell.row["device_ms"] is not None]
-        device_ms = [self.device(self._counts(cell.size).time) or 0.0 for cell in both]
+        device_ms = [self.device(counts(label, cell.size).time) or 0.0 for cell in both]
         self.host = fit([_host_terms(cell.size) for cell in both], [cell.row["time_ms"] for cell in both], device_ms)
 
-    def value(self, name: str, size: ProblemSize, slowdown: float = 1.0) -> float | None:
+    def value(self, name: str, size: LossSize, slowdown: float = 1.0) -> float | None:
         """Return one of `TIMES` or `COUNTED`, or `communication_ms`, or None if the cells do not determine it.
 
         `slowdown` multiplies times that a GPU's memory bandwidth limits.
         """
-        counts = self._counts(size)
+        count = counts(self.label, size)
         if name == "peak_gib":
-            return self.memory(counts.memory)
+            return self.memory(count.memory)
         if name == "bytes_communicated":
-            return self.sent(counts.sent)
+            return self.sent(count.sent)
         if name == "communication_ms":  # the part of the device time that the collectives take
-            collectives = {term: value for term, value in counts.time.items() if term.startswith("collective")}
+            collectives = {term: value for term, value in count.time.items() if term.startswith("collective")}
             return (self.device(collectives, slowdown) or None) if collectives else 0.0
-        device_ms, host_ms = self.device(counts.time, slowdown), self.host(_host_terms(size))
+        device_ms, host_ms = self.device(count.time, slowdown), self.host(_host_terms(size))
         if name == "device_ms" or device_ms is None:
             return device_ms
         return None if host_ms is None else device_ms + host_ms
 
-    def __call__(self, size: ProblemSize, slowdown: float | None = 1.0) -> Prediction:
+    def __call__(self, size: LossSize, slowdown: float | None = 1.0) -> Prediction:
         """Return the prediction for a size. Problems of its kind must have been measured.
 
         `slowdown` is the memory bandwidth of the measured GPU over that of the GPU in question. None withholds times.
@@ -214,13 +211,13 @@ def _fit(pairs: Sequence[tuple[Terms, float | None]]) -> Fit:
     return fit([terms for terms, _ in known], [value for _, value in known])
 
 
-def _host_terms(size: ProblemSize) -> Terms:
+def _host_terms(size: LossSize) -> Terms:
     """Return the terms of the host's part: a constant, and over several ranks one that grows with their doublings."""
     ranks = size.tp_size
     return {"host launches": 1.0} | ({"host collectives": math.log2(2 * ranks)} if ranks > 1 else {})
 
 
-def extrapolation_factors(cells: Sequence[MeasuredCell], size: ProblemSize) -> dict[str, float]:
+def extrapolation_factors(cells: Sequence[MeasuredCell], size: LossSize) -> dict[str, float]:
     """Return the factor by which each field of the size lies outside the measured range. Fields within are left out."""
     factors = {}
     for name, value in vars(size).items():
@@ -237,8 +234,8 @@ def models(measured: MeasuredCells) -> dict[str, VariantModel]:
         of_label = [cell for cell in measured.cells if cell.label == label]
         cells = [cell for cell in of_label if cell.row["status"] == "ok"]
         if len({cell.size for cell in cells}) >= MIN_SIZES and any(cell.row["peak_gib"] is not None for cell in cells):
-            model = by_label[label] = VariantModel(measured.cost_model, label, cells)
-            model.errors = leave_out(measured.cost_model, cells)
+            model = by_label[label] = VariantModel(label, cells)
+            model.errors = leave_out(cells)
             model.ran_out = [
                 (float(cell.size.inputs_gib) + peak, limit_gib)
                 for cell in of_label
@@ -248,9 +245,7 @@ def models(measured: MeasuredCells) -> dict[str, VariantModel]:
     return by_label
 
 
-def leave_out(
-    cost_model: CostModel, cells: Sequence[MeasuredCell], groups: Sequence[Collection[Any]] = ()
-) -> pd.DataFrame:
+def leave_out(cells: Sequence[MeasuredCell], groups: Sequence[Collection[Any]] = ()) -> pd.DataFrame:
     """Return the relative errors of each quantity, a line for each cell. An error is missing if it is unknown.
 
     Each group of sizes is predicted from the cells of other sizes. Without groups, each size is one.
@@ -259,7 +254,7 @@ def leave_out(
     for group in groups or [{size} for size in dict.fromkeys(cell.size for cell in cells)]:
         others = [cell for cell in cells if cell.size not in group]
         if any(cell.row["peak_gib"] is not None for cell in others):
-            model = VariantModel(cost_model, cells[0].label, others)
+            model = VariantModel(cells[0].label, others)
             for cell in (cell for cell in cells if cell.size in group):
                 found = {name: (model.value(name, cell.size), cell.row[name]) for name in (*TIMES, *COUNTED)}
                 known = {name: pair for name, pair in found.items() if pair[0] is not None and pair[1]}

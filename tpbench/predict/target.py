@@ -1,16 +1,11 @@
 """The GPU that a prediction is for: its memory, and its speed beside that of the GPU of the rows."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tpbench.measure.machine import load_nvml
+from tpbench.predict.cells import MeasuredCells, known_gpu
 from tpbench.report.analysis.metrics import number
 from tpbench.settings import JobError
-
-if TYPE_CHECKING:
-    from tpbench.predict.cells import MeasuredCells
 
 RESERVE_GIB = 2.0
 """Memory for CUDA's context, NCCL's buffers and fragments that the allocator cannot use."""
@@ -18,8 +13,6 @@ SAME_SHARE = 0.05
 """GPUs whose memory differs by a smaller share count as the same."""
 DEFAULT_GIB = 80.0
 """Memory of the GPU if neither the user nor the rows say it."""
-KNOWN_GPUS = {"A100": (79.2, 2039.0), "H100": (79.2, 3350.0), "H200": (139.8, 4800.0), "B200": (178.4, 8000.0)}
-"""Memory in GiB and datasheet bandwidth in GB/s of SXM modules (A100: 80 GB), by a part of the GPU's name."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +44,6 @@ class Target:
             f"{other}: the part of a time that its bandwidth limits is multiplied by {number(self.slowdown)}{source}; "
             "launches and collectives are left as measured, and +- is that of the rows' GPU"
         )
-
-
-def known_gpu(name: str) -> tuple[float, float] | None:
-    """Return memory in GiB and datasheet bandwidth in GB/s of a GPU whose name contains that of a known one."""
-    return next((facts for known, facts in KNOWN_GPUS.items() if known in name.upper()), None)
 
 
 def this_gpu() -> tuple[str, float] | None:

@@ -68,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
 def _report(options: argparse.Namespace) -> None:
     """Print or write what the options ask for."""
     shown = metric(options.metric or "time_ms")  # an unknown metric is reported before rows are read
-    columns = [] if options.columns is None else options.columns.split(",")
+    columns = [] if options.columns is None else [*map(str.strip, options.columns.split(","))]
     form, study, output = command_line.output_format(options, FORMATS), options.study, options.output
     _check(options, form)
     frame = command_line.selected_rows(options)

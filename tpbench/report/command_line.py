@@ -4,7 +4,6 @@ import argparse
 import io
 import re
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -15,7 +14,7 @@ from rich.console import Console
 from tpbench import tables
 from tpbench.report.analysis.metrics import METRICS, Metric, metrics_of_all
 from tpbench.report.analysis.records import value_text
-from tpbench.results.read import RowWarning, load
+from tpbench.results.read import load
 from tpbench.results.schema import COLUMN_LIST, all_columns
 from tpbench.settings import JobError, path_argument, user_path
 from tpbench.suggestions import SYNONYMS, nearest, unknown
@@ -88,14 +87,10 @@ def read_rows(places: Sequence[str]) -> pd.DataFrame:
 
     Warnings about files go to stderr.
     """
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", RowWarning)
-        try:
-            frame = load(places)
-        except FileNotFoundError as error:
-            raise JobError(f"{error}: run `python -m tpbench ...` first, or name the folder") from None
-    for warning in caught:
-        print(f"report: warning: {warning.message}", file=sys.stderr)
+    try:
+        frame = load(places)
+    except FileNotFoundError as error:
+        raise JobError(f"{error}: run `python -m tpbench ...` first, or name the folder") from None
     if frame.empty:
         how = "run `python -m tpbench ...` first, or name its output_dir, and --only sweep_id=ID for one sweep"
         raise JobError(f"no rows in {', '.join(places)}: {how}")

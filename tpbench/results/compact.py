@@ -21,7 +21,7 @@ from tpbench.files import replace_file, sync_folder
 from tpbench.results.read import read_table
 from tpbench.results.row_files import row_files
 from tpbench.results.write import parquet_bytes
-from tpbench.settings import path_argument
+from tpbench.settings import JobError, path_argument
 
 _MERGED = re.compile("merged-[0-9a-f]{16}")
 """Names of merged files without their suffix. The names of row files begin with a time."""
@@ -56,13 +56,16 @@ def compact(output_dir: str | os.PathLike[str]) -> MergeCounts:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run `python -m tpbench compact`. Return 0. Raises OSError if the rows cannot be merged."""
+    """Run `python -m tpbench compact`. Return 0. Raises JobError without rows, OSError if they cannot be merged."""
     parser = argparse.ArgumentParser(
         prog="tpbench compact",
         description="Merge the rows of an output folder into one file, which reads faster. No sweep may run there.",
     )
     parser.add_argument("output_dir", type=path_argument, nargs="?", default="outputs", help="default: outputs")
-    counts = compact(parser.parse_args(arguments).output_dir)
+    try:
+        counts = compact(parser.parse_args(arguments).output_dir)
+    except FileNotFoundError as error:
+        raise JobError(f"{error}: name the output_dir of a sweep") from None
     for complaint in counts.complaints:
         print(f"tpbench: {complaint}", file=sys.stderr)
     print(f"{counts.rows} rows merged; {counts.files_before} files before, {counts.files_after} now")

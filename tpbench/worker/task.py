@@ -4,15 +4,13 @@ A rank writes the result, and the launching side turns it into a row. The file s
 launcher that is killed, or a disk that is full, costs no measurement: `resume=true` and `tpbench collect` read it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tpbench.files import replace_file, sync_folder
 from tpbench.job import Job, stored_job
@@ -55,11 +53,11 @@ class Task:
     columns: Mapping[str, Any] = field(default_factory=dict)
     """Columns of the row that are known before the ranks start. The ranks copy them into the result."""
 
-    def with_columns(self, **columns: Any) -> Task:
+    def with_columns(self, **columns: Any) -> Self:
         """Return the same task with more columns."""
         return replace(self, columns={**self.columns, **columns})
 
-    def result(self, status: str, reason: str | None = None, **columns: Any) -> Result:
+    def result(self, status: str, reason: str | None = None, **columns: Any) -> "Result":
         """Return the result of this attempt, ending now. `columns` are those known only at the end."""
         return Result(self.row_id, status, reason, self.started_at, datetime.now(UTC), {**self.columns, **columns})
 
@@ -76,7 +74,7 @@ class Task:
         replace_file(file, json.dumps(content))
 
     @classmethod
-    def load(cls, file: Path) -> Task:
+    def load(cls, file: Path) -> Self:
         """Read what `save` wrote. Raises ValueError if it did not write the whole file, JobError for an unknown job."""
         content = json.loads(file.read_text())
         try:
@@ -129,7 +127,7 @@ class Result:
         sync_folder(folder)
 
     @classmethod
-    def load(cls, folder: Path) -> Result | None:
+    def load(cls, folder: Path) -> Self | None:
         """Read the result in a cell's folder, if there is one. Raises ValueError if `save` did not write the file."""
         try:
             content = json.loads((folder / RESULT_FILE).read_text())

@@ -6,11 +6,12 @@ none. torchrun knows the exit code of every rank, but prints it for people only.
 
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from tpbench.worker.start import AGENT, import_once
+from tpbench.worker.start import AGENT, STORE_FILE, import_once
 
 FAILURES_FILE = "failures.json"
 
@@ -42,6 +43,8 @@ def main() -> None:
         folder = Path(run.parse_args(None).log_dir)  # type: ignore[no-untyped-call]
         (folder / FAILURES_FILE).write_text(json.dumps(failures))
         raise
+    finally:  # the launcher does so too, unless it was killed
+        shutil.rmtree(Path(os.environ[STORE_FILE]).parent, ignore_errors=True)
 
 
 if __name__ == "__main__":

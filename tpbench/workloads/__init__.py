@@ -6,8 +6,6 @@ Its `bench` module, which only ranks import, declares what runs on a rank as a u
 inputs, a reference or a check, the costs, and maybe more, or a session. `operation` runs these.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import inspect
@@ -20,12 +18,17 @@ from typing import Any, TypeVar
 from tpbench.measure.session import Context, Session
 from tpbench.settings import setting
 from tpbench.suggestions import unknown
-from tpbench.workloads.cost_model import CostModel
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 NAMES = ("entropy_loss", "linear_loss", "embedding_grad", "tp_block", "train_step")
 """The folders beside this file that hold a workload. A variant from outside that names none is of the first one."""
+
+DTYPES = (
+    "bfloat16", "float16", "float32", "float64",
+    "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu",
+)  # fmt: skip
+"""The dtypes of floating point, which tolerances are for."""
 
 
 @dataclass(frozen=True)
@@ -171,8 +174,6 @@ class Workload:
     """Fields, present or former ones, that cannot change a result, each with its value in every job's key."""
     document: Callable[[Mapping[str, Any]], tuple[str, dict[str, Any]] | None] = lambda row: None
     """Return a row as a JSON document that this workload's users know, with its file name, or None."""
-    cost_model: Callable[[], CostModel] | None = None
-    """Import and return the model that `scripts/predict.py` fits. None: the workload cannot be predicted."""
     scheduled: bool | Callable[[Any], bool] = False
     """True if the problem fixes the number of iterations, and each iteration continues the one before. No stop rule
     applies, and cells cannot be interleaved. `session` runs them. May be a function of the problem."""
@@ -194,10 +195,11 @@ class Workload:
         if not (isinstance(cls, type) and is_dataclass(cls)):
             raise TypeError(f"Workload needs a frozen dataclass with the problem's fields, not {cls!r}")
         if not isinstance(self.tolerances, Mapping) or not all(
-            isinstance(dtype, str) and "float" in dtype and isinstance(limit, (int, float)) and limit >= 0
+            dtype in DTYPES and isinstance(limit, (int, float)) and limit >= 0
             for dtype, limit in self.tolerances.items()
         ):
-            raise TypeError(f'tolerances are by dtype, as {{"float32": 1e-5}}, not {self.tolerances!r}')
+            valid = f"(valid dtypes: {', '.join(DTYPES)})"
+            raise TypeError(f'tolerances are by dtype, as {{"float32": 1e-5}}, not {self.tolerances!r} {valid}')
         self.name = self.name or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
         if self.scheduled is not True:
             self.studies = {**self.studies, "late": LATE}

@@ -3,8 +3,6 @@
 Rows carry it, so that reports never load the file.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

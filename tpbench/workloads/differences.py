@@ -1,7 +1,5 @@
 """Comparison of outputs with the right ones over all ranks: errors, and where the first wrong one differs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple

@@ -3,8 +3,6 @@
 A number depends on its global index alone, so that each rank makes its part without the others.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

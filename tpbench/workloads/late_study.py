@@ -1,7 +1,5 @@
 """Study `late`: what a rank that starts late costs the others, and work on another stream of their GPUs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ A package can need compiled parts, or many other packages, that one of its Trito
 run such a kernel import this module.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import sys

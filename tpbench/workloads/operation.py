@@ -1,7 +1,5 @@
 """A workload that declares functions, on a rank: set up, run, check, and measure details."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import math
@@ -249,7 +247,7 @@ def scheduled_session(workload: Workload, problem: Any, variant: Variant, contex
     """
     function = workload.functions["session"]
     session: ScheduledSession = function(problem, variant, replace(context, seed=problem.seed))
-    for name in ("schedule", "costs", "step", "release", "restore", "check"):
+    for name in ("schedule", "costs", "step", "restore", "check"):
         if not hasattr(session, name):
             kind = type(session).__name__
             raise WrongReturn(function, f"{function.__name__} must return a session: its {kind} has no {name}")

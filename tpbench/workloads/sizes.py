@@ -1,7 +1,5 @@
 """Sizes that need no torch: bytes of elements and of collectives, and the columns of a rank."""
 
-from __future__ import annotations
-
 IGNORED = -100
 """Label of a row that does not count, as in torch."""
 

@@ -1,7 +1,5 @@
 """A variant that is ready to run, and the checks of what a variant returns."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass

@@ -22,7 +22,7 @@ def test_two_sweeps_at_once_share_a_cell(tmp_path: Path) -> None:
 
 def test_cells_of_a_killed_sweep_are_run_by_another(tmp_path: Path) -> None:
     sweep = ("-m", *SINGLE, "seed=1,2", "resume=true", "reuse=true")
-    first = Running(*sweep, cwd=tmp_path, env=Held(tmp_path).env)
+    first = Running(*sweep, cwd=tmp_path, env={**Held(tmp_path).env, "TMPDIR": str(tmp_path)})
     family = first.wait_for("importing torch", rank=0) and first.family()  # it has the cells
     second = Running(*sweep, cwd=tmp_path)
     wait_for_claims(second)
@@ -32,3 +32,4 @@ def test_cells_of_a_killed_sweep_are_run_by_another(tmp_path: Path) -> None:
     rows = package.load(tmp_path / "outputs", status=list(MEASURED))
     assert sorted(rows["seed"]) == [1, 2]
     assert gone(family)
+    assert not list(tmp_path.glob("tpbench-*"))

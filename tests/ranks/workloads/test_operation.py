@@ -197,8 +197,6 @@ class Sums:
     def step(self) -> None:
         self.total += self.reduce(torch.full((1,), self.rank.rank + 1.0))
 
-    def release(self) -> None: ...
-
     def restore(self) -> None: ...
 
     def check(self) -> Verdict:

@@ -117,11 +117,15 @@ def test_shapes_of_a_site_may_lack_a_workload_and_broken_files_are_named(tmp_pat
     monkeypatch.setattr(choices, "folders", [choices.CONF])
     (tmp_path / "shape/bare.yaml").write_text("# @package _global_\ntokens: 8\ntp_size: auto\n")
     (tmp_path / "shape/empty.yaml").write_text("")
-    assert {"bare", "empty"} <= listed(printed(capsys, "shapes", f"--config-dir={tmp_path}"))
+    (tmp_path / "shape/words.yaml").write_text("shape_workload: entropy_loss\nvocab: 128k\ntp_size: 2\n")
+    assert {"bare", "empty", "words"} <= listed(printed(capsys, "shapes", f"--config-dir={tmp_path}"))
     for text, said in (("a: [", "bare.yaml is no file of YAML: "), ("- a", "bare.yaml has no lines NAME: VALUE")):
         (tmp_path / "shape/bare.yaml").write_text(text)
         assert information(["list", "shapes", f"--config-dir={tmp_path}"]) == 2
         assert said in capsys.readouterr().err
+    (tmp_path / "shape/bare.yaml").write_text("shape_workload: train_step\nmodel: none\ntp_size: 1\n")
+    assert information(["list", "variant=fsdp", f"--config-dir={tmp_path}"]) == 2
+    assert "no model is called none" in capsys.readouterr().err
 
 
 def test_a_variant_has_its_options_and_a_command(capsys):

@@ -125,6 +125,14 @@ def test_jobs_that_slurm_does_not_cancel_are_named(
     assert "Slurm did not cancel this sweep's jobs: scancel 7_0" in capsys.readouterr().out
 
 
+def test_a_folder_whose_name_slurm_would_replace_is_refused(tmp_path: Path) -> None:
+    slurm, attempt = object.__new__(Slurm), Attempt.plan(cell(0, tmp_path), tmp_path / "%j/S", {})
+    slurm.settings, slurm.options, slurm.adopted = SlurmSettings(), SweepOptions(), {}
+    slurm.target = Partition(1, 8, 1)
+    with pytest.raises(JobError, match="choose an output_dir without %"):
+        list(slurm.run([attempt], Display(1, tmp_path)))
+
+
 def test_the_state_of_jobs_is_asked_where_slurm_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -80,6 +80,9 @@ MISTAKES = {
     'my_op.py:11: TypeError: tolerances are by dtype, as {"float32": 1e-5}, not {': (
         '"a copy")', '"a copy", tolerances={"float32": "1e-5"})',
     ),
+    """my_op.py:11: TypeError: tolerances are by dtype, as {"float32": 1e-5}, not {'float23': 1e-05} (valid""": (
+        '"a copy")', '"a copy", tolerances={"float23": 1e-5})',
+    ),
     "my_op.py: the field seed of my_copy has a name that tpbench or a field uses": ("how: str", "seed: str"),
     "my_op.py: the field status of my_copy has a name that tpbench": ("how: str", "status: str"),
     "my_op.py: the field tokens of my_copy has a name that tpbench": ("tokens: int", "tokens: float"),

@@ -12,10 +12,7 @@ from tpbench.predict.answer import Answer
 from tpbench.predict.command import whole_numbers
 from tpbench.predict.model import Estimate, Prediction
 from tpbench.predict.target import RESERVE_GIB, Target
-from tpbench.workloads.cost_model import Question
 from tpbench.workloads.entropy_loss.cost_model import LossSize
-
-GATHER = Question("pytorch_gather", "The gather", "gather")
 
 
 @pytest.fixture
@@ -48,7 +45,7 @@ def prediction(label, gib, device_ms=None, error=0.1, wall_ms=None):
 )  # fmt: skip
 def test_the_first_sentence_on_the_gather(gather, kernel, said):
     predictions = [prediction("triton_tp", *kernel), prediction("pytorch_gather", *gather)]
-    sentence = Answer(LossSize(), predictions, Target(78 + RESERVE_GIB, "NVIDIA H200"), GATHER).first_sentence
+    sentence = Answer(LossSize(), predictions, Target(78 + RESERVE_GIB, "NVIDIA H200")).first_sentence
     assert sentence.startswith("The gather takes") and said in sentence
 
 

@@ -7,8 +7,7 @@ import pytest
 
 from tests.support import synthetic
 from tests.support.commands import predict as main
-from tpbench.workloads import workloads
-from tpbench.workloads.entropy_loss.cost_model import COST_MODEL
+from tpbench.predict import model
 
 
 def test_text_answer(rows, capsys):
@@ -38,9 +37,8 @@ def test_counts_that_scale_a_gather_by_its_shard_fail_the_validation(rows, capsy
         wrong = {name: value / size.tp_size for name, value in getattr(right, counted).items()}
         return dataclasses.replace(right, **{counted: wrong})
 
-    counts = COST_MODEL.counts
-    model = dataclasses.replace(COST_MODEL, counts=by_shard)
-    monkeypatch.setattr(workloads()["entropy_loss"], "cost_model", lambda: model)
+    counts = model.counts
+    monkeypatch.setattr(model, "counts", by_shard)
     assert main(["--validate", "--rows", rows]) == 1
     printed = capsys.readouterr().out
     assert "the aims are not reached" in printed

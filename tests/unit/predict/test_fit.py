@@ -1,14 +1,13 @@
 """Fits of cost models with known coefficients, and predictions of models that are made by hand."""
 
 import dataclasses
-from types import SimpleNamespace
 
 import pytest
 
-from tpbench.predict import target
+from tpbench.predict import model, target
 from tpbench.predict.cells import MeasuredCell, MeasuredCells
 from tpbench.predict.model import Estimate, Prediction, VariantModel, fit, models
-from tpbench.workloads.cost_model import Counts
+from tpbench.workloads.entropy_loss.cost_model import Counts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +27,11 @@ def counts(variant, size):
     return Counts({"tokens": float(size.tokens)}, sent, time)
 
 
-COST = SimpleNamespace(counts=counts)
+@pytest.fixture(autouse=True)
+def made_up(monkeypatch):
+    monkeypatch.setattr(model, "counts", counts)
+
+
 SIZES = [Size(1024 * tokens, tp) for tokens in (1, 2, 5, 9) for tp in (1, 2)]
 
 
@@ -51,7 +54,7 @@ CELLS = tuple(map(cell, SIZES))
 
 
 def made(cells=CELLS):
-    return VariantModel(COST, "v", cells)
+    return VariantModel("v", cells)
 
 
 def test_a_fit_finds_the_coefficients():
@@ -104,7 +107,7 @@ def test_on_one_rank_nothing_is_sent():
 
 
 def cells_of(*cells, gpu="GPU"):
-    return MeasuredCells(COST, gpu, cells)
+    return MeasuredCells(gpu, cells)
 
 
 def test_a_model_needs_four_sizes_of_which_one_tells_the_memory():

@@ -7,26 +7,23 @@ from tpbench.predict.cells import measured
 from tpbench.predict.model import extrapolation_factors, models
 from tpbench.results.read import load
 from tpbench.settings import JobError
-from tpbench.workloads import workloads
 from tpbench.workloads.entropy_loss.cost_model import LossSize as Size
-
-WORKLOAD = workloads()["entropy_loss"]
 
 
 @pytest.fixture(scope="module")
 def made(rows):
-    return models(measured(load(rows), WORKLOAD))
+    return models(measured(load(rows)))
 
 
 def test_usable_rows(rows):
     rows = load(rows)
-    found = measured(rows, WORKLOAD)
+    found = measured(rows)
     assert found.gpu == "NVIDIA H200" and {cell.label for cell in found.cells} == set(synthetic.VARIANTS)
     assert {cell.row["status"] for cell in found.cells} == {"ok", "oom"} and len(found.cells) == 44
     with pytest.raises(JobError, match="no row was measured on B300"):
-        measured(rows, WORKLOAD, "B300")
+        measured(rows, "B300")
     with pytest.raises(JobError, match="was measured on a GPU"):
-        measured(rows[rows.status == "skipped"], WORKLOAD)
+        measured(rows[rows.status == "skipped"])
 
 
 def test_extrapolation_has_a_larger_error(made):

@@ -6,6 +6,7 @@ import pytest
 
 import tpbench
 from tests.support.launcher_rows import cell, measured
+from tpbench.console import information
 from tpbench.results.compact import compact
 
 
@@ -52,3 +53,8 @@ def test_a_renamed_file_and_files_of_other_folders_stay(tmp_path: Path) -> None:
     report = compact(tmp_path)
     assert (report.rows, report.files_before, report.files_after) == (3, 3, 2)
     assert (tmp_path / "rows/kept.parquet").exists() and (tmp_path / "rows/inner" / second.name).exists()
+
+
+def test_a_folder_without_rows_is_a_wrong_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert information(["compact", str(tmp_path)]) == 2
+    assert f"no such folder or file: {tmp_path}/rows: name the output_dir" in capsys.readouterr().err

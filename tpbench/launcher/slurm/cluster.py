@@ -3,8 +3,6 @@
 Tensor-parallel ranks share a node; replicas may be on several.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -13,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from tpbench.job import Job
 from tpbench.launcher import interrupts
@@ -66,7 +64,7 @@ class SlurmSettings:
     )
 
     @classmethod
-    def parse(cls, values: Mapping[str, Any]) -> SlurmSettings:
+    def parse(cls, values: Mapping[str, Any]) -> Self:
         """Return the settings with these values. Raises JobError for an unknown name or an invalid value."""
         valid = {each.name for each in fields(cls)}
         if errors := [unknown("option of torchrun_slurm", name, valid) for name in values if name not in valid]:
@@ -79,7 +77,7 @@ class SlurmSettings:
             raise JobError(f"sbatch cannot set {', '.join(own)}: tpbench does (time: hydra.launcher.time_limit_min)")
         others = {name: value for name, value in values.items() if name not in ("setup", "sbatch")}
         cells = others.get("cells_per_job", 1)
-        plain: SlurmSettings = parse(cls, {**others, "cells_per_job": None if cells == "all" else cells})
+        plain: Self = parse(cls, {**others, "cells_per_job": None if cells == "all" else cells})
         # submitit writes an argument whose value is true without one, as in `--exclusive`.
         given = {str(name): value for name, value in sbatch.items() if value is not False and value is not None}
         arguments = tuple((name, value if value is True else str(value)) for name, value in given.items())
@@ -222,7 +220,7 @@ class Partition:
     """Nodes of the partition, including nodes that are down. If the user chose none, of the largest partition."""
 
     @classmethod
-    def find(cls, settings: SlurmSettings) -> Partition:
+    def find(cls, settings: SlurmSettings) -> Self:
         """Return the partition from the settings and from sinfo. Raises JobError if no nodes are found."""
         of_partition = [f"--partition={settings.partition}"] if settings.partition else []
         kinds = [line.split("|", 3) for line in _sinfo("--format=%P|%D|%c|%G", *of_partition)]

@@ -112,6 +112,8 @@ class Slurm:
             from submitit import SlurmExecutor
             from submitit.core.utils import FailedJobError, FailedSubmissionError
         settings, options = self.settings, replace(self.options, wait=True)
+        if "%" in str(folder := lists[0][0].folder):
+            raise JobError(f"Slurm replaces %j and its like in names: choose an output_dir without %, not {folder}")
         executor = SlurmExecutor(lists[0][0].folder.parent / SUBMITIT, max_num_timeout=settings.requeues)
         path = f"export PYTHONPATH={shlex.quote(str(torchrun.PACKAGE_ROOT))}${{PYTHONPATH:+:$PYTHONPATH}}"
         setup = [*([] if torchrun.INSTALLED else [path]), *map(_required, settings.setup)]

@@ -67,7 +67,6 @@ def page(frame: pd.DataFrame, metric_name: str | None = None) -> str:
     failed = failures(grids)
     hosts = sorted({value_text(record["host"]) for record in records if record["host"]})
     return _rendered(
-        title="tpbench report",
         summary=_summary(records, len(frame)),
         measured_on=f"{'/'.join(dict.fromkeys(value_text(record['hardware']) for record in records))}"
         f"{'; hosts: ' + ', '.join(hosts) if hosts else ''}.",

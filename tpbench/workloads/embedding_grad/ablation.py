@@ -1,7 +1,5 @@
 """Study of the speed record's changes: sparse exchange, early index, order of transfers; and of the bytes sent."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The embedding gradient on a rank: its inputs, costs and iteration, its check, and the time of each phase."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -3,8 +3,6 @@
 It is of exchanges alone. What they add to a training step says the study `ablation`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -58,7 +56,7 @@ def comparable(rows: Iterable[Row]) -> pd.DataFrame:
     return pd.DataFrame(found)
 
 
-def _crossover(ratios: pd.Series[float]) -> str:
+def _crossover(ratios: "pd.Series[float]") -> str:
     """Interpolate between the first two densities whose times enclose that of the dense exchange."""
     densities, slower = ratios.index.to_numpy(), (ratios < 1).to_numpy()
     crossed = np.flatnonzero(~slower[:-1] & slower[1:])

@@ -4,22 +4,17 @@ A token's row is a function of (seed, rank, step, position), computed on the CPU
 number of ranks.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from tpbench.measure.session import Context
 from tpbench.workloads.embedding_grad.problem import EmbeddingGrad
 from tpbench.workloads.hashing import CHUNK, hash_index, normal
-
-if TYPE_CHECKING:
-    from tpbench.measure.session import Context
 
 _UNIFORM, _FIXED, _TEXT = 33, 36, 37
 _ROWS, _COLUMNS = 49, 50

@@ -1,7 +1,5 @@
 """Problem of the embedding gradient: its fields, its columns of a row, and its layout in a report."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """A training step around the exchange: stand-in passes, the hashed index of the forward pass, and other transfers."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext

@@ -1,7 +1,5 @@
 """Calls of other projects' entropy losses. Only ranks that run them import this module."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -11,15 +9,7 @@ from torch import Tensor
 from tpbench.workloads.entropy_loss.inputs import Output, Shard, Step
 from tpbench.workloads.entropy_loss.problem import EntropyLoss
 from tpbench.workloads.lone_module import import_alone
-from tpbench.workloads.losses import SEQUENCE
-from tpbench.workloads.losses.formulas import (
-    JSD_BETA,
-    Losses,
-    bytes_of_statistics,
-    differentiated,
-    rows_that_count,
-    under_loss_parallel,
-)
+from tpbench.workloads.losses import SEQUENCE, formulas
 from tpbench.workloads.losses.inputs import CLIP
 from tpbench.workloads.sizes import IGNORED, bytes_of_all_reduce
 
@@ -32,10 +22,10 @@ def torch_loss_parallel(problem: EntropyLoss, shard: Shard) -> Step:
     dtype = _dtype(problem, shard)
 
     def iteration(mean_loss: Callable[[Tensor], Tensor]) -> Output:
-        (loss, *_), (grad,) = differentiated((shard.logits,), lambda logits: mean_loss(logits.to(dtype)))
+        (loss, *_), (grad,) = formulas.differentiated((shard.logits,), lambda logits: mean_loss(logits.to(dtype)))
         return Output(loss, None, grad)
 
-    return Step(under_loss_parallel(shard, shard.target, iteration), bytes_of_statistics(3, shard))
+    return Step(formulas.under_loss_parallel(shard, shard.target, iteration), formulas.bytes_of_statistics(3, shard))
 
 
 def liger(problem: EntropyLoss, shard: Shard) -> Step:
@@ -49,7 +39,7 @@ def liger(problem: EntropyLoss, shard: Shard) -> Step:
     if problem.loss == "jsd":
         from liger_kernel.transformers import LigerJSD
 
-        jsd = LigerJSD(beta=JSD_BETA)
+        jsd = LigerJSD(beta=formulas.JSD_BETA)
 
         def log_softmax(logits: Tensor, scale: float) -> Tensor:
             return (logits.float() * scale).log_softmax(-1)
@@ -60,7 +50,7 @@ def liger(problem: EntropyLoss, shard: Shard) -> Step:
         from liger_kernel.transformers import LigerVocabParallelCrossEntropy
 
         sharded, labels = LigerVocabParallelCrossEntropy(ignore_index=IGNORED), shard.target[:, None]
-        sent = bytes_of_statistics(3, shard)
+        sent = formulas.bytes_of_statistics(3, shard)
         return _step(shard, lambda logits: sharded(logits[:, None], labels, shard.group)[:, 0], sent, of_rows=True)
     from liger_kernel.transformers import LigerCrossEntropyLoss
 
@@ -82,7 +72,7 @@ def _liger_grpo(problem: EntropyLoss, shard: Shard) -> Step:
     work[:, :-1] = logits
     rows = {name: values.view(sequences, SEQUENCE) for name, values in {**shard.rows, "labels": shard.target}.items()}
     mask = (rows["labels"] != IGNORED).long()
-    count, labels = rows_that_count(shard.target), rows["labels"].clamp(min=0)
+    count, labels = formulas.rows_that_count(shard.target), rows["labels"].clamp(min=0)
     options = {"beta": problem.kl_weight, "eps_low": CLIP[0], "eps_high": CLIP[1], "inplace": False}
 
     def losses_of(leaf: Tensor) -> tuple[Tensor, Tensor]:
@@ -93,7 +83,7 @@ def _liger_grpo(problem: EntropyLoss, shard: Shard) -> Step:
         return row_loss.sum() / count, row_loss
 
     def run() -> Callable[[], Output]:
-        (loss, row_loss, _), (grad,) = differentiated((work,), losses_of)
+        (loss, row_loss, _), (grad,) = formulas.differentiated((work,), losses_of)
         return lambda: Output(loss, row_loss.view(-1), grad[:, :-1].reshape(problem.tokens, vocab))
 
     return Step(run, restore=lambda: work[:, :-1].copy_(logits))
@@ -113,7 +103,7 @@ def megatron(problem: EntropyLoss, shard: Shard) -> Step:
         losses = vocab_parallel_cross_entropy(logits[:, None], shard.target[:, None], tp_group=shard.group)[:, 0]
         return torch.where(counts, losses, 0.0)
 
-    return _step(shard, row_losses, bytes_of_statistics(3, shard), of_rows=True, overwrites=overwrites)
+    return _step(shard, row_losses, formulas.bytes_of_statistics(3, shard), of_rows=True, overwrites=overwrites)
 
 
 def quack(problem: EntropyLoss, shard: Shard) -> Step:
@@ -123,7 +113,7 @@ def quack(problem: EntropyLoss, shard: Shard) -> Step:
     """
     from quack.cross_entropy import cross_entropy_fwd
 
-    factor = 1.0 / rows_that_count(shard.target)
+    factor = 1.0 / formulas.rows_that_count(shard.target)
 
     def run() -> Output:
         row_loss, grad = cross_entropy_fwd(shard.logits, shard.target, ignore_index=IGNORED, return_dx=True)
@@ -138,7 +128,7 @@ def fast_llm(problem: EntropyLoss, shard: Shard) -> Step:
     It returns the mean loss and its gradient. Ranks all-reduce each row's maximum and sum of each distribution, and a
     part of its loss. `PYTHONPATH=CHECKOUT` is enough: the modules of the kernels need nothing else of Fast-LLM.
     """
-    divisor = float(rows_that_count(shard.target) if problem.from_labels else shard.tokens)
+    divisor = float(formulas.rows_that_count(shard.target) if problem.from_labels else shard.tokens)
     options: dict[str, Any] = {"grad_output": 1.0, "group": shard.group, "divisor": divisor}
     arguments: tuple[Any, ...] = (shard.logits, shard.target)
     if problem.loss == "policy":  # its kernel has no divergence from a reference
@@ -162,7 +152,7 @@ def fast_llm(problem: EntropyLoss, shard: Shard) -> Step:
         results = function(*arguments, **options)
         return Output(results[0], None, results[1 if problem.loss == "policy" else -1])
 
-    return Step(run, bytes_of_statistics(3 if problem.from_labels else 5, shard))
+    return Step(run, formulas.bytes_of_statistics(3 if problem.from_labels else 5, shard))
 
 
 def flash_attn(problem: EntropyLoss, shard: Shard) -> Step:
@@ -188,14 +178,14 @@ def _step(
     would make new logits: it gets a copy, which `restore` renews.
     """
     work = shard.logits.clone() if overwrites else shard.logits
-    count = rows_that_count(shard.target) if of_rows else None
+    count = formulas.rows_that_count(shard.target) if of_rows else None
 
-    def losses_of(logits: Tensor) -> Losses:
+    def losses_of(logits: Tensor) -> formulas.Losses:
         losses = loss_of(logits)
         return losses if count is None else (losses.sum() / count, losses)
 
     def run() -> Output:
-        (loss, row_loss, _), (grad,) = differentiated((work,), losses_of)
+        (loss, row_loss, _), (grad,) = formulas.differentiated((work,), losses_of)
         return Output(loss.float(), row_loss, grad)
 
     return Step(run, sent, restore=(lambda: work.copy_(shard.logits)) if overwrites else None)

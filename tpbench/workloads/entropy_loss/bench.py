@@ -1,7 +1,5 @@
 """The entropy loss on a rank: its shard, its unavoidable bytes, and the comparison with the float64 oracle."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import torch

@@ -1,25 +1,42 @@
-"""The cost model of the entropy loss: what a variant works on and sends.
+"""The cost model of the entropy loss: what a variant works on and sends. `tpbench.predict` fits it to measured rows.
+
+It knows no row format and no fitting: `tpbench.predict` finds how long a counted unit takes.
 
 device time = launches(loss) + bytes worked on / effective bandwidth(loss)
             + latency of the collectives, which grows with the logarithm of the world size
             + bytes sent / bandwidth of the collectives
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeAlias
 
 from tpbench.kernels import LABEL_LOSSES
-from tpbench.workloads.cost_model import CostModel, Counts, Question
 from tpbench.workloads.sizes import ITEM_BYTES
+
+Terms: TypeAlias = Mapping[str, float]
+"""Counted terms of a cost by name. A fit multiplies each with a coefficient that is not negative.
+
+Names of communication terms start with `collective`. Names of terms that a GPU's memory bandwidth limits start with
+`bytes`."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What one variant does on one problem."""
+
+    memory: Terms
+    """Terms of the extra peak memory of a rank."""
+    sent: Terms
+    """Terms of the bytes that the busiest rank sends. No terms: nothing is sent."""
+    time: Terms
+    """Terms of the device time."""
 
 
 @dataclass(frozen=True)
 class LossSize:
-    """The part of the problem that its cost depends on."""
+    """The part of the problem that its cost depends on. Every field is an option of `scripts/predict.py`."""
 
     tokens: int = 4096
     vocab: int = 131072
@@ -32,6 +49,7 @@ class LossSize:
 
     @property
     def kind(self) -> str:
+        """Problems of one kind share coefficients: a kind without measured rows cannot be predicted."""
         return f"loss={self.loss}"
 
     def gathered(self, ranks: int) -> float:
@@ -59,7 +77,10 @@ REDUCING = ("torch_loss_parallel", "liger", "megatron", "fast_llm")
 
 
 def counts(label: str, size: LossSize) -> Counts:
-    """Return what a variant does: it works on its shard, or on the logits of the whole vocabulary."""
+    """Return what a variant does: it works on its shard, or on the logits of the whole vocabulary.
+
+    `label`: its name, then its options, such as `pytorch_tp_manual exchange=all_reduce`.
+    """
     variant, *options = label.split()
     gathers, ranks = variant == "pytorch_gather", size.tp_size
     reduces = variant in REDUCING or "exchange=all_reduce" in options
@@ -91,12 +112,3 @@ def parts_of_row(size: LossSize) -> int:
     matrices = 1 if size.loss in LABEL_LOSSES else 2
     parts = math.ceil(size.gathered(1) / size.tokens * matrices / 2**17)
     return 1 << (parts - 1).bit_length()
-
-
-COST_MODEL = CostModel(
-    size=LossSize,
-    size_of=size_of,
-    counts=counts,
-    tuning_options=("block_cap",),
-    question=Question("pytorch_gather", "The gather", "gather"),
-)

@@ -5,8 +5,6 @@ packed all-gather (exchange=all_reduce: all-reduces of the maxima, then of the s
 throughout. pytorch_gather has the whole vocabulary on every rank, and uses torch's own losses and autograd.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -49,7 +47,7 @@ def prepare_manual(problem: EntropyLoss, shard: Shard) -> Step:
     return Step(run, bytes_communicated=sent)
 
 
-def _all_reduced(local: Tensor, algorithm: _Algorithm, group: dist.ProcessGroup) -> Tensor:
+def _all_reduced(local: Tensor, algorithm: "_Algorithm", group: dist.ProcessGroup) -> Tensor:
     """Return the statistics of the whole vocabulary, (width, tokens), by all-reduces of maxima, then of sums."""
     maxima = local[: algorithm.maxima].clone()
     dist.all_reduce(maxima, dist.ReduceOp.MAX, group=group)

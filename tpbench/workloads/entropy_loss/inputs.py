@@ -1,19 +1,15 @@
 """What a variant of the entropy loss gets and returns, and the random inputs: the same logits at any world size."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from torch import Tensor
 
+from tpbench.measure.session import Context
 from tpbench.workloads import step
+from tpbench.workloads.entropy_loss.problem import EntropyLoss
 from tpbench.workloads.losses.inputs import LossShard, given_target, normal_matrix, place
 from tpbench.workloads.sizes import shard_bounds
-
-if TYPE_CHECKING:
-    from tpbench.measure.session import Context
-    from tpbench.workloads.entropy_loss.problem import EntropyLoss
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,8 +3,6 @@
 Each other project is called through its public interface. A variant is skipped if its package is not installed.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -12,7 +10,7 @@ from typing import Literal
 from tpbench.kernels import Loss
 from tpbench.settings import setting
 from tpbench.workloads import Option, Pivot, Study, Workload, losses
-from tpbench.workloads.entropy_loss.cost_model import COST_MODEL
+from tpbench.workloads.entropy_loss.cost_model import size_of
 from tpbench.workloads.losses import first_of, labels_of_even_shards, labels_on_one_rank, other_losses, uneven
 
 
@@ -93,8 +91,7 @@ WORKLOAD = Workload(
             ),
         )
     },
-    cost_model=lambda: COST_MODEL,
-    least_gib=lambda job: (size := COST_MODEL.size_of(job.flat())) and size.inputs_gib,
+    least_gib=lambda job: size.inputs_gib if (size := size_of(job.flat())) else None,
     reusable_process=True,
 )
 

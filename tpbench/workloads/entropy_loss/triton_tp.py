@@ -1,7 +1,5 @@
 """triton_tp: the kernels of this project."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tpbench.kernels import How, entropy_loss

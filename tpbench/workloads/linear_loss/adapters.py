@@ -1,7 +1,5 @@
 """Calls of other projects' linear losses. Only ranks that run them import this module."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

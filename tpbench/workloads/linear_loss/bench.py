@@ -4,16 +4,14 @@ The oracle computes losses, entropies and both gradients in float64, in blocks o
 variants round them to their dtype. So tolerances are those of rounded logits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from statistics import median
 from typing import Any, ClassVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
+from tpbench.comm.collectives import gather_rows
 from tpbench.measure.clock import do_nothing
 from tpbench.measure.ranks import gather_number
 from tpbench.measure.session import Context, Costs, Verdict
@@ -111,9 +109,7 @@ class Oracle(LossOracle):
         """Return all rows of a matrix that ranks may hold parts of."""
         if self.shard.group is None or not self.problem.sequence_parallel:
             return rows
-        parts = [torch.empty_like(rows) for _ in range(self.shard.tp_size)]
-        dist.all_gather(parts, rows.contiguous(), group=self.shard.group)
-        return torch.cat(parts)
+        return gather_rows(rows, self.shard.group)
 
 
 MOST_ROWS = 8192

@@ -1,7 +1,5 @@
 """The linear loss by torch's own functions and autograd: linear_gather, _torch, _loss_parallel and _compiled."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

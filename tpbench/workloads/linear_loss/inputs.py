@@ -1,22 +1,18 @@
 """What a variant of the linear loss gets and returns, and the random inputs: the same at any world size."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
+from tpbench.measure.session import Context
 from tpbench.workloads import step
 from tpbench.workloads.hashing import hash_index, normal
 from tpbench.workloads.linear_loss.problem import LinearLoss
 from tpbench.workloads.losses.inputs import LossShard, given_target, normal_matrix, place
 from tpbench.workloads.sizes import IGNORED, shard_bounds
-
-if TYPE_CHECKING:
-    from tpbench.measure.session import Context
 
 
 @dataclass(frozen=True, kw_only=True)

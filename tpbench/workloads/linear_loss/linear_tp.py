@@ -1,7 +1,5 @@
 """linear_tp and linear_unfused: the kernels of this project."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import torch

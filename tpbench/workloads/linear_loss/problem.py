@@ -4,8 +4,6 @@ The variants are this project's, what one can write in a few lines of torch, and
 public interfaces. A variant is skipped if its package is not installed.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 from dataclasses import dataclass
 from functools import partial

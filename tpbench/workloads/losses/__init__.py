@@ -5,8 +5,6 @@ logits, random labels and matrices, row-wise float64 oracle, and losses in torch
 torch: it has what both problems are, and says which of them the losses of other projects cannot do.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias

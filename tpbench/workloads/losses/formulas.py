@@ -5,8 +5,6 @@ functions is of the gathered vocabulary, or of a sharded one under loss_parallel
 linear loss makes them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace

@@ -4,23 +4,18 @@ Each number is an integer hash of (seed, stream, global row, global column), con
 dtype (`tpbench.workloads.hashing`). A rank makes its shard without communication.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from tpbench.kernels import TopK
+from tpbench.measure.session import Context
 from tpbench.workloads.hashing import fill_normal, hash_index, normal
 from tpbench.workloads.losses import SEQUENCE, LossProblem
 from tpbench.workloads.sizes import IGNORED, shard_bounds
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-
-    from tpbench.measure.session import Context
 
 
 @dataclass(frozen=True, kw_only=True)

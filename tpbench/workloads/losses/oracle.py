@@ -4,8 +4,6 @@ It computes the definitions (log-softmax, then the sum) in float64, on the same 
 all-reduces of one number per row. Blocks of rows bound its memory.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import math

@@ -1,7 +1,5 @@
 """The transformer block on a rank: its inputs, costs, step, check and exposed communication; or a stack in training."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -212,9 +210,6 @@ class StackSession:
         """Keep the last step's loss and gradient norm, which the next step overwrites."""
         if len(self.history) < self.steps_done:
             self.history.append(self.now.clone())
-
-    def release(self) -> None:
-        """Nothing to do: a step frees its gradients."""
 
     def check(self) -> Verdict:
         """Compare the losses and gradient norms of all steps with the oracle."""

@@ -3,20 +3,15 @@
 Each rank computes its part alone. All parts together are the same whole at any world size, bit for bit.
 """
 
-from __future__ import annotations
-
 import math
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from tpbench.measure.session import Context
 from tpbench.workloads.hashing import NORMAL_DEVIATION, fill_normal
 from tpbench.workloads.tp_block.problem import ShardedLinear, TpBlock, equal_share
-
-if TYPE_CHECKING:
-    from tpbench.measure.session import Context
 
 _X, _GRAD, _NORM, _WEIGHT, _TARGET = 60, 62, 64, 70, 80
 """Random streams of a seed for row indices. The next stream is for column indices."""

@@ -8,8 +8,6 @@ At the largest sizes this takes some seconds. Attention runs one head at a time,
 float64 weights and activations.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

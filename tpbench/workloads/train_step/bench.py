@@ -1,7 +1,5 @@
 """Run the train step on a rank: train and time a variant's steps, and report speed and correctness."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import time
@@ -135,9 +133,6 @@ class TrainStepSession:
         self.phases.read()
         self._report()
         self.batches = replica_batches(self.problem, step, context.dp_rank, context.dp_size, context.device)
-
-    def release(self) -> None:
-        """Do nothing: a step leaves nothing to free."""
 
     def check(self) -> Verdict:
         """Compare the first steps, and the timed ones of a variant from outside, with the reference. Collective."""

@@ -1,7 +1,5 @@
 """JSON documents, made from rows of the train step."""
 
-from __future__ import annotations
-
 import json
 import math
 import statistics

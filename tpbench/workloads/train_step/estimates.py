@@ -3,8 +3,6 @@
 A problem's fields are enough: nothing runs, and no model is made.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from tpbench.workloads.sizes import ITEM_BYTES

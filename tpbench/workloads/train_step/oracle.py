@@ -11,8 +11,6 @@ For a variant from outside this package, rank 0 trains all steps if they take at
 `source` says what it checks.
 """
 
-from __future__ import annotations
-
 import gc
 import math
 from collections.abc import Sequence

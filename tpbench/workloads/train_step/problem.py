@@ -1,7 +1,5 @@
 """The problem that the train step solves: the model, the batch, the optimizer, and options of the computation."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """The declaration of the train step: its options, its columns, the layout of its rows in a report, and its variants."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Any
@@ -180,7 +178,7 @@ def _unsupported_by(variant: str, problem: TrainStep, tp_size: int) -> str | Non
         return None
     from tpbench.workloads.train_step.sharding.plan import unsupported_model
 
-    return unsupported_model(problem, by_deepspeed=variant == "autotp")
+    return unsupported_model(problem, variant)
 
 
 def _no_graph(variant: str, problem: TrainStep) -> str:

@@ -99,3 +99,10 @@ def test_a_model_that_no_variant_can_shard_is_refused_before_the_launch(
             assert reason is None
         else:
             assert reason is not None and message in reason and "\n" not in reason
+
+
+def test_a_norm_that_only_dtensors_shard_is_refused_before_the_launch() -> None:
+    problem = tiny_problem(architecture="cohere")
+    reason = WORKLOAD.variants["fsdp_dtensor"].unsupported_reason(problem, 2)
+    assert reason == "it does not shard CohereLayerNorm of cohere: use variant=dtensor_tp or tp_size=1"
+    assert WORKLOAD.variants["dtensor_tp"].unsupported_reason(problem, 2) is None

@@ -1,7 +1,5 @@
 """Exchanges of the gradient: phases and a result."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias

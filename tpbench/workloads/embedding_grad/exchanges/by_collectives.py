@@ -1,7 +1,5 @@
 """Exchanges by collectives: of the whole table, or of touched rows alone, which travel to the ranks that own them."""
 
-from __future__ import annotations
-
 import itertools
 
 import torch

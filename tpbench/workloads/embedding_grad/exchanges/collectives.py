@@ -1,7 +1,5 @@
 """Collectives over the data-parallel group that count the bytes sent to each peer, and the rates that they reach."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cached_property, partial
 from statistics import median

@@ -1,7 +1,5 @@
 """Sparse reduce-scatter without collectives: a kernel writes the touched rows into their owners' memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

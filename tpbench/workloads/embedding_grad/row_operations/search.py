@@ -1,7 +1,5 @@
 """Search for the distinct rows of a step, on the CPU or on the device, with their numbers by owner."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Models that transformers does not have: a class in a user's file, which the command line names, builds them."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

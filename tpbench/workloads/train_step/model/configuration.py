@@ -1,7 +1,5 @@
 """Make the transformers configuration of a problem: from its sizes, or from the config.json of a local folder."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import math

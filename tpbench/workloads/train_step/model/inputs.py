@@ -4,8 +4,6 @@ Tokens are hashed from (seed, global position), so every mesh with the same numb
 Masks are of whole sequences: a model with a share of the tokens would make masks of the share's length.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -3,8 +3,6 @@
 Weights are hashed from the seed: every sharding gives the same bits, and each rank computes only its own shard.
 """
 
-from __future__ import annotations
-
 import re
 import zlib
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Complete the model that a problem names, by a local folder's config.json or a user's file. Nothing is downloaded."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import asdict, replace

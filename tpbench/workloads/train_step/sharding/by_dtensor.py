@@ -4,8 +4,6 @@ Parameters, and the operations on them, are DTensors. Between the blocks a rank 
 (batch, sequence / ranks, width).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -5,8 +5,6 @@ for each operation, ten times the launch of the operation itself. A layer that c
 host long before the GPU is busy.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -17,8 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
-from tpbench.comm.collectives import TokenExchange, gather_before, gather_columns, keep_columns, sharded_along
-from tpbench.workloads.train_step.model.configuration import UnknownArchitecture
+from tpbench.comm.collectives import TokenExchange, exchanged, gather_before, gather_columns, keep_columns
 from tpbench.workloads.train_step.model.models import FusedNorm, modules_in_order, rms_norm
 from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.sharding.plan import Block, Style, blocks
@@ -30,7 +27,7 @@ def shard(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
     """Replace the model's modules by column- and row-sharded ones with sequence parallelism (Megatron,
     arXiv:2205.05198).
 
-    Raises UnknownArchitecture for a model with other modules, or whose plan has no correct computation.
+    Raises UnknownArchitecture for a model whose plan has no correct computation.
     """
     tokens = TokenExchange(tp.get_group(), problem.batch_size, problem.seq_length)
     for block in blocks(problem, model):
@@ -51,13 +48,9 @@ def shard(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
         model.lm_head.weight = embedding.weight
 
 
-def _sharded_module(module: Any, style: Style, block: Block, tp: DeviceMesh, tokens: TokenExchange) -> ShardedModule:
+def _sharded_module(module: Any, style: Style, block: Block, tp: DeviceMesh, tokens: TokenExchange) -> "ShardedModule":
     if isinstance(module, FusedNorm | nn.LayerNorm):
         return ReplicatedNorm(module, tp, partial_gradient=not block.gathers_columns)
-    if not isinstance(module, nn.Linear):
-        raise UnknownArchitecture(
-            f"fsdp_dtensor shards linear layers, embeddings and norms, not {type(module).__name__}"
-        )
     if style.startswith("colwise"):
         return ColumnLinear(module, tp, gather_output=style == "colwise_gather_output")
     return RowLinear(module, tp, tokens, split_input=style == "rowwise_split_input")
@@ -95,7 +88,9 @@ class ColumnLinear(ShardedModule):
 
     def forward(self, hidden: Tensor) -> Tensor:
         columns = F.linear(hidden, *self.local_parameters)
-        return columns if self.gathering_group is None else gather_columns(columns, self.gathering_group)
+        if self.gathering_group is None:
+            return columns
+        return exchanged(columns, self.gathering_group, gather_columns, keep_columns)
 
 
 class RowLinear(ShardedModule):
@@ -112,7 +107,7 @@ class RowLinear(ShardedModule):
     def forward(self, hidden: Tensor) -> Tensor:
         weight, *bias = self.local_parameters
         if self.split_input:
-            hidden = keep_columns(hidden, self.tokens.group)
+            hidden = exchanged(hidden, self.tokens.group, keep_columns, gather_columns)
         summed = self.tokens.scatter(F.linear(hidden, weight))
         return summed + bias[0] if bias else summed
 
@@ -157,7 +152,10 @@ class ShardedHead(ColumnLinear):
         logits = super().forward(hidden)
         if not (self.whole or self.as_dtensor):
             return logits
-        sharded = sharded_along(2, self.vocab, logits, self.tp)
+        # DTensor itself would derive the whole vocabulary from one shard, as if all were equal.
+        shape = torch.Size((*logits.shape[:2], self.vocab))
+        stride = (shape[1] * shape[2], shape[2], 1)
+        sharded = DTensor.from_local(logits, self.tp, [Shard(2)], run_check=False, shape=shape, stride=stride)
         return sharded.redistribute(placements=[Replicate()]).to_local() if self.whole else sharded
 
 

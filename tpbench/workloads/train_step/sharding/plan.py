@@ -3,8 +3,6 @@
 transformers gives most model types a plan (`base_model_tp_plan`): patterns of module names, each with a style.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -13,7 +11,7 @@ from typing import Any, Literal, cast, get_args
 from torch import Tensor, nn
 
 from tpbench.workloads.train_step.model.configuration import UnknownArchitecture
-from tpbench.workloads.train_step.model.models import build, decoder_layers
+from tpbench.workloads.train_step.model.models import FusedNorm, build, decoder_layers
 from tpbench.workloads.train_step.problem import TrainStep
 
 Style = Literal["colwise", "rowwise", "colwise_gather_output", "rowwise_split_input", "replicated"]
@@ -43,7 +41,7 @@ class Block:
         return "rowwise_split_input" in self.styles.values()
 
 
-def unsupported_model(problem: TrainStep, by_deepspeed: bool) -> str | None:
+def unsupported_model(problem: TrainStep, variant: str) -> str | None:
     """Return why the ranks cannot share the model by its plan, or None if they can. One layer is made, without
     weights."""
     try:
@@ -51,9 +49,14 @@ def unsupported_model(problem: TrainStep, by_deepspeed: bool) -> str | None:
         gathers = any(block.gathers_columns for block in blocks(problem, model))
     except UnknownArchitecture as error:
         return str(error)
-    if by_deepspeed and (gathers or hasattr(model.get_input_embeddings(), "scalar_embed_scale")):
+    if variant == "autotp" and (gathers or hasattr(model.get_input_embeddings(), "scalar_embed_scale")):
         part = "layers need whole columns" if gathers else "embedding scales its vectors"
         return f"AutoTP does not shard {problem.architecture}, whose {part}: fsdp_dtensor and dtensor_tp do"
+    for module in model.modules() if variant == "fsdp_dtensor" else ():
+        shardable = isinstance(module, nn.Linear | nn.Embedding | nn.LayerNorm | FusedNorm)
+        if not shardable and next(module.parameters(recurse=False), None) is not None:
+            kind = type(module).__name__
+            return f"it does not shard {kind} of {problem.architecture}: use variant=dtensor_tp or tp_size=1"
     return None
 
 

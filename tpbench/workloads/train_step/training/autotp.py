@@ -1,7 +1,5 @@
 """Variant autotp: DeepSpeed's automatic tensor parallelism by the model's own plan, with ZeRO over replicas."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re
@@ -18,13 +16,7 @@ from tpbench.workloads.train_step.model import models
 from tpbench.workloads.train_step.model.inputs import Batch, model_inputs
 from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.sharding.plan import Block, blocks
-from tpbench.workloads.train_step.training.trainer import (
-    Loss,
-    MarkPhase,
-    adamw,
-    ignore_phase,
-    loss_of,
-)
+from tpbench.workloads.train_step.training.trainer import Loss, MarkPhase, adamw, ignore_phase, loss_of
 
 _PARTITION_TYPES = {"colwise": "column", "rowwise": "row", "replicated": "skip"}
 

@@ -1,7 +1,5 @@
 """Variants without DeepSpeed: FSDP2 over replicas, with DTensors and sequence parallelism within them, and DDP."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -40,9 +38,8 @@ def fsdp_dtensor(problem: TrainStep, context: Context, sharding: ModuleType = by
     if context.tp_size > 1:
         sharding.shard(problem, model, mesh["tp"])
         if plain := [name for name, parameter in model.named_parameters() if not isinstance(parameter, DTensor)]:
-            others = "variant=dtensor_tp or tp_size=1" if sharding is by_modules else "tp_size=1"
             raise UnknownArchitecture(
-                f"{plain[0]} of {problem.model} ({problem.architecture}) cannot be sharded: use {others}"
+                f"{plain[0]} of {problem.model} ({problem.architecture}) cannot be sharded: use tp_size=1"
             )
     shard_over_replicas(model, mesh["dp"], context.device, problem.seed)
     sharded_logits = context.tp_size > 1 and problem.vocab_parallel

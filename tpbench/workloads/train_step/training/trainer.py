@@ -1,7 +1,5 @@
 """The interface between a variant and the session, the trainer of plain torch, and the losses of all trainers."""
 
-from __future__ import annotations
-
 import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
