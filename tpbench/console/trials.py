@@ -98,6 +98,6 @@ def _profile(overrides: Sequence[str]) -> int:
     experiment = "profile" if machine.gpu_count() > 1 else "profile_tiny"
     folder = next((text.partition("=")[2] for text in overrides if text.startswith("output_dir=")), "outputs/profile")
     code = _sweep(f"+experiment={experiment}", f"output_dir={folder}", *overrides)
-    if code or "dry_run=true" in overrides:
+    if code or "dry_run=true" in map(str.lower, overrides):
         return code
     return report([folder, "--columns", "loss_value,grad_norm,time_ms,peak_gib"])

@@ -28,7 +28,7 @@ class Answer:
 
     @property
     def first_sentence(self) -> str:
-        """Whether one should gather all logits, or without that variant the fastest that fits, without a full stop."""
+        """The advice to gather or not, or without `GATHER` the fastest variant that fits, without a full stop."""
         free = self.target.free_gib
         asked = next((each for each in self.predictions if each.label == GATHER), None)
         others = [each for each in self.predictions if each is not asked]

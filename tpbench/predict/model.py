@@ -1,8 +1,8 @@
 """A variant's model: what it counts, fitted to measured cells, with errors on cells that were left out.
 
-The counts come from the cost model of the entropy loss. A wall time is the device time and what
-the host adds. The host's part depends on launches and ranks, not on bytes: a fit of wall times with terms of bytes
-would mistake differences between hosts for bytes.
+The counts come from the cost model of the entropy loss. A wall time is the device time and what the host adds. The
+host's part depends on launches and ranks, not on bytes: a fit of wall times with terms of bytes would mistake
+differences between hosts for bytes.
 """
 
 import math

@@ -60,31 +60,29 @@ class CopyEngineSchedule(Schedule):
         return self.buffers.captured_signals if capturing else self.buffers.signals
 
     def gather(self, shard: Tensor) -> Pending:
-        gathered, _ = self._push(shard)
-        copied = self._copy_rows(gathered, shard, gathered)
+        gathered, whole, _ = self._push(shard, keep=False)
+        copied = self._copy_rows(whole, shard, gathered)
 
         def finish() -> Tensor:
             self._wait([copied])
-            return gathered.flatten(0, 1)
+            return whole.flatten(0, 1)
 
         return finish
 
     def gather_matmul(self, shard: Tensor, matrix: Tensor, *, keep: bool = True) -> tuple[Pending, Tensor]:
-        kept = shard.new_empty(self.size, *shard.shape) if keep else None
+        gathered, whole, arrived = self._push(shard, keep)
         product = shard.new_empty(self.size * len(shard), matrix.shape[1])
         products = product.chunk(self.size)
-        gathered, arrived = self._push(shard)
         torch.mm(shard, matrix, out=products[self.rank])
         for peer, event in arrived.items():
             self._wait([event])
             torch.mm(gathered[peer], matrix, out=products[peer])
 
-        def whole() -> Tensor:
-            into = gathered if kept is None else kept
-            self._wait([self._copy_rows(into, shard, gathered)])
-            return into.flatten(0, 1)
+        def finish() -> Tensor:
+            self._wait([self._copy_rows(whole, shard, gathered)])
+            return whole.flatten(0, 1)
 
-        return whole, product
+        return finish, product
 
     def matmul_scatter(self, whole: Tensor, matrix: Tensor, *, awaited: bool = False) -> Pending:
         """Step s computes the sum for the owner s + 1 ranks back; the last step computes this rank's own."""
@@ -132,13 +130,17 @@ class CopyEngineSchedule(Schedule):
         self.buffers.capturing = capturing
         return self.buffers.next(name, shape, dtype)
 
-    def _push(self, shard: Tensor) -> tuple[Tensor, dict[int, torch.cuda.Event]]:
+    def _push(self, shard: Tensor, keep: bool) -> tuple[Tensor, Tensor, dict[int, torch.cuda.Event]]:
         """Queue the copies of this rank's shard to its peers.
 
-        Return the buffer in which the peers' shards arrive, by rank, with an event for each, in the order of arrival.
-        The buffer has no own shard. The next gather but one overwrites it.
+        Return the buffer in which the peers' shards arrive, by rank, the gathered tensor that `_copy_rows` completes,
+        and an event for each peer's shard, in the order of arrival. The next gather but one overwrites the buffer. The
+        gathered tensor is new memory if it is kept, and otherwise the buffer.
         """
         buffers = self._buffer("gathered", (self.size, *shard.shape), shard.dtype)
+        gathered = buffers[self.rank]
+        # Made before the copies wait for earlier products, which may still use this memory.
+        whole = torch.empty_like(gathered) if keep else gathered
         arrived = {}
         self.copies.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.copies):
@@ -147,18 +149,18 @@ class CopyEngineSchedule(Schedule):
                 self.signals.put_signal(target, SHARD)
                 self.signals.wait_signal(source, SHARD)
                 arrived[source] = self.copies.record_event()
-        return buffers[self.rank], arrived
+        return gathered, whole, arrived
 
-    def _copy_rows(self, into: Tensor, shard: Tensor, gathered: Tensor) -> torch.cuda.Event:
+    def _copy_rows(self, whole: Tensor, shard: Tensor, gathered: Tensor) -> torch.cuda.Event:
         """Queue the copies of the own shard, and of those gathered elsewhere, behind all transfers.
 
-        The event marks their end. `into` must have been allocated before the transfers were queued.
+        The event marks their end.
         """
         with torch.cuda.stream(self.copies):
-            into[self.rank].copy_(shard, non_blocking=True)
-            if into is not gathered:
+            whole[self.rank].copy_(shard, non_blocking=True)
+            if whole is not gathered:
                 for peer in self.peers:
-                    into[peer].copy_(gathered[peer], non_blocking=True)
+                    whole[peer].copy_(gathered[peer], non_blocking=True)
             return self.copies.record_event()
 
     def _add_product(
