@@ -97,8 +97,10 @@ def test_deepspeeds_configuration_has_the_overlap() -> None:
         assert configuration["tensor_parallel"]["tp_overlap_comm"] is overlap
 
 
-def test_an_id_without_a_folder_is_answered_with_the_download() -> None:
+def test_an_id_or_a_file_is_answered_with_what_to_write_instead() -> None:
     with pytest.raises(JobError, match=re.escape("hf download Someone/Tiny-1B config.json --local-dir")):
         resolve(tiny_problem(model_dir="Someone/Tiny-1B"))
     with pytest.raises(JobError, match=r"cannot be read: [^`]*$"):
         resolve(tiny_problem(model_dir="/nowhere/Tiny-1B"))
+    with pytest.raises(JobError, match=re.escape("model=FILE.py:NAME, with a name that it registers")):
+        resolve(tiny_problem(model_dir="models/mine.py"))

@@ -74,6 +74,7 @@ def read(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         may_be_id = len(folder.parts) == 2 and not (folder.is_absolute() or folder.exists())
         hint = f" (of an id: `hf download {folder} config.json --local-dir FOLDER`)" if may_be_id else ""
+        hint = " (of a file: model=FILE.py:NAME, with a name that it registers)" if folder.suffix == ".py" else hint
         raise JobError(f"model_dir={folder}: {file} cannot be read: {error}{hint}") from None
     if not isinstance(content, dict) or "model_type" not in content:
         raise JobError(f"model_dir={folder}: {file} lacks model_type")
