@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from tpbench.api import EntropyLoss, Output, Shard, Step
@@ -82,6 +83,18 @@ def computes_while_it_restores(problem: EntropyLoss, shard: Shard) -> Step:
         answers[:] = [step()]
 
     return Step(lambda: answers[0], restore=restore)
+
+
+def does_not_wait_for_its_collective(problem: EntropyLoss, shard: Shard) -> Step:
+    step = honest(problem, shard)
+
+    def run() -> Output:
+        result = step()
+        assert result.row_loss is not None
+        dist.all_reduce(result.row_loss.div_(shard.tp_size), group=shard.group, async_op=True)
+        return result
+
+    return Step(run)
 
 
 def overwrites_its_input(problem: EntropyLoss, shard: Shard) -> Step:

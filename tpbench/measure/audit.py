@@ -1,10 +1,12 @@
-"""Three guards against stale results: a variant may do less when it is timed than when it is checked.
+"""Four guards against stale and unfinished results: a variant may do less when it is timed than when it is checked.
 
 - Outputs lie in poisoned memory: before the last iteration of a clock, the outputs of the one before become NaN. A step
   that writes nothing returns NaN.
 - The result of the last timed iteration of each clock is checked.
 - Inputs change between iterations: before each timed one with `fresh`, which holds for all variants from outside this
   package, and before one more iteration after the timed ones. A stored answer is then wrong.
+- In that iteration the device is busy when the step is called, on CPUs one rank begins late, and there outputs are
+  compared with their values when the step returned. A step that doesn't wait for its transfers is then wrong.
 
 The oracle compares, so code that replaces functions of this process remains undetected.
 """
@@ -12,6 +14,7 @@ The oracle compares, so code that replaces functions of this process remains und
 import dataclasses
 import math
 import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,11 +23,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from tpbench.measure.ranks import from_rank_0
+from tpbench.measure.ranks import from_rank_0, on_any_rank
 from tpbench.measure.session import AuditedSession, Context, RepeatedSession
 
 SLEEP_CYCLES = 40_000_000
 """About 20 ms: the device sleeps while the host queues the change of the inputs and the iteration."""
+
+SLEEP_S = 0.02
+"""How much later than the others one rank begins, on CPUs."""
 
 MOST_SIGNS = 2**16
 """Signs of a tensor. The host draws them before each iteration, so neighbours among more rows share one."""
@@ -116,6 +122,15 @@ def changed_inputs_reason(session: AuditedSession, step: Callable[[], None], con
         torch.cuda._sleep(SLEEP_CYCLES)
     session.audited_inputs.change(drawn)
     session.restore()
+    on_cpu = context.device.type == "cpu"
+    if on_cpu and context.rank == session.audited_inputs.secret % context.world_size:
+        time.sleep(SLEEP_S)
     step()
+    outputs = session.outputs() if on_cpu else ()
+    returned = [output.clone() for output in outputs]
     wrong = session.check().wrong
-    return f"with changed inputs, after a correct result with the first ones: {wrong}" if wrong else None
+    if wrong:
+        return f"with changed inputs, after a correct result with the first ones: {wrong}"
+    if on_any_rank(not all(map(torch.equal, returned, outputs)), context):
+        return "the step returned before its output was complete: let it wait for its collectives"
+    return None

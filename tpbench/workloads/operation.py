@@ -228,7 +228,8 @@ class OperationSession:
             tflops = self.rank.once("gemm", lambda: gemm_tflops(dtype, device, self.stopwatch))
             self.rates["gemm_tflops"], times["compute_ms"] = tflops, compute_ms(flops, tflops)
         world = dist.group.WORLD
-        if sent and world is not None and world.size() > 1 and not counted.wire_ms:
+        # On CPUs gloo's collectives differ too much in speed for one of them to bound the others.
+        if sent and world is not None and world.size() > 1 and not counted.wire_ms and self.rank.device.type == "cuda":
             rate = self.rank.once("gather", lambda: gather_gb_per_s(self.rank.device, world, self.stopwatch))
             times |= {"wire_ms": sent / rate / 1e6, "wire_beside_memory": True}
         return replace(counted, bytes_moved=moved, bytes_communicated=sent, flops=flops, **times)

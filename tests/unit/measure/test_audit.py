@@ -82,6 +82,18 @@ def test_a_step_that_writes_nothing_is_wrong_with_changed_inputs(context: Contex
     assert session.output.isnan().all()
 
 
+def test_a_step_that_returns_before_its_output_is_complete_is_wrong(context: Context) -> None:
+    session = Doubling()
+
+    def completed() -> Verdict:
+        session.output.copy_(session.doubled())
+        return Verdict({}, None)
+
+    session.check = completed  # type: ignore[method-assign]
+    reason = auditing.changed_inputs_reason(session, lambda: None, context)
+    assert reason == "the step returned before its output was complete: let it wait for its collectives"
+
+
 def test_a_gpu_sleeps_before_the_inputs_change(monkeypatch: pytest.MonkeyPatch, context: Context) -> None:
     """A kernel that does not wait for the current stream reads the old inputs then."""
     session = Doubling()
