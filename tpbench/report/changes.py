@@ -55,6 +55,8 @@ _SPEEDS = ("copy_gb_per_s", "sm_clock_mhz", "memory_clock_mhz")
 _SPEED_SHARE = 0.03
 """Columns of speeds, and the smallest difference that is noted."""
 _ALWAYS = ("workload", "variant", "device", "graph", "fresh", "nodes", "tp_size", "dp_size")
+_SAME_REACH = 10
+"""An interval that reaches beyond this many thresholds says too little to call a cell the same."""
 _NAMED_FIRST = ("workload", "loss", "dtype", "tokens", "vocab", "tp_size")
 
 
@@ -115,8 +117,8 @@ class Comparison:
         words = (
             f"{above}, {below}: {self.metric.name} differs by more than {100 * self.threshold:.3g}%, and a t test of "
             f"its logarithm has p < {ALPHA} after Holm's correction for the {tested} cells tested. {SAME}: it differs "
-            f"by less. {UNCLEAR}: runs may scatter that much. ratio: after over before; low, high: its "
-            f"{uncertainty.CONFIDENCE:.0%} interval."
+            f"by less. {UNCLEAR}: runs may scatter that much, or the interval reaches beyond {_SAME_REACH} times that "
+            f"difference. ratio: after over before; low, high: its {uncertainty.CONFIDENCE:.0%} interval."
         )
         repeated = (
             f" Repeated rows of a cell ({self.scatter.freedom} more than one a side) scatter "
@@ -204,7 +206,9 @@ def _conclude(change: CellChange, p: float, comparison: Comparison) -> CellChang
     """Return the change with its corrected p value and the verdict that follows from it."""
     assert change.ratio and change.before is not None and change.after is not None
     if abs(change.ratio.value - 1) <= comparison.threshold:
-        return replace(change, p=p)
+        reach = 1 + _SAME_REACH * comparison.threshold
+        is_vague = (change.ratio.high or 1) > reach or (change.ratio.low or 1) < 1 / reach
+        return replace(change, verdict=UNCLEAR if is_vague else SAME, p=p)
     if _is_small(comparison.metric, change.before, change.after):
         return replace(change, p=p, notes=(*change.notes, f"less than {RESOLUTION_GIB * 1024:g} MiB never counts"))
     verdict = UNCLEAR if p >= ALPHA else verdict_words(comparison.metric)[change.ratio.value < 1]

@@ -79,6 +79,12 @@ def _report(options: argparse.Namespace) -> None:
         print(row_command(plain_rows(rows)[0]))
         return
     check_columns(columns)  # rows may have columns of users' workloads
+    if older := len(frame) - len(newest(frame)):
+        rows = f"{older} older {'row is' if older == 1 else 'rows are'}"
+        print(
+            f"report: {rows} not shown, because a newer one is of the same cell: see --only sweep_id=ID",
+            file=sys.stderr,
+        )
     if form == "json" and output and not output.suffix:
         write_documents(frame, output)
     elif form in PICTURES and study is not None:

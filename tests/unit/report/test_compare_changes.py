@@ -82,6 +82,12 @@ def test_a_difference_of_exactly_the_threshold_is_the_same():
     assert change(record(), slower(1.25), threshold=0.2499).verdict == "slower"
 
 
+def test_a_small_difference_with_a_wide_interval_is_unclear():
+    noisy = [each**3 / 10 for each in range(1, 22)]
+    found = change(record(samples_ms=noisy), slower(1.01, samples_ms=noisy))
+    assert found.verdict == "unclear" and found.ratio.high > 1.3 and not found.fails
+
+
 def test_memory_counts_from_a_mebibyte_on():
     small = record(peak_gib=0.001)
     tiny = change(small, record(peak_gib=0.001 + 2**-10 - 1e-9), "peak_gib")
