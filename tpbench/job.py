@@ -185,6 +185,8 @@ def parse_job(
     from_outside = (outside or {}).get(str(values.get("variant")))
     workload, variant = _variant(values, from_outside)
     if (shape_of := values.get("shape_workload", workload.name)) != workload.name:
+        if shape_of not in workloads():
+            raise JobError(f"shape_workload={shape_of}: {unknown('workload', shape_of, workloads())}")
         advice = f"python -m tpbench list {workload.name} shows its shapes"
         if workload.definition:
             advice = "it has no shapes: write its fields as NAME=VALUE"

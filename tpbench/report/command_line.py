@@ -13,7 +13,7 @@ from rich.console import Console
 
 from tpbench import tables
 from tpbench.report.analysis.metrics import METRICS, Metric, metrics_of_all
-from tpbench.report.analysis.records import value_text
+from tpbench.report.analysis.records import json_object, value_text
 from tpbench.results.read import load
 from tpbench.results.schema import COLUMN_LIST, all_columns
 from tpbench.settings import JobError, path_argument, user_path
@@ -116,6 +116,9 @@ def selected_rows(options: argparse.Namespace) -> pd.DataFrame:
         name, equals, value = condition.partition("=")
         if not equals:
             raise JobError(f"--only {condition}: the equals sign is missing: write --only {condition}=VALUE")
+        if name not in frame and "job" in frame:  # settings that are no columns, such as time_budget_s
+            settings = pd.Series([json_object(job).get(name) for job in frame["job"]], frame.index, dtype=object)
+            frame = frame.assign(**{name: settings}) if settings.notna().any() else frame
         if name not in frame:
             if name in all_columns():
                 raise JobError(f"none of these rows has the column {name}, which is of another workload")

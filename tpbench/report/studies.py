@@ -61,7 +61,8 @@ def study_document(frame: pd.DataFrame, study: str | None, columns: Sequence[str
         if grids and not tables:
             raise JobError(f"these rows have no {' and no '.join(columns)}")
     if not tables:
-        raise JobError(f"no rows for the study {study}, which is of {', '.join(by_workload)}")
+        why = "no rows" if frame.empty else "these rows do not suffice"
+        raise JobError(f"{why} for the study {study}, which is of {', '.join(by_workload)}")
     return Document(tables, warnings=[*disagreements(records.row_records(newest(frame)))])
 
 

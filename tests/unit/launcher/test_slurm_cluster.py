@@ -69,7 +69,10 @@ def test_a_partition_is_read_from_sinfo(name: str | None, nodes: int, monkeypatc
 
 @pytest.mark.parametrize(
     ("code", "said"),
-    [(1, "needs a Slurm cluster, and none answers: sinfo says no controller"), (0, r"called gpuu, did you mean gpu\?")],
+    [
+        (1, "needs a Slurm cluster, and none answers: sinfo says controller; use a login"),
+        (0, r"called gpuu, did you mean gpu\?"),
+    ],
 )
 def test_a_partition_that_cannot_be_found(code: int, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def answer(*line: str) -> subprocess.CompletedProcess[str]:

@@ -17,7 +17,7 @@ from tpbench.job import Job
 from tpbench.launcher import interrupts
 from tpbench.measure import machine
 from tpbench.settings import JobError, parse, setting
-from tpbench.suggestions import unknown
+from tpbench.suggestions import printable, unknown
 
 _OWN_ARGUMENTS = frozenset(
     ("array", "error", "nodes", "no-requeue", "ntasks", "ntasks-per-node", "open-mode", "output", "parsable", "requeue",
@@ -268,8 +268,9 @@ def _sinfo(*options: str) -> list[str]:
     """Return the lines of sinfo. Raises JobError if no cluster answers."""
     answered = answer("sinfo", "--noheader", *options)
     if answered.returncode:
-        said = " ".join(answered.stderr.split())[:200]
-        raise JobError(f"hydra/launcher=torchrun_slurm needs a Slurm cluster, and none answers: sinfo says {said}")
+        said = printable((answered.stderr.strip().splitlines() or ["nothing"])[-1])
+        what = "hydra/launcher=torchrun_slurm needs a Slurm cluster, and none answers"
+        raise JobError(f"{what}: sinfo says {said}; use a login node of the cluster")
     return answered.stdout.splitlines()
 
 

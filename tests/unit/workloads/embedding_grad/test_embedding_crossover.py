@@ -171,7 +171,7 @@ def test_the_report_prints_and_draws_the_study(tmp_path: Path, capsys: pytest.Ca
     assert report([*command, "--variant", "dense_reduce_scatter", "--format", "svg"]) == 2
     assert "these rows have nothing to draw for the study crossover" in capsys.readouterr().err
     assert report([*command, "--variant", "dense_reduce_scatter"]) == 2
-    assert "no rows for the study crossover, which is of embedding_grad" in capsys.readouterr().err
+    assert "these rows do not suffice for the study crossover, which is of embedding_grad" in capsys.readouterr().err
 
 
 def test_committed_exchanges_that_win_by_device_time_win_by_wall_clock() -> None:
