@@ -116,7 +116,7 @@ def selected_rows(options: argparse.Namespace) -> pd.DataFrame:
         name, equals, value = condition.partition("=")
         if not equals:
             raise JobError(f"--only {condition}: the equals sign is missing: write --only {condition}=VALUE")
-        if name not in frame and "job" in frame:  # settings that are no columns, such as time_budget_s
+        if name not in frame and "job" in frame:  # a setting without a column, such as time_budget_s
             settings = pd.Series([json_object(job).get(name) for job in frame["job"]], frame.index, dtype=object)
             frame = frame.assign(**{name: settings}) if settings.notna().any() else frame
         if name not in frame:
