@@ -23,7 +23,7 @@ with packages.explain_missing():
     from tpbench.launcher import interrupts, sweep
     from tpbench.launcher.command_line import arguments as command_line
     from tpbench.launcher.options import CODE, CONF, read_choice, unknown_choice
-    from tpbench.settings import JobError, user_path
+    from tpbench.settings import JobError, job_error, user_path
     from tpbench.suggestions import printable, unknown
 
 
@@ -73,7 +73,7 @@ def main() -> None:
     except interrupts.Terminated:
         sys.exit(interrupts.EXIT_CODE)
     except Exception as error:
-        if refused := _job_error(error):
+        if refused := job_error(error):
             sys.exit(_message(str(refused)))
         if _passed_through_tpbench(error):
             raise
@@ -92,15 +92,6 @@ def _hydra_message(error: HydraException) -> str:
     if match:
         return unknown("option of torchrun_slurm", match[1], valid)
     return f"{error}\n{error.__cause__}" if isinstance(error.__cause__, OmegaConfBaseException) else str(error)
-
-
-def _job_error(error: BaseException | None) -> JobError | None:
-    """Return the JobError that caused another error: OmegaConf wraps those of a path that is refused."""
-    while error:
-        if isinstance(error, JobError):
-            return error
-        error = error.__cause__ or error.__context__
-    return None
 
 
 def _message(text: str) -> str:

@@ -17,6 +17,13 @@ class JobError(ValueError):
     """The configuration is invalid. The message is for the user."""
 
 
+def job_error(error: BaseException | None) -> JobError | None:
+    """Return the JobError that caused another error, or None: OmegaConf wraps those that its resolvers raise."""
+    while error and not isinstance(error, JobError):
+        error = error.__cause__ or error.__context__
+    return error
+
+
 def setting(
     default: Any = dataclasses.MISSING,
     *,

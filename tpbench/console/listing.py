@@ -63,7 +63,8 @@ def _with_folders(arguments: Sequence[str]) -> Sequence[str]:
     """Return the topics. Add the folder of --config-dir, which sweeps have too."""
     if not any(argument.startswith("-") for argument in arguments):
         return arguments
-    from tpbench.launcher.command_line.arguments import config_folders, parse_options
+    from tpbench.launcher.command_line.arguments import config_folders
+    from tpbench.launcher.command_line.names import parse_options
 
     parsed, unknown_options = parse_options(arguments)
     if unknown_options:

@@ -34,7 +34,7 @@ from tpbench.launcher.interrupts import Terminated
 from tpbench.launcher.options import CODE, GROUPS, SweepOptions, command_line_names
 from tpbench.launcher.planning import resume
 from tpbench.launcher.planning.plan import Cell, Request, notes, plan, sweep_options
-from tpbench.settings import JobError
+from tpbench.settings import JobError, job_error
 from tpbench.suggestions import unknown
 from tpbench.workloads import variants
 
@@ -136,8 +136,8 @@ class SweepComposer:
         try:
             values: Any = OmegaConf.to_container(config, resolve=True)
         except (OmegaConfBaseException, RecursionError) as error:
-            if isinstance(error.__cause__, JobError):
-                raise error.__cause__ from None
+            if refused := job_error(error):
+                raise refused from None
             key, reason = getattr(error, "full_key", None), str(error).partition("\n")[0]
             raise JobError(
                 f"a value refers to another one that cannot be found: {f'{key}: ' * bool(key)}{reason}"

@@ -144,8 +144,9 @@ class Workload:
     job_only_fields: tuple[str, ...] = ()
     """Fields of the problem without a column: a row has them in the JSON of its job only."""
     aliases: Mapping[str, str] = field(default_factory=dict)
-    """Other names that a command line may use, each with the arguments that it stands for. `{}` is the value. An
-    argument whose name the command line has is left out. Arguments may use the resolvers of `SweepComposer`."""
+    """Other names that a command line may use, each with the arguments that it stands for. `{}` is the value. If the
+    command line has the name of such an argument, that is an error; an argument without `{}` is then left out.
+    Arguments may use the resolvers of `SweepComposer`."""
     headline: tuple[str, ...] = ()
     """The problem fields that name a cell in a progress line. A field that is null or 0 is left out."""
     options: tuple[Option, ...] = ()

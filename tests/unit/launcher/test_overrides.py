@@ -188,6 +188,12 @@ def test_names_of_the_older_benchmark(line: str, fields: dict[str, object]) -> N
             "impl=autotp model_name=Qwen/Qwen3-32B dp_size=2 num_training_steps=100 no_vocab_parallel=true",
         ),
         ("-m seed=1 --tokens=5 --dry-run", "-m seed=1 tokens=5 dry_run=true"),
+        ("--impl autotp,fsdp", "-m impl=autotp,fsdp"),
+        (
+            "--impl autotp --dataset_name wikitext --seed 1",
+            "impl=autotp seed=1\nleft out: --dataset_name has no counterpart here",
+        ),
+        ("--impl autotp --dtype float16", "impl=autotp\nleft out: dtype=float16 does not exist, did you .*"),
     ],
 )
 def test_dashes_are_answered_with_the_whole_right_line(line: str, right: str) -> None:
@@ -195,9 +201,26 @@ def test_dashes_are_answered_with_the_whole_right_line(line: str, right: str) ->
         for_hydra(line.split())
 
 
-def test_steps_of_the_older_benchmark_include_the_warm_up() -> None:
-    with pytest.raises(JobError, match="num_training_steps=5 includes warmup_steps=5: it must be a larger number"):
-        composed_jobs.composed(*for_hydra(["impl=fsdp", "shape=qwen3_8b_tp4", "num_training_steps=5"])[:-1])
+@pytest.mark.parametrize("steps", ["5", "abc"])
+def test_steps_of_the_older_benchmark_include_the_warm_up(steps: str) -> None:
+    with pytest.raises(JobError, match=f"^num_training_steps={steps} includes warmup_steps=5: it must be a larger"):
+        composed_jobs.composed(*for_hydra(["impl=fsdp", "shape=qwen3_8b_tp4", f"num_training_steps={steps}"])[:-1])
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--impl --tp_size 2", "--impl has no value: write impl=VALUE"),
+        ("impl=fsdp variant=ddp", "variant=ddp and impl=fsdp both set variant: leave out one of them"),
+        (
+            "use_vocab_parallel=true no_vocab_parallel=true",
+            "use_vocab_parallel=true and no_vocab_parallel=true both set vocab_parallel: leave out one of them",
+        ),
+    ],
+)
+def test_a_field_is_set_once_and_has_a_value(line: str, message: str) -> None:
+    with pytest.raises(JobError, match=f"^{message}$"):
+        for_hydra(line.split())
 
 
 def test_chosen_fields_leave_out_groups_of_every_workload() -> None:

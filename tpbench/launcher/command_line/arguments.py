@@ -6,18 +6,16 @@ The names of fields are checked where jobs are made of them (`tpbench.job.parse_
 import math
 import re
 import shlex
-from argparse import Namespace
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NoReturn
 
-from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override, RangeSweep
 from hydra.errors import OverrideParseException
 
+from tpbench.launcher.command_line.names import parse_options, refuse_dashes, without_aliases
 from tpbench.launcher.command_line.outside_choices import command_line_variants, name_in_rows
-from tpbench.launcher.options import CODE, COMMANDS, CONF, GROUPS, aliases, command_line_names, read_choice
+from tpbench.launcher.options import CODE, COMMANDS, CONF, GROUPS, command_line_names, read_choice
 from tpbench.settings import JobError, user_path
 from tpbench.suggestions import nearest, printable
 
@@ -42,43 +40,10 @@ _BARE_NUMBER = re.compile(r"(?<![\w'\".])(\d+)(?![\w'\".])")
 
 def for_hydra(arguments: Sequence[str]) -> list[str]:
     """Return the command line as Hydra gets it. Raises JobError with a line for each mistake."""
-    arguments = rewritten(options_first(_without_aliases(arguments)))
+    refuse_dashes(arguments)
+    arguments = rewritten(options_first(without_aliases(arguments)))
     check_overrides(arguments)
     return [*accepted_by_hydra(arguments), "hydra.mode=MULTIRUN"]  # also for one job
-
-
-def _without_aliases(arguments: Sequence[str]) -> list[str]:
-    """Write other names of fields, which workloads declare, as the names here.
-
-    Raises JobError with the whole right command line if fields have dashes in front, as in `--tokens 64`.
-    """
-    if (plain := _without_dashes(arguments)) != list(arguments):
-        raise JobError(f"fields have no dashes in front: write python -m tpbench {shlex.join(plain)}")
-    given = {argument.partition("=")[0] for argument in arguments}
-    words: list[str] = []
-    for argument in arguments:
-        name, _, value = argument.partition("=")
-        for meaning in aliases().get(name, "").split():
-            field, _, template = meaning.partition("=")
-            if field not in given:
-                values = dict.fromkeys(template.replace("{}", each) for each in value.split(","))
-                words.append(f"{field}={','.join(values)}")
-        words += [] if name in aliases() else [argument]
-    return words
-
-
-def _without_dashes(arguments: Sequence[str]) -> list[str]:
-    """Write `--tokens 64` as `tokens=64`, for names of fields; other options are Hydra's."""
-    names = aliases().keys() | command_line_names() | set(GROUPS)
-    plain, words = [], list(arguments)
-    while words:
-        name, equals, value = words.pop(0).partition("=")
-        if name.startswith("--") and (field := name.removeprefix("--").replace("-", "_")) in names:
-            if not equals:
-                value = words.pop(0) if words and not words[0].startswith("-") and "=" not in words[0] else "true"
-            name, equals = field, "="
-        plain.append(f"{name}{equals}{value}")
-    return plain
 
 
 def options_first(arguments: Sequence[str]) -> list[str]:
@@ -91,18 +56,6 @@ def options_first(arguments: Sequence[str]) -> list[str]:
     for each in parsed.overrides:
         options.remove(each)
     return [*options, *parsed.overrides]
-
-
-def parse_options(arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
-    """Return Hydra's options with the overrides, and unknown options. Raises JobError for a wrong value of one."""
-    parser = get_args_parser()
-
-    def raise_error(message: str) -> NoReturn:
-        raise JobError(f"{message} (python -m tpbench --hydra-help lists Hydra's options)")
-
-    setattr(parser, "error", raise_error)  # noqa: B010  mypy forbids an assignment; argparse would print its own usage
-    parsed, rest = parser.parse_known_intermixed_args(list(arguments))
-    return parsed, [each for each in rest if each.startswith("-")]
 
 
 def rewritten(arguments: Sequence[str]) -> list[str]:

@@ -1,0 +1,106 @@
+"""The names on a command line: Hydra's options, other names of fields, and fields with dashes in front of them."""
+
+import shlex
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from typing import NoReturn
+
+from hydra._internal.utils import get_args_parser
+
+from tpbench.job import field_defaults
+from tpbench.launcher.options import GROUPS, SweepOptions, aliases, command_line_names
+from tpbench.settings import JobError, defaults, parse
+from tpbench.workloads import variants, workloads
+
+
+def parse_options(arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
+    """Return Hydra's options with the overrides, and unknown options. Raises JobError for a wrong value of one."""
+    parser = get_args_parser()
+
+    def raise_error(message: str) -> NoReturn:
+        raise JobError(f"{message} (python -m tpbench --hydra-help lists Hydra's options)")
+
+    setattr(parser, "error", raise_error)  # noqa: B010  mypy forbids an assignment; argparse would print its own usage
+    parsed, rest = parser.parse_known_intermixed_args(list(arguments))
+    return parsed, [each for each in rest if each.startswith("-")]
+
+
+def without_aliases(arguments: Sequence[str]) -> list[str]:
+    """Write other names of fields, which workloads declare, as the names here.
+
+    Raises JobError if two arguments set one field by different names.
+    """
+    given = {argument.partition("=")[0].lstrip("+"): argument for argument in arguments}
+    words: list[str] = []
+    for argument in arguments:
+        name, _, value = argument.partition("=")
+        for meaning in aliases().get(name, "").split():
+            field, _, template = meaning.partition("=")
+            if field not in given:
+                given[field] = argument
+                values = dict.fromkeys(template.replace("{}", each) for each in value.split(","))
+                words.append(f"{field}={','.join(values)}")
+            elif "{}" in template:
+                raise JobError(f"{given[field]} and {argument} both set {field}: leave out one of them")
+        words += [] if name in aliases() else [argument]
+    return words
+
+
+def refuse_dashes(arguments: Sequence[str]) -> None:
+    """Raise JobError with the right command line if fields have dashes in front, as in `--tokens 64`.
+
+    That line leaves out options and values that do not exist here, and the message names them.
+    """
+    names = aliases().keys() | command_line_names() | set(GROUPS)
+    unknown = {option.partition("=")[0] for option in parse_options(arguments)[1]}
+    plain, left_out, words, has_dashes = [], [], list(arguments), False
+    while words:
+        name, equals, value = words.pop(0).partition("=")
+        field = name.removeprefix("--").replace("-", "_")
+        is_field = name.startswith("--") and field in names
+        if not is_field and name not in unknown:
+            plain.append(f"{name}{equals}{value}")
+            continue
+        if not equals and words and not words[0].startswith("-") and "=" not in words[0]:
+            value = words.pop(0)
+        elif not equals and _is_switch(field):
+            value = "true"
+        if is_field and not value:
+            raise JobError(f"{name} has no value: write {field}=VALUE")
+        has_dashes |= is_field
+        if is_field:
+            plain.append(f"{field}={value}")
+        else:
+            left_out.append(f"left out: {name} has no counterpart here")
+    if not has_dashes:
+        return
+    fields = dict(word.split("=", 1) for word in without_aliases(plain) if "=" in word)
+    if (variant := fields.get("variant", "").partition(",")[0]) in variants():
+        problem = variants()[variant][0].problem
+        for word in list(plain):
+            if complaint := next(_complaints(without_aliases([word]), problem), ""):
+                plain.remove(word)
+                left_out.append(f"left out: {complaint}")
+    if any("," in word for word in plain) and not {"-m", "--multirun"} & set(plain):
+        plain.insert(0, "-m")
+    raise JobError(
+        "\n".join((f"fields have no dashes in front: write python -m tpbench {shlex.join(plain)}", *left_out))
+    )
+
+
+def _is_switch(name: str) -> bool:
+    """Return true if the field of that name, or the one that it stands for, is true or false."""
+    field = aliases().get(name, name).partition("=")[0]
+    values = (defaults(SweepOptions), *map(field_defaults, workloads()))
+    return any(isinstance(of_field.get(field), bool) for of_field in values)
+
+
+def _complaints(words: Sequence[str], problem: type) -> Iterator[str]:
+    """Yield what is wrong with the values of fields of the problem, without those that refer to other fields."""
+    for word in words:
+        name, _, values = word.partition("=")
+        for value in [] if "$" in values else values.split(","):
+            try:
+                parse(problem, {name: value})
+            except JobError as error:  # other fields are missing
+                yield from (line for line in str(error).splitlines() if line.startswith(f"{name}="))
