@@ -129,7 +129,7 @@ def test_a_model_that_transformers_does_not_have(name: str, tp_size: int, more: 
     test_a_variant_equals_one_process(2, name, tp_size, sizes | more)
     (tmp_path / "my_model.py").write_text("import nosuch")
     with pytest.raises(
-        JobError, match=r"my_model\.py:other cannot be used: ModuleNotFoundError: No module named 'nosuch'"
+        JobError, match=r"other cannot be used: my_model\.py:1: ModuleNotFoundError: No module named 'nosuch'"
     ):
         resolve(tiny_problem(model_dir=f"{tmp_path}/my_model.py:other"))
     (tmp_path / "my_model.py").write_text(

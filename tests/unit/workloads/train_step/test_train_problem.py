@@ -104,3 +104,29 @@ def test_an_id_or_a_file_is_answered_with_what_to_write_instead() -> None:
         resolve(tiny_problem(model_dir="/nowhere/Tiny-1B"))
     with pytest.raises(JobError, match=re.escape("model=FILE.py:NAME, with a name that it registers")):
         resolve(tiny_problem(model_dir="models/mine.py"))
+
+
+BUILDER = """
+from tpbench.api.models import BaseModelBuilder, register_model
+@register_model("mine")
+class Builder(BaseModelBuilder):
+    create_model = get_tp_mapping = get_transformer_layers = get_embedding_module = replace_embedding_module = None
+    def get_config(self):
+        return {}["oops"] if self._config is None else self._config
+"""
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", 'the file registers no model: write @register_model("mine") over a class'),
+        ("\n{}['oops']", "cannot be used: mine.py:2: KeyError: 'oops'"),
+        (BUILDER.replace('"mine"', '"other"'), "no model is called mine (valid: other)"),
+        (BUILDER, "cannot be used: mine.py:7: KeyError: 'oops'"),
+    ],
+)
+def test_a_users_file_is_refused_with_its_line(content: str, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(content)
+    with pytest.raises(JobError, match=re.escape(said)):
+        resolve(tiny_problem(model_dir=f"{file}:mine"))

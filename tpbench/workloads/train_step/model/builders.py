@@ -5,6 +5,7 @@ import functools
 import hashlib
 import inspect
 import sys
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -52,6 +53,7 @@ class BaseModelBuilder(ABC):
 
     def __init__(self, model_name: str) -> None:
         self.model_name = model_name
+        self._config: ModelConfig | None = None  # for `get_config`, which may keep its result here
 
     @abstractmethod
     def get_config(self) -> ModelConfig:
@@ -106,17 +108,21 @@ def builder_of(model_file: str) -> tuple[BaseModelBuilder, str]:
         exec(compile(content, file, "exec"), vars(module))
         if name in _registered:
             return _registered[name](name), hashlib.sha256(content).hexdigest()[:12]
+    if not _registered:
+        raise JobError(f'model={model_file}: the file registers no model: write @register_model("{name}") over a class')
     raise JobError(unknown("model", name, _registered))
 
 
 @contextlib.contextmanager
 def blamed(model_file: str) -> Iterator[None]:
-    """Turn any error of a user's file into a JobError in one line."""
+    """Turn any error of a user's file into a JobError in one line, with the line of that file if it has one."""
     try:
         yield
     except Exception as error:
-        message = " ".join(str(error).split())
-        raise JobError(f"model={model_file} cannot be used: {type(error).__name__}: {message}") from error
+        message, file = " ".join(str(error).split()), Path(model_file.rpartition(":")[0])
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
+        place = f"{file.name}:{frames[-1].lineno}: " if frames else ""
+        raise JobError(f"model={model_file} cannot be used: {place}{type(error).__name__}: {message}") from error
 
 
 def problem_fields(model_file: str) -> dict[str, Any]:
