@@ -15,6 +15,7 @@ from tpbench.console.choices import sections_of
 from tpbench.measure import machine
 from tpbench.report.command import main as report
 from tpbench.results.read import load
+from tpbench.settings import user_path
 from tpbench.suggestions import printable, unknown
 from tpbench.tables import aligned_lines
 from tpbench.workloads import workloads
@@ -23,7 +24,8 @@ from tpbench.workloads import workloads
 def main(arguments: Sequence[str]) -> int:
     """Run `test` or `profile`, the first argument. The exit code is 0, or 1 if a cell failed."""
     command, *rest = arguments
-    further = "Further arguments are those of a sweep, such as device=cpu or loss=reverse_kl."
+    example = "layers=4" if command == "profile" else "loss=reverse_kl"
+    further = f"Further arguments are those of a sweep, such as device=cpu or {example}."
     parser = argparse.ArgumentParser(prog=f"tpbench {command}", epilog=further)
     words = [argument for argument in rest if "=" not in argument]
     overrides = [argument for argument in rest if "=" in argument]
@@ -61,16 +63,20 @@ def _test(names: Sequence[str], overrides: Sequence[str]) -> int:
         scheduled = workloads()[name].scheduled is True
         quick = ["steps=4"] if scheduled else ["measure=quick", "time_budget_s=0", "min_iterations=1"]
         output_dir = Path(folder, name)
-        code = _sweep(
-            f"variant={variants}", f"shape={tiny}", *sizes, *quick, "reuse=true", f"output_dir={output_dir}", *overrides
-        )
+        line = [f"shape={tiny}", *sizes, *quick, "reuse=true", f"output_dir={output_dir}", *overrides]
+        code = _sweep(f"variant={variants}", *line)
         if not (output_dir / "rows").is_dir():  # the sweep was refused, and has said why, or it was a dry run
             shutil.rmtree(folder)
             return code
         with warnings.catch_warnings(action="ignore"):  # these cells measure too little to warn about
             rows = load(output_dir)
+            if alone := _for_one_gpu(rows):
+                _sweep(f"variant={','.join(alone)}", *line, "tp_size=1", "dp_size=1")
+                rows = load(output_dir)
         for entry in entries:
-            lines.append([name, entry.name, *_result(rows[rows["variant"] == entry.name], missing.get(entry.name))])
+            result, error, reason = _result(rows[rows["variant"] == entry.name], missing.get(entry.name))
+            reason = "with tp_size=1" if result == "pass" and entry.name in alone else reason
+            lines.append([name, entry.name, result, error, reason])
     print(*aligned_lines(("workload", "variant", "result", "error", "reason"), lines), sep="\n")
     failed = sum(line[2] == "FAIL" for line in lines)
     if failed:
@@ -78,6 +84,12 @@ def _test(names: Sequence[str], overrides: Sequence[str]) -> int:
     else:
         shutil.rmtree(folder)
     return int(failed > 0)
+
+
+def _for_one_gpu(rows: pd.DataFrame) -> list[str]:
+    """Return the variants that skipped all their cells because these have several ranks."""
+    skipped = (rows["status"] == "skipped") & rows["reason"].str.contains("for one GPU").fillna(False)
+    return [str(name) for name, only in skipped.groupby(rows["variant"]).all().items() if only]
 
 
 def _result(cells: pd.DataFrame, missing: str | None) -> tuple[str, str, str]:
@@ -100,4 +112,7 @@ def _profile(overrides: Sequence[str]) -> int:
     code = _sweep(f"+experiment={experiment}", f"output_dir={folder}", *overrides)
     if code or "dry_run=true" in map(str.lower, overrides):
         return code
-    return report([folder, "--columns", "loss_value,grad_norm,time_ms,peak_gib"])
+    only = []
+    if "resume=true" not in map(str.lower, overrides):  # its cells may have their rows from earlier sweeps
+        only = ["--only", f"sweep_id={load(user_path(folder), columns='sweep_id')['sweep_id'].iloc[-1]}"]
+    return report([folder, *only, "--columns", "loss_value,grad_norm,time_ms,peak_gib"])
