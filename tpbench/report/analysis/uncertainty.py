@@ -38,8 +38,9 @@ METHOD = (
     f"whole may be faster than the next; the spread of its samples, at least {LEAST_SPREAD:.0%}, stands for that"
 )
 INTERLEAVED_METHOD = (
-    f"of cells that were measured interleaved, A B B A: a t test of the logarithms of the rounds' ratios, from "
-    f"{2 * FEWEST} rounds on, with {SETUP_SCATTER:.1%} for the set-up. Drift that is steady over four rounds cancels"
+    f"of cells that were measured interleaved, A B B A: the geometric mean of the rounds' ratios, not the ratio of the "
+    f"medians, and a t test of their logarithms, from {2 * FEWEST} rounds on, with {SETUP_SCATTER:.1%} for the set-up. "
+    "Drift that is steady over four rounds cancels"
 )
 _NORMAL_5_TO_95 = 2 * NormalDist().inv_cdf(0.95)
 

@@ -8,6 +8,7 @@ import pandas as pd
 
 from tpbench.tables import Table
 from tpbench.workloads.embedding_grad.crossover import DENSE, comparable
+from tpbench.workloads.embedding_grad.problem import expected_density
 from tpbench.workloads.sizes import ITEM_BYTES
 
 EXCHANGES = (DENSE, "sparse_all_to_all", "sparse_symmetric")
@@ -48,14 +49,15 @@ def _factorial(facts: Mapping[str, Any], steps: pd.DataFrame) -> Table:
 
 def _sent(frame: pd.DataFrame) -> Table:
     newest = frame.drop_duplicates(["variant", "dtype", *SENT], keep="last").sort_values([*SENT, "variant"])
+    records: Any = newest.to_dict("records")
     lines = []
-    for row in newest.to_dict("records"):
+    for row in records:
         peers, row_mb = row["dp_size"] - 1, row["width"] * ITEM_BYTES[row["dtype"]] / 1e6
         sent = row["bytes_communicated"] / 1e6
         shares = [
             sent / (-(-size // row["dp_size"]) * peers * row_mb) for size in (row["table_rows"], EMBEDDING_AND_HEAD)
         ]
-        problem = (*(str(row[name]) for name in SENT[:-1]), f"{row['density']:.3g}")
+        problem = (*(str(row[name]) for name in SENT[:-1]), f"{expected_density(row):.3g}")
         lines.append((*problem, row["variant"], f"{sent:.4g}", *(f"{share:.1%}" for share in shares)))
     names = (*SENT, "exchange", "MB sent", "of the whole table", "of embedding and head")
     return Table("megabytes that the busiest rank sends, against reduce-scatters of whole tables", names, tuple(lines))

@@ -40,7 +40,7 @@ def row(variant: str, density: float, ms: float, **more: Any) -> dict[str, Any]:
         "time_ms": 9 * ms, "device_ms": ms, "gpu_name": "H200", "cpu_model": "x", "dtype": "bfloat16", "dp_size": 4,
         "table_rows": 251_520, "width": 768, "overlap_ms": 0.0, "distribution": "fixed",
         "started_at": pd.Timestamp("2026-11-20", tz="UTC"),
-        "graph": False, "index": "none", "other_mib": 0.0, "transfer_order": "passes",
+        "graph": False, "index": "none", "other_mib": 0.0, "transfer_order": "passes", "accumulate": 1,
         "driver_version": "580.1", "nccl_version": "2.28.9", "torch_version": "2.11.0+cu130",
         **more,
     }  # fmt: skip
