@@ -19,9 +19,11 @@ class JobError(ValueError):
 
 def job_error(error: BaseException | None) -> JobError | None:
     """Return the JobError that caused another error, or None: OmegaConf wraps those that its resolvers raise."""
-    while error and not isinstance(error, JobError):
+    while error:
+        if isinstance(error, JobError):
+            return error
         error = error.__cause__ or error.__context__
-    return error
+    return None
 
 
 def setting(
