@@ -193,7 +193,6 @@ def test_names_of_the_older_benchmark(line: str, fields: dict[str, object]) -> N
             "--impl autotp --dataset_name wikitext --seed 1",
             "impl=autotp seed=1\nleft out: --dataset_name has no counterpart here",
         ),
-        ("--impl autotp --dtype float16", "impl=autotp\nleft out: dtype=float16 does not exist, did you .*"),
     ],
 )
 def test_dashes_are_answered_with_the_whole_right_line(line: str, right: str) -> None:

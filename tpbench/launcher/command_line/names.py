@@ -2,15 +2,15 @@
 
 import shlex
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NoReturn
 
 from hydra._internal.utils import get_args_parser
 
 from tpbench.job import field_defaults
 from tpbench.launcher.options import GROUPS, SweepOptions, aliases, command_line_names
-from tpbench.settings import JobError, defaults, parse
-from tpbench.workloads import variants, workloads
+from tpbench.settings import JobError, defaults
+from tpbench.workloads import workloads
 
 
 def parse_options(arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
@@ -49,7 +49,7 @@ def without_aliases(arguments: Sequence[str]) -> list[str]:
 def refuse_dashes(arguments: Sequence[str]) -> None:
     """Raise JobError with the right command line if fields have dashes in front, as in `--tokens 64`.
 
-    That line leaves out options and values that do not exist here, and the message names them.
+    That line leaves out options that do not exist here, and the message names them.
     """
     names = aliases().keys() | command_line_names() | set(GROUPS)
     unknown = {option.partition("=")[0] for option in parse_options(arguments)[1]}
@@ -74,13 +74,6 @@ def refuse_dashes(arguments: Sequence[str]) -> None:
             left_out.append(f"left out: {name} has no counterpart here")
     if not has_dashes:
         return
-    fields = dict(word.split("=", 1) for word in without_aliases(plain) if "=" in word)
-    if (variant := fields.get("variant", "").partition(",")[0]) in variants():
-        problem = variants()[variant][0].problem
-        for word in list(plain):
-            if complaint := next(_complaints(without_aliases([word]), problem), ""):
-                plain.remove(word)
-                left_out.append(f"left out: {complaint}")
     if any("," in word for word in plain) and not {"-m", "--multirun"} & set(plain):
         plain.insert(0, "-m")
     raise JobError(
@@ -93,14 +86,3 @@ def _is_switch(name: str) -> bool:
     field = aliases().get(name, name).partition("=")[0]
     values = (defaults(SweepOptions), *map(field_defaults, workloads()))
     return any(isinstance(of_field.get(field), bool) for of_field in values)
-
-
-def _complaints(words: Sequence[str], problem: type) -> Iterator[str]:
-    """Yield what is wrong with the values of fields of the problem, without those that refer to other fields."""
-    for word in words:
-        name, _, values = word.partition("=")
-        for value in [] if "$" in values else values.split(","):
-            try:
-                parse(problem, {name: value})
-            except JobError as error:  # other fields are missing
-                yield from (line for line in str(error).splitlines() if line.startswith(f"{name}="))
