@@ -22,7 +22,7 @@ from tpbench.workloads.sizes import ITEM_BYTES
 from tpbench.workloads.step import require
 from tpbench.workloads.train_step.estimates import bytes_communicated, flops_per_token, parameters, step_flops
 from tpbench.workloads.train_step.model.inputs import Batch, replica_batches
-from tpbench.workloads.train_step.oracle import compute_reference
+from tpbench.workloads.train_step.oracle import compute_reference, differing_replicas
 from tpbench.workloads.train_step.problem import PHASES, TrainStep
 from tpbench.workloads.train_step.training.trainer import Trainer, ignore_phase
 from tpbench.workloads.train_step.workload import WORKLOAD
@@ -135,14 +135,16 @@ class TrainStepSession:
         self.batches = replica_batches(self.problem, step, context.dp_rank, context.dp_size, context.device)
 
     def check(self) -> Verdict:
-        """Compare the first steps, and the timed ones of a variant from outside, with the reference. Collective."""
+        """Compare the first steps, and the timed ones of a variant from outside, with the reference, and the weights of
+        the replicas with each other. Collective."""
         problem, reference = self.problem, self.reference
         self._report()
         of_replicas = torch.stack(self.losses).double().cpu()
         dist.all_reduce(of_replicas, group=self.context.dp_group)
         losses: list[float] = (of_replicas / self.context.dp_size).tolist()
         norms: list[float] = torch.stack(self.norms).double().cpu().tolist()
-        wrong = reference.complaint(losses, norms, problem.dtype)
+        differing = differing_replicas(self.trainer, problem, self.context)
+        wrong = reference.complaint(losses, norms, problem.dtype) or differing
         held_gib = (rank_memory.held_bytes(self.context.device) - self.schedule.held_before) / 2**30
         columns = {
             "loss_value": losses[-1],

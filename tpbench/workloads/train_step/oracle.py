@@ -9,6 +9,9 @@ weights of one layer at a time. This is possible for any model but checks no gra
 
 For a variant from outside this package, rank 0 trains all steps if they take at most `MAX_FLOPS`, too. The reference's
 `source` says what it checks.
+
+Losses and norms hardly show a small weight that each replica trains for itself, so `differing_replicas` compares the
+weights of all replicas after the last step.
 """
 
 import gc
@@ -21,16 +24,17 @@ from typing import Any, TypeAlias
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from tpbench.comm.collectives import gather_objects
 from tpbench.measure import rank_memory
 from tpbench.measure.session import Context
-from tpbench.workloads.train_step.estimates import estimate_memory, step_flops
+from tpbench.workloads.train_step.estimates import estimate_memory, parameters, step_flops
 from tpbench.workloads.train_step.model import models
 from tpbench.workloads.train_step.model.inputs import micro_batch, model_inputs, replica_batches
 from tpbench.workloads.train_step.model.models import allocate, fill, place_buffers
 from tpbench.workloads.train_step.problem import TrainStep
-from tpbench.workloads.train_step.training.trainer import TorchTrainer, autocast, torch_loss
+from tpbench.workloads.train_step.training.trainer import TorchTrainer, Trainer, autocast, torch_loss
 
 STEPS = 3
 UNCHECKED = "; later steps are not checked"
@@ -131,6 +135,39 @@ def _errors(got: Sequence[float], expected: Sequence[float], scale: float | None
     """Return the error of each expected number relative to itself or to `scale`. NaN becomes infinite."""
     errors = (abs(a - b) / (scale or max(abs(b), 1e-12)) for a, b in zip(got, expected, strict=False))
     return [error if error == error else float("inf") for error in errors]
+
+
+@torch.no_grad()
+def differing_replicas(trainer: Trainer, problem: TrainStep, context: Context) -> str | None:
+    """Return why the weights of the replicas are wrong, or None. Collective.
+
+    Each plain tensor of the trainer's model must have nearly the same sum on all replicas. AdamW moves a weight by
+    about the learning rate, so one update in random directions moves a sum by the limit. On CPUs, the sums of this
+    package's variants are equal. Where ranks add bf16 gradients in different orders they differ by up to 0.5 of the
+    limit, and without a reduction by 1 to 34 limits.
+    """
+    if context.dp_size == 1:
+        return None
+    model = getattr(trainer, "model", None)
+    named = list(model.named_parameters()) if isinstance(model, nn.Module) else []
+    plain = {name: each for name, each in named if each.numel() and not isinstance(each, DTensor)}
+    # A GPU would copy a whole matrix to float64, but not the sums of its rows.
+    sums = {
+        name: (float(each.sum(-1, dtype=torch.float32).double().sum()), each.numel()) for name, each in plain.items()
+    }
+    held = sum(each.numel() for _, each in named) * context.tp_size
+    (_, first), *others = replicas = gather_objects((held, sums), context.dp_group)
+    if min(held for held, _ in replicas) < 0.7 * parameters(problem):  # plain tensors are shards, as in FSDP1
+        return None
+    for name, (right, size) in first.items():
+        for _, other in others:
+            total, as_large = other.get(name, (0.0, 0))
+            if as_large == size and not abs(total - right) <= problem.learning_rate * math.sqrt(size):
+                return (
+                    f"the replicas' weights differ, the first in {name.removeprefix('module.')}: reduce its gradient "
+                    "over the data-parallel ranks"
+                )
+    return None
 
 
 def compute_reference(problem: TrainStep, context: Context, *, whole_run: bool = False) -> Reference:

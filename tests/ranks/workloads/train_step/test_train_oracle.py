@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.sleeping_sessions import run as measure
@@ -16,8 +18,14 @@ from tpbench.measure.session import MeasureSettings
 from tpbench.workloads.train_step import WORKLOAD, oracle
 from tpbench.workloads.train_step.bench import TrainStepSession
 from tpbench.workloads.train_step.problem import PHASES
+from tpbench.workloads.train_step.training import fsdp
 
 pytestmark = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
+
+
+def without_norms(model: Any, **options: Any) -> DistributedDataParallel:
+    model._ddp_params_and_buffers_to_ignore = [name for name, _ in model.named_parameters() if "norm.weight" in name]
+    return DistributedDataParallel(model, **options)
 
 
 def measured(
@@ -27,11 +35,16 @@ def measured(
     problem = tiny_problem(**{"steps": 4, "warmup_steps": 1, "log_interval": 0, **fields})
     context = mesh_context(here, tp_size)
     reset_deepspeed_groups(here)
-    session = TrainStepSession(problem, WORKLOAD.variants[name], context)
+    with contextlib.ExitStack() as patches:
+        if spoil == "norms":  # DistributedDataParallel leaves these parameters alone
+            patches.enter_context(mock.patch.object(fsdp, "DistributedDataParallel", without_norms))
+        session = TrainStepSession(problem, WORKLOAD.variants[name], context)
     trainer: Any = session.trainer
     accumulate, update, count = trainer.accumulate, trainer.update, [0]
 
     def spoiled_accumulate(batches: Any, mark: Any) -> torch.Tensor:
+        if spoil == "stop" and count[0] == oracle.STEPS:
+            trainer.during_micro_batch = lambda last: trainer.model.no_sync()
         loss = accumulate(batches, mark)
         if spoil == "gradient" and here.rank == 1:
             trainer.model.model.norm.weight.grad.to_local().mul_(3)
@@ -82,6 +95,8 @@ SPOILED = {
     ): r"rank 0: loss_error 0\.5 is above 0\.0001 \(float32\): the loss of step 1 is [\d.]+, expected",
     ("fsdp_dtensor", "gradient"): r"rank 1: grad_error .*the gradient norm of step 1 is [\d.]+, expected [\d.]+",
     ("fsdp_dtensor", "unreduced"): "rank 0: grad_error .*the gradient norm of step 1 is",
+    ("ddp", "norms"): r"rank 0: the replicas' weights differ, the first in model\.layers\.0\..*norm\.weight: reduce",
+    ("ddp", "stop"): "rank 0: the replicas' weights differ, the first in model",
     ("autotp", "norm"): "rank 0: grad_error .*the gradient norm of step 1 is",
     ("autotp", "nan"): "rank 0: grad_error inf is above .*the gradient norm of step 1 is nan",
 }
@@ -89,7 +104,8 @@ SPOILED = {
 
 @pytest.mark.parametrize(("name", "spoil"), SPOILED)
 def test_a_wrong_cell_has_no_time_and_says_where(name: str, spoil: str) -> None:
-    for wrong, columns, _ in run_on_ranks(2, measured, name, {}, spoil):
+    tp_size, fields = (1, {"dtype": "bfloat16"}) if name == "ddp" else (2, {})
+    for wrong, columns, _ in run_on_ranks(2, measured, name, fields, spoil, tp_size):
         assert re.match(SPOILED[name, spoil], str(wrong)), wrong
         assert "time_ms" not in columns and "tokens_per_s" not in columns
 

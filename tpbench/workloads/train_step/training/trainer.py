@@ -56,7 +56,10 @@ def ignore_phase(phase: str) -> None:
 
 @runtime_checkable
 class Trainer(Protocol):
-    """A variant on this rank. A step is `accumulate`, then `update`; neither waits for the device without need."""
+    """A variant on this rank. A step is `accumulate`, then `update`; neither waits for the device without need.
+
+    If it has an attribute `model`, a module, the module's weights are compared over the replicas after the last step.
+    """
 
     def accumulate(self, batches: Sequence[Batch], mark: MarkPhase = ignore_phase) -> Tensor:
         """Run forward and backward pass of this replica's micro-batches and return their mean loss.
