@@ -47,6 +47,8 @@ def cells(name: str, tp_size: int) -> list[LinearLoss]:
     found += [problem(vocab=96), problem(loss="reverse_kl", temperature=1.9)]
     found += [problem(loss="logprob", temperature=1.9, ignored=0.4, **sizes) for sizes in ({}, WIDE)]
     found += [problem(**WIDE, **fields) for fields in ({}, {"ignored": 0.4}, {"mode": "forward"})]
+    if name == "linear_gather":  # rows of the weight's gradient come from few logits, of up to 20
+        found.append(problem(tokens=256, hidden=128, vocab=32768, seed=2))
     if name == "linear_liger_cutedsl":
         found += [problem(tokens=128, hidden=256, vocab=512, ignored=share) for share in (0.0, 0.4)]
     if "logits_gib" in variant.options:
