@@ -127,8 +127,9 @@ class Comparison:
             at = tuple(differs.nonzero()[0].tolist())
             place = f", the first at {[at[0] + first_row, *at[1:]]}" if at else ""
             expected, wrong = float(right[at]), float(got[at])
-            unwritten = " (nan: memory that was never written)" if math.isnan(wrong) else ""
-            self.first[name] = f"{place}: expected {expected:.6g}, got {wrong:.6g}{unwritten}"
+            why = " (nan: memory that was never written)" if math.isnan(wrong) else ""
+            why = " (the reference itself is nan)" if math.isnan(expected) else why
+            self.first[name] = f"{place}: expected {expected:.6g}, got {wrong:.6g}{why}"
         self.counts[name] = self.counts[name][0] + count, self.counts[name][1] + differs.numel()
 
     def verdict(self) -> Verdict:
