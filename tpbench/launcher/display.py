@@ -106,7 +106,9 @@ class Display:
             notes = [note for note in table.notes if getattr(note, "kind", "dim") == "dim"]
             show(replace(table, notes=notes), self.console)
         folders = sorted({f"{attempt.cell.job.output_dir}/rows" for attempt in attempts})
-        print(f"{len(rows)} row{'s' * (len(rows) != 1)} in {', '.join(folders)}; logs in {self.folder}", flush=True)
+        # Without an attempt of its own, as when it resumes, the sweep leaves no folder.
+        logs = f"; logs in {self.folder}" if any(self.folder.glob("*/")) else ""
+        print(f"{len(rows)} row{'s' * (len(rows) != 1)} in {', '.join(folders)}{logs}", flush=True)
         if submitted := [attempt for attempt in attempts if attempt.row is None]:
             sweeps = sorted({str(attempt.folder.parent) for attempt in submitted})  # also earlier sweeps
             collect = "; ".join(shlex.join(["python", "-m", "tpbench", "collect", sweep]) for sweep in sweeps)

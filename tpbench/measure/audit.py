@@ -5,7 +5,7 @@
 - The result of the last timed iteration of each clock is checked.
 - Inputs change between iterations: before each timed one with `fresh`, which holds for all variants from outside this
   package, and before one more iteration after the timed ones. A stored answer is then wrong.
-- In that iteration the device is busy when the step is called, on CPUs one rank begins late, and there outputs are
+- In that iteration the device is busy when the step is called. On CPUs ranks begin one after the other, and outputs are
   compared with their values when the step returned. A step that doesn't wait for its transfers is then wrong.
 
 The oracle compares, so code that replaces functions of this process remains undetected.
@@ -30,7 +30,7 @@ SLEEP_CYCLES = 40_000_000
 """About 20 ms: the device sleeps while the host queues the change of the inputs and the iteration."""
 
 SLEEP_S = 0.02
-"""How much later than the others one rank begins, on CPUs."""
+"""How much later than the rank before it each rank begins, on CPUs."""
 
 MOST_SIGNS = 2**16
 """Signs of a tensor. The host draws them before each iteration, so neighbours among more rows share one."""
@@ -39,9 +39,10 @@ MOST_SIGNS = 2**16
 class Inputs:
     """The tensors that a variant reads in each iteration.
 
-    A change negates a random half of the rows of each floating-point tensor, in place, or of the elements of its only
-    row. So the right result changes, and the sizes of the numbers do not. A row is along the last dimension. Tensors
-    that are equal on several ranks stay equal. Inputs that are computed from a seed change to those of another seed.
+    A change negates a random half of the rows of each floating-point or complex tensor, in place, or of the elements of
+    its only row. So the right result changes, and the sizes of the numbers do not. A row is along the last dimension.
+    Tensors that are equal on several ranks stay equal. Inputs that are computed from a seed change to those of another
+    seed.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Inputs:
             return dict(enumerate(self.generate(self.seed ^ self.changes)))
         drawn = {}
         for index, tensor in enumerate(self.tensors):
-            if tensor.is_floating_point() and tensor.dim():
+            if (tensor.is_floating_point() or tensor.is_complex()) and tensor.dim():
                 generator = torch.Generator().manual_seed((self.secret + self.changes) * 1009 + index)
                 has_rows = tensor.shape[:-1].numel() != 1
                 shape = (*tensor.shape[:-1], 1) if has_rows else tensor.shape
@@ -112,19 +113,32 @@ def poison(session: RepeatedSession) -> None:
 
 
 def changed_inputs_reason(session: AuditedSession, step: Callable[[], None], context: Context) -> str | None:
-    """Run an iteration on changed inputs. Return why its result is wrong, or None. Collective."""
+    """Run an iteration on changed inputs. Return why its result is wrong, or None. Collective.
+
+    On CPUs ranks begin in their order and, for a variant from outside, again in the other order: a rank whose step does
+    not wait for a later rank then returns too early.
+    """
+    orders = [context.rank, context.world_size - 1 - context.rank] if context.device.type == "cpu" else [0]
+    reasons = (_changed_inputs_reason(session, step, context, place) for place in orders[: 1 if session.trusted else 2])
+    return next(filter(None, reasons), None)
+
+
+def _changed_inputs_reason(
+    session: AuditedSession, step: Callable[[], None], context: Context, place: int
+) -> str | None:
+    """Run one of these iterations. `place`: how many ranks begin before this one, on a CPU."""
     poison(session)
     drawn = session.audited_inputs.draw()
-    if context.device.type == "cuda":
+    on_cpu = context.device.type == "cpu"
+    if not on_cpu:
         torch.cuda.synchronize(context.device)
         dist.barrier()
         # The change waits behind the sleep: a kernel that does not wait for this stream reads the old inputs.
         torch.cuda._sleep(SLEEP_CYCLES)
     session.audited_inputs.change(drawn)
     session.restore()
-    on_cpu = context.device.type == "cpu"
-    if on_cpu and context.rank == session.audited_inputs.secret % context.world_size:
-        time.sleep(SLEEP_S)
+    if on_cpu:
+        time.sleep(SLEEP_S * place)
     step()
     outputs = session.outputs() if on_cpu else ()
     returned = [output.clone() for output in outputs]

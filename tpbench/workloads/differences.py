@@ -64,6 +64,7 @@ class Comparison:
         first_row: int,
         *,
         least: Tensor | None = None,
+        lenience: float | None = None,
         whole_columns: int | None = None,
         over_ranks: Callable[[Tensor], Tensor] = lambda sums: sums,
     ) -> None:
@@ -73,15 +74,26 @@ class Comparison:
 
         Args:
             least: The least ||right||.
+            lenience: Compare each row also without its largest element, on each rank. The error may then be so many
+                times larger than the limit of the output.
             whole_columns: The columns over all ranks, if each rank holds a part of every row.
             over_ranks: Returns the sum over these ranks.
         """
         error = torch.where(right == 0, got.abs(), ((got - right).abs_() - slack).clamp_(min=0.0))
-        error_norm, norm = over_ranks(torch.stack((error.square().sum(-1), right.square().sum(-1)))).sqrt()
-        norm = norm if least is None else norm.clamp(min=least)
-        relative = torch.where(norm > 0, error_norm / norm, torch.where(error_norm == 0, 0.0, math.inf))
-        relative = relative.nan_to_num(nan=math.inf, posinf=math.inf)
-        share = norm[:, None] / math.sqrt(whole_columns or right.shape[1])
+        columns = whole_columns or right.shape[1]
+
+        def by_norm(error: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+            """Return each row's error and the root mean square of its elements."""
+            error_norm, norm = over_ranks(torch.stack((error.square().sum(-1), right.square().sum(-1)))).sqrt()
+            norm = norm if least is None else norm.clamp(min=least)
+            relative = torch.where(norm > 0, error_norm / norm, torch.where(error_norm == 0, 0.0, math.inf))
+            return relative.nan_to_num(nan=math.inf, posinf=math.inf), norm[:, None] / math.sqrt(columns)
+
+        relative, share = by_norm(error, right)
+        if lenience is not None:
+            largest = right.abs().topk(min(1, right.shape[1])).indices  # none on a rank without columns
+            of_rest, share_of_rest = by_norm(*(matrix.scatter(-1, largest, 0.0) for matrix in (error, right)))
+            relative, share = relative.maximum(of_rest / lenience), share.minimum(lenience * share_of_rest)
 
         def differ(limit: float) -> Tensor:
             # A row above the limit has an element above this one.
@@ -115,8 +127,9 @@ class Comparison:
             at = tuple(differs.nonzero()[0].tolist())
             place = f", the first at {[at[0] + first_row, *at[1:]]}" if at else ""
             expected, wrong = float(right[at]), float(got[at])
-            unwritten = " (nan: memory that was never written)" if math.isnan(wrong) else ""
-            self.first[name] = f"{place}: expected {expected:.6g}, got {wrong:.6g}{unwritten}"
+            why = " (nan: memory that was never written)" if math.isnan(wrong) else ""
+            why = " (the reference itself is nan)" if math.isnan(expected) else why
+            self.first[name] = f"{place}: expected {expected:.6g}, got {wrong:.6g}{why}"
         self.counts[name] = self.counts[name][0] + count, self.counts[name][1] + differs.numel()
 
     def verdict(self) -> Verdict:

@@ -66,6 +66,8 @@ def fault(workload: Workload, case: str) -> None:
     """Give the example one variant, or one of its functions, with a fault."""
 
     def prepare(problem: Any, inputs: dict[str, torch.Tensor], rank: Context) -> Callable[[], Any]:
+        if case == "replaced":
+            inputs["x"] = torch.zeros_like(inputs["x"])
         right, calls = example("moe").variants["all_to_all"].prepare(problem, inputs, rank), 0
 
         def step() -> Any:
@@ -73,6 +75,8 @@ def fault(workload: Workload, case: str) -> None:
             calls += 1
             if case == "overwritten" and rank.rank == 1:
                 inputs["x"].mul_(2)
+            if case == "overwritten unseen":  # torch does not count this
+                inputs["x"].data.clamp_(-0.5, 0.5)
             if case == "refresh":
                 assert torch.equal(inputs["double"], 2 * inputs["x"])
             y = right()["y"]
@@ -133,6 +137,8 @@ WRONG = {
     "later": r"^the last iteration of the wall clock, after a correct first one: .* the first at \[0, 0\]: ",
     "unwritten": r"rank 0: 384 of 384 elements .* got nan \(nan: memory that was never written\)$",
     "overwritten": "^mine overwrites its inputs",
+    "overwritten unseen": "^mine overwrites its inputs",
+    "replaced": "^output_error ",
     "names": r"^rank 0: the step returns the outputs z, expected y$",
     "shape": r"^rank 0: y is \(23, 16\) on \w+, expected \(24, 16\) on \w+$",
 }

@@ -23,7 +23,7 @@ class Doubling:
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         self.audited_inputs = Inputs([torch.arange(1, 16).to(dtype).reshape(3, 5)])
-        self.trusted = self.fresh = self.keeps_output = False
+        self.trusted, self.fresh, self.keeps_output = True, False, False
         self.overwrites_inputs = False
         self.output = self.doubled()
         self.events: list[str] = []
@@ -73,6 +73,13 @@ def test_a_session_that_computes_passes_with_changed_inputs(context: Context, dt
     assert auditing.changed_inputs_reason(session, session.step, context) is None
     assert session.events == ["restore", "step", "check"]
     assert torch.equal(session.output[0], -before[0]) and torch.equal(session.output[1:], before[1:])
+
+
+def test_a_variant_from_outside_runs_on_changed_inputs_in_two_orders_of_the_ranks(context: Context) -> None:
+    session = Doubling()
+    session.trusted = False
+    assert auditing.changed_inputs_reason(session, session.step, context) is None
+    assert session.events == ["restore", "step", "check"] * 2
 
 
 def test_a_step_that_writes_nothing_is_wrong_with_changed_inputs(context: Context) -> None:

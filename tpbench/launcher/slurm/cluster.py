@@ -4,6 +4,7 @@ Tensor-parallel ranks share a node; replicas may be on several.
 """
 
 import contextlib
+import math
 import os
 import re
 import subprocess
@@ -78,6 +79,11 @@ class SlurmSettings:
         others = {name: value for name, value in values.items() if name not in ("setup", "sbatch")}
         cells = others.get("cells_per_job", 1)
         plain: Self = parse(cls, {**others, "cells_per_job": None if cells == "all" else cells})
+        if plain.signal_delay_s >= 60 * (plain.time_limit_min or math.inf):
+            raise JobError(
+                f"hydra.launcher.signal_delay_s={plain.signal_delay_s} must be less than the {plain.time_limit_min} "
+                "minutes of time_limit_min: Slurm signals the job so many seconds before"
+            )
         # submitit writes an argument whose value is true without one, as in `--exclusive`.
         given = {str(name): value for name, value in sbatch.items() if value is not False and value is not None}
         arguments = tuple((name, value if value is True else str(value)) for name, value in given.items())

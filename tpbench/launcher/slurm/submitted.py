@@ -50,7 +50,8 @@ def close_if_ended(attempt: Attempt, state: str) -> Attempt | None:
     lines = last_lines(attempt.folder) or tail(attempt.folder.parent / SUBMITIT / f"{job_id}_0_log.err")
     logs = f"; the last lines:\n{lines}" if lines else ""
     status = "timeout" if state == "TIMEOUT" else "error"
-    return attempt.close(status, f"Slurm job {job_id} ended as {state} before it wrote a row{logs}")
+    ended = "is unknown to Slurm now (cancelled?)" if state == "GONE" else f"ended as {state} before it wrote a row"
+    return attempt.close(status, f"Slurm job {job_id} {ended}{logs}")
 
 
 def attempts_of(sweep: Path, keys: Set[str] | None = None) -> list[Attempt]:

@@ -72,7 +72,7 @@ def step(problem: TpBlock, context: BlockContext, prepared: PreparedBlock, rank:
 
 
 def _result(block: BlockInputs, prepared: PreparedBlock, output: Tensor) -> oracle.BlockResult:
-    assert prepared.x.grad is not None, "no step has run"
+    assert prepared.x.grad is not None, "the step leaves no gradient in x.grad"
     result = oracle.BlockResult(output, prepared.x.grad, gradients(block.problem, prepared.module))
     return result if prepared.size == block.size else oracle.own_part(result, block)
 

@@ -179,7 +179,7 @@ def _title(speedups: Speedups) -> str:
     facts = speedups.facts
     unusual = [f", {name}=true" for name in ("graph", "compile") if facts[name]]
     unusual += [] if facts["save_gathered"] else [", save_gathered=false"]
-    return "part={part}, hidden={hidden}, tp={tp_size}".format(**facts) + "".join(unusual)
+    return "part={part}, hidden={hidden}, ffn={ffn}, tp={tp_size}".format(**facts) + "".join(unusual)
 
 
 def _table(what: str, speedups: Speedups, by_clock: Mapping[str, pd.DataFrame], form: str) -> Table:

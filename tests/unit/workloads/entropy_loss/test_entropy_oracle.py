@@ -164,6 +164,16 @@ def test_planted_errors_are_detected(loss: str, dtype: str) -> None:
         assert oracle.compare(output).wrong is not None, name
 
 
+def test_a_wrong_softmax_is_detected_over_many_columns() -> None:
+    """There the label's element has almost the whole norm of a row."""
+    cell = problem(dtype="bfloat16", tokens=4, vocab=2**17)
+    oracle = Oracle(cell, alone(cell))
+    output = right(oracle)
+    labels_alone = torch.where(output.grad < 0, output.grad, 0.0 * output.grad)
+    assert oracle.compare(output).wrong is None
+    assert oracle.compare(dataclasses.replace(output, grad=labels_alone)).wrong is not None
+
+
 @pytest.mark.parametrize(("loss", "scale"), [("reverse_kl", 30.0), ("jsd", 8.0)])
 def test_gradients_whose_terms_cancel_are_right(loss: str, scale: float) -> None:
     """If almost all of p is in one column, two terms of a gradient cancel to less than their roundings in fp32."""

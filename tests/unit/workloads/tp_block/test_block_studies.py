@@ -106,8 +106,9 @@ def test_a_variant_stays_chosen_unless_another_one_gains_more_than_noise() -> No
 def test_a_sentence_for_each_problem_says_what_to_choose() -> None:
     answers, *_ = tables([{**row, "bound": "compute"} for row in TIMED])
     assert answers.notes[1] == (
-        "part=mlp, hidden=4096, tp=4, NVIDIA H200: choose by wall time block_tp from 128 tokens, block_copy_engine at "
-        "8192 tokens; by device time block_copy_engine at 128 tokens, block_tp at 512 tokens, block_copy_engine from "
+        "part=mlp, hidden=4096, ffn=14336, tp=4, NVIDIA H200: choose by wall time block_tp from 128 tokens, "
+        "block_copy_engine at 8192 tokens; by device time block_copy_engine at 128 tokens, block_tp at 512 tokens, "
+        "block_copy_engine from "
         "2048 tokens; at 8192 tokens block_copy_engine is 1.25x as fast as block_tp and hides 75% of the communication "
         "and is bound by compute"
     )
@@ -117,7 +118,11 @@ def test_a_sentence_for_each_problem_says_what_to_choose() -> None:
     two_hosts = [{**row, "host": "b" if row["variant"] == "block_tp" else "a"} for row in TIMED]
     assert tables(two_hosts)[0].notes[0].endswith("; these are rows of 2 hosts, whose times may differ")
     without = {**dict.fromkeys(("device_ms", "hidden_share")), "gpu_name": None}
-    assert tables([{**row, **without} for row in TIMED])[0].notes[1].startswith("part=mlp, hidden=4096, tp=4, cpu: ")
+    assert (
+        tables([{**row, **without} for row in TIMED])[0]
+        .notes[1]
+        .startswith("part=mlp, hidden=4096, ffn=14336, tp=4, cpu: ")
+    )
 
 
 def test_the_tables_and_the_picture_show_the_clocks() -> None:
@@ -135,9 +140,9 @@ def test_the_tables_and_the_picture_show_the_clocks() -> None:
     (of_pass,) = [table for table in tables(forward) if "forward pass" in table.heading]
     assert "part=column" in of_pass.heading and of_pass.rows == [("8192", "1.250x", "1.250x")]
     again = tables([row | {"save_gathered": False} for row in TIMED if row["part"] == "column"])
-    assert all("part=column, hidden=4096, tp=4, save_gathered=false" in table.heading for table in again[1:])
+    assert all("part=column, hidden=4096, ffn=14336, tp=4, save_gathered=false" in table.heading for table in again[1:])
     drawn = picture(TIMED)
-    assert drawn is not None and [panel.title for panel in drawn.panels] == ["part=mlp, hidden=4096, tp=4"]
+    assert drawn is not None and [panel.title for panel in drawn.panels] == ["part=mlp, hidden=4096, ffn=14336, tp=4"]
     assert {(line.label, line.dashed) for line in drawn.panels[0].lines} == {
         (name, dashed) for name in ("block_copy_engine", "block_symm_mem") for dashed in (False, True)
     }
