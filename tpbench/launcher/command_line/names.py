@@ -7,10 +7,8 @@ from typing import NoReturn
 
 from hydra._internal.utils import get_args_parser
 
-from tpbench.job import field_defaults
-from tpbench.launcher.options import GROUPS, SweepOptions, aliases, command_line_names
-from tpbench.settings import JobError, defaults
-from tpbench.workloads import workloads
+from tpbench.launcher.options import GROUPS, aliases, command_line_names
+from tpbench.settings import JobError
 
 
 def parse_options(arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
@@ -61,12 +59,8 @@ def refuse_dashes(arguments: Sequence[str]) -> None:
         if not is_field and name not in unknown:
             plain.append(f"{name}{equals}{value}")
             continue
-        if not equals and words and not words[0].startswith("-") and "=" not in words[0]:
-            value = words.pop(0)
-        elif not equals and _is_switch(field):
-            value = "true"
-        if is_field and not value:
-            raise JobError(f"{name} has no value: write {field}=VALUE")
+        if not equals:
+            value = words.pop(0) if words and not words[0].startswith("-") and "=" not in words[0] else "true"
         has_dashes |= is_field
         if is_field:
             plain.append(f"{field}={value}")
@@ -76,13 +70,5 @@ def refuse_dashes(arguments: Sequence[str]) -> None:
         return
     if any("," in word for word in plain) and not {"-m", "--multirun"} & set(plain):
         plain.insert(0, "-m")
-    raise JobError(
-        "\n".join((f"fields have no dashes in front: write python -m tpbench {shlex.join(plain)}", *left_out))
-    )
-
-
-def _is_switch(name: str) -> bool:
-    """Return true if the field of that name, or the one that it stands for, is true or false."""
-    field = aliases().get(name, name).partition("=")[0]
-    values = (defaults(SweepOptions), *map(field_defaults, workloads()))
-    return any(isinstance(of_field.get(field), bool) for of_field in values)
+    right = f"fields have no dashes in front: write python -m tpbench {shlex.join(plain)}"
+    raise JobError("\n".join((right, *left_out)))
