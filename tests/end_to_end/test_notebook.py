@@ -48,12 +48,14 @@ def test_a_fresh_run_gives_the_committed_tables_without_warnings():
 
 
 def test_rows_of_a_cpu_and_one_workload(tmp_path):
-    """Sections of workloads without rows are skipped with one line each."""
-    row = {"workload": "tp_block", "device": "cpu", "cpu_model": "EPYC 9654", "interpreted": True, "status": "ok"}
+    """Sections of workloads without rows are skipped with one line each. Interpreted rows are left out."""
+    row = {"workload": "tp_block", "device": "cpu", "cpu_model": "EPYC 9654", "interpreted": False, "status": "ok"}
     row |= {"job": "{}", "tp_size": 2, "hidden": 64, "time_ms": 5.0, "skew_ms": 0.1}
     rows = [row | {"variant": name, "key": name} for name in ("block_no_tp", "block_tp")]
+    rows.append(row | {"variant": "block_fused", "key": "block_fused", "interpreted": True})
     texts = [" ".join(words) for words in shown(run(synthetic.write(rows, tmp_path)))]
     assert "EPYC 9654" in texts[0] and any("block_no_tp" in text for text in texts[1:])
+    assert not any("block_fused" in text for text in texts)
     skipped = [text for text in texts if text.startswith("no rows of")]
     assert len(skipped) == 4, texts
     for workload in ("entropy_loss", "linear_loss", "embedding_grad", "train_step"):
