@@ -160,9 +160,7 @@ class OperationSession:
         self.release()
         tensors = self.audited_inputs.tensors
         kept = not self.confined or self.versions == _versions(tensors)
-        if (
-            self.checksums
-        ):  # what torch does not count: writes by NumPy, collectives and kernels, before the first check
+        if self.checksums:  # torch does not count writes by NumPy, collectives and kernels
             kept, self.checksums = kept and self.checksums == _checksums(tensors), []
         if (function := workload.functions.get("check")) is None:
             verdict = self._against_reference(output)
