@@ -128,6 +128,7 @@ def test_a_change_negates_whole_rows_of_floating_point_tensors_only() -> None:
     changing.change(drawn)
     assert torch.equal(rows, floats() * drawn[1]) and rows._version == version
     assert torch.equal(labels, torch.arange(5)) and scale == 2.0
+    assert list(Inputs([torch.zeros(3, 2, dtype=torch.complex64)]).draw()) == [0]
 
 
 @pytest.mark.parametrize(

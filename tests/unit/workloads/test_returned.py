@@ -1,4 +1,4 @@
-"""Values of the wrong type from a variant."""
+"""Values of the wrong type from a variant, and the scale of an error."""
 
 import json
 import math
@@ -16,7 +16,7 @@ from tpbench.worker.rank import location
 from tpbench.workloads import Variant
 from tpbench.workloads.entropy_loss.inputs import Output
 from tpbench.workloads.entropy_loss.problem import WORKLOAD
-from tpbench.workloads.operation import OperationSession
+from tpbench.workloads.operation import OperationSession, relative_errors
 from tpbench.workloads.step import Step, WrongReturn, checked_columns, count, require
 
 
@@ -129,3 +129,10 @@ def test_a_check_returns_a_verdict_that_a_row_can_hold(verdict):
     session.step()
     with pytest.raises(WrongReturn, match=r"must return|no column of a workload is called time_ms|must be a number"):
         session.check()
+
+
+def test_an_output_of_one_column_is_compared_with_the_size_of_all_its_rows() -> None:
+    right = torch.tensor([[1.0], [1e-6], [-1.0]], dtype=torch.float64)
+    errors = relative_errors(right.float() + 1e-7, right)
+    assert errors.shape == right.shape and errors.max() < 2e-7
+    assert torch.equal(errors.squeeze(1), relative_errors(right.squeeze(1).float() + 1e-7, right.squeeze(1)))
