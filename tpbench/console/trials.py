@@ -113,6 +113,6 @@ def _profile(overrides: Sequence[str]) -> int:
     if code or "dry_run=true" in map(str.lower, overrides):
         return code
     only = []
-    if "resume=true" not in map(str.lower, overrides):  # its cells may have their rows from earlier sweeps
+    if "resume=true" not in map(str.lower, overrides):  # a resumed cell may have its row from an earlier sweep
         only = ["--only", f"sweep_id={load(user_path(folder), columns='sweep_id')['sweep_id'].iloc[-1]}"]
     return report([folder, *only, "--columns", "loss_value,grad_norm,time_ms,peak_gib"])

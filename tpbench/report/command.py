@@ -79,12 +79,11 @@ def _report(options: argparse.Namespace) -> None:
         print(row_command(plain_rows(rows)[0]))
         return
     check_columns(columns)  # rows may have columns of users' workloads
-    if older := len(frame) - len(newest(frame)):
-        rows = f"{older} older {'row is' if older == 1 else 'rows are'}"
-        print(
-            f"report: {rows} not shown, because a newer one is of the same cell: see --only sweep_id=ID",
-            file=sys.stderr,
-        )
+    held = newest(frame)
+    if older := len(frame) - len(held):
+        left_out = f"{older} older {'row is' if older == 1 else 'rows are'} not shown"
+        why = "because a newer one is of the same cell: see --only sweep_id=ID"
+        print(f"report: {left_out}, {why}", file=sys.stderr)
     if form == "json" and output and not output.suffix:
         write_documents(frame, output)
     elif form in PICTURES and study is not None:
@@ -94,7 +93,7 @@ def _report(options: argparse.Namespace) -> None:
     elif columns or study is not None:
         write_tables(study_document(frame, study, columns), form, output)
     elif form == "json" and options.metric is None:
-        rows = newest(frame).dropna(axis="columns", how="all")
+        rows = held.dropna(axis="columns", how="all")
         text = rows.to_json(orient="records", indent=2, date_format="iso", double_precision=15)
         print_or_write(f"{text}\n", output)
     else:

@@ -40,8 +40,7 @@ METHOD = (
 INTERLEAVED_METHOD = (
     f"of cells that were measured interleaved, A B B A: the geometric mean of the rounds' ratios, not the ratio of the "
     f"medians. The interval is by a t test of their logarithms, from {2 * FEWEST} rounds on, with {SETUP_SCATTER:.1%} "
-    "for the set-up. "
-    "Drift that is steady over four rounds cancels"
+    "for the set-up. Drift that is steady over four rounds cancels"
 )
 _NORMAL_5_TO_95 = 2 * NormalDist().inv_cdf(0.95)
 

@@ -165,7 +165,7 @@ def test_planted_errors_are_detected(loss: str, dtype: str) -> None:
 
 
 def test_a_wrong_softmax_is_detected_over_many_columns() -> None:
-    """There the label's element has almost the whole norm of a row."""
+    """Over many columns the label's element has almost the whole norm of a row."""
     cell = problem(dtype="bfloat16", tokens=4, vocab=2**17)
     oracle = Oracle(cell, alone(cell))
     output = right(oracle)

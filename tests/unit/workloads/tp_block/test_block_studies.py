@@ -108,9 +108,8 @@ def test_a_sentence_for_each_problem_says_what_to_choose() -> None:
     assert answers.notes[1] == (
         "part=mlp, hidden=4096, ffn=14336, tp=4, NVIDIA H200: choose by wall time block_tp from 128 tokens, "
         "block_copy_engine at 8192 tokens; by device time block_copy_engine at 128 tokens, block_tp at 512 tokens, "
-        "block_copy_engine from "
-        "2048 tokens; at 8192 tokens block_copy_engine is 1.25x as fast as block_tp and hides 75% of the communication "
-        "and is bound by compute"
+        "block_copy_engine from 2048 tokens; at 8192 tokens block_copy_engine is 1.25x as fast as block_tp and hides "
+        "75% of the communication and is bound by compute"
     )
     assert answers.notes[0].endswith(
         "choose by wall time block_tp at 8192 tokens; at 8192 tokens block_tp is bound by compute"
