@@ -142,6 +142,8 @@ def _liger_cutedsl(problem: LinearLoss, tp_size: int) -> str | None:
 
 
 def _cce(problem: LinearLoss, tp_size: int) -> str | None:
+    if problem.dtype == "float32" and problem.trains:
+        return "it computes gradients in bfloat16 or float16"
     if tp_size > 1 and _is_older("cut_cross_entropy", (25, 4, 3)):
         return "its releases are for one GPU; 25.4.3, of cut-cross-entropy's repository, can shard the vocabulary"
     return losses.labels_only(problem, tp_size)

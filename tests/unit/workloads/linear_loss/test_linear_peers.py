@@ -32,6 +32,8 @@ def test_no_chunk_of_quack_has_as_many_rows_as_hidden_columns(tokens: int, hidde
         ("linear_verl", {"hidden": 128}, 2, None),
         ("linear_verl", {"hidden": 128, "loss": "logprob", "temperature": 1.9}, 2, None),
         ("linear_cce", {"loss": "logprob"}, 1, "no logprob, only cross_entropy"),
+        ("linear_cce", {"dtype": "float32"}, 1, "gradients in bfloat16 or float16"),
+        ("linear_cce", {"dtype": "float32", "mode": "forward"}, 1, None),
         ("linear_quack", {"tokens": 9, "vocab": 96}, 1, "that 8 divides"),
         ("linear_quack", {"tokens": 16, "vocab": 96}, 1, None),
         ("linear_quack", {"tokens": 16, "vocab": 96, "hidden": 128}, 1, "more or fewer rows than hidden=128"),
