@@ -182,7 +182,7 @@ def _traced(
     # iterations all the same, because the other ranks run theirs with it.
     profiler = None
     with contextlib.suppress(RuntimeError, AssertionError):
-        profiler = torch.autograd.profiler.profile(use_cpu=False, use_device="cuda")
+        profiler = torch.autograd.profiler.profile(use_cpu=False, use_kineto=True, use_device="cuda")
         profiler.__enter__()
     wall.samples(marked_step, restore, iterations)
     try:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.profiler import ProfilerActivity
 
 from tpbench.measure import gpu_trace
 from tpbench.measure.gpu_trace import Event, between_markers, busy_ms, share_columns
@@ -132,17 +133,26 @@ def test_a_process_that_runs_further_jobs_is_traced_only_if_it_trains(monkeypatc
     assert "compute_share" not in columns_of(monkeypatch, [[kernel(GEMM, 0, 3.5)]], stays=True, schedule=untraced)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the profiler works")
-def test_without_cupti_the_iterations_run_and_there_is_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("recordable", [False, True])
+def test_a_gpu_is_traced_and_without_cupti_the_iterations_run_all_the_same(
+    recordable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine without a GPU, torch's profiler starts and stops as on one, and records nothing."""
     ran: list[int] = []
     said: list[str] = []
+    on_gpu = torch.cuda.is_available()
+    activities = {ProfilerActivity.CUDA} if recordable else set()
     monkeypatch.setattr(gpu_trace, "has_run", False)  # restored after the test
-    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr("torch.autograd.profiler._supported_activities", lambda: activities)
+    if not on_gpu:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
     wall: Any = SimpleNamespace(samples=lambda step, restore, iterations: [step() for _ in range(iterations)])
     here: Any = SimpleNamespace(device=torch.device("cuda"), say=said.append)
-    assert gpu_trace._traced(lambda: ran.append(1), lambda: None, wall, 3, here) == []
-    assert len(ran) == 3 and said[0].startswith("no trace: ")
+    traced = gpu_trace._traced(lambda: ran.append(1), lambda: None, wall, 3, here)
+    assert len(ran) == 3 and len(traced) == (3 if on_gpu and recordable else 0)
+    assert (said == []) if recordable else said[0].startswith("no trace: ")
 
 
 @pytest.mark.parametrize(
