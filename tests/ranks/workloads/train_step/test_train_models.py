@@ -184,10 +184,9 @@ def test_a_folder_that_changed_since_planning_is_refused(tmp_path: Path) -> None
         ("deepseek_v3", "is a mixture of experts"),
         ("youtu", "weights in matrices where a dense decoder of its sizes has"),
         ("bert", "bert"),
-        ("gemma2", "transformers has no attention=sdpa for"),
+        ("granite_swa", "transformers has no attention=sdpa for"),
         # Any error of transformers is one line.
         ("falcon", "transformers cannot make falcon of the sizes of tiny: AttributeError: property 'head_dim'"),
-        ("gemma4_text", "transformers cannot make tiny (gemma4_text) of its sizes: KeyError: 'full_attention'"),
     ],
 )
 def test_an_unknown_architecture_is_refused_before_the_launch(architecture: str, said: str) -> None:
@@ -203,6 +202,13 @@ def test_an_unknown_architecture_is_refused_before_the_launch(architecture: str,
 def test_rotary_embeddings_are_the_published_ones(name: str, kind: str, theta: float, factor: float | None) -> None:
     rope = model_configuration(TrainStep(**MODELS[name])).rope_parameters
     assert (rope["rope_type"], rope["rope_theta"], rope.get("factor")) == (kind, theta, factor)
+
+
+def test_the_base_of_rotary_embeddings_holds_for_all_kinds_of_layers() -> None:
+    rope = model_configuration(tiny_problem(architecture="gemma3_text", rope_theta=12345.0)).rope_parameters
+    assert {kind: each["rope_theta"] for kind, each in rope.items()} == {
+        "full_attention": 12345.0, "sliding_attention": 12345.0,
+    }  # fmt: skip
 
 
 def test_a_feed_forward_layer_may_have_two_matrices(tmp_path: Path) -> None:

@@ -152,6 +152,10 @@ def _from_sizes(problem: TrainStep) -> Any:
     if problem.rope_factor != 1.0:
         rope |= {"rope_type": "llama3", "factor": problem.rope_factor, **LLAMA3_ROPE}
     with refused_by_transformers(f"transformers cannot make {problem.architecture} of the sizes of {problem.model}"):
+        # Some model types, such as gemma3_text, have one for each kind of layer.
+        kinds = getattr(AutoConfig.for_model(problem.architecture), "rope_parameters", None) or {}
+        if "full_attention" in kinds:
+            rope = {kind: dict(rope) for kind in kinds}
         return AutoConfig.for_model(
             problem.architecture,
             **{name: getattr(problem, field) for field, name in SIZES.items() if field != "layers"},
