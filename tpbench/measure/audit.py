@@ -5,8 +5,8 @@
 - The result of the last timed iteration of each clock is checked.
 - Inputs change between iterations: before each timed one with `fresh`, which holds for all variants from outside this
   package, and before one more iteration after the timed ones. A stored answer is then wrong.
-- In that iteration ranks begin one after the other, on a GPU behind a sleep of the device, and a sample of the outputs is
-  compared with their values when the step returned. A step that doesn't wait for its transfers is then wrong.
+- In that iteration ranks begin one after the other, on a GPU behind a sleep of the device. A sample of the outputs is
+  compared with its values when the step returned. A step that doesn't wait for its transfers is then wrong.
 
 The oracle compares, so code that replaces functions of this process remains undetected.
 """

@@ -78,6 +78,12 @@ def test_variables_of_the_user_stay_but_one_host_communicates_over_loopback(monk
     assert torchrun.environment(job("tiny_tp2"), "row", mine)["PYTHONPATH"] == "/mine"
 
 
+def test_ranks_share_the_cores_on_a_cpu_and_have_one_thread_beside_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torchrun, "available_cores", lambda: 24)
+    assert torchrun.environment(job("tiny_tp2"), "row", {})["OMP_NUM_THREADS"] == "12"
+    assert torchrun.environment(job("v131k_tp8"), "row", {})["OMP_NUM_THREADS"] == "1"
+
+
 def test_only_on_a_cpu_do_triton_kernels_need_a_torchrun_of_their_own(tmp_path: Path) -> None:
     for device, number in (("cuda", 1), ("cpu", 2)):
         cells = [cell(0, tmp_path, variant=name, device=device) for name in ("triton_tp", "pytorch_gather")]
