@@ -120,8 +120,8 @@ def environment(
         env.pop("TRITON_INTERPRET", None)
         env = {**NO_MULTICAST, **env}
     if omp_threads(env) is None:
-        # On a CPU the ranks share the cores. Beside GPUs more threads have little to do, and those of several ranks
-        # wait for each other: two ranks of 32 threads on 64 cores took 7 to 25 ms to hash an index, which one thread does in 0.2.
+        # On a CPU the ranks share the cores. Beside GPUs more threads have little to do, and wait for each other: two
+        # ranks of 32 threads on 64 cores took 7 to 25 ms to hash an index, and two threads 0.3 to 0.7.
         shared = available_cores() * nodes // job.world_size if job.device == "cpu" else 1
         env["OMP_NUM_THREADS"] = str(max(1, shared))
     return env
