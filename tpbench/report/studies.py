@@ -60,15 +60,19 @@ def study_document(frame: pd.DataFrame, study: str | None, columns: Sequence[str
         tables = [cell_table(grid, by_workload[grid.workload]) for grid in shown]
         if grids and not tables:
             raise JobError(f"these rows have no {' and no '.join(columns)}")
+    interpreted = int(frame["interpreted"].eq(True).sum()) if computed else 0
+    left_out = f"without the rows of Triton's interpreter, which measure nothing: {interpreted}"
     if not tables:
         why = "no rows" if frame.empty else "these rows do not suffice"
-        raise JobError(f"{why} for the study {study}, which is of {', '.join(by_workload)}")
-    return Document(tables, warnings=[*disagreements(records.row_records(newest(frame)))])
+        more = f", {left_out}" if interpreted else ""
+        raise JobError(f"{why} for the study {study}, which is of {', '.join(by_workload)}{more}")
+    warnings = [*disagreements(records.row_records(newest(frame))), *[left_out] * bool(interpreted)]
+    return Document(tables, warnings=warnings)
 
 
 def _computed(frame: pd.DataFrame, by_workload: dict[str, Study]) -> list[tuple[Any, list[dict[str, Any]]]]:
-    """Return the module and the rows of each workload that computes the study itself."""
-    frame = records.with_graph_memory(frame)
+    """Return the module of each workload that computes the study itself, with its measured rows that are correct."""
+    frame = records.with_graph_memory(frame[(frame["status"] == "ok") & ~frame["interpreted"].eq(True)])
     return [
         (importlib.import_module(study.module), plain_rows(frame[frame["workload"] == workload]))
         for workload, study in by_workload.items()

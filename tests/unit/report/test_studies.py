@@ -50,6 +50,19 @@ def test_what_a_late_rank_costs_by_problem_and_variant(add, frame):
     assert "tp_size=2" in panel.title and sorted(line.points[-1] for line in panel.lines) == [(1.0, 1.5), (1.0, 3.0)]
 
 
+def test_a_computed_study_has_correct_measurements_only(add, frame):
+    late = {"tp_size": 2, "late_ms": [0.11] * 4, "beside_alone_ms": 0.5, "beside_ms": [0.6] * 4}
+    add("triton_tp", 0.2, interpreted=True, device="cpu", gpu_name=None, **late)
+    add("pytorch_gather", 0.2, status="wrong", reason="loss_error", **late)
+    left_out = "without the rows of Triton's interpreter, which measure nothing: 1"
+    with pytest.raises(JobError, match=f"do not suffice for the study late, .*, {left_out}"):
+        study_document(frame(), "late")
+    add("pytorch_tp_manual", 0.2, **late)
+    document = study_document(frame(), "late")
+    assert [line[0] for line in document.tables[0].texts] == ["pytorch_tp_manual"]
+    assert document.warnings == [left_out]
+
+
 def test_columns_and_ratios_of_each_cell(add, frame):
     add("triton_tp", 0.2, device_ms=0.1, fraction_of_floor=0.857, peak_gib=2.0)
     add("pytorch_gather", 1.7, device_ms=1.7, vocab=65536)

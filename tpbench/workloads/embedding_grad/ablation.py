@@ -13,7 +13,7 @@ from tpbench.workloads.sizes import ITEM_BYTES
 
 EXCHANGES = (DENSE, "sparse_all_to_all", "sparse_symmetric")
 INDEXES = ("none", "late", "early", "device")
-ORDERS = {name: f"order {name}" for name in ("passes", "first", "between", "last")}
+ORDERS = {"alone": "no other transfers"} | {name: f"order {name}" for name in ("passes", "first", "between", "last")}
 STEP = ("hardware", "dtype", "table_rows", "width", "tokens", "dp_size", "overlap_ms")
 """Columns that must agree for steps to be compared, if their tokens are bigrams of a text."""
 SENT = ("table_rows", "width", "dp_size", "distribution", "tokens", "density")
@@ -23,7 +23,8 @@ EMBEDDING_AND_HEAD = 2 * 50304
 
 
 def tables(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
-    """Return a factorial of the exposed times for each problem, and the megabytes that each exchange sends."""
+    """Return a factorial of the exposed times for each problem, as far as measured, and the megabytes that each exchange
+    sends."""
     frame = comparable(rows)
     if frame.empty:
         return []
@@ -37,12 +38,13 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
 def _factorial(facts: Mapping[str, Any], steps: pd.DataFrame) -> Table:
     steps = steps.assign(order=steps["transfer_order"].where(steps["other_mib"] > 0, "alone"))
     exposed = steps.groupby(["label", "index", "order"])["exposed_ms"].last().to_dict()
-    columns = {"alone": "no other transfers", **ORDERS} if (steps["order"] == "alone").any() else ORDERS
+    columns = {order: name for order, name in ORDERS.items() if (steps["order"] == order).any()}
     exchanges = dict.fromkeys((*EXCHANGES, *steps["label"]))
     lines = []
     for exchange, index in itertools.product(exchanges, INDEXES):
         found = [exposed.get((exchange, index, order)) for order in columns]
-        lines.append((exchange, index, *("no row" if ms is None else f"{ms:.3f}" for ms in found)))
+        if any(ms is not None for ms in found):
+            lines.append((exchange, index, *("no row" if ms is None else f"{ms:.3f}" for ms in found)))
     heading = "exposed_ms: " + ", ".join(f"{name} {value}" for name, value in facts.items())
     return Table(heading, ("exchange", "index", *columns.values()), tuple(lines))
 

@@ -41,18 +41,17 @@ def groups_of(rows: Sequence[Row]) -> list[Speedups]:
 
 
 def comparable(rows: Iterable[Row]) -> pd.DataFrame:
-    """Return the correct rows of real devices, the newest last, with what their comparison needs."""
+    """Return the rows, the newest last, with what their comparison needs."""
     found = []
     for row in oldest_first(rows):
-        if row["status"] == "ok" and not row["interpreted"]:
-            versions = [f"{name} {row[column]}" for column, name in SOFTWARE.items() if row[column] is not None]
-            more = {
-                "hardware": row["gpu_name"] or row["cpu_model"] or "unknown",
-                "software": " ".join(versions) or "unknown software",
-                "density": round(float(row["density"]), 4),
-                "device_ms": row["time_ms"] if row["device_ms"] is None else row["device_ms"],
-            }
-            found.append({**row, **more})
+        versions = [f"{name} {row[column]}" for column, name in SOFTWARE.items() if row[column] is not None]
+        more = {
+            "hardware": row["gpu_name"] or row["cpu_model"] or "unknown",
+            "software": " ".join(versions) or "unknown software",
+            "density": round(float(row["density"]), 4),
+            "device_ms": row["time_ms"] if row["device_ms"] is None else row["device_ms"],
+        }
+        found.append({**row, **more})
     return pd.DataFrame(found)
 
 

@@ -53,7 +53,6 @@ TIMED = [
     timed("mlp", 8192, "block_no_tp", 9.0, 9.0),
     timed("mlp", 8192, "block_copy_engine", 0.1, 0.1, layers=2),
     timed("mlp", 8192, "block_auto", 0.1, 0.1, try_graphs=True),
-    timed("mlp", 8192, "block_symm_mem", 0.1, 0.1, status="error"),
     timed("mlp", 8192, "block_tp", 0.1, 0.1, nccl="copy_engine"),
 ]
 
