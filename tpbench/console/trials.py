@@ -70,7 +70,9 @@ def _test(names: Sequence[str], overrides: Sequence[str]) -> int:
             return code
         with warnings.catch_warnings(action="ignore"):  # these cells measure too little to warn about
             rows = load(output_dir)
-            if alone := _for_one_gpu(rows):
+            ran = rows.loc[rows["status"] != "skipped", "variant"]
+            alone = [] if sizes else sorted({*rows["variant"]} - {*ran})
+            if alone:  # some are for one GPU
                 _sweep(f"variant={','.join(alone)}", *line, "tp_size=1", "dp_size=1")
                 rows = load(output_dir)
         for entry in entries:
@@ -84,12 +86,6 @@ def _test(names: Sequence[str], overrides: Sequence[str]) -> int:
     else:
         shutil.rmtree(folder)
     return int(failed > 0)
-
-
-def _for_one_gpu(rows: pd.DataFrame) -> list[str]:
-    """Return the variants that skipped all their cells because these have several ranks."""
-    skipped = (rows["status"] == "skipped") & rows["reason"].str.contains("for one GPU").fillna(False)
-    return [str(name) for name, only in skipped.groupby(rows["variant"]).all().items() if only]
 
 
 def _result(cells: pd.DataFrame, missing: str | None) -> tuple[str, str, str]:

@@ -23,8 +23,7 @@ EMBEDDING_AND_HEAD = 2 * 50304
 
 
 def tables(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
-    """Return a factorial of the exposed times for each problem, as far as measured, and the megabytes that each exchange
-    sends."""
+    """Return a factorial of the exposed times that were measured of each problem, and the megabytes that exchanges send."""
     frame = comparable(rows)
     if frame.empty:
         return []
