@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from tpbench.comm.collectives import gather_objects
@@ -190,12 +190,17 @@ class OperationSession:
         """Compare an output with the reference on all ranks."""
         inputs = {tensor.untyped_storage().data_ptr() for tensor in self.inputs.values()}
         for name, value in got.items():
+            if isinstance(value, Tensor) and type(value) not in (Tensor, nn.Parameter):
+                kind = type(value).__name__  # such as DTensor, or a functional collective that nothing has waited for
+                expected = f"the output {name} of {self.variant.name} must be a plain tensor"
+                raise WrongReturn(self.variant, f"{expected}, not {kind}")
             is_dense = isinstance(value, Tensor) and value.layout == torch.strided
             if is_dense and value.numel() and value.untyped_storage().data_ptr() in inputs:
                 raise WrongReturn(self.variant, f"the output {name} of {self.variant.name} lies in memory of an input")
         reference = self.workload.functions["reference"]
         right = _computed(reference, self.problem, self.inputs, self.rank, twice=not self.compared)
         self.compared = True
+        got, right = _as_real(got), _as_real(right)
         names = [", ".join(sorted(map(str, outputs))) or "none" for outputs in (got, right)]
         other = f"rank {self.rank.rank}: the step returns the outputs {names[0]}, expected {names[1]}"
         if other := next(filter(None, gather_objects("" if got.keys() == right.keys() else other)), ""):
@@ -290,17 +295,28 @@ def relative_errors(got: Tensor, right: Tensor) -> Tensor:
     A row is along the last dimension of more than one element. Errors below half the smallest number of the dtype count
     as 0: no variant can avoid underflow. Whole numbers must be equal. NaN and other infinities have an infinite error.
     """
-    equal = got == right
     slack = torch.finfo(got.dtype).smallest_normal * torch.finfo(got.dtype).eps / 2 if got.is_floating_point() else 0.0
     if not right.is_floating_point():
-        return torch.where(equal, 0.0, math.inf).double()
+        return torch.where(got == right, 0.0, math.inf).double()
     got, right = got.double(), right.double()
+    equal = got == right
     size = right.abs()
     if along := [dim for dim, length in enumerate(right.shape) if length > 1][-1:]:
         finite = right.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
         size = size.maximum(finite.square().mean(along, keepdim=True).sqrt())
     error = ((got - right).abs() - slack).clamp(min=0.0) / size
     return torch.where(equal, 0.0, torch.where((got - right).abs() <= slack, 0.0, error).nan_to_num(math.inf, math.inf))
+
+
+def _as_real(outputs: dict[str, Any]) -> dict[str, Any]:
+    """Return the outputs, complex ones with real and imaginary parts side by side in the last dimension."""
+
+    def real(value: Any) -> Any:
+        if not isinstance(value, Tensor) or not value.is_complex():
+            return value
+        return torch.view_as_real(value.resolve_conj()).flatten(-2 if value.dim() else -1)
+
+    return {name: real(value) for name, value in outputs.items()}
 
 
 def _versions(tensors: Iterable[Tensor]) -> list[int]:

@@ -5,6 +5,7 @@ import math
 import re
 from fractions import Fraction
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -136,3 +137,35 @@ def test_an_output_of_one_column_is_compared_with_the_size_of_all_its_rows() -> 
     errors = relative_errors(right.float() + 1e-7, right)
     assert errors.shape == right.shape and errors.max() < 2e-7
     assert torch.equal(errors.squeeze(1), relative_errors(right.squeeze(1).float() + 1e-7, right.squeeze(1)))
+
+
+def complaint(got: torch.Tensor, right: torch.Tensor) -> str | None:
+    """Return why the output of a variant is wrong."""
+    workload: Any = SimpleNamespace(
+        functions={"inputs": lambda problem, rank: {}, "reference": lambda problem, inputs, rank: {"y": right}},
+        columns={}, variant_columns={}, output=dict, tolerances={"float8_e4m3fn": 0.07},
+    )  # fmt: skip
+    variant = Variant("mine", "returns this", lambda problem, inputs, rank: lambda: {"y": got})
+    session = OperationSession(workload, problem(), variant, context())
+    session.step()
+    return session.check().wrong
+
+
+@pytest.mark.parametrize(
+    ("dtype", "differing"), [("complex64", "1 of 8"), ("float8_e4m3fn", "1 of 4"), ("bfloat16", "1 of 4")]
+)
+def test_an_output_of_any_dtype_is_compared(dtype: str, differing: str) -> None:
+    right = torch.tensor([[1.0, -2.0], [0.5, 4.0]], dtype=torch.float64)
+    right = right * (1 + 2j) if dtype == "complex64" else right
+    got = right.to(getattr(torch, dtype))
+    assert complaint(got, right) is None
+    got[1, 1] = got[1, 1].conj() if dtype == "complex64" else -4.0
+    assert differing in str(complaint(got, right))
+
+
+def test_an_output_is_a_plain_tensor() -> None:
+    class Unfinished(torch.Tensor):
+        """As what a functional collective returns."""
+
+    with pytest.raises(WrongReturn, match="the output y of mine must be a plain tensor, not Unfinished"):
+        complaint(torch.ones(2).as_subclass(Unfinished), torch.ones(2))

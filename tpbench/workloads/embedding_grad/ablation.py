@@ -23,7 +23,7 @@ EMBEDDING_AND_HEAD = 2 * 50304
 
 
 def tables(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
-    """Return a factorial of the exposed times that were measured of each problem, and the megabytes that exchanges send."""
+    """Return a factorial of the exposed times of each problem, as far as there are rows, and the sent megabytes."""
     frame = comparable(rows)
     if frame.empty:
         return []
