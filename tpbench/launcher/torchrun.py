@@ -34,11 +34,15 @@ NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"
 in jobs with symmetric memory, and after NCCL has made its first communicators."""
 
 PROFILERS = {
-    "nsys": ("--no-python", "nsys", "profile", "--capture-range=cudaProfilerApi", "--force-overwrite=true", "--output"),
+    "nsys": (
+        *("--no-python", "nsys", "profile", "--capture-range=cudaProfilerApi", "--capture-range-end=stop"),
+        *("--force-overwrite=true", "--output"),
+    ),
     "ncu": ("--no-python", "ncu", "--profile-from-start=off", "--force-overwrite", "--export"),
 }
 """Arguments of torchrun under which each rank runs in a profiler. The path of the report follows. It records the
-iteration between a rank's calls of cudaProfilerStart and cudaProfilerStop."""
+iteration between a rank's calls of cudaProfilerStart and cudaProfilerStop, after which nsys would end the rank by
+default."""
 
 KILL_S = 30.0
 """Longest wait for processes that were killed. One that waits for a broken disk may not end at all."""

@@ -44,8 +44,8 @@ def test_ranks_run_under_a_profiler() -> None:
     line = torchrun.command(profiled, Path("/runs/3/cell.json"), Path("/runs/3"))
     plain = torchrun.command(job("dp2_tp2"), Path("/runs/3/cell.json"), Path("/runs/3"))
     end = plain.index("--redirects=3") + 1
-    program = ["nsys", "profile", "--capture-range=cudaProfilerApi", "--force-overwrite=true"]
-    report = ["--output", "/runs/3/nsys_rank%q{RANK}"]
+    program = ["nsys", "profile", "--capture-range=cudaProfilerApi", "--capture-range-end=stop"]
+    report = ["--force-overwrite=true", "--output", "/runs/3/nsys_rank%q{RANK}"]
     assert line == [*plain[:end], "--no-python", *program, *report, sys.executable, *plain[end:]]
     assert torchrun.environment(profiled, "row", {})[PROFILED] == "nsys"
 
