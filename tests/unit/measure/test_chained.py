@@ -144,7 +144,7 @@ def test_a_block_takes_a_round_of_the_budget(
     (found, columns), set_up = made(here, monkeypatch, settings=settings, step_ms=step_ms)
     assert found is not None and isinstance(found.session, Chain) and columns == {"chained_copies": 4}
     assert (found.session.most, found.settings.max_iterations, found.settings.min_iterations) == (iterations, blocks, 8)
-    assert set_up.log == [f"{word}copy {copy}" for copy in (1, 2, 3) for word in ("restore ", "")]  # each has run
+    assert set_up.log == [f"{word}copy {copy}" for copy in (1, 2, 3) for word in ("restore ", "") * 2]  # as in passes
 
 
 def test_inputs_that_are_overwritten_are_used_once_or_there_is_no_time(
@@ -201,6 +201,26 @@ def test_a_row_has_the_chained_time_beside_the_others(here: Rank) -> None:
     with simulated_time() as time:
         _, columns = run(Loop(here, time), cpu_context(here), SETTINGS, interpreted=True)  # type: ignore[arg-type]
     assert "chained_ms" not in columns and columns["not_chained"] == "Triton's interpreter runs the kernels"
+
+
+class Capturing(Loop):
+    """A session that takes a second longer when it runs for the first and for the second time."""
+
+    runs = 0
+
+    def step(self) -> None:
+        self.runs += 1
+        self.time.sleep(1.0 if self.runs < 3 else 0.0)
+        super().step()
+
+
+def test_no_copy_runs_for_the_second_time_in_a_timed_block(here: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The steps of sparse exchanges capture a graph then."""
+    monkeypatch.setattr(chained, "CPU_COPIES", 8)
+    with simulated_time() as time:
+        session: Any = Capturing(here, time)
+        _, columns = run(session, cpu_context(here), SETTINGS, again=lambda: Capturing(here, time))
+    assert columns["chained_copies"] == 8 and max(columns["chained_samples_ms"]) < 100.0
 
 
 def test_copies_share_what_is_measured_once(here: Rank) -> None:
