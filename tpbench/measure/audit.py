@@ -27,8 +27,8 @@ from tpbench.measure.ranks import from_rank_0, on_any_rank
 from tpbench.measure.session import AuditedSession, Context, RepeatedSession
 
 SLEEP_CYCLES = 40_000_000
-"""About 20 ms: the device of the first rank sleeps so long while its host queues the change of the inputs and the
-iteration, and that of each further rank so much longer than the one before."""
+"""About 20 ms: each device sleeps so long while its host queues the change of the inputs and the iteration, and after
+the change that of each rank so much longer than that of the one before."""
 
 SLEEP_S = 0.02
 """How much later than the rank before it each rank begins, on CPUs."""
@@ -139,15 +139,19 @@ def _changed_inputs_reason(
     """Run one of these iterations. `place`: how many ranks begin before this one."""
     poison(session)
     drawn = session.audited_inputs.draw()
-    if context.device.type == "cpu":
-        time.sleep(SLEEP_S * place)
-    else:
+    on_gpu = context.device.type == "cuda"
+    if on_gpu:
         torch.cuda.synchronize(context.device)
         dist.barrier()
         # The change waits behind the sleep: a kernel that does not wait for this stream reads the old inputs.
-        torch.cuda._sleep(SLEEP_CYCLES * (1 + place))
+        torch.cuda._sleep(SLEEP_CYCLES)
     session.audited_inputs.change(drawn)
     session.restore()
+    # Right before the step: the change may be collective, which lines the ranks up.
+    if on_gpu:
+        torch.cuda._sleep(SLEEP_CYCLES * place)
+    else:
+        time.sleep(SLEEP_S * place)
     step()
     outputs = session.outputs()
     returned = [sampled(output).clone() for output in outputs]

@@ -3,6 +3,7 @@
 On a machine with one GPU there is one rank. An exchange of gradients needs two, so its tests are left out there.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,14 +12,15 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.support import cheats
 from tests.support.entropy_loss import context
 from tests.support.ranks import Rank, ranks_here, run_on_ranks
-from tests.support.sleeping_sessions import run
+from tests.support.sleeping_sessions import Sleeper, cpu_context, run
 from tests.support.train_step import mesh_context
 from tpbench.measure import clock
-from tpbench.measure.audit import Inputs
+from tpbench.measure.audit import SLEEP_S, Inputs, changed_inputs_reason
 from tpbench.measure.session import MeasureSettings
 from tpbench.workloads import Variant
 from tpbench.workloads.embedding_grad import WORKLOAD as EXCHANGES
@@ -194,3 +196,24 @@ def changed(here: Rank) -> torch.Tensor:
 def test_a_change_negates_the_same_rows_on_all_ranks() -> None:
     one, other = run_on_ranks(2, changed)
     assert torch.equal(one, other)
+
+
+class Clocked(Sleeper):
+    """A session that knows when its step began. Its inputs change by a collective, as those of a policy loss do."""
+
+    def __init__(self, here: Rank) -> None:
+        self.audited_inputs, self.wrong = Inputs([], changed=lambda: dist.barrier(here.group)), None
+
+    def step(self) -> None:
+        self.began_s = time.monotonic()
+
+
+def begun(here: Rank) -> float:
+    session = Clocked(here)
+    assert changed_inputs_reason(session, session.step, cpu_context(here)) is None
+    return session.began_s
+
+
+def test_ranks_begin_one_after_the_other_also_if_the_change_of_the_inputs_lines_them_up() -> None:
+    one, other = run_on_ranks(2, begun)
+    assert other - one > 0.9 * SLEEP_S

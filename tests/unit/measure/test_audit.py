@@ -112,7 +112,7 @@ def test_a_gpu_sleeps_before_the_inputs_change(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(session.audited_inputs, "change", lambda drawn: (events.append("change"), change(drawn)))
     on_gpu = dataclasses.replace(context, device=torch.device("cuda"))
     assert auditing.changed_inputs_reason(session, session.step, on_gpu) is None
-    assert events == ["synchronize", "barrier", "sleep", "change", "restore", "step", "check"]
+    assert events == ["synchronize", "barrier", "sleep", "change", "restore", "sleep", "step", "check"]
 
 
 def floats() -> Tensor:
