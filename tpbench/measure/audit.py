@@ -146,6 +146,7 @@ def _changed_inputs_reason(
         # The change waits behind the sleep: a kernel that does not wait for this stream reads the old inputs.
         torch.cuda._sleep(SLEEP_CYCLES)
     session.audited_inputs.change(drawn)
+    del drawn  # as large as the inputs if these are generated: the timed iterations had that memory
     session.restore()
     # Right before the step: the change may be collective, which lines the ranks up.
     if on_gpu:

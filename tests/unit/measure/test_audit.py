@@ -1,6 +1,7 @@
 """The guards against stale results: on one process, with sessions that double their inputs."""
 
 import dataclasses
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -87,6 +88,26 @@ def test_a_step_that_writes_nothing_is_wrong_with_changed_inputs(context: Contex
     reason = auditing.changed_inputs_reason(session, lambda: None, context)
     assert reason == "with changed inputs, after a correct result with the first ones: not twice the inputs"
     assert session.output.isnan().all()
+
+
+def test_the_step_has_the_memory_of_the_new_inputs(context: Context) -> None:
+    """A cell that fills the memory must not run out of it after all its times are known."""
+    session, drawn = Doubling(), list[weakref.ref[Tensor]]()
+
+    def draw() -> dict[int, Tensor]:
+        signs = torch.tensor([[-1], [1], [1]])
+        drawn.append(weakref.ref(signs))
+        return {0: signs}
+
+    session.audited_inputs.draw = draw  # type: ignore[method-assign]
+    alive: list[bool] = []
+
+    def step() -> None:
+        alive.append(drawn[0]() is not None)
+        session.step()
+
+    assert auditing.changed_inputs_reason(session, step, context) is None
+    assert alive == [False]
 
 
 def test_a_step_that_returns_before_its_output_is_complete_is_wrong(context: Context) -> None:
