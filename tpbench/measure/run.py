@@ -4,6 +4,7 @@ Columns about the GPUs of a cell are missing on a CPU.
 """
 
 import contextlib
+import gc
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -86,7 +87,8 @@ def measurement(
             runs |= chained()
             wrong = cell.time_each_clock(runs)
     samples = {name: run.samples for name, run in runs.items()}
-    runs.clear()  # it frees the copies of the inputs
+    runs.clear()
+    gc.collect()  # the copies of the inputs: their sessions are parts of reference cycles
     session.fresh = False
     # On a CPU a long pass is not repeated.
     if not wrong and (not is_long or cell.on_gpu):

@@ -1,6 +1,7 @@
 """The chained clock: its blocks, its copies of the inputs, and what their loop may not hide."""
 
 import dataclasses
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -221,6 +222,35 @@ def test_no_copy_runs_for_the_second_time_in_a_timed_block(here: Rank, monkeypat
         session: Any = Capturing(here, time)
         _, columns = run(session, cpu_context(here), SETTINGS, again=lambda: Capturing(here, time))
     assert columns["chained_copies"] == 8 and max(columns["chained_samples_ms"]) < 100.0
+
+
+class Cyclic(Loop):
+    """A session that refers to itself, as those of workloads do by the function that follows a change of inputs."""
+
+    def __init__(self, here: Rank, time: SimulatedTime) -> None:
+        super().__init__(here, time)
+        self.audited_inputs = Inputs([], changed=self.restore)
+
+
+def test_no_copy_is_left_when_the_inputs_change_at_last(here: Rank) -> None:
+    copies: list[weakref.ref[Cyclic]] = []
+    alive: list[int] = []
+
+    class First(Cyclic):
+        def step(self) -> None:
+            super().step()
+            alive.append(sum(copy() is not None for copy in copies))
+
+    with simulated_time() as time:
+
+        def again() -> Cyclic:
+            copy = Cyclic(here, time)
+            copies.append(weakref.ref(copy))
+            return copy
+
+        first: Any = First(here, time)
+        run(first, cpu_context(here), SETTINGS, again=again)
+    assert max(alive) == len(copies) == 1 and alive[-1] == 0
 
 
 def test_copies_share_what_is_measured_once(here: Rank) -> None:
