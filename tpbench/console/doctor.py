@@ -30,7 +30,7 @@ class Finding(NamedTuple):
 
 
 def gpus() -> Iterator[Finding]:
-    """Check that there are GPUs and that no other process uses them."""
+    """Check that there are GPUs, and that no other process uses those that jobs started here would use."""
     import pynvml
 
     try:
@@ -39,11 +39,12 @@ def gpus() -> Iterator[Finding]:
         fix = "on a machine with NVIDIA GPUs install their driver (nvidia-smi must work); others can try every command"
         yield Finding("GPUs", "note", f"none: {error}. Kernels run in Triton's interpreter", fix)
         return
+    visible = dict(machine.visible_gpus())
     for index, handle in enumerate(machine.gpu_handles(pynvml)):
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
         total, used = int(memory.total) / 2**30, int(memory.used) / 2**30
         yield Finding(f"GPU {index}", "ok", f"{pynvml.nvmlDeviceGetName(handle)}, {total:.0f} GiB")
-        if used > BUSY_SHARE * total:
+        if used > BUSY_SHARE * total and pynvml.nvmlDeviceGetUUID(handle) in visible:
             message = f"{used:.0f} GiB are in use: another process would disturb a measurement"
             fix = "wait for it or end it (nvidia-smi lists it), or choose other GPUs with CUDA_VISIBLE_DEVICES"
             yield Finding(f"GPU {index}", "fail", message, fix)

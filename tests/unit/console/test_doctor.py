@@ -1,5 +1,8 @@
 """Findings of the doctor: each problem has a fix."""
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 
 from tpbench.console import doctor, information
@@ -56,3 +59,21 @@ def test_a_disk_that_is_full_or_closed(monkeypatch, tmp_path):
     assert states(doctor.disk(str(tmp_path)))["disk"] == "fail"
     finding = next(doctor.disk("/proc/rows"))
     assert finding.state == "fail" and "cannot be written" in finding.message
+
+
+def test_only_a_gpu_that_jobs_would_use_must_be_free(monkeypatch):
+    nvml = SimpleNamespace(
+        NVMLError=RuntimeError,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetUUID=lambda index: f"GPU-{index}",
+        nvmlDeviceGetName=lambda index: "A",
+        nvmlDeviceGetMemoryInfo=lambda index: SimpleNamespace(total=80 * 2**30, used=(40 - 40 * index) * 2**30),
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    (busy,) = [finding for finding in doctor.gpus() if finding.state == "fail"]
+    assert busy.subject == "GPU 0" and "CUDA_VISIBLE_DEVICES" in busy.fix
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert states(doctor.gpus()) == {"GPU 0": "ok", "GPU 1": "ok"}
