@@ -58,7 +58,9 @@ def capture(
     torch._C._cuda_clearCublasWorkspaces()
     try:
         # NCCL's watchdog queries events in a thread of its own, which a global capture would forbid.
-        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        captured = torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local")
+        # A failed capture leaves its stream as the current one, from which the first context returns.
+        with torch.cuda.stream(torch.cuda.current_stream()), captured:
             result = work()
     finally:
         torch._C._cuda_clearCublasWorkspaces()
