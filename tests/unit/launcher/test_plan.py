@@ -41,6 +41,15 @@ def test_where_a_job_runs(job: dict[str, Any], gpus: int, device: str, reason: s
     assert (cell.job.device, cell.skip_reason) == (device, reason)
 
 
+@pytest.mark.parametrize(("profiler", "ranks", "runs"), [("nsys", 2, True), ("ncu", 1, True), ("ncu", 2, False)])
+def test_nsight_compute_runs_with_one_rank(
+    profiler: str, ranks: int, runs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda program: program)
+    (cell,) = cells({"profiler": profiler, "tp_size": ranks}, gpus=2)
+    assert (cell.skip_reason is None) == runs and (runs or "use nsys" in str(cell.skip_reason))
+
+
 def test_a_missing_package_skips_the_cell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     (cell,) = cells({}, gpus=1)

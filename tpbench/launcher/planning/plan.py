@@ -188,4 +188,6 @@ def skip_reason(job: Job, target: PlanningTarget) -> str | None:
         return "graph=true needs a CUDA GPU"
     if job.device == "cpu" and job.measure.profiler:
         return f"profiler={job.measure.profiler} needs a CUDA GPU"
+    if job.measure.profiler == "ncu" and job.world_size > 1:
+        return "profiler=ncu runs one kernel at a time, and one that waits for another rank would not end: use nsys"
     return job.workload.unsupported_reason(job)
