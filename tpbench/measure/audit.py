@@ -112,7 +112,7 @@ def common_seed() -> int:
 def poison(session: RepeatedSession) -> None:
     """Fill the outputs of the last step with NaN. Their memory is what the next step will probably get."""
     for output in session.outputs():
-        if output.is_floating_point() and 0 not in output.stride():
+        if (output.is_floating_point() or output.is_complex()) and 0 not in output.stride():
             output.data.fill_(float("nan"))
 
 

@@ -7,7 +7,6 @@ So a process that has profiled a GPU runs no further job, and a process that run
 schedule of iterations ends it. Without a trace both clocks tell a part.
 """
 
-import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import median
@@ -180,14 +179,17 @@ def _traced(
     has_run = True
     # torch.profiler.profile would import torch's compiler, which takes 2 s. A rank whose profiler fails runs its
     # iterations all the same, because the other ranks run theirs with it.
-    profiler = None
-    with contextlib.suppress(RuntimeError, AssertionError):
+    profiler: Any = None
+    failure: Exception | None = None
+    try:
         profiler = torch.autograd.profiler.profile(use_cpu=False, use_kineto=True, use_device="cuda")
         profiler.__enter__()
+    except (RuntimeError, AssertionError) as error:
+        failure = error
     wall.samples(marked_step, restore, iterations)
     try:
-        if profiler is None:
-            raise RuntimeError("torch's profiler cannot record this GPU")
+        if failure is not None:
+            raise failure
         profiler.__exit__(None, None, None)
         return list(between_markers(events(profiler)))
     except (RuntimeError, AssertionError, AttributeError) as error:

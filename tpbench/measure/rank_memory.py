@@ -60,8 +60,9 @@ def available_bytes(device: torch.device) -> int:
 def shortage(error: BaseException) -> int | None:
     """Return the requested bytes (0 if unknown) if the error reports a lack of memory, else None."""
     text = message(error)
-    is_shortage = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in text
-    if not is_shortage and not (isinstance(error, RuntimeError) and re.search("out of memory|bad_alloc", text)):
+    by_type = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in text
+    by_text = isinstance(error, RuntimeError) and re.search("out of memory|bad_alloc|STATUS_ALLOC_FAILED", text)
+    if not by_type and not by_text:
         return None
     match = _REQUESTED.search(text)
     return int(float(match[1]) * _UNITS[match[2]]) if match else 0

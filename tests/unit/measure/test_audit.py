@@ -61,9 +61,10 @@ def context(monkeypatch: pytest.MonkeyPatch) -> Context:
 def test_only_memory_of_its_own_is_poisoned() -> None:
     session: Any = Doubling()
     number, expanded, counts = torch.ones(2), torch.ones(1).expand(4), torch.ones(3, dtype=torch.int64)
-    session.outputs = lambda: [number, expanded, counts]
+    complex_number = torch.ones(2, dtype=torch.complex64)
+    session.outputs = lambda: [number, expanded, counts, complex_number]
     auditing.poison(session)
-    assert number.isnan().all()
+    assert number.isnan().all() and complex_number.isnan().all()
     assert torch.equal(expanded, torch.ones(4)) and torch.equal(counts, torch.ones(3, dtype=torch.int64))
 
 

@@ -76,6 +76,7 @@ def test_available_bytes_are_within_the_limit_and_the_free_memory(
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 MiB."), 5 * 2**19),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes."), 4096),
         (RuntimeError("NCCL error: Cuda failure 2 'out of memory'"), 0),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), 0),
         (MemoryError(), 0),
         (RuntimeError("shape mismatch"), None),
         (ValueError("out of memory of my cat"), None),
