@@ -144,7 +144,7 @@ class SymmetricBuffers:
         library: Any = importlib.import_module("torch._C._distributed_c10d")
         self._synchronize()  # all ranks have finished with the memory that this replaces
         mine = library._SymmetricMemory.empty_strided_p2p((nbytes,), [1], torch.uint8, self.device, name)
-        handle = library._SymmetricMemory.rendezvous(mine)
+        handle = library._SymmetricMemory.rendezvous(mine, name)
         mine.zero_()
         self._synchronize()
         return mine, handle
