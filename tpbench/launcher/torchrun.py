@@ -125,7 +125,7 @@ def environment(
         env = {**NO_MULTICAST, **env}
     if omp_threads(env) is None:
         # On a CPU the ranks share the cores. Beside GPUs more threads have little to do, and wait for each other: two
-        # ranks of 32 threads on 64 cores took 7 to 25 ms to hash an index, and two threads 0.3 to 0.7.
+        # ranks of 32 threads on 64 cores took 16 ms to hash an index, and of two threads 0.4 on such a host (medians).
         shared = available_cores() * nodes // job.world_size if job.device == "cpu" else 1
         env["OMP_NUM_THREADS"] = str(max(1, shared))
     return env
