@@ -27,8 +27,8 @@ from tpbench.measure.ranks import from_rank_0, on_any_rank
 from tpbench.measure.session import AuditedSession, Context, RepeatedSession
 
 SLEEP_CYCLES = 40_000_000
-"""About 20 ms: each device sleeps so long while its host queues the change of the inputs and the iteration, and after
-the change that of each rank so much longer than that of the one before."""
+"""About 20 ms. Each device sleeps so long before the change of the inputs, while its host queues the iteration. After
+the change it sleeps as long again for each rank that begins before its own."""
 
 SLEEP_S = 0.02
 """How much later than the rank before it each rank begins, on CPUs."""

@@ -61,13 +61,13 @@ def study_document(frame: pd.DataFrame, study: str | None, columns: Sequence[str
         if grids and not tables:
             raise JobError(f"these rows have no {' and no '.join(columns)}")
     interpreted = int(frame["interpreted"].eq(True).sum()) if computed else 0
-    left_out = f"without the rows of Triton's interpreter, which measure nothing: {interpreted}"
+    said = f"without the rows of Triton's interpreter, which measure nothing: {interpreted}"
+    left_out = [said] if interpreted else []
     if not tables:
         why = "no rows" if frame.empty else "these rows do not suffice"
-        more = f", {left_out}" if interpreted else ""
-        raise JobError(f"{why} for the study {study}, which is of {', '.join(by_workload)}{more}")
-    warnings = [*disagreements(records.row_records(newest(frame))), *[left_out] * bool(interpreted)]
-    return Document(tables, warnings=warnings)
+        whose = f"{why} for the study {study}, which is of {', '.join(by_workload)}"
+        raise JobError(", ".join((whose, *left_out)))
+    return Document(tables, warnings=[*disagreements(records.row_records(newest(frame))), *left_out])
 
 
 def _computed(frame: pd.DataFrame, by_workload: dict[str, Study]) -> list[tuple[Any, list[dict[str, Any]]]]:

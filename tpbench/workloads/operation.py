@@ -191,7 +191,7 @@ class OperationSession:
         inputs = {tensor.untyped_storage().data_ptr() for tensor in self.inputs.values()}
         for name, value in got.items():
             if isinstance(value, Tensor) and type(value) not in (Tensor, nn.Parameter):
-                kind = type(value).__name__  # such as DTensor, or a functional collective that nothing has waited for
+                kind = type(value).__name__  # a DTensor, or a functional collective that nothing has waited for
                 expected = f"the output {name} of {self.variant.name} must be a plain tensor"
                 raise WrongReturn(self.variant, f"{expected}, not {kind}")
             is_dense = isinstance(value, Tensor) and value.layout == torch.strided

@@ -62,7 +62,7 @@ def json_document(row: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
 
 def _config(row: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
     """Return the configuration in the older benchmark's names and order, and then the job's other fields. A model of
-    conf/model has the name of its first id, whatever name the user typed."""
+    conf/model has the name of its first id, also if the user typed another one."""
     file = Path(tpbench.__file__).parent / f"conf/model/{job['model']}.yaml"
     model = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
     older = {
