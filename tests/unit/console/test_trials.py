@@ -55,7 +55,7 @@ def test_a_sweep_that_was_refused_is_no_verdict_on_variants(
     [
         ("variants", "no workload is called variants"),
         ("variant=quack", "it runs every variant"),
-        ("output_dir=rows", "in a temporary folder"),
+        ("output_dir=rows", "leave out output_dir=rows"),
     ],
 )
 def test_other_choices_are_refused(argument: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,10 +17,11 @@ from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs, bigram_
 from tpbench.workloads.embedding_grad.problem import EmbeddingGrad
 from tpbench.workloads.embedding_grad.row_operations.search import PinnedRing
 
-SIDE = 2048
+SIDE = 3072
 """Side of the square bf16 matrices whose products are the stand-in on a GPU.
 
-Each product takes about 25 us. They keep the GPU busy as a backward pass would.
+They keep the GPU busy as a backward pass would. A product takes about 80 us on an H100, so that the host, which needs a
+few microseconds to queue one, stays far ahead of the GPU.
 """
 
 FORWARD = 0.5
@@ -51,15 +52,19 @@ class StandIn:
         self.forward()
         self.backward()
 
-    def forward(self, part: float = 1.0) -> None:
-        """Run a part of the forward pass; on a GPU only queue it."""
-        self.backward(FORWARD * part)
+    def forward(self, part: int = 0, parts: int = 1) -> None:
+        """Run one of the equal parts of the forward pass; on a GPU only queue it."""
+        self._run_part(FORWARD, part, parts)
 
-    def backward(self, part: float = 1.0) -> None:
-        """Run a part of the backward pass; on a GPU only queue it."""
+    def backward(self, part: int = 0, parts: int = 1) -> None:
+        """Run one of the equal parts of the backward pass; on a GPU only queue it."""
+        self._run_part(1.0, part, parts)
+
+    def _run_part(self, length: float, part: int, parts: int) -> None:
         if self.device.type == "cpu":
-            time.sleep(part * self.seconds)
-        for _ in range(round(part * self.products)):
+            time.sleep(length * self.seconds / parts)
+        products = round(length * self.products)  # whole, so that all parts of a pass are as long as the pass
+        for _ in range(products * part // parts, products * (part + 1) // parts):
             torch.mm(self.factor, self.factor, out=self.product)
 
 
@@ -206,9 +211,9 @@ class TrainingStep:
     def _forward(self) -> None:
         with on(self.others_stream):
             gathers = [self.others.gather(number) for number in self.beside]
-        for gather in gathers:
+        for part, gather in enumerate(gathers):
             gather.wait()
-            self.stand_in.forward(1 / len(gathers))
+            self.stand_in.forward(part, len(gathers))
         if not gathers:
             self.stand_in.forward()
 
@@ -216,7 +221,7 @@ class TrainingStep:
         """Run the backward pass, then what the host does while the device is busy with it."""
         scatters = []
         for number in self.beside:
-            self.stand_in.backward(1 / len(self.beside))
+            self.stand_in.backward(number, len(self.beside))
             wait(self.others_stream, compute)
             with on(self.others_stream):
                 scatters.append(self.others.scatter(number))

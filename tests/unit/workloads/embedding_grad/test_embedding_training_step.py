@@ -25,11 +25,11 @@ class Log:
         self.lines: list[str] = []
         self.count = count
 
-    def forward(self, part: float = 1.0) -> None:
-        self.lines.append(f"forward {part}")
+    def forward(self, part: int = 0, parts: int = 1) -> None:
+        self.lines.append(f"forward {part + 1} of {parts}")
 
-    def backward(self, part: float = 1.0) -> None:
-        self.lines.append(f"backward {part}")
+    def backward(self, part: int = 0, parts: int = 1) -> None:
+        self.lines.append(f"backward {part + 1} of {parts}")
 
     def gather(self, number: int) -> Any:
         return self._started(f"gather {number}")
@@ -82,9 +82,9 @@ AFTER = "exchange waits for others"
         (
             "passes",
             [
-                "gather 0", "gather 1", "gather 0 ends", "forward 0.5", "gather 1 ends", "forward 0.5", "counts",
-                "exchange waits for forward 0.5", "ids", "backward 0.5", TO_OTHERS, "scatter 0", "backward 0.5",
-                TO_OTHERS, "scatter 1", "scatter 0 ends", "scatter 1 ends", TO_EXCHANGE, "values",
+                "gather 0", "gather 1", "gather 0 ends", "forward 1 of 2", "gather 1 ends", "forward 2 of 2", "counts",
+                "exchange waits for forward 2 of 2", "ids", "backward 1 of 2", TO_OTHERS, "scatter 0",
+                "backward 2 of 2", TO_OTHERS, "scatter 1", "scatter 0 ends", "scatter 1 ends", TO_EXCHANGE, "values",
             ],
         ),
         ("first", [TO_EXCHANGE, TO_OTHERS, "values", *SCATTERS, *GATHERS]),
@@ -98,7 +98,7 @@ def test_the_exchange_has_its_place_among_other_transfers(
     log = Log(2)
     patch_streams(log, monkeypatch)
     step_of(log, device, transfer_order=order)()
-    passes = ["forward 1.0", "counts", "exchange waits for forward 1.0", "ids", "backward 1.0"]
+    passes = ["forward 1 of 1", "counts", "exchange waits for forward 1 of 1", "ids", "backward 1 of 1"]
     expected = [*([] if order == "passes" else passes), *lines]
     if device == "cpu":
         assert log.lines == [line for line in expected if "waits for" not in line]
@@ -114,14 +114,14 @@ def patch_streams(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
 
 
-EVENT = "exchange waits for forward 1.0"
+EVENT = "exchange waits for forward 1 of 1"
 
 
 def test_without_other_transfers_both_passes_are_queued_first(monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log(0)
     patch_streams(log, monkeypatch)
     step_of(log, "cuda")()
-    passes = [TO_EXCHANGE, "forward 1.0", "backward 1.0"]
+    passes = [TO_EXCHANGE, "forward 1 of 1", "backward 1 of 1"]
     lines = ["counts", EVENT, "ids", TO_EXCHANGE, "values"]
     assert log.lines == [*passes, *lines, "compute waits for exchange"]
 
