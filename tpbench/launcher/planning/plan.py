@@ -163,7 +163,7 @@ class ThisHost:
     def skip_reason(self, job: Job) -> str | None:
         """Return why this host is too small for the job, or None if it is not."""
         if job.device == "cuda" and job.world_size > self.gpus:
-            return f"needs {job.world_size} GPUs, found {self.gpus}"
+            return f"needs {job.world_size} GPU{'s' * (job.world_size > 1)}, found {self.gpus}"
         if job.device == "cpu" and job.world_size > MAX_RANKS_PER_CORE * self.cores:
             most = f"a job on this machine may have at most {MAX_RANKS_PER_CORE * self.cores}"
             return f"{job.world_size} ranks would share {self.cores} CPU core{'s' * (self.cores > 1)}: {most}"
