@@ -25,7 +25,7 @@ few microseconds to queue one, stays far ahead of the GPU.
 """
 
 BACKWARD_PRODUCTS: dict[float, int] = {}
-"""Products of a backward pass, by its length in ms. All cells of a process have the same, so that their times compare."""
+"""Products of a backward pass, by its length in ms. All cells of a process have as many, to be comparable."""
 
 FORWARD = 0.5
 """Length of the forward pass over that of the backward pass, which has two products for each of its one."""
