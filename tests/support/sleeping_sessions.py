@@ -66,7 +66,8 @@ def run(
     `again`: sets the variant up once more. None: its session serves as its own copy.
     """
     sessions = itertools.chain([session], iter(again or (lambda: session), None))
-    return answered(measurement(lambda: next(sessions), context, settings, 2.0, interpreted), 0)[1]
+    _, measured = answered(measurement(lambda: next(sessions), context, settings, 2.0, interpreted), 0)
+    return measured.verdict, measured.columns
 
 
 def answered(

@@ -7,7 +7,7 @@ import contextlib
 import gc
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +26,16 @@ from tpbench.measure.statistics import Samples, summary
 from tpbench.measure.stop_rules import ClockRun, RoundRequest, run_rounds
 
 
+class Measured(NamedTuple):
+    """The result of a measurement."""
+
+    verdict: Verdict
+    columns: dict[str, Any]
+    """Columns of the row. A wrong result has no time."""
+    profiled_iteration: Callable[[], None] | None = None
+    """One more iteration, which `profiler` records. It may hang, so the row should be saved before."""
+
+
 def measurement(
     set_up: Callable[[], Any],
     context: Context,
@@ -33,8 +43,8 @@ def measurement(
     copy_gb_per_s: float,
     interpreted: bool = False,
     interleaved: bool = False,
-) -> Generator[RoundRequest, bool, tuple[Verdict, dict[str, Any]]]:
-    """Return the verdict of a session and the columns of its row. A wrong result has no time. Collective.
+) -> Generator[RoundRequest, bool, Measured]:
+    """Measure a session. Collective.
 
     The first pass compiles and fills caches. The second pass is checked, and its peak memory is stored. Then all
     clocks time further iterations. A `ScheduledSession` runs exactly the iterations of its schedule instead.
@@ -58,7 +68,7 @@ def measurement(
     is_long = last_ms.max() / 1e3 > settings.time_budget_s
     verdict = cell.check(peak_gib, warmed_up=warmed_up, graph=settings.graph, fresh=settings.fresh)
     if verdict.wrong:
-        return verdict, cell.columns
+        return Measured(verdict, cell.columns)
     context.say("timing")
     session.fresh = settings.fresh
     runs = {name: ClockRun(clock, cell.step, session, context, settings) for name, clock in cell.clocks.items()}
@@ -96,13 +106,12 @@ def measurement(
         wrong = changed_inputs_reason(session, cell.step, context)
     session.keeps_output = False
     if wrong:
-        return Verdict(verdict.columns, wrong), cell.columns
+        return Measured(Verdict(verdict.columns, wrong), cell.columns)
     cell.columns |= cell.gpu_columns(len(samples["wall"])) | time_columns(samples, cell.columns)
     if settings.late and context.world_size > 1:
         context.say("letting a rank be late")
         cell.columns |= late_columns(cell.step, session, cell.clocks.get("device", cell.wall), context)
-    cell.further_iterations()
-    return verdict, cell.columns
+    return Measured(verdict, cell.columns, cell.further_iterations())
 
 
 class _Cell:
@@ -174,7 +183,7 @@ class _Cell:
                     wrong = f"the last iteration of the {name} clock, after a correct first one: {reason}"
         return wrong
 
-    def run_scheduled(self) -> tuple[Verdict, dict[str, Any]]:
+    def run_scheduled(self) -> Measured:
         """Check and time a session whose iterations depend on the ones before.
 
         Each iteration runs once, timed by wall clock and, on a GPU, by events without launches queued ahead.
@@ -209,10 +218,10 @@ class _Cell:
         verdict = self.check(max(usage.peak_gib), warmed_up=True, graph=context.graph)
         for name, gib in (("iteration_held_gib", usage.held_gib), ("iteration_peak_gib", usage.peak_gib)):
             self.columns[name] = [float(ranks.max()) for ranks in gather_numbers(gib, context)]
-        if not verdict.wrong:
-            self.columns |= self.gpu_columns(schedule.iterations) | time_columns(samples, self.columns)
-            self.further_iterations()
-        return verdict, self.columns
+        if verdict.wrong:
+            return Measured(verdict, self.columns)
+        self.columns |= self.gpu_columns(schedule.iterations) | time_columns(samples, self.columns)
+        return Measured(verdict, self.columns, self.further_iterations())
 
     def gpu_columns(self, iterations: int) -> dict[str, Any]:
         """Return the clocks of the GPU, and the host time until the call of a step returned, of the last iterations.
@@ -224,10 +233,10 @@ class _Cell:
         launches = gather_numbers(self.wall.launches_ms[-iterations:], self.context)
         return self.watch.columns(self.context) | {"launch_ms": float(np.median([ranks.max() for ranks in launches]))}
 
-    def further_iterations(self) -> None:
+    def further_iterations(self) -> Callable[[], None] | None:
         """Add what further iterations show: the session's details and, on a GPU, the bottleneck.
 
-        With `profile` each rank leaves a trace of one more iteration, with `profiler` the report of that program.
+        With `profile` each rank leaves a trace of one more iteration. Returns an iteration for `profiler`, if any.
         """
         session, context, settings = self.session, self.context, self.settings
         if hasattr(session, "details"):
@@ -239,14 +248,16 @@ class _Cell:
             self.wall.line_up()
             self.step()
 
-        if settings.profiler:  # only one profiler can use a GPU
-            self.columns["trace"] = REPORTS.format(settings.profiler)
+        def profiled_iteration() -> None:
             context.say(f"an iteration for {settings.profiler}")
             torch.cuda.profiler.start()
             iteration()
             torch.cuda.synchronize(context.device)
             torch.cuda.profiler.stop()
-            return
+
+        if settings.profiler:  # only one profiler can use a GPU
+            self.columns["trace"] = REPORTS.format(settings.profiler)
+            return profiled_iteration
         if self.on_gpu:
             context.say("tracing")
             self.columns |= bottleneck_columns(self.step, session, self.wall, context, self.columns)
@@ -255,6 +266,7 @@ class _Cell:
             with contextlib.suppress(OSError):  # a full disk must not cost the measurement, too
                 keep_trace(iteration, context)
                 self.columns["trace"] = TRACES
+        return None
 
 
 def cost_columns(costs: Costs, copy_gb_per_s: float) -> dict[str, Any]:

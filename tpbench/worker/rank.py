@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import torch
 
     from tpbench.job import Job
+    from tpbench.measure.run import Measured
     from tpbench.measure.session import Context
     from tpbench.measure.stop_rules import RoundRequest
     from tpbench.outside.variant import OutsideVariant
@@ -190,12 +191,15 @@ class Tasks:
         try:
             self.requests[place] = next(measurement) if answer is None else measurement.send(answer)
         except StopIteration as end:
-            verdict, measured = end.value
+            measured: Measured = end.value
             self.requests.pop(place, None)
             del self.measurements[place]
             if RANK == 0:
-                columns = {**self.columns[place], **measured, **verdict.columns}
-                _save(self.now, "wrong" if verdict.wrong else "ok", verdict.wrong, **columns)
+                wrong = measured.verdict.wrong
+                columns = {**self.columns[place], **measured.columns, **measured.verdict.columns}
+                _save(self.now, "wrong" if wrong else "ok", wrong, **columns)
+            if measured.profiled_iteration:
+                measured.profiled_iteration()
 
 
 def context_of(job: Job, device: torch.device, folder: Path, process_stays: bool) -> Context:
