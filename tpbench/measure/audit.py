@@ -1,10 +1,12 @@
-"""Four guards against stale and unfinished results: a variant may do less when it is timed than when it is checked.
+"""Guards against stale and unfinished results. A variant may do less when it is timed than when it is checked.
 
-- Outputs lie in poisoned memory: before the last iteration of a clock, the outputs of the one before become NaN. A step
+There are four:
+
+- Outputs lie in poisoned memory. Before the last iteration of a clock, the outputs of the one before become NaN. A step
   that writes nothing returns NaN.
 - The result of the last timed iteration of each clock is checked.
-- Inputs change between iterations: before each timed one with `fresh`, which holds for all variants from outside this
-  package, and before one more iteration after the timed ones. A stored answer is then wrong.
+- Inputs change before one more iteration after the timed ones. With `fresh` they change before each timed one, too;
+  variants from outside this package always have it. A stored answer is then wrong.
 - In that iteration ranks begin one after the other, on a GPU behind a sleep of the device. A sample of the outputs is
   compared with its values when the step returned. A step that doesn't wait for its transfers is then wrong.
 

@@ -54,10 +54,10 @@ def measurement(
             calls it again for copies of the inputs.
         settings: the inputs of a variant from outside this package change before each iteration in any case.
         copy_gb_per_s: copy bandwidth of this machine in 1e9 bytes per second, for the floor.
-        interpreted: True if Triton's interpreter runs the kernels. If one pass then exceeds the time budget, it is the
-            only one: it is checked and its time counts (`warmed_up` is false).
-        interleaved: True if the clocks run in rounds, before each of which the generator yields the cell's request
-            (see `run_rounds`). Otherwise it yields nothing.
+        interpreted: True if Triton's interpreter runs the kernels. A first pass that then exceeds the time budget is
+            the only one. It is checked and its time counts (`warmed_up` is false).
+        interleaved: True if the clocks run in rounds. Before each round the generator yields the cell's request (see
+            `run_rounds`). Otherwise it yields nothing.
     """
     cell = _Cell(set_up, context, settings, copy_gb_per_s)
     session, settings = cell.session, cell.settings

@@ -45,7 +45,7 @@ def study_document(frame: pd.DataFrame, study: str | None, columns: Sequence[str
     """Return the tables of a study, or of the chosen columns, or of these columns of a study's workloads.
 
     With a study, cells are compared with the best as the study does. Columns that no row of a grid has are left out.
-    Raises JobError if there are no rows or none of the columns.
+    Raises JobError if no table remains.
     """
     by_workload = {name: Study("") for name in workloads()} if study is None else studies()[study]
     if columns:
