@@ -38,7 +38,7 @@ class LinearLoss(losses.LossProblem):
         if dp_size != 1:
             found.append(f"dp_size={dp_size} must be 1: replicas of a head do not communicate")
         if self.sequence_parallel and self.tokens % tp_size:
-            found.append(f"sequence_parallel=true needs tokens={self.tokens} to divide by tp_size={tp_size}")
+            found.append(f"sequence_parallel=true needs tokens={self.tokens} to be a multiple of tp_size={tp_size}")
         if self.main_grad and not self.trains:
             found.append("main_grad=true needs mode=train: mode=forward has no gradient")
         return found
@@ -151,7 +151,7 @@ def _cce(problem: LinearLoss, tp_size: int) -> str | None:
 
 def _verl(problem: LinearLoss, tp_size: int) -> str | None:
     if problem.hidden % 128:
-        return f"it needs hidden to divide by 128, got {problem.hidden}"
+        return f"it needs hidden to be a multiple of 128, got {problem.hidden}"
     return None if problem.loss == "logprob" else losses.labels_only(problem, tp_size)
 
 

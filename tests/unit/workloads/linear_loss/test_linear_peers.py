@@ -27,7 +27,7 @@ def test_no_chunk_of_quack_has_as_many_rows_as_hidden_columns(tokens: int, hidde
 @pytest.mark.parametrize(
     ("name", "fields", "tp_size", "said"),
     [
-        ("linear_verl", {"hidden": 64}, 1, "hidden to divide by 128, got 64"),
+        ("linear_verl", {"hidden": 64}, 1, "hidden to be a multiple of 128, got 64"),
         ("linear_verl", {"hidden": 128, "loss": "forward_kl"}, 1, "no forward_kl"),
         ("linear_verl", {"hidden": 128}, 2, None),
         ("linear_verl", {"hidden": 128, "loss": "logprob", "temperature": 1.9}, 2, None),
