@@ -73,8 +73,8 @@ def aliases() -> dict[str, str]:
 def unknown_choice(group: str, choice: str, valid: Collection[str]) -> str:
     """Return a sentence for a choice that a group does not have."""
     where = f"python -m tpbench list {group}s" if len(valid) > 25 else ""
-    other = "; a sweep also takes a path to a folder with a config.json, or FILE.py:NAME with a name that it registers"
-    return unknown(group, choice, valid, where) + (other if group == "model" else "")
+    of_model = f"; a folder with a config.json is model=./{choice}, a class in a file model=FILE.py:NAME"
+    return unknown(group, choice, valid, where) + (of_model if group == "model" else "")
 
 
 def read_choice(file: Path) -> dict[str, Any]:
