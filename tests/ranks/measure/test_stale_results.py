@@ -12,11 +12,11 @@ from unittest import mock
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from tests.support import cheats
 from tests.support.entropy_loss import context
 from tests.support.ranks import Rank, ranks_here, run_on_ranks
+from tests.support.simulated_time import SimulatedTime
 from tests.support.sleeping_sessions import Sleeper, cpu_context, run
 from tests.support.train_step import mesh_context
 from tpbench.measure import clock
@@ -198,22 +198,16 @@ def test_a_change_negates_the_same_rows_on_all_ranks() -> None:
     assert torch.equal(one, other)
 
 
-class Clocked(Sleeper):
-    """A session that knows when its step began. Its inputs change by a collective, as those of a policy loss do."""
-
-    def __init__(self, here: Rank) -> None:
-        self.audited_inputs, self.wrong = Inputs([], changed=lambda: dist.barrier(here.group)), None
-
-    def step(self) -> None:
-        self.began_s = time.monotonic()
-
-
-def begun(here: Rank) -> float:
-    session = Clocked(here)
-    assert changed_inputs_reason(session, session.step, cpu_context(here)) is None
-    return session.began_s
+def events(here: Rank) -> list[str | float]:
+    """Return what an iteration on changed inputs does on this rank, in order. A number is a sleep in seconds."""
+    seen: list[str | float] = []
+    session = Sleeper(here, SimulatedTime(), 0)
+    # A change may be a collective, as that of a policy loss is.
+    session.audited_inputs = Inputs([], changed=lambda: seen.append("change"))
+    with mock.patch.object(time, "sleep", seen.append):
+        assert changed_inputs_reason(session, lambda: seen.append("step"), cpu_context(here)) is None
+    return seen
 
 
 def test_ranks_begin_one_after_the_other_also_if_the_change_of_the_inputs_lines_them_up() -> None:
-    one, other = run_on_ranks(2, begun)
-    assert other - one > 0.9 * SLEEP_S
+    assert run_on_ranks(2, events) == [["change", 0, "step"], ["change", SLEEP_S, "step"]]
