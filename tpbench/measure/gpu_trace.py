@@ -152,9 +152,10 @@ def share_columns(
     time is communication than computing. Else the longer time decides: that of the FLOPs, `compute_ms`, or of the
     memory traffic. Tracing slows the host down, but not the kernels, so the wall time is that of the timed iterations.
     """
-    busy = busy_compute_ms + communication_ms
-    whole_ms = max(columns["time_ms"], busy)
-    compute, communication, idle = (part / whole_ms for part in (busy_compute_ms, communication_ms, whole_ms - busy))
+    traced_ms = busy_compute_ms + communication_ms
+    whole_ms = max(columns["time_ms"], traced_ms)
+    compute, communication = busy_compute_ms / whole_ms, communication_ms / whole_ms
+    idle = (whole_ms - traced_ms) / whole_ms
     memory_ms = columns.get("bytes_moved", 0) / columns["copy_gb_per_s"] / 1e6
     bound = "compute" if compute_ms > memory_ms else "memory"
     if communication > compute:
