@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from tpbench.measure.clock import ITERATIONS, Clock, do_nothing, mark, ms_between
+from tpbench.measure.clocks import LATE_MS
 from tpbench.measure.ranks import gather_numbers
-from tpbench.measure.session import LATE_MS, Context, Session
+from tpbench.measure.session import Context, Session
 
 PRODUCTS, SIZE = 3, 4096
 """Products of square bf16 matrices on the other stream, and their size."""

@@ -16,6 +16,7 @@ from tpbench.measure import cuda_graph, rank_memory
 from tpbench.measure.audit import changed_inputs_reason, poison
 from tpbench.measure.chained import chained_run
 from tpbench.measure.clock import Clock, DeviceClock, WallClock, cold_cache, mark, ms_between
+from tpbench.measure.clocks import TIMED
 from tpbench.measure.compile_time import compile_columns, listen, spent_s
 from tpbench.measure.gpu import ClockWatch
 from tpbench.measure.gpu_trace import REPORTS, TRACES, bottleneck_columns, keep_trace
@@ -88,7 +89,7 @@ def measurement(
     wrong: str | None = None
     if interleaved and not is_long:
         yield from run_rounds(runs, chained, cell.watch)
-        cell.columns |= {_column(name, "round_ms"): run.medians_ms for name, run in runs.items()}
+        cell.columns |= {clock.rounds: runs[clock.name].medians_ms for clock in TIMED if clock.name in runs}
     else:
         if is_long:
             runs["wall"].rounds = [[last_ms]]
@@ -294,10 +295,10 @@ def time_columns(samples: Mapping[str, Samples], costs: Mapping[str, Any]) -> di
     columns of `cost_columns`.
     """
     columns: dict[str, Any] = {}
-    for clock, of_clock in samples.items():
-        slowest = [float(ranks.max()) for ranks in of_clock]
-        prefix = "time" if clock == "wall" else clock
-        columns |= {**summary(slowest, prefix), _column(clock, "samples_ms"): slowest}
+    for clock in TIMED:
+        if clock.name in samples:
+            slowest = [float(ranks.max()) for ranks in samples[clock.name]]
+            columns |= {**summary(slowest, clock), clock.samples: slowest}
     columns["iterations"] = len(samples["wall"])
     columns["skew_ms"] = float(np.median([ranks.max() - ranks.min() for ranks in samples["wall"]]))
     if "floor_ms" in costs:
@@ -305,8 +306,3 @@ def time_columns(samples: Mapping[str, Samples], costs: Mapping[str, Any]) -> di
         columns["fraction_of_floor"] = costs["floor_ms"] / best_ms
         columns["gb_per_s"] = costs["bytes_moved"] / best_ms / 1e6
     return columns
-
-
-def _column(clock: str, name: str) -> str:
-    """Return the name of a clock's column: that of the wall clock has no prefix."""
-    return name if clock == "wall" else f"{clock}_{name}"

@@ -9,9 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from tpbench.settings import setting
 
-LATE_MS = (0.0, 0.05, 0.25, 1.0)
-"""Delays of one rank that `late=true` measures."""
-
 
 @dataclass(frozen=True)
 class MeasureSettings:

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from tpbench.measure.clocks import STATISTICS, Clock
+
 Samples = list[np.ndarray[Any, Any]]
 """Per iteration the time on every rank in ms, (world_size,)."""
 
@@ -41,18 +43,13 @@ def _interval_rank(count: int) -> int:
     return k
 
 
-def summary(samples: Sequence[float], prefix: str) -> dict[str, float | None]:
-    """Return the columns that describe samples in ms: the median as `PREFIX_ms`, `PREFIX_p5_ms` and others."""
-    low, high = median_interval(samples) or (None, None)
-    p5, median, p95 = np.percentile(samples, [5, 50, 95])
-    return {
-        f"{prefix}_ms": float(median),
-        f"{prefix}_p5_ms": float(p5),
-        f"{prefix}_p95_ms": float(p95),
-        f"{prefix}_min_ms": float(np.min(samples)),
-        f"{prefix}_ci_low_ms": low,
-        f"{prefix}_ci_high_ms": high,
-    }
+def summary(samples: Sequence[float], clock: Clock) -> dict[str, float | None]:
+    """Return the statistics of a clock's samples: `clocks.STATISTICS`, by the clock's columns."""
+    p5, median, p95 = map(float, np.percentile(samples, [5, 50, 95]))
+    interval = median_interval(samples) or (None, None)
+    return dict(
+        zip(map(clock.statistic, STATISTICS), (median, p5, p95, float(np.min(samples)), *interval), strict=True)
+    )
 
 
 def precise_enough(samples: Sequence[float], precision: float) -> bool:

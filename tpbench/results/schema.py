@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from tpbench.measure.clocks import CLOCKS, list_columns, statistics_columns
 from tpbench.workloads import Workload, cached_until_registered, workloads
 
 TEXT = pa.string()
@@ -63,24 +64,8 @@ COLUMNS = (
     Column("interpreted", FLAG, "true if kernels ran in Triton's interpreter: correct, but no measurement"),
     Column("graph", FLAG, "true if device times are of a replayed CUDA graph"),
     Column("fresh", FLAG, "true if the inputs changed before every timed iteration"),
-    # Wall time of an iteration: from the barrier of all ranks to the end of the last rank. Device time: the same region
-    # by device events, with launches queued ahead. Chained time: a block of iterations without a barrier or a flush.
-    *(
-        Column(f"{clock}_{name}ms", REAL, f"{meaning}, {statistic}")
-        for clock, meaning in {
-            "time": "wall time of an iteration",
-            "device": "device time of an iteration on the slowest rank",
-            "chained": "wall time of an iteration back to back with others, as in a training loop, on the slowest rank",
-        }.items()
-        for name, statistic in {
-            "": "median",
-            "p5_": "5th percentile",
-            "p95_": "95th percentile",
-            "min_": "minimum",
-            "ci_low_": "lower end of the median's 95% confidence interval",
-            "ci_high_": "upper end of the median's 95% confidence interval",
-        }.items()
-    ),
+    # The times of an iteration.
+    *(Column(name, REAL, doc) for name, doc in statistics_columns().items()),
     Column("launch_ms", REAL, "host time of a step's call on the slowest rank, with its waits, median; null on CPUs"),
     Column("skew_ms", REAL, "slowest minus fastest rank of an iteration, median"),
     Column("iterations", INT, "iterations timed by wall clock"),
@@ -115,16 +100,9 @@ COLUMNS = (
     Column("loss_error", REAL, "largest error of a row's loss against the float64 oracle"),
     Column("grad_error", REAL, "error of the gradient against the float64 oracle"),
     Column("output_error", REAL, "largest relative error of a row of an output against the float64 oracle"),
-    # The samples of the statistics.
-    Column("samples_ms", REALS, "wall time of every iteration"),
-    Column("device_samples_ms", REALS, "device time of every iteration"),
-    Column("chained_samples_ms", REALS, "time of an iteration in every block of iterations back to back"),
-    Column("round_ms", REALS, "wall time of an iteration, median of each round of an interleaved cell"),
-    Column("device_round_ms", REALS, "device time of an iteration, median of each such round"),
-    Column("chained_round_ms", REALS, "time of an iteration back to back, median of each such round"),
-    Column("late_ms", REALS, "time of the other ranks if one starts 0, 0.05, 0.25 and 1 ms late, minus that delay"),
-    Column("beside_ms", REALS, "time of three products on another stream of the other ranks, for each of these delays"),
-    Column("beside_alone_ms", REAL, "time of these products without the variant", "ms"),
+    # The samples of these times.
+    *(Column(name, REALS, doc) for name, doc in list_columns().items()),
+    *(Column(name, REAL, doc) for clock in CLOCKS for name, doc in clock.numbers.items()),
     # Time and versions.
     Column("started_at", TIME, "start of the job, UTC"),
     Column("finished_at", TIME, "end of the job, UTC"),

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tpbench.measure.session import LATE_MS
+from tpbench.measure.clocks import LATE_MS
 from tpbench.settings import spelled
 from tpbench.tables import Table
 from tpbench.workloads import workloads

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tpbench.measure.clocks import DEVICE, WALL
 from tpbench.measure.statistics import median_interval, precise_enough, summary
 
 SAMPLES = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=200)
@@ -32,9 +33,9 @@ def test_precision_is_a_share_of_the_median() -> None:
 
 
 def test_a_summary_names_each_statistic() -> None:
-    found = summary([float(each) for each in range(101)], "device")
+    found = summary([float(each) for each in range(101)], DEVICE)
     assert found == {
         "device_ms": 50.0, "device_p5_ms": 5.0, "device_p95_ms": 95.0, "device_min_ms": 0.0, "device_ci_low_ms": 40.0,
         "device_ci_high_ms": 60.0,
     }  # fmt: skip
-    assert summary([1.0, 2.0], "time")["time_ci_low_ms"] is None
+    assert summary([1.0, 2.0], WALL)["time_ci_low_ms"] is None

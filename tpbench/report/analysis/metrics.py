@@ -5,12 +5,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tpbench.measure.clocks import DECIDING, TIMED
 from tpbench.results.schema import all_columns
 from tpbench.settings import JobError
 from tpbench.suggestions import unknown
 from tpbench.workloads import workloads
 
-_TIMES = [f"{clock}_{part}ms" for clock in ("time", "device", "chained") for part in ("", "p5_", "p95_", "min_")]
+_TIMES = [clock.statistic(part) for clock in TIMED for part in ("", "p5_", "p95_", "min_")]
 _LESS_IS_BETTER = (*_TIMES, "launch_ms", "peak_gib", "bytes_moved", "bytes_communicated")
 _MORE_IS_BETTER = ("gb_per_s", "fraction_of_floor")
 _NEITHER = (
@@ -19,18 +20,15 @@ _NEITHER = (
 )  # fmt: skip
 METRICS = dict.fromkeys(_LESS_IS_BETTER, -1) | dict.fromkeys(_MORE_IS_BETTER, 1) | dict.fromkeys(_NEITHER, 0)
 """Metrics of every workload, each with the sign of `Metric.better`. A workload may add its own."""
-TITLES = {
-    "device_ms": "Device time",
-    "time_ms": "Wall time",
-    "chained_ms": "Time in a loop",
+TITLES = {clock.column: clock.title for clock in (*DECIDING, *TIMED)} | {
     "fraction_of_floor": "Share of the floor",
     "peak_gib": "Extra peak memory",
 }
 """Metrics that pictures and pages show first, with their titles."""
 
-CLOCKS = {"device_ms": "device", "time_ms": "wall"}
+CLOCKS = {clock.column: clock.name for clock in DECIDING}
 """Medians of the clocks that may decide which cell is fastest, with their names, the leading one first."""
-SAMPLES = {"device_ms": "device_samples_ms", "time_ms": "samples_ms", "chained_ms": "chained_samples_ms"}
+SAMPLES = {clock.column: clock.samples for clock in TIMED}
 """Column with the times of all iterations, by clock."""
 
 

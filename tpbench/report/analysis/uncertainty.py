@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from tpbench.measure.clocks import TIMED
 from tpbench.report.analysis.metrics import SAMPLES, Metric
 from tpbench.report.analysis.records import is_measurement
 
@@ -31,7 +32,7 @@ PRIOR, PRIOR_OF_DEVICE = 4, 10
 Wall times have more outliers between runs than device times and counts have."""
 FEWEST = 6
 """Fewest samples of a row, or pairs of rounds, whose spread is known."""
-ROUND_COLUMNS = {"time_ms": "round_ms", "device_ms": "device_round_ms", "chained_ms": "chained_round_ms"}
+ROUND_COLUMNS = {clock.column: clock.rounds for clock in TIMED}
 """Column with the medians of the rounds, by the metric that is compared."""
 METHOD = (
     f"{CONFIDENCE:.0%} interval of a ratio: a t test of logarithms. Each row is one observation, because a run as a "

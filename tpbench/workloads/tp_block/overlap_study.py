@@ -15,14 +15,15 @@ from typing import Any
 
 import pandas as pd
 
+from tpbench.measure.clocks import TIMED
 from tpbench.tables import Table
 from tpbench.workloads.study_data import Picture, Speedups, oldest_first
 from tpbench.workloads.tp_block.problem import AUTO, PLAIN, WHOLE
 
 PARTS = ("column", "row", "mlp", "block")
-CLOCKS = {"time_ms": "wall time", "device_ms": "device time", "chained_ms": "time in a loop"}
+CLOCKS = {clock.column: clock.title.lower() for clock in TIMED}
 """The clocks. The first one that rows have decides where overlap pays."""
-INTERVALS = {clock: (f"{clock[:-3]}_ci_low_ms", f"{clock[:-3]}_ci_high_ms") for clock in CLOCKS}
+INTERVALS = {clock.column: clock.interval for clock in TIMED}
 """By clock: the columns of the interval of its median."""
 PRODUCTS = {
     "step": {"device_ms": ("exposed_ms", "compute_ms"), "chained_ms": ("chained_exposed_ms", "chained_compute_ms")},

@@ -1,0 +1,114 @@
+"""The clocks of a row: what each one times, and which columns it fills. The schema and the reports follow from them.
+
+A module beside this one measures each clock, and `run` calls it. Nothing here imports torch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+LATE_MS = (0.0, 0.05, 0.25, 1.0)
+"""Delays of one rank that `late=true` measures."""
+
+STATISTICS = {
+    "": "median",
+    "p5_": "5th percentile",
+    "p95_": "95th percentile",
+    "min_": "minimum",
+    "ci_low_": "lower end of the median's 95% confidence interval",
+    "ci_high_": "upper end of the median's 95% confidence interval",
+}
+"""The statistics of a clock's samples, by the part of a column's name before the unit."""
+
+
+@dataclass(frozen=True)
+class Clock:
+    """A way to time an iteration, and the columns of its result."""
+
+    name: str
+    column: str
+    """Column of the median. Without `samples` it is a list, a number for each of the delays `LATE_MS`."""
+    meaning: str
+    title: str = ""
+    """Heading in tables and pictures."""
+    samples: str = ""
+    """Column with the time of every iteration, on the slowest rank. Empty: the clock has no statistics."""
+    rounds: str = ""
+    """Column with the median of each round of an interleaved cell."""
+    numbers: Mapping[str, str] = field(default_factory=dict)
+    """Further columns of one number each, with their meanings."""
+
+    def statistic(self, part: str) -> str:
+        """Return the column of a statistic, such as `p5_`."""
+        stem, _, unit = self.column.rpartition("_")
+        return f"{stem}_{part}{unit}"
+
+    @property
+    def interval(self) -> tuple[str, str]:
+        """The columns with the ends of the median's 95% confidence interval."""
+        return self.statistic("ci_low_"), self.statistic("ci_high_")
+
+
+WALL = Clock("wall", "time_ms", "wall time of an iteration", "Wall time", "samples_ms", "round_ms")
+"""From the barrier of all ranks to the end of the last rank."""
+
+DEVICE = Clock(
+    "device",
+    "device_ms",
+    "device time of an iteration on the slowest rank",
+    "Device time",
+    "device_samples_ms",
+    "device_round_ms",
+)
+"""The same region by device events, with launches queued ahead. Null on CPUs."""
+
+CHAINED = Clock(
+    "chained",
+    "chained_ms",
+    "wall time of an iteration back to back with others, as in a training loop, on the slowest rank",
+    "Time in a loop",
+    "chained_samples_ms",
+    "chained_round_ms",
+)
+"""Blocks of iterations without a barrier or a flush. A sample is a block, divided by its iterations. If the clock is
+null, not_chained says why."""
+
+LATE = Clock(
+    "late",
+    "late_ms",
+    f"time of the other ranks if one starts {', '.join(f'{delay:g}' for delay in LATE_MS)} ms late, minus that delay",
+)
+"""The cost of a late rank for the others. Null without `late=true`."""
+
+BESIDE = Clock(
+    "beside",
+    "beside_ms",
+    "time of three products on another stream of the other ranks, for each of these delays",
+    numbers={"beside_alone_ms": "time of these products without the variant"},
+)
+"""The cost of a late rank for other work on the GPUs of the others. Null on CPUs, and without `late=true`."""
+
+CLOCKS = (WALL, DEVICE, CHAINED, LATE, BESIDE)
+
+TIMED = tuple(clock for clock in CLOCKS if clock.samples)
+"""The clocks with samples, and so with statistics."""
+
+DECIDING = (DEVICE, WALL)
+"""The clocks that may decide which cell is fastest, the leading one first."""
+
+
+def statistics_columns() -> dict[str, str]:
+    """Return the columns of all statistics, with their meanings."""
+    return {
+        clock.statistic(part): f"{clock.meaning}, {statistic}"
+        for clock in TIMED
+        for part, statistic in STATISTICS.items()
+    }
+
+
+def list_columns() -> dict[str, str]:
+    """Return the columns with several numbers, with their meanings: samples, rounds and delays."""
+    return {
+        **{clock.samples: f"{clock.meaning}, every sample" for clock in TIMED},
+        **{clock.rounds: f"{clock.meaning}, median of each round of an interleaved cell" for clock in TIMED},
+        **{clock.column: clock.meaning for clock in CLOCKS if clock not in TIMED},
+    }
