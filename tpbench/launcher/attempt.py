@@ -1,6 +1,18 @@
 """One attempt at a cell: its folder, its task, how it ended, and the row that is made of its end.
 
-Only the launching side writes rows: the launcher, `resume=true`, `tpbench collect`, and the Slurm task on its node."""
+Only the launching side writes rows: the launcher, `resume=true`, `tpbench collect`, and the Slurm task on its node. Any
+of them may be killed at any time, so whatever another one has to know of an attempt is on disk, each fact once:
+
+- `task.json`: what runs, and the name of the row. The ranks, the Slurm task and `collect` read it.
+- `.result.reserved`: space for the result; without it no rank can save one. A rank turns it into `result.json`, which
+  exists until the row does.
+- `slurm_job`: the job that runs the attempt. It stays after its launcher, and a resumed sweep waits for it.
+- `abandoned`: the attempt must not have a row, although a process of it may still live.
+- The row's file, which only one process can create: the attempt has ended.
+
+What must end with a process, even one that is killed, is a lock of the kernel (`devices`): on the cell, held by its
+sweep, and on the GPUs, held by torchrun and its ranks, too.
+"""
 
 import contextlib
 import json
@@ -20,10 +32,10 @@ from tpbench.settings import JobError
 from tpbench.worker.task import RESERVED_FILE, RESULT_FILE, TASK_FILE, UNFINISHED_FILES, Result, Task
 
 ABANDONED_FILE = "abandoned"
-"""Marker file: this attempt was abandoned. It was cut off, or another one replaced it; it must not have a row."""
+"""Marker file: this attempt was cut off, or another one replaced it."""
 
 JOB_FILE = "slurm_job"
-"""File in a cell's folder with the number of the Slurm job that runs the cell. It exists until the row is stored."""
+"""File with the number of the Slurm job that runs the attempt. It exists until the row is stored."""
 
 FAILURES = ("error", "timeout", "wrong")
 """Statuses that make a sweep's exit code 1. Out of memory and skipped are results."""

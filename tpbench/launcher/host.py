@@ -12,12 +12,13 @@ from tpbench.launcher.devices import Lease
 from tpbench.launcher.display import Display
 from tpbench.launcher.options import SweepOptions
 from tpbench.launcher.planning.plan import Cell, ThisHost
+from tpbench.launcher.runner import Runner
 from tpbench.launcher.torchrun import LOOPBACK, Rendezvous, Torchrun, shared_needs
 from tpbench.measure import machine
 from tpbench.settings import JobError
 
 
-class Host:
+class Host(Runner):
     """Runs cells in the given order, as soon as their GPUs are free."""
 
     def __init__(self, options: SweepOptions, rendezvous: Callable[[int], Rendezvous] = lambda cell: LOOPBACK) -> None:
@@ -57,6 +58,21 @@ class Host:
                         torchrun.submit(self._begin(following, lease, display))
                     display.tick()
                     interrupts.sleep(0.02)
+
+    def advice(self, attempts: Sequence[Attempt]) -> str:
+        """Return what `reuse=true` would save if processes took longer to start than to measure, else an empty text."""
+        cold = [
+            attempt.row
+            for attempt in attempts
+            if attempt.row and attempt.status == "ok" and attempt.row["warm"] is None and not attempt.note
+            if own_torchrun_reason(attempt.cell.job) is None
+        ]
+        start_s, wall_s = (sum(row[name] or 0.0 for row in cold) for name in ("start_s", "wall_s"))
+        if len(cold) < 2 or start_s < wall_s / 2:
+            return ""
+        warm_s = wall_s - start_s * (1 - 1 / len(cold))
+        spent = f"{start_s:.0f} of {wall_s:.0f} s went into starting processes"
+        return f"{spent}; with reuse=true the sweep takes about {warm_s:.0f} s"
 
     def _following(self, torchrun: Torchrun, waiting: list[list[Attempt]]) -> list[Attempt]:
         """Take the first waiting attempts that an idle torchrun can run. The result is empty if there are none."""
@@ -107,22 +123,6 @@ def own_torchrun_reason(job: Job) -> str | None:
     if not job.workload.reusable_process:
         return f"{job.workload.name} changes its process"
     return None
-
-
-def reuse_advice(attempts: Sequence[Attempt]) -> str:
-    """Return what `reuse=true` would save if processes took longer to start than to measure, else an empty string."""
-    cold = [
-        attempt.row
-        for attempt in attempts
-        if attempt.row and attempt.status == "ok" and attempt.row["warm"] is None and not attempt.note
-        if own_torchrun_reason(attempt.cell.job) is None
-    ]
-    start_s, wall_s = (sum(row[name] or 0.0 for row in cold) for name in ("start_s", "wall_s"))
-    if len(cold) < 2 or start_s < wall_s / 2:
-        return ""
-    warm_s = wall_s - start_s * (1 - 1 / len(cold))
-    spent = f"{start_s:.0f} of {wall_s:.0f} s went into starting processes"
-    return f"{spent}; with reuse=true the sweep takes about {warm_s:.0f} s"
 
 
 def _not_interleaved_reason(job: Job) -> str | None:

@@ -1,16 +1,13 @@
-"""Hydra's plugins, which plan a sweep and run it, with exactly one row for each cell."""
-
-from __future__ import annotations
+"""Hydra's plugins: they compose the cells of a sweep, plan them, and run them."""
 
 import contextlib
 import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_store import ConfigStore
@@ -23,23 +20,18 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from tpbench import packages
-from tpbench.launcher import interrupts
-from tpbench.launcher.attempt import FAILURES, Attempt, discard_rows
+from tpbench.launcher.attempt import FAILURES
 from tpbench.launcher.command_line import arguments
 from tpbench.launcher.command_line.outside_choices import command_line_variants
-from tpbench.launcher.devices import CellLocks
-from tpbench.launcher.display import Display
-from tpbench.launcher.host import Host, reuse_advice
-from tpbench.launcher.interrupts import Terminated
+from tpbench.launcher.host import Host
 from tpbench.launcher.options import CODE, GROUPS, SweepOptions, command_line_names
-from tpbench.launcher.planning import resume
-from tpbench.launcher.planning.plan import Cell, Request, notes, plan, sweep_options
+from tpbench.launcher.planning.plan import Request, plan, sweep_options
+from tpbench.launcher.planning.resume import decide
+from tpbench.launcher.runner import Runner, run_sweep
+from tpbench.launcher.slurm.cluster import SlurmSettings
 from tpbench.settings import JobError, job_error
 from tpbench.suggestions import unknown
 from tpbench.workloads import variants
-
-if TYPE_CHECKING:
-    from tpbench.launcher.slurm.runner import Slurm
 
 HYDRA_MODULE = "hydra_plugins.tpbench"
 """Module name of the plugins for Hydra, which accepts only plugins in the package `hydra_plugins`."""
@@ -53,7 +45,7 @@ class TorchrunLauncher(Launcher):
     __module__ = HYDRA_MODULE
 
     def __init__(self, **options: Any) -> None:
-        """Accept the options of the launcher's file. `_runner` reads them later, when errors reach the user."""
+        """Accept the options of the launcher's file. `runner` reads them later, when errors reach the user."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.config, self.composer = config, SweepComposer(hydra_context.config_loader, config)
@@ -61,10 +53,14 @@ class TorchrunLauncher(Launcher):
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         folder = Path(self.config.hydra.sweep.dir)
         try:
-            _plan_and_run(self._requests(job_overrides, initial_job_idx), folder, self.config.hydra)
+            self._plan_and_run(self._requests(job_overrides, initial_job_idx), folder.absolute())
         finally:
             _remove_if_unused(folder)
-        return [JobReturn(overrides=each, status=JobStatus.COMPLETED) for each in job_overrides]
+        return [JobReturn(overrides=overrides, status=JobStatus.COMPLETED) for overrides in job_overrides]
+
+    def runner(self, options: SweepOptions) -> Runner:
+        """Return what runs the cells. Raises JobError for an invalid option."""
+        return Host(options)
 
     def _requests(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[Request]:
         """Compose every job before the first one runs, so that a mistake in the last one is reported at once."""
@@ -83,11 +79,38 @@ class TorchrunLauncher(Launcher):
         _check_names(dict.fromkeys(name for one in requests for name in one.values if name not in one.chosen))
         return requests
 
+    def _plan_and_run(self, requests: Sequence[Request], folder: Path) -> None:
+        """Plan and run the cells. Raises JobError for invalid input, and if cells failed."""
+        options = sweep_options(requests)
+        runner = self.runner(options)
+        cells = plan(requests, runner.target, command_line_variants)
+        if options.dry_run:
+            from tpbench.launcher.planning.forecast import dry_run_text, measured_seconds
+
+            decisions = decide(cells, runner.facts) if options.resume else {}
+            print(dry_run_text(cells, decisions, runner.target, measured_seconds(cells)), end="")
+            return
+        if not packages.installed("torch"):  # the ranks import it, and this process does not
+            raise ModuleNotFoundError(name="torch")
+        attempts = run_sweep(cells, folder, options, runner)
+        if failed := Counter(attempt.status for attempt in attempts if attempt.status in FAILURES):
+            counts = ", ".join(f"{status}: {count}" for status, count in failed.items())
+            raise JobError(f"{failed.total()} of {len(attempts)} cells failed ({counts})")
+
 
 class TorchrunSlurmLauncher(TorchrunLauncher):
     """`hydra/launcher=torchrun_slurm`: plan the whole sweep, then run one Slurm job per cell."""
 
     __module__ = HYDRA_MODULE
+
+    def runner(self, options: SweepOptions) -> Runner:
+        if not packages.installed("submitit"):
+            raise JobError(f"hydra/launcher=torchrun_slurm {packages.not_installed(['submitit'])}")
+        from tpbench.launcher.slurm.jobs import Slurm
+
+        settings: Any = OmegaConf.to_container(self.config.hydra.launcher, resolve=True)
+        del settings[CODE]
+        return Slurm(SlurmSettings.parse(settings), options)
 
 
 def register() -> None:
@@ -176,132 +199,3 @@ def _remove_if_unused(folder: Path) -> None:
             shutil.rmtree(folder)
             folder.parent.rmdir()
             folder.parent.parent.rmdir()
-
-
-def _plan_and_run(requests: Sequence[Request], folder: Path, hydra_config: Any) -> None:
-    """Plan and run the cells. Raises JobError for invalid input, and if cells failed."""
-    options = sweep_options(requests)
-    runner = _runner(hydra_config.launcher, options)
-    cells = plan(requests, runner.target, command_line_variants)
-    if options.dry_run:
-        from tpbench.launcher.planning.forecast import dry_run_text, measured_seconds
-
-        decisions = resume.decide(cells, runner.facts) if options.resume else {}
-        print(dry_run_text(cells, decisions, runner.target, measured_seconds(cells)), end="")
-        return
-    if not packages.installed("torch"):  # the ranks import it, and this process does not
-        raise ModuleNotFoundError(name="torch")
-    attempts = run_sweep(cells, folder.absolute(), options, runner)
-    if failed := Counter(attempt.status for attempt in attempts if attempt.status in FAILURES):
-        counts = ", ".join(f"{status}: {count}" for status, count in failed.items())
-        raise JobError(f"{failed.total()} of {len(attempts)} cells failed ({counts})")
-
-
-def _runner(launcher: DictConfig, options: SweepOptions) -> Host | Slurm:
-    if launcher._target_.rpartition(".")[2] != TorchrunSlurmLauncher.__name__:
-        return Host(options)
-    if not packages.installed("submitit"):
-        raise JobError(f"hydra/launcher=torchrun_slurm {packages.not_installed(['submitit'])}")
-    from tpbench.launcher.slurm.cluster import SlurmSettings
-    from tpbench.launcher.slurm.runner import Slurm
-
-    settings: Any = OmegaConf.to_container(launcher, resolve=True)
-    del settings[CODE]
-    return Slurm(SlurmSettings.parse(settings), options)
-
-
-def run_sweep(cells: Sequence[Cell], folder: Path, options: SweepOptions, runner: Host | Slurm) -> list[Attempt]:
-    """Run the cells; logs go to `folder`. Return the last attempt at each, without cells that another sweep took over.
-
-    An interrupt ends the running jobs with all their processes, prints how to continue, and is raised again.
-    """
-    output_dirs = sorted({cell.job.output_dir for cell in cells})
-    for path in (folder, *(Path(output_dir, "rows") for output_dir in output_dirs)):
-        path.mkdir(parents=True, exist_ok=True)
-    locks = CellLocks(output_dirs)
-    with interrupts.noted(), Display(len(cells), folder) as display:
-        for line in notes(cells):
-            display.note(line)
-        sweep = _Sweep(cells, folder, options, runner, locks, display)
-        try:
-            sweep.run()
-        except Terminated:
-            display.interrupted(len(sweep.ended), arguments.typed)
-            raise
-        attempts = [sweep.ended[cell.index] for cell in cells if cell.index in sweep.ended]
-        display.end(attempts)
-        if taken := len(cells) - len(attempts):
-            display.note(f"another sweep with resume=true took over {taken} of the cells, and has their rows")
-        if isinstance(runner, Host) and (advice := reuse_advice(attempts)):
-            display.note(advice)
-    return attempts
-
-
-@dataclass
-class _Sweep:
-    """The state of a running sweep: which cells have ended, and which old rows a new one replaces."""
-
-    cells: Sequence[Cell]
-    folder: Path
-    options: SweepOptions
-    runner: Host | Slurm
-    locks: CellLocks
-    display: Display
-    ended: dict[int, Attempt] = field(default_factory=dict)
-    """By the cell's index, the attempt at it."""
-    replaced: dict[int, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
-    """By the cell's index: rows of failed attempts, which are deleted once the cell has a new row."""
-
-    def run(self) -> None:
-        locked: list[Cell] = []
-        busy: list[Cell] = []
-        for cell in self.cells:
-            (locked if self.locks.acquire(cell.job) else busy).append(cell)
-        if not self.options.resume:  # the locks tell resuming sweeps; two sweeps may measure the same cell on purpose
-            self._run_all(self.cells)
-            return
-        self._run_missing(locked)
-        for cell in busy:  # another sweep runs it; if that one leaves no row, this sweep runs it
-            self.display.show(cell, "runs in another sweep")
-            while not self.locks.acquire(cell.job):
-                self.display.tick()
-                interrupts.sleep(0.1)
-            self._run_missing([cell])
-
-    def _run_missing(self, cells: Sequence[Cell]) -> None:
-        """Run those of the (locked) cells that have no valid row."""
-        # Recover first, so that no row of these cells appears after the rows have been read.
-        submitted = self.runner.recover(cells)
-        decisions = resume.decide(cells, self.runner.facts)
-        decisions |= {index: replace(decisions[index], reason=reason, row=None) for index, reason in submitted.items()}
-        self.replaced |= {index: decision.superseded for index, decision in decisions.items()}
-        for cell in cells:
-            decision = decisions[cell.index]
-            self.display.note(f"{'runs' if decision.row is None else 'done'} {cell}: {decision.reason}")
-            if decision.row is not None:
-                attempt = Attempt.plan(cell, self.folder, self.runner.facts)
-                self._finish(replace(attempt, row=decision.row, note=decision.reason), quietly=True)
-        self._run_all([cell for cell in cells if decisions[cell.index].row is None])
-
-    def _run_all(self, cells: Sequence[Cell]) -> None:
-        """Run the cells that can run on the target, after rows of the others."""
-        waiting = []
-        for cell in cells:
-            interrupts.check()
-            attempt = Attempt.plan(cell, self.folder, self.runner.facts)
-            if cell.skip_reason:
-                self._finish(attempt.close("skipped", cell.skip_reason))
-            else:
-                waiting.append(attempt)
-        for attempt in self.runner.run(waiting, self.display):
-            self._finish(attempt)
-
-    def _finish(self, attempt: Attempt, quietly: bool = False) -> None:
-        """Record the last attempt at a cell, and print its result."""
-        self.ended[attempt.cell.index] = attempt
-        if attempt.row is not None:
-            # Only now: a sweep that is killed before leaves both rows, and the next one that resumes deletes the old.
-            with contextlib.suppress(OSError):  # a row of another user: both stay, and reports show the measurement
-                discard_rows(attempt.cell.job.output_dir, self.replaced.pop(attempt.cell.index, ()))
-        self.locks.release(attempt.cell.job)
-        self.display.finish(attempt, quietly)

@@ -4,7 +4,6 @@ from datetime import UTC, datetime
 
 from tests.support import synthetic
 from tests.support.planned_jobs import job, train_job
-from tpbench.launcher.planning import forecast
 from tpbench.launcher.planning.forecast import dry_run_text
 from tpbench.launcher.planning.plan import Cell, ThisHost
 from tpbench.launcher.planning.resume import decide
@@ -16,14 +15,20 @@ def text(*cells):
     return dry_run_text(cells, {}, HOST, {})
 
 
-def test_a_plan(monkeypatch):
-    monkeypatch.setattr(forecast, "this_gpu", lambda: ("GPU", 10.0))
+class SmallGpus(ThisHost):
+    """A host with four GPUs of 10 GiB."""
+
+    def memory_gib(self):
+        return 10.0, None
+
+
+def test_a_plan():
     cells = [
         Cell(0, job(), None),
         Cell(1, job(tokens=2**18, tp_size=2), None),
         Cell(2, job(tp_size=8), skip_reason="needs 8 GPUs, found 4"),
     ]
-    lines = dry_run_text(cells, {}, HOST, {cells[0].job.key: 30.0}).splitlines()
+    lines = dry_run_text(cells, {}, SmallGpus(4), {cells[0].job.key: 30.0}).splitlines()
     assert "4 GPUs" in lines[1] and lines[1].endswith("0.5 min")
     assert "runs out of memory: a rank needs at least 32 GiB, 8 GiB free" in lines[2]
     assert lines[3].endswith("skipped: needs 8 GPUs, found 4")

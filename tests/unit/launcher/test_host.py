@@ -13,7 +13,7 @@ from tests.support.launcher_rows import cell
 from tpbench.launcher import torchrun
 from tpbench.launcher.attempt import Attempt
 from tpbench.launcher.devices import Lease
-from tpbench.launcher.host import Host, problem_of, reuse_advice
+from tpbench.launcher.host import Host, problem_of
 from tpbench.launcher.options import SweepOptions
 from tpbench.worker.task import PROGRESS_FILE, TASK_FILE, JsonLines, Task
 
@@ -155,5 +155,5 @@ def test_a_sweep_that_mostly_starts_processes_names_reuse(
 ) -> None:
     row = {"status": "ok", "start_s": start_s, "wall_s": 5.0, "warm": None, **more}
     attempts = [replace(Attempt.plan(cell(at, tmp_path), tmp_path, {}), row=row) for at in range(3)]
-    assert reuse_advice(attempts) == advice
-    assert reuse_advice(attempts[:1]) == ""
+    assert Host(SweepOptions()).advice(attempts) == advice
+    assert Host(SweepOptions()).advice(attempts[:1]) == ""

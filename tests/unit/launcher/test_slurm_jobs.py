@@ -14,7 +14,7 @@ from tpbench.launcher.interrupts import Terminated
 from tpbench.launcher.options import SweepOptions
 from tpbench.launcher.slurm import cluster, submitted
 from tpbench.launcher.slurm.cluster import Partition, SlurmSettings
-from tpbench.launcher.slurm.runner import Slurm
+from tpbench.launcher.slurm.jobs import Slurm
 from tpbench.launcher.slurm.submitted import close_if_ended, is_wanted, left_behind, record
 from tpbench.results.compact import compact
 from tpbench.settings import JobError

@@ -8,17 +8,16 @@ import pytest
 
 import tpbench as package
 from tests.support.launcher_rows import FACTS, cell
-from tpbench.launcher import sweep
 from tpbench.launcher.attempt import Attempt, discard_rows, store_left_results
 from tpbench.launcher.display import Display
-from tpbench.launcher.host import Host
 from tpbench.launcher.options import SweepOptions
 from tpbench.launcher.planning.plan import Cell, ThisHost
+from tpbench.launcher.runner import Runner, run_sweep
 from tpbench.launcher.slurm import submitted
 from tpbench.results.read import plain_rows
 
 
-class InstantRunner(Host):
+class InstantRunner(Runner):
     """Ends each attempt at once as out of memory. The cells of `fail_once` end as error the first time."""
 
     target = ThisHost(gpus=8)
@@ -45,7 +44,7 @@ class InstantRunner(Host):
 def test_a_sweep_resumes(tmp_path: Path) -> None:
     cells = [cell(index, tmp_path, seed=index) for index in range(4)]
     runner = InstantRunner()
-    attempts = sweep.run_sweep(cells, tmp_path / "logs", SweepOptions(), runner)
+    attempts = run_sweep(cells, tmp_path / "logs", SweepOptions(), runner)
     assert [each.status for each in attempts] == ["oom"] * 4
     assert runner.started == [*range(4)]
     rows = package.load(tmp_path)
@@ -53,7 +52,7 @@ def test_a_sweep_resumes(tmp_path: Path) -> None:
     assert set(rows["status"]) == {"oom"}
 
     again = InstantRunner()
-    attempts = sweep.run_sweep(cells, tmp_path / "again", SweepOptions(resume=True), again)
+    attempts = run_sweep(cells, tmp_path / "again", SweepOptions(resume=True), again)
     assert again.started == []
     assert {each.note for each in attempts} == {"measured before"}
 
@@ -62,14 +61,14 @@ def test_a_failure_goes_when_the_cell_has_another_row(tmp_path: Path, capsys: py
     """So does a later failure, and the sweeps of both are still collected."""
     cells = [cell(index, tmp_path, seed=index) for index in range(2)]
     logs = tmp_path / "sweeps"
-    sweep.run_sweep(cells, logs / "first", SweepOptions(), InstantRunner(fail_once=[0]))
+    run_sweep(cells, logs / "first", SweepOptions(), InstantRunner(fail_once=[0]))
     failed, other = package.load(tmp_path).sort_values("cell").to_dict("records")
     assert (failed["status"], other["status"]) == ("error", "oom")
     file = tmp_path / "rows" / f"{failed['row_id']}.parquet"
     content = file.read_bytes()
 
     def rows_after_resuming(number: int, said: str) -> list[str]:
-        sweep.run_sweep(cells, logs / str(number), SweepOptions(resume=True), InstantRunner())
+        run_sweep(cells, logs / str(number), SweepOptions(resume=True), InstantRunner())
         assert said in capsys.readouterr().out
         return list(package.load(tmp_path)["status"])
 
@@ -81,7 +80,7 @@ def test_a_failure_goes_when_the_cell_has_another_row(tmp_path: Path, capsys: py
     file.write_bytes(content)  # as a sweep leaves it that is killed with both rows on disk
     assert rows_after_resuming(2, "measured before") == ["oom", "oom"]
     assert "oom (sweep 1)" in (said := collected("first")) and "2 cells: 2 done, 0 of them failed" in said
-    sweep.run_sweep(cells[:1], logs / "late", SweepOptions(), InstantRunner(fail_once=[0], failure="timeout"))
+    run_sweep(cells[:1], logs / "late", SweepOptions(), InstantRunner(fail_once=[0], failure="timeout"))
     assert sorted(package.load(tmp_path)["status"]) == ["oom", "oom", "timeout"]
     assert rows_after_resuming(3, "measured before") == ["oom", "oom"]
     assert "oom (sweep 1)" in collected("late")
@@ -92,7 +91,7 @@ def test_a_cell_that_another_sweep_took_over_has_no_row_here(
 ) -> None:
     cells = [cell(index, tmp_path, seed=index) for index in range(2)]
     monkeypatch.setattr(InstantRunner, "run", lambda self, attempts, _: iter([attempts[1].begin().close("oom")]))
-    (attempt,) = sweep.run_sweep(cells, tmp_path / "sweeps/s", SweepOptions(), InstantRunner())
+    (attempt,) = run_sweep(cells, tmp_path / "sweeps/s", SweepOptions(), InstantRunner())
     assert attempt.cell.index == 1
     assert "another sweep with resume=true took over 1 of the cells" in capsys.readouterr().out
 
@@ -119,7 +118,7 @@ def test_a_row_cannot_have_a_file_made_outside_of_its_sweeps(tmp_path: Path) -> 
     other.mkdir()
     runner = InstantRunner(fail_once=[0, 1])
     (outputs / "sweeps").mkdir(parents=True)
-    sweep.run_sweep([cell(index, outputs, seed=index) for index in range(2)], outputs / "sweeps" / "s", SweepOptions(),
+    run_sweep([cell(index, outputs, seed=index) for index in range(2)], outputs / "sweeps" / "s", SweepOptions(),
                     runner)  # fmt: skip
     honest, hostile = plain_rows(package.load(outputs))
     discard_rows(str(outputs), [honest, {**hostile, "log_dir": str(other)}])

@@ -8,7 +8,7 @@ import psutil
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
-from tpbench.launcher.slurm.runner import address_towards, gloo_interface
+from tpbench.launcher.slurm.jobs import address_towards, gloo_interface
 from tpbench.launcher.torchrun import ProcessTree
 from tpbench.worker.rendezvous import BACKEND, FixedNodes, store_of_agents
 from tpbench.worker.start import MARKER, SECRET, SECRET_FILE, STORE_FILE, create_secret

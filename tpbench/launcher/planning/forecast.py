@@ -5,10 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tpbench.job import Job
-from tpbench.launcher.planning.plan import Cell, PlanningTarget, ThisHost, is_long_on_cpu, notes
+from tpbench.launcher.planning.plan import Cell, PlanningTarget, is_long_on_cpu, notes
 from tpbench.launcher.planning.resume import ResumeDecision
-from tpbench.measure import machine
-from tpbench.predict.target import RESERVE_GIB, this_gpu
+from tpbench.predict.target import RESERVE_GIB
 from tpbench.results.read import load
 from tpbench.tables import aligned_lines
 
@@ -66,8 +65,7 @@ def dry_run_text(
     """
     grid = []
     expected: list[float | None] = []
-    gpu = this_gpu()
-    memory = (gpu and gpu[1], machine.memory_share_gib(1)) if isinstance(target, ThisHost) else (None, None)
+    memory = target.memory_gib()
     for cell in cells:
         decision, ranks = decisions.get(cell.index), cell.job.world_size
         device = f"{ranks} GPU{'s' * (ranks > 1)}" if cell.job.device == "cuda" else f"cpu, {ranks} ranks"

@@ -3,21 +3,32 @@
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol
 
 from tpbench import packages
 from tpbench.job import NOT_IN_KEY, Job, parse_job, unsupported_reason
 from tpbench.launcher.command_line.arguments import model_files
 from tpbench.launcher.options import SWEEP_OPTION_NAMES, SweepOptions
-from tpbench.measure.machine import available_cores
+from tpbench.measure import machine
 from tpbench.outside.variant import OutsideVariant
 from tpbench.settings import JobError, parse, spelled
 
-if TYPE_CHECKING:
-    from tpbench.launcher.slurm.cluster import Partition
 
-PlanningTarget: TypeAlias = "ThisHost | Partition"
-"""A host or a cluster that cells are planned for."""
+class PlanningTarget(Protocol):
+    """What cells are planned for: this host, or the nodes of a cluster."""
+
+    @property
+    def device(self) -> Literal["cuda", "cpu"]:
+        """The device that device=auto means there."""
+
+    def nodes_of(self, job: Job) -> int:
+        """Return the number of nodes that the job takes."""
+
+    def skip_reason(self, job: Job) -> str | None:
+        """Return why the target is too small for the job, or None if it isn't."""
+
+    def memory_gib(self) -> tuple[float | None, float | None]:
+        """Return the memory of one GPU, and the main memory that all ranks of a node share. None: unknown."""
 
 
 @dataclass(frozen=True)
@@ -145,23 +156,26 @@ MAX_RANKS_PER_CORE = 8
 
 
 @dataclass(frozen=True)
-class ThisHost:
+class ThisHost(PlanningTarget):
     """The host that this process runs on."""
 
     gpus: int
-    cores: int = field(default_factory=available_cores)
+    cores: int = field(default_factory=machine.available_cores)
 
     @property
     def device(self) -> Literal["cuda", "cpu"]:
-        """The device that device=auto means on this host."""
         return "cuda" if self.gpus else "cpu"
 
     def nodes_of(self, job: Job) -> int:
-        """Return the number of nodes that the job takes."""
         return 1
 
+    def memory_gib(self) -> tuple[float | None, float | None]:
+        from tpbench.predict.target import this_gpu  # with pandas
+
+        gpu = this_gpu()
+        return gpu and gpu[1], machine.memory_share_gib(1)
+
     def skip_reason(self, job: Job) -> str | None:
-        """Return why this host is too small for the job, or None if it is not."""
         if job.device == "cuda" and job.world_size > self.gpus:
             return f"needs {job.world_size} GPU{'s' * (job.world_size > 1)}, found {self.gpus}"
         if job.device == "cpu" and job.world_size > MAX_RANKS_PER_CORE * self.cores:

@@ -16,6 +16,7 @@ from typing import Any, Literal, Self
 
 from tpbench.job import Job
 from tpbench.launcher import interrupts
+from tpbench.launcher.planning.plan import PlanningTarget
 from tpbench.measure import machine
 from tpbench.settings import JobError, parse, setting
 from tpbench.suggestions import printable, unknown
@@ -217,8 +218,8 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Partition:
-    """A planning target: a partition, described by its biggest node."""
+class Partition(PlanningTarget):
+    """A partition, described by its biggest node."""
 
     gpus_per_node: int
     cores_per_node: int
@@ -243,7 +244,6 @@ class Partition:
 
     @property
     def device(self) -> Literal["cuda", "cpu"]:
-        """The device that device=auto means on this partition."""
         return "cpu" if _torch_without_cuda() or not self.gpus_per_node else "cuda"
 
     def max_ranks_per_node(self, job: Job) -> int:
@@ -257,11 +257,12 @@ class Partition:
         return Layout(job.dp_size // replicas, replicas * job.tp_size, job.device)
 
     def nodes_of(self, job: Job) -> int:
-        """Return the number of nodes that the job takes."""
         return self.layout(job).nodes
 
+    def memory_gib(self) -> tuple[None, None]:
+        return None, None
+
     def skip_reason(self, job: Job) -> str | None:
-        """Return why the partition is too small for the job, or None if it is not."""
         if job.tp_size > (most := self.max_ranks_per_node(job)):
             unit = "GPUs" if job.device == "cuda" else "ranks"
             return f"needs {job.tp_size} {unit} of one node, a node has {most}"

@@ -21,6 +21,7 @@ from tpbench.launcher.host import Host
 from tpbench.launcher.options import SweepOptions
 from tpbench.launcher.planning.forecast import expected_seconds, measured_seconds
 from tpbench.launcher.planning.plan import Cell
+from tpbench.launcher.runner import Runner
 from tpbench.launcher.slurm import cluster
 from tpbench.launcher.slurm.cluster import ENDED, Layout, Partition, SlurmSettings
 from tpbench.launcher.slurm.submitted import SUBMITIT, close_if_ended, is_wanted, job_of, left_behind, record
@@ -30,7 +31,7 @@ from tpbench.settings import JobError
 from tpbench.worker.start import SECRET, SECRET_FILE, create_secret
 
 
-class Slurm:
+class Slurm(Runner):
     """Runs cells as jobs of a Slurm cluster."""
 
     def __init__(self, settings: SlurmSettings, options: SweepOptions) -> None:
@@ -40,7 +41,7 @@ class Slurm:
             raise JobError("order=interleaved needs hydra.launcher.cells_per_job=all")
         self.settings, self.options = settings, options
         cluster.drop_client_variables(settings)
-        self.target = Partition.find(settings)
+        self.target: Partition = Partition.find(settings)
         # The software is the cluster's too; its GPUs are unknown here, and each row names them.
         software = ("torch_version", "triton_version", "tpbench_version", "git_commit", "git_dirty")
         self.facts = {name: value for name, value in machine.facts().items() if name in software}
