@@ -20,9 +20,9 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional_collectives
 from torch import Tensor, nn
 
-from tpbench.kernels.collectives import all_gather as all_gather
-from tpbench.kernels.collectives import forbid_multicast, gather_values, machine_id
-from tpbench.kernels.collectives import reduce_scatter as reduce_scatter
+from tpbench.kernels.distributed import all_gather as all_gather
+from tpbench.kernels.distributed import forbid_multicast, gather_values, machine_id
+from tpbench.kernels.distributed import reduce_scatter as reduce_scatter
 
 windows_of: dict[dist.ProcessGroup, "Windows"] = {}
 """The windows of each group that `group_with_windows` made, as long as the process."""

@@ -11,24 +11,28 @@ if TYPE_CHECKING:
     from tpbench.kernels.entropy import EntropyLossResult as EntropyLossResult
     from tpbench.kernels.entropy import entropy_loss as entropy_loss
     from tpbench.kernels.linear.function import LinearEntropyLossResult as LinearEntropyLossResult
-    from tpbench.kernels.linear.function import LinearHow as LinearHow
+    from tpbench.kernels.linear.function import LinearLaunchRecord as LinearLaunchRecord
     from tpbench.kernels.linear.function import linear_entropy_loss as linear_entropy_loss
     from tpbench.kernels.modules import EntropyLoss as EntropyLoss
     from tpbench.kernels.modules import LinearEntropyLoss as LinearEntropyLoss
-    from tpbench.kernels.row_loss import How as How
+    from tpbench.kernels.row_loss import LaunchRecord as LaunchRecord
     from tpbench.kernels.row_loss import TopK as TopK
+
+    How = LaunchRecord
+    LinearHow = LinearLaunchRecord
 
 _MODULES = {
     "EntropyLoss": "modules",
     "EntropyLossResult": "entropy",
-    "How": "row_loss",
+    "LaunchRecord": "row_loss",
     "LinearEntropyLoss": "modules",
     "LinearEntropyLossResult": "linear.function",
-    "LinearHow": "linear.function",
+    "LinearLaunchRecord": "linear.function",
     "TopK": "row_loss",
     "entropy_loss": "entropy",
     "linear_entropy_loss": "linear.function",
 }
+_EARLIER_NAMES = {"How": "LaunchRecord", "LinearHow": "LinearLaunchRecord"}
 
 Loss = Literal["cross_entropy", "soft_cross_entropy", "reverse_kl", "forward_kl", "jsd", "policy"]
 """The losses that training minimises, and that the workload `entropy_loss` measures."""
@@ -41,6 +45,7 @@ LABEL_LOSSES = ("cross_entropy", "logprob", "policy")
 
 
 def __getattr__(name: str) -> Any:
+    name = _EARLIER_NAMES.get(name, name)
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

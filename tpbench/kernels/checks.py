@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -28,24 +29,8 @@ MAX_BLOCK = 65536
 MAX_COLUMNS = 2**31 - 1
 """Columns are int32 in the kernels."""
 FP32_MAX = torch.finfo(torch.float32).max
-_POSITIVE, _ANY = {"positive": True}, {"low": -math.inf}
-_NUMBERS: dict[str, dict[str, Any]] = {
-    "logits_scale": _POSITIVE, "temperature": _POSITIVE, "softcap": _POSITIVE, "label_smoothing": {"high": 1.0},
-    "z_loss": {}, "beta": _POSITIVE, "grad_scale": _ANY, "kl_weight": _ANY, "entropy_weight": _ANY,
-    "cross_entropy_weight": _ANY,
-}  # fmt: skip
-"""The limits of options that are numbers."""
-_POLICY = (0.0, ("policy",), "is a term of loss='policy'")
-_OF_LOSSES: dict[str, tuple[float, Sequence[str], str]] = {
-    "label_smoothing": (0.0, ("cross_entropy",), "smooths labels"),
-    "temperature": (1.0, [loss for loss in KERNEL_LOSSES if loss != "cross_entropy"], "softens target logits"),
-    "z_loss": (0.0, [loss for loss in KERNEL_LOSSES if loss != "logprob"], "is a term of a loss"),
-    "beta": (0.5, ("jsd",), "is the target's weight in the mixture of loss='jsd'"),
-    "kl_weight": _POLICY,
-    "entropy_weight": _POLICY,
-    "cross_entropy_weight": _POLICY,
-}
-"""Options of some losses: the value that the other losses need, the losses that have it, and what it does."""
+_NUMBERS = [option for option in fields(Options) if "limits" in option.metadata]
+"""The options that are numbers."""
 
 
 def choice(name: str, value: object, *valid: str) -> None:
@@ -90,12 +75,13 @@ def options(given: Options) -> None:
         whole("block_cap", cap)
         if not 16 <= cap <= MAX_BLOCK or cap & (cap - 1):
             raise ValueError(f"block_cap must be 'auto' or a power of two from 16 to {MAX_BLOCK}, got {cap}")
-    for name, limits in _NUMBERS.items():
-        if (value := getattr(given, name)) is not None or name != "softcap":
-            number(name, value, **limits)
-    for name, (neutral, losses, role) in _OF_LOSSES.items():
-        if loss not in losses and (value := getattr(given, name)) != neutral:
-            raise ValueError(f"{name} {role}: it must be {neutral:g} for loss={loss!r}, got {value}")
+    for option in _NUMBERS:
+        value, declared = getattr(given, option.name), option.metadata
+        if value is not None or option.default is not None:
+            number(option.name, value, **declared["limits"])
+        if loss not in declared["losses"] and value != option.default:
+            needed = f"it must be {option.default:g} for loss={loss!r}, got {value}"
+            raise ValueError(f"{option.name} {declared['role']}: {needed}")
     if loss == "jsd" and given.beta >= 1.0:
         raise ValueError(
             f"beta must be less than 1 for loss='jsd' (its limits are forward_kl, reverse_kl): {given.beta}"

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from tpbench.kernels import KernelLoss, checks
-from tpbench.kernels.launch_rows import RepeatedCall, find, launch_rows, remember
-from tpbench.kernels.row_loss import How, LossResult, Options, RowLoss, Rows, TopK, TopTarget, kernel_target
-from tpbench.kernels.row_terms import RowInputs, RowOutputs
+from tpbench.kernels.launch_rows import launch_rows
+from tpbench.kernels.repeated_call import repeating
+from tpbench.kernels.row_loss import LaunchRecord, LossResult, Options, RowLoss, Rows, TopK, kernel_target
+from tpbench.kernels.row_terms import RowInputs
 from tpbench.kernels.two_pass.launch import reduced
 
 
@@ -22,10 +23,11 @@ class EntropyLossResult(LossResult):
 
     grad: Tensor | None
     """(rows, local vocab): gradient of the (reduced) loss with respect to the local logits, times grad_scale."""
-    how: How
+    how: LaunchRecord
     """The algorithm and the kernels that computed the loss, and the bytes that this rank sent to other ranks."""
 
 
+@repeating
 def entropy_loss(
     logits: Tensor,
     target: Tensor | TopK,
@@ -162,46 +164,25 @@ def entropy_loss(
         RuntimeError: logits on a CPU and not in the interpreter; exchange="symmetric" if it is not available; a
             rank whose peer did not answer an earlier call (that call's loss is NaN).
     """
-    options = (
-        loss, group, vocab_start, vocab_size, reduction, ignore_index, logits_scale, temperature, label_smoothing,
-        z_loss, softcap, entropy, grad_scale, block_cap, exchange, clip, kl_weight, entropy_weight,
-        cross_entropy_weight, beta, algorithm,
-    )  # fmt: skip
-    inputs = RowInputs(row_grad, entropy_grad, row_weight, old_logprobs, advantages, ref_logprobs)
-    of_target: Any = target
-    tail = ""
-    if isinstance(target, TopK):
-        of_target, tail = TopTarget(target.indices, target.values), target.tail
-    tensors: tuple[Any, ...] = of_target if tail else (target,)
-    form, repeated = find((logits, *tensors, sequences, *inputs), (*options, grad, tail))
-    if repeated is not None:
-        return _result(*repeated(logits, of_target, inputs), repeated.how)
-    checked = Options(*options)
-    checks.options(checked)
-    checks.entropy_tensors(logits, target, checked, grad)
-    checks.row_tensors(checked, inputs, sequences, len(logits), logits.device)
+    arguments = locals()
+    options = Options.of_arguments(arguments)
+    inputs = RowInputs(*map(arguments.get, RowInputs._fields))
+    checks.options(options)
+    checks.entropy_tensors(logits, target, options, grad)
+    checks.row_tensors(options, inputs, sequences, len(logits), logits.device)
 
     logits = logits.detach()
-    loss_of_row = RowLoss.of_call(checked, logits.shape[1], logits.device, "logits", target)
-    # Without both sizes the ranks exchange them in each call.
-    has_sizes = group is None or (vocab_start is not None and vocab_size is not None)
-    repeatable = has_sizes and (not loss_of_row.has_labels or all(tensor.is_contiguous() for tensor in tensors))
-    if sequences is not None:
-        loss_of_row = replace(loss_of_row, algorithm="two_kernels")
+    changes = {} if sequences is None else {"algorithm": "two_kernels"}
+    loss_of_row = RowLoss.of_call(options, logits.shape[1], logits.device, "logits", target, **changes)
     rows = Rows.of_call(
         loss_of_row, len(logits), logits.device, inputs, sequences, _gradient(logits, grad), isinstance(grad, Tensor)
     )
-    if len(logits) == 0:
-        return _result(rows.grad, reduced(rows, None), rows.outputs, How(loss_of_row.two_pass_algorithm, 0))
-    how = launch_rows(loss_of_row, logits, kernel_target(target, loss_of_row), rows)
-    # Memory to overwrite is always checked.
-    if how.relaunch is not None and repeatable and form is not None and grad in ("new", "none"):
-        remember(form, RepeatedCall(how, rows))
-    return _result(rows.grad, rows.total, rows.outputs, how)
-
-
-def _result(grad: Tensor | None, total: Tensor | None, rows: RowOutputs, how: How) -> EntropyLossResult:
-    return EntropyLossResult(rows.loss if total is None else total, *rows, grad, how)
+    if len(logits):
+        how = launch_rows(loss_of_row, logits, kernel_target(target, loss_of_row), rows)
+    else:
+        how = LaunchRecord(loss_of_row.two_pass_algorithm, 0)
+    total = rows.total if len(logits) and rows.total is not None else reduced(rows, None)
+    return EntropyLossResult(total, *rows.outputs, rows.grad, how)
 
 
 def _gradient(logits: Tensor, grad: str | Tensor) -> Tensor | None:

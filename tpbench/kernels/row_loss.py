@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
@@ -11,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpbench.kernels import LABEL_LOSSES
-from tpbench.kernels.collectives import gather_by_rank
+from tpbench.kernels import KERNEL_LOSSES, LABEL_LOSSES
+from tpbench.kernels.distributed import gather_by_rank
 from tpbench.kernels.row_terms import RowInputs, RowOutputs, Scales
 
 
@@ -33,8 +34,11 @@ class LossResult:
 
 
 @dataclass(frozen=True)
-class How:
-    """This record says which algorithm and kernels computed a loss, and how many bytes they sent to other ranks."""
+class LaunchRecord:
+    """A record of the algorithm and the kernels that computed a loss, and of the bytes that they sent to other ranks.
+
+    `How` is its earlier name.
+    """
 
     algorithm: Literal["two_reads", "two_kernels", "one_read"]
     block: int
@@ -143,9 +147,20 @@ class Vocabulary:
         return cls(first, total if size is None else size, columns, widest, world_size, rank)
 
 
+def _number(default: float | None, role: str = "", losses: Sequence[str] = KERNEL_LOSSES, **limits: Any) -> Any:
+    """Declare an option that is a number: its default, and limits by the arguments of `checks.number`.
+
+    role: what the option does for `losses`. The other losses need the default.
+    """
+    return field(default=default, metadata={"role": role, "losses": losses, "limits": limits})
+
+
+_EXCEPT = {name: tuple(loss for loss in KERNEL_LOSSES if loss != name) for name in ("cross_entropy", "logprob")}
+
+
 @dataclass(frozen=True)
 class Options:
-    """The options of `entropy_loss` that are numbers or names, in the order in which it lists them."""
+    """The options of `entropy_loss` that are numbers or names. `checks.options` checks them by their declarations."""
 
     loss: str
     group: dist.ProcessGroup | None
@@ -153,21 +168,26 @@ class Options:
     vocab_size: int | None
     reduction: str
     ignore_index: int
-    logits_scale: float
-    temperature: float
-    label_smoothing: float
-    z_loss: float
-    softcap: float | None
-    entropy: bool
-    grad_scale: float
     block_cap: int | Literal["auto"]
     exchange: str
     clip: tuple[float, float]
-    kl_weight: float
-    entropy_weight: float
-    cross_entropy_weight: float
-    beta: float = 0.5
+    entropy: bool
     algorithm: str = "auto"
+    logits_scale: float = _number(1.0, positive=True)
+    temperature: float = _number(1.0, "softens target logits", _EXCEPT["cross_entropy"], positive=True)
+    label_smoothing: float = _number(0.0, "smooths labels", ("cross_entropy",), high=1.0)
+    z_loss: float = _number(0.0, "is a term of a loss", _EXCEPT["logprob"])
+    softcap: float | None = _number(None, positive=True)
+    grad_scale: float = _number(1.0, low=-math.inf)
+    kl_weight: float = _number(0.0, "is a term of loss='policy'", ("policy",), low=-math.inf)
+    entropy_weight: float = _number(0.0, "is a term of loss='policy'", ("policy",), low=-math.inf)
+    cross_entropy_weight: float = _number(0.0, "is a term of loss='policy'", ("policy",), low=-math.inf)
+    beta: float = _number(0.5, "is the target's weight in the mixture of loss='jsd'", ("jsd",), positive=True)
+
+    @classmethod
+    def of_arguments(cls, arguments: Mapping[str, Any]) -> Options:
+        """Return the options among the arguments of a function by name."""
+        return cls(**{name: arguments[name] for name in cls.__dataclass_fields__ if name in arguments})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,15 +201,20 @@ class RowLoss(Options):
     """For a teacher's top k the constants TOP_K, TOP_BLOCK (a power of two), TOP_LOSS and BUCKET of the kernels."""
 
     @classmethod
-    def of_call(cls, options: Options, columns: int, device: torch.device, name: str, target: Any) -> RowLoss:
-        """Return the loss of a call. Collective, as `Vocabulary.of_shard`, which has the same arguments."""
-        loss = cls(**vars(options), vocabulary=Vocabulary.of_shard(options, columns, device, name))
+    def of_call(
+        cls, options: Options, columns: int, device: torch.device, name: str, target: Any, **changes: Any
+    ) -> RowLoss:
+        """Return the loss of a call, with changed options. Collective, as `Vocabulary.of_shard`."""
+        loss = options.loss
         if isinstance(target, TopK):
             k = target.values.shape[1]
-            loss = replace(loss, top=(k, 1 << (k - 1).bit_length(), loss.loss, target.tail == "bucket"))
-        if loss.loss in ("logprob", "policy"):  # the temperature is that of the logits
-            return replace(loss, logits_scale=loss.logits_scale / loss.temperature, temperature=1.0)
-        return replace(loss, algorithm="two_kernels") if loss.loss == "jsd" else loss
+            changes["top"] = (k, 1 << (k - 1).bit_length(), loss, target.tail == "bucket")
+        if loss in ("logprob", "policy"):  # the temperature is that of the logits
+            changes |= {"logits_scale": options.logits_scale / options.temperature, "temperature": 1.0}
+        elif loss == "jsd":
+            changes["algorithm"] = "two_kernels"
+        vocabulary = Vocabulary.of_shard(options, columns, device, name)
+        return cls(**{**vars(options), **changes}, vocabulary=vocabulary)
 
     def of_logprobs(self) -> RowLoss:
         """Return the log-probabilities of the labels in place of this loss."""

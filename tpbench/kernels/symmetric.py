@@ -16,7 +16,7 @@ import torch.distributed as dist
 from triton import next_power_of_2
 from triton.runtime import driver
 
-from tpbench.kernels.collectives import forbid_multicast, gather_values, machine_id
+from tpbench.kernels.distributed import forbid_multicast, gather_values, machine_id
 
 WAIT_LIMIT_S = 120.0
 """How long a kernel waits for a peer's statistics, which may be late because its host compiles or loads.

@@ -30,7 +30,7 @@ INSTALLED = PACKAGE_ROOT.name in ("site-packages", "dist-packages")
 hide the standard library, or what the user put on the path."""
 
 NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
-"""Variables that keep NVLink multicast off in all jobs on GPUs. `tpbench.kernels.collectives` sets them too, but only
+"""Variables that keep NVLink multicast off in all jobs on GPUs. `tpbench.kernels.distributed` sets them too, but only
 in jobs with symmetric memory, and after NCCL has made its first communicators."""
 
 PROFILERS = {

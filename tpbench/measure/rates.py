@@ -6,7 +6,7 @@ import statistics
 import torch
 import torch.distributed as dist
 
-from tpbench.kernels.collectives import all_gather
+from tpbench.kernels.distributed import all_gather
 from tpbench.measure.clock import Stopwatch, mark, ms_between, synchronize
 
 COPIES = 9

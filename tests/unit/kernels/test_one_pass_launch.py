@@ -74,6 +74,28 @@ def test_arguments_arrive_under_their_names(h200: FakeGpu) -> None:
     assert h200.bound == 1 and h200.launched[0] == h200.launched[1]
 
 
+def test_another_limit_or_workspace_or_a_lost_peer_is_noticed(h200: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    workspace, x = Workspace(torch.device("cpu")), logits()
+    found = prepared(x, LABELS, x, Vocabulary(0, 2 * COLUMNS, COLUMNS, None, 2, 1))
+    assert isinstance(found, Prepared), found
+    launch = OnePassLaunch(found, workspace, x.device, SCALES)
+
+    def twice() -> Any:
+        for _ in range(2):
+            launch(x, LABELS, x, RowInputs(), RowOutputs(LOSS[:ROWS]), LOSS[ROWS])
+        assert h200.launched[-2] == h200.launched[-1]
+        return by_name(h200)
+
+    usual = twice()
+    monkeypatch.setattr(symmetric, "WAIT_LIMIT_S", 4.0)
+    assert (usual.limit_ns, twice().limit_ns) == (120 * 10**9, 4 * 10**9)
+    workspace.reserve(1 << 22)
+    assert twice().words == pointer(workspace.words) != usual.words
+    workspace.failed.fill_(1)
+    with pytest.raises(RuntimeError, match="in vain"):
+        twice()
+
+
 def formed(rows: int, columns: int, loss: str, world_size: int) -> tuple[Prepared, dict[str, Any]]:
     """Prepare a call with bf16 logits of this form, and a gradient of the same form.
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.launcher_rows import cell
 from tpbench.job import Job, parse_job
-from tpbench.kernels.collectives import ENVIRONMENT
+from tpbench.kernels.distributed import ENVIRONMENT
 from tpbench.launcher import torchrun
 from tpbench.launcher.attempt import Attempt
 from tpbench.launcher.failure import describe

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tpbench.kernels.collectives import all_gather, reduce_scatter
+from tpbench.kernels.distributed import all_gather, reduce_scatter
 
 AUTO_GIB = 0.5
 """Workspace for workspace_gib="auto": 4096 rows of a vocabulary of 131,072 over two ranks, in bf16. With fewer rows the

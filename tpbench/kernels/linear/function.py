@@ -15,8 +15,8 @@ from tpbench.kernels.launch_rows import launch_rows
 from tpbench.kernels.linear.chunks import HiddenStates, WeightGradient, chunks_of, multiply
 from tpbench.kernels.linear.statistics import LossesOfLabels, is_supported
 from tpbench.kernels.row_loss import (
-    How,
     KernelTarget,
+    LaunchRecord,
     LossResult,
     Options,
     RowLoss,
@@ -32,8 +32,11 @@ from tpbench.kernels.two_pass.launch import inverse_row_count, reduced, with_seq
 
 
 @dataclass(frozen=True)
-class LinearHow:
-    """This record says in which chunks and by which kernels a linear loss was computed, and which memory it used."""
+class LinearLaunchRecord:
+    """A record of the chunks and the kernels that computed a linear loss, and of the memory that they used.
+
+    `LinearHow` is its earlier name.
+    """
 
     chunks: int
     chunk_rows: int
@@ -41,7 +44,7 @@ class LinearHow:
     workspace_gib: float
     """Memory for the logits of a chunk, which their gradient overwrites, and for its target logits. If no logits are
     stored: for the statistics of their tiles."""
-    rows: How | None
+    rows: LaunchRecord | None
     """The kernels of the first chunk's loss. None for no rows."""
     bytes_sent: int
     """Bytes that this rank sent to its peers: statistics of rows, hidden states and their gradients."""
@@ -57,7 +60,7 @@ class LinearEntropyLossResult(LossResult):
     """(local vocab, h): the weight's gradient times grad_scale, new, or `weight_grad` with the gradient added."""
     grad_bias: Tensor | None
     """(local vocab,): the bias's gradient times grad_scale."""
-    how: LinearHow
+    how: LinearLaunchRecord
     """The chunks and kernels that computed the loss."""
 
 
@@ -148,23 +151,19 @@ def linear_entropy_loss(
         RuntimeError: hidden on a CPU and not in Triton's interpreter; exchange="symmetric" if it is not available; a
             rank whose peer did not answer an earlier call.
     """
-    options = Options(
-        loss, group, vocab_start, vocab_size, reduction, ignore_index, logits_scale, temperature, label_smoothing,
-        z_loss, softcap, entropy, grad_scale, block_cap, exchange, clip, kl_weight, entropy_weight,
-        cross_entropy_weight, beta,
-    )  # fmt: skip
+    arguments = locals()
+    options = Options.of_arguments(arguments)
+    row_inputs = RowInputs(*map(arguments.get, RowInputs._fields))
     checks.options(options)
     shards = 1 if group is None or not hidden_sharded else group.size()
     checks.linear_tensors(hidden, weight, target, options, bias, weight_grad, grad, shards)
     n_rows, device = len(hidden) * shards, hidden.device
-    row_inputs = RowInputs(row_grad, entropy_grad, row_weight, old_logprobs, advantages, ref_logprobs)
     checks.row_tensors(options, row_inputs, sequences, n_rows, device)
     if workspace_gib != "auto":
         checks.number("workspace_gib", workspace_gib, positive=True)
 
-    loss_of_row = RowLoss.of_call(options, len(weight), device, "weight", target)
-    if isinstance(target, (tuple, list)):
-        loss_of_row = replace(loss_of_row, target_softcap=softcap)
+    changes = {"target_softcap": softcap} if isinstance(target, (tuple, list)) else {}
+    loss_of_row = RowLoss.of_call(options, len(weight), device, "weight", target, **changes)
     kernels_target: Any = target if isinstance(target, (tuple, list)) else kernel_target(target, loss_of_row)
     wanted: Sequence[str] = (checks.LINEAR_INPUTS if grad else ()) if isinstance(grad, bool) else grad
     inputs = tuple(name for name in wanted if name != "bias" or bias is not None)
@@ -193,10 +192,12 @@ def linear_entropy_loss(
     if rows.count:
         rows = replace(rows, inverse_count=inverse_row_count(labels_of(kernels_target), row_weight, loss_of_row))
     how, sent = main.run(rows)
-    rows = replace(rows, outputs=RowOutputs(*map(main.chunks.in_rows, rows.outputs)))
+    outputs = map(main.chunks.in_rows, rows.outputs)
+    record = LinearLaunchRecord(len(main.chunks), main.chunks.most, main.workspace / 2**30, how, sent)
+    rows = replace(rows, outputs=RowOutputs(*outputs))
     return LinearEntropyLossResult(
         reduced(rows, rows.inverse_count), *rows.outputs, main.grad_hidden, main.weight_gradient.weight,
-        main.weight_gradient.bias, LinearHow(len(main.chunks), main.chunks.most, main.workspace / 2**30, how, sent),
+        main.weight_gradient.bias, record,
     )  # fmt: skip
 
 
@@ -258,14 +259,14 @@ class _WithLogits:
         """Bytes for the logits and the target logits of a chunk."""
         return self.logits.memory.nbytes + (0 if self.teacher is None else self.teacher.memory.nbytes)
 
-    def run(self, rows: Rows) -> tuple[How | None, int]:
+    def run(self, rows: Rows) -> tuple[LaunchRecord | None, int]:
         """Compute the losses and gradients of all rows, which are in the order of chunks.
 
         Returns the kernels of the first chunk, and the bytes that this rank sent.
         """
         stored_scale = self._stored_scale(rows) if self.has_gradient else 1.0
         loss = replace(self.loss, grad_scale=self.loss.grad_scale * stored_scale)
-        how: How | None = None
+        how: LaunchRecord | None = None
         sent = 0
         for index in range(len(self.chunks)):
             # `first` would keep this chunk's hidden states until the end.

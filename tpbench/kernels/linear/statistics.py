@@ -22,9 +22,9 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tpbench.kernels.cached_launch import INTERPRETED, cached_launch, launching
-from tpbench.kernels.collectives import gather_by_rank
+from tpbench.kernels.distributed import gather_by_rank
 from tpbench.kernels.linear.chunks import HiddenStates, WeightGradient, chunks_of
-from tpbench.kernels.row_loss import How, RowLoss, Rows
+from tpbench.kernels.row_loss import LaunchRecord, RowLoss, Rows
 from tpbench.kernels.row_terms import reference, weigh
 from tpbench.kernels.two_pass.launch import losses_of_statistics
 from tpbench.kernels.two_pass.state import capped, round_to
@@ -79,13 +79,13 @@ class LossesOfLabels:
         self.memory = torch.empty(tiles, dtype=torch.float32, device=hidden.device)
         self.workspace = self.memory.nbytes
 
-    def run(self, rows: Rows) -> tuple[How | None, int]:
+    def run(self, rows: Rows) -> tuple[LaunchRecord | None, int]:
         """Compute the losses of all rows, which are in the order of chunks.
 
         Returns the kernels of a chunk, and the bytes that this rank sent.
         """
         loss, states = self.loss, self.states
-        how: How | None = None
+        how: LaunchRecord | None = None
         for index in range(len(self.chunks)):
             chunk, place = states.chunk(index), self.chunks[index]
             states.prefetch(index + 1)  # no collective follows the product, so the next chunk is fetched beside it
@@ -95,13 +95,13 @@ class LossesOfLabels:
             losses_of_statistics(loss, gathered, self.labels, rows)
         return how, (loss.vocabulary.world_size - 1) * self.values.nbytes + states.bytes_sent
 
-    def _store(self, hidden: Tensor, labels: Tensor, first: int) -> How:
+    def _store(self, hidden: Tensor, labels: Tensor, first: int) -> LaunchRecord:
         """Queue the product of some rows, whose statistics are stored from row `first` on."""
         vocabulary, rows = self.loss.vocabulary, len(hidden)
         tiles = self.memory.shape[1]
         if tiles == 0:
             self.values[:2, first : first + rows] = torch.tensor([[float("-inf")], [0.0]], device=hidden.device)
-            return How("two_kernels", _COLUMNS, 0, ())
+            return LaunchRecord("two_kernels", _COLUMNS, 0, ())
         hidden = _aligned(hidden)
         on = None if INTERPRETED else torch.cuda.get_device_properties(hidden.device)
         programs = min(1 if on is None else on.multi_processor_count, -(-rows // _ROWS) * tiles)
@@ -121,7 +121,7 @@ class LossesOfLabels:
                 (*strides, rows, hidden.shape[1], first, vocabulary.valid, vocabulary.start), factors,
             )  # fmt: skip
             merge(-(-rows // _MERGED_ROWS), (self.memory, self.values), (*strides, rows, tiles, first), factors)
-        return How("two_kernels", _COLUMNS, 0, (compiled,))
+        return LaunchRecord("two_kernels", _COLUMNS, 0, (compiled,))
 
 
 def _aligned(matrix: Tensor) -> Tensor:

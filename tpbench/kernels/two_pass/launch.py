@@ -11,8 +11,8 @@ from torch import Tensor
 
 from tpbench.kernels.block_caps import measured_cap
 from tpbench.kernels.cached_launch import INTERPRETED, cached_launch, launching
-from tpbench.kernels.collectives import gather_by_rank
-from tpbench.kernels.row_loss import How, KernelTarget, RowLoss, Rows, Strides, labels_of
+from tpbench.kernels.distributed import gather_by_rank
+from tpbench.kernels.row_loss import KernelTarget, LaunchRecord, RowLoss, Rows, Strides, labels_of
 from tpbench.kernels.row_terms import RowOutputs
 from tpbench.kernels.two_pass.kernels import (
     Shard,
@@ -47,7 +47,7 @@ def column_block(
     return max(16, min(cap, int(triton.next_power_of_2(columns))))
 
 
-def launch(loss: RowLoss, logits: Tensor, target: KernelTarget, rows: Rows) -> How:
+def launch(loss: RowLoss, logits: Tensor, target: KernelTarget, rows: Rows) -> LaunchRecord:
     """Queue the kernels for rows of logits on the current stream."""
     n_rows, columns = logits.shape
     vocabulary, grad = loss.vocabulary, rows.grad
@@ -97,7 +97,9 @@ def launch(loss: RowLoss, logits: Tensor, target: KernelTarget, rows: Rows) -> H
         kernels.append(gradient(programs, pointers, (n_rows, columns, vocabulary.world_size, strides, shard), scales))
     reduced(rows, inverse_count)
     numbers = width + 2 * (loss.loss == "jsd")  # of each row, for every other rank
-    return How(loss.two_pass_algorithm, block, (vocabulary.world_size - 1) * n_rows * numbers * 4, tuple(kernels))
+    return LaunchRecord(
+        loss.two_pass_algorithm, block, (vocabulary.world_size - 1) * n_rows * numbers * 4, tuple(kernels)
+    )
 
 
 def losses_of_statistics(loss: RowLoss, gathered: Tensor, target: KernelTarget, rows: Rows) -> None:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tpbench.kernels import How, entropy_loss
+from tpbench.kernels import LaunchRecord, entropy_loss
 from tpbench.kernels.cached_launch import worst_resources
 from tpbench.workloads.entropy_loss.inputs import Output, Shard, Step
 from tpbench.workloads.entropy_loss.problem import EntropyLoss
@@ -11,7 +11,7 @@ from tpbench.workloads.losses.inputs import kernel_options
 
 def prepare(problem: EntropyLoss, shard: Shard) -> Step:
     """Prepare a call of `tpbench.kernels.entropy_loss` that writes the gradient into new memory."""
-    last: How
+    last: LaunchRecord
     # The exchange is never all_reduce, which the variant doesn't support.
     options = kernel_options(problem, shard)
     options |= {name: getattr(problem, name) for name in ("logits_scale", "block_cap", "algorithm")}

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import torch
 
-from tpbench.kernels import How, LinearEntropyLossResult, LinearHow, entropy_loss, linear_entropy_loss
+from tpbench.kernels import LaunchRecord, LinearEntropyLossResult, LinearLaunchRecord, entropy_loss, linear_entropy_loss
 from tpbench.workloads.linear_loss.in_torch import bytes_of_gradient, logits_of_teacher, with_products
 from tpbench.workloads.linear_loss.inputs import Output, Shard, Step
 from tpbench.workloads.linear_loss.problem import LinearLoss
@@ -27,7 +27,7 @@ def prepare(problem: LinearLoss, shard: Shard) -> Step:
     A policy's upstream gradients depend on its log-probabilities. So the first call computes these, and the second one
     computes the logits again, with their gradients.
     """
-    hows: list[LinearHow] = []  # of the calls of the last iteration
+    hows: list[LinearLaunchRecord] = []  # of the calls of the last iteration
     main_grad = torch.zeros_like(shard.weight, dtype=torch.float32) if problem.main_grad else None
     common = kernel_options(problem, shard)
     workspace: Any = "auto" if problem.logits_gib is None else problem.logits_gib
@@ -62,7 +62,7 @@ def prepare_unfused(problem: LinearLoss, shard: Shard) -> Step:
 
     For logprob with gradients there are two calls on the same logits, the second with the upstream gradients.
     """
-    hows: list[How] = []  # of the calls of the last iteration
+    hows: list[LaunchRecord] = []  # of the calls of the last iteration
 
     def run() -> Output:
         logits = shard.hidden @ shard.weight.t()

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpbench.comm.collectives import gather_objects, nccl_algorithm
-from tpbench.kernels.collectives import forbid_multicast
+from tpbench.kernels.distributed import forbid_multicast
 from tpbench.measure import cuda_graph, rank_memory
 from tpbench.measure.clock import Stopwatch, ms_between
 from tpbench.measure.ranks import gather_number

@@ -1,0 +1,121 @@
+"""Calls of `entropy_loss` that repeat an earlier one of the same form: they only queue its kernel.
+
+Two calls have one form if the same arguments are given, options are equal, and tensors have equal shapes, strides,
+dtypes, devices and alignments. All arguments of a first call are checked. A repeated call skips checks, choices and
+torch's dispatcher. Only calls that one kernel does, and that write a new gradient or none, are repeated this way.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from tpbench.kernels import LABEL_LOSSES
+from tpbench.kernels.cached_launch import MOST_REMEMBERED, launching
+from tpbench.kernels.checks import is_traced
+from tpbench.kernels.one_pass.launch import form
+from tpbench.kernels.row_loss import TopK, TopTarget
+from tpbench.kernels.row_terms import RowInputs, RowOutputs
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+_PLAIN = {Tensor, torch.nn.Parameter}
+"""Types of tensors with memory of their own. Others, such as DTensor, may have none."""
+_OPTIONS = {bool, int, float, str, tuple, type(None), *([dist.ProcessGroup] if dist.is_available() else [])}
+"""Types of options. A call with an option of another type is never repeated."""
+
+
+def repeating(function: Function) -> Function:
+    """Return `entropy_loss`, of which a call repeats an earlier one of the same form."""
+    remembered: dict[Hashable, RepeatedCall] = {}
+
+    @functools.wraps(function)
+    def call(logits: Any, target: Any, **named: Any) -> Any:
+        try:
+            form_of_call = _form_of_call(logits, target, named)
+            repeated = remembered.get(form_of_call)
+        except (RuntimeError, TypeError):  # a tensor of torch.func has no memory, an option without a hash is not valid
+            form_of_call = repeated = None
+        if repeated is not None:
+            return repeated(logits, target, named)
+        result = function(logits, target, **named)
+        if form_of_call is not None and _is_repeatable(result, target, **named):
+            if len(remembered) >= MOST_REMEMBERED:
+                remembered.clear()
+            remembered[form_of_call] = RepeatedCall(result, named)
+        return result
+
+    return cast("Function", call)
+
+
+def _form_of_call(logits: Any, target: Any, named: dict[str, Any]) -> Hashable:
+    """Return the form of a call. Arguments may be anything: nothing is checked. None: the call is never repeated.
+
+    Equal options of different types, such as 1 and True, make different forms, because not all types are valid.
+    """
+    if forward_ad._current_level >= 0 or is_traced():
+        return None
+    if type(target) is TopK:
+        of_target: Hashable = _form(target.values), _form(target.indices), target.tail
+    else:
+        of_target = _form(target)
+    forms = [(kind, value) if (kind := type(value)) in _OPTIONS else _form(value) for value in named.values()]
+    return _form(logits), of_target, *named, *forms
+
+
+def _form(tensor: Any) -> Hashable:
+    if type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
+        raise TypeError
+    return type(tensor), form(tensor), tensor.device, tensor.is_neg()
+
+
+def _is_repeatable(
+    result: Any, target: Any, *, loss: str = "cross_entropy", grad: Any = "new", group: Any = None,
+    vocab_start: int | None = None, vocab_size: int | None = None, **_: Any,
+) -> bool:  # fmt: skip
+    """Return whether a call did nothing but launch one kernel, which it can launch again."""
+    if result.how.relaunch is None or grad not in ("new", "none"):  # memory to overwrite is always checked
+        return False
+    if group is not None and (vocab_start is None or vocab_size is None):  # ranks exchange their sizes in each call
+        return False
+    if isinstance(target, TopK):
+        return target.values.is_contiguous() and target.indices.is_contiguous()
+    return loss not in LABEL_LOSSES or target.is_contiguous()
+
+
+class RepeatedCall:
+    """Repeats a call for other tensors of the same form."""
+
+    def __init__(self, result: Any, named: dict[str, Any]) -> None:
+        """`result`: of the first call, with the launch of its kernel. `named`: its arguments by name."""
+        self.result, self.how, self.relaunch = type(result), result.how, result.how.relaunch
+        self.inputs = [name for name in RowInputs._fields if name in named]
+        self.device = result.row_loss.device
+        total = None if result.loss is result.row_loss else result.loss
+        outputs = (result.row_loss, result.entropy, result.logprobs, result.clipped)
+        self.forms = [
+            tensor if tensor is None else (tuple(tensor.shape), tensor.stride(), tensor.dtype)
+            for tensor in (result.grad, total, *outputs)
+        ]
+        # This function skips the parsing of arguments and the dispatcher, where torch.empty_strided spends most of its
+        # time. Compiled code of torch calls the same function. It allocates on the current device.
+        empty = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None) if self.device.type == "cuda" else None
+        self.empty: Callable[..., Tensor] = empty or (
+            lambda shape, stride, dtype: torch.empty_strided(shape, stride, dtype=dtype, device=self.device)
+        )
+
+    def __call__(self, logits: Tensor, target: Any, named: dict[str, Any]) -> Any:
+        """Queue the kernel on the current stream. Return the result of `entropy_loss`."""
+        if type(target) is TopK:
+            target = TopTarget(target.indices, target.values)
+        inputs = RowInputs(**{name: named[name] for name in self.inputs})
+        with launching(self.device):
+            grad, total, *rows = [form if form is None else self.empty(*form) for form in self.forms]
+            outputs = RowOutputs(*rows)
+            self.relaunch(logits, target, grad, inputs, outputs, total)
+        return self.result(outputs.loss if total is None else total, *outputs, grad, self.how)
