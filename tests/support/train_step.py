@@ -22,7 +22,7 @@ from tpbench.workloads.train_step.training.trainer import Trainer
 
 TINY = {
     "model": "tiny", "architecture": "qwen3", "hidden_size": 32, "ffn_size": 64, "layers": 2, "heads": 4,
-    "kv_heads": 2, "head_dim": 8, "vocab": 96, "batch_size": 2, "seq_length": 16, "dtype": "float32",
+    "kv_heads": 2, "head_dim": 8, "vocab": 96, "batch_size": 2, "seq_length": 16, "batches": None, "dtype": "float32",
     "learning_rate": 1e-2, "max_grad_norm": 0.5,
 }  # fmt: skip
 

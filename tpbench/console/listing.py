@@ -204,6 +204,9 @@ def _composed(variant: str) -> dict[str, Any]:
     import hydra
     from omegaconf import OmegaConf
 
+    from tpbench.launcher.command_line.defaults import store_defaults
+
+    store_defaults()
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         values: Any = OmegaConf.to_container(hydra.compose("config", [f"variant={variant}", "~shape"]))
     return dict(values)

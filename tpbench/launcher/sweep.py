@@ -10,7 +10,6 @@ from types import ModuleType
 from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
-from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
@@ -22,6 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from tpbench import packages
 from tpbench.launcher.attempt import FAILURES
 from tpbench.launcher.command_line import arguments
+from tpbench.launcher.command_line.defaults import store_defaults
 from tpbench.launcher.command_line.outside_choices import command_line_variants
 from tpbench.launcher.host import Host
 from tpbench.launcher.options import CODE, GROUPS, SweepOptions, command_line_names
@@ -36,7 +36,7 @@ from tpbench.workloads import variants
 HYDRA_MODULE = "hydra_plugins.tpbench"
 """Module name of the plugins for Hydra, which accepts only plugins in the package `hydra_plugins`."""
 
-ConfigStore.instance().store("all", {"variant": "all"}, "variant", "_global_")  # see SweepComposer.variants_of
+store_defaults()
 
 
 class TorchrunLauncher(Launcher):

@@ -149,7 +149,7 @@ def test_variants_of_other_workloads_compute_in_every_iteration(kind: str) -> No
 TRAINING = {
     "model": "tiny", "architecture": "qwen3", "hidden_size": 32, "ffn_size": 64, "layers": 2, "heads": 4,
     "kv_heads": 2, "head_dim": 8, "vocab": 96, "batch_size": 2, "seq_length": 16, "learning_rate": 1e-2,
-    "warmup_steps": 3, "steps": 4, "log_interval": 0,
+    "batches": None, "warmup_steps": 3, "steps": 4, "log_interval": 0,
 }  # fmt: skip
 TRAININGS = {
     "honest_training": None,

@@ -46,7 +46,7 @@ class TrainStep:
     seq_length: int = setting(2048, help="tokens of a sequence", low=2)
     accumulate: int = setting(1, help="micro-batches whose gradients add up to one update", low=1)
     batches: int | None = setting(
-        None, help="number of different batches, which the steps repeat in order; null: each step has a new one",
+        1, help="number of different batches, which the steps repeat in order; null: each step has a new one",
         low=1,
     )  # fmt: skip
     steps: int = setting(20, help="measured steps, each with its update", low=1)
