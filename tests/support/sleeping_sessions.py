@@ -1,19 +1,16 @@
 """Sessions for tests of the measurement: their steps only sleep, in simulated time."""
 
 import itertools
-from collections.abc import Callable, Generator
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from tests.support.ranks import Rank
 from tests.support.simulated_time import SimulatedTime
-from tpbench.measure.audit import Inputs
-from tpbench.measure.run import measurement
+from tpbench.measure.audit import AuditedSession, Inputs
+from tpbench.measure.run import Cell
 from tpbench.measure.session import Context, Costs, MeasureSettings, Verdict
-from tpbench.measure.stop_rules import RoundRequest
-
-Result = TypeVar("Result")
 
 
 def cpu_context(here: Rank) -> Context:
@@ -22,14 +19,13 @@ def cpu_context(here: Rank) -> Context:
     return Context(*ranks, here.group, here.group, torch.device("cpu"))
 
 
-class Sleeper:
+class Sleeper(AuditedSession):
     """A session whose step takes `seconds` on rank 0, twice that on rank 1 and so on.
 
     Each step takes slightly longer than the one before, so that no median is known exactly.
     """
 
     costs = Costs(bytes_moved=10**6, bytes_communicated=0)
-    trusted, overwrites_inputs, fresh, keeps_output = True, False, False, False
 
     def __init__(self, here: Rank, time: SimulatedTime, seconds: float, wrong: str | None = None) -> None:
         self.time, self.wrong = time, wrong
@@ -40,15 +36,6 @@ class Sleeper:
     def step(self) -> None:
         self.steps += 1
         self.time.sleep(self.seconds * (1 + 1e-9 * self.steps))
-
-    def release(self) -> None:
-        pass
-
-    def restore(self) -> None:
-        pass
-
-    def outputs(self) -> list[torch.Tensor]:
-        return []
 
     def check(self) -> Verdict:
         return Verdict({"loss_value": 1.0}, self.wrong)
@@ -66,19 +53,7 @@ def run(
     `again`: sets the variant up once more. None: its session serves as its own copy.
     """
     sessions = itertools.chain([session], iter(again or (lambda: session), None))
-    _, measured = answered(measurement(lambda: next(sessions), context, settings, 2.0, interpreted), 0)
+    cell = Cell(lambda: next(sessions), context, settings, 2.0, interpreted)
+    cell.begin()
+    measured = cell.finish()
     return measured.verdict, measured.columns
-
-
-def answered(
-    steps: Generator[RoundRequest, bool, Result], rounds: int, even_if_no_more: bool = False
-) -> tuple[list[RoundRequest], Result]:
-    """Answer requests with a round each, up to a number or the last request. Return the requests and the result."""
-    requests: list[RoundRequest] = []
-    try:
-        requests.append(next(steps))
-        while True:
-            goes_on = len(requests) <= rounds and (even_if_no_more or requests[-1] != RoundRequest.NO_MORE)
-            requests.append(steps.send(goes_on))
-    except StopIteration as end:
-        return requests, end.value

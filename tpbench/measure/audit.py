@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from tpbench.measure.ranks import from_rank_0, on_any_rank
-from tpbench.measure.session import AuditedSession, Context, RepeatedSession
+from tpbench.measure.session import Context, Session
 
 SLEEP_CYCLES = 40_000_000
 """About 20 ms. Each device sleeps so long before the change of the inputs, while its host queues the iteration. After
@@ -95,6 +95,18 @@ class Inputs:
         self.changed()
 
 
+class AuditedSession(Session):
+    """A session whose iterations do not depend on each other, and whose inputs and outputs the guards watch."""
+
+    audited_inputs: Inputs
+    fresh: bool = False
+    """True if `restore` changes the inputs before each iteration."""
+    keeps_output: bool = False
+    """True if the output lives on after the check, as that of a CUDA graph does: each replay fills it again."""
+    overwrites_inputs: bool = False
+    """True if a step overwrites inputs, which `restore` then restores."""
+
+
 def tensors_of(shard: Any) -> list[Tensor]:
     """Return the tensors in a dictionary or in the fields of a dataclass that aren't constant.
 
@@ -111,7 +123,7 @@ def common_seed() -> int:
     return from_rank_0([secrets.randbits(40)])[0]
 
 
-def poison(session: RepeatedSession) -> None:
+def poison(session: Session) -> None:
     """Fill the outputs of the last step with NaN. Their memory is what the next step will probably get."""
     for output in session.outputs():
         if (output.is_floating_point() or output.is_complex()) and 0 not in output.stride():

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from tpbench.measure import cuda_graph, rank_memory
-from tpbench.measure.audit import common_seed
+from tpbench.measure.audit import AuditedSession, common_seed
 from tpbench.measure.clock import Timed, WallClock, synchronize
 from tpbench.measure.ranks import on_any_rank
-from tpbench.measure.session import AuditedSession, Context, Costs, MeasureSettings, Verdict
+from tpbench.measure.session import Context, MeasureSettings, Session, Verdict
 from tpbench.measure.stop_rules import ROUNDS, ClockRun
 
 LEAST_ITERATIONS = 2
@@ -36,7 +36,7 @@ COPIES_FOR_ONE_USE = 8
 """Copies of inputs that an iteration overwrites, or that change: a block uses each of them once."""
 
 
-class Chain(WallClock):
+class Chain(WallClock, Session):
     """Wall time of blocks of iterations, divided by their number, from lined-up ranks to this rank's idle device.
 
     The chain is also the session whose step is a block, each iteration of which runs on the next copy of the inputs.
@@ -76,10 +76,6 @@ class Chain(WallClock):
     @property
     def last(self) -> AuditedSession:
         return self.copies[self.place][0]
-
-    @property
-    def costs(self) -> Costs:
-        return self.last.costs
 
     def step(self) -> None:
         """Run the iterations of a block."""

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from tpbench.measure.session import AuditedSession
+from tpbench.measure.audit import AuditedSession
 
 WARMUP_PASSES = 3
 """Passes before a capture: they allocate shared memory and choose kernels."""

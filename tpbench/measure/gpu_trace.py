@@ -110,7 +110,7 @@ def bottleneck_columns(
 
     `step`: one iteration as it was timed. `columns`: those of the timed iterations.
     """
-    schedule, costs = getattr(session, "schedule", None), session.costs
+    schedule, costs = session.schedule, session.costs
     # A schedule is traced in any process: nothing else shows its gaps, and a new process costs little beside it.
     if not context.process_stays or (schedule is not None and schedule.traced):
         if busy := _busy_by_trace(step, session.restore, wall, context, columns["time_ms"]):

@@ -5,7 +5,7 @@ Columns about the GPUs of a cell are missing on a CPU.
 
 import contextlib
 import gc
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -21,10 +21,10 @@ from tpbench.measure.compile_time import compile_columns, listen, spent_s
 from tpbench.measure.gpu import ClockWatch
 from tpbench.measure.gpu_trace import REPORTS, TRACES, bottleneck_columns, keep_trace
 from tpbench.measure.late import late_columns
-from tpbench.measure.ranks import gather_number, gather_numbers
-from tpbench.measure.session import Context, Costs, MeasureSettings, Verdict
+from tpbench.measure.ranks import from_rank_0, gather_number, gather_numbers
+from tpbench.measure.session import Context, Costs, IterationSchedule, MeasureSettings, Verdict
 from tpbench.measure.statistics import Samples, summary
-from tpbench.measure.stop_rules import ClockRun, RoundRequest, run_rounds
+from tpbench.measure.stop_rules import MIN_ROUNDS, ClockRun, RoundRequest
 
 
 class Measured(NamedTuple):
@@ -37,95 +37,40 @@ class Measured(NamedTuple):
     """One more iteration, which `profiler` records. It may hang, so the row should be saved before."""
 
 
-def measurement(
-    set_up: Callable[[], Any],
-    context: Context,
-    settings: MeasureSettings,
-    copy_gb_per_s: float,
-    interpreted: bool = False,
-    interleaved: bool = False,
-) -> Generator[RoundRequest, bool, Measured]:
-    """Measure a session. Collective.
+class Cell:
+    """A cell while it is measured on this rank: `begin`, then rounds if it is interleaved, then `finish`.
 
-    The first pass compiles and fills caches. The second pass is checked, and its peak memory is stored. Then all
-    clocks time further iterations. A `ScheduledSession` runs exactly the iterations of its schedule instead.
-
-    Args:
-        set_up: sets the variant up on this rank, as an `AuditedSession` or a `ScheduledSession`. The chained clock
-            calls it again for copies of the inputs.
-        settings: the inputs of a variant from outside this package change before each iteration in any case.
-        copy_gb_per_s: copy bandwidth of this machine in 1e9 bytes per second, for the floor.
-        interpreted: True if Triton's interpreter runs the kernels. A first pass that then exceeds the time budget is
-            the only one. It is checked and its time counts (`warmed_up` is false).
-        interleaved: True if the clocks run in rounds. Before each round the generator yields the cell's request (see
-            `run_rounds`). Otherwise it yields nothing.
+    The first pass compiles and fills caches. The second pass is checked, and its peak memory is stored. Then all clocks
+    time further iterations: of a cell by itself until its medians are precise, of an interleaved one in rounds between
+    those of other cells. A session with a schedule runs exactly the iterations of its schedule instead. All methods are
+    collective.
     """
-    cell = _Cell(set_up, context, settings, copy_gb_per_s)
-    session, settings = cell.session, cell.settings
-    if hasattr(session, "schedule"):
-        return cell.run_scheduled()
-    last_ms, peak_gib, warmed_up = cell.first_passes(interpreted)
-    # One pass that takes longer than the budget is the measurement by wall clock.
-    is_long = last_ms.max() / 1e3 > settings.time_budget_s
-    verdict = cell.check(peak_gib, warmed_up=warmed_up, graph=settings.graph, fresh=settings.fresh)
-    if verdict.wrong:
-        return Measured(verdict, cell.columns)
-    context.say("timing")
-    session.fresh = settings.fresh
-    runs = {name: ClockRun(clock, cell.step, session, context, settings) for name, clock in cell.clocks.items()}
-
-    def chained() -> dict[str, ClockRun]:
-        """Prepare the third clock: after the other ones, which have all memory, or when all cells are set up."""
-        if interpreted or is_long:
-            too_long = "an iteration takes longer than the time budget"
-            cell.columns["not_chained"] = "Triton's interpreter runs the kernels" if interpreted else too_long
-            return {}
-        context.say("preparing iterations back to back")
-        step_ms, peak_gib = float(last_ms.max()), cell.columns["peak_gib"]
-        run, columns = chained_run(session, cell.step, set_up, context, settings, step_ms, peak_gib, interleaved)
-        cell.columns |= columns
-        return {} if run is None else {"chained": run}
-
-    wrong: str | None = None
-    if interleaved and not is_long:
-        yield from run_rounds(runs, chained, cell.watch)
-        cell.columns |= {clock.rounds: runs[clock.name].medians_ms for clock in TIMED if clock.name in runs}
-    else:
-        if is_long:
-            runs["wall"].rounds = [[last_ms]]
-        wrong = cell.time_each_clock(runs)
-        if not wrong:
-            runs |= chained()
-            wrong = cell.time_each_clock(runs)
-    samples = {name: run.samples for name, run in runs.items()}
-    runs.clear()
-    gc.collect()  # the copies of the inputs: their sessions are parts of reference cycles
-    session.fresh = False
-    # On a CPU a long pass is not repeated.
-    if not wrong and (not is_long or cell.on_gpu):
-        context.say("checking an iteration on changed inputs")
-        wrong = changed_inputs_reason(session, cell.step, context)
-    session.keeps_output = False
-    if wrong:
-        return Measured(Verdict(verdict.columns, wrong), cell.columns)
-    cell.columns |= cell.gpu_columns(len(samples["wall"])) | time_columns(samples, cell.columns)
-    if settings.late and context.world_size > 1:
-        context.say("letting a rank be late")
-        cell.columns |= late_columns(cell.step, session, cell.clocks.get("device", cell.wall), context)
-    return Measured(verdict, cell.columns, cell.further_iterations())
-
-
-class _Cell:
-    """A cell while it is measured on this rank. Its methods are collective."""
 
     def __init__(
-        self, set_up: Callable[[], Any], context: Context, settings: MeasureSettings, copy_gb_per_s: float
+        self,
+        set_up: Callable[[], Any],
+        context: Context,
+        settings: MeasureSettings,
+        copy_gb_per_s: float,
+        interpreted: bool = False,
+        interleaved: bool = False,
     ) -> None:
+        """Set the session up.
+
+        Args:
+            set_up: sets the variant up on this rank, as an `AuditedSession` or a session with a schedule. The chained
+                clock calls it again for copies of the inputs.
+            settings: the inputs of a variant from outside this package change before each iteration in any case.
+            copy_gb_per_s: copy bandwidth of this machine in 1e9 bytes per second, for the floor.
+            interpreted: True if Triton's interpreter runs the kernels. A first pass that then exceeds the time budget
+                is the only one. It is checked and its time counts (`warmed_up` is false).
+            interleaved: True if other cells run in the same processes.
+        """
         self.compiled_before_s = spent_s()
-        self.session = set_up()
+        self.set_up, self.session = set_up, set_up()
         listen()
-        self.context = context
-        self.settings = replace(settings, fresh=settings.fresh or not getattr(self.session, "trusted", True))
+        self.context, self.interpreted = context, interpreted
+        self.settings = replace(settings, fresh=settings.fresh or not self.session.trusted)
         self.on_gpu = context.device.type == "cuda"
         cache = cold_cache(context.device, context.world_size)
         self.wall = WallClock(context.device, cache)
@@ -137,15 +82,127 @@ class _Cell:
         """The function that the clocks time: the session's step, or the replay of its graph."""
         self.columns: dict[str, Any] = {"copy_gb_per_s": copy_gb_per_s}
         """Columns of the row so far."""
+        self.runs: dict[str, ClockRun] = {}
+        """The samples of each clock, by its name."""
+        self.in_rounds = interleaved
+        """True if the clocks run in rounds: `run_round` until no cell needs more."""
 
-    def first_passes(self, interpreted: bool) -> tuple[np.ndarray[Any, Any], float, bool]:
+    def begin(self) -> None:
+        """Run the first passes and check the last of them. Afterwards `in_rounds` is known."""
+        session, settings = self.session, self.settings
+        if session.schedule is not None:
+            self.in_rounds = False
+            return
+        self.last_ms, peak_gib, warmed_up = self._first_passes()
+        # One pass that takes longer than the budget is the measurement by wall clock.
+        self.is_long = self.last_ms.max() / 1e3 > settings.time_budget_s
+        self.verdict = self._check(peak_gib, warmed_up=warmed_up, graph=settings.graph, fresh=settings.fresh)
+        self.in_rounds = self.in_rounds and not self.is_long and not self.verdict.wrong
+        if not self.verdict.wrong:
+            self.context.say("timing")
+            session.fresh = settings.fresh
+            self.runs = {
+                name: ClockRun(clock, self.step, session, self.context, settings) for name, clock in self.clocks.items()
+            }
+
+    def finish(self) -> Measured:
+        """Measure what is left, and return the result."""
+        if self.session.schedule is not None:
+            return self._on_schedule(self.session.schedule)
+        if self.verdict.wrong:
+            return Measured(self.verdict, self.columns)
+        if not self.in_rounds:
+            return self._timed(self._alone())
+        self.columns |= {clock.rounds: self.runs[clock.name].medians_ms for clock in TIMED if clock.name in self.runs}
+        return self._timed("")
+
+    def request(self) -> RoundRequest:
+        """Wait for the next round, and return how much the cell needs it. Rank 0 decides, also on its iterations.
+
+        A cell that waits holds only its inputs, as they were, and its graph.
+        """
+        for run in self.runs.values():
+            run.session.restore()
+            run.session.release()
+        lengths = [run.next_round() for run in self.runs.values()]
+        requests = [run.request(length, MIN_ROUNDS) for run, length in zip(self.runs.values(), lengths, strict=True)]
+        request, *self.lengths = from_rank_0([min(requests), *lengths])
+        return RoundRequest(request)
+
+    def run_round(self) -> None:
+        """Run a round of each clock, as long as the last request decided."""
+        if not any(run.rounds for run in self.runs.values()):  # all other cells are set up
+            added = self._chained()
+            self.runs |= added
+            self.lengths += [1] * len(added)
+        with self.watch:
+            for run, length in zip(self.runs.values(), self.lengths, strict=True):
+                run.run_round(length)
+
+    def _alone(self) -> str:
+        """Run each clock until its median is precise. Return why a result is wrong, or an empty text."""
+        if self.is_long:
+            self.runs["wall"].rounds = [[self.last_ms]]
+        wrong = self._time_each_clock()
+        if not wrong:
+            self.runs |= self._chained()  # after the other clocks, which have all memory
+            wrong = self._time_each_clock()
+        return wrong
+
+    def _time_each_clock(self) -> str:
+        """Time with each clock without samples, check the result of its last iteration, and say why one is wrong."""
+        wrong = ""
+        for name, run in self.runs.items():
+            if not run.rounds:
+                with self.watch:
+                    run.until_precise()
+                reason = run.session.check().wrong
+                if reason and not wrong:
+                    wrong = f"the last iteration of the {name} clock, after a correct first one: {reason}"
+        return wrong
+
+    def _chained(self) -> dict[str, ClockRun]:
+        """Prepare the chained clock, unless it cannot run."""
+        if self.interpreted or self.is_long:
+            too_long = "an iteration takes longer than the time budget"
+            self.columns["not_chained"] = "Triton's interpreter runs the kernels" if self.interpreted else too_long
+            return {}
+        self.context.say("preparing iterations back to back")
+        step_ms, peak_gib = float(self.last_ms.max()), self.columns["peak_gib"]
+        run, columns = chained_run(
+            self.session, self.step, self.set_up, self.context, self.settings, step_ms, peak_gib, self.in_rounds
+        )
+        self.columns |= columns
+        return {} if run is None else {"chained": run}
+
+    def _timed(self, wrong: str) -> Measured:
+        """Return the result of iterations that a stop rule ended, after one more on changed inputs."""
+        session, context = self.session, self.context
+        samples = {name: run.samples for name, run in self.runs.items()}
+        self.runs.clear()
+        gc.collect()  # the copies of the inputs: their sessions are parts of reference cycles
+        session.fresh = False
+        # On a CPU a long pass is not repeated.
+        if not wrong and (not self.is_long or self.on_gpu):
+            context.say("checking an iteration on changed inputs")
+            wrong = changed_inputs_reason(session, self.step, context) or ""
+        session.keeps_output = False
+        if wrong:
+            return Measured(Verdict(self.verdict.columns, wrong), self.columns)
+        self.columns |= self._gpu_columns(len(samples["wall"])) | time_columns(samples, self.columns)
+        if self.settings.late and context.world_size > 1:
+            context.say("letting a rank be late")
+            self.columns |= late_columns(self.step, session, self.clocks.get("device", self.wall), context)
+        return Measured(self.verdict, self.columns, self._further_iterations())
+
+    def _first_passes(self) -> tuple[np.ndarray[Any, Any], float, bool]:
         """Run the first pass and the one that is checked, and capture the CUDA graph if one is asked for.
 
         Returns the wall time of the last pass on every rank in ms, the peak memory of the checked pass on this rank in
         GiB, and whether a pass ran before that one.
         """
         last_ms, peak_gib = self._one_pass("first pass")
-        if interpreted and last_ms.max() / 1e3 > self.settings.time_budget_s:
+        if self.interpreted and last_ms.max() / 1e3 > self.settings.time_budget_s:
             return last_ms, peak_gib, False
         poison(self.session)  # the next pass will probably get the memory of these outputs
         self.session.release()
@@ -162,7 +219,7 @@ class _Cell:
             samples = self.wall.samples(self.step, self.session.restore, 1)
         return gather_numbers(samples, self.context)[0], peak.peak_gib[0]
 
-    def check(self, peak_gib: float, **columns: bool) -> Verdict:
+    def _check(self, peak_gib: float, **columns: bool) -> Verdict:
         """Compare the last iteration with the oracle. Add its memory, costs and compile times, and known columns."""
         self.context.say("checking")
         verdict: Verdict = self.session.check()
@@ -172,31 +229,16 @@ class _Cell:
         self.columns |= compile_columns(self.compiled_before_s, self.context)
         return verdict
 
-    def time_each_clock(self, runs: Mapping[str, ClockRun]) -> str | None:
-        """Time with each clock without samples, check the result of its last iteration, and return why one is wrong."""
-        wrong: str | None = None
-        for name, run in runs.items():
-            if not run.rounds:
-                with self.watch:
-                    run.until_precise()
-                reason = run.session.check().wrong
-                if reason and not wrong:
-                    wrong = f"the last iteration of the {name} clock, after a correct first one: {reason}"
-        return wrong
-
-    def run_scheduled(self) -> Measured:
+    def _on_schedule(self, schedule: IterationSchedule) -> Measured:
         """Check and time a session whose iterations depend on the ones before.
 
         Each iteration runs once, timed by wall clock and, on a GPU, by events without launches queued ahead.
         """
-        session, context, schedule = self.session, self.context, self.session.schedule
+        session, context = self.session, self.context
         self.columns["not_chained"] = "each iteration continues the one before"
         context.say("warming up")
         self.wall.warm_up(session.step, session.restore, schedule.warmup_iterations)
-        graph_gib = 0.0
-        if context.graph and hasattr(session, "capture"):
-            context.say("capturing a graph")
-            graph_gib = session.capture()
+        graph_gib = session.capture() if context.graph else 0.0
         context.say("timing")
         usage = rank_memory.IterationMemory(context.device, schedule.held_before, graph_gib)
         marks: list[tuple[Any, Any]] = []
@@ -216,15 +258,15 @@ class _Cell:
         samples = {"wall": gather_numbers(times, context)}
         if self.on_gpu:
             samples["device"] = gather_numbers([ms_between(*pair) for pair in marks], context)
-        verdict = self.check(max(usage.peak_gib), warmed_up=True, graph=context.graph)
+        verdict = self._check(max(usage.peak_gib), warmed_up=True, graph=context.graph)
         for name, gib in (("iteration_held_gib", usage.held_gib), ("iteration_peak_gib", usage.peak_gib)):
             self.columns[name] = [float(ranks.max()) for ranks in gather_numbers(gib, context)]
         if verdict.wrong:
             return Measured(verdict, self.columns)
-        self.columns |= self.gpu_columns(schedule.iterations) | time_columns(samples, self.columns)
-        return Measured(verdict, self.columns, self.further_iterations())
+        self.columns |= self._gpu_columns(schedule.iterations) | time_columns(samples, self.columns)
+        return Measured(verdict, self.columns, self._further_iterations())
 
-    def gpu_columns(self, iterations: int) -> dict[str, Any]:
+    def _gpu_columns(self, iterations: int) -> dict[str, Any]:
         """Return the clocks of the GPU, and the host time until the call of a step returned, of the last iterations.
 
         With a CUDA graph the step is its replay. On a CPU there are none, because the call itself computes.
@@ -234,15 +276,14 @@ class _Cell:
         launches = gather_numbers(self.wall.launches_ms[-iterations:], self.context)
         return self.watch.columns(self.context) | {"launch_ms": float(np.median([ranks.max() for ranks in launches]))}
 
-    def further_iterations(self) -> Callable[[], None] | None:
+    def _further_iterations(self) -> Callable[[], None] | None:
         """Add what further iterations show: the session's details and, on a GPU, the bottleneck.
 
         With `profile` each rank leaves a trace of one more iteration. Returns an iteration for `profiler`, if any.
         """
         session, context, settings = self.session, self.context, self.settings
-        if hasattr(session, "details"):
-            context.say("timing details")
-            self.columns |= session.details(self.columns)
+        context.say("timing details")
+        self.columns |= session.details(self.columns)
 
         def iteration() -> None:
             session.restore()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from tpbench.settings import setting
 
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
     from torch.distributed import ProcessGroup
-
-    from tpbench.measure.audit import Inputs
 
 ResultT = TypeVar("ResultT")
 
@@ -105,50 +103,6 @@ class Verdict:
     """Why the result is wrong, or None. The same on every rank."""
 
 
-class Session(Protocol):
-    """A workload's variant set up on one rank, ready to run.
-
-    It may also have `details(columns)`, which returns more columns of a correct row, given those measured so far.
-    """
-
-    @property
-    def costs(self) -> Costs:
-        """The costs of an iteration. Read after its check."""
-
-    def step(self) -> None:
-        """Run one whole iteration on this rank and keep its result for `check`."""
-
-    def restore(self) -> None:
-        """Restore inputs that a step overwrites. Called before each step, outside the timed region."""
-
-    def check(self) -> Verdict:
-        """Compare the last step's result with the oracle. Collective."""
-
-
-class RepeatedSession(Session, Protocol):
-    """A session whose iterations do not depend on each other."""
-
-    def release(self) -> None:
-        """Free the last step's result, so that the next peak memory is that of one iteration."""
-
-    def outputs(self) -> Sequence[Tensor]:
-        """Return the tensors of the last step's result that a step must compute."""
-
-
-class AuditedSession(RepeatedSession, Protocol):
-    """A session whose inputs and outputs the guards of `audit` watch."""
-
-    audited_inputs: Inputs
-    overwrites_inputs: bool
-    """True if a step overwrites inputs, which `restore` then restores."""
-    trusted: bool
-    """True for a variant of this package."""
-    fresh: bool
-    """True if `restore` changes the inputs before each iteration."""
-    keeps_output: bool
-    """True if the output lives on after the check, as that of a CUDA graph does: each replay fills it again."""
-
-
 @dataclass(frozen=True)
 class IterationSchedule:
     """A fixed number of iterations that depend on each other, such as training steps. The verdict is about all."""
@@ -163,8 +117,41 @@ class IterationSchedule:
     """True if its iterations are traced even in a process that runs further jobs, which then needs a new process."""
 
 
-class ScheduledSession(Session, Protocol):
-    """A session with a fixed number of iterations. It may also have `capture()`, called after the warm-up, which
-    returns the GiB that a CUDA graph keeps: all later iterations are its replays."""
+class Session:
+    """A workload's variant set up on one rank, ready to run."""
 
-    schedule: IterationSchedule
+    costs: Costs
+    """The costs of an iteration. Read after its check."""
+    schedule: IterationSchedule | None = None
+    """The iterations that run, if each continues the one before. None: a stop rule decides how many run."""
+    trusted: bool = True
+    """True for a variant of this package."""
+
+    def step(self) -> None:
+        """Run one whole iteration on this rank and keep its result for `check`."""
+        raise NotImplementedError
+
+    def restore(self) -> None:
+        """Restore inputs that a step overwrites. Called before each step, outside the timed region."""
+
+    def release(self) -> None:
+        """Free the last step's result, so that the next peak memory is that of one iteration."""
+
+    def outputs(self) -> Sequence[Tensor]:
+        """Return the tensors of the last step's result that a step must compute."""
+        return ()
+
+    def check(self) -> Verdict:
+        """Compare the last step's result with the oracle, or all steps of a schedule. Collective."""
+        raise NotImplementedError
+
+    def details(self, columns: Mapping[str, Any]) -> dict[str, Any]:
+        """Return more columns of a correct row, given those measured so far. Collective."""
+        return {}
+
+    def capture(self) -> float:
+        """Make all later iterations of a schedule replays of a CUDA graph, and return the GiB that the graph keeps.
+
+        Called after the warm-up if the job has `graph=true`. Collective.
+        """
+        return 0.0

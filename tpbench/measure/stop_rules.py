@@ -6,16 +6,15 @@ Interleaved cells run in the same processes. A cell that waits keeps its inputs 
 import itertools
 import random
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import IntEnum
 
 import numpy as np
 
 from tpbench.measure.audit import poison
 from tpbench.measure.clock import Clock
-from tpbench.measure.gpu import ClockWatch
 from tpbench.measure.ranks import from_rank_0, gather_numbers
-from tpbench.measure.session import Context, MeasureSettings, RepeatedSession
+from tpbench.measure.session import Context, MeasureSettings, Session
 from tpbench.measure.statistics import Samples, precise_enough
 
 WARMUP_ITERATIONS = 3
@@ -71,7 +70,7 @@ class ClockRun:
         self,
         clock: Clock,
         step: Callable[[], None],
-        session: RepeatedSession,
+        session: Session,
         context: Context,
         settings: MeasureSettings,
     ) -> None:
@@ -145,29 +144,3 @@ class ClockRun:
 
         samples = self.clock.samples(self.step, restore, iterations)
         self.rounds.append(gather_numbers(samples, self.context))
-
-
-def run_rounds(
-    runs: dict[str, ClockRun], further: Callable[[], Mapping[str, ClockRun]], watch: ClockWatch
-) -> Generator[RoundRequest, bool, None]:
-    """Yield the cell's request before each round. Run the round if the answer is true, and end if it is false.
-
-    Collective: rank 0 decides the request and the iterations of each clock's round. A cell that waits holds only its
-    inputs, as they were, and its graph. `watch` sees only the rounds. `further`: returns more clocks, which are added
-    before the first round, when all other cells are set up.
-    """
-    while True:
-        for run in runs.values():
-            run.session.restore()
-            run.session.release()
-        lengths = [run.next_round() for run in runs.values()]
-        requests = [run.request(length, MIN_ROUNDS) for run, length in zip(runs.values(), lengths, strict=True)]
-        request, *lengths = from_rank_0([min(requests), *lengths])
-        if not (yield RoundRequest(request)):
-            return
-        if not any(run.rounds for run in runs.values()):
-            runs |= (added := further())
-            lengths += [1] * len(added)
-        with watch:
-            for run, length in zip(runs.values(), lengths, strict=True):
-                run.run_round(length)

@@ -14,7 +14,7 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import torch
 
     from tpbench.job import Job
-    from tpbench.measure.run import Measured
+    from tpbench.measure.run import Cell
     from tpbench.measure.session import Context
     from tpbench.measure.stop_rules import RoundRequest
     from tpbench.outside.variant import OutsideVariant
@@ -101,10 +101,10 @@ class Tasks:
         self.tasks = [Task.load(file) for file in files]
         self.now = self.tasks[0]
         """The task that runs now."""
-        self.measurements: dict[int, Generator[RoundRequest, bool, Any]] = {}
-        """The tasks that are not finished, by their place."""
+        self.cells: dict[int, Cell] = {}
+        """The cells that are not finished, by the place of their task."""
         self.requests: dict[int, RoundRequest] = {}
-        """The request of each unfinished task after its last round."""
+        """The request of each of these cells after its last round."""
         self.columns: dict[int, dict[str, Any]] = {}
 
     def run(self) -> bool:
@@ -134,9 +134,12 @@ class Tasks:
         for place in range(len(self.tasks)):
             self._set_up(place, device)
         for place in next_cells(self.requests):
-            self._go_on(place, True)
-        for place in list(self.measurements):
-            self._go_on(place, False)
+            self._turn_to(place)
+            self.cells[place].run_round()
+            self.requests[place] = self.cells[place].request()
+        for place in list(self.cells):
+            self._turn_to(place)
+            self._finish(place)
         reason = reason_to_end(device) if self.progress else ""
         say(f"done; this process ends: {reason}" if reason else "done")
         stays = torch.tensor(not reason, dtype=torch.int32)
@@ -158,7 +161,7 @@ class Tasks:
         """Set a task up, check it, and measure it if no other one runs with it."""
         from tpbench.measure import rank_memory
         from tpbench.measure.rates import copy_gb_per_s
-        from tpbench.measure.run import measurement
+        from tpbench.measure.run import Cell
 
         self._turn_to(place)
         task, job = self.now, self.now.job
@@ -173,7 +176,7 @@ class Tasks:
         columns |= {"memory_limit_gib": limit, "jobs_before": self.jobs_before}
         say("setting up")
         columns["start_s"] = max(0.0, (datetime.now(UTC) - task.started_at).total_seconds())
-        self.measurements[place] = measurement(
+        cell = self.cells[place] = Cell(
             functools.partial(job.set_up, context),
             context,
             job.measure,
@@ -181,25 +184,21 @@ class Tasks:
             job.interpreted,
             interleaved=len(self.tasks) > 1,
         )
-        self._go_on(place, None)
+        cell.begin()
+        if cell.in_rounds:
+            self.requests[place] = cell.request()
+        else:
+            self._finish(place)
 
-    def _go_on(self, place: int, answer: bool | None) -> None:
-        """Continue a measurement to its next request, or to its result, and save that. `answer`: None begins it."""
-        measurement = self.measurements[place]
-        if answer is not None:
-            self._turn_to(place)
-        try:
-            self.requests[place] = next(measurement) if answer is None else measurement.send(answer)
-        except StopIteration as end:
-            measured: Measured = end.value
-            self.requests.pop(place, None)
-            del self.measurements[place]
-            if RANK == 0:
-                wrong = measured.verdict.wrong
-                columns = {**self.columns[place], **measured.columns, **measured.verdict.columns}
-                _save(self.now, "wrong" if wrong else "ok", wrong, **columns)
-            if measured.profiled_iteration:
-                measured.profiled_iteration()
+    def _finish(self, place: int) -> None:
+        """Finish a cell's measurement, and save its result."""
+        measured = self.cells.pop(place).finish()
+        if RANK == 0:
+            wrong = measured.verdict.wrong
+            columns = {**self.columns[place], **measured.columns, **measured.verdict.columns}
+            _save(self.now, "wrong" if wrong else "ok", wrong, **columns)
+        if measured.profiled_iteration:
+            measured.profiled_iteration()
 
 
 def context_of(job: Job, device: torch.device, folder: Path, process_stays: bool) -> Context:

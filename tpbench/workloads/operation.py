@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from tpbench.comm.collectives import gather_objects
-from tpbench.measure.audit import Inputs, tensors_of
+from tpbench.measure.audit import AuditedSession, Inputs, tensors_of
 from tpbench.measure.clock import Stopwatch
 from tpbench.measure.rates import compute_ms, gather_gb_per_s, gemm_tflops
-from tpbench.measure.session import Context, Costs, ScheduledSession, Verdict
+from tpbench.measure.session import Context, Costs, Session, Verdict
 from tpbench.workloads import NAMES, Variant, Workload
 from tpbench.workloads.differences import Compared, Comparison
 from tpbench.workloads.step import Step, WrongReturn, checked_columns, count, require
@@ -31,10 +31,8 @@ ERRORS = ("output_error", "loss_value", "loss_error", "grad_error")
 """Columns that every workload's check may set."""
 
 
-class OperationSession:
+class OperationSession(AuditedSession):
     """A variant of a workload on this rank's inputs. It keeps the output of a step until the check."""
-
-    fresh = keeps_output = False
 
     def __init__(self, workload: Workload, problem: Any, variant: Variant, context: Context) -> None:
         self.workload, self.problem, self.variant = workload, problem, variant
@@ -60,6 +58,7 @@ class OperationSession:
         self.prepared = variant.prepare(*arguments[: _parameters(variant.prepare)])
         """The value that the variant's function returned."""
         self.run = self._step()
+        self.overwrites_inputs = not self.confined and self.run.restore is not None
         self.audited_inputs = Inputs(tensors, changed=self._refresh)
         if "step" in workload.functions:  # otherwise a variant could state them
             self.costs, self.audited_inputs = self.run.costs or self.costs, self.run.inputs or self.audited_inputs
@@ -95,11 +94,6 @@ class OperationSession:
                 kind = type(function).__name__
                 raise WrongReturn(variant, f"{name} of the step of {variant.name} must be a function, not {kind}")
         return step
-
-    @property
-    def overwrites_inputs(self) -> bool:
-        """True if `restore` restores what a step changes."""
-        return not self.confined and self.run.restore is not None
 
     def step(self) -> None:
         """Run one iteration. The last output is freed first, so that two never exist at once."""
@@ -252,17 +246,18 @@ def least_precise(values: Iterable[Any]) -> torch.dtype | None:
     return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=None)
 
 
-def scheduled_session(workload: Workload, problem: Any, variant: Variant, context: Context) -> ScheduledSession:
+def scheduled_session(workload: Workload, problem: Any, variant: Variant, context: Context) -> Session:
     """Return the session that a workload makes itself, for iterations that continue the one before.
 
-    Raises WrongReturn if the session lacks something that the measurement needs.
+    Raises WrongReturn for anything else.
     """
     function = workload.functions["session"]
-    session: ScheduledSession = function(problem, variant, replace(context, seed=problem.seed))
-    for name in ("schedule", "costs", "step", "restore", "check"):
-        if not hasattr(session, name):
-            kind = type(session).__name__
-            raise WrongReturn(function, f"{function.__name__} must return a session: its {kind} has no {name}")
+    session = function(problem, variant, replace(context, seed=problem.seed))
+    if not isinstance(session, Session) or session.schedule is None:
+        kind = type(session).__name__
+        raise WrongReturn(
+            function, f"{function.__name__} must return a tpbench.api.Session with a schedule, not {kind}"
+        )
     if workload.name not in NAMES:
         _restrict_columns(session, function, [*ERRORS, *workload.columns])
     return session
@@ -270,15 +265,14 @@ def scheduled_session(workload: Workload, problem: Any, variant: Variant, contex
 
 def _restrict_columns(session: Any, function: Callable[..., Any], valid: Collection[str]) -> None:
     """Let a user's session set only these columns. `function`: the one that made the session, for messages."""
-    check, details = session.check, getattr(session, "details", None)
+    check, details = session.check, session.details
 
     def checked() -> Verdict:
         verdict = _verdict_of(check(), function)
         return replace(verdict, columns=checked_columns(verdict.columns, function, valid))
 
     session.check = checked
-    if details is not None:
-        session.details = lambda columns: checked_columns(details(columns), function, valid)
+    session.details = lambda columns: checked_columns(details(columns), function, valid)
 
 
 def _verdict_of(verdict: Any, function: Callable[..., Any]) -> Verdict:

@@ -13,7 +13,7 @@ import torch
 
 from tests.support.ranks import Rank, RankError, ranks_here, run_on_ranks
 from tests.support.sleeping_sessions import run
-from tpbench.measure.session import Context, Costs, IterationSchedule, MeasureSettings, Verdict
+from tpbench.measure.session import Context, Costs, IterationSchedule, MeasureSettings, Session, Verdict
 from tpbench.workloads import Variant, Workload
 
 RANKS = ranks_here(2)
@@ -190,7 +190,7 @@ def test_details_are_columns_of_a_correct_row() -> None:
     assert all(row["mine"]["extra_ms"] > 0 and row["mine"]["wrong"] is None for row in rows)
 
 
-class Sums:
+class Sums(Session):
     """Adds the ranks' numbers to a sum in each iteration."""
 
     schedule = IterationSchedule(warmup_iterations=1, iterations=3)
@@ -202,8 +202,6 @@ class Sums:
 
     def step(self) -> None:
         self.total += self.reduce(torch.full((1,), self.rank.rank + 1.0))
-
-    def restore(self) -> None: ...
 
     def check(self) -> Verdict:
         wrong = None if float(self.total) == 4 * 3 else f"the sum is {float(self.total)}"
@@ -242,7 +240,7 @@ def continued(here: Rank, session: Any) -> dict[str, Any]:
 def test_a_session_of_a_workload_runs_each_of_its_iterations_once() -> None:
     for row in run_on_ranks(2, continued, Sums):
         assert row["wrong"] is None and len(row["samples_ms"]) == 3 and row["bytes_communicated"] == 8
-    with pytest.raises(RankError, match="session_of_cell must return a session: its dict has no schedule"):
+    with pytest.raises(RankError, match=r"session_of_cell must return a tpbench\.api\.Session .*, not dict"):
         run_on_ranks(2, continued, no_session)
     with pytest.raises(RankError, match="session_of_cell sets gpu_name: no column of a workload is called gpu_name"):
         run_on_ranks(2, continued, Boasts)

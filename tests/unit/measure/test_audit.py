@@ -13,19 +13,17 @@ from torch import Tensor
 from tests.support.lone_rank import lone_rank
 from tests.support.sleeping_sessions import cpu_context
 from tpbench.measure import audit as auditing
-from tpbench.measure.audit import Inputs, tensors_of
+from tpbench.measure.audit import AuditedSession, Inputs, tensors_of
 from tpbench.measure.session import Context, Costs, Verdict
 
 
-class Doubling:
+class Doubling(AuditedSession):
     """A session whose step returns twice its inputs (3, 5)."""
 
     costs = Costs(bytes_moved=1, bytes_communicated=0)
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         self.audited_inputs = Inputs([torch.arange(1, 16).to(dtype).reshape(3, 5)])
-        self.trusted, self.fresh, self.keeps_output = True, False, False
-        self.overwrites_inputs = False
         self.output = self.doubled()
         self.events: list[str] = []
 
@@ -41,9 +39,6 @@ class Doubling:
 
     def restore(self) -> None:
         self.events.append("restore")
-
-    def release(self) -> None:
-        pass
 
     def check(self) -> Verdict:
         self.events.append("check")

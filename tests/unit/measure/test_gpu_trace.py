@@ -84,7 +84,7 @@ def columns_of(
         lambda values, _: [np.array(pair) for pair in zip(values, on_peer or values, strict=True)],
     )
     here: Any = SimpleNamespace(process_stays=stays, device=torch.device("cuda"), graph=graph, say=lambda _: None)
-    made: Any = SimpleNamespace(costs=costs, restore=None, **session)
+    made: Any = SimpleNamespace(**{"costs": costs, "restore": None, "schedule": None} | session)
     nothing: Any = None
     times = TIMES | {"device_ms": device_ms}
     return gpu_trace.bottleneck_columns(nothing, made, nothing, here, times)

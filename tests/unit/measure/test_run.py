@@ -20,7 +20,7 @@ from tpbench.measure import run as running
 from tpbench.measure.session import IterationSchedule, MeasureSettings
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-LAST = ["preparing iterations back to back", "checking an iteration on changed inputs"]
+LAST = ["preparing iterations back to back", "checking an iteration on changed inputs", "timing details"]
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_only_a_pass_longer_than_the_budget_is_the_measurement(here: Rank, inter
     columns, steps, phases = measured(here, 0.2, interpreted=interpreted, time_budget_s=0.3)
     assert (columns["iterations"], steps, columns["warmed_up"]) == (1, 1 if interpreted else 2, not interpreted)
     assert columns["time_ms"] == pytest.approx(400)
-    assert phases == ["first pass", *([] if interpreted else ["second pass"]), "checking", "timing"]
+    assert phases == ["first pass", *([] if interpreted else ["second pass"]), "checking", "timing", "timing details"]
     columns, steps, _ = measured(here, 0.25, Exact, interpreted=interpreted, time_budget_s=0.5, max_iterations=1)
     assert (columns["warmed_up"], columns["iterations"], steps) == (True, 1, 2 + 3 + 1 + 1)  # as long as the budget
 

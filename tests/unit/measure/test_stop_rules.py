@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from tests.support.lone_rank import lone_rank
 from tests.support.simulated_time import simulated_time
-from tests.support.sleeping_sessions import Sleeper, answered, cpu_context
+from tests.support.sleeping_sessions import Sleeper, cpu_context
 from tpbench.measure import clock
-from tpbench.measure.gpu import ClockWatch
+from tpbench.measure.run import Cell
 from tpbench.measure.session import MeasureSettings
 from tpbench.measure.stop_rules import (
     MIN_ROUNDS,
@@ -21,7 +21,6 @@ from tpbench.measure.stop_rules import (
     ClockRun,
     RoundRequest,
     next_cells,
-    run_rounds,
 )
 
 SETTINGS: dict[str, Any] = {"time_budget_s": 2.4, "min_iterations": 1, "max_iterations": 10**6, "precision": 0.0}
@@ -108,23 +107,21 @@ def test_a_median_that_varies_needs_more_rounds() -> None:
     assert len(found.samples) == 2 * MIN_ROUNDS
 
 
-def test_rounds_of_two_clocks_end_with_the_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interleaved_cell_runs_a_round_of_each_clock_until_it_is_finished(monkeypatch: pytest.MonkeyPatch) -> None:
     here = lone_rank(monkeypatch)
     with simulated_time() as time:
-        session = Sleeper(here, time, 0.001)
-        wall, context = clock.WallClock(here.device, clock.cold_cache(here.device, 2)), cpu_context(here)
-        settings = [MeasureSettings(**{**SETTINGS, "time_budget_s": budget}) for budget in (2.41, 0.001)]
-        clocks = [ClockRun(wall, session.step, session, context, each) for each in settings]
-        runs = {"early": clocks[0]}
-        requests, _ = answered(
-            run_rounds(runs, lambda: {"late": clocks[1]}, ClockWatch(here.device)), 3, even_if_no_more=True
-        )
-    assert requests == [RoundRequest.MORE, *[RoundRequest.NO_MORE] * 3]  # the request of the shorter budget
-    assert [len(each) for each in clocks[0].rounds] == [2, 99, 99]  # 0.1 s each, after one iteration of warm-up
-    assert [len(each) for each in clocks[1].rounds] == [1, 1, 1]
-    assert clocks[0].spent_s == pytest.approx((3 + 100 + 100) * 0.001)
-    assert clocks[0].medians_ms == pytest.approx([2.0] * 3)  # the slowest rank's
-    assert ROUNDS == 24
+        settings = MeasureSettings(**{**SETTINGS, "time_budget_s": 2.41})
+        cell = Cell(lambda: Sleeper(here, time, 0.001), cpu_context(here), settings, 2.0, interleaved=True)
+        cell.begin()
+        requests = [cell.request()]
+        for _ in range(3):
+            cell.run_round()
+            requests.append(cell.request())
+        columns = cell.finish().columns
+    assert requests == [RoundRequest.MORE] * 4
+    assert columns["iterations"] == 2 + 99 + 99  # 0.1 s each, after one iteration of warm-up
+    assert columns["round_ms"] == pytest.approx([2.0] * 3) == columns["chained_round_ms"]  # the slowest rank's
+    assert not cell.runs and ROUNDS == 24
 
 
 def test_outputs_are_poisoned_before_the_last_iteration(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from tpbench.measure.audit import Inputs
 from tpbench.measure.clock import Stopwatch, paired_difference
 from tpbench.measure.rank_memory import held_bytes
 from tpbench.measure.rates import gather_gb_per_s, gemm_tflops
-from tpbench.measure.session import Context, Costs, IterationSchedule, Verdict
+from tpbench.measure.session import Context, Costs, IterationSchedule, Session, Verdict
 from tpbench.workloads import Variant
 from tpbench.workloads.step import Step, checked_columns, require
 from tpbench.workloads.tp_block import oracle
@@ -171,7 +171,7 @@ def exposed_communication(
 
 
 @WORKLOAD.session
-class StackSession:
+class StackSession(Session):
     """Session of a variant that trains this rank's part of a stack. The loss is the mean squared error to a target."""
 
     def __init__(self, problem: TpBlock, variant: Variant, context: Context) -> None:

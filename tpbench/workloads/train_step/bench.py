@@ -16,7 +16,7 @@ from tpbench.measure import cuda_graph, rank_memory
 from tpbench.measure.clock import Stopwatch, ms_between
 from tpbench.measure.ranks import gather_number
 from tpbench.measure.rates import compute_ms, gemm_tflops
-from tpbench.measure.session import Context, Costs, IterationSchedule, Verdict
+from tpbench.measure.session import Context, Costs, IterationSchedule, Session, Verdict
 from tpbench.workloads import Variant
 from tpbench.workloads.sizes import ITEM_BYTES
 from tpbench.workloads.step import require
@@ -49,7 +49,7 @@ TF32 stands for float32, although torch does not use it by default. The first en
 
 
 @WORKLOAD.session
-class TrainStepSession:
+class TrainStepSession(Session):
     """Training with one variant on this rank.
 
     Each step's batches are made before the step, outside the timed region. They are new ones, unless `problem.batches`
@@ -58,6 +58,8 @@ class TrainStepSession:
     The losses of all steps of a variant from outside this package are compared with the reference. Each is copied as
     its step ends, so that nothing can write it later.
     """
+
+    schedule: IterationSchedule
 
     def __init__(self, problem: TrainStep, variant: Variant, context: Context) -> None:
         if context.device.type == "cuda":
@@ -120,6 +122,7 @@ class TrainStepSession:
     def capture(self) -> float:
         """Make all later steps replays of a CUDA graph, with its collectives over NCCL, and return the GiB that the
         graph keeps. Nothing is trained. Collective."""
+        self.context.say("capturing a graph")
         self.restore()
         with rank_memory.extra_peak(self.context.device) as peak:
             self.captured_batches = [Batch(batch.tokens.clone(), batch.labels.clone()) for batch in self.batches]
