@@ -27,7 +27,7 @@ from tpbench.tables import Document, Table, as_markdown
 from tpbench.workloads import NAMES
 
 BLOCK = re.compile(
-    r"(?P<head><!-- (?:scripts/(?P<script>report|predict)\.py )?(?P<arguments>(?!end -->)[^\n]*) -->\n)"
+    r"(?P<head><!-- (?P<program>scripts/report\.py |python -m tpbench )?(?P<arguments>(?!end -->)[^\n]*) -->\n)"
     r"(?:(?:(?!<!--).)*<!-- end -->\n)?",
     flags=re.DOTALL,
 )
@@ -44,21 +44,22 @@ def with_tables(text: str) -> str:
     command fails."""
 
     def made(match: re.Match[str]) -> str:
-        output = _output(match["script"], match["arguments"])
+        output = _output(match["program"], match["arguments"])
         return match["head"] if match["arguments"].endswith(".svg") else f"{match['head']}\n{output}\n<!-- end -->\n"
 
     return BLOCK.sub(made, text)
 
 
-def _output(script: str | None, arguments: str) -> str:
+def _output(program: str | None, arguments: str) -> str:
     """Return what a command prints, or a list. Output that is not Markdown becomes a code block."""
-    if script is None:
+    if program is None:
         return LISTS[arguments]()
+    words = [*(["report"] if "report" in program else []), *shlex.split(arguments)]
     out, err = io.StringIO(), io.StringIO()
     with contextlib.chdir(ROOT), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = information([script, *shlex.split(arguments)])
+        code = information(words)
     if code:
-        raise JobError(f"scripts/{script}.py {arguments}\n{err.getvalue()}")
+        raise JobError(f"{program}{arguments}\n{err.getvalue()}")
     return out.getvalue() if "--format markdown" in arguments else f"```text\n{out.getvalue()}```\n"
 
 

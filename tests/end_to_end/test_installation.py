@@ -44,9 +44,6 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ["-m", "tpbench"],
         ["scripts/report.py", "outputs"],
-        ["scripts/predict.py"],
-        ["scripts/collect.py"],
-        ["scripts/compact.py"],
     ],
     ids=" ".join,
 )

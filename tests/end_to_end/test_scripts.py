@@ -13,32 +13,21 @@ from tests.support.launcher_rows import cell
 from tpbench.launcher.attempt import Attempt
 
 REPORT = ROOT / "scripts/report.py"
-PREDICT = ROOT / "scripts/predict.py"
 
 WITHOUT_TORCH = """
-import runpy, sys
-sys.argv = sys.argv[1:]
-sys.path.insert(0, sys.argv[0].rpartition('/')[0])  # as for a script
-try:
-    runpy.run_path(sys.argv[0], run_name="__main__")
-except SystemExit as end:
-    assert end.code == 0 and "torch" not in sys.modules
+import sys
+from tpbench.console import information
+for line in sys.argv[1:]:
+    assert information(line.split()) == 0 and "torch" not in sys.modules, line
 """
 
 
-def test_report_from_anywhere_without_torch(tmp_path: Path) -> None:
-    synthetic.write([synthetic.cell("triton_tp", 32768, 1, time_ms=0.2274, device_ms=0.2)], tmp_path)
-    (tmp_path / "rows").rename(tmp_path / "out")
-    line = [sys.executable, "-I", "-c", WITHOUT_TORCH, str(REPORT), "out"]
-    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True)
+def test_reports_predictions_and_lists_import_no_torch(tmp_path: Path) -> None:
+    synthetic.write(synthetic.cells(), tmp_path / "out")
+    commands = ["report out", "predict --rows out", "list", "new my.py"]
+    line = [sys.executable, "-c", WITHOUT_TORCH, *commands]
+    done = subprocess.run(line, cwd=tmp_path, env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "0.227 ms (1.00x)" in done.stdout
-
-
-def test_predict_from_anywhere_without_torch(tmp_path: Path) -> None:
-    rows = synthetic.write(synthetic.cells(), tmp_path / "rows")
-    line = [sys.executable, "-I", "-c", WITHOUT_TORCH, str(PREDICT), "--rows", str(rows)]
-    subprocess.run(line, cwd=tmp_path, check=True)
 
 
 @pytest.mark.parametrize(

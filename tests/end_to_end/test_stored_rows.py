@@ -21,7 +21,7 @@ from tests.support.command import ROOT, environment
 from tests.support.launcher_rows import cell, measured
 from tpbench.results.write import RowExists, write_row
 
-COMPACT = [sys.executable, str(ROOT / "scripts/compact.py")]
+COMPACT = [sys.executable, "-m", "tpbench", "compact"]
 
 
 def race(output_dir: Path, number: int, barrier: Barrier, won: Synchronized[int]) -> None:

@@ -76,7 +76,7 @@ def _is_rank(process: psutil.Process, folder: Path, cell: int) -> bool:
 
 
 def collect(sweep: Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, str(ROOT / "scripts" / "collect.py"), str(sweep)]
+    line = [sys.executable, "-m", "tpbench", "collect", str(sweep)]
     return subprocess.run(line, capture_output=True, text=True, env=environment(), cwd=cwd)
 
 

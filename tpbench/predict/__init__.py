@@ -2,7 +2,7 @@
 
 The modules, in the order of a first reading:
 
-- `command` is `scripts/predict.py`, and `answer` prints what it answers.
+- `command` is `tpbench predict`, and `answer` prints what it answers.
 - `cells` reads what was measured, and `model` fits the terms of the entropy loss's cost model to it.
 - `target` is the GPU in question.
 """

@@ -1,4 +1,4 @@
-"""`scripts/predict.py`: the predicted time and memory of a problem that was not measured."""
+"""`tpbench predict`: the predicted time and memory of a problem that was not measured."""
 
 import argparse
 import itertools

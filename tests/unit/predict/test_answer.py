@@ -1,4 +1,4 @@
-"""`scripts/predict.py` answers in its first sentence, for the GPU in question, and says what it does not know."""
+"""`tpbench predict` answers in its first sentence, for the GPU in question, and says what it does not know."""
 
 import argparse
 import json

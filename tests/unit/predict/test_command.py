@@ -1,4 +1,4 @@
-"""`scripts/predict.py` as users call it."""
+"""`tpbench predict` as users call it."""
 
 import dataclasses
 import re

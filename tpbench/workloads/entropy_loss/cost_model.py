@@ -36,7 +36,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class LossSize:
-    """The part of the problem that its cost depends on. Every field is an option of `scripts/predict.py`."""
+    """The part of the problem that its cost depends on. Every field is an option of `tpbench predict`."""
 
     tokens: int = 4096
     vocab: int = 131072
