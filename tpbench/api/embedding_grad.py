@@ -1,7 +1,7 @@
 """The types of variants of the embedding gradient: `my_fn(problem: EmbeddingGrad, context: ExchangeContext) ->
 Exchange`."""
 
-from tpbench.outside.source import variant as variant
+from tpbench.outside.loading import variant as variant
 from tpbench.workloads.embedding_grad.exchanges import Exchange as Exchange
 from tpbench.workloads.embedding_grad.exchanges import ExchangeContext as ExchangeContext
 from tpbench.workloads.embedding_grad.exchanges import Phase as Phase

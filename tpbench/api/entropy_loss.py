@@ -1,6 +1,6 @@
 """The types of variants of the entropy loss: `my_fn(problem: EntropyLoss, shard: Shard) -> Step`."""
 
-from tpbench.outside.source import variant as variant
+from tpbench.outside.loading import variant as variant
 from tpbench.workloads.entropy_loss.inputs import Output as Output
 from tpbench.workloads.entropy_loss.inputs import Shard as Shard
 from tpbench.workloads.entropy_loss.inputs import Step as Step

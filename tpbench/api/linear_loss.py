@@ -1,6 +1,6 @@
 """The types of variants of the linear loss: `my_fn(problem: LinearLoss, shard: Shard) -> Step`."""
 
-from tpbench.outside.source import variant as variant
+from tpbench.outside.loading import variant as variant
 from tpbench.workloads.linear_loss.inputs import Output as Output
 from tpbench.workloads.linear_loss.inputs import Shard as Shard
 from tpbench.workloads.linear_loss.inputs import Step as Step

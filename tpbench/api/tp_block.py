@@ -2,7 +2,7 @@
 
 from tpbench.comm.parallel_linears import Pending as Pending
 from tpbench.comm.parallel_linears import Schedule as Schedule
-from tpbench.outside.source import variant as variant
+from tpbench.outside.loading import variant as variant
 from tpbench.workloads.tp_block.execution.prepared import BlockContext as BlockContext
 from tpbench.workloads.tp_block.execution.prepared import PreparedBlock as PreparedBlock
 from tpbench.workloads.tp_block.execution.prepared import prepare as prepare

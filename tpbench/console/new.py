@@ -2,6 +2,7 @@
 
 import argparse
 import importlib.util
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,14 +10,15 @@ from pathlib import Path
 import tpbench
 from tpbench.console.choices import shapes
 from tpbench.console.listing import OWN_SIZE, example_command
-from tpbench.launcher.command_line.outside_choices import FILE_NAME, find_outside
-from tpbench.outside import source
+from tpbench.launcher.command_line.outside_choices import FILE_NAME
 from tpbench.settings import JobError, path_argument
-from tpbench.workloads import NAMES
+from tpbench.workloads import NAMES, workloads
 
 OPERATION = "new"
 """In place of a workload's name: the file declares its own one."""
 EXAMPLES = Path(tpbench.__file__).resolve().parent / "api" / "examples"
+DECORATED = re.compile(r"^@(?:\w+\.)?variant\(.*?^def (\w+)", re.MULTILINE | re.DOTALL)
+"""The functions of an example that are variants."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -31,22 +33,23 @@ def main(arguments: Sequence[str]) -> int:
         raise JobError(f"{file.name} is no name for the file: take letters, digits and _ - . of ASCII; end in .py")
     if not file.exists() and "." not in file.stem and importlib.util.find_spec(file.stem):
         raise JobError(f"{file.name} would hide the Python module {file.stem}: choose another name")
+    example = EXAMPLES / ("moe.py" if workload == OPERATION else f"{workload}.py")
+    text = example.read_text().replace("FILE:", f"{file.name}:")
     try:
         with file.open("x") as new:
-            example = "moe.py" if workload == OPERATION else f"{workload}.py"
-            new.write((EXAMPLES / example).read_text().replace("FILE:", f"{file.name}:"))
+            new.write(text)
     except OSError as error:
         raise JobError(f"{file} cannot be written: {error.strerror}") from None
-    variants = [f"{file}:{name}" for name, each in source.functions(file).items() if source.declaration(each, file)]
-    found = find_outside(variants[0])
-    assert found is not None
-    what = f"the function {found.function}, a variant of {workload}. It is correct as it is; make it faster."
-    example = example_command(found.of_workload, [entry.name for entry in shapes(0, found.of_workload.name)])
-    variant = shlex.quote(f"variant={variants[0]}")
-    command = f"{variant} {example}  # check and time it"
+    functions = DECORATED.findall(text)
+    variant = shlex.quote(f"variant={file}:{functions[0]}")
     if workload == OPERATION:
         what = "an operation with two variants. `python -m tpbench docs own_operation` explains it."
-        command = f"-m {shlex.quote('variant=' + ','.join(variants))} {OWN_SIZE}  # check, time and compare them"
+        all_variants = ",".join(f"{file}:{name}" for name in functions)
+        command = f"-m {shlex.quote(f'variant={all_variants}')} {OWN_SIZE}  # check, time and compare them"
+    else:
+        what = f"the function {functions[0]}, a variant of {workload}. It is correct as it is; make it faster."
+        arguments = example_command(workloads()[workload], [entry.name for entry in shapes(0, workload)])
+        command = f"{variant} {arguments}  # check and time it"
     print(f"{file}: {what}\n\n  python -m tpbench {command}")
     print(f"  python -m tpbench list {variant}  # what tpbench reads from the file")
     return 0

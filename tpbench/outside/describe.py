@@ -1,4 +1,4 @@
-"""`python -m tpbench.outside.describe FILE VERSION`: run a user's file, and print what its workloads are, as JSON.
+"""`python -m tpbench.outside.describe FILE VERSION`: run a user's file, and print what its variants are, as JSON.
 
 The launcher starts this process for a file that its command line names. Only this process and the ranks run the file.
 """
@@ -12,8 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tpbench.outside.variant import KINDS, load_module, require_kinds, workloads_of
+from tpbench import packages
+from tpbench.outside import source
+from tpbench.outside.loading import load_module, variants_of, workloads_of
 from tpbench.settings import JobError
+from tpbench.suggestions import unknown
 from tpbench.workloads import NAMES, Variant, Workload
 from tpbench.workloads.definition import definition_of
 
@@ -30,20 +33,47 @@ SIGNATURES = {
 }
 """The arguments of a workload's functions."""
 
+_SEVERAL = (tuple, list, set, frozenset)
+TRAITS: dict[str, Any] = {
+    "summary": str,
+    "requires": _SEVERAL,
+    "options": _SEVERAL,
+    "requires_cuda": bool,
+    "cpu_only_reason": str,
+    "no_graph_reason": str,
+    "process_settings": str,
+    "uses_triton": bool | None,
+}
+"""The traits of a variant that the launcher needs, with their types."""
+
 
 def described(path: Path, version: str) -> dict[str, Any]:
-    """Return the workloads of a file, or an error of one line."""
+    """Return the fields of `OutsideVariant` for each variant of a file, or an error of one line.
+
+    A function whose arguments are not those of a variant has an error of its own.
+    """
     try:
         module = load_module(path, version)
-        return {"workloads": [_workload(workload, path) for workload in workloads_of(module).values()]}
+        definitions = {workload.name: _definition(workload) for workload in workloads_of(module)}
+        uses_triton = source.uses_triton(path)
+        return {
+            "variants": [
+                {"definition": definitions.get(workload.name), **_fields(workload, variant, uses_triton)}
+                for workload, variant in variants_of(module)
+            ]
+        }
     except (Exception, SystemExit) as error:
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
         place = f"{path.name}:{frames[-1].lineno}" if frames else path.name
+        package = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+        if package and packages.missing([package]):
+            return {"error": f"{place}: it {packages.not_installed([package])}"}
         kind = "" if isinstance(error, JobError) else f"{type(error).__name__}: "
         return {"error": f"{place}: {kind}{str(error).splitlines()[0] if str(error) else ''}"}
 
 
-def _workload(workload: Workload, path: Path) -> dict[str, Any]:
+def _definition(workload: Workload) -> dict[str, Any]:
+    """Return the definition of a workload of the file. Raises JobError for one that cannot be measured."""
     name = workload.name
     if name in NAMES or not str(name).isidentifier():
         problem = "is the name of a workload of tpbench" if name in NAMES else "is not an identifier"
@@ -53,43 +83,59 @@ def _workload(workload: Workload, path: Path) -> dict[str, Any]:
         if what not in workload.functions:
             raise JobError(f"the workload {name} has no {what}: decorate a function with its .{what}")
     for what, function in workload.functions.items():
-        _require_signature(what, function)
+        if complaint := _complaint(function, SIGNATURES[what]):
+            raise JobError(complaint)
     if not workload.variants:
         raise JobError(f'the workload {name} has no variants: decorate a function with its .variant("one line")')
-    if workload.options or any(variant.options for variant in workload.variants.values()):
-        raise JobError(
-            f"the workload {name}: options are for workloads of tpbench; refuse values in unsupported_reason"
-        )
+    if workload.option_defaults or any(variant.options for variant in workload.variants.values()):
+        reason = "options are for workloads of tpbench; refuse values in unsupported_reason"
+        raise JobError(f"the workload {name}: {reason}")
     try:
-        definition = definition_of(workload)
+        return definition_of(workload)
     except (ValueError, TypeError, NameError) as error:
         raise JobError(f"{workload.problem.__name__}: {error}") from None
+
+
+def _fields(workload: Workload, variant: Variant, uses_triton: bool) -> dict[str, Any]:
+    """Return what the launcher knows of a variant as plain data. Raises JobError for a wrong trait."""
+    function, of_file = variant.prepare, workload.name not in NAMES
+    code = getattr(inspect.unwrap(getattr(function, "func", function)), "__code__", None)  # func: of a partial
+    traits: dict[str, Any] = {}
+    for name, kind in TRAITS.items():
+        value: Any = getattr(variant, name)
+        several = isinstance(value, _SEVERAL)
+        if not isinstance(value, kind) or (several and not all(isinstance(text, str) for text in value)):
+            raise JobError(f"{name}={value!r:.40} of {variant.name} has the wrong type")
+        traits[name] = sorted(value) if several else value
+    for option in traits["options"]:
+        if option not in (valid := workload.option_defaults):
+            raise JobError(f"{variant.name}: {unknown(f'option of {workload.name}', option, valid)}")
+    traits["summary"] = traits["summary"] or (inspect.getdoc(function) or "").partition("\n")[0]
+    traits["uses_triton"] = traits["uses_triton"] or (uses_triton and (of_file or traits["uses_triton"] is None))
+    complaint = _complaint(function, SIGNATURES["variant"] if of_file else ("problem", "shard"))
+    if complaint and of_file:
+        raise JobError(complaint)
     return {
-        "definition": definition,
-        "variants": {variant.name: _variant(variant) for variant in workload.variants.values()},
+        "function": variant.name,
+        "workload": workload.name,
+        "line": code.co_firstlineno if code else 0,
+        "declared": traits,
+        "error": complaint,
     }
 
 
-def _variant(variant: Variant) -> dict[str, Any]:
-    _require_signature("variant", variant.prepare)
-    traits = {name: getattr(variant, name) for name in KINDS if name not in ("workload", "options")}
-    require_kinds(traits, variant.name)
-    summary = traits["summary"] or (inspect.getdoc(variant.prepare) or "").partition("\n")[0]
-    return {**traits, "summary": summary, "line": inspect.unwrap(variant.prepare).__code__.co_firstlineno}
-
-
-def _require_signature(what: str, function: Callable[..., Any]) -> None:
-    expected = SIGNATURES[what]
+def _complaint(function: Callable[..., Any], expected: tuple[str, ...]) -> str:
+    """Return why a function cannot be called with these arguments, or an empty string if it can."""
     signature = inspect.signature(function)
-    if what == "costs" and len(signature.parameters) == 3:
+    if expected == SIGNATURES["costs"] and len(signature.parameters) == 3:
         expected = ("problem", "inputs", "rank")
     try:
         signature.bind(*expected)
     except TypeError:
-        raise JobError(
-            f"{function.__name__} must take {len(expected)} arguments, as {function.__name__}({', '.join(expected)}), "
-            f"not {signature}"
-        ) from None
+        name = getattr(function, "__name__", "the function")
+        wanted = f"{len(expected)} arguments, as {name}({', '.join(expected)})"
+        return f"{name} must take {wanted}, not {signature}"
+    return ""
 
 
 if __name__ == "__main__":

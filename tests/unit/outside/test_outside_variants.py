@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from tpbench.launcher.command_line import outside_choices
 from tpbench.launcher.command_line.arguments import check_overrides, rewritten
 from tpbench.launcher.planning.plan import Cell, Request, ThisHost, notes, plan
 from tpbench.launcher.planning.resume import decide
-from tpbench.outside import variant
+from tpbench.outside import loading
 from tpbench.outside.variant import from_file
 from tpbench.settings import JobError
 from tpbench.worker.task import Task
@@ -27,33 +26,36 @@ from tpbench.workloads.entropy_loss import EntropyLoss
 PROBLEM = {"tokens": 8, "vocab": 40, "tp_size": 1, "device": "cpu"}
 
 FILE = """\
-\"\"\"A file that must not run in the launcher.\"\"\"
+from functools import partial
 from helper import NUMBER
-from tpbench.outside.source import variant
+from tpbench.api import variant
+OPTIONS = {"com" + "pile"}
 
-@variant(options={"compile"}, requires=("torch",), unsupported_reason=lambda problem, tp_size: str(NUMBER))
+@variant(options=OPTIONS, requires=tuple(["torch"]), unsupported_reason=lambda problem, tp_size: str(NUMBER))
 def fast_tp(problem, shard):
     "Add one to the shard.
 
     More."
     return shard + 1
 
+def _added(problem, shard, number):
+    return shard + number
+
+add_two = variant("adds 2")(partial(_added, number=2))
+
 def one(problem): ...
-def three(problem, shard, more): ...
-def named(problem, shard, *, more): ...
-def _private(problem, shard): ...
 """.replace('"Add', '"""Add').replace('More."', 'More."""')
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    (tmp_path / "my_loss.py").write_text(FILE)
-    (tmp_path / "helper.py").write_text("NUMBER = 7\n")
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    helper = f"helper_{tmp_path.name}"  # of this test only: a process imports a name once
+    (tmp_path / "my_loss.py").write_text(FILE.replace("helper", helper))
+    (tmp_path / f"{helper}.py").write_text("NUMBER = 7\n")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     monkeypatch.setattr(sys, "path", [*sys.path])
-    yield tmp_path
-    outside_choices.command_line_variants.clear()
+    return tmp_path
 
 
 def test_the_command_line_names_a_function_of_a_file(folder: Path) -> None:
@@ -62,7 +64,7 @@ def test_the_command_line_names_a_function_of_a_file(folder: Path) -> None:
     assert renamed == ["-m", "variant=my_loss.py:fast_tp,triton_tp", "seed=1,2"]
     check_overrides(renamed)
     found = outside_choices.command_line_variants["my_loss.py:fast_tp"]
-    assert (found.path, found.line) == (str(folder / "my_loss.py"), 6)
+    assert (found.path, found.line) == (str(folder / "my_loss.py"), 6)  # of the decorator
     assert found.variant.summary == "Add one to the shard."
     assert (found.variant.options, found.variant.requires) == ({"compile"}, ("torch",))
     assert not found.variant.uses_triton
@@ -87,39 +89,41 @@ def test_spellings(value: str, folder: Path) -> None:
         ("none.py:fast_tp", "", "there is no file "),
         (
             "f.py",
-            "def a(): ...\ndef _b(): ...",
-            "variant=f.py names no function: write f.py:FUNCTION (its functions: a)",
+            "def a(x, y): ...\ndef _b(x, y): ...",
+            "f.py names no function: write f.py:FUNCTION (its variants: a)",
         ),
-        ("f.py:b", "def a(): ...", "f.py has no function b (its functions: a)"),
-        ("f.py:a", "\ndef a(problem): ...", "f.py:2: a must take two arguments, as a(problem, shard), not (problem)"),
-        ("f.py:a", "def a(x, y, *, z): ...", "f.py:1: a must take two arguments, as a(problem, shard), not (x, y)"),
+        ("f.py:b", "def a(x, y): ...", "no variant in f.py is called b (valid: a)"),
+        ("f.py:a compile=true", "def a(x, y): ...", "no variant in f.py is called a compile=true (valid: a)"),
+        ("f.py:a", "class a: ...", "no variant in f.py is called a"),
+        ("f.py:a", "\ndef a(problem): ...", "f.py: a must take 2 arguments, as a(problem, shard), not (problem)"),
+        ("f.py:a", "def a(x, y, *, z): ...", "f.py: a must take 2 arguments, as a(problem, shard), not (x, y, *, z)"),
         ("f.py:a", "x = 1\nx = = 2", "f.py:2: invalid syntax"),
         ("f.py:a", "x = '\0'", "f.py"),
+        ("f.py:a", "\nimport flash_attn", "f.py:2: it needs flash_attn (not installed): "),
+        ("f.py:a", "x = 1\nraise SystemExit(2)", "f.py:2: SystemExit: 2"),
         (
             "f.py:a",
             "@variant(option=1)\ndef a(x, y): ...",
-            "f.py:2: no argument of @variant is called option, did you ",
+            "f.py:2: TypeError: variant() got an unexpected keyword argu",
         ),
-        ("f.py:a", "@variant\ndef a(x, y): ...", "f.py:1: write @variant() with parentheses"),
-        ("f.py:a", "@variant(options=OPTIONS)\ndef a(x, y): ...", "f.py:1: options of @variant must be a literal, "),
-        ("f.py:a", "@variant(options={'x'})\ndef a(x, y): ...", "f.py:2: no option of entropy_loss is called x (valid"),
-        ("f.py:a", "@variant(workload='x')\ndef a(x, y): ...", "f.py:2: no workload is called x (valid: "),
-        ("f.py:a", "@variant(requires='x')\ndef a(x, y): ...", "f.py:2: requires='x' of @variant has the wrong type"),
-        ("f.py:a", "class a: ...", "f.py has no function a (its functions: none)"),
+        ("f.py:a", "@variant\ndef a(x, y): ...", "f.py:2: TypeError: write @variant() with parentheses"),
         (
-            "f.py:a compile=true",
-            "def a(x, y): ...",
-            "f.py has no function a compile=true",
+            "f.py:a",
+            "@variant(options={'x'})\ndef a(x, y): ...",
+            "f.py: a: no option of entropy_loss is called x (valid",
         ),
+        ("f.py:a", "@variant(workload='x')\ndef a(x, y): ...", "f.py:2: ValueError: no workload is called x (valid: "),
+        ("f.py:a", "@variant(requires='x')\ndef a(x, y): ...", "f.py: requires='x' of a has the wrong type"),
         ("=cmd.py:a", "", "=cmd.py: rename the file; its name may have letters, digits and _ - . of ASCII only"),
         ("\u202ef.py:a", "", "\u202ef.py: rename the file; its name may have letters, digits and _ - . of ASCII only"),
     ],
 )
 def test_a_mistake_is_one_line_before_anything_runs(value: str, text: str, message: str, folder: Path) -> None:
-    Path("f.py").write_text(text)
+    imports = "from tpbench.api import variant\n" if "@variant" in text else ""
+    Path("f.py").write_text(imports + text)
     with pytest.raises(JobError) as raised:
         rewritten([f"variant={value}"])
-    assert str(raised.value).startswith(message) and "\n" not in str(raised.value)
+    assert message in str(raised.value) and "\n" not in str(raised.value)
 
 
 def test_a_function_without_the_decorator_is_told_how_to_name_its_workload(folder: Path) -> None:
@@ -180,25 +184,29 @@ def test_a_task_carries_the_variant_and_a_row_its_version_but_no_folder(folder: 
 
 def test_the_ranks_load_the_code_and_refuse_what_it_refuses(folder: Path) -> None:
     found = from_file(folder / "my_loss.py", "fast_tp")
-    assert found.refusal(EntropyLoss(tokens=8, vocab=40), 1) == "7"  # helper.py lies beside the file
-    assert found.variant.prepare(None, 3) == 4
-    (folder / "my_loss.py").write_text(FILE + "# edited")
-    Path("other.py").write_text(FILE)
-    Path("helper.py").write_text("NUMBER = 8\n")
-    with pytest.raises(RuntimeError, match=r"^other\.py imports helper\.py, and another variant in this process"):
-        from_file(Path("other.py"), "fast_tp").load()
-    variant.load_module.cache_clear()  # as another process would see it
+    assert found.refusal(EntropyLoss(tokens=8, vocab=40), 1) == "7"  # that of the file beside it
+    assert found.loaded(None)[1].prepare(None, 3) == 4
+    assert from_file(folder / "my_loss.py", "add_two").loaded(None)[1].prepare(None, 3) == 5
+    with pytest.raises(RuntimeError, match="only ranks load"):
+        found.variant.prepare(None, 3)
+    (helper,) = folder.glob("helper_*")
+    Path("other.py").write_text((folder / "my_loss.py").read_text())
+    Path(helper.name).write_text("NUMBER = 8\n")
+    with pytest.raises(JobError, match=r"other\.py imports helper_.*\.py, and another variant in this process"):
+        from_file(Path("other.py"), "fast_tp")
+    helper.write_text("NUMBER = 9\n")
+    loading.load_module.cache_clear()  # as another process would see it
     with pytest.raises(RuntimeError, match=r"my_loss\.py changed after the sweep began: run it again with resume=true"):
-        found.load()
+        found.loaded(None)
 
 
-@pytest.mark.parametrize("edited", ["my_loss.py", "helper.py"])
+@pytest.mark.parametrize("edited", ["my_loss.py", "helper_*.py"])
 def test_an_edit_makes_rows_stale(edited: str, folder: Path) -> None:
     before = Cell(0, outside_job(folder), None)
     measured(before, variant_version=before.job.outside.version)
     assert decide([before], FACTS)[0].reason == "measured before"
-    with (folder / edited).open("a") as file:
-        file.write("# edited\n")
+    (file,) = folder.glob(edited)
+    file.write_text(f"{file.read_text()}# edited\n")
     after = Cell(0, outside_job(folder), None)
     assert after.job.key == before.job.key
     reason = f"stale: variant_version was {before.job.outside.version}, is {after.job.outside.version}"
@@ -206,7 +214,8 @@ def test_an_edit_makes_rows_stale(edited: str, folder: Path) -> None:
 
 
 def test_checkouts_beside_the_file_are_no_part_of_it(folder: Path) -> None:
-    (folder / "helper.py").write_text("NUMBER = 7\nimport torch")
+    (helper,) = folder.glob("helper_*")
+    helper.write_text("NUMBER = 7\nimport torch")
     before = from_file(folder / "my_loss.py", "fast_tp")
     for package, text in (("tpbench", "import triton\n"), ("torch", "print 'Python 2'\n")):
         (folder / package).mkdir()

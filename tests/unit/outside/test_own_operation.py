@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from tpbench.launcher.attempt import new_task, store
 from tpbench.launcher.command_line import outside_choices
 from tpbench.launcher.command_line.arguments import rewritten
 from tpbench.launcher.options import command_line_names
-from tpbench.outside.describe import described
 from tpbench.outside.variant import from_file
 from tpbench.report.analysis.grid import arrange_rows
 from tpbench.results.schema import workload_columns
@@ -62,7 +60,7 @@ MISTAKES = {
     "my_op.py:21: TypeError: no argument of a variant is called needs_cuda, did you mean requires_cuda? (valid: ": (
         '@work.variant("copies")', '@work.variant("copies", needs_cuda=True)',
     ),
-    "my_op.py: copies: requires='numpy' of @variant has the wrong type": (
+    "my_op.py: requires='numpy' of copies has the wrong type": (
         '@work.variant("copies")', '@work.variant("copies", requires="numpy")',
     ),
     "my_op.py:21: TypeError: variant decorates a function (def), not <class '": (
@@ -92,14 +90,11 @@ MISTAKES = {
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder with the file, which this process describes: a process of its own would import torch again."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the file. It is the current one."""
     (tmp_path / "my_op.py").write_text(FILE)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("tpbench.outside.variant._description", lambda *where: json.dumps(described(*where)))
-    yield tmp_path
-    outside_choices.command_line_variants.clear()
-    forget()
+    return tmp_path
 
 
 def parsed(chosen: Sequence[str] = (), **fields: Any) -> Job:

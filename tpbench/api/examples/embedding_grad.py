@@ -34,7 +34,6 @@ class FastExchange(Exchange):
         self.output = None
 
 
-# All arguments are optional. tpbench reads them without running this file, so they must be literals.
 @variant("reduce-scatter of the whole table", workload="embedding_grad")
 def fast_exchange(problem: EmbeddingGrad, context: ExchangeContext) -> Exchange:
     """Return the exchange of this rank."""

@@ -12,7 +12,7 @@ def _only_cross_entropy(problem: EntropyLoss, tp_size: int) -> str | None:
     return None if problem.loss == "cross_entropy" else f"it has no {problem.loss}"
 
 
-# All arguments are optional. tpbench reads them without running this file, so they must be literals.
+# All arguments are optional.
 @variant("three all-reduces in plain torch", unsupported_reason=_only_cross_entropy)
 def fast_tp(problem: EntropyLoss, shard: Shard) -> Step:
     """Prepare an iteration. This part is not timed: allocate buffers and compile here, but do not read the logits."""

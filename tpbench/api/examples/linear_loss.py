@@ -14,7 +14,6 @@ def _trains_from_labels(problem: LinearLoss, tp_size: int) -> str | None:
     return None if problem.trains else "it always computes gradients"
 
 
-# All arguments are optional. tpbench reads them without running this file, so they must be literals.
 @variant("all logits at once, in torch", workload="linear_loss", unsupported_reason=_trains_from_labels)
 def fast_linear(problem: LinearLoss, shard: Shard) -> Step:
     """Prepare an iteration. This part is not timed: allocate buffers and compile here."""

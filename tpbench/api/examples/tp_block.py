@@ -35,7 +35,6 @@ def _several_ranks(problem: TpBlock, tp_size: int) -> str | None:
     return None if tp_size > 1 else "with tp_size=1 there is no communication"
 
 
-# All arguments are optional. tpbench reads them without running this file, so they must be literals.
 @variant("products and collectives in turn", workload="tp_block", unsupported_reason=_several_ranks)
 def fast_block(problem: TpBlock, context: BlockContext) -> PreparedBlock:
     """Build this rank's part of the block. tpbench times forward and backward, and compares both with an oracle."""

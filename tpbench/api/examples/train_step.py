@@ -14,7 +14,6 @@ def _no_tensor_parallel(problem: TrainStep, tp_size: int) -> str | None:
     return None if tp_size == 1 else "it does not shard the model: it needs tp_size=1"
 
 
-# All arguments but unsupported_reason are literals: tpbench reads them without running this file.
 @variant(
     "DistributedDataParallel",
     workload="train_step",

@@ -59,7 +59,7 @@ def find_outside(choice: str) -> OutsideVariant | None:
     if not (function := match["function"]):
         raise JobError(
             f"variant={choice} names no function: write {choice.rstrip(':')}:FUNCTION "
-            f"(its functions: {', '.join(names_in(path)) or 'none'})"
+            f"(its variants: {', '.join(names_in(path)) or 'none'})"
         )
     return from_file(path, function)
 
