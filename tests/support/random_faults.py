@@ -29,7 +29,6 @@ MODES = {
     "cold": (),
     "warm": ("reuse=true",),
     "interleaved": ("reuse=true", "order=interleaved", "variant=pytorch_tp_manual,pytorch_gather"),
-    "slurm": ("hydra/launcher=torchrun_slurm", "hydra.launcher.poll_s=0.5"),
 }
 """Options of a sweep by the way in which it runs its cells."""
 

@@ -87,7 +87,10 @@ def all_to_all(problem: Moe, inputs: dict[str, Tensor], rank: Rank) -> Callable[
     return step
 
 
-@moe.variant("an all-gather of all tokens, then a reduce-scatter of the results")
+@moe.variant(
+    "an all-gather of all tokens, then a reduce-scatter of the results",
+    bytes_communicated=lambda problem, rank: (4 * problem.hidden + 8) * problem.tokens * (rank.tp_size - 1),
+)
 def all_gather(problem: Moe, inputs: dict[str, Tensor], rank: Rank) -> Callable[[], dict[str, Tensor]]:
     """Prepare an iteration."""
     x, expert, scale = inputs["x"], inputs["expert"], inputs["scale"]
