@@ -14,6 +14,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 
 from _checkout import ROOT
@@ -21,7 +22,7 @@ from _checkout import ROOT
 from tpbench.console import information
 from tpbench.console.choices import sections_of
 from tpbench.console.listing import all_fields
-from tpbench.results.schema import COMMON_COLUMNS, FLAG, INT, REAL, REALS, STATUSES, TEXT, TIME, workload_columns
+from tpbench.results.schema import COMMON_COLUMNS, STATUSES, workload_columns
 from tpbench.settings import JobError
 from tpbench.tables import Document, Table, as_markdown
 from tpbench.workloads import NAMES
@@ -88,12 +89,12 @@ LISTS: dict[str, Callable[[], str]] = {
 }
 """Lists that are made from the code, by name."""
 _TYPES = {
-    TEXT: "text",
-    INT: "whole number",
-    REAL: "number",
-    FLAG: "true or false",
-    TIME: "time, UTC",
-    REALS: "list of numbers",
+    str: "text",
+    int: "whole number",
+    float: "number",
+    bool: "true or false",
+    datetime: "time, UTC",
+    list: "list of numbers",
 }
 
 

@@ -201,7 +201,7 @@ def parse_job(
     complaints = [_no_such_field(workload, name, valid, topic) for name in chosen if name not in valid]
     job = _parsed(_with_ranks(values), workload, complaints, from_outside)
     # Options that this variant ignores get their defaults, so that equal jobs have equal keys.
-    ignored = {option.name for option in workload.options if option.ignorable} - variant.options
+    ignored = workload.ignorable_options - variant.options
     ignored |= {name for name, valid in variant.option_values.items() if getattr(job.problem, name) not in valid}
     options = {name: workload.option_defaults[name] for name in ignored}
     if job.measure.graph:

@@ -8,7 +8,7 @@ import types
 import typing
 from collections.abc import Mapping
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, Literal
 
 from tpbench.suggestions import nearest
 
@@ -32,9 +32,32 @@ def setting(
     help: str,
     low: float | None = None,
     high: float | None = None,
+    option: Literal["", "ignored", "skipped"] = "",
+    with_graph: Any = dataclasses.MISSING,
+    column: bool = True,
+    in_key: Any = dataclasses.MISSING,
 ) -> Any:
-    """Return a dataclass field with one line of help and, for numbers, inclusive limits."""
-    return dataclasses.field(default=default, metadata={"help": help, "low": low, "high": high})
+    """Return a dataclass field with one line of help and, for numbers, inclusive limits.
+
+    Args:
+        default: its default. Without one, the field needs a value.
+        help: its meaning, also that of its column.
+        low: the smallest valid number.
+        high: the largest valid number.
+        option: only some variants have the field. With another variant the value is `ignored`, so that the field has
+            its default, or the cell is `skipped`.
+        with_graph: the value that replaces an option's default with `graph=true`.
+        column: false if a row has the value in the JSON of its job only.
+        in_key: the value in every job's key, if the field cannot change a result.
+    """
+    traits = {"option": option, "with_graph": with_graph, "column": column, "in_key": in_key}
+    return dataclasses.field(default=default, metadata={"help": help, "low": low, "high": high, **traits})
+
+
+def field_traits(cls: type, trait: str) -> dict[str, Any]:
+    """Return the fields of a settings dataclass that have this argument of `setting`, each with its value."""
+    values = {field.name: field.metadata.get(trait, "") for field in dataclasses.fields(cls)}
+    return {name: value for name, value in values.items() if value not in ("", dataclasses.MISSING)}
 
 
 def defaults(cls: type) -> dict[str, Any]:

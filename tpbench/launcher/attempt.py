@@ -159,7 +159,7 @@ class Attempt:
 def new_task(job: Job, folder: Path, **columns: Any) -> Task:
     """Return the task of a job that starts now, with a new row name and every column that the job determines."""
     flat, started = job.flat(), datetime.now(UTC)
-    in_rows = {*COMMON_COLUMNS, *job.workload.row_columns}
+    in_rows = {*COMMON_COLUMNS, *(column.name for column in job.workload.row_columns)}
     of_job = {
         **{name: value for name, value in flat.items() if name in in_rows},
         "block_cap": str(flat["block_cap"]) if "block_cap" in flat else None,

@@ -108,7 +108,7 @@ class Host(Runner):
 
 def problem_of(job: Job) -> tuple[tuple[str, Any], ...]:
     """Return what interleaved cells have in common: all fields but the variant and the options of single variants."""
-    names = {"variant", *(option.name for option in job.workload.options)}
+    names = {"variant", *job.workload.option_defaults}
     return tuple(sorted((name, value) for name, value in job.flat().items() if name not in names))
 
 

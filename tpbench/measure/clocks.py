@@ -6,6 +6,8 @@ A module beside this one measures each clock, and `run` calls it. Nothing here i
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from tpbench.columns import Column
+
 LATE_MS = (0.0, 0.05, 0.25, 1.0)
 """Delays of one rank that `late=true` measures."""
 
@@ -96,19 +98,23 @@ DECIDING = (DEVICE, WALL)
 """The clocks that may decide which cell is fastest, the leading one first."""
 
 
-def statistics_columns() -> dict[str, str]:
-    """Return the columns of all statistics, with their meanings."""
-    return {
-        clock.statistic(part): f"{clock.meaning}, {statistic}"
+def statistics_columns() -> tuple[Column, ...]:
+    """Return the columns of all statistics."""
+    return tuple(
+        Column(clock.statistic(part), float, f"{clock.meaning}, {statistic}", better=None if "ci_" in part else -1)
         for clock in TIMED
         for part, statistic in STATISTICS.items()
-    }
+    )
 
 
-def list_columns() -> dict[str, str]:
-    """Return the columns with several numbers, with their meanings: samples, rounds and delays."""
-    return {
-        **{clock.samples: f"{clock.meaning}, every sample" for clock in TIMED},
-        **{clock.rounds: f"{clock.meaning}, median of each round of an interleaved cell" for clock in TIMED},
-        **{clock.column: clock.meaning for clock in CLOCKS if clock not in TIMED},
-    }
+def sample_columns() -> tuple[Column, ...]:
+    """Return the columns with several numbers, which are samples, rounds and delays, and the further ones of clocks."""
+    return (
+        *(Column(clock.samples, list, f"{clock.meaning}, every sample") for clock in TIMED),
+        *(
+            Column(clock.rounds, list, f"{clock.meaning}, median of each round of an interleaved cell")
+            for clock in TIMED
+        ),
+        *(Column(clock.column, list, clock.meaning) for clock in CLOCKS if clock not in TIMED),
+        *(Column(name, float, meaning) for clock in CLOCKS for name, meaning in clock.numbers.items()),
+    )

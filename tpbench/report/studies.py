@@ -30,7 +30,14 @@ from tpbench.workloads.study_data import Panel, Picture, Series
 def studies() -> dict[str, dict[str, Study]]:
     """Return every study by name and workload."""
     declared = [(name, workload) for workload in workloads().values() for name in workload.studies]
-    return {name: {of.name: of.studies[name] for other, of in declared if other == name} for name, _ in declared}
+    return {
+        name: {
+            of.name: replace(of.studies[name], columns=of.study_columns(name))
+            for other, of in declared
+            if other == name
+        }
+        for name, _ in declared
+    }
 
 
 def check_columns(names: Sequence[str]) -> None:

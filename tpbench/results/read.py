@@ -28,6 +28,7 @@ from tpbench.results.schema import (
     STATUSES,
     TEXT,
     all_columns,
+    arrow_type,
     type_of,
     workload_columns,
 )
@@ -197,7 +198,7 @@ def _conform(table: pa.Table) -> pa.Table:
         raise ValueError("it has two columns of one name")
     arrays = {}
     for name, array in zip(table.column_names, table.columns, strict=True):
-        wanted = columns[name].type if name in columns else pa.null()
+        wanted = arrow_type(columns[name]) if name in columns else pa.null()
         if pa.types.is_null(wanted):  # a result, whose type is known from a value
             wanted = next(map(type_of, array.drop_null().slice(0, 1).to_pylist()), None)
             wanted = wanted or (REALS if pa.types.is_list(array.type) else array.type)
@@ -215,7 +216,7 @@ def _concatenate(tables: Sequence[pa.Table]) -> pa.Table:
 
     A result that is a number in some files and a text in others becomes a text.
     """
-    declared = pa.schema([(name, column.type) for name, column in all_columns().items()]).empty_table()
+    declared = pa.schema([(name, arrow_type(column)) for name, column in all_columns().items()]).empty_table()
     types: dict[str, set[pa.DataType]] = defaultdict(set)
     for field in (field for table in tables for field in table.schema if not pa.types.is_null(field.type)):
         types[field.name].add(REAL if field.type == INT else field.type)

@@ -27,6 +27,7 @@ from tpbench.results.schema import (
     STATUSES,
     TEXT,
     RowError,
+    arrow_type,
     type_of,
     workload_columns,
 )
@@ -86,7 +87,7 @@ def row_table(row: Mapping[str, Any]) -> pa.Table:
         value = row.get(name)
         value = value.tolist() if isinstance(value, (np.generic, np.ndarray)) else value
         if value is not None:
-            kind = type_of(value) if pa.types.is_null(column.type) else column.type
+            kind = type_of(value) if column.type is object else arrow_type(column)
             arrays[name] = _array(name, kind, value)
     return pa.table(arrays)
 

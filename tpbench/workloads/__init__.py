@@ -10,13 +10,14 @@ import functools
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tpbench.columns import Column, columns_of_fields, declared
 from tpbench.measure.session import Context, Session
-from tpbench.settings import setting
+from tpbench.settings import defaults, field_traits, setting
 from tpbench.suggestions import unknown
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
@@ -70,15 +71,6 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Option:
-    """A problem field that only some variants support. Such a variant names the field in its `options`."""
-
-    name: str
-    ignorable: bool = False
-    """For a variant without the option: true sets the field to its default silently, false skips the cell."""
-
-
-@dataclass(frozen=True)
 class Pivot:
     """Layout of a workload's rows in a report. Names are columns of a row, or keys of `derived`.
 
@@ -107,7 +99,8 @@ class Study:
 
     question: str
     columns: tuple[str, ...] = ()
-    """Columns of a row, in order. Columns that no row has are left out."""
+    """Columns that stand first, such as those of every row. Columns of the workload that name the study follow.
+    Columns that no row has are left out."""
     module: str = ""
     """Import path of a module that computes the study instead. Its `tables(rows)` returns a list of
     `tpbench.tables.Table`. If it has `picture(rows)`, that returns a `Picture` of `study_data`, or None. A row is a
@@ -136,23 +129,14 @@ class Workload:
     """By dtype, the largest relative error of a correct output. Those of `operation` hold for the other dtypes."""
     name: str = ""
     """Name in rows. Empty: that of the problem's class in small letters, as `my_problem`."""
-    columns: Mapping[str, str] = field(default_factory=dict)
-    """Results that only this workload's rows have, each with its meaning and unit."""
-    variant_columns: Mapping[str, type] = field(default_factory=dict)
-    """Those of `columns` that a variant itself may set, each with its type: int, float or str. Everything else of a row
-    is measured."""
-    job_only_fields: tuple[str, ...] = ()
-    """Fields of the problem without a column: a row has them in the JSON of its job only."""
+    columns: Iterable[Column] | Mapping[str, str] = ()
+    """Results that only this workload's rows have. A user's file may give their names and meanings only."""
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Other names that a command line may use, each with the arguments that it stands for. `{}` is the value. If the
     command line has the name of such an argument, that is an error; an argument without `{}` is then left out.
     Arguments may use the resolvers of `SweepComposer`."""
     headline: tuple[str, ...] = ()
     """The problem fields that name a cell in a progress line. A field that is null or 0 is left out."""
-    options: tuple[Option, ...] = ()
-    graph_options: Mapping[str, Any] = field(default_factory=dict)
-    """Values of options that a CUDA graph requires. With `graph=true` they replace the defaults of the variants that
-    have these options, and labels leave them out. A value that the user chose stays."""
     pivot: Pivot = Pivot()
     studies: Mapping[str, Study] = field(default_factory=dict)
     """By name, as `report.py --study` takes it."""
@@ -167,12 +151,8 @@ class Workload:
     """Return the memory that a rank surely needs, such as that of its inputs, in GiB, or None if it is unknown."""
     unsupported_reason: Callable[[Any], str | None] = lambda job: None
     """Return why this installation or the job's device cannot run a (valid) job with any variant, or None if it can."""
-    percentages: tuple[str, ...] = ()
-    """Columns that are written as percentages."""
-    metrics: Mapping[str, int] = field(default_factory=dict)
-    """Columns that a report can make a table of. 1: more is better, -1: less is better, 0: neither."""
-    outside_key: Mapping[str, Any] = field(default_factory=dict)
-    """Fields, present or former ones, that cannot change a result, each with its value in every job's key."""
+    former_fields: Mapping[str, Any] = field(default_factory=dict)
+    """Fields that the problem had once and that could not change a result, each with its value in every job's key."""
     document: Callable[[Mapping[str, Any]], tuple[str, dict[str, Any]] | None] = lambda row: None
     """Return a row as a JSON document that this workload's users know, with its file name, or None."""
     scheduled: bool | Callable[[Any], bool] = False
@@ -209,18 +189,47 @@ class Workload:
             self.problem = make_dataclass(cls.__name__, [("seed", int, seed)], bases=(cls,), frozen=True)
 
     @functools.cached_property
-    def row_columns(self) -> dict[str, str]:
-        """The columns of the workload's rows, with their meanings: fields of the problem, then results."""
-        columns = {each.name: each.metadata["help"] for each in fields(self.problem)}
-        return {name: columns[name] for name in columns if name not in self.job_only_fields} | {
-            name: meaning for name, meaning in self.columns.items() if name not in columns
-        }
+    def row_columns(self) -> tuple[Column, ...]:
+        """The columns of the workload's rows: fields of the problem, then results."""
+        return (*columns_of_fields(self.problem, typed=self.definition is None), *declared(self.columns))
+
+    def column_types(self, *, of_variant: bool = False) -> dict[str, type]:
+        """Return the types of the workload's results, or only of those that a variant may set."""
+        return {column.name: column.type for column in declared(self.columns) if column.by_variant or not of_variant}
+
+    def study_columns(self, study: str) -> tuple[str, ...]:
+        """Return the columns of a study, in order."""
+        shown = (column.name for column in declared(self.columns) if study in column.studies)
+        return tuple(dict.fromkeys((*self.studies[study].columns, *shown)))
 
     @functools.cached_property
     def option_defaults(self) -> dict[str, Any]:
-        """The value of each option that means "not used": its field's default. In order of declaration."""
-        defaults = {each.name: each.default for each in fields(self.problem)}
-        return {option.name: defaults[option.name] for option in self.options}
+        """The value of each option that means "not used": its field's default. In order of declaration.
+
+        An option is a field that only some variants support. Such a variant names the field in its `options`.
+        """
+        values = defaults(self.problem)
+        return {name: values[name] for name in field_traits(self.problem, "option")}
+
+    @functools.cached_property
+    def ignorable_options(self) -> frozenset[str]:
+        """The options that a variant without them runs with the default."""
+        traits = field_traits(self.problem, "option")
+        return frozenset(name for name, otherwise in traits.items() if otherwise == "ignored")
+
+    @functools.cached_property
+    def graph_options(self) -> dict[str, Any]:
+        """Values of options that a CUDA graph requires.
+
+        With `graph=true` they replace the defaults of the variants that have these options, and labels leave them out.
+        A value that the user chose stays.
+        """
+        return field_traits(self.problem, "with_graph")
+
+    @functools.cached_property
+    def outside_key(self) -> dict[str, Any]:
+        """The fields, present or former ones, that cannot change a result, each with its value in every job's key."""
+        return {**self.former_fields, **field_traits(self.problem, "in_key")}
 
     def inputs(self, function: FunctionT) -> FunctionT:
         """Register `(problem, rank) -> dict of tensors`: the inputs of a rank, from these two and `rank.seed` only."""

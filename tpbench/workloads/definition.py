@@ -11,6 +11,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
+from tpbench.columns import declared
 from tpbench.settings import checked_value, setting
 from tpbench.workloads import NAMES, Workload, register, workloads
 
@@ -20,12 +21,13 @@ _TYPES: dict[str, Any] = {"int": int, "float": float, "str": str, "bool": bool}
 def definition_of(workload: Workload) -> dict[str, Any]:
     """Return what rows carry. Raises ValueError in one line for a field that a command line could not set."""
     hints = typing.get_type_hints(workload.problem)
+    columns = {column.name: column.doc for column in declared(workload.columns)}
     return {
         "name": workload.name,
         "title": workload.summary,
         "costs": not workload.functions.keys().isdisjoint(("costs", "session")),
         "fields": [_field(field, hints[field.name]) for field in dataclasses.fields(workload.problem)],
-        **({"columns": dict(workload.columns)} if workload.columns else {}),
+        **({"columns": columns} if columns else {}),
         **({"scheduled": True} if "session" in workload.functions else {}),
     }
 
@@ -73,7 +75,7 @@ def known(definition: Mapping[str, Any]) -> Workload:
         problem,
         str(definition["title"]),
         name=definition["name"],
-        columns={str(name): str(meaning) for name, meaning in definition.get("columns", {}).items()},
+        columns=declared(dict(definition.get("columns", {}))),
         headline=tuple(name for name, *_ in fields if name != "seed"),
         scheduled=definition.get("scheduled") is True,
         reusable_process=True,

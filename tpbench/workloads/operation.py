@@ -3,7 +3,7 @@
 import functools
 import inspect
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import filterfalse
 from typing import Any
@@ -27,8 +27,8 @@ TOLERANCES = {"bfloat16": 2.0**-6, "float16": 2.0**-9, "float32": 2.0**-15, "flo
 error of one rounding, half a unit in the last place. That allows one more rounding (for example of an upstream scale)
 and the arithmetic before it. That of float32 leaves room for sums of 10^5 terms in any order."""
 
-ERRORS = ("output_error", "loss_value", "loss_error", "grad_error")
-"""Columns that every workload's check may set."""
+ERRORS = dict.fromkeys(("output_error", "loss_value", "loss_error", "grad_error"), float)
+"""Columns that every workload's check may set, with their type."""
 
 
 class OperationSession(AuditedSession):
@@ -160,7 +160,8 @@ class OperationSession(AuditedSession):
             verdict = self._against_reference(output)
         else:
             verdict = _verdict_of(function(self.problem, self.inputs, output, self.rank), function)
-            verdict = replace(verdict, columns=checked_columns(verdict.columns, function, [*ERRORS, *workload.columns]))
+            valid = {**ERRORS, **workload.column_types()}
+            verdict = replace(verdict, columns=checked_columns(verdict.columns, function, valid))
         if not all(gather_objects(kept)):
             why = "overwrites its inputs, which the reference reads after it: let it write to a copy"
             verdict = replace(verdict, wrong=f"{self.variant.name} {why}")
@@ -168,8 +169,8 @@ class OperationSession(AuditedSession):
         busiest = max(gather_objects(count(sent, self.variant)))
         in_kernels = run.communicates_in_kernels()
         self.costs = replace(self.costs, bytes_communicated=busiest, communicates_in_kernels=in_kernels)
-        rates = {name: rate for name, rate in self.rates.items() if name in workload.columns}
-        of_variant = checked_columns(run.columns(), self.variant, workload.variant_columns)
+        rates = {name: rate for name, rate in self.rates.items() if name in workload.column_types()}
+        of_variant = checked_columns(run.columns(), self.variant, workload.column_types(of_variant=True))
         return replace(verdict, columns={**verdict.columns, **rates, **of_variant})
 
     def details(self, columns: Mapping[str, Any]) -> dict[str, Any]:
@@ -178,7 +179,7 @@ class OperationSession(AuditedSession):
             return {}
         self.columns = columns
         details = function(self.problem, self.inputs, self, self.rank)
-        return checked_columns(details, function, list(self.workload.columns))
+        return checked_columns(details, function, self.workload.column_types())
 
     def _against_reference(self, got: dict[str, Any]) -> Verdict:
         """Compare an output with the reference on all ranks."""
@@ -259,11 +260,11 @@ def scheduled_session(workload: Workload, problem: Any, variant: Variant, contex
             function, f"{function.__name__} must return a tpbench.api.Session with a schedule, not {kind}"
         )
     if workload.name not in NAMES:
-        _restrict_columns(session, function, [*ERRORS, *workload.columns])
+        _restrict_columns(session, function, {**ERRORS, **workload.column_types()})
     return session
 
 
-def _restrict_columns(session: Any, function: Callable[..., Any], valid: Collection[str]) -> None:
+def _restrict_columns(session: Any, function: Callable[..., Any], valid: Mapping[str, type]) -> None:
     """Let a user's session set only these columns. `function`: the one that made the session, for messages."""
     check, details = session.check, session.details
 

@@ -1,7 +1,7 @@
 """A variant that is ready to run, and the checks of what a variant returns."""
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, Generic, TypeVar
@@ -46,12 +46,10 @@ def count(value: Any, source: Variant | Callable[..., Any], name: str = "bytes_c
     raise WrongReturn(source, f"{name} of {of} must be an int of at least 0, not {value!r:.40}")
 
 
-def checked_columns(
-    columns: Any, source: Variant | Callable[..., Any], valid: Collection[str] | Mapping[str, type]
-) -> dict[str, Any]:
+def checked_columns(columns: Any, source: Variant | Callable[..., Any], valid: Mapping[str, type]) -> dict[str, Any]:
     """Return the columns of a row that a variant, or a function of its workload, sets.
 
-    valid: the columns, maybe with their types: int, float or str.
+    valid: the columns, with their types as in `tpbench.columns.Column`.
 
     Raises WrongReturn for a column that is not among the valid ones, and for a value that it cannot hold.
     """
@@ -62,25 +60,25 @@ def checked_columns(
     for column, value in columns.items():
         if column not in valid:
             raise WrongReturn(source, f"{name} sets {column}: {unknown(f'column of a {owner}', column, valid)}")
-        kind = valid[column] if isinstance(valid, Mapping) else None
-        checked[column] = _stored(value, kind)
+        checked[column] = _stored(value, valid[column])
         if checked[column] is None and value is not None:
-            expected = f"of the type {kind.__name__}" if kind else "a number or a text"
+            kind = valid[column]
+            expected = "a number or a text" if kind is object else f"of the type {kind.__name__}"
             raise WrongReturn(source, f"{name} sets {column}: its value must be {expected}, not {value!r:.40}")
     return checked
 
 
-_KINDS = {int: Integral, float: Real, str: str}
+_KINDS: dict[type, type] = {bool: bool, int: Integral, float: Real, str: str}
 
 
-def _stored(value: Any, kind: type | None = None) -> Any:
-    """Return a value as its column stores it, or None if a column of this type, or of any, cannot hold it."""
-    if kind is None and isinstance(value, list):
-        numbers = [None if isinstance(number, (str, list)) else _stored(number) for number in value]
+def _stored(value: Any, kind: type = object) -> Any:
+    """Return a value as a column of this type stores it, or None if the column cannot hold it."""
+    if isinstance(value, list) and kind in (list, object):
+        numbers = [_stored(number, float) for number in value]
         return None if None in numbers else numbers
-    if isinstance(value, bool):
-        return value if kind is None else None
-    kinds = [stored for stored in _KINDS if kind in (None, stored) and isinstance(value, _KINDS[stored])]
+    if isinstance(value, bool) and kind not in (bool, object):
+        return None
+    kinds = [stored for stored in _KINDS if kind in (object, stored) and isinstance(value, _KINDS[stored])]
     try:
         stored = kinds[0](value) if kinds else None
     except OverflowError:

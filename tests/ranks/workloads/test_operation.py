@@ -112,7 +112,7 @@ def fault(workload: Workload, case: str) -> None:
             inputs["double"].copy_(2 * inputs["x"])
 
     if case.startswith("details"):
-        workload.columns = {"extra_ms": "time, ms", "place": "rank"}
+        workload.columns = {"extra_ms": "time", "place": "rank"}
 
         @workload.details
         def details(problem: Any, inputs: Any, session: Any, rank: Context) -> dict[str, Any]:

@@ -26,27 +26,25 @@ from tpbench.results.read import RowWarning, column_defaults, frame_of, load, pl
 from tpbench.results.row_files import has_right_checksum, with_checksum
 from tpbench.results.schema import (
     COLUMNS,
-    FLAG,
     INT,
-    REAL,
     REALS,
     SCHEMA_VERSION,
     STATUSES,
     TEXT,
-    TIME,
     all_columns,
     workload_columns,
 )
 from tpbench.results.write import write_row
+from tpbench.workloads import NAMES
 
 MOMENTS = st.datetimes(datetime.datetime(1700, 1, 1), datetime.datetime(2026, 1, 1), timezones=st.just(datetime.UTC))
 VALUES = {
-    TEXT: st.text(),
-    INT: st.integers(-(2**63), 2**63 - 1),
-    REAL: st.floats() | st.integers(-(2**53), 2**53),
-    FLAG: st.booleans(),
-    TIME: MOMENTS,
-    REALS: st.lists(st.floats(), max_size=4),
+    str: st.text(),
+    int: st.integers(-(2**63), 2**63 - 1),
+    float: st.floats() | st.integers(-(2**53), 2**53),
+    bool: st.booleans(),
+    datetime.datetime: MOMENTS,
+    list: st.lists(st.floats(), max_size=4),
 }
 OWN = {"row_id", "schema_version", "workload", "status"}
 ROWS = st.fixed_dictionaries(
@@ -163,12 +161,14 @@ def test_places(tmp_path, row, monkeypatch):
             load(nowhere)
 
 
-def test_files_that_differ_in_a_result_column(tmp_path, row):
+def test_files_that_differ_in_a_result_column_of_a_user(tmp_path):
+    definition = {"name": "mine", "title": "", "fields": [], "columns": {"outcome": "a number, or a word"}}
+    row = {"workload": "mine", "workload_definition": json.dumps(definition), "status": "ok"}
     for index, value in enumerate([4096, 0.5, None]):
-        write_row(row(index, block_used=value), tmp_path, f"r{index}")
-    assert quietly(tmp_path).block_used.tolist()[:2] == [4096.0, 0.5]
-    write_row(row(3, block_used="many"), tmp_path, "r3")
-    assert quietly(tmp_path).block_used.tolist()[3] == "many"
+        write_row({**row, "outcome": value}, tmp_path, f"r{index}")
+    assert quietly(tmp_path).outcome.dropna().tolist() == [4096.0, 0.5]
+    write_row({**row, "outcome": "many"}, tmp_path, "r3")
+    assert "many" in quietly(tmp_path).outcome.tolist()
 
 
 def test_lists_that_are_empty_in_some_file_stay_lists(tmp_path):
@@ -392,6 +392,6 @@ def test_rows_that_another_program_wrote_back(tmp_path, rows):
 
 def test_workloads_that_share_a_column_agree_on_its_type():
     kinds = {}
-    for columns in workload_columns().values():
-        for column in columns.values():
+    for name in NAMES:
+        for column in workload_columns()[name].values():
             assert kinds.setdefault(column.name, column.type) == column.type, column.name

@@ -4,8 +4,6 @@ import json
 import math
 import re
 from fractions import Fraction
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +12,8 @@ import torch
 from tests.support.entropy_loss import context, problem
 from tpbench.measure.session import Costs, Verdict
 from tpbench.worker.rank import location
-from tpbench.workloads import Variant
+from tpbench.workloads import Variant, Workload
+from tpbench.workloads.entropy_loss import EntropyLoss
 from tpbench.workloads.entropy_loss.inputs import Output
 from tpbench.workloads.entropy_loss.problem import WORKLOAD
 from tpbench.workloads.operation import OperationSession, relative_errors
@@ -89,23 +88,23 @@ MEASURED = ("gpu_name", "host", "git_commit", "kernels_version", "variant", "tim
 @pytest.mark.parametrize("name", MEASURED)
 def test_a_variant_sets_no_column_that_is_measured(name):
     with pytest.raises(WrongReturn, match=rf"^mine sets {name}: no column of a variant is called {name}.*registers"):
-        checked_columns({name: 1}, MINE, WORKLOAD.variant_columns)
+        checked_columns({name: 1}, MINE, WORKLOAD.column_types(of_variant=True))
 
 
 @pytest.mark.parametrize("value", [torch.ones(1), "many", 3.5, 10**30, True, math.nan])
 def test_columns_of_a_variant_have_the_types_of_their_columns(value):
     with pytest.raises(WrongReturn, match=r"^mine sets registers: its value must be of the type int, not "):
-        checked_columns({"registers": value}, MINE, WORKLOAD.variant_columns)
+        checked_columns({"registers": value}, MINE, WORKLOAD.column_types(of_variant=True))
     with pytest.raises(WrongReturn, match="Mapping"):
-        checked_columns([], MINE, WORKLOAD.variant_columns)
+        checked_columns([], MINE, WORKLOAD.column_types(of_variant=True))
     given = {"registers": np.int32(3), "occupancy": Fraction(1, 2), "algorithm_used": None}
-    stored = checked_columns(given, MINE, WORKLOAD.variant_columns)
+    stored = checked_columns(given, MINE, WORKLOAD.column_types(of_variant=True))
     assert json.dumps(stored) == '{"registers": 3, "occupancy": 0.5, "algorithm_used": null}'
 
 
 def own_session(**functions):
     """A session of a workload with these functions, whose step returns a number."""
-    workload = SimpleNamespace(functions={"inputs": lambda problem, rank: {}, **functions}, columns={}, output=float)
+    workload = Workload(EntropyLoss, functions={"inputs": lambda problem, rank: {}, **functions}, output=float)
     variant = Variant("mine", "returns a number", lambda problem, inputs, rank: lambda: 1.0)
     return OperationSession(workload, problem(), variant, context())
 
@@ -128,7 +127,9 @@ def test_costs_are_whole_numbers(costs):
 def test_a_check_returns_a_verdict_that_a_row_can_hold(verdict):
     session = own_session(check=lambda *given: Verdict(*verdict) if verdict else None)
     session.step()
-    with pytest.raises(WrongReturn, match=r"must return|no column of a workload is called time_ms|must be a number"):
+    with pytest.raises(
+        WrongReturn, match=r"must return|no column of a workload is called time_ms|must be of the type float"
+    ):
         session.check()
 
 
@@ -141,10 +142,8 @@ def test_an_output_of_one_column_is_compared_with_the_size_of_all_its_rows() -> 
 
 def complaint(got: torch.Tensor, right: torch.Tensor) -> str | None:
     """Return why the output of a variant is wrong."""
-    workload: Any = SimpleNamespace(
-        functions={"inputs": lambda problem, rank: {}, "reference": lambda problem, inputs, rank: {"y": right}},
-        columns={}, variant_columns={}, output=dict, tolerances={"float8_e4m3fn": 0.07},
-    )  # fmt: skip
+    functions = {"inputs": lambda problem, rank: {}, "reference": lambda problem, inputs, rank: {"y": right}}
+    workload = Workload(EntropyLoss, functions=functions, tolerances={"float8_e4m3fn": 0.07})
     variant = Variant("mine", "returns this", lambda problem, inputs, rank: lambda: {"y": got})
     session = OperationSession(workload, problem(), variant, context())
     session.step()

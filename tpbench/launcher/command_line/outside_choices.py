@@ -7,16 +7,17 @@ from typing import Any
 
 from hydra.core.config_store import ConfigStore
 
+from tpbench.columns import type_of_hint
 from tpbench.job import Job
 from tpbench.launcher.options import GROUPS, SWEEP_OPTION_NAMES, aliases
 from tpbench.measure.session import MeasureSettings
 from tpbench.outside.variant import OutsideVariant, from_file, names_in
 from tpbench.results.read import LABEL
-from tpbench.results.schema import COMMON_COLUMNS, INT, TEXT, type_from_hint
+from tpbench.results.schema import COMMON_COLUMNS
 from tpbench.settings import JobError, user_path
 from tpbench.workloads import variants
 
-SHARED_COLUMNS = {"seed": INT, "tokens": INT, "vocab": INT, "dtype": TEXT}
+SHARED_COLUMNS = {"seed": int, "tokens": int, "vocab": int, "dtype": str}
 """Columns that hold fields of several workloads' problems, with their types."""
 
 _FILE = re.compile(r"(?P<path>.*\.py)(?::(?P<function>.*))?")
@@ -81,9 +82,9 @@ def _require_free_names(variant: OutsideVariant) -> None:
     file = Path(variant.path).name
     taken = {field.name for cls in (Job, MeasureSettings) for field in fields(cls)} | SWEEP_OPTION_NAMES
     taken |= {*GROUPS, *aliases(), LABEL, *COMMON_COLUMNS} - SHARED_COLUMNS.keys()
-    types = {field.name: type_from_hint(field.type) for field in fields(variant.of_workload.problem)}
+    types = {field.name: type_of_hint(field.type) for field in fields(variant.of_workload.problem)}
     wrong = [name for name, kind in types.items() if name in taken or kind != SHARED_COLUMNS.get(name, kind)]
-    for name in wrong or variant.of_workload.columns.keys() & {LABEL, *COMMON_COLUMNS, *types}:
+    for name in wrong or variant.of_workload.column_types().keys() & {LABEL, *COMMON_COLUMNS, *types}:
         what = "field" if name in wrong else "column"
         raise JobError(
             f"{file}: the {what} {name} of {variant.workload} has a name that tpbench or a field uses: rename it"

@@ -88,8 +88,7 @@ def plan(
         cell = by_key.get(job.key) or Cell(request.index, job, skip_reason(job, target))
         if swept := [name for name in NOT_IN_KEY if getattr(job, name) != getattr(cell.job, name)]:
             errors.append(f"{swept[0]} doesn't make a job another one: run a sweep for each value of {swept[0]}")
-        ignorable = {option.name for option in job.workload.options if option.ignorable}
-        ignorable = (ignorable - set(job.implementation.options)) | job.unused_settings
+        ignorable = (job.workload.ignorable_options - job.implementation.options) | job.unused_settings
         by_key[job.key] = replace(cell, ignored=(*cell.ignored, *filter(ignorable.__contains__, request.chosen)))
     if errors:
         raise JobError("\n".join(dict.fromkeys(errors)))

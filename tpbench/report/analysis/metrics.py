@@ -5,21 +5,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tpbench.measure.clocks import DECIDING, TIMED
-from tpbench.results.schema import all_columns
+from tpbench.measure.clocks import DECIDING, TIMED, statistics_columns
+from tpbench.results.schema import COLUMNS, all_columns
 from tpbench.settings import JobError
 from tpbench.suggestions import unknown
-from tpbench.workloads import workloads
 
-_TIMES = [clock.statistic(part) for clock in TIMED for part in ("", "p5_", "p95_", "min_")]
-_LESS_IS_BETTER = (*_TIMES, "launch_ms", "peak_gib", "bytes_moved", "bytes_communicated")
-_MORE_IS_BETTER = ("gb_per_s", "fraction_of_floor")
-_NEITHER = (
-    "floor_ms", "skew_ms", "copy_gb_per_s", "flops", "iterations", "wall_s", "memory_limit_gib", "loss_value",
-    "loss_error", "grad_error", "output_error",
-)  # fmt: skip
-METRICS = dict.fromkeys(_LESS_IS_BETTER, -1) | dict.fromkeys(_MORE_IS_BETTER, 1) | dict.fromkeys(_NEITHER, 0)
-"""Metrics of every workload, each with the sign of `Metric.better`. A workload may add its own."""
+METRICS = [column.name for column in COLUMNS if column.better is not None]
+"""Metrics of every workload. A workload may add its own."""
 TITLES = {clock.column: clock.title for clock in (*DECIDING, *TIMED)} | {
     "fraction_of_floor": "Share of the floor",
     "peak_gib": "Extra peak memory",
@@ -61,7 +53,7 @@ class Metric:
     @property
     def is_time(self) -> bool:
         """True for statistics of a clock."""
-        return self.name in _TIMES
+        return self.name in {column.name for column in statistics_columns()}
 
     def write(self, value: float) -> str:
         """Return the value with its unit, in about four digits."""
@@ -78,16 +70,15 @@ class Metric:
 
 def metric(name: str) -> Metric:
     """Return the metric of that name, of any row or of one workload. Raises JobError that lists the valid names."""
-    known = metrics_of_all()
-    if name not in known:
-        raise JobError(unknown("metric", name, known))
-    column = all_columns()[name]
-    return Metric(name, column.doc, column.unit, known[name])
+    names, column = metrics_of_all(), all_columns().get(name)
+    if column is None or column.better is None:
+        raise JobError(unknown("metric", name, names))
+    return Metric(name, column.doc, column.unit, column.better)
 
 
-def metrics_of_all() -> dict[str, int]:
-    """Return all metrics as in `METRICS`, those of single workloads last."""
-    return METRICS | {name: better for workload in workloads().values() for name, better in workload.metrics.items()}
+def metrics_of_all() -> list[str]:
+    """Return the names of all metrics, those of single workloads last."""
+    return [column.name for column in all_columns().values() if column.better is not None]
 
 
 @functools.cache
@@ -99,7 +90,7 @@ def speeds() -> frozenset[str]:
 @functools.cache
 def percentages() -> frozenset[str]:
     """Return the columns that are written as percentages."""
-    return frozenset({"fraction_of_floor"}.union(*(workload.percentages for workload in workloads().values())))
+    return frozenset(column.name for column in all_columns().values() if column.percent)
 
 
 def number(value: float) -> str:

@@ -76,7 +76,7 @@ def problem_fields(workload: Workload | None) -> dict[str, Any]:
 
 def problem_identity(workload: Workload | None) -> dict[str, Any]:
     """Return the fields that identify a problem, with their defaults. Equal problems must show equal losses."""
-    options = {option.name for option in workload.options} if workload else ()
+    options = workload.option_defaults if workload else {}
     return {name: default for name, default in problem_fields(workload).items() if name not in options} | {"dp_size": 1}
 
 

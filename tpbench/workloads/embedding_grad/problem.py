@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from tpbench.columns import Column
 from tpbench.settings import setting
-from tpbench.workloads import Option, Pivot, Study, Workload
+from tpbench.workloads import Pivot, Study, Workload
 
 PHASES = ("counts", "ids", "gather", "values", "merge", "reduce")
 """Phases of an iteration; each variant has some of them."""
@@ -27,7 +28,7 @@ class EmbeddingGrad:
     seed: int = setting(0, help="seed of the inputs", low=0, high=2**31 - 1)
     overlap_ms: float = setting(
         0.0,
-        help="length of a stand-in backward, after a forward of half that length; transfers run beside both, ms",
+        help="length of a stand-in backward, after a forward of half that length; transfers run beside both",
         low=0.0,
     )
     index: Literal["none", "early", "late", "device"] = setting(
@@ -50,6 +51,7 @@ class EmbeddingGrad:
         "auto",
         help="search for the touched rows: host (by numpy, before the forward), kernel (by a Triton kernel), auto "
         "(kernel on GPUs, host on CPUs)",
+        option="ignored",
     )
 
     @property
@@ -98,35 +100,62 @@ WORKLOAD = Workload(
     summary="mean over data-parallel ranks of a sparsely touched embedding gradient, sharded over owners",
     problem=EmbeddingGrad,
     headline=("table_rows", "width", "tokens"),
-    columns={
-        "density": "distinct rows that a rank touched, divided by table_rows, mean over ranks",
-        "grad_norm": "norm of the correct mean gradient, over all owners",
-        "rank_bytes_sent": "bytes that each rank sent to its peers, as counted, by rank",
-        "rank_bytes_received": "bytes that each rank received from its peers, as counted, by rank",
-        "workspace_gib": "memory shared with peers that the variant keeps between iterations, GiB",
-        "all_to_all_gb_per_s": "bandwidth of a large all-to-all on this machine, bytes that a rank sends",
-        "reduce_scatter_gb_per_s": "bandwidth of the dense reduce-scatter on this machine, bytes that a rank sends",
-        "link_gb_per_s": "bandwidth of the fastest single one of these collectives, from which the floor follows",
-        "latency_ms": "time of an all-to-all of one row a peer on this machine",
-        "exchange_gb_per_s": "bytes that the busiest rank sent, divided by the time of an iteration",
-        "stand_in_ms": "measured time of the stand-in forward and backward alone, ms",
-        "others_ms": "measured time of an iteration without the exchange (with other_mib), ms",
-        "index_ms": "wall time until the GPU has the index of one step, computed alone (with index), ms",
-        "exposed_ms": "time of an iteration minus others_ms, or without other parameters minus stand_in_ms, ms",
-        **{
-            f"{phase}_ms": f"time of the phase {phase} alone: device time on GPUs, except for counts, ms"
+    columns=(
+        Column("density", float, "distinct rows that a rank touched, divided by table_rows, mean over ranks"),
+        Column("grad_norm", float, "norm of the correct mean gradient, over all owners"),
+        Column("rank_bytes_sent", list, "bytes that each rank sent to its peers, as counted, by rank"),
+        Column("rank_bytes_received", list, "bytes that each rank received from its peers, as counted, by rank"),
+        Column(
+            "workspace_gib",
+            float,
+            "memory shared with peers that the variant keeps between iterations",
+            better=-1,
+            by_variant=True,
+        ),
+        Column(
+            "all_to_all_gb_per_s", float, "bandwidth of a large all-to-all on this machine, bytes that a rank sends"
+        ),
+        Column(
+            "reduce_scatter_gb_per_s",
+            float,
+            "bandwidth of the dense reduce-scatter on this machine, bytes that a rank sends",
+        ),
+        Column(
+            "link_gb_per_s",
+            float,
+            "bandwidth of the fastest single one of these collectives, from which the floor follows",
+        ),
+        Column("latency_ms", float, "time of an all-to-all of one row a peer on this machine"),
+        Column(
+            "exchange_gb_per_s",
+            float,
+            "bytes that the busiest rank sent, divided by the time of an iteration",
+            better=1,
+        ),
+        Column("stand_in_ms", float, "measured time of the stand-in forward and backward alone"),
+        Column("others_ms", float, "measured time of an iteration without the exchange (with other_mib)"),
+        Column(
+            "index_ms",
+            float,
+            "wall time until the GPU has the index of one step, computed alone (with index)",
+            better=-1,
+        ),
+        Column(
+            "exposed_ms",
+            float,
+            "time of an iteration minus others_ms, or without other parameters minus stand_in_ms",
+            better=-1,
+        ),
+        *(
+            Column(
+                f"{phase}_ms",
+                float,
+                f"time of the phase {phase} alone: device time on GPUs, except for counts",
+                better=-1,
+            )
             for phase in PHASES
-        },
-    },
-    variant_columns={"workspace_gib": float},
-    options=(Option("search", ignorable=True),),
-    metrics={
-        "exposed_ms": -1,
-        "index_ms": -1,
-        "exchange_gb_per_s": 1,
-        "workspace_gib": -1,
-        **{f"{phase}_ms": -1 for phase in PHASES},
-    },
+        ),
+    ),
     pivot=Pivot(
         rows=("table_rows", "width", "dp_size", "density"),
         sections=("dtype", "overlap_ms"),

@@ -5,11 +5,12 @@ Each other project is called through its public interface. A variant is skipped 
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
+from tpbench.columns import Column
 from tpbench.kernels import Loss
 from tpbench.settings import setting
-from tpbench.workloads import Option, Pivot, Study, Workload, losses
+from tpbench.workloads import Pivot, Study, Workload, losses
 from tpbench.workloads.entropy_loss.cost_model import size_of
 from tpbench.workloads.losses import first_of, labels_of_even_shards, labels_on_one_rank, other_losses, uneven
 
@@ -20,75 +21,73 @@ class EntropyLoss(losses.LossProblem):
 
     loss: Loss = setting("cross_entropy", help="a loss from labels, or against target logits (a teacher's)")
     logits_scale: float = setting(1.0, help="factor on logits and target logits", low=1e-6)
-    block_cap: Literal["auto", 4096, 8192, 16384, 32768] = setting("auto", help="largest column block of a kernel")
+    block_cap: Literal["auto", 4096, 8192, 16384, 32768] = setting(
+        "auto", help="largest column block of a kernel", option="ignored"
+    )
     exchange: Literal["auto", "nccl", "symmetric", "all_reduce"] = setting(
         "auto",
         help="exchange of statistics: nccl (all-gather), symmetric (triton_tp: memory shared over NVLink), all_reduce "
         "(pytorch_tp_manual: of the maxima, then of the sums), auto",
+        option="ignored",
     )
     algorithm: Literal["auto", "two_reads", "two_kernels", "one_read"] = setting(
         "auto",
         help="triton_tp: two_reads or one_read of a row in one kernel, two_kernels with statistics between, auto",
+        option="ignored",
     )
-    compile: bool = setting(False, help="use torch.compile (pytorch_tp_manual, pytorch_gather)")
+    compile: bool = setting(False, help="use torch.compile (pytorch_tp_manual, pytorch_gather)", option="skipped")
     compute_dtype: Literal["float32", "logits"] = setting(
-        "float32", help="dtype in which torch's losses use the logits: float32, or the logits' own"
+        "float32", help="dtype in which torch's losses use the logits: float32, or the logits' own", option="skipped"
     )
 
+
+_OF_KERNELS: Any = {"by_variant": True, "studies": ("block_cap",)}
 
 WORKLOAD = Workload(
     name="entropy_loss",
     summary="entropy loss over a sharded vocabulary, forward and backward",
     problem=EntropyLoss,
     headline=("loss", "tokens", "vocab"),
-    columns={
-        "loss_identical": "true if all ranks had the same bits in every loss",
-        "algorithm_used": "algorithm of the kernels that ran: two_reads, two_kernels or one_read (triton_tp)",
-        "block_used": "columns of the kernels' block (triton_tp)",
-        "registers": "registers per thread as compiled: maximum over the kernels that read the logits (triton_tp)",
-        "spilled_bytes": "spilled registers, bytes per thread: maximum over those kernels (triton_tp)",
-        "shared_kib": "shared memory per program: maximum over those kernels, KiB (triton_tp)",
-        "occupancy": "share of a multiprocessor's warps that can be resident: minimum over those kernels (triton_tp)",
-    },
-    variant_columns={
-        "algorithm_used": str,
-        "block_used": int,
-        "registers": int,
-        "spilled_bytes": int,
-        "shared_kib": float,
-        "occupancy": float,
-    },
-    options=(
-        Option("block_cap", ignorable=True),
-        Option("exchange", ignorable=True),
-        Option("algorithm", ignorable=True),
-        Option("compile"),
-        Option("compute_dtype"),
+    columns=(
+        Column("loss_identical", bool, "true if all ranks had the same bits in every loss"),
+        Column(
+            "algorithm_used",
+            str,
+            "algorithm of the kernels that ran: two_reads, two_kernels or one_read (triton_tp)",
+            **_OF_KERNELS,
+        ),
+        Column("block_used", int, "columns of the kernels' block (triton_tp)", **_OF_KERNELS),
+        Column(
+            "registers",
+            int,
+            "registers per thread as compiled: maximum over the kernels that read the logits (triton_tp)",
+            **_OF_KERNELS,
+        ),
+        Column(
+            "spilled_bytes",
+            int,
+            "spilled registers, bytes per thread: maximum over those kernels (triton_tp)",
+            **_OF_KERNELS,
+        ),
+        Column("shared_kib", float, "shared memory per program: maximum over those kernels (triton_tp)", **_OF_KERNELS),
+        Column(
+            "occupancy",
+            float,
+            "share of a multiprocessor's warps that can be resident: minimum over those kernels (triton_tp)",
+            percent=True,
+            **_OF_KERNELS,
+        ),
     ),
     pivot=Pivot(
         rows=("vocab", "tp_size", "shard"),
         sections=("loss", "dtype"),
         derived={"shard": lambda row: -(-row["vocab"] // row["tp_size"])},
     ),
-    percentages=("occupancy",),
     studies={
         "block_cap": Study(
             "why is one block cap slow?",
             best_by=("device_ms", "time_ms"),
-            columns=(
-                "time_ms",
-                "device_ms",
-                "chained_ms",
-                "gb_per_s",
-                "fraction_of_floor",
-                "peak_gib",
-                "algorithm_used",
-                "block_used",
-                "registers",
-                "spilled_bytes",
-                "shared_kib",
-                "occupancy",
-            ),
+            columns=("time_ms", "device_ms", "chained_ms", "gb_per_s", "fraction_of_floor", "peak_gib"),
         )
     },
     least_gib=lambda job: size.inputs_gib if (size := size_of(job.flat())) else None,

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
+from tpbench.columns import Column
 from tpbench.settings import setting
-from tpbench.workloads import Option, Pivot, Study, Workload, losses
+from tpbench.workloads import Pivot, Study, Workload, losses
 from tpbench.workloads.losses import first_of, labels_on_one_rank
 from tpbench.workloads.sizes import ITEM_BYTES
 
@@ -22,14 +23,20 @@ class LinearLoss(losses.LossProblem):
     # A gradient's row of fewer columns can cancel in a sum over ranks: its rounding then makes a right variant wrong.
     hidden: int = setting(help="width of the hidden states", low=8)
     mode: Literal["train", "forward"] = setting("train", help="train: loss and both gradients; forward: the loss only")
-    entropy: bool = setting(False, help="compute each row's entropy too")
-    sequence_parallel: bool = setting(False, help="each rank holds tokens / tp_size rows of the hidden states")
-    main_grad: bool = setting(False, help="add the weight's gradient to fp32 memory, as Megatron's main_grad")
+    entropy: bool = setting(False, help="compute each row's entropy too", option="skipped")
+    sequence_parallel: bool = setting(
+        False, help="each rank holds tokens / tp_size rows of the hidden states", option="skipped"
+    )
+    main_grad: bool = setting(
+        False, help="add the weight's gradient to fp32 memory, as Megatron's main_grad", option="skipped"
+    )
     logits_gib: float | None = setting(
-        None, help="linear_tp: memory for the logits of a chunk, GiB; null: its own choice", low=1e-6
+        None, help="linear_tp: memory for the logits of a chunk, GiB; null: its own choice", low=1e-6, option="ignored"
     )
     exchange: Literal["auto", "nccl", "symmetric"] = setting(
-        "auto", help="linear_tp, linear_unfused: path of the rows' statistics, as exchange of entropy_loss"
+        "auto",
+        help="linear_tp, linear_unfused: path of the rows' statistics, as exchange of entropy_loss",
+        option="ignored",
     )
 
     def check(self, tp_size: int, dp_size: int) -> list[str]:
@@ -58,57 +65,62 @@ WORKLOAD = Workload(
     problem=LinearLoss,
     least_gib=least_gib,
     headline=("loss", "tokens", "hidden", "vocab"),
-    columns={
-        "loss_identical": "true if all ranks had the same bits in every loss",
-        "entropy_error": "largest error of a row's entropy against the float64 oracle",
-        "hidden_grad_error": "largest ||row - right|| / ||right|| of the hidden states' gradient",
-        "weight_grad_error": "the same of the weight's gradient, ||right|| at least the root mean square of the rows",
-        "chunks": "chunks of rows (linear_tp)",
-        "chunk_rows": "rows of a chunk (linear_tp)",
-        "products_ms": "the problem's matrix products alone, timed alternately with the step, ms",
-        "over_products": "the step's time over products_ms, both timed alternately, so at equal clocks",
-        "over_products_alone": "the same, each timed in iterations of its own: at a GPU's power limit the one that "
-        "draws less power has a higher clock",
-        "above_outputs_gib": "peak memory beyond the gradients that the step returns, maximum over ranks, GiB",
-        "workspace_gib": "memory shared with peers that the variant keeps between iterations, GiB",
-        "gemm_tflops": "rate of a large square product in this dtype on this machine, TFLOP/s",
-        "tflops": "floating-point operations of the busiest rank over the step's time, TFLOP/s",
-    },
-    variant_columns={"chunks": int, "chunk_rows": int},
-    options=(
-        Option("entropy"),
-        Option("sequence_parallel"),
-        Option("main_grad"),
-        Option("logits_gib", ignorable=True),
-        Option("exchange", ignorable=True),
+    columns=(
+        Column("loss_identical", bool, "true if all ranks had the same bits in every loss"),
+        Column("entropy_error", float, "largest error of a row's entropy against the float64 oracle"),
+        Column("hidden_grad_error", float, "largest ||row - right|| / ||right|| of the hidden states' gradient"),
+        Column(
+            "weight_grad_error",
+            float,
+            "the same of the weight's gradient, ||right|| at least the root mean square of the rows",
+        ),
+        Column(
+            "products_ms",
+            float,
+            "the problem's matrix products alone, timed alternately with the step",
+            better=0,
+            studies=("linear",),
+        ),
+        Column(
+            "over_products",
+            float,
+            "the step's time over products_ms, both timed alternately, so at equal clocks",
+            better=-1,
+            studies=("linear",),
+        ),
+        Column(
+            "over_products_alone",
+            float,
+            "the same, each timed in iterations of its own: at a GPU's power limit the one that "
+            "draws less power has a higher clock",
+            better=-1,
+            studies=("linear",),
+        ),
+        Column("gemm_tflops", float, "rate of a large square product in this dtype on this machine"),
+        Column(
+            "tflops",
+            float,
+            "floating-point operations of the busiest rank over the step's time",
+            better=1,
+            studies=("linear",),
+        ),
+        Column(
+            "above_outputs_gib",
+            float,
+            "peak memory beyond the gradients that the step returns, maximum over ranks",
+            better=-1,
+            studies=("linear",),
+        ),
+        Column("workspace_gib", float, "memory shared with peers that the variant keeps between iterations", better=-1),
+        Column("chunks", int, "chunks of rows (linear_tp)", by_variant=True, studies=("linear",)),
+        Column("chunk_rows", int, "rows of a chunk (linear_tp)", by_variant=True, studies=("linear",)),
     ),
     pivot=Pivot(rows=("hidden", "vocab", "tp_size", "tokens"), sections=("loss", "mode", "dtype")),
-    metrics={
-        "over_products": -1,
-        "over_products_alone": -1,
-        "above_outputs_gib": -1,
-        "workspace_gib": -1,
-        "products_ms": 0,
-        "tflops": 1,
-    },
     studies={
         "linear": Study(
             "how far is the loss from its matrix products, and how much memory does it need?",
             best_by=("device_ms", "time_ms"),
-            columns=(
-                "time_ms",
-                "device_ms",
-                "chained_ms",
-                "products_ms",
-                "over_products",
-                "over_products_alone",
-                "tflops",
-                "fraction_of_floor",
-                "peak_gib",
-                "above_outputs_gib",
-                "chunks",
-                "chunk_rows",
-            ),
+            columns=("time_ms", "device_ms", "chained_ms", "fraction_of_floor", "peak_gib"),
             axes=("above_outputs_gib", "time_ms"),
         )
     },

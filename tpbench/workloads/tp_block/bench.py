@@ -231,7 +231,7 @@ class StackSession(Session):
             "grad_norms": grad_norms,
             **errors,
             **self.block.rates,
-            **checked_columns(self.prepared.columns(), self.variant, WORKLOAD.variant_columns),
+            **checked_columns(self.prepared.columns(), self.variant, WORKLOAD.column_types(of_variant=True)),
             **self.graph_columns,
         }
         wrong = oracle.complaint(errors, self.problem.dtype)

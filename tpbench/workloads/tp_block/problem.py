@@ -6,8 +6,9 @@ import itertools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from tpbench.columns import Column
 from tpbench.settings import setting
-from tpbench.workloads import Option, Pivot, Study, Workload
+from tpbench.workloads import Pivot, Study, Workload
 from tpbench.workloads.sizes import ITEM_BYTES
 
 if TYPE_CHECKING:
@@ -76,24 +77,36 @@ class TpBlock:
     )
     dtype: Literal["bfloat16", "float32", "float64"] = setting("bfloat16", help="dtype of activations and weights")
     seed: int = setting(0, help="seed of activations and weights", low=0, high=2**31 - 1)
-    save_gathered: bool = setting(True, help="keep gathered inputs for the backward pass; false: gather them again")
+    save_gathered: bool = setting(
+        True, help="keep gathered inputs for the backward pass; false: gather them again", option="ignored"
+    )
     signals: Literal["stream", "kernel"] = setting(
-        "stream", help="block_copy_engine and block_fused: how ranks signal their copies; graph=true sets kernel"
+        "stream",
+        help="block_copy_engine and block_fused: how ranks signal their copies; graph=true sets kernel",
+        option="ignored",
+        with_graph="kernel",
     )
     try_graphs: bool = setting(
-        False, help="block_auto: also try steps whose forward and backward passes are CUDA graphs"
+        False,
+        help="block_auto: also try steps whose forward and backward passes are CUDA graphs",
+        option="ignored",
+        with_graph=False,
     )
-    profile: bool = setting(False, help="keep each rank's profiler trace of one step")
+    profile: bool = setting(False, help="keep each rank's profiler trace of one step", option="skipped")
     rotary: bool = setting(False, help="rotate queries and keys by their positions, as Llama does; layers=N sets true")
     layers: int = setting(0, help="blocks to train with AdamW; 0: one block, forward and backward only", low=0)
     steps: int = setting(10, help="measured training steps (layers=N)", low=1)
     warmup_steps: int = setting(3, help="training steps before the measured ones (layers=N)", low=0)
     learning_rate: float = setting(1e-4, help="AdamW's learning rate (layers=N)", low=0.0)
     choose_by: Literal["wall", "device", "chained"] = setting(
-        "wall", help="block_auto: the clock of its trial; chained: steps back to back, as in a training loop"
+        "wall",
+        help="block_auto: the clock of its trial; chained: steps back to back, as in a training loop",
+        option="ignored",
     )
-    compile: bool = setting(False, help="use torch.compile for what lies between the linears")
-    nccl: Literal["default", "symmetric", "copy_engine"] = setting("default", help="block_tp: how NCCL gathers")
+    compile: bool = setting(False, help="use torch.compile for what lies between the linears", option="ignored")
+    nccl: Literal["default", "symmetric", "copy_engine"] = setting(
+        "default", help="block_tp: how NCCL gathers", option="ignored"
+    )
 
     def check(self, tp_size: int, dp_size: int) -> list[str]:
         """Return complaints about fields that do not fit together."""
@@ -203,14 +216,6 @@ def unsupported_by_quack(problem: TpBlock, size: int) -> str | None:
     return None
 
 
-PROFILE = (
-    "time_ms", "device_ms", "chained_ms", "forward_ms", "backward_ms", "compute_ms", "communication_ms", "exposed_ms",
-    "hidden_share", "bound", "idle_share", "tflops",
-    "gemm_share", "peak_gib", "graph_gib", "workspace_gib", "loss_value", "grad_norm", "chosen",
-)  # fmt: skip
-"""The columns of the study `profile`."""
-
-
 def _unsupported(job: Any) -> str | None:
     """Return why the options and the device don't fit together, or None if they do."""
     problem = job.problem
@@ -225,41 +230,96 @@ WORKLOAD = Workload(
     problem=TpBlock,
     least_gib=lambda job: 2 * linear_weights(job.problem, job.tp_size) * ITEM_BYTES[job.problem.dtype] / 2**30,
     headline=("hidden", "ffn", "tokens", "layers"),
-    columns={
-        "grad_norm": "norm of all weights' gradients, counting each weight once",
-        "workspace_gib": "memory shared with peers that the variant keeps between iterations, GiB",
-        "losses": "loss of each training step, warm-up included (layers=N)",
-        "grad_norms": "norm of all gradients in each training step, warm-up included (layers=N)",
-        "chosen": "the variant, and whether the passes are graphs (block_auto)",
-        "graph_gib": "memory that graphs of block_auto or of a stack hold between iterations; at most a part of it is "
-        "in peak_gib, and reports add both, GiB",
-        "nccl_algorithm": "what NCCL runs for an all-gather of the step's size: its kernel, or copy engine",
-        "forward_ms": "forward pass, timed as the step is, ms",
-        "backward_ms": "backward pass, timed as the step is, ms",
-        "compute_ms": "the step with its communication removed: products in one piece, ms",
-        "communication_ms": "the step's collectives alone, one after the other, ms",
-        "exposed_ms": "the step's time beyond the same step without communication, the median of pairs, ms",
-        "chained_compute_ms": "compute_ms of steps back to back, as in a training loop, ms",
-        "chained_exposed_ms": "exposed_ms of steps back to back, the median of pairs of such blocks, ms",
-        "forward_compute_ms": "compute_ms of the forward pass alone, ms",
-        "forward_exposed_ms": "exposed_ms of the forward pass alone, ms",
-        "chained_forward_compute_ms": "compute_ms of forward passes back to back, ms",
-        "chained_forward_exposed_ms": "exposed_ms of forward passes back to back, ms",
-        "hidden_share": "share of the communication that is hidden: 1 - exposed_ms / communication_ms",
-        "gemm_tflops": "rate of a large square product in this dtype on this machine, TFLOP/s",
-        "tflops": "floating-point operations of the busiest rank over the step's time, TFLOP/s",
-        "gemm_share": "share of gemm_tflops that the step reaches",
-        "gather_gb_per_s": "bandwidth of a large all-gather on this machine, bytes that a rank receives",
-    },
-    variant_columns={"chosen": str, "graph_gib": float, "workspace_gib": float},
-    options=(
-        *(
-            Option(name, ignorable=True)
-            for name in ("save_gathered", "signals", "try_graphs", "nccl", "choose_by", "compile")
+    columns=(
+        Column("forward_ms", float, "forward pass, timed as the step is", better=-1, studies=("profile",)),
+        Column("backward_ms", float, "backward pass, timed as the step is", better=-1, studies=("profile",)),
+        Column(
+            "compute_ms",
+            float,
+            "the step with its communication removed: products in one piece",
+            better=0,
+            studies=("profile",),
         ),
-        Option("profile"),
+        Column(
+            "communication_ms",
+            float,
+            "the step's collectives alone, one after the other",
+            better=0,
+            studies=("profile",),
+        ),
+        Column(
+            "exposed_ms",
+            float,
+            "the step's time beyond the same step without communication, the median of pairs",
+            better=-1,
+            studies=("profile",),
+        ),
+        Column(
+            "hidden_share",
+            float,
+            "share of the communication that is hidden: 1 - exposed_ms / communication_ms",
+            better=0,
+            percent=True,
+            studies=("profile",),
+        ),
+        Column("chained_compute_ms", float, "compute_ms of steps back to back, as in a training loop"),
+        Column(
+            "chained_exposed_ms",
+            float,
+            "exposed_ms of steps back to back, the median of pairs of such blocks",
+            better=-1,
+        ),
+        Column("forward_compute_ms", float, "compute_ms of the forward pass alone"),
+        Column("forward_exposed_ms", float, "exposed_ms of the forward pass alone", better=-1),
+        Column("chained_forward_compute_ms", float, "compute_ms of forward passes back to back"),
+        Column("chained_forward_exposed_ms", float, "exposed_ms of forward passes back to back"),
+        Column(
+            "tflops",
+            float,
+            "floating-point operations of the busiest rank over the step's time",
+            better=1,
+            studies=("profile",),
+        ),
+        Column(
+            "gemm_share",
+            float,
+            "share of gemm_tflops that the step reaches",
+            better=0,
+            percent=True,
+            studies=("profile",),
+        ),
+        Column("gemm_tflops", float, "rate of a large square product in this dtype on this machine"),
+        Column("gather_gb_per_s", float, "bandwidth of a large all-gather on this machine, bytes that a rank receives"),
+        Column(
+            "nccl_algorithm", str, "what NCCL runs for an all-gather of the step's size: its kernel, or copy engine"
+        ),
+        Column(
+            "graph_gib",
+            float,
+            "memory that graphs of block_auto or of a stack hold between iterations; at most a part of it is in "
+            "peak_gib, and reports add both",
+            by_variant=True,
+            studies=("profile",),
+        ),
+        Column(
+            "workspace_gib",
+            float,
+            "memory shared with peers that the variant keeps between iterations",
+            better=-1,
+            by_variant=True,
+            studies=("profile",),
+        ),
+        Column("grad_norm", float, "norm of all weights' gradients, counting each weight once", studies=("profile",)),
+        Column("losses", list, "loss of each training step, warm-up included (layers=N)"),
+        Column("grad_norms", list, "norm of all gradients in each training step, warm-up included (layers=N)"),
+        Column(
+            "chosen",
+            str,
+            "the variant, and whether the passes are graphs (block_auto)",
+            by_variant=True,
+            studies=("profile",),
+        ),
     ),
-    graph_options={"signals": "kernel", "try_graphs": False},
     pivot=Pivot(
         rows=("hidden", "ffn", "tokens", "tp_size"),
         sections=("dtype", "part"),
@@ -270,25 +330,11 @@ WORKLOAD = Workload(
     ),
     scheduled=lambda problem: problem.layers > 0,
     unsupported_reason=_unsupported,
-    metrics={
-        "forward_ms": -1,
-        "backward_ms": -1,
-        "compute_ms": 0,
-        "communication_ms": 0,
-        "exposed_ms": -1,
-        "chained_exposed_ms": -1,
-        "forward_exposed_ms": -1,
-        "hidden_share": 0,
-        "tflops": 1,
-        "gemm_share": 0,
-        "workspace_gib": -1,
-    },
-    percentages=("hidden_share", "gemm_share"),
     studies={
         "profile": Study(
             "what is a step made of, and how much of its communication is hidden?",
             best_by=("device_ms", "time_ms"),
-            columns=PROFILE,
+            columns=("time_ms", "device_ms", "chained_ms", "bound", "idle_share", "peak_gib", "loss_value"),
         ),
         "overlap": Study(
             "by how much does overlap shorten each part, and where does it stop paying?",

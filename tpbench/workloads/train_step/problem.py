@@ -23,22 +23,24 @@ class TrainStep:
     """
 
     model: str = setting(help="name of the model")
-    architecture: str = setting(help="model type as the transformers package calls it")
-    hidden_size: int = setting(help="width of the residual stream", low=1)
-    ffn_size: int = setting(help="width of the feed-forward layer", low=1)
-    layers: int = setting(help="decoder layers of the model as published", low=1)
-    heads: int = setting(help="query heads", low=1)
-    kv_heads: int = setting(help="key-value heads", low=1)
-    head_dim: int = setting(help="width of a head", low=2)
-    vocab: int = setting(help="rows of the embedding, columns of the logits", low=2, high=2**20)
-    tied: bool = setting(False, help="whether the embedding's weight is the head's too")
-    rope_theta: float = setting(1e4, help="base of the rotary embedding", low=1.0)
-    rope_factor: float = setting(1.0, help="Llama 3's scaling of the rotary embedding; 1: none", low=1.0)
-    norm_eps: float = setting(1e-6, help="epsilon of the RMS norms", low=0.0)
-    model_dir: str | None = setting(None, help="folder with a config.json that describes the model instead")
+    architecture: str = setting(help="model type as the transformers package calls it", column=False)
+    hidden_size: int = setting(help="width of the residual stream", low=1, column=False)
+    ffn_size: int = setting(help="width of the feed-forward layer", low=1, column=False)
+    layers: int = setting(help="decoder layers of the model as published", low=1, column=False)
+    heads: int = setting(help="query heads", low=1, column=False)
+    kv_heads: int = setting(help="key-value heads", low=1, column=False)
+    head_dim: int = setting(help="width of a head", low=2, column=False)
+    vocab: int = setting(help="rows of the embedding, columns of the logits", low=2, high=2**20, column=False)
+    tied: bool = setting(False, help="whether the embedding's weight is the head's too", column=False)
+    rope_theta: float = setting(1e4, help="base of the rotary embedding", low=1.0, column=False)
+    rope_factor: float = setting(1.0, help="Llama 3's scaling of the rotary embedding; 1: none", low=1.0, column=False)
+    norm_eps: float = setting(1e-6, help="epsilon of the RMS norms", low=0.0, column=False)
+    model_dir: str | None = setting(
+        None, help="folder with a config.json that describes the model instead", column=False
+    )
     config_hash: str | None = setting(None, help="hash of that config.json, computed by tpbench; it cannot be set")
     ffn_matrices: int = setting(
-        3, help="matrices of the feed-forward layer, computed by tpbench; it cannot be set", low=2, high=3
+        3, help="matrices of the feed-forward layer, computed by tpbench; it cannot be set", low=2, high=3, column=False
     )
     num_layers: int | None = setting(None, help="decoder layers to train; null or 0: all layers of the model", low=0)
 
@@ -58,18 +60,32 @@ class TrainStep:
     autocast: bool = setting(False, help="parameters and states in fp32, matrix products in dtype by torch.autocast")
     seed: int = setting(42, help="seed of initial weights and tokens", low=0, high=2**31 - 1)
 
-    attention: Literal["sdpa", "flash_attention_2", "eager"] = setting("sdpa", help="implementation of attention")
-    activation_checkpointing: bool = setting(False, help="keep only the input of each layer and recompute the rest")
-    compile: bool = setting(False, help="compile each decoder layer with torch.compile (needs a GPU)")
-    zero_stage: Literal[0, 1, 2] = setting(1, help="DeepSpeed's ZeRO stage (autotp)")
-    overlap: bool = setting(False, help="DeepSpeed's overlap of tensor-parallel all-reduces with products (autotp)")
-    nccl: Literal["default", "symmetric", "copy_engine"] = setting("default", help="how NCCL gathers")
-    vocab_parallel: bool = setting(True, help="head and loss use the sharded vocabulary; false: gather all logits")
-    train_loss: Literal["torch", "tpbench"] = setting("torch", help="cross-entropy: the variant's own, or tpbench's")
+    attention: Literal["sdpa", "flash_attention_2", "eager"] = setting(
+        "sdpa", help="implementation of attention", option="skipped"
+    )
+    activation_checkpointing: bool = setting(
+        False, help="keep only the input of each layer and recompute the rest", option="skipped"
+    )
+    compile: bool = setting(False, help="compile each decoder layer with torch.compile (needs a GPU)", option="skipped")
+    zero_stage: Literal[0, 1, 2] = setting(1, help="DeepSpeed's ZeRO stage (autotp)", option="ignored")
+    overlap: bool = setting(
+        False, help="DeepSpeed's overlap of tensor-parallel all-reduces with products (autotp)", option="ignored"
+    )
+    nccl: Literal["default", "symmetric", "copy_engine"] = setting("default", help="how NCCL gathers", option="skipped")
+    vocab_parallel: bool = setting(
+        True, help="head and loss use the sharded vocabulary; false: gather all logits", option="ignored"
+    )
+    train_loss: Literal["torch", "tpbench"] = setting(
+        "torch", help="cross-entropy: the variant's own, or tpbench's", option="skipped"
+    )
 
-    phase_steps: int = setting(3, help="above 0: time the phases of each measured step; 0: do not", low=0)
-    profile: bool = setting(False, help="keep the profiler trace of one additional step")
-    log_interval: int = setting(10, help="steps between two lines of progress; 0: none", low=0)
+    phase_steps: int = setting(
+        3, help="above 0: time the phases of each measured step; 0: do not", low=0, option="skipped", column=False
+    )
+    profile: bool = setting(
+        False, help="keep the profiler trace of one additional step", option="skipped", column=False
+    )
+    log_interval: int = setting(10, help="steps between two lines of progress; 0: none", low=0, column=False, in_key=5)
 
     @property
     def tokens(self) -> int:

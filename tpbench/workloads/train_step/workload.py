@@ -5,7 +5,9 @@ from functools import partial
 from typing import Any
 
 from tpbench import packages
-from tpbench.workloads import Option, Pivot, Study, Workload
+from tpbench.columns import Column
+from tpbench.settings import field_traits
+from tpbench.workloads import Pivot, Study, Workload
 from tpbench.workloads.train_step.documents import json_document
 from tpbench.workloads.train_step.estimates import MemoryEstimate, estimate_memory, parameters
 from tpbench.workloads.train_step.model.resolve import KNOWN_ARCHITECTURES, resolve
@@ -15,11 +17,7 @@ TENSOR_PARALLEL = frozenset({"vocab_parallel"})
 """Options that have a meaning only if the model is sharded."""
 AUTOTP = frozenset({"zero_stage", "overlap"})
 """Options of DeepSpeed."""
-OPTIONS = (
-    "attention", "activation_checkpointing", "compile", "zero_stage", "overlap", "vocab_parallel", "train_loss",
-    "phase_steps", "profile", "nccl",
-)  # fmt: skip
-ALL = frozenset(OPTIONS) - TENSOR_PARALLEL - AUTOTP - {"nccl"}
+ALL = frozenset(field_traits(TrainStep, "option")) - TENSOR_PARALLEL - AUTOTP - {"nccl"}
 """Options that every variant supports."""
 ALIASES = {
     "impl": "variant={} shape=qwen3_32b_tp4",
@@ -35,12 +33,6 @@ no other model is named."""
 LARGEST_ESTIMATE = 1.15
 """Most that an estimate of the memory exceeds the peak that is measured, as a factor: 1.13 in 31 measured cells."""
 MEMORY_PARTS = MemoryEstimate._fields[:-1]
-TRAINING = (
-    "tokens_per_s_per_gpu", "mfu", "bound", "communication_share", "idle_share", "time_ms",
-    "device_ms", "forward_ms", "backward_ms", "optimizer_ms", "peak_gib", "steady_gib", "expected_gib",
-    *(f"expected_{part}_gib" for part in MEMORY_PARTS), "loss_value",
-)  # fmt: skip
-"""The columns of the study `training`."""
 
 
 def planned_columns(job: Any) -> dict[str, Any]:
@@ -80,7 +72,6 @@ WORKLOAD = Workload(
     problem=TrainStep,
     aliases=ALIASES,
     headline=("model", "num_layers", "batch_size", "seq_length"),
-    job_only_fields=(*ARCHITECTURE, "model_dir", "phase_steps", "profile", "log_interval"),
     scheduled=True,
     resolve=resolve,
     planned_columns=planned_columns,
@@ -88,68 +79,111 @@ WORKLOAD = Workload(
     least_gib=lambda job: planned_columns(job)["expected_gib"] / LARGEST_ESTIMATE,
     unsupported_reason=unsupported_reason,
     document=json_document,
-    columns={
-        "parameters": "number of weights of the trained model",
-        "tokens_per_s": "tokens of all replicas and micro-batches divided by the median step's time",
-        "tokens_per_s_per_gpu": "tokens_per_s divided by the number of ranks",
-        "samples_per_s": "sequences of all replicas and micro-batches divided by the median step's time",
-        "samples_per_s_per_gpu": "samples_per_s divided by the number of ranks",
-        "tflops_per_gpu": "flops divided by the median step's time, TFLOP/s",
-        "mfu": "model FLOPs utilisation: the model's operations by time and number of ranks, divided by peak_tflops",
-        "peak_tflops": "dense peak of the GPU in dtype by its datasheet, TFLOP/s",
-        "gemm_tflops": "measured rate of a large square matrix product in this dtype, TFLOP/s",
-        "forward_ms": "forward passes of the median step on its slowest rank, ms",
-        "backward_ms": "backward passes of a step, as forward_ms, ms",
-        "optimizer_ms": "clipping and update of a step, as forward_ms, ms",
-        "step_forward_ms": "forward passes of each measured step on its slowest rank, ms",
-        "step_backward_ms": "backward passes of each measured step on its slowest rank, ms",
-        "step_optimizer_ms": "clipping and update of each measured step on its slowest rank, ms",
-        "steady_gib": "memory held between steps, largest of all ranks, GiB",
-        "expected_model_gib": "estimated memory of a rank's parameters, GiB",
-        "expected_gradients_gib": "estimated memory of a rank's gradients, GiB",
-        "expected_optimizer_gib": "estimated memory of a rank's optimizer states, GiB",
-        "expected_activations_gib": "estimated memory of a rank's activations at the beginning of the backward pass "
-        "or, if more, of activations and AutoTP's buffers at the first gradient, GiB",
-        "expected_gib": "estimated peak memory of a rank: the sum of these; if activations are freed as gradients "
-        "are made, only the larger of the two counts, GiB",
-        "nccl_algorithm": "what NCCL runs for an all-gather of the step's size: its kernel, or copy engine",
-        "losses": "mean loss of every step, including warm-up",
-        "grad_norms": "gradient norm before clipping of every step, including warm-up",
-        "grad_norm": "gradient norm before clipping of the last step",
-        "oracle": "reference of the row: the first steps by one process, or a forward pass of the first step; for a "
-        "variant from outside tpbench all steps, or which are not checked",
-        "init_s": "time to make, shard and wrap the model, s",
-    },
-    options=tuple(Option(name, ignorable=name in TENSOR_PARALLEL | AUTOTP) for name in OPTIONS),
-    outside_key={"log_interval": 5, "optimizer": "torch"},
+    columns=(
+        Column("parameters", int, "number of weights of the trained model"),
+        Column(
+            "tokens_per_s",
+            float,
+            "tokens of all replicas and micro-batches divided by the median step's time",
+            better=1,
+        ),
+        Column(
+            "tokens_per_s_per_gpu",
+            float,
+            "tokens_per_s divided by the number of ranks",
+            better=1,
+            studies=("training",),
+        ),
+        Column(
+            "samples_per_s",
+            float,
+            "sequences of all replicas and micro-batches divided by the median step's time",
+            better=1,
+        ),
+        Column("samples_per_s_per_gpu", float, "samples_per_s divided by the number of ranks"),
+        Column("tflops_per_gpu", float, "flops divided by the median step's time", "TFLOP/s", better=1),
+        Column(
+            "mfu",
+            float,
+            "model FLOPs utilisation: the model's operations by time and number of ranks, divided by peak_tflops",
+            better=1,
+            percent=True,
+            studies=("training",),
+        ),
+        Column("peak_tflops", float, "dense peak of the GPU in dtype by its datasheet"),
+        Column("gemm_tflops", float, "measured rate of a large square matrix product in this dtype"),
+        Column(
+            "forward_ms",
+            float,
+            "forward passes of the median step on its slowest rank",
+            better=-1,
+            studies=("training",),
+        ),
+        Column("backward_ms", float, "backward passes of a step, as forward_ms", better=-1, studies=("training",)),
+        Column("optimizer_ms", float, "clipping and update of a step, as forward_ms", better=-1, studies=("training",)),
+        Column("step_forward_ms", list, "forward passes of each measured step on its slowest rank"),
+        Column("step_backward_ms", list, "backward passes of each measured step on its slowest rank"),
+        Column("step_optimizer_ms", list, "clipping and update of each measured step on its slowest rank"),
+        Column(
+            "steady_gib", float, "memory held between steps, largest of all ranks", better=-1, studies=("training",)
+        ),
+        Column(
+            "expected_gib",
+            float,
+            "estimated peak memory of a rank: the sum of the estimates below; if activations are freed as "
+            "gradients are made, only the larger of the two counts",
+            better=0,
+            studies=("training",),
+        ),
+        Column("expected_model_gib", float, "estimated memory of a rank's parameters", studies=("training",)),
+        Column("expected_gradients_gib", float, "estimated memory of a rank's gradients", studies=("training",)),
+        Column("expected_optimizer_gib", float, "estimated memory of a rank's optimizer states", studies=("training",)),
+        Column(
+            "expected_activations_gib",
+            float,
+            "estimated memory of a rank's activations at the beginning of the backward pass "
+            "or, if more, of activations and AutoTP's buffers at the first gradient",
+            studies=("training",),
+        ),
+        Column(
+            "nccl_algorithm", str, "what NCCL runs for an all-gather of the step's size: its kernel, or copy engine"
+        ),
+        Column("losses", list, "mean loss of every step, including warm-up"),
+        Column("grad_norms", list, "gradient norm before clipping of every step, including warm-up"),
+        Column("grad_norm", float, "gradient norm before clipping of the last step"),
+        Column(
+            "oracle",
+            str,
+            "reference of the row: the first steps by one process, or a forward pass of the first step; for a "
+            "variant from outside tpbench all steps, or which are not checked",
+        ),
+        Column("init_s", float, "time to make, shard and wrap the model", "s", better=0),
+    ),
+    former_fields={"optimizer": "torch"},
     pivot=Pivot(
         rows=("model", "num_layers", "seq_length", "dp_size", "tp_size"),
         sections=("dtype",),
         implied=(*ARCHITECTURE, "model_dir"),
         loss_tolerance={"bfloat16": 2e-2, "float32": 1e-3},
     ),
-    percentages=("mfu", "compute_share", "communication_share", "idle_share"),
     studies={
         "training": Study(
             "which throughput does each implementation reach, and how much memory does it need?",
             best_by=("tokens_per_s_per_gpu",),
             compared_across=("dp_size", "tp_size", "batch_size"),
             axes=("peak_gib", "tokens_per_s_per_gpu"),
-            columns=TRAINING,
+            columns=(
+                "tokens_per_s_per_gpu",
+                "mfu",
+                "bound",
+                "communication_share",
+                "idle_share",
+                "time_ms",
+                "device_ms",
+                "peak_gib",
+                "loss_value",
+            ),
         ),
-    },
-    metrics={
-        "tokens_per_s": 1,
-        "tokens_per_s_per_gpu": 1,
-        "samples_per_s": 1,
-        "mfu": 1,
-        "tflops_per_gpu": 1,
-        "steady_gib": -1,
-        "forward_ms": -1,
-        "backward_ms": -1,
-        "optimizer_ms": -1,
-        "init_s": 0,
-        "expected_gib": 0,
     },
 )
 
