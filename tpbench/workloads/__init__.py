@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from tpbench.columns import Column, columns_of_fields, declared
 from tpbench.measure.session import Context, Session
@@ -118,7 +118,14 @@ LATE = Study("what does a late rank cost the others (late=true)?", module=f"{__n
 
 @dataclass
 class Workload:
-    """A problem with an oracle and a count of its unavoidable bytes, FLOPs and communicated bytes."""
+    """A problem with an oracle and a count of its unavoidable bytes, FLOPs and communicated bytes.
+
+    Its functions are registered by the methods that are decorators. A subclass may override what plans and describes a
+    cell: `resolve`, `planned_columns`, `expected_memory`, `least_gib`, `unsupported_reason` and `document`.
+    """
+
+    variant_class: ClassVar[type[Variant]] = Variant
+    """The class of its variants. A subclass has traits that only this workload reads."""
 
     problem: type
     """Frozen dataclass: the problem's fields, declared with `tpbench.settings.setting`. A field `seed` is added unless
@@ -140,21 +147,8 @@ class Workload:
     pivot: Pivot = Pivot()
     studies: Mapping[str, Study] = field(default_factory=dict)
     """By name, as `report.py --study` takes it."""
-    resolve: Callable[[Any, frozenset[str]], Any] = lambda problem, chosen: problem
-    """Return the problem with all values that its fields refer to, for example values of a file. The second argument
-    holds the names that a user set on the command line. Raises JobError."""
-    planned_columns: Callable[[Any], Mapping[str, Any]] = lambda job: {}
-    """Return the columns that follow from the job alone. Every row of the workload has them, also after a failure."""
-    expected_memory: Callable[[Any], str] = lambda job: ""
-    """Return the expected memory of a rank as text, for the reason of a row that ran out of memory."""
-    least_gib: Callable[[Any], float | None] = lambda job: None
-    """Return the memory that a rank surely needs, such as that of its inputs, in GiB, or None if it is unknown."""
-    unsupported_reason: Callable[[Any], str | None] = lambda job: None
-    """Return why this installation or the job's device cannot run a (valid) job with any variant, or None if it can."""
     former_fields: Mapping[str, Any] = field(default_factory=dict)
     """Fields that the problem had once and that could not change a result, each with its value in every job's key."""
-    document: Callable[[Mapping[str, Any]], tuple[str, dict[str, Any]] | None] = lambda row: None
-    """Return a row as a JSON document that this workload's users know, with its file name, or None."""
     scheduled: bool | Callable[[Any], bool] = False
     """True if the problem fixes the number of iterations, and each iteration continues the one before. No stop rule
     applies, and cells cannot be interleaved. `session` runs them. May be a function of the problem."""
@@ -231,6 +225,33 @@ class Workload:
         """The fields, present or former ones, that cannot change a result, each with its value in every job's key."""
         return {**self.former_fields, **field_traits(self.problem, "in_key")}
 
+    def resolve(self, problem: Any, chosen: frozenset[str]) -> Any:
+        """Return the problem with all values that its fields refer to, for example values of a file.
+
+        chosen: the names that a user set on the command line. Raises JobError.
+        """
+        return problem
+
+    def planned_columns(self, job: Any) -> Mapping[str, Any]:
+        """Return the columns that follow from the job alone. Every row has them, also after a failure."""
+        return {}
+
+    def expected_memory(self, job: Any) -> str:
+        """Return the expected memory of a rank as text, for the reason of a row that ran out of memory."""
+        return ""
+
+    def least_gib(self, job: Any) -> float | None:
+        """Return the memory that a rank surely needs, such as that of its inputs, in GiB, or None if it is unknown."""
+        return None
+
+    def unsupported_reason(self, job: Any) -> str | None:
+        """Return why this installation or the job's device cannot run a (valid) job with any variant, or None."""
+        return None
+
+    def document(self, row: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
+        """Return a row as a JSON document that this workload's users know, with its file name, or None."""
+        return None
+
     def inputs(self, function: FunctionT) -> FunctionT:
         """Register `(problem, rank) -> dict of tensors`: the inputs of a rank, from these two and `rank.seed` only."""
         return self._declare("inputs", function)
@@ -300,7 +321,7 @@ class Workload:
 
     def variant(self, summary: str = "", **traits: Any) -> Callable[[FunctionT], FunctionT]:
         """Register the decorated function as the variant of that name. `traits`: the fields of `Variant`."""
-        valid = {each.name for each in fields(Variant)} - {"name", "summary", "prepare", "place"}
+        valid = {each.name for each in fields(self.variant_class)} - {"name", "summary", "prepare", "place"}
         for trait in traits.keys() - valid:
             raise TypeError(unknown("argument of a variant", trait, sorted(valid)))
 
@@ -311,7 +332,7 @@ class Workload:
             if name in self.variants:
                 raise ValueError(f"{self.name} has two variants called {name}")
             traits["options"] = frozenset(traits.get("options", ()))
-            self.variants[name] = Variant(name, summary, prepare, **traits)
+            self.variants[name] = self.variant_class(name, summary, prepare, **traits)
             return prepare
 
         return register

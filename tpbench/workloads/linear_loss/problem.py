@@ -51,19 +51,21 @@ class LinearLoss(losses.LossProblem):
         return found
 
 
-def least_gib(job: Any) -> float:
-    """Return the memory of a rank's part of the weight and of the hidden states, with their gradients, in GiB."""
-    problem: LinearLoss = job.problem
-    ranks = int(job.tp_size)
-    rows = problem.tokens / (ranks if problem.sequence_parallel else 1) + problem.vocab / ranks
-    return (1 + problem.trains) * rows * problem.hidden * ITEM_BYTES[problem.dtype] / 2**30
+class LinearLossWorkload(Workload):
+    """The linear loss, whose weight and hidden states must be in memory."""
+
+    def least_gib(self, job: Any) -> float:
+        """Return the memory of a rank's part of the weight and of the hidden states, with their gradients, in GiB."""
+        problem: LinearLoss = job.problem
+        ranks = int(job.tp_size)
+        rows = problem.tokens / (ranks if problem.sequence_parallel else 1) + problem.vocab / ranks
+        return (1 + problem.trains) * rows * problem.hidden * ITEM_BYTES[problem.dtype] / 2**30
 
 
-WORKLOAD = Workload(
+WORKLOAD = LinearLossWorkload(
     name="linear_loss",
     summary="head and entropy loss over a sharded vocabulary, forward and backward",
     problem=LinearLoss,
-    least_gib=least_gib,
     headline=("loss", "tokens", "hidden", "vocab"),
     columns=(
         Column("loss_identical", bool, "true if all ranks had the same bits in every loss"),

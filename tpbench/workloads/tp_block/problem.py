@@ -216,19 +216,30 @@ def unsupported_by_quack(problem: TpBlock, size: int) -> str | None:
     return None
 
 
-def _unsupported(job: Any) -> str | None:
-    """Return why the options and the device don't fit together, or None if they do."""
-    problem = job.problem
-    if problem.compile and problem.part in ("column", "row"):
-        return f"compile=true needs part=block or mlp: part={problem.part} is a linear alone"
-    return f"nccl={problem.nccl} needs a CUDA GPU" if job.device == "cpu" and problem.nccl != "default" else None
+class TpBlockWorkload(Workload):
+    """The transformer block."""
+
+    def resolve(self, problem: TpBlock, chosen: frozenset[str]) -> TpBlock:
+        """Return the problem with rotary embeddings if it is a stack, unless the user chose."""
+        return problem if "rotary" in chosen else replace(problem, rotary=problem.rotary or problem.layers > 0)
+
+    def least_gib(self, job: Any) -> float:
+        """Return the memory of a rank's weights and their gradients in GiB."""
+        problem: TpBlock = job.problem
+        return 2 * linear_weights(problem, job.tp_size) * ITEM_BYTES[problem.dtype] / 2**30
+
+    def unsupported_reason(self, job: Any) -> str | None:
+        """Return why the options and the device don't fit together, or None if they do."""
+        problem: TpBlock = job.problem
+        if problem.compile and problem.part in ("column", "row"):
+            return f"compile=true needs part=block or mlp: part={problem.part} is a linear alone"
+        return f"nccl={problem.nccl} needs a CUDA GPU" if job.device == "cpu" and problem.nccl != "default" else None
 
 
-WORKLOAD = Workload(
+WORKLOAD = TpBlockWorkload(
     name="tp_block",
     summary="transformer block under tensor and sequence parallelism, forward and backward",
     problem=TpBlock,
-    least_gib=lambda job: 2 * linear_weights(job.problem, job.tp_size) * ITEM_BYTES[job.problem.dtype] / 2**30,
     headline=("hidden", "ffn", "tokens", "layers"),
     columns=(
         Column("forward_ms", float, "forward pass, timed as the step is", better=-1, studies=("profile",)),
@@ -324,12 +335,7 @@ WORKLOAD = Workload(
         rows=("hidden", "ffn", "tokens", "tp_size"),
         sections=("dtype", "part"),
     ),
-    # A stack has rotary embeddings, unless the user chose.
-    resolve=lambda problem, chosen: (
-        problem if "rotary" in chosen else replace(problem, rotary=problem.rotary or problem.layers > 0)
-    ),
     scheduled=lambda problem: problem.layers > 0,
-    unsupported_reason=_unsupported,
     studies={
         "profile": Study(
             "what is a step made of, and how much of its communication is hidden?",

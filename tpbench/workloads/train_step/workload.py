@@ -1,6 +1,7 @@
 """The declaration of the train step: its options, its columns, the layout of its rows in a report, and its variants."""
 
 import math
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -35,50 +36,57 @@ LARGEST_ESTIMATE = 1.15
 MEMORY_PARTS = MemoryEstimate._fields[:-1]
 
 
-def planned_columns(job: Any) -> dict[str, Any]:
-    """Return the columns that follow from the job alone: counts, and the expected memory of a rank."""
-    expected = estimate_memory(job.problem, job.variant, job.tp_size, job.dp_size, on_gpus=job.device != "cpu")
-    return {
-        "tokens": job.problem.tokens,
-        "parameters": parameters(job.problem),
-        **{f"expected_{part}_gib": getattr(expected, part) / 2**30 for part in MEMORY_PARTS},
-        "expected_gib": expected.total / 2**30,
-    }
+class TrainStepWorkload(Workload):
+    """The train step: its model is resolved, and its memory estimated, before a cell runs."""
+
+    def resolve(self, problem: TrainStep, chosen: frozenset[str]) -> TrainStep:
+        """Return the problem with the fields that the name or the folder of its model implies. Raises JobError."""
+        return resolve(problem, chosen)
+
+    def planned_columns(self, job: Any) -> dict[str, Any]:
+        """Return the columns that follow from the job alone: counts, and the expected memory of a rank."""
+        expected = estimate_memory(job.problem, job.variant, job.tp_size, job.dp_size, on_gpus=job.device != "cpu")
+        return {
+            "tokens": job.problem.tokens,
+            "parameters": parameters(job.problem),
+            **{f"expected_{part}_gib": getattr(expected, part) / 2**30 for part in MEMORY_PARTS},
+            "expected_gib": expected.total / 2**30,
+        }
+
+    def expected_memory(self, job: Any) -> str:
+        """Return the memory estimate as a phrase for the reason of a row that ran out of memory."""
+        columns = self.planned_columns(job)
+        parts = ", ".join(f"{part} {columns[f'expected_{part}_gib']:.4g}" for part in MEMORY_PARTS)
+        return f"expected to need {columns['expected_gib']:.4g} GiB ({parts})"
+
+    def unsupported_reason(self, job: Any) -> str | None:
+        """Return why the job's device, its model or the installed packages do not support its options, or None."""
+        problem: TrainStep = job.problem
+        if job.device == "cpu" and (problem.compile or problem.nccl != "default"):
+            return f"{'compile=true' if problem.compile else f'nccl={problem.nccl}'} needs a CUDA GPU"
+        if problem.attention == "flash_attention_2":
+            if job.device == "cpu":
+                return "attention=flash_attention_2 needs a CUDA GPU"
+            if not packages.installed("flash_attn"):
+                return f"attention=flash_attention_2 {packages.not_installed(['flash_attn'])}"
+        return None
+
+    def least_gib(self, job: Any) -> float:
+        """Return the expected memory of a rank in GiB, divided by the largest error of the estimate."""
+        return float(self.planned_columns(job)["expected_gib"]) / LARGEST_ESTIMATE
+
+    def document(self, row: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
+        """Return the row as the JSON document of an older benchmark, with its file name, or None."""
+        return json_document(row)
 
 
-def expected_memory(job: Any) -> str:
-    """Return the memory estimate as a phrase for the reason of a row that ran out of memory."""
-    columns = planned_columns(job)
-    parts = ", ".join(f"{part} {columns[f'expected_{part}_gib']:.4g}" for part in MEMORY_PARTS)
-    return f"expected to need {columns['expected_gib']:.4g} GiB ({parts})"
-
-
-def unsupported_reason(job: Any) -> str | None:
-    """Return why the job's device, its model or the installed packages do not support its options, or None."""
-    problem: TrainStep = job.problem
-    if job.device == "cpu" and (problem.compile or problem.nccl != "default"):
-        return f"{'compile=true' if problem.compile else f'nccl={problem.nccl}'} needs a CUDA GPU"
-    if problem.attention == "flash_attention_2":
-        if job.device == "cpu":
-            return "attention=flash_attention_2 needs a CUDA GPU"
-        if not packages.installed("flash_attn"):
-            return f"attention=flash_attention_2 {packages.not_installed(['flash_attn'])}"
-    return None
-
-
-WORKLOAD = Workload(
+WORKLOAD = TrainStepWorkload(
     name="train_step",
     summary="steps of training a transformer, tensor and data parallel",
     problem=TrainStep,
     aliases=ALIASES,
     headline=("model", "num_layers", "batch_size", "seq_length"),
     scheduled=True,
-    resolve=resolve,
-    planned_columns=planned_columns,
-    expected_memory=expected_memory,
-    least_gib=lambda job: planned_columns(job)["expected_gib"] / LARGEST_ESTIMATE,
-    unsupported_reason=unsupported_reason,
-    document=json_document,
     columns=(
         Column("parameters", int, "number of weights of the trained model"),
         Column(
