@@ -35,18 +35,22 @@ def definition_of(workload: Workload) -> dict[str, Any]:
 def _field(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
     if "help" not in field.metadata:
         raise ValueError(f'the field {field.name} has no help: write {field.name} = setting(DEFAULT, help="...")')
+    traits = {"option": "", "with_graph": dataclasses.MISSING, "column": True, "in_key": dataclasses.MISSING}
+    for trait, default in traits.items():
+        if field.metadata[trait] != default:
+            raise ValueError(f"the field {field.name} has {trait}, which is for workloads of tpbench: leave it out")
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     kinds = [kind for kind in (typing.get_args(hint) if is_union else (hint,)) if kind is not type(None)]
     choices = typing.get_args(kinds[0]) if typing.get_origin(kinds[0]) is Literal else ()
     if len(kinds) > 1 or not (kinds[0] in _TYPES.values() or choices):
         raise ValueError(f"the field {field.name} must be an int, float, str, bool or Literal, or one of them or None")
     has_default = field.default is not dataclasses.MISSING
-    default = {"default": checked_value(field, hint, field.default)} if has_default else {}
+    given = {"default": checked_value(field, hint, field.default)} if has_default else {}
     return {
         "name": field.name,
         "type": list(choices) or kinds[0].__name__,
         "null": is_union,
-        **default,
+        **given,
         **{key: field.metadata[key] for key in ("help", "low", "high")},
     }
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
 from tpbench.kernels import LABEL_LOSSES
+from tpbench.workloads.entropy_loss.problem import WORKLOAD
 from tpbench.workloads.sizes import ITEM_BYTES
 
 Terms: TypeAlias = Mapping[str, float]
@@ -72,18 +73,14 @@ def size_of(values: Mapping[str, Any]) -> LossSize | None:
     return LossSize(**found)  # type: ignore[arg-type]
 
 
-REDUCING = ("torch_loss_parallel", "liger", "megatron", "fast_llm")
-"""Variants that all-reduce numbers of each row. All others gather such numbers from every rank."""
-
-
 def counts(label: str, size: LossSize) -> Counts:
     """Return what a variant does: it works on its shard, or on the logits of the whole vocabulary.
 
     `label`: its name, then its options, such as `pytorch_tp_manual exchange=all_reduce`.
     """
-    variant, *options = label.split()
-    gathers, ranks = variant == "pytorch_gather", size.tp_size
-    reduces = variant in REDUCING or "exchange=all_reduce" in options
+    name, *options = label.split()
+    exchanges, ranks = getattr(WORKLOAD.variants.get(name), "exchanges", "numbers"), size.tp_size
+    gathers, reduces = exchanges == "logits", exchanges == "sums" or "exchange=all_reduce" in options
     worked = size.gathered(ranks if gathers else 1)
     memory = {"a row": float(size.tokens), f"worked {size.loss}": worked}
     if ranks == 1:
@@ -93,7 +90,7 @@ def counts(label: str, size: LossSize) -> Counts:
         unit = size.gathered(1) * (ranks - 1)
     else:
         unit = size.tokens * (ranks - 1) / (ranks if reduces else 1)
-        if variant == "triton_tp" and "exchange=nccl" not in options and size.loss != "jsd":
+        if exchanges == "numbers of parts" and "exchange=nccl" not in options and size.loss != "jsd":
             unit *= parts_of_row(size)
     time = {
         f"launches {size.loss}": 1.0,
