@@ -353,13 +353,6 @@ def test_columns_only(rows):
     assert tpbench.load(rows, columns=[]).shape == (4, 0)
 
 
-def test_the_same_as_arrow(rows):
-    table = tpbench.load_table(rows, status="ok")
-    assert isinstance(table, pa.Table) and table.column("row_id").to_pylist() == ["r0", "r1", "r3"]
-    assert table.column("samples_ms").to_pylist()[0] == [0.2, 0.227, 0.3]
-    assert table.column_names == tpbench.load(rows).columns.tolist()
-
-
 def test_what_does_not_exist(rows):
     with pytest.raises(ValueError, match="no column is called varient, did you mean variant"):
         tpbench.load(rows, varient="triton_tp")
@@ -381,6 +374,7 @@ def test_rows_that_another_program_wrote_back(tmp_path, rows):
     for name in ("pandas", "arrow"):
         pd.testing.assert_frame_equal(tpbench.load(tmp_path / f"{name}.parquet"), frame)
     table = tpbench.load_table(rows)
+    assert table.column_names == frame.columns.tolist()
     narrow = {INT: pa.int32(), TEXT: pa.large_string(), REALS: pa.large_list(pa.float64())}
     types = [narrow.get(kind, kind) for kind in table.schema.types]
     pq.write_table(table.cast(pa.schema(zip(table.column_names, types, strict=True))), tmp_path / "narrow.parquet")

@@ -49,6 +49,7 @@ class EntropyLoss(losses.LossProblem):
 
 
 _OF_KERNELS: Any = {"by_variant": True, "studies": ("block_cap",)}
+"""Traits of the columns of kernels, which say why one block cap is slow."""
 
 
 @dataclass(frozen=True)
@@ -79,32 +80,14 @@ WORKLOAD = EntropyLossWorkload(
     headline=("loss", "tokens", "vocab"),
     columns=(
         Column("loss_identical", bool, "true if all ranks had the same bits in every loss"),
-        Column(
-            "algorithm_used",
-            str,
-            "algorithm of the kernels that ran: two_reads, two_kernels or one_read (triton_tp)",
-            **_OF_KERNELS,
-        ),
+        Column("algorithm_used", str, "two_reads, two_kernels or one_read: which ran (triton_tp)", **_OF_KERNELS),
         Column("block_used", int, "columns of the kernels' block (triton_tp)", **_OF_KERNELS),
+        # The largest number of the kernels that read the logits, of the occupancy the smallest.
+        Column("registers", int, "registers per thread as compiled, of the worst kernel (triton_tp)", **_OF_KERNELS),
+        Column("spilled_bytes", int, "spilled registers per thread, of the worst kernel (triton_tp)", **_OF_KERNELS),
+        Column("shared_kib", float, "shared memory per program, of the worst kernel (triton_tp)", **_OF_KERNELS),
         Column(
-            "registers",
-            int,
-            "registers per thread as compiled: maximum over the kernels that read the logits (triton_tp)",
-            **_OF_KERNELS,
-        ),
-        Column(
-            "spilled_bytes",
-            int,
-            "spilled registers, bytes per thread: maximum over those kernels (triton_tp)",
-            **_OF_KERNELS,
-        ),
-        Column("shared_kib", float, "shared memory per program: maximum over those kernels (triton_tp)", **_OF_KERNELS),
-        Column(
-            "occupancy",
-            float,
-            "share of a multiprocessor's warps that can be resident: minimum over those kernels (triton_tp)",
-            percent=True,
-            **_OF_KERNELS,
+            "occupancy", float, "share of resident warps, of the worst kernel (triton_tp)", percent=True, **_OF_KERNELS
         ),
     ),
     pivot=Pivot(

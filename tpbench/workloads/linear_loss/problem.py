@@ -62,6 +62,8 @@ class LinearLossWorkload(Workload):
         return (1 + problem.trains) * rows * problem.hidden * ITEM_BYTES[problem.dtype] / 2**30
 
 
+_STUDIED: Any = {"studies": ("linear",)}
+
 WORKLOAD = LinearLossWorkload(
     name="linear_loss",
     summary="head and entropy loss over a sharded vocabulary, forward and backward",
@@ -71,51 +73,16 @@ WORKLOAD = LinearLossWorkload(
         Column("loss_identical", bool, "true if all ranks had the same bits in every loss"),
         Column("entropy_error", float, "largest error of a row's entropy against the float64 oracle"),
         Column("hidden_grad_error", float, "largest ||row - right|| / ||right|| of the hidden states' gradient"),
-        Column(
-            "weight_grad_error",
-            float,
-            "the same of the weight's gradient, ||right|| at least the root mean square of the rows",
-        ),
-        Column(
-            "products_ms",
-            float,
-            "the problem's matrix products alone, timed alternately with the step",
-            better=0,
-            studies=("linear",),
-        ),
-        Column(
-            "over_products",
-            float,
-            "the step's time over products_ms, both timed alternately, so at equal clocks",
-            better=-1,
-            studies=("linear",),
-        ),
-        Column(
-            "over_products_alone",
-            float,
-            "the same, each timed in iterations of its own: at a GPU's power limit the one that "
-            "draws less power has a higher clock",
-            better=-1,
-            studies=("linear",),
-        ),
+        Column("weight_grad_error", float, "the same of the weight's gradient, ||right|| at least the rows' RMS"),
+        Column("products_ms", float, "the matrix products alone, alternately with the step", better=0, **_STUDIED),
+        Column("over_products", float, "the step's time over products_ms, timed alternately", better=-1, **_STUDIED),
+        Column("over_products_alone", float, "the same, each timed alone, so at its own clock", better=-1, **_STUDIED),
         Column("gemm_tflops", float, "rate of a large square product in this dtype on this machine"),
-        Column(
-            "tflops",
-            float,
-            "floating-point operations of the busiest rank over the step's time",
-            better=1,
-            studies=("linear",),
-        ),
-        Column(
-            "above_outputs_gib",
-            float,
-            "peak memory beyond the gradients that the step returns, maximum over ranks",
-            better=-1,
-            studies=("linear",),
-        ),
+        Column("tflops", float, "operations of the busiest rank over the step's time", better=1, **_STUDIED),
+        Column("above_outputs_gib", float, "peak memory beyond the step's gradients", better=-1, **_STUDIED),
         Column("workspace_gib", float, "memory shared with peers that the variant keeps between iterations", better=-1),
-        Column("chunks", int, "chunks of rows (linear_tp)", by_variant=True, studies=("linear",)),
-        Column("chunk_rows", int, "rows of a chunk (linear_tp)", by_variant=True, studies=("linear",)),
+        Column("chunks", int, "chunks of rows (linear_tp)", by_variant=True, **_STUDIED),
+        Column("chunk_rows", int, "rows of a chunk (linear_tp)", by_variant=True, **_STUDIED),
     ),
     pivot=Pivot(rows=("hidden", "vocab", "tp_size", "tokens"), sections=("loss", "mode", "dtype")),
     studies={

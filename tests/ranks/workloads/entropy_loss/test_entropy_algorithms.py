@@ -10,7 +10,7 @@ import torch
 
 from tests.support.entropy_loss import LOSSES, context, problem
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
-from tpbench.job import Job, unsupported_reason
+from tpbench.job import Job
 from tpbench.launcher.planning.plan import ThisHost, skip_reason
 from tpbench.measure.session import Verdict
 from tpbench.workloads.entropy_loss import WORKLOAD, EntropyLoss
@@ -68,8 +68,3 @@ def test_unsupported_combinations_are_skipped_with_a_reason(
     job = Job(variant="triton_tp", tp_size=tp_size, device=device, problem=problem(**fields))
     found = skip_reason(job, ThisHost(8))
     assert found is None if said is None else said in str(found)
-
-
-def test_only_triton_tp_has_the_option() -> None:
-    job = Job(variant="pytorch_gather", tp_size=1, problem=problem(algorithm="two_reads"))
-    assert "supported by: triton_tp" in str(unsupported_reason(job))

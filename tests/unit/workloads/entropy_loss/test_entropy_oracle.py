@@ -95,15 +95,6 @@ def test_the_oracle_agrees_with_torch(
     assert errors.wrong is None and errors.columns["loss_identical"]
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-def test_results_do_not_depend_on_chunks(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    cell = problem(loss=loss)
-    whole = Oracle(cell, alone(cell))
-    output = right(whole)
-    monkeypatch.setattr(Oracle, "BLOCK", {"cpu": 300, "cuda": 300})
-    assert Oracle(cell, alone(cell)).compare(output) == whole.compare(output)
-
-
 def _negligent(output: Output, cell: EntropyLoss) -> dict[str, Output]:
     """One error each."""
     grad, rows = output.grad, output.row_loss
@@ -225,9 +216,7 @@ def test_a_malformed_output_is_named_with_what_was_expected() -> None:
     output = right(oracle)
     changes: list[tuple[dict[str, Any], str]] = [
         ({"grad": output.grad.T}, "rank 0: grad is (101, 13) torch.float32 on "),
-        ({"grad": output.grad.double()}, "rank 0: grad is (13, 101) torch.float64 on "),
         ({"grad": None}, "rank 0: grad is None, expected (13, 101) torch.float32 on "),
-        ({"row_loss": oracle.row_loss[1:]}, "rank 0: row_loss is (12,) on "),
         ({"loss": 1.0}, "rank 0: loss is of the type float, expected () on "),
         ({"loss": torch.tensor(1j)}, "rank 0: loss is () torch.complex64 on "),
         ({"grad": output.grad.to_sparse()}, "rank 0: grad is (13, 101) torch.float32 torch.sparse_coo on "),
