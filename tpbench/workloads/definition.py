@@ -82,7 +82,6 @@ def known(definition: Mapping[str, Any]) -> Workload:
         columns=declared(dict(definition.get("columns", {}))),
         headline=tuple(name for name, *_ in fields if name != "seed"),
         scheduled=definition.get("scheduled") is True,
-        reusable_process=True,
         definition=definition,
     )
     register(workload)

@@ -171,7 +171,6 @@ WORKLOAD = Workload(
             module="tpbench.workloads.embedding_grad.ablation",
         ),
     },
-    reusable_process=True,
 )
 
 

@@ -102,7 +102,6 @@ WORKLOAD = EntropyLossWorkload(
             columns=("time_ms", "device_ms", "chained_ms", "gb_per_s", "fraction_of_floor", "peak_gib"),
         )
     },
-    reusable_process=True,
 )
 
 
@@ -181,13 +180,7 @@ peer(
     requires_cuda=False,
     exchanges="sums",
 )
-peer(
-    "fast_llm",
-    "fast_llm",
-    _fast_llm,
-    "Fast-LLM's Triton kernels, from the checkout that PYTHONPATH names",
-    exchanges="sums",
-)
+peer("fast_llm", "fast_llm", _fast_llm, "Fast-LLM's Triton kernels, from a checkout on PYTHONPATH", exchanges="sums")
 peer("quack", "quack", labels_on_one_rank, "QuACK's CuTe kernel: forward and gradient (of the sum) in one launch")
 peer(
     "megatron",

@@ -93,7 +93,6 @@ WORKLOAD = LinearLossWorkload(
             axes=("above_outputs_gib", "time_ms"),
         )
     },
-    reusable_process=True,
 )
 
 

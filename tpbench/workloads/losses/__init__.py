@@ -125,17 +125,19 @@ def labels_only(problem: LossProblem, tp_size: int) -> str | None:
     return other_losses(problem, tp_size) or (None if problem.logits_scale == 1.0 else "it has no logits_scale")
 
 
-def labels_on_one_rank(problem: LossProblem, tp_size: int) -> str | None:
-    """Refuse the same, and several ranks."""
-    return "it is for one GPU" if tp_size > 1 else labels_only(problem, tp_size)
+def several_ranks(problem: LossProblem, tp_size: int) -> str | None:
+    """Refuse more than one rank."""
+    return "it is for one GPU" if tp_size > 1 else None
 
 
-def labels_over_ranks(problem: LossProblem, tp_size: int) -> str | None:
-    """Refuse the same, one rank, and shards of different sizes."""
-    return labels_of_even_shards(problem, tp_size) if tp_size > 1 else "it needs a group of ranks"
+def one_rank(problem: LossProblem, tp_size: int) -> str | None:
+    """Refuse one rank."""
+    return None if tp_size > 1 else "it needs a group of ranks"
 
 
+labels_on_one_rank = first_of(several_ranks, labels_only)
 labels_of_even_shards = first_of(uneven, labels_only)
+labels_over_ranks = first_of(one_rank, labels_of_even_shards)
 
 
 def peer(workload: Workload, name: str, requires: str, refusal: Refusal, summary: str, **traits: Any) -> None:

@@ -347,5 +347,4 @@ WORKLOAD = TpBlockWorkload(
             module="tpbench.workloads.tp_block.overlap_study",
         ),
     },
-    reusable_process=True,
 )

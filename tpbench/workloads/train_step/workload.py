@@ -87,6 +87,7 @@ WORKLOAD = TrainStepWorkload(
     aliases=ALIASES,
     headline=("model", "num_layers", "batch_size", "seq_length"),
     scheduled=True,
+    reusable_process=False,
     columns=(
         Column("parameters", int, "number of weights of the trained model"),
         Column(
