@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from dataclasses import make_dataclass
 from fractions import Fraction
 
 import numpy as np
@@ -11,8 +12,10 @@ import torch
 
 from tests.support.entropy_loss import context, problem
 from tpbench.measure.session import Costs, Verdict
+from tpbench.settings import setting
 from tpbench.worker.rank import location
 from tpbench.workloads import Variant, Workload
+from tpbench.workloads.definition import definition_of
 from tpbench.workloads.entropy_loss import EntropyLoss
 from tpbench.workloads.entropy_loss.problem import WORKLOAD
 from tpbench.workloads.operation import OperationSession, relative_errors
@@ -82,6 +85,13 @@ def test_columns_of_a_variant_have_the_types_of_their_columns(value):
     given = {"registers": np.int32(3), "occupancy": Fraction(1, 2), "algorithm_used": None}
     stored = checked_columns(given, MINE, WORKLOAD.column_types(of_variant=True))
     assert json.dumps(stored) == '{"registers": 3, "occupancy": 0.5, "algorithm_used": null}'
+
+
+@pytest.mark.parametrize("trait", [{"option": "ignored"}, {"with_graph": 1}, {"column": False}, {"in_key": 1}])
+def test_traits_that_rows_would_not_carry_are_refused_in_a_users_problem(trait):
+    problem_of_user = make_dataclass("Mine", [("size", int, setting(1, help="a size", **trait))], frozen=True)
+    with pytest.raises(ValueError, match=r"the field size has (option|with_graph|column|in_key), .*: leave it out"):
+        definition_of(Workload(problem_of_user))
 
 
 def own_session(**functions):

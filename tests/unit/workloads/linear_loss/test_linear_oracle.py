@@ -137,12 +137,6 @@ def test_planted_errors_are_infinite(name: str, how: str) -> None:
     assert errors.wrong is not None
 
 
-@pytest.mark.parametrize("name", ["entropy", "grad_hidden", "grad_weight"])
-def test_a_missing_result_is_an_error(name: str) -> None:
-    _, found, output = made()
-    assert f"rank 0: {name} is None, expected (" in str(found.compare(replace(output, **{name: None})).wrong)
-
-
 def test_what_a_problem_does_not_ask_for_is_not_compared() -> None:
     _, found, output = made(entropy=False)
     errors = found.compare(replace(output, entropy=None, row_loss=None))
