@@ -48,7 +48,8 @@ class OutsideVariant:
         """The variant without its functions, which only ranks load."""
         declared = {"summary": "", **self.declared}
         several = {"options": frozenset(declared.get("options", ())), "requires": tuple(declared.get("requires", ()))}
-        return Variant(self.name, prepare=_not_loaded, place=(self.path, self.line), **{**declared, **several})
+        traits = {**declared, **several}
+        return self.of_workload.variant_class(self.name, prepare=_not_loaded, place=(self.path, self.line), **traits)
 
     @property
     def files(self) -> tuple[Path, ...]:

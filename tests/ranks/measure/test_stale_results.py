@@ -32,6 +32,7 @@ from tpbench.workloads.tp_block import WORKLOAD as BLOCKS
 from tpbench.workloads.tp_block import TpBlock
 from tpbench.workloads.train_step import TrainStep
 from tpbench.workloads.train_step.bench import TrainStepSession
+from tpbench.workloads.train_step.estimates import TrainVariant
 
 CUDA = torch.cuda.is_available()
 RANKS = ranks_here(2)
@@ -166,7 +167,7 @@ def trained(here: Rank, fields: dict[str, Any]) -> dict[str, tuple[str | None, d
     results = {}
     for name in TRAININGS:
         with mock.patch.dict(clock.ITERATIONS, cpu=1, cuda=1):
-            session = TrainStepSession(problem, Variant(name, "", getattr(cheats, name), place=("file", 1)), place)
+            session = TrainStepSession(problem, TrainVariant(name, "", getattr(cheats, name), place=("file", 1)), place)
         verdict, columns = run(session, place, MeasureSettings())
         results[name] = verdict.wrong, columns | verdict.columns
     return results

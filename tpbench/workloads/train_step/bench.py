@@ -17,10 +17,9 @@ from tpbench.measure.clock import Stopwatch, ms_between
 from tpbench.measure.ranks import gather_number
 from tpbench.measure.rates import compute_ms, gemm_tflops
 from tpbench.measure.session import Context, Costs, IterationSchedule, Session, Verdict
-from tpbench.workloads import Variant
 from tpbench.workloads.sizes import ITEM_BYTES
 from tpbench.workloads.step import require
-from tpbench.workloads.train_step.estimates import bytes_communicated, flops_per_token, parameters, step_flops
+from tpbench.workloads.train_step import estimates
 from tpbench.workloads.train_step.model.inputs import Batch, replica_batches
 from tpbench.workloads.train_step.oracle import compute_reference, differing_replicas
 from tpbench.workloads.train_step.problem import PHASES, TrainStep
@@ -61,7 +60,7 @@ class TrainStepSession(Session):
 
     schedule: IterationSchedule
 
-    def __init__(self, problem: TrainStep, variant: Variant, context: Context) -> None:
+    def __init__(self, problem: TrainStep, variant: estimates.TrainVariant, context: Context) -> None:
         if context.device.type == "cuda":
             forbid_multicast()  # before NCCL makes its communicators, which it does later
         self.problem, self.variant, self.context = problem, variant, context
@@ -191,15 +190,15 @@ class TrainStepSession(Session):
         self.reported_steps, self.reported_at_s = done, now_s
 
 
-def costs(problem: TrainStep, variant: Variant, context: Context, tflops: float) -> Costs:
+def costs(problem: TrainStep, variant: estimates.TrainVariant, context: Context, tflops: float) -> Costs:
     """Return the unavoidable costs of a step on one rank. The floor is the longer of compute and memory.
 
     Compute: this rank's operations of matrix products at `tflops`, the measured rate of a large product in TFLOP/s.
     Memory: each parameter and both of its moments, read once and written once, spread evenly over the ranks.
     """
-    states = 3 * parameters(problem) * ITEM_BYTES[problem.stored_dtype] // context.world_size
-    sent = bytes_communicated(problem, variant.name, context.tp_size, context.dp_size)
-    flops = step_flops(problem) // context.tp_size
+    states = 3 * estimates.parameters(problem) * ITEM_BYTES[problem.stored_dtype] // context.world_size
+    sent = estimates.bytes_communicated(problem, variant.distribution, context.tp_size, context.dp_size)
+    flops = estimates.step_flops(problem) // context.tp_size
     return Costs(bytes_moved=2 * states, bytes_communicated=sent, flops=flops, compute_ms=compute_ms(flops, tflops))
 
 
@@ -279,7 +278,7 @@ def throughput(problem: TrainStep, context: Context, columns: Mapping[str, Any])
     }
     gpu_name = torch.cuda.get_device_name(context.device) if context.device.type == "cuda" else ""
     if peak := peak_tflops(gpu_name, problem.dtype):
-        result |= {"peak_tflops": peak, "mfu": flops_per_token(problem) * tokens_per_s_per_gpu / 1e12 / peak}
+        result |= {"peak_tflops": peak, "mfu": estimates.flops_per_token(problem) * tokens_per_s_per_gpu / 1e12 / peak}
     return result
 
 

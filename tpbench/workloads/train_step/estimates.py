@@ -3,13 +3,35 @@
 A problem's fields are enough: nothing runs, and no model is made.
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
+from tpbench.workloads import Variant
 from tpbench.workloads.sizes import ITEM_BYTES
 from tpbench.workloads.train_step.problem import TrainStep
 
 ZERO_BUFFER_ELEMENTS = 500_000_000
 """Elements of each of the two buffers in which DeepSpeed's ZeRO reduces gradients (DeepSpeed's default)."""
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """How a variant distributes a model. The defaults are those of a variant from outside, which are assumed."""
+
+    replicas: Literal["fsdp", "zero", "ddp"] = "fsdp"
+    """FSDP and ZeRO (by `zero_stage`) shard parameters, gradients and optimizer states over replicas. DDP doesn't."""
+    sequence_parallel: bool = True
+    """True if tensor-parallel ranks share the tokens between the products. Otherwise they all-reduce activations, and
+    with vocab_parallel=false each rank has the whole embedding."""
+    dtensor_logits: bool = False
+    """True if torch's loss gets sharded logits as a DTensor, of which it makes one more copy."""
+
+
+@dataclass(frozen=True)
+class TrainVariant(Variant):
+    """A variant of the train step."""
+
+    distribution: Distribution = Distribution()
 
 
 def layer_matmul_parameters(problem: TrainStep) -> int:
@@ -62,44 +84,44 @@ class MemoryEstimate(NamedTuple):
 
 
 def estimate_memory(
-    problem: TrainStep, variant: str, tp_size: int, dp_size: int, *, on_gpus: bool = True
+    problem: TrainStep, distribution: Distribution, tp_size: int, dp_size: int, *, on_gpus: bool = True
 ) -> MemoryEstimate:
     """Estimate the peak memory of a rank as the backward pass begins.
 
-    For AutoTP, the peak may come later: with the first gradient, or in the update. The estimate leaves out
+    For ZeRO, the peak may come later: with the first gradient, or in the update. The estimate leaves out
     fragmentation and other buffers of collectives. It follows how the variant shards parameters, and which tensors a
     layer keeps for its backward pass. For Qwen3 of 0.6B to 32B on H200s, measured peaks were 0.89 to 1.12 times the
-    estimate. On a CPU (`on_gpus=False`), AutoTP's buffers are not counted: memory that nothing writes to is not taken.
+    estimate. On a CPU (`on_gpus=False`), ZeRO's buffers are not counted: memory that nothing writes to is not taken.
     """
     stored = ITEM_BYTES[problem.stored_dtype]
-    held = parameters_per_rank(problem, variant, tp_size)
+    held = parameters_per_rank(problem, distribution, tp_size)
     states = 2 * held * stored
     model, gradients = held * stored, held * stored
     buffers = 0
-    if variant == "autotp" and problem.zero_stage:
+    if distribution.replicas == "zero" and problem.zero_stage:
         buffers = 2 * ZERO_BUFFER_ELEMENTS * ITEM_BYTES[problem.dtype] if on_gpus else 0
         states = -(-3 * held * stored // dp_size)  # two moments and a flat copy of the parameters
         updated = -(-held * stored // dp_size)
         # Gradients exist twice: flat, for the update, and as the backward pass made them.
         gradients = updated + (updated if problem.zero_stage == 2 else gradients)
-    elif variant not in ("autotp", "ddp"):
+    elif distribution.replicas == "fsdp":
         model, gradients, states = (-(-size // dp_size) for size in (model, gradients, states))
     # ZeRO allocates the buffers with the first gradient, after the logits are freed, and keeps them until the update.
-    logits = _logits_bytes(problem, variant, tp_size)
+    logits = _logits_bytes(problem, distribution, tp_size)
     logits_and_buffers = logits + buffers if problem.accumulate > 1 else max(logits, buffers)
     autocast_copies = held * ITEM_BYTES[problem.dtype] if problem.autocast else 0
-    activations = _layers_bytes(problem, variant, tp_size) + logits_and_buffers + autocast_copies
+    activations = _layers_bytes(problem, distribution, tp_size) + logits_and_buffers + autocast_copies
     # Gradients exist while all activations are held, as DDP's, which are views of its buckets, or appear as these go.
-    persist = variant == "ddp" or problem.accumulate > 1
+    persist = distribution.replicas == "ddp" or problem.accumulate > 1
     passing = gradients + activations if persist else max(gradients, activations)
     return MemoryEstimate(model, gradients, states, activations, model + states + passing)
 
 
-def _layers_bytes(problem: TrainStep, variant: str, tp_size: int) -> int:
+def _layers_bytes(problem: TrainStep, distribution: Distribution, tp_size: int) -> int:
     """Return the bytes that the decoder layers keep for their backward passes."""
     stored, compute = ITEM_BYTES[problem.stored_dtype], ITEM_BYTES[problem.dtype]
-    # Sequence parallelism also shards the tensors between the matrix products. AutoTP has no sequence parallelism.
-    hidden = problem.hidden_size / (1 if variant == "autotp" else tp_size)
+    # Sequence parallelism also shards the tensors between the matrix products.
+    hidden = problem.hidden_size / (tp_size if distribution.sequence_parallel else 1)
     # Kept: the inputs of two norms, and their outputs as inputs of products; queries, keys and values, with the rotated
     # copies of queries and keys; attention's output; gate, up, the activated gate and their product, or without a gate
     # only up and the activated up.
@@ -115,30 +137,29 @@ def _layers_bytes(problem: TrainStep, variant: str, tp_size: int) -> int:
     return round(problem.tokens * layers)
 
 
-def _logits_bytes(problem: TrainStep, variant: str, tp_size: int) -> int:
+def _logits_bytes(problem: TrainStep, distribution: Distribution, tp_size: int) -> int:
     """Return the bytes of the head's logits, their gradient, and the tensors that the loss derives from them."""
     columns = problem.vocab / (tp_size if problem.vocab_parallel else 1)
     per_token = columns * 2 * ITEM_BYTES[problem.dtype]  # logits and their gradient
     if problem.train_loss == "torch":  # in fp32: log-probabilities and their gradient; with DTensor, one copy more
-        per_token += columns * (12 if problem.vocab_parallel and "dtensor" in variant else 8)
+        per_token += columns * (12 if problem.vocab_parallel and distribution.dtensor_logits else 8)
     return round(problem.tokens * per_token)
 
 
-def parameters_per_rank(problem: TrainStep, variant: str, tp_size: int) -> int:
-    """Return the number of weights on one rank before replicas shard them. With vocab_parallel=false, AutoTP's
-    embedding is whole."""
-    whole = vocab_parameters(problem) if variant == "autotp" and not problem.vocab_parallel else 0
+def parameters_per_rank(problem: TrainStep, distribution: Distribution, tp_size: int) -> int:
+    """Return the number of weights on one rank before replicas shard them."""
+    whole = 0 if distribution.sequence_parallel or problem.vocab_parallel else vocab_parameters(problem)
     return whole + -(-(parameters(problem) - whole) // tp_size)
 
 
-def bytes_communicated(problem: TrainStep, variant: str, tp_size: int, dp_size: int) -> int:
+def bytes_communicated(problem: TrainStep, distribution: Distribution, tp_size: int, dp_size: int) -> int:
     """Return the bytes that a rank sends in a step: all collectives on activations, logits and parameters, as rings."""
-    per_token = _bytes_per_token(problem, variant == "autotp")
+    per_token = _bytes_per_token(problem, distribution)
     sent = problem.accumulate * problem.tokens * per_token * (tp_size - 1) // tp_size
-    return sent + _data_parallel_bytes(problem, variant, tp_size) * (dp_size - 1) // dp_size
+    return sent + _data_parallel_bytes(problem, distribution, tp_size) * (dp_size - 1) // dp_size
 
 
-def _bytes_per_token(problem: TrainStep, autotp: bool) -> int:
+def _bytes_per_token(problem: TrainStep, distribution: Distribution) -> int:
     """Return the bytes of all collectives on one token's activations. An all-reduce counts twice: it is a
     reduce-scatter and an all-gather.
 
@@ -146,29 +167,29 @@ def _bytes_per_token(problem: TrainStep, autotp: bool) -> int:
     """
     stored, compute = ITEM_BYTES[problem.stored_dtype], ITEM_BYTES[problem.dtype]
     repeated = problem.activation_checkpointing
-    if autotp:
-        # Forward, an all-reduce after o, which checkpointing repeats, and one after down. Backward, one for each
-        # product behind the input, of queries, keys and values, and of gate and up.
-        layer = 2 * ((2 + repeated) * compute + (2 + problem.ffn_matrices) * stored)
-        # The embedding has one all-reduce forward, unless each rank has all of its rows; the head has one backward.
-        outside = 2 * (problem.vocab_parallel * stored + (problem.vocab_parallel or not problem.tied) * stored)
-    else:
+    if distribution.sequence_parallel:
         # Two all-gathers of normed tensors, which checkpointing repeats, and the reduce-scatters of their gradients.
         # The reduce-scatters of both blocks' last products, of which checkpointing repeats the first, and the
         # all-gathers of their gradients. Embedding and head have one collective each, forward and backward.
         layer = (4 + 2 * repeated) * stored + (4 + repeated) * compute
         outside = 4 * stored
-    gathers_logits = not problem.vocab_parallel and not (autotp and problem.tied)
+    else:
+        # Forward, an all-reduce after o, which checkpointing repeats, and one after down. Backward, one for each
+        # product behind the input, of queries, keys and values, and of gate and up.
+        layer = 2 * ((2 + repeated) * compute + (2 + problem.ffn_matrices) * stored)
+        # The embedding has one all-reduce forward, unless each rank has all of its rows; the head has one backward.
+        outside = 2 * (problem.vocab_parallel * stored + (problem.vocab_parallel or not problem.tied) * stored)
+    gathers_logits = not problem.vocab_parallel and (distribution.sequence_parallel or not problem.tied)
     return problem.hidden_size * (problem.depth * layer + outside) + gathers_logits * problem.vocab * compute
 
 
-def _data_parallel_bytes(problem: TrainStep, variant: str, tp_size: int) -> int:
+def _data_parallel_bytes(problem: TrainStep, distribution: Distribution, tp_size: int) -> int:
     """Return the bytes that replicas all-gather or reduce-scatter in a step. An all-reduce counts twice."""
     stored = ITEM_BYTES[problem.stored_dtype]
-    held = parameters_per_rank(problem, variant, tp_size)
-    if variant == "ddp" or (variant == "autotp" and not problem.zero_stage):
+    held = parameters_per_rank(problem, distribution, tp_size)
+    if distribution.replicas == "ddp" or (distribution.replicas == "zero" and not problem.zero_stage):
         return 2 * held * stored
-    if variant == "autotp":
+    if distribution.replicas == "zero":
         # ZeRO all-reduces gradients, stage 2 after every micro-batch, and all-gathers parameters. A product's gradient
         # has the computation's dtype.
         looked_up = 0 if problem.tied else vocab_parameters(problem) // (tp_size if problem.vocab_parallel else 1)

@@ -29,7 +29,7 @@ from torch.distributed.tensor import DTensor
 from tpbench.comm.collectives import gather_objects
 from tpbench.measure import rank_memory
 from tpbench.measure.session import Context
-from tpbench.workloads.train_step.estimates import estimate_memory, parameters, step_flops
+from tpbench.workloads.train_step.estimates import Distribution, estimate_memory, parameters, step_flops
 from tpbench.workloads.train_step.model import models
 from tpbench.workloads.train_step.model.inputs import micro_batch, model_inputs, replica_batches
 from tpbench.workloads.train_step.model.models import allocate, fill, place_buffers
@@ -203,7 +203,7 @@ def _trained(problem: TrainStep, steps: int, context: Context) -> Trained | None
 
 
 def _affordable(problem: TrainStep, steps: int, context: Context) -> bool:
-    needed = estimate_memory(problem, "ddp", 1, 1).total
+    needed = estimate_memory(problem, Distribution(replicas="ddp"), 1, 1).total
     flops = step_flops(problem) * context.dp_size * steps
     available = MEMORY_SHARE * rank_memory.available_bytes(context.device)
     return needed <= available and flops <= MAX_FLOPS[context.device.type]

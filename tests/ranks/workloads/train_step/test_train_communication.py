@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.train_step import SHARDED, batches_here, mesh_context, prepared, tiny_problem
+from tpbench.workloads.train_step import WORKLOAD
 from tpbench.workloads.train_step.estimates import bytes_communicated, step_flops
 
 
@@ -74,7 +75,9 @@ def sent_and_counted(here: Rank, name: str, tp_size: int, fields: dict[str, Any]
     with SentBytes() as sent:
         trainer.accumulate(batches_here(problem, context, 0))
         trainer.update()
-    return sent.total, bytes_communicated(problem, name, tp_size, here.world_size // tp_size)
+    return sent.total, bytes_communicated(
+        problem, WORKLOAD.variants[name].distribution, tp_size, here.world_size // tp_size
+    )
 
 
 AGAIN = {"activation_checkpointing": True, "accumulate": 2}

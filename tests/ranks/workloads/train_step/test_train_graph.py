@@ -18,7 +18,7 @@ from tpbench.measure import cuda_graph
 from tpbench.measure.session import MeasureSettings
 from tpbench.workloads.train_step import WORKLOAD
 from tpbench.workloads.train_step.bench import TrainStepSession
-from tpbench.workloads.train_step.workload import DDP_WARMUP_STEPS
+from tpbench.workloads.train_step.variants import DDP_WARMUP_STEPS
 
 pytestmark = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
 

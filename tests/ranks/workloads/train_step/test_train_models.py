@@ -18,7 +18,7 @@ from tests.support.train_step import CPU, config_json, folder_problem, tiny_prob
 from tpbench.settings import JobError
 from tpbench.workloads.sizes import ITEM_BYTES
 from tpbench.workloads.train_step import TrainStep, estimates
-from tpbench.workloads.train_step.estimates import estimate_memory
+from tpbench.workloads.train_step.estimates import Distribution, estimate_memory
 from tpbench.workloads.train_step.model.configuration import UnknownArchitecture, model_configuration
 from tpbench.workloads.train_step.model.inputs import micro_batch, model_inputs
 from tpbench.workloads.train_step.model.models import build, materialise
@@ -98,7 +98,7 @@ def test_activations_take_about_what_was_estimated(fields: dict[str, Any]) -> No
     assert loss.isfinite()  # `loss` keeps the saved tensors alive until here
     # The estimate includes the logits' gradients, which only the backward pass makes.
     gradients = problem.tokens * problem.vocab * (4 + ITEM_BYTES[problem.dtype])
-    expected = estimate_memory(problem, "ddp", 1, 1).activations - gradients
+    expected = estimate_memory(problem, Distribution("ddp"), 1, 1).activations - gradients
     assert sum(kept.values()) == pytest.approx(expected, rel=0.25)
 
 
@@ -238,3 +238,62 @@ def test_outputs_and_initial_values_of_a_folder_are_ignored(tmp_path: Path) -> N
     materialise(model, CPU, 0)
     result = model(input_ids=torch.zeros(1, 2, dtype=torch.int64), use_cache=False)
     assert list(result) == ["logits"] and result.logits.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "cannot be read"),
+        ("{", "cannot be read"),
+        pytest.param("[" * 100_000, "cannot be read", id="brackets"),
+        ("{}", "lacks model_type"),
+        (config_json(hidden_size="wide", head_dim=None), "cannot take its config.json: "),
+        (config_json(num_attention_heads=0), "cannot take its config.json: ZeroDivisionError"),
+        (config_json(intermediate_size=-96), "ffn_size=-96 must be at least 1"),
+        (config_json(model_type="lama"), "no architecture is called lama, did you mean llama"),
+        (config_json(hidden_act="nosuch"), "of its config.json: KeyError: 'nosuch'"),
+        (config_json(rope_scaling={"rope_type": "nosuch"}), "of its config.json"),
+        (config_json(rope_theta=0), "has rope_theta=0"),
+        (config_json(rope_scaling={"rope_type": "linear", "factor": -1.0}), "has factor=-1.0, with which no"),
+        (config_json(rms_norm_eps=float("nan")), "has rms_norm_eps=nan, with which no"),
+        (config_json(model_type="gemma2", final_logit_softcapping=0.0), "has final_logit_softcapping=0.0, with which"),
+        (config_json(tie_word_embeddings=None), "cannot take its config.json: "),
+    ],
+)
+def test_a_folder_without_a_dense_decoder_is_refused(content: str | None, said: str, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(JobError, match=re.escape(said)):
+        resolve(tiny_problem(model_dir=str(tmp_path)))
+
+
+def test_a_model_that_reads_values_of_its_inputs_is_not_refused(tmp_path: Path) -> None:
+    """Before the launch, models compute on tensors without values."""
+    problem = resolve(folder_problem(tmp_path, rope_scaling={"rope_type": "dynamic", "factor": 2.0}))
+    assert problem.config_hash
+
+
+BUILDER = """
+from tpbench.api.models import BaseModelBuilder, register_model
+@register_model("mine")
+class Builder(BaseModelBuilder):
+    create_model = get_tp_mapping = get_transformer_layers = get_embedding_module = replace_embedding_module = None
+    def get_config(self):
+        return {}["oops"] if self._config is None else self._config
+"""
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", 'the file registers no model: write @register_model("mine") over a class'),
+        ("\n{}['oops']", "cannot be used: mine.py:2: KeyError: 'oops'"),
+        (BUILDER.replace('"mine"', '"other"'), "no model is called mine (valid: other)"),
+        (BUILDER, "cannot be used: mine.py:7: KeyError: 'oops'"),
+    ],
+)
+def test_a_users_file_is_refused_with_its_line(content: str, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(content)
+    with pytest.raises(JobError, match=re.escape(said)):
+        resolve(tiny_problem(model_dir=f"{file}:mine"))

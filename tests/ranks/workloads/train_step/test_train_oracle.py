@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -17,6 +18,7 @@ from tests.support.train_step import mesh_context, reset_deepspeed_groups, tiny_
 from tpbench.measure.session import MeasureSettings
 from tpbench.workloads.train_step import WORKLOAD, oracle
 from tpbench.workloads.train_step.bench import TrainStepSession
+from tpbench.workloads.train_step.estimates import step_flops
 from tpbench.workloads.train_step.problem import PHASES
 from tpbench.workloads.train_step.training import fsdp
 
@@ -110,24 +112,45 @@ def test_a_wrong_cell_has_no_time_and_says_where(name: str, spoil: str) -> None:
         assert "time_ms" not in columns and "tokens_per_s" not in columns
 
 
-def references(here: Rank, fields: dict[str, Any]) -> tuple[Any, Any]:
-    """Return the reference of a model, and its reference if the model counts as too large for one process."""
+def references(here: Rank, fields: dict[str, Any]) -> list[oracle.Reference]:
+    """Return the references of a model that one process can train, and whose memory, operations or losses it cannot."""
     problem, context = tiny_problem(**fields), mesh_context(here, here.world_size // 2)
-    trained = oracle.compute_reference(problem, context)
-    with mock.patch.object(oracle, "MEMORY_SHARE", 0.0):
-        return trained, oracle.compute_reference(problem, context)
+    made = [oracle.compute_reference(problem, context)]
+    for limit in ({"MEMORY_SHARE": 0.0}, {"MAX_FLOPS": {here.device.type: 1.0}}):
+        with mock.patch.multiple(oracle, **limit):
+            made.append(oracle.compute_reference(problem, context))
+    return [*made, oracle.compute_reference(replace(problem, learning_rate=1e38), context)]
 
 
 @pytest.mark.parametrize(
     "fields", [{}, {"tied": True, "accumulate": 2}, {"dtype": "bfloat16", "architecture": "llama"}], ids=str
 )
 def test_a_model_too_large_to_train_gets_a_forward_pass(fields: dict[str, Any]) -> None:
-    """The two references use the batches of all replicas and are the same on every rank."""
+    """The references use the batches of all replicas and are the same on every rank."""
     on_ranks = run_on_ranks(2, references, fields)
     assert on_ranks[0] == on_ranks[1]
-    trained, forward = on_ranks[0]
+    trained, forward, *others = on_ranks[0]
     assert (len(trained.losses), len(trained.norms)) == (3, 3)
-    assert (len(forward.losses), len(forward.norms)) == (1, 0)
+    assert (len(forward.losses), len(forward.norms)) == (1, 0) and others == [forward, forward]
     assert forward.losses[0] == pytest.approx(trained.losses[0], rel=1e-6)
     assert forward.errors([forward.losses[0]], [])["grad_error"] is None
     assert "loss_error 0.1" in str(forward.complaint([forward.losses[0] * 1.1], [], "bfloat16"))
+
+
+def references_of_all_steps(here: Rank) -> list[oracle.Reference]:
+    """Return the references of a variant from outside, if all steps, the first ones, or none can be trained."""
+    problem, context = tiny_problem(warmup_steps=1, steps=4), mesh_context(here, 1)
+    made = []
+    for steps in (5, 3, 2):
+        most = step_flops(problem) * here.world_size * steps
+        with mock.patch.dict(oracle.MAX_FLOPS, {here.device.type: most}):
+            made.append(oracle.compute_reference(problem, context, whole_run=True))
+    return [*made, oracle.compute_reference(replace(problem, learning_rate=0.0, batches=1), context, whole_run=True)]
+
+
+def test_a_variant_from_outside_is_compared_with_the_whole_run() -> None:
+    every, first, none, constant = run_on_ranks(2, references_of_all_steps)[1]
+    assert (every.source, len(every.losses), every.timed_from) == ("all 5 steps by one process", 5, 1)
+    assert first.source == "3 steps by one process; later steps are not checked"
+    assert none.source == "loss of the first step by a forward pass; later steps are not checked"
+    assert constant.source == "all 5 steps by one process; skipped updates would not show"

@@ -65,7 +65,8 @@ def held_weights(here: Rank) -> list[tuple[int, int, int]]:
         problem, context = tiny_problem(**fields), mesh_context(here, 2)
         shards = {parameter: local_shard(value) for parameter, value in named(prepared(name, problem, context).model)}
         held = sum(shard.numel() for shard in shards.values() if shard.dim() > 1)
-        result.append((len(shards["model.embed_tokens.weight"]), held, parameters_per_rank(problem, name, 2)))
+        estimated = parameters_per_rank(problem, WORKLOAD.variants[name].distribution, 2)
+        result.append((len(shards["model.embed_tokens.weight"]), held, estimated))
     return result
 
 

@@ -96,18 +96,23 @@ def register_model(name: str) -> Callable[[type[BaseModelBuilder]], type[BaseMod
     return register
 
 
-@functools.cache
 def builder_of(model_file: str) -> tuple[BaseModelBuilder, str]:
     """Run the file of `FILE.py:NAME`. Return the builder and a hash of the file. Raises JobError in one line."""
+    with blamed(model_file):
+        content = Path(model_file.rpartition(":")[0]).read_bytes()
+    return _builder(model_file, content), hashlib.sha256(content).hexdigest()[:12]
+
+
+@functools.cache
+def _builder(model_file: str, content: bytes) -> BaseModelBuilder:
     file, _, name = model_file.rpartition(":")
     module = ModuleType(f"tpbench_model_{Path(file).stem}")
     sys.modules[module.__name__] = module  # as dataclasses expect
     _registered.clear()
     with blamed(model_file):
-        content = Path(file).read_bytes()
         exec(compile(content, file, "exec"), vars(module))
         if name in _registered:
-            return _registered[name](name), hashlib.sha256(content).hexdigest()[:12]
+            return _registered[name](name)
     if not _registered:
         raise JobError(f'model={model_file}: the file registers no model: write @register_model("{name}") over a class')
     raise JobError(unknown("model", name, _registered))

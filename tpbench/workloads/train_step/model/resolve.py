@@ -1,13 +1,16 @@
 """Complete the model that a problem names, by a local folder's config.json or a user's file. Nothing is downloaded."""
 
+import functools
 import hashlib
 import json
+import subprocess
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 from tpbench import packages
-from tpbench.settings import JobError, parse, user_path
+from tpbench.settings import JobError, user_path
 from tpbench.workloads.train_step.problem import ARCHITECTURE, TrainStep
 
 KNOWN_ARCHITECTURES = ("llama", "qwen2", "qwen3")
@@ -27,43 +30,56 @@ def resolve(problem: TrainStep, chosen: frozenset[str] = frozenset()) -> TrainSt
         raise JobError(f"{computed[0]} follows from the model: it cannot be set")
     problem = replace(problem, ffn_matrices=TrainStep.ffn_matrices)
     changed = [name for name in ARCHITECTURE if name in chosen]
-    must_check = problem.architecture not in KNOWN_ARCHITECTURES
     if problem.model_dir:
         if changed:
             raise JobError(f"model_dir={problem.model_dir} says what the model is: not {', '.join(changed)} too")
-        problem = parse(TrainStep, asdict(problem) | _model_fields(problem.model_dir))
-        must_check = True  # any key of config.json may have a value with which no model can be made
+        if not packages.installed("transformers"):
+            raise JobError(f"model_dir={problem.model_dir} {packages.not_installed(['transformers'])}")
+        if ".py:" not in problem.model_dir:
+            problem = _named_by_folder(problem, user_path(problem.model_dir, "model_dir"))
     elif changed:
         values = ",".join(f"{name}={getattr(problem, name)}" for name in changed)
         problem = replace(problem, model=f"{problem.model}[{values}]")
-    if must_check and packages.installed("transformers"):
-        from tpbench.workloads.train_step.model.models import counted
-
-        try:
-            problem = counted(problem)
-        except (TypeError, ValueError) as error:
-            raise JobError(str(error)) from None
+    # Any key of config.json may have a value with which no model can be made.
+    if problem.model_dir or (problem.architecture not in KNOWN_ARCHITECTURES and packages.installed("transformers")):
+        problem = TrainStep(**ask("completed", problem))
     return replace(problem, num_layers=problem.depth)
 
 
-def _model_fields(model_dir: str) -> dict[str, Any]:
-    """Return the fields of the problem that a folder or a builder of a user's file sets."""
-    if not packages.installed("transformers"):
-        raise JobError(f"model_dir={model_dir} {packages.not_installed(['transformers'])}")
-    if ".py:" in model_dir:
-        from tpbench.workloads.train_step.model import builders
+def _named_by_folder(problem: TrainStep, folder: Path) -> TrainStep:
+    content, path = read(folder), folder.resolve()
+    return replace(
+        problem,
+        model=path.name,
+        model_dir=str(path),
+        architecture=str(content["model_type"]),
+        config_hash=fingerprint(content),
+    )
 
-        return builders.problem_fields(model_dir)
-    folder = user_path(model_dir, "model_dir")
-    content = read(folder)
-    from tpbench.workloads.train_step.model import configuration
 
-    try:
-        sizes = configuration.folder_sizes(folder, str(content["model_type"]))
-    except TypeError as error:
-        raise JobError(str(error)) from None
-    names = {"model": folder.resolve().name, "model_dir": str(folder.resolve()), "config_hash": fingerprint(content)}
-    return names | sizes
+def ask(question: str, problem: TrainStep, *arguments: str) -> Any:
+    """Return the answer of `tpbench.workloads.train_step.answers`, a process with torch and transformers.
+
+    Raises JobError if it refuses the problem.
+    """
+    requests, answers = _answering_process()
+    requests.write(json.dumps([question, asdict(problem), *arguments]) + "\n")
+    requests.flush()
+    if not (line := answers.readline()):
+        raise RuntimeError("the process that makes models has ended: its last lines of stderr say why")
+    answer = json.loads(line)
+    if refused := answer.get("refused"):
+        raise JobError(refused)
+    return answer["result"]
+
+
+@functools.cache
+def _answering_process() -> tuple[IO[str], IO[str]]:
+    """Start the process once, and return its input and output. It ends when its input does, with this process."""
+    command = [sys.executable, "-m", "tpbench.workloads.train_step.answers"]
+    # A session of its own, so that Ctrl-C ends this process first.
+    pipes = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    return cast("IO[str]", pipes.stdin), cast("IO[str]", pipes.stdout)
 
 
 def read(folder: Path) -> dict[str, Any]:

@@ -4,7 +4,7 @@ Parameters, and the operations on them, are DTensors. Between the blocks a rank 
 (batch, sequence / ranks, width).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +26,11 @@ from tpbench.workloads.train_step.sharding.plan import Block, Style, blocks
 
 TOKENS, COLUMNS = Shard(1), Shard(-1)
 """Placements of hidden states, (batch, sequence, width)."""
+
+
+def unsupported_model(problem: TrainStep, model: Any, plan: Sequence[Block]) -> str | None:
+    """Return None: DTensor computes with any module that the plan shards."""
+    return None
 
 
 def shard(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:

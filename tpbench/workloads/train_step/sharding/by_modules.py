@@ -5,7 +5,7 @@ for each operation, ten times the launch of the operation itself. A layer that c
 host long before the GPU is busy.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,16 @@ from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.sharding.plan import Block, Style, blocks
 
 _REPLICATED = Replicate()
+
+
+def unsupported_model(problem: TrainStep, model: Any, plan: Sequence[Block]) -> str | None:
+    """Return which modules of the model have no sharded form here, or None."""
+    for module in model.modules():
+        shardable = isinstance(module, nn.Linear | nn.Embedding | nn.LayerNorm | FusedNorm)
+        if not shardable and next(module.parameters(recurse=False), None) is not None:
+            kind = type(module).__name__
+            return f"it does not shard {kind} of {problem.architecture}: use variant=dtensor_tp or tp_size=1"
+    return None
 
 
 def shard(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:

@@ -4,14 +4,14 @@ transformers gives most model types a plan (`base_model_tp_plan`): patterns of m
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal, cast, get_args
 
 from torch import Tensor, nn
 
 from tpbench.workloads.train_step.model.configuration import UnknownArchitecture
-from tpbench.workloads.train_step.model.models import FusedNorm, build, decoder_layers
+from tpbench.workloads.train_step.model.models import decoder_layers
 from tpbench.workloads.train_step.problem import TrainStep
 
 Style = Literal["colwise", "rowwise", "colwise_gather_output", "rowwise_split_input", "replicated"]
@@ -39,25 +39,6 @@ class Block:
         """True if every rank has all columns between the block's linear layers. Otherwise a rank has only its share of
         the columns or heads there, and of a replicated module's gradient."""
         return "rowwise_split_input" in self.styles.values()
-
-
-def unsupported_model(problem: TrainStep, variant: str) -> str | None:
-    """Return why the ranks cannot share the model by its plan, or None if they can. One layer is made, without
-    weights."""
-    try:
-        model = build(replace(problem, num_layers=1, compile=False))
-        gathers = any(block.gathers_columns for block in blocks(problem, model))
-    except UnknownArchitecture as error:
-        return str(error)
-    if variant == "autotp" and (gathers or hasattr(model.get_input_embeddings(), "scalar_embed_scale")):
-        part = "layers need whole columns" if gathers else "embedding scales its vectors"
-        return f"AutoTP does not shard {problem.architecture}, whose {part}: fsdp_dtensor and dtensor_tp do"
-    for module in model.modules() if variant == "fsdp_dtensor" else ():
-        shardable = isinstance(module, nn.Linear | nn.Embedding | nn.LayerNorm | FusedNorm)
-        if not shardable and next(module.parameters(recurse=False), None) is not None:
-            kind = type(module).__name__
-            return f"it does not shard {kind} of {problem.architecture}: use variant=dtensor_tp or tp_size=1"
-    return None
 
 
 def blocks(problem: TrainStep, model: Any) -> list[Block]:

@@ -21,6 +21,15 @@ from tpbench.workloads.train_step.training.trainer import Loss, MarkPhase, adamw
 _PARTITION_TYPES = {"colwise": "column", "rowwise": "row", "replicated": "skip"}
 
 
+def unsupported_model(problem: TrainStep, model: Any, plan: Sequence[Block]) -> str | None:
+    """Return what AutoTP would compute wrong, or None."""
+    gathers = any(block.gathers_columns for block in plan)
+    if not gathers and not hasattr(model.get_input_embeddings(), "scalar_embed_scale"):
+        return None
+    part = "layers need whole columns" if gathers else "embedding scales its vectors"
+    return f"AutoTP does not shard {problem.architecture}, whose {part}: fsdp_dtensor and dtensor_tp do"
+
+
 class DeepSpeedTrainer:
     """A Trainer around DeepSpeed's engine, whose step averages, clips and clears the gradients."""
 
