@@ -29,8 +29,8 @@ MAX_BLOCK = 65536
 MAX_COLUMNS = 2**31 - 1
 """Columns are int32 in the kernels."""
 FP32_MAX = torch.finfo(torch.float32).max
-_NUMBERS = [option for option in fields(Options) if "limits" in option.metadata]
-"""The options that are numbers."""
+_NUMBERS = [(option.name, option.default, dict(option.metadata)) for option in fields(Options) if option.metadata]
+"""The names, defaults and declarations of the options that are numbers."""
 
 
 def choice(name: str, value: object, *valid: str) -> None:
@@ -75,13 +75,12 @@ def options(given: Options) -> None:
         whole("block_cap", cap)
         if not 16 <= cap <= MAX_BLOCK or cap & (cap - 1):
             raise ValueError(f"block_cap must be 'auto' or a power of two from 16 to {MAX_BLOCK}, got {cap}")
-    for option in _NUMBERS:
-        value, declared = getattr(given, option.name), option.metadata
-        if value is not None or option.default is not None:
-            number(option.name, value, **declared["limits"])
-        if loss not in declared["losses"] and value != option.default:
-            needed = f"it must be {option.default:g} for loss={loss!r}, got {value}"
-            raise ValueError(f"{option.name} {declared['role']}: {needed}")
+    for name, default, declared in _NUMBERS:
+        value = getattr(given, name)
+        if value is not None or default is not None:
+            number(name, value, **declared["limits"])
+        if value != default and loss not in declared["losses"]:
+            raise ValueError(f"{name} {declared['role']}: it must be {default:g} for loss={loss!r}, got {value}")
     if loss == "jsd" and given.beta >= 1.0:
         raise ValueError(
             f"beta must be less than 1 for loss='jsd' (its limits are forward_kl, reverse_kl): {given.beta}"

@@ -28,6 +28,7 @@ _PLAIN = {Tensor, torch.nn.Parameter}
 """Types of tensors with memory of their own. Others, such as DTensor, may have none."""
 _OPTIONS = {bool, int, float, str, tuple, type(None), *([dist.ProcessGroup] if dist.is_available() else [])}
 """Types of options. A call with an option of another type is never repeated."""
+_NO_INPUTS = RowInputs()
 
 
 def repeating(function: Function) -> Function:
@@ -64,8 +65,8 @@ def _form_of_call(logits: Any, target: Any, named: dict[str, Any]) -> Hashable:
         of_target: Hashable = _form(target.values), _form(target.indices), target.tail
     else:
         of_target = _form(target)
-    forms = [(kind, value) if (kind := type(value)) in _OPTIONS else _form(value) for value in named.values()]
-    return _form(logits), of_target, *named, *forms
+    forms = [value if type(value) in _OPTIONS else _form(value) for value in named.values()]
+    return _form(logits), of_target, *named, *forms, *map(type, forms)
 
 
 def _form(tensor: Any) -> Hashable:
@@ -113,7 +114,7 @@ class RepeatedCall:
         """Queue the kernel on the current stream. Return the result of `entropy_loss`."""
         if type(target) is TopK:
             target = TopTarget(target.indices, target.values)
-        inputs = RowInputs(**{name: named[name] for name in self.inputs})
+        inputs = RowInputs(**{name: named[name] for name in self.inputs}) if self.inputs else _NO_INPUTS
         with launching(self.device):
             grad, total, *rows = [form if form is None else self.empty(*form) for form in self.forms]
             outputs = RowOutputs(*rows)

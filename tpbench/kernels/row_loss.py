@@ -158,9 +158,12 @@ def _number(default: float | None, role: str = "", losses: Sequence[str] = KERNE
 _EXCEPT = {name: tuple(loss for loss in KERNEL_LOSSES if loss != name) for name in ("cross_entropy", "logprob")}
 
 
-@dataclass(frozen=True)
+@dataclass
 class Options:
-    """The options of `entropy_loss` that are numbers or names. `checks.options` checks them by their declarations."""
+    """The options of `entropy_loss` that are numbers or names. `checks.options` checks them by their declarations.
+
+    Nothing changes an option. The class isn't frozen, because that would cost every call some microseconds.
+    """
 
     loss: str
     group: dist.ProcessGroup | None
@@ -190,7 +193,7 @@ class Options:
         return cls(**{name: arguments[name] for name in cls.__dataclass_fields__ if name in arguments})
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class RowLoss(Options):
     """The loss of a row, with the options that are the same for all rows."""
 
