@@ -54,21 +54,6 @@ def test_reductions_and_scales(loss: Any, reduction: str, device: torch.device, 
     assert none.grad is not None and none.grad.shape == (0, 100)
 
 
-@pytest.mark.parametrize(("grad", "reduction"), [("new", "mean"), ("none", "none"), ("new", "none")])
-def test_a_log_probability_is_the_negative_cross_entropy(
-    grad: Any, reduction: Any, device: torch.device, algorithm: Any
-) -> None:
-    logits, target = make("cross_entropy", device=device)
-    target[3] = -100
-    options: dict[str, Any] = {"grad": grad, "reduction": reduction, "entropy": True, "logits_scale": 1.3, **algorithm}
-    loss, logprob = (entropy_loss(logits, target, loss=each, **options) for each in ("cross_entropy", "logprob"))  # type: ignore[arg-type]
-    assert torch.equal(logprob.loss, -loss.loss) and torch.equal(logprob.row_loss, -loss.row_loss)
-    assert loss.entropy is not None and logprob.entropy is not None and torch.equal(logprob.entropy, loss.entropy)
-    assert logprob.row_loss[3] == 0 and (logprob.row_loss <= 0).all() and (logprob.grad is None) == (grad == "none")
-    if loss.grad is not None and logprob.grad is not None:
-        assert torch.equal(logprob.grad, -loss.grad)
-
-
 @pytest.mark.parametrize("label_smoothing", [0.1, 1.0])
 def test_label_smoothing(label_smoothing: float, device: torch.device, algorithm: Any) -> None:
     logits, target = make("cross_entropy", device=device)

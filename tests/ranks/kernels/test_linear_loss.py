@@ -273,6 +273,7 @@ def test_a_rank_without_a_vocabulary() -> None:
         ("bias", {"bias": torch.zeros(99)}),
         ("target", {"target": torch.zeros(8).long()}),
         ("target", {"loss": "reverse_kl"}),
+        ("target", {"loss": "forward_kl", "target": (torch.zeros(9, 4),) * 3}),
         ("teacher_hidden", {"loss": "reverse_kl", "target": (torch.zeros(8, 4), torch.zeros(100, 4))}),
         ("weight_grad", {"weight_grad": torch.zeros(100, 16).half()}),
         ("weight_grad", {"weight_grad": torch.zeros(1, 16, device=DEVICE).expand(100, 16)}),

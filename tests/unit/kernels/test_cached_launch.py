@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from triton.runtime.jit import JITFunction
 
 from tests.support.fake_gpu import FakeGpu, fake_gpu, pointer
-from tpbench.kernels import cached_launch as module
-from tpbench.kernels.cached_launch import CachedLaunch
+from tpbench.kernels.cached_launch import MOST_REMEMBERED, CachedLaunch
 
 MEMORY = torch.zeros(64, dtype=torch.int32)
 POINTERS = {
@@ -112,6 +111,6 @@ def test_each_device_has_its_own_and_the_stream_is_the_current_one(gpu: FakeGpu,
 
 
 def test_its_memory_is_bounded(gpu: FakeGpu, launch: CachedLaunch) -> None:
-    for n in range(2, module.MOST_REMEMBERED + 12):
-        call(launch, n=n)
-    assert len(launch._compiled) == 10
+    for n in (*range(MOST_REMEMBERED + 1), 1):
+        call(launch, n=n + 2)
+    assert gpu.bound == MOST_REMEMBERED + 2  # the early ones are forgotten

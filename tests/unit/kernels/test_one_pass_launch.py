@@ -96,38 +96,21 @@ def test_another_limit_or_workspace_or_a_lost_peer_is_noticed(h200: FakeGpu, mon
         twice()
 
 
-def formed(rows: int, columns: int, loss: str, world_size: int) -> tuple[Prepared, dict[str, Any]]:
-    """Prepare a call with bf16 logits of this form, and a gradient of the same form.
-
-    Returns it with the kernel's constants and launch options.
-    """
-    x = Form((rows, columns), (columns, 1), torch.bfloat16, 0)
-    target = Form((rows,), (1,), torch.int64, 0) if loss == "cross_entropy" else x
-    shard = Vocabulary(0, columns * world_size, columns, None, world_size, 0)
-    found = prepared(x, target, x, shard, loss=loss, count=loss == "cross_entropy")
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("loss", ["cross_entropy", "reverse_kl"])
+@pytest.mark.parametrize("columns", [16384, 131072])
+def test_what_it_is_compiled_and_launched_for(columns: int, loss: str, world_size: int) -> None:
+    x = Form((4096, columns), (columns, 1), torch.bfloat16, 0)
+    target = Form((4096,), (1,), torch.int64, 0) if loss == "cross_entropy" else x
+    found = prepared(x, target, x, Vocabulary(0, columns * world_size, columns, None, world_size, 0), loss=loss)
     assert isinstance(found, Prepared), found
-    options = dict(found.kernel.constants)
-    return found, {**options.pop("SPEC")._asdict(), **options}
-
-
-@pytest.mark.parametrize(
-    ("columns", "loss", "world_size", "programs", "constants"),
-    [
-        (32768, "cross_entropy", 1, 132, {"FULL": True, "PADDED": False, "TILES": 2, "SLOTS": 0}),
-        (131072, "cross_entropy", 1, 132, {"FULL": True, "WHOLE": True, "TILES": 8, "AHEAD": 0}),
-        (131072, "reverse_kl", 1, 132, {"WHOLE": False, "FULL": True, "SLOTS": 4, "AHEAD": 3, "num_warps": 8}),
-        (16384, "cross_entropy", 2, 264, {"ROWS": 2, "SLOTS": 2, "AHEAD": 2, "maxnreg": 128, "WORLD": 2}),
-    ],
-)
-def test_what_it_is_compiled_and_launched_for(
-    columns: int, loss: str, world_size: int, programs: int, constants: dict[str, Any]
-) -> None:
-    found, given = formed(4096, columns, loss, world_size)
-    assert found.programs == programs and given.items() >= constants.items()
-    assert given["enable_fp_fusion"] is False  # or the ranks' losses differ in their last bit
-    assert given["launch_cooperative_grid"] == (given["SLOTS"] > 0)  # or programs wait for some that never start
+    constants, tiling = found.kernel.constants, found.tiling
+    assert found.programs == 132 * tiling.programs_per_sm and constants["SPEC"].FULL and not constants["SPEC"].PADDED
+    assert constants["enable_fp_fusion"] is False  # or the ranks' losses differ in their last bit
+    assert constants["launch_cooperative_grid"] == (tiling.slots > 0)  # or programs wait for some that never start
+    assert constants.get("maxnreg") == (128 if tiling.programs_per_sm == 2 else None)
     numbers = 3 if loss == "cross_entropy" else 5
-    assert found.bytes_sent == (world_size - 1) * 4096 * numbers * given["SLOTS"] * 8
+    assert found.bytes_sent == (world_size - 1) * 4096 * numbers * tiling.slots * 8
 
 
 def test_ranks_decide_alike_whether_to_meet() -> None:

@@ -46,14 +46,6 @@ def test_every_tiling_fits_the_machine(loss: str, itemsize: int, on: Machine, ca
         assert plan.lanes * plan.row_warps == 32 * plan.warps
 
 
-@pytest.mark.parametrize(("world", "tiles", "parts"), [(1, 4, 3), (2, 5, 2), (4, 5, 1), (8, 5, 1)])
-def test_shards_of_151936_columns_fill_most_of_their_tiles(world: int, tiles: int, parts: int) -> None:
-    share = 151936 // world
-    plan = tiling(8192, share, share, world, 2, "cross_entropy", "auto", True, H200)
-    assert isinstance(plan, Tiling) and (plan.tiles, plan.parts) == (tiles, parts)
-    assert share / (plan.parts * plan.tiles * plan.columns) > (0.75 if world == 1 else 0.9)
-
-
 def test_a_shard_of_twice_the_average_is_the_widest() -> None:
     """Ranks that know the widest shard refuse it together: the rank that holds it, and the one that holds little."""
 
