@@ -128,10 +128,8 @@ def linear_entropy_loss(
         target: labels or target logits of all rows, as for `entropy_loss`. Instead of target logits also
             (teacher_hidden, teacher_weight), sharded like hidden and weight: the teacher's logits are computed in
             chunks too. The teacher has no bias and gets no gradient. A softcap applies to its logits, too.
-        loss, group, vocab_start, vocab_size, reduction, ignore_index, logits_scale, temperature, label_smoothing,
-            z_loss, softcap, entropy, grad_scale, row_grad, entropy_grad, beta, block_cap, exchange, and the arguments
-            of loss="policy": as for `entropy_loss`. grad_scale is a factor on all gradients. With sequences, the logits
-            of all chunks are computed once more before, for the ratios.
+        loss and all arguments that are not listed here: as for `entropy_loss`. grad_scale is a factor on all gradients.
+            With sequences, the logits of all chunks are computed once more before, for the ratios.
         bias: (local vocab,) in the dtype of the weight, or None.
         grad: False computes no gradients. Names, such as ("hidden",), compute the gradients of these inputs alone, and
             skip the products of the others, as for a frozen head. All ranks must pass the same.
