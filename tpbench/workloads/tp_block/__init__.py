@@ -7,15 +7,14 @@ differ in when products and communication run: one after the other, or in chunks
 
 The modules, in the order of a first reading:
 
-- Job: `problem` has the fields, what a step must compute, move and send, and the report's columns, and `variants` a
-  function for each variant.
+- Job: `problem` has the fields, and what a step must compute, move and send. `workload` has the columns, and the
+  variants with their schedules.
 - Rank: `bench` has the functions of a block, and the session of a stack that is trained (layers=N). In `execution` are
-  the layers, and the schedules that overlap products and collectives. A new schedule is a class there, a line in
-  `autotune.schedule_of` and a variant in `variants`; its interface is in `tpbench.comm.parallel_linears`.
+  the layers, and the schedules that overlap products and collectives. A new schedule is a class there and a variant in
+  `workload`; its interface is in `tpbench.comm.parallel_linears`.
 - Correctness: `inputs` makes activations and weights, and `oracle` computes in float64 and compares.
 - Report: `overlap_study` says which variant to choose at which length.
 """
 
-from tpbench.workloads.tp_block import variants as variants
-from tpbench.workloads.tp_block.problem import WORKLOAD as WORKLOAD
 from tpbench.workloads.tp_block.problem import TpBlock as TpBlock
+from tpbench.workloads.tp_block.workload import WORKLOAD as WORKLOAD

@@ -24,7 +24,8 @@ from tpbench.workloads.tp_block import oracle
 from tpbench.workloads.tp_block.execution.layers import gradients
 from tpbench.workloads.tp_block.execution.prepared import BlockContext, PreparedBlock, graphed, with_gib
 from tpbench.workloads.tp_block.inputs import BlockInputs
-from tpbench.workloads.tp_block.problem import TOLERANCE, WORKLOAD, TpBlock
+from tpbench.workloads.tp_block.problem import TOLERANCE, TpBlock
+from tpbench.workloads.tp_block.workload import WORKLOAD
 
 
 @WORKLOAD.inputs

@@ -9,6 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from tpbench.comm.symmetric_buffers import SymmetricBuffers
 from tpbench.measure.session import Context
 from tpbench.workloads.hashing import NORMAL_DEVIATION, fill_normal
 from tpbench.workloads.tp_block.problem import ShardedLinear, TpBlock, equal_share
@@ -43,6 +44,10 @@ class BlockInputs:
             linear.name: self._weight(start + 2 * index, linear, rank, size)
             for index, linear in enumerate(self.problem.linears)
         }
+
+    def symmetric_buffers(self) -> SymmetricBuffers:
+        """Return new buffers that this rank shares with its peers. Collective."""
+        return SymmetricBuffers(self.group, self.device, self.problem.signals)
 
     def x(self, rank: int, size: int) -> Tensor:
         """Return one of `size` ranks' shard of the input.

@@ -18,7 +18,7 @@ import pandas as pd
 from tpbench.measure.clocks import TIMED
 from tpbench.tables import Table
 from tpbench.workloads.study_data import Picture, Speedups, oldest_first
-from tpbench.workloads.tp_block.problem import AUTO, PLAIN, WHOLE
+from tpbench.workloads.tp_block.workload import PLAIN, traits_of
 
 PARTS = ("column", "row", "mlp", "block")
 CLOCKS = {clock.column: clock.title.lower() for clock in TIMED}
@@ -75,14 +75,14 @@ def problems(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Speedups, Any]
 
 
 def _is_compared(row: Mapping[str, Any]) -> bool:
-    one_block = not row.get("layers") and row["variant"] != WHOLE
+    shared_block = not row.get("layers") and traits_of(row["variant"]).shares_block
     own_graphs = row.get("try_graphs") and not row["graph"]
     usual = row.get("nccl") in (None, "default")
-    return bool(row["warmed_up"] is not False and usual and one_block and not own_graphs)
+    return bool(row["warmed_up"] is not False and usual and shared_block and not own_graphs)
 
 
 def _is_compiled(row: Mapping[str, Any]) -> bool:
-    return bool(row.get("compile")) or row["variant"] == "block_compile_async"
+    return bool(row.get("compile")) or traits_of(row["variant"]).is_compiled
 
 
 def choice(speedups: Speedups, cells: Any, clock: str) -> dict[int, str]:
@@ -96,7 +96,7 @@ def choice(speedups: Speedups, cells: Any, clock: str) -> dict[int, str]:
     ratios = speedups.by_clock[clock]
     sure = cells[high].lt(cells[low][PLAIN], axis="index").reindex_like(ratios)
     ratios = ratios.mask(~sure & (ratios > 1), 1.0)
-    names, name = [name for name in ratios if name != AUTO] or [AUTO], PLAIN
+    names, name = [name for name in ratios if not traits_of(str(name)).is_choice] or [*ratios], PLAIN
     for tokens, of_variants in ratios[names].dropna(how="all").iterrows():
         fastest = str(of_variants.idxmax())
         if of_variants[fastest] < PAYS:

@@ -1,21 +1,16 @@
-"""The transformer block's problem: its fields, norms and linears, what a step must compute, move and send, columns."""
+"""The transformer block's problem: its fields, linears and norms, and what a step must compute, move and send."""
 
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
-from tpbench.columns import Column
 from tpbench.settings import setting
-from tpbench.workloads import Pivot, Study, Workload
 from tpbench.workloads.sizes import ITEM_BYTES
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-PLAIN, AUTO, WHOLE = "block_tp", "block_auto", "block_no_tp"
-"""Names of variants: the plain schedule, the choice of the fastest, and the whole block on every rank."""
 
 
 @dataclass(frozen=True)
@@ -214,137 +209,3 @@ def unsupported_by_quack(problem: TpBlock, size: int) -> str | None:
     if odd := [width for width in widths if width % 8]:
         return f"QuACK's product needs widths of a rank's weights that 8 divides, got {odd[0]}"
     return None
-
-
-class TpBlockWorkload(Workload):
-    """The transformer block."""
-
-    def resolve(self, problem: TpBlock, chosen: frozenset[str]) -> TpBlock:
-        """Return the problem with rotary embeddings if it is a stack, unless the user chose."""
-        return problem if "rotary" in chosen else replace(problem, rotary=problem.rotary or problem.layers > 0)
-
-    def least_gib(self, job: Any) -> float:
-        """Return the memory of a rank's weights and their gradients in GiB."""
-        problem: TpBlock = job.problem
-        return 2 * linear_weights(problem, job.tp_size) * ITEM_BYTES[problem.dtype] / 2**30
-
-    def unsupported_reason(self, job: Any) -> str | None:
-        """Return why the options and the device don't fit together, or None if they do."""
-        problem: TpBlock = job.problem
-        if problem.compile and problem.part in ("column", "row"):
-            return f"compile=true needs part=block or mlp: part={problem.part} is a linear alone"
-        return f"nccl={problem.nccl} needs a CUDA GPU" if job.device == "cpu" and problem.nccl != "default" else None
-
-
-WORKLOAD = TpBlockWorkload(
-    name="tp_block",
-    summary="transformer block under tensor and sequence parallelism, forward and backward",
-    problem=TpBlock,
-    headline=("hidden", "ffn", "tokens", "layers"),
-    columns=(
-        Column("forward_ms", float, "forward pass, timed as the step is", better=-1, studies=("profile",)),
-        Column("backward_ms", float, "backward pass, timed as the step is", better=-1, studies=("profile",)),
-        Column(
-            "compute_ms",
-            float,
-            "the step with its communication removed: products in one piece",
-            better=0,
-            studies=("profile",),
-        ),
-        Column(
-            "communication_ms",
-            float,
-            "the step's collectives alone, one after the other",
-            better=0,
-            studies=("profile",),
-        ),
-        Column(
-            "exposed_ms",
-            float,
-            "the step's time beyond the same step without communication, the median of pairs",
-            better=-1,
-            studies=("profile",),
-        ),
-        Column(
-            "hidden_share",
-            float,
-            "share of the communication that is hidden: 1 - exposed_ms / communication_ms",
-            better=0,
-            percent=True,
-            studies=("profile",),
-        ),
-        Column("chained_compute_ms", float, "compute_ms of steps back to back, as in a training loop"),
-        Column(
-            "chained_exposed_ms",
-            float,
-            "exposed_ms of steps back to back, the median of pairs of such blocks",
-            better=-1,
-        ),
-        Column("forward_compute_ms", float, "compute_ms of the forward pass alone"),
-        Column("forward_exposed_ms", float, "exposed_ms of the forward pass alone", better=-1),
-        Column("chained_forward_compute_ms", float, "compute_ms of forward passes back to back"),
-        Column("chained_forward_exposed_ms", float, "exposed_ms of forward passes back to back"),
-        Column(
-            "tflops",
-            float,
-            "floating-point operations of the busiest rank over the step's time",
-            better=1,
-            studies=("profile",),
-        ),
-        Column(
-            "gemm_share",
-            float,
-            "share of gemm_tflops that the step reaches",
-            better=0,
-            percent=True,
-            studies=("profile",),
-        ),
-        Column("gemm_tflops", float, "rate of a large square product in this dtype on this machine"),
-        Column("gather_gb_per_s", float, "bandwidth of a large all-gather on this machine, bytes that a rank receives"),
-        Column(
-            "nccl_algorithm", str, "what NCCL runs for an all-gather of the step's size: its kernel, or copy engine"
-        ),
-        Column(
-            "graph_gib",
-            float,
-            "memory that graphs of block_auto or of a stack hold between iterations; at most a part of it is in "
-            "peak_gib, and reports add both",
-            by_variant=True,
-            studies=("profile",),
-        ),
-        Column(
-            "workspace_gib",
-            float,
-            "memory shared with peers that the variant keeps between iterations",
-            better=-1,
-            by_variant=True,
-            studies=("profile",),
-        ),
-        Column("grad_norm", float, "norm of all weights' gradients, counting each weight once", studies=("profile",)),
-        Column("losses", list, "loss of each training step, warm-up included (layers=N)"),
-        Column("grad_norms", list, "norm of all gradients in each training step, warm-up included (layers=N)"),
-        Column(
-            "chosen",
-            str,
-            "the variant, and whether the passes are graphs (block_auto)",
-            by_variant=True,
-            studies=("profile",),
-        ),
-    ),
-    pivot=Pivot(
-        rows=("hidden", "ffn", "tokens", "tp_size"),
-        sections=("dtype", "part"),
-    ),
-    scheduled=lambda problem: problem.layers > 0,
-    studies={
-        "profile": Study(
-            "what is a step made of, and how much of its communication is hidden?",
-            best_by=("device_ms", "time_ms"),
-            columns=("time_ms", "device_ms", "chained_ms", "bound", "idle_share", "peak_gib", "loss_value"),
-        ),
-        "overlap": Study(
-            "by how much does overlap shorten each part, and where does it stop paying?",
-            module="tpbench.workloads.tp_block.overlap_study",
-        ),
-    },
-)

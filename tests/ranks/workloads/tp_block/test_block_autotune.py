@@ -9,20 +9,23 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 import torch.distributed as dist
+import torch.distributed._symmetric_memory as torch_memory
 
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.tp_block import block_context, largest_error, problem, run_once
 from tpbench.comm.parallel_linears import LocalSchedule, SequentialSchedule
-from tpbench.workloads.tp_block.execution import autotune
+from tpbench.workloads.tp_block.execution.autotune import available, prepare_fastest
 from tpbench.workloads.tp_block.execution.prepared import prepare
+from tpbench.workloads.tp_block.execution.torch_schedules import SymmMemSchedule
 from tpbench.workloads.tp_block.problem import TOLERANCE, TpBlock
 
 pytestmark = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
 
 
 class PresetStopwatch:
-    """A stopwatch for which the candidate of this number is fastest. It keeps what was asked of it."""
+    """A stopwatch for which the candidate of this number is fastest. It keeps the names of the clocks it was asked."""
 
     def __init__(self, best: int) -> None:
         self.best, self.asked = best, set[str]()
@@ -41,70 +44,64 @@ class PresetStopwatch:
 def prepared(here: Rank, cell: TpBlock, best: str, variants: dict[str, Any] | None = None) -> tuple[Any, Any, Any]:
     """Prepare the block with the variant `best` being the fastest, among these or those of the machine."""
     context = block_context(here, cell)
-    variants = variants or autotune.available(context)
-    stopwatch: Any = PresetStopwatch(list(variants).index(best))
-    with mock.patch.object(autotune, "available", lambda _: variants):
-        return context, autotune.prepare_fastest(cell, replace(context, stopwatch=stopwatch)), stopwatch
+    stopwatch: Any = PresetStopwatch(list(variants or available(context)).index(best))
+    return context, prepare_fastest(cell, replace(context, stopwatch=stopwatch), variants), stopwatch
 
 
-def choices(here: Rank) -> dict[tuple[str, int], tuple[str, float]]:
-    """The column and the largest error of a block, or of the first step of a stack, by the fastest schedule."""
-    found = {}
+def choices(here: Rank) -> list[tuple[str, str, float]]:
+    """The fastest schedule, the column, and the largest error of a block; also of a stack, without an error."""
+    found = []
     for best in ("block_tp_overlap", "block_tp"):
         for cell in (problem(), problem(layers=1, rotary=True)):
             context, block, _ = prepared(here, cell, best)
             error = 0.0 if cell.layers else largest_error(cell, context, block)
-            found[best, cell.layers] = block.columns()["chosen"], error
+            found.append((best, block.columns()["chosen"], error))
     return found
 
 
 def test_the_fastest_schedule_is_chosen_for_all_linears() -> None:
-    for found in run_on_ranks(2, choices):
-        assert len(found) == 4
-        for (best, _), (chosen, error) in found.items():
+    for of_rank in run_on_ranks(2, choices):
+        for best, chosen, error in of_rank:
             assert chosen == best and error <= TOLERANCE["float64"]
 
 
-class FakeMemory:
-    """Memory of a known size that schedules share with peers."""
+class Memory:
+    """Memory that a schedule shares with peers."""
 
-    def __init__(self, gib: float) -> None:
-        self.gib = gib
-
-
-class FakeSchedule(SequentialSchedule):
-    """Plain collectives, beside memory that is not used."""
-
-    def __init__(self, group: dist.ProcessGroup, memory: FakeMemory) -> None:
-        super().__init__(group)
-        self.memory = memory
+    gib = 0.1875
 
 
-def as_variant(schedule: Any) -> Any:
-    """A function that prepares the block with this schedule."""
-    return lambda problem, context: prepare(context, schedule)
+class TorchSchedule(SymmMemSchedule):
+    """Plain collectives, beside the memory of torch's operations."""
+
+    gather_matmul, matmul_scatter = SequentialSchedule.gather_matmul, SequentialSchedule.matmul_scatter
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        SequentialSchedule.__init__(self, group)
+        self.memory = self
 
 
-def held(here: Rank, best: str) -> tuple[float | None, int]:
-    """The memory in GiB that the chosen variant reports, and how many symmetric buffers still exist."""
-    cell = problem()
-    buffers = weakref.WeakSet[FakeMemory]()
+def held(here: Rank, best: str) -> tuple[float, int]:
+    """The memory in GiB that the chosen variant reports, and how many buffers of other variants still exist."""
+    cell, buffers = problem(), weakref.WeakSet[Memory]()
 
     def engine(problem: TpBlock, context: Any) -> Any:
-        memory = FakeMemory(0.1875)
-        buffers.add(memory)
-        return prepare(context, FakeSchedule(here.group, memory))
+        schedule = SequentialSchedule(here.group)
+        schedule.memory = Memory()
+        buffers.add(schedule.memory)
+        return prepare(context, schedule)
 
     variants = {
-        "block_tp": as_variant(SequentialSchedule(here.group)),
-        "block_symm_mem": as_variant(FakeSchedule(here.group, FakeMemory(0.0625))),
+        "block_tp": lambda problem, context: prepare(context, SequentialSchedule(here.group)),
+        "block_symm_mem": lambda problem, context: prepare(context, TorchSchedule(here.group)),
         "block_copy_engine": engine,
     }
-    _, block, _ = prepared(here, cell, best, variants)
-    run_once(cell, block)
-    gc.collect()
-    with mock.patch.object(autotune, "torch_workspace_gib", lambda _: 0.0625):  # never freed
-        return block.columns().get("workspace_gib"), len(buffers)
+    workspace = {here.group.group_name: torch.empty(2**26, dtype=torch.uint8)}  # torch never frees it
+    with mock.patch.object(torch_memory, "_group_name_to_workspace_tensor", workspace):
+        _, block, _ = prepared(here, cell, best, variants)
+        run_once(cell, block)
+        gc.collect()
+        return block.columns()["workspace_gib"], len(buffers)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +119,7 @@ def clocks(here: Rank) -> dict[str, Any]:
             raise RuntimeError("no compiler")
         return prepare(context, LocalSchedule())
 
-    variants = {"block_tp": as_variant(SequentialSchedule(here.group)), "block_compile_async": fails}
+    variants = {"block_tp": lambda problem, context: prepare(context, SequentialSchedule(here.group)), "fails": fails}
     asked = {}
     for clock in ("wall", "device", "chained"):
         cell: Any = problem(choose_by=clock)

@@ -10,9 +10,10 @@ import torch
 
 from tests.support.tp_block import FixedStopwatch, context, problem
 from tpbench.workloads.tp_block import WORKLOAD
-from tpbench.workloads.tp_block.execution.autotune import PLAIN, Candidate, available, best_step
+from tpbench.workloads.tp_block.execution.autotune import Candidate, available, best_step
 from tpbench.workloads.tp_block.execution.prepared import BlockContext
 from tpbench.workloads.tp_block.inputs import BlockInputs
+from tpbench.workloads.tp_block.workload import PLAIN
 
 EAGER, GRAPHS, OVERLAP = Candidate(PLAIN), Candidate(PLAIN, graphs=True), Candidate("block_copy_engine")
 DRIFT = [4.0, 4.1, 4.2, 4.1, 4.3, 4.4, 4.2, 4.3, 4.5, 4.4]

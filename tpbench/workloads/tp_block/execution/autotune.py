@@ -1,6 +1,6 @@
 """Choose the fastest variant by trying a whole step under each of them before anything is timed.
 
-Every variant whose ranks share the block is a candidate, so that a new one in `variants` is tried without a line here.
+Every variant whose ranks share the block is a candidate, so that a new one in `workload` is tried without a line here.
 Overlap needs more launches than the plain schedule: on short steps the host cannot queue them as fast as the GPU runs
 them, and less device time is more wall time. Therefore the clock is an option, `choose_by`. With `try_graphs` each step
 is also tried with its passes captured in CUDA graphs, which need few launches.
@@ -22,22 +22,14 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from tpbench import packages
-from tpbench.comm.parallel_linears import LocalSchedule, Schedule, SequentialSchedule
-from tpbench.comm.symmetric_buffers import SymmetricBuffers
 from tpbench.measure.clock import LEAST_ITERATIONS, do_nothing
 from tpbench.measure.ranks import on_any_rank
 from tpbench.measure.statistics import median_interval
-from tpbench.workloads.tp_block.execution.copy_engine import CopyEngineSchedule
-from tpbench.workloads.tp_block.execution.fused_schedule import FusedSchedule
-from tpbench.workloads.tp_block.execution.prepared import (
-    BlockContext,
-    PreparedBlock,
-    graphed,
-)
-from tpbench.workloads.tp_block.execution.quack_schedule import QuackSchedule
-from tpbench.workloads.tp_block.execution.torch_schedules import RingSchedule, SymmMemSchedule, torch_workspace_gib
+from tpbench.workloads.tp_block.execution.prepared import BlockContext, PreparedBlock, graphed
+from tpbench.workloads.tp_block.execution.torch_schedules import SymmMemSchedule, torch_workspace_gib
 from tpbench.workloads.tp_block.inputs import BlockInputs
-from tpbench.workloads.tp_block.problem import AUTO, PLAIN, WHOLE, WORKLOAD, TpBlock
+from tpbench.workloads.tp_block.problem import TpBlock
+from tpbench.workloads.tp_block.workload import WORKLOAD, traits_of
 
 Preparation: TypeAlias = Callable[[TpBlock, BlockContext], PreparedBlock]
 
@@ -78,9 +70,14 @@ def best_step(times: Mapping[Candidate, Sequence[float]]) -> Candidate:
     raise AssertionError("the fastest candidate is one of them")
 
 
-def prepare_fastest(problem: TpBlock, context: BlockContext) -> PreparedBlock:
-    """Prepare the block or the stack as the fastest variant does. Collective."""
-    variants = available(context)
+def prepare_fastest(
+    problem: TpBlock, context: BlockContext, variants: Mapping[str, Preparation] | None = None
+) -> PreparedBlock:
+    """Prepare the block or the stack as the fastest variant does. Collective.
+
+    `variants`: what prepares the block, by name, the simplest first. None: those that can run here.
+    """
+    variants = variants or available(context)
     chosen: Candidate = context.inputs.context.once("chosen", partial(fastest, context, variants))
     prepared = variants[chosen.variant](problem, context)
     text = chosen.variant + ("; forward and backward as graphs" if chosen.graphs else "")
@@ -88,8 +85,8 @@ def prepare_fastest(problem: TpBlock, context: BlockContext) -> PreparedBlock:
     def columns() -> dict[str, Any]:
         of_prepared = prepared.columns()
         gib = of_prepared.get("workspace_gib", 0.0)
-        if "block_symm_mem" in variants and chosen.variant != "block_symm_mem":
-            gib += torch_workspace_gib(context.inputs.group)  # the other candidates have freed their buffers
+        if not isinstance(prepared.schedule, SymmMemSchedule):
+            gib += torch_workspace_gib(context.inputs.group)  # torch keeps it; the other candidates have freed theirs
         return {**of_prepared, "chosen": text, **({"workspace_gib": gib} if gib else {})}
 
     prepared_with_columns = replace(prepared, columns=columns)
@@ -100,10 +97,12 @@ def available(context: BlockContext) -> dict[str, Preparation]:
     """Return what prepares this problem on this machine, by name, the plain variant first: every variant that shares
     the block between ranks."""
     problem, size, on_gpu = context.inputs.problem, context.inputs.size, context.inputs.device.type == "cuda"
+    variants = sorted(map(traits_of, WORKLOAD.variants), key=lambda variant: not variant.is_plain)
     return {
-        name: variant.prepare
-        for name, variant in WORKLOAD.variants.items()
-        if name not in (AUTO, WHOLE)
+        variant.name: variant.prepare
+        for variant in variants
+        if variant.shares_block
+        and not variant.is_choice
         and variant.unsupported_reason(problem, size) is None
         and not packages.missing(variant.requires)
         and (on_gpu or not variant.requires_cuda)
@@ -119,7 +118,7 @@ def fastest(context: BlockContext, variants: Mapping[str, Preparation]) -> Candi
     problem, say = context.inputs.problem, context.inputs.context.say
     made = {Candidate(name): partial(prepare, problem, context) for name, prepare in variants.items()}
     candidates = _that_run(context, made)
-    plain = partial(_step, candidates[Candidate(PLAIN)])
+    plain = partial(_step, next(iter(candidates.values())))
     if on_gpu and (context.graph or (problem.try_graphs and context.stopwatch.ms(plain) < LONG_STEP_MS)):
         pool = torch.cuda.graph_pool_handle()  # of all graphs' intermediate results
         made = {Candidate(name, True): partial(graphed, block, pool) for (name, _), block in candidates.items()}
@@ -130,7 +129,7 @@ def fastest(context: BlockContext, variants: Mapping[str, Preparation]) -> Candi
     if on_gpu:  # the callables of graphs are parts of reference cycles
         gc.collect()
         torch.cuda.empty_cache()
-    say(f"{AUTO} tried {count} steps in {time.perf_counter() - began:.1f} s: {best.variant}")
+    say(f"tried {count} steps in {time.perf_counter() - began:.1f} s, and chose {best.variant}")
     return Candidate(best.variant, best.graphs and not context.graph)
 
 
@@ -145,7 +144,7 @@ def _that_run(
             blocks[candidate] = make()
             _step(blocks[candidate])
         except Exception as error:  # without the candidate the others can still be measured
-            failure = f"{AUTO} leaves out {candidate.variant}: {type(error).__name__}: {error}"
+            failure = f"the trial leaves out {candidate.variant}: {type(error).__name__}: {error}"
             context.inputs.context.say(failure)
         if on_any_rank(failure is not None, context.inputs.context):
             blocks.pop(candidate, None)
@@ -168,18 +167,6 @@ def _times(context: BlockContext, candidates: Mapping[Candidate, PreparedBlock])
         if clock != "chained":  # each of its samples is already the time of many steps
             iterations = max(ITERATIONS, min(MOST_ITERATIONS, int(TRIAL_MS / fastest)))
     return times
-
-
-def schedule_of(variant: str, inputs: BlockInputs) -> Schedule:
-    """Return a new schedule of the variant's linears."""
-    if variant == WHOLE:
-        return LocalSchedule()
-    of_group = {PLAIN: SequentialSchedule, "block_tp_overlap": RingSchedule}
-    of_group |= {"block_symm_mem": SymmMemSchedule, "block_quack": QuackSchedule}
-    if variant in of_group:
-        return of_group[variant](inputs.group)
-    buffers = SymmetricBuffers(inputs.group, inputs.device, inputs.problem.signals)
-    return FusedSchedule(buffers) if variant == "block_fused" else CopyEngineSchedule(buffers)
 
 
 def _step(prepared: PreparedBlock) -> None:
