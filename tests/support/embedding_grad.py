@@ -12,7 +12,7 @@ from tpbench.measure import clock
 from tpbench.measure.session import Context
 from tpbench.workloads.embedding_grad import WORKLOAD, EmbeddingGrad
 from tpbench.workloads.embedding_grad.exchanges import Exchange, ExchangeContext, sequence
-from tpbench.workloads.embedding_grad.exchanges.collectives import CountedCollectives
+from tpbench.workloads.embedding_grad.exchanges.counted import CountedCollectives
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs, leaving
 
 DISTRIBUTIONS = ("uniform", "zipf_bigram", "fixed")

@@ -7,11 +7,10 @@ from typing import Any
 import pandas as pd
 
 from tpbench.tables import Table
-from tpbench.workloads.embedding_grad.crossover import DENSE, comparable
-from tpbench.workloads.embedding_grad.problem import expected_density
+from tpbench.workloads.embedding_grad.crossover import comparable
+from tpbench.workloads.embedding_grad.problem import WORKLOAD, expected_density
 from tpbench.workloads.sizes import ITEM_BYTES
 
-EXCHANGES = (DENSE, "sparse_all_to_all", "sparse_symmetric")
 INDEXES = ("none", "late", "early", "device")
 ORDERS = {"alone": "no other transfers"} | {name: f"order {name}" for name in ("passes", "first", "between", "last")}
 STEP = ("hardware", "dtype", "table_rows", "width", "tokens", "dp_size", "overlap_ms")
@@ -38,12 +37,12 @@ def _factorial(facts: Mapping[str, Any], steps: pd.DataFrame) -> Table:
     steps = steps.assign(order=steps["transfer_order"].where(steps["other_mib"] > 0, "alone"))
     exposed = steps.groupby(["label", "index", "order"])["exposed_ms"].last().to_dict()
     columns = {order: name for order, name in ORDERS.items() if (steps["order"] == order).any()}
-    exchanges = dict.fromkeys((*EXCHANGES, *steps["label"]))
+    exchanges = dict.fromkeys((*WORKLOAD.variants, *steps["label"]))
     lines = []
     for exchange, index in itertools.product(exchanges, INDEXES):
-        found = [exposed.get((exchange, index, order)) for order in columns]
-        if any(ms is not None for ms in found):
-            lines.append((exchange, index, *("no row" if ms is None else f"{ms:.3f}" for ms in found)))
+        times = [exposed.get((exchange, index, order)) for order in columns]
+        if any(ms is not None for ms in times):
+            lines.append((exchange, index, *("no row" if ms is None else f"{ms:.3f}" for ms in times)))
     heading = "exposed_ms: " + ", ".join(f"{name} {value}" for name, value in facts.items())
     return Table(heading, ("exchange", "index", *columns.values()), tuple(lines))
 

@@ -14,7 +14,7 @@ from tpbench.measure.clock import Stopwatch
 from tpbench.measure.session import Context, Costs, Verdict
 from tpbench.workloads.differences import Compared, Comparison
 from tpbench.workloads.embedding_grad.exchanges import Exchange, ExchangeContext, sequence
-from tpbench.workloads.embedding_grad.exchanges.collectives import CountedCollectives, measure_link_rates
+from tpbench.workloads.embedding_grad.exchanges.counted import CountedCollectives, measure_link_rates
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs, leaving
 from tpbench.workloads.embedding_grad.problem import WORKLOAD, EmbeddingGrad
 from tpbench.workloads.embedding_grad.training_step import ForwardIndex, OtherParameters, StandIn, TrainingStep

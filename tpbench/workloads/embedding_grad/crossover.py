@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 
 from tpbench.tables import Table
+from tpbench.workloads.embedding_grad.problem import DENSE, is_dense
 from tpbench.workloads.study_data import Picture, Speedups, oldest_first
 
-DENSE = "dense_reduce_scatter"
 CLOCKS = ("device_ms", "time_ms")
 SOFTWARE = {"driver_version": "driver", "nccl_version": "NCCL", "torch_version": "torch"}
 """Columns with versions on which a time may depend, with their names. The version of torch includes that of CUDA."""
@@ -42,7 +42,7 @@ def groups_of(rows: Sequence[Row]) -> list[Speedups]:
 
 def comparable(rows: Iterable[Row]) -> pd.DataFrame:
     """Return the rows, the newest last, with what their comparison needs."""
-    found = []
+    lines = []
     for row in oldest_first(rows):
         versions = [f"{name} {row[column]}" for column, name in SOFTWARE.items() if row[column] is not None]
         more = {
@@ -51,8 +51,8 @@ def comparable(rows: Iterable[Row]) -> pd.DataFrame:
             "density": round(float(row["density"]), 4),
             "device_ms": row["time_ms"] if row["device_ms"] is None else row["device_ms"],
         }
-        found.append({**row, **more})
-    return pd.DataFrame(found)
+        lines.append({**row, **more})
+    return pd.DataFrame(lines)
 
 
 def _crossover(ratios: "pd.Series[float]") -> str:
@@ -72,7 +72,7 @@ def tables(rows: Sequence[Row]) -> list[Table]:
 
     A single density has no crossover.
     """
-    groups = groups_of(rows)
+    groups, dense = groups_of(rows), {row["label"] for row in rows if is_dense(row["variant"])}
     made = [_speedup_table(group) for group in groups]
     lines = [
         (
@@ -81,7 +81,7 @@ def tables(rows: Sequence[Row]) -> list[Table]:
         )
         for group in groups
         for name in group.names
-        if group.by_clock["device_ms"][name].count() > 1 and not name.startswith("dense")
+        if group.by_clock["device_ms"][name].count() > 1 and name not in dense
     ]
     if lines:
         columns = ("variant", "by device time", "by wall clock")
@@ -91,7 +91,7 @@ def tables(rows: Sequence[Row]) -> list[Table]:
 
 def _size(group: Speedups, groups: Sequence[Speedups]) -> str:
     """Return the size of a group's problem, with its software if the groups have several."""
-    software = {each.facts["software"] for each in groups}
+    software = {of_problem.facts["software"] for of_problem in groups}
     return "{width}, {dp_size} ranks, {distribution}".format(**group.facts) + (
         f", {group.facts['software']}" if len(software) > 1 else ""
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -13,8 +12,8 @@ import pytest
 
 from tests.support.embedding_grad import FixedStopwatch, new_session, prepared, problem, run
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
-from tpbench.comm import shared_memory_all_gather as module
-from tpbench.workloads.embedding_grad.exchanges.collectives import CountedCollectives
+from tpbench.comm import shared_memory_all_gather
+from tpbench.workloads.embedding_grad.exchanges.counted import CountedCollectives
 from tpbench.workloads.embedding_grad.row_operations.search import MisplacedRow
 
 pytestmark = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
@@ -66,15 +65,10 @@ def outcome_of_wrong_rows(here: Rank) -> str:
     """Return "right", or the type of the error, if rank 0 sends row 2, which is its own, to rank 1."""
     _, comm, exchange = prepared(here, problem(distribution="fixed"), "sparse_all_to_all")
     finder: Any = exchange.finder  # type: ignore[attr-defined]
-    rows = finder.rows
-
-    def wrong_rows() -> Any:
-        found = rows()
-        if here.rank == 0:
-            found[: finder.find()[1]] = 2
-        return found
-
-    finder.rows = wrong_rows
+    if here.rank == 0:
+        to_rank_1, rows = finder.find()[1], finder.rows()
+        rows[:to_rank_1] = 2
+        finder.rows = lambda: rows
     try:
         run(exchange, comm)
     except MisplacedRow as error:
@@ -86,12 +80,13 @@ def test_rows_of_other_owners_are_an_error() -> None:
     assert run_on_ranks(2, outcome_of_wrong_rows) == ["right", "MisplacedRow"]
 
 
-def counted(here: Rank, folder: str, full: bool = False) -> tuple[bool, list[list[int]], list[int]]:
+def counted(here: Rank, folder: str, full: bool) -> tuple[bool, list[list[int]], list[int]]:
     """Return if there is shared memory, the counts of the last of many exchanges, and the sent bytes."""
     comm = CountedCollectives(here.group, here.rank, here.world_size)
+    no_space = OSError(errno.ENOSPC, "No space left on device") if full else None
     with (
-        mock.patch.object(module, "SHARED_MEMORY", Path(folder)),
-        mock.patch.object(os, "posix_fallocate", allocator(full)),
+        mock.patch.object(shared_memory_all_gather, "SHARED_MEMORY", folder),
+        mock.patch.object(os, "posix_fallocate", side_effect=no_space, wraps=os.posix_fallocate),
     ):
         shared = comm.shared_memory is not None
     for step in range(20):
@@ -99,19 +94,11 @@ def counted(here: Rank, folder: str, full: bool = False) -> tuple[bool, list[lis
     return shared, gathered, comm.sent_bytes
 
 
-def allocator(full: bool) -> Callable[..., None]:
-    def fail(*arguments: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    return fail if full else os.posix_fallocate
-
-
 @pytest.mark.skipif(not enough_gpus(4), reason="needs 4 GPUs, or none")
-@pytest.mark.parametrize(("exists", "full"), [(True, False), (True, True), (False, False)])
-def test_counts_are_the_same_with_and_without_shared_memory(exists: bool, full: bool, tmp_path: Path) -> None:
-    folder = tmp_path if exists else tmp_path / "missing"
-    for rank, (shared, gathered, sent) in enumerate(run_on_ranks(4, counted, str(folder), full)):
-        assert shared == (exists and not full)
+@pytest.mark.parametrize("full", [False, True])
+def test_counts_are_the_same_with_and_without_shared_memory(full: bool, tmp_path: Path) -> None:
+    for rank, (shared, gathered, sent) in enumerate(run_on_ranks(4, counted, str(tmp_path), full)):
+        assert shared != full
         assert gathered == [[19, -1, peer, 0] for peer in range(4)]
         assert sent == [0 if peer == rank else 20 * 4 * 8 for peer in range(4)]
-    assert not exists or not list(tmp_path.iterdir())
+    assert not list(tmp_path.iterdir())

@@ -18,7 +18,7 @@ from tests.support.embedding_grad import DISTRIBUTIONS, DTYPES, context, problem
 from tpbench.workloads.embedding_grad import EmbeddingGrad
 from tpbench.workloads.embedding_grad.bench import TOLERANCE
 from tpbench.workloads.embedding_grad.exchanges import ExchangeContext, symmetric
-from tpbench.workloads.embedding_grad.exchanges.collectives import CountedCollectives
+from tpbench.workloads.embedding_grad.exchanges.counted import CountedCollectives
 from tpbench.workloads.embedding_grad.exchanges.symmetric import Inboxes, addresses
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
 from tpbench.workloads.embedding_grad.row_operations import merge_kernel, row_kernels

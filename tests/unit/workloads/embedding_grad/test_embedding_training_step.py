@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,8 +22,7 @@ class Log:
     """Passes and other parameters that write what they do into one list."""
 
     def __init__(self, count: int) -> None:
-        self.lines: list[str] = []
-        self.count = count
+        self.lines, self.count = list[str](), count
 
     def forward(self, part: int = 0, parts: int = 1) -> None:
         self.lines.append(f"forward {part + 1} of {parts}")
@@ -39,7 +38,7 @@ class Log:
 
     def _started(self, name: str) -> Any:
         self.lines.append(name)
-        return type("Work", (), {"wait": lambda work: self.lines.append(f"{name} ends")})()
+        return SimpleNamespace(wait=lambda: self.lines.append(f"{name} ends"))
 
 
 class LoggedStream:
@@ -57,73 +56,48 @@ class LoggedStream:
     def record_event(self) -> str:
         return self.lines[-1]
 
-    def synchronize(self) -> None:
-        self.lines.append(f"host waits for {self.name}")
-
-
-def step_of(log: Log, device: str, **fields: Any) -> Callable[[], None]:
-    others: Any = log
-    points = {"counts": "batch", "ids": "forward", "values": "backward"}
-    phases: list[Any] = [Phase(name, lambda name=name: log.lines.append(name), at) for name, at in points.items()]
-    cell = problem(overlap_ms=1.0, other_mib=float(log.count > 0), **fields)
-    return TrainingStep(cell, others, others, None, torch.device(device)).with_exchange(phases)
-
 
 GATHERS = ["gather 0", "gather 1", "gather 0 ends", "gather 1 ends"]
 SCATTERS = ["scatter 0", "scatter 1", "scatter 0 ends", "scatter 1 ends"]
 TO_EXCHANGE, TO_OTHERS = "exchange waits for compute", "others waits for compute"
-AFTER = "exchange waits for others"
+AFTER, EVENT = "exchange waits for others", "exchange waits for forward 1 of 1"
+PASSES = ["forward 1 of 1", "counts", EVENT, "ids", "backward 1 of 1"]
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize(
-    ("order", "lines"),
+    ("order", "count", "lines"),
     [
         (
-            "passes",
+            "passes", 2,
             [
                 "gather 0", "gather 1", "gather 0 ends", "forward 1 of 2", "gather 1 ends", "forward 2 of 2", "counts",
                 "exchange waits for forward 2 of 2", "ids", "backward 1 of 2", TO_OTHERS, "scatter 0",
                 "backward 2 of 2", TO_OTHERS, "scatter 1", "scatter 0 ends", "scatter 1 ends", TO_EXCHANGE, "values",
             ],
         ),
-        ("first", [TO_EXCHANGE, TO_OTHERS, "values", *SCATTERS, *GATHERS]),
-        ("between", [TO_EXCHANGE, TO_OTHERS, *SCATTERS, AFTER, "values", *GATHERS]),
-        ("last", [TO_EXCHANGE, TO_OTHERS, *SCATTERS, *GATHERS, AFTER, "values"]),
+        ("first", 2, [*PASSES, TO_EXCHANGE, TO_OTHERS, "values", *SCATTERS, *GATHERS]),
+        ("between", 2, [*PASSES, TO_EXCHANGE, TO_OTHERS, *SCATTERS, AFTER, "values", *GATHERS]),
+        ("last", 2, [*PASSES, TO_EXCHANGE, TO_OTHERS, *SCATTERS, *GATHERS, AFTER, "values"]),
+        # Without other transfers both passes are queued first.
+        ("passes", 0, ["forward 1 of 1", "backward 1 of 1", "counts", EVENT, "ids", TO_EXCHANGE, "values"]),
     ],
 )  # fmt: skip
 def test_the_exchange_has_its_place_among_other_transfers(
-    order: str, lines: list[str], device: str, monkeypatch: pytest.MonkeyPatch
+    order: str, count: int, lines: list[str], device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = Log(2)
-    patch_streams(log, monkeypatch)
-    step_of(log, device, transfer_order=order)()
-    passes = ["forward 1 of 1", "counts", "exchange waits for forward 1 of 1", "ids", "backward 1 of 1"]
-    expected = [*([] if order == "passes" else passes), *lines]
-    if device == "cpu":
-        assert log.lines == [line for line in expected if "waits for" not in line]
-    else:
-        ends = ["compute waits for exchange", "compute waits for others"]
-        assert log.lines == [TO_EXCHANGE, TO_OTHERS, *expected, *ends]
-
-
-def patch_streams(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    streams = iter([LoggedStream(log.lines, "exchange"), LoggedStream(log.lines, "others")])
+    log: Any = Log(count)
+    streams = (LoggedStream(log.lines, name) for name in ("exchange", "others"))
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: next(streams))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: LoggedStream(log.lines, "compute"))
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-
-
-EVENT = "exchange waits for forward 1 of 1"
-
-
-def test_without_other_transfers_both_passes_are_queued_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    log = Log(0)
-    patch_streams(log, monkeypatch)
-    step_of(log, "cuda")()
-    passes = [TO_EXCHANGE, "forward 1 of 1", "backward 1 of 1"]
-    lines = ["counts", EVENT, "ids", TO_EXCHANGE, "values"]
-    assert log.lines == [*passes, *lines, "compute waits for exchange"]
+    points: dict[str, Any] = {"counts": "batch", "ids": "forward", "values": "backward"}
+    phases = [Phase(name, lambda name=name: log.lines.append(name), at) for name, at in points.items()]  # type: ignore[misc]
+    cell = problem(overlap_ms=1.0, other_mib=float(count > 0), transfer_order=order)
+    TrainingStep(cell, log, log, None, torch.device(device)).with_exchange(phases)()
+    others = [TO_OTHERS, "compute waits for others"] if count else []
+    expected = [TO_EXCHANGE, *others[:1], *lines, "compute waits for exchange", *others[1:]]
+    assert log.lines == [line for line in expected if device == "cuda" or "waits for" not in line]
 
 
 @pytest.mark.parametrize("kind", ["early", "late", "device"])
