@@ -94,8 +94,8 @@ class Machine(TorchFunctionMode):
         """By address, the times at which the values 1, 2, ... were written."""
         self.barriers: dict[int, list[float]] = {}
         """By number, the times at which ranks reached a barrier."""
-        self.log: list[tuple[Stream, str, float, float]] = []
-        """Operations that ran: stream, kind, begin, end."""
+        self.log: list[tuple[Stream, str]] = []
+        """Operations that ran: stream and kind."""
 
     def stream(self) -> Stream:
         self.streams.append(Stream(self))
@@ -144,7 +144,7 @@ class Machine(TorchFunctionMode):
         stream, seconds = self.current, self.costs(kind, amount)
 
         def done(now: float) -> None:
-            self.log.append((stream, kind, now - seconds, now))
+            self.log.append((stream, kind))
             run()
 
         stream.queue.append(Operation(seconds, lambda: 0.0, done))

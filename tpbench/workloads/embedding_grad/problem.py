@@ -119,54 +119,20 @@ WORKLOAD = EmbeddingWorkload(
         Column("grad_norm", float, "norm of the correct mean gradient, over all owners"),
         Column("rank_bytes_sent", list, "bytes that each rank sent to its peers, as counted, by rank"),
         Column("rank_bytes_received", list, "bytes that each rank received from its peers, as counted, by rank"),
-        Column(
-            "workspace_gib",
-            float,
-            "memory shared with peers that the variant keeps between iterations",
-            better=-1,
-            by_variant=True,
-        ),
-        Column(
-            "all_to_all_gb_per_s", float, "bandwidth of a large all-to-all on this machine, bytes that a rank sends"
-        ),
-        Column(
-            "reduce_scatter_gb_per_s",
-            float,
-            "bandwidth of the dense reduce-scatter on this machine, bytes that a rank sends",
-        ),
-        Column(
-            "link_gb_per_s",
-            float,
-            "bandwidth of the fastest single one of these collectives, from which the floor follows",
-        ),
+        Column("workspace_gib", float, "memory shared with peers between iterations", better=-1, by_variant=True),
+        Column("all_to_all_gb_per_s", float, "bandwidth of a large all-to-all here, bytes that a rank sends"),
+        Column("reduce_scatter_gb_per_s", float, "bandwidth of the dense reduce-scatter here, bytes that a rank sends"),
+        Column("link_gb_per_s", float, "bandwidth of the fastest of these collectives, which the floor assumes"),
         Column("latency_ms", float, "time of an all-to-all of one row a peer on this machine"),
-        Column(
-            "exchange_gb_per_s",
-            float,
-            "bytes that the busiest rank sent, divided by the time of an iteration",
-            better=1,
-        ),
+        Column("exchange_gb_per_s", float, "bytes that the busiest rank sent over an iteration's time", better=1),
         Column("stand_in_ms", float, "measured time of the stand-in forward and backward alone"),
         Column("others_ms", float, "measured time of an iteration without the exchange (with other_mib)"),
+        Column("index_ms", float, "wall time until the GPU has a step's index, computed alone (with index)", better=-1),
         Column(
-            "index_ms",
-            float,
-            "wall time until the GPU has the index of one step, computed alone (with index)",
-            better=-1,
-        ),
-        Column(
-            "exposed_ms",
-            float,
-            "time of an iteration minus others_ms, or without other parameters minus stand_in_ms",
-            better=-1,
+            "exposed_ms", float, "time of an iteration minus others_ms (or stand_in_ms without other_mib)", better=-1
         ),
         *(
-            Column(
-                f"{phase}_ms",
-                float,
-                f"time of the phase {phase} alone: device time on GPUs, except for counts",
-                better=-1,
-            )
+            Column(f"{phase}_ms", float, f"device time of the phase {phase} alone (counts, CPUs: wall time)", better=-1)
             for phase in PHASES
         ),
     ),

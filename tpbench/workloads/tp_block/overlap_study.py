@@ -36,19 +36,9 @@ PRODUCTS = {
 PAYS = 1.01
 """Least speed-up that counts as a gain: noise is smaller."""
 GROUP = (
-    "part",
-    "hidden",
-    "tp_size",
-    "graph",
-    "compile",
-    "hardware",
-    "torch_version",
-    "dtype",
-    "ffn",
-    "heads",
-    "kv_heads",
+    "part", "hidden", "tp_size", "graph", "compile", "hardware", "torch_version", "dtype", "ffn", "heads", "kv_heads",
     "save_gathered",
-)
+)  # fmt: skip
 """Columns that must agree for times to be compared over tokens."""
 BESIDE = (*INTERVALS.values(), *(names for clocks in PRODUCTS.values() for names in clocks.values()))
 SHOWN = (*CLOCKS, *(name for names in BESIDE for name in names), "hidden_share", "bound", "host")

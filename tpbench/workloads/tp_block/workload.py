@@ -72,12 +72,7 @@ WORKLOAD = BlockWorkload(
         _profiled("backward_ms", float, "backward pass, timed as the step is", better=-1),
         _profiled("compute_ms", float, "the step with its communication removed: products in one piece", better=0),
         _profiled("communication_ms", float, "the step's collectives alone, one after the other", better=0),
-        _profiled(
-            "exposed_ms",
-            float,
-            "the step's time beyond the same step without communication, the median of pairs",
-            better=-1,
-        ),
+        _profiled("exposed_ms", float, "the step's time beyond that without communication, in pairs", better=-1),
         _profiled(
             "hidden_share",
             float,
@@ -86,12 +81,7 @@ WORKLOAD = BlockWorkload(
             percent=True,
         ),
         Column("chained_compute_ms", float, "compute_ms of steps back to back, as in a training loop"),
-        Column(
-            "chained_exposed_ms",
-            float,
-            "exposed_ms of steps back to back, the median of pairs of such blocks",
-            better=-1,
-        ),
+        Column("chained_exposed_ms", float, "exposed_ms of steps back to back, in pairs of such blocks", better=-1),
         Column("forward_compute_ms", float, "compute_ms of the forward pass alone"),
         Column("forward_exposed_ms", float, "exposed_ms of the forward pass alone", better=-1),
         Column("chained_forward_compute_ms", float, "compute_ms of forward passes back to back"),
@@ -100,23 +90,9 @@ WORKLOAD = BlockWorkload(
         _profiled("gemm_share", float, "share of gemm_tflops that the step reaches", better=0, percent=True),
         Column("gemm_tflops", float, "rate of a large square product in this dtype on this machine"),
         Column("gather_gb_per_s", float, "bandwidth of a large all-gather on this machine, bytes that a rank receives"),
-        Column(
-            "nccl_algorithm", str, "what NCCL runs for an all-gather of the step's size: its kernel, or copy engine"
-        ),
-        _profiled(
-            "graph_gib",
-            float,
-            "memory that graphs of block_auto or of a stack hold between iterations; at most a part of it is in "
-            "peak_gib, and reports add both",
-            by_variant=True,
-        ),
-        _profiled(
-            "workspace_gib",
-            float,
-            "memory shared with peers that the variant keeps between iterations",
-            better=-1,
-            by_variant=True,
-        ),
+        Column("nccl_algorithm", str, "what NCCL runs for an all-gather of the step's size: kernel or copy engine"),
+        _profiled("graph_gib", float, "graphs' memory between iterations; reports add it to peak_gib", by_variant=True),
+        _profiled("workspace_gib", float, "memory shared with peers between iterations", better=-1, by_variant=True),
         _profiled("grad_norm", float, "norm of all weights' gradients, counting each weight once"),
         Column("losses", list, "loss of each training step, warm-up included (layers=N)"),
         Column("grad_norms", list, "norm of all gradients in each training step, warm-up included (layers=N)"),

@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 
 from tpbench.comm.parallel_linears import LocalSchedule, Schedule
-from tpbench.measure.kernels_version import kernels_version
-from tpbench.workloads.tp_block import WORKLOAD
 from tpbench.workloads.tp_block.execution.fused_schedule import FusedSchedule
 
 
@@ -45,8 +43,3 @@ def test_the_fused_junction_is_the_default_one(keep: bool, monkeypatch: pytest.M
     expected = results(LocalSchedule(), keep)
     assert len(expected) == 7
     torch.testing.assert_close(results(lone_schedule(monkeypatch), keep), expected, rtol=1e-9, atol=1e-9)
-
-
-def test_rows_name_the_version_of_the_kernel() -> None:
-    variant = WORKLOAD.variants["block_fused"]
-    assert variant.file is not None and kernels_version((variant.file,)) is not None

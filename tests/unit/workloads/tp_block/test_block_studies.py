@@ -12,7 +12,6 @@ import pytest
 
 from tpbench.report.command import main as report
 from tpbench.results.write import write_row
-from tpbench.workloads.tp_block import overlap_study
 from tpbench.workloads.tp_block.overlap_study import choice, picture, problems, tables
 
 SIZES = {"hidden": 4096, "ffn": 14336, "heads": 32, "kv_heads": 8, "head_dim": 128, "part": "block", "tp_size": 4}
@@ -87,10 +86,11 @@ def test_compiled_blocks_are_compared_with_each_other() -> None:
     names = "block_tp", "block_compile_async", "block_copy_engine"
     eager = [timed("block", 8192, name, 1.0, 1.0) for name in names]
     compiled = [timed("block", 8192, name, 0.5, 0.5, compile=True) for name in (names[0], names[2])]
-    for group, _ in problems(eager + compiled):
+    groups = [group for group, _ in problems(eager + compiled)]
+    assert sorted(group.facts["compile"] for group in groups) == [False, True]
+    for group in groups:
         faster = {"block_compile_async": {8192: 0.5}} if group.facts["compile"] else {}
         assert group.by_clock["time_ms"].to_dict() == {"block_copy_engine": {8192: 1.0}} | faster
-        assert ("compile=true" in overlap_study._title(group)) == group.facts["compile"]
 
 
 def test_a_variant_stays_chosen_unless_another_one_gains_more_than_noise() -> None:
@@ -103,75 +103,55 @@ def test_a_variant_stays_chosen_unless_another_one_gains_more_than_noise() -> No
 
 
 def test_a_sentence_for_each_problem_says_what_to_choose() -> None:
-    answers, *_ = tables([{**row, "bound": "compute"} for row in TIMED])
-    assert answers.notes[1] == (
-        "part=mlp, hidden=4096, ffn=14336, tp=4, NVIDIA H200: choose by wall time block_tp from 128 tokens, "
-        "block_copy_engine at 8192 tokens; by device time block_copy_engine at 128 tokens, block_tp at 512 tokens, "
-        "block_copy_engine from 2048 tokens; at 8192 tokens block_copy_engine is 1.25x as fast as block_tp and hides "
-        "75% of the communication and is bound by compute"
-    )
-    assert answers.notes[0].endswith(
-        "choose by wall time block_tp at 8192 tokens; at 8192 tokens block_tp is bound by compute"
-    )
+    column, mlp, _ = tables([{**row, "bound": "compute"} for row in TIMED])[0].notes
+    assert column.endswith("choose by wall time block_tp at 8192 tokens; at 8192 tokens block_tp is bound by compute")
+    assert mlp.startswith("part=mlp, hidden=4096, ffn=14336, tp=4, NVIDIA H200: choose by wall time block_tp from 128 ")
+    assert "by device time block_copy_engine at 128 tokens, block_tp at 512 tokens, block_copy_engine from 2048" in mlp
+    assert "is 1.25x as fast as block_tp and hides 75% of the communication" in mlp
     two_hosts = [{**row, "host": "b" if row["variant"] == "block_tp" else "a"} for row in TIMED]
-    assert tables(two_hosts)[0].notes[0].endswith("; these are rows of 2 hosts, whose times may differ")
+    assert "rows of 2 hosts" in tables(two_hosts)[0].notes[0]
     without = {**dict.fromkeys(("device_ms", "hidden_share")), "gpu_name": None}
-    assert (
-        tables([{**row, **without} for row in TIMED])[0]
-        .notes[1]
-        .startswith("part=mlp, hidden=4096, ffn=14336, tp=4, cpu: ")
-    )
+    assert "tp=4, cpu: " in tables([{**row, **without} for row in TIMED])[0].notes[1]
 
 
-def test_the_tables_and_the_picture_show_the_clocks() -> None:
+def test_the_tables_show_the_clocks() -> None:
     _, column, _, eager, over, graph, _ = tables([{**row, "compute_ms": 2.0} for row in TIMED])
     assert "part=column" in column.heading and "graph=true" in graph.heading
     assert eager.columns == ("tokens", "block_copy_engine", "block_symm_mem")
     assert eager.rows[2] == ("2048", "0.95x (1.25x)", "0.80x (1.11x)") and eager.rows[3][2] == "-"
     assert over.columns[3] == "block_tp" and over.rows[2] == ("2048", *["1.250x"] * 3)
-    looped = [
-        {**row, "chained_ms": row["time_ms"], "chained_compute_ms": 1.0, "chained_exposed_ms": 0.5} for row in TIMED
-    ]
-    _, column, *_ = tables(looped)
-    assert column.rows == [("8192", "1.00x (1.01x, 1.00x)")]
+    looped = {"chained_ms": 1.0, "chained_compute_ms": 1.0, "chained_exposed_ms": 0.5}
+    assert tables([{**row, **looped} for row in TIMED])[1].rows == [("8192", "1.00x (1.01x, 1.00x)")]
     forward = [{**row, "forward_compute_ms": 0.5, "forward_exposed_ms": 0.125} for row in TIMED]
     (of_pass,) = [table for table in tables(forward) if "forward pass" in table.heading]
     assert "part=column" in of_pass.heading and of_pass.rows == [("8192", "1.250x", "1.250x")]
     again = tables([row | {"save_gathered": False} for row in TIMED if row["part"] == "column"])
-    assert all("part=column, hidden=4096, ffn=14336, tp=4, save_gathered=false" in table.heading for table in again[1:])
+    assert all("save_gathered=false" in table.heading for table in again[1:])
+
+
+def test_the_picture_shows_wall_and_device_times() -> None:
     drawn = picture(TIMED)
     assert drawn is not None and [panel.title for panel in drawn.panels] == ["part=mlp, hidden=4096, ffn=14336, tp=4"]
     assert {(line.label, line.dashed) for line in drawn.panels[0].lines} == {
         (name, dashed) for name in ("block_copy_engine", "block_symm_mem") for dashed in (False, True)
     }
     assert drawn.doubling == (128, 512, 2048, 8192) and drawn.panels[0].no_gain_to == 8192
-    assert overlap_study.picture(TIMED[6:8]) is None
+    assert picture(TIMED[6:8]) is None
 
 
-@pytest.fixture(scope="module")
-def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("rows")
+def test_the_profile_has_a_line_for_each_variant_and_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     nothing = dict.fromkeys(("time_ms", "device_ms", "loss_value"))
     made = [
-        row("block_tp", 9, device_ms=99.0),  # older than the next
         row("block_tp", 10),
         row("block_tp", 11, save_gathered=False),
-        row("block_auto", 12, hidden_share=0.815),
         row("block_no_tp", 13, hidden_share=None, exposed_ms=None),
         row("block_symm_mem", 14, status="skipped", reason="needs a CUDA GPU", **nothing),
-        row("block_tp", 15, tokens=2048, device_ms=2.0),
     ]
     for index, synthetic in enumerate(made):
-        write_row(synthetic, folder, f"r{index}")
-    return folder
-
-
-def test_the_study_has_a_line_for_each_variant_and_option(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert report([str(rows), "--study", "profile", "--only", "tokens=8192", "--format", "csv"]) == 0
+        write_row(synthetic, tmp_path, f"r{index}")
+    assert report([str(tmp_path), "--study", "profile", "--format", "csv"]) == 0
     lines = {line["variant"]: line for line in csv.DictReader(io.StringIO(capsys.readouterr().out))}
-    options = {"block_tp", "block_tp save_gathered=false"}
-    assert set(lines) == {"block_no_tp", "block_symm_mem", "block_auto"} | options
-    assert lines["block_tp"]["device_ms"] == "18.0"
+    assert set(lines) == {"block_no_tp", "block_symm_mem", "block_tp", "block_tp save_gathered=false"}
     assert lines["block_tp"]["of best"] == "1.0" and float(lines["block_no_tp"]["of best"]) == pytest.approx(1.17, 0.01)
-    assert lines["block_auto"]["hidden_share"].startswith("0.81") and lines["block_no_tp"]["hidden_share"] == ""
+    assert lines["block_tp"]["hidden_share"] == "0.75" and lines["block_no_tp"]["hidden_share"] == ""
     assert lines["block_symm_mem"]["status"] == "skipped"

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
 from tests.support.tp_block import FixedStopwatch, context, problem
-from tpbench.workloads.tp_block import WORKLOAD
 from tpbench.workloads.tp_block.execution.autotune import Candidate, available, best_step
 from tpbench.workloads.tp_block.execution.prepared import BlockContext
 from tpbench.workloads.tp_block.inputs import BlockInputs
@@ -41,20 +40,14 @@ def test_the_fastest_step_is_chosen_or_a_simpler_one_that_ties(
     assert best_step(times) == best
 
 
-def names(device: str, size: int, **fields: Any) -> set[str]:
-    """The variants that block_auto tries on this device with so many ranks."""
-    where = replace(context(), tp_size=size, device=torch.device(device))
-    stopwatch: Any = FixedStopwatch()
-    tried = available(BlockContext(BlockInputs(problem(**fields), where), stopwatch))
-    assert next(iter(tried)) == PLAIN
-    return {*tried}
+@pytest.mark.parametrize(("fields", "names"), [({}, ["block_tp", "block_tp_overlap"]), ({"tokens": 36}, ["block_tp"])])
+def test_every_variant_that_can_run_here_is_tried(fields: dict[str, int], names: list[str]) -> None:
+    four_ranks, stopwatch = replace(context(), tp_size=4, device=torch.device("cpu")), cast(Any, FixedStopwatch())
+    assert [*available(BlockContext(BlockInputs(problem(**fields), four_ranks), stopwatch))] == names
 
 
-def test_every_variant_that_can_run_here_is_tried() -> None:
-    everywhere = {"block_tp", "block_tp_overlap"}
-    assert names("cpu", 4) == everywhere and names("cpu", 4, tokens=36) == everywhere - {"block_tp_overlap"}
-    shared = {name for name, variant in WORKLOAD.variants.items() if not variant.requires}
-    shared -= {"block_auto", "block_no_tp"}
-    assert shared <= names("cuda", 2) | {
-        name for name, variant in WORKLOAD.variants.items() if variant.unsupported_reason(problem(), 2)
-    }
+def test_variants_on_gpus_are_tried_but_the_whole_block_and_the_choice_itself() -> None:
+    two_ranks, stopwatch = replace(context(), tp_size=2, device=torch.device("cuda")), cast(Any, FixedStopwatch())
+    names = [*available(BlockContext(BlockInputs(problem(), two_ranks), stopwatch))]
+    assert names[0] == PLAIN and {"block_symm_mem", "block_copy_engine", "block_fused"} <= {*names}
+    assert {"block_auto", "block_no_tp"}.isdisjoint(names)
