@@ -1,21 +1,22 @@
-"""Problems, contexts and a reference in one process for the tests of the transformer block."""
+"""Problems, contexts and the result of one process for the tests of the transformer block."""
 
 import functools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn import functional
 
 from tests.support.ranks import Rank
 from tpbench import packages
+from tpbench.comm.parallel_linears import LocalSchedule
 from tpbench.measure.session import Context
 from tpbench.workloads.tp_block import WORKLOAD, TpBlock
 from tpbench.workloads.tp_block.execution.layers import gradients
-from tpbench.workloads.tp_block.execution.prepared import BlockContext, PreparedBlock
+from tpbench.workloads.tp_block.execution.prepared import BlockContext, PreparedBlock, prepare
 from tpbench.workloads.tp_block.inputs import BlockInputs
 from tpbench.workloads.tp_block.oracle import BlockResult, own_part
 from tpbench.workloads.tp_block.problem import ShardedLinear
@@ -76,52 +77,10 @@ def unshard(linear: ShardedLinear, shards: Sequence[Tensor]) -> Tensor:
 
 @functools.cache
 def one_process(cell: TpBlock) -> BlockResult:
-    """Run the problem on full weights in its dtype, with torch's autograd and none of the workload's layers."""
-    inputs = BlockInputs(cell, context())
-    weights = {name: each.requires_grad_() for name, each in inputs.weights_of(0, 1).items()}
-    x = inputs.x(0, 1).requires_grad_()
-    y = forward(cell, weights, x)
-    y.backward(inputs.grad(0, 1))
-    assert x.grad is not None
-    return BlockResult(y.detach(), x.grad, {name: each.grad for name, each in weights.items() if each.grad is not None})
-
-
-def forward(cell: TpBlock, weights: dict[str, Tensor], x: Tensor) -> Tensor:
-    """The formulas of the part on the whole sequence."""
-    if cell.part == "column":
-        return x @ weights["up"].T
-    if cell.part == "row":
-        return x @ weights["down"].T
-    if cell.part == "mlp":
-        return mlp(weights, x)
-    x = x + attention(cell, weights, functional.rms_norm(x, (cell.hidden,), weights["attention_norm"], 1e-5))
-    return x + mlp(weights, functional.rms_norm(x, (cell.hidden,), weights["mlp_norm"], 1e-5))
-
-
-def mlp(weights: dict[str, Tensor], x: Tensor) -> Tensor:
-    gate, up = (x @ weights["up"].T).chunk(2, -1)
-    return (functional.silu(gate) * up) @ weights["down"].T
-
-
-def attention(cell: TpBlock, weights: dict[str, Tensor], x: Tensor) -> Tensor:
-    heads = (x @ weights["qkv"].T).unflatten(-1, (-1, cell.head_dim))
-    q, k, v = heads.split([cell.heads, cell.kv_heads, cell.kv_heads], 1)
-    if cell.rotary:
-        q, k = rotated(q), rotated(k)
-    k, v = (part.repeat_interleave(cell.heads // cell.kv_heads, 1) for part in (k, v))
-    scores = torch.einsum("shd,thd->hst", q, k) / math.sqrt(cell.head_dim)
-    scores = scores + torch.full((len(x), len(x)), -math.inf, dtype=x.dtype).triu(1)
-    return torch.einsum("hst,thd->shd", scores.softmax(-1), v).flatten(1) @ weights["out"].T
-
-
-def rotated(x: Tensor) -> Tensor:
-    """The rotary embedding of (rows, heads, head_dim), by a rotation matrix for each position and pair of numbers."""
-    pairs = torch.stack(x.chunk(2, -1), -1)
-    rows, half = torch.arange(len(x)), pairs.shape[-2]
-    angles = rows[:, None] / 500_000 ** (torch.arange(half, dtype=torch.float64) / half)
-    cos, sin = angles.cos(), angles.sin()
-    matrices = torch.stack((torch.stack((cos, -sin), -1), torch.stack((sin, cos), -1)), -2)
-    return torch.cat(torch.einsum("rpij,rhpj->rhpi", matrices.to(x.dtype), pairs).unbind(-1), -1)
+    """Run the problem on full weights in its dtype, without communication, in one process and without a compiler."""
+    stopwatch: Any = FixedStopwatch()
+    alone = replace(cell, compile=False)
+    return run_once(alone, prepare(BlockContext(BlockInputs(alone, context()), stopwatch), LocalSchedule()))
 
 
 def run_once(cell: TpBlock, prepared: PreparedBlock) -> BlockResult:

@@ -119,7 +119,7 @@ WORKLOAD = EmbeddingWorkload(
         Column("grad_norm", float, "norm of the correct mean gradient, over all owners"),
         Column("rank_bytes_sent", list, "bytes that each rank sent to its peers, as counted, by rank"),
         Column("rank_bytes_received", list, "bytes that each rank received from its peers, as counted, by rank"),
-        Column("workspace_gib", float, "memory shared with peers between iterations", better=-1, by_variant=True),
+        Column("workspace_gib", float, "memory shared with peers that the variant keeps", better=-1, by_variant=True),
         Column("all_to_all_gb_per_s", float, "bandwidth of a large all-to-all here, bytes that a rank sends"),
         Column("reduce_scatter_gb_per_s", float, "bandwidth of the dense reduce-scatter here, bytes that a rank sends"),
         Column("link_gb_per_s", float, "bandwidth of the fastest of these collectives, which the floor assumes"),
@@ -132,7 +132,12 @@ WORKLOAD = EmbeddingWorkload(
             "exposed_ms", float, "time of an iteration minus others_ms (or stand_in_ms without other_mib)", better=-1
         ),
         *(
-            Column(f"{phase}_ms", float, f"device time of the phase {phase} alone (counts, CPUs: wall time)", better=-1)
+            Column(
+                f"{phase}_ms",
+                float,
+                f"time of the phase {phase} alone: device time on GPUs, except for counts",
+                better=-1,
+            )
             for phase in PHASES
         ),
     ),

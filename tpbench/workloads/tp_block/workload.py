@@ -24,10 +24,37 @@ SHARED_OPTIONS = frozenset({"profile", "compile", "save_gathered"})
 """The options of every schedule that shares the block between ranks."""
 
 
+def _unsupported_by_one_rank(problem: TpBlock, tp_size: int) -> str | None:
+    return None if tp_size > 1 else "with tp_size=1 there is no communication: block_no_tp is that"
+
+
+def _unsupported_in_pieces(problem: TpBlock, tp_size: int) -> str | None:
+    """Return why products cannot be cut into tp_size^2 pieces of rows, or None if they can."""
+    if problem.tokens % tp_size**2:
+        return f"tokens={problem.tokens} must be divisible by tp_size^2={tp_size**2} to overlap in pieces"
+    return _unsupported_by_one_rank(problem, tp_size)
+
+
+def _no_graph(problem: TpBlock) -> str:
+    """Return why a step cannot be captured in a CUDA graph, or an empty string if it can."""
+    if problem.layers and problem.warmup_steps < 2:
+        return "the second step of its stack is captured, which must not be measured: set warmup_steps=2 or more"
+    return ""
+
+
+def _no_graph_of_copies(problem: TpBlock) -> str:
+    """Return the same for a step with copies between ranks."""
+    if problem.signals == "kernel":
+        return _no_graph(problem)
+    return "its signals=stream are memory operations of the stream, which a graph cannot replay: set signals=kernel"
+
+
 @dataclass(frozen=True)
 class BlockVariant(Variant):
     """A variant of the block, with the traits that decide how others are compared with it."""
 
+    no_graph_reason: str | Callable[[Any], str] = _no_graph
+    unsupported_reason: Callable[[Any, int], str | None] = _unsupported_by_one_rank
     is_plain: bool = False
     """True for the one that others are compared with: products and collectives one after the other."""
     shares_block: bool = True
@@ -72,7 +99,9 @@ WORKLOAD = BlockWorkload(
         _profiled("backward_ms", float, "backward pass, timed as the step is", better=-1),
         _profiled("compute_ms", float, "the step with its communication removed: products in one piece", better=0),
         _profiled("communication_ms", float, "the step's collectives alone, one after the other", better=0),
-        _profiled("exposed_ms", float, "the step's time beyond that without communication, in pairs", better=-1),
+        _profiled(
+            "exposed_ms", float, "time beyond that of the step without communication (median of pairs)", better=-1
+        ),
         _profiled(
             "hidden_share",
             float,
@@ -81,7 +110,7 @@ WORKLOAD = BlockWorkload(
             percent=True,
         ),
         Column("chained_compute_ms", float, "compute_ms of steps back to back, as in a training loop"),
-        Column("chained_exposed_ms", float, "exposed_ms of steps back to back, in pairs of such blocks", better=-1),
+        Column("chained_exposed_ms", float, "exposed_ms of steps back to back (median of pairs of blocks)", better=-1),
         Column("forward_compute_ms", float, "compute_ms of the forward pass alone"),
         Column("forward_exposed_ms", float, "exposed_ms of the forward pass alone", better=-1),
         Column("chained_forward_compute_ms", float, "compute_ms of forward passes back to back"),
@@ -92,7 +121,9 @@ WORKLOAD = BlockWorkload(
         Column("gather_gb_per_s", float, "bandwidth of a large all-gather on this machine, bytes that a rank receives"),
         Column("nccl_algorithm", str, "what NCCL runs for an all-gather of the step's size: kernel or copy engine"),
         _profiled("graph_gib", float, "graphs' memory between iterations; reports add it to peak_gib", by_variant=True),
-        _profiled("workspace_gib", float, "memory shared with peers between iterations", better=-1, by_variant=True),
+        _profiled(
+            "workspace_gib", float, "memory shared with peers that the variant keeps", better=-1, by_variant=True
+        ),
         _profiled("grad_norm", float, "norm of all weights' gradients, counting each weight once"),
         Column("losses", list, "loss of each training step, warm-up included (layers=N)"),
         Column("grad_norms", list, "norm of all gradients in each training step, warm-up included (layers=N)"),
@@ -114,31 +145,6 @@ WORKLOAD = BlockWorkload(
 )
 
 
-def _unsupported_by_one_rank(problem: TpBlock, tp_size: int) -> str | None:
-    return None if tp_size > 1 else "with tp_size=1 there is no communication: block_no_tp is that"
-
-
-def _unsupported_in_pieces(problem: TpBlock, tp_size: int) -> str | None:
-    """Return why products cannot be cut into tp_size^2 pieces of rows, or None if they can."""
-    if problem.tokens % tp_size**2:
-        return f"tokens={problem.tokens} must be divisible by tp_size^2={tp_size**2} to overlap in pieces"
-    return _unsupported_by_one_rank(problem, tp_size)
-
-
-def _no_graph(problem: TpBlock) -> str:
-    """Return why a step cannot be captured in a CUDA graph, or an empty string if it can."""
-    if problem.layers and problem.warmup_steps < 2:
-        return "the second step of its stack is captured, which must not be measured: set warmup_steps=2 or more"
-    return ""
-
-
-def _no_graph_of_copies(problem: TpBlock) -> str:
-    """Return the same for a step with copies between ranks."""
-    if problem.signals == "kernel":
-        return _no_graph(problem)
-    return "its signals=stream are memory operations of the stream, which a graph cannot replay: set signals=kernel"
-
-
 def _of_schedule(summary: str, options: Collection[str] = SHARED_OPTIONS, **traits: Any) -> Callable[[MakeT], MakeT]:
     """Register the decorated function as a variant: it returns a new schedule, under which all linears run."""
 
@@ -149,8 +155,7 @@ def _of_schedule(summary: str, options: Collection[str] = SHARED_OPTIONS, **trai
             return prepare(context, make(context.inputs))
 
         prepare_block.__name__ = make.__name__
-        usual = {"no_graph_reason": _no_graph, "unsupported_reason": _unsupported_by_one_rank}
-        WORKLOAD.variant(summary, options=options, **{**usual, **traits})(prepare_block)
+        WORKLOAD.variant(summary, options=options, **traits)(prepare_block)
         return make
 
     return register
@@ -212,8 +217,6 @@ WORKLOAD.variant_of(
     "torch.compile with micro-pipelined tensor parallelism",
     options={"profile"},
     requires_cuda=True,
-    no_graph_reason=_no_graph,
-    unsupported_reason=_unsupported_by_one_rank,
     is_compiled=True,
 )
 
@@ -250,7 +253,6 @@ WORKLOAD.variant_of(
     "the variant whose step is fastest in a trial, maybe with its passes as CUDA graphs",
     options=SHARED_OPTIONS | {"signals", "try_graphs", "choose_by"},
     no_graph_reason=_no_graph_of_copies,
-    unsupported_reason=_unsupported_by_one_rank,
     is_choice=True,
 )
 

@@ -124,38 +124,27 @@ def test_a_row_outside_the_table_is_zero(row: int) -> None:
     assert gather_rows(table, rows, table.new_empty(2, 5)).tolist() == [[1.0] * 5, [0.0] * 5]
 
 
-@settings(max_examples=25, deadline=None)
-@given(
-    rows_per_rank=st.integers(1, 70),
-    width=st.integers(1, 40),
-    ranks=st.integers(2, 5),
-    ids=st.sampled_from((torch.int32, torch.int64)),
-    blocks=st.sampled_from((merge_kernel.BLOCKS, Blocks(16, 4, 16))),
-    data=st.data(),
-)
-def test_each_row_is_summed_over_ranks(
-    rows_per_rank: int, width: int, ranks: int, ids: torch.dtype, blocks: Blocks, data: st.DataObject
-) -> None:
-    rank, first_row = data.draw(st.integers(0, ranks - 1)), data.draw(st.integers(0, 1000))
-    held = [sorted(data.draw(st.sets(st.integers(0, rows_per_rank - 1)))) for _ in range(ranks)]
+@pytest.mark.parametrize("blocks", [merge_kernel.BLOCKS, Blocks(16, 4, 16)])
+@pytest.mark.parametrize(("ranks", "rank", "ids"), [(2, 1, torch.int32), (3, 0, torch.int64), (5, 2, torch.int32)])
+def test_each_row_is_summed_over_ranks(ranks: int, rank: int, ids: torch.dtype, blocks: Blocks) -> None:
     torch.manual_seed(0)
+    rows_per_rank, width, first_row = 50, 37, 700
+    held = [(torch.rand(rows_per_rank) < 0.3).nonzero()[:, 0] for _ in range(ranks)]
     own = torch.zeros(rows_per_rank, width)
     own[held[rank]] = torch.randn(len(held[rank]), width)
-    own_rows = torch.tensor(held[rank], dtype=ids) + first_row
-    segments, start, expected = [], 3, own.double()  # the first 3 received rows belong to no segment
-    received = torch.randn(3 + sum(map(len, held)), width)
+    counts = [0 if source == rank else len(touched) for source, touched in enumerate(held)]
+    starts = [3 + sum(counts[:source]) for source in range(ranks)]  # the first 3 received rows belong to no segment
+    received = torch.randn(3 + sum(counts), width)
     rows = torch.full((len(received),), first_row, dtype=ids)
-    for source, touched in enumerate(held):
-        if source == rank:
-            segments.append((0, 0))
-            continue
-        segments.append((start, len(touched)))
-        rows[start : start + len(touched)] = torch.tensor(touched, dtype=ids) + first_row
-        expected[touched] += received[start : start + len(touched)].double()
-        start += len(touched)
+    expected = own.double()
+    for touched, start, count in zip(held, starts, counts, strict=True):
+        if count:
+            rows[start : start + count] = touched + first_row
+            expected[touched] += received[start : start + count].double()
     table = torch.empty(ranks, rows_per_rank, dtype=torch.int32, device=DEVICE)
     misplaced = torch.zeros(1, dtype=torch.int32, device=DEVICE)
-    merged, own_rows, rows = own.to(DEVICE), own_rows.to(DEVICE), rows.to(DEVICE)
+    merged, own_rows, segments = own.to(DEVICE), held[rank].to(ids) + first_row, list(zip(starts, counts, strict=True))
+    own_rows, rows = own_rows.to(DEVICE), rows.to(DEVICE)
     place_rows(own_rows, rows, segments, rank=rank, first_row=first_row, table=table, misplaced=misplaced)
     merge_rows(merged, received.to(DEVICE), table, rank=rank, scale=1 / ranks, blocks=blocks)
     torch.testing.assert_close(merged.cpu().double(), expected / ranks, rtol=1e-6, atol=1e-6)

@@ -13,7 +13,7 @@ from tests.support.composed_jobs import composed
 from tests.support.tp_block import FixedStopwatch, context, problem, unshard
 from tpbench.job import JobError, key_of, parse_job, unsupported_reason
 from tpbench.workloads.tp_block import WORKLOAD
-from tpbench.workloads.tp_block.execution.layers import ColumnParallelLinear, RMSNorm
+from tpbench.workloads.tp_block.execution.layers import ColumnParallelLinear, RMSNorm, rotary_angles
 from tpbench.workloads.tp_block.execution.prepared import BlockContext
 from tpbench.workloads.tp_block.inputs import BlockInputs
 from tpbench.workloads.tp_block.problem import bytes_moved, bytes_sent, flops
@@ -140,6 +140,12 @@ def test_hashed_inputs_are_the_same_whole_at_any_size(size: int) -> None:
             assert 0.6 < full[linear.name].float().std() * linear.in_features**0.5 < 1.6
         for made, over_rows in ((inputs.x, part != "row"), (inputs.grad, part != "column")):
             assert torch.equal(torch.cat([made(rank, size) for rank in range(size)], 0 if over_rows else 1), made(0, 1))
+
+
+def test_angles_are_those_of_llama() -> None:
+    """The layers and their oracle share these."""
+    angles = [[0.0, 0.0], [1.0, 500_000**-0.5], [2.0, 2 * 500_000**-0.5]]
+    torch.testing.assert_close(rotary_angles(3, 4, torch.device("cpu")).tolist(), angles)
 
 
 def test_without_a_group_layers_say_so() -> None:
