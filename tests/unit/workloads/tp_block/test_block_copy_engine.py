@@ -156,16 +156,24 @@ OPERATIONS: dict[str, Callable[[CopyEngineSchedule], Any]] = {
 }
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize(
+    ("name", "ranks", "pieces", "kinds"),
+    [
+        # Copies are hidden, as transfers are.
+        *((name, ranks, True, {"product"}) for name in OPERATIONS for ranks in (2, 4)),
+        # A small sum is added after the own product, which hides its transfer.
+        ("row forward", 2, False, {"product", "add"}),
+        ("column backward", 2, False, {"product"}),
+    ],
+)
 def test_transfers_of_half_a_product_are_hidden(
-    name: str, ranks: int, streams: Installs, monkeypatch: pytest.MonkeyPatch
+    name: str, ranks: int, pieces: bool, kinds: set[str], streams: Installs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A product of all rows takes 1. A transfer takes half of the time of the product of one rank's rows."""
-    monkeypatch.setattr(copy_engine, "MIN_PIECE_ELEMENTS", 1)
+    if pieces:
+        monkeypatch.setattr(copy_engine, "MIN_PIECE_ELEMENTS", 1)
     costs = {"product": 1 / (ROWS * IN * OUT), "transfer": 0.5 / (ROWS * OUT)}
     streams(machine := Machine(lambda kind, amount: costs.get(kind, 0.0) * amount))
     queued(machine, ranks, OPERATIONS[name])
     assert machine.run() == pytest.approx(2.0 if name.endswith("backward") else 1.0, abs=1e-6)
-    # Copies are hidden, as transfers are.
-    assert {kind for stream, kind in machine.log if stream is machine.streams[2]} == {"product"}
+    assert {kind for stream, kind in machine.log if stream is machine.streams[2]} == kinds
