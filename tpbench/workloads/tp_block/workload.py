@@ -43,7 +43,7 @@ def _no_graph(problem: TpBlock) -> str:
 
 
 def _no_graph_of_copies(problem: TpBlock) -> str:
-    """Return the same for a step with copies between ranks."""
+    """Return why a graph cannot hold a step with copies between ranks, or an empty string if it can."""
     if problem.signals == "kernel":
         return _no_graph(problem)
     return "its signals=stream are memory operations of the stream, which a graph cannot replay: set signals=kernel"
