@@ -22,7 +22,8 @@ with packages.explain_missing():
     from tpbench.files import explained
     from tpbench.launcher import interrupts, sweep
     from tpbench.launcher.command_line import arguments as command_line
-    from tpbench.launcher.options import CODE, CONF, read_choice, unknown_choice
+    from tpbench.launcher.options import CONF, unknown_choice
+    from tpbench.launcher.slurm.cluster import SlurmSettings
     from tpbench.settings import JobError, job_error, user_path
     from tpbench.suggestions import printable, unknown
 
@@ -86,7 +87,7 @@ def _hydra_message(error: HydraException) -> str:
         group, _, choice = str(error.missing_cfg_file).rpartition("/")
         return unknown_choice(group.rpartition("/")[2], choice, set(error.options or ()) - {"basic"})
     match = re.search(r"Could not override 'hydra\.launcher\.(\w+)", str(error))
-    valid = read_choice(CONF / "hydra/launcher/torchrun_slurm.yaml").keys() - {CODE}
+    valid = SlurmSettings.__dataclass_fields__.keys()
     if match and match[1] in valid:
         return f"hydra.launcher.{match[1]} needs hydra/launcher=torchrun_slurm"
     if match:

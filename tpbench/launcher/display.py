@@ -66,8 +66,8 @@ class Display:
         now = time.monotonic()
         lines = [f"{cell}  {status}  {now - began:.0f} s" for cell, status, began in self.running.values()]
         minutes = (now - self.began) / 60  # cells that were skipped, or measured before, took none of them
-        left = f", about {minutes / self.ran * (self.total - self.done):.1f} min left" if self.ran else ""
-        return "\n".join([*lines[:12], f"{self.done} of {self.total} cells in {minutes:.1f} min{left}"])
+        rest = f", about {minutes / self.ran * (self.total - self.done):.1f} min left" if self.ran else ""
+        return "\n".join([*lines[:12], f"{self.done} of {self.total} cells in {minutes:.1f} min{rest}"])
 
     def finish(self, attempt: Attempt, quietly: bool = False) -> None:
         """Count a cell that has ended, and print its result unless `quietly`."""
@@ -86,7 +86,7 @@ class Display:
         """Print what is kept, and the command that goes on."""
         if self.live:
             self.live.stop()
-        again = shlex.join([*(each for each in arguments if not each.startswith("resume=")), "resume=true"])
+        again = shlex.join([*(word for word in arguments if not word.startswith("resume=")), "resume=true"])
         with contextlib.suppress(OSError):  # the terminal may be gone
             self.note(f"Interrupted: {finished} of {self.total} cells have their rows. Run the others with")
             print(f"    python -m tpbench {printable(again, 100_000)}", flush=True)

@@ -50,7 +50,7 @@ class Host(Runner):
                 torchrun = Torchrun(begun, lease, stays, self.rendezvous(cell.index))
                 stack.callback(torchrun.end)
                 while torchrun.running:
-                    if removed := [each.folder for each in torchrun.running if not each.folder.exists()]:
+                    if removed := [attempt.folder for attempt in torchrun.running if not attempt.folder.exists()]:
                         raise JobError(f"{removed[0]} was removed while its job ran: run the sweep with resume=true")
                     yield from torchrun.poll()
                     waiting[:0], torchrun.unfinished = torchrun.unfinished, []
@@ -91,8 +91,8 @@ class Host(Runner):
             group = f"{first.task.folder.parent.name}-{first.task.folder.name}"
             columns |= {"interleaved": group, "interleaved_cells": len(attempts)}
         elif self.interleaved:
-            known = first.task.columns.get("not_interleaved") or _not_interleaved_reason(first.cell.job)
-            columns["not_interleaved"] = known or "the sweep runs no other cell of its problem"
+            reason = first.task.columns.get("not_interleaved") or _not_interleaved_reason(first.cell.job)
+            columns["not_interleaved"] = reason or "the sweep runs no other cell of its problem"
         for attempt in attempts:
             display.show(attempt.cell)
         return [attempt.begin(**columns) for attempt in attempts]

@@ -63,6 +63,6 @@ def sleep(seconds: float) -> None:
     """Sleep, and raise Terminated if a signal comes meanwhile or has come before."""
     check()
     deadline = time.monotonic() + seconds
-    while (left := deadline - time.monotonic()) > 0:
-        time.sleep(min(left, 0.1))
+    while (rest := deadline - time.monotonic()) > 0:
+        time.sleep(min(rest, 0.1))
         check()

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
+from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
@@ -29,7 +30,7 @@ from tpbench.launcher.planning.plan import Request, plan, sweep_options
 from tpbench.launcher.planning.resume import decide
 from tpbench.launcher.runner import Runner, run_sweep
 from tpbench.launcher.slurm.cluster import SlurmSettings
-from tpbench.settings import JobError, job_error
+from tpbench.settings import JobError, defaults, job_error
 from tpbench.suggestions import unknown
 from tpbench.workloads import variants
 
@@ -37,6 +38,8 @@ HYDRA_MODULE = "hydra_plugins.tpbench"
 """Module name of the plugins for Hydra, which accepts only plugins in the package `hydra_plugins`."""
 
 store_defaults()
+# A command line adds to `sbatch` as to a mapping.
+ConfigStore.instance().store("slurm_defaults", {**defaults(SlurmSettings), "sbatch": {}})
 
 
 class TorchrunLauncher(Launcher):

@@ -187,12 +187,12 @@ class ProcessTree:
 
     def _processes(self) -> list[psutil.Process]:
         """Return the living processes of the job."""
-        found = []
+        processes = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
                 if process.environ().get(MARKER) == self.marker and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-        return found
+                    processes.append(process)
+        return processes
 
 
 class Torchrun:
@@ -242,7 +242,7 @@ class Torchrun:
         """The place of the attempt that runs now."""
         self.spent_s = [0.0] * len(attempts)
         """Time that each attempt has run. It waits while others run with which it is interleaved."""
-        self.looked = time.monotonic()
+        self.looked_at = time.monotonic()
 
     def poll(self) -> list[Attempt]:
         """Return the attempts that have their rows now, once all have ended, and put the others into `unfinished`.
@@ -258,15 +258,12 @@ class Torchrun:
         if code is None and self.rendezvous.nodes > 1 and cause.has_row and cause.close().status != "ok":
             self.end()  # another node has ended the attempt, perhaps before this one could reach it
             return self._close(None, "error", "another node ended it")
-        if code is None and self.spent_s[self.place] <= cause.cell.job.timeout_s:
-            return []
         if code is None:
+            if self.spent_s[self.place] <= cause.cell.job.timeout_s:
+                return []
             self.tree.write_stacks()
-            status, reason = describe(None, cause.cell.job.timeout_s, cause.folder)
-            self.end()  # only now: a rank that receives SIGTERM adds lines to its log
-        else:
-            self.end()
-            status, reason = describe(code, cause.cell.job.timeout_s, cause.folder)
+        status, reason = describe(code, cause.cell.job.timeout_s, cause.folder)
+        self.end()  # only now: a rank that receives SIGTERM adds lines to its log
         if code:
             interrupts.sleep(SIGNAL_S)
             self._wait_for_peers(cause)
@@ -287,8 +284,8 @@ class Torchrun:
     def _read_progress(self) -> str | None:
         """Read how far the ranks are. Return None while the attempts run, else why the ranks run no others, if so."""
         now = time.monotonic()
-        self.spent_s[self.place] += now - self.looked
-        self.looked = now
+        self.spent_s[self.place] += now - self.looked_at
+        self.looked_at = now
         for value in self.progress.read() if self.progress else ():
             if isinstance(value, str):
                 return value

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import tpbench as package
-from tests.support.command import Running, gone, tpbench
-from tests.support.disturbed_sweeps import AT_RANDOM_MOMENTS, ENDLESS, SMALL
+from tests.support.command import tpbench
+from tests.support.disturbed_sweeps import AT_RANDOM_MOMENTS, SMALL
 from tests.support.random_faults import SIGNALS, disturbed_sweep, finished
 
 TRIES = 5
@@ -38,13 +38,3 @@ def test_at_random_moments(tmp_path: Path) -> None:
     assert set(finished(outputs)["seed"]) == set(range(seeds))
     rows = package.load(outputs)  # failures too: none is left of a cell that was finished after it
     assert not rows[["key", "kernels_version"]].duplicated().any()
-
-
-def test_no_process_outlives_a_killed_launcher(tmp_path: Path) -> None:
-    running = Running(*ENDLESS, cwd=tmp_path)
-    running.wait_for("first pass", rank=1)
-    family = running.family()
-    assert len(running.workers()) == 2
-    running.process.kill()
-    running.end()
-    assert gone(family)

@@ -1,25 +1,22 @@
 """Slurm's partition, the placement of ranks on nodes, and the answers of Slurm's commands. Needs no Slurm."""
 
-import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.planned_jobs import job
-from tpbench.launcher.slurm import cluster
-from tpbench.launcher.slurm.cluster import Layout, Partition, SlurmSettings, states
+from tests.support.slurm_commands import SlurmCommands
+from tpbench.launcher.slurm.cluster import Layout, Partition, SlurmSettings, rejection_message, states
 from tpbench.settings import JobError
 
 
 def test_a_rejection_is_one_line() -> None:
-    said = cluster.rejection_message(
-        "sbatch: error: AssocMaxSubmitJobLimit\nsbatch: error: Batch job submission failed: Job violates "
-        "accounting/QOS policy (job submit limit, user's size and/or time limits)\n"
-    )
-    assert said.startswith("Slurm rejects the jobs: AssocMaxSubmitJobLimit; Batch job submission failed: Job")
-    assert "use hydra.launcher.cells_per_job" in said and "\n" not in said
-    other = cluster.rejection_message("sbatch: error: Batch job submission failed: Invalid feature specification")
-    assert other.endswith("Invalid feature specification")
+    limit = "sbatch: error: AssocMaxSubmitJobLimit\nsbatch: error: Batch job submission failed: Job violates\n"
+    message = rejection_message(limit)
+    assert message.startswith("Slurm rejects the jobs: AssocMaxSubmitJobLimit; Batch job submission failed: Job")
+    assert "use hydra.launcher.cells_per_job" in message and "\n" not in message
+    assert rejection_message("sbatch: error: Invalid feature specification").endswith("Invalid feature specification")
 
 
 @pytest.mark.parametrize(
@@ -56,52 +53,34 @@ def test_tensor_parallel_ranks_share_a_node_and_replicas_spread(
     assert target.layout(job(tp_size=tp_size, dp_size=dp_size)) == Layout(nodes, ranks, "cuda")
 
 
-@pytest.mark.parametrize(("name", "nodes"), [(None, 12), ("gpu", 10)])
-def test_a_partition_is_read_from_sinfo(name: str | None, nodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def answer(*line: str) -> subprocess.CompletedProcess[str]:
-        said = "gpu|8|64|gpu:h100:8(S:0-1),gpu:mig:2\ngpu|2|32+|(null)\n"
-        return subprocess.CompletedProcess(line, 0, said if name else f"{said}cpu*|12|16|(null)\n", "")
-
-    monkeypatch.setattr(cluster, "answer", answer)
-    monkeypatch.setattr(cluster.machine, "version", lambda name: "2.13.0")
-    assert Partition.find(SlurmSettings(partition=name)) == Partition(10, 64, nodes)
+ALL = """case "$*" in
+*--format=%R*) echo gpu; echo cpu;;
+*--partition=nosuch*) ;;
+*) echo 'gpu|8|64|gpu:h100:8(S:0-1),gpu:mig:2'; echo 'gpu|2|32+|(null)'
+   case "$*" in *--partition*) ;; *) echo 'cpu*|12|16|(null)';; esac;;
+esac"""
 
 
-@pytest.mark.parametrize(
-    ("code", "said"),
-    [
-        (1, "needs a Slurm cluster, and none answers: sinfo says controller; use a login"),
-        (0, r"called gpuu, did you mean gpu\?"),
-    ],
-)
-def test_a_partition_that_cannot_be_found(code: int, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def answer(*line: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.CompletedProcess(
-            line, code, "" if line[-1].startswith("--part") else "gpu\ncpu\n", "no\ncontroller"
-        )
-
-    monkeypatch.setattr(cluster, "answer", answer)
-    with pytest.raises(JobError, match=said):
-        Partition.find(SlurmSettings(partition="gpuu"))
+def test_a_partition_is_read_from_sinfo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slurm = SlurmCommands(tmp_path, monkeypatch, sinfo=ALL)
+    monkeypatch.setattr("tpbench.measure.machine.version", lambda name: "2.13.0")  # a torch for GPUs
+    assert Partition.find(SlurmSettings()) == Partition(10, 64, nodes=12)
+    assert Partition.find(SlurmSettings(partition="gpu")) == Partition(10, 64, nodes=10)
+    with pytest.raises(JobError, match="called nosuch"):
+        Partition.find(SlurmSettings(partition="nosuch"))
+    slurm.answer(sinfo="echo no controller >&2; exit 1")
+    with pytest.raises(JobError, match="none answers: sinfo says no controller"):
+        Partition.find(SlurmSettings())
 
 
-ANSWERS = {
-    "squeue": "7_0|RUNNING\n7_1|PENDING\n9|TIMEOUT\n",
-    "sacct": "7_2|CANCELLED by 0\n7_3|COMPLETED\n",
-}
-
-
-def test_states_come_from_the_queue_and_then_from_the_accounting(monkeypatch: pytest.MonkeyPatch) -> None:
-    def answer(*line: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.CompletedProcess(line, 0, ANSWERS[line[0]], "")
-
-    monkeypatch.setattr(cluster, "answer", answer)
+def test_states_come_from_the_queue_and_then_from_the_accounting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    SlurmCommands(tmp_path, monkeypatch, squeue="echo '7_0|RUNNING'; echo '7_1|PENDING'; echo '9|TIMEOUT'",
+                  sacct="echo '7_2|CANCELLED by 0'; echo '7_3|COMPLETED'")  # fmt: skip
     assert states(["7_0", "7_2", "7_4", "9"]) == {"7_0": "RUNNING", "7_2": "CANCELLED", "7_4": "GONE", "9": "TIMEOUT"}
 
 
-def test_without_an_answer_of_the_queue_no_state_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    def answer(*line: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.CompletedProcess(line, 1, "", "slurm_load_jobs error: Unable to contact slurm controller")
-
-    monkeypatch.setattr(cluster, "answer", answer)
+def test_without_an_answer_of_the_queue_no_state_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    SlurmCommands(tmp_path, monkeypatch, squeue="echo Unable to contact slurm controller >&2; exit 1")
     assert states(["7_0"]) == {}

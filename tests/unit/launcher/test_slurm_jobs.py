@@ -1,19 +1,20 @@
 """Attempts as Slurm jobs, and their collection. Needs no Slurm."""
 
 import re
-import subprocess
+import signal
 from pathlib import Path
 
 import pytest
 
 from tests.support.launcher_rows import begun, cell
+from tests.support.slurm_commands import SlurmCommands
 from tpbench.launcher import interrupts
 from tpbench.launcher.attempt import Attempt, abandon
 from tpbench.launcher.display import Display
 from tpbench.launcher.interrupts import Terminated
 from tpbench.launcher.options import SweepOptions
-from tpbench.launcher.slurm import cluster, submitted
-from tpbench.launcher.slurm.cluster import Partition, SlurmSettings
+from tpbench.launcher.slurm import submitted
+from tpbench.launcher.slurm.cluster import SlurmSettings
 from tpbench.launcher.slurm.jobs import Slurm
 from tpbench.launcher.slurm.submitted import close_if_ended, is_wanted, left_behind, record
 from tpbench.results.compact import compact
@@ -53,10 +54,10 @@ def test_an_abandoned_attempt_gets_no_row(
     assert is_wanted(attempt)
     abandon(attempt.folder)
     assert close_if_ended(attempt, "CANCELLED") is None
-    monkeypatch.setattr(cluster, "answer", lambda *_: pytest.fail("asked for the state of its job"))
+    slurm = SlurmCommands(tmp_path, monkeypatch)
     assert submitted.main([str(attempt.folder.parent)]) == 3
     assert "no job runs it: run the sweep again with resume=true" in capsys.readouterr().out
-    assert not attempt.has_row
+    assert not attempt.has_row and slurm.asked == []
 
 
 def test_the_job_of_an_abandoned_attempt_is_ended_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,73 +66,43 @@ def test_the_job_of_an_abandoned_attempt_is_ended_once(tmp_path: Path, monkeypat
     (attempt.folder.parent / "slurm").mkdir()
     record(attempt, "7_0")
     abandon(attempt.folder)
-    asked: list[list[str]] = []
-
-    def answer(*line: str) -> subprocess.CompletedProcess[str]:
-        asked.append(line)
-        return subprocess.CompletedProcess(line, 0, "7_0|COMPLETED\n", "")
-
-    monkeypatch.setattr(cluster, "answer", answer)
-    slurm = object.__new__(Slurm)  # whose making asks for a cluster
-    slurm.adopted = {}
-    assert slurm.recover([attempt.cell]) == {}
-    assert [line[0] for line in asked] == ["squeue"]
-    assert slurm.recover([attempt.cell]) == {}
-    assert len(asked) == 1
+    state = tmp_path / "state"
+    slurm = SlurmCommands(tmp_path, monkeypatch, squeue=f'read state <{state}; echo "7_0|$state"',
+                          scancel=f"echo CANCELLED >{state}")  # fmt: skip
+    state.write_text("RUNNING\n")
+    runner = Slurm(SlurmSettings(), SweepOptions())
+    for _ in range(2):
+        assert runner.recover([attempt.cell]) == {}
+    assert [line.partition(" ")[0] for line in slurm.asked] == ["squeue", "scancel", "squeue"]
     assert not attempt.has_row
 
 
-def test_an_interrupt_leaves_jobs_of_an_earlier_sweep_in_the_queue(
+def test_an_interrupt_leaves_jobs_of_an_earlier_sweep_in_the_queue_and_ends_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked: list[tuple[str, ...]] = []
-
-    def answer(*line: str) -> subprocess.CompletedProcess[str]:
-        asked.append(line)
-        return subprocess.CompletedProcess(line, 0, "7_0|RUNNING\n", "")
-
-    def interrupt(seconds: float) -> None:
-        raise Terminated
-
-    monkeypatch.setattr(cluster, "answer", answer)
-    monkeypatch.setattr(interrupts, "sleep", interrupt)
-    slurm, attempt = object.__new__(Slurm), begun(tmp_path)
-    slurm.settings, slurm.options, slurm.adopted = SlurmSettings(), SweepOptions(), {0: ("7_0", attempt)}
-    with pytest.raises(Terminated):
-        list(slurm.run([attempt], Display(1, tmp_path)))
-    assert [line[0] for line in asked] == ["squeue"] and not attempt.abandoned
-    assert "stay in Slurm's queue: 7_0" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("impatient", [False, True])
-def test_jobs_that_slurm_does_not_cancel_are_named(
-    impatient: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def answer(*line: str) -> subprocess.CompletedProcess[str]:
-        if impatient and line[0] == "scancel":
-            raise Terminated
-        return subprocess.CompletedProcess(line, 1, "", "Unable to contact slurm controller")
-
-    def interrupt(seconds: float) -> None:
-        raise Terminated
-
-    monkeypatch.setattr(cluster, "answer", answer)
-    monkeypatch.setattr(interrupts, "sleep", interrupt)
-    monkeypatch.setattr(Slurm, "_submit", lambda *_: ["7_0"])
-    slurm, attempt = object.__new__(Slurm), Attempt.plan(cell(0, tmp_path), tmp_path / "sweeps/S", {})
-    slurm.settings, slurm.options, slurm.adopted = SlurmSettings(), SweepOptions(), {}
-    slurm.target = Partition(1, 8, 1)
-    with pytest.raises(Terminated):
-        list(slurm.run([attempt], Display(1, tmp_path)))
-    assert "Slurm did not cancel this sweep's jobs: scancel 7_0" in capsys.readouterr().out
+    """A job that Slurm doesn't cancel is named."""
+    earlier = begun(tmp_path)
+    (earlier.folder.parent / "slurm").mkdir()
+    record(earlier, "7_0")
+    slurm = SlurmCommands(tmp_path, monkeypatch, squeue="echo '7_0|RUNNING'", srun="", scancel="exit 1",
+                          sbatch="echo Submitted batch job 8")  # fmt: skip
+    new = Attempt.plan(cell(1, tmp_path, seed=1), tmp_path / "sweeps" / "new", {})
+    runner = Slurm(SlurmSettings(), SweepOptions())
+    assert runner.recover([earlier.cell, new.cell]) == {0: "already submitted as Slurm job 7_0"}
+    with pytest.raises(Terminated), interrupts.noted():
+        signal.raise_signal(signal.SIGTERM)
+        list(runner.run([earlier, new], Display(2, tmp_path)))
+    assert not earlier.abandoned and new.abandoned
+    assert [line for line in slurm.asked if line.startswith("scancel")] == ["scancel 8"]
+    said = capsys.readouterr().out
+    assert "stay in Slurm's queue: 7_0" in said and "did not cancel this sweep's jobs: scancel 8" in said
 
 
-def test_a_folder_whose_name_slurm_would_replace_is_refused(tmp_path: Path) -> None:
-    slurm, attempt = object.__new__(Slurm), Attempt.plan(cell(0, tmp_path), tmp_path / "%j/S", {})
-    slurm.settings, slurm.options, slurm.adopted = SlurmSettings(), SweepOptions(), {}
-    slurm.target = Partition(1, 8, 1)
+def test_a_folder_whose_name_slurm_would_replace_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    SlurmCommands(tmp_path, monkeypatch)
+    attempt = Attempt.plan(cell(0, tmp_path), tmp_path / "%j/S", {})
     with pytest.raises(JobError, match="choose an output_dir without %"):
-        list(slurm.run([attempt], Display(1, tmp_path)))
+        list(Slurm(SlurmSettings(), SweepOptions()).run([attempt], Display(1, tmp_path)))
 
 
 def test_the_state_of_jobs_is_asked_where_slurm_is(
@@ -214,7 +185,7 @@ def test_a_stored_row_is_found_wherever_it_is(
     if change == "compact":
         compact(tmp_path / "here")
     (tmp_path / "here").rename(folder := tmp_path / ("here" if change == "compact" else "moved"))
-    monkeypatch.setattr(cluster, "answer", lambda *_: pytest.fail("asked for the state of a job"))
+    monkeypatch.setenv("PATH", "")  # nobody asks for the state of a job
     assert submitted.main([str(folder / "sweeps/S")]) == 0
     assert capsys.readouterr().out.count("skipped as it was measured") == 2
     assert list(left_behind([str(folder)], {attempt.cell.job.key for attempt in attempts})) == []

@@ -2,40 +2,31 @@
 
 import os
 import re
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pytest
-import yaml
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
+import tpbench.launcher.sweep  # noqa: F401  it stores the defaults
+from tests.support.command import ROOT
 from tpbench.launcher.command_line.arguments import check_overrides
 from tpbench.launcher.slurm.cluster import SlurmSettings, drop_client_variables
 from tpbench.settings import JobError
-
-CONF = Path(__file__).resolve().parents[3] / "conf"
-
-
-FILE = CONF / "hydra/launcher/torchrun_slurm.yaml"
-
-
-def test_the_file_has_every_option_with_its_default() -> None:
-    values = yaml.safe_load(FILE.read_text())
-    del values["_target_"]
-    assert SlurmSettings.parse(values) == SlurmSettings()
-    assert set(values) == set(SlurmSettings.__dataclass_fields__)
 
 
 def test_the_example_of_further_arguments_is_valid() -> None:
     text = SlurmSettings.__dataclass_fields__["sbatch"].metadata["help"]
     (line,) = re.findall(r"'(\+hydra\.launcher\.sbatch=.*)'", text)
     check_overrides(["hydra/launcher=torchrun_slurm", line])
-    with initialize_config_dir(str(CONF), version_base=None):
+    with initialize_config_dir(str(ROOT / "conf"), version_base=None):
         config = compose("config", ["hydra/launcher=torchrun_slurm", line], return_hydra_config=True)
     values: Any = OmegaConf.to_container(config.hydra.launcher)
     del values["_target_"]
-    assert SlurmSettings.parse(values).sbatch == (("mail-type", "END"), ("reservation", "tests"))
+    assert set(values) == set(SlurmSettings.__dataclass_fields__)
+    sbatch = (("mail-type", "END"), ("reservation", "tests"))
+    assert SlurmSettings.parse(values) == replace(SlurmSettings(), sbatch=sbatch)
 
 
 def test_every_line_of_setup_stands_alone() -> None:

@@ -34,10 +34,10 @@ def expected_seconds(job: Job, measured: Mapping[str, float]) -> float | None:
     It is that of its last row; else, unless the problem fixes the iterations or is large for a CPU, the start plus the
     time budget of the measurement.
     """
-    known = measured.get(job.key)
-    if known is None and not job.scheduled and not is_long_on_cpu(job):
-        known = START_S[job.device] + 3 * job.measure.time_budget_s
-    return known and min(known, job.timeout_s)
+    seconds = measured.get(job.key)
+    if seconds is None and not job.scheduled and not is_long_on_cpu(job):
+        seconds = START_S[job.device] + 3 * job.measure.time_budget_s
+    return seconds and min(seconds, job.timeout_s)
 
 
 def shortage(job: Job, gpu_gib: float | None, cpu_gib: float | None) -> str | None:
@@ -79,9 +79,9 @@ def dry_run_text(
             time = "unknown" if expected[-1] is None else _minutes(expected[-1])
             remarks += filter(None, [shortage(cell.job, *memory)])
         grid.append([str(cell.index), str(cell), device, time, "; ".join(remarks)])
-    known, unknown = sum(filter(None, expected)), expected.count(None)
+    total_s, unknown = sum(filter(None, expected)), expected.count(None)
     totals = [f"{len(cells)} cell{'s' * (len(cells) != 1)}", f"{len(expected)} to run"]
-    totals += [f"about {_minutes(known)} one after the other"] * bool(known)
+    totals += [f"about {_minutes(total_s)} one after the other"] * bool(total_s)
     totals += [f"{unknown} of unknown length"] * bool(unknown)
     lines = aligned_lines(["cell", "job", "device", "expected", ""], grid)
     return "\n".join([*lines, "", *notes(cells), f"{', '.join(totals)}. Nothing was run.", ""])

@@ -89,7 +89,8 @@ def plan(
         if swept := [name for name in NOT_IN_KEY if getattr(job, name) != getattr(cell.job, name)]:
             errors.append(f"{swept[0]} doesn't make a job another one: run a sweep for each value of {swept[0]}")
         ignorable = (job.workload.ignorable_options - job.implementation.options) | job.unused_settings
-        by_key[job.key] = replace(cell, ignored=(*cell.ignored, *filter(ignorable.__contains__, request.chosen)))
+        ignored = dict.fromkeys([*cell.ignored, *filter(ignorable.__contains__, request.chosen)])
+        by_key[job.key] = replace(cell, ignored=tuple(ignored))
     if errors:
         raise JobError("\n".join(dict.fromkeys(errors)))
     cells = list(by_key.values())
@@ -103,23 +104,24 @@ def plan(
 
 def notes(cells: Sequence[Cell]) -> list[str]:
     """Return what a user should know before the cells run, a line each."""
-    lines: dict[str, dict[str, None]] = {}
+    lines = []
     if any(is_long_on_cpu(cell.job) for cell in cells if cell.skip_reason is None):
         expected = "large cells run on the CPU: expect minutes or hours, and no measurement of a GPU"
-        lines[f"{expected}; shapes whose names begin with tiny_ take seconds (python -m tpbench list shapes)"] = {}
+        lines.append(f"{expected}; shapes whose names begin with tiny_ take seconds (python -m tpbench list shapes)")
     outside = [cell.job.variant for cell in cells if cell.job.outside]
     if outside and not all(cell.job.outside for cell in cells):
-        lines[f"the inputs of all cells change before each iteration (fresh=true), because {outside[0]} is yours"] = {}
+        lines.append(
+            f"the inputs of all cells change before each iteration (fresh=true), because {outside[0]} is yours"
+        )
     for cell in cells:
-        workload = cell.job.workload
-        if workload.definition and not workload.definition["costs"]:
-            lines[f"{workload.name} counts no costs, so its rows have no floor: declare them with .costs"] = {}
-        for name in cell.ignored:
-            line = f"{cell.job.variant} has no {{}}: ignored"
-            if name in cell.job.unused_settings:
-                line = f"{workload.name} ignores {{}} where its problem fixes the iterations (steps=2 makes it short)"
-            lines.setdefault(line, {})[name] = None
-    return [line.format(", ".join(names)) for line, names in lines.items()]
+        job, name = cell.job, cell.job.workload.name
+        if job.workload.definition and not job.workload.definition["costs"]:
+            lines.append(f"{name} counts no costs, so its rows have no floor: declare them with .costs")
+        if options := ", ".join(option for option in cell.ignored if option not in job.unused_settings):
+            lines.append(f"{job.variant} has no {options}: ignored")
+        if settings := ", ".join(option for option in cell.ignored if option in job.unused_settings):
+            lines.append(f"{name} ignores {settings} where its problem fixes the iterations (steps=2 makes it short)")
+    return list(dict.fromkeys(lines))
 
 
 def distinguish(cells: Sequence[Cell]) -> list[Cell]:

@@ -63,7 +63,7 @@ def _decide(cell: Cell, rows: Sequence[Mapping[str, Any]], facts: Mapping[str, A
     row = (measured or current)[-1]
     refused_on_ranks = row["backend"] is not None  # only ranks know the backend: the variant's own code refused
     if measured or (row["status"] == "skipped" and (cell.skip_reason or refused_on_ranks)):
-        return ResumeDecision("measured before", row, [each for each in rows if is_replaced_by(each, row)])
+        return ResumeDecision("measured before", row, [older for older in rows if is_replaced_by(older, row)])
     prefix = "skipped before:" if row["status"] == "skipped" else f"failed: {row['status']},"
     reason = f"{prefix} {str(row['reason'] or '').partition(chr(10))[0]}"
     return ResumeDecision(reason, superseded=current)

@@ -68,15 +68,17 @@ class SlurmSettings:
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Self:
         """Return the settings with these values. Raises JobError for an unknown name or an invalid value."""
-        valid = {each.name for each in fields(cls)}
+        valid = {field.name for field in fields(cls)}
         if errors := [unknown("option of torchrun_slurm", name, valid) for name in values if name not in valid]:
             raise JobError("\n".join(errors))
         setup, sbatch = values.get("setup") or [], values.get("sbatch") or {}
         texts = [setup] if isinstance(setup, str) else setup
         if not isinstance(texts, list) or {*map(type, texts)} - {str} or not isinstance(sbatch, Mapping):
             raise JobError("setup must be a list of shell lines, sbatch a mapping such as {mail-type: END}")
-        if own := sorted({str(name).replace("_", "-") for name in sbatch} & _OWN_ARGUMENTS):
-            raise JobError(f"sbatch cannot set {', '.join(own)}: tpbench does (time: hydra.launcher.time_limit_min)")
+        if reserved := sorted({str(name).replace("_", "-") for name in sbatch} & _OWN_ARGUMENTS):
+            raise JobError(
+                f"sbatch cannot set {', '.join(reserved)}: tpbench does (time: hydra.launcher.time_limit_min)"
+            )
         others = {name: value for name, value in values.items() if name not in ("setup", "sbatch")}
         cells = others.get("cells_per_job", 1)
         plain: Self = parse(cls, {**others, "cells_per_job": None if cells == "all" else cells})
@@ -140,12 +142,12 @@ def states(job_ids: Iterable[str]) -> dict[str, str]:
     if missing := asked - answers.keys():
         command = ["sacct", "--noheader", "--parsable2", "--allocations", "--format=JobID,State"]
         answers |= dict.fromkeys(missing, "GONE") | (_query(command, missing) or {})
-    known = {}
+    named = {}
     for job_id in asked:
         state, _, reason = answers[job_id].partition("|")
         name = state.partition(" ")[0]  # of `CANCELLED by 0`
-        known[job_id] = f"{name} ({reason})" if name == "PENDING" and reason not in ("", "None") else name
-    return known
+        named[job_id] = f"{name} ({reason})" if name == "PENDING" and reason not in ("", "None") else name
+    return named
 
 
 def answer(*command: str) -> subprocess.CompletedProcess[str]:
@@ -193,14 +195,14 @@ def cancel(job_ids: Sequence[str]) -> bool:
 def cancel_and_wait(job_ids: Iterable[str]) -> None:
     """Cancel the jobs that have not ended, and wait until all have. After that no job writes a row."""
     asked = set(job_ids)
-    while left := sorted(asked - {job_id for job_id, state in states(asked).items() if state in ENDED}):
-        cancel(left)
+    while live := sorted(asked - {job_id for job_id, state in states(asked).items() if state in ENDED}):
+        cancel(live)
         interrupts.sleep(POLL_S)
 
 
 def _query(command: list[str], job_ids: Iterable[str]) -> dict[str, str] | None:
     """Return the state text of each job by its number, or None if Slurm does not answer."""
-    arrays = sorted({each.partition("_")[0] for each in job_ids})
+    arrays = sorted({job_id.partition("_")[0] for job_id in job_ids})
     answered = answer(*command, f"--jobs={','.join(arrays)}")
     if answered.returncode and "Invalid job id" not in answered.stderr:
         return None
@@ -236,8 +238,8 @@ class Partition(PlanningTarget):
         nodes: Counter[str] = Counter()
         for partition, number, _, _ in kinds:
             nodes[partition] += int(number)
-        cores = max(int(re.sub(r"\D", "", each) or 1) for _, _, each, _ in kinds)
-        gpus = max(sum(map(int, re.findall(r"gpu(?::[^:,(]+)?:(\d+)", each))) for _, _, _, each in kinds)
+        cores = max(int(re.sub(r"\D", "", cores) or 1) for _, _, cores, _ in kinds)
+        gpus = max(sum(map(int, re.findall(r"gpu(?::[^:,(]+)?:(\d+)", gpus))) for _, _, _, gpus in kinds)
         if _torch_without_cuda():  # which cannot use the GPUs that sinfo reports
             gpus = 0
         return cls(settings.gpus_per_node or gpus, settings.gpus_per_node or cores, max(nodes.values()))
@@ -275,9 +277,9 @@ def _sinfo(*options: str) -> list[str]:
     """Return the lines of sinfo. Raises JobError if no cluster answers."""
     answered = answer("sinfo", "--noheader", *options)
     if answered.returncode:
-        said = printable((answered.stderr.strip().splitlines() or ["nothing"])[-1])
+        error = printable((answered.stderr.strip().splitlines() or ["nothing"])[-1])
         what = "hydra/launcher=torchrun_slurm needs a Slurm cluster, and none answers"
-        raise JobError(f"{what}: sinfo says {said}; use a login node of the cluster")
+        raise JobError(f"{what}: sinfo says {error}; use a login node of the cluster")
     return answered.stdout.splitlines()
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 
+from tpbench.job import Job
 from tpbench.launcher import interrupts, torchrun
 from tpbench.launcher.attempt import JOB_FILE, Attempt, abandon
 from tpbench.launcher.display import Display
@@ -54,12 +55,12 @@ class Slurm(Runner):
         Returns, by the cell's index, the description of each job that is still queued or running. `run` waits for it.
         """
         by_key = {cell.job.key: cell for cell in cells}
-        left = list(left_behind({cell.job.output_dir for cell in cells}, by_key.keys()))
-        unwanted = [attempt for attempt in left if not is_wanted(attempt)]
+        unfinished = list(left_behind({cell.job.output_dir for cell in cells}, by_key.keys()))
+        unwanted = [attempt for attempt in unfinished if not is_wanted(attempt)]
         cluster.cancel_and_wait({job_of(attempt) for attempt in unwanted})
         for attempt in unwanted:  # a later job may have the number, and must not be ended
             (attempt.folder / JOB_FILE).unlink(missing_ok=True)
-        jobs = [(job_of(attempt), attempt) for attempt in left if is_wanted(attempt)]
+        jobs = [(job_of(attempt), attempt) for attempt in unfinished if is_wanted(attempt)]
         while "COMPLETING" in (states := cluster.states({job_id for job_id, _ in jobs})).values():
             interrupts.sleep(cluster.POLL_S)  # the final state of such a job is not known yet
         for job_id, attempt in jobs:
@@ -83,26 +84,26 @@ class Slurm(Runner):
                 length = self.settings.cells_per_job or len(alike)
                 begun = [attempt.begin() for attempt in alike]
                 lists = [begun[start : start + length] for start in range(0, len(begun), length)]
-                for job_id, submitted in zip(self._submit(shape, lists), lists, strict=True):
-                    waiting |= {attempt.cell.index: (job_id, attempt) for attempt in submitted}
+                for job_id, cells_of_job in zip(self._submit(shape, lists), lists, strict=True):
+                    waiting |= {attempt.cell.index: (job_id, attempt) for attempt in cells_of_job}
             for job_id, attempt in waiting.values():
                 display.show(attempt.cell, f"job {job_id}")
             if self.options.wait:
                 yield from self._collect(waiting, display)
-            left, waiting = waiting, {}  # a sweep that does not wait leaves its jobs
-            for job_id, attempt in left.values():
+            submitted, waiting = waiting, {}  # a sweep that does not wait leaves its jobs
+            for job_id, attempt in submitted.values():
                 yield replace(attempt, note=f"Slurm job {job_id}")
         finally:
             unfinished = {job_id for job_id, _ in waiting.values()}
             for job_id, attempt in waiting.values():
                 if job_id not in earlier:
                     abandon(attempt.folder)
-            own, cancelled = sorted(unfinished - earlier), False
+            jobs, cancelled = sorted(unfinished - earlier), False
             try:
-                cancelled = cluster.cancel(own)
+                cancelled = cluster.cancel(jobs)
             finally:  # Slurm may not answer for a minute, and the user may not wait for it
                 if not cancelled:
-                    display.note(f"Slurm did not cancel this sweep's jobs: scancel {' '.join(own)}", 10_000)
+                    display.note(f"Slurm did not cancel this sweep's jobs: scancel {' '.join(jobs)}", 10_000)
             if kept := sorted(unfinished & earlier):
                 display.note(f"jobs of an earlier sweep stay in Slurm's queue: {', '.join(kept)}")
 
@@ -179,11 +180,12 @@ def _longest_s(lists: Sequence[Sequence[Attempt]]) -> float:
     """
     if max(map(len, lists)) == 1:
         return max(attempt.cell.job.timeout_s for (attempt,) in lists)
-    known = measured_seconds([attempt.cell for alike in lists for attempt in alike])
-    jobs = [[attempt.cell.job for attempt in alike] for alike in lists]
-    return max(
-        sum(min(job.timeout_s, 2 * (expected_seconds(job, known) or job.timeout_s)) for job in alike) for alike in jobs
-    )
+    measured = measured_seconds([attempt.cell for alike in lists for attempt in alike])
+
+    def seconds(job: Job) -> float:
+        return min(job.timeout_s, 2 * (expected_seconds(job, measured) or job.timeout_s))
+
+    return max(sum(seconds(attempt.cell.job) for attempt in alike) for alike in lists)
 
 
 def _required(line: str) -> str:
@@ -277,6 +279,6 @@ def gloo_interface(address: str) -> dict[str, str]:
     if "GLOO_SOCKET_IFNAME" in os.environ:
         return {}
     for name, addresses in psutil.net_if_addrs().items():
-        if any(each.address.partition("%")[0] == address for each in addresses):
+        if any(entry.address.partition("%")[0] == address for entry in addresses):
             return {"GLOO_SOCKET_IFNAME": name}
     return {}

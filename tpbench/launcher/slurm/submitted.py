@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -106,20 +106,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _collect(attempts: Sequence[Attempt]) -> int:
-    jobs = [job_of(attempt) if is_wanted(attempt) else "" for attempt in attempts]
-    open_jobs = {job_id for job_id, attempt in zip(jobs, attempts, strict=True) if job_id and not attempt.has_row}
-    states = cluster.states(open_jobs)
-    folders = {attempt.cell.job.output_dir for job_id, attempt in zip(jobs, attempts, strict=True) if not job_id}
-    rows_of_others = {folder: _newest_rows(folder) for folder in folders}
+    states = cluster.states({job_of(attempt) for attempt in attempts if is_wanted(attempt) and not attempt.has_row})
+    rows_of_others = {folder: _newest_rows(folder) for folder in {attempt.cell.job.output_dir for attempt in attempts}}
     failed = busy = 0
     cells = distinguish([attempt.cell for attempt in attempts])
-    for attempt, job_id, cell in zip(attempts, jobs, cells, strict=True):
+    for attempt, cell in zip(attempts, cells, strict=True):
+        job_id, sweep = job_of(attempt) if is_wanted(attempt) else "", ""
         state = states.get(job_id, cluster.UNKNOWN)
-        row, sweep = None, ""
-        if done := close_if_ended(attempt, state):
-            row = done.row
+        if ended := close_if_ended(attempt, state):
+            row = ended.row
         elif not job_id and (row := rows_of_others[cell.job.output_dir].get(cell.job.key)):
             sweep = f"(sweep {row['sweep_id']})"
+        else:
+            row = None
         if row:
             result = " ".join(filter(None, (row["status"], str(row["reason"] or "").partition("\n")[0], sweep)))
             failed += row["status"] in FAILURES
@@ -131,7 +130,7 @@ def _collect(attempts: Sequence[Attempt]) -> int:
     return 3 if busy else int(failed > 0)
 
 
-def _newest_rows(output_dir: str) -> dict[str, dict[str, Any]]:
+def _newest_rows(output_dir: str) -> dict[str, Mapping[str, Any]]:
     """Return the newest row of each cell of an output folder, by the job's key: also another sweep's."""
     try:
         rows = load(output_dir, columns=["key", "status", "reason", "sweep_id", "finished_at"])
