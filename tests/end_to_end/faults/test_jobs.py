@@ -26,20 +26,6 @@ def only_row(folder: Path) -> dict[str, object]:
     return row
 
 
-def test_killed_rank(tmp_path: Path) -> None:
-    running = Running(*ENDLESS, cwd=tmp_path)
-    rank = running.wait_for("first pass", rank=1)
-    family = running.family()
-    rank.kill()
-    code, output = running.end()
-    row = only_row(tmp_path)
-    assert (row["status"], code) == ("error", 1)
-    assert "rank 1 ended with signal 9 (SIGKILL)" in str(row["reason"])
-    assert "rank 1: first pass" in str(row["reason"])
-    assert "Traceback" not in output
-    assert gone(family)
-
-
 SPIN = """
 import os, signal, time
 monotonic, jump_s = time.monotonic, 0

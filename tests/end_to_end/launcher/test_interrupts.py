@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,30 +15,6 @@ from tests.support.command import ROOT, environment
 from tpbench.launcher import interrupts
 from tpbench.launcher.interrupts import Terminated
 from tpbench.launcher.slurm import cluster
-from tpbench.launcher.torchrun import ProcessTree
-from tpbench.worker.start import MARKER
-
-
-class SignalledLock:
-    """The lock of `Popen`, which a signal follows: it comes after the lock is taken, and before the `try`."""
-
-    def __init__(self, number: int) -> None:
-        self.number, self.lock = number, threading.Lock()
-
-    def acquire(self, *arguments: Any) -> bool:
-        taken = self.lock.acquire(*arguments)
-        number, self.number = self.number, 0
-        signal.raise_signal(number) if number else None
-        return taken
-
-    def release(self) -> None:
-        self.lock.release()
-
-    def __enter__(self) -> None:
-        self.acquire()
-
-    def __exit__(self, *error: object) -> None:
-        self.release()
 
 
 @pytest.fixture(autouse=True)
@@ -51,25 +26,15 @@ def interruptible() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-@pytest.mark.parametrize("how", ["poll", "wait"])
-def test_a_signal_within_popen_leaves_no_lock_behind(how: str, number: signal.Signals, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", interrupts.SIGNALS)
+def test_a_signal_is_raised_once_and_only_where_nothing_is_half_done(number: signal.Signals) -> None:
+    done = False
     with pytest.raises(Terminated), interrupts.noted():
-        tree = ProcessTree(["sleep", "60"], {**os.environ, MARKER: tmp_path.name}, tmp_path / "log")
-        tree.agent._waitpid_lock = SignalledLock(number)  # type: ignore[attr-defined]
-        try:
-            if how == "poll":
-                assert tree.agent.poll() is None
-            else:
-                with pytest.raises(subprocess.TimeoutExpired):
-                    tree.agent.wait(0.1)
-            interrupts.sleep(60)
-        finally:
-            began = time.monotonic()
-            tree.end()
-            assert time.monotonic() - began < 20
-            assert tree.agent.returncode is not None
-    interrupts.check()  # raised once
+        signal.raise_signal(number)
+        done = True
+        interrupts.sleep(60)
+    assert done
+    interrupts.check()
 
 
 NESTED = """

@@ -49,12 +49,3 @@ def test_submitted_jobs_are_collected_from_their_own_sweeps(tmp_path: Path, caps
     shown.end(left)
     collect = "; ".join(f"python -m tpbench collect {tmp_path}/{name}" for name in ("one", "two"))
     assert f"cells left to Slurm: 3; {collect} or the same" in capsys.readouterr().out
-
-
-def test_an_interrupted_sweep_prints_the_command_line_as_it_was_typed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    display.Display(4, tmp_path).interrupted(1, ["-m", "tokens=64,128", "block_cap=4096", "resume=false"])
-    assert capsys.readouterr().out.splitlines()[-1] == (
-        "    python -m tpbench -m tokens=64,128 block_cap=4096 resume=true"
-    )

@@ -1,5 +1,7 @@
 """Decisions of a resumed sweep: which cells run again, and why."""
 
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +9,7 @@ import pytest
 
 import tpbench as package
 from tests.support.launcher_rows import FACTS, cell, measured
-from tpbench.launcher.attempt import discard_rows
+from tpbench.launcher.attempt import discard_rows, new_task, store
 from tpbench.launcher.planning.resume import decide
 from tpbench.results.current_rows import newest
 
@@ -143,3 +145,12 @@ def test_a_failed_row_stays_if_its_attempt_cannot_be_abandoned(tmp_path: Path) -
     discard_rows(str(tmp_path), [row])
     discard_rows(str(tmp_path), [row])
     assert len(package.load(tmp_path)) == 0
+
+
+def test_a_clock_that_steps_back(tmp_path: Path) -> None:
+    one = cell(0, tmp_path)
+    ahead = replace(new_task(one.job, tmp_path, **FACTS), started_at=datetime.now(UTC) + timedelta(hours=1))
+    store(ahead.result("error", "it broke"), one.job, tmp_path)  # ended before the clock was set back
+    measured(one)
+    assert (package.load(tmp_path)["wall_s"] >= 0).all()
+    assert decide([one], FACTS)[0].reason == "measured before"

@@ -41,22 +41,6 @@ class InstantRunner(Runner):
             yield attempt.close(self.failure if failing else "oom", "it broke" if failing else None)
 
 
-def test_a_sweep_resumes(tmp_path: Path) -> None:
-    cells = [cell(index, tmp_path, seed=index) for index in range(4)]
-    runner = InstantRunner()
-    attempts = run_sweep(cells, tmp_path / "logs", SweepOptions(), runner)
-    assert [each.status for each in attempts] == ["oom"] * 4
-    assert runner.started == [*range(4)]
-    rows = package.load(tmp_path)
-    assert sorted(rows["cell"]) == [*range(4)]
-    assert set(rows["status"]) == {"oom"}
-
-    again = InstantRunner()
-    attempts = run_sweep(cells, tmp_path / "again", SweepOptions(resume=True), again)
-    assert again.started == []
-    assert {each.note for each in attempts} == {"measured before"}
-
-
 def test_a_failure_goes_when_the_cell_has_another_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """So does a later failure, and the sweeps of both are still collected."""
     cells = [cell(index, tmp_path, seed=index) for index in range(2)]
