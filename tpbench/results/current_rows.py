@@ -35,8 +35,8 @@ def differing_columns(row: Mapping[str, Any], facts: Mapping[str, Any]) -> list[
     Columns that the facts lack are not compared, nor hardware that the row lacks because its job ended early.
     """
     hardware = HARDWARE.get(str(row["device"] or facts.get("device")), ())
-    known = [name for name in (*SOFTWARE, *hardware) if name in facts]
-    return [name for name in known if row[name] != facts[name] and not (name in _MAY_LACK and row[name] is None)]
+    compared = [name for name in (*SOFTWARE, *hardware) if name in facts]
+    return [name for name in compared if row[name] != facts[name] and not (name in _MAY_LACK and row[name] is None)]
 
 
 def is_replaced_by(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
@@ -60,10 +60,10 @@ def hardware(frame: pd.DataFrame) -> pd.DataFrame:
     place = pd.DataFrame(
         {"device": frame["device"], "hardware": frame["gpu_name"].where(frame["device"] == "cuda", frame["cpu_model"])}
     )
-    known = place.dropna().drop_duplicates()
-    if len(known) == 1:
-        place.loc[place["device"].isna(), "device"] = known["device"].iloc[0]
-    for device, models in known.groupby("device")["hardware"]:
+    places = place.dropna().drop_duplicates()
+    if len(places) == 1:
+        place.loc[place["device"].isna(), "device"] = places["device"].iloc[0]
+    for device, models in places.groupby("device")["hardware"]:
         if len(models) == 1:
             place.loc[(place["device"] == device) & place["hardware"].isna(), "hardware"] = models.iloc[0]
     return place

@@ -145,8 +145,8 @@ def load_row(output_dir: str, row_id: str) -> dict[str, Any]:
 
 def frame_of(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     """Return rows that this process wrote or loaded as a frame like that of `load`."""
-    known = all_columns()
-    filled = [{name: value for name, value in row.items() if name in known and value is not None} for row in rows]
+    columns = all_columns()
+    filled = [{name: value for name, value in row.items() if name in columns and value is not None} for row in rows]
     return _frame(with_labels(_in_order(_concatenate([row_table(row) for row in filled]))))
 
 
@@ -165,9 +165,9 @@ def read_table(where: Where, columns: frozenset[str] | None = None) -> tuple[pa.
     Files of equal schema are concatenated first: ten thousand files have a handful of schemas. The workloads of users'
     files that rows define are known from then on, in their newest form.
     """
-    found = read_files(where, columns)
-    complaints = {path: why for path, why in found.items() if isinstance(why, str)}
-    tables = {path: rows for path, rows in found.items() if not isinstance(rows, str)}
+    contents = read_files(where, columns)
+    complaints = {path: why for path, why in contents.items() if isinstance(why, str)}
+    tables = {path: rows for path, rows in contents.items() if not isinstance(rows, str)}
     groups: dict[pa.Schema, list[Path]] = defaultdict(list)
     for path, table in tables.items():
         groups[table.schema].append(path)

@@ -82,15 +82,15 @@ def has_right_checksum(content: bytes) -> bool | None:
 
 def read_files(where: Where, columns: frozenset[str] | None) -> dict[Path, pa.Table | str]:
     """Return the rows of each file, or why it cannot be read."""
-    found: dict[Path, pa.Table | str] = {}
+    contents: dict[Path, pa.Table | str] = {}
     with ThreadPoolExecutor(_THREADS) as threads:
         for _ in range(_LISTINGS):
-            new = [path for path in row_files(where) if path not in found]
+            new = [path for path in row_files(where) if path not in contents]
             read = dict(zip(new, threads.map(lambda path: _read(path, columns), new), strict=True))
-            found |= {path: rows for path, rows in read.items() if rows is not None}
+            contents |= {path: rows for path, rows in read.items() if rows is not None}
             if None not in read.values():
                 break
-    return found
+    return contents
 
 
 def _read(path: Path, columns: frozenset[str] | None) -> pa.Table | str | None:
@@ -128,7 +128,7 @@ def _parquet(content: bytes, columns: frozenset[str] | None) -> pa.Table | str:
         versions = set(parquet.read(columns=["schema_version"]).column(0).to_pylist())
         columns = frozenset(names).difference(_ADDED) if columns is None else columns
     if versions != {SCHEMA_VERSION}:
-        found = ", ".join(map(str, versions))
-        return f"it has version {found} of the schema, and this tpbench reads {SCHEMA_VERSION}"
+        stored = ", ".join(map(str, versions))
+        return f"it has version {stored} of the schema, and this tpbench reads {SCHEMA_VERSION}"
     wanted = None if columns is None else [*columns]
     return parquet.read(columns=wanted, use_threads=False).replace_schema_metadata(None)

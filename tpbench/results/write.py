@@ -76,14 +76,14 @@ def row_table(row: Mapping[str, Any]) -> pa.Table:
     It lacks the columns without a value, which readers add: to read these would take half of the time. Raises RowError.
     """
     register_stored([row.get("workload_definition")])
-    known = COMMON_COLUMNS | workload_columns().get(row.get("workload") or "", {})
+    columns = COMMON_COLUMNS | workload_columns().get(row.get("workload") or "", {})
     for name in row:
-        if name not in known:
-            raise RowError(unknown("column", name, known, COLUMN_LIST))
+        if name not in columns:
+            raise RowError(unknown("column", name, columns, COLUMN_LIST))
     if row.get("status") is not None and row["status"] not in STATUSES:
         raise RowError(unknown("status", row["status"], STATUSES))
     arrays = {}
-    for name, column in known.items():
+    for name, column in columns.items():
         value = row.get(name)
         value = value.tolist() if isinstance(value, (np.generic, np.ndarray)) else value
         if value is not None:

@@ -178,7 +178,7 @@ class Workload:
         self.name = self.name or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
         if self.scheduled is not True:
             self.studies = {**self.studies, "late": LATE}
-        if "seed" not in {each.name for each in fields(cls)}:
+        if "seed" not in {field.name for field in fields(cls)}:
             seed = setting(0, help="seed of the inputs", low=0, high=2**31 - 1)
             self.problem = make_dataclass(cls.__name__, [("seed", int, seed)], bases=(cls,), frozen=True)
 
@@ -321,7 +321,7 @@ class Workload:
 
     def variant(self, summary: str = "", **traits: Any) -> Callable[[FunctionT], FunctionT]:
         """Register the decorated function as the variant of that name. `traits`: the fields of `Variant`."""
-        valid = {each.name for each in fields(self.variant_class)} - {"name", "summary", "prepare", "place"}
+        valid = {field.name for field in fields(self.variant_class)} - {"name", "summary", "prepare", "place"}
         for trait in traits.keys() - valid:
             raise TypeError(unknown("argument of a variant", trait, sorted(valid)))
 

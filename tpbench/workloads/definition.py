@@ -67,11 +67,11 @@ def known(definition: Mapping[str, Any]) -> Workload:
     if definition["name"] in NAMES or not definition["name"].isidentifier():
         raise ValueError(f"{definition['name']} is the name of a workload of tpbench")
     fields = []
-    for each in definition["fields"]:
-        kind = Literal[tuple(each["type"])] if isinstance(each["type"], list) else _TYPES[each["type"]]
-        default = {"default": each["default"]} if "default" in each else {}
-        made = setting(**default, help=str(each["help"]), low=each["low"], high=each["high"])
-        fields.append((each["name"], kind | None if each["null"] else kind, made))
+    for entry in definition["fields"]:
+        kind = Literal[tuple(entry["type"])] if isinstance(entry["type"], list) else _TYPES[entry["type"]]
+        default = {"default": entry["default"]} if "default" in entry else {}
+        made = setting(**default, help=str(entry["help"]), low=entry["low"], high=entry["high"])
+        fields.append((entry["name"], kind | None if entry["null"] else kind, made))
     problem = dataclasses.make_dataclass(
         str(definition["name"]), fields, frozen=True, namespace={"check": lambda self, tp_size, dp_size: []}
     )

@@ -153,10 +153,10 @@ class Comparison:
 
     def _of_first_rank(self, texts: Mapping[str, str]) -> dict[str, str]:
         """Return the text of the first rank that has one, by name."""
-        found: dict[str, str] = {}
+        places: dict[str, str] = {}
         for rank, of_rank in enumerate(self.gather({name: text for name, text in texts.items() if text})):
-            found |= {name: f"rank {rank}: {text}" for name, text in of_rank.items() if name not in found}
-        return found
+            places |= {name: f"rank {rank}: {text}" for name, text in of_rank.items() if name not in places}
+        return places
 
 
 def _malformed(name: str, value: Any, shape: tuple[int, ...], dtype: torch.dtype | None, device: torch.device) -> str:

@@ -33,9 +33,9 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
     """Return two tables of each problem: the other ranks' time, and that of products beside it."""
     made = []
     for problem, lines in _by_problem(rows).items():
-        own = [(line, *(f"{ms:.3f}" for ms in row["late_ms"])) for line, row in lines.items()]
+        waits = [(line, *(f"{ms:.3f}" for ms in row["late_ms"])) for line, row in lines.items()]
         heading = f"time of the other ranks, minus the delay of the late one, ms: {problem}"
-        made.append(Table(heading, ("variant", *_DELAYS), own))
+        made.append(Table(heading, ("variant", *_DELAYS), waits))
         beside = [
             (line, f"{row['beside_alone_ms']:.3f}", *(f"{ms:.3f}" for ms in row["beside_ms"]))
             for line, row in lines.items()

@@ -53,8 +53,8 @@ class OperationSession(AuditedSession):
         """The columns measured so far, for the workload's `details`."""
         self.costs = self._counted()
         # A dictionary of its own: the reference reads the entries of the other one.
-        own = dict(self.inputs) if isinstance(self.inputs, dict) else self.inputs
-        arguments = (problem, own, self.rank)
+        inputs = dict(self.inputs) if isinstance(self.inputs, dict) else self.inputs
+        arguments = (problem, inputs, self.rank)
         self.prepared = variant.prepare(*arguments[: _parameters(variant.prepare)])
         """The value that the variant's function returned."""
         self.run = self._step()

@@ -67,10 +67,10 @@ class LossSize:
 
 def size_of(values: Mapping[str, Any]) -> LossSize | None:
     """Return the size of a row or of a job's flat fields, or None if one is missing or unknown, or with a top k."""
-    found = {each.name: values.get(each.name) for each in fields(LossSize)}
-    if values.get("top_k") or None in found.values() or found["dtype"] not in ITEM_BYTES:
+    sizes = {field.name: values.get(field.name) for field in fields(LossSize)}
+    if values.get("top_k") or None in sizes.values() or sizes["dtype"] not in ITEM_BYTES:
         return None
-    return LossSize(**found)  # type: ignore[arg-type]
+    return LossSize(**sizes)  # type: ignore[arg-type]
 
 
 def counts(label: str, size: LossSize) -> Counts:

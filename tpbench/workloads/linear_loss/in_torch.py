@@ -28,8 +28,8 @@ def gather(problem: LinearLoss, shard: Shard) -> Step:
         logits = formulas.gathered(shard, shard.hidden @ shard.weight.t())
         target = formulas.gathered_target(problem, shard, logits_of_teacher(shard))
         losses_of = partial(losses, target=target)
-        found, grads = formulas.differentiated((logits,), losses_of, partial(objective, shard), trains=problem.trains)
-        return with_products(shard, *found, *(grad[:, shard.vocab_start : shard.vocab_stop] for grad in grads))
+        results, grads = formulas.differentiated((logits,), losses_of, partial(objective, shard), trains=problem.trains)
+        return with_products(shard, *results, *(grad[:, shard.vocab_start : shard.vocab_stop] for grad in grads))
 
     sent = formulas.bytes_of_gather(problem, shard, shard.hidden.itemsize)
     return Step(run, sent + bytes_of_gradient(problem, shard))
@@ -88,10 +88,10 @@ def differentiated(
     The hidden states' gradient is summed over the ranks here, unless autograd's is already (`is_summed`).
     """
     factors = shard.hidden, shard.weight
-    found, grads = formulas.differentiated(factors, losses_of, partial(objective, shard), trains=problem.trains)
+    losses, grads = formulas.differentiated(factors, losses_of, partial(objective, shard), trains=problem.trains)
     if grads and not is_summed:
         grads = summed(grads[0], shard), grads[1]
-    return Output(*found, *grads)
+    return Output(*losses, *grads)
 
 
 def objective(shard: Shard, loss: Tensor, logprob: Tensor | None, entropy: Tensor | None) -> Tensor:

@@ -41,14 +41,14 @@ class LinearLoss(losses.LossProblem):
 
     def check(self, tp_size: int, dp_size: int) -> list[str]:
         """Return a complaint for each combination of fields that is invalid."""
-        found = super().check(tp_size, dp_size)
+        complaints = super().check(tp_size, dp_size)
         if dp_size != 1:
-            found.append(f"dp_size={dp_size} must be 1: replicas of a head do not communicate")
+            complaints.append(f"dp_size={dp_size} must be 1: replicas of a head do not communicate")
         if self.sequence_parallel and self.tokens % tp_size:
-            found.append(f"sequence_parallel=true needs tokens={self.tokens} to be a multiple of tp_size={tp_size}")
+            complaints.append(f"sequence_parallel=true needs tokens={self.tokens} to be a multiple of {tp_size=}")
         if self.main_grad and not self.trains:
-            found.append("main_grad=true needs mode=train: mode=forward has no gradient")
-        return found
+            complaints.append("main_grad=true needs mode=train: mode=forward has no gradient")
+        return complaints
 
 
 class LinearLossWorkload(Workload):

@@ -62,21 +62,21 @@ class LossProblem:
 
     def check(self, tp_size: int, dp_size: int) -> list[str]:
         """Return a complaint for each combination of fields that is invalid."""
-        found, loss = [], self.loss
+        complaints, loss = [], self.loss
         if self.vocab < tp_size:
-            found.append(f"vocab={self.vocab} cannot be sharded over tp_size={tp_size}: some rank would hold nothing")
+            complaints.append(f"vocab={self.vocab} cannot be sharded over {tp_size=}: some rank would hold nothing")
         if loss == "cross_entropy" and self.temperature != 1.0:
-            found.append(
+            complaints.append(
                 f"temperature={self.temperature} divides target logits, or those of logprob and policy: "
                 "loss=cross_entropy has none"
             )
         if not self.from_labels and self.ignored:
-            found.append(f"ignored={self.ignored} needs labels: only {', '.join(LABEL_LOSSES)} have them")
+            complaints.append(f"ignored={self.ignored} needs labels: only {', '.join(LABEL_LOSSES)} have them")
         if self.kl_weight and loss != "policy":
-            found.append(f"kl_weight={self.kl_weight} is a term of loss=policy")
+            complaints.append(f"kl_weight={self.kl_weight} is a term of loss=policy")
         if self.top_k and (self.from_labels or loss == "jsd" or self.top_k > self.vocab):
-            found.append(f"top_k={self.top_k} needs target logits, no jsd, and a vocab of at least {self.top_k}")
-        return found
+            complaints.append(f"top_k={self.top_k} needs target logits, no jsd, and a vocab of at least {self.top_k}")
+        return complaints
 
 
 SEQUENCE = 256

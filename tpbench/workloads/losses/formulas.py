@@ -146,9 +146,9 @@ def differentiated(
     leaves = [factor.detach().requires_grad_(trains) for factor in factors]
     with torch.set_grad_enabled(trains):
         losses = losses_of(*leaves)
-        found = (*(losses if isinstance(losses, tuple) else (losses,)), None, None)[:3]
-        grads = torch.autograd.grad(objective(*found), leaves) if trains else ()
-    return [None if values is None else values.detach() for values in found], grads
+        results = (*(losses if isinstance(losses, tuple) else (losses,)), None, None)[:3]
+        grads = torch.autograd.grad(objective(*results), leaves) if trains else ()
+    return [None if values is None else values.detach() for values in results], grads
 
 
 def under_loss_parallel(
