@@ -59,6 +59,7 @@ class Attempt:
         """Return an attempt that has not begun. `facts`: columns of the machine."""
         folder = sweep / str(cell.index)
         columns = {"sweep_id": sweep.name, "cell": cell.index, "nodes": 1, "log_dir": str(folder)}
+        columns |= {"overrides": cell.overrides} if cell.overrides else {}
         return cls(cell, new_task(cell.job, folder, **{**columns, **facts}), folder)
 
     @classmethod

@@ -76,7 +76,12 @@ class TorchrunLauncher(Launcher):
         arguments.check_each(arguments.parse_overrides(list(dict.fromkeys(line for lines in forced for line in lines))))
         jobs = dict.fromkeys(job for lines in forced for job in self.composer.variants_of(lines))
         requests = [
-            Request(index, self.composer.values(lines, index), arguments.chosen_fields(lines))
+            Request(
+                index,
+                self.composer.values(lines, index),
+                arguments.chosen_fields(lines),
+                arguments.overrides_of_cell(lines),
+            )
             for index, lines in enumerate(jobs, start=initial_job_idx)
         ]
         _check_names(dict.fromkeys(name for one in requests for name in one.values if name not in one.chosen))

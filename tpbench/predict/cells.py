@@ -63,13 +63,13 @@ def measured(frame: pd.DataFrame, gpu: str | None = None) -> MeasuredCells:
     """
     by_gpu: dict[str, list[MeasuredCell]] = {}
     grids = arrange_rows(frame[frame["workload"] == WORKLOAD.name])
-    for cell in (cell for grid in grids for cell in grid.cells()):
-        row, size = cell.record, size_of(cell.record)
+    for row in (record for grid in grids for record in grid.records):
+        size = size_of(row)
         on_one_host = row["device"] == "cuda" and row["gpu_name"] and (row["nodes"] or 1) == 1
-        is_tuned = " block_cap=" in cell.column
+        is_tuned = " block_cap=" in row.column
         is_sound = row["status"] in ("ok", "oom") and not caveat_mark(row)
         if on_one_host and is_sound and size is not None and not is_tuned:
-            by_gpu.setdefault(row["gpu_name"], []).append(MeasuredCell(cell.column, size, row))
+            by_gpu.setdefault(row["gpu_name"], []).append(MeasuredCell(row.column, size, row))
     if not by_gpu:
         raise JobError(f"no row of {WORKLOAD.name} was measured on a GPU: name a folder that has some with --rows")
     named = [name for name in by_gpu if gpu and gpu.upper() in name.upper()]

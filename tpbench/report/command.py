@@ -11,10 +11,11 @@ import pandas as pd
 
 from tpbench.report import command_line, compare, history
 from tpbench.report.analysis.grid import arrange_rows
-from tpbench.report.analysis.metrics import METRICS, metric
+from tpbench.report.analysis.metrics import METRICS, metrics_of_all
 from tpbench.report.command_line import PICTURES, TABLES, print_or_write, write_tables
 from tpbench.report.pivot import pivot
-from tpbench.report.plots import figures, grid_plots
+from tpbench.report.plots.figures import render
+from tpbench.report.plots.grid_plots import PLOTS, plot
 from tpbench.report.repeat import row_command
 from tpbench.report.studies import check_columns, studies, study_document, study_picture
 from tpbench.results.current_rows import newest
@@ -53,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     metrics = f"one of: {', '.join(METRICS)}, or a number that a workload adds; an unknown name lists all (time_ms; in "
     add("--metric", metavar="NAME", help=f"{metrics}a page device_ms of rows that have it)")
-    add("--plot", metavar="NAME", help=f"with png or svg, one of: {', '.join(grid_plots.PLOTS)}")
+    add("--plot", metavar="NAME", help=f"with png or svg, one of: {', '.join(PLOTS)}")
     names = ", ".join(studies())
     add("--study", metavar="NAME", help=f"several numbers of each cell, or tables computed from them: {names}")
     columns = "a line for each cell with these columns of its row, or ratios of two; with --study, of its workload"
@@ -67,55 +68,49 @@ def _parser() -> argparse.ArgumentParser:
 
 def _report(options: argparse.Namespace) -> None:
     """Print or write what the options ask for."""
-    shown = metric(options.metric or "time_ms")  # an unknown metric is reported before rows are read
-    columns = [] if options.columns is None else [*map(str.strip, options.columns.split(","))]
     form, study, output = command_line.output_format(options, FORMATS), options.study, options.output
+    columns = [] if options.columns is None else [*map(str.strip, options.columns.split(","))]
     _check(options, form)
     frame = command_line.selected_rows(options)
     if options.repeat is not None:
-        rows = frame[frame["row_id"].astype(str) == options.repeat]
-        if rows.empty:
-            raise JobError(unknown("row", options.repeat, frame["row_id"], "--columns row_id"))
-        print(row_command(plain_rows(rows)[0]))
+        print(row_command(frame, options.repeat))
         return
     check_columns(columns)  # rows may have columns of users' workloads
     held = newest(frame)
     if older := len(frame) - len(held):
         left_out = f"{older} older {'row is' if older == 1 else 'rows are'} not shown"
-        why = "because a newer one is of the same cell: see --only sweep_id=ID"
-        print(f"report: {left_out}, {why}", file=sys.stderr)
+        print(f"report: {left_out}, because a newer one is of the same cell: see --only sweep_id=ID", file=sys.stderr)
+    if options.metric is not None:
+        command_line.require_values(frame, options.metric)
     if form == "json" and output and not output.suffix:
-        write_documents(frame, output)
-    elif form in PICTURES and study is not None:
-        print_or_write(figures.render(study_picture(frame, study), study, form), output)
-    elif form in PICTURES:
-        print_or_write(grid_plots.plot_file(arrange_rows(frame), options.plot, form), output)
-    elif columns or study is not None:
-        write_tables(study_document(frame, study, columns), form, output)
-    elif form == "json" and options.metric is None:
+        write_documents(held, output)
+    elif form == "json" and not (columns or study or options.metric):
         rows = held.dropna(axis="columns", how="all")
         text = rows.to_json(orient="records", indent=2, date_format="iso", double_precision=15)
         print_or_write(f"{text}\n", output)
-    else:
-        if options.metric is not None:
-            command_line.require_values(frame, shown)
-        if form == "html":
-            from tpbench.report.page.html_page import page
+    elif form == "html":
+        from tpbench.report.page.html_page import page
 
-            print_or_write(page(frame, options.metric), output)
-        else:
-            write_tables(pivot(frame, shown.name, floor=options.floor, transpose=options.transpose), form, output)
+        print_or_write(page(frame, options.metric), output)
+    elif form in PICTURES:
+        picture = study_picture(frame, study) if study else plot(arrange_rows(frame), options.plot)
+        print_or_write(render(picture, study or options.plot, form), output)
+    elif columns or study:
+        write_tables(study_document(frame, study, columns), form, output)
+    else:
+        shown = options.metric or "time_ms"
+        write_tables(pivot(frame, shown, floor=options.floor, transpose=options.transpose), form, output)
 
 
 def _check(options: argparse.Namespace, form: str) -> None:
-    """Raise JobError for options that do not fit together."""
+    """Raise JobError for options that do not exist or do not fit together."""
     is_picture, of_cells = form in PICTURES, options.study is not None or options.columns is not None
-    if options.study is not None and options.study not in studies():
-        raise JobError(unknown("study", options.study, studies()))
-    if options.plot is not None and options.plot not in grid_plots.PLOTS:
-        raise JobError(unknown("plot", options.plot, grid_plots.PLOTS))
+    for what, valid in (("metric", [*metrics_of_all()]), ("study", [*studies()]), ("plot", [*PLOTS])):
+        name = getattr(options, what)
+        if name is not None and name not in valid:
+            raise JobError(unknown(what, name, valid))
     if (options.plot is not None) != (is_picture and options.study is None):
-        raise JobError(f"a picture needs -o FILE.svg, and --study NAME or --plot {'|'.join(grid_plots.PLOTS)}")
+        raise JobError(f"a picture needs -o FILE.svg, and --study NAME or --plot {'|'.join(PLOTS)}")
     if (form == "html" and of_cells) or (is_picture and options.columns is not None):
         raise JobError(f"--columns and --study make tables: choose --format {', '.join(TABLES)}")
     if options.metric is not None and (of_cells or is_picture):
@@ -127,13 +122,13 @@ def _check(options: argparse.Namespace, form: str) -> None:
 
 
 def write_documents(frame: pd.DataFrame, folder: Path) -> None:
-    """Write a JSON file for the newest row of each cell whose workload defines a document.
+    """Write a JSON file for each row whose workload defines a document.
 
     If several documents have one name, the id of the row follows it in all but the oldest. Raises JobError if there is
     nothing to write.
     """
     written: dict[Path, dict[str, Any]] = {}
-    for row in sorted(plain_rows(newest(frame)), key=lambda row: str(row["row_id"])):
+    for row in sorted(plain_rows(frame), key=lambda row: str(row["row_id"])):
         if (workload := workloads().get(row["workload"])) and (named := workload.document(row)):
             file = folder / f"{named[0]}.json"
             written[file if file not in written else folder / f"{named[0]}_{row['row_id']}.json"] = named[1]

@@ -12,7 +12,7 @@ import pandas as pd
 from rich.console import Console
 
 from tpbench import tables
-from tpbench.report.analysis.metrics import METRICS, Metric, metrics_of_all
+from tpbench.report.analysis.metrics import METRICS, metric, metrics_of_all
 from tpbench.report.analysis.records import json_object, value_text
 from tpbench.results.read import load
 from tpbench.results.schema import COLUMN_LIST, all_columns
@@ -134,13 +134,13 @@ def selected_rows(options: argparse.Namespace) -> pd.DataFrame:
     return frame
 
 
-def require_values(frame: pd.DataFrame, shown: Metric, where: str = "") -> None:
+def require_values(frame: pd.DataFrame, name: str, where: str = "") -> None:
     """Raise JobError if no correct row has the metric. If no row is correct, a report shows the failures."""
     measured = frame[frame["status"] == "ok"]
-    present = [name for name in metrics_of_all() if name in measured and measured[name].notna().any()]
-    if measured.empty or shown.name in present:
-        return
-    raise JobError(f"no row{where and f' of {where}'} has {shown.name} ({shown.doc}); they have: {', '.join(present)}")
+    present = [other for other in metrics_of_all() if other in measured and measured[other].notna().any()]
+    if not measured.empty and name not in present:
+        place = where and f" of {where}"
+        raise JobError(f"no row{place} has {name} ({metric(name).doc}); they have: {', '.join(present)}")
 
 
 def output_format(options: argparse.Namespace, formats: Sequence[str]) -> str:
@@ -161,13 +161,13 @@ def write_tables(document: Document, form: str, output: Path | None) -> None:
     if not (on_screen and sys.stdout.isatty() and sys.stderr.isatty()):
         for warning in document.warnings:
             print(f"report: warning: {warning}", file=sys.stderr)
-    content = TABLES[form](document)
     if form == "text" and output is None:
         console = Console()  # detects a terminal and its colours
         with console.capture() as capture:  # rich itself would end the process if the pipe is closed
             tables.show(document, console)
-        content = capture.get()
-    print_or_write(content, output)
+        print_or_write(capture.get(), None)
+    else:
+        print_or_write(TABLES[form](document), output)
 
 
 def print_or_write(content: str | bytes, output: Path | None) -> None:

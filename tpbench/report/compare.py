@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from tpbench.report import changes, command_line
+from tpbench.report import command_line
+from tpbench.report.analysis import changes
+from tpbench.report.analysis.changes import CellChange, CellPair, Comparison
+from tpbench.report.analysis.conditions import ACROSS
 from tpbench.report.analysis.metrics import counted, metric
-from tpbench.report.changes import CellChange, CellPair, Comparison
 from tpbench.settings import JobError, user_path
 from tpbench.suggestions import printable, unknown
 from tpbench.tables import Document, Table, TableCell, number_cell
@@ -30,8 +32,8 @@ def main(arguments: Sequence[str]) -> int:
     shown = metric(options.metric)
     allowed = options.across.split(",") if options.across is not None else []
     for name in allowed:
-        if name not in changes.ACROSS:
-            raise JobError(unknown("column to compare across", name, changes.ACROSS))
+        if name not in ACROSS:
+            raise JobError(unknown("column to compare across", name, ACROSS))
     before, after, remark = read_sides(options.before, options.after, options.rows)
     pairs = changes.pair_cells(before, after)
     if not any(pair.before and pair.after for pair in pairs):
@@ -39,17 +41,16 @@ def main(arguments: Sequence[str]) -> int:
         only = f"{one} is only before, {other} only after"
         raise JobError(f"nothing can be compared, because no cell is on both sides: {only}")
     for side, frame in ((options.before, before), (options.after, after)):
-        command_line.require_values(frame, shown, side)
+        command_line.require_values(frame, shown.name, side)
     if remark:
         print(f"report: {remark}", file=sys.stderr)
-    comparison = changes.compare_cells(pairs, options.metric, options.threshold, allowed)
+    comparison = changes.compare_cells(pairs, shown, options.threshold, allowed)
     command_line.write_tables(comparison_document(comparison), form, options.output)
-    found = comparison.changes
-    reasons = Counter("; ".join(change.notes) for change in found if change.verdict == changes.INCOMPARABLE)
-    for reason, count in reasons.most_common(1):
-        which = f"{reasons.total()} of {len(found)} cells could not be compared; {count} of them: {reason}"
+    others = [change for change in comparison.changes if change.verdict == changes.INCOMPARABLE]
+    for reason, count in Counter("; ".join(change.notes) for change in others).most_common(1):
+        which = f"{len(others)} of {len(comparison.changes)} cells could not be compared; {count} of them: {reason}"
         print(f"report: warning: {which}", file=sys.stderr)
-    if not any(change.is_decided for change in found):
+    if not any(change.is_decided for change in comparison.changes):
         raise JobError("nothing was compared, so this is no pass")
     # A side that is a part of the other may have fewer cells.
     lost = [] if options.allow_missing or remark else lost_cells(pairs)
@@ -57,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
         named = ", ".join(lost[:_SHOWN]) + ", ..." * (len(lost) > _SHOWN)
         missing = f"{counted(len(lost), 'cell')} measured before and missing after, so this is no pass"
         print(f"report: {missing}: {named} (--allow-missing accepts that)", file=sys.stderr)
-    return int(bool(lost) or any(change.fails for change in found))
+    return int(bool(lost) or any(change.fails for change in comparison.changes))
 
 
 def comparison_document(comparison: Comparison) -> Document:

@@ -1,7 +1,7 @@
-"""`scripts/report.py history FOLDER...`: a metric by time and cell, and an exit code for continuous integration.
+"""`tpbench history FOLDER...`: a metric by time and cell, and an exit code for continuous integration.
 
 A level is the geometric mean of rows that follow each other with the same code, packages and machine. The newest level
-of a cell is compared with the one before it by the test of `report.py compare`.
+of a cell is compared with the one before it by the test of `tpbench compare`.
 """
 
 import argparse
@@ -11,11 +11,13 @@ from typing import TypeAlias
 
 import pandas as pd
 
-from tpbench.report import changes, command_line
+from tpbench.report import command_line
+from tpbench.report.analysis import changes
+from tpbench.report.analysis.changes import CellChange, CellPair, Comparison
+from tpbench.report.analysis.comparison import value_of
+from tpbench.report.analysis.conditions import ACROSS, BESIDE, remarks, stack
 from tpbench.report.analysis.metrics import Metric, counted, metric
 from tpbench.report.analysis.records import Record, value_text
-from tpbench.report.analysis.uncertainty import geometric_mean, observations
-from tpbench.report.changes import CellChange, CellPair, Comparison
 from tpbench.report.plots.figures import render
 from tpbench.settings import JobError
 from tpbench.suggestions import printable
@@ -39,10 +41,10 @@ def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     form = command_line.output_format(options, FORMATS)
     frame, shown = command_line.selected_rows(options), metric(options.metric)
-    command_line.require_values(frame, shown)
+    command_line.require_values(frame, shown.name)
     history = all_levels(frame, shown)
     pairs = [CellPair(name, *levels[-2:]) for name, levels in history if len(levels) > 1]
-    comparison = changes.compare_cells(pairs, options.metric, options.threshold, changes.ACROSS)
+    comparison = changes.compare_cells(pairs, shown, options.threshold, ACROSS)
     if form in command_line.PICTURES:
         command_line.print_or_write(render(_picture(history, comparison), "history", form), options.output)
     else:
@@ -65,8 +67,8 @@ def all_levels(frame: pd.DataFrame, shown: Metric) -> History:
     history: list[tuple[str, Sequence[Level]]] = []
     for cell, machines in cells.items():
         for machine, rows in machines.items():
-            measured = [row for row in rows if not row.get(changes.BESIDE) and observations([row], shown)]
-            levels = [tuple(group) for _, group in itertools.groupby(measured, key=changes.stack)]
+            measured = [row for row in rows if not row[BESIDE] and value_of(row, shown) is not None]
+            levels = [tuple(group) for _, group in itertools.groupby(measured, key=stack)]
             if rows[-1]["status"] in changes.FAILED:
                 levels += [tuple(rows[-1:])]
             elif len(levels) == 1 and len(measured) > 1:
@@ -79,29 +81,21 @@ def all_levels(frame: pd.DataFrame, shown: Metric) -> History:
 def _lines(name: str, levels: Sequence[Level], change: CellChange | None, shown: Metric) -> list[list[TableCell | str]]:
     """Return a line for each level of a cell. The last one has the verdict on the newest level."""
     lines: list[list[TableCell | str]] = []
-    before: Level = ()
-    for level in levels:
-        value, newest = _mean(level, shown), change if level is levels[-1] else None
-        notes = newest.notes if newest else changes.remarks(before, level, changes.ACROSS) if before else ()
-        commit = printable(value_text(level[-1].get("git_commit")))
-        changed = " and changes" if level[-1].get("git_dirty") else ""
-        started = level[0].get("started_at")
+    for before, level in itertools.pairwise(((), *levels)):
+        newest, value = change if level is levels[-1] else None, changes.level(level, shown)
+        old = changes.level(before, shown) if before else None
+        notes = newest.notes if newest else remarks(before, level, ACROSS) if before else ()
+        commit, changed = printable(value_text(level[-1]["git_commit"])), " and changes" * bool(level[-1]["git_dirty"])
+        started = level[0]["started_at"]
         lines.append([
             printable(name), f"{started:%Y-%m-%d %H:%M}" if started else MISSING,
-            TableCell(commit[:8] + changed, commit + changed), str(len(level)), number_cell(value or None, shown.write),
-            number_cell(value / _mean(before, shown) if value and before else None, "{:.3f}".format),
+            TableCell(commit[:8] + changed, commit + changed), str(len(level)), number_cell(value, shown.write),
+            number_cell(value / old if value and old else None, "{:.3f}".format),
             number_cell(newest.p if newest else None, "{:.2g}".format),
             TableCell(newest.verdict, kind="bad" if newest.fails else "") if newest else MISSING,
             printable("; ".join(notes), 300) or ("nothing that rows record" if before else MISSING),
         ])  # fmt: skip
-        before = level
     return lines
-
-
-def _mean(level: Level, shown: Metric) -> float:
-    """Return the geometric mean of a level, or 0 of a failure."""
-    observed = observations(level, shown)
-    return geometric_mean(observed) if observed else 0.0
 
 
 def _changed(comparison: Comparison) -> dict[str, CellChange]:
@@ -114,13 +108,14 @@ def _document(history: History, comparison: Comparison, *, all_cells: bool) -> D
     by_name = {change.name: change for change in comparison.changes}
     shown, changed = comparison.metric, _changed(comparison)
     failing = sum(change.verdict == changes.FAILS for change in changed.values())
-    rows = [len(level) for _, levels in history for level in levels]
+    rows = sum(len(level) for _, levels in history for level in levels)
     caption = (
-        f"{shown.name} of {counted(len(history), 'cell')} in {counted(sum(rows), 'row')}: the newest level "
+        f"{shown.name} of {counted(len(history), 'cell')} in {counted(rows, 'row')}: the newest level "
         f"of {len(changed) - failing} changed, {failing} fail{'s' if failing == 1 else ''} now"
     )
-    sentences = comparison.method()[:2]
-    listed = [(name, levels) for name, levels in history if name in changed or all_cells or len(rows) <= MANY]
+    sentences = comparison.method()
+    lines_in_all = sum(len(levels) for _, levels in history)
+    listed = [(name, levels) for name, levels in history if name in changed or all_cells or lines_in_all <= MANY]
     if others := len(history) - len(listed):
         sentences.insert(0, f"{counted(others, 'cell')} did not change: --format csv lists their levels, too.")
     lines = [line for name, levels in listed for line in _lines(name, levels, by_name.get(name), shown)]
@@ -130,14 +125,17 @@ def _document(history: History, comparison: Comparison, *, all_cells: bool) -> D
 def _picture(history: History, comparison: Comparison) -> Picture:
     """Return each row relative to the first level of its cell, by days. Cells that did not change have one name."""
     shown, changed, lines = comparison.metric, _changed(comparison), []
-    starts = [row["started_at"] for _, levels in history for row in itertools.chain(*levels) if row["started_at"]]
+    started = [row["started_at"] for _, levels in history for row in itertools.chain(*levels) if row["started_at"]]
     for name, levels in history:
-        rows = [row for level in levels if _mean(level, shown) for row in level if row["started_at"]]
-        days = [(row["started_at"] - min(starts)).total_seconds() / 86400 for row in rows]
-        points = [(day, row[shown.name] / _mean(levels[0], shown)) for day, row in zip(days, rows, strict=True)]
+        base = changes.level(levels[0], shown)
+        points = [
+            ((row["started_at"] - min(started)).total_seconds() / 86400, value / base)
+            for row in itertools.chain(*levels)
+            if base and row["started_at"] and (value := value_of(row, shown)) is not None
+        ]
         lines.append(Series(name if name in changed else "no change", tuple(points)))
     title = f"{counted(len(history), 'cell')}; named: the newest level changed"
-    since = f"days since {min(starts):%Y-%m-%d}" if starts else "days"
+    since = f"days since {min(started):%Y-%m-%d}" if started else "days"
     return Picture((Panel(title, tuple(lines)),), since, f"{shown.name}, relative to the first level")
 
 

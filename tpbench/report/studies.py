@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 
 from tpbench.report.analysis import records
+from tpbench.report.analysis.comparison import ratios_to_best
 from tpbench.report.analysis.grid import RecordGrid, arrange_rows, heading
 from tpbench.report.analysis.metrics import metric, number, percentages, ratio_text
 from tpbench.report.analysis.records import Record, column_label, is_measurement, value_text
@@ -104,42 +105,35 @@ def cell_table(grid: RecordGrid, study: Study) -> Table:
 
     Keys with one value stand in the heading, and the column of the status is left out if all cells are ok.
     """
-    cells, compared, shown = list(grid.cells()), compared_with_best(grid, study), filled_columns(grid, study.columns)
-    values = [{row.key[at] for row in grid.rows} for at in range(len(grid.key_names))]
-    keys = [at for at, distinct in enumerate(values) if len(distinct) > 1]
-    shared = {
-        column_label(name): value_text(*distinct)
-        for name, distinct in zip(grid.key_names, values, strict=True)
-        if len(distinct) == 1 and distinct != {None}
-    }
-    marks = {at: records.marks(cell.record, shown) for at, cell in enumerate(cells) if cell.record["status"] == "ok"}
-    common, remarks = records.common_remarks([*marks.values()])
-    statuses = [
-        value_text(cell.record["status"]) + (records.marks_beside(marks[at], common) if at in marks else "")
-        for at, cell in enumerate(cells)
-    ]
-    if has_status := set(statuses) != {"ok"}:
-        shown = tuple(name for name in shown if name != "status")
-    rows: list[list[TableCell | str]] = [
-        [
-            *(value_text(cell.key[at]) for at in keys),
-            cell.column,
-            *([TableCell(status, kind=FAILED.get(status, ""))] if has_status else []),
-            *compared[at : at + 1],
-            *(value_cell(name, cell.record) for name in shown),
-        ]
-        for at, (cell, status) in enumerate(zip(cells, statuses, strict=True))
-    ]
-    columns = [column_label(grid.key_names[at]) for at in keys] + ["variant"]
-    columns += [*(["status"] if has_status else []), *(["of best"] if compared else []), *shown]
-    facts, notes = grid.facts | shared, [*remarks, *records.mark_meanings("".join(statuses))]
-    return Table(heading(facts), columns, rows, facts, notes, keys=len(keys) + 1)
+    names, lines = filled_columns(grid, study.columns), grid.records
+    columns = {"variant": [TableCell(record.column) for record in lines]}
+    columns["status"] = [_status_cell(record, names) for record in lines]
+    if {cell.text for cell in columns["status"]} == {"ok"}:
+        del columns["status"]
+    columns |= compared_with_best(grid, study)
+    columns |= {name: [value_cell(name, record) for record in lines] for name in names if name != "status"}
+    facts, keys = dict(grid.facts), dict[str, list[TableCell]]()
+    for at, name in enumerate(grid.key_names):
+        values = {record.key[at] for record in lines}
+        if len(values) > 1:
+            keys[column_label(name)] = [TableCell(value_text(record.key[at])) for record in lines]
+        elif values != {None}:
+            facts[column_label(name)] = value_text(*values)
+    notes = records.mark_meanings("".join(cell.text for cell in columns.get("status", ())))
+    rows = [*zip(*keys.values(), *columns.values(), strict=True)]
+    return Table(heading(facts), [*keys, *columns], rows, facts, notes, keys=len(keys) + 1)
+
+
+def _status_cell(record: Record, names: Sequence[str]) -> TableCell:
+    """Return the status of a row, with the marks that hold beside these columns if it is ok."""
+    status = value_text(record["status"])
+    mark = records.marks(record, names) if status == "ok" else ""
+    return TableCell(status + mark, status, FAILED.get(status, ""), note=", ".join(map(records.mark_word, mark)))
 
 
 def filled_columns(grid: RecordGrid, names: Sequence[str]) -> tuple[str, ...]:
     """Return the columns, or ratios of two, that some record of the grid has."""
-    cells = list(grid.cells())
-    return tuple(name for name in names if any(value_cell(name, cell.record).text != MISSING for cell in cells))
+    return tuple(name for name in names if any(value_cell(name, record).text != MISSING for record in grid.records))
 
 
 def value_cell(name: str, record: Record) -> TableCell:
@@ -150,32 +144,30 @@ def value_cell(name: str, record: Record) -> TableCell:
             return number_cell(float(record[above]) / float(record[below]), ratio_text)
         except (TypeError, ValueError, ZeroDivisionError):  # a value is missing, text or 0
             return TableCell(MISSING)
-    value = record.get(name)
+    value = record[name]
     if isinstance(value, float):
         return TableCell(f"{100 * value:.1f}%" if name in percentages() else number(value), value)
     is_count = isinstance(value, int) and not isinstance(value, bool)
     return TableCell(value_text(value), value if is_count else None)
 
 
-def compared_with_best(grid: RecordGrid, study: Study) -> list[TableCell]:
-    """Return for each cell how many times worse it is than the best with which it is compared.
+def compared_with_best(grid: RecordGrid, study: Study) -> dict[str, list[TableCell]]:
+    """Return a column that says for each cell how many times worse it is than the best with which it is compared.
 
-    Only correct and measured cells are compared. The list is empty if the study has no column to compare.
+    Only correct and measured cells are compared. There is no column if the study has nothing to compare.
     """
-    cells = list(grid.cells())
-    name = next((name for name in study.best_by if any(cell.record.get(name) is not None for cell in cells)), None)
+    name = next((name for name in study.best_by if any(record[name] is not None for record in grid.records)), None)
     if name is None:
-        return []
+        return {}
     groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
-    for at, cell in enumerate(cells):
-        pairs = zip(grid.key_names, cell.key, strict=True)
+    for at, record in enumerate(grid.records):
+        pairs = zip(grid.key_names, record.key, strict=True)
         groups[tuple(value for key, value in pairs if key not in study.compared_across)].append(at)
-    compared = [TableCell(MISSING)] * len(cells)
+    cells = [TableCell(MISSING)] * len(grid.records)
     for group in groups.values():
-        ratios = records.ratios_to_best([cells[at].record for at in group], metric(name))
-        for at, ratio in zip(group, ratios, strict=True):
-            compared[at] = number_cell(ratio, ratio_text)
-    return compared
+        for at, ratio in zip(group, ratios_to_best([grid.records[at] for at in group], metric(name)), strict=True):
+            cells[at] = number_cell(ratio.value if ratio else None, ratio_text)
+    return {"of best": cells}
 
 
 def study_picture(frame: pd.DataFrame, name: str) -> Picture:
@@ -202,12 +194,12 @@ def _points(grid: RecordGrid, study: Study) -> Picture | None:
     across = [at for at, name in enumerate(grid.key_names) if name in study.compared_across]
     others = [at for at in range(len(grid.key_names)) if at not in across]
     panels: dict[tuple[int, str], dict[str, list[tuple[float, float, str]]]] = defaultdict(lambda: defaultdict(list))
-    for cell in grid.cells():
-        x, y = (cell.record.get(name) for name in study.axes)
-        if is_measurement(cell.record) and x is not None and y is not None:
-            ranks = cell.record["tp_size"] * cell.record["dp_size"]
-            beside = " x ".join(value_text(cell.key[at]) for at in across)
-            panels[ranks, grid.problem_text(cell.key, others)][cell.column].append((float(x), float(y), beside))
+    for record in grid.records:
+        x, y = (record[name] for name in study.axes)
+        if is_measurement(record) and x is not None and y is not None:
+            ranks = record["tp_size"] * record["dp_size"]
+            beside = " x ".join(value_text(record.key[at]) for at in across)
+            panels[ranks, grid.problem_text(record.key, others)][record.column].append((float(x), float(y), beside))
     drawn = []
     for (ranks, problem), by_column in sorted(panels.items(), key=lambda item: item[0][0]):
         lines = [

@@ -143,6 +143,7 @@ COLUMNS = (
     Column("jobs_before", int, "jobs that the same processes measured before"),
     Column("command", str, "command line of torchrun"),
     Column("environment", str, "JSON of the environment variables that influence a measurement"),
+    Column("overrides", str, "arguments of a command line that make this cell"),
     Column("job", str, "JSON of the resolved job"),
     Column("trace", str, "Chrome traces of an iteration in the folder of the logs, a file for each rank; null: none"),
     Column("log_dir", str, "folder of the job's logs, relative to the output folder if it is inside"),

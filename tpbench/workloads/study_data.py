@@ -53,6 +53,8 @@ class Picture:
     """Values of x that the axis marks, at equal distances if each is twice the one before. Empty: a linear axis."""
     labels: tuple[str, ...] = ()
     """Labels of series in the order of their colours. Empty: in the order of the alphabet."""
+    heading: str = ""
+    """Title above all panels. May be empty."""
 
 
 def oldest_first(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from tpbench.report.analysis.metrics import SAMPLES
+from tpbench.measure.clocks import TIMED
 from tpbench.results.read import load
 from tpbench.results.write import write_row
 
@@ -40,9 +40,9 @@ def add(tmp_path):
         resolved["job"] = job
         row.setdefault("job", json.dumps(job))
         row.setdefault("key", json.dumps(resolved, default=lambda _: None))
-        for clock, samples in SAMPLES.items():
-            if row.get(clock) is not None and math.isfinite(row[clock]):
-                row.setdefault(samples, [row[clock] * (1 + 0.001 * at) for at in range(-5, 6)])
+        for clock in TIMED:
+            if row.get(clock.column) is not None and math.isfinite(row[clock.column]):
+                row.setdefault(clock.samples, [row[clock.column] * (1 + 0.001 * at) for at in range(-5, 6)])
         if row["workload"] != "entropy_loss":
             for name in ("seed", "logits_scale", "temperature", "ignored", "compile", "compute_dtype"):
                 del row[name]

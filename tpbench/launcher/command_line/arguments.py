@@ -15,7 +15,7 @@ from hydra.errors import OverrideParseException
 
 from tpbench.launcher.command_line.names import parse_options, refuse_dashes, without_aliases
 from tpbench.launcher.command_line.outside_choices import command_line_variants, name_in_rows
-from tpbench.launcher.options import CODE, COMMANDS, CONF, GROUPS, command_line_names, read_choice
+from tpbench.launcher.options import CODE, COMMANDS, CONF, GROUPS, SWEEP_OPTION_NAMES, command_line_names, read_choice
 from tpbench.settings import JobError, user_path
 from tpbench.suggestions import nearest, printable
 
@@ -246,3 +246,16 @@ def chosen_fields(overrides: Sequence[str]) -> list[str]:
     """Return the names that these overrides of one job set: fields, and groups of only some workloads, such as loss."""
     keys = [each.key_or_group for each in OverridesParser.create().parse_overrides(list(overrides))]
     return [key for key in keys if key not in ("variant", "shape", "experiment") and not key.startswith("hydra")]
+
+
+def overrides_of_cell(lines: Sequence[str]) -> str:
+    """Return the overrides of one cell as a user types them, for a shell. Options of the whole sweep are left out."""
+    words = []
+    for line in lines:
+        name, _, value = line.removeprefix("++").partition("=")
+        if name == "variant" and value in command_line_variants:
+            value = f"{command_line_variants[value].path}:{command_line_variants[value].function}"
+        if name == "model_dir" and value in model_files:
+            name = "model"
+        words += [f"{name}={value}"] if name not in SWEEP_OPTION_NAMES else []
+    return shlex.join(words)

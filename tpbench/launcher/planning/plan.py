@@ -40,6 +40,8 @@ class Request:
     """Flat field names to plain values."""
     chosen: list[str]
     """Fields that the command line set."""
+    overrides: str = ""
+    """Arguments of a command line, for a shell, that make this job."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,8 @@ class Cell:
     """Text of the job, with the fields that distinguish this cell from others of the sweep."""
     ignored: tuple[str, ...] = ()
     """Options and settings that the command line set and that cannot change the cell."""
+    overrides: str = ""
+    """Arguments of a command line, for a shell, that make this cell."""
 
     def __str__(self) -> str:
         return self.label or str(self.job)
@@ -85,7 +89,7 @@ def plan(
             job = replace(job, device=target.device)
         if outside and not job.scheduled:  # inputs change for all variants alike, as they do for one from outside
             job = replace(job, measure=replace(job.measure, fresh=True))
-        cell = by_key.get(job.key) or Cell(request.index, job, skip_reason(job, target))
+        cell = by_key.get(job.key) or Cell(request.index, job, skip_reason(job, target), overrides=request.overrides)
         if swept := [name for name in NOT_IN_KEY if getattr(job, name) != getattr(cell.job, name)]:
             errors.append(f"{swept[0]} doesn't make a job another one: run a sweep for each value of {swept[0]}")
         ignorable = (job.workload.ignorable_options - job.implementation.options) | job.unused_settings

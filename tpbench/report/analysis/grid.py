@@ -1,11 +1,11 @@
 """Grids of records: problems by variants, from which tables and plots are made. No two different rows are merged."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import pandas as pd
 
@@ -29,63 +29,42 @@ _EARLIEST = datetime.min.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True)
-class GridRow:
-    """One problem: the values of its keys, and a record for each column (None: never run)."""
-
-    key: Key
-    records: tuple[Record | None, ...]
-
-
-class GridCell(NamedTuple):
-    """A record with its place in a grid."""
-
-    key: Key
-    column: str
-    record: Record
-
-    @property
-    def variant(self) -> str:
-        """The name of the variant without its options, safe to print."""
-        return value_text(self.record["variant"])
-
-
-@dataclass(frozen=True)
 class RecordGrid:
-    """Records of one workload on one kind of hardware: a row for each problem, a column for each variant."""
+    """Records of one workload on one kind of hardware: a line for each problem, a column for each variant."""
 
     workload: str
     facts: dict[str, str]
     """Values that all records share, by name. They are safe to print."""
     key_names: tuple[str, ...]
-    """Fields that are the keys of a row."""
+    """Fields that are the keys of a problem."""
     columns: tuple[str, ...]
     """Names of the columns: a variant and the options that it was run with. They are safe to print."""
-    rows: tuple[GridRow, ...]
+    lines: Mapping[Key, Sequence[Record | None]]
+    """By the key of each problem, a record for each column (None: never run)."""
     independent: tuple[int, ...]
     """Indices of the keys that don't follow from other fields."""
 
     @cached_property
+    def records(self) -> list[Record]:
+        """All records, problem by problem."""
+        return [record for line in self.lines.values() for record in line if record]
+
+    @cached_property
     def varying(self) -> tuple[int, ...]:
-        """Indices of the independent keys in which rows differ, or all independent keys if no row differs."""
-        return tuple(at for at in self.independent if len({row.key[at] for row in self.rows}) > 1) or self.independent
+        """Indices of the independent keys in which problems differ, or all independent keys if none differs."""
+        return tuple(at for at in self.independent if len({key[at] for key in self.lines}) > 1) or self.independent
 
     def follows(self, at: int, other: int) -> bool:
         """Return true if the key `other` has names of which each has one value of the key `at`.
 
         Each model has one number of layers. If each number of tokens has one number of ranks, that may be by chance.
         """
-        pairs = {(row.key[at], row.key[other]) for row in self.rows}
+        pairs = {(key[at], key[other]) for key in self.lines}
         named = at != other and any(isinstance(name, str) for _, name in pairs)
         return named and len({name for _, name in pairs}) == len(pairs)
 
-    def cells(self, row: GridRow | None = None) -> Iterator[GridCell]:
-        """Iterate over the records of one problem, or of all, with their places."""
-        for each in self.rows if row is None else (row,):
-            pairs = zip(self.columns, each.records, strict=True)
-            yield from (GridCell(each.key, column, record) for column, record in pairs if record)
-
     def problem_text(self, key: Key, indices: Sequence[int] | None = None) -> str:
-        """Return the independent keys of a row as text, or only the keys at `indices`."""
+        """Return the independent keys of a problem as text, or only the keys at `indices`."""
         return " ".join(
             f"{column_label(self.key_names[at])}={value_text(key[at])}" for at in indices or self.independent
         )
@@ -100,7 +79,7 @@ def heading(facts: dict[str, str]) -> str:
 def arrange_rows(frame: pd.DataFrame) -> list[RecordGrid]:
     """Arrange the newest row of each cell in one grid for each workload and kind of hardware.
 
-    A field of the problem that varies becomes a key of the grid's rows. An option that a variant was run with becomes a
+    A field of the problem that varies becomes a key of the problems. An option that a variant was run with becomes a
     column of its own. Settings of the measurement split nothing: of several rows in one place the newest measurement
     stays.
     """
@@ -125,17 +104,19 @@ def arrange_rows(frame: pd.DataFrame) -> list[RecordGrid]:
 
 def _grid(records: list[Record], workload: Workload | None) -> RecordGrid:
     facts, keys = _split(records, workload)
-    cells: dict[Key, dict[Key, Record]] = defaultdict(dict)
-    all_fresh = all(record.get("fresh") for record in records)  # such as those of a user's own operation
+    lines: dict[Key, dict[Key, Record]] = defaultdict(dict)
+    all_fresh = all(record["fresh"] for record in records)  # such as those of a user's own operation
     if all_fresh:
         facts["fresh"] = value_text(True)
     # The first record of a place stays: the newest measurement, or without any the newest row.
     for record in sorted(records, key=lambda row: (is_measurement(row), row["finished_at"] or _EARLIEST), reverse=True):
         options = (option for option in chosen_options(record, workload) if not (all_fresh and option[0] == "fresh"))
-        cells[tuple(record[name] for name in keys)].setdefault((record["variant"], *options), record)
+        column = (record["variant"], *options)
+        record.key, record.column = tuple(record[name] for name in keys), _column_name(column)
+        lines[record.key].setdefault(column, record)
     declared = {variant: at for at, variant in enumerate(workload.variants)} if workload else {}
     columns = sorted(
-        {column for row in cells.values() for column in row},
+        {column for line in lines.values() for column in line},
         key=lambda column: (
             declared.get(column[0], len(declared)), sort_key(column[0]),
             [(name, sort_key(value)) for name, value in column[1:]],
@@ -146,10 +127,10 @@ def _grid(records: list[Record], workload: Workload | None) -> RecordGrid:
         facts={name: text for name, text in facts.items() if text != MISSING},
         key_names=tuple(keys),
         columns=tuple(map(_column_name, columns)),
-        rows=tuple(
-            GridRow(key, tuple(cells[key].get(column) for column in columns))
-            for key in sorted(cells, key=lambda key: [sort_key(value) for value in key])
-        ),
+        lines={
+            key: [lines[key].get(column) for column in columns]
+            for key in sorted(lines, key=lambda key: [sort_key(value) for value in key])
+        },
         independent=tuple(at for at, name in enumerate(keys) if not workload or name not in workload.pivot.derived),
     )
 
@@ -161,8 +142,8 @@ def _split(records: list[Record], workload: Workload | None) -> tuple[dict[str, 
     measurement split nothing.
     """
     pivot = workload.pivot if workload else Pivot()
-    problem = problem_identity(workload) | {"nodes": 1}
     placed = {*pivot.rows, *pivot.sections, *pivot.implied}
+    problem = problem_identity(workload) | {"nodes": 1}
     free = {name: default for name, default in problem.items() if name not in placed}
     # A row of a cell that was never run may lack a value. That doesn't count as a difference, unless null is a value.
     values = {

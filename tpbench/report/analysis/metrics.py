@@ -2,7 +2,6 @@
 
 import functools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tpbench.measure.clocks import DECIDING, TIMED, statistics_columns
@@ -18,11 +17,6 @@ TITLES = {clock.column: clock.title for clock in (*DECIDING, *TIMED)} | {
 }
 """Metrics that pictures and pages show first, with their titles."""
 
-CLOCKS = {clock.column: clock.name for clock in DECIDING}
-"""Medians of the clocks that may decide which cell is fastest, with their names, the leading one first."""
-SAMPLES = {clock.column: clock.samples for clock in TIMED}
-"""Column with the times of all iterations, by clock."""
-
 
 @dataclass(frozen=True)
 class Metric:
@@ -35,20 +29,14 @@ class Metric:
     """-1: less is better. 1: more is better. 0: neither, and no ratio is shown."""
 
     @property
-    def ratio_meaning(self) -> str:
-        """The meaning of "2.00x" beside a value."""
-        least = "fastest" if self.unit == "ms" else "smallest"
-        return ("", "half the best of its line", f"twice the {least} of its line")[self.better]
+    def is_counted(self) -> bool:
+        """True for numbers of bytes or operations, which don't depend on the host and on clocks."""
+        return self.unit in ("bytes", "FLOP", "GiB")
 
     @property
     def is_speed(self) -> bool:
         """True for times and rates, which depend on the host and on clocks."""
-        return self.better != 0 and self.unit not in ("GiB", "bytes")
-
-    @property
-    def is_counted(self) -> bool:
-        """True for numbers of bytes or operations."""
-        return self.name == "flops" or self.name.startswith("bytes_") or self.name.endswith("_gib")
+        return self.better != 0 and not self.is_counted
 
     @property
     def is_time(self) -> bool:
@@ -58,14 +46,6 @@ class Metric:
     def write(self, value: float) -> str:
         """Return the value with its unit, in about four digits."""
         return f"{number(value)} {self.unit}".rstrip()
-
-    def ratios(self, values: Sequence[float]) -> list[float | None]:
-        """Return for each value how many times worse it is than the best, or None if that has no meaning."""
-        sound = [value for value in values if math.isfinite(value) and value > 0]
-        if not self.better or not sound:
-            return [None] * len(values)
-        best = max(sound) if self.better > 0 else min(sound)
-        return [(value / best) ** -self.better if value in sound else None for value in values]
 
 
 def metric(name: str) -> Metric:
@@ -79,12 +59,6 @@ def metric(name: str) -> Metric:
 def metrics_of_all() -> list[str]:
     """Return the names of all metrics, those of single workloads last."""
     return [column.name for column in all_columns().values() if column.better is not None]
-
-
-@functools.cache
-def speeds() -> frozenset[str]:
-    """Return the names of the metrics that are times or rates."""
-    return frozenset(name for name in metrics_of_all() if metric(name).is_speed)
 
 
 @functools.cache

@@ -3,13 +3,13 @@
 import dataclasses
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import pandas as pd
 
 from tpbench.measure.statistics import is_host_bound
-from tpbench.report.analysis.metrics import Metric, speeds
+from tpbench.report.analysis.metrics import metric, metrics_of_all
 from tpbench.results.current_rows import hardware
 from tpbench.results.read import plain_rows
 from tpbench.settings import spelled
@@ -21,15 +21,16 @@ from tpbench.workloads import Workload
 class Record(dict[str, Any]):
     """A row by the names of its columns. A column without a value, or that no row has, is None."""
 
+    key: tuple[Any, ...] = ()
+    """The values of the keys of its grid, once a grid has placed it."""
+    column: str = ""
+    """The column of its grid: the variant and the options that it was run with. It is safe to print."""
+
     def __missing__(self, column: str) -> None:
         return None
 
 
 INTERPRETED, SINGLE_PASS, CONTRADICTED, HOST_BOUND, THROTTLED, GRAPH_MEMORY, BELOW_FLOOR = "*^≠†‡§¶"
-UNDECIDED = "?"
-EXCEPTION = "°"
-MOST = 2 / 3
-"""Share of a table's cells above which a remark stands below the table, and the other cells are marked."""
 TOLERANCE = 0.05
 """Share by which a time may be below its floor, or a device time above its wall time: both are measurements."""
 MARKS = {
@@ -102,24 +103,6 @@ def json_object(text: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def ratios_to_best(records: Sequence[Record | None], shown: Metric) -> list[float | None]:
-    """Return for each record how many times worse it is than the best of them. Records that aren't ranked have None.
-
-    Records with inputs that change (`fresh`) and without are not ranked against each other.
-    """
-    ratios: list[float | None] = [None] * len(records)
-    for fresh in (False, True):
-        ranked = {
-            at: float(record[shown.name])
-            for at, record in enumerate(records)
-            if record and is_measurement(record) and record.get(shown.name) is not None
-            if bool(record.get("fresh")) == fresh
-        }
-        for at, ratio in zip(ranked, shown.ratios([*ranked.values()]), strict=True):
-            ratios[at] = ratio
-    return ratios
-
-
 def remark_marks(record: Record) -> str:
     """Return the marks of `MARKS` about the times of a correct row, or an empty string."""
     if record["status"] != "ok":
@@ -141,7 +124,7 @@ def marks(record: Record, columns: Collection[str]) -> str:
     alone, the loop decides: the host of a cell that is host-bound in single calls may run ahead there.
     """
     shown = {part for name in columns for part in name.split("/")}
-    remarks = remark_marks(record) if shown & speeds() else ""
+    remarks = remark_marks(record) if any(metric(name).is_speed for name in shown & {*metrics_of_all()}) else ""
     if not any(name.startswith("time_") and name.endswith("_ms") for name in shown):
         loop, device = record["chained_ms"] if "chained_ms" in shown else None, record["device_ms"]
         waits = loop and device is not None and is_host_bound(1 - device / loop)
@@ -149,28 +132,6 @@ def marks(record: Record, columns: Collection[str]) -> str:
     if "peak_gib" in shown and record["status"] == "ok" and record.get("graph_gib"):
         remarks += GRAPH_MEMORY
     return caveat_mark(record) + remarks
-
-
-def common_remarks(cells: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the remarks that most cells of a table have, and a sentence for each.
-
-    Such a mark beside almost every cell would tell none from the others, so the table marks the others instead. Marks
-    of rows that aren't measurements stay. `cells` has the marks of each cell with a value.
-    """
-    common, sentences = "", []
-    for mark in (HOST_BOUND, THROTTLED, GRAPH_MEMORY):
-        count = sum(mark in marks for marks in cells)
-        if count > MOST * len(cells):
-            some = f"{count} of {len(cells)} cells, those without {EXCEPTION},"
-            common += mark
-            sentences.append(f"{'All cells' if count == len(cells) else some} are {MARKS[mark]}")
-    return common, sentences
-
-
-def marks_beside(marks: str, common: str) -> str:
-    """Return the marks that a table prints beside a value. `common` are the remarks that most of its cells have."""
-    rare = "".join(mark for mark in marks if mark not in common)
-    return rare + EXCEPTION * any(mark not in marks for mark in common)
 
 
 def mark_word(mark: str) -> str:

@@ -6,8 +6,10 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from tpbench.report.analysis.grid import GridCell, GridRow, RecordGrid
-from tpbench.report.analysis.metrics import CLOCKS, counted, metric, number, ratio_text
+from tpbench.measure.clocks import DECIDING, WALL, Clock
+from tpbench.report.analysis.comparison import Ratio, compare
+from tpbench.report.analysis.grid import Key, RecordGrid
+from tpbench.report.analysis.metrics import counted, metric, number, ratio_text
 from tpbench.report.analysis.records import (
     BELOW_FLOOR,
     Record,
@@ -18,7 +20,6 @@ from tpbench.report.analysis.records import (
     remark_marks,
     value_text,
 )
-from tpbench.report.analysis.uncertainty import Ratio, ratio_of_records
 from tpbench.suggestions import printable
 from tpbench.workloads import Workload, workloads
 
@@ -46,11 +47,11 @@ class ProblemVerdict:
     grid: RecordGrid
     problem: str
     """The keys that tell the problems of the grid apart."""
-    clock: str
-    """The time that decides: `device_ms` if all measured cells have it, else `time_ms`."""
-    fastest: GridCell | None
+    clock: Clock
+    """The clock that decides: that of the device if all measured cells have it, else the wall clock."""
+    fastest: Record | None
     """The fastest of the cells with inputs that change, or of those without, whichever are more."""
-    runner_up: GridCell | None
+    runner_up: Record | None
     """The fastest cell of another variant. Without one, the fastest with other options of the same variant."""
     ratio: Ratio | None
     """Time of the runner-up over that of the fastest."""
@@ -60,35 +61,36 @@ class ProblemVerdict:
     @property
     def time_ms(self) -> float:
         """The time of the fastest cell by the deciding clock, or 0 if no cell was measured."""
-        return float(self.fastest.record[self.clock]) if self.fastest else 0.0
+        return float(self.fastest[self.clock.column]) if self.fastest else 0.0
 
 
 def verdicts_of(grid: RecordGrid, disputed: Collection[str] = ()) -> list[ProblemVerdict]:
     """Return the verdict of each problem of a grid. `disputed`: ids of the rows of which a warning speaks."""
-    return [_verdict(grid, row, disputed) for row in grid.rows]
+    return [_verdict(grid, key, disputed) for key in grid.lines]
 
 
-def _verdict(grid: RecordGrid, row: GridRow, disputed: Collection[str]) -> ProblemVerdict:
-    cells = [cell for cell in grid.cells(row) if is_measurement(cell.record) and cell.record["time_ms"] is not None]
-    problem = grid.problem_text(row.key, grid.varying)
-    if not cells:
-        return ProblemVerdict(grid, problem, "time_ms", None, None, None, ("unmeasured",))
-    clock = next(clock for clock in CLOCKS if all(cell.record[clock] is not None for cell in cells))
-    fresh = 2 * sum(bool(cell.record["fresh"]) for cell in cells) > len(cells)
-    alike = [cell for cell in cells if bool(cell.record["fresh"]) == fresh]
-    first, *others = sorted(alike, key=lambda cell: float(cell.record[clock]))
-    second = next((cell for cell in others if cell.variant != first.variant), others[0] if others else None)
-    ratio = ratio_of_records(second.record, first.record, metric(clock)) if second else None
-    by_wall = min([first, *others], key=lambda cell: float(cell.record["time_ms"]))
-    slower = ratio_of_records(first.record, by_wall.record, metric("time_ms"))
-    records = [cell.record for cell in (first, second) if cell]
+def _verdict(grid: RecordGrid, key: Key, disputed: Collection[str]) -> ProblemVerdict:
+    line = [record for record in grid.lines[key] if record]
+    records = [record for record in line if is_measurement(record) and record["time_ms"] is not None]
+    problem = grid.problem_text(key, grid.varying)
+    if not records:
+        return ProblemVerdict(grid, problem, WALL, None, None, None, ("unmeasured",))
+    clock = next(clock for clock in DECIDING if all(record[clock.column] is not None for record in records))
+    fresh = 2 * sum(bool(record["fresh"]) for record in records) > len(records)
+    alike = [record for record in records if bool(record["fresh"]) == fresh]
+    first, *others = sorted(alike, key=lambda record: float(record[clock.column]))
+    second = next((record for record in others if record["variant"] != first["variant"]), others[0] if others else None)
+    ratio = compare([first], [second], metric(clock.column)) if second else None
+    by_wall = min([first, *others], key=lambda record: float(record["time_ms"]))
+    slower = compare([by_wall], [first], metric("time_ms"))
+    both = [record for record in (first, second) if record]
     holds = {
         "undecided": ratio is not None and not ratio.decided,
         "alone": ratio is None,
-        "wall differs": by_wall.variant != first.variant and slower is not None and slower.decided,
-        "losses differ": any(str(record["row_id"]) in disputed for record in records),
-        "below floor": any(BELOW_FLOOR in remark_marks(record) for record in records),
-        "shared host": any(record["beside"] for record in records),
+        "wall differs": by_wall["variant"] != first["variant"] and slower is not None and slower.decided,
+        "losses differ": any(str(record["row_id"]) in disputed for record in both),
+        "below floor": any(BELOW_FLOOR in remark_marks(record) for record in both),
+        "shared host": any(record["beside"] for record in both),
     }
     return ProblemVerdict(grid, problem, clock, first, second, ratio, tuple(name for name in holds if holds[name]))
 
@@ -117,7 +119,7 @@ def answer(all_verdicts: Sequence[ProblemVerdict]) -> str:
     by_variant: dict[str, list[ProblemVerdict]] = defaultdict(list)
     for verdict in measured:
         if verdict.fastest and (not compared or (verdict.ratio and verdict.ratio.decided)):
-            by_variant[verdict.fastest.variant].append(verdict)
+            by_variant[value_text(verdict.fastest["variant"])].append(verdict)
     if not by_variant:
         return f"Undecided in {counted(len(measured), 'problem')}: two runs may differ as much by chance."
     winner, *others = sorted(by_variant, key=lambda name: -len(by_variant[name]))
@@ -128,16 +130,16 @@ def answer(all_verdicts: Sequence[ProblemVerdict]) -> str:
     where = "" if len(measured) == 1 else f" in {f'{len(won)} of' if elsewhere else 'all'} {len(measured)} {kind}"
     text = f"{'Fastest' if compared else 'Measured alone'}: {winner}{where}"
     text += f" ({', '.join(elsewhere)})" if elsewhere else ""
-    shares = [verdict.fastest.record["fraction_of_floor"] for verdict in won if verdict.fastest]
+    shares = [verdict.fastest["fraction_of_floor"] for verdict in won if verdict.fastest]
     if shares := [share for share in shares if share is not None]:
         text += f", at {100 * median(shares):.0f}% of the hardware limit"
     ratios = [verdict.ratio.value for verdict in won if verdict.ratio]
     if ratios:
-        names = {verdict.runner_up.variant for verdict in won if verdict.runner_up}
+        names = {value_text(verdict.runner_up["variant"]) for verdict in won if verdict.runner_up}
         next_name = names.pop() if len(names) == 1 else "The next variant"
         text += f". {next_name} takes {ratio_text(median(ratios)).rstrip('x')} times as long"
     middle = "medians, " if len(won) > 1 and (shares or ratios) else ""
-    clocks = " or ".join(sorted({CLOCKS[verdict.clock] for verdict in won}))
+    clocks = " or ".join(sorted({verdict.clock.name for verdict in won}))
     return f"{text} ({middle}{clocks} time)."
 
 
@@ -192,7 +194,7 @@ def name_of_problem(row: Record, workload: Workload) -> str:
 
 def mixing_note(grid: RecordGrid) -> str:
     """Return sentences about the hosts, versions, settings and inputs that a grid's rows mix, or an empty text."""
-    records, kinds = [cell.record for cell in grid.cells()], []
+    records, kinds = grid.records, []
     for name, plural in PROVENANCE.items():
         if len(values := sorted({value_text(record[name]) for record in records if record[name]})) > 1:
             kinds.append(f"{len(values)} {plural}" + (f" ({', '.join(values)})" if name == "host" else ""))
@@ -201,6 +203,6 @@ def mixing_note(grid: RecordGrid) -> str:
         if len(values := sorted({str(job[name]) for job in jobs if name in job})) > 1:
             kinds.append(f"{name} {printable(', '.join(values), 60)}")
     sentences = [f"This table mixes {', '.join(kinds)}"] if kinds else []
-    if any(len({bool(record["fresh"]) for record in row.records if record}) > 1 for row in grid.rows):
+    if any(len({bool(record["fresh"]) for record in line if record}) > 1 for line in grid.lines.values()):
         sentences.append("Rows with fresh=true have inputs that change, and are compared only with each other")
     return ". ".join(sentences)

@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from tpbench import packages
+from tpbench.measure.clocks import DECIDING, DEVICE, WALL
+from tpbench.report.analysis.comparison import INTERLEAVED_METHOD, METHOD
 from tpbench.report.analysis.grid import RecordGrid, arrange_rows, heading
-from tpbench.report.analysis.metrics import CLOCKS, TITLES, counted, metric, number, ratio_text
+from tpbench.report.analysis.metrics import TITLES, counted, metric, number, ratio_text
 from tpbench.report.analysis.records import Record, value_text
-from tpbench.report.analysis.uncertainty import INTERLEAVED_METHOD, METHOD
 from tpbench.report.analysis.verdicts import (
     DOUBTS,
     GOOD,
@@ -59,7 +60,7 @@ def page(frame: pd.DataFrame, metric_name: str | None = None) -> str:
     the wall time where no row has a device time.
     """
     grids = arrange_rows(frame)
-    records = [cell.record for grid in grids for cell in grid.cells()]
+    records = [record for grid in grids for record in grid.records]
     warnings = disagreements(records)
     disputed = frozenset[str]().union(*warnings.values())
     sections = [Section(f"s{at}", grid, verdicts_of(grid, disputed)) for at, grid in enumerate(grids)]
@@ -145,8 +146,8 @@ def _part(name: str, sections: Sequence[Section], metric_name: str | None) -> di
 def _section(section: Section, name: str, metric_name: str | None) -> dict[str, Any]:
     """Return what the page shows of one grid, folded, by names in the template."""
     anchor, grid, verdicts = section
-    filled = [name for name in TITLES if any(cell.record[name] is not None for cell in grid.cells())]
-    clock = next((name for name in CLOCKS if name in filled), "time_ms")
+    filled = [name for name in TITLES if any(record[name] is not None for record in grid.records)]
+    clock = next((clock.column for clock in DECIDING if clock.column in filled), WALL.column)
     picture = by_size(grid, clock, at_two_sizes=True) if packages.installed("matplotlib") else None
     svg = figures.render(picture, f"{clock} {anchor}", "inline").decode() if picture else None
     pivots = []
@@ -159,7 +160,7 @@ def _section(section: Section, name: str, metric_name: str | None) -> dict[str, 
         "heading": name,
         "answer": answer(verdicts),
         "verdicts": verdict_table(verdicts),
-        "size": f"{counted(len(grid.rows), 'problem')}, {counted(len(grid.columns), 'variant')} with options",
+        "size": f"{counted(len(grid.lines), 'problem')}, {counted(len(grid.columns), 'variant')} with options",
         "pivots": pivots,
         "figure": (f"{TITLES[clock]} by size, with its floor", svg) if svg else None,
     }
@@ -181,16 +182,16 @@ def _verdict_cells(verdict: ProblemVerdict) -> list[TableCell]:
     if second and ratio:
         interval = f"{ratio_text(ratio.low)} to {ratio_text(ratio.high)}" if ratio.low and ratio.high else ""
         behind = TableCell(f"{ratio_text(ratio.value)} {second.column}", ratio.value, detail=interval)
-    time = _quantity(verdict.time_ms, "ms" if verdict.clock == "device_ms" else "ms wall")
+    time = _quantity(verdict.time_ms, "ms" if verdict.clock is DEVICE else "ms wall")
     return [
         TableCell(verdict.problem),
         TableCell(fastest.column),
         replace(time, kind="best" if ratio and ratio.decided else ""),
         behind,
         trust,
-        number_cell(fastest.record["fraction_of_floor"], "{:.0%}".format),
-        _quantity(fastest.record["peak_gib"], "GiB"),
-        _quantity(fastest.record["time_ms"], "ms"),
+        number_cell(fastest["fraction_of_floor"], "{:.0%}".format),
+        _quantity(fastest["peak_gib"], "GiB"),
+        _quantity(fastest["time_ms"], "ms"),
     ]
 
 
@@ -208,7 +209,7 @@ def _machines_side_by_side(verdicts: Sequence[ProblemVerdict]) -> Table | None:
         workload = workloads().get(verdict.grid.workload)
         if verdict.fastest is None or workload is None:
             continue
-        record = verdict.fastest.record
+        record = verdict.fastest
         nodes = f" nodes={record['nodes']}" if (record["nodes"] or 1) > 1 else ""
         problem = f"{name_of_problem(record, workload)} tp={value_text(record['tp_size'])}{nodes}"
         _, fastest, time, behind, *_ = _verdict_cells(verdict)

@@ -46,7 +46,7 @@ INCHES_PER_LETTER = 0.075
 """Width of a letter of a tick's label or of a title."""
 
 
-def render(picture: Picture, name: str, form: str, heading: str = "") -> bytes:
+def render(picture: Picture, name: str, form: str) -> bytes:
     """Return a picture in a format: "svg", "png", or "inline", an `svg` element in the colours of a page.
 
     `name` makes the ids of an svg the same in every run, and no two pictures of a page share one. The user's
@@ -80,8 +80,8 @@ def render(picture: Picture, name: str, form: str, heading: str = "") -> bytes:
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(settings)
         figure = draw_panels(picture)
-        if heading:
-            figure.suptitle(heading, fontsize=8)
+        if picture.heading:
+            figure.suptitle(picture.heading, fontsize=8)
         if form == "png":
             figure.savefig(out, format="png", dpi=160, metadata={"Software": None})
             return out.getvalue()

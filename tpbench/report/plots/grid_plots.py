@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from tpbench.report.analysis.grid import GridRow, RecordGrid, heading
+from tpbench.report.analysis.grid import Key, RecordGrid, heading
 from tpbench.report.analysis.metrics import TITLES, metric
 from tpbench.report.analysis.records import Record, column_label, is_measurement, sort_key, value_text
-from tpbench.report.plots import figures
 from tpbench.settings import JobError
 from tpbench.workloads.study_data import Panel, Picture, Series
 
@@ -20,15 +20,15 @@ def by_size(grid: RecordGrid, name: str, *, at_two_sizes: bool = False) -> Pictu
 
     `at_two_sizes` leaves out panels in which no column has two sizes. Return None if no cell has the metric.
     """
-    if all(_drawn_value(cell.record, name) is None for cell in grid.cells()):
+    if all(_drawn_value(record, name) is None for record in grid.records):
         return None
     axis, panels = _size_axis(grid), []
-    for title, rows in _size_panels(grid, axis).items():
-        lowest = _floors(axis, rows)
+    for title, keys in _size_panels(grid, axis).items():
+        lowest = _floors(grid, axis, keys)
         position = {size: index for index, size in enumerate(lowest)}
         lines = []
         for index, column in enumerate(grid.columns):
-            cells = [(position[row.key[axis]], row.records[index]) for row in rows]
+            cells = [(position[key[axis]], grid.lines[key][index]) for key in keys]
             points = sorted((at, value) for at, record in cells if (value := _drawn_value(record, name)) is not None)
             crosses = tuple(at for at, record in cells if record and record["status"] == "oom")
             lines.append(Series(column, tuple(points), crosses=crosses))
@@ -48,31 +48,32 @@ def _size_axis(grid: RecordGrid) -> int:
     """
 
     def most_values(axis: int) -> int:
-        return max(len({row.key[axis] for row in rows}) for rows in _size_panels(grid, axis).values())
+        return max(len({key[axis] for key in keys}) for keys in _size_panels(grid, axis).values())
 
     return 0 if most_values(0) > 1 else max(grid.independent, key=most_values)
 
 
-def _size_panels(grid: RecordGrid, axis: int) -> dict[str, list[GridRow]]:
-    """Group the rows by their other keys, under a title of those that vary.
+def _size_panels(grid: RecordGrid, axis: int) -> dict[str, list[Key]]:
+    """Group the problems by their other keys, under a title of those that vary.
 
     A key that follows from the name along the axis, such as the layers of a model, makes no panel of its own.
     """
     others = [at for at in grid.independent if at != axis and not grid.follows(at, axis)]
     varying = [at for at in grid.varying if at in others] or others
-    panels: dict[str, list[GridRow]] = {}
-    for row in sorted(grid.rows, key=lambda row: [sort_key(value) for value in row.key]):
-        title = ", ".join(f"{column_label(grid.key_names[at])} {value_text(row.key[at])}" for at in varying)
-        panels.setdefault(title, []).append(row)
+    panels: dict[str, list[Key]] = {}
+    for key in grid.lines:
+        title = ", ".join(f"{column_label(grid.key_names[at])} {value_text(key[at])}" for at in varying)
+        panels.setdefault(title, []).append(key)
     return panels
 
 
-def _floors(axis: int, rows: list[GridRow]) -> dict[Any, float]:
+def _floors(grid: RecordGrid, axis: int, keys: Sequence[Key]) -> dict[Any, float]:
     """Return the lowest floor of each size along the x axis, in ms: numbers in their order, names by their floor."""
     floors: dict[Any, float] = {}
-    for row in rows:
-        found = [record["floor_ms"] or math.inf for record in row.records if record]
-        floors[row.key[axis]] = min([floors.get(row.key[axis], math.inf), *found])
+    for key in keys:
+        floors[key[axis]] = min(
+            floors.get(key[axis], math.inf), *(record["floor_ms"] or math.inf for record in grid.lines[key] if record)
+        )
     named = any(isinstance(size, str) for size in floors)
     ordered = sorted(floors, key=lambda size: ([floors[size]] if named else [], sort_key(size)))
     return {size: floors[size] for size in ordered}
@@ -84,11 +85,8 @@ def _drawn_value(record: Record | None, name: str) -> float | None:
     return float(value) if value is not None and 0 < value < math.inf else None
 
 
-def plot_file(grids: Sequence[RecordGrid], name: str, form: str) -> bytes:
-    """Return the plot of the one grid that has it, as an svg or png file.
-
-    Raises JobError if matplotlib or the plot is missing, or if several grids have it.
-    """
+def plot(grids: Sequence[RecordGrid], name: str) -> Picture:
+    """Return the plot of the one grid that has it. Raises JobError if none or several grids have it."""
     drawn = [(heading(grid.facts), picture) for grid in grids if (picture := by_size(grid, PLOTS[name]))]
     if not drawn:
         raise JobError(f"these rows have nothing for the plot {name}")
@@ -96,4 +94,4 @@ def plot_file(grids: Sequence[RecordGrid], name: str, form: str) -> bytes:
         headings = "\n".join(f"  {title}" for title, _ in drawn)
         raise JobError(f"the plot {name} shows one of these: choose with --loss, --dtype, --gpu-name ...\n{headings}")
     ((title, picture),) = drawn
-    return figures.render(picture, name, form, title)
+    return replace(picture, heading=title)

@@ -3,17 +3,18 @@
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
 
-from tpbench.report.analysis import records, uncertainty
-from tpbench.report.analysis.metrics import Metric, metric
+from tpbench.report.analysis import comparison, records
+from tpbench.report.analysis.comparison import Ratio, Scatter, compare, value_of
+from tpbench.report.analysis.conditions import differences, remarks, stack
+from tpbench.report.analysis.metrics import Metric
 from tpbench.report.analysis.records import Record, column_label, is_measurement, value_text
-from tpbench.report.analysis.uncertainty import Observation, Ratio, Scatter
 from tpbench.results.current_rows import hardware, replaced_rows
 from tpbench.results.read import plain_rows
 from tpbench.workloads import workloads
@@ -21,8 +22,6 @@ from tpbench.workloads import workloads
 CellIdentity: TypeAlias = tuple[tuple[str, Any], ...]
 
 ALPHA = 0.05
-FEWEST_ROWS = 3
-"""Fewest rows on each side that can be compared if they have too few samples."""
 RESOLUTION_GIB = 2**-10
 """A smaller difference of two memory sizes never counts, because allocators round."""
 SAME, UNCLEAR, INCOMPARABLE = "same", "unclear", "not comparable"
@@ -33,27 +32,6 @@ FALSE_ALARMS = (
     f"Of comparisons where nothing changed, at most {ALPHA:.0%} have a false alarm in any cell, if runs scatter no "
     "more than assumed"
 )
-MUST_AGREE = (
-    "gpu_name", "cpu_model", "driver_version", "cuda_version", "nccl_version", "torch_version", "triton_version",
-    "python_version", "backend", "interpreted", "warmed_up", "memory_limit_gib",
-)  # fmt: skip
-"""Columns that must be equal for two rows to be compared, if both rows have them.
-
-The model of the CPU counts on a CPU only. The memory limit counts on a GPU only, because on a CPU it is the memory that
-was free. Versions of tpbench and its kernels may differ, because a comparison shows their effect."""
-BESIDE = "beside"
-"""Column with the jobs that ran on the host at the same time. Two rows are compared only if both ran alone."""
-ACROSS = (*MUST_AGREE, BESIDE)
-"""Columns whose difference a user may allow."""
-_CODE = ("tpbench_version", "kernels_version", "variant_version", "git_commit", "git_dirty")
-_NOTED = ("host", "gpu_count", "cpu_count", "package_versions", *_CODE)
-"""Columns whose difference is noted but permitted. So are the recorded variables of the environment."""
-_STACK = (*(name for name in ACROSS if name != "memory_limit_gib"), "package_versions", "host", *_CODE)
-"""Columns that are equal in rows that repeat each other: the code, the packages and the machine."""
-_OF_PLACE = ("CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-_SPEEDS = ("copy_gb_per_s", "sm_clock_mhz", "memory_clock_mhz")
-_SPEED_SHARE = 0.03
-"""Columns of speeds, and the smallest difference that is noted."""
 _ALWAYS = ("workload", "variant", "device", "graph", "fresh", "nodes", "tp_size", "dp_size")
 _SAME_REACH = 10
 """An interval that reaches beyond this many thresholds says too little to call a cell the same."""
@@ -81,12 +59,15 @@ class CellChange:
     after: float | None = None
     """The metric: the geometric mean of repeated rows."""
     ratio: Ratio | None = None
-    """After over before."""
-    p: float | None = None
-    """p value, corrected for the number of cells that were tested. None: the cell was not tested."""
+    """After over before. Its p value is corrected for the number of cells that were tested."""
     rows: tuple[int, int] = (0, 0)
     """Rows on each side that the ratio is made of."""
     notes: tuple[str, ...] = ()
+
+    @property
+    def p(self) -> float | None:
+        """The p value of the ratio. None: the cell was not tested."""
+        return self.ratio.p if self.ratio else None
 
     @property
     def is_decided(self) -> bool:
@@ -118,7 +99,7 @@ class Comparison:
             f"{above}, {below}: {self.metric.name} differs by more than {100 * self.threshold:.3g}%, and a t test of "
             f"its logarithm has p < {ALPHA} after Holm's correction for the {tested} cells tested. {SAME}: it differs "
             f"by less. {UNCLEAR}: runs may scatter that much, or the interval reaches beyond {_SAME_REACH} times that "
-            f"difference. ratio: after over before; low, high: its {uncertainty.CONFIDENCE:.0%} interval."
+            f"difference. ratio: after over before; low, high: its {comparison.CONFIDENCE:.0%} interval."
         )
         repeated = (
             f" Repeated rows of a cell ({self.scatter.freedom} more than one a side) scatter "
@@ -136,83 +117,84 @@ def verdict_words(shown: Metric) -> tuple[str, str]:
 
 
 def compare_cells(
-    pairs: Sequence[CellPair], metric_name: str, threshold: float, allowed: Collection[str] = ()
+    pairs: Sequence[CellPair], shown: Metric, threshold: float, allowed: Collection[str] = ()
 ) -> Comparison:
     """Return the change of every pair. `allowed` are columns in which the two rows may differ."""
-    shown = metric(metric_name)
-    sides = [[uncertainty.observations(rows, shown) for rows in (pair.before, pair.after)] for pair in pairs]
-    comparison = Comparison(shown, threshold, scatter=uncertainty.scatter(shown, itertools.chain(*sides)))
-    changes = [_change(pair, observed, comparison, allowed) for pair, observed in zip(pairs, sides, strict=True)]
+    scatter = Scatter.of(shown, [side for pair in pairs for side in (pair.before, pair.after)])
+    made = Comparison(shown, threshold, scatter=scatter)
+    changes = [_change(pair, made, allowed) for pair in pairs]
     corrected = iter(holm([change.p for change in changes if change.p is not None]))
-    concluded = (change if change.p is None else _conclude(change, next(corrected), comparison) for change in changes)
-    return replace(comparison, changes=tuple(concluded))
+    concluded = (change if change.p is None else _conclude(change, next(corrected), made) for change in changes)
+    return replace(made, changes=tuple(concluded))
 
 
-def _change(
-    pair: CellPair, sides: Sequence[Sequence[Observation]], comparison: Comparison, allowed: Collection[str]
-) -> CellChange:
+def _change(pair: CellPair, made: Comparison, allowed: Collection[str]) -> CellChange:
     """Return the change as far as one pair decides it. If there is something to test, `p` is not yet corrected."""
     if not pair.before or not pair.after:
         only = (pair.before or pair.after)[-1]
         note = f"{value_text(only['hardware'])}: {value_text(only['status'])}"
         return CellChange(pair.name, GONE if pair.before else ADDED, notes=(note,))
-    (before, after), first, second, shown = sides, pair.before[-1], pair.after[-1], comparison.metric
-    old, new = (record[shown.name] if record["status"] == "ok" else None for record in (first, second))
+    first, second, shown = pair.before[-1], pair.after[-1], made.metric
+    old, new = (level(side, shown) for side in (pair.before, pair.after))
     change = CellChange(pair.name, INCOMPARABLE, old, new)
     if reasons := differences(first, second, allowed):
         return replace(change, notes=tuple(reasons))
-    notes = tuple(remarks(pair.before, pair.after, allowed))
+    change = replace(change, notes=tuple(remarks(pair.before, pair.after, allowed)))
     if (first["status"], second["status"]) != ("ok", "ok"):
-        return _of_statuses(change, first, second, notes)
+        return _of_statuses(change, first, second)
     if mark := records.caveat_mark(first) or records.caveat_mark(second):
         return replace(change, notes=(records.MARKS[mark],))
-    if not before or not after:
-        if old is None or new is None or not (math.isfinite(old) and math.isfinite(new)) or min(old, new) < 0:
-            lacking = [name for name, side in (("before", before), ("after", after)) if not side]
+    ratio = compare(pair.before, pair.after, shown, made.scatter)
+    if ratio is None:
+        values = {"before": math.nan if old is None else old, "after": math.nan if new is None else new}
+        if lacking := [side for side, value in values.items() if not 0 <= value < math.inf]:
             return replace(change, notes=(f"no {shown.name} {' and '.join(lacking)}",))
-        verdict = SAME if _is_small(shown, old, new) else verdict_words(shown)[new < old]
-        return replace(change, verdict=verdict, rows=(1, 1), notes=notes)  # from or to 0: no ratio says that
-    found = uncertainty.ratio(before, after, comparison.scatter)
-    old, new = (
-        uncertainty.geometric_mean(side) if len(side) > 1 else value for side, value in ((before, old), (after, new))
-    )
-    change = CellChange(pair.name, SAME, old, new, found, found.p, (len(before), len(after)), notes)
-    if min(change.rows) >= FEWEST_ROWS or all(observation.known for observation in (*before, *after)):
-        return change
-    change = replace(change, p=None, ratio=Ratio(found.value))
-    if abs(found.value - 1) <= comparison.threshold:
-        return change
-    too_few = "too few samples to tell: measure=default takes enough"
-    return replace(change, verdict=INCOMPARABLE, notes=(*notes, too_few))
+        verdict = SAME if _is_small(change, shown) else verdict_words(shown)[values["after"] < values["before"]]
+        return replace(change, verdict=verdict, rows=(1, 1))  # from or to 0: no ratio says that
+    rows = tuple(sum(value_of(row, shown) is not None for row in side) for side in (pair.before, pair.after))
+    change = replace(change, ratio=ratio, rows=(rows[0], rows[1]))
+    if ratio.p is not None or abs(ratio.value - 1) <= made.threshold:
+        return replace(change, verdict=SAME)
+    return replace(change, notes=(*change.notes, "too few samples to tell: measure=default takes enough"))
 
 
-def _is_small(shown: Metric, old: float, new: float) -> bool:
+def level(rows: Sequence[Record], shown: Metric) -> float | None:
+    """Return the geometric mean of a metric of some rows. A single correct row has its value, whatever it is."""
+    observed = comparison.observations(rows, shown)
+    if len(observed) > 1:
+        return comparison.geometric_mean(observed)
+    return rows[-1][shown.name] if rows[-1]["status"] == "ok" else None
+
+
+def _is_small(change: CellChange, shown: Metric) -> bool:
     """Return true for a difference that never counts."""
+    old, new = change.before or 0.0, change.after or 0.0
     return old == new or (shown.name.endswith("_gib") and abs(new - old) < RESOLUTION_GIB)
 
 
-def _of_statuses(change: CellChange, before: Record, after: Record, remarks: Sequence[str]) -> CellChange:
+def _of_statuses(change: CellChange, before: Record, after: Record) -> CellChange:
     one, other = before["status"], after["status"]
     statuses = f"{value_text(one)}, then {value_text(other)}"
     if one == "ok" and other in FAILED:
         reason = f": {after['reason']}" if after["reason"] else ""
-        return replace(change, verdict=FAILS, notes=(statuses + reason, *remarks))
+        return replace(change, verdict=FAILS, notes=(statuses + reason, *change.notes))
     if one in FAILED and other == "ok":
-        return replace(change, verdict=WORKS, notes=(statuses, *remarks))
+        return replace(change, verdict=WORKS, notes=(statuses, *change.notes))
     return replace(change, verdict=SAME if one == other else INCOMPARABLE, notes=(statuses,))
 
 
-def _conclude(change: CellChange, p: float, comparison: Comparison) -> CellChange:
+def _conclude(change: CellChange, p: float, made: Comparison) -> CellChange:
     """Return the change with its corrected p value and the verdict that follows from it."""
-    assert change.ratio and change.before is not None and change.after is not None
-    if abs(change.ratio.value - 1) <= comparison.threshold:
-        reach = 1 + _SAME_REACH * comparison.threshold
-        is_vague = (change.ratio.high or 1) > reach or (change.ratio.low or 1) < 1 / reach
-        return replace(change, verdict=UNCLEAR if is_vague else SAME, p=p)
-    if _is_small(comparison.metric, change.before, change.after):
-        return replace(change, p=p, notes=(*change.notes, f"less than {RESOLUTION_GIB * 1024:g} MiB never counts"))
-    verdict = UNCLEAR if p >= ALPHA else verdict_words(comparison.metric)[change.ratio.value < 1]
-    return replace(change, verdict=verdict, p=p)
+    assert change.ratio
+    ratio = replace(change.ratio, p=p)
+    change = replace(change, ratio=ratio)
+    if abs(ratio.value - 1) <= made.threshold:
+        reach = 1 + _SAME_REACH * made.threshold
+        is_vague = (ratio.high or 1) > reach or (ratio.low or 1) < 1 / reach
+        return replace(change, verdict=UNCLEAR if is_vague else SAME)
+    if _is_small(change, made.metric):
+        return replace(change, notes=(*change.notes, f"less than {RESOLUTION_GIB * 1024:g} MiB never counts"))
+    return replace(change, verdict=UNCLEAR if p >= ALPHA else verdict_words(made.metric)[ratio.value < 1])
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -240,11 +222,6 @@ def _repeated(rows: Sequence[Record]) -> tuple[Record, ...]:
     *older, newest = rows
     measured = filter(is_measurement, older if is_measurement(newest) else ())
     return (*(row for row in measured if stack(row) == stack(newest)), newest)
-
-
-def stack(row: Record) -> tuple[Any, ...]:
-    """Return the code, the packages and the machine of a row. Rows with the same ones repeat each other."""
-    return tuple(row.get(name) for name in _STACK)
 
 
 def rows_by_cell(frame: pd.DataFrame) -> dict[CellIdentity, dict[Any, list[Record]]]:
@@ -285,49 +262,3 @@ def cell_names(cells: Collection[CellIdentity]) -> dict[CellIdentity, str]:
         words = [f"{column_label(name)}={value_text(values[name])}" for name in fields if name != "variant"]
         names[cell] = " ".join([value_text(values["variant"]), *words])
     return names
-
-
-def differences(before: Record, after: Record, allowed: Iterable[str] = ()) -> list[str]:
-    """Return why two rows must not be compared: differences in hardware, software and method."""
-    return _differing([name for name in _that_count(before) if name not in allowed], before, after)
-
-
-def _that_count(record: Record) -> list[str]:
-    """Return the columns in which rows of this one's device must agree."""
-    skipped = "memory_limit_gib" if record.get("device") == "cpu" else "cpu_model"
-    return [name for name in ACROSS if name != skipped]
-
-
-def remarks(before: Sequence[Record], after: Sequence[Record], allowed: Iterable[str] = ()) -> list[str]:
-    """Return differences between the runs of a cell that permit a comparison but must be noted."""
-    old, new = before[-1], after[-1]
-    notes = _differing([*_NOTED, *(name for name in _that_count(old) if name in allowed)], old, new)
-    left, right = (records.json_object(row.get("environment")) for row in (old, new))
-    for name in sorted({*left, *right} - {*_OF_PLACE}) if left and right else ():
-        one, other = (value_text(variables.get(name, "unset")) for variables in (left, right))
-        notes += [f"{name} {one} and {other}"] if one != other else []
-    marks = {"before": records.remark_marks(old), "after": records.remark_marks(new)}
-    for mark in dict.fromkeys("".join(marks.values())):
-        sides = [side for side, found in marks.items() if mark in found]
-        notes.append(f"{records.mark_word(mark)} {' and '.join(sides)}")
-    one, other = ("warm" if row.get("warm") or row.get("jobs_before") else "cold" for row in (old, new))
-    if one != other:  # earlier jobs ran in the processes of one side, or in their torchrun
-        notes.append(f"{one} processes before, {other} processes after")
-    for name in _SPEEDS:
-        if old.get(name) and new.get(name) and abs(new[name] / old[name] - 1) > _SPEED_SHARE:
-            notes.append(f"{name} {new[name] / old[name] - 1:+.0%}")
-    return notes
-
-
-def _differing(names: Iterable[str], before: Record, after: Record) -> list[str]:
-    """Return the columns in which two rows differ, with both values. A missing value doesn't count as a difference."""
-    notes = []
-    for name in names:
-        old, new = before.get(name), after.get(name)
-        if name == BESIDE:
-            sides = [side for side, value in (("before", old), ("after", new)) if value]
-            notes += [f"other jobs ran beside it {' and '.join(sides)}"] if sides else []
-        elif old is not None and new is not None and old != new:
-            left, right = (value_text(value)[: 12 if name in _CODE else None] for value in (old, new))
-            notes.append(f"{name} {left} and {right}")
-    return notes

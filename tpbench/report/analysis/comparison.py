@@ -1,0 +1,240 @@
+"""The comparison of two groups of rows in one metric: a ratio with its interval. All reports use this one.
+
+The samples of one process are not independent of each other: a run as a whole may be faster or slower than the next. So
+a row counts as one observation. Its uncertainty is the spread of its samples, at least `LEAST_SPREAD`. Repeated rows of
+a cell show how far runs really scatter, and refine this assumption. Two cells that were measured interleaved are
+compared round by round instead, with `SETUP_SCATTER` on top. All tests are t tests of logarithms.
+"""
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist, fmean
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from tpbench.measure.clocks import DEVICE, STATISTICS, TIMED, WALL
+from tpbench.report.analysis.metrics import Metric
+from tpbench.report.analysis.records import Record, is_measurement
+
+CONFIDENCE = 0.95
+LEAST_SPREAD = 0.01
+"""Least standard deviation that is assumed between two runs of a cell, as a share of the value."""
+SETUP_SCATTER = 0.004
+"""Standard deviation of the ratio of two interleaved cells that do the same work, apart from the scatter of rounds. It
+stays as long as both are set up, for unknown reasons. Of 34 such pairs of block caps on an H100 and an H200, 12
+intervals by device time excluded a tie without it, and one does with it."""
+PRIOR, PRIOR_OF_DEVICE = 4, 10
+"""Degrees of freedom of the assumption. It weighs as much as the differences of five repeated rows.
+
+Wall times have more outliers between runs than device times and counts have."""
+FEWEST = 6
+"""Fewest samples of a row, or pairs of rounds, whose spread is known."""
+FEWEST_ROWS = 3
+"""Fewest rows on each side that can be compared if they have too few samples."""
+METHOD = (
+    f"{CONFIDENCE:.0%} interval of a ratio: a t test of logarithms. Each row is one observation, because a run as a "
+    f"whole may be faster than the next; the spread of its samples, at least {LEAST_SPREAD:.0%}, stands for that"
+)
+INTERLEAVED_METHOD = (
+    f"of cells that were measured interleaved, A B B A: the geometric mean of the rounds' ratios, not the ratio of the "
+    f"medians. The interval is by a t test of their logarithms, from {2 * FEWEST} rounds on, with {SETUP_SCATTER:.1%} "
+    "for the set-up. Drift that is steady over four rounds cancels"
+)
+_NORMAL_5_TO_95 = 2 * NormalDist().inv_cdf(0.95)
+
+Row: TypeAlias = Mapping[str, Any]
+Array: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
+
+
+@dataclass(frozen=True)
+class Observation:
+    """A metric of one row."""
+
+    log: float
+    """Natural logarithm of the value."""
+    variance: float
+    """Variance between runs that is assumed for `log`."""
+    known: bool
+    """False if there are too few samples to see their spread."""
+    started: float = 0.0
+    """Start of the job, in seconds since 1970. 0: unknown."""
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """Scatter of repeated rows of all cells, as a multiple of the variance that their samples let assume."""
+
+    prior: int = PRIOR
+    """Degrees of freedom of the assumption."""
+    factor: float = 1.0
+    freedom: int = 0
+    """Degrees of freedom: repeated rows minus one for each side of a cell. 0: no cell has repeated rows."""
+
+    @classmethod
+    def of(cls, shown: Metric, groups: Iterable[Sequence[Row]]) -> "Scatter":
+        """Return the scatter of repeated rows. A group is one cell on one side."""
+        prior = PRIOR_OF_DEVICE if shown.is_counted or shown.name.startswith("device") else PRIOR
+        repeated = [seen for group in groups if len(seen := observations(group, shown)) > 1]
+        freedom = sum(len(group) - 1 for group in repeated)
+        total = sum(_squares(group) / _assumed(group) for group in repeated)
+        return cls(prior, (prior + total) / (prior + freedom), freedom)
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Ratio of two groups of rows. The interval is missing if there are too few samples."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    interleaved: bool = False
+    """True for the ratio of two cells by their rounds."""
+    p: float | None = None
+    """p value of the hypothesis that both are equal. None: not tested."""
+
+    @property
+    def decided(self) -> bool:
+        """True if the interval excludes a tie, or has no width because the ratio is exact."""
+        if self.low is None or self.high is None:
+            return False
+        return self.low == self.high or not self.low <= 1 <= self.high
+
+
+def compare(before: Sequence[Row], after: Sequence[Row], shown: Metric, scatter: Scatter | None = None) -> Ratio | None:
+    """Return the ratio of a metric of two groups of rows, after over before, or None if a side has no positive value.
+
+    Two rows that were interleaved with each other are compared by their rounds. `scatter` is that of repeated rows of
+    all cells. A ratio has no interval if some row has too few samples and a side has fewer than `FEWEST_ROWS` rows.
+    """
+    if len(before) == len(after) == 1 and (by_rounds := _ratio_of_rounds(before[0], after[0], shown.name)):
+        return by_rounds
+    bottom, top = observations(before, shown), observations(after, shown)
+    if not bottom or not top:
+        return None
+    if all(observation.known for observation in (*bottom, *top)) or min(len(bottom), len(top)) >= FEWEST_ROWS:
+        return _tested(bottom, top, scatter or Scatter.of(shown, ()))
+    return Ratio(geometric_mean(top) / geometric_mean(bottom))
+
+
+def ratios_to_best(records: Sequence[Record | None], shown: Metric) -> list[Ratio | None]:
+    """Return for each record how many times worse it is than the best of them. Records that aren't ranked have None.
+
+    Records with inputs that change (`fresh`) and without are not ranked against each other. Ratios of counted numbers,
+    such as bytes, are exact.
+    """
+    ratios: list[Ratio | None] = [None] * len(records)
+    for fresh in (False, True):
+        ranked = {
+            at: record
+            for at, record in enumerate(records)
+            if record and bool(record["fresh"]) == fresh and value_of(record, shown) is not None
+        }
+        if not shown.better or not ranked:
+            continue
+        best = min(ranked.values(), key=lambda record: -shown.better * record[shown.name])
+        for at, record in ranked.items():
+            below, above = (best, record) if shown.better < 0 else (record, best)
+            exact = above[shown.name] / below[shown.name]
+            is_exact = shown.is_counted or record is best
+            ratios[at] = Ratio(exact, exact, exact) if is_exact else compare([below], [above], shown)
+    return ratios
+
+
+def value_of(row: Row, shown: Metric) -> float | None:
+    """Return the metric of a measurement, or None if it has no positive value. Failures have none."""
+    value = row.get(shown.name) if is_measurement(row) else None
+    return float(value) if value is not None and 0 < value < math.inf else None
+
+
+def observations(rows: Iterable[Row], shown: Metric) -> list[Observation]:
+    """Return what rows say about a metric. Rows without a positive value say nothing."""
+    observed = []
+    for row in rows:
+        if (value := value_of(row, shown)) is None:
+            continue
+        variance, known = LEAST_SPREAD**2, True
+        if not shown.is_counted:
+            clock = next((clock for clock in TIMED if shown.name in map(clock.statistic, STATISTICS)), WALL)
+            if shown.better > 0 and row.get(DEVICE.samples) is not None:
+                clock = DEVICE  # rates are by the device's clock if it was measured
+            samples = _finite(row.get(clock.samples))
+            known = len(samples) >= FEWEST and samples.min() > 0
+            if known:
+                low, high = np.percentile(np.log(samples), [5, 95])
+                variance += float((high - low) / _NORMAL_5_TO_95) ** 2
+        started = row["started_at"].timestamp() if row.get("started_at") else 0.0
+        observed.append(Observation(math.log(value), variance, known, started))
+    return observed
+
+
+def geometric_mean(observed: Sequence[Observation]) -> float:
+    """Return the geometric mean of the values."""
+    return math.exp(fmean([observation.log for observation in observed]))
+
+
+def _ratio(log: float, error: float, freedom: float, *, interleaved: bool = False) -> Ratio:
+    """Return the ratio with this logarithm."""
+    from scipy import special  # takes 0.3 s, which the table of one cell does not need
+
+    reach = float(special.stdtrit(freedom, (1 + CONFIDENCE) / 2)) * error
+    p = 2 * float(special.stdtr(freedom, -abs(log) / error)) if error else float(not log)
+    return Ratio(math.exp(log), math.exp(log - reach), math.exp(log + reach), interleaved, p)
+
+
+def _ratio_of_rounds(before: Row, after: Row, name: str) -> Ratio | None:
+    """Return the ratio of two rows by their rounds, which were measured in the order A B, B A, A B, ...
+
+    Two rounds of each, A B B A, make one value, because the second of a single round has more of any drift. Return None
+    if the two were not interleaved with each other, have too few rounds, or the metric isn't a time.
+    """
+    column = next((clock.rounds for clock in TIMED if clock.column == name), None)
+    together = [(row.get("interleaved"), row.get("sweep_id")) for row in (before, after)]
+    if column is None or not together[0][0] or together[0] != together[1]:
+        return None
+    top, bottom = _finite(after[column]), _finite(before[column])
+    whole = min(len(top), len(bottom)) // 2 * 2
+    if whole < 2 * FEWEST or min(top.min(), bottom.min()) <= 0:
+        return None
+    values = np.log(top[:whole] / bottom[:whole]).reshape(-1, 2).mean(axis=1)
+    error = math.hypot(values.std(ddof=1) / len(values) ** 0.5, SETUP_SCATTER)
+    return _ratio(float(values.mean()), error, len(values) - 1, interleaved=True)
+
+
+def _tested(before: Sequence[Observation], after: Sequence[Observation], scatter: Scatter) -> Ratio:
+    """Return the ratio of after over before with its interval and p value, by a t test.
+
+    Its variance is the assumed one times the scatter of all cells, moderated by the cell's own repeated rows (Smyth,
+    Linear models and empirical Bayes methods, 2004, with a fixed number of prior degrees of freedom). Rows of one side
+    that follow each other count as one, because a drift of the machine affects all of them alike.
+    """
+    order = sorted((observation.started, at) for at, side in enumerate((before, after)) for observation in side)
+    blocks = [side for side, _ in itertools.groupby(side for _, side in order)]  # A B A B: two blocks a side
+    counts = blocks.count(0), blocks.count(1)
+    freedom = scatter.prior + sum(counts) - 2
+    assumed = (_assumed(before) + _assumed(after)) / 2
+    squares = _squares(before) + _squares(after)
+    repeated = len(before) + len(after) - 2
+    variance = (scatter.prior * scatter.factor * assumed + squares) / (scatter.prior + repeated)
+    if min(counts) < 2:
+        variance = max(variance, assumed)
+    error = math.sqrt(variance * sum(1 / count for count in counts))
+    return _ratio(math.log(geometric_mean(after) / geometric_mean(before)), error, freedom)
+
+
+def _finite(samples: Sequence[float] | None) -> Array:
+    """Return the finite samples as an array."""
+    values: Array = np.asarray([] if samples is None else samples, dtype=np.float64)
+    return values[np.isfinite(values)]
+
+
+def _assumed(side: Sequence[Observation]) -> float:
+    """Return the mean variance that is assumed for the rows of one side."""
+    return fmean(observation.variance for observation in side)
+
+
+def _squares(group: Sequence[Observation]) -> float:
+    """Return the sum of squared deviations from the group's mean."""
+    return len(group) * float(np.var([observation.log for observation in group]))
