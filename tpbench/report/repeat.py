@@ -3,7 +3,6 @@
 Stored values are data: they become quoted arguments, and a value that no command line can hold is an error.
 """
 
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from tpbench.job import NOT_IN_KEY, field_names, stored_job
 from tpbench.measure.machine import RECORDED_VARIABLES
 from tpbench.report.analysis.records import json_object
 from tpbench.results.read import plain_rows
-from tpbench.settings import JobError, spelled
+from tpbench.settings import JobError
 from tpbench.suggestions import unknown
 
 CHOSEN_BY_LAUNCHER = ("CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS")
@@ -57,20 +56,14 @@ def _arguments_of(stored: Mapping[str, Any]) -> Sequence[str]:
             raise JobError(f"the row doesn't have its command line, and there is no {name} called {flat[name]}")
     shapes = sorted(conf.glob("shape/*.yaml"))
     shape = next(file.stem for file in shapes if f"shape_workload: {workload.name}\n" in file.read_text())
-    return [f"variant={job.variant}", f"shape={shape}", *(f"{name}={_text(name, flat[name])}" for name in names)]
+    return [
+        f"variant={job.variant}",
+        f"shape={shape}",
+        *(f"{name}={str(flat[name]).lower() if isinstance(flat[name], bool) else flat[name]}" for name in names),
+    ]
 
 
 def _printable(name: str, value: object) -> str:
     if not str(value).isprintable():
         raise JobError(f"no command line can hold the stored value of {name}: it has control characters")
     return str(value)
-
-
-def _text(name: str, value: object) -> str:
-    """Return a value in Hydra's grammar."""
-    text = spelled(value) if value is None or isinstance(value, bool) else _printable(name, value)
-    if re.fullmatch(r"[\w./+:-]+", text):
-        return text
-    # Hydra's grammar: a backslash is an ordinary character except before a quote.
-    escaped = re.sub(r"(\\*)('|$)", lambda match: 2 * match[1] + ("\\'" if match[2] else ""), text)
-    return f"'{escaped}'"

@@ -4,8 +4,9 @@ import math
 
 import pytest
 
-from tpbench.report import changes
-from tpbench.report.changes import CellPair, compare_cells
+from tpbench.report.analysis import conditions
+from tpbench.report.analysis.changes import CellPair, compare_cells
+from tpbench.report.analysis.metrics import metric
 
 STEADY = [1.0 + 0.0001 * step for step in range(21)]
 
@@ -30,7 +31,7 @@ def pair(before, after, name="cell"):
 
 
 def change(before, after, metric_name="time_ms", threshold=0.03, **options):
-    (found,) = compare_cells([pair(before, after)], metric_name, threshold, **options).changes
+    (found,) = compare_cells([pair(before, after)], metric(metric_name), threshold, **options).changes
     return found
 
 
@@ -131,9 +132,9 @@ def test_what_was_tested_and_decided():
         pair(record(), slower(1.5)), pair(record(), slower(1.001)), pair(record(status="oom"), record(status="oom")),
         pair(record(), None), pair(record(), record(status="oom")), pair(record(), record(samples_ms=[1.0] * 3)),
     ]  # fmt: skip
-    comparison = compare_cells(sides, "time_ms", 0.03)
+    comparison = compare_cells(sides, metric("time_ms"), 0.03)
     assert [each.verdict for each in comparison.changes if each.is_decided] == ["slower", "same", "fails now", "same"]
-    (alone,) = compare_cells(sides[:1], "time_ms", 0.03).changes
+    (alone,) = compare_cells(sides[:1], metric("time_ms"), 0.03).changes
     assert comparison.changes[0].p == pytest.approx(2 * alone.p)  # Holm's correction for two tests
 
 
@@ -154,8 +155,8 @@ def test_rows_under_different_conditions_are_not_compared(fields, cpu, said):
     before, after = (
         record(device="cpu" if cpu else "cuda", **{name: pair[at] for name, pair in fields.items()}) for at in (0, 1)
     )
-    assert changes.differences(before, after) == said
-    assert changes.differences(before, after, allowed=tuple(fields)) == []
+    assert conditions.differences(before, after) == said
+    assert conditions.differences(before, after, allowed=tuple(fields)) == []
 
 
 @pytest.mark.parametrize(
@@ -180,4 +181,4 @@ def test_rows_under_different_conditions_are_not_compared(fields, cpu, said):
     ],
 )
 def test_remarks_about_runs_that_can_be_compared(before, after, said):
-    assert changes.remarks([record(**before)], [record(**after)]) == said
+    assert conditions.remarks([record(**before)], [record(**after)]) == said

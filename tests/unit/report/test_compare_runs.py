@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from tests.support import synthetic
-from tpbench.report.changes import ALPHA, CellPair, compare_cells, pair_cells
+from tpbench.report.analysis.changes import ALPHA, CellPair, compare_cells, pair_cells
+from tpbench.report.analysis.metrics import metric
 from tpbench.results.read import load
 
 SWEEPS = json.loads(Path(__file__).with_name("repeated_sweeps.json").read_text())
@@ -27,7 +28,7 @@ def measured(samples, index=0):
 def compared(before, after, metric_name="time_ms"):
     """Compare two sides, each a list of lists of rows, one for each cell."""
     pairs = [CellPair(str(at), tuple(old), tuple(new)) for at, (old, new) in enumerate(zip(before, after, strict=True))]
-    return compare_cells(pairs, metric_name, 0.03)
+    return compare_cells(pairs, metric(metric_name), 0.03)
 
 
 @pytest.mark.parametrize("load_beside", list(SWEEPS))

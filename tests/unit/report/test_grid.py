@@ -39,7 +39,7 @@ def test_a_row_that_does_not_say_what_bounds_it_is_host_bound_by_its_clocks(add,
     add("quack", 1.0, device_ms=0.7, bound="wire")
     add("liger", 1.0)
     (grid,) = arrange_rows(frame())
-    marks = {cell.variant: remark_marks(cell.record) for cell in grid.cells()}
+    marks = {record["variant"]: remark_marks(record) for record in grid.records}
     assert marks == {"triton_tp": "†", "pytorch_tp_manual": "", "quack": "", "liger": ""}
 
 
@@ -47,8 +47,8 @@ def test_the_loop_decides_which_cell_is_host_bound_beside_its_times(add, frame):
     add("triton_tp", 1.0, device_ms=0.5, chained_ms=0.6)
     add("fast_llm", 1.0, device_ms=0.5, chained_ms=0.7)
     (grid,) = arrange_rows(frame())
-    assert [marks(cell.record, ("time_ms", "chained_ms")) for cell in grid.cells()] == ["†", "†"]
-    assert [marks(cell.record, ("chained_ms", "device_ms")) for cell in grid.cells()] == ["", "†"]
+    assert [marks(record, ("time_ms", "chained_ms")) for record in grid.records] == ["†", "†"]
+    assert [marks(record, ("chained_ms", "device_ms")) for record in grid.records] == ["", "†"]
 
 
 def test_settings_of_the_measurement_split_no_problem(add, frame):
@@ -59,7 +59,7 @@ def test_settings_of_the_measurement_split_no_problem(add, frame):
         add("quack", time_ms)
     add("quack", status="oom", job={"time_budget_s": 9})
     (found,) = arrange_rows(frame())
-    assert [cell.record["time_ms"] for cell in found.cells()] == [2.0, 3.0]
+    assert [record["time_ms"] for record in found.records] == [2.0, 3.0]
 
 
 def note(frame):

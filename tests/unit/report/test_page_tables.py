@@ -36,7 +36,7 @@ def test_a_verdict_has_its_time_the_runner_up_and_doubts(grids):
 
 
 def test_machines_and_failures_of_all_rows(grids):
-    facts = dict(machines([cell.record for grid in grids for cell in grid.cells()]).texts)
+    facts = dict(machines([record for grid in grids for record in grid.records]).texts)
     assert facts["gpu_name"] == "NVIDIA H200 (3)" and facts["gpu_count"] == "4 (3)" and "git_commit" not in facts
     assert failure_table(failures(grids)).texts == [["1", "oom", "asked for 4 GiB", "quack vocab=32768 tp=2"]]
 

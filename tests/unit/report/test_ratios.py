@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from tests.support import synthetic
-from tpbench.report.analysis.metrics import Metric, metric, number, ratio_text
-from tpbench.report.analysis.uncertainty import interleaved_ratio, ratio_of_records
+from tpbench.report.analysis.comparison import compare, ratios_to_best
+from tpbench.report.analysis.metrics import metric, number, ratio_text
+from tpbench.report.analysis.records import Record
 from tpbench.report.pivot import pivot
 from tpbench.results.read import load
 from tpbench.tables import as_csv, as_text
@@ -36,16 +37,17 @@ def test_ratios_as_text(value, text):
     assert ratio_text(value) == text
 
 
-def of(better):
-    return Metric("m", "", "GiB", better)
-
-
-def test_a_ratio_is_that_to_the_best_sound_value():
+@pytest.mark.parametrize(
+    ("name", "expected"), [("peak_gib", [1, 2]), ("gb_per_s", [2, 1]), ("loss_value", [None, None])]
+)
+def test_a_ratio_is_that_to_the_best_sound_value(name, expected):
+    usual = {"status": "ok", "interpreted": False, "warmed_up": True}
     values = [2.0, 4.0, 0.0, -1.0, math.inf, math.nan]
-    assert of(-1).ratios(values) == [1.0, 2.0, None, None, None, None]
-    assert of(1).ratios(values) == [2.0, 1.0, None, None, None, None]
-    assert of(0).ratios(values) == [None] * 6 and of(1).ratios([0.0, -1.0]) == [None, None]
-    assert of(1).write(12.5) == "12.50 GiB"
+    ratios = ratios_to_best([Record(usual | {name: value}) for value in values], metric(name))
+    assert [ratio and ratio.value for ratio in ratios] == [
+        *(value and pytest.approx(value) for value in expected),
+        *[None] * 4,
+    ]
 
 
 def rounds(count, slower, drift, noise, seed=0):
@@ -58,10 +60,11 @@ def rounds(count, slower, drift, noise, seed=0):
     return made["A"], made["B"]
 
 
-def by_rounds(above, below, **changes):
-    return interleaved_ratio(
-        {"interleaved": "x", "round_ms": above}, {"interleaved": "x", "round_ms": below} | changes, "time_ms"
-    )
+def by_rounds(above, below, metric_name="time_ms", **changes):
+    """Return the ratio of two rows that have these rounds, and no samples."""
+    usual = {"status": "ok", "interpreted": False, "warmed_up": True, "interleaved": "x"}
+    rows = [usual | {"round_ms": values, "device_round_ms": values} for values in (below, above)]
+    return compare([rows[0] | changes], rows[1:], metric(metric_name))
 
 
 def test_rounds_are_compared_in_pairs_from_twelve_on():
@@ -80,18 +83,18 @@ def test_a_ratio_of_two_rows_allows_for_the_scatter_of_runs():
         return {"status": "ok", "interpreted": False, "warmed_up": True, "interleaved": None, "time_ms": time_ms,
                 "samples_ms": samples}  # fmt: skip
 
-    noisy, steady = (ratio_of_records(row(1.5, spread), row(1.0, spread), metric("time_ms")) for spread in (0.5, 0.01))
+    noisy, steady = (compare([row(1.0, spread)], [row(1.5, spread)], metric("time_ms")) for spread in (0.5, 0.01))
     assert noisy.low < 1 < noisy.high and not noisy.decided
     assert 1 < steady.low < 1.5 < steady.high and steady.decided
-    few = ratio_of_records(row(9.0, 0.1) | {"samples_ms": [9.0] * 5}, row(1.0, 0.1), metric("time_ms"))
+    few = compare([row(1.0, 0.1)], [row(9.0, 0.1) | {"samples_ms": [9.0] * 5}], metric("time_ms"))
     assert (few.value, few.low, few.decided) == (pytest.approx(9.0), None, False)
-    assert ratio_of_records(row(1.0, 0.1), row(1.0, 0.1) | {"time_ms": None}, metric("time_ms")) is None
+    assert compare([row(1.0, 0.1) | {"time_ms": None}], [row(1.0, 0.1)], metric("time_ms")) is None
 
     def share(value):
         """Return a row whose wall times scatter and whose device times, by which the share is, do not."""
         return row(1.0, 0.5) | {"fraction_of_floor": value, "device_samples_ms": [1.0] * 9}
 
-    assert ratio_of_records(share(0.9), share(0.6), metric("fraction_of_floor")).decided
+    assert compare([share(0.6)], [share(0.9)], metric("fraction_of_floor")).decided
 
 
 @pytest.mark.parametrize(("noise", "of_setup"), [(0.03, 0.0), (0.001, 0.004)])
@@ -103,14 +106,10 @@ def test_the_interval_holds_the_truth_as_often_as_it_says(noise, of_setup):
 
 
 def test_only_cells_of_one_interleaving_have_a_ratio_of_rounds():
-    row = {"interleaved": "a", "round_ms": [2.0] * 12, "device_round_ms": [6.0] * 12}
-    other = {"interleaved": "a", "round_ms": [1.0] * 12, "device_round_ms": [2.0] * 12}
-    assert interleaved_ratio(row, other, "time_ms").value == pytest.approx(2.0)
-    assert interleaved_ratio(row, other, "device_ms").value == pytest.approx(3.0)
-    assert interleaved_ratio(row, other, "peak_gib") is None
-    for change in ("b", None, ""):
-        assert interleaved_ratio(row, other | {"interleaved": change}, "time_ms") is None
-    assert interleaved_ratio(row | {"interleaved": None}, other | {"interleaved": None}, "time_ms") is None
+    assert by_rounds([2.0] * 12, [1.0] * 12, "device_ms").value == pytest.approx(2.0)
+    assert by_rounds([2.0] * 12, [1.0] * 12, "peak_gib") is None
+    for change in ({"interleaved": "b"}, {"interleaved": None}, {"sweep_id": "another"}):
+        assert by_rounds([2.0] * 12, [1.0] * 12, **change) is None
 
 
 def test_reports_show_the_ratio_of_interleaved_cells_with_its_interval(tmp_path):

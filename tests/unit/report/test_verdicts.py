@@ -21,7 +21,7 @@ def judge(frame):
 
     def judge():
         grids = arrange_rows(frame())
-        records = [cell.record for grid in grids for cell in grid.cells()]
+        records = [record for grid in grids for record in grid.records]
         disputed = {row_id for ids in disagreements(records).values() for row_id in ids}
         return [each for grid in grids for each in verdicts_of(grid, disputed)]
 
@@ -60,7 +60,7 @@ def test_device_time_leads_and_the_clocks_may_disagree(add, judge):
     add("triton_tp", **measured(1.0, wall=3.0))
     add("pytorch_gather", **measured(1.5, wall=1.6))
     (verdict,) = judge()
-    assert (verdict.clock, verdict.fastest.column) == ("device_ms", "triton_tp")
+    assert (verdict.clock.column, verdict.fastest.column) == ("device_ms", "triton_tp")
     assert verdict.doubts == ("wall differs",)
 
 
@@ -68,7 +68,7 @@ def test_wall_time_decides_if_a_cell_has_no_device_time(add, judge):
     add("triton_tp", **measured(1.0, wall=3.0))
     add("pytorch_gather", time_ms=1.6)
     (verdict,) = judge()
-    assert (verdict.clock, verdict.fastest.column) == ("time_ms", "pytorch_gather")
+    assert (verdict.clock.column, verdict.fastest.column) == ("time_ms", "pytorch_gather")
     assert verdict.doubts == ()
     assert verdict.ratio.value == pytest.approx(3.0 / 1.6) and answer([verdict]).endswith("(wall time).")
 
