@@ -3,18 +3,17 @@
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pandas as pd
 
 from tpbench.report import command_line, compare, history
 from tpbench.report.analysis.grid import arrange_rows
 from tpbench.report.analysis.metrics import METRICS, metrics_of_all
-from tpbench.report.command_line import PICTURES, TABLES, print_or_write, write_tables
+from tpbench.report.command_line import PICTURES, TABLES
 from tpbench.report.pivot import pivot
-from tpbench.report.plots.figures import render
 from tpbench.report.plots.grid_plots import PLOTS, plot
 from tpbench.report.repeat import row_command
 from tpbench.report.studies import check_columns, studies, study_document, study_picture
@@ -22,9 +21,13 @@ from tpbench.results.current_rows import newest
 from tpbench.results.read import plain_rows
 from tpbench.settings import JobError
 from tpbench.suggestions import nearest, unknown
+from tpbench.tables import Document
 from tpbench.workloads import workloads
+from tpbench.workloads.study_data import Picture
 
 FORMATS = (*TABLES, "html", *PICTURES)
+Maker: TypeAlias = Callable[[pd.DataFrame, argparse.Namespace], Document | Picture | str]
+"""Makes the content of a report from rows and options."""
 COMMANDS = {"compare": compare.main, "history": history.main}
 """Commands with options of their own."""
 
@@ -41,6 +44,26 @@ def main(arguments: Sequence[str]) -> int:
         return COMMANDS[name](arguments[1:])
     _report(_parser().parse_args(arguments))
     return 0
+
+
+def _report(options: argparse.Namespace) -> None:
+    """Print or write what the options ask for."""
+    form = command_line.output_format(options, FORMATS)
+    make = _maker(options, form)
+    frame = command_line.selected_rows(options)
+    if options.repeat is not None:
+        print(row_command(frame, options.repeat))
+        return
+    held = newest(frame)
+    if older := len(frame) - len(held):
+        left_out = f"{older} older {'row is' if older == 1 else 'rows are'} not shown"
+        print(f"report: {left_out}, because a newer one is of the same cell: see --only sweep_id=ID", file=sys.stderr)
+    if options.metric is not None:
+        command_line.require_values(frame, options.metric)
+    if form == "json" and options.output and not options.output.suffix:
+        write_documents(held, options.output)
+    else:
+        command_line.write(make(frame, options), form, options.output, options.study or options.plot or "")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -66,44 +89,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _report(options: argparse.Namespace) -> None:
-    """Print or write what the options ask for."""
-    form, study, output = command_line.output_format(options, FORMATS), options.study, options.output
-    columns = [] if options.columns is None else [*map(str.strip, options.columns.split(","))]
-    _check(options, form)
-    frame = command_line.selected_rows(options)
-    if options.repeat is not None:
-        print(row_command(frame, options.repeat))
-        return
-    check_columns(columns)  # rows may have columns of users' workloads
-    held = newest(frame)
-    if older := len(frame) - len(held):
-        left_out = f"{older} older {'row is' if older == 1 else 'rows are'} not shown"
-        print(f"report: {left_out}, because a newer one is of the same cell: see --only sweep_id=ID", file=sys.stderr)
-    if options.metric is not None:
-        command_line.require_values(frame, options.metric)
-    if form == "json" and output and not output.suffix:
-        write_documents(held, output)
-    elif form == "json" and not (columns or study or options.metric):
-        rows = held.dropna(axis="columns", how="all")
-        text = rows.to_json(orient="records", indent=2, date_format="iso", double_precision=15)
-        print_or_write(f"{text}\n", output)
-    elif form == "html":
-        from tpbench.report.page.html_page import page
-
-        print_or_write(page(frame, options.metric), output)
-    elif form in PICTURES:
-        picture = study_picture(frame, study) if study else plot(arrange_rows(frame), options.plot)
-        print_or_write(render(picture, study or options.plot, form), output)
-    elif columns or study:
-        write_tables(study_document(frame, study, columns), form, output)
-    else:
-        shown = options.metric or "time_ms"
-        write_tables(pivot(frame, shown, floor=options.floor, transpose=options.transpose), form, output)
-
-
-def _check(options: argparse.Namespace, form: str) -> None:
-    """Raise JobError for options that do not exist or do not fit together."""
+def _maker(options: argparse.Namespace, form: str) -> Maker:
+    """Return what makes the content that the options ask for. Raises JobError for options that don't fit together."""
     is_picture, of_cells = form in PICTURES, options.study is not None or options.columns is not None
     for what, valid in (("metric", [*metrics_of_all()]), ("study", [*studies()]), ("plot", [*PLOTS])):
         name = getattr(options, what)
@@ -119,6 +106,34 @@ def _check(options: argparse.Namespace, form: str) -> None:
         raise JobError(f"--floor and --transpose are for tables of one metric, as --format {', '.join(TABLES)}")
     if form in ("png", "html") and options.output is None and sys.stdout.isatty():
         raise JobError(f"--format {form} is for a file: say -o report.{form}")
+    if form == "json" and not of_cells and options.metric is None:
+        return _rows
+    return _page if form == "html" else _picture if is_picture else _cells if of_cells else _pivot
+
+
+def _pivot(frame: pd.DataFrame, options: argparse.Namespace) -> Document:
+    return pivot(frame, options.metric or "time_ms", floor=options.floor, transpose=options.transpose)
+
+
+def _cells(frame: pd.DataFrame, options: argparse.Namespace) -> Document:
+    columns = [] if options.columns is None else [*map(str.strip, options.columns.split(","))]
+    check_columns(columns)
+    return study_document(frame, options.study, columns)
+
+
+def _rows(frame: pd.DataFrame, options: argparse.Namespace) -> str:
+    rows = newest(frame).dropna(axis="columns", how="all")
+    return f"{rows.to_json(orient='records', indent=2, date_format='iso', double_precision=15)}\n"
+
+
+def _page(frame: pd.DataFrame, options: argparse.Namespace) -> str:
+    from tpbench.report.page.html_page import page
+
+    return page(frame, options.metric)
+
+
+def _picture(frame: pd.DataFrame, options: argparse.Namespace) -> Picture:
+    return study_picture(frame, options.study) if options.study else plot(arrange_rows(frame), options.plot)
 
 
 def write_documents(frame: pd.DataFrame, folder: Path) -> None:

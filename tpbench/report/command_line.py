@@ -14,11 +14,13 @@ from rich.console import Console
 from tpbench import tables
 from tpbench.report.analysis.metrics import METRICS, metric, metrics_of_all
 from tpbench.report.analysis.records import json_object, value_text
+from tpbench.report.plots.figures import render
 from tpbench.results.read import load
 from tpbench.results.schema import COLUMN_LIST, all_columns
 from tpbench.settings import JobError, path_argument, user_path
 from tpbench.suggestions import SYNONYMS, nearest, unknown
 from tpbench.tables import Document
+from tpbench.workloads.study_data import Picture
 
 FILTERS = ("workload", "variant", "label", "loss", "dtype", "device", "gpu_name")
 TABLES: dict[str, Callable[[Document], str]] = {
@@ -155,31 +157,38 @@ def output_format(options: argparse.Namespace, formats: Sequence[str]) -> str:
     return form
 
 
-def write_tables(document: Document, form: str, output: Path | None) -> None:
-    """Print a document or write it to a file. Its warnings go to stderr, unless the same terminal shows them anyway."""
+def write(content: Document | Picture | str, form: str, output: Path | None, name: str = "") -> None:
+    """Print a document, a picture of that name or a text, or write it to a file and name the file.
+
+    Warnings go to stderr, unless the same terminal shows them anyway.
+    """
+    if isinstance(content, Picture):
+        data = render(content, name, form)
+    elif isinstance(content, Document):
+        data = _rendered(content, form, output).encode()
+    else:
+        data = content.encode()
+    if output is not None:
+        output.write_bytes(data)
+        print(f"report: wrote {output}", file=sys.stderr)
+    elif isinstance(content, Picture):
+        sys.stdout.buffer.write(data)
+    else:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")  # for characters that the terminal cannot show
+        sys.stdout.write(data.decode())
+    sys.stdout.flush()
+
+
+def _rendered(document: Document, form: str, output: Path | None) -> str:
+    """Return a document as text."""
     on_screen = output is None and form in ("text", "markdown")
     if not (on_screen and sys.stdout.isatty() and sys.stderr.isatty()):
         for warning in document.warnings:
             print(f"report: warning: {warning}", file=sys.stderr)
-    if form == "text" and output is None:
-        console = Console()  # detects a terminal and its colours
-        with console.capture() as capture:  # rich itself would end the process if the pipe is closed
-            tables.show(document, console)
-        print_or_write(capture.get(), None)
-    else:
-        print_or_write(TABLES[form](document), output)
-
-
-def print_or_write(content: str | bytes, output: Path | None) -> None:
-    """Print a text or the bytes of a picture, or write them to a file and name it."""
-    if output is not None:
-        output.write_bytes(content if isinstance(content, bytes) else content.encode())
-        print(f"report: wrote {output}", file=sys.stderr)
-        return
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # for characters that the terminal cannot show
-    if isinstance(content, bytes):
-        sys.stdout.buffer.write(content)
-    else:
-        sys.stdout.write(content)
-    sys.stdout.flush()
+    if form != "text" or output is not None:
+        return TABLES[form](document)
+    console = Console()  # detects a terminal and its colours
+    with console.capture() as capture:  # rich itself would end the process if the pipe is closed
+        tables.show(document, console)
+    return capture.get()

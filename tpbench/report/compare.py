@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
     if remark:
         print(f"report: {remark}", file=sys.stderr)
     comparison = changes.compare_cells(pairs, shown, options.threshold, allowed)
-    command_line.write_tables(comparison_document(comparison), form, options.output)
+    command_line.write(comparison_document(comparison), form, options.output)
     others = [change for change in comparison.changes if change.verdict == changes.INCOMPARABLE]
     for reason, count in Counter("; ".join(change.notes) for change in others).most_common(1):
         which = f"{len(others)} of {len(comparison.changes)} cells could not be compared; {count} of them: {reason}"

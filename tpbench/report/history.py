@@ -18,7 +18,6 @@ from tpbench.report.analysis.comparison import value_of
 from tpbench.report.analysis.conditions import ACROSS, BESIDE, remarks, stack
 from tpbench.report.analysis.metrics import Metric, counted, metric
 from tpbench.report.analysis.records import Record, value_text
-from tpbench.report.plots.figures import render
 from tpbench.settings import JobError
 from tpbench.suggestions import printable
 from tpbench.tables import MISSING, Document, Table, TableCell, number_cell
@@ -45,11 +44,9 @@ def main(arguments: Sequence[str]) -> int:
     history = all_levels(frame, shown)
     pairs = [CellPair(name, *levels[-2:]) for name, levels in history if len(levels) > 1]
     comparison = changes.compare_cells(pairs, shown, options.threshold, ACROSS)
-    if form in command_line.PICTURES:
-        command_line.print_or_write(render(_picture(history, comparison), "history", form), options.output)
-    else:
-        document = _document(history, comparison, all_cells=form in ("csv", "json"))
-        command_line.write_tables(document, form, options.output)
+    is_picture = form in command_line.PICTURES
+    content = _picture(history, comparison) if is_picture else _document(history, comparison, form in ("csv", "json"))
+    command_line.write(content, form, options.output, "history")
     if not any(change.is_decided for change in comparison.changes):
         raise JobError("no cell was measured twice, so nothing was compared")
     return int(any(change.fails for change in comparison.changes))
@@ -104,7 +101,7 @@ def _changed(comparison: Comparison) -> dict[str, CellChange]:
     return {change.name: change for change in comparison.changes if change.verdict not in unchanged}
 
 
-def _document(history: History, comparison: Comparison, *, all_cells: bool) -> Document:
+def _document(history: History, comparison: Comparison, all_cells: bool) -> Document:
     by_name = {change.name: change for change in comparison.changes}
     shown, changed = comparison.metric, _changed(comparison)
     failing = sum(change.verdict == changes.FAILS for change in changed.values())
