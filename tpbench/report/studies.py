@@ -19,7 +19,6 @@ from tpbench.report.analysis.records import Record, column_label, is_measurement
 from tpbench.report.analysis.verdicts import disagreements
 from tpbench.report.pivot import FAILED
 from tpbench.results.current_rows import newest
-from tpbench.results.read import plain_rows
 from tpbench.results.schema import COLUMN_LIST, all_columns
 from tpbench.settings import JobError
 from tpbench.suggestions import printable, unknown
@@ -78,11 +77,11 @@ def study_document(frame: pd.DataFrame, study: str | None, columns: Sequence[str
     return Document(tables, warnings=[*disagreements(records.row_records(newest(frame))), *left_out])
 
 
-def _computed(frame: pd.DataFrame, by_workload: dict[str, Study]) -> list[tuple[Any, list[dict[str, Any]]]]:
+def _computed(frame: pd.DataFrame, by_workload: dict[str, Study]) -> list[tuple[Any, list[Record]]]:
     """Return the module of each workload that computes the study itself, with its measured rows that are correct."""
-    frame = records.with_graph_memory(frame[(frame["status"] == "ok") & ~frame["interpreted"].eq(True)])
+    measured = [row for row in records.row_records(frame) if row["status"] == "ok" and not row["interpreted"]]
     return [
-        (importlib.import_module(study.module), plain_rows(frame[frame["workload"] == workload]))
+        (importlib.import_module(study.module), [row for row in measured if row["workload"] == workload])
         for workload, study in by_workload.items()
         if study.module
     ]

@@ -14,9 +14,8 @@ from tpbench.report.analysis import comparison, records
 from tpbench.report.analysis.comparison import Ratio, Scatter, compare, value_of
 from tpbench.report.analysis.conditions import differences, remarks, stack
 from tpbench.report.analysis.metrics import Metric
-from tpbench.report.analysis.records import Record, column_label, is_measurement, value_text
-from tpbench.results.current_rows import hardware, replaced_rows
-from tpbench.results.read import plain_rows
+from tpbench.report.analysis.records import Record, is_measurement, named, row_records, value_text
+from tpbench.results.current_rows import replaced_rows
 from tpbench.workloads import workloads
 
 CellIdentity: TypeAlias = tuple[tuple[str, Any], ...]
@@ -226,12 +225,10 @@ def _repeated(rows: Sequence[Record]) -> tuple[Record, ...]:
 
 def rows_by_cell(frame: pd.DataFrame) -> dict[CellIdentity, dict[Any, list[Record]]]:
     """Return the rows of each cell by hardware, oldest first. Failures beside a measurement are left out."""
-    frame = records.with_graph_memory(frame)
     frame = frame.drop(replaced_rows(frame))
-    frame = frame.assign(hardware=hardware(frame)["hardware"], when=frame["finished_at"].fillna(frame["started_at"]))
-    frame = frame.sort_values("when", kind="stable", na_position="first")
+    frame = frame.assign(when=frame["finished_at"].fillna(frame["started_at"]))
     cells: dict[CellIdentity, dict[Any, list[Record]]] = defaultdict(lambda: defaultdict(list))
-    for record in map(Record, plain_rows(frame)):
+    for record in row_records(frame.sort_values("when", kind="stable", na_position="first")):
         cells[_identity(record)][record["hardware"]].append(record)
     return cells
 
@@ -259,6 +256,6 @@ def cell_names(cells: Collection[CellIdentity]) -> dict[CellIdentity, str]:
     for cell in cells:
         values = dict(cell)
         fields = [name for name in shown if values.get(name) is not None and (name, values[name]) not in defaults]
-        words = [f"{column_label(name)}={value_text(values[name])}" for name in fields if name != "variant"]
+        words = [named(name, values[name]) for name in fields if name != "variant"]
         names[cell] = " ".join([value_text(values["variant"]), *words])
     return names

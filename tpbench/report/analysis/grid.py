@@ -13,11 +13,11 @@ from tpbench.report.analysis.records import (
     Record,
     column_label,
     is_measurement,
+    named,
     problem_identity,
     row_records,
     sort_key,
     value_text,
-    with_graph_memory,
 )
 from tpbench.results.current_rows import newest
 from tpbench.results.read import chosen_options
@@ -65,9 +65,7 @@ class RecordGrid:
 
     def problem_text(self, key: Key, indices: Sequence[int] | None = None) -> str:
         """Return the independent keys of a problem as text, or only the keys at `indices`."""
-        return " ".join(
-            f"{column_label(self.key_names[at])}={value_text(key[at])}" for at in indices or self.independent
-        )
+        return " ".join(named(self.key_names[at], key[at]) for at in indices or self.independent)
 
 
 def heading(facts: dict[str, str]) -> str:
@@ -85,7 +83,7 @@ def arrange_rows(frame: pd.DataFrame) -> list[RecordGrid]:
     """
     known = workloads()
     groups: dict[Key, list[Record]] = defaultdict(list)
-    for record in row_records(newest(with_graph_memory(frame))):
+    for record in row_records(newest(frame)):
         workload = known.get(record["workload"])
         pivot = workload.pivot if workload else Pivot()
         for name, compute in pivot.derived.items():
@@ -161,4 +159,4 @@ def _split(records: list[Record], workload: Workload | None) -> tuple[dict[str, 
 
 def _column_name(column: Key) -> str:
     variant, *options = column
-    return " ".join([value_text(variant), *(f"{column_label(name)}={value_text(value)}" for name, value in options)])
+    return " ".join([value_text(variant), *(named(*option) for option in options)])

@@ -48,24 +48,19 @@ MARKS = {
 _LABELS = {"tp_size": "tp", "dp_size": "dp"}
 
 
-def with_graph_memory(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of `load` with `graph_gib` added to `peak_gib`. Apply it once.
+def row_records(frame: pd.DataFrame) -> list[Record]:
+    """Return each row of `load`, with its `hardware`, and with `graph_gib` added to `peak_gib`.
 
     torch counts little of the memory of CUDA graphs. The sum is an upper bound: the gradients of a stack's graph, for
     example, are in both.
     """
-    if not {"peak_gib", "graph_gib"} <= {*frame.columns}:
-        return frame
-    return frame.assign(peak_gib=frame["peak_gib"] + frame["graph_gib"].fillna(0.0))
-
-
-def row_records(frame: pd.DataFrame) -> list[Record]:
-    """Return each row, with its `hardware`."""
     records = list(map(Record, plain_rows(frame.assign(**hardware(frame)))))
     for record in records:
         wall, device = record["time_ms"], record["device_ms"]
         if record["bound"] is None and wall and device is not None and is_host_bound(1 - device / wall):
             record["bound"] = "host"  # the row doesn't say what bounds it, but its two clocks do
+        if record["peak_gib"] is not None and record["graph_gib"]:
+            record["peak_gib"] += record["graph_gib"]
     return records
 
 
@@ -147,6 +142,11 @@ def mark_meanings(text: str) -> tuple[str, ...]:
 def column_label(name: str) -> str:
     """Return the name of a column as a report prints it."""
     return _LABELS.get(name, printable(name, 40))
+
+
+def named(name: str, value: Any) -> str:
+    """Return a column with its value, as a report prints them."""
+    return f"{column_label(name)}={value_text(value)}"
 
 
 def value_text(value: Any) -> str:

@@ -13,9 +13,9 @@ from tpbench.report.analysis.metrics import counted, metric, number, ratio_text
 from tpbench.report.analysis.records import (
     BELOW_FLOOR,
     Record,
-    column_label,
     is_measurement,
     json_object,
+    named,
     problem_identity,
     remark_marks,
     value_text,
@@ -188,7 +188,7 @@ def name_of_problem(row: Record, workload: Workload) -> str:
         if row[name] != default or name in workload.pivot.rows
     }
     shown.setdefault("tokens", row["tokens"])
-    fields = [f"{column_label(name)}={value_text(value)}" for name, value in shown.items() if value is not None]
+    fields = [named(name, value) for name, value in shown.items() if value is not None]
     return printable(" ".join([workload.name, *fields]), 300)
 
 

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from tpbench.report.analysis.comparison import value_of
 from tpbench.report.analysis.grid import Key, RecordGrid, heading
 from tpbench.report.analysis.metrics import TITLES, metric
-from tpbench.report.analysis.records import Record, column_label, is_measurement, sort_key, value_text
+from tpbench.report.analysis.records import column_label, sort_key, value_text
 from tpbench.settings import JobError
 from tpbench.workloads.study_data import Panel, Picture, Series
 
@@ -20,7 +21,8 @@ def by_size(grid: RecordGrid, name: str, *, at_two_sizes: bool = False) -> Pictu
 
     `at_two_sizes` leaves out panels in which no column has two sizes. Return None if no cell has the metric.
     """
-    if all(_drawn_value(record, name) is None for record in grid.records):
+    shown = metric(name)
+    if all(value_of(record, shown) is None for record in grid.records):
         return None
     axis, panels = _size_axis(grid), []
     for title, keys in _size_panels(grid, axis).items():
@@ -29,14 +31,14 @@ def by_size(grid: RecordGrid, name: str, *, at_two_sizes: bool = False) -> Pictu
         lines = []
         for index, column in enumerate(grid.columns):
             cells = [(position[key[axis]], grid.lines[key][index]) for key in keys]
-            points = sorted((at, value) for at, record in cells if (value := _drawn_value(record, name)) is not None)
+            points = sorted((at, value) for at, record in cells if record and (value := value_of(record, shown)))
             crosses = tuple(at for at, record in cells if record and record["status"] == "oom")
             lines.append(Series(column, tuple(points), crosses=crosses))
         if max(len(line.points) + len(line.crosses) for line in lines) > at_two_sizes:
             floor = tuple((position[size], floor) for size, floor in lowest.items() if floor < math.inf)
-            floor = floor if metric(name).is_time else ()
+            floor = floor if shown.is_time else ()
             panels.append(Panel(title, tuple(lines), floor=floor, categories=tuple(map(value_text, position))))
-    y_label = f"{TITLES.get(name, name).lower()} ({metric(name).unit})"
+    y_label = f"{TITLES.get(name, name).lower()} ({shown.unit})"
     x_label = column_label(grid.key_names[axis])
     return Picture(tuple(panels), x_label, y_label, "logarithmic", labels=grid.columns) if panels else None
 
@@ -77,12 +79,6 @@ def _floors(grid: RecordGrid, axis: int, keys: Sequence[Key]) -> dict[Any, float
     named = any(isinstance(size, str) for size in floors)
     ordered = sorted(floors, key=lambda size: ([floors[size]] if named else [], sort_key(size)))
     return {size: floors[size] for size in ordered}
-
-
-def _drawn_value(record: Record | None, name: str) -> float | None:
-    """Return the metric of a measurement, or None if a logarithmic axis cannot show it."""
-    value = record[name] if record and is_measurement(record) else None
-    return float(value) if value is not None and 0 < value < math.inf else None
 
 
 def plot(grids: Sequence[RecordGrid], name: str) -> Picture:
