@@ -102,13 +102,16 @@ def _printable(table: Table) -> Table:
 def cell_table(grid: RecordGrid, study: Study) -> Table:
     """Return a line for each cell of a grid, with the columns of the study that some row has.
 
-    Keys with one value stand in the heading, and the column of the status is left out if all cells are ok.
+    Keys with one value stand in the heading. The column of the status is left out if all cells are ok, with equal marks.
     """
     names, lines = filled_columns(grid, study.columns), grid.records
     columns = {"variant": [TableCell(record.column) for record in lines]}
     columns["status"] = [_status_cell(record, names) for record in lines]
-    if {cell.text for cell in columns["status"]} == {"ok"}:
+    statuses = {cell.text for cell in columns["status"]}
+    notes = records.mark_meanings("".join(sorted(statuses)))
+    if len(statuses) == 1 and statuses.pop().startswith("ok"):
         del columns["status"]
+        notes = tuple(f"All cells: {note}" for note in notes)
     columns |= compared_with_best(grid, study)
     columns |= {name: [value_cell(name, record) for record in lines] for name in names if name != "status"}
     facts, keys = dict(grid.facts), dict[str, list[TableCell]]()
@@ -118,7 +121,6 @@ def cell_table(grid: RecordGrid, study: Study) -> Table:
             keys[column_label(name)] = [TableCell(value_text(record.key[at])) for record in lines]
         elif values != {None}:
             facts[column_label(name)] = value_text(*values)
-    notes = records.mark_meanings("".join(cell.text for cell in columns.get("status", ())))
     rows = [*zip(*keys.values(), *columns.values(), strict=True)]
     return Table(heading(facts), [*keys, *columns], rows, facts, notes, keys=len(keys) + 1)
 

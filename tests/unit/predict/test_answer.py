@@ -68,24 +68,6 @@ def test_a_cell_that_ran_out_of_memory_does_not_fit(predict):
         assert found["pytorch_gather"]["memory"] == "fits"
 
 
-def test_rows_of_one_tp_size_tell_the_memory_of_others_but_not_their_time(tmp_path, capsys):
-    """A gather does not shrink with the tp size: each rank gathers the logits of all others."""
-    sizes = [(vocab, 2) for vocab in (32768, 65536, 131072, 262144)]
-    rows = str(synthetic.write([synthetic.cell("pytorch_gather", *size) for size in sizes], tmp_path))
-
-    def gather(*arguments):
-        assert main(["--rows", rows, "--vocab", "128k", "--format", "json", *arguments]) == 0
-        return json.loads(capsys.readouterr().out)["variants"]["pytorch_gather"]
-
-    two, four, larger = gather("--tp", "2"), gather("--tp", "4"), gather("--tp", "4", "--tokens", "16k")
-    assert four["peak_gib"]["value"] == pytest.approx(two["peak_gib"]["value"]) == pytest.approx(7.25)
-    assert larger["peak_gib"]["value"] == pytest.approx(4 * 7.25)
-    assert four["bytes_communicated"] == pytest.approx(1.5 * two["bytes_communicated"])
-    assert two["device_ms"]["known"] and four["device_ms"] is four["time_ms"] is four["communication_ms"] is None
-    assert main(["--rows", rows, "--vocab", "128k", "--tp", "4"]) == 0
-    assert times(capsys.readouterr().out) == [["unknown"] * 3]
-
-
 def test_numbers_of_people():
     assert [whole_numbers(text) for text in ("4,8", "128k", "1M, 2")] == [[4, 8], [131072], [2**20, 2]]
     for text in ("131,072", "4x", "", "0", "-1", "1.5k", "k", "4,,8", "131,0720"):
@@ -131,15 +113,6 @@ def test_another_gpu_with_its_bandwidth_has_scaled_times(predict):
     said = predict("--bandwidth", str(synthetic.COPY / 2))
     assert "another GPU (NVIDIA H200) than yours: the part of a time that its bandwidth limits" in said
     assert "is multiplied by 2.000" in said
-
-
-def test_a_known_gpu_needs_no_numbers(predict):
-    """The memory and the bandwidth of the datasheet stand in for the user's numbers."""
-    own, other = (json.loads(predict(*arguments, "--format", "json")) for arguments in ((), ("--gpu", "A100")))
-    assert other["gpu_memory_gib"] == 79.2 and other["slowdown"] == pytest.approx(4800 / 2039)
-    times = [found["variants"]["triton_tp"]["device_ms"]["value"] for found in (own, other)]
-    assert times[0] < times[1] < 4800 / 2039 * times[0]
-    assert "by the datasheets of both" in predict("--gpu", "b200")
 
 
 def test_a_number_that_says_nothing_is_unknown(tmp_path, capsys):

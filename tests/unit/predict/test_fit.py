@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from tpbench.predict import model, target
+from tpbench.predict import model
 from tpbench.predict.cells import MeasuredCell, MeasuredCells
 from tpbench.predict.model import Estimate, Prediction, VariantModel, fit, models
 from tpbench.workloads.entropy_loss.cost_model import Counts
@@ -146,21 +146,3 @@ def test_measured_cells_bound_the_memory():
 
 
 # The GPU in question
-
-
-def test_the_gpu_in_question_is_that_of_the_rows_unless_something_says_otherwise(monkeypatch):
-    cells = cells_of(*CELLS)
-    assert target.find_target(cells) == target.Target(100.0, "GPU")
-    for near, far in ((104.9, 105.1), (95.1, 94.9)):
-        assert target.find_target(cells, memory_gib=near) == target.Target(near, "GPU")
-        assert target.find_target(cells, memory_gib=far) == target.Target(far, "GPU", None)
-    assert target.find_target(cells, gpu="GPU", memory_gib=10.0) == target.Target(10.0, "GPU")
-    assert target.find_target(cells, bandwidth=2000.0) == target.Target(100.0, "GPU", 2.0)
-    slow = [cell(size, limit=None, copy_gb_per_s=None) for size in SIZES]
-    assert target.find_target(cells_of(*slow), bandwidth=2000.0) == target.Target(80.0, "GPU", None)
-    monkeypatch.setattr(target, "this_gpu", lambda: ("mine", 60.0))
-    assert target.find_target(cells) == target.Target(60.0, "GPU", None, "mine")
-    for given in ({"gpu": "GPU"}, {"memory_gib": 100.0}, {"bandwidth": 4000.0}):
-        assert target.find_target(cells, **given) == target.Target(100.0, "GPU")
-    monkeypatch.setattr(target, "this_gpu", lambda: ("GPU", 60.0))
-    assert target.find_target(cells).memory_gib == 100.0

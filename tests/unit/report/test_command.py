@@ -39,6 +39,8 @@ def test_output_and_filters(add, tmp_path, capsys):
         (["rows", "--only", "tokns=1"], "no column is called tokns, did you mean tokens or top_k? (all "),
         (["rows", "-o", "x.pdf"], "-o x.pdf: no format has the suffix .pdf: use .txt, .md, .htm, .csv, .html, "),
         (["rows", "-o", "x.svg"], "a picture needs -o FILE.svg, and --study NAME or --plot time"),
+        (["rows", "-o", "x.svg", "--plot", "tme"], "no plot is called tme, did you mean time?"),
+        (["rows", "-o", "x.svg", "--plot", "chained_time"], "nothing for the plot chained_time"),
     ],
 )
 def test_wrong_requests_are_explained(add, tmp_path, monkeypatch, capsys, arguments, said):
@@ -89,14 +91,8 @@ def test_the_suffix_decides_the_format(add, tmp_path, name, beginning):
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        (
-            ["outputs", "--metrc", "x"],
-            "tpbench report: no option is called --metrc, did you mean --metric? (tpbench",
-        ),
-        (
-            ["outputs", "--tp", "4"],
-            "tpbench report: no option is called --tp: --only tp_size=VALUE selects rows (tpbench",
-        ),
+        (["outputs", "--metrc", "x"], "tpbench report: no option is called --metrc, did you mean --metric?"),
+        (["outputs", "--tp", "4"], "tpbench report: no option is called --tp: --only tp_size=VALUE selects rows"),
         (["compare", "a", "b", "--treshold=1"], "tpbench compare: no option is called --treshold=1, did you mean"),
     ],
 )

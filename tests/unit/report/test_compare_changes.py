@@ -143,11 +143,9 @@ def test_what_was_tested_and_decided():
     [
         ({"cpu_model": ("A", "B")}, False, []),
         ({"cpu_model": ("A", "B")}, True, ["cpu_model A and B"]),
-        ({"memory_limit_gib": (1.0, 2.0)}, False, ["memory_limit_gib 1 and 2"]),
         ({"memory_limit_gib": (1.0, 2.0)}, True, []),
         ({"gpu_name": ("A", None)}, False, []),
         ({"gpu_name": ("A", "B"), "backend": ("nccl", "gloo")}, False, ["gpu_name A and B", "backend nccl and gloo"]),
-        ({"beside": ("x", None)}, False, ["other jobs ran beside it before"]),
         ({"beside": ("x", "y")}, False, ["other jobs ran beside it before and after"]),
     ],
 )
@@ -169,14 +167,9 @@ def test_rows_under_different_conditions_are_not_compared(fields, cpu, said):
             ["CUDA_LAUNCH_BLOCKING unset and 1", "NCCL_ALGO Ring and unset", "OMP_NUM_THREADS 4 and 8"],
         ),
         ({"environment": "[]"}, {"environment": "{"}, []),
-        ({"package_versions": "a 1"}, {"package_versions": "a 2"}, ["package_versions a 1 and a 2"]),
         ({"git_commit": "0123456789abcdef"}, {"git_commit": "f" * 40}, ["git_commit 0123456789ab and ffffffffffff"]),
-        ({"git_dirty": False}, {"git_dirty": True}, ["git_dirty false and true"]),
         ({"warm": True}, {"warm": False}, ["warm processes before, cold processes after"]),
-        ({"jobs_before": 2}, {"warm": True}, []),
-        ({"copy_gb_per_s": 100.0}, {"copy_gb_per_s": 102.9}, []),
         ({"copy_gb_per_s": 100.0}, {"copy_gb_per_s": 104.0}, ["copy_gb_per_s +4%"]),
-        ({"sm_clock_mhz": 100.0}, {"sm_clock_mhz": 90.0}, ["sm_clock_mhz -10%"]),
         ({"sm_clock_mhz": None}, {"sm_clock_mhz": 90.0}, []),
     ],
 )

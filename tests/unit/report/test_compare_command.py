@@ -79,31 +79,6 @@ def test_pairs_prefer_the_same_hardware(tmp_path):
     assert [pair.before[-1]["gpu_name"] for pair in pairs if not pair.after] == ["NVIDIA H100"] * 2
 
 
-def test_cells_come_go_break_and_heal(compare):
-    before = [synthetic.cell("triton_tp", 32768, 4), synthetic.cell("triton_tp", 65536, 4, **OOM),
-              synthetic.cell("pytorch_gather", 32768, 4)]  # fmt: skip
-    after = [synthetic.cell("triton_tp", 32768, 4, **OOM), synthetic.cell("triton_tp", 65536, 4),
-             synthetic.cell("pytorch_tp_manual", 32768, 4)]  # fmt: skip
-    code, lines, _ = compare(before, after)
-    assert code == 1 and "asked for 4 GiB" in lines["triton_tp vocab=32768"]["note"]
-    assert {name: line["verdict"] for name, line in lines.items()} == {
-        "triton_tp vocab=32768": "fails now", "triton_tp vocab=65536": "works now",
-        "pytorch_gather vocab=32768": "only before", "pytorch_tp_manual vocab=32768": "only after",
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize("form", ["text", "markdown"])
-def test_the_answer_comes_first_with_its_method(tmp_path, capsys, form):
-    for name, factor in (("before", 1), ("after", 3)):
-        synthetic.write(cells(factor=factor, run=name), tmp_path / name, name)
-    out = tmp_path / "comparison"
-    paths = [str(tmp_path / "before"), str(tmp_path / "after")]
-    assert main(["compare", *paths, "--format", form, "-o", str(out)]) == 1
-    text = out.read_text()
-    assert text.startswith("2 cells compared in time_ms: 2 slower\n")
-    assert "t test" in text and "Of comparisons where nothing changed, at most 5% have a false alarm" in text
-
-
 def test_cells_that_all_vanish_are_no_pass(compare):
     code, lines, said = compare(cells(), [synthetic.cell("triton_tp", 1000, 4), synthetic.cell("quack", 32768, 4)])
     assert (code, lines) == (2, {})
@@ -133,16 +108,6 @@ def test_a_cell_that_vanishes_is_no_pass_unless_that_is_allowed(compare):
 def test_a_cell_may_vanish_that_did_not_work_or_ran_on_another_machine(compare, changes):
     code, lines, said = compare([*cells(), synthetic.cell("quack", 32768, 4, **changes)], cells())
     assert code == 0 and "only before" in verdicts(lines) and "missing" not in said
-
-
-def test_sweeps_of_one_folder(tmp_path, capsys):
-    for sweep in ("20261120-aaaaaa", "20261121-bbbbbb"):
-        synthetic.write(cells(run=sweep, sweep_id=sweep), tmp_path / "rows", sweep)
-    synthetic.write([synthetic.cell("quack", 32768, 4, sweep_id="more")], tmp_path / "rows", "more")
-    assert main(["compare", str(tmp_path), "bbbbbb", "--rows", str(tmp_path)]) == 0
-    printed = capsys.readouterr()
-    assert "2 same" in printed.out and "2 rows of both sides count for bbbbbb only" in printed.err
-    assert "missing" not in printed.err
 
 
 @pytest.mark.parametrize(

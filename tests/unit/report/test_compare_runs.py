@@ -44,15 +44,6 @@ def test_equal_sweeps_on_a_busy_machine_are_not_slower_or_faster(load_beside):
     assert len(comparisons) == 66 and alarms <= ALPHA * 66
 
 
-def test_the_false_alarm_rate_where_runs_scatter_as_their_samples_do():
-    random = np.random.default_rng(5)
-    alarms = 0
-    for _ in range(400):
-        sides = [[[measured(random.lognormal(0, 0.1) * random.lognormal(0, 0.1, 30))] for _ in range(4)] for _ in "ab"]
-        alarms += any(change.verdict in ("slower", "faster") for change in compared(*sides).changes)
-    assert alarms / 400 <= ALPHA + 2 * (ALPHA * (1 - ALPHA) / 400) ** 0.5
-
-
 def test_repeated_sweeps_in_turns_see_more():
     random = np.random.default_rng(7)
 

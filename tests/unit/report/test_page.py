@@ -10,7 +10,9 @@ from tests.support.commands import report as main
 from tests.unit.report.test_tables import HOSTILE
 from tests.unit.report.test_verdicts import measured
 from tpbench import packages
-from tpbench.report.page.html_page import page
+from tpbench.report.analysis.grid import arrange_rows
+from tpbench.report.analysis.verdicts import verdicts_of
+from tpbench.report.page.html_page import page, verdict_table
 from tpbench.results.read import load
 
 
@@ -154,3 +156,25 @@ def test_pictures_have_the_colours_of_the_page_and_texts_of_rows_do_nothing(add,
     assert not re.search("#[0-9a-f]{6}", "".join(pictures))
     ids = [set(re.findall(' id="(.*?)"', svg)) for svg in pictures]
     assert not ids[0] & ids[1] and made.count("<script>") == 1
+
+
+@pytest.fixture
+def grids(add, frame):
+    """Two measured cells and one that failed, on one host."""
+    samples = [1.0 + 0.01 * at for at in range(20)] + [9.0]
+    for variant, factor in (("triton_tp", 1), ("pytorch_gather", 3)):
+        add(
+            variant, 2.0 * factor, device_ms=1.0 * factor, device_samples_ms=[factor * each for each in samples],
+            samples_ms=[factor * (each + 1) for each in samples], skew_ms=0.5, time_ci_low_ms=1.9, time_ci_high_ms=2.1,
+            gb_per_s=10.0 / factor, fraction_of_floor=0.5, peak_gib=0.0004, host="a", gpu_count=4,
+        )  # fmt: skip
+    add("quack", status="oom", reason="asked for 4 GiB", log_dir="sweeps/x", host="a", gpu_count=4)
+    return arrange_rows(frame())
+
+
+def test_a_verdict_has_its_time_the_runner_up_and_doubts(grids):
+    table = verdict_table(verdicts_of(grids[0]))
+    assert dict(zip(table.columns, table.texts[0], strict=True)) == {
+        "problem": "vocab=32768 tp=2", "fastest": "triton_tp", "time": "1.000 ms", "runner-up": "3.00x pytorch_gather",
+        "of floor": "50%", "memory": "0.0004 GiB", "wall time": "2.000 ms", "trust": "good",
+    }  # fmt: skip

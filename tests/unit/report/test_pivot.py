@@ -131,12 +131,6 @@ def test_a_metric_that_a_row_lacks(add, frame):
     assert [note.text for note in report.notes] == ["ok: correct, but without device_ms"]
 
 
-def test_a_wrong_cell_has_no_time_but_an_error(add, frame):
-    add("triton_tp", status="wrong", reason="grad_error 3", time_ms=0.1, grad_error=3.0)
-    assert list(grid(pivot(frame()))[2].values()) == [["wrong"]]
-    assert list(grid(pivot(frame(), "grad_error"))[2].values()) == [["wrong"]]
-
-
 def test_equal_problems_must_agree(add, frame):
     add("triton_tp", 1.0, loss_value=10.5)
     add("pytorch_gather", 1.0, loss_value=10.6)

@@ -31,23 +31,6 @@ def test_each_as_a_file(rows, tmp_path, name):
     assert b"#fe0" not in out.read_bytes()
 
 
-@pytest.mark.parametrize(
-    "arguments, said",
-    [
-        (["--format", "png", "--plot", "time"], "shows one of these: choose with --loss"),
-        (["--format", "png", "--plot", "tme"], "no plot is called tme, did you mean time?"),
-        (["--plot", "time"], "a picture needs -o FILE.svg"),
-        (
-            ["--format", "svg", "--plot", "time", "--variant", "pytorch_gather", "--only", "status=skipped"],
-            "nothing for the plot time",
-        ),
-    ],
-)
-def test_impossible_pictures_are_explained(rows, capsys, arguments, said):
-    assert main([str(rows), *arguments, "-o", "/nowhere/x"]) == 2
-    assert said in capsys.readouterr().err
-
-
 def test_the_lines_are_the_rows(rows, grid):
     figure = draw_panels(grid_plots.by_size(grid, "time_ms"))
     frame = load(rows)

@@ -84,14 +84,16 @@ def test_columns_and_ratios_of_each_cell(add, frame):
 def test_a_mark_belongs_to_the_columns_that_are_shown(add, frame):
     """† belongs to wall times, § to memory with that of CUDA graphs. CSV names them apart from the status."""
     add("block_auto", 1.0, **BLOCK, device_ms=0.5, peak_gib=0.0, graph_gib=0.5)
-    for columns, status in {
-        ("device_ms",): "ok", ("device_ms", "time_ms"): "ok†", ("peak_gib",): "ok§", ("peak_gib/time_ms",): "ok†§",
+    for columns, marks in {
+        ("device_ms",): "", ("device_ms", "time_ms"): "†", ("peak_gib",): "§", ("peak_gib/time_ms",): "†§",
     }.items():  # fmt: skip
-        document = study_document(frame(), None, columns)
-        assert (
-            document.tables[0].texts[0][1] == status if status != "ok" else "status" not in document.tables[0].columns
-        )
-    assert ",ok," in as_csv(document) and "status: host-bound, with graph_gib" in as_csv(document)
+        (table,) = study_document(frame(), None, columns).tables
+        assert "status" not in table.columns
+        assert [note[:12] for note in table.notes] == [f"All cells: {mark}" for mark in marks]
+    add("block_tp", 1.0, **BLOCK, device_ms=1.0, peak_gib=1.0, tokens=1)
+    document = study_document(frame(), None, ("device_ms", "time_ms"))
+    assert sorted(line[2] for line in document.tables[0].texts) == ["ok", "ok†"]
+    assert ",ok," in as_csv(document) and "status: host-bound" in as_csv(document)
 
 
 def test_with_a_study_cells_are_compared_and_other_workloads_left_out(add, frame):

@@ -73,18 +73,6 @@ def test_csv_of_a_quantity_has_ratios_and_notes():
     ]
 
 
-@pytest.mark.parametrize("width", [20, 400])
-@pytest.mark.parametrize("terminal", [True, False])
-def test_no_width_cuts_a_line(width, terminal):
-    colours = "auto" if terminal else None
-    console = Console(file=io.StringIO(), width=width, force_terminal=terminal, color_system=colours)
-    document = Document([Table("h", ["variant", "time"], [["v" * 60, TableCell("6.230 ms (27.4x)", 6.23, "best")]])])
-    show(document, console)
-    printed = console.file.getvalue()
-    assert ("\x1b[" in printed) == terminal and "6.230 ms (27.4x)" in printed and "v" * 60 in printed
-    assert terminal or printed == f"{as_text(document).plain}\n"
-
-
 @pytest.fixture(params=["pivot", "study", "columns"])
 def hostile(add, frame, request):
     """A document of rows whose texts act on a terminal, a browser, a renderer of Markdown or a spreadsheet."""

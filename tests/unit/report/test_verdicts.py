@@ -88,14 +88,6 @@ def test_each_doubt_is_named(add, judge):
     assert {*tie.doubts, *lone.doubts, *unmeasured.doubts, "wall differs", "below floor"} == set(DOUBTS)
 
 
-def test_the_runner_up_is_another_variant(add, judge):
-    add("triton_tp", **measured(1.0))
-    add("triton_tp", **measured(1.001), graph=True)
-    add("pytorch_gather", **measured(3.0))
-    (verdict,) = judge()
-    assert verdict.runner_up.column == "pytorch_gather" and verdict.ratio.value == pytest.approx(3)
-
-
 def test_the_sentence_of_many_problems(add, judge):
     for vocab, winner in ((1000, "triton_tp"), (2000, "triton_tp"), (4000, "quack")):
         times = {"triton_tp": 2.0, "quack": 2.0, "pytorch_gather": 10.0, winner: 1.0}
