@@ -102,7 +102,7 @@ def _printable(table: Table) -> Table:
 def cell_table(grid: RecordGrid, study: Study) -> Table:
     """Return a line for each cell of a grid, with the columns of the study that some row has.
 
-    Keys with one value stand in the heading. The column of the status is left out if all cells are ok, with equal marks.
+    Keys with one value stand in the heading. The column of the status is left out if all cells are ok and alike.
     """
     names, lines = filled_columns(grid, study.columns), grid.records
     columns = {"variant": [TableCell(record.column) for record in lines]}

@@ -33,7 +33,7 @@ def compare(tmp_path, capsys):
 
 
 def cells(**changes):
-    return [synthetic.cell("triton_tp", vocab, 4, **changes) for vocab in VOCABS]
+    return [synthetic.cell("triton_tp", vocab, 4, **{"bound": "memory", **changes}) for vocab in VOCABS]
 
 
 def verdicts(lines):

@@ -253,6 +253,8 @@ def overrides_of_cell(lines: Sequence[str]) -> str:
     words = []
     for line in lines:
         name, _, value = line.removeprefix("++").partition("=")
+        if name in GROUPS:
+            value = re.sub(r"^'(\d+)'$", r"\1", value)
         if name == "variant" and value in command_line_variants:
             value = f"{command_line_variants[value].path}:{command_line_variants[value].function}"
         if name == "model_dir" and value in model_files:
