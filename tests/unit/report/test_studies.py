@@ -36,7 +36,7 @@ def test_a_study_has_a_line_for_each_cell(caps, frame):
         "triton_tp block_cap=32768 algorithm=two_reads": "ok 6.08x 1.000 0.900 14.0% 64 168 25.0%",
         "pytorch_gather compile=true": "ok - 1.700 - - - - -",
     }
-    assert cpu.texts[0][1] == "ok*" and "no measurement" in cpu.notes[0] and gpu.notes[0].startswith("† host-bound")
+    assert "no measurement" in cpu.notes[0] and gpu.notes[0].startswith("† host-bound")
 
 
 def test_what_a_late_rank_costs_by_problem_and_variant(add, frame):
