@@ -26,8 +26,8 @@ from tpbench.workloads import workloads
 from tpbench.workloads.study_data import Picture
 
 FORMATS = (*TABLES, "html", *PICTURES)
-Maker: TypeAlias = Callable[[pd.DataFrame, argparse.Namespace], Document | Picture | str]
-"""Makes the content of a report from rows and options."""
+Maker: TypeAlias = Callable[[pd.DataFrame, argparse.Namespace], Document | Picture | str | None]
+"""Makes the content of a report from rows and options, or None if it has written files."""
 COMMANDS = {"compare": compare.main, "history": history.main}
 """Commands with options of their own."""
 
@@ -51,19 +51,13 @@ def _report(options: argparse.Namespace) -> None:
     form = command_line.output_format(options, FORMATS)
     make = _maker(options, form)
     frame = command_line.selected_rows(options)
-    if options.repeat is not None:
-        print(row_command(frame, options.repeat))
-        return
-    held = newest(frame)
-    if older := len(frame) - len(held):
+    if make is not _command and (older := len(frame) - len(newest(frame))):
         left_out = f"{older} older {'row is' if older == 1 else 'rows are'} not shown"
         print(f"report: {left_out}, because a newer one is of the same cell: see --only sweep_id=ID", file=sys.stderr)
     if options.metric is not None:
         command_line.require_values(frame, options.metric)
-    if form == "json" and options.output and not options.output.suffix:
-        write_documents(held, options.output)
-    else:
-        command_line.write(make(frame, options), form, options.output, options.study or options.plot or "")
+    if (content := make(frame, options)) is not None:
+        command_line.write(content, form, options.output, options.study or options.plot or "")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -106,6 +100,10 @@ def _maker(options: argparse.Namespace, form: str) -> Maker:
         raise JobError(f"--floor and --transpose are for tables of one metric, as --format {', '.join(TABLES)}")
     if form in ("png", "html") and options.output is None and sys.stdout.isatty():
         raise JobError(f"--format {form} is for a file: say -o report.{form}")
+    if options.repeat is not None:
+        return _command
+    if form == "json" and options.output and not options.output.suffix:
+        return _documents
     if form == "json" and not of_cells and options.metric is None:
         return _rows
     return _page if form == "html" else _picture if is_picture else _cells if of_cells else _pivot
@@ -124,6 +122,14 @@ def _cells(frame: pd.DataFrame, options: argparse.Namespace) -> Document:
 def _rows(frame: pd.DataFrame, options: argparse.Namespace) -> str:
     rows = newest(frame).dropna(axis="columns", how="all")
     return f"{rows.to_json(orient='records', indent=2, date_format='iso', double_precision=15)}\n"
+
+
+def _command(frame: pd.DataFrame, options: argparse.Namespace) -> str:
+    return f"{row_command(frame, options.repeat)}\n"
+
+
+def _documents(frame: pd.DataFrame, options: argparse.Namespace) -> None:
+    write_documents(newest(frame), options.output)
 
 
 def _page(frame: pd.DataFrame, options: argparse.Namespace) -> str:
