@@ -51,12 +51,13 @@ def _report(options: argparse.Namespace) -> None:
     form = command_line.output_format(options, FORMATS)
     make = _maker(options, form)
     frame = command_line.selected_rows(options)
+    if options.metric is not None:
+        command_line.require_values(frame, options.metric)
+    content = make(frame, options)
     if make is not _command and (older := len(frame) - len(newest(frame))):
         left_out = f"{older} older {'row is' if older == 1 else 'rows are'} not shown"
         print(f"report: {left_out}, because a newer one is of the same cell: see --only sweep_id=ID", file=sys.stderr)
-    if options.metric is not None:
-        command_line.require_values(frame, options.metric)
-    if (content := make(frame, options)) is not None:
+    if content is not None:
         command_line.write(content, form, options.output, options.study or options.plot or "")
 
 
