@@ -14,7 +14,7 @@ import pandas as pd
 from tpbench.report.analysis import records
 from tpbench.report.analysis.comparison import ratios_to_best
 from tpbench.report.analysis.grid import RecordGrid, arrange_rows, heading
-from tpbench.report.analysis.metrics import metric, number, percentages, ratio_text
+from tpbench.report.analysis.metrics import metric, number, ratio_text
 from tpbench.report.analysis.records import Record, column_label, is_measurement, value_text
 from tpbench.report.analysis.verdicts import disagreements
 from tpbench.report.pivot import FAILED
@@ -29,15 +29,11 @@ from tpbench.workloads.study_data import Panel, Picture, Series
 
 def studies() -> dict[str, dict[str, Study]]:
     """Return every study by name and workload."""
-    declared = [(name, workload) for workload in workloads().values() for name in workload.studies]
-    return {
-        name: {
-            of.name: replace(of.studies[name], columns=of.study_columns(name))
-            for other, of in declared
-            if other == name
-        }
-        for name, _ in declared
-    }
+    by_name: dict[str, dict[str, Study]] = {}
+    for workload in workloads().values():
+        for name, study in workload.studies.items():
+            by_name.setdefault(name, {})[workload.name] = replace(study, columns=workload.study_columns(name))
+    return by_name
 
 
 def check_columns(names: Sequence[str]) -> None:
@@ -147,7 +143,8 @@ def value_cell(name: str, record: Record) -> TableCell:
             return TableCell(MISSING)
     value = record[name]
     if isinstance(value, float):
-        return TableCell(f"{100 * value:.1f}%" if name in percentages() else number(value), value)
+        column = all_columns().get(name)
+        return TableCell(f"{100 * value:.1f}%" if column and column.percent else number(value), value)
     is_count = isinstance(value, int) and not isinstance(value, bool)
     return TableCell(value_text(value), value if is_count else None)
 

@@ -1,6 +1,5 @@
 """Metrics, the numbers of a row that a table can show, and how they are written."""
 
-import functools
 import math
 from dataclasses import dataclass
 
@@ -59,12 +58,6 @@ def metric(name: str) -> Metric:
 def metrics_of_all() -> list[str]:
     """Return the names of all metrics, those of single workloads last."""
     return [column.name for column in all_columns().values() if column.better is not None]
-
-
-@functools.cache
-def percentages() -> frozenset[str]:
-    """Return the columns that are written as percentages."""
-    return frozenset(column.name for column in all_columns().values() if column.percent)
 
 
 def number(value: float) -> str:
