@@ -9,18 +9,13 @@ import ast
 import functools
 import hashlib
 import json
-import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import tpbench
 
 PACKAGE = Path(tpbench.__file__).parent
-_MODULE = re.compile(r"tpbench(\.\w+)+")
-"""A text that names a module, for `importlib`."""
-_DATA = re.compile(r"[\w-]+\.json")
-"""A text that names a file with choices of launches."""
 
 
 @functools.cache
@@ -29,42 +24,44 @@ def kernels_version(files: tuple[Path, ...], package: Path = PACKAGE) -> str | N
 
     `package` is the folder of tpbench.
     """
-    waiting = [file for path in files for _, file, _ in _imports(ast.parse(path.read_bytes()), package)]
-    found: dict[Path, tuple[list[Path], bool, str]] = {}
+    modules: dict[Path, tuple[list[Path], bool, str]] = {}
+    waiting = [path for file in files for path in _module(file, package)[0]]
     while waiting:
         path = waiting.pop()
-        if path not in found:
-            found[path] = _module(path, package)
-            waiting += found[path][0]
-    if not any(has_triton for _, has_triton, _ in found.values()):
+        if path not in modules:
+            modules[path] = _module(path, package)
+            waiting += modules[path][0]
+    if not any(has_triton for _, has_triton, _ in modules.values()):
         return None
-    return _hash(sorted({digest for _, _, digest in found.values()} - {""}))[:12]
+    in_kernels = package / "kernels"
+    versions = {
+        code for path, (_, has_triton, code) in modules.items() if has_triton or path.is_relative_to(in_kernels)
+    }
+    return _hash(sorted(versions))[:12]
 
 
 @functools.cache
 def _module(path: Path, package: Path) -> tuple[list[Path], bool, str]:
     """Return the files of tpbench that a module imports, whether it imports triton, and the hash of its code.
 
-    The hash is empty for a module that neither holds nor launches kernels. Imports count without their order and
-    without the names of modules. JSON files that the module names count, too.
+    JSON files that the code names belong to the code.
     """
     tree = ast.parse(path.read_bytes())
-    imports = list(_imports(tree, package))
-    texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-    named = [_found(*text.rpartition(".")[::2], package)[0] for text in texts if _MODULE.fullmatch(text)]
-    has_triton = any(name.split(".")[0] == "triton" for node in _statements(tree) for name in imported(node))
-    digest = ""
-    if has_triton or path.is_relative_to(package / "kernels"):
-        modules = {alias.asname or alias.name for alias, _, is_module in imports if is_module}
-        names = {(alias.name, alias.asname or "") for alias, _, is_module in imports if not is_module}
-        data = [path.with_name(text) for text in sorted(texts) if _DATA.fullmatch(text)]
-        tables = [json.loads(file.read_bytes()) for file in data if file.is_file()]
-        digest = _hash([_plain(tree, modules), sorted(names), tables])
-    return [file for _, file, _ in imports] + [file for file in named if file], has_triton, digest
-
-
-def _hash(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    tree.body = [node for node in tree.body if getattr(getattr(node, "test", None), "id", "") != "TYPE_CHECKING"]
+    nodes = list(ast.walk(tree))
+    has_triton = any(name.partition(".")[0] == "triton" for node in nodes for name in imported(node))
+    sources = {
+        alias: source
+        for node in nodes
+        for alias in (node.names if isinstance(node, ast.ImportFrom) and imported(node) else ())
+        if (source := _source(imported(node)[0], alias.name, package))
+    }
+    modules = {alias.asname or alias.name for alias, source in sources.items() if alias.name == source.stem}
+    names = sorted(f"{alias.name} {alias.asname}" for alias in sources if (alias.asname or alias.name) not in modules)
+    texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    tables = [path.parent / text for text in sorted(texts) if text.endswith(".json")]
+    contents = [json.loads(table.read_bytes()) for table in tables if table.is_file()]
+    return list(sources.values()), has_triton, _hash([_code(tree, modules), names, contents])
 
 
 def imported(node: ast.AST) -> list[str]:
@@ -74,63 +71,43 @@ def imported(node: ast.AST) -> list[str]:
     return [node.module] if isinstance(node, ast.ImportFrom) and node.module and not node.level else []
 
 
-def _statements(node: Any) -> Iterator[ast.AST]:
-    """Yield a statement and those inside, without what only a type checker sees."""
-    yield node
-    is_for_types = isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
-    for inside in node.orelse if is_for_types else ast.iter_child_nodes(node):
-        if not isinstance(inside, ast.expr):
-            yield from _statements(inside)
-
-
-def _imports(tree: ast.AST, package: Path) -> Iterator[tuple[ast.alias, Path, bool]]:
-    """Yield each name that is imported from tpbench, with its file, and whether the name is a module."""
-    for node in _statements(tree):
-        for alias in node.names if isinstance(node, ast.ImportFrom) else ():
-            file, is_module = _found(str(node.module), alias.name, package)  # type: ignore[attr-defined]
-            if file:
-                yield alias, file, is_module
-
-
 @functools.cache
-def _found(module: str, name: str, package: Path) -> tuple[Path | None, bool]:
-    """Return the file with what `from MODULE import NAME` imports, and whether NAME is a module.
-
-    A package's `__init__` may import the name from another module. The file is None if tpbench doesn't have the module.
-    """
+def _source(module: str, name: str, package: Path) -> Path | None:
+    """Return the file of tpbench with what `from MODULE import NAME` imports, or None for another package."""
     top, *parts = module.split(".")
     folder = package.joinpath(*parts)
-    places = folder.with_name(f"{folder.name}.py"), folder / f"{name}.py", folder / name / "__init__.py"
-    for path, is_module in zip(places, (False, True, True), strict=True):
-        if top == tpbench.__name__ and path.is_file():
-            return path, is_module
     start = folder / "__init__.py"
+    for path in (folder.with_name(f"{folder.name}.py"), folder / f"{name}.py", folder / name / "__init__.py"):
+        if top == tpbench.__name__ and path.is_file():
+            return path
     if top != tpbench.__name__ or not start.is_file():
-        return None, False
+        return None
     for node in ast.walk(ast.parse(start.read_bytes())):  # with imports for type checkers: they say where a name is
         for alias in node.names if isinstance(node, ast.ImportFrom) else ():
             if name == (alias.asname or alias.name):
-                return _found(str(node.module), alias.name, package)  # type: ignore[attr-defined]
-    return start, False
+                return _source(str(node.module), alias.name, package)  # type: ignore[attr-defined]
+    return start
 
 
-def _plain(value: Any, modules: Collection[str]) -> Any:
-    """Return a part of a syntax tree as lists and dictionaries, equal for all versions of Python.
+def _code(part: Any, modules: Collection[str]) -> Any:
+    """Return a part of a syntax tree as lists, equal for all versions of Python.
 
-    Docstrings and imports from tpbench are left out.
+    Docstrings and imports from tpbench are left out. `modules`: names of imported modules, which all become one word.
     """
+    if isinstance(part, list):
+        return [_code(item, modules) for item in part if not _is_left_out(item)]
+    if not isinstance(part, ast.AST):
+        return "module" if part in modules else repr(part)
+    unused = "ctx", "kind", "type_comment"
+    fields = [field for field in ast.iter_fields(part) if field[0] not in unused and field[1] not in (None, [])]
+    return [type(part).__name__, *([name, _code(value, modules)] for name, value in fields)]
 
-    def is_left_out(node: Any) -> bool:
-        if isinstance(node, ast.ImportFrom):
-            return (node.module or "").partition(".")[0] == tpbench.__name__
-        return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
-    if isinstance(value, list):
-        return [_plain(item, modules) for item in value if not is_left_out(item)]
-    if isinstance(value, ast.AST):
-        unused = "ctx", "kind", "type_comment"
-        parts = {name: part for name, part in ast.iter_fields(value) if part not in (None, []) and name not in unused}
-        if parts.get("id") in modules:
-            return "module"
-        return [type(value).__name__, {name: _plain(part, modules) for name, part in parts.items()}]
-    return "module" if isinstance(value, str) and _MODULE.fullmatch(value) else repr(value)
+def _is_left_out(node: Any) -> bool:
+    if isinstance(node, ast.Expr):
+        return isinstance(node.value, ast.Constant)
+    return any(name.partition(".")[0] == tpbench.__name__ for name in imported(node))
+
+
+def _hash(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()

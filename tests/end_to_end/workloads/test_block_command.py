@@ -57,6 +57,6 @@ def _stacks_are_trained_alike(rows: pd.DataFrame, outputs: Path) -> None:
     tables = study_document(rows.reset_index(), "profile").tables
     shown = {line[tables[0].columns.index("variant")]: line for table in tables for line in table.texts}
     loss = tables[0].columns.index("loss_value")
-    printed = {shown[f"{variant} profile=true"][loss] for variant in right.index}
+    printed = {shown[variant][loss] for variant in right.index}
     assert len(printed) == 1 and float(*printed) == pytest.approx(right["loss_value"].iloc[0], rel=1e-3)
     assert not disagreements(row_records(newest(load([outputs]))))

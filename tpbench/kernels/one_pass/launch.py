@@ -6,7 +6,6 @@ Kernels receive several arguments as named tuples. Triton compiles the same code
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -201,7 +200,8 @@ def prepare(
 
 def _kernel(whole: bool) -> Any:
     # Imported on first use: kernels in Gluon are not needed in Triton's interpreter.
-    kernels = importlib.import_module("tpbench.kernels.one_pass.kernels")
+    from tpbench.kernels.one_pass import kernels
+
     return kernels.whole_row_kernel if whole else kernels.one_pass_kernel
 
 

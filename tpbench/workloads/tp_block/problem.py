@@ -87,7 +87,6 @@ class TpBlock:
         option="ignored",
         with_graph=False,
     )
-    profile: bool = setting(False, help="keep each rank's profiler trace of one step", option="skipped")
     rotary: bool = setting(False, help="rotate queries and keys by their positions, as Llama does; layers=N sets true")
     layers: int = setting(0, help="blocks to train with AdamW; 0: one block, forward and backward only", low=0)
     steps: int = setting(10, help="measured training steps (layers=N)", low=1)

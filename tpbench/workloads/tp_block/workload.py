@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 MakeT = TypeVar("MakeT", bound="Callable[[BlockInputs], Schedule]")
 
-SHARED_OPTIONS = frozenset({"profile", "compile", "save_gathered"})
+SHARED_OPTIONS = frozenset({"compile", "save_gathered"})
 """The options of every schedule that shares the block between ranks."""
 
 
@@ -163,7 +163,7 @@ def _of_schedule(summary: str, options: Collection[str] = SHARED_OPTIONS, **trai
 
 @_of_schedule(
     "the whole block on every rank, each for itself: the reference",
-    {"profile", "compile"},
+    {"compile"},
     unsupported_reason=lambda problem, tp_size: None,
     shares_block=False,
 )
@@ -215,7 +215,6 @@ WORKLOAD.variant_of(
     "block_compile_async",
     "execution.prepared.prepare_compiled",
     "torch.compile with micro-pipelined tensor parallelism",
-    options={"profile"},
     requires_cuda=True,
     is_compiled=True,
 )

@@ -82,9 +82,6 @@ class TrainStep:
     phase_steps: int = setting(
         3, help="above 0: time the phases of each measured step; 0: do not", low=0, option="skipped", column=False
     )
-    profile: bool = setting(
-        False, help="keep the profiler trace of one additional step", option="skipped", column=False
-    )
     log_interval: int = setting(10, help="steps between two lines of progress; 0: none", low=0, column=False, in_key=5)
 
     @property
