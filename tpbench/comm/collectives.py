@@ -196,6 +196,11 @@ def nccl_algorithm(shape: tuple[int, int], dtype: torch.dtype, group: dist.Proce
             gather_rows(shard, group)
         graph.debug_dump(file.name)
         text = file.read()
+    return algorithm_in(text)
+
+
+def algorithm_in(text: str) -> str:
+    """Return the names of NCCL's kernels in the text of a graph, or `copy engine` or `unknown`."""
     kernels = re.findall(r"nccl(Symk)?DevKernel_(\w+?)\d\dnccl", text)
     names = [f"symmetric {name}" if symmetric else name.removesuffix("_LL") for symmetric, name in kernels]
     return ", ".join(names) or ("copy engine" if "BATCH_MEM_OP" in text else "unknown")

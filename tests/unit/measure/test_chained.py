@@ -251,10 +251,3 @@ def test_no_copy_is_left_when_the_inputs_change_at_last(here: Rank) -> None:
         first: Any = First(here, time)
         run(first, cpu_context(here), SETTINGS, again=again)
     assert max(alive) == len(copies) == 1 and alive[-1] == 0
-
-
-def test_copies_share_what_is_measured_once(here: Rank) -> None:
-    context, calls = cpu_context(here), list[str]()
-    for copy in (context, dataclasses.replace(context, seed=3)):
-        assert copy.once("rate", lambda: calls.append("measured") or 2.5) == 2.5
-    assert calls == ["measured"] and cpu_context(here).known == {}

@@ -109,15 +109,6 @@ def test_without_a_trace_the_clocks_tell_what_they_can(monkeypatch: pytest.Monke
     assert columns_of(monkeypatch, [], schedule=schedule) == {}
 
 
-@pytest.mark.parametrize(("time_ms", "iterations"), [(333.0, 3), (334.0, 1)])
-def test_long_iterations_are_traced_once(time_ms: float, iterations: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    traced: list[int] = []
-    monkeypatch.setitem(TIMES, "time_ms", time_ms)
-    monkeypatch.setattr(gpu_trace, "_traced", lambda *arguments: traced.append(arguments[3]) or [])
-    found = columns_of(monkeypatch, None)
-    assert traced == [iterations] and "compute_share" not in found
-
-
 def test_a_trace_with_little_of_a_replayed_step_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a graph, such a step is bound by the host."""
     schedule, little = IterationSchedule(warmup_iterations=1, iterations=1, held_before=0), [[kernel(GEMM, 0, 1.5)]]

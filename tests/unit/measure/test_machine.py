@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import psutil
@@ -73,14 +74,13 @@ def test_only_listed_variables_are_recorded(monkeypatch: pytest.MonkeyPatch) -> 
     ],
 )
 def test_gpus_are_those_of_nvml(
-    names: list[str] | None, visible: str | None, count: int, facts: object, monkeypatch: pytest.MonkeyPatch
+    names: list[str] | None, visible: str | None, count: int, facts: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_nvml(monkeypatch, names)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert machine.gpu_count() == count
-    assert machine._gpus() == facts
-    assert machine.facts()["gpu_count"] == facts["gpu_count"]  # type: ignore[index]
+    assert facts.items() <= machine.facts().items()
 
 
 @pytest.mark.parametrize(
@@ -120,14 +120,6 @@ def test_free_memory_is_within_the_limit_of_the_container(tmp_path: Path, monkey
     for limit, free in (("max", 8.0), (str(4 * 2**30), 3.0), (str(20 * 2**30), 8.0)):
         (tmp_path / "memory.max").write_text(f"{limit}\n")
         assert machine.available_memory_gib() == free
-
-
-def test_the_model_of_the_cpu_is_the_first_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: One: fast\nmodel name\t: Two\n")
-    monkeypatch.setattr(machine, "Path", lambda path: tmp_path / path.rpartition("/")[2])
-    assert machine._cpu_model() == "One: fast"
-    (tmp_path / "cpuinfo").unlink()
-    assert machine._cpu_model() == (platform.processor() or platform.machine())
 
 
 def test_a_checkout_with_changes_is_dirty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,16 +4,17 @@ import math
 import resource
 import sys
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from tests.support.fake_gpu_memory import GIB, FakeMemory
 from tpbench.measure import machine, rank_memory
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 1)
+GIB = 2**30
 only_linux = pytest.mark.skipif(sys.platform != "linux", reason="Linux limits the data segment and keeps a peak")
 
 
@@ -86,45 +87,24 @@ def test_shortage(error: Exception, requested_bytes: int | None) -> None:
     assert rank_memory.shortage(error) == requested_bytes
 
 
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeMemory:
-    return FakeMemory(monkeypatch)
-
-
 @pytest.mark.parametrize(("wanted", "limit", "fraction"), [(None, 100.0, 1.0), (25.0, 25.0, 0.25), (400.0, 100.0, 1.0)])
 def test_the_limit_of_a_gpu_is_a_fraction_of_its_memory(
-    wanted: float | None, limit: float, fraction: float, gpu: FakeMemory
+    wanted: float | None, limit: float, fraction: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert rank_memory.limit(CUDA, wanted, 8) == limit
-    assert gpu.fraction == fraction
+    fractions = [1.0]
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=100 * GIB))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, _: fractions.append(share))
+    assert (rank_memory.limit(CUDA, wanted, 8), fractions[-1]) == (limit, fraction)
 
 
-def test_available_bytes_of_a_gpu_are_within_its_limit_and_its_free_memory(gpu: FakeMemory) -> None:
-    gpu.fraction, gpu.reserved = 0.5, 10 * GIB
-    assert rank_memory.available_bytes(CUDA) == 40 * GIB
-    gpu.free = GIB
-    assert rank_memory.available_bytes(CUDA) == GIB
-
-
-def test_a_peak_on_a_gpu_is_above_what_was_held(gpu: FakeMemory) -> None:
-    gpu.held = gpu.peak = 3 * GIB
-    assert rank_memory.held_bytes(CUDA) == 3 * GIB
-    with rank_memory.extra_peak(CUDA) as peak:
-        gpu.peak = 5 * GIB
-    assert peak.peak_gib == [2.0]
-    assert gpu.calls == ["synchronize", "synchronize", "reset", "synchronize"]
-
-
-def test_memory_of_iterations_on_a_gpu_is_read_without_waiting_for_it(gpu: FakeMemory) -> None:
-    usage = rank_memory.IterationMemory(CUDA, GIB)
-    usage.end()
-    for held, most in ((2, 4), (0, 3)):
-        usage.begin()
-        gpu.held, gpu.peak = held * GIB, most * GIB
-    usage.end()
-    usage.end()
-    assert (usage.held_gib, usage.peak_gib) == ([1.0, 0.0], [3.0, 2.0])
-    assert gpu.calls == ["reset", "reset"]
+@pytest.mark.parametrize(("free", "available"), [(100, 40), (1, 1)])
+def test_available_bytes_of_a_gpu_are_within_its_limit_and_its_free_memory(
+    free: int, available: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free * GIB, 100 * GIB))
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 0.5)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 10 * GIB)
+    assert rank_memory.available_bytes(CUDA) == available * GIB
 
 
 @only_linux

@@ -65,22 +65,6 @@ def rounds_of(lengths: list[int], spent_s: float, milliseconds: float = 1.0, **s
 
 
 @pytest.mark.parametrize(
-    ("found", "iterations"),
-    [
-        (rounds_of([], 0.0), 2),
-        (rounds_of([], 0.0, max_iterations=24), 1),
-        # A round has 0.1 s. Three iterations, one of them to warm up again, took 0.03 s: ten fit.
-        (rounds_of([2], 0.0299), 9),
-        (rounds_of([2, 9], 0.1299), 9),
-        (rounds_of([2], 0.0299, max_iterations=24 * 5), 5),
-        (rounds_of([2], 3.0), 1),  # at least one
-    ],
-)
-def test_the_iterations_of_the_next_round(found: ClockRun, iterations: int) -> None:
-    assert found.next_round() == iterations
-
-
-@pytest.mark.parametrize(
     ("found", "request_"),
     [
         (rounds_of([], 0.0), RoundRequest.MORE),

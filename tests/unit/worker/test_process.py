@@ -28,29 +28,23 @@ def test_every_task_begins_with_the_same_random_numbers_and_may_compile(monkeypa
     assert drawn[0] == drawn[1]
 
 
-class Gpu:
-    """A fake GPU. `free`: MiB that are free at each call; the last value stays."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *free: int, allocated: int = 0) -> None:
-        self.free = list(free)
-        monkeypatch.setattr(torch.cuda, "mem_get_info", self.info)
-        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: allocated * 2**20)
-        for name in ("synchronize", "empty_cache"):
-            monkeypatch.setattr(torch.cuda, name, lambda *device: None)
-        monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, raising=False)
-        monkeypatch.setattr(gpu_trace, "has_run", False)
-        monkeypatch.setattr(process, "_free_bytes", {})
-
-    def info(self, device: object) -> tuple[int, int]:
-        return (self.free.pop(0) if len(self.free) > 1 else self.free[0]) * 2**20, 80_000 * 2**20
-
-
-def test_how_much_of_a_gpu_jobs_may_keep(monkeypatch: pytest.MonkeyPatch) -> None:
-    Gpu(monkeypatch, 9000, 7000, 6900)
-    reasons = [reason_to_end(torch.device("cuda:0")) for _ in range(3)]
-    assert reasons == ["", "", "its jobs took 2100 MiB of the GPU that they did not give back"]
-
-
-def test_tensors_that_are_left_end_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    Gpu(monkeypatch, 9000, allocated=17)
-    assert reason_to_end(torch.device("cuda:0")) == "tensors of 17.0 MiB are left"
+@pytest.mark.parametrize(
+    ("free_mib", "allocated_mib", "reason"),
+    [
+        ([9000, 7000, 6952], 16, ""),
+        ([9000, 7000, 6900], 16, "its jobs took 2100 MiB of the GPU that they did not give back"),
+        ([9000], 17, "tensors of 17.0 MiB are left"),
+    ],
+)
+def test_how_much_of_a_gpu_jobs_may_keep(
+    free_mib: list[int], allocated_mib: int, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = iter(free_mib)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (next(free) * 2**20, 80_000 * 2**20))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: allocated_mib * 2**20)
+    for name in ("synchronize", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda *device: None)
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, raising=False)
+    monkeypatch.setattr(gpu_trace, "has_run", False)
+    monkeypatch.setattr(process, "_free_bytes", {})
+    assert [reason_to_end(torch.device("cuda:0")) for _ in free_mib][-1] == reason
