@@ -1,7 +1,7 @@
 """One attempt at a cell: its folder, its task, how it ended, and the row that is made of its end.
 
 Only the launching side writes rows: the launcher, `resume=true`, `tpbench collect`, and the Slurm task on its node. Any
-of them may be killed at any time, so whatever another one has to know of an attempt is on disk, each fact once:
+of them may be killed at any time. So what other processes must know of an attempt is on disk, each fact in one file.
 
 - `task.json`: what runs, and the name of the row. The ranks, the Slurm task and `collect` read it.
 - `.result.reserved`: space for the result; without it no rank can save one. A rank turns it into `result.json`, which

@@ -19,10 +19,10 @@ from tpbench.launcher.planning.resume import decide
 
 
 class Runner(ABC):
-    """What a sweep asks of the place where its cells run. `Host` and `Slurm` are its two implementations."""
+    """The place where the cells of a sweep run. `Host` and `Slurm` implement it."""
 
     target: PlanningTarget
-    """What the cells are planned for."""
+    """The host or the partition that cells are planned for."""
     facts: Mapping[str, Any]
     """Columns of the software and the hardware with which a stored row is still valid. A missing one isn't compared."""
 

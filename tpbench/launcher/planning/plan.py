@@ -15,7 +15,7 @@ from tpbench.settings import JobError, parse, spelled
 
 
 class PlanningTarget(Protocol):
-    """What cells are planned for: this host, or the nodes of a cluster."""
+    """A host, or a partition of a cluster, that cells are planned for."""
 
     @property
     def device(self) -> Literal["cuda", "cpu"]:
