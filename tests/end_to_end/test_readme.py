@@ -14,7 +14,6 @@ from tests.support import synthetic
 from tests.support.command import ROOT, environment, forked, tpbench
 from tpbench.console import information
 from tpbench.launcher.options import COMMANDS as COMMANDS_OF_TPBENCH
-from tpbench.workloads import variants
 
 README = (ROOT / "README.md").read_text()
 PAGES = [ROOT / "README.md", *sorted((ROOT / "tpbench/docs").glob("*.md"))]
@@ -70,13 +69,6 @@ def test_links_and_files_that_pages_name_exist() -> None:
             assert (page.parent / link).exists(), (page.name, link)
         for name in set(re.findall(r"scripts/[\w.]+", text)):
             assert (ROOT / name).exists(), (page.name, name)
-
-
-def test_every_variant_and_choice_is_named() -> None:
-    text = "".join(page.read_text() for page in PAGES)
-    groups = ("variant", "shape", "model", "loss", "block_cap", "measure")
-    choices = {file.stem for group in groups for file in (ROOT / "conf" / group).glob("*")}
-    assert [name for name in sorted({*variants(), *choices}) if not re.search(rf"\b{name}\b", text)] == []
 
 
 def test_the_workflow_fails_for_a_worse_variant(tmp_path: Path) -> None:

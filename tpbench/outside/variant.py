@@ -65,13 +65,14 @@ class OutsideVariant:
     def loaded(self, problem: Any) -> tuple[Workload, Variant, Any]:
         """Run the file and return the workload, the variant with its functions, and the problem as its own class.
 
-        Only ranks call this. Raises RuntimeError if the file has changed since the sweep began, and whatever the file
-        raises.
+        Only ranks call this. Raises RuntimeError if the file has changed since the sweep began, and the errors of the
+        file itself.
         """
         in_file = variants_of(load_module(Path(self.path), self.version))
-        workload, loaded = next(
-            pair for pair in in_file if (pair[0].name, pair[1].name) == (self.workload, self.function)
-        )
+        matches = [pair for pair in in_file if (pair[0].name, pair[1].name) == (self.workload, self.function)]
+        if not matches:
+            raise RuntimeError(f"on this rank, {Path(self.path).name} declares no variant {self.function}")
+        ((workload, loaded),) = matches
         traits = ("prepare", "unsupported_reason", "bytes_communicated")
         variant = replace(self.variant, **{name: getattr(loaded, name) for name in traits})
         if self.definition is None:  # a third argument of its function is a value of the user's own
@@ -109,8 +110,8 @@ def from_file(path: Path, function: str) -> OutsideVariant:
     (fields,) = matches
     if fields["error"]:
         raise JobError(f"{path.name}: {fields['error']}")
-    known_fields = {name: value for name, value in fields.items() if name != "error"}
-    return OutsideVariant(f"{path.name}:{function}", path=str(path), version=version, **known_fields)
+    plain = {name: value for name, value in fields.items() if name != "error"}
+    return OutsideVariant(f"{path.name}:{function}", path=str(path), version=version, **plain)
 
 
 def names_in(path: Path) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def one(problem): ...
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    helper = f"helper_{tmp_path.name}"  # of this test only: a process imports a name once
+    helper = f"helper_{tmp_path.name}"  # each test has its own: a process imports a name once
     (tmp_path / "my_loss.py").write_text(FILE.replace("helper", helper))
     (tmp_path / f"{helper}.py").write_text("NUMBER = 7\n")
     (tmp_path / "elsewhere").mkdir()
@@ -194,6 +195,8 @@ def test_the_ranks_load_the_code_and_refuse_what_it_refuses(folder: Path) -> Non
     Path(helper.name).write_text("NUMBER = 8\n")
     with pytest.raises(JobError, match=r"other\.py imports helper_.*\.py, and another variant in this process"):
         from_file(Path("other.py"), "fast_tp")
+    with pytest.raises(RuntimeError, match=r"on this rank, my_loss\.py declares no variant gone"):
+        replace(found, function="gone").loaded(None)
     helper.write_text("NUMBER = 9\n")
     loading.load_module.cache_clear()  # as another process would see it
     with pytest.raises(RuntimeError, match=r"my_loss\.py changed after the sweep began: run it again with resume=true"):
