@@ -1,4 +1,4 @@
-"""What the kernels need of torch.distributed: collectives, an all-gather of small values, and no NVLink multicast."""
+"""Collectives under one name for all versions of torch, an all-gather of small Python values, and NVLink multicast."""
 
 from __future__ import annotations
 

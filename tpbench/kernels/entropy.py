@@ -164,7 +164,7 @@ def entropy_loss(
         RuntimeError: logits on a CPU and not in the interpreter; exchange="symmetric" if it is not available; a
             rank whose peer did not answer an earlier call (that call's loss is NaN).
     """
-    arguments = locals()
+    arguments = locals()  # before any other variable exists
     options = Options.of_arguments(arguments)
     inputs = RowInputs(*map(arguments.get, RowInputs._fields))
     checks.options(options)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.support.kernel_reference import make, make_policy, on_device
-from tpbench.kernels import TopK, checks, entropy_loss
+from tpbench.kernels import How, LaunchRecord, TopK, checks, entropy_loss
 
 ROOM = torch.zeros(5, 8, device="cuda" if torch.cuda.is_available() else "cpu")
 SHARED = {"loss": "forward_kl"}
@@ -88,6 +88,7 @@ def test_an_algorithm_asked_for_by_name_is_not_replaced() -> None:
 @pytest.mark.parametrize("name", ["two_reads", "two_kernels"])
 def test_the_result_names_its_algorithm(name: Any) -> None:
     how = entropy_loss(LOGITS, LABELS, algorithm=name).how
+    assert How is LaunchRecord and isinstance(how, How)  # which was its name before
     assert (how.algorithm, how.block, how.bytes_sent, len(how.kernels)) == (name, 16, 0, 1 + (name == "two_kernels"))
 
 

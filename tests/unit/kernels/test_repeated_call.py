@@ -98,7 +98,7 @@ NEVER: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("changes", NEVER)
 def test_calls_that_are_never_repeated(changes: dict[str, Any]) -> None:
-    """They check or do more than to launch a kernel."""
+    """These calls check or do more than to launch a kernel."""
     loss, several_kernels = Loss(), Loss(is_one_kernel=False)
     for _ in range(3):
         loss.call(**{"logits": LOGITS[0], "target": LABELS[:6], **changes})

@@ -149,7 +149,7 @@ def linear_entropy_loss(
         RuntimeError: hidden on a CPU and not in Triton's interpreter; exchange="symmetric" if it is not available; a
             rank whose peer did not answer an earlier call.
     """
-    arguments = locals()
+    arguments = locals()  # before any other variable exists
     options = Options.of_arguments(arguments)
     row_inputs = RowInputs(*map(arguments.get, RowInputs._fields))
     checks.options(options)
