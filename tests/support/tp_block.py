@@ -85,12 +85,10 @@ def one_process(cell: TpBlock) -> BlockResult:
 
 def run_once(cell: TpBlock, prepared: PreparedBlock) -> BlockResult:
     """Run one forward and backward pass, and free its gradients."""
-    output = prepared.run(prepared.x)
-    output.backward(prepared.grad)
+    output = prepared.output_of_step()
     assert prepared.x.grad is not None
-    result = BlockResult(output.detach(), prepared.x.grad, gradients(cell, prepared.module))
-    prepared.x.grad = None
-    prepared.module.zero_grad(set_to_none=True)
+    result = BlockResult(output, prepared.x.grad, gradients(cell, prepared.module))
+    prepared.free()
     return result
 
 

@@ -22,7 +22,7 @@ from tpbench.workloads.embedding_grad.exchanges.counted import CountedCollective
 from tpbench.workloads.embedding_grad.exchanges.symmetric import Inboxes, addresses
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
 from tpbench.workloads.embedding_grad.row_operations import merge_kernel, row_kernels
-from tpbench.workloads.embedding_grad.row_operations.row_kernels import list_rows, push_rows
+from tpbench.workloads.embedding_grad.row_operations.row_kernels import push_rows
 from tpbench.workloads.embedding_grad.row_operations.search import MisplacedRow
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="compiled kernels need GPU memory")
@@ -171,29 +171,3 @@ def test_rows_outside_the_table_are_an_error(row: int) -> None:
     every[0].search.tokens[0, 0] = row
     with pytest.raises(MisplacedRow, match="1 tokens have rows that are not of the table"):
         exchange(every)
-
-
-@settings(max_examples=20, deadline=None)
-@given(
-    steps=st.lists(st.lists(st.integers(-2, 41), max_size=60), min_size=1, max_size=3),
-    owners=st.sampled_from((1, 3)),
-    block=st.sampled_from((16, 64)),
-)
-def test_the_search_lists_each_row_once_in_the_list_of_its_owner(
-    steps: list[list[int]], owners: int, block: int
-) -> None:
-    """Rows run from 0 to 38; tokens outside are counted. A later search does not see an earlier one."""
-
-    def zeros(*shape: int) -> Tensor:
-        return torch.zeros(shape, dtype=torch.int32)
-
-    stamps, lists, misplaced, outside = zeros(39), zeros(owners, 60), zeros(1), 0
-    for number, tokens in enumerate(steps, 1):
-        epoch, counts = zeros(1) + number, zeros(owners)
-        rows = torch.tensor(tokens, dtype=torch.int32)
-        list_rows(rows, stamps, epoch, lists, counts, rows_per_list=39 // owners, misplaced=misplaced, block=block)
-        listed = [sorted(each[:count].tolist()) for each, count in zip(lists, counts, strict=True)]
-        expected = sorted({row for row in tokens if 0 <= row < 39})
-        assert listed == [[row for row in expected if row // (39 // owners) == owner] for owner in range(owners)]
-        outside += sum(not 0 <= row < 39 for row in tokens)
-    assert int(misplaced) == outside

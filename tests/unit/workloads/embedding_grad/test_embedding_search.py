@@ -1,28 +1,13 @@
-"""Search for the touched rows on the CPU, the buffers through which they go to the GPU, and replays of GPU work."""
+"""The buffers through which rows of a search on the CPU go to the GPU."""
 
 from __future__ import annotations
 
 from typing import Any
 from unittest import mock
 
-import pytest
 import torch
 
-from tests.support.embedding_grad import context, problem
-from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
-from tpbench.workloads.embedding_grad.row_operations.search import CpuRowFinder, PinnedRing
-
-
-def found(*steps: list[int], rank: int = 0) -> CpuRowFinder:
-    tokens = torch.tensor(steps, dtype=torch.int32)
-    return CpuRowFinder(EmbeddingGradInputs(problem(table_rows=7), context(rank=rank), [tokens, tokens]))
-
-
-@pytest.mark.parametrize(("rank", "rows"), [(0, [5, 6, 1, 3]), (1, [1, 3, 5, 6])])
-def test_rows_of_all_steps_are_listed_once_with_the_own_rows_last(rank: int, rows: list[int]) -> None:
-    finder = found([5, 1, 5], [6, 1, 3], rank=rank)
-    for _ in range(2):  # a second search starts anew
-        assert finder.find() == [2, 2] and finder.rows().tolist() == rows
+from tpbench.workloads.embedding_grad.row_operations.search import PinnedRing
 
 
 class LateRing(PinnedRing):
