@@ -20,6 +20,7 @@ from tpbench.report.pivot import pivot
 from tpbench.report.studies import study_document
 from tpbench.results.read import plain_rows
 from tpbench.worker.task import Task
+from tpbench.workloads.train_step import WORKLOAD
 
 STEPS = ("steps=6", "warmup_steps=2", "phase_steps=2", "log_interval=2")
 
@@ -100,6 +101,13 @@ def test_rows_as_json_documents(rows: list[dict[str, Any]], swept: Any) -> None:
     assert sum(content["summary"]["timing_breakdown"].values()) == pytest.approx(100)
     assert all(0 < step["forward_time_s"] < step["step_time_s"] for step in content["steps"])
     assert all(0 < step["memory_allocated_gb"] <= step["memory_peak_gb"] for step in content["steps"])
+
+
+def test_documents_of_one_name_get_files_of_their_own(tmp_path: Path) -> None:
+    folder = str(ROOT / "outputs/reference")
+    documents = list(filter(None, map(WORKLOAD.document, plain_rows(package.load(folder, workload="train_step")))))
+    assert report([folder, "--workload", "train_step", "--format", "json", "-o", str(tmp_path)]) == 0
+    assert len(list(tmp_path.glob("*.json"))) > len({name for name, _ in documents})
 
 
 def test_the_training_study(rows: list[dict[str, Any]], swept: Any) -> None:
