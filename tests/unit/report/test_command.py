@@ -30,6 +30,7 @@ def test_output_and_filters(add, tmp_path, capsys):
         (["nowhere"], "no such folder or file: nowhere: run `python -m tpbench ...` first"),
         (["empty"], "no rows in empty: run `python -m tpbench ...` first"),
         (["rows", "--metric", "time"], "no metric is called time, did you mean"),
+        (["rows", "--columns", "time_ms,a/time_ms"], "no column is called a (all "),
         (["rows", "--loss", "cros_entropy"], "did you mean cross_entropy?"),
         (["rows", "--transpose", "--columns", "time_ms"], "--floor and --transpose are for tables of one metric"),
         (["rows", "--metric", "time_ms", "--columns", "peak_gib"], "choose their own numbers: leave out --metric"),

@@ -35,17 +35,6 @@ def change(before, after, metric_name="time_ms", threshold=0.03, **options):
     return found
 
 
-INTERPRETED, ONE_PASS = "interpreted: correct, but no measurement", "one pass: it served as warm-up, check and time"
-
-
-@pytest.mark.parametrize("at", ["before", "after", "both"])
-@pytest.mark.parametrize(("mark", "said"), [({"interpreted": True}, INTERPRETED), ({"warmed_up": False}, ONE_PASS)])
-def test_a_value_that_is_no_measurement_is_not_compared_on_either_side(at, mark, said):
-    before, after = (record(**(mark if at in (side, "both") else {})) for side in ("before", "after"))
-    found = change(before, after, allowed=("interpreted", "warmed_up"))
-    assert found.verdict == "not comparable" and found.notes[0].startswith(said) and found.ratio is None
-
-
 @pytest.mark.parametrize(
     ("before", "after", "verdict", "fails"),
     [

@@ -100,16 +100,3 @@ def test_rows_that_are_no_undisturbed_measurement_are_left_out(add, series, chan
     add("triton_tp", **{"time_ms": 9.0} | CPU | changes)
     (found,) = series()
     assert times(found) == [[1.0]] and " on " not in found[0]
-
-
-@pytest.mark.parametrize("status", ["oom", "wrong", "timeout", "error", "skipped"])
-def test_the_newest_row_may_be_a_failure(add, series, status):
-    """A skipped row doesn't count as a failure."""
-    add("triton_tp", 1.0, torch_version="2.11.0")
-    add("triton_tp", status=status, reason="x", torch_version="2.99.0")
-    add("quack", status=status, reason="x")
-    (found,) = series()
-    assert [level[-1]["status"] for level in found[1]][1:] == ([] if status == "skipped" else [status])
-    add("triton_tp", 1.0, torch_version="2.99.0")
-    (found,) = series()
-    assert times(found) == [[1.0], [1.0]]

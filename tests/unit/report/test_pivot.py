@@ -155,13 +155,6 @@ TRAINED = {
 }  # fmt: skip
 
 
-def test_an_unknown_workload_has_a_table_too(add, frame):
-    add("mystery", 1.0, workload="of_the_future", vocab=None)
-    report = pivot(frame())
-    assert grid(report)[0] == ("tp",)
-    assert report.tables[0].heading == "of_the_future, bfloat16, NVIDIA H200, cuda"
-
-
 def test_rows_that_say_nothing(add, frame):
     blank = dict.fromkeys(
         ("workload", "device", "gpu_name", "loss", "dtype", "vocab", "tp_size", "tokens", "job", "key")

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.support.commands import report as main
-from tpbench.report.studies import check_columns, study_document, study_picture
+from tpbench.report.studies import study_document, study_picture
 from tpbench.settings import JobError
 from tpbench.tables import as_csv
 from tpbench.workloads.study_data import Series
@@ -104,12 +104,6 @@ def test_with_a_study_cells_are_compared_and_other_workloads_left_out(add, frame
     assert tuple(table.columns) == ("variant", "of best", "mfu")
     assert table.texts == [["fsdp", "1.00x", "50.0%"], ["ddp", "2.00x", "50.0%"]]
     assert len(study_document(frame(), None, ("time_ms",)).tables) == 2
-
-
-@pytest.mark.parametrize("name", ["tim", "time_ms/devise_ms", "a/time_ms", ""])
-def test_an_unknown_column_is_an_error(name):
-    with pytest.raises(JobError, match=r"no column is called .* \(all \d+: python -m tpbench docs columns\)"):
-        check_columns(("time_ms", name))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 "use strict";
 // Tables get a filter, heads that sort, and labels for phones, when they are opened. Without this script the page is whole, only still.
-const NUMBER = /^[<+-]?(\d+(?:\.\d+)?(?:e[+-]?\d+)?)(?:$|[ %x(*^≠†‡§¶°])/;
+const NUMBER = /^[<+-]?(\d+(?:\.\d+)?(?:e[+-]?\d+)?)(?:$|[ %x(*^≠†‡§¶])/;
 
 function cellNumber(cell) {
   if ("v" in cell.dataset) return Number(cell.dataset.v);
