@@ -12,7 +12,8 @@ from tests.unit.report.test_verdicts import measured
 from tpbench import packages
 from tpbench.report.analysis.grid import arrange_rows
 from tpbench.report.analysis.verdicts import verdicts_of
-from tpbench.report.page.html_page import page, verdict_table
+from tpbench.report.page.html_page import failure_table, page, verdict_table
+from tpbench.report.pivot import failures
 from tpbench.results.read import load
 
 
@@ -172,9 +173,10 @@ def grids(add, frame):
     return arrange_rows(frame())
 
 
-def test_a_verdict_has_its_time_the_runner_up_and_doubts(grids):
+def test_tables_of_verdicts_and_failures(grids):
     table = verdict_table(verdicts_of(grids[0]))
     assert dict(zip(table.columns, table.texts[0], strict=True)) == {
         "problem": "vocab=32768 tp=2", "fastest": "triton_tp", "time": "1.000 ms", "runner-up": "3.00x pytorch_gather",
         "of floor": "50%", "memory": "0.0004 GiB", "wall time": "2.000 ms", "trust": "good",
     }  # fmt: skip
+    assert failure_table(failures(grids)).texts == [["1", "oom", "asked for 4 GiB", "quack vocab=32768 tp=2"]]
