@@ -84,40 +84,33 @@ def test_spellings(value: str, folder: Path) -> None:
     check_overrides(renamed)
 
 
+MISTAKES = {
+    "f.py:a": {
+        "class a: ...": "no variant in f.py is called a",
+        "\ndef a(problem): ...": "f.py: a must take 2 arguments, as a(problem, shard), not (problem)",
+        "def a(x, y, *, z): ...": "f.py: a must take 2 arguments, as a(problem, shard), not (x, y, *, z)",
+        "x = 1\nx = = 2": "f.py:2: invalid syntax",
+        "x = '\0'": "f.py",
+        "\nimport flash_attn": "f.py:2: it needs flash_attn (not installed): ",
+        "x = 1\nraise SystemExit(2)": "f.py:2: SystemExit: 2",
+        "@variant(option=1)\ndef a(x, y): ...": "f.py:2: TypeError: variant() got an unexpected keyword argument",
+        "@variant\ndef a(x, y): ...": "f.py:2: TypeError: write @variant() with parentheses",
+        "@variant(options={'x'})\ndef a(x, y): ...": "f.py: a: no option of entropy_loss is called x (valid",
+        "@variant(workload='x')\ndef a(x, y): ...": "f.py:2: ValueError: no workload is called x (valid: ",
+        "@variant(requires='x')\ndef a(x, y): ...": "f.py: requires='x' of a has the wrong type",
+    },
+    "f.py:b": {"def a(x, y): ...\ndef _b(x, y): ...": "no variant in f.py is called b (valid: a)"},
+    "f.py:a compile=true": {"def a(x, y): ...": "no variant in f.py is called a compile=true (valid: a)"},
+    "f.py": {"def a(x, y): ...": "f.py names no function: write f.py:FUNCTION (its variants: a)"},
+    "none.py:a": {"": "there is no file "},
+    "=cmd.py:a": {"": "=cmd.py: rename the file; its name may have letters"},
+    "\u202ef.py:a": {"": "\u202ef.py: rename the file; its name may have letters"},
+}
+"""Values of `variant=`, each with texts of the file f.py and the messages that they cause."""
+
+
 @pytest.mark.parametrize(
-    ("value", "text", "message"),
-    [
-        ("none.py:fast_tp", "", "there is no file "),
-        (
-            "f.py",
-            "def a(x, y): ...\ndef _b(x, y): ...",
-            "f.py names no function: write f.py:FUNCTION (its variants: a)",
-        ),
-        ("f.py:b", "def a(x, y): ...", "no variant in f.py is called b (valid: a)"),
-        ("f.py:a compile=true", "def a(x, y): ...", "no variant in f.py is called a compile=true (valid: a)"),
-        ("f.py:a", "class a: ...", "no variant in f.py is called a"),
-        ("f.py:a", "\ndef a(problem): ...", "f.py: a must take 2 arguments, as a(problem, shard), not (problem)"),
-        ("f.py:a", "def a(x, y, *, z): ...", "f.py: a must take 2 arguments, as a(problem, shard), not (x, y, *, z)"),
-        ("f.py:a", "x = 1\nx = = 2", "f.py:2: invalid syntax"),
-        ("f.py:a", "x = '\0'", "f.py"),
-        ("f.py:a", "\nimport flash_attn", "f.py:2: it needs flash_attn (not installed): "),
-        ("f.py:a", "x = 1\nraise SystemExit(2)", "f.py:2: SystemExit: 2"),
-        (
-            "f.py:a",
-            "@variant(option=1)\ndef a(x, y): ...",
-            "f.py:2: TypeError: variant() got an unexpected keyword argu",
-        ),
-        ("f.py:a", "@variant\ndef a(x, y): ...", "f.py:2: TypeError: write @variant() with parentheses"),
-        (
-            "f.py:a",
-            "@variant(options={'x'})\ndef a(x, y): ...",
-            "f.py: a: no option of entropy_loss is called x (valid",
-        ),
-        ("f.py:a", "@variant(workload='x')\ndef a(x, y): ...", "f.py:2: ValueError: no workload is called x (valid: "),
-        ("f.py:a", "@variant(requires='x')\ndef a(x, y): ...", "f.py: requires='x' of a has the wrong type"),
-        ("=cmd.py:a", "", "=cmd.py: rename the file; its name may have letters, digits and _ - . of ASCII only"),
-        ("\u202ef.py:a", "", "\u202ef.py: rename the file; its name may have letters, digits and _ - . of ASCII only"),
-    ],
+    ("value", "text", "message"), [(value, *case) for value, cases in MISTAKES.items() for case in cases.items()]
 )
 def test_a_mistake_is_one_line_before_anything_runs(value: str, text: str, message: str, folder: Path) -> None:
     imports = "from tpbench.api import variant\n" if "@variant" in text else ""
