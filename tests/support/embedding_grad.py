@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tests.support.ranks import Rank
-from tpbench.measure import clock
+from tpbench.measure import timers
 from tpbench.measure.session import Context
 from tpbench.workloads.embedding_grad import WORKLOAD, EmbeddingGrad
 from tpbench.workloads.embedding_grad.exchanges import Exchange, ExchangeContext, sequence
@@ -57,7 +57,7 @@ def prepared(
 
 def new_session(here: Rank, cell: EmbeddingGrad, name: str) -> Any:
     """Set up a session that measures each time once: these tests need no precise times."""
-    with mock.patch.dict(clock.ITERATIONS, cpu=1, cuda=1):
+    with mock.patch.dict(timers.ITERATIONS, cpu=1, cuda=1):
         return WORKLOAD.set_up(cell, WORKLOAD.variants[name], context(here))
 
 

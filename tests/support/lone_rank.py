@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tests.support.ranks import Rank
-from tpbench.measure import clock
+from tpbench.measure import timers
 
 
 def lone_rank(monkeypatch: pytest.MonkeyPatch, world_size: int = 2, log: list[str] | None = None) -> Rank:
@@ -30,7 +30,7 @@ def lone_rank(monkeypatch: pytest.MonkeyPatch, world_size: int = 2, log: list[st
         reduced = {dist.ReduceOp.SUM: every.sum(0), dist.ReduceOp.MAX: every.amax(0), dist.ReduceOp.MIN: every.amin(0)}
         numbers.copy_(reduced[op])
 
-    monkeypatch.setattr(clock, "CPU_FLUSH_BYTES", 2)
+    monkeypatch.setattr(timers, "CPU_FLUSH_BYTES", 2)
     monkeypatch.setattr(dist, "all_gather", all_gather)
     monkeypatch.setattr(dist, "all_reduce", all_reduce)
     monkeypatch.setattr(dist, "broadcast", lambda *_, **__: calls.append("broadcast"))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from unittest import mock
 
-from tpbench.measure import clock, late, stop_rules
+from tpbench.measure import late, stop_rules, timers
 
 
 class SimulatedTime:
@@ -47,6 +47,6 @@ def simulated_time() -> Iterator[SimulatedTime]:
     """Give measurements on this rank a simulated time."""
     simulated = SimulatedTime()
     with ExitStack() as stack:
-        for module in (clock, late, stop_rules):
+        for module in (timers, late, stop_rules):
             stack.enter_context(mock.patch.object(module, "time", simulated))
         yield simulated

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from tpbench.measure import cuda_graph, rank_memory
 from tpbench.measure.audit import AuditedSession, common_seed
-from tpbench.measure.clock import Timed, WallClock, synchronize
 from tpbench.measure.ranks import on_any_rank
 from tpbench.measure.session import Context, MeasureSettings, Session, Verdict
 from tpbench.measure.stop_rules import ROUNDS, ClockRun
+from tpbench.measure.timers import Timed, WallTimer, synchronize
 
 LEAST_ITERATIONS = 2
 """Iterations of a block that takes longer than a round."""
@@ -36,7 +36,7 @@ COPIES_FOR_ONE_USE = 8
 """Copies of inputs that an iteration overwrites, or that change: a block uses each of them once."""
 
 
-class Chain(WallClock, Session):
+class Chain(WallTimer, Session):
     """Wall time of blocks of iterations, divided by their number, from lined-up ranks to this rank's idle device.
 
     The chain is also the session whose step is a block, each iteration of which runs on the next copy of the inputs.

@@ -17,10 +17,10 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
-from tpbench.measure.clock import WallClock, synchronize
 from tpbench.measure.ranks import gather_numbers
 from tpbench.measure.session import Context, Session
 from tpbench.measure.statistics import is_host_bound
+from tpbench.measure.timers import WallTimer, synchronize
 
 has_run = False
 """True if this process has profiled a GPU."""
@@ -100,7 +100,7 @@ def _covered_ms(events: Iterable[Event]) -> float:
 
 
 def bottleneck_columns(
-    step: Callable[[], None], session: Session, wall: WallClock, context: Context, columns: Mapping[str, Any]
+    step: Callable[[], None], session: Session, wall: WallTimer, context: Context, columns: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the columns of the bottleneck of an iteration on GPUs: from a trace, else from both clocks. Collective.
 
@@ -127,7 +127,7 @@ def bottleneck_columns(
 
 
 def _busy_by_trace(
-    step: Callable[[], None], restore: Callable[[], None], wall: WallClock, context: Context, time_ms: float
+    step: Callable[[], None], restore: Callable[[], None], wall: WallTimer, context: Context, time_ms: float
 ) -> tuple[float, float] | None:
     """Trace a few iterations of `time_ms`. Return the median times in ms as of `busy_ms`, or None without CUPTI.
 
@@ -166,7 +166,7 @@ def share_columns(
 
 
 def _traced(
-    step: Callable[[], None], restore: Callable[[], None], wall: WallClock, iterations: int, context: Context
+    step: Callable[[], None], restore: Callable[[], None], wall: WallTimer, iterations: int, context: Context
 ) -> list[list[Event]]:
     """Run iterations as the wall clock does, under the profiler, and return the device's events of each."""
 

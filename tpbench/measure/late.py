@@ -12,20 +12,20 @@ from typing import Any
 
 import torch
 
-from tpbench.measure.clock import ITERATIONS, Clock, do_nothing, mark, ms_between
 from tpbench.measure.clocks import LATE_MS
 from tpbench.measure.ranks import gather_numbers
 from tpbench.measure.session import Context, Session
+from tpbench.measure.timers import ITERATIONS, Timer, do_nothing, mark, ms_between
 
 PRODUCTS, SIZE = 3, 4096
 """Products of square bf16 matrices on the other stream, and their size."""
 CALIBRATION_CYCLES = 10_000_000
 
 
-def late_columns(step: Callable[[], None], session: Session, clock: Clock, context: Context) -> dict[str, Any]:
+def late_columns(step: Callable[[], None], session: Session, timer: Timer, context: Context) -> dict[str, Any]:
     """Return the columns `late_ms` and, on GPUs, `beside_ms` and `beside_alone_ms`. Collective.
 
-    `step`: what the clocks time of the session. `clock`: lines the ranks up before each iteration.
+    `step`: what the clocks time of the session. `timer`: lines the ranks up before each iteration.
     """
     device, iterations = context.device, ITERATIONS[context.device.type]
     is_late = context.rank == context.world_size - 1
@@ -65,15 +65,15 @@ def late_columns(step: Callable[[], None], session: Session, clock: Clock, conte
 
     late_ms, beside_ms = [], []
     for delay_ms in LATE_MS:
-        times = others_ms(clock.samples(partial(late_step, delay_ms), session.restore, iterations))
+        times = others_ms(timer.samples(partial(late_step, delay_ms), session.restore, iterations))
         waited = [ranks[-1] for ranks in gather_numbers(last_ms(delays), context)]
         late_ms.append(median(own - delay for own, delay in zip(times, waited, strict=True)))
         if stream is not None:
-            clock.samples(partial(beside, partial(late_step, delay_ms)), session.restore, iterations)
+            timer.samples(partial(beside, partial(late_step, delay_ms)), session.restore, iterations)
             beside_ms.append(median(others_ms(last_ms(products))))
     if stream is None:
         return {"late_ms": late_ms}
-    clock.samples(partial(beside, do_nothing), do_nothing, iterations)
+    timer.samples(partial(beside, do_nothing), do_nothing, iterations)
     alone_ms = median(others_ms(last_ms(products)))
     return {"late_ms": late_ms, "beside_ms": beside_ms, "beside_alone_ms": alone_ms}
 

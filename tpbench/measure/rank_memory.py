@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from tpbench.measure import machine
-from tpbench.measure.clock import synchronize
+from tpbench.measure.timers import synchronize
 from tpbench.suggestions import message
 
 _REQUESTED = re.compile(r"(?:[Tt]ried to|Unable to) allocate ([\d.]+) ?(bytes|KiB|MiB|GiB|TiB|PiB)?")

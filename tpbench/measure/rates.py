@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from tpbench.kernels.distributed import all_gather
-from tpbench.measure.clock import Stopwatch, mark, ms_between, synchronize
+from tpbench.measure.timers import Stopwatch, mark, ms_between, synchronize
 
 COPIES = 9
 BYTES = {"cuda": 2**31, "cpu": 2**26}

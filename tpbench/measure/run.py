@@ -15,7 +15,6 @@ import torch
 from tpbench.measure import cuda_graph, rank_memory
 from tpbench.measure.audit import changed_inputs_reason, poison
 from tpbench.measure.chained import chained_run
-from tpbench.measure.clock import Clock, DeviceClock, WallClock, cold_cache, mark, ms_between
 from tpbench.measure.clocks import TIMED
 from tpbench.measure.compile_time import compile_columns, listen, spent_s
 from tpbench.measure.gpu import ClockWatch
@@ -25,6 +24,7 @@ from tpbench.measure.ranks import from_rank_0, gather_number, gather_numbers
 from tpbench.measure.session import Context, Costs, IterationSchedule, MeasureSettings, Verdict
 from tpbench.measure.statistics import Samples, summary
 from tpbench.measure.stop_rules import MIN_ROUNDS, ClockRun, RoundRequest
+from tpbench.measure.timers import DeviceTimer, Timer, WallTimer, cold_cache, mark, ms_between
 
 
 class Measured(NamedTuple):
@@ -73,10 +73,10 @@ class Cell:
         self.settings = replace(settings, fresh=settings.fresh or not self.session.trusted)
         self.on_gpu = context.device.type == "cuda"
         cache = cold_cache(context.device, context.world_size)
-        self.wall = WallClock(context.device, cache)
-        self.clocks: dict[str, Clock] = {"wall": self.wall}
+        self.wall = WallTimer(context.device, cache)
+        self.timers: dict[str, Timer] = {"wall": self.wall}
         if self.on_gpu:
-            self.clocks["device"] = DeviceClock(context.device, cache)
+            self.timers["device"] = DeviceTimer(context.device, cache)
         self.watch = ClockWatch(context.device)
         self.step = self.session.step
         """The function that the clocks time: the session's step, or the replay of its graph."""
@@ -102,7 +102,7 @@ class Cell:
             self.context.say("timing")
             session.fresh = settings.fresh
             self.runs = {
-                name: ClockRun(clock, self.step, session, self.context, settings) for name, clock in self.clocks.items()
+                name: ClockRun(timer, self.step, session, self.context, settings) for name, timer in self.timers.items()
             }
 
     def finish(self) -> Measured:
@@ -192,7 +192,7 @@ class Cell:
         self.columns |= self._gpu_columns(len(samples["wall"])) | time_columns(samples, self.columns)
         if self.settings.late and context.world_size > 1:
             context.say("letting a rank be late")
-            self.columns |= late_columns(self.step, session, self.clocks.get("device", self.wall), context)
+            self.columns |= late_columns(self.step, session, self.timers.get("device", self.wall), context)
         return Measured(self.verdict, self.columns, self._further_iterations())
 
     def _first_passes(self) -> tuple[np.ndarray[Any, Any], float, bool]:

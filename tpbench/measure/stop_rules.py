@@ -12,10 +12,10 @@ from enum import IntEnum
 import numpy as np
 
 from tpbench.measure.audit import poison
-from tpbench.measure.clock import Clock
 from tpbench.measure.ranks import from_rank_0, gather_numbers
 from tpbench.measure.session import Context, MeasureSettings, Session
 from tpbench.measure.statistics import Samples, precise_enough
+from tpbench.measure.timers import Timer
 
 WARMUP_ITERATIONS = 3
 FIRST_BLOCK = 5
@@ -68,14 +68,14 @@ class ClockRun:
 
     def __init__(
         self,
-        clock: Clock,
+        timer: Timer,
         step: Callable[[], None],
         session: Session,
         context: Context,
         settings: MeasureSettings,
     ) -> None:
         """`step`: the step of the session, or the replay of its graph."""
-        self.clock, self.step, self.session = clock, step, session
+        self.timer, self.step, self.session = timer, step, session
         self.context, self.settings = context, settings
         self.rounds: list[Samples] = []
         """The samples of each block or round."""
@@ -103,7 +103,7 @@ class ClockRun:
 
     def until_precise(self) -> None:
         """Time blocks of iterations, whose sizes rank 0 decides, until the median is precise enough or time is up."""
-        self.clock.warm_up(self.step, self.session.restore, WARMUP_ITERATIONS)
+        self.timer.warm_up(self.step, self.session.restore, WARMUP_ITERATIONS)
         began = time.monotonic()
         while block := from_rank_0([self.next_block()])[0]:
             self._time(block)
@@ -130,7 +130,7 @@ class ClockRun:
     def run_round(self, iterations: int) -> None:
         """Run one more round."""
         began = time.monotonic()
-        self.clock.warm_up(self.step, self.session.restore, REWARM_ITERATIONS)
+        self.timer.warm_up(self.step, self.session.restore, REWARM_ITERATIONS)
         self._time(iterations)
         self.spent_s += time.monotonic() - began
 
@@ -142,5 +142,5 @@ class ClockRun:
                 poison(self.session)
             self.session.restore()
 
-        samples = self.clock.samples(self.step, restore, iterations)
+        samples = self.timer.samples(self.step, restore, iterations)
         self.rounds.append(gather_numbers(samples, self.context))

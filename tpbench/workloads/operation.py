@@ -15,9 +15,9 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from tpbench.comm.collectives import gather_objects
 from tpbench.measure.audit import AuditedSession, Inputs, tensors_of
-from tpbench.measure.clock import Stopwatch
 from tpbench.measure.rates import compute_ms, gather_gb_per_s, gemm_tflops
 from tpbench.measure.session import Context, Costs, Session, Verdict
+from tpbench.measure.timers import Stopwatch
 from tpbench.workloads import NAMES, Variant, Workload
 from tpbench.workloads.differences import Compared, Comparison
 from tpbench.workloads.step import Step, WrongReturn, checked_columns, count, require

@@ -12,8 +12,8 @@ from tests.support.ranks import Rank, ranks_here, run_on_ranks
 from tests.support.simulated_time import simulated_time
 from tests.support.sleeping_sessions import Sleeper, cpu_context, run
 from tests.support.tp_block import context
-from tpbench.measure.clock import SLEEP_CYCLES_PER_S, Stopwatch, WallClock, cold_cache, do_nothing, paired_difference
 from tpbench.measure.session import MeasureSettings
+from tpbench.measure.timers import SLEEP_CYCLES_PER_S, Stopwatch, WallTimer, cold_cache, do_nothing, paired_difference
 
 
 def measured(here: Rank, settings: MeasureSettings) -> tuple[dict[str, Any], int]:
@@ -74,7 +74,7 @@ def interleaved(here: Rank) -> tuple[str, str, list[list[float]], list[float]]:
             (lambda: step("b", 0.02), lambda: order.append("[")),
             iterations=4,
         )
-    wall = WallClock(here.device, cold_cache(here.device, here.world_size))
+    wall = WallTimer(here.device, cold_cache(here.device, here.world_size))
     return here.device.type, "".join(order), samples, wall.samples(lambda: time.sleep(0.01), do_nothing, 3)
 
 

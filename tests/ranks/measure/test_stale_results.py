@@ -19,7 +19,7 @@ from tests.support.ranks import Rank, ranks_here, run_on_ranks
 from tests.support.simulated_time import SimulatedTime
 from tests.support.sleeping_sessions import Sleeper, cpu_context, run
 from tests.support.train_step import mesh_context
-from tpbench.measure import clock
+from tpbench.measure import timers
 from tpbench.measure.audit import SLEEP_S, Inputs, changed_inputs_reason
 from tpbench.measure.session import MeasureSettings
 from tpbench.workloads import Variant
@@ -129,7 +129,7 @@ def on_fresh_inputs(here: Rank, kind: str) -> dict[str, str | None]:
         runs_here = CUDA or variant.requires_cuda is not True
         if runs_here and not variant.unsupported_reason(problem, place.tp_size):
             settings = replace(FRESH, max_iterations=3, fresh=variant.place is None)
-            with mock.patch.dict(clock.ITERATIONS, cpu=1, cuda=1):
+            with mock.patch.dict(timers.ITERATIONS, cpu=1, cuda=1):
                 again = partial(workload.set_up, problem, variant, place)
                 session: Any = again()
                 session.details = lambda columns: {}
@@ -166,7 +166,7 @@ def trained(here: Rank, fields: dict[str, Any]) -> dict[str, tuple[str | None, d
     problem = TrainStep(**{**TRAINING, **fields})
     results = {}
     for name in TRAININGS:
-        with mock.patch.dict(clock.ITERATIONS, cpu=1, cuda=1):
+        with mock.patch.dict(timers.ITERATIONS, cpu=1, cuda=1):
             session = TrainStepSession(problem, TrainVariant(name, "", getattr(cheats, name), place=("file", 1)), place)
         verdict, columns = run(session, place, MeasureSettings())
         results[name] = verdict.wrong, columns | verdict.columns

@@ -10,7 +10,7 @@ import torch
 
 from tests.support.lone_rank import lone_rank
 from tests.support.sleeping_sessions import cpu_context
-from tpbench.measure import clock, rates
+from tpbench.measure import rates, timers
 from tpbench.measure import run as running
 from tpbench.measure.session import Context, Costs
 
@@ -52,7 +52,7 @@ def test_the_copy_bandwidth_counts_bytes_read_and_written_of_the_slowest_rank(
     lengths = [9.0, 3.0, 1.0, 2.0, 3.0, 1.0, 1.0, 9.0, 3.0, 1.0]  # the first copy does not count
     assert len(lengths) == rates.COPIES + 1
     times = itertools.accumulate(lengths, initial=100.0)
-    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: next(times)))
+    monkeypatch.setattr(timers, "time", SimpleNamespace(perf_counter=lambda: next(times)))
     monkeypatch.setattr(rates, "BYTES", {"cpu": 4 * 10**6})
     assert rates.copy_gb_per_s(CPU) == pytest.approx(4e6 / 2.0 / 1e9)
 

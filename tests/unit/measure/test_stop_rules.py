@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.support.lone_rank import lone_rank
 from tests.support.simulated_time import simulated_time
 from tests.support.sleeping_sessions import Sleeper, cpu_context
-from tpbench.measure import clock
+from tpbench.measure import timers
 from tpbench.measure.run import Cell
 from tpbench.measure.session import MeasureSettings
 from tpbench.measure.stop_rules import (
@@ -122,7 +122,7 @@ def test_outputs_are_poisoned_before_the_last_iteration(monkeypatch: pytest.Monk
 
     with simulated_time() as time:
         session = Writing(here, time, 0.001)
-        wall = clock.WallClock(here.device, torch.empty(0))
+        wall = timers.WallTimer(here.device, torch.empty(0))
         settings = MeasureSettings(max_iterations=5)
         ClockRun(wall, session.step, session, cpu_context(here), settings).until_precise()
     assert poisoned == [False] * 7 + [True]  # three iterations of warm-up, and a block of five

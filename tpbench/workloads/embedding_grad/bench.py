@@ -10,8 +10,8 @@ from torch import Tensor
 
 from tpbench.comm.collectives import gather_objects
 from tpbench.measure.audit import Inputs
-from tpbench.measure.clock import Stopwatch
 from tpbench.measure.session import Context, Costs, Verdict
+from tpbench.measure.timers import Stopwatch
 from tpbench.workloads.differences import Compared, Comparison
 from tpbench.workloads.embedding_grad.exchanges import Exchange, ExchangeContext, sequence
 from tpbench.workloads.embedding_grad.exchanges.counted import CountedCollectives, measure_link_rates

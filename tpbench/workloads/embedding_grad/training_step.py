@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpbench.comm import collectives
-from tpbench.measure.clock import Stopwatch
+from tpbench.measure.timers import Stopwatch
 from tpbench.workloads.embedding_grad.exchanges import Phase, StepPoint, sequence
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs, bigram_rows, text_tokens
 from tpbench.workloads.embedding_grad.problem import EmbeddingGrad

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from tpbench.comm.collectives import gather_rows
-from tpbench.measure.clock import do_nothing
 from tpbench.measure.ranks import gather_number
 from tpbench.measure.session import Context, Costs, Verdict
+from tpbench.measure.timers import do_nothing
 from tpbench.workloads.differences import Compared, Comparison
 from tpbench.workloads.linear_loss.inputs import Output, Shard, make_shard
 from tpbench.workloads.linear_loss.problem import WORKLOAD, LinearLoss

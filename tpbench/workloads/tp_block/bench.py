@@ -14,10 +14,10 @@ from torch import Tensor
 from tpbench.comm.collectives import gather_rows, nccl_algorithm, scatter_rows
 from tpbench.measure import cuda_graph
 from tpbench.measure.audit import Inputs
-from tpbench.measure.clock import Stopwatch, paired_difference
 from tpbench.measure.rank_memory import held_bytes
 from tpbench.measure.rates import gather_gb_per_s, gemm_tflops
 from tpbench.measure.session import Context, Costs, IterationSchedule, Session, Verdict
+from tpbench.measure.timers import Stopwatch, paired_difference
 from tpbench.workloads import Variant
 from tpbench.workloads.step import Step, checked_columns, require
 from tpbench.workloads.tp_block import oracle

@@ -13,10 +13,10 @@ from torch import Tensor
 from tpbench.comm.collectives import gather_objects, nccl_algorithm
 from tpbench.kernels.distributed import forbid_multicast
 from tpbench.measure import cuda_graph, rank_memory
-from tpbench.measure.clock import Stopwatch, ms_between
 from tpbench.measure.ranks import gather_number
 from tpbench.measure.rates import compute_ms, gemm_tflops
 from tpbench.measure.session import Context, Costs, IterationSchedule, Session, Verdict
+from tpbench.measure.timers import Stopwatch, ms_between
 from tpbench.workloads.sizes import ITEM_BYTES
 from tpbench.workloads.step import require
 from tpbench.workloads.train_step import estimates

@@ -11,8 +11,8 @@ import torch
 
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.tp_block import FixedStopwatch, block_context, context, problem
-from tpbench.measure.clock import do_nothing
 from tpbench.measure.rates import SHARD_BYTES, SIDE
+from tpbench.measure.timers import do_nothing
 from tpbench.workloads.tp_block import WORKLOAD, bench
 from tpbench.workloads.tp_block.execution.prepared import NoCommunicationSchedule, prepare
 from tpbench.workloads.tp_block.problem import TOLERANCE

@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeAlias
 
 from torch import Tensor
 
-from tpbench.measure.clock import Stopwatch
+from tpbench.measure.timers import Stopwatch
 from tpbench.workloads.embedding_grad.exchanges.counted import CountedCollectives
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tpbench.comm import collectives, shared_memory_all_gather
 from tpbench.comm.shared_memory_all_gather import SharedMemoryAllGather
-from tpbench.measure.clock import Stopwatch, do_nothing
+from tpbench.measure.timers import Stopwatch, do_nothing
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs
 
 

@@ -22,9 +22,9 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from tpbench import packages
-from tpbench.measure.clock import LEAST_ITERATIONS, do_nothing
 from tpbench.measure.ranks import on_any_rank
 from tpbench.measure.statistics import median_interval
+from tpbench.measure.timers import LEAST_ITERATIONS, do_nothing
 from tpbench.workloads.tp_block.execution.prepared import BlockContext, PreparedBlock, graphed
 from tpbench.workloads.tp_block.execution.torch_schedules import SymmMemSchedule, torch_workspace_gib
 from tpbench.workloads.tp_block.inputs import BlockInputs

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from tpbench.comm.parallel_linears import Pending, Schedule, SequentialSchedule
 from tpbench.comm.symmetric_buffers import enable_symmetric_memory
 from tpbench.measure import cuda_graph
-from tpbench.measure.clock import Stopwatch
 from tpbench.measure.rates import compute_ms
 from tpbench.measure.session import Costs
+from tpbench.measure.timers import Stopwatch
 from tpbench.workloads.tp_block.execution.layers import Stack, build
 from tpbench.workloads.tp_block.inputs import BlockInputs
 from tpbench.workloads.tp_block.problem import TpBlock, bytes_moved, bytes_sent, flops

@@ -1,6 +1,6 @@
-"""Two clocks: host wall time from barrier to idle device, and device time by events with launches queued ahead.
+"""Two timers: host time from barrier to idle device, and device time by events with launches queued ahead.
 
-The third one is in `chained`.
+The third one is in `chained`. `clocks` is the table of what they measure.
 """
 
 import time
@@ -77,7 +77,7 @@ def do_nothing() -> None:
     """The `restore` of a step that does not change its inputs."""
 
 
-class Clock(ABC):
+class Timer(ABC):
     """Times iterations on this rank. Collective: all ranks time the same number of iterations.
 
     Each iteration starts with all ranks lined up and a cold L2 cache.
@@ -105,7 +105,7 @@ class Clock(ABC):
         dist.all_reduce(self._one)
 
 
-class WallClock(Clock):
+class WallTimer(Timer):
     """Host time from the moment when all ranks are lined up with idle devices until this rank's device is idle."""
 
     def __init__(self, device: torch.device, cache: Tensor) -> None:
@@ -139,7 +139,7 @@ class WallClock(Clock):
         return samples
 
 
-class DeviceClock(Clock):
+class DeviceTimer(Timer):
     """Device time by CUDA events, which enclose only the step.
 
     The host queues each whole iteration while the device sleeps, so that launch times do not show. The device then
@@ -195,12 +195,12 @@ class Stopwatch:
         A GPU at its power limit lowers its clock over time, so that only times of the same moment are comparable.
         Without a number of `iterations`, long steps have fewer than short ones (`LIMIT_MS`).
         """
-        clock = self._clock(on_host)
-        last_ms = [clock.samples(step, restore, WARMUP_ITERATIONS)[-1] for step, restore in timed]
+        timer = self._timer(on_host)
+        last_ms = [timer.samples(step, restore, WARMUP_ITERATIONS)[-1] for step, restore in timed]
         if iterations is None:
             affordable = int(LIMIT_MS / max(*_slowest(last_ms), 1e-3))
             iterations = min(ITERATIONS[self.device.type], max(LEAST_ITERATIONS, affordable))
-        return [_slowest(samples) for samples in clock.interleaved(timed, iterations)]
+        return [_slowest(samples) for samples in timer.interleaved(timed, iterations)]
 
     def chained_ms(self, *timed: Timed, iterations: int | None = None) -> list[list[float]]:
         """Return the wall time of a step back to back with others and their `restore`, for each such block of steps.
@@ -224,15 +224,15 @@ class Stopwatch:
 
         The first half of each block does not count, until the clock of a GPU at its power limit is that of the step.
         """
-        clock = self._clock(False)
+        timer = self._timer(False)
         samples: list[list[float]] = [[] for _ in timed]
         for index in abba_order(len(timed), 2):
-            samples[index] += clock.samples(*timed[index], iterations)[iterations // 2 :]
+            samples[index] += timer.samples(*timed[index], iterations)[iterations // 2 :]
         return [_slowest(step_samples) for step_samples in samples]
 
-    def _clock(self, on_host: bool) -> Clock:
+    def _timer(self, on_host: bool) -> Timer:
         wall = on_host or self.device.type == "cpu"
-        return (WallClock if wall else DeviceClock)(self.device, self.cache)
+        return (WallTimer if wall else DeviceTimer)(self.device, self.cache)
 
 
 def paired_difference(above: Sequence[float], below: Sequence[float]) -> float:

@@ -1,4 +1,4 @@
-"""The two clocks and the stopwatch, with collectives and GPU events that are stand-ins."""
+"""The two timers and the stopwatch, with collectives and GPU events that are stand-ins."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -9,11 +9,11 @@ import torch
 from tests.support.lone_rank import lone_rank
 from tests.support.simulated_time import FakeEvents, simulated_time
 from tests.support.sleeping_sessions import cpu_context
-from tpbench.measure import clock
-from tpbench.measure.clock import (
-    DeviceClock,
+from tpbench.measure import timers
+from tpbench.measure.timers import (
+    DeviceTimer,
     Stopwatch,
-    WallClock,
+    WallTimer,
     abba_order,
     cold_cache,
     do_nothing,
@@ -43,7 +43,7 @@ def test_wall_time_begins_when_the_ranks_are_lined_up(monkeypatch: pytest.Monkey
             time.sleep(5.0)
 
         cache: Any = SimpleNamespace(zero_=lambda: log.append("flush"))
-        samples = WallClock(CPU, cache).interleaved(
+        samples = WallTimer(CPU, cache).interleaved(
             [(lambda: step("a", 0.001), restore), (lambda: step("b", 0.02), restore)], 3
         )
     assert samples == [pytest.approx([1.0] * 3), pytest.approx([20.0] * 3)]
@@ -55,8 +55,8 @@ def test_the_wall_clock_keeps_the_parts_of_each_iteration_that_counts(monkeypatc
     lone_rank(monkeypatch)
     with simulated_time() as time:
         cache: Any = SimpleNamespace(zero_=lambda: None)
-        wall = WallClock(CPU, cache)
-        monkeypatch.setattr(clock, "synchronize", lambda device: time.sleep(0.003))
+        wall = WallTimer(CPU, cache)
+        monkeypatch.setattr(timers, "synchronize", lambda device: time.sleep(0.003))
         assert wall.samples(lambda: time.sleep(0.001), lambda: None, 2) == pytest.approx([4.0] * 2)
         wall.warm_up(lambda: time.sleep(7.0), lambda: None, 2)
         wall.samples(lambda: None, lambda: None, 1)
@@ -67,11 +67,11 @@ def test_the_wall_clock_keeps_the_parts_of_each_iteration_that_counts(monkeypatc
 def test_device_time_is_that_between_events_while_launches_are_queued(monkeypatch: pytest.MonkeyPatch) -> None:
     log: list[str] = []
     cycles: list[int] = []
-    on_gpu = clock.mark
+    on_gpu = timers.mark
     lone_rank(monkeypatch, log=log)
     with simulated_time() as time:
         monkeypatch.setattr(torch.cuda, "Event", FakeEvents(time, log))
-        monkeypatch.setattr(clock, "mark", lambda _: on_gpu(torch.device("cuda")))
+        monkeypatch.setattr(timers, "mark", lambda _: on_gpu(torch.device("cuda")))
         monkeypatch.setattr(torch.cuda, "_sleep", lambda number: (log.append("sleep"), cycles.append(number)))
 
         def step() -> None:
@@ -83,7 +83,7 @@ def test_device_time_is_that_between_events_while_launches_are_queued(monkeypatc
             time.sleep(5.0)
 
         cache: Any = SimpleNamespace(zero_=lambda: log.append("flush"))
-        samples = DeviceClock(CPU, cache).samples(step, restore, 2)
+        samples = DeviceTimer(CPU, cache).samples(step, restore, 2)
     assert samples == pytest.approx([2.0] * 2)
     once = ["restore", "sleep", "flush", "all_reduce", "record", "step", "record"]
     assert log == ["restore", "step", "all_reduce", *once, *once]
