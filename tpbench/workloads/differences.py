@@ -1,4 +1,9 @@
-"""Comparison of outputs with the right ones over all ranks: errors, and where the first wrong one differs."""
+"""Comparison of outputs with the right ones over all ranks: errors, and where the worst one differs.
+
+An error that is a column of a row has one limit for each output: of elements, or of rows by norm. In a row's norm a
+wrong element is lost among many others. So an output is also judged by what has no column: by a bound for each element
+(`bounds`), and by sums over rows, columns or ranks in which rounding errors average out (`groups`).
+"""
 
 import math
 from collections.abc import Callable, Mapping
@@ -22,6 +27,14 @@ class Compared(NamedTuple):
     """The column of its error."""
 
 
+class Finding(NamedTuple):
+    """What is wrong with an output on one rank, by one way of judging it."""
+
+    ratio: float
+    """The largest error, in units of the largest allowed one."""
+    text: str
+
+
 class Comparison:
     """Compares outputs with the right ones, maybe in blocks of rows. Ranks compare alike, and the verdict is of all."""
 
@@ -37,23 +50,72 @@ class Comparison:
         returns it. `dtype`: that of the limits, for the reason."""
         self.limits, self.gather, self.dtype = limits, gather, dtype
         self.columns = {name: output.column for name, output in outputs.items()}
-        self.places = self._of_first_rank(
-            {name: _malformed(name, *output[:3], device) for name, output in outputs.items()}
+        malformed = {name: _malformed(name, *output[:3], device) for name, output in outputs.items()}
+        self.malformed = self._of_worst_rank(
+            {name: Finding(math.inf, text) for name, text in malformed.items() if text}
         )
         """By name of an output, how the first rank's differs from the right one."""
         self.errors = {column: torch.zeros((), dtype=torch.float64, device=device) for column in limits}
-        for name in self.places:
+        for name in self.malformed:
             self.errors[self.columns[name]].fill_(math.inf)
-        self.got = {name: output.value for name, output in outputs.items() if name not in self.places}
+        self.got = {name: output.value for name, output in outputs.items() if name not in self.malformed}
         """The outputs that are of the right type on every rank."""
-        self.counts = dict.fromkeys(outputs, (0, 0))
-        """By output, how many elements of this rank differ, and how many it has."""
-        self.first: dict[str, str] = {}
-        """By output, where the first of them is, and how it differs."""
+        self.counts: dict[str, tuple[int, int]] = {}
+        """By output, how many elements of this rank differ by more than its error may be, and how many it has."""
+        self.outside: dict[str, tuple[int, int]] = {}
+        """By output, how many elements of this rank are outside their bounds, and how many have one."""
+        self.worst: dict[str, Finding] = {}
+        """By output, the element that differs most from the right one for its limit."""
+        self.most_outside: dict[str, Finding] = {}
+        """By output, the element that is furthest outside its bound."""
+        self.worst_groups: dict[str, Finding] = {}
+        """By output, the row, column or other group with the largest error for its limit."""
+        self.ratios: dict[str, float] = {}
+        """By output and way of judging it, the largest error on this rank in units of the allowed one."""
 
     def elements(self, name: str, error: Tensor, right: Tensor) -> None:
         """Record the error of each element of an output of `got`. Right: of the same shape."""
-        self._record(name, error, self.got[name], right, lambda limit: ~(error <= limit), 0)
+        self._record(name, error, self.got[name], right, lambda limit: _ratio(error, limit), 0)
+
+    def bounds(
+        self, name: str, right: Tensor, allowed: Tensor, *, got: Tensor | None = None, first_row: int = 0
+    ) -> None:
+        """Judge each element of an output, or of its rows from `first_row` on: |got - right| <= allowed.
+
+        allowed: a bound that follows from the arithmetic of correct outputs (`rounding` and what else they may err by).
+        got: that part of the output in float64, if it isn't the whole one.
+        """
+        got = self.got[name] if got is None else got
+        ratio = _ratio((got.double() - right).abs_(), allowed)
+        count, of = self.outside.get(name, (0, 0))
+        self.outside[name] = count + int((ratio > 1).sum()), of + ratio.numel()
+        self._keep_worst(self.most_outside, name, "element", ratio, got, right, first_row)
+
+    def groups(
+        self, name: str, kind: str, errors: Tensor, allowed: Tensor | float, *, first: int = 0, what: str = "the error"
+    ) -> None:
+        """Judge rows, columns or other groups of an output's elements by one number for each.
+
+        Args:
+            kind: What a group is, for the reason, such as "row".
+            errors: The error of each group, (groups,), or a scalar if there is one.
+            allowed: The largest that rounding explains.
+            first: The index of the first group.
+            what: What the number is, for the reason.
+        """
+        errors = errors.abs()
+        ratio = _ratio(errors, allowed)
+        if not ratio.numel():
+            return
+        at = int(ratio.argmax())
+        largest = float(ratio.flatten()[at])
+        key = f"{name} {kind} {what}"
+        self.ratios[key] = max(self.ratios.get(key, 0.0), largest)
+        if largest > 1 and largest > self.worst_groups.get(name, Finding(0.0, "")).ratio:
+            most = float(torch.as_tensor(allowed, device=errors.device).expand_as(errors).flatten()[at])
+            place = f"{kind} {at + first}" if errors.dim() else kind
+            error = float(errors.flatten()[at])
+            self.worst_groups[name] = Finding(largest, f"{place} of {name} has {what} {error:.3g}, above {most:.3g}")
 
     def rows(
         self,
@@ -95,12 +157,11 @@ class Comparison:
             of_rest, share_of_rest = by_norm(*(matrix.scatter(-1, largest, 0.0) for matrix in (error, right)))
             relative, share = relative.maximum(of_rest / lenience), share.minimum(lenience * share_of_rest)
 
-        def differ(limit: float) -> Tensor:
+        def ratio(limit: float) -> Tensor:
             # A row above the limit has an element above this one.
-            above: Tensor = ~(relative <= limit)[:, None] & ~(error <= limit * share)
-            return above
+            return _ratio(error, limit * share).where(~(relative <= limit)[:, None], 0.0)
 
-        self._record(name, relative, got, right, differ, first_row)
+        self._record(name, relative, got, right, ratio, first_row)
 
     def matrix(self, name: str, right: Tensor, slack: float) -> None:
         """Record the error of each row of an output of `got`, as `rows` does. A vector is one row.
@@ -116,47 +177,114 @@ class Comparison:
             self.rows(name, got[part].double(), right[part], slack, first, least=usual)
 
     def _record(
-        self, name: str, error: Tensor, got: Tensor, right: Tensor, differ: Callable[[float], Tensor], first_row: int
+        self,
+        name: str,
+        error: Tensor,
+        got: Tensor,
+        right: Tensor,
+        ratio_above: Callable[[float], Tensor],
+        first_row: int,
     ) -> None:
+        """Record the errors of a column. ratio_above: returns each element's error in units of what a limit allows."""
         column = self.columns[name]
         if error.numel():
             self.errors[column] = torch.maximum(self.errors[column], error.max())
-        differs = differ(self.limits[column])
-        count = int(differs.sum())
-        if count and name not in self.first:
-            at = tuple(differs.nonzero()[0].tolist())
-            place = f", the first at {[at[0] + first_row, *at[1:]]}" if at else ""
-            expected, wrong = float(right[at]), float(got[at])
-            why = " (nan: memory that was never written)" if math.isnan(wrong) else ""
-            why = " (the reference itself is nan)" if math.isnan(expected) else why
-            self.first[name] = f"{place}: expected {expected:.6g}, got {wrong:.6g}{why}"
-        self.counts[name] = self.counts[name][0] + count, self.counts[name][1] + differs.numel()
+        ratio = ratio_above(self.limits[column])
+        count, of = self.counts.get(name, (0, 0))
+        self.counts[name] = count + int((ratio > 1).sum()), of + ratio.numel()
+        self._keep_worst(self.worst, name, column, ratio, got, right, first_row)
+
+    def _keep_worst(
+        self,
+        findings: dict[str, Finding],
+        name: str,
+        kind: str,
+        ratio: Tensor,
+        got: Tensor,
+        right: Tensor,
+        first_row: int,
+    ) -> None:
+        if not ratio.numel():
+            return
+        index = int(ratio.argmax())
+        largest = float(ratio.flatten()[index])
+        key = f"{name} {kind}"
+        self.ratios[key] = max(self.ratios.get(key, 0.0), largest)
+        if largest <= 1 or largest <= findings.get(name, Finding(0.0, "")).ratio:
+            return
+        at = tuple(int(position) for position in torch.unravel_index(torch.tensor(index), ratio.shape))
+        place = f", most at {[at[0] + first_row, *at[1:]]}" if at else ""
+        expected, wrong = float(right[at]), float(got[at])
+        why = " (nan: memory that was never written)" if math.isnan(wrong) else ""
+        why = " (the reference itself is nan)" if math.isnan(expected) else why
+        findings[name] = Finding(largest, f"{place}: expected {expected:.6g}, got {wrong:.6g}{why}")
 
     def verdict(self) -> Verdict:
         """Return the largest errors of all ranks, and why the outputs are wrong. Equal on every rank."""
         by_rank = self.gather({column: float(error) for column, error in self.errors.items()})
         errors = {column: max(rank[column] for rank in by_rank) for column in self.limits}
-        texts = {
-            name: f"{count} of {total} elements of {name} differ{self.first[name]}"
-            for name, (count, total) in self.counts.items()
-            if count
-        }
-        places = {**self._of_first_rank(texts), **self.places}
+
+        def places(findings: dict[str, Finding], counts: dict[str, tuple[int, int]], verb: str) -> dict[str, str]:
+            texts = {}
+            for name, finding in findings.items():
+                count, of = counts[name]
+                text = f"{count} of {of} elements of {name} {verb}{finding.text}"
+                texts[name] = finding._replace(text=text)
+            return self._of_worst_rank(texts)
+
+        differing = {**places(self.worst, self.counts, "differ"), **self.malformed}
+        outside = places(self.most_outside, self.outside, "differ by more than rounding")
+        groups = self._of_worst_rank(self.worst_groups)
         reasons = []
         for column, limit in self.limits.items():
-            if not errors[column] <= limit:
-                above = f"{column} {errors[column]:.3g} is above {limit:.3g} ({self.dtype})"
-                malformed = [text for name, text in self.places.items() if self.columns[name] == column]
-                where = [text for name, text in places.items() if self.columns[name] == column]
-                reasons.append("; ".join(malformed) or ": ".join([above, *where]))
+            names = [name for name, of in self.columns.items() if of == column]
+            malformed = [self.malformed[name] for name in names if name in self.malformed]
+            found: dict[str, str] = differing if not errors[column] <= limit else {}
+            where = [(found | groups | outside)[name] for name in names if name in found | groups | outside]
+            if malformed:
+                reasons.append("; ".join(malformed))
+            elif not errors[column] <= limit:
+                reasons.append(
+                    ": ".join([f"{column} {errors[column]:.3g} is above {limit:.3g} ({self.dtype})", *where])
+                )
+            elif where:
+                reasons.append(f"{': '.join(where)} ({self.dtype})")
         return Verdict(errors, " and ".join(reasons) or None)
 
-    def _of_first_rank(self, texts: Mapping[str, str]) -> dict[str, str]:
-        """Return the text of the first rank that has one, by name."""
-        places: dict[str, str] = {}
-        for rank, of_rank in enumerate(self.gather({name: text for name, text in texts.items() if text})):
-            places |= {name: f"rank {rank}: {text}" for name, text in of_rank.items() if name not in places}
-        return places
+    def _of_worst_rank(self, findings: Mapping[str, Finding]) -> dict[str, str]:
+        """Return the text of the rank with the largest error, and of these the first, by name of an output."""
+        worst: dict[str, Finding] = {}
+        for rank, of_rank in enumerate(self.gather({name: [*finding] for name, finding in findings.items()})):
+            for name, (ratio, text) in of_rank.items():
+                if name not in worst or ratio > worst[name].ratio:
+                    worst[name] = Finding(ratio, f"rank {rank}: {text}")
+        return {name: finding.text for name, finding in worst.items()}
+
+
+def rounding(right: Tensor, dtype: torch.dtype, *, times: int = 2) -> Tensor:
+    """Return how far elements may be from the right ones after so many roundings to a dtype.
+
+    It is half a unit in the last place, relative to the element, or half the dtype's smallest number for each. Devices
+    may flush numbers below the smallest normal one of fp32 to zero.
+    """
+    kind = torch.finfo(dtype)
+    least = max(kind.smallest_normal * kind.eps / 2, torch.finfo(torch.float32).smallest_normal / 2)
+    return right.abs().mul_(kind.eps / 2).clamp_(min=least).mul_(times)
+
+
+def gains(got: Tensor, right: Tensor, dim: int | tuple[int, ...]) -> Tensor:
+    """Return <got, right> / <right, right> - 1 over dimensions: how much too large an output is, without its noise.
+
+    It is 0 where the right output is zero.
+    """
+    square = right.square().sum(dim)
+    gain = (got * right).sum(dim) / square - 1
+    return torch.where(square > 0, gain, 0.0)
+
+
+def _ratio(error: Tensor, allowed: Tensor | float) -> Tensor:
+    """Return errors in units of the largest allowed ones: 0 for none, infinity for NaN."""
+    return torch.where(error == 0, 0.0, (error.double() / allowed).nan_to_num_(nan=math.inf, posinf=math.inf))
 
 
 def _malformed(name: str, value: Any, shape: tuple[int, ...], dtype: torch.dtype | None, device: torch.device) -> str:
