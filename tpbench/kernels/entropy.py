@@ -131,8 +131,9 @@ def entropy_loss(
             and over several, two kernels compute it, and the mean over sequences between them.
         beta: the weight of q in the mixture of loss="jsd", above 0 and below 1. The mixture needs both softmaxes: three
             kernels read the logits, with an exchange after the first and the second.
-        block_cap: the largest column block of a kernel, a power of two. "auto" takes the fastest measured one
-            (`block_caps`). Nothing is tuned in the call, and all ranks choose the same.
+        block_cap: the largest column block of a kernel, a power of two; a block has at least 16 bytes for each thread.
+            "auto" takes the fastest measured one (`block_caps`). Nothing is tuned in the call, and all ranks choose the
+            same.
         exchange: the path of the statistics between ranks. On one rank nothing is exchanged: "nccl" is
             algorithm="two_reads" there, the others are "one_read" if it fits.
 

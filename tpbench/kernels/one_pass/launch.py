@@ -38,6 +38,8 @@ class Specialization(NamedTuple):
     """Rows of a tile. A tile has the shape (ROWS, REPEATS, LANES, VECTOR)."""
     REPEATS: int
     """Vectors of a row that one thread holds."""
+    LAST_REPEATS: int
+    """The same of the last tile of a part."""
     LANES: int
     """Threads that share a row of a tile."""
     VECTOR: int
@@ -52,8 +54,8 @@ class Specialization(NamedTuple):
     """Ranks that exchange row states."""
     SLOTS: int
     """Parts of a row that each rank sends, a power of two. 0: the programs exchange nothing."""
-    FULL: bool
-    """Every column of a tile exists."""
+    WHOLE_TILES: int
+    """Leading tiles of every part whose columns all belong to the softmax. The other tiles are masked."""
     PADDED: bool
     """Some columns exist, but do not belong to the softmax."""
     ALIGNED: bool
@@ -157,19 +159,22 @@ def prepare(
     numbers = 6 if top[0] else 3 if loss == "cross_entropy" else 5  # of a row's state
     slots = next_power_of_2(world_size) * plan.slots
     walkers = min(max(1, on.processors * plan.programs_per_sm // plan.parts), -(-rows // plan.rows))
-    full = columns == plan.parts * plan.tiles * plan.columns
+    fewest = min(plan.part_columns, valid - (plan.parts - 1) * plan.part_columns)
+    whole_tiles = min(plan.tiles - 1, max(0, fewest) // plan.columns)
+    whole_tiles += fewest >= plan.room
     of_target = target.strides if loss != "cross_entropy" else (0, 0)
     of_grad = logits.strides if out is None else out.strides
     constants = Specialization(
         LOSS=loss, GRAD=out is not None, REDUCE=reduce, COUNT=count, Z_LOSS=z_loss, ROWS=plan.rows,
-        REPEATS=plan.repeats, LANES=plan.lanes, VECTOR=plan.vector, ROW_WARPS=plan.row_warps, WARPS=plan.warps,
-        TILES=plan.tiles, WORLD=world_size, SLOTS=plan.slots, FULL=full, PADDED=valid < columns,
-        ALIGNED=plan.vector > 1, AHEAD=plan.ahead, WHOLE=plan.whole,
+        REPEATS=plan.repeats, LAST_REPEATS=plan.last_repeats, LANES=plan.lanes, VECTOR=plan.vector,
+        ROW_WARPS=plan.row_warps, WARPS=plan.warps, TILES=plan.tiles, WORLD=world_size, SLOTS=plan.slots,
+        WHOLE_TILES=whole_tiles, PADDED=valid < columns, ALIGNED=plan.vector > 1, AHEAD=plan.ahead,
+        WHOLE=plan.kernel == "whole_row",
         TOP_K=top[0], TOP_BLOCK=max(top[1], plan.lanes * (top[0] > 0 and plan.warps > 8)), TOP_LOSS=top[2],
         BUCKET=top[3],
     )  # fmt: skip
     kernel = cached_launch(
-        _kernel(plan.whole), SPEC=constants, num_warps=plan.warps, enable_fp_fusion=False,
+        _kernel(plan.kernel), SPEC=constants, num_warps=plan.warps, enable_fp_fusion=False,
         launch_cooperative_grid=plan.slots > 0,
         **({"maxnreg": plan.registers} if plan.programs_per_sm > 1 else {}),
     )  # fmt: skip
@@ -198,11 +203,11 @@ def prepare(
     )  # fmt: skip
 
 
-def _kernel(whole: bool) -> Any:
+def _kernel(name: str) -> Any:
     # Imported on first use: kernels in Gluon are not needed in Triton's interpreter.
     from tpbench.kernels.one_pass import kernels
 
-    return kernels.whole_row_kernel if whole else kernels.one_pass_kernel
+    return getattr(kernels, f"{name}_kernel")
 
 
 class OnePassLaunch:

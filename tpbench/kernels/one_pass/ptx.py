@@ -51,6 +51,14 @@ def opaque_true():
 
 
 @gluon.jit
+def opaque_zero():
+    """Return zero, a value that the compiler doesn't know. What depends on it is computed where it is needed."""
+    return gl.inline_asm_elementwise(
+        "mov.u32 $0, %nctaid.y; sub.s32 $0, $0, 1;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
 def multiply_nonzero(weight, difference):
     """weight * difference, or 0 where the weight is 0, even if the difference is infinite. Two instructions."""
     return gl.inline_asm_elementwise(
@@ -116,9 +124,9 @@ def _max_of_pairs(count):
 
 
 @gluon.jit
-def max_in_thread(values, PAIRS: gl.constexpr):
+def max_in_thread(values):
     """Maximum within each thread in fp32: (ROWS, REPEATS, LANES, VECTOR) to (ROWS, LANES)."""
-    if PAIRS and values.dtype == gl.bfloat16 and values.type.shape[3] > 1:
+    if values.dtype == gl.bfloat16 and values.type.shape[3] > 1:
         count: gl.constexpr = values.type.shape[1] * values.type.shape[3]
         values = gl.inline_asm_elementwise(
             _max_of_pairs(count),
@@ -134,10 +142,47 @@ def max_in_thread(values, PAIRS: gl.constexpr):
         return gl.max(gl.max(values, axis=3), axis=1)
 
 
+_NOTHING = {"bf16": "0xff80ff80", "fp16": "0xfc00fc00", "fp32": "0fff800000"}
+"""-inf by dtype, in 4 bytes."""
+
+
+@gluon.constexpr_function
+def _select_vector(registers, kept, dtype):
+    """Write `registers` inputs of 4 bytes, or -inf if the input `kept` is 0."""
+    kind = "f32" if str(dtype) == "fp32" else "b32"
+    select = f"selp.{kind} ${{}}, ${{}}, {_NOTHING[str(dtype)]}, kept;"
+    selected = (select.format(output, registers + output) for output in range(registers))
+    return f"{{.reg .pred kept; setp.ne.b32 kept, ${kept}, 0;{''.join(selected)}}}"
+
+
+@gluon.constexpr_function
+def _vector_constraints(registers, count, dtype):
+    kind = "f" if str(dtype) == "fp32" else "r"
+    return ",".join([f"={kind}"] * registers + [kind] * registers + ["r"] * count)
+
+
 @gluon.jit
-def to_fp32(values, PAIRS: gl.constexpr):
-    """Convert to fp32. PAIRS: two bf16 numbers in two instructions, where the compiler takes three."""
-    if PAIRS and values.dtype == gl.bfloat16 and values.type.shape[3] > 1:
+def keep_vectors(values, kept):
+    """Return whole vectors of logits, or -inf where `kept` is 0, an instruction for every 4 bytes.
+
+    Both: (ROWS, REPEATS, LANES, VECTOR). The first number of `kept` in each vector decides.
+    """
+    count: gl.constexpr = values.type.shape[3]
+    registers: gl.constexpr = count * values.dtype.primitive_bitwidth // 32
+    return gl.inline_asm_elementwise(
+        _select_vector(registers, 2 * registers, values.dtype),
+        _vector_constraints(registers, count, values.dtype),
+        [values, kept],
+        dtype=values.dtype,
+        is_pure=True,
+        pack=count,
+    )
+
+
+@gluon.jit
+def to_fp32(values):
+    """Convert to fp32: two bf16 numbers in two instructions, where the compiler takes three."""
+    if values.dtype == gl.bfloat16 and values.type.shape[3] > 1:
         return gl.inline_asm_elementwise(
             "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=r,=r,r", [values], dtype=gl.float32, is_pure=True,
             pack=2,

@@ -41,9 +41,9 @@ class Walk(NamedTuple):
 @gluon.jit
 def open_walk(
     logits, target, grad, strides, n_rows, n_columns, n_parts, part_columns, n_valid, vocab_start, vocab_size,
-    ignore_index, HELD: gl.constexpr, PLACES: gl.constexpr, SPEC: gl.constexpr,
+    ignore_index, PLACES: gl.constexpr, LAST_PLACES: gl.constexpr, SPEC: gl.constexpr,
 ):  # fmt: skip
-    """Return the `Walk` of this program. It has PLACES places for each of HELD tiles, and one for the other tiles."""
+    """Return the `Walk` of this program. PLACES, LAST_PLACES: see `tiles.allocate`."""
     part_number = gl.program_id(0) % n_parts
     walker = gl.program_id(0) // n_parts
     walkers = gl.num_programs(0) // n_parts
@@ -53,7 +53,7 @@ def open_walk(
         Matrix(logits, strides.logits_row, strides.logits_column),
         Matrix(target, strides.target_row, strides.target_column),
         Matrix(grad, strides.grad_row, strides.grad_column),
-        allocate(logits.dtype.element_ty, HELD, PLACES, SPEC),
+        allocate(logits.dtype.element_ty, PLACES, LAST_PLACES, SPEC),
         part,
         part_number,
         vocab_start + part.first * column_unit(SPEC),

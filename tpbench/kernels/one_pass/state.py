@@ -35,12 +35,6 @@ class TileState(NamedTuple):
 
 
 @gluon.constexpr_function
-def few_instructions(spec):
-    """Instructions limit the speed, not memory. Then save instructions, in an order that the compiler keeps."""
-    return spec.WHOLE or spec.LOSS != "cross_entropy"
-
-
-@gluon.constexpr_function
 def empty_number(number, spec):
     """The number of a state of no columns: -inf for maxima, else 0."""
     is_maximum = number == 0 or (number == 2 and (spec.TOP_K or spec.LOSS != "cross_entropy"))
@@ -83,16 +77,15 @@ def tile_state(x, t, scales, SPEC: gl.constexpr):
 
     Returns a `TileState`. With labels its x_label is not x[label], and `other` is unused.
     """
-    FEW: gl.constexpr = few_instructions(SPEC)
-    m = max_in_thread(x, FEW) * scales.logits
-    x = gl.fma(to_fp32(x, FEW), scales.logits, 0.0 - reference(m)[:, None, :, None])
+    m = max_in_thread(x) * scales.logits
+    x = gl.fma(to_fp32(x), scales.logits, 0.0 - reference(m)[:, None, :, None])
     exp_x = exp2(x)
     s = gl.sum(gl.sum(exp_x, axis=3), axis=1)
     if has_labels(SPEC):
         return TileState(_of_labels(m, s, SPEC), exp_x, exp_x)
     else:
-        m_t = max_in_thread(t, FEW) * scales.target
-        t = gl.fma(to_fp32(t, FEW), scales.target, 0.0 - reference(m_t)[:, None, :, None])
+        m_t = max_in_thread(t) * scales.target
+        t = gl.fma(to_fp32(t), scales.target, 0.0 - reference(m_t)[:, None, :, None])
         exp_t = exp2(t)
         s_t = gl.sum(gl.sum(exp_t, axis=3), axis=1)
         other = exp_t

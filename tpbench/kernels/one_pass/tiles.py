@@ -17,8 +17,17 @@ from tpbench.kernels.one_pass.layouts import (
     thread_shape,
     tile_layout,
 )
-from tpbench.kernels.one_pass.ptx import await_copies, barrier, copy_to_shared, exp2, multiply_nonzero, to_fp32
-from tpbench.kernels.one_pass.state import INF, few_instructions, merge_two, tile_state
+from tpbench.kernels.one_pass.ptx import (
+    await_copies,
+    barrier,
+    copy_to_shared,
+    exp2,
+    keep_vectors,
+    multiply_nonzero,
+    opaque_zero,
+    to_fp32,
+)
+from tpbench.kernels.one_pass.state import INF, merge_two, tile_state
 from tpbench.kernels.row_terms import LN_2, reference
 
 LOG2_E = gl.constexpr(1.4426950408889634)
@@ -37,16 +46,10 @@ class Part(NamedTuple):
 
     first: Any
     """First unit of the part."""
-    tile_units: Any
-    """Units of a tile."""
     extent: Any
     """Units of the part that exist."""
     valid: Any
     """Columns of the part that belong to the softmax."""
-    vector: Any
-    """(1, REPEATS, LANES, 1): the vector that each element of a tile belongs to."""
-    place: Any
-    """(1, 1, 1, VECTOR): the place of each element in its vector."""
 
 
 class Shared(NamedTuple):
@@ -60,11 +63,29 @@ class Shared(NamedTuple):
     t: Any
 
 
+@gluon.constexpr_function
+def _repeats(tile_of_row, spec):
+    """Vectors of a row of the tile that one thread holds. The last tile may have fewer than the others."""
+    return spec.LAST_REPEATS if tile_of_row == spec.TILES - 1 else spec.REPEATS
+
+
+@gluon.constexpr_function
+def _is_whole(tile_of_row, spec):
+    return tile_of_row < spec.WHOLE_TILES
+
+
+@gluon.constexpr_function
+def _units_before(tile_of_row, spec):
+    """Units of a part before a tile."""
+    return tile_of_row * spec.REPEATS * spec.LANES
+
+
 @gluon.jit
-def _tile_indices(SPEC: gl.constexpr):
+def _vectors_and_places(tile_of_row: gl.constexpr, SPEC: gl.constexpr):
     """Return for each element of a tile its vector, (1, REPEATS, LANES, 1), and its place in it, (1, 1, 1, VECTOR)."""
     tile: gl.constexpr = tile_layout(SPEC)
-    repeat = gl.arange(0, SPEC.REPEATS, gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, tile))))
+    REPEATS: gl.constexpr = _repeats(tile_of_row, SPEC)
+    repeat = gl.arange(0, REPEATS, gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, tile))))
     lane = gl.arange(0, SPEC.LANES, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(3, tile))))
     place = gl.arange(0, SPEC.VECTOR, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, tile))))
     vector = repeat[None, :, None, None] * SPEC.LANES + lane[None, None, :, None]
@@ -82,68 +103,85 @@ def part_of_row(number, part_columns, n_columns, n_valid, SPEC: gl.constexpr):
         extent = width // SPEC.VECTOR
     else:
         extent = width
-    tile_units = part_columns // SPEC.TILES
-    vector, place = _tile_indices(SPEC)
-    return Part(first, tile_units, extent, valid, vector, place)
+    return Part(first, extent, valid)
 
 
 @gluon.constexpr_function
-def _places_shape(places, spec):
-    return [places, spec.ROWS, spec.REPEATS, spec.LANES, spec.VECTOR]
+def _places_shape(places, repeats, spec):
+    return [places, spec.ROWS, repeats, spec.LANES, spec.VECTOR]
 
 
 @gluon.jit
-def _allocate_tiles(element: gl.constexpr, HELD: gl.constexpr, PLACES: gl.constexpr, SPEC: gl.constexpr):
-    """Allocate tiles of one matrix: PLACES places for each of HELD tiles, then one for the others."""
+def _allocate_tiles(element: gl.constexpr, PLACES: gl.constexpr, LAST_PLACES: gl.constexpr, SPEC: gl.constexpr):
+    """Allocate the tiles of one matrix."""
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [3, 2, 1, 0])
-    places: gl.constexpr = _places_shape(PLACES, SPEC)
-    one_place: gl.constexpr = _places_shape(1, SPEC)
+    HELD: gl.constexpr = SPEC.TILES - 1 - SPEC.WHOLE
+    places: gl.constexpr = _places_shape(PLACES, SPEC.REPEATS, SPEC)
+    last: gl.constexpr = _places_shape(LAST_PLACES, SPEC.REPEATS if SPEC.WHOLE else SPEC.LAST_REPEATS, SPEC)
     shared = ()
     for _ in gl.static_range(HELD):
         shared = shared + (gl.allocate_shared_memory(element, places, flat),)
-    return shared + (gl.allocate_shared_memory(element, one_place, flat),)
+    return shared + (gl.allocate_shared_memory(element, last, flat),)
 
 
 @gluon.jit
-def allocate(element: gl.constexpr, HELD: gl.constexpr, PLACES: gl.constexpr, SPEC: gl.constexpr):
-    """Allocate the `Shared` memory of a program: PLACES places for each of HELD tiles, and one for the other tiles."""
-    x = _allocate_tiles(element, HELD, PLACES, SPEC)
+def allocate(element: gl.constexpr, PLACES: gl.constexpr, LAST_PLACES: gl.constexpr, SPEC: gl.constexpr):
+    """Allocate the `Shared` memory of a program.
+
+    Each tile has PLACES places but for the last one, which has LAST_PLACES. With WHOLE the first tile shares its place.
+    """
+    x = _allocate_tiles(element, PLACES, LAST_PLACES, SPEC)
     if has_labels(SPEC):
         return Shared(x, x)
     else:
-        return Shared(x, _allocate_tiles(element, HELD, PLACES, SPEC))
+        return Shared(x, _allocate_tiles(element, PLACES, LAST_PLACES, SPEC))
 
 
 @gluon.jit
-def addresses(matrix, row, first, part, SPEC: gl.constexpr):
+def _place_of(shared, at, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
+    """Return the memory of a tile, (ROWS, REPEATS, LANES, VECTOR), at one of its places."""
+    place = shared.index(at)
+    if place.shape[1] == _repeats(tile_of_row, SPEC):
+        return place
+    else:
+        return place.slice(0, _repeats(tile_of_row, SPEC), dim=1)
+
+
+@gluon.jit
+def _addresses(matrix, row, part, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
     """Addresses of the elements of a tile, (ROWS, REPEATS, LANES, VECTOR).
 
     ALIGNED: strides and the first column are in vectors, so that the compiler knows that the address of each vector is
     a multiple of its size.
     """
+    vector, place = _vectors_and_places(tile_of_row, SPEC)
+    first = part.first + _units_before(tile_of_row, SPEC)
     if SPEC.ALIGNED:
         return (
             matrix.pointer
             + (row_to_tile(row, SPEC) * matrix.row + first) * SPEC.VECTOR
-            + (part.vector * SPEC.VECTOR + part.place)
+            + (vector * SPEC.VECTOR + place)
         )
     else:
-        column = first + (part.vector * SPEC.VECTOR + part.place).to(gl.int64)
+        column = first + (vector * SPEC.VECTOR + place).to(gl.int64)
         return matrix.pointer + row_to_tile(row, SPEC) * matrix.row + column * matrix.column
 
 
 @gluon.jit
-def existing_mask(rows, part, extent, SPEC: gl.constexpr):
-    """Return which elements exist, (ROWS, REPEATS, LANES, VECTOR): all of `rows` if FULL, else `extent` units."""
+def _existing(rows, part, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
+    """Return which elements of a tile exist, (ROWS, REPEATS, LANES, VECTOR): all of `rows` in a whole tile."""
+    vector, place = _vectors_and_places(tile_of_row, SPEC)
     rows = row_to_tile(rows, SPEC)
-    if SPEC.FULL:
-        return rows & (part.vector >= 0) & (part.place >= 0)
+    if _is_whole(tile_of_row, SPEC):
+        return rows & (vector >= 0) & (place >= 0)
     else:
-        return rows & (part.vector < extent) & (part.place >= 0)
+        extent = part.extent - _units_before(tile_of_row, SPEC) + opaque_zero()
+        return rows & (vector < extent) & (place >= 0)
 
 
 @gluon.jit
-def _copy_one(shared, pointer, inside, SPEC: gl.constexpr):
+def _copy_one(shared, matrix, row, inside, part, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
+    pointer = _addresses(matrix, row, part, tile_of_row, SPEC)
     if SPEC.ALIGNED:
         copy_to_shared(shared, pointer, mask=inside)
     else:
@@ -151,52 +189,50 @@ def _copy_one(shared, pointer, inside, SPEC: gl.constexpr):
 
 
 @gluon.jit
-def copy_tile(walk, at, row, counts, tile_of_row, HELD: gl.constexpr, SPEC: gl.constexpr):
+def copy_tile(walk, at, row, counts, tile_of_row: gl.constexpr, HELD: gl.constexpr, SPEC: gl.constexpr):
     """Start to copy a tile of the rows (ROWS,) that count to place `at` of the shared tile HELD, as one group.
 
     Elements of other rows, and those past the end of the part, become zero.
     """
     part = walk.part
     shared = walk.shared
-    begin = part.first + tile_of_row * part.tile_units
-    extent = gl.minimum(part.extent - tile_of_row * part.tile_units, part.tile_units)
-    inside = existing_mask(counts, part, extent, SPEC)
-    _copy_one(shared.x[HELD].index(at), addresses(walk.logits, row, begin, part, SPEC), inside, SPEC)
+    inside = _existing(counts, part, tile_of_row, SPEC)
+    to = _place_of(shared.x[HELD], at, tile_of_row, SPEC)
+    _copy_one(to, walk.logits, row, inside, part, tile_of_row, SPEC)
     if not has_labels(SPEC):
-        _copy_one(shared.t[HELD].index(at), addresses(walk.target, row, begin, part, SPEC), inside, SPEC)
+        to = _place_of(shared.t[HELD], at, tile_of_row, SPEC)
+        _copy_one(to, walk.target, row, inside, part, tile_of_row, SPEC)
     async_copy.commit_group()
 
 
 @gluon.jit
-def _load_one(shared, part, valid, SPEC: gl.constexpr):
-    values = shared.load(tile_layout(SPEC))
-    if SPEC.PADDED or not SPEC.FULL:
-        values = values.to(gl.float32)
+def _load_one(shared, at, part, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
+    values = _place_of(shared, at, tile_of_row, SPEC).load(tile_layout(SPEC))
+    if not _is_whole(tile_of_row, SPEC):
+        vector, place = _vectors_and_places(tile_of_row, SPEC)
+        valid = part.valid - _units_before(tile_of_row, SPEC) * column_unit(SPEC) + opaque_zero()
         if SPEC.PADDED or not SPEC.ALIGNED:
-            column = (part.vector * SPEC.VECTOR + part.place) + gl.zeros_like(values).to(gl.int32)
-            values = gl.where(column < valid, values, -INF)
-        else:  # a comparison for each vector
-            inside = (part.vector * SPEC.VECTOR < valid) & (part.place >= 0)
-            values = gl.where(inside, values, -INF)
+            column = (vector * SPEC.VECTOR + place) + gl.zeros_like(values).to(gl.int32)
+            values = gl.where(column < valid, values, gl.full_like(values, -INF))
+        else:
+            inside = gl.where(vector * SPEC.VECTOR < valid, 1, 0) + gl.zeros_like(values).to(gl.int32)
+            values = keep_vectors(values, inside)
     return values
 
 
 @gluon.jit
-def load_tile(walk, at, tile_of_row, HELD: gl.constexpr, SPEC: gl.constexpr):
+def load_tile(walk, at, tile_of_row: gl.constexpr, HELD: gl.constexpr, SPEC: gl.constexpr):
     """Load the logits and target logits of a tile, (ROWS, REPEATS, LANES, VECTOR) each, from place `at` of tile HELD.
 
-    In fp32, with -inf past the columns of the tile and of the softmax, unless all its columns belong to the softmax.
-    Then in their own dtype.
+    They are -inf past the columns of the part and of the softmax.
     """
     part = walk.part
     shared = walk.shared
-    columns = part.tile_units * column_unit(SPEC)
-    valid = gl.minimum(part.valid - tile_of_row * columns, columns)
-    x = _load_one(shared.x[HELD].index(at), part, valid, SPEC)
+    x = _load_one(shared.x[HELD], at, part, tile_of_row, SPEC)
     if has_labels(SPEC):
         return x, x
     else:
-        return x, _load_one(shared.t[HELD].index(at), part, valid, SPEC)
+        return x, _load_one(shared.t[HELD], at, part, tile_of_row, SPEC)
 
 
 @gluon.jit
@@ -263,22 +299,20 @@ def gradient_factors(state, terms, counts, SPEC: gl.constexpr):
 
 
 @gluon.jit
-def _store_gradient(walk, g, row, exists, tile_of_row, SPEC: gl.constexpr):
+def _store_gradient(walk, g, row, exists, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
     """Store the gradient of a tile, (ROWS, REPEATS, LANES, VECTOR) in fp32."""
     part = walk.part
-    if SPEC.PADDED:
-        column = (part.vector * SPEC.VECTOR + part.place) + gl.zeros_like(g).to(gl.int32)
-        inside = column < part.valid - tile_of_row * part.tile_units * column_unit(SPEC)
-        g = gl.where(inside, g, 0.0)
-    extent = gl.minimum(part.extent - tile_of_row * part.tile_units, part.tile_units)
-    inside = existing_mask(exists, part, extent, SPEC)
-    begin = part.first + tile_of_row * part.tile_units
-    to = addresses(walk.grad, row, begin, part, SPEC)
+    if SPEC.PADDED and not _is_whole(tile_of_row, SPEC):
+        vector, place = _vectors_and_places(tile_of_row, SPEC)
+        column = (vector * SPEC.VECTOR + place) + gl.zeros_like(g).to(gl.int32)
+        g = gl.where(column < part.valid - _units_before(tile_of_row, SPEC) * column_unit(SPEC), g, 0.0)
+    inside = _existing(exists, part, tile_of_row, SPEC)
+    to = _addresses(walk.grad, row, part, tile_of_row, SPEC)
     gl.store(to, g.to(walk.grad.pointer.dtype.element_ty), mask=inside)
 
 
 @gluon.jit
-def store_from_registers(walk, tile, factors, row, exists, tile_of_row, SPEC: gl.constexpr):
+def store_from_registers(walk, tile, factors, row, exists, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
     """Store the gradient of a tile in registers (`TileState`), whose exponentials are relative to each thread's m."""
     g = tile.exp_x * (exp2(tile.state.m - factors.reference) * factors.factor)[:, None, :, None]
     if SPEC.LOSS == "reverse_kl":
@@ -292,15 +326,14 @@ def store_from_registers(walk, tile, factors, row, exists, tile_of_row, SPEC: gl
 
 
 @gluon.jit
-def store_from_logits(walk, raw, scales, factors, row, exists, tile_of_row, SPEC: gl.constexpr):
+def store_from_logits(walk, raw, scales, factors, row, exists, tile_of_row: gl.constexpr, SPEC: gl.constexpr):
     """Store the gradient of a tile of raw logits and target logits, `raw`, (ROWS, REPEATS, LANES, VECTOR) each."""
-    FEW: gl.constexpr = few_instructions(SPEC)
-    x = gl.fma(to_fp32(raw[0], FEW), scales.logits, 0.0 - factors.reference[:, None, :, None])
+    x = gl.fma(to_fp32(raw[0]), scales.logits, 0.0 - factors.reference[:, None, :, None])
     g = exp2(x)
     if has_labels(SPEC):
         g *= factors.factor[:, None, :, None]
     else:
-        t = gl.fma(to_fp32(raw[1], FEW), scales.target, 0.0 - factors.reference_t[:, None, :, None])
+        t = gl.fma(to_fp32(raw[1]), scales.target, 0.0 - factors.reference_t[:, None, :, None])
         if SPEC.LOSS == "reverse_kl":
             # The mean joins as a term: subtracted from a large reference it would lose that reference's last bits.
             offset = 0.0 - factors.factor * factors.second
