@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import re
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 
 from tests.support.ranks import Rank, RankError, ranks_here, run_on_ranks
 from tests.support.sleeping_sessions import run
+from tpbench.api.examples.moe import moe
 from tpbench.measure.session import Context, Costs, IterationSchedule, MeasureSettings, Session, Verdict
 from tpbench.workloads import Variant, Workload
 
@@ -23,16 +23,9 @@ KEPT = ("floor_ms", "bytes_communicated", "time_ms", "extra_ms", "place")
 needs_two_ranks = pytest.mark.skipif(RANKS < 2, reason="needs 2 GPUs, or none")
 
 
-def example(name: str) -> Workload:
-    module = importlib.import_module(f"tpbench.api.examples.{name}")
-    (workload,) = (value for value in vars(module).values() if isinstance(value, Workload))
-    return workload
-
-
-def measured(here: Rank, name: str, change: Callable[[Workload, str], None] | None, case: str) -> dict[str, Any]:
-    """Return status and reason of each variant of an example, or of the variant of a case."""
-    workload = example(name)
-    workload = dataclasses.replace(workload, functions={**workload.functions}, variants={**workload.variants})
+def measured(here: Rank, change: Callable[[Workload, str], None] | None, case: str) -> dict[str, Any]:
+    """Return status and reason of each variant of the example, or of the variant of a case."""
+    workload = dataclasses.replace(moe, functions={**moe.functions}, variants={**moe.variants})
     if change:
         workload.variants.clear()
         change(workload, case)
@@ -51,15 +44,14 @@ def measured(here: Rank, name: str, change: Callable[[Workload, str], None] | No
 
 
 @needs_two_ranks
-@pytest.mark.parametrize("name", ["moe", "sharded_rms_norm"])
-def test_the_examples_are_right(name: str) -> None:
-    ended, other = run_on_ranks(RANKS, measured, name, None, "")
+def test_the_example_is_right() -> None:
+    ended, other = run_on_ranks(RANKS, measured, None, "")
     assert ended.keys() == other.keys() and len(ended) >= 2
     for row in ended.values():
         assert row["wrong"] is None and row["time_ms"] > 0 and row["floor_ms"] > 0
         assert 0 <= row["output_error"] < 2.0**-6
-    if name == "moe":  # this variant sends more than the costs say
-        assert ended["all_gather"]["bytes_communicated"] == (4 * SMALL["hidden"] + 8) * SMALL["tokens"]
+    # This variant sends more than the costs say.
+    assert ended["all_gather"]["bytes_communicated"] == (4 * SMALL["hidden"] + 8) * SMALL["tokens"]
 
 
 def fault(workload: Workload, case: str) -> None:
@@ -68,7 +60,7 @@ def fault(workload: Workload, case: str) -> None:
     def prepare(problem: Any, inputs: dict[str, torch.Tensor], rank: Context) -> Callable[[], Any]:
         if case == "replaced":
             inputs["x"] = torch.zeros_like(inputs["x"])
-        right, calls = example("moe").variants["all_to_all"].prepare(problem, inputs, rank), 0
+        right, calls = moe.variants["all_to_all"].prepare(problem, inputs, rank), 0
 
         def step() -> Any:
             nonlocal calls
@@ -153,7 +145,7 @@ RAISES = {
 @needs_two_ranks
 @pytest.mark.parametrize("case", WRONG)
 def test_a_fault_is_named_with_its_place(case: str) -> None:
-    for ended in run_on_ranks(RANKS, measured, "moe", fault, case):
+    for ended in run_on_ranks(RANKS, measured, fault, case):
         assert re.search(WRONG[case], ended["mine"]["wrong"]), ended["mine"]["wrong"]
 
 
@@ -161,31 +153,31 @@ def test_a_fault_is_named_with_its_place(case: str) -> None:
 @pytest.mark.parametrize("case", RAISES)
 def test_a_function_that_breaks_its_contract_raises(case: str) -> None:
     with pytest.raises(RankError, match=RAISES[case]):
-        run_on_ranks(RANKS, measured, "moe", fault, case)
+        run_on_ranks(RANKS, measured, fault, case)
 
 
 @needs_two_ranks
 def test_a_workload_may_compare_outputs_itself() -> None:
-    row = run_on_ranks(RANKS, measured, "moe", fault, "check")[0]["mine"]
+    row = run_on_ranks(RANKS, measured, fault, "check")[0]["mine"]
     assert row["wrong"] is None and 0 < row["output_error"] < 0.1 and row["time_ms"] > 0
     assert row["bytes_communicated"] == SMALL["tokens"] * SMALL["hidden"] * 2
 
 
 @needs_two_ranks
 def test_inputs_that_follow_from_others_follow_their_changes() -> None:
-    for ended in run_on_ranks(RANKS, measured, "moe", fault, "refresh"):
+    for ended in run_on_ranks(RANKS, measured, fault, "refresh"):
         assert ended["mine"]["wrong"] is None and ended["mine"]["time_ms"] > 0
 
 
 @needs_two_ranks
 def test_without_costs_there_is_no_floor() -> None:
-    row = run_on_ranks(RANKS, measured, "moe", fault, "no costs")[0]["mine"]
+    row = run_on_ranks(RANKS, measured, fault, "no costs")[0]["mine"]
     assert row["floor_ms"] is None and row["time_ms"] > 0 and row["wrong"] is None
 
 
 @needs_two_ranks
 def test_details_are_columns_of_a_correct_row() -> None:
-    rows = run_on_ranks(RANKS, measured, "moe", fault, "details")
+    rows = run_on_ranks(RANKS, measured, fault, "details")
     assert [row["mine"]["place"] for row in rows] == list(range(RANKS))
     assert all(row["mine"]["extra_ms"] > 0 and row["mine"]["wrong"] is None for row in rows)
 
@@ -228,7 +220,7 @@ def continued(here: Rank, session: Any) -> dict[str, Any]:
     def session_of_cell(*arguments: Any) -> Any:
         return session(*arguments)
 
-    workload = Workload(example("moe").problem, name="sums")
+    workload = Workload(moe.problem, name="sums")
     workload.session(session_of_cell)
     context = Context(here.rank, here.world_size, here.rank, here.world_size, 0, 1, here.group, here.group, here.device)
     made = workload.set_up(workload.problem(), Variant("mine", "", reduce, place=(__file__, 1)), context)
