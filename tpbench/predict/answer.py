@@ -1,6 +1,5 @@
-"""Predictions as text or JSON. The text begins with a sentence that says which variant to use."""
+"""Predictions as tables. They begin with a sentence that says which variant to use."""
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -8,7 +7,8 @@ from dataclasses import asdict, dataclass
 from tpbench.predict.model import ERROR_BAR_SHARE, LARGEST_ERROR, TIMES, Estimate, Prediction
 from tpbench.predict.target import RESERVE_GIB, Target
 from tpbench.report.analysis.metrics import number, ratio_text
-from tpbench.tables import MISSING, aligned_lines
+from tpbench.settings import spelled
+from tpbench.tables import MISSING, Document, Table, TableCell
 from tpbench.workloads.entropy_loss.cost_model import LossSize
 
 UNKNOWN = "unknown"
@@ -53,24 +53,25 @@ class Answer:
         return f"{memory} and fits, {smaller}: their times on this GPU are not known well enough to compare"
 
 
-def text(answers: Sequence[Answer]) -> str:
+def document(answers: Sequence[Answer]) -> Document:
     """Return the first sentence on each problem, and then for each a table with one line for each variant."""
     sizes = [f"{answer.size}: " if len(answers) > 1 else "" for answer in answers]
     sentences = [f"{size}{answer.first_sentence}." for size, answer in zip(sizes, answers, strict=True)]
-    return "\n".join([*sentences, "", *map(_table, answers)])
+    return Document([*map(_table, answers)], "\n".join(sentences))
 
 
-def _table(answer: Answer) -> str:
+def _table(answer: Answer) -> Table:
     size, target, free = answer.size, answer.target, answer.target.free_gib
-    quantities = ("wall time", "device time", "communication", "sent by a rank", "extra peak memory")
-    columns = ["variant", *quantities, f"in {number(free)} GiB"]
-    rows, beyond, reasons = [], dict[str, float](), []
+    rows: list[list[TableCell | str]] = []
+    beyond, reasons = dict[str, float](), []
     for prediction in answer.predictions:
         sent, (outcome, reason) = prediction.bytes_communicated, prediction.memory(free)
         rows.append([
-            prediction.label, _text(prediction.time_ms, "ms"), _text(prediction.device_ms, "ms"),
-            _text(prediction.communication_ms, "ms"), UNKNOWN if sent is None else f"{number(sent / 2**20)} MiB",
-            _text(prediction.peak_gib, "GiB"), outcome,
+            prediction.label,
+            *(_cell(getattr(prediction, name), "ms") for name in (*TIMES, "communication_ms")),
+            TableCell(UNKNOWN) if sent is None else TableCell(f"{number(sent / 2**20)} MiB", sent),
+            _cell(prediction.peak_gib, "GiB"),
+            TableCell(outcome, note=reason or ""),
         ])  # fmt: skip
         if any(time is None or time.known for time in (prediction.time_ms, prediction.device_ms)):
             beyond |= {name: max(times, beyond.get(name, times)) for name, times in prediction.beyond.items()}
@@ -86,44 +87,27 @@ def _table(answer: Answer) -> str:
         f"only within more than {LARGEST_ERROR:.0%}, so measure a cell of about that size",
         *reasons,
     ]
-    cells = sum(prediction.cells for prediction in answer.predictions)
-    heading = f"{size}: predicted from {cells} cells measured on {target.measured_on}"
-    return "\n".join([heading, *aligned_lines(columns, rows), *filter(None, notes)]) + "\n"
+    return Table(
+        f"{size}: predicted from {sum(prediction.cells for prediction in answer.predictions)} cells measured on "
+        f"{target.measured_on}",
+        ("variant", *TIMES, "communication_ms", "bytes_communicated", "peak_gib", "memory"),
+        rows,
+        {"verdict": answer.first_sentence} | {name: spelled(value) for name, value in asdict(size).items()},
+        [*filter(None, notes)],
+        keys=1,
+    )
 
 
-def _text(estimate: Estimate | None, unit: str) -> str:
-    """Return an estimate as text. None: it is withheld."""
+def _cell(estimate: Estimate | None, unit: str) -> TableCell:
+    """Return the cell of an estimate. None: it is withheld."""
     if estimate is None:
-        return MISSING
+        return TableCell(MISSING)
     if not math.isfinite(estimate.error):
-        return UNKNOWN
+        return TableCell(UNKNOWN)
     error = f"+-{estimate.error:.0%}"
-    return f"{number(estimate.value)} {unit} {error}" if estimate.known else f"{UNKNOWN} ({error})"
-
-
-def as_json(answers: Sequence[Answer]) -> str:
-    """Return the same as JSON: an object for one problem, a list for several."""
-    objects = [_json_object(answer) for answer in answers]
-    return json.dumps(objects[0] if len(objects) == 1 else objects, indent=2) + "\n"
-
-
-def _json_object(answer: Answer) -> dict[str, object]:
-    size, target, variants = answer.size, answer.target, {}
-    for prediction in answer.predictions:
-        outcome, reason = prediction.memory(target.free_gib)
-        estimates = {name: getattr(prediction, name) for name in (*TIMES, "communication_ms", "peak_gib")}
-        variants[prediction.label] = {
-            **{name: estimate and estimate.as_object() for name, estimate in estimates.items()},
-            "bytes_communicated": prediction.bytes_communicated,
-            "memory": outcome,
-            "memory_reason": reason,
-            "beyond": prediction.beyond,
-        }
-    return {
-        "verdict": answer.first_sentence, "gpu": target.measured_on, "same_gpu": target.slowdown == 1,
-        "slowdown": target.slowdown, "gpu_memory_gib": target.memory_gib, "reserve_gib": RESERVE_GIB,
-        "free_gib": target.free_gib, "inputs_gib": size.inputs_gib, **asdict(size), "variants": variants,
-    }  # fmt: skip
+    if not estimate.known:
+        return TableCell(f"{UNKNOWN} ({error})")
+    return TableCell(f"{number(estimate.value)} {unit} {error}", estimate.value, note=error)
 
 
 def _order(prediction: Prediction) -> tuple[bool, float]:

@@ -11,14 +11,14 @@ from typing import Any
 import pandas as pd
 
 from tpbench.job import Job
-from tpbench.predict.answer import Answer, as_json, text
+from tpbench.predict.answer import Answer, document
 from tpbench.predict.cells import KNOWN_GPUS, MeasuredCell, MeasuredCells, measured
 from tpbench.predict.model import COUNTED, TIMES, VariantModel, leave_out, models
 from tpbench.predict.target import find_target
-from tpbench.report.command_line import ReportParser, read_rows
+from tpbench.report import command_line
 from tpbench.settings import JobError
 from tpbench.suggestions import unknown
-from tpbench.tables import MISSING, aligned_lines
+from tpbench.tables import MISSING, Document, Table
 from tpbench.workloads.entropy_loss import WORKLOAD, EntropyLoss
 from tpbench.workloads.entropy_loss.cost_model import LossSize
 
@@ -26,21 +26,21 @@ from tpbench.workloads.entropy_loss.cost_model import LossSize
 def main(arguments: Sequence[str]) -> int:
     """Run the command. Return 1 if a validation misses its aims. Raises JobError for what cannot be answered."""
     options = _parser().parse_args(arguments)
-    cells = measured(read_rows(options.rows), options.gpu)
+    form = command_line.output_format(options, tuple(command_line.TABLES))
+    cells = measured(command_line.read_rows(options.rows), options.gpu)
     fitted = models(cells)
     if not fitted:
         raise JobError(f"no variant was measured in enough cells on {cells.gpu} to predict from")
     if options.validate:
-        table, reached = validation(_chosen(fitted, options), cells)
-        print(table, end="")
-        return 0 if reached else 1
-    answers = _answers(cells, fitted, options)
-    print(as_json(answers) if options.format == "json" else text(answers), end="")
-    return 0
+        content, reached = validation(_chosen(fitted, options), cells)
+    else:
+        content, reached = document(_answers(cells, fitted, options)), True
+    command_line.write(content, form, options.output)
+    return 0 if reached else 1
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = ReportParser(
+    parser = command_line.ReportParser(
         prog="tpbench predict",
         description=f"Time, communication and memory of any problem ({WORKLOAD.summary}), from a model fitted to rows.",
         epilog="Sizes may be lists and have a unit: --tp 4,8 --vocab 128k (k is 1024).",
@@ -56,9 +56,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--rows", nargs="+", default=["outputs"], metavar="PLACE", help="rows to fit to (outputs)")
     gpu = f"your GPU: one with rows, or {', '.join(KNOWN_GPUS)} (the one with most rows)"
     add("--gpu", metavar="NAME", help=gpu)
-    add("--format", default="text", choices=("text", "json"))
     validate = "predict measured cells, tp sizes and the largest sizes from the others, and show the errors"
     add("--validate", action="store_true", help=validate)
+    command_line.add_output(parser, tuple(command_line.TABLES))
     return parser
 
 
@@ -131,7 +131,7 @@ LEFT_OUT = {"one cell": (0.10, 0.03), "all cells of a tp size": (0.25, 0.03), "t
 """Cells that are predicted from the others, with the aims: largest median error of the times, and of the counts."""
 
 
-def validation(models: Mapping[str, VariantModel], measured: MeasuredCells) -> tuple[str, bool]:
+def validation(models: Mapping[str, VariantModel], measured: MeasuredCells) -> tuple[Document, bool]:
     """Return a table of the median errors on cells that were left out, and true if they reach the aims.
 
     The times of all variants together must reach them, and the memory and the sent bytes of each variant, because these
@@ -150,13 +150,12 @@ def validation(models: Mapping[str, VariantModel], measured: MeasuredCells) -> t
         rows.append([left_out, "all", "", *_medians(pooled), ""])
         rows.append([left_out, "aim: at most", "", *(f"{aim:.0%}" for aim in (*2 * [of_times], *2 * [of_counts])), ""])
         reached &= not (pooled[[*TIMES]].median() > of_times).any()
-    lines = [
+    caption = (
         f"median errors of cells measured on {measured.gpu} that were predicted from the others (times that the others "
-        "do not determine are not predicted)",
-        *aligned_lines(columns, rows),
-        "the aims are reached" if reached else "the aims are not reached",
-    ]
-    return "\n".join(lines) + "\n", bool(reached)
+        "do not determine are not predicted)"
+    )
+    verdict = "the aims are reached" if reached else "the aims are not reached"
+    return Document([Table("", columns, rows)], caption, [verdict]), bool(reached)
 
 
 def _groups(left_out: str, cells: Sequence[MeasuredCell]) -> list[set[Any]]:

@@ -101,11 +101,6 @@ class Estimate:
         """False if the error bar is so wide that the value says nothing."""
         return self.error <= LARGEST_ERROR
 
-    def as_object(self) -> dict[str, float] | None:
-        """Return the number and its error bar for JSON, or None if it is unknown."""
-        bounds = {"value": self.value, "low": self.low, "high": self.high, "known": self.known}
-        return bounds if math.isfinite(self.error) else None
-
 
 @dataclass(frozen=True)
 class Prediction:
