@@ -6,8 +6,8 @@ from tpbench.console import information
 
 
 def report(arguments: Sequence[str]) -> int | None:
-    """Run `python -m tpbench report` and return its exit code."""
-    return information(["report", *arguments])
+    """Run `python -m tpbench report`, or `compare` or `history`, and return its exit code."""
+    return information(list(arguments) if set(arguments[:1]) & {"compare", "history"} else ["report", *arguments])
 
 
 def predict(arguments: Sequence[str]) -> int | None:

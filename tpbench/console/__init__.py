@@ -70,9 +70,8 @@ def information(arguments: Sequence[str]) -> int | None:
 def _run(arguments: Sequence[str]) -> int | None:
     name, rest = arguments[0] if arguments else "", list(arguments[1:])
     if name in COMMANDS and not (name in ("list", "doctor") and {"-h", "--help"} & set(rest)):
-        module = COMMANDS[name]
-        shared = list(COMMANDS.values()).count(module) > 1 and name != "report"
-        code: int = importlib.import_module(module).main([name, *rest] if shared else rest)
+        of_command = list(arguments) if name in ("test", "profile") else rest  # one module has both
+        code: int = importlib.import_module(COMMANDS[name]).main(of_command)
         return code
     if {"-h", "--help"} & set(arguments) or name == "help":
         print(HELP, end="")

@@ -39,8 +39,8 @@ GROUPS = ("variant", "shape", "model", "loss", "block_cap", "measure", "experime
 
 COMMANDS = {
     "report": "tpbench.report.command",
-    "compare": "tpbench.report.command",
-    "history": "tpbench.report.command",
+    "compare": "tpbench.report.compare",
+    "history": "tpbench.report.history",
     "predict": "tpbench.predict.command",
     "collect": "tpbench.launcher.slurm.submitted",
     "compact": "tpbench.results.compact",
@@ -51,8 +51,8 @@ COMMANDS = {
     "test": "tpbench.console.trials",
     "profile": "tpbench.console.trials",
 }
-"""Words that may stand in place of a job, as the first argument, each with the module whose `main` takes the others. A
-module of several commands takes the word, too."""
+"""Words that may stand in place of a job, as the first argument, each with the module whose `main` takes the others.
+`trials` takes the word, too."""
 
 CODE = "_target_"
 """Key of Hydra's configuration that names a Python object to call."""

@@ -1,4 +1,4 @@
-"""`scripts/report.py`: tables, pages and pictures made from rows."""
+"""`tpbench report`: tables, pages and pictures made from rows."""
 
 import argparse
 import json
@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
-from tpbench.report import command_line, compare, history
+from tpbench.report import command_line
 from tpbench.report.analysis.grid import arrange_rows
 from tpbench.report.analysis.metrics import METRICS, metrics_of_all
 from tpbench.report.command_line import PICTURES, TABLES
@@ -20,7 +20,7 @@ from tpbench.report.studies import check_columns, studies, study_document, study
 from tpbench.results.current_rows import newest
 from tpbench.results.read import plain_rows
 from tpbench.settings import JobError
-from tpbench.suggestions import nearest, unknown
+from tpbench.suggestions import unknown
 from tpbench.tables import Document
 from tpbench.workloads import workloads
 from tpbench.workloads.study_data import Picture
@@ -28,26 +28,11 @@ from tpbench.workloads.study_data import Picture
 FORMATS = (*TABLES, "html", *PICTURES)
 Maker: TypeAlias = Callable[[pd.DataFrame, argparse.Namespace], Document | Picture | str | None]
 """Makes the content of a report from rows and options, or None if it has written files."""
-COMMANDS = {"compare": compare.main, "history": history.main}
-"""Commands with options of their own."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command. The exit code is 0. Raises JobError or OSError for a wrong request.
-
-    The exit code of `compare` and `history` is 1 for a worse cell.
-    """
-    name = arguments[0] if arguments else ""
-    if name and name not in COMMANDS and not Path(name).exists() and (meant := nearest(name, COMMANDS)):
-        raise JobError(f"no folder and no command is called {name}{meant}")
-    if name in COMMANDS:
-        return COMMANDS[name](arguments[1:])
-    _report(_parser().parse_args(arguments))
-    return 0
-
-
-def _report(options: argparse.Namespace) -> None:
-    """Print or write what the options ask for."""
+    """Run the command. The exit code is 0. Raises JobError or OSError for a wrong request."""
+    options = _parser().parse_args(arguments)
     form = command_line.output_format(options, FORMATS)
     make = _maker(options, form)
     frame = command_line.selected_rows(options)
@@ -59,6 +44,7 @@ def _report(options: argparse.Namespace) -> None:
         print(f"report: {left_out}, because a newer one is of the same cell: see --only sweep_id=ID", file=sys.stderr)
     if content is not None:
         command_line.write(content, form, options.output, options.study or options.plot or "")
+    return 0
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,4 +1,4 @@
-"""`scripts/report.py compare BEFORE AFTER`: a table for people, and an exit code for continuous integration."""
+"""`tpbench compare BEFORE AFTER`: a table for people, and an exit code for continuous integration."""
 
 import argparse
 import glob

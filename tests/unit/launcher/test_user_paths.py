@@ -31,9 +31,8 @@ def ended(line: str, path: str, capsys: pytest.CaptureFixture[str]) -> str:
     """Return what a command prints that fails."""
     name, *arguments = [word.replace("PATH", path) for word in line.split(" ")]
     module = importlib.import_module(COMMANDS[name])
-    word = [name] if name in ("compare", "history") else []
     try:
-        code = module.main([*word, *arguments])
+        code = module.main(arguments)
     except (SystemExit, JobError, FileNotFoundError) as end:
         code = getattr(end, "code", end)
     assert code not in (0, None), line

@@ -104,11 +104,6 @@ def test_an_unknown_option_is_answered_in_one_line(capsys, arguments, said):
     assert end.value.code == 2 and printed.startswith(said) and printed.count("\n") == 1
 
 
-def test_a_misspelled_command_is_told_apart_from_a_folder(capsys):
-    assert main(["comapre", "before", "after"]) == 2
-    assert capsys.readouterr().err == "tpbench: no folder and no command is called comapre, did you mean compare?\n"
-
-
 def test_a_folder_of_outputs_means_the_user_s_own_rows(add, tmp_path, capsys):
     """Without own rows it means the reference, and the report says so. More rows are shown if they are named."""
     add("pytorch_gather", 2.0)

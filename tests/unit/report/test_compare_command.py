@@ -1,4 +1,4 @@
-"""`report.py compare` separates slower cells from noise, other hardware and failures, with an exit code for CI."""
+"""`tpbench compare` separates slower cells from noise, other hardware and failures, with an exit code for CI."""
 
 import csv
 import io

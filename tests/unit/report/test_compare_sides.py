@@ -1,4 +1,4 @@
-"""Which rows a side of `report.py compare` names."""
+"""Which rows a side of `tpbench compare` names."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""`report.py history`: levels of a cell by time, a verdict on the newest one, and the exit code."""
+"""`tpbench history`: levels of a cell by time, a verdict on the newest one, and the exit code."""
 
 import datetime
 
