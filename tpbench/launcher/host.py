@@ -59,21 +59,6 @@ class Host(Runner):
                     display.tick()
                     interrupts.sleep(0.02)
 
-    def advice(self, attempts: Sequence[Attempt]) -> str:
-        """Return what `reuse=true` would save if processes took longer to start than to measure, else an empty text."""
-        cold = [
-            attempt.row
-            for attempt in attempts
-            if attempt.row and attempt.status == "ok" and attempt.row["warm"] is None and not attempt.note
-            if own_torchrun_reason(attempt.cell.job) is None
-        ]
-        start_s, wall_s = (sum(row[name] or 0.0 for row in cold) for name in ("start_s", "wall_s"))
-        if len(cold) < 2 or start_s < wall_s / 2:
-            return ""
-        warm_s = wall_s - start_s * (1 - 1 / len(cold))
-        spent = f"{start_s:.0f} of {wall_s:.0f} s went into starting processes"
-        return f"{spent}; with reuse=true the sweep takes about {warm_s:.0f} s"
-
     def _following(self, torchrun: Torchrun, waiting: list[list[Attempt]]) -> list[Attempt]:
         """Take the first waiting attempts that an idle torchrun can run. The result is empty if there are none."""
         ended = torchrun.over or torchrun.tree.agent.poll() is not None

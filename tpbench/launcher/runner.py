@@ -43,10 +43,6 @@ class Runner(ABC):
         store no row afterwards. Raises JobError if no cell can run any more, as on a full disk.
         """
 
-    def advice(self, attempts: Sequence[Attempt]) -> str:
-        """Return how a sweep such as the one of these ended attempts takes less time, or an empty string."""
-        return ""
-
 
 def run_sweep(cells: Sequence[Cell], folder: Path, options: SweepOptions, runner: Runner) -> list[Attempt]:
     """Run the cells; logs go to `folder`. Return the last attempt at each, without cells that another sweep took over.
@@ -69,8 +65,6 @@ def run_sweep(cells: Sequence[Cell], folder: Path, options: SweepOptions, runner
         display.end(attempts)
         if taken := len(cells) - len(attempts):
             display.note(f"another sweep with resume=true took over {taken} of the cells, and has their rows")
-        if advice := runner.advice(attempts):
-            display.note(advice)
     return attempts
 
 
