@@ -1,7 +1,7 @@
 """Time that a rank spends in compilers: of Triton's kernels, and of functions that go through torch.compile."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tpbench.measure.ranks import gather_numbers
@@ -9,21 +9,16 @@ from tpbench.measure.session import Context
 
 _triton_us: list[float] = []
 """Microseconds of each kernel that this process compiled, or read from Triton's cache, since the first `listen`."""
-_others: list[Callable[..., None]] = []
-"""The listener that was there before, such as a user's. Triton has one at a time."""
 
 
 def _count(**compiled: Any) -> None:
     _triton_us.append(compiled["times"].total)
-    for listener in _others:
-        listener(**compiled)
 
 
 def listen() -> None:
     """Count the kernels that Triton compiles from now on. Call it when the variant has imported its kernels."""
     knobs = getattr(sys.modules.get("triton"), "knobs", None)
-    if knobs is not None and (other := knobs.compilation.listener) is not _count:
-        _others[:] = [other] if other else []
+    if knobs is not None:
         knobs.compilation.listener = _count
 
 
