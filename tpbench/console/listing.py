@@ -11,7 +11,7 @@ from tpbench import packages
 from tpbench.console import choices
 from tpbench.console.choices import Entry, choice, names, sections_of, shapes
 from tpbench.job import Job, parse_job, unsupported_reason
-from tpbench.launcher.options import CONF, GROUPS, SweepOptions
+from tpbench.launcher.options import CONF, GROUPS, SweepOptions, store_defaults
 from tpbench.launcher.slurm.cluster import SlurmSettings
 from tpbench.measure import machine
 from tpbench.measure.session import MeasureSettings
@@ -63,8 +63,7 @@ def _with_folders(arguments: Sequence[str]) -> Sequence[str]:
     """Return the topics. Add the folder of --config-dir, which sweeps have too."""
     if not any(argument.startswith("-") for argument in arguments):
         return arguments
-    from tpbench.launcher.command_line.arguments import config_folders
-    from tpbench.launcher.command_line.names import parse_options
+    from tpbench.launcher.command_line.arguments import config_folders, parse_options
 
     parsed, unknown_options = parse_options(arguments)
     if unknown_options:
@@ -203,8 +202,6 @@ def _composed(variant: str) -> dict[str, Any]:
     """Return what a job of the variant has without a shape."""
     import hydra
     from omegaconf import OmegaConf
-
-    from tpbench.launcher.command_line.defaults import store_defaults
 
     store_defaults()
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):

@@ -8,10 +8,11 @@ from typing import Any, Literal
 import yaml
 
 import tpbench
-from tpbench.job import field_names
-from tpbench.settings import JobError, setting
+from tpbench.job import Job, field_names
+from tpbench.measure.session import MeasureSettings
+from tpbench.settings import JobError, defaults, setting
 from tpbench.suggestions import printable, unknown
-from tpbench.workloads import Workload, workloads
+from tpbench.workloads import NAMES, Workload, workloads
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,24 @@ SWEEP_OPTION_NAMES = frozenset(each.name for each in fields(SweepOptions))
 def command_line_names(workload: Workload | None = None) -> set[str]:
     """Return the flat names that a command line may set, for jobs of one workload or of any."""
     return field_names(workload) | SWEEP_OPTION_NAMES
+
+
+def store_defaults() -> None:
+    """Store Hydra's nodes of defaults: of every job as `job_defaults`, of a workload as `workload/NAME`, `variant=all`.
+
+    A field's default stands in its dataclass only, and other values may refer to it. The nodes have no types, because
+    OmegaConf has no `Literal`: `tpbench.settings.parse` checks values.
+    """
+    from hydra.core.config_store import ConfigStore
+
+    store = ConfigStore.instance().store
+    of_job = {"world_size": None, **defaults(SweepOptions), **defaults(Job), **defaults(MeasureSettings)}
+    for name in ("measure", "problem", "outside"):  # a group, and parts of a job that no field of a file sets
+        del of_job[name]
+    store("job_defaults", of_job, package="_global_")
+    for name in NAMES:
+        store(name, defaults(workloads()[name].problem), "workload", "_global_")
+    store("all", {"variant": "all"}, "variant", "_global_")  # see SweepComposer.variants_of
 
 
 def aliases() -> dict[str, str]:

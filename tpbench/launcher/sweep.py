@@ -22,10 +22,9 @@ from omegaconf.errors import OmegaConfBaseException
 from tpbench import packages
 from tpbench.launcher.attempt import FAILURES
 from tpbench.launcher.command_line import arguments
-from tpbench.launcher.command_line.defaults import store_defaults
 from tpbench.launcher.command_line.outside_choices import command_line_variants
 from tpbench.launcher.host import Host
-from tpbench.launcher.options import CODE, GROUPS, SweepOptions, command_line_names
+from tpbench.launcher.options import CODE, GROUPS, SweepOptions, command_line_names, store_defaults
 from tpbench.launcher.planning.plan import Request, plan, sweep_options
 from tpbench.launcher.planning.resume import decide
 from tpbench.launcher.runner import Runner, run_sweep

@@ -189,10 +189,6 @@ def test_names_of_the_older_benchmark(line: str, fields: dict[str, object]) -> N
         ),
         ("-m seed=1 --tokens=5 --dry-run", "-m seed=1 tokens=5 dry_run=true"),
         ("--impl autotp,fsdp", "-m impl=autotp,fsdp"),
-        (
-            "--impl autotp --dataset_name wikitext --seed 1",
-            "impl=autotp seed=1\nleft out: --dataset_name has no counterpart here",
-        ),
     ],
 )
 def test_dashes_are_answered_with_the_whole_right_line(line: str, right: str) -> None:
@@ -245,7 +241,6 @@ EXPLANATIONS = {
     "commands: report, compare, history, predict, collect, compact, list, doctor, docs, new, test, profile)",
     "list": "list is a command: write it first, as python -m tpbench list ...",
     "variant = a": f"variant = a: {RIGHT} variant=a",
-    "": "an argument is empty: write NAME=VALUE (is a variable of the shell not set?)",
     "tokens==64": f"tokens==64: {RIGHT} tokens=64",
     "output_dir=a=b": "output_dir=a=b: brackets and quotation marks must match, and a value with other characters of "
     "special meaning is quoted twice: \"output_dir='a=b'\"",

@@ -6,16 +6,27 @@ The names of fields are checked where jobs are made of them (`tpbench.job.parse_
 import math
 import re
 import shlex
+from argparse import Namespace
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
+from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override, RangeSweep
 from hydra.errors import OverrideParseException
 
-from tpbench.launcher.command_line.names import parse_options, refuse_dashes, without_aliases
 from tpbench.launcher.command_line.outside_choices import command_line_variants, name_in_rows
-from tpbench.launcher.options import CODE, COMMANDS, CONF, GROUPS, SWEEP_OPTION_NAMES, command_line_names, read_choice
+from tpbench.launcher.options import (
+    CODE,
+    COMMANDS,
+    CONF,
+    GROUPS,
+    SWEEP_OPTION_NAMES,
+    aliases,
+    command_line_names,
+    read_choice,
+)
 from tpbench.settings import JobError, user_path
 from tpbench.suggestions import nearest, printable
 
@@ -44,6 +55,60 @@ def for_hydra(arguments: Sequence[str]) -> list[str]:
     arguments = rewritten(options_first(without_aliases(arguments)))
     check_overrides(arguments)
     return [*accepted_by_hydra(arguments), "hydra.mode=MULTIRUN"]  # also for one job
+
+
+def parse_options(arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
+    """Return Hydra's options with the overrides, and unknown options. Raises JobError for a wrong value of one."""
+    parser = get_args_parser()
+
+    def raise_error(message: str) -> NoReturn:
+        raise JobError(f"{message} (python -m tpbench --hydra-help lists Hydra's options)")
+
+    setattr(parser, "error", raise_error)  # noqa: B010  mypy forbids an assignment; argparse would print its own usage
+    parsed, rest = parser.parse_known_intermixed_args(list(arguments))
+    return parsed, [each for each in rest if each.startswith("-")]
+
+
+def without_aliases(arguments: Sequence[str]) -> list[str]:
+    """Write other names of fields, which workloads declare, as the names here.
+
+    Raises JobError if two arguments set one field by different names.
+    """
+    given = {argument.partition("=")[0].lstrip("+"): argument for argument in arguments}
+    words: list[str] = []
+    for argument in arguments:
+        name, _, value = argument.partition("=")
+        for meaning in aliases().get(name, "").split():
+            field, _, template = meaning.partition("=")
+            if field not in given:
+                given[field] = argument
+                values = dict.fromkeys(template.replace("{}", each) for each in value.split(","))
+                words.append(f"{field}={','.join(values)}")
+            elif "{}" in template:
+                raise JobError(f"{given[field]} and {argument} both set {field}: leave out one of them")
+        words += [] if name in aliases() else [argument]
+    return words
+
+
+def refuse_dashes(arguments: Sequence[str]) -> None:
+    """Raise JobError with the right command line if fields have dashes in front, as in `--tokens 64`."""
+    names = aliases().keys() | command_line_names() | set(GROUPS)
+    words: list[str] = []
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        field = name.removeprefix("--").replace("-", "_")
+        if name.startswith("--") and field in names:
+            words.append(f"{field}{equals}{value}")
+        elif words and words[-1] in names and not equals and not name.startswith("-"):
+            words[-1] += f"={argument}"
+        else:
+            words.append(argument)
+    if words == list(arguments):
+        return
+    right = shlex.join(f"{word}=true" if word in names else word for word in words)
+    if "," in right and not {"-m", "--multirun"} & {*words}:
+        right = f"-m {right}"
+    raise JobError(f"fields have no dashes in front: write python -m tpbench {right}")
 
 
 def options_first(arguments: Sequence[str]) -> list[str]:
@@ -166,8 +231,6 @@ def parse_overrides(arguments: Sequence[str]) -> list[Override]:
 def _explanation(argument: str) -> str:
     """Return what is wrong with an argument, and an argument that would be right."""
     name, equals, value = argument.partition("=")
-    if not argument.strip():
-        return "an argument is empty: write NAME=VALUE (is a variable of the shell not set?)"
     if len(parts := _SEVERAL.split(argument.strip())) > 1:
         separate = " ".join(map(shlex.quote, parts))
         return f"'{argument}' is one argument, because of the quotes: write {len(parts)} arguments, {separate}"
