@@ -197,36 +197,6 @@ def test_a_sweep_that_slurm_rejects_leaves_no_job(tmp_path: Path) -> None:
     assert [row["status"] for row in rows(tmp_path)] == ["ok"] * 5
 
 
-NOTING = """
-echo "begin $CUDA_VISIBLE_DEVICES" >>noted
-sleep 1.5
-for _ in $(seq 300); do (($(grep -c begin noted) < 2)) || break; sleep 0.2; done
-echo "end $CUDA_VISIBLE_DEVICES" >>noted
-exit 3
-"""
-"""Shell lines that note a job's GPUs at its begin and, once two jobs have begun, at its end."""
-
-
-def test_slurm_gives_no_gpu_to_two_jobs(tmp_path: Path) -> None:
-    """A node has four GPUs, and each of three jobs has two. A job that its setup ends needs no torch."""
-    (tmp_path / "setup.sh").write_text(NOTING)
-    setup = f'hydra.launcher.setup=["source {tmp_path}/setup.sh"]'
-    on_one = ("hydra.launcher.gpus_per_node=4", "+hydra.launcher.sbatch.nodelist=left", setup)
-    sweep = ("variant=pytorch_gather", "tokens=16", "vocab=64", "device=cuda", "tp_size=2", "seed=1,2,3")
-    code, output = Running(*SLURM, *sweep, *on_one, cwd=tmp_path).end()
-    assert (code, [row["world_size"] for row in rows(tmp_path)]) == (1, [2] * 3), output
-    gpus: set[str] = set()
-    now = most = 0
-    for line in (tmp_path / "noted").read_text().splitlines():
-        word, devices = line.split()
-        of_job = set(devices.split(","))
-        assert len(of_job) == 2 and (of_job.isdisjoint(gpus) if word == "begin" else of_job <= gpus)
-        gpus = gpus | of_job if word == "begin" else gpus - of_job
-        now += 1 if word == "begin" else -1
-        most = max(most, now)
-    assert most == 2
-
-
 def test_two_nodes_and_a_list_of_cells_that_a_requeued_job_continues(tmp_path: Path) -> None:
     """On one node, cells of a problem take turns in one torchrun. A job of two nodes has a torchrun for each cell."""
     line = (*SLURM, *TINY, "hydra.launcher.gpus_per_node=2", "dp_size=1,2")
@@ -358,16 +328,6 @@ def test_a_cell_whose_setup_fails_says_why(tmp_path: Path) -> None:
     assert "this line of hydra.launcher.setup failed: module() " in row["reason"]
     (sweep,) = tmp_path.glob("outputs/sweeps/*")
     assert "1 cells: 1 done, 1 of them failed" in collect(sweep, tmp_path).stdout
-
-
-def test_a_pending_job_shows_what_it_waits_for(tmp_path: Path) -> None:
-    done = tpbench(*SLURM, *TINY, "+hydra.launcher.sbatch.begin=now+1hour", "wait=false", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    (sweep,) = tmp_path.glob("outputs/sweeps/*")
-    try:
-        assert f"job {job_of(tmp_path)}, PENDING (BeginTime)" in collect(sweep, tmp_path).stdout
-    finally:
-        subprocess.run(["scancel", job_of(tmp_path)], check=True)
 
 
 def test_over_the_time_limit_a_job_is_run_again_as_often_as_was_asked_for(overdue_once: Path) -> None:

@@ -1,13 +1,12 @@
 """A reused torchrun gives each job the same row as a new one."""
 
-import os
 import shutil
 from pathlib import Path
 
 import pytest
 
 import tpbench as package
-from tests.support.command import ROOT, Running, gone, tpbench
+from tests.support.command import Running, gone, tpbench
 from tests.support.disturbed_sweeps import WITHOUT_END
 
 PROBLEM = ("tokens=64", "vocab=2048", "tp_size=2", "dtype=float32", "device=cpu")
@@ -34,37 +33,6 @@ def test_a_warm_job_makes_the_row_that_a_fresh_one_makes(tmp_path: Path) -> None
     assert last[SAME].to_dict() == fresh[SAME].to_dict()
     assert last["peak_gib"] == pytest.approx(fresh["peak_gib"], abs=8 / 1024)
     assert len(list((tmp_path / "outputs/sweeps").glob("*/group-*"))) == 2
-
-
-COMPILING = """
-import sys
-def hook(event, arguments):
-    torch = sys.modules.get("torch")
-    if event != "import" or not hasattr(torch, "compile") or hasattr(torch, "compile_of_torch"):
-        return
-    torch.compile_of_torch = torch.compile
-    def compile(function, **options):
-        import torch._dynamo
-        torch._dynamo.config.recompile_limit = 2
-        return torch.compile_of_torch(function, backend="eager", **options)
-    torch.compile = compile
-sys.addaudithook(hook)
-"""
-"""torch.compile needs no compiler of C++, and compiles a function for two shapes instead of eight."""
-
-
-def test_a_process_compiles_for_as_many_jobs_as_it_runs(tmp_path: Path) -> None:
-    """torch would compile a function for two shapes, and then run it without compiling."""
-    (tmp_path / "sitecustomize.py").write_text(COMPILING)
-    env = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
-    tokens = ",".join(str(16 + at) for at in range(3))
-    sweep = ("-m", "variant=pytorch_tp_manual", "compile=true", f"tokens={tokens}", "vocab=64", "dtype=float32",
-             "tp_size=1", "device=cpu", "time_budget_s=60", "max_iterations=3", "reuse=true")  # fmt: skip
-    code, output = Running(*sweep, cwd=tmp_path, env=env).end()
-    assert code == 0, output
-    assert list(package.load(tmp_path / "outputs").sort_values("cell")["jobs_before"]) == list(range(3))
-    logs = tmp_path.glob("outputs/sweeps/*/*/warm/**/stderr.log")
-    assert "recompile_limit" not in "".join(log.read_text() for log in logs)
 
 
 def test_a_fault_ends_the_group_and_the_next_job_gets_a_new_one(tmp_path: Path) -> None:

@@ -1,19 +1,15 @@
-"""How all ranks of a cell are measured together, with sessions whose times are known, and by a stopwatch."""
+"""How all ranks of a cell are measured together, with sessions whose times are known."""
 
-import contextlib
-import time
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from tests.support.ranks import Rank, ranks_here, run_on_ranks
+from tests.support.ranks import Rank, run_on_ranks
 from tests.support.simulated_time import simulated_time
 from tests.support.sleeping_sessions import Sleeper, cpu_context, run
-from tests.support.tp_block import context
 from tpbench.measure.session import MeasureSettings
-from tpbench.measure.timers import SLEEP_CYCLES_PER_S, Stopwatch, WallTimer, cold_cache, do_nothing, paired_difference
 
 
 def measured(here: Rank, settings: MeasureSettings) -> tuple[dict[str, Any], int]:
@@ -54,42 +50,3 @@ def test_the_others_wait_for_a_late_rank_and_its_delay_does_not_count() -> None:
     alone, _ = run_on_ranks(2, beside_a_late_rank, Sleeper, True)  # without an exchange nobody waits
     assert alone["late_ms"] == pytest.approx([5.0, 4.95, 4.75, 4.0])
     assert "late_ms" not in run_on_ranks(2, beside_a_late_rank, Meeting, False)[0]
-
-
-def interleaved(here: Rank) -> tuple[str, str, list[list[float]], list[float]]:
-    """Return the kind of device, the order in which two steps were run, their times, and wall times of real sleeps."""
-    order: list[str] = []
-    cuda = here.device.type == "cuda"
-    with contextlib.nullcontext() if cuda else simulated_time() as simulated:
-
-        def step(name: str, seconds: float) -> None:
-            order.append(name)
-            if simulated is None:  # a host's sleep does not show in device time
-                torch.cuda._sleep(int(seconds * SLEEP_CYCLES_PER_S))
-            else:
-                simulated.sleep(seconds * (1 + here.rank))
-
-        samples = Stopwatch(context(here)).interleaved_ms(
-            (lambda: step("a", 0.001), lambda: order.append("(")),
-            (lambda: step("b", 0.02), lambda: order.append("[")),
-            iterations=4,
-        )
-    wall = WallTimer(here.device, cold_cache(here.device, here.world_size))
-    return here.device.type, "".join(order), samples, wall.samples(lambda: time.sleep(0.01), do_nothing, 3)
-
-
-def test_steps_alternate_in_abba_order_and_each_is_restored_before() -> None:
-    results = run_on_ranks(ranks_here(2), interleaved)
-    device, order, samples, real_ms = results[0]
-    slowest = len(results)  # in units of the first rank's time
-    assert all(samples_there == samples for _, _, samples_there, _ in results)  # the slowest rank's
-    restored = order.replace("(a", "A").replace("[b", "B")
-    # Warm-up, then the samples. The device clock first queues one of each step to learn how long its launches take.
-    assert restored == {"cpu": "AABB" + "ABBAABBA", "cuda": "AAABBB" + "AB" + "ABBAABBA"}[device]
-    short, long = samples
-    if device == "cpu":
-        assert short == pytest.approx([slowest] * 4) and long == pytest.approx([20 * slowest] * 4)
-    else:
-        assert len(short) == len(long) == 4
-        assert paired_difference(long, short) > 10
-    assert len(real_ms) == 3 and min(real_ms) >= 10

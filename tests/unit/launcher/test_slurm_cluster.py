@@ -76,9 +76,10 @@ def test_a_partition_is_read_from_sinfo(tmp_path: Path, monkeypatch: pytest.Monk
 def test_states_come_from_the_queue_and_then_from_the_accounting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    SlurmCommands(tmp_path, monkeypatch, squeue="echo '7_0|RUNNING'; echo '7_1|PENDING'; echo '9|TIMEOUT'",
+    SlurmCommands(tmp_path, monkeypatch, squeue="echo '7_0|RUNNING'; echo '7_1|PENDING|BeginTime'; echo '9|TIMEOUT'",
                   sacct="echo '7_2|CANCELLED by 0'; echo '7_3|COMPLETED'")  # fmt: skip
-    assert states(["7_0", "7_2", "7_4", "9"]) == {"7_0": "RUNNING", "7_2": "CANCELLED", "7_4": "GONE", "9": "TIMEOUT"}
+    known = {"7_0": "RUNNING", "7_1": "PENDING (BeginTime)", "7_2": "CANCELLED", "7_4": "GONE", "9": "TIMEOUT"}
+    assert states(known) == known
 
 
 def test_without_an_answer_of_the_queue_no_state_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,6 +94,8 @@ def test_an_interrupt_leaves_jobs_of_an_earlier_sweep_in_the_queue_and_ends_its_
         list(runner.run([earlier, new], Display(2, tmp_path)))
     assert not earlier.abandoned and new.abandoned
     assert [line for line in slurm.asked if line.startswith("scancel")] == ["scancel 8"]
+    (script,) = tmp_path.glob("sweeps/new/slurm/*_submission.sh")
+    assert "#SBATCH --gpus-per-node=2\n" in script.read_text()
     said = capsys.readouterr().out
     assert "stay in Slurm's queue: 7_0" in said and "did not cancel this sweep's jobs: scancel 8" in said
 

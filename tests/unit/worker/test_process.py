@@ -1,6 +1,8 @@
 """Which processes may run other tasks, and why the others end."""
 
 import random
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -18,14 +20,28 @@ def test_a_process_that_profiled_a_gpu_ends(monkeypatch: pytest.MonkeyPatch) -> 
     assert reason_to_end(here).startswith("a profiler has run on its GPU")
 
 
-def test_every_task_begins_with_the_same_random_numbers_and_may_compile(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(7)
+def test_every_task_begins_with_the_same_random_numbers() -> None:
     drawn = []
     for _ in range(2):
-        begin_tasks()
         reset_random_numbers()
         drawn.append((random.random(), float(torch.rand(()))))
     assert drawn[0] == drawn[1]
+
+
+def test_every_task_may_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch compiles a function for a few shapes only, here for one, and then runs it without compiling."""
+    monkeypatch.setattr("torch._dynamo.config.recompile_limit", 1)
+    shapes: list[int] = []
+
+    def backend(graph: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> Callable[..., Any]:
+        shapes.append(len(inputs[-1]))
+        return graph
+
+    compiled = torch.compile(lambda tensor: tensor + 1, backend=backend, dynamic=False)
+    for size in (2, 3, 4):
+        begin_tasks()
+        compiled(torch.ones(size))
+    assert shapes == [2, 3, 4]
 
 
 @pytest.mark.parametrize(
