@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tpbench import packages
-from tpbench.report.plots import figures
+from tpbench.report import plots
 from tpbench.settings import JobError
 from tpbench.workloads.study_data import Picture
 
@@ -86,5 +86,5 @@ def test_other_errors_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_message_of_plots_has_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     hide(monkeypatch, "matplotlib")
     with pytest.raises(JobError) as error:
-        figures.render(Picture((), "x", "y"), "a plot", "svg")
+        plots.render(Picture((), "x", "y"), "a plot", "svg")
     assert packages.install_command("report") in str(error.value)

@@ -47,7 +47,6 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _sweep(*arguments: str) -> int:
-    """Run a sweep, with its progress on stderr. Return its exit code."""
     return subprocess.run([sys.executable, "-m", "tpbench", "-m", *arguments], stdout=sys.stderr).returncode
 
 

@@ -80,7 +80,6 @@ def positive_number(text: str) -> float:
 
 
 def _answers(cells: MeasuredCells, fitted: Mapping[str, VariantModel], options: argparse.Namespace) -> list[Answer]:
-    """Return the answer for each size. Raises JobError for a size that no job can have or no row tells about."""
     target = find_target(cells, options.gpu, options.gpu_memory, options.bandwidth)
     names = [field.name for field in fields(LossSize)]
     given = [value if isinstance(value := getattr(options, name), list) else [value] for name in names]

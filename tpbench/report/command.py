@@ -14,7 +14,7 @@ from tpbench.report.analysis.grid import arrange_rows
 from tpbench.report.analysis.metrics import METRICS, metrics_of_all
 from tpbench.report.command_line import PICTURES, TABLES
 from tpbench.report.pivot import pivot
-from tpbench.report.plots.grid_plots import PLOTS, plot
+from tpbench.report.plots import PLOTS, plot
 from tpbench.report.repeat import row_command
 from tpbench.report.studies import check_columns, studies, study_document, study_picture
 from tpbench.results.current_rows import newest

@@ -14,7 +14,7 @@ from rich.console import Console
 from tpbench import tables
 from tpbench.report.analysis.metrics import METRICS, metric, metrics_of_all
 from tpbench.report.analysis.records import json_object, value_text
-from tpbench.report.plots.figures import render
+from tpbench.report.plots import render
 from tpbench.results.read import load
 from tpbench.results.schema import COLUMN_LIST, all_columns
 from tpbench.settings import JobError, path_argument, user_path
@@ -181,7 +181,6 @@ def write(content: Document | Picture | str, form: str, output: Path | None, nam
 
 
 def _rendered(document: Document, form: str, output: Path | None) -> str:
-    """Return a document as text."""
     on_screen = output is None and form in ("text", "markdown")
     if not (on_screen and sys.stdout.isatty() and sys.stderr.isatty()):
         for warning in document.warnings:

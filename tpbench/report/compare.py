@@ -18,9 +18,6 @@ from tpbench.settings import JobError, user_path
 from tpbench.suggestions import printable, unknown
 from tpbench.tables import Document, Table, TableCell, number_cell
 
-_SHOWN = 4
-"""Most cells that a message names."""
-
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command. The exit code is 1 if a cell got worse by more than the threshold, fails now or is missing.
@@ -55,9 +52,8 @@ def main(arguments: Sequence[str]) -> int:
     # A side that is a part of the other may have fewer cells.
     lost = [] if options.allow_missing or remark else lost_cells(pairs)
     if lost:
-        named = ", ".join(lost[:_SHOWN]) + ", ..." * (len(lost) > _SHOWN)
         missing = f"{counted(len(lost), 'cell')} measured before and missing after, so this is no pass"
-        print(f"report: {missing}: {named} (--allow-missing accepts that)", file=sys.stderr)
+        print(f"report: {missing}: {printable(', '.join(lost))} (--allow-missing accepts that)", file=sys.stderr)
     return int(bool(lost) or any(change.fails for change in comparison.changes))
 
 
@@ -99,7 +95,6 @@ def _cells(change: CellChange, comparison: Comparison, shared: Sequence[str]) ->
 
 
 def _summary(comparison: Comparison) -> str:
-    """Return how many cells were compared, with each verdict, and how many were not."""
     compared, others = Counter[str](), Counter[str]()
     for change in comparison.changes:
         (compared if change.is_decided else others)[change.verdict] += 1

@@ -96,7 +96,6 @@ def _lines(name: str, levels: Sequence[Level], change: CellChange | None, shown:
 
 
 def _changed(comparison: Comparison) -> dict[str, CellChange]:
-    """Return the cells whose newest level changed, by name."""
     unchanged = (changes.SAME, changes.UNCLEAR)
     return {change.name: change for change in comparison.changes if change.verdict not in unchanged}
 

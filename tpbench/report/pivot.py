@@ -113,7 +113,6 @@ def _cell(record: Record, shown: Metric, ratio: Ratio | None, *, wins: bool) -> 
 
 
 def _floor(line: Sequence[Record | None], ratios: Sequence[Ratio | None]) -> TableCell:
-    """Return the floor of the fastest row of a problem."""
     pairs = zip(line, ratios, strict=True)
     fastest = next((record for record, ratio in pairs if record and ratio and ratio.value == 1), None)
     if not fastest or fastest["floor_ms"] is None:

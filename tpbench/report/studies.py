@@ -84,7 +84,6 @@ def _computed(frame: pd.DataFrame, by_workload: dict[str, Study]) -> list[tuple[
 
 
 def _printable(table: Table) -> Table:
-    """Make the texts of a computed table safe to print."""
     return replace(
         table,
         heading=printable(table.heading, 400),

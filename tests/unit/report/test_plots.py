@@ -5,9 +5,8 @@ import pytest
 from tests.support import synthetic
 from tests.support.commands import report as main
 from tests.unit.report.test_verdicts import measured
+from tpbench.report import plots
 from tpbench.report.analysis.grid import arrange_rows
-from tpbench.report.plots import grid_plots
-from tpbench.report.plots.figures import draw_panels
 from tpbench.results.read import load
 
 
@@ -22,7 +21,7 @@ def grid(rows):
     return arrange_rows(load(rows))[0]
 
 
-@pytest.mark.parametrize("name", sorted(grid_plots.PLOTS))
+@pytest.mark.parametrize("name", sorted(plots.PLOTS))
 def test_each_as_a_file(rows, tmp_path, name):
     for form, start in (("png", b"\x89PNG"), ("svg", b"<?xml")):
         out = tmp_path / f"plot.{form}"
@@ -32,7 +31,7 @@ def test_each_as_a_file(rows, tmp_path, name):
 
 
 def test_the_lines_are_the_rows(rows, grid):
-    figure = draw_panels(grid_plots.by_size(grid, "time_ms"))
+    figure = plots.draw_panels(plots.by_size(grid, "time_ms"))
     frame = load(rows)
     axes = next(axes for axes in figure.axes if axes.get_title() == "tp 4, tokens 4096")
     lines = {line.get_label(): line.get_ydata().tolist() for line in axes.get_lines()}
@@ -49,7 +48,7 @@ def test_keys_that_change_together_are_panels(add, frame):
         for tokens in (64, 128, 256):
             add("triton_tp", tokens / 100, vocab=vocab, tp_size=tp_size, tokens=tokens)
     (made,) = arrange_rows(frame())
-    first, second = draw_panels(grid_plots.by_size(made, "time_ms")).axes
+    first, second = plots.draw_panels(plots.by_size(made, "time_ms")).axes
     assert (first.get_title(), second.get_title()) == ("vocab 1000, tp 1", "vocab 2000, tp 2")
     assert first.get_xlabel() == "tokens"
     assert [text.get_text() for text in first.get_xticklabels()] == ["64", "128", "256"]
@@ -61,5 +60,5 @@ def test_names_along_an_axis_are_in_the_order_of_their_work(add, frame):
     for model, layers, floor in (("qwen3_32b", 64, 9.0), ("qwen3_8b", 36, 2.0), ("qwen3_0p6b", 28, 0.1)):
         add("ddp", **measured(2 * floor, floor_ms=floor, model=model, num_layers=layers), **trained)
     (made,) = arrange_rows(frame())
-    (axes,) = draw_panels(grid_plots.by_size(made, "device_ms")).axes
+    (axes,) = plots.draw_panels(plots.by_size(made, "device_ms")).axes
     assert [text.get_text() for text in axes.get_xticklabels()] == ["qwen3_0p6b", "qwen3_8b", "qwen3_32b"]

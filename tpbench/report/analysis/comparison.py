@@ -176,7 +176,6 @@ def geometric_mean(observed: Sequence[Observation]) -> float:
 
 
 def _ratio(log: float, error: float, freedom: float, *, interleaved: bool = False) -> Ratio:
-    """Return the ratio with this logarithm."""
     from scipy import special  # takes 0.3 s, which the table of one cell does not need
 
     reach = float(special.stdtrit(freedom, (1 + CONFIDENCE) / 2)) * error
@@ -225,16 +224,13 @@ def _tested(before: Sequence[Observation], after: Sequence[Observation], scatter
 
 
 def _finite(samples: Sequence[float] | None) -> Array:
-    """Return the finite samples as an array."""
     values: Array = np.asarray([] if samples is None else samples, dtype=np.float64)
     return values[np.isfinite(values)]
 
 
 def _assumed(side: Sequence[Observation]) -> float:
-    """Return the mean variance that is assumed for the rows of one side."""
     return fmean(observation.variance for observation in side)
 
 
 def _squares(group: Sequence[Observation]) -> float:
-    """Return the sum of squared deviations from the group's mean."""
     return len(group) * float(np.var([observation.log for observation in group]))

@@ -14,6 +14,7 @@ import pandas as pd
 
 from tpbench import packages
 from tpbench.measure.clocks import DECIDING, DEVICE, WALL
+from tpbench.report import plots
 from tpbench.report.analysis.comparison import INTERLEAVED_METHOD, METHOD
 from tpbench.report.analysis.grid import RecordGrid, arrange_rows, heading
 from tpbench.report.analysis.metrics import TITLES, counted, metric, number, ratio_text
@@ -29,8 +30,6 @@ from tpbench.report.analysis.verdicts import (
     verdicts_of,
 )
 from tpbench.report.pivot import FAILED, failures, legend, metric_table
-from tpbench.report.plots import figures
-from tpbench.report.plots.grid_plots import by_size
 from tpbench.results.schema import STATUSES
 from tpbench.settings import JobError
 from tpbench.suggestions import printable
@@ -110,7 +109,7 @@ def _rendered(**context: Any) -> str:
         (resources.files("tpbench.report.page") / name).read_text(encoding="utf-8") for name in ("page.css", "page.js")
     )
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    colours = {"light": figures.LIGHT, "dark": figures.DARK}
+    colours = {"light": plots.LIGHT, "dark": plots.DARK}
     template = environment.get_template("report.html.j2")
     return template.render(css=css, script=script, script_hash=f"sha256-{digest}", **colours, **context)
 
@@ -148,8 +147,8 @@ def _section(section: Section, name: str, metric_name: str | None) -> dict[str, 
     anchor, grid, verdicts = section
     filled = [name for name in TITLES if any(record[name] is not None for record in grid.records)]
     clock = next((clock.column for clock in DECIDING if clock.column in filled), WALL.column)
-    picture = by_size(grid, clock, at_two_sizes=True) if packages.installed("matplotlib") else None
-    svg = figures.render(picture, f"{clock} {anchor}", "inline").decode() if picture else None
+    picture = plots.by_size(grid, clock, at_two_sizes=True) if packages.installed("matplotlib") else None
+    svg = plots.render(picture, f"{clock} {anchor}", "inline").decode() if picture else None
     pivots = []
     for shown in map(metric, dict.fromkeys((metric_name or clock, *filled))):
         table = metric_table(grid, shown)

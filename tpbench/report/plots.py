@@ -1,17 +1,26 @@
-"""Pictures drawn by matplotlib: panels side by side with one y axis and one legend, their look, and svg and png."""
+"""Pictures of the report: metrics of a grid by the size of its problems, and how matplotlib draws panels.
+
+`PLOTS` names the plots of a grid. Studies of workloads make pictures of their own.
+"""
 
 from __future__ import annotations
 
 import io
+import math
 import re
 import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tpbench import packages
+from tpbench.report.analysis.comparison import value_of
+from tpbench.report.analysis.grid import Key, RecordGrid, heading
+from tpbench.report.analysis.metrics import TITLES, metric
+from tpbench.report.analysis.records import column_label, sort_key, value_text
 from tpbench.settings import JobError
 from tpbench.suggestions import printable
-from tpbench.workloads.study_data import Panel, Picture
+from tpbench.workloads.study_data import Panel, Picture, Series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,13 +38,6 @@ DARK = (
 MARKERS = "os^DvP<"  # one fewer than colours, so that the pairs repeat late
 INK, FAINT, GROUND = "#222222", "#b3b3b3", "#ffffff"
 """Colours of text and of lines that belong to no series, of grid lines and of the background."""
-_RULES = "".join(
-    f'[style*="{part}: {light}"] {{ {part}: {dark} !important }} '
-    for light, dark in zip((*LIGHT, INK, FAINT, GROUND), (*DARK, "#e4e6e8", "#3a4048", "#15181b"), strict=True)
-    for part in ("fill", "stroke")
-)
-_DARK_MODE = f" <style>@media (prefers-color-scheme: dark) {{ {_RULES}}}</style>"
-"""Style of an svg file: browsers show it in dark colours to readers who prefer these."""
 PER_ROW = 3
 """Most panels side by side."""
 PANEL_WIDTH, PANEL_HEIGHT = 3.3, 3.2
@@ -44,6 +46,85 @@ NAME_LETTERS = 90
 """Most letters of a name in the legend."""
 INCHES_PER_LETTER = 0.075
 """Width of a letter of a tick's label or of a title."""
+PLOTS = {"time": "time_ms", "device_time": "device_ms", "chained_time": "chained_ms", "memory": "peak_gib"}
+"""Every plot by its name on the command line, with its metric by the size of the problem."""
+
+
+def by_size(grid: RecordGrid, name: str, *, at_two_sizes: bool = False) -> Picture | None:
+    """Return a metric: a panel for each world size, a line for each column, and the floor of times.
+
+    `at_two_sizes` leaves out panels in which no column has two sizes. Return None if no cell has the metric.
+    """
+    shown = metric(name)
+    if all(value_of(record, shown) is None for record in grid.records):
+        return None
+    axis, panels = _size_axis(grid), []
+    for title, keys in _size_panels(grid, axis).items():
+        lowest = _floors(grid, axis, keys)
+        position = {size: index for index, size in enumerate(lowest)}
+        lines = []
+        for index, column in enumerate(grid.columns):
+            cells = [(position[key[axis]], grid.lines[key][index]) for key in keys]
+            points = sorted((at, value) for at, record in cells if record and (value := value_of(record, shown)))
+            crosses = tuple(at for at, record in cells if record and record["status"] == "oom")
+            lines.append(Series(column, tuple(points), crosses=crosses))
+        if max(len(line.points) + len(line.crosses) for line in lines) > at_two_sizes:
+            floor = tuple((position[size], floor) for size, floor in lowest.items() if floor < math.inf)
+            floor = floor if shown.is_time else ()
+            panels.append(Panel(title, tuple(lines), floor=floor, categories=tuple(map(value_text, position))))
+    y_label = f"{TITLES.get(name, name).lower()} ({shown.unit})"
+    x_label = column_label(grid.key_names[axis])
+    return Picture(tuple(panels), x_label, y_label, "logarithmic", labels=grid.columns) if panels else None
+
+
+def _size_axis(grid: RecordGrid) -> int:
+    """Return the index of the key along the x axis.
+
+    Use the first key. If every panel would then have a single x value, use the key with the most values in one panel.
+    """
+
+    def most_values(axis: int) -> int:
+        return max(len({key[axis] for key in keys}) for keys in _size_panels(grid, axis).values())
+
+    return 0 if most_values(0) > 1 else max(grid.independent, key=most_values)
+
+
+def _size_panels(grid: RecordGrid, axis: int) -> dict[str, list[Key]]:
+    """Group the problems by their other keys, under a title of those that vary.
+
+    A key that follows from the name along the axis, such as the layers of a model, makes no panel of its own.
+    """
+    others = [at for at in grid.independent if at != axis and not grid.follows(at, axis)]
+    varying = [at for at in grid.varying if at in others] or others
+    panels: dict[str, list[Key]] = {}
+    for key in grid.lines:
+        title = ", ".join(f"{column_label(grid.key_names[at])} {value_text(key[at])}" for at in varying)
+        panels.setdefault(title, []).append(key)
+    return panels
+
+
+def _floors(grid: RecordGrid, axis: int, keys: Sequence[Key]) -> dict[Any, float]:
+    """Return the lowest floor of each size along the x axis, in ms: numbers in their order, names by their floor."""
+    floors: dict[Any, float] = {}
+    for key in keys:
+        floors[key[axis]] = min(
+            floors.get(key[axis], math.inf), *(record["floor_ms"] or math.inf for record in grid.lines[key] if record)
+        )
+    named = any(isinstance(size, str) for size in floors)
+    ordered = sorted(floors, key=lambda size: ([floors[size]] if named else [], sort_key(size)))
+    return {size: floors[size] for size in ordered}
+
+
+def plot(grids: Sequence[RecordGrid], name: str) -> Picture:
+    """Return the plot of the one grid that has it. Raises JobError if none or several grids have it."""
+    drawn = [(heading(grid.facts), picture) for grid in grids if (picture := by_size(grid, PLOTS[name]))]
+    if not drawn:
+        raise JobError(f"these rows have nothing for the plot {name}")
+    if len(drawn) > 1:
+        headings = "\n".join(f"  {title}" for title, _ in drawn)
+        raise JobError(f"the plot {name} shows one of these: choose with --loss, --dtype, --gpu-name ...\n{headings}")
+    ((title, picture),) = drawn
+    return replace(picture, heading=title)
 
 
 def render(picture: Picture, name: str, form: str) -> bytes:
@@ -87,9 +168,9 @@ def render(picture: Picture, name: str, form: str) -> bytes:
             return out.getvalue()
         canvas: Any = FigureCanvasSVG(figure)  # `savefig` would draw the figure twice, once for its layout
         canvas.print_svg(out, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
-    text = out.getvalue().decode()
     if form == "svg":
-        return text.replace(" <defs>", f"{_DARK_MODE}\n <defs>", 1).encode()
+        return out.getvalue()
+    text = out.getvalue().decode()
     text = re.sub(r' height="[\d.]+pt"', "", text[text.index("<svg") :], count=1)
     # Identifiers of groups: every figure has the same ones, and nothing refers to them.
     text = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", text)
