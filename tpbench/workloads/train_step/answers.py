@@ -8,9 +8,9 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from tpbench.settings import parse
 from tpbench.workloads.train_step.model import builders, configuration
@@ -19,21 +19,17 @@ from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.sharding.plan import blocks
 
 
-def completed(problem: TrainStep) -> TrainStep:
-    """Return the problem with the sizes of its `model_dir`, and with the number of its feed-forward matrices.
+def completed(problem: TrainStep) -> dict[str, Any]:
+    """Return the problem's fields with the sizes of its `model_dir`, and with the number of its feed-forward matrices.
 
     Raises a TypeError or ValueError if there is no such model, or if its sizes do not describe it.
     """
-    if problem.model_dir:
-        of_file = ".py:" in problem.model_dir
-        folder = Path(problem.model_dir)
-        fields = (
-            builders.problem_fields(problem.model_dir)
-            if of_file
-            else configuration.folder_sizes(folder, problem.architecture)
-        )
-        problem = parse(TrainStep, asdict(problem) | fields)
-    return counted(problem)
+    if ".py:" in str(problem.model_dir):
+        problem = parse(TrainStep, asdict(problem) | builders.problem_fields(str(problem.model_dir)))
+    elif problem.model_dir:
+        sizes = configuration.folder_sizes(Path(problem.model_dir), problem.architecture)
+        problem = parse(TrainStep, asdict(problem) | sizes)
+    return asdict(counted(problem))
 
 
 def unsupported_model(problem: TrainStep, module: str) -> str | None:
@@ -50,21 +46,14 @@ def unsupported_model(problem: TrainStep, module: str) -> str | None:
     return reason
 
 
-QUESTIONS: dict[str, Callable[..., TrainStep | str | None]] = {
-    "completed": completed,
-    "unsupported_model": unsupported_model,
-}
-
-
 def main() -> None:
-    """Answer each line, [QUESTION, PROBLEM, ARGUMENT...], by a line with its result, or with why it is refused."""
+    """Answer each line, [FUNCTION, PROBLEM, ARGUMENT...], by a line with its result, or with why it is refused."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # so that nothing that packages and users' files print is taken for an answer
     for line in sys.stdin:
         question, problem, *arguments = json.loads(line)
         try:
-            result = QUESTIONS[question](TrainStep(**problem), *arguments)
-            answer = {"result": asdict(result) if isinstance(result, TrainStep) else result}
+            answer = {"result": globals()[question](TrainStep(**problem), *arguments)}
         except (TypeError, ValueError) as error:
             answer = {"refused": str(error)}
         print(json.dumps(answer), file=answers, flush=True)

@@ -3,7 +3,7 @@
 import json
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,7 @@ def json_document(row: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
     writes them. Steps count from the first warm-up step, 0. Times are device times if the row has them. GB are 10^9
     bytes. Values that a row lacks, such as phases of each step, are null.
     """
-    samples_ms = row.get("device_samples_ms")
-    samples_ms = row.get("samples_ms") if samples_ms is None else samples_ms
+    samples_ms = row.get("samples_ms") if row.get("device_samples_ms") is None else row["device_samples_ms"]
     if row.get("status") != "ok" or samples_ms is None:
         return None
     job, count, seconds = json.loads(row["job"]), len(samples_ms), [ms / 1e3 for ms in samples_ms]
@@ -42,6 +41,8 @@ def json_document(row: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
         "memory_peak_gb": _numbers(row, "iteration_peak_gib", GB_PER_GIB, count),
     }
     average_s = statistics.fmean(seconds)
+    shares = [None if None in times_s else 100 * statistics.fmean(times_s) / average_s for times_s in phases_s.values()]
+    rest = None if None in shares else 100 - math.fsum(filter(None, shares))
     summary = {
         "num_steps": count,
         "avg_step_time_ms": 1e3 * average_s,
@@ -53,7 +54,9 @@ def json_document(row: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
         "avg_loss": statistics.fmean(losses),
         "final_loss": losses[-1],
         "peak_memory_gb": row["peak_gib"] * GB_PER_GIB,
-        "timing_breakdown": _breakdown(phases_s.values(), average_s),
+        "timing_breakdown": {
+            f"{phase}_pct": share for phase, share in zip((*PHASES, "other"), (*shares, rest), strict=True)
+        },
     }
     name = f"results_{row['variant']}_tp{row['tp_size']}_dp{row['dp_size']}"
     steps = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
@@ -81,15 +84,6 @@ def _config(row: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
     return older | {name: value for name, value in job.items() if name not in (*older, "model", "variant")}
 
 
-def _numbers(row: Mapping[str, Any], column: str, factor: float, count: int) -> list[float | None]:
-    """Return the numbers of a column times a factor, or as many None if the row has none."""
+def _numbers(row: Mapping[str, Any], column: str, factor: float, count: int) -> list[Any]:
     values = row.get(column)
     return [None] * count if values is None else [factor * value for value in values]
-
-
-def _breakdown(phases_s: Iterable[Sequence[Any]], average_s: float) -> dict[str, float | None]:
-    """Return each phase's share of the average step in percent."""
-    shares = [None if None in times_s else 100 * statistics.fmean(times_s) / average_s for times_s in phases_s]
-    rest = None if None in shares else 100 - math.fsum(filter(None, shares))
-    names = [f"{phase}_pct" for phase in (*PHASES, "other")]
-    return dict(zip(names, [*shares, rest], strict=True))

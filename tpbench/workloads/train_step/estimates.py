@@ -118,7 +118,6 @@ def estimate_memory(
 
 
 def _layers_bytes(problem: TrainStep, distribution: Distribution, tp_size: int) -> int:
-    """Return the bytes that the decoder layers keep for their backward passes."""
     stored, compute = ITEM_BYTES[problem.stored_dtype], ITEM_BYTES[problem.dtype]
     # Sequence parallelism also shards the tensors between the matrix products.
     hidden = problem.hidden_size / (tp_size if distribution.sequence_parallel else 1)
@@ -138,7 +137,6 @@ def _layers_bytes(problem: TrainStep, distribution: Distribution, tp_size: int) 
 
 
 def _logits_bytes(problem: TrainStep, distribution: Distribution, tp_size: int) -> int:
-    """Return the bytes of the head's logits, their gradient, and the tensors that the loss derives from them."""
     columns = problem.vocab / (tp_size if problem.vocab_parallel else 1)
     per_token = columns * 2 * ITEM_BYTES[problem.dtype]  # logits and their gradient
     if problem.train_loss == "torch":  # in fp32: log-probabilities and their gradient; with DTensor, one copy more

@@ -1,5 +1,6 @@
 """The declaration of the train step: what is known before a cell runs, its columns, and the layout of its rows."""
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,21 +26,19 @@ no other model is named."""
 LARGEST_ESTIMATE = 1.15
 """Most that an estimate of the memory exceeds the peak that is measured, as a factor: 1.13 in 31 measured cells."""
 MEMORY_PARTS = MemoryEstimate._fields[:-1]
-TRAINING = ("training",)
-"""The study that shows a column."""
-
-
 SHOWN_FIRST = (
     "tokens_per_s_per_gpu", "mfu", "bound", "communication_share", "idle_share", "time_ms", "device_ms", "peak_gib",
     "loss_value",
 )  # fmt: skip
 """The first columns of the study `training`."""
+
+_shown = functools.partial(Column, studies=("training",))
 COLUMNS = (
     Column("parameters", int, "number of weights of the trained model"),
     Column(
         "tokens_per_s", float, "tokens of all replicas and micro-batches divided by the median step's time", better=1
     ),
-    Column("tokens_per_s_per_gpu", float, "tokens_per_s divided by the number of ranks", better=1, studies=TRAINING),
+    _shown("tokens_per_s_per_gpu", float, "tokens_per_s divided by the number of ranks", better=1),
     Column(
         "samples_per_s",
         float,
@@ -48,40 +47,37 @@ COLUMNS = (
     ),
     Column("samples_per_s_per_gpu", float, "samples_per_s divided by the number of ranks"),
     Column("tflops_per_gpu", float, "flops divided by the median step's time", "TFLOP/s", better=1),
-    Column(
+    _shown(
         "mfu",
         float,
         "model FLOPs utilisation: the model's operations by time and number of ranks, divided by peak_tflops",
         better=1,
         percent=True,
-        studies=TRAINING,
     ),
     Column("peak_tflops", float, "dense peak of the GPU in dtype by its datasheet"),
     Column("gemm_tflops", float, "measured rate of a large square matrix product in this dtype"),
-    Column("forward_ms", float, "forward passes of the median step on its slowest rank", better=-1, studies=TRAINING),
-    Column("backward_ms", float, "backward passes of a step, as forward_ms", better=-1, studies=TRAINING),
-    Column("optimizer_ms", float, "clipping and update of a step, as forward_ms", better=-1, studies=TRAINING),
+    _shown("forward_ms", float, "forward passes of the median step on its slowest rank", better=-1),
+    _shown("backward_ms", float, "backward passes of a step, as forward_ms", better=-1),
+    _shown("optimizer_ms", float, "clipping and update of a step, as forward_ms", better=-1),
     Column("step_forward_ms", list, "forward passes of each measured step on its slowest rank"),
     Column("step_backward_ms", list, "backward passes of each measured step on its slowest rank"),
     Column("step_optimizer_ms", list, "clipping and update of each measured step on its slowest rank"),
-    Column("steady_gib", float, "memory held between steps, largest of all ranks", better=-1, studies=TRAINING),
-    Column(
+    _shown("steady_gib", float, "memory held between steps, largest of all ranks", better=-1),
+    _shown(
         "expected_gib",
         float,
         "estimated peak memory of a rank: the sum of the estimates below; if activations are freed as "
         "gradients are made, only the larger of the two counts",
         better=0,
-        studies=TRAINING,
     ),
-    Column("expected_model_gib", float, "estimated memory of a rank's parameters", studies=TRAINING),
-    Column("expected_gradients_gib", float, "estimated memory of a rank's gradients", studies=TRAINING),
-    Column("expected_optimizer_gib", float, "estimated memory of a rank's optimizer states", studies=TRAINING),
-    Column(
+    _shown("expected_model_gib", float, "estimated memory of a rank's parameters"),
+    _shown("expected_gradients_gib", float, "estimated memory of a rank's gradients"),
+    _shown("expected_optimizer_gib", float, "estimated memory of a rank's optimizer states"),
+    _shown(
         "expected_activations_gib",
         float,
         "estimated memory of a rank's activations at the beginning of the backward pass "
         "or, if more, of activations and AutoTP's buffers at the first gradient",
-        studies=TRAINING,
     ),
     Column("nccl_algorithm", str, "what NCCL runs for an all-gather of the step's size: its kernel, or copy engine"),
     Column("losses", list, "mean loss of every step, including warm-up"),
@@ -99,8 +95,6 @@ COLUMNS = (
 
 class TrainStepWorkload(Workload):
     """The train step: its model is resolved, and its memory estimated, before a cell runs."""
-
-    variant_class = TrainVariant
 
     def resolve(self, problem: TrainStep, chosen: frozenset[str]) -> TrainStep:
         """Return the problem with the fields that the name or the folder of its model implies. Raises JobError."""
@@ -148,6 +142,7 @@ WORKLOAD = TrainStepWorkload(
     name="train_step",
     summary="steps of training a transformer, tensor and data parallel",
     problem=TrainStep,
+    variant_class=TrainVariant,
     aliases=ALIASES,
     headline=("model", "num_layers", "batch_size", "seq_length"),
     scheduled=True,

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import math
 
 import pytest
 import torch
 
 from tests.support.train_step import CPU, single_context, tiny_problem
 from tpbench.workloads.train_step.model.inputs import micro_batch
-from tpbench.workloads.train_step.training.trainer import (
-    adamw,
-    clip_divisor,
-    total_norm,
-)
+from tpbench.workloads.train_step.training.trainer import TorchTrainer, adamw, torch_loss
 
 
 def test_tokens_of_a_seed_never_change() -> None:
@@ -41,14 +36,14 @@ def test_no_two_micro_batches_are_the_same_unless_steps_repeat_them() -> None:
     assert not torch.equal(tokens[0], tokens[1])
 
 
-def test_the_norm_of_plain_gradients_and_the_divisor_that_clips_them() -> None:
-    parameters = [torch.zeros(3, requires_grad=True), torch.zeros(2, 2, requires_grad=True)]
-    for parameter in parameters:
-        parameter.grad = torch.full_like(parameter, 2.0)
-    assert float(total_norm(parameters, CPU)) == pytest.approx(2 * math.sqrt(7))
-    assert float(clip_divisor(torch.tensor(4.0), 1.0)) == pytest.approx(4.0)  # type: ignore[arg-type]
-    assert float(clip_divisor(torch.tensor(4.0), 5.0)) == 1.0  # type: ignore[arg-type]
-    assert clip_divisor(torch.tensor(4.0), None) is None
+def test_gradients_of_a_larger_norm_are_divided() -> None:
+    for largest, divisor in ((1.0, 4.0), (5.0, 1.0), (None, None)):
+        model = torch.nn.Linear(4, 1, bias=False)
+        trainer = TorchTrainer(tiny_problem(max_grad_norm=largest), model, single_context(), torch_loss)
+        model.weight.grad = torch.full_like(model.weight, 2.0)
+        assert float(trainer.update()) == pytest.approx(4.0)
+        scale = getattr(trainer.optimizer, "grad_scale", None)
+        assert (None if scale is None else float(scale)) == (divisor and pytest.approx(divisor))
 
 
 def test_all_weights_decay() -> None:

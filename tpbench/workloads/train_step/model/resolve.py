@@ -36,7 +36,10 @@ def resolve(problem: TrainStep, chosen: frozenset[str] = frozenset()) -> TrainSt
         if not packages.installed("transformers"):
             raise JobError(f"model_dir={problem.model_dir} {packages.not_installed(['transformers'])}")
         if ".py:" not in problem.model_dir:
-            problem = _named_by_folder(problem, user_path(problem.model_dir, "model_dir"))
+            folder = user_path(problem.model_dir, "model_dir")
+            content, path = read(folder), folder.resolve()
+            kind, found = str(content["model_type"]), fingerprint(content)
+            problem = replace(problem, model=path.name, model_dir=str(path), architecture=kind, config_hash=found)
     elif changed:
         values = ",".join(f"{name}={getattr(problem, name)}" for name in changed)
         problem = replace(problem, model=f"{problem.model}[{values}]")
@@ -44,17 +47,6 @@ def resolve(problem: TrainStep, chosen: frozenset[str] = frozenset()) -> TrainSt
     if problem.model_dir or (problem.architecture not in KNOWN_ARCHITECTURES and packages.installed("transformers")):
         problem = TrainStep(**ask("completed", problem))
     return replace(problem, num_layers=problem.depth)
-
-
-def _named_by_folder(problem: TrainStep, folder: Path) -> TrainStep:
-    content, path = read(folder), folder.resolve()
-    return replace(
-        problem,
-        model=path.name,
-        model_dir=str(path),
-        architecture=str(content["model_type"]),
-        config_hash=fingerprint(content),
-    )
 
 
 def ask(question: str, problem: TrainStep, *arguments: str) -> Any:

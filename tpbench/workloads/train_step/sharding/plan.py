@@ -92,7 +92,6 @@ def _block(name: str, module: nn.Module, problem: TrainStep, model: Any) -> Bloc
 
 
 def _planned(name: str, model: Any) -> Style:
-    """Return the style of the plan's first pattern that matches the name, or `replicated`."""
     planned = (style for pattern, style in model.shard_plan.items() if fnmatchcase(name, pattern))
     style = next(planned, "replicated").removesuffix("_with_grad_allreduce")  # the sum follows from the module's place
     if style not in get_args(Style):

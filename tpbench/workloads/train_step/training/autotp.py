@@ -158,7 +158,6 @@ def deepspeed_configuration(problem: TrainStep, context: Context, plan: Sequence
 
 
 def _dtype_settings(problem: TrainStep) -> dict[str, Any]:
-    """Return the settings by which parameters, gradients and states have the problem's dtype, as in every variant."""
     if problem.autocast:
         return {"torch_autocast": {"enabled": True, "dtype": problem.dtype}}
     if problem.dtype == "float32":
@@ -176,7 +175,6 @@ def _dtype_settings(problem: TrainStep) -> dict[str, Any]:
 
 
 def _partition(plan: Sequence[Block]) -> dict[str, Any]:
-    """Return the plan in DeepSpeed's words: a rule for each module, and one for a head whose logits are gathered."""
     rules = [
         {
             # DeepSpeed sums the gradients of each parameter of a replicated module.

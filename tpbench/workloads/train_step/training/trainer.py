@@ -115,7 +115,9 @@ class TorchTrainer:
     def update(self, mark: MarkPhase = ignore_phase) -> Tensor:
         mark("optimizer")
         norm = total_norm(self.parameters, self.context.device)
-        self.optimizer.grad_scale = clip_divisor(norm, self.problem.max_grad_norm)
+        if (most := self.problem.max_grad_norm) is not None:
+            # The optimizer divides while it updates. A pass over the gradients would cost a third of the update.
+            self.optimizer.grad_scale = ((norm + 1e-6) / most).clamp(min=1.0)
         for parameter, shard in zip(self.parameters, self.shards, strict=True):
             shard.grad = None if parameter.grad is None else local_shard(parameter.grad)
         self.optimizer.step()
@@ -165,13 +167,3 @@ def total_norm(parameters: Sequence[Tensor], device: torch.device) -> Tensor:
         for group in groups:
             dist.all_reduce(squares, group=group)
     return torch.stack([torch.zeros((), device=device), *squares_by_groups.values()]).sum().sqrt()
-
-
-def clip_divisor(norm: Tensor, max_norm: float | None) -> Tensor | None:
-    """Return the number, an fp32 scalar, that scales gradients of this norm down to `max_norm` if they are divided by
-    it. None: there is no largest norm.
-
-    An optimizer divides while it updates (`grad_scale`). A pass of its own over the gradients would cost as much as a
-    third of the update.
-    """
-    return None if max_norm is None else ((norm + 1e-6) / max_norm).clamp(min=1.0)
