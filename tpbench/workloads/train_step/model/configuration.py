@@ -2,8 +2,7 @@
 
 import contextlib
 import logging
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +51,6 @@ def model_configuration(problem: TrainStep) -> Any:
         raise UnknownArchitecture(
             f"{model} is a mixture of experts ({experts[0]}), whose operations tpbench does not count"
         )
-    if wrong := next(_impossible(values), None):
-        raise UnknownArchitecture(f"{model} has {wrong}, with which no model computes")
     window = getattr(configuration, "sliding_window", None)
     if window is not None:
         # A file of conf/model names no window, and a model type ignores settings that its class does not declare.
@@ -89,7 +86,7 @@ def folder_sizes(folder: Path, architecture: str) -> dict[str, Any]:
         if hasattr(configuration, "text_config"):
             raise ValueError("it reads more than text; its text_config in a folder of its own can be trained")
         tied = bool(getattr(configuration, "tie_word_embeddings", False))
-        return {"architecture": architecture, "tied": tied, **sizes(configuration)}
+        return {"tied": tied, **sizes(configuration)}
 
 
 @contextlib.contextmanager
@@ -110,18 +107,6 @@ def refused_by_transformers(complaint: str) -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _impossible(values: Mapping[Any, Any]) -> Iterator[str]:
-    """Yield NAME=VALUE for each number that makes results infinite or NaN. Transformers does not check that."""
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _impossible(value)
-        elif isinstance(value, (int, float)):
-            divides = str(name).endswith(("rope_theta", "factor", "softcapping"))
-            least = 0 if str(name).endswith("_eps") else -math.inf
-            if not (abs(value) < math.inf and value >= least and (value > 0 or not divides)):
-                yield f"{name}={value}"
-
-
 def _check_exists(architecture: str) -> None:
     if architecture not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         near = nearest(architecture, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
@@ -132,7 +117,6 @@ def _check_exists(architecture: str) -> None:
 
 
 def _from_folder(problem: TrainStep) -> Any:
-    """Read the folder's config.json with transformers and set the depth."""
     folder = str(problem.model_dir)
     if problem.config_hash and resolve.fingerprint(resolve.read(Path(folder))) != problem.config_hash:
         raise UnknownArchitecture(
