@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from tpbench.columns import Column, columns_of_fields, declared
 from tpbench.measure.session import Context, Session
@@ -124,9 +124,6 @@ class Workload:
     cell: `resolve`, `planned_columns`, `expected_memory`, `least_gib`, `unsupported_reason` and `document`.
     """
 
-    variant_class: ClassVar[type[Variant]] = Variant
-    """The class of its variants. A subclass has traits that only this workload reads."""
-
     problem: type
     """Frozen dataclass: the problem's fields, declared with `tpbench.settings.setting`. A field `seed` is added unless
     there is one. It may have a method `check(tp_size, dp_size)` that returns a list of complaints."""
@@ -164,6 +161,8 @@ class Workload:
     output: type = dict
     """The type that a step returns: with `reference` a dictionary of tensors."""
     variants: dict[str, Variant] = field(default_factory=dict)
+    variant_class: type[Variant] = Variant
+    """The class of its variants. A subclass has traits that only this workload reads."""
 
     def __post_init__(self) -> None:
         cls = self.problem

@@ -103,16 +103,11 @@ class ExchangeVariant(Variant):
     """True if it sends the whole table: the baseline of exchanges that send touched rows."""
 
 
-class EmbeddingWorkload(Workload):
-    """The mean gradient of an embedding."""
-
-    variant_class = ExchangeVariant
-
-
-WORKLOAD = EmbeddingWorkload(
+WORKLOAD = Workload(
     name="embedding_grad",
     summary="mean over data-parallel ranks of a sparsely touched embedding gradient, sharded over owners",
     problem=EmbeddingGrad,
+    variant_class=ExchangeVariant,
     headline=("table_rows", "width", "tokens"),
     columns=(
         Column("density", float, "distinct rows that a rank touched, divided by table_rows, mean over ranks"),
@@ -160,7 +155,6 @@ WORKLOAD = EmbeddingWorkload(
 
 
 def _host_work(problem: EmbeddingGrad) -> str:
-    """Return why a graph cannot hold the step of an exchange that needs no host."""
     early_or_late = problem.index in ("early", "late")
     return f"with index={problem.index} the host computes the index" if early_or_late else ""
 

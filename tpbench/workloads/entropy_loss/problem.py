@@ -64,8 +64,6 @@ class EntropyLossVariant(Variant):
 class EntropyLossWorkload(Workload):
     """The entropy loss, whose inputs are most of its memory."""
 
-    variant_class = EntropyLossVariant
-
     def least_gib(self, job: Any) -> float:
         """Return the memory of a rank's inputs in GiB."""
         problem: EntropyLoss = job.problem
@@ -77,6 +75,7 @@ WORKLOAD = EntropyLossWorkload(
     name="entropy_loss",
     summary="entropy loss over a sharded vocabulary, forward and backward",
     problem=EntropyLoss,
+    variant_class=EntropyLossVariant,
     headline=("loss", "tokens", "vocab"),
     columns=(
         Column("loss_identical", bool, "true if all ranks had the same bits in every loss"),

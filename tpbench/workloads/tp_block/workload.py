@@ -29,21 +29,18 @@ def _unsupported_by_one_rank(problem: TpBlock, tp_size: int) -> str | None:
 
 
 def _unsupported_in_pieces(problem: TpBlock, tp_size: int) -> str | None:
-    """Return why products cannot be cut into tp_size^2 pieces of rows, or None if they can."""
     if problem.tokens % tp_size**2:
         return f"tokens={problem.tokens} must be divisible by tp_size^2={tp_size**2} to overlap in pieces"
     return _unsupported_by_one_rank(problem, tp_size)
 
 
 def _no_graph(problem: TpBlock) -> str:
-    """Return why a step cannot be captured in a CUDA graph, or an empty string if it can."""
     if problem.layers and problem.warmup_steps < 2:
         return "the second step of its stack is captured, which must not be measured: set warmup_steps=2 or more"
     return ""
 
 
 def _no_graph_of_copies(problem: TpBlock) -> str:
-    """Return why a graph cannot hold a step with copies between ranks, or an empty string if it can."""
     if problem.signals == "kernel":
         return _no_graph(problem)
     return "its signals=stream are memory operations of the stream, which a graph cannot replay: set signals=kernel"
@@ -68,8 +65,6 @@ class BlockVariant(Variant):
 class BlockWorkload(Workload):
     """The transformer block."""
 
-    variant_class = BlockVariant
-
     def resolve(self, problem: TpBlock, chosen: frozenset[str]) -> TpBlock:
         """Return the problem with rotary embeddings if it is a stack, unless the user chose."""
         return problem if "rotary" in chosen else replace(problem, rotary=problem.rotary or problem.layers > 0)
@@ -93,6 +88,7 @@ WORKLOAD = BlockWorkload(
     name="tp_block",
     summary="transformer block under tensor and sequence parallelism, forward and backward",
     problem=TpBlock,
+    variant_class=BlockVariant,
     headline=("hidden", "ffn", "tokens", "layers"),
     columns=(
         _profiled("forward_ms", float, "forward pass, timed as the step is", better=-1),
