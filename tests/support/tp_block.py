@@ -85,7 +85,7 @@ def one_process(cell: TpBlock) -> BlockResult:
 
 def run_once(cell: TpBlock, prepared: PreparedBlock) -> BlockResult:
     """Run one forward and backward pass, and free its gradients."""
-    output = prepared.output_of_step()
+    output = prepared.step()
     assert prepared.x.grad is not None
     result = BlockResult(output, prepared.x.grad, gradients(cell, prepared.module))
     prepared.free()

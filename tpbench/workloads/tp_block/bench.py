@@ -54,7 +54,7 @@ def step(problem: TpBlock, context: BlockContext, prepared: PreparedBlock, rank:
     block, own_costs = context.inputs, context.costs(prepared.size)
 
     def run() -> Callable[[], oracle.BlockResult]:
-        return partial(_result, block, prepared, prepared.output_of_step())
+        return partial(_result, block, prepared, prepared.step())
 
     def activations(seed: int) -> list[Tensor]:
         block.activation_seed = seed
@@ -149,7 +149,7 @@ def exposed_communication(
         prepared.free()
 
     columns: dict[str, float] = {}
-    passes = {"": (prepared.step, silent.step), "forward_": (prepared.forward, silent.forward)}
+    passes: dict[str, Any] = {"": (prepared.step, silent.step), "forward_": (prepared.forward, silent.forward)}
     for name, (whole, alone) in passes.items():
         pair = (whole, free), (alone, free)
         for clock, (times, compute_times) in {

@@ -49,11 +49,10 @@ def problems(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Speedups, Any]
 
     The columns of the cells are (name, variant), with the names of `SHOWN`.
     """
-    cells = [
-        {**row, "hardware": row["gpu_name"] or "cpu", "graph": bool(row["graph"]), "compile": _is_compiled(row)}
-        for row in oldest_first(rows)
-        if _is_compared(row)
-    ]
+    cells = []
+    for row in filter(_is_compared, oldest_first(rows)):
+        compiled = bool(row.get("compile")) or traits_of(row["variant"]).is_compiled
+        cells.append({**row, "hardware": row["gpu_name"] or "cpu", "graph": bool(row["graph"]), "compile": compiled})
     frame = pd.DataFrame(cells, columns=[*GROUP, "variant", "tokens", *SHOWN])
     frame = frame.drop_duplicates([*GROUP, "variant", "tokens"], keep="last")
     frame["part"] = pd.Categorical(frame["part"], PARTS)
@@ -69,10 +68,6 @@ def _is_compared(row: Mapping[str, Any]) -> bool:
     own_graphs = row.get("try_graphs") and not row["graph"]
     usual = row.get("nccl") in (None, "default")
     return bool(row["warmed_up"] is not False and usual and shared_block and not own_graphs)
-
-
-def _is_compiled(row: Mapping[str, Any]) -> bool:
-    return bool(row.get("compile")) or traits_of(row["variant"]).is_compiled
 
 
 def choice(speedups: Speedups, cells: Any, clock: str) -> dict[int, str]:
@@ -174,7 +169,6 @@ def _title(speedups: Speedups) -> str:
 
 
 def _table(what: str, speedups: Speedups, by_clock: Mapping[str, pd.DataFrame], form: str) -> Table:
-    """Return a line for each length with the ratios of each variant, by the first clock (by the others)."""
     names = sorted({str(name) for ratios in by_clock.values() for name in ratios})
     frames = (ratios.reindex(speedups.axis, columns=names) for ratios in by_clock.values())
     shown = (frame.map(lambda ratio: "-" if pd.isna(ratio) else form.format(ratio)) for frame in frames)

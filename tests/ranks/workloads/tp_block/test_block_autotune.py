@@ -65,8 +65,8 @@ def test_the_fastest_schedule_is_chosen_for_all_linears() -> None:
             assert chosen == best and error <= TOLERANCE["float64"]
 
 
-class Memory:
-    """Memory that a schedule shares with peers."""
+class SharingSchedule(SequentialSchedule):
+    """Plain collectives, beside memory that is shared with peers."""
 
     gib = 0.1875
 
@@ -78,17 +78,15 @@ class TorchSchedule(SymmMemSchedule):
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         SequentialSchedule.__init__(self, group)
-        self.memory = self
 
 
 def held(here: Rank, best: str) -> tuple[float, int]:
     """The memory in GiB that the chosen variant reports, and how many buffers of other variants still exist."""
-    cell, buffers = problem(), weakref.WeakSet[Memory]()
+    cell, buffers = problem(), weakref.WeakSet[SharingSchedule]()
 
     def engine(problem: TpBlock, context: Any) -> Any:
-        schedule = SequentialSchedule(here.group)
-        schedule.memory = Memory()
-        buffers.add(schedule.memory)
+        schedule = SharingSchedule(here.group)
+        buffers.add(schedule)
         return prepare(context, schedule)
 
     variants = {

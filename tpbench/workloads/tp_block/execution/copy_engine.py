@@ -18,9 +18,7 @@ Copies within a GPU use SMs, and beside a product they wait for its last wave. S
 a gathered tensor are queued behind all transfers. All products are on one stream, because the GPU may start two
 concurrent products in the wrong order.
 
-What was tried, in graphs on two H100s: the forward pass of an all-gather with a product of 14336 columns a rank, over
-the product alone. Shards that were copied to symmetric memory first, and pulled from there, made it 4.4% longer at 2048
-tokens and 3.3% at 8192. Pushed shards make it 1.1% and 1.3% longer. `tpbench/docs/tp_block.md` has the other attempts.
+`tpbench/docs/tp_block.md` says what was tried.
 """
 
 from __future__ import annotations
@@ -46,12 +44,17 @@ class CopyEngineSchedule(Schedule):
     """Products of chunks by cuBLAS beside copies by the copy engines."""
 
     def __init__(self, buffers: SymmetricBuffers) -> None:
-        self.buffers = self.memory = buffers
+        self.buffers = buffers
         self.rank, self.size, self.group = buffers.rank, buffers.size, buffers.group
         self.before, self.after = (self.rank - 1) % self.size, (self.rank + 1) % self.size
         self.copies = buffers.copies
         self.peers = [*range(self.rank + 1, self.size), *range(self.rank)]
         """The other ranks, in ring order after this one."""
+
+    @property
+    def gib(self) -> float:
+        """The symmetric memory of this rank, in GiB."""
+        return self.buffers.gib
 
     @property
     def signals(self) -> Any:

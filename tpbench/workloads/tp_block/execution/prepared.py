@@ -71,15 +71,11 @@ class PreparedBlock:
     columns: Callable[[], dict[str, Any]] = field(default=dict)
     """Returns further columns of the variant, after a step."""
 
-    def step(self) -> None:
-        """Run one forward and backward pass."""
-        self.output_of_step()
-
     def forward(self) -> None:
         """Run one forward pass."""
         self.run(self.x)
 
-    def output_of_step(self) -> Tensor:
+    def step(self) -> Tensor:
         """Run one forward and backward pass after freeing the gradients of the last one, and return the output."""
         self.free()
         output = self.run(self.x)
@@ -115,8 +111,8 @@ class NoCommunicationSchedule(Schedule):
 def prepare(context: BlockContext, schedule: Schedule) -> PreparedBlock:
     """Prepare this rank's part of the block under a schedule, or the whole block under that of one process.
 
-    With `layers` the module is a stack of blocks, each with weights of its own. The columns are those about the memory
-    of the schedule, if it has an attribute `memory`.
+    With `layers` the module is a stack of blocks, each with weights of its own. A schedule's attribute `gib`, if it has
+    one, is the memory that it shares with peers.
     """
     inputs, problem = context.inputs, context.inputs.problem
     rank, size = schedule.rank, schedule.size
@@ -131,14 +127,12 @@ def prepare(context: BlockContext, schedule: Schedule) -> PreparedBlock:
         if size > 1:
             silent = build(problem, weights, NoCommunicationSchedule(rank, size))
             without = PreparedBlock(silent, x, grad, size, silent)
-    columns = partial(_workspace_columns, schedule)
+
+    def columns() -> dict[str, Any]:
+        gib = getattr(schedule, "gib", 0.0)
+        return {"workspace_gib": gib} if gib else {}
+
     return PreparedBlock(module, x, grad, size, module, schedule if size > 1 else None, without, columns)
-
-
-def _workspace_columns(schedule: Schedule) -> dict[str, Any]:
-    """Return the column of the memory that a schedule shares with peers, or none without memory."""
-    gib = memory.gib if (memory := getattr(schedule, "memory", None)) else 0.0
-    return {"workspace_gib": gib} if gib else {}
 
 
 def prepare_compiled(problem: TpBlock, context: BlockContext) -> PreparedBlock:
@@ -199,8 +193,6 @@ class GraphedBlock:
 
 
 class _Replay(torch.autograd.Function):
-    """Replays the forward graph, and in the backward pass the backward graph."""
-
     @staticmethod
     def forward(ctx: Any, graphs: GraphedBlock, x: Tensor, *parameters: Tensor) -> Tensor:
         ctx.graphs = graphs

@@ -50,7 +50,6 @@ class QuackSchedule(SequentialSchedule):
         self.product: Any = importlib.import_module("quack.gemm").gemm
         self.runners: dict[tuple[torch.Size, torch.dtype], Any] = {}
         """The buffers, flags and streams for shards of each shape. All ranks make them at the first use."""
-        self.memory = self
 
     @property
     def gib(self) -> float:

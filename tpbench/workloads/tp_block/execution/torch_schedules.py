@@ -93,7 +93,6 @@ class SymmMemSchedule(SequentialSchedule):
     def __init__(self, group: dist.ProcessGroup) -> None:
         super().__init__(group)
         self.name = enable_symmetric_memory(group)
-        self.memory = self
         self.operations: Any = torch.ops.symm_mem
 
     @property
