@@ -77,13 +77,14 @@ class Speedups:
 
         What has no ratio is left out.
         """
-        by_clock: dict[str, Any] = {str(clock): times[clock] for clock in times.columns.unique(0)}
-        for clock, of_clock in list(by_clock.items()):
-            others = of_clock.drop(columns=baseline, errors="ignore")
-            base = of_clock.get(baseline, math.nan)
-            ratios = others.rdiv(base.median() if median and baseline in of_clock else base, axis="index")
-            by_clock[clock] = ratios.dropna(how="all").dropna(how="all", axis="columns")
-        return cls(facts, {clock: ratios for clock, ratios in by_clock.items() if ratios.size})
+        by_clock: dict[str, Any] = {}
+        for clock in times.columns.unique(0):
+            base: Any = times[clock].get(baseline, math.nan)
+            others = times[clock].drop(columns=baseline, errors="ignore")
+            ratios: Any = others.rdiv(base.median() if median and baseline in times[clock] else base, axis="index")
+            if (ratios := ratios.dropna(how="all").dropna(how="all", axis="columns")).size:
+                by_clock[str(clock)] = ratios
+        return cls(facts, by_clock)
 
     @property
     def axis(self) -> list[Any]:

@@ -90,7 +90,6 @@ def tables(rows: Sequence[Row]) -> list[Table]:
 
 
 def _size(group: Speedups, groups: Sequence[Speedups]) -> str:
-    """Return the size of a group's problem, with its software if the groups have several."""
     software = {of_problem.facts["software"] for of_problem in groups}
     return "{width}, {dp_size} ranks, {distribution}".format(**group.facts) + (
         f", {group.facts['software']}" if len(software) > 1 else ""

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, get_args
 
@@ -110,7 +109,7 @@ class ForwardIndex:
         """Begin the index of the next step. The host calls this after it has queued both passes of this step."""
         if self.ring is None:
             return
-        with on(self.stream):
+        with torch.cuda.stream(self.stream):
             if self.stream is not None and self.passes_end is not None:
                 self.stream.wait_event(self.passes_end)  # the passes of the step before have read what is overwritten
             self.ring.upload(
@@ -201,7 +200,7 @@ class TrainingStep:
         forward_end = compute.record_event() if compute else None
         if not self.numbers:
             self._backward(compute)
-        with on(self.exchange_stream):
+        with torch.cuda.stream(self.exchange_stream):
             exchange_after["batch"]()
             if self.exchange_stream and forward_end:
                 self.exchange_stream.wait_event(forward_end)
@@ -214,7 +213,7 @@ class TrainingStep:
         wait(compute, self.others_stream)
 
     def _forward(self) -> None:
-        with on(self.others_stream):
+        with torch.cuda.stream(self.others_stream):
             gathers = [self.others.gather(number) for number in self.beside]
         for part, gather in enumerate(gathers):
             gather.wait()
@@ -228,29 +227,28 @@ class TrainingStep:
         for number in self.beside:
             self.stand_in.backward(number, len(self.beside))
             wait(self.others_stream, compute)
-            with on(self.others_stream):
+            with torch.cuda.stream(self.others_stream):
                 scatters.append(self.others.scatter(number))
         if not self.beside:
             self.stand_in.backward()
-        with on(self.others_stream):
+        with torch.cuda.stream(self.others_stream):
             for scatter in scatters:
                 scatter.wait()
         if self.index is not None:
             self.index.prepare_next_step()
 
     def _after_backward(self, exchange: Callable[[], None], compute: torch.cuda.Stream | None) -> None:
-        """Run the exchange's phases that need the gradient, and other transfers in their order."""
         if self.order != "passes":
             wait(self.others_stream, compute)
         for number, part in enumerate(AFTER_BACKWARD[self.order]):
             if part == "exchange":
                 if number > 0:
                     wait(self.exchange_stream, self.others_stream)
-                with on(self.exchange_stream):
+                with torch.cuda.stream(self.exchange_stream):
                     exchange()
                 continue
             transfer = self.others.scatter if part == "scatter" else self.others.gather
-            with on(self.others_stream):
+            with torch.cuda.stream(self.others_stream):
                 for work in [transfer(number) for number in self.numbers]:
                     work.wait()
 
@@ -259,8 +257,3 @@ def wait(waiting: torch.cuda.Stream | None, other: torch.cuda.Stream | None) -> 
     """Let a stream wait for another one. On a CPU there are none."""
     if waiting is not None and other is not None:
         waiting.wait_stream(other)
-
-
-def on(stream: torch.cuda.Stream | None) -> AbstractContextManager[object]:
-    """Return a context in which work is queued on a stream. On a CPU there is none."""
-    return nullcontext() if stream is None else torch.cuda.stream(stream)
