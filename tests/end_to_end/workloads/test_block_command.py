@@ -2,28 +2,19 @@
 
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 import tpbench as package
 from tests.support.command import tpbench
-from tpbench.report.analysis.records import row_records
-from tpbench.report.analysis.verdicts import disagreements
-from tpbench.report.studies import study_document
-from tpbench.results.current_rows import newest
-from tpbench.results.read import load
-from tpbench.workloads.tp_block.problem import TOLERANCE
 
 
 def test_the_tiny_shape_runs_anywhere(tmp_path: Path) -> None:
     command = ("-m", "variant=block_no_tp,block_tp,block_tp_overlap,block_symm_mem", "shape=tiny_block_tp2")
     options = ("measure=quick", "min_iterations=3", "max_iterations=3", "device=cpu", "dtype=float32", "reuse=true",
-               "profile=true", "layers=0,2")  # fmt: skip
+               "profile=true")  # fmt: skip
     done = tpbench(*command, *options, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    both = package.load(tmp_path / "outputs").set_index("variant")
-    _stacks_are_trained_alike(both[both["layers"] == 2], tmp_path / "outputs")
-    rows = both[both["layers"] == 0]
+    rows = package.load(tmp_path / "outputs").set_index("variant")
     assert dict(rows["status"]) == {
         "block_no_tp": "ok", "block_tp": "ok", "block_tp_overlap": "ok", "block_symm_mem": "skipped",
     }  # fmt: skip
@@ -41,22 +32,4 @@ def test_the_tiny_shape_runs_anywhere(tmp_path: Path) -> None:
     assert overlap["floor_ms"] >= overlap["flops"] / overlap["gemm_tflops"] / 1e9 * 0.999
     assert "block_tp_overlap" in done.stdout and "skipped" in done.stdout
     kept = {file.parent for file in (tmp_path / "outputs").glob("sweeps/*/*/**/trace_rank1.json.gz")}
-    assert len(kept) == 6  # each cell its own
-
-
-def _stacks_are_trained_alike(rows: pd.DataFrame, outputs: Path) -> None:
-    """Without parallelism, with plain parallelism and with overlap a stack has the same losses and gradient norms."""
-    right = rows[rows["status"] == "ok"]
-    assert set(right.index) == {"block_no_tp", "block_tp", "block_tp_overlap"} and right["rotary"].all()
-    for name in ("losses", "grad_norms"):
-        alone = list(right.loc["block_no_tp", name])
-        assert len(alone) == 13 and alone == sorted(alone, reverse=True), "training lowers both"
-        for variant in right.index:
-            assert list(right.loc[variant, name]) == pytest.approx(alone, rel=TOLERANCE["float32"])
-    assert right[["time_ms", "peak_gib"]].notna().all(axis=None)
-    tables = study_document(rows.reset_index(), "profile").tables
-    shown = {line[tables[0].columns.index("variant")]: line for table in tables for line in table.texts}
-    loss = tables[0].columns.index("loss_value")
-    printed = {shown[variant][loss] for variant in right.index}
-    assert len(printed) == 1 and float(*printed) == pytest.approx(right["loss_value"].iloc[0], rel=1e-3)
-    assert not disagreements(row_records(newest(load([outputs]))))
+    assert len(kept) == 3  # each cell its own

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import tpbench as package
-from tests.support.command import refused, tpbench
+from tests.support.command import tpbench
 
 
 def test_the_tiny_shape_runs_anywhere(tmp_path: Path) -> None:
@@ -29,22 +29,3 @@ def test_the_tiny_shape_runs_anywhere(tmp_path: Path) -> None:
     assert sparse["exposed_ms"] == pytest.approx(sparse["time_ms"] - sparse["stand_in_ms"])
     assert sparse["floor_ms"] > sparse["bytes_moved"] / sparse["copy_gb_per_s"] / 1e6
     assert "dense_reduce_scatter" in done.stdout and "0.119" in done.stdout  # the density
-
-
-REFUSED: list[tuple[list[str], list[str]]] = [
-    (["variant=sparse_all_to_all"], ["the shape is of entropy_loss", "list embedding_grad shows its shapes"]),
-    (["variant=triton_tp", "search=host"], ["no field of entropy_loss is called search"]),
-    (["variant=sparse_all_to_all", "shape=tiny_bigram_w2", "vocab=3"], ["no field of embedding_grad is called vocab"]),
-    (
-        ["variant=sparse_all_to_all", "shape=tiny_bigram_w2", "block_cap=4096"],
-        ["no field of embedding_grad is called block_cap"],
-    ),
-    (
-        ["variant=sparse_all_to_all", "shape=tiny_bigram_w2", "transfer_order=late"],
-        ["transfer_order=late does not exist", "between"],
-    ),
-]
-
-
-def test_wrong_input_gets_one_message(tmp_path: Path) -> None:
-    refused(REFUSED, tmp_path)

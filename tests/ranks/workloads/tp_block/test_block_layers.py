@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
-from tests.support.tp_block import unshard
 from tpbench.workloads.tp_block.execution.layers import (
     ColumnParallelLinear,
     RMSNorm,
@@ -20,22 +19,6 @@ from tpbench.workloads.tp_block.execution.layers import (
 from tpbench.workloads.tp_block.problem import ShardedLinear
 
 pytestmark = pytest.mark.skipif(not enough_gpus(4), reason="needs 4 GPUs, or none")
-
-
-def drawn_weights(here: Rank, use_overlap: bool) -> tuple[Tensor, Tensor]:
-    options: dict[str, Any] = {"use_overlap": use_overlap, "seed": 11, "dtype": torch.bfloat16, "device": here.device}
-    column = ColumnParallelLinear(6, (8, 4, 4), here.group, **options)
-    row = RowParallelLinear(12, 5, here.group, **options)
-    return column.weight, row.weight
-
-
-@pytest.mark.parametrize(("ranks", "use_overlap"), [(2, False), (4, True)])
-def test_shards_are_the_full_weight_bit_for_bit(ranks: int, use_overlap: bool) -> None:
-    columns, rows = zip(*run_on_ranks(ranks, drawn_weights, use_overlap), strict=True)
-    column, row = ShardedLinear("column", "column", 6, (8, 4, 4)), ShardedLinear("row", "row", 12, (5,))
-    assert torch.equal(unshard(column, columns), random_weight(column, 11, torch.bfloat16))
-    assert torch.equal(unshard(row, rows), random_weight(row, 11, torch.bfloat16))
-    assert not torch.equal(random_weight(row, 11), random_weight(row, 12))
 
 
 def sequence() -> Tensor:
