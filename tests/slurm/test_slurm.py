@@ -184,19 +184,6 @@ def test_an_array_ends_in_the_same_table(tmp_path: Path) -> None:
     assert "overcommit" not in submission.read_text()
 
 
-def test_a_sweep_that_slurm_rejects_leaves_no_job(tmp_path: Path) -> None:
-    """The sweep has more jobs than an array of this cluster may have."""
-    limit = subprocess.run(["scontrol", "show", "config"], capture_output=True, text=True).stdout
-    assert re.search(r"MaxArraySize += 4\b", limit)
-    done = tpbench(*SLURM, *SINGLE, "seed=1,2,3,4,5", cwd=tmp_path)
-    assert done.returncode == 1
-    assert "Slurm rejects the jobs: " in done.stderr and "use hydra.launcher.cells_per_job" in done.stderr
-    in_one_job = ("hydra.launcher.cells_per_job=all", "reuse=true", "resume=true")
-    done = tpbench(*SLURM, *SINGLE, "seed=1,2,3,4,5", *in_one_job, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert [row["status"] for row in rows(tmp_path)] == ["ok"] * 5
-
-
 def test_two_nodes_and_a_list_of_cells_that_a_requeued_job_continues(tmp_path: Path) -> None:
     """On one node, cells of a problem take turns in one torchrun. A job of two nodes has a torchrun for each cell."""
     line = (*SLURM, *TINY, "hydra.launcher.gpus_per_node=2", "dp_size=1,2")

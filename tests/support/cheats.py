@@ -45,20 +45,6 @@ def returns_copies_of_a_stored_answer(problem: EntropyLoss, shard: Shard) -> Ste
     return Step(run)
 
 
-def returns_early_once_it_was_checked(problem: EntropyLoss, shard: Shard) -> Step:
-    """After three calls, return an output in memory that nothing writes."""
-    step, calls = honest(problem, shard), list[None]()
-
-    def run() -> Output:
-        calls.append(None)
-        if len(calls) <= 3:
-            return step()
-        row_loss = torch.empty(shard.tokens, device=shard.device)
-        return Output(torch.empty((), device=shard.device), row_loss, torch.empty_like(shard.logits))
-
-    return Step(run)
-
-
 _SET_UPS: list[None] = []
 
 

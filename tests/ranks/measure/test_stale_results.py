@@ -47,7 +47,6 @@ LOSSES: dict[str, str | tuple[str, ...] | None] = {
     "computes_while_it_restores": None,
     "returns_a_stored_answer": "loss_error inf",  # a pass of its own has poisoned it before the check
     "returns_copies_of_a_stored_answer": TIMED,
-    "returns_early_once_it_was_checked": TIMED,
     "returns_stored_answers_once_it_is_set_up_twice": CHAINED,
     "overwrites_its_input": "overwrites_its_input overwrites its inputs",
     **({"begins_early_on_a_side_stream": ("the last iteration of the ", CHANGED)} if CUDA else {}),
@@ -183,20 +182,6 @@ def test_a_train_step_trains_in_every_timed_step(fields: dict[str, Any]) -> None
         assert (reason is None) == (part is None) and (part or "") in (reason or ""), (name, reason)
         assert ("time_ms" in columns) == (part is None)
         assert len(columns["losses"]) == 7
-
-
-def changed(here: Rank) -> torch.Tensor:
-    torch.manual_seed(0)
-    floats = torch.randn(40, 3)
-    inputs = Inputs([floats, torch.arange(5)])
-    inputs.change()
-    inputs.change()
-    return floats
-
-
-def test_a_change_negates_the_same_rows_on_all_ranks() -> None:
-    one, other = run_on_ranks(2, changed)
-    assert torch.equal(one, other)
 
 
 def events(here: Rank) -> list[str | float]:

@@ -107,6 +107,13 @@ def test_a_folder_whose_name_slurm_would_replace_is_refused(tmp_path: Path, monk
         list(Slurm(SlurmSettings(), SweepOptions()).run([attempt], Display(1, tmp_path)))
 
 
+def test_a_sweep_that_slurm_rejects_ends_with_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    SlurmCommands(tmp_path, monkeypatch, srun="", sbatch="echo sbatch: error: AssocMaxSubmitJobLimit >&2; exit 1")
+    attempt = Attempt.plan(cell(0, tmp_path), tmp_path / "sweeps/S", {})
+    with pytest.raises(JobError, match=r"Slurm rejects the jobs: .*use hydra\.launcher\.cells_per_job"):
+        list(Slurm(SlurmSettings(), SweepOptions()).run([attempt], Display(1, tmp_path)))
+
+
 def test_the_state_of_jobs_is_asked_where_slurm_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

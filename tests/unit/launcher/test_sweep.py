@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import tpbench as package
-from tests.support.launcher_rows import FACTS, cell
+from tests.support.launcher_rows import FACTS, begun, cell
 from tpbench.launcher.attempt import Attempt, discard_rows, store_left_results
 from tpbench.launcher.display import Display
 from tpbench.launcher.options import SweepOptions
@@ -15,6 +15,7 @@ from tpbench.launcher.planning.plan import Cell, ThisHost
 from tpbench.launcher.runner import Runner, run_sweep
 from tpbench.launcher.slurm import submitted
 from tpbench.results.read import plain_rows
+from tpbench.settings import JobError
 
 
 class InstantRunner(Runner):
@@ -78,6 +79,17 @@ def test_a_cell_that_another_sweep_took_over_has_no_row_here(
     (attempt,) = run_sweep(cells, tmp_path / "sweeps/s", SweepOptions(), InstantRunner())
     assert attempt.cell.index == 1
     assert "another sweep with resume=true took over 1 of the cells" in capsys.readouterr().out
+
+
+def test_a_result_that_cannot_become_a_row_is_named_and_kept(tmp_path: Path) -> None:
+    attempt = begun(tmp_path)
+    attempt.task.result("ok", time_ms=1.5).save(attempt.folder)
+    (tmp_path / "rows").write_text("no folder")
+    with pytest.raises(JobError, match=rf"; the row just measured is in {attempt.folder}/result\.json; make room"):
+        attempt.close()
+    (tmp_path / "rows").unlink()
+    store_left_results({str(tmp_path)}, {attempt.cell.job.key})
+    assert package.load(tmp_path)["time_ms"].tolist() == [1.5]
 
 
 @pytest.mark.parametrize("moved", [False, True])
