@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A Slurm of two nodes on this host, for the tests: no systemd, no cgroups, no accounting, GPUs that can only be counted.
+# A Slurm of two nodes on this host, for the tests: no systemd, no cgroups, no accounting, no GPUs.
 #   tests/slurm/cluster.sh install        Debian's packages, where they are missing
 #   tests/slurm/cluster.sh start FOLDER   prints the SLURM_CONF to export; all that it keeps is in FOLDER
 #   tests/slurm/cluster.sh stop FOLDER
@@ -37,9 +37,7 @@ authenticate() {
 configure() {
     local folder=$1 port=$2 host
     host=$(hostname -s)
-    mkdir -p "$folder"/{state,spool/left,spool/right,gpu}
-    for gpu in 0 1 2 3; do [[ -e $folder/gpu/$gpu ]] || mknod "$folder/gpu/$gpu" c 1 3; done
-    echo "NodeName=left,right Name=gpu Count=4 File=$folder/gpu/[0-3]" >"$folder/gres.conf"
+    mkdir -p "$folder"/{state,spool/left,spool/right}
     cat >"$folder/slurm.conf" <<CONF
 ClusterName=tests
 SlurmctldHost=$host(127.0.0.1)
@@ -67,10 +65,8 @@ JobRequeue=1
 KillWait=1
 MinJobAge=900
 ReturnToService=2
-GresTypes=gpu
-MaxArraySize=4
-NodeName=left NodeHostname=$host NodeAddr=127.0.0.1 Port=$((port + 1)) CPUs=8 Gres=gpu:4 State=UNKNOWN
-NodeName=right NodeHostname=$host NodeAddr=127.0.0.1 Port=$((port + 2)) CPUs=8 Gres=gpu:4 State=UNKNOWN
+NodeName=left NodeHostname=$host NodeAddr=127.0.0.1 Port=$((port + 1)) CPUs=8 State=UNKNOWN
+NodeName=right NodeHostname=$host NodeAddr=127.0.0.1 Port=$((port + 2)) CPUs=8 State=UNKNOWN
 PartitionName=tests Nodes=left,right Default=YES State=UP
 CONF
 }
