@@ -94,16 +94,18 @@ def refuse_dashes(arguments: Sequence[str]) -> None:
     """Raise JobError with the right command line if fields have dashes in front, as in `--tokens 64`."""
     names = aliases().keys() | command_line_names() | set(GROUPS)
     words: list[str] = []
+    has_dashes = False
     for argument in arguments:
         name, equals, value = argument.partition("=")
         field = name.removeprefix("--").replace("-", "_")
         if name.startswith("--") and field in names:
             words.append(f"{field}{equals}{value}")
+            has_dashes = True
         elif words and words[-1] in names and not equals and not name.startswith("-"):
             words[-1] += f"={argument}"
         else:
             words.append(argument)
-    if words == list(arguments):
+    if not has_dashes:
         return
     right = shlex.join(f"{word}=true" if word in names else word for word in words)
     if "," in right and not {"-m", "--multirun"} & {*words}:
