@@ -3,11 +3,12 @@
 from typing import Any, ClassVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from tpbench.comm.collectives import gather_objects
 from tpbench.measure.session import Context, Costs, Verdict
-from tpbench.workloads.differences import Compared, Comparison
+from tpbench.workloads.differences import Compared, Comparison, rounding
 from tpbench.workloads.entropy_loss.inputs import Output, Shard, make_shard
 from tpbench.workloads.entropy_loss.problem import WORKLOAD, EntropyLoss
 from tpbench.workloads.losses import bytes_of_rows
@@ -21,6 +22,10 @@ logarithms are about 2^-20. A count that is off by one in 4096 rows is an error 
 
 ARITHMETIC = 2.0**-20
 """The error of arithmetic in fp32 (exponentials, logarithms, long sums), relative to what is added."""
+
+ELEMENT_ARITHMETIC = 2.0**-17
+"""The largest error of an element by arithmetic in fp32, relative to the sum of its absolute terms. An exponential of a
+difference d of logits has about |d| * 2^-23, and logits differ by less than 64."""
 
 REST_TOLERANCE = 2.0**-3
 """Tolerance of a row's gradient without its largest element. Over many columns the label's element has almost the whole
@@ -37,6 +42,18 @@ that of a difference of two such numbers is larger. Measured with torch 2.11 on 
 1.7e-2 (bf16) and 2.2e-3 (fp16), gradient 2.8e-2 (bf16). In fp16 at such sizes, gradients of the two-logit losses are
 about 1e-9, smaller than the rounding of subnormal numbers (error 0.07 to 0.34). A user would need a loss scale, and the
 oracle reports them as wrong."""
+
+
+LOGITS_DTYPE_ELEMENT = {"bfloat16": 2.0**-3, "float16": 2.0**-6, "float32": 2.0**-14}
+"""For compute_dtype=logits, the largest error of an element, relative to the sum of its absolute terms. A log p between
+-16 and -32, rounded to bf16, is wrong by up to 2^-4, and so is p. The log q of a target is rounded, too. Elements below
+`LOGITS_DTYPE_LEAST` of their row's largest terms may have any smaller error: their log p is below -32."""
+
+LOGITS_DTYPE_LEAST = 2.0**-40
+
+EDGE_LOGIT = 16.0
+"""The scaled logit of a shard's first and last column in some rows of changed inputs: about half of the probability of
+2^17 columns, and almost all of 2^10. Otherwise hardly any logit would depend on whether a softmax has that column."""
 
 
 class Oracle(LossOracle):
@@ -63,12 +80,16 @@ class Oracle(LossOracle):
         """Record the error of whole rows, of all ranks' columns, and of rows without each rank's largest element.
 
         Errors below half the smallest number of the dtype do not count: a variant cannot avoid underflow. Neither do
-        errors of fp32 arithmetic, where the terms of a row cancel. A row that does not count must be exactly zero.
+        errors of fp32 arithmetic, where the terms of a row cancel. A row that does not count must be exactly zero. Each
+        element has a bound, too: two roundings to the dtype, and the arithmetic of its terms.
         """
-        dtype = torch.finfo(self.shard.logits.dtype)
-        slack = dtype.smallest_normal * dtype.eps / 2
+        dtype = self.shard.logits.dtype
+        kind = torch.finfo(dtype)
+        slack = kind.smallest_normal * kind.eps / 2
         limit = comparison.limits["grad_error"]
-        arithmetic = ARITHMETIC / limit
+        # With compute_dtype=logits, terms that cancel are rounded to the dtype before.
+        rounds_terms = self.problem.compute_dtype == "logits"
+        arithmetic = max(ARITHMETIC, kind.eps if rounds_terms else 0.0) / limit
         whole: Any = {
             "lenience": REST_TOLERANCE / limit,
             "whole_columns": self.problem.vocab,
@@ -77,7 +98,19 @@ class Oracle(LossOracle):
         for rows, right, terms in blocks:
             if "grad" in comparison.got:
                 got = output.grad[rows].double() * output.grad_factor
-                comparison.rows("grad", got, right, slack, rows.start, least=arithmetic * terms, **whole)
+                least = arithmetic * self.sum(terms.square().sum(-1)).sqrt()
+                comparison.rows("grad", got, right, slack, rows.start, least=least, **whole)
+                allowed = rounding(right, dtype).add_(self._arithmetic(terms))
+                comparison.bounds("grad", right, allowed, got=got, first_row=rows.start)
+
+    def _arithmetic(self, terms: Tensor) -> Tensor:
+        """Return how far the arithmetic of a correct variant may move elements before they are rounded."""
+        if self.problem.compute_dtype != "logits":
+            return terms * ELEMENT_ARITHMETIC
+        largest = self.reduce(terms.amax(-1), dist.ReduceOp.MAX)[:, None]
+        kind = torch.finfo(self.shard.logits.dtype)
+        subnormal = 16 * kind.smallest_normal * kind.eps
+        return (terms * LOGITS_DTYPE_ELEMENT[self.problem.dtype]).add_(largest * LOGITS_DTYPE_LEAST + subnormal)
 
 
 @WORKLOAD.inputs
@@ -85,6 +118,19 @@ def inputs(problem: EntropyLoss, context: Context) -> Shard:
     """Return this rank's inputs. Those of a policy loss are near the log-probabilities, so this is collective."""
     shard: Shard = with_policy_rows(problem, make_shard(problem, context), Oracle)
     return shard
+
+
+@WORKLOAD.refresh
+def refresh(problem: EntropyLoss, shard: Shard, rank: Context) -> None:
+    """Give the first and last column of each shard a large logit in some rows of changed inputs.
+
+    Target logits have it in other rows. Labels stay as they are.
+    """
+    targets = [] if problem.matrices == 1 else [(shard.target, problem.target_scale)]
+    for which, (logits, scale) in enumerate([(shard.logits, problem.scale), *targets]):
+        for place, column in enumerate((0, shard.columns - 1)):
+            row = (2 * shard.tp_rank + place + which) % problem.tokens
+            logits[row, column] = EDGE_LOGIT / scale
 
 
 @WORKLOAD.costs

@@ -25,7 +25,7 @@ from tpbench.workloads.losses.formulas import JSD_BETA
 from tpbench.workloads.losses.inputs import CLIP, policy_rows
 
 Blocks = Iterator[tuple[slice, Tensor, Tensor]]
-"""Some rows, the right gradient by their local logits, and the norm of its terms: see `gradient_of_mean`."""
+"""Some rows, the right gradient by their local logits, and the sums of its absolute terms: see `gradient_of_mean`."""
 
 
 class LossOracle(ABC):
@@ -205,12 +205,12 @@ class LossOracle(ABC):
     def gradient_of_mean(self, slopes: Tensor, shares: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
         """Return the gradient of the mean loss by the unscaled local logits of some rows, from the terms of `losses`.
 
-        The second result is the norm of each whole row if its terms were added, (rows,): much more where they cancel.
+        The second result is the sum of each element's absolute terms, (rows, local columns): much more than the element
+        where they cancel.
         """
-        terms = self.sum((slopes.abs() + shares.abs()).square_().sum(-1)).sqrt()
         factor, absent = self.scale * self.inverse_count, ~self.counts[rows]
-        grad = (slopes - shares).mul_(factor).masked_fill_(absent[:, None], 0.0)
-        return grad, terms.mul_(factor).masked_fill_(absent, 0.0)
+        terms = (slopes.abs() + shares.abs()).mul_(factor).masked_fill_(absent[:, None], 0.0)
+        return (slopes - shares).mul_(factor).masked_fill_(absent[:, None], 0.0), terms
 
     def sum(self, values: Tensor) -> Tensor:
         return self.reduce(values, dist.ReduceOp.SUM)

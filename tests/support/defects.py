@@ -1,0 +1,50 @@
+"""Defects of a right output on the last rank, which an oracle must find."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from torch import Tensor
+
+SEEDS = int(os.environ.get("CAMPAIGN_DEFECT_SEEDS", "5"))
+"""Seeds of each problem, from 0 on. `scripts/campaign --defects N` sets it."""
+
+
+def _zero(*place: slice | int) -> Callable[[Tensor], Tensor]:
+    return _times(0.0, *place)
+
+
+def _times(factor: float, *place: slice | int) -> Callable[[Tensor], Tensor]:
+    def defect(grad: Tensor) -> Tensor:
+        grad = grad.clone()
+        grad[place] = (grad[place].double() * factor).to(grad.dtype)
+        return grad
+
+    return defect
+
+
+def _swapped(dim: int) -> Callable[[Tensor], Tensor]:
+    """Return a defect that swaps the last two rows or columns."""
+
+    def defect(grad: Tensor) -> Tensor:
+        *order, last, before = range(grad.shape[dim])
+        return grad[[*order, before, last]] if dim == 0 else grad[:, [*order, before, last]]
+
+    return defect
+
+
+ALL = slice(None)
+DEFECTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "last column": _zero(ALL, -1),
+    "last 64 columns": _zero(ALL, slice(-64, None)),
+    "two columns swapped": _swapped(1),
+    "two rows swapped": _swapped(0),
+    "128 columns 3% too large": _times(1.03, ALL, slice(128, 256)),
+    "one row": _zero(-1),
+    "one row of another sign": _times(-1.0, -1),
+    "one tile": _zero(slice(1, 3), slice(64, 128)),
+    "the slice": _zero(ALL),
+    "a scale of 1 + 2^-6": _times(1 + 2**-6, ALL),
+}
+"""Defects of a matrix of gradients, by name."""
