@@ -213,6 +213,7 @@ class OperationSession(AuditedSession):
         comparison = Comparison(outputs, {"output_error": limit}, gather_objects, self.rank.device, dtypes)
         for name in comparison.got:
             comparison.elements(name, relative_errors(got[name], right[name]), right[name])
+            _judge_columns(comparison, name, got[name], right[name], limit)
         return comparison.verdict()
 
     def _counted(self) -> Costs:
@@ -301,6 +302,29 @@ def relative_errors(got: Tensor, right: Tensor) -> Tensor:
         size = size.maximum(finite.square().mean(along, keepdim=True).sqrt())
     error = ((got - right).abs() - slack).clamp(min=0.0) / size
     return torch.where(equal, 0.0, torch.where((got - right).abs() <= slack, 0.0, error).nan_to_num(math.inf, math.inf))
+
+
+MOST_OF_COLUMN = 0.5
+"""The largest error of a correct column, relative to its norm. A lost column has 1, and two swapped ones about 1.4."""
+COLUMN_ROWS = 4
+"""Fewer rows decide nothing about a column."""
+
+
+def _judge_columns(comparison: Comparison, name: str, got: Tensor, right: Tensor, limit: float) -> None:
+    """Judge each column of a matrix of floating-point numbers by its norm over all other dimensions.
+
+    Elements may be small beside their row, so that their errors are within its tolerance although the column is lost.
+    Some error relative to the row remains allowed: a 16th of the tolerance, a quarter of one rounding.
+    """
+    if not right.is_floating_point() or right.dim() < 2 or right.numel() < COLUMN_ROWS * right.shape[-1]:
+        return
+    got, right = (values.reshape(-1, right.shape[-1]).double() for values in (got, right))
+    finite = got.isfinite() & right.isfinite()
+    error = (got - right).where(finite, 0.0).square().sum(0).sqrt()
+    square = right.where(finite, 0.0).square()
+    allowed = MOST_OF_COLUMN * square.sum(0).sqrt() + limit / 16 * square.mean(1).sum().sqrt()
+    least = torch.finfo(comparison.got[name].dtype).smallest_normal * math.sqrt(len(right))
+    comparison.groups(name, "column", error, allowed + least)
 
 
 def _as_real(outputs: dict[str, Any]) -> dict[str, Any]:

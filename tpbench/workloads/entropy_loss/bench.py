@@ -95,7 +95,8 @@ class Oracle(LossOracle):
             "whole_columns": self.problem.vocab,
             "over_ranks": self.sum,
         }
-        for rows, right, terms in blocks:
+        for rows, right, (slopes, shares) in blocks:
+            terms = slopes.add_(shares)
             if "grad" in comparison.got:
                 got = output.grad[rows].double() * output.grad_factor
                 least = arithmetic * self.sum(terms.square().sum(-1)).sqrt()
@@ -105,9 +106,10 @@ class Oracle(LossOracle):
 
     def _arithmetic(self, terms: Tensor) -> Tensor:
         """Return how far the arithmetic of a correct variant may move elements before they are rounded."""
-        if self.problem.compute_dtype != "logits":
-            return terms * ELEMENT_ARITHMETIC
         largest = self.reduce(terms.amax(-1), dist.ReduceOp.MAX)[:, None]
+        if self.problem.compute_dtype != "logits":
+            # Against a top k, other columns may get the rounding errors of a sum over the k, times their p.
+            return (terms + largest if self.problem.top_k else terms) * ELEMENT_ARITHMETIC
         kind = torch.finfo(self.shard.logits.dtype)
         subnormal = 16 * kind.smallest_normal * kind.eps
         return (terms * LOGITS_DTYPE_ELEMENT[self.problem.dtype]).add_(largest * LOGITS_DTYPE_LEAST + subnormal)

@@ -1,5 +1,6 @@
 """Calls of other projects' linear losses. Only ranks that run them import this module."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tpbench.workloads.linear_loss.in_torch import bytes_of_gradient, differentiated, step_of_mean
-from tpbench.workloads.linear_loss.inputs import Shard, Step
+from tpbench.workloads.linear_loss.inputs import Output, Shard, Step
 from tpbench.workloads.linear_loss.problem import LinearLoss, quack_chunk_rows
 from tpbench.workloads.lone_module import import_alone
 from tpbench.workloads.losses import SEQUENCE
@@ -60,7 +61,8 @@ def liger_cutedsl(problem: LinearLoss, shard: Shard) -> Step:
 def cce(problem: LinearLoss, shard: Shard) -> Step:
     """https://github.com/apple/ml-cross-entropy: linear_cross_entropy, which stores no logits.
 
-    On several ranks VocabParallelOptions make it sum the hidden states' gradient over the ranks, in fp32.
+    On several ranks VocabParallelOptions make it sum the hidden states' gradient over the ranks, in fp32. It leaves out
+    blocks of gradients that are all below a 32nd of the dtype's unit (its default filter_eps).
     """
     from cut_cross_entropy import linear_cross_entropy
 
@@ -75,7 +77,12 @@ def cce(problem: LinearLoss, shard: Shard) -> Step:
         return loss.float()
 
     sent = bytes_of_statistics(3, shard) + bytes_of_gradient(problem, shard) * 4 // shard.hidden.itemsize
-    return Step(lambda: differentiated(problem, shard, loss_of, is_summed=True), sent)
+    omitted = torch.finfo(shard.hidden.dtype).eps / 32
+
+    def run() -> Output:
+        return replace(differentiated(problem, shard, loss_of, is_summed=True), omits_below=omitted)
+
+    return Step(run, sent)
 
 
 def verl(problem: LinearLoss, shard: Shard) -> Step:

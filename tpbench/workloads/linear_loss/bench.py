@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any, ClassVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from tpbench.comm.collectives import gather_rows
@@ -17,6 +18,7 @@ from tpbench.measure.session import Context, Costs, Verdict
 from tpbench.measure.timers import do_nothing
 from tpbench.workloads.differences import Compared, Comparison
 from tpbench.workloads.linear_loss.inputs import Output, Shard, make_shard
+from tpbench.workloads.linear_loss.noise import ARITHMETIC, LogitNoise, ProductNoise, logit_deviation, logit_noise
 from tpbench.workloads.linear_loss.problem import WORKLOAD, LinearLoss
 from tpbench.workloads.losses.oracle import Blocks, LossOracle, weighted, with_policy_rows
 from tpbench.workloads.sizes import ITEM_BYTES
@@ -58,7 +60,8 @@ class Oracle(LossOracle):
 
     def logits(self, rows: slice) -> tuple[Tensor, Tensor | None]:
         target = None if self.teacher is None else self.teacher[0][rows].double() @ self.teacher[1].t()
-        return self.hidden[rows].double() @ self.weight.t(), target
+        self.last_logits = self.hidden[rows].double() @ self.weight.t(), target
+        return self.last_logits
 
     def limits(self) -> dict[str, float]:
         problem = self.problem
@@ -81,21 +84,60 @@ class Oracle(LossOracle):
         }
 
     def compare_gradients(self, comparison: Comparison, output: Output, blocks: Blocks) -> None:
-        """Record the errors of rows of both gradients.
+        """Record the errors of rows of both gradients, and judge rows, columns and tiles by the noise of rounding.
 
         In the weight's, rows of columns that aren't labels and have small probabilities are small.
         """
-        hidden_grad = self._whole(comparison.got["grad_hidden"]) if "grad_hidden" in comparison.got else None
-        right_weight = torch.zeros_like(self.weight)
-        for rows, grad, _ in blocks:
-            right_weight.addmm_(grad.t(), self.hidden[rows].double())
-            right = self.sum(grad @ self.weight)
-            if hidden_grad is not None:
-                slack = torch.finfo(hidden_grad.dtype).smallest_normal
-                comparison.rows("grad_hidden", hidden_grad[rows].double(), right, slack, rows.start)
+        got_hidden = self._whole(comparison.got["grad_hidden"]).double() if "grad_hidden" in comparison.got else None
+        right_weight, right_hidden = torch.zeros_like(self.weight), self.weight.new_zeros(self.hidden.shape)
+        of_weight, of_hidden = ProductNoise.zeros(right_weight), ProductNoise.zeros(right_hidden)
+        for rows, grad, terms in blocks:
+            noise = self._logit_noise(grad, terms, output.omits_below)
+            hidden = self.hidden[rows].double()
+            right_weight.addmm_(grad.t(), hidden)
+            of_weight.add(noise, grad, hidden, is_transposed=True)
+            partial = grad @ self.weight
+            part = of_hidden.part(rows)
+            part.add(noise, grad, self.weight, is_transposed=False)
+            part.rounded_rows += partial.square().sum(1)
+            part.rounded_columns += partial.square().sum(0)
+            right_hidden[rows] = right = self.sum(partial)
+            if got_hidden is not None:
+                slack = torch.finfo(comparison.got["grad_hidden"].dtype).smallest_normal
+                comparison.rows("grad_hidden", got_hidden[rows], right, slack, rows.start)
+        for tensor in of_hidden.tensors():
+            tensor.copy_(self.sum(tensor))
+        if got_hidden is not None:
+            of_hidden.judge(comparison, "grad_hidden", got_hidden, right_hidden, self._dtype)
         if "grad_weight" in comparison.got:
-            slack = torch.finfo(comparison.got["grad_weight"].dtype).smallest_normal
-            comparison.matrix("grad_weight", right_weight, slack)
+            got = comparison.got["grad_weight"]
+            comparison.matrix("grad_weight", right_weight, torch.finfo(got.dtype).smallest_normal)
+            of_weight.judge(comparison, "grad_weight", got.double(), right_weight, self._dtype)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        dtype: torch.dtype = self.shard.weight.dtype
+        return dtype
+
+    def _logit_noise(self, grad: Tensor, terms: tuple[Tensor, Tensor], omits_below: float) -> LogitNoise:
+        """Return the errors of the gradient of the last block's logits, from its absolute terms."""
+        problem, (slopes, shares) = self.problem, terms
+        logits = torch.stack([values.abs() for values in self.last_logits if values is not None]).amax(0)
+        is_simple = problem.loss == "cross_entropy" or (problem.loss == "logprob" and not problem.entropy)
+        moved = shares if is_simple else slopes + shares
+        deviation = logit_deviation(logits, self.scale, self._dtype)
+        spread, whole = self.sum(torch.stack(((moved * deviation).square().sum(1), shares.sum(1))))
+        common = (spread.sqrt() / whole).nan_to_num_(0.0)
+        if problem.loss == "policy":  # the error of a ratio counts in each column
+            common += self.reduce(deviation.amax(1), dist.ReduceOp.MAX)
+        omitted = None
+        if omits_below:
+            omitted = shares.where(shares < omits_below * self.scale * self.inverse_count, 0.0)
+        noise = logit_noise(grad, moved, common, logits, self.scale, self._dtype, omitted)
+        if problem.top_k:  # other columns may get the rounding errors of a sum over the k, times their p
+            largest = self.reduce((slopes + shares).amax(1), dist.ReduceOp.MAX)
+            noise.shared += ARITHMETIC * largest[:, None]
+        return noise
 
     def losses(self, log_p: Tensor, log_q: Tensor | None, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
         """Return the losses of rows and their terms, which are of a policy's objective if there is an upstream one."""

@@ -1,7 +1,7 @@
 """What a variant of the linear loss gets and returns, and the random inputs: the same at any world size."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import torch
@@ -54,6 +54,8 @@ class Output:
     """Like the shard's hidden states, summed over the ranks."""
     grad_weight: Tensor | None = None
     """(local vocab, hidden) in the weight's dtype, or fp32 with main_grad."""
+    omits_below: float = field(default=0.0, metadata={"constant": True})
+    """Probabilities below this one may be left out of the gradients."""
 
 
 Step: TypeAlias = step.Step[Output]

@@ -24,8 +24,8 @@ from tpbench.workloads.differences import Compared, Comparison
 from tpbench.workloads.losses.formulas import JSD_BETA
 from tpbench.workloads.losses.inputs import CLIP, policy_rows
 
-Blocks = Iterator[tuple[slice, Tensor, Tensor]]
-"""Some rows, the right gradient by their local logits, and the sums of its absolute terms: see `gradient_of_mean`."""
+Blocks = Iterator[tuple[slice, Tensor, tuple[Tensor, Tensor]]]
+"""Some rows, the right gradient by their local logits, and its two absolute terms: see `gradient_of_mean`."""
 
 
 class LossOracle(ABC):
@@ -202,15 +202,17 @@ class LossOracle(ABC):
     def entropies(self, log_p: Tensor) -> Tensor:
         return self.sum(-weighted(log_p.exp(), log_p).sum(-1))
 
-    def gradient_of_mean(self, slopes: Tensor, shares: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
+    def gradient_of_mean(self, slopes: Tensor, shares: Tensor, rows: slice) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Return the gradient of the mean loss by the unscaled local logits of some rows, from the terms of `losses`.
 
-        The second result is the sum of each element's absolute terms, (rows, local columns): much more than the element
-        where they cancel.
+        The others are the absolute terms in its place, which are much more than the gradient where they cancel.
         """
-        factor, absent = self.scale * self.inverse_count, ~self.counts[rows]
-        terms = (slopes.abs() + shares.abs()).mul_(factor).masked_fill_(absent[:, None], 0.0)
-        return (slopes - shares).mul_(factor).masked_fill_(absent[:, None], 0.0), terms
+        factor, absent = self.scale * self.inverse_count, ~self.counts[rows][:, None]
+
+        def scaled(values: Tensor) -> Tensor:
+            return values.mul_(factor).masked_fill_(absent, 0.0)
+
+        return scaled(slopes - shares), (scaled(slopes.abs()), scaled(shares.abs()))
 
     def sum(self, values: Tensor) -> Tensor:
         return self.reduce(values, dist.ReduceOp.SUM)

@@ -59,7 +59,8 @@ def exact(cell: LinearLoss, shard: Shard) -> Output:
 
 def rounded(output: Output) -> Output:
     """Return the output in fp32, as a perfect variant has it."""
-    return Output(*(None if each is None else each.float() for each in vars(output).values()))
+    tensors = {name: each for name, each in vars(output).items() if isinstance(each, Tensor)}
+    return replace(output, **{name: each.float() for name, each in tensors.items()})
 
 
 def made(**fields: Any) -> tuple[LinearLoss, Oracle, Output]:
@@ -162,7 +163,8 @@ def test_a_row_that_does_not_count_has_no_loss_and_no_gradient() -> None:
     assert not Oracle(cell, shard).counts[4]
     shard.labels[:] = IGNORED
     assert Oracle(cell, shard).inverse_count == 1.0
-    zeros = Output(*(torch.zeros_like(each) for each in vars(output).values()))
+    tensors = {name: each for name, each in vars(output).items() if isinstance(each, Tensor)}
+    zeros = replace(output, **{name: torch.zeros_like(each) for name, each in tensors.items()})
     assert Oracle(cell, shard).compare(zeros).wrong is None
     touched = replace(zeros, grad_weight=torch.full_like(zeros.grad_weight, 1e-9))
     assert Oracle(cell, shard).compare(touched).columns["weight_grad_error"] == INF
