@@ -75,8 +75,7 @@ def _end_of_read(tile_of_row, held):
 @gluon.constexpr_function
 def _copies_after(tile_of_row, stored, held):
     """Copies that start after this tile's until a tile is stored: those of the tiles between, and maybe the last's."""
-    end = min(stored // READ.value * READ.value + READ.value, held)
-    return end - 1 - tile_of_row + (stored >= held - LAG.value)
+    return _end_of_read(stored, held) - 1 - tile_of_row + (stored >= held - LAG.value)
 
 
 @gluon.jit(do_not_specialize=_ANY_VALUE)
@@ -229,7 +228,7 @@ def whole_row_kernel(
     0.596 ms for labels at 131072 columns, and 0.410 instead of 0.474 ms for reverse_kl at 65536. On an H100, whose
     memory is slower, nothing for labels, and 1.7% for losses against target logits.
     """
-    gl.static_assert(SPEC.WHOLE and SPEC.SLOTS == 0)
+    gl.static_assert(SPEC.WHOLE and SPEC.SLOTS == 0 and not SPEC.TOP_K)
     TILES: gl.constexpr = SPEC.TILES
     HELD: gl.constexpr = TILES - 2  # tiles that stay in shared memory; two pass on to registers:
     FIRST: gl.constexpr = TILES - 2
@@ -260,8 +259,6 @@ def whole_row_kernel(
     # Labels of this row and of the next two rows. Each label is loaded a step before its first use.
     this_label = first_label
     later_label = load_labels(walk, next_row, 1, SPEC)
-    if SPEC.TOP_K:
-        this_top = load_top(walk, rows_of_step(walk, 0, SPEC), SPEC)
 
     # The state of the row's tiles that have arrived.
     held = first_tile.state
@@ -273,10 +270,6 @@ def whole_row_kernel(
         row = rows_of_step(walk, step, SPEC)  # (ROWS,)
         exists = row < n_rows
         counts, own_label = load_own_label(walk, row, this_label, SPEC)
-        teacher = own_label  # without a top k nothing reads it
-        if SPEC.TOP_K:
-            own_label = load_own_top(walk, row, counts, this_top, scales, SPEC)
-            this_top = load_top(walk, rows_after(walk, row, 1, SPEC), SPEC)
         values = load_values(inputs, walk, row, SPEC)
         last_label = load_labels(walk, row, 3, SPEC)
         await_copies(HELD - COPIED)
@@ -288,12 +281,10 @@ def whole_row_kernel(
         last_tile = tile_state(x, t, scales, SPEC)
         held = reduce_tiles(held, walk, 0, HELD - LAG, HELD, 1, scales, SPEC)
         state = state_of_rows(merge_two(held, last_tile.state, SPEC), own_label.logit, SPEC)  # (ROWS, LANES) to (ROWS,)
-        if SPEC.TOP_K:
-            state, own_label, teacher = with_top(state, own_label, scales, SPEC)
 
         x_label = gl.fma(state.x_label, scales.logits, 0.0 - reference(state.m))
         softmax = softmax_of_rows(state, x_label, LN_2, SPEC)  # (ROWS,)
-        terms = row_terms(softmax, teacher, inputs, values, scale, scales, SPEC)
+        terms = row_terms(softmax, own_label, inputs, values, scale, scales, SPEC)
         store_results(outputs, softmax, terms, walk, row, counts, SPEC)
         if SPEC.REDUCE:
             if step == walk.steps - 1:
@@ -331,10 +322,7 @@ def whole_row_kernel(
                 )  # fmt: skip
 
         if SPEC.GRAD:
-            if SPEC.TOP_K:
-                store_at_top(walk, own_label, state, terms, row, scales, SPEC)
-            else:
-                store_at_label(walk, own_label, factors, row, scales, SPEC)
+            store_at_label(walk, own_label, factors, row, scales, SPEC)
         this_label = next_label
         next_label = later_label
         later_label = last_label
@@ -359,6 +347,7 @@ def shared_rows_kernel(
     Measured on an H200, 4096 rows in bf16: 0.649 ms in place of 0.862 at 151936 columns. Over two: 0.338 in place of
     0.445.
     """
+    gl.static_assert(SPEC.SLOTS > 0 and not SPEC.TOP_K)
     TILES: gl.constexpr = SPEC.TILES
     ROWS: gl.constexpr = SPEC.ROWS
     walk = open_walk(logits, target, grad, strides, n_rows, n_columns, n_parts, part_columns, n_valid, vocab_start,
@@ -384,14 +373,8 @@ def shared_rows_kernel(
     limits = wait_limits(limit_ns, SPEC)
 
     counts, own_label = load_own_label(walk, row, this_label, SPEC)
-    teacher = own_label  # without a top k nothing reads it
-    if SPEC.TOP_K:
-        own_label = load_own_top(walk, row, counts, load_top(walk, row, SPEC), scales, SPEC)
-        next_top = load_top(walk, next_row, SPEC)
     held = reduce_tiles(no_columns(SPEC), walk, 0, 0, TILES, TILES, scales, SPEC)
     state = state_of_rows(held, own_label.logit, SPEC)  # (ROWS, LANES) to (ROWS,)
-    if SPEC.TOP_K:
-        state, own_label, teacher = with_top(state, own_label, scales, SPEC)
     rows_exist, first_word = send_state(state, walk.walker * ROWS, n_rows, exchange, SPEC)
 
     for step in range(walk.steps):
@@ -400,17 +383,11 @@ def shared_rows_kernel(
         next_row = rows_after(walk, row, 1, SPEC)
         # The label's logit is loaded before the wait for copies, to arrive meanwhile.
         next_counts, next_own = load_own_label(walk, next_row, next_label, SPEC)
-        next_teacher = next_own
-        if SPEC.TOP_K:
-            next_own = load_own_top(walk, next_row, next_counts, next_top, scales, SPEC)
-            next_top = load_top(walk, rows_after(walk, next_row, 1, SPEC), SPEC)
         values = load_values(inputs, walk, row, SPEC)
         last_label = load_labels(walk, row, 3, SPEC)
 
         held = reduce_tiles(no_columns(SPEC), walk, (step + 1) % 2, 0, TILES, 0, scales, SPEC)
         state = state_of_rows(held, next_own.logit, SPEC)
-        if SPEC.TOP_K:
-            state, next_own, next_teacher = with_top(state, next_own, scales, SPEC)
         next_exist, next_word = send_state(
             state, (walk.walker + (step + 1) * walk.walkers) * ROWS, n_rows, exchange, SPEC
         )
@@ -420,7 +397,7 @@ def shared_rows_kernel(
         state = merge_along(states, 1, SPEC)  # (ROWS, RANKS * SLOTS) to (ROWS,)
         x_label = gl.fma(state.x_label, scales.logits, 0.0 - reference(state.m))
         softmax = softmax_of_rows(state, x_label, LN_2, SPEC)  # (ROWS,)
-        terms = row_terms(softmax, teacher, inputs, values, scale, scales, SPEC)
+        terms = row_terms(softmax, own_label, inputs, values, scale, scales, SPEC)
         store_results(outputs, softmax, terms, walk, row, counts, SPEC)
         if step == walk.steps - 1:
             # The other programs need nothing more of this one: they need not wait for its last gradient.
@@ -438,13 +415,9 @@ def shared_rows_kernel(
             if SPEC.GRAD:
                 store_from_logits(walk, raw, scales, factors, row, exists, tile_of_row, SPEC)
         if SPEC.GRAD:
-            if SPEC.TOP_K:
-                store_at_top(walk, own_label, state, terms, row, scales, SPEC)
-            else:
-                store_at_label(walk, own_label, factors, row, scales, SPEC)
+            store_at_label(walk, own_label, factors, row, scales, SPEC)
         counts = next_counts
         own_label = next_own
-        teacher = next_teacher
         rows_exist = next_exist
         first_word = next_word
         next_label = later_label
