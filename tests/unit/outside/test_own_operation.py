@@ -198,7 +198,7 @@ def test_null_is_a_value_of_a_field(folder: Path) -> None:
         task = new_task(job, folder / str(cell), cell=cell, **FACTS)
         store(task.result("ok", None, time_ms=1.0), job, task.folder)
     (grid,) = arrange_rows(tpbench.load("outputs"))
-    assert [grid.problem_text(row.key, grid.varying) for row in grid.rows] == ["delay_ms=2", "delay_ms=-"]
+    assert [grid.problem_text(key, grid.varying) for key in grid.lines] == ["delay_ms=2", "delay_ms=-"]
 
 
 @pytest.mark.parametrize(
