@@ -142,6 +142,15 @@ def complaint(got: torch.Tensor, right: torch.Tensor) -> str | None:
     return session.check().wrong
 
 
+def test_a_lost_column_of_small_elements_is_wrong() -> None:
+    right = torch.randn(8, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    right[:, 5] *= 2.0**-8
+    got = right.bfloat16()
+    assert complaint(got, right) is None
+    got[:, 5] = 0
+    assert "rank 0: column 5 of y has the error " in str(complaint(got, right))
+
+
 @pytest.mark.parametrize(
     ("dtype", "differing"), [("complex64", "1 of 8"), ("float8_e4m3fn", "1 of 4"), ("bfloat16", "1 of 4")]
 )
