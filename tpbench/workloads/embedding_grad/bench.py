@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from tpbench.comm.collectives import gather_objects
 from tpbench.measure.audit import Inputs
 from tpbench.measure.session import Context, Costs, Verdict
 from tpbench.measure.timers import Stopwatch
-from tpbench.workloads.differences import Compared, Comparison
+from tpbench.workloads.differences import Compared, Comparison, rounding
 from tpbench.workloads.embedding_grad.exchanges import Exchange, ExchangeContext, sequence
 from tpbench.workloads.embedding_grad.exchanges.counted import CountedCollectives, measure_link_rates
 from tpbench.workloads.embedding_grad.inputs import EmbeddingGradInputs, leaving
@@ -134,34 +134,82 @@ def compare(inputs: EmbeddingGradInputs, result: Tensor) -> Verdict:
     The error is the largest ||row - expected|| / ||expected||. Rows of several ranks may cancel to less than the sum's
     rounding errors, so that ||expected|| counts as that of orthogonal rows at least. A row that no rank touched must be
     exactly zero.
+
+    What a row's norm doesn't show is judged without a column. Each element may err by one rounding of the sum of
+    absolute terms for each term, and one for the division. Rounding errors average out in the gain
+    <got, expected> / <expected, expected> of a row, of a column and of this rank's slice (`allowed_gain`).
     """
     problem = inputs.problem
     mean = Compared(result, tuple(inputs.own_slice.shape), inputs.grad.dtype, "grad_error")
     limits, gather = {"grad_error": TOLERANCE[problem.dtype]}, partial(gather_objects, group=inputs.group)
     comparison = Comparison({NAME: mean}, limits, gather, inputs.device, problem.dtype)
     first_row, squares = inputs.bounds[inputs.rank], 0.0
+    allowed = partial(allowed_gain, torch.finfo(inputs.grad.dtype).eps / 2, inputs.world_size)
+    touched = 0
+    of_columns = torch.zeros(3, problem.width, dtype=torch.float64, device=inputs.device)
     step = max(1, CHUNK[inputs.device.type] // problem.width)
     for start in range(0, inputs.rows_per_rank, step):
         stop = min(start + step, inputs.rows_per_rank)
-        expected, orthogonal = mean_gradient(inputs, first_row + start, first_row + stop)
+        expected, terms = mean_gradient(inputs, first_row + start, first_row + stop)
         squares += float(expected.square().sum())
         if NAME in comparison.got:
-            comparison.rows(NAME, result[start:stop].double(), expected, 0.0, start, least=orthogonal)
+            got = result[start:stop].double()
+            comparison.rows(NAME, got, expected, 0.0, start, least=terms.squares.sum(1).sqrt())
+            rounded = (terms.count + 1)[:, None] * rounding(terms.absolute, inputs.grad.dtype, times=1)
+            bounds = torch.where(terms.count[:, None] > 0, rounded, 0.0)
+            comparison.bounds(NAME, expected, bounds, got=got, first_row=start)
+            sums = torch.stack(((got - expected) * expected, expected.square(), terms.squares))
+            _judge_gains(comparison, "row", sums.sum(2), allowed(problem.width), start)
+            of_columns += sums.sum(1)
+            touched += int((terms.count > 0).sum())
+    if NAME in comparison.got and touched:
+        _judge_gains(comparison, "column", of_columns, allowed(touched))
+        _judge_gains(comparison, "this rank's slice", of_columns.sum(1), allowed(touched * problem.width))
     verdict = comparison.verdict()
     verdict.columns["grad_norm"] = math.sqrt(sum(gather(squares)))
     return verdict
 
 
-def mean_gradient(inputs: EmbeddingGradInputs, start: int, stop: int) -> tuple[Tensor, Tensor]:
-    """Return rows [start, stop) of the mean over ranks, (stop - start, width) float64, and the norms that they would
-    have if the ranks' rows were orthogonal. Both are zero in the padding."""
+class Terms(NamedTuple):
+    """What rows of the mean are sums of, in units of the mean."""
+
+    count: Tensor
+    """The number of ranks that touched each row, (rows,)."""
+    absolute: Tensor
+    """The sum of absolute terms of each element, (rows, width)."""
+    squares: Tensor
+    """The sum of squared terms of each element, (rows, width): the square that it has if terms are orthogonal."""
+
+
+def mean_gradient(inputs: EmbeddingGradInputs, start: int, stop: int) -> tuple[Tensor, Terms]:
+    """Return rows [start, stop) of the mean over ranks, (stop - start, width) float64, and their terms. All are zero in
+    the padding."""
+    ranks = len(inputs.touched)
     total = torch.zeros(stop - start, inputs.problem.width, dtype=torch.float64, device=inputs.device)
-    squares = total.new_zeros(stop - start)
+    terms = Terms(total.new_zeros(stop - start), torch.zeros_like(total), torch.zeros_like(total))
     for rank, touched in enumerate(inputs.touched):
         low, high = torch.searchsorted(touched, torch.tensor([start, stop])).tolist()
-        rows, values = touched[low:high], inputs.gradient_rows(rank, touched[low:high]).double()
+        rows, values = touched[low:high], inputs.gradient_rows(rank, touched[low:high]).double() / ranks
         # The rows of one rank are distinct, so that these additions have no race.
         at = (rows - start).to(inputs.device)
         total[at] += values
-        squares[at] += values.square().sum(1)
-    return total / len(inputs.touched), squares.sqrt() / len(inputs.touched)
+        terms.count[at] += 1
+        terms.absolute[at] += values.abs()
+        terms.squares[at] += values.square()
+    return total, terms
+
+
+def allowed_gain(unit: float, ranks: int, elements: int) -> float:
+    """Return how far the gain of so many elements may be from 1, if each is rounded at most `ranks` times.
+
+    unit: the largest relative error of one rounding. A usual error is 0.4 of it, and errors are independent: the limit
+    is ten standard deviations, and a sixteenth of a unit for what doesn't average out.
+    """
+    return unit * (4 * math.sqrt(ranks / elements) + 1 / 16)
+
+
+def _judge_gains(comparison: Comparison, kind: str, sums: Tensor, limit: float, first: int = 0) -> None:
+    """Judge gains. sums: <got - expected, expected>, <expected, expected> and the squared terms of each group."""
+    gain = sums[0] / sums[1].maximum(sums[2])
+    gain = torch.where(sums[2] > 0, gain, 0.0)
+    comparison.groups(NAME, kind, gain, limit, first=first, what="the scale error")
