@@ -23,6 +23,7 @@ from tpbench.comm.collectives import exchanged, gather_objects
 from tpbench.comm.parallel_linears import sum_over_ranks, with_summed_gradient
 from tpbench.measure.session import Verdict
 from tpbench.workloads.differences import Compared, Comparison
+from tpbench.workloads.hashing import CHUNK
 from tpbench.workloads.tp_block.execution.layers import rotary_angles
 from tpbench.workloads.tp_block.inputs import BlockInputs
 from tpbench.workloads.tp_block.problem import TOLERANCE
@@ -141,8 +142,8 @@ def _head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def compare(inputs: BlockInputs, result: BlockResult) -> Verdict:
     """Compare a result with the oracle's. Collective over the tp group, with the same verdict on every rank.
 
-    An error of a tensor is that of its rows (`Comparison.matrix`). The loss is compared, too. The norm of all gradients
-    is right if their rows are.
+    An error of a tensor is that of its rows (`Comparison.matrix`). What is lost in a row's norm is judged without a
+    column (`judge_parts`). The loss is compared, too. The norm of all gradients is right if their rows are.
     """
     expected, dtype = expected_result(inputs), inputs.problem.dtype
     upstream = inputs.grad(inputs.rank, inputs.size).double()
@@ -159,11 +160,74 @@ def compare(inputs: BlockInputs, result: BlockResult) -> Verdict:
     comparison = Comparison(outputs, limits, partial(gather_objects, group=inputs.group), inputs.device, dtype)
     for name in comparison.got:
         comparison.matrix(name, right[name], 0.0)
+        judge_parts(comparison, name, right[name], TOLERANCE[dtype], inputs.problem.tokens)
     verdict = comparison.verdict()
     loss_error = abs(loss - expected_loss) / max(1.0, abs(expected_loss))
     loss_error = math.inf if math.isnan(loss_error) else loss_error
     columns = {"loss_value": loss, "loss_error": loss_error, "grad_norm": math.sqrt(square)}
     return Verdict({**columns, **verdict.columns}, verdict.wrong or complaint({"loss_error": loss_error}, dtype))
+
+
+TILE = 64
+"""Rows or columns of a tile. No head of a usual model is narrower."""
+
+
+def judge_parts(comparison: Comparison, name: str, right: Tensor, tolerance: float, tokens: int) -> None:
+    """Judge the elements, columns and tiles of a tensor, and this rank's whole part of it. A vector is one row.
+
+    The error of a column, relative to its norm, has the tolerance of a row. An element may be wrong by twice the
+    tolerance, relative to the root mean square of its row plus its own size: roundings err by about a tenth of that.
+
+    The gain <got, right> / <right, right> of a part shows a wrong scale. Rounding errors hardly depend on the sign of
+    the right elements and average out in it. So the gain of a row or column may differ from 1 by half the tolerance,
+    and that of a tile or of all elements by an eighth.
+
+    With fewer than 16 tokens a weight's gradient is a sum of few terms, in which rounding errors average out less. All
+    limits are then up to twice as large.
+    """
+    tolerance *= max(1.0, min(2.0, 4 / math.sqrt(tokens)))
+    got, right = (matrix.reshape(-1, matrix.shape[-1]) for matrix in (comparison.got[name], right))
+    rows, columns = right.shape
+    usual = right.square().mean()
+    of_columns = right.new_zeros(3, columns)
+    of_tiles = []
+    step = max(1, CHUNK[right.device.type] // (columns * TILE)) * TILE
+    for first in range(0, rows, step):
+        right_part = right[first : first + step]
+        got_part = got[first : first + step].double()
+        error = got_part - right_part
+        sums = torch.stack((error * right_part, right_part.square(), error.square()))
+        of_rows = sums.sum(2)
+        mean_square = (of_rows[1] / columns).clamp_(min=usual)
+        size = mean_square.sqrt()[:, None] + right_part.abs()
+        comparison.bounds(name, right_part, 2 * tolerance * size, got=got_part, first_row=first)
+        _judge_gains(comparison, name, "row", of_rows, columns * usual, tolerance / 2, first)
+        of_columns += sums.sum(1)
+        of_tiles.append(_tile_sums(of_rows))
+    if rows > 1:
+        relative = (of_columns[2] / of_columns[1].clamp(min=rows * usual)).sqrt()
+        comparison.groups(name, "column", relative, tolerance)
+        _judge_gains(comparison, name, "column", of_columns, rows * usual, tolerance / 2)
+    average = max(0.125, min(TILE, right.numel()) ** -0.5) * tolerance
+    row_tile, column_tile = min(rows, TILE) * columns * usual, min(columns, TILE) * rows * usual
+    _judge_gains(comparison, name, f"tile (of {TILE} rows)", torch.cat(of_tiles, dim=1), row_tile, average)
+    _judge_gains(comparison, name, f"tile (of {TILE} columns)", _tile_sums(of_columns), column_tile, average)
+    _judge_gains(comparison, name, "this rank's part", of_columns.sum(1), right.numel() * usual, average)
+
+
+def _judge_gains(
+    comparison: Comparison, name: str, kind: str, sums: Tensor, least: Tensor, limit: float, first: int = 0
+) -> None:
+    """Judge how far gains are from 1.
+
+    sums: <got - right, right> and <right, right> of each group. least: the least that the latter counts as.
+    """
+    comparison.groups(name, kind, sums[0] / sums[1].clamp(min=least), limit, first=first, what="the scale error")
+
+
+def _tile_sums(sums: Tensor) -> Tensor:
+    """Return sums over groups of `TILE` columns, the last of which may be smaller."""
+    return torch.stack([tile.sum(1) for tile in sums.split(TILE, dim=1)], dim=1)
 
 
 def complaint(errors: Mapping[str, float], dtype: str) -> str | None:
