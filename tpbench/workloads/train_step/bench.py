@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from tpbench.workloads.sizes import ITEM_BYTES
 from tpbench.workloads.step import require
 from tpbench.workloads.train_step import estimates
 from tpbench.workloads.train_step.model.inputs import Batch, replica_batches
-from tpbench.workloads.train_step.oracle import compute_reference, differing_replicas
+from tpbench.workloads.train_step.oracle import compute_reference, differing_replicas, gradient_norms
 from tpbench.workloads.train_step.problem import PHASES, TrainStep
 from tpbench.workloads.train_step.training.trainer import Trainer, ignore_phase
 from tpbench.workloads.train_step.workload import WORKLOAD
@@ -83,6 +83,8 @@ class TrainStepSession(Session):
         self.batches: list[Batch] = []
         self.losses: list[Tensor] = []
         self.norms: list[Tensor] = []
+        self.gradient_norms: dict[str, float] = {}
+        """Those of the first step, by parameter."""
         self.phases = PhaseTimer(context.device)
         self.times_phases = problem.phase_steps > 0
         self.graph: cuda_graph.CapturedWork[tuple[Tensor, Tensor]] | None = None
@@ -101,7 +103,9 @@ class TrainStepSession(Session):
             loss, norm = (number.clone() for number in self.graph.result)  # the next replay overwrites both
         else:
             with on_stream(self.stream):
-                loss, norm = self.train(self.batches)
+                # Steps of the warm-up have no time of their own.
+                is_first = not self.losses and self.problem.warmup_steps > 0
+                loss, norm = self.train(self.batches, self._keep_gradient_norms if is_first else None)
         if self.from_outside:
             for number in (loss, norm):
                 require(number, Tensor, self.variant, "accumulate or update")
@@ -110,13 +114,20 @@ class TrainStepSession(Session):
         self.norms.append(norm)
         self.phases.unread = self.times_phases
 
-    def train(self, batches: Sequence[Batch]) -> tuple[Tensor, Tensor]:
+    def train(self, batches: Sequence[Batch], before_update: Callable[[], None] | None = None) -> tuple[Tensor, Tensor]:
         """Train one step, and time its phases if the problem asks for that. Return the loss and the gradient norm."""
         self.phases.marks = []
         mark = self.phases.mark if self.times_phases else ignore_phase
-        result = self.trainer.accumulate(batches, mark), self.trainer.update(mark)
+        loss = self.trainer.accumulate(batches, mark)
+        if before_update is not None:
+            before_update()
+        norm = self.trainer.update(mark)
         mark("end")
-        return result
+        return loss, norm
+
+    def _keep_gradient_norms(self) -> None:
+        if self.reference.of_parameters:
+            self.gradient_norms = gradient_norms(self.trainer, self.reference.of_parameters, self.context)
 
     def capture(self) -> float:
         """Make all later steps replays of a CUDA graph, with its collectives over NCCL, and return the GiB that the
@@ -137,8 +148,8 @@ class TrainStepSession(Session):
         self.batches = replica_batches(self.problem, step, context.dp_rank, context.dp_size, context.device)
 
     def check(self) -> Verdict:
-        """Compare the first steps, and the timed ones of a variant from outside, with the reference, and the weights of
-        the replicas with each other. Collective."""
+        """Compare the first steps, and the timed ones of a variant from outside, with the reference, the first step's
+        gradients as well, and the weights of the replicas with each other. Collective."""
         problem, reference = self.problem, self.reference
         self._report()
         of_replicas = torch.stack(self.losses).double().cpu()
@@ -147,6 +158,7 @@ class TrainStepSession(Session):
         norms: list[float] = torch.stack(self.norms).double().cpu().tolist()
         differing = differing_replicas(self.trainer, problem, self.context)
         wrong = reference.complaint(losses, norms, problem.dtype) or differing
+        wrong = wrong or reference.gradient_complaint(self.gradient_norms, norms[0], problem.dtype)
         held_gib = (rank_memory.held_bytes(self.context.device) - self.schedule.held_before) / 2**30
         columns = {
             "loss_value": losses[-1],

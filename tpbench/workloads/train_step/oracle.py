@@ -10,21 +10,22 @@ weights of one layer at a time. This is possible for any model but checks no gra
 For a variant from outside this package, rank 0 trains all steps if they take at most `MAX_FLOPS`, too. The reference's
 `source` says what it checks.
 
-Losses and norms hardly show a small weight that each replica trains for itself, so `differing_replicas` compares the
-weights of all replicas after the last step.
+Losses and norms hardly show a wrong gradient of a small weight, so the norm of each parameter's gradient in the first
+step is compared, if the trainer's model has it (`gradient_norms`). Nor do they show a small weight that each replica
+trains for itself, so `differing_replicas` compares the weights of all replicas after the last step.
 """
 
 import gc
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import median, median_low
 from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.distributed.tensor import DTensor
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate
 
 from tpbench.comm.collectives import gather_objects
 from tpbench.measure import rank_memory
@@ -34,7 +35,13 @@ from tpbench.workloads.train_step.model import models
 from tpbench.workloads.train_step.model.inputs import micro_batch, model_inputs, replica_batches
 from tpbench.workloads.train_step.model.models import allocate, fill, place_buffers
 from tpbench.workloads.train_step.problem import TrainStep
-from tpbench.workloads.train_step.training.trainer import TorchTrainer, Trainer, autocast, torch_loss
+from tpbench.workloads.train_step.training.trainer import (
+    TorchTrainer,
+    Trainer,
+    autocast,
+    local_shard,
+    torch_loss,
+)
 
 STEPS = 3
 UNCHECKED = "; later steps are not checked"
@@ -60,8 +67,19 @@ TIMED_OUTLIER = 10.0
 """A single error may be this many times the tolerance of the median error. Right after a spike of the gradient norm,
 correct rows differ by up to 1.3e-2 in bf16 and 3e-3 in fp32."""
 
-Trained: TypeAlias = tuple[list[float], list[float]]
-"""The loss and the gradient norm of each step."""
+PARAMETER_TOLERANCE = {"float32": 1e-2, "bfloat16": 1e-1}
+"""Relative tolerance of the norm of each parameter's gradient in the first step, by dtype."""
+PARAMETER_SHARE = {"float32": 1e-4, "bfloat16": 1e-3}
+"""Share of the whole gradient's norm that a parameter's counts as at least, by dtype. Gradients of some parameters,
+such as the bias of keys, cancel to rounding errors.
+
+Norms of correct variants of tiny models differ by up to 1e-6 and 2e-2.
+"""
+
+GradientNorms: TypeAlias = dict[str, tuple[float, int]]
+"""The norm of each parameter's gradient and its number of elements, by the plain model's names."""
+Trained: TypeAlias = tuple[list[float], list[float], GradientNorms]
+"""The loss and the gradient norm of each step, and the norms of the first step's gradients."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +91,8 @@ class Reference:
     losses: Sequence[float]
     norms: Sequence[float] = ()
     """Empty if only a forward pass was affordable."""
+    of_parameters: GradientNorms = field(default_factory=dict)
+    """Those of the first step. Empty if `norms` is."""
     timed_from: int | None = None
     """The number of warm-up steps. None: only the first steps are compared."""
 
@@ -101,6 +121,25 @@ class Reference:
             values = f"a loss of {losses[step]:.6g} and a gradient norm of {norms[step]:.6g}"
             wrong.append(f"step {step + 1} has {values}: a lower learning_rate may help")
         return " and ".join(wrong) or self.timed_complaint(losses, dtype)
+
+    def gradient_complaint(self, got: Mapping[str, float], norm: float, dtype: str) -> str | None:
+        """Return why the gradients of the first step are wrong, with the parameter whose norm differs most, or None.
+
+        They are compared if they are those of every parameter and together have the norm that the variant returned.
+        Otherwise the variant keeps its gradients elsewhere.
+        """
+        total = math.sqrt(math.fsum(each**2 for each in got.values()))
+        if not got or got.keys() != self.of_parameters.keys() or abs(total - norm) > NORM_TOLERANCE[dtype] * norm:
+            return None
+        least = PARAMETER_SHARE[dtype] * self.norms[0]
+        errors = {name: abs(got[name] - right) / max(right, least) for name, (right, _) in self.of_parameters.items()}
+        worst = max(errors, key=lambda name: errors[name])
+        if errors[worst] <= PARAMETER_TOLERANCE[dtype]:
+            return None
+        return (
+            f"the gradient norm of {worst} in step 1 is {got[worst]:.6g}, expected {self.of_parameters[worst][0]:.6g}: "
+            f"its error {errors[worst]:.3g} is above {PARAMETER_TOLERANCE[dtype]:.3g} ({dtype})"
+        )
 
     def timed_complaint(self, losses: Sequence[float], dtype: str) -> str | None:
         """Return why the losses of the timed steps, among those of all steps, are wrong, or None.
@@ -135,6 +174,51 @@ def _errors(got: Sequence[float], expected: Sequence[float], scale: float | None
     """Return the error of each expected number relative to itself or to `scale`. NaN becomes infinite."""
     errors = (abs(a - b) / (scale or max(abs(b), 1e-12)) for a, b in zip(got, expected, strict=False))
     return [error if error == error else float("inf") for error in errors]
+
+
+@torch.no_grad()
+def gradient_norms(trainer: Trainer, right: GradientNorms, context: Context) -> dict[str, float]:
+    """Return the norm of each parameter's gradient, which the trainer has accumulated, by the plain model's names.
+
+    The parameters are those of the trainer's attribute `model`. A tensor that is not a DTensor is whole, or a shard of
+    a tensor-parallel rank, by its size. A gradient that every rank has whole has this rank's norm. If only some ranks
+    have copies, the norm is the root mean square of theirs. The result is empty if a rank lacks some gradient.
+    Collective.
+    """
+    model = getattr(trainer, "model", None)
+    named = model.named_parameters() if isinstance(model, nn.Module) else ()
+    grads = {name.removeprefix("module."): _full_gradient(parameter) for name, parameter in named}
+    copies, squares = dict[str, int](), dict[str, float]()
+    for name, grad in grads.items():
+        if grad is None or name not in right:
+            continue
+        if isinstance(grad, DTensor):
+            mesh = grad.device_mesh
+            replicated = (mesh.size(dim) for dim, at in enumerate(grad.placements) if isinstance(at, Replicate))
+            copies[name] = math.prod(replicated) * context.world_size // mesh.size()
+        else:
+            copies[name] = context.world_size if grad.numel() == right[name][1] else context.dp_size
+        squares[name] = _square(local_shard(grad))
+    on_ranks = gather_objects({name: square / copies[name] for name, square in squares.items()})
+    if any(of_rank.keys() != right.keys() for of_rank in on_ranks):
+        return {}
+    whole_here = {name: squares[name] for name in right if copies[name] == context.world_size}
+    sums = {name: math.fsum(of_rank[name] for of_rank in on_ranks) for name in right}
+    return {name: math.sqrt(square) for name, square in {**sums, **whole_here}.items()}
+
+
+def _full_gradient(parameter: Tensor) -> Tensor | None:
+    """Return a gradient from where the trainer keeps it. DeepSpeed's ZeRO keeps partitions, which it makes whole."""
+    if hasattr(parameter, "_hp_mapping"):
+        from deepspeed.utils import safe_get_full_grad
+
+        full: Tensor | None = safe_get_full_grad(parameter)
+        return full
+    return parameter.grad
+
+
+def _square(grad: Tensor) -> float:
+    return float(torch.linalg.vector_norm(grad, dtype=torch.float32)) ** 2
 
 
 @torch.no_grad()
@@ -218,7 +302,7 @@ def single_process_trainer(problem: TrainStep, context: Context) -> TorchTrainer
 
 def train_first_steps(problem: TrainStep, steps: int, context: Context) -> Trained | None:
     """Train on the micro-batches of all replicas. Return None if memory does not suffice, or for infinite losses."""
-    losses, norms = list[float](), list[float]()
+    losses, norms, of_parameters = list[float](), list[float](), GradientNorms()
     try:
         trainer = single_process_trainer(problem, context)
         for step in range(steps):
@@ -228,12 +312,18 @@ def train_first_steps(problem: TrainStep, steps: int, context: Context) -> Train
                 for replica in range(context.dp_size)
             ]
             losses.append(float(trainer.accumulate(batches)))
+            if step == 0:
+                of_parameters = {
+                    name: (_square(each.grad) ** 0.5, each.numel())
+                    for name, each in trainer.model.named_parameters()
+                    if each.grad is not None
+                }
             norms.append(float(trainer.update()))
     except (RuntimeError, MemoryError) as error:
         if rank_memory.shortage(error) is None:
             raise
         return None
-    return (losses, norms) if all(map(math.isfinite, [*losses, *norms])) else None
+    return (losses, norms, of_parameters) if all(map(math.isfinite, [*losses, *norms])) else None
 
 
 @torch.no_grad()

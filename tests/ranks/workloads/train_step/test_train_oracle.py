@@ -14,13 +14,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.sleeping_sessions import run as measure
-from tests.support.train_step import mesh_context, reset_deepspeed_groups, tiny_problem
+from tests.support.train_step import batches_here, mesh_context, prepared, reset_deepspeed_groups, tiny_problem
 from tpbench.measure.session import MeasureSettings
 from tpbench.workloads.train_step import WORKLOAD, oracle
 from tpbench.workloads.train_step.bench import TrainStepSession
 from tpbench.workloads.train_step.estimates import step_flops
 from tpbench.workloads.train_step.problem import PHASES
 from tpbench.workloads.train_step.training import fsdp
+from tpbench.workloads.train_step.training.trainer import local_shard
 
 pytestmark = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
 
@@ -50,6 +51,10 @@ def measured(
         loss = accumulate(batches, mark)
         if spoil == "gradient" and here.rank == 1:
             trainer.model.model.norm.weight.grad.to_local().mul_(3)
+        if spoil in ("lost", "too large") and count[0] == 0:
+            named = dict(trainer.model.named_parameters())
+            (found,) = (each for name, each in named.items() if name.endswith("layers.1.self_attn.q_norm.weight"))
+            local_shard(found.grad).mul_(0.0 if spoil == "lost" else 1.25)
         return loss / 2 if spoil == "loss" else loss
 
     def spoiled_update(mark: Any) -> torch.Tensor:
@@ -98,6 +103,11 @@ SPOILED = {
     ("fsdp_dtensor", "gradient"): r"rank 1: grad_error .*the gradient norm of step 1 is [\d.]+, expected [\d.]+",
     ("fsdp_dtensor", "unreduced"): "rank 0: grad_error .*the gradient norm of step 1 is",
     ("ddp", "norms"): r"rank 0: the replicas' weights differ, the first in model\.layers\.0\..*norm\.weight: reduce",
+    (
+        "fsdp_dtensor",
+        "lost",
+    ): r"rank 0: the gradient norm of model\.layers\.1\.self_attn\.q_norm\.weight in step 1 is 0,",
+    ("ddp", "too large"): r"rank 0: the gradient norm of model\.layers\.1\.self_attn\.q_norm\.weight in step 1 is",
     ("ddp", "stop"): "rank 0: the replicas' weights differ, the first in model",
     ("autotp", "norm"): "rank 0: grad_error .*the gradient norm of step 1 is",
     ("autotp", "nan"): "rank 0: grad_error inf is above .*the gradient norm of step 1 is nan",
@@ -110,6 +120,32 @@ def test_a_wrong_cell_has_no_time_and_says_where(name: str, spoil: str) -> None:
     for wrong, columns, _ in run_on_ranks(2, measured, name, fields, spoil, tp_size):
         assert re.match(SPOILED[name, spoil], str(wrong)), wrong
         assert "time_ms" not in columns and "tokens_per_s" not in columns
+
+
+def gradient_errors(here: Rank, name: str, tp_size: int, fields: dict[str, Any]) -> tuple[int, str | None]:
+    """Return how many of the first step's gradients are compared, and what is wrong with them."""
+    problem, context = tiny_problem(**fields), mesh_context(here, tp_size)
+    reference = oracle.compute_reference(problem, context)
+    trainer = prepared(name, problem, context)
+    trainer.accumulate(batches_here(problem, context, 0))
+    norms = oracle.gradient_norms(trainer, reference.of_parameters, context)
+    return len(norms), reference.gradient_complaint(norms, float(trainer.update()), problem.dtype)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "name", "tp_size", "fields"),
+    [
+        (2, "autotp", 2, {"dtype": "bfloat16"}), (2, "autotp", 1, {"zero_stage": 0}), (2, "dtensor_tp", 2, {}),
+        (2, "fsdp", 1, {"dtype": "bfloat16"}), (2, "ddp", 1, {}),
+        pytest.param(4, "fsdp_dtensor", 2, {}, marks=pytest.mark.skipif(not enough_gpus(4), reason="needs 4 GPUs")),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_the_first_gradient_of_every_parameter_is_compared(
+    ranks: int, name: str, tp_size: int, fields: dict[str, Any]
+) -> None:
+    parameters = 2 * 11 + 3  # of two layers, the embedding, the last norm and the head
+    assert {*run_on_ranks(ranks, gradient_errors, name, tp_size, fields)} == {(parameters, None)}
 
 
 def references(here: Rank, fields: dict[str, Any]) -> list[oracle.Reference]:
