@@ -155,13 +155,13 @@ def compare(inputs: EmbeddingGradInputs, result: Tensor) -> Verdict:
         if NAME in comparison.got:
             got = result[start:stop].double()
             comparison.rows(NAME, got, expected, 0.0, start, least=terms.squares.sum(1).sqrt())
-            rounded = (terms.count + 1)[:, None] * rounding(terms.absolute, inputs.grad.dtype, times=1)
-            bounds = torch.where(terms.count[:, None] > 0, rounded, 0.0)
+            rounded = (terms.ranks + 1)[:, None] * rounding(terms.absolute, inputs.grad.dtype, times=1)
+            bounds = torch.where(terms.ranks[:, None] > 0, rounded, 0.0)
             comparison.bounds(NAME, expected, bounds, got=got, first_row=start)
             sums = torch.stack(((got - expected) * expected, expected.square(), terms.squares))
             _judge_gains(comparison, "row", sums.sum(2), allowed(problem.width), start)
             of_columns += sums.sum(1)
-            touched += int((terms.count > 0).sum())
+            touched += int((terms.ranks > 0).sum())
     if NAME in comparison.got and touched:
         _judge_gains(comparison, "column", of_columns, allowed(touched))
         _judge_gains(comparison, "this rank's slice", of_columns.sum(1), allowed(touched * problem.width))
@@ -173,7 +173,7 @@ def compare(inputs: EmbeddingGradInputs, result: Tensor) -> Verdict:
 class Terms(NamedTuple):
     """What rows of the mean are sums of, in units of the mean."""
 
-    count: Tensor
+    ranks: Tensor
     """The number of ranks that touched each row, (rows,)."""
     absolute: Tensor
     """The sum of absolute terms of each element, (rows, width)."""
@@ -193,7 +193,7 @@ def mean_gradient(inputs: EmbeddingGradInputs, start: int, stop: int) -> tuple[T
         # The rows of one rank are distinct, so that these additions have no race.
         at = (rows - start).to(inputs.device)
         total[at] += values
-        terms.count[at] += 1
+        terms.ranks[at] += 1
         terms.absolute[at] += values.abs()
         terms.squares[at] += values.square()
     return total, terms
