@@ -272,16 +272,6 @@ def rounding(right: Tensor, dtype: torch.dtype, *, times: int = 2) -> Tensor:
     return right.abs().mul_(kind.eps / 2).clamp_(min=least).mul_(times)
 
 
-def gains(got: Tensor, right: Tensor, dim: int | tuple[int, ...]) -> Tensor:
-    """Return <got, right> / <right, right> - 1 over dimensions: how much too large an output is, without its noise.
-
-    It is 0 where the right output is zero.
-    """
-    square = right.square().sum(dim)
-    gain = (got * right).sum(dim) / square - 1
-    return torch.where(square > 0, gain, 0.0)
-
-
 def _ratio(error: Tensor, allowed: Tensor | float) -> Tensor:
     """Return errors in units of the largest allowed ones: 0 for none, infinity for NaN."""
     return torch.where(error == 0, 0.0, (error.double() / allowed).nan_to_num_(nan=math.inf, posinf=math.inf))
