@@ -120,7 +120,8 @@ class ProductNoise:
 
     def judge(self, comparison: Comparison, name: str, got: Tensor, right: Tensor, dtype: torch.dtype) -> None:
         """Judge rows, columns and tiles of rows of a gradient, and all of it on this rank."""
-        eps, least = torch.finfo(dtype).eps, torch.finfo(dtype).smallest_normal
+        eps = torch.finfo(dtype).eps
+        least = torch.finfo(dtype).smallest_normal * eps  # the smallest number
         square = right.square()
         error = (got - right).square()
 
