@@ -117,9 +117,9 @@ def _shape(
     fits = limits.shared_bytes >= 7 * TILE_BYTES + RESERVED_BYTES
     if world_size == 1 and not top_k and fits and 4 * full < padded <= 8 * min(full, cap):
         return Shape("whole_row", padded // 8, padded // 8, padded, 16, 1)
-    # Labels need few instructions, so that memory waits for the exchange unless it has a whole row's time. Two programs
-    # of few warps: their registers hold the numbers of more columns at once. Shards of 16384 columns and less are
-    # faster if more of their rows are in one tile.
+    # Labels need few instructions: memory would wait for the exchange, unless the words have a whole row's time. Two
+    # programs have few warps each, whose registers hold the numbers of more columns at once. Shards of 16384 columns
+    # and less are faster if a tile has several of their rows.
     block = min(full // 2, cap)  # a smaller one would need many tiles
     halves = bytes_of_tiles(2) // (block * column_bytes)  # of two places each
     if has_labels and not top_k and block >= full // 4 and share > (8 * full if world_size == 1 else full):
