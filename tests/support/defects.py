@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor
 
@@ -48,3 +49,13 @@ DEFECTS: dict[str, Callable[[Tensor], Tensor]] = {
     "a scale of 1 + 2^-6": _times(1 + 2**-6, ALL),
 }
 """Defects of a matrix of gradients, by name."""
+
+
+def output_of_step(session: Any, changed_by: int | None) -> Any:
+    """Return the output of one step of a session, maybe on inputs that change by a seed, so that runs are alike."""
+    if changed_by is not None:
+        session.audited_inputs.secret = changed_by
+        session.audited_inputs.change()
+    session.restore()
+    session.step()
+    return session.output

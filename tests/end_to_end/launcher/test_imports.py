@@ -18,7 +18,7 @@ assert not heavy, heavy
 
 
 def test_a_plan_of_models_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
-    """Of a choice of conf/model, of a folder, and of a class in a user's file, which is the one of the page."""
+    """The models are a choice of conf/model, a folder, and the page's class in a user's file."""
     page = (ROOT / "tpbench/docs/models.md").read_text()
     (tmp_path / "my_model.py").write_text(page.partition("```python\n")[2].partition("```")[0])
     (tmp_path / "folder").mkdir()
