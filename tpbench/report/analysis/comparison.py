@@ -2,8 +2,9 @@
 
 The samples of one process are not independent of each other: a run as a whole may be faster or slower than the next. So
 a row counts as one observation. Its uncertainty is the spread of its samples, at least `LEAST_SPREAD`. Repeated rows of
-a cell show how far runs really scatter, and refine this assumption. Two cells that were measured interleaved are
-compared round by round instead, with `SETUP_SCATTER` on top. All tests are t tests of logarithms.
+a cell show how far runs really scatter, and refine this assumption. For two cells that were measured interleaved, the
+uncertainty follows from their rounds instead, with `SETUP_SCATTER` on top. All tests are t tests of logarithms. A ratio
+of two rows is always that of their printed values.
 """
 
 import itertools
@@ -24,8 +25,8 @@ LEAST_SPREAD = 0.01
 """Least standard deviation that is assumed between two runs of a cell, as a share of the value."""
 SETUP_SCATTER = 0.004
 """Standard deviation of the ratio of two interleaved cells that do the same work, apart from the scatter of rounds. It
-stays as long as both are set up, for unknown reasons. Of 34 such pairs of block caps on an H100 and an H200, 12
-intervals by device time excluded a tie without it, and one does with it."""
+stays as long as both are set up, for unknown reasons. Of 34 such pairs of block caps on an H100 and an H200, 10
+intervals by device time exclude a tie without it, and one does with it."""
 PRIOR, PRIOR_OF_DEVICE = 4, 10
 """Degrees of freedom of the assumption. It weighs as much as the differences of five repeated rows.
 
@@ -38,10 +39,12 @@ METHOD = (
     f"{CONFIDENCE:.0%} interval of a ratio: a t test of logarithms. Each row is one observation, because a run as a "
     f"whole may be faster than the next; the spread of its samples, at least {LEAST_SPREAD:.0%}, stands for that"
 )
+TRIMMED = 0.2
+"""Share of the rounds at each end that a trimmed mean leaves out."""
 INTERLEAVED_METHOD = (
-    f"of cells that were measured interleaved, A B B A: the geometric mean of the rounds' ratios, not the ratio of the "
-    f"medians. The interval is by a t test of their logarithms, from {2 * FEWEST} rounds on, with {SETUP_SCATTER:.1%} "
-    "for the set-up. Drift that is steady over four rounds cancels"
+    f"the ratio of the medians of cells that were measured interleaved, A B B A. The interval follows from the ratios of "
+    f"single rounds, from {2 * FEWEST} rounds on: a t test of the logarithms' trimmed mean, with its distance to the "
+    f"ratio of the medians, and {SETUP_SCATTER:.1%} for the set-up. Drift that is steady over four rounds cancels"
 )
 _NORMAL_5_TO_95 = 2 * NormalDist().inv_cdf(0.95)
 
@@ -91,7 +94,7 @@ class Ratio:
     low: float | None = None
     high: float | None = None
     interleaved: bool = False
-    """True for the ratio of two cells by their rounds."""
+    """True if the interval follows from the rounds of two cells."""
     p: float | None = None
     """p value of the hypothesis that both are equal. None: not tested."""
 
@@ -109,11 +112,13 @@ def compare(before: Sequence[Row], after: Sequence[Row], shown: Metric, scatter:
     Two rows that were interleaved with each other are compared by their rounds. `scatter` is that of repeated rows of
     all cells. A ratio has no interval if some row has too few samples and a side has fewer than `FEWEST_ROWS` rows.
     """
-    if len(before) == len(after) == 1 and (by_rounds := _ratio_of_rounds(before[0], after[0], shown.name)):
-        return by_rounds
     bottom, top = observations(before, shown), observations(after, shown)
     if not bottom or not top:
         return None
+    if len(before) == len(after) == 1:
+        log = top[0].log - bottom[0].log
+        if by_rounds := _ratio_of_rounds(before[0], after[0], shown.name, log):
+            return by_rounds
     if all(observation.known for observation in (*bottom, *top)) or min(len(bottom), len(top)) >= FEWEST_ROWS:
         return _tested(bottom, top, scatter or Scatter.of(shown, ()))
     return Ratio(geometric_mean(top) / geometric_mean(bottom))
@@ -183,10 +188,13 @@ def _ratio(log: float, error: float, freedom: float, *, interleaved: bool = Fals
     return Ratio(math.exp(log), math.exp(log - reach), math.exp(log + reach), interleaved, p)
 
 
-def _ratio_of_rounds(before: Row, after: Row, name: str) -> Ratio | None:
-    """Return the ratio of two rows by their rounds, which were measured in the order A B, B A, A B, ...
+def _ratio_of_rounds(before: Row, after: Row, name: str, log: float) -> Ratio | None:
+    """Return the ratio of two rows, of which `log` is the logarithm, with an interval from their rounds.
 
-    Two rounds of each, A B B A, make one value, because the second of a single round has more of any drift. Return None
+    The rounds were measured in the order A B, B A, A B, ... Two rounds of each, A B B A, make one value, because the
+    second of a single round has more of any drift. The error is that of the trimmed mean of these values (Yuen, The
+    two-sample trimmed t for unequal population variances, 1974), so single slow rounds count little. If this mean and
+    the ratio of the medians differ, the error grows by their distance, so the interval says what both say. Return None
     if the two were not interleaved with each other, have too few rounds, or the metric isn't a time.
     """
     column = next((clock.rounds for clock in TIMED if clock.column == name), None)
@@ -197,9 +205,13 @@ def _ratio_of_rounds(before: Row, after: Row, name: str) -> Ratio | None:
     whole = min(len(top), len(bottom)) // 2 * 2
     if whole < 2 * FEWEST or min(top.min(), bottom.min()) <= 0:
         return None
-    values = np.log(top[:whole] / bottom[:whole]).reshape(-1, 2).mean(axis=1)
-    error = math.hypot(values.std(ddof=1) / len(values) ** 0.5, SETUP_SCATTER)
-    return _ratio(float(values.mean()), error, len(values) - 1, interleaved=True)
+    values = np.sort(np.log(top[:whole] / bottom[:whole]).reshape(-1, 2).mean(axis=1))
+    cut = int(TRIMMED * len(values))
+    kept = values[cut : len(values) - cut]
+    spread = np.clip(values, kept[0], kept[-1]).std(ddof=1)
+    of_mean = spread * math.sqrt((len(values) - 1) / (len(kept) * (len(kept) - 1)))
+    error = math.hypot(of_mean, log - float(kept.mean()), SETUP_SCATTER)
+    return _ratio(log, error, len(kept) - 1, interleaved=True)
 
 
 def _tested(before: Sequence[Observation], after: Sequence[Observation], scatter: Scatter) -> Ratio:
