@@ -221,7 +221,9 @@ def policy_reference(
     """Compute the policy loss of float64 logits with `entropy_loss`'s parameters, as torch's recipe does."""
     vocab = vocab_size or logits.shape[1]
     counts = (target != ignore_index) & (target >= 0) & (target < vocab)
-    x = _capped(logits, softcap)[counts, :vocab] * (logits_scale / temperature)
+    if row_weight is not None:
+        counts &= row_weight != 0
+    x = _capped(logits[counts, :vocab], softcap) * (logits_scale / temperature)
 
     def of_counted(values: Tensor | None) -> Tensor:
         return torch.ones(len(logits)).double()[counts] if values is None else values.double()[counts]
@@ -234,9 +236,9 @@ def policy_reference(
     zero = log_p == -torch.inf
     entropy = -(log_p.masked_fill(zero, 0.0).exp() * log_p.masked_fill(zero, 0.0)).masked_fill(zero, 0.0).sum(-1)
     weight, advantage = of_counted(row_weight), of_counted(advantages)
-    log_ratio = torch.where(weight != 0, logp - of_counted(old_logprobs), 0.0)
+    log_ratio = logp - of_counted(old_logprobs)
     if sequences is not None:
-        same = (sequences[counts][:, None] == sequences[counts][None, :]) & (weight != 0)
+        same = sequences[counts][:, None] == sequences[counts][None, :]
         log_ratio = (same * log_ratio).sum(1) / same.sum(1).clamp(min=1)
     ratio = log_ratio.exp()
     bounded = ratio.clamp(1 - clip[0], 1 + clip[1])
@@ -247,7 +249,7 @@ def policy_reference(
     if cross_entropy_weight:
         loss = loss - cross_entropy_weight * logp
     loss = loss - entropy_weight * entropy + z_loss * x.logsumexp(-1).square()
-    loss = torch.where(weight == 0, 0.0, weight * loss)
+    loss = weight * loss
     scale = 1.0
     if reduction == "mean":
         scale = 0.0 if weight.sum() == 0 else 1.0 / weight.sum().item()
@@ -256,7 +258,7 @@ def policy_reference(
         objective = objective + (entropy * of_counted(entropy_grad)).sum()
     row_loss = in_rows(loss)
     total = row_loss if reduction == "none" else row_loss.sum() * scale
-    clipped = in_rows((bounded * advantage < ratio * advantage) & (weight != 0))
+    clipped = in_rows(bounded * advantage < ratio * advantage)
     return PolicyReference(
         *(each.detach() for each in (total, row_loss, in_rows(logp), in_rows(entropy), clipped)), objective
     )

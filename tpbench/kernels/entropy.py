@@ -84,7 +84,7 @@ def entropy_loss(
       - cross_entropy_weight * log p[label]), with the ratio exp(log p[label] - old_logprobs), A = advantages, the ratio
       clipped to [1 - clip[0], 1 + clip[1]], and r = ref_logprobs - log p[label] (PPO, arXiv:1707.06347; GRPO,
       arXiv:2402.03300). With `sequences` all rows of a sequence have one ratio, exp of the mean of
-      log p[label] - old_logprobs over those that count and whose weight is not 0 (GSPO, arXiv:2507.18071).
+      log p[label] - old_logprobs over those that count (GSPO, arXiv:2507.18071).
       x = logits_scale / temperature * logits, as for logprob.
 
     Against a `TopK`, with K the k columns, soft_cross_entropy and forward_kl have q = softmax(t over K), which is 0
@@ -126,9 +126,9 @@ def entropy_loss(
             entropy (0 by default, without the factor of the reduction), such as upstream gradients.
         old_logprobs, advantages, ref_logprobs, row_weight, sequences, clip, kl_weight, entropy_weight,
             cross_entropy_weight: of loss="policy" only. Tensors are (rows,), fp32 but for sequences (int32), and equal
-            on all ranks. row_weight: a mask, or 1 / length of the sequence, 1 by default. The mean divides by its sum
-            over the rows that count, and is 0 if that sum is 0. sequences: any number for each sequence. On one rank
-            and over several, two kernels compute it, and the mean over sequences between them.
+            on all ranks. row_weight: a mask, or 1 / length of the sequence, 1 by default. A row with the weight 0 does
+            not count. The mean divides by the sum over the rows that count, and is 0 if that sum is 0. sequences: any
+            number for each sequence. Two kernels compute it, and the mean over sequences between them.
         beta: the weight of q in the mixture of loss="jsd", above 0 and below 1. The mixture needs both softmaxes: three
             kernels read the logits, with an exchange after the first and the second.
         block_cap: the largest column block of a kernel, a power of two; a block has at least 16 bytes for each thread.

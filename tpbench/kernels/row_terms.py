@@ -93,6 +93,7 @@ class RowInputs(NamedTuple):
     entropy_grad: Any = None
     """Upstream gradients of the rows' entropies."""
     row_weight: Any = None
+    """A row with the weight 0 does not count."""
     old_logprobs: Any = None
     advantages: Any = None
     ref_logprobs: Any = None
@@ -347,9 +348,6 @@ def row_terms(softmax, teacher, inputs, values, scale, scales, SPEC: tl.constexp
                 ratio = tl.exp(difference)
                 loss += weigh(scales.kl, ratio - difference - 1.0)
                 slope = slope - weigh(scales.kl, ratio - 1.0)
-        if inputs.row_weight is not None:
-            slope = tl.where(row_weight == 0.0, 0.0, slope)  # which may be infinite
-            clipped = clipped & (row_weight != 0.0)
         on_p = on_z - slope
         on_target = -slope * row_scale
         if SPEC.SMOOTHED:
@@ -378,10 +376,8 @@ def row_terms(softmax, teacher, inputs, values, scale, scales, SPEC: tl.constexp
     if inputs.entropy_grad is not None:
         on_entropy += entropy_grad * scales.entropy
     if inputs.row_weight is not None:
-        loss = weigh(row_weight, loss)
+        loss = loss * row_weight
     if inputs.ratio_slope is not None:
-        if inputs.row_weight is not None:
-            ratio_slope = tl.where(row_weight == 0.0, 0.0, ratio_slope)  # the row is not in the mean
         on_p -= ratio_slope * scale
         on_target -= ratio_slope * scale
     return RowTerms(loss, on_p, on_target, on_column, on_entropy, clipped, on_top)

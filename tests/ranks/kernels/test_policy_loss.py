@@ -26,8 +26,8 @@ from tpbench.kernels import EntropyLoss, LinearEntropyLoss, entropy_loss, linear
 
 OURS = ("algorithm", "block_cap", "exchange", "loss", "entropy", "workspace_gib", "hidden_sharded", "grad")
 Case = tuple[torch.Tensor, torch.Tensor, dict[str, Any]]
-SEQUENCES = torch.tensor([3, 3, 3, -7, 0, 0, 0, 5, 3], dtype=torch.int32)
-"""Sequences whose rows are neighbours, a sequence of one row, and one whose rows lie apart."""
+SEQUENCES = torch.tensor([3, 3, 3, -(2**31), 0, 0, 0, 2**31 - 1, 3], dtype=torch.int32)
+"""Sequences whose rows are neighbours, sequences of one row with the extreme numbers, and one whose rows lie apart."""
 
 
 def right(logits: torch.Tensor, target: torch.Tensor, options: dict[str, Any]) -> tuple[Any, torch.Tensor]:
@@ -38,6 +38,13 @@ def right(logits: torch.Tensor, target: torch.Tensor, options: dict[str, Any]) -
     reference.objective.backward()
     assert leaf.grad is not None
     return reference, leaf.grad
+
+
+def hide_masked(values: torch.Tensor, options: dict[str, Any], *numbers: float) -> None:
+    """Fill the rows of weight 0 with these numbers in turn: nothing may read them."""
+    if options["row_weight"] is not None:
+        for number, row in zip(itertools.cycle(numbers), (options["row_weight"] == 0).nonzero()[:, 0], strict=False):
+            values[row] = number
 
 
 def check(result: Any, logits: torch.Tensor, target: torch.Tensor, options: dict[str, Any]) -> None:
@@ -80,6 +87,7 @@ def test_every_option(case: str, device: torch.device, algorithm: dict[str, Any]
     for dtype, block_cap in itertools.product(DTYPES if case == "all terms" else DTYPES[:1], (32, "auto")):
         logits, target = make("cross_entropy", dtype=dtype, device=device)
         target[4] = -100
+        hide_masked(logits, options, torch.nan, torch.inf, -torch.inf)
         result = entropy_loss(logits, target, block_cap=block_cap, **on_device(options, device), **algorithm)
         check(result, logits, target, options)
 
@@ -128,7 +136,9 @@ def test_over_ranks(world_size: int) -> None:
         logits, target = make("cross_entropy", dtype=dtype, vocab=101)
         target[4] = -100
         exchange = "nccl" if dtype == torch.float16 else "auto"  # as beside FSDP
-        cases.append((logits, target, make_policy(9, block_cap=16, exchange=exchange, **CASES[case])))
+        options = make_policy(9, block_cap=16, exchange=exchange, **CASES[case])
+        hide_masked(logits, options, torch.nan, torch.inf, -torch.inf)
+        cases.append((logits, target, options))
     by_case = zip(*on_ranks(world_size, _on_rank, cases), strict=True)
     for (logits, target, options), shards in zip(cases, by_case, strict=True):
         for name in ("loss", "row_loss", "logprobs", "clipped"):
@@ -163,6 +173,7 @@ def test_the_linear_loss(world_size: int) -> None:
             {"grad": False, "sequences": sequences, "reduction": "none", "entropy": True},
         ][number]
         options = make_policy(12, hidden_sharded=world_size > 1 and number != 0, exchange="nccl", **more)
+        hide_masked(hidden, options, torch.finfo(dtype).max)  # its logits overflow
         options["workspace_gib"] = rows * -(-101 // world_size) * dtype.itemsize / 2**30
         cases.append((hidden, weight, target, options))
     by_rank = on_ranks(world_size, _linear_on_rank, cases)

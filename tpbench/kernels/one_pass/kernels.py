@@ -102,8 +102,8 @@ def one_pass_kernel(
     HELD: gl.constexpr = TILES - 1  # tiles that stay in shared memory, with a place for this row and one for the next
     LAST: gl.constexpr = TILES - 1  # the tile that passes on to registers
     FIRST_LOOK: gl.constexpr = AHEAD - 1 if AHEAD > 0 else 0
-    walk = open_walk(logits, target, grad, strides, n_rows, n_columns, n_parts, part_columns, n_valid, vocab_start,
-                     vocab_size, ignore_index, 2, 1, SPEC)  # fmt: skip
+    walk = open_walk(logits, target, grad, inputs.row_weight, strides, n_rows, n_columns, n_parts, part_columns,
+                     n_valid, vocab_start, vocab_size, ignore_index, 2, 1, SPEC)  # fmt: skip
     epoch = 0
     if EXCHANGE:
         epoch = gl.load(mailbox.control) + 1
@@ -236,8 +236,8 @@ def whole_row_kernel(
     LAST: gl.constexpr = TILES - 1
     # Tiles of the next row whose copies have started when the last tile's starts.
     COPIED: gl.constexpr = _end_of_read(HELD - LAG - 1, HELD)
-    walk = open_walk(logits, target, grad, strides, n_rows, n_columns, n_parts, part_columns, n_valid, vocab_start,
-                     vocab_size, ignore_index, 1, 1, SPEC)  # fmt: skip
+    walk = open_walk(logits, target, grad, inputs.row_weight, strides, n_rows, n_columns, n_parts, part_columns,
+                     n_valid, vocab_start, vocab_size, ignore_index, 1, 1, SPEC)  # fmt: skip
 
     # Copies of the first tiles start before anything else.
     row = rows_of_step(walk, 0, SPEC)  # (ROWS,)
@@ -351,8 +351,8 @@ def shared_rows_kernel(
     gl.static_assert(SPEC.SLOTS > 0 and not SPEC.TOP_K)
     TILES: gl.constexpr = SPEC.TILES
     ROWS: gl.constexpr = SPEC.ROWS
-    walk = open_walk(logits, target, grad, strides, n_rows, n_columns, n_parts, part_columns, n_valid, vocab_start,
-                     vocab_size, ignore_index, 2, 2, SPEC)  # fmt: skip
+    walk = open_walk(logits, target, grad, inputs.row_weight, strides, n_rows, n_columns, n_parts, part_columns,
+                     n_valid, vocab_start, vocab_size, ignore_index, 2, 2, SPEC)  # fmt: skip
     epoch = gl.load(mailbox.control) + 1
 
     # Copies of the first two rows start before anything else.

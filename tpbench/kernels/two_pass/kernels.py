@@ -47,9 +47,9 @@ class Shard(NamedTuple):
 
 
 @triton.jit
-def statistics_kernel(logits, target, statistics, n_rows, strides, shard, scales, SPEC: tl.constexpr):
+def statistics_kernel(logits, target, statistics, row_weight, n_rows, strides, shard, scales, SPEC: tl.constexpr):
     """Write the numbers of the shard's state that the loss needs to `statistics`, (numbers, n_rows) fp32."""
-    row, exists, counts, label = rows_of_program(target, n_rows, shard.vocab_size, shard.ignore_index, SPEC)
+    row, exists, counts, label = rows_of_program(target, row_weight, n_rows, shard.vocab_size, shard.ignore_index, SPEC)
     state = shard_state(logits, target, row, counts, label, strides, shard, scales, SPEC)
     numbers = numbers_of(state, SPEC)
     for number in tl.static_range(len(numbers)):
@@ -71,7 +71,7 @@ def mixture_kernel(
     SPEC: tl.constexpr,
 ):  # fmt: skip
     """Store the shard's part of KL(p || mixture) and KL(q || mixture) of each row to `divergences`, (2, n_rows)."""
-    row, exists, counts, _label = rows_of_program(target, n_rows, shard.vocab_size, shard.ignore_index, SPEC)
+    row, exists, counts, _label = rows_of_program(target, None, n_rows, shard.vocab_size, shard.ignore_index, SPEC)
     state = gathered_state(gathered, row, exists, n_rows, world_size, WIDTH, SPEC)
     softmax = softmax_of_rows(state, state.m, 1.0, SPEC)
     of_p = state.s * 0.0
@@ -99,7 +99,9 @@ def row_loss_kernel(
     This is a separate kernel, and none of its arguments differs between ranks. If it were compiled for each shard, the
     compiler could contract the arithmetic to other multiply-adds, and the ranks' losses would differ in the last bit.
     """
-    row, exists, counts, _label = rows_of_program(target, n_rows, shard.vocab_size, shard.ignore_index, SPEC)
+    row, exists, counts, _label = rows_of_program(
+        target, inputs.row_weight, n_rows, shard.vocab_size, shard.ignore_index, SPEC
+    )
     state = gathered_state(gathered, row, exists, n_rows, world_size, WIDTH, SPEC)
     softmax = softmax_of_rows(state, state.x_label - reference(state.m), 1.0, SPEC)
     teacher = None
@@ -120,7 +122,9 @@ def loss_and_gradient_kernel(
     the state, and the pass for the gradient finds the row in the cache. inverse_count: a factor on the gradient in
     memory, or None. grad: None for the loss alone. It may be the logits: each element is read before it is written.
     """
-    row, exists, counts, label = rows_of_program(target, n_rows, shard.vocab_size, shard.ignore_index, SPEC)
+    row, exists, counts, label = rows_of_program(
+        target, inputs.row_weight, n_rows, shard.vocab_size, shard.ignore_index, SPEC
+    )
     if gathered is None:
         state = shard_state(logits, target, row, counts, label, strides, shard, scales, SPEC)
     else:
@@ -277,9 +281,9 @@ def sequence_mean_kernel(
     end = 0
     for start in range(0, n_blocks, OTHERS):
         block = start + tl.arange(0, OTHERS)
-        least = tl.load(ranges + block, mask=block < n_blocks, other=2**31 - 1)
-        largest = tl.load(ranges + n_blocks + block, mask=block < n_blocks, other=-(2**31))
-        meets = (least <= tl.max(sequence, axis=0)) & (largest >= tl.min(sequence, axis=0))
+        least = tl.load(ranges + block, mask=block < n_blocks, other=0)
+        largest = tl.load(ranges + n_blocks + block, mask=block < n_blocks, other=0)
+        meets = (block < n_blocks) & (least <= tl.max(sequence, axis=0)) & (largest >= tl.min(sequence, axis=0))
         begin = tl.minimum(begin, tl.min(tl.where(meets, block, n_blocks), axis=0))
         end = tl.maximum(end, tl.max(tl.where(meets, block + 1, 0), axis=0))
     total = tl.zeros([BLOCK], dtype=tl.float32)

@@ -75,7 +75,8 @@ def launch(loss: RowLoss, logits: Tensor, target: KernelTarget, rows: Rows) -> L
         states = cached_launch(statistics_kernel, SPEC=spec, **options)
         # Strides of the gradient would only specialise the kernel.
         strides = Strides._make((*of_read, 0, 0))
-        kernels.append(states(programs, (logits, target, statistics), (n_rows, strides, shard), scales))
+        pointers = (logits, target, statistics, rows.inputs.row_weight)
+        kernels.append(states(programs, pointers, (n_rows, strides, shard), scales))
         gathered = gather_by_rank(statistics, loss.group, vocabulary.world_size)
         if rows.sequences is not None:
             logprobs = torch.empty_like(rows.outputs.loss)

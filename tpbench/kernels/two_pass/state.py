@@ -94,7 +94,7 @@ def label_counts(label, vocab_size, ignore_index):
 
 
 @triton.jit
-def rows_of_program(target, n_rows, vocab_size, ignore_index, SPEC: tl.constexpr):
+def rows_of_program(target, row_weight, n_rows, vocab_size, ignore_index, SPEC: tl.constexpr):
     """The rows of this program, (ROWS,): indices, which of them exist, which of them count, and their labels.
 
     Indices are int64, because offsets exceed 2^31.
@@ -109,6 +109,8 @@ def rows_of_program(target, n_rows, vocab_size, ignore_index, SPEC: tl.constexpr
         else:
             label = tl.load(target + row, mask=exists, other=-1).to(tl.int64)
         counts = exists & label_counts(label, vocab_size, ignore_index)
+    if row_weight is not None:
+        counts = counts & (tl.load(row_weight + row, mask=exists, other=0.0) != 0.0)
     return row, exists, counts, label
 
 
