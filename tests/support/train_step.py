@@ -29,14 +29,11 @@ TINY = {
 SHARDED = sorted(name for name, each in WORKLOAD.variants.items() if "vocab_parallel" in each.options)
 """The variants with tensor parallelism."""
 ARCHITECTURES: list[dict[str, Any]] = [
-    {"architecture": "qwen2"}, {"architecture": "mistral"}, {"architecture": "olmo2"}, {"architecture": "phi3"},
-    {"architecture": "gemma2", "tied": True, "attention": "eager"}, {"architecture": "gemma3_text", "tied": True},
+    {"architecture": "qwen2"}, {"architecture": "mistral"},
     # No gate, layer norms, and biases; other names of modules.
     {"architecture": "phi", "ffn_matrices": 2},
 ]  # fmt: skip
 """Fields of tiny models beside Llama and Qwen3."""
-NOT_BY_DEEPSPEED = ("olmo2", "phi3", "gemma2", "gemma3_text")
-"""Architectures that autotp refuses."""
 CPU = torch.device("cpu")
 
 _deepspeed_groups: dict[str, Any] = {}

@@ -135,17 +135,6 @@ class TokenExchange:
         return exchanged(partial.flatten(0, 1), self.group, scatter_rows, gather_rows)[None]
 
 
-def gather_columns(shard: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """All-gather column shards, (..., columns / ranks), to (..., columns). Collective."""
-    rows = gather_rows(shard.movedim(-1, 0).flatten(1).contiguous(), group)
-    return rows.view(-1, *shard.shape[:-1]).movedim(0, -1)
-
-
-def keep_columns(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return this rank's columns of a tensor that every rank has."""
-    return whole.chunk(group.size(), -1)[group.rank()].contiguous()
-
-
 def gather_before(block: nn.Module, gather: Callable[[Tensor], Any]) -> None:
     """Let a block compute with all tokens that is called with a rank's share of them, its first argument."""
     first = next(iter(inspect.signature(block.forward).parameters))

@@ -4,7 +4,6 @@ The launching side imports neither torch nor transformers, so `model.resolve.ask
 input.
 """
 
-import importlib
 import json
 import os
 import sys
@@ -12,7 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from tpbench.settings import parse
+from tpbench.settings import JobError, parse
 from tpbench.workloads.train_step.model import builders, configuration
 from tpbench.workloads.train_step.model.models import build, counted
 from tpbench.workloads.train_step.problem import TrainStep
@@ -22,7 +21,7 @@ from tpbench.workloads.train_step.sharding.plan import blocks
 def completed(problem: TrainStep) -> dict[str, Any]:
     """Return the problem's fields with the sizes of its `model_dir`, and with the number of its feed-forward matrices.
 
-    Raises a TypeError or ValueError if there is no such model, or if its sizes do not describe it.
+    Raises JobError if there is no such model, or if its sizes do not describe it.
     """
     if ".py:" in str(problem.model_dir):
         problem = parse(TrainStep, asdict(problem) | builders.problem_fields(str(problem.model_dir)))
@@ -32,29 +31,25 @@ def completed(problem: TrainStep) -> dict[str, Any]:
     return asdict(counted(problem))
 
 
-def unsupported_model(problem: TrainStep, module: str) -> str | None:
-    """Return why the ranks cannot share the model by its plan, or None if they can. One layer is made, without weights.
-
-    `module`: the module of the train step that would shard it.
-    """
+def unsupported_model(problem: TrainStep) -> str | None:
+    """Return why ranks cannot share the model by its plan, or None if they can. One layer is made, without weights."""
     try:
-        model = build(replace(problem, num_layers=1, compile=False))
-        plan = blocks(problem, model)
-    except configuration.UnknownArchitecture as error:
+        blocks(problem, build(replace(problem, num_layers=1, compile=False)))
+    except JobError as error:
         return str(error)
-    reason: str | None = importlib.import_module(f"{__package__}.{module}").unsupported_model(problem, model, plan)
-    return reason
+    return None
 
 
 def main() -> None:
-    """Answer each line, [FUNCTION, PROBLEM, ARGUMENT...], by a line with its result, or with why it is refused."""
+    """Answer each line, [FUNCTION, PROBLEM], by a line with its result, or with why it is refused."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # so that nothing that packages and users' files print is taken for an answer
     for line in sys.stdin:
-        question, problem, *arguments = json.loads(line)
+        question, fields = json.loads(line)
         try:
-            answer = {"result": globals()[question](TrainStep(**problem), *arguments)}
-        except (TypeError, ValueError) as error:
+            with builders.blamed(fields["model_dir"]):
+                answer = {"result": globals()[question](TrainStep(**fields))}
+        except JobError as error:
             answer = {"refused": str(error)}
         print(json.dumps(answer), file=answers, flush=True)
 

@@ -42,11 +42,11 @@ def not_alone(problem: TrainStep, tp_size: int) -> str | None:
     return f"it has no tensor parallelism: tp_size must be 1, got {tp_size}" if tp_size > 1 else None
 
 
-def not_shared(module: str, tokens: str, problem: TrainStep, tp_size: int) -> str | None:
+def not_shared(tokens: str, problem: TrainStep, tp_size: int) -> str | None:
     """Return why tensor-parallel ranks cannot share the model, or None.
 
-    `module` shards the model, and its function `unsupported_model` knows what it cannot shard. The ranks also share
-    `tokens`: `tokens` of the micro-batch, those of each sequence, `seq_length`, or, if empty, none.
+    The ranks also share `tokens`: `tokens` of the micro-batch, those of each sequence, `seq_length`, or, if empty,
+    none.
     """
     if tp_size == 1:
         return None
@@ -62,7 +62,7 @@ def not_shared(module: str, tokens: str, problem: TrainStep, tp_size: int) -> st
         )
     if problem.architecture in KNOWN_ARCHITECTURES or not packages.installed("transformers"):
         return None
-    reason: str | None = ask("unsupported_model", problem, module)
+    reason: str | None = ask("unsupported_model", problem)
     return reason
 
 
@@ -70,7 +70,7 @@ def not_by_dtensor(problem: TrainStep, tp_size: int) -> str | None:
     """Return why `dtensor_tp` cannot train a problem, or None."""
     if tp_size == 1:
         return "with tp_size=1 there is nothing to parallelize: it would be fsdp"
-    return not_shared("sharding.by_dtensor", "seq_length", problem, tp_size)
+    return not_shared("seq_length", problem, tp_size)
 
 
 def _register(name: str, function: str, summary: str, options: Iterable[str], **traits: Any) -> None:
@@ -91,7 +91,7 @@ _register(
     ("compile", "vocab_parallel", "zero_stage", "overlap"),
     requires=("transformers", "deepspeed"),
     no_graph_reason="DeepSpeed reads the gradient norm on the host in each update",
-    unsupported_reason=partial(not_shared, "training.autotp", ""),
+    unsupported_reason=partial(not_shared, ""),
     distribution=Distribution("zero", sequence_parallel=False),
 )
 _register(
@@ -99,7 +99,7 @@ _register(
     "fsdp.fsdp_dtensor",
     "FSDP2 over replicas, tpbench's sharded layers with sequence parallelism within them",
     ("compile", "vocab_parallel", "nccl"),
-    unsupported_reason=partial(not_shared, "sharding.by_modules", "tokens"),
+    unsupported_reason=partial(not_shared, "tokens"),
     distribution=Distribution(dtensor_logits=True),
 )
 _register(

@@ -35,25 +35,12 @@ SHOWN_FIRST = (
 _shown = functools.partial(Column, studies=("training",))
 COLUMNS = (
     Column("parameters", int, "number of weights of the trained model"),
-    Column(
-        "tokens_per_s", float, "tokens of all replicas and micro-batches divided by the median step's time", better=1
-    ),
+    Column("tokens_per_s", float, "tokens of all replicas' micro-batches over the median step's time", better=1),
     _shown("tokens_per_s_per_gpu", float, "tokens_per_s divided by the number of ranks", better=1),
-    Column(
-        "samples_per_s",
-        float,
-        "sequences of all replicas and micro-batches divided by the median step's time",
-        better=1,
-    ),
+    Column("samples_per_s", float, "sequences of all replicas' micro-batches over the median step's time", better=1),
     Column("samples_per_s_per_gpu", float, "samples_per_s divided by the number of ranks"),
     Column("tflops_per_gpu", float, "flops divided by the median step's time", "TFLOP/s", better=1),
-    _shown(
-        "mfu",
-        float,
-        "model FLOPs utilisation: the model's operations by time and number of ranks, divided by peak_tflops",
-        better=1,
-        percent=True,
-    ),
+    _shown("mfu", float, "the model's operations per second and rank, over peak_tflops", better=1, percent=True),
     Column("peak_tflops", float, "dense peak of the GPU in dtype by its datasheet"),
     Column("gemm_tflops", float, "measured rate of a large square matrix product in this dtype"),
     _shown("forward_ms", float, "forward passes of the median step on its slowest rank", better=-1),
@@ -63,32 +50,17 @@ COLUMNS = (
     Column("step_backward_ms", list, "backward passes of each measured step on its slowest rank"),
     Column("step_optimizer_ms", list, "clipping and update of each measured step on its slowest rank"),
     _shown("steady_gib", float, "memory held between steps, largest of all ranks", better=-1),
-    _shown(
-        "expected_gib",
-        float,
-        "estimated peak memory of a rank: the sum of the estimates below; if activations are freed as "
-        "gradients are made, only the larger of the two counts",
-        better=0,
-    ),
+    # If activations are freed as gradients are made, only the larger of the two counts.
+    _shown("expected_gib", float, "estimated peak memory of a rank, of which parts are the estimates below", better=0),
     _shown("expected_model_gib", float, "estimated memory of a rank's parameters"),
     _shown("expected_gradients_gib", float, "estimated memory of a rank's gradients"),
     _shown("expected_optimizer_gib", float, "estimated memory of a rank's optimizer states"),
-    _shown(
-        "expected_activations_gib",
-        float,
-        "estimated memory of a rank's activations at the beginning of the backward pass "
-        "or, if more, of activations and AutoTP's buffers at the first gradient",
-    ),
+    _shown("expected_activations_gib", float, "estimated memory of a rank's activations or, if more, ZeRO's buffers"),
     Column("nccl_algorithm", str, "what NCCL runs for an all-gather of the step's size: its kernel, or copy engine"),
     Column("losses", list, "mean loss of every step, including warm-up"),
     Column("grad_norms", list, "gradient norm before clipping of every step, including warm-up"),
     Column("grad_norm", float, "gradient norm before clipping of the last step"),
-    Column(
-        "oracle",
-        str,
-        "reference of the row: the first steps by one process, or a forward pass of the first step; for a "
-        "variant from outside tpbench all steps, or which are not checked",
-    ),
+    Column("oracle", str, "reference of the row: steps by one process or a forward pass, and what isn't checked"),
     Column("init_s", float, "time to make, shard and wrap the model", "s", better=0),
 )
 

@@ -19,7 +19,7 @@ from tpbench.settings import JobError
 from tpbench.workloads.sizes import ITEM_BYTES
 from tpbench.workloads.train_step import TrainStep, estimates
 from tpbench.workloads.train_step.estimates import Distribution, estimate_memory
-from tpbench.workloads.train_step.model.configuration import UnknownArchitecture, model_configuration
+from tpbench.workloads.train_step.model.configuration import model_configuration
 from tpbench.workloads.train_step.model.inputs import micro_batch, model_inputs
 from tpbench.workloads.train_step.model.models import build, materialise
 from tpbench.workloads.train_step.model.resolve import resolve
@@ -170,7 +170,7 @@ def test_a_folder_that_changed_since_planning_is_refused(tmp_path: Path) -> None
     problem = resolve(folder_problem(tmp_path, attention_bias=False))
     assert problem.config_hash and resolve(tiny_problem()).config_hash is None
     folder_problem(tmp_path, attention_bias=True)
-    with pytest.raises(UnknownArchitecture, match="was changed after this job had been made from it"):
+    with pytest.raises(JobError, match="was changed after this job had been made from it"):
         build(problem)
     folder_problem(tmp_path, attention_bias=False, torch_dtype="float32", transformers_version="4.57.1")
     build(problem)
@@ -202,13 +202,6 @@ def test_an_unknown_architecture_is_refused_before_the_launch(architecture: str,
 def test_rotary_embeddings_are_the_published_ones(name: str, kind: str, theta: float, factor: float | None) -> None:
     rope = model_configuration(TrainStep(**MODELS[name])).rope_parameters
     assert (rope["rope_type"], rope["rope_theta"], rope.get("factor")) == (kind, theta, factor)
-
-
-def test_the_base_of_rotary_embeddings_holds_for_all_kinds_of_layers() -> None:
-    rope = model_configuration(tiny_problem(architecture="gemma3_text", rope_theta=12345.0)).rope_parameters
-    assert {kind: each["rope_theta"] for kind, each in rope.items()} == {
-        "full_attention": 12345.0, "sliding_attention": 12345.0,
-    }  # fmt: skip
 
 
 def test_a_feed_forward_layer_may_have_two_matrices(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.train_step import (
     ARCHITECTURES,
     CPU,
-    NOT_BY_DEEPSPEED,
     SHARDED,
     mesh_context,
     named,
@@ -80,7 +79,15 @@ def test_a_rank_holds_its_shards() -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"architecture": "diffllama"}, "self_attn of tiny (diffllama)"),
+    # Kinds of norms and of sharding that tpbench does not have: their results would be wrong.
+    ({"architecture": "cohere"}, "no variant shards CohereLayerNorm of tiny (cohere)"),
+    (
+        {"architecture": "gemma2", "attention": "eager", "tied": True},
+        "no variant shards Gemma2",
+    ),
+    ({"architecture": "olmo2"}, "as colwise_gather_output, which no variant does"),
+    ({"architecture": "phi3"}, "as rowwise_split_input, which no variant does"),
+    ({"architecture": "diffllama"}, "no variant shards DiffLlamaAttention of tiny (diffllama)"),
     ({"architecture": "stablelm"}, "no tensor-parallel plan of model.layers.0.self_attn of tiny (stablelm)"),
     ({"architecture": "gpt2", "kv_heads": 4, "ffn_matrices": 2}, "gpt2 is no decoder of an embedding, layers"),
 ]
@@ -94,16 +101,7 @@ def test_a_model_that_no_variant_can_shard_is_refused_before_the_launch(
 ) -> None:
     for name in SHARDED:
         reason = WORKLOAD.variants[name].unsupported_reason(tiny_problem(**fields), 2)
-        if name == "autotp" and fields["architecture"] in NOT_BY_DEEPSPEED:
-            assert str(reason).startswith(f"AutoTP does not shard {fields['architecture']}, whose ")
-        elif message is None:
+        if message is None:
             assert reason is None
         else:
             assert reason is not None and message in reason and "\n" not in reason
-
-
-def test_a_norm_that_only_dtensors_shard_is_refused_before_the_launch() -> None:
-    problem = tiny_problem(architecture="cohere")
-    reason = WORKLOAD.variants["fsdp_dtensor"].unsupported_reason(problem, 2)
-    assert reason == "it does not shard CohereLayerNorm of cohere: use variant=dtensor_tp or tp_size=1"
-    assert WORKLOAD.variants["dtensor_tp"].unsupported_reason(problem, 2) is None

@@ -13,7 +13,6 @@ from tests.support.command import ROOT
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
 from tests.support.train_step import (
     ARCHITECTURES,
-    NOT_BY_DEEPSPEED,
     SHARDED,
     check_errors,
     compare,
@@ -48,11 +47,10 @@ CASES: list[tuple[int, str, int, dict[str, Any]]] = [
     *((2, name, 2, {"train_loss": "tpbench", "tied": True}) for name in SHARDED),
     (2, "fsdp_dtensor", 2, {"train_loss": "tpbench", "vocab_parallel": False}),
     (2, "ddp", 1, {"train_loss": "tpbench", "max_grad_norm": None}),
-    (2, "fsdp_dtensor", 2, {"architecture": "gemma2", "train_loss": "tpbench", **EAGER, **BOTH}),
+    (2, "fsdp_dtensor", 2, {"train_loss": "tpbench", **EAGER, **BOTH}),
     *((4, name, 2, BOTH) for name in SHARDED),
     # Other architectures, by their own plans.
-    *((2, name, 2, each) for name in SHARDED for each in ARCHITECTURES
-      if name != "autotp" or each["architecture"] not in NOT_BY_DEEPSPEED),
+    *((2, name, 2, each) for name in SHARDED for each in ARCHITECTURES),
     (2, "fsdp_dtensor", 2, {"architecture": "olmo"}),  # norms without weights
     # A tied head with a bias of its own.
     (2, "fsdp", 1, TIED_BIAS), *((2, name, 2, TIED_BIAS) for name in SHARDED),

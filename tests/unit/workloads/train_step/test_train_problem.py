@@ -60,7 +60,7 @@ def test_changed_fields_are_part_of_the_models_name(tmp_path: Path) -> None:
 def test_deepspeeds_configuration_has_the_overlap() -> None:
     context = replace(single_context(), tp_size=2)
     for overlap in (False, True):
-        configuration = deepspeed_configuration(tiny_problem(overlap=overlap), context)
+        configuration = deepspeed_configuration(tiny_problem(overlap=overlap), context, {})
         assert configuration["tensor_parallel"]["tp_overlap_comm"] is overlap
 
 

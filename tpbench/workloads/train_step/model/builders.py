@@ -22,7 +22,7 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from tpbench.settings import JobError
 from tpbench.suggestions import unknown
-from tpbench.workloads.train_step.model.configuration import UnknownArchitecture, sizes
+from tpbench.workloads.train_step.model.configuration import sizes
 from tpbench.workloads.train_step.problem import TrainStep
 
 BUILT = "built"
@@ -96,65 +96,61 @@ def register_model(name: str) -> Callable[[type[BaseModelBuilder]], type[BaseMod
     return register
 
 
-def builder_of(model_file: str) -> tuple[BaseModelBuilder, str]:
-    """Run the file of `FILE.py:NAME`. Return the builder and a hash of the file. Raises JobError in one line."""
-    with blamed(model_file):
-        content = Path(model_file.rpartition(":")[0]).read_bytes()
-    return _builder(model_file, content), hashlib.sha256(content).hexdigest()[:12]
-
-
 @functools.cache
-def _builder(model_file: str, content: bytes) -> BaseModelBuilder:
+def builder_of(model_file: str) -> tuple[BaseModelBuilder, str]:
+    """Run the file of `FILE.py:NAME`. Return the builder and a hash of the file."""
     file, _, name = model_file.rpartition(":")
+    content = Path(file).read_bytes()
     module = ModuleType(f"tpbench_model_{Path(file).stem}")
     sys.modules[module.__name__] = module  # as dataclasses expect
     _registered.clear()
-    with blamed(model_file):
-        exec(compile(content, file, "exec"), vars(module))
-        if name in _registered:
-            return _registered[name](name)
+    exec(compile(content, file, "exec"), vars(module))
+    if name in _registered:
+        return _registered[name](name), hashlib.sha256(content).hexdigest()[:12]
     if not _registered:
         raise JobError(f'model={model_file}: the file registers no model: write @register_model("{name}") over a class')
     raise JobError(unknown("model", name, _registered))
 
 
 @contextlib.contextmanager
-def blamed(model_file: str) -> Iterator[None]:
-    """Turn any error of a user's file into a JobError in one line, with the line of that file if it has one."""
+def blamed(model_dir: str | None) -> Iterator[None]:
+    """Turn any error of a user's file into a JobError in one line, with the line of that file if it has one.
+
+    `model_dir`: FILE.py:NAME. Errors with any other model stay as they are.
+    """
     try:
         yield
     except Exception as error:
-        message, file = " ".join(str(error).split()), Path(model_file.rpartition(":")[0])
-        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
-        place = f"{file.name}:{frames[-1].lineno}: " if frames else ""
-        raise JobError(f"model={model_file} cannot be used: {place}{type(error).__name__}: {message}") from error
+        file = str(model_dir).rpartition(":")[0]
+        if isinstance(error, JobError) or not file.endswith(".py"):
+            raise
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+        place = f"{Path(file).name}:{lines[-1]}: " if lines else ""
+        message = f"{place}{type(error).__name__}: {' '.join(str(error).split())}"
+        raise JobError(f"model={model_dir} cannot be used: {message}") from error
 
 
 def problem_fields(model_file: str) -> dict[str, Any]:
     """Return the fields of the problem that the builder sets."""
     builder, file_hash = builder_of(model_file)
-    with blamed(model_file):
-        config = builder.get_config()
-        model: Any = builder.create_model(torch.device("meta"), torch.bfloat16, 1)
-        tied = model.lm_head.weight is builder.get_embedding_module(model).weight
-        fields = {"model": config.name, "architecture": BUILT, "config_hash": file_hash, "tied": tied}
-        return fields | sizes(config)
+    config = builder.get_config()
+    model: Any = builder.create_model(torch.device("meta"), torch.bfloat16, 1)
+    tied = model.lm_head.weight is builder.get_embedding_module(model).weight
+    return {"model": config.name, "architecture": BUILT, "config_hash": file_hash, "tied": tied, **sizes(config)}
 
 
 def create(problem: TrainStep) -> Any:
     """Return the model, with the methods of a model of transformers that tpbench uses."""
     builder, file_hash = builder_of(str(problem.model_dir))
     if file_hash != problem.config_hash:
-        raise UnknownArchitecture(f"model={problem.model_dir}: the file was changed after this job was made from it")
+        raise JobError(f"model={problem.model_dir}: the file was changed after this job was made from it")
     dtype = getattr(torch, problem.stored_dtype)
-    with blamed(str(problem.model_dir)):
-        model: Any = builder.create_model(torch.device("cpu"), dtype, problem.depth, problem.attention)
-        layers, mapping = builder.get_transformer_layers(model), dict(builder.get_tp_mapping())
-        model.styles = {name: STYLES.get(type(style), str(style)) for name, style in mapping.items()}
-        builder.get_embedding_module(model)
+    model: Any = builder.create_model(torch.device("cpu"), dtype, problem.depth, problem.attention)
+    layers = builder.get_transformer_layers(model)
+    model.styles = {name: STYLES.get(type(style), str(style)) for name, style in builder.get_tp_mapping().items()}
+    heads = {"num_attention_heads": problem.heads, "num_key_value_heads": problem.kv_heads}
     model.config = PretrainedConfig()
-    model.config.update({"num_attention_heads": problem.heads, "num_key_value_heads": problem.kv_heads})
-    model.config.tie_word_embeddings = problem.tied
+    model.config.update(heads | {"tie_word_embeddings": problem.tied})
     model.loss_function = ForCausalLMLoss
     model.get_input_embeddings = lambda: builder.get_embedding_module(model)
     model.set_input_embeddings = lambda embedding: builder.replace_embedding_module(model, embedding)

@@ -11,6 +11,7 @@ from transformers import AttentionInterface, AutoConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from tpbench.settings import JobError
 from tpbench.suggestions import nearest
 from tpbench.workloads.train_step.model import resolve
 from tpbench.workloads.train_step.problem import TrainStep
@@ -37,26 +38,19 @@ host, which waits for the device, and which a CUDA graph cannot hold. Batches of
 AttentionInterface.register(MASKLESS_SDPA, sdpa_attention_forward)
 
 
-class UnknownArchitecture(TypeError):
-    """The model cannot be trained: transformers does not have it, its sizes differ from the problem's, or the variant
-    has no plan for it."""
-
-
 def model_configuration(problem: TrainStep) -> Any:
-    """Return the transformers configuration of a problem, with full attention. Raises UnknownArchitecture."""
+    """Return the transformers configuration of a problem, with full attention. Raises JobError."""
     _check_exists(problem.architecture)
     configuration = _from_folder(problem) if problem.model_dir else _from_sizes(problem)
     model, values = f"{problem.model} ({problem.architecture})", configuration.to_dict()
     if experts := [name for name, value in values.items() if "expert" in name and value]:
-        raise UnknownArchitecture(
-            f"{model} is a mixture of experts ({experts[0]}), whose operations tpbench does not count"
-        )
+        raise JobError(f"{model} is a mixture of experts ({experts[0]}), whose operations tpbench does not count")
     window = getattr(configuration, "sliding_window", None)
     if window is not None:
         # A file of conf/model names no window, and a model type ignores settings that its class does not declare.
         declared = problem.model_dir and hasattr(type(configuration), "sliding_window")
         if declared and window < problem.seq_length:
-            raise UnknownArchitecture(
+            raise JobError(
                 f"{model} has a sliding window of {window} tokens, and tpbench trains full attention only: "
                 f"seq_length={window} can be trained, or a config.json with a longer window"
             )
@@ -79,7 +73,7 @@ def sizes(configuration: Any) -> dict[str, Any]:
 
 
 def folder_sizes(folder: Path, architecture: str) -> dict[str, Any]:
-    """Return the fields of the problem that a folder's config.json sets. Raises UnknownArchitecture."""
+    """Return the fields of the problem that a folder's config.json sets. Raises JobError."""
     _check_exists(architecture)
     with refused_by_transformers(f"model_dir={folder}: transformers cannot take its config.json"):
         configuration = AutoConfig.from_pretrained(str(folder), **LOCAL)
@@ -91,7 +85,7 @@ def folder_sizes(folder: Path, architecture: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def refused_by_transformers(complaint: str) -> Iterator[None]:
-    """Turn any error of transformers into an UnknownArchitecture: the complaint and the error in one line.
+    """Turn any error of transformers into an JobError: the complaint and the error in one line.
 
     Transformers itself would also log the whole configuration.
     """
@@ -102,7 +96,7 @@ def refused_by_transformers(complaint: str) -> Iterator[None]:
         yield
     except Exception as error:  # the errors of transformers' validators and model types have no other base class
         message = " ".join(str(error).split()).partition(" Errors: ")[0]  # without a line for each type of a union
-        raise UnknownArchitecture(f"{complaint}: {type(error).__name__}: {message}") from error
+        raise JobError(f"{complaint}: {type(error).__name__}: {message}") from error
     finally:
         logger.setLevel(level)
 
@@ -110,7 +104,7 @@ def refused_by_transformers(complaint: str) -> Iterator[None]:
 def _check_exists(architecture: str) -> None:
     if architecture not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         near = nearest(architecture, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
-        raise UnknownArchitecture(
+        raise JobError(
             f"no architecture is called {architecture}{near} (valid: the model types of causal language models "
             f"in transformers {transformers.__version__})"
         )
@@ -119,9 +113,7 @@ def _check_exists(architecture: str) -> None:
 def _from_folder(problem: TrainStep) -> Any:
     folder = str(problem.model_dir)
     if problem.config_hash and resolve.fingerprint(resolve.read(Path(folder))) != problem.config_hash:
-        raise UnknownArchitecture(
-            f"model_dir={folder}: its config.json was changed after this job had been made from it"
-        )
+        raise JobError(f"model_dir={folder}: its config.json was changed after this job had been made from it")
     with refused_by_transformers(f"model_dir={folder}: transformers cannot take its config.json"):
         configuration = AutoConfig.from_pretrained(folder, **LOCAL, **_common(problem))
     layer_types = getattr(configuration, "layer_types", None)
@@ -136,10 +128,6 @@ def _from_sizes(problem: TrainStep) -> Any:
     if problem.rope_factor != 1.0:
         rope |= {"rope_type": "llama3", "factor": problem.rope_factor, **LLAMA3_ROPE}
     with refused_by_transformers(f"transformers cannot make {problem.architecture} of the sizes of {problem.model}"):
-        # Some model types, such as gemma3_text, have one for each kind of layer.
-        kinds = getattr(AutoConfig.for_model(problem.architecture), "rope_parameters", None) or {}
-        if "full_attention" in kinds:
-            rope = {kind: dict(rope) for kind in kinds}
         return AutoConfig.for_model(
             problem.architecture,
             **{name: getattr(problem, field) for field, name in SIZES.items() if field != "layers"},

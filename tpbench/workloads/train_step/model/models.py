@@ -20,34 +20,28 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM
 
+from tpbench.settings import JobError
 from tpbench.workloads.hashing import NORMAL_DEVIATION, fill_normal
 from tpbench.workloads.train_step.estimates import matrix_parameters
 from tpbench.workloads.train_step.model import builders
-from tpbench.workloads.train_step.model.configuration import (
-    UnknownArchitecture,
-    model_configuration,
-    refused_by_transformers,
-)
+from tpbench.workloads.train_step.model.configuration import model_configuration, refused_by_transformers
 from tpbench.workloads.train_step.model.inputs import model_inputs
 from tpbench.workloads.train_step.problem import TrainStep
 
 DEVIATION = 0.02
-"""Standard deviation of matrices, as in Qwen and Llama. Norms multiply by one at first (Gemma's, which add one to their
-weights, have zeros), and biases are zeros."""
-ADD_ONE = ("GemmaRMSNorm", "Gemma2RMSNorm", "Gemma3RMSNorm")
-"""Classes of RMS norms that multiply by one plus their weights."""
+"""Standard deviation of matrices, as in Qwen and Llama. Weights of norms are ones at first, and biases are zeros."""
 
 
 def build(problem: TrainStep, *, fused_norms: bool = True) -> Any:
     """Return the model in training mode, with parameters on the meta device and buffers on the CPU.
 
-    RMS norms are replaced by fused ones, unless `fused_norms` is false. Layer norms of torch are one operation already.
-    Each layer is compiled and checkpointed if the problem says so; one graph serves all layers. Raises
-    UnknownArchitecture.
+    RMS norms are replaced by fused ones, unless `fused_norms` is false. Layer norms of torch are one operation already,
+    and Gemma's RMS norms, which multiply by one plus their weights, stay. Each layer is compiled and checkpointed if
+    the problem says so; one graph serves all layers. Raises JobError.
     """
     model = _made(problem)
     if (actual := _matrix_weights(model)) != (counted := matrix_parameters(problem)):
-        raise UnknownArchitecture(
+        raise JobError(
             f"{problem.model} ({problem.architecture}) has {actual} weights in matrices where a dense decoder of its "
             f"sizes has {counted}: operations and memory would be counted wrong"
         )
@@ -55,10 +49,8 @@ def build(problem: TrainStep, *, fused_norms: bool = True) -> Any:
         for name, child in list(parent.named_children()):
             kind = type(child).__name__
             epsilon = getattr(child, "variance_epsilon", getattr(child, "eps", 0.0))
-            if kind.endswith("RMSNorm") and hasattr(child, "weight"):
-                child.weight_offset = float(kind in ADD_ONE)  # the number that is added to its weight
-                if fused_norms:
-                    setattr(parent, name, FusedNorm(child.weight, epsilon, child.weight_offset))
+            if fused_norms and kind.endswith("RMSNorm") and not kind.startswith("Gemma") and hasattr(child, "weight"):
+                setattr(parent, name, FusedNorm(child.weight, epsilon))
     model.train()
     for layer in decoder_layers(model):
         if problem.compile:  # at its first call. Hooks of FSDP and of tensor parallelism are host code, outside of it
@@ -80,7 +72,7 @@ def _made(problem: TrainStep) -> Any:
     configuration = model_configuration(problem)
     kind: Any = AutoModelForCausalLM._model_mapping[type(configuration)]
     if problem.attention == "sdpa" and not getattr(kind, "_supports_sdpa", True):
-        raise UnknownArchitecture(
+        raise JobError(
             f"transformers has no attention=sdpa for {problem.model} ({problem.architecture}); attention=eager can "
             "be trained"
         )
@@ -106,7 +98,7 @@ def _matrix_weights(model: Any) -> int:
 
 def counted(problem: TrainStep) -> TrainStep:
     """Return the problem with the number of matrices that the model's feed-forward layers have: 3 with a gate, 2
-    without. Raises UnknownArchitecture if the sizes do not describe the model, or if it cannot compute."""
+    without. Raises JobError if the sizes do not describe the model, or if it cannot compute."""
     if problem.architecture != builders.BUILT:
         model_configuration(problem)  # the kinds of all layers, of which the models below have one
     one_layer = replace(problem, num_layers=1)
@@ -137,7 +129,7 @@ class DecoderParts(NamedTuple):
 
 
 def _decoder_parts(problem: TrainStep, model: Any, layers: Any) -> DecoderParts:
-    """Return the parts of a model with these decoder layers. Raises UnknownArchitecture for weights in other parts."""
+    """Return the parts of a model with these decoder layers. Raises JobError for weights in other parts."""
     names = {module: name for name, module in model.named_modules()}
     embedding, prefix = names.get(model.get_input_embeddings(), ""), names.get(layers, "")
     outside = [name for name in names.values() if name and not f"{name}.".startswith(f"{prefix}.")]
@@ -149,7 +141,7 @@ def _decoder_parts(problem: TrainStep, model: Any, layers: Any) -> DecoderParts:
     has_head = hasattr(getattr(model, "lm_head", None), "weight")
     if others or not (has_head and embedding and norm and isinstance(layers, nn.ModuleList)):
         beside = f": it has weights in {', '.join(others[:3])}" if others else ""
-        raise UnknownArchitecture(
+        raise JobError(
             f"{problem.architecture} is no decoder of an embedding, layers, a norm and a linear lm_head{beside}"
         )
     return DecoderParts(embedding, prefix, norm)
@@ -173,18 +165,17 @@ class FusedNorm(nn.Module):
     Every variant uses it, so that variants differ only in how they distribute the work.
     """
 
-    def __init__(self, weight: nn.Parameter, epsilon: float, weight_offset: float) -> None:
+    def __init__(self, weight: nn.Parameter, epsilon: float) -> None:
         super().__init__()
-        self.weight, self.epsilon, self.weight_offset = weight, epsilon, weight_offset
+        self.weight, self.epsilon = weight, epsilon
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return rms_norm(hidden, self.weight, self.epsilon, self.weight_offset)
+        return rms_norm(hidden, self.weight, self.epsilon)
 
 
-def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float, weight_offset: float) -> Tensor:
-    """Normalise the last dimension in the dtype of `hidden`. Gemma adds 1 to the weight (`weight_offset`)."""
-    scale = (weight + weight_offset if weight_offset else weight).to(hidden.dtype)
-    return F.rms_norm(hidden, weight.shape, scale, epsilon)
+def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """Normalise the last dimension in the dtype of `hidden`."""
+    return F.rms_norm(hidden, weight.shape, weight.to(hidden.dtype), epsilon)
 
 
 def materialise(model: Any, device: torch.device, seed: int) -> None:
@@ -232,10 +223,6 @@ def fill(module: nn.Module, prefix: str, seed: int) -> None:
 
     `prefix` is the module's name in the model with a dot at its end, or empty for the whole model.
     """
-    offsets = {
-        f"{name}.weight".removeprefix("."): getattr(child, "weight_offset", 0.0)
-        for name, child in module.named_modules()
-    }
     for name, parameter in module.named_parameters():
         shard: Tensor = parameter
         first: tuple[int, ...] = (0, 0)
@@ -244,7 +231,7 @@ def fill(module: nn.Module, prefix: str, seed: int) -> None:
             shard = parameter.to_local()
             _, first = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
         if parameter.dim() < 2:
-            shard.fill_(0.0 if name.endswith("bias") else 1.0 - offsets.get(name, 0.0))
+            shard.fill_(0.0 if name.endswith("bias") else 1.0)
         else:
             stream = zlib.crc32((prefix + name).encode()) & ~1
             fill_normal(shard, seed, stream, DEVIATION / NORMAL_DEVIATION, (first[0], first[1]))

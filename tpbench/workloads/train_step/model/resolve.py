@@ -49,13 +49,13 @@ def resolve(problem: TrainStep, chosen: frozenset[str] = frozenset()) -> TrainSt
     return replace(problem, num_layers=problem.depth)
 
 
-def ask(question: str, problem: TrainStep, *arguments: str) -> Any:
+def ask(question: str, problem: TrainStep) -> Any:
     """Return the answer of `tpbench.workloads.train_step.answers`, a process with torch and transformers.
 
     Raises JobError if it refuses the problem.
     """
     requests, answers = _answering_process()
-    requests.write(json.dumps([question, asdict(problem), *arguments]) + "\n")
+    requests.write(json.dumps([question, asdict(problem)]) + "\n")
     requests.flush()
     if not (line := answers.readline()):
         raise RuntimeError("the process that makes models has ended: its last lines of stderr say why")

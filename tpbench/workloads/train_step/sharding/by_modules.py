@@ -5,7 +5,7 @@ for each operation, ten times the launch of the operation itself. A layer that c
 host long before the GPU is busy.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,35 +15,26 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
-from tpbench.comm.collectives import TokenExchange, exchanged, gather_before, gather_columns, keep_columns
+from tpbench.comm.collectives import TokenExchange, gather_before
 from tpbench.workloads.train_step.model.models import FusedNorm, modules_in_order, rms_norm
 from tpbench.workloads.train_step.problem import TrainStep
-from tpbench.workloads.train_step.sharding.plan import Block, Style, blocks
+from tpbench.workloads.train_step.sharding.plan import blocks
 
 _REPLICATED = Replicate()
 
 
-def unsupported_model(problem: TrainStep, model: Any, plan: Sequence[Block]) -> str | None:
-    """Return which modules of the model have no sharded form here, or None."""
-    for module in model.modules():
-        shardable = isinstance(module, nn.Linear | nn.Embedding | nn.LayerNorm | FusedNorm)
-        if not shardable and next(module.parameters(recurse=False), None) is not None:
-            kind = type(module).__name__
-            return f"it does not shard {kind} of {problem.architecture}: use variant=dtensor_tp or tp_size=1"
-    return None
-
-
 def shard(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
     """Replace the model's modules by column- and row-sharded ones with sequence parallelism (Megatron,
-    arXiv:2205.05198).
-
-    Raises UnknownArchitecture for a model whose plan has no correct computation.
-    """
+    arXiv:2205.05198). Raises JobError for a model that has no correct plan."""
     tokens = TokenExchange(tp.get_group(), problem.batch_size, problem.seq_length)
-    for block in blocks(problem, model):
-        gather_before(model.get_submodule(block.name), tokens.gather)
-        for name, style in block.styles.items():
-            model.set_submodule(name, _sharded_module(model.get_submodule(name), style, block, tp, tokens))
+    for block_name, block in blocks(problem, model).items():
+        gather_before(model.get_submodule(block_name), tokens.gather)
+        for name, style in block.items():
+            module: Any = model.get_submodule(name)
+            if style == "colwise":
+                model.set_submodule(name, ColumnLinear(module, tp))
+            elif style == "rowwise":
+                model.set_submodule(name, RowLinear(module, tp, tokens))
     for name, module in list(model.named_modules()):
         if isinstance(module, FusedNorm | nn.LayerNorm):
             model.set_submodule(name, ReplicatedNorm(module, tp))
@@ -58,14 +49,6 @@ def shard(problem: TrainStep, model: Any, tp: DeviceMesh) -> None:
         model.lm_head.weight = embedding.weight
 
 
-def _sharded_module(module: Any, style: Style, block: Block, tp: DeviceMesh, tokens: TokenExchange) -> "ShardedModule":
-    if isinstance(module, FusedNorm | nn.LayerNorm):
-        return ReplicatedNorm(module, tp, partial_gradient=not block.gathers_columns)
-    if style.startswith("colwise"):
-        return ColumnLinear(module, tp, gather_output=style == "colwise_gather_output")
-    return RowLinear(module, tp, tokens, split_input=style == "rowwise_split_input")
-
-
 class ShardedModule(nn.Module):
     """A module whose parameters are DTensors and whose forward pass computes with `local_parameters`.
 
@@ -74,8 +57,6 @@ class ShardedModule(nn.Module):
     """
 
     local_parameters: tuple[Tensor, ...]
-    partial_gradient = False
-    """True if every rank has all parameters, but only its share of their gradients."""
 
     def __init__(
         self, module: Any, tp: DeviceMesh, weight: Placement = _REPLICATED, bias: Placement = _REPLICATED
@@ -87,37 +68,25 @@ class ShardedModule(nn.Module):
 
 
 class ColumnLinear(ShardedModule):
-    """A linear layer of which each rank computes a shard of the output's columns.
+    """A linear layer of which each rank computes a shard of the output's columns."""
 
-    With `gather_output` each rank gathers all columns, and every rank must compute the same with them.
-    """
-
-    def __init__(self, linear: nn.Linear, tp: DeviceMesh, *, gather_output: bool = False) -> None:
+    def __init__(self, linear: nn.Linear, tp: DeviceMesh) -> None:
         super().__init__(linear, tp, Shard(0), Shard(0))
-        self.gathering_group = tp.get_group() if gather_output else None
 
     def forward(self, hidden: Tensor) -> Tensor:
-        columns = F.linear(hidden, *self.local_parameters)
-        if self.gathering_group is None:
-            return columns
-        return exchanged(columns, self.gathering_group, gather_columns, keep_columns)
+        return F.linear(hidden, *self.local_parameters)
 
 
 class RowLinear(ShardedModule):
     """A linear layer of which each rank has a shard of the input's columns. The outputs are summed over the ranks, and
-    each rank keeps its share of the tokens.
+    each rank keeps its share of the tokens."""
 
-    With `split_input` each rank takes its columns of an input that it has whole.
-    """
-
-    def __init__(self, linear: nn.Linear, tp: DeviceMesh, tokens: TokenExchange, *, split_input: bool = False) -> None:
+    def __init__(self, linear: nn.Linear, tp: DeviceMesh, tokens: TokenExchange) -> None:
         super().__init__(linear, tp, Shard(1))
-        self.tokens, self.split_input = tokens, split_input
+        self.tokens = tokens
 
     def forward(self, hidden: Tensor) -> Tensor:
         weight, *bias = self.local_parameters
-        if self.split_input:
-            hidden = exchanged(hidden, self.tokens.group, keep_columns, gather_columns)
         summed = self.tokens.scatter(F.linear(hidden, weight))
         return summed + bias[0] if bias else summed
 
@@ -130,16 +99,12 @@ class ShardedEmbedding(ShardedModule):
         super().__init__(embedding, tp, Shard(0))
         self.first_row = tp.get_local_rank() * -(-embedding.num_embeddings // tp.size())
         self.tokens = tokens
-        self.scale: float | None = getattr(embedding, "scalar_embed_scale", None)
-        """Gemma multiplies the vectors by it, rounded to the weight's dtype."""
 
     def forward(self, ids: Tensor) -> Tensor:
         (weight,) = self.local_parameters
         rows = ids - self.first_row
         elsewhere = (rows < 0) | (rows >= len(weight))
         vectors = F.embedding(rows.masked_fill(elsewhere, 0), weight)
-        if self.scale is not None:
-            vectors = vectors * torch.tensor(self.scale, dtype=weight.dtype, device=weight.device)
         return self.tokens.scatter(vectors.masked_fill(elsewhere[..., None], 0.0))
 
 
@@ -170,23 +135,19 @@ class ShardedHead(ColumnLinear):
 
 
 class ReplicatedNorm(ShardedModule):
-    """A norm with replicated parameters, applied to this rank's share of the tokens or of the heads.
+    """A norm with replicated parameters, applied to this rank's share of the tokens or of the heads."""
 
-    A rank that has the whole input has the whole gradient, too: `partial_gradient` is then false.
-    """
-
-    def __init__(self, norm: FusedNorm | nn.LayerNorm, tp: DeviceMesh, *, partial_gradient: bool = True) -> None:
+    def __init__(self, norm: FusedNorm | nn.LayerNorm, tp: DeviceMesh) -> None:
         super().__init__(norm, tp)
-        self.centered, self.partial_gradient = isinstance(norm, nn.LayerNorm), partial_gradient
+        self.centered = isinstance(norm, nn.LayerNorm)
         self.epsilon = norm.eps if isinstance(norm, nn.LayerNorm) else norm.epsilon
-        self.weight_offset = 0.0 if isinstance(norm, nn.LayerNorm) else norm.weight_offset
 
     def forward(self, hidden: Tensor) -> Tensor:
         weight, *bias = self.local_parameters
         if self.centered:
             offset = bias[0].to(hidden.dtype) if bias else None
             return F.layer_norm(hidden, weight.shape, weight.to(hidden.dtype), offset, self.epsilon)
-        return rms_norm(hidden, weight, self.epsilon, self.weight_offset)
+        return rms_norm(hidden, weight, self.epsilon)
 
 
 def compute_locally(part: nn.Module) -> None:
@@ -211,9 +172,9 @@ def gradient_reduction(model: nn.Module, group: Any) -> Callable[[], None]:
     Every rank has whole norms and biases of row-parallel layers, but only its share of their gradients.
     The function replaces the shares by their sums over the ranks, with one all-reduce in fp32.
     """
-    partial = [module for module in model.modules() if isinstance(module, ShardedModule) and module.partial_gradient]
+    norms = [module for module in model.modules() if isinstance(module, ReplicatedNorm)]
     biases = [module.bias for module in model.modules() if isinstance(module, RowLinear) and module.bias is not None]
-    parameters = [*(parameter for module in partial for parameter in module.parameters()), *biases]
+    parameters = [*(parameter for norm in norms for parameter in norm.parameters()), *biases]
 
     @torch.no_grad()
     def sum_gradients() -> None:

@@ -3,7 +3,7 @@
 import logging
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,15 +21,6 @@ from tpbench.workloads.train_step.training.trainer import Loss, MarkPhase, adamw
 _PARTITION_TYPES = {"colwise": "column", "rowwise": "row", "replicated": "skip"}
 
 
-def unsupported_model(problem: TrainStep, model: Any, plan: Sequence[Block]) -> str | None:
-    """Return what AutoTP would compute wrong, or None."""
-    gathers = any(block.gathers_columns for block in plan)
-    if not gathers and not hasattr(model.get_input_embeddings(), "scalar_embed_scale"):
-        return None
-    part = "layers need whole columns" if gathers else "embedding scales its vectors"
-    return f"AutoTP does not shard {problem.architecture}, whose {part}: fsdp_dtensor and dtensor_tp do"
-
-
 class DeepSpeedTrainer:
     """A Trainer around DeepSpeed's engine, whose step averages, clips and clears the gradients."""
 
@@ -37,7 +28,7 @@ class DeepSpeedTrainer:
         deepspeed = import_deepspeed(context.device)
         self.problem, self.context = problem, context
         model = models.build(problem)
-        plan = blocks(problem, model) if context.tp_size > 1 else []
+        plan = blocks(problem, model) if context.tp_size > 1 else {}
         # AutoTP shards a complete model, so at first each rank holds all of it.
         models.materialise(model, context.device, problem.seed)
         if context.tp_size > 1 and problem.vocab_parallel and not problem.tied:
@@ -127,7 +118,7 @@ def _loss(problem: TrainStep, model: Any) -> Loss:
     return lambda logits, labels: model.loss_function(logits, shift_labels=labels)  # type: ignore[no-any-return]
 
 
-def deepspeed_configuration(problem: TrainStep, context: Context, plan: Sequence[Block] = ()) -> dict[str, Any]:
+def deepspeed_configuration(problem: TrainStep, context: Context, plan: Mapping[str, Block]) -> dict[str, Any]:
     """Return DeepSpeed's configuration.
 
     plan: how to shard the decoder layers. DeepSpeed could read the plan of transformers itself, but would not sum the
@@ -174,7 +165,7 @@ def _dtype_settings(problem: TrainStep) -> dict[str, Any]:
     return settings
 
 
-def _partition(plan: Sequence[Block]) -> dict[str, Any]:
+def _partition(plan: Mapping[str, Block]) -> dict[str, Any]:
     rules = [
         {
             # DeepSpeed sums the gradients of each parameter of a replicated module.
@@ -182,8 +173,8 @@ def _partition(plan: Sequence[Block]) -> dict[str, Any]:
             "partition_type": _PARTITION_TYPES[style],
             "grad_allreduce": style == "replicated",
         }
-        for block in plan
-        for name, style in block.styles.items()
+        for block in plan.values()
+        for name, style in block.items()
     ]
     head = {"patterns": [".*lm_head\\.weight$"], "partition_type": "column", "gather_output": True}
     return {"use_default_specs": False, "layer_specs": [*rules, head]}

@@ -10,14 +10,12 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather
-from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.parallel import DistributedDataParallel
 
 from tpbench.comm.collectives import windows_of
 from tpbench.measure.session import Context
 from tpbench.workloads.train_step.model import models
-from tpbench.workloads.train_step.model.configuration import UnknownArchitecture
 from tpbench.workloads.train_step.model.models import decoder_layers, make_parts, place_buffers
 from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.sharding import by_dtensor, by_modules
@@ -37,10 +35,6 @@ def fsdp_dtensor(problem: TrainStep, context: Context, sharding: ModuleType = by
     mesh = DeviceMesh.from_group(groups, context.device.type, ranks, mesh_dim_names=("dp", "tp"))
     if context.tp_size > 1:
         sharding.shard(problem, model, mesh["tp"])
-        if plain := [name for name, parameter in model.named_parameters() if not isinstance(parameter, DTensor)]:
-            raise UnknownArchitecture(
-                f"{plain[0]} of {problem.model} ({problem.architecture}) cannot be sharded: use tp_size=1"
-            )
     shard_over_replicas(model, mesh["dp"], context.device, problem.seed)
     sharded_logits = context.tp_size > 1 and problem.vocab_parallel
     vocab_start = context.tp_rank * -(-problem.vocab // context.tp_size)
