@@ -142,37 +142,29 @@ def changed_inputs_reason(session: AuditedSession, step: Callable[[], None], con
     Ranks begin in their order and, for a variant from outside, again in the other order: a rank whose step does not
     wait for a later rank then returns too early.
     """
-    orders = [context.rank, context.world_size - 1 - context.rank]
-    reasons = (_changed_inputs_reason(session, step, context, place) for place in orders[: 1 if session.trusted else 2])
-    return next(filter(None, reasons), None)
-
-
-def _changed_inputs_reason(
-    session: AuditedSession, step: Callable[[], None], context: Context, place: int
-) -> str | None:
-    """Run one of these iterations. `place`: how many ranks begin before this one."""
-    poison(session)
-    drawn = session.audited_inputs.draw()
+    orders = [context.rank] if session.trusted else [context.rank, context.world_size - 1 - context.rank]
     on_gpu = context.device.type == "cuda"
-    if on_gpu:
-        torch.cuda.synchronize(context.device)
-        dist.barrier()
-        # The change waits behind the sleep: a kernel that does not wait for this stream reads the old inputs.
-        torch.cuda._sleep(SLEEP_CYCLES)
-    session.audited_inputs.change(drawn)
-    del drawn  # as large as the inputs if these are generated: the timed iterations had that memory
-    session.restore()
-    # Right before the step: the change may be collective, which lines the ranks up.
-    if on_gpu:
-        torch.cuda._sleep(SLEEP_CYCLES * place)
-    else:
-        time.sleep(SLEEP_S * place)
-    step()
-    outputs = session.outputs()
-    returned = [sampled(output).clone() for output in outputs]
-    wrong = session.check().wrong
-    if wrong:
-        return f"with changed inputs, after a correct result with the first ones: {wrong}"
-    if on_any_rank(not all(map(torch.equal, returned, map(sampled, outputs))), context):
-        return "the step returned before its output was complete: let it wait for its collectives"
+    for place in orders:  # the number of ranks that begin before this one
+        poison(session)
+        drawn = session.audited_inputs.draw()
+        if on_gpu:
+            torch.cuda.synchronize(context.device)
+            dist.barrier()
+            # The change waits behind the sleep: a kernel that does not wait for this stream reads the old inputs.
+            torch.cuda._sleep(SLEEP_CYCLES)
+        session.audited_inputs.change(drawn)
+        del drawn  # as large as the inputs if these are generated: the timed iterations had that memory
+        session.restore()
+        # Right before the step: the change may be collective, which lines the ranks up.
+        if on_gpu:
+            torch.cuda._sleep(SLEEP_CYCLES * place)
+        else:
+            time.sleep(SLEEP_S * place)
+        step()
+        outputs = session.outputs()
+        returned = [sampled(output).clone() for output in outputs]
+        if wrong := session.check().wrong:
+            return f"with changed inputs, after a correct result with the first ones: {wrong}"
+        if on_any_rank(not all(map(torch.equal, returned, map(sampled, outputs))), context):
+            return "the step returned before its output was complete: let it wait for its collectives"
     return None

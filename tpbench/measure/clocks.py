@@ -3,8 +3,7 @@
 A module beside this one measures each clock, and `run` calls it. Nothing here imports torch.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tpbench.columns import Column
 
@@ -28,16 +27,12 @@ class Clock:
 
     name: str
     column: str
-    """Column of the median. Without `samples` it is a list, a number for each of the delays `LATE_MS`."""
+    """Column of the median."""
     meaning: str
-    title: str = ""
+    title: str
     """Heading in tables and pictures."""
-    samples: str = ""
-    """Column with the time of every iteration, on the slowest rank. Empty: the clock has no statistics."""
-    rounds: str = ""
-    """Column with the median of each round of an interleaved cell."""
-    numbers: Mapping[str, str] = field(default_factory=dict)
-    """Further columns of one number each, with their meanings."""
+    prefix: str = ""
+    """Beginning of the names of its columns with several numbers."""
 
     def statistic(self, part: str) -> str:
         """Return the column of a statistic, such as `p5_`."""
@@ -49,17 +44,22 @@ class Clock:
         """The columns with the ends of the median's 95% confidence interval."""
         return self.statistic("ci_low_"), self.statistic("ci_high_")
 
+    @property
+    def samples(self) -> str:
+        """The column with the time of every iteration, on the slowest rank."""
+        return f"{self.prefix}samples_ms"
 
-WALL = Clock("wall", "time_ms", "wall time of an iteration", "Wall time", "samples_ms", "round_ms")
+    @property
+    def rounds(self) -> str:
+        """The column with the median of each round of an interleaved cell."""
+        return f"{self.prefix}round_ms"
+
+
+WALL = Clock("wall", "time_ms", "wall time of an iteration", "Wall time")
 """From the barrier of all ranks to the end of the last rank."""
 
 DEVICE = Clock(
-    "device",
-    "device_ms",
-    "device time of an iteration on the slowest rank",
-    "Device time",
-    "device_samples_ms",
-    "device_round_ms",
+    "device", "device_ms", "device time of an iteration on the slowest rank", "Device time", prefix="device_"
 )
 """The same region by device events, with launches queued ahead. Null on CPUs."""
 
@@ -68,34 +68,27 @@ CHAINED = Clock(
     "chained_ms",
     "wall time of an iteration back to back with others, as in a training loop, on the slowest rank",
     "Time in a loop",
-    "chained_samples_ms",
-    "chained_round_ms",
+    prefix="chained_",
 )
 """Blocks of iterations without a barrier or a flush. A sample is a block, divided by its iterations. If the clock is
 null, not_chained says why."""
 
-LATE = Clock(
-    "late",
-    "late_ms",
-    f"time of the other ranks if one starts {', '.join(f'{delay:g}' for delay in LATE_MS)} ms late, minus that delay",
-)
-"""The cost of a late rank for the others. Null without `late=true`."""
-
-BESIDE = Clock(
-    "beside",
-    "beside_ms",
-    "time of three products on another stream of the other ranks, for each of these delays",
-    numbers={"beside_alone_ms": "time of these products without the variant"},
-)
-"""The cost of a late rank for other work on the GPUs of the others. Null on CPUs, and without `late=true`."""
-
-CLOCKS = (WALL, DEVICE, CHAINED, LATE, BESIDE)
-
-TIMED = tuple(clock for clock in CLOCKS if clock.samples)
-"""The clocks with samples, and so with statistics."""
+TIMED = (WALL, DEVICE, CHAINED)
 
 DECIDING = (DEVICE, WALL)
 """The clocks that may decide which cell is fastest, the leading one first."""
+
+LATE_COLUMNS = (
+    Column(
+        "late_ms",
+        list,
+        f"time of the other ranks if one starts {', '.join(f'{delay:g}' for delay in LATE_MS)} ms late, minus that "
+        "delay",
+    ),
+    Column("beside_ms", list, "time of three products on another stream of the other ranks, for each of these delays"),
+    Column("beside_alone_ms", float, "time of these products without the variant"),
+)
+"""The cost of a late rank for the others, and for other work on their GPUs. Null without `late=true`."""
 
 
 def statistics_columns() -> tuple[Column, ...]:
@@ -108,13 +101,10 @@ def statistics_columns() -> tuple[Column, ...]:
 
 
 def sample_columns() -> tuple[Column, ...]:
-    """Return the columns with several numbers, which are samples, rounds and delays, and the further ones of clocks."""
+    """Return the columns with several numbers, which are samples, rounds and delays."""
+    rounds = "median of each round of an interleaved cell"
     return (
         *(Column(clock.samples, list, f"{clock.meaning}, every sample") for clock in TIMED),
-        *(
-            Column(clock.rounds, list, f"{clock.meaning}, median of each round of an interleaved cell")
-            for clock in TIMED
-        ),
-        *(Column(clock.column, list, clock.meaning) for clock in CLOCKS if clock not in TIMED),
-        *(Column(name, float, meaning) for clock in CLOCKS for name, meaning in clock.numbers.items()),
+        *(Column(clock.rounds, list, f"{clock.meaning}, {rounds}") for clock in TIMED),
+        *LATE_COLUMNS,
     )

@@ -15,11 +15,10 @@ import torch
 from tpbench.measure.clocks import LATE_MS
 from tpbench.measure.ranks import gather_numbers
 from tpbench.measure.session import Context, Session
-from tpbench.measure.timers import ITERATIONS, Timer, do_nothing, mark, ms_between
+from tpbench.measure.timers import ITERATIONS, SLEEP_CYCLES_PER_S, Timer, do_nothing, mark, ms_between
 
 PRODUCTS, SIZE = 3, 4096
 """Products of square bf16 matrices on the other stream, and their size."""
-CALIBRATION_CYCLES = 10_000_000
 
 
 def late_columns(step: Callable[[], None], session: Session, timer: Timer, context: Context) -> dict[str, Any]:
@@ -29,7 +28,6 @@ def late_columns(step: Callable[[], None], session: Session, timer: Timer, conte
     """
     device, iterations = context.device, ITERATIONS[context.device.type]
     is_late = context.rank == context.world_size - 1
-    wait = _waiting(device)
     stream = torch.cuda.Stream(device) if device.type == "cuda" else None
     matrices = torch.randn(3, SIZE, SIZE, device=device, dtype=torch.bfloat16) if stream else torch.empty(0)
     delays: list[tuple[Any, Any]] = []
@@ -37,7 +35,10 @@ def late_columns(step: Callable[[], None], session: Session, timer: Timer, conte
 
     def late_step(delay_ms: float) -> None:
         begin = mark(device)
-        wait(delay_ms if is_late else 0.0)
+        if is_late and stream is None:
+            time.sleep(delay_ms / 1e3)
+        elif is_late:
+            torch.cuda._sleep(int(delay_ms / 1e3 * SLEEP_CYCLES_PER_S))
         delays.append((begin, mark(device)))
         step()
 
@@ -76,16 +77,3 @@ def late_columns(step: Callable[[], None], session: Session, timer: Timer, conte
     timer.samples(partial(beside, do_nothing), do_nothing, iterations)
     alone_ms = median(others_ms(last_ms(products)))
     return {"late_ms": late_ms, "beside_ms": beside_ms, "beside_alone_ms": alone_ms}
-
-
-def _waiting(device: torch.device) -> Callable[[float], None]:
-    """Return a function that delays this rank by some milliseconds: on a GPU its current stream, without the host."""
-    if device.type == "cpu":
-        return lambda delay_ms: time.sleep(delay_ms / 1e3)
-    torch.cuda._sleep(CALIBRATION_CYCLES)  # the first launch is slow
-    begin = mark(device)
-    torch.cuda._sleep(CALIBRATION_CYCLES)
-    end = mark(device)
-    torch.cuda.synchronize(device)
-    cycles_per_ms = CALIBRATION_CYCLES / ms_between(begin, end)
-    return lambda delay_ms: torch.cuda._sleep(int(delay_ms * cycles_per_ms))

@@ -143,23 +143,15 @@ class Cell:
         """Run each clock until its median is precise. Return why a result is wrong, or an empty text."""
         if self.is_long:
             self.runs["wall"].rounds = [[self.last_ms]]
-        wrong = self._time_each_clock()
-        if not wrong:
-            self.runs |= self._chained()  # after the other clocks, which have all memory
-            wrong = self._time_each_clock()
-        return wrong
-
-    def _time_each_clock(self) -> str:
-        """Time with each clock without samples, check the result of its last iteration, and say why one is wrong."""
-        wrong = ""
-        for name, run in self.runs.items():
-            if not run.rounds:
-                with self.watch:
-                    run.until_precise()
-                reason = run.session.check().wrong
-                if reason and not wrong:
-                    wrong = f"the last iteration of the {name} clock, after a correct first one: {reason}"
-        return wrong
+        for further in (dict, self._chained):  # after the other clocks, which have all memory
+            self.runs |= further()
+            for name, run in self.runs.items():
+                if not run.rounds:
+                    with self.watch:
+                        run.until_precise()
+                    if wrong := run.session.check().wrong:
+                        return f"the last iteration of the {name} clock, after a correct first one: {wrong}"
+        return ""
 
     def _chained(self) -> dict[str, ClockRun]:
         """Prepare the chained clock, unless it cannot run."""
@@ -199,7 +191,7 @@ class Cell:
         """Run the first pass and the one that is checked, and capture the CUDA graph if one is asked for.
 
         Returns the wall time of the last pass on every rank in ms, the peak memory of the checked pass on this rank in
-        GiB, and whether a pass ran before that one.
+        GiB, and whether a pass ran before it.
         """
         last_ms, peak_gib = self._one_pass("first pass")
         if self.interpreted and last_ms.max() / 1e3 > self.settings.time_budget_s:

@@ -235,11 +235,6 @@ class Stopwatch:
         return (WallTimer if wall else DeviceTimer)(self.device, self.cache)
 
 
-def paired_difference(above: Sequence[float], below: Sequence[float]) -> float:
-    """Return the median difference of interleaved samples: each sample minus the other step's of the same pass."""
-    return median(one - other for one, other in zip(above, below, strict=True))
-
-
 def _slowest(samples: Sequence[float]) -> list[float]:
     """Return the time of each iteration on its slowest rank."""
     slowest = torch.tensor(samples, dtype=torch.float64)

@@ -10,15 +10,7 @@ from tests.support.lone_rank import lone_rank
 from tests.support.simulated_time import FakeEvents, simulated_time
 from tests.support.sleeping_sessions import cpu_context
 from tpbench.measure import timers
-from tpbench.measure.timers import (
-    DeviceTimer,
-    Stopwatch,
-    WallTimer,
-    abba_order,
-    cold_cache,
-    do_nothing,
-    paired_difference,
-)
+from tpbench.measure.timers import DeviceTimer, Stopwatch, WallTimer, cold_cache, do_nothing
 
 CPU = torch.device("cpu")
 
@@ -141,10 +133,3 @@ def test_steps_in_a_loop_alternate_in_blocks_with_one_barrier_each(monkeypatch: 
         assert watch.chained_ms(*timed, iterations=2) == [pytest.approx([6.0] * 2), pytest.approx([10.0] * 2)]
     blocks = [f"all_reduce{f'{name}r' * 6}" for name in "abba"]
     assert "".join(log).removesuffix("all_reduce" * 2).endswith("".join(blocks))
-
-
-def test_a_difference_is_taken_within_each_pass() -> None:
-    """A clock that falls over time cancels, and one disturbed pass does not matter."""
-    falling = [10.0, 12.0, 14.0, 16.0, 18.0]
-    assert paired_difference([sample + 1 for sample in falling[:4]] + [90.0], falling) == 1
-    assert abba_order(3, 3) == [0, 1, 2, 2, 1, 0, 0, 1, 2]  # every second pass is reversed

@@ -1,6 +1,7 @@
 """The transformer block on a rank: its inputs, costs, step, check and exposed communication; or a stack in training."""
 
 import math
+import operator
 from collections.abc import Callable, Mapping
 from functools import partial
 from statistics import median
@@ -17,7 +18,7 @@ from tpbench.measure.audit import Inputs
 from tpbench.measure.rank_memory import held_bytes
 from tpbench.measure.rates import gather_gb_per_s, gemm_tflops
 from tpbench.measure.session import Context, Costs, IterationSchedule, Session, Verdict
-from tpbench.measure.timers import Stopwatch, paired_difference
+from tpbench.measure.timers import Stopwatch
 from tpbench.workloads import Variant
 from tpbench.workloads.step import Step, checked_columns, require
 from tpbench.workloads.tp_block import oracle
@@ -157,7 +158,8 @@ def exposed_communication(
             "chained_": stopwatch.chained_ms(*pair),
         }.items():
             columns[f"{clock}{name}compute_ms"] = median(compute_times)
-            columns[f"{clock}{name}exposed_ms"] = paired_difference(times, compute_times)
+            # Of the same pass, so that a clock that falls over time cancels.
+            columns[f"{clock}{name}exposed_ms"] = median(map(operator.sub, times, compute_times))
     free()
     collectives = step_collectives(inputs).values()
 
