@@ -9,7 +9,6 @@ import traceback
 import uuid
 from pathlib import Path
 
-import tpbench
 from tpbench import packages
 
 with packages.explain_missing():
@@ -22,8 +21,7 @@ with packages.explain_missing():
     from tpbench.files import explained
     from tpbench.launcher import interrupts, sweep
     from tpbench.launcher.command_line import arguments as command_line
-    from tpbench.launcher.options import CONF, unknown_choice
-    from tpbench.launcher.slurm.cluster import SlurmSettings
+    from tpbench.launcher.options import CONF, SlurmSettings, unknown_choice
     from tpbench.settings import JobError, job_error, user_path
     from tpbench.suggestions import printable, unknown
 
@@ -51,9 +49,6 @@ def _hydra_main(config: DictConfig) -> None:
 def main() -> None:
     """Run the command line. Exit with 0 unless the input is invalid or a cell ends as error, timeout or wrong."""
     command_line.typed[:] = sys.argv[1:]
-    if sys.argv[1:] == ["--version"]:
-        print(f"tpbench {tpbench.__version__}")
-        return
     if (code := console.information(sys.argv[1:])) is not None:
         sys.exit(code)
     OmegaConf.register_new_resolver("tpbench.sweep_id", _sweep_id, use_cache=True, replace=True)

@@ -98,20 +98,26 @@ def parse(cls: type, values: Mapping[str, Any]) -> Any:
     return cls(**parsed)
 
 
+def is_text(hint: Any) -> bool:
+    """Return True if a field of that type holds a text, a choice or a path, or perhaps nothing."""
+    return all(kind is str or typing.get_origin(kind) is typing.Literal for kind in _kinds(hint) - {type(None)})
+
+
+def _kinds(hint: Any) -> set[Any]:
+    return {*typing.get_args(hint)} if typing.get_origin(hint) in (typing.Union, types.UnionType) else {hint}
+
+
 def checked_value(field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
     """Return the value of a field of that type. Raises JobError if it doesn't fit the type or the limits."""
-    kinds = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-    if type(None) in kinds:
-        if value is None or value in ("null", "none", "None"):
-            return None
-        kinds = tuple(kind for kind in kinds if kind is not type(None))
-    (kind,) = kinds
+    kinds = _kinds(hint)
+    if type(None) in kinds and (value is None or value in ("null", "none", "None")):
+        return None
+    (kind,) = kinds - {type(None)}
     if typing.get_origin(kind) is typing.Literal:
-        choices = {str(choice): choice for choice in typing.get_args(kind)}
-        if str(value) not in choices:
-            wrong = f"{field.name}={spelled(value)} does not exist{nearest(str(value), choices)}"
-            raise JobError(f"{wrong} (valid: {', '.join(choices)})")
-        return choices[str(value)]
+        choices = {spelled(choice): choice for choice in typing.get_args(kind)}
+        if (text := spelled(value)) not in choices:
+            raise JobError(f"{field.name}={text} does not exist{nearest(text, choices)} (valid: {', '.join(choices)})")
+        return choices[text]
     if kind is bool:
         answer = {"true": True, "false": False}.get(str(value).lower())
         if answer is None:
@@ -120,7 +126,7 @@ def checked_value(field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
     if kind is str:
         if isinstance(value, (list, Mapping)):
             raise JobError(f"{field.name}={spelled(value)} must be one text ({field.metadata['help']})")
-        return str(value)
+        return spelled(value) if value is None or isinstance(value, bool) else str(value)
     return _number(field, kind, value)
 
 

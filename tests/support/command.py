@@ -32,11 +32,16 @@ def environment() -> dict[str, str]:
     return {**kept, "PYTHONPATH": str(ROOT)}
 
 
+def last_of_each(arguments: Sequence[str]) -> list[str]:
+    """Return a command line with the last argument for each NAME=, so that tests can change lines of others."""
+    return list({word.partition("=")[0].lstrip("+") if "=" in word else word: word for word in arguments}.values())
+
+
 def tpbench(
     *arguments: str, cwd: Path, timeout: float = 240, program: Sequence[str] = ("-m", "tpbench")
 ) -> subprocess.CompletedProcess[str]:
     """Run `python -m tpbench ARGUMENTS`, or another Python program, and wait for its end."""
-    line = [sys.executable, *program, *arguments]
+    line = [sys.executable, *program, *last_of_each(arguments)]
     return subprocess.run(line, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=timeout)
 
 
@@ -131,7 +136,7 @@ class Running:
     def __init__(self, *arguments: str, cwd: Path, env: Mapping[str, str] | None = None) -> None:
         self.cwd = cwd
         self.process = subprocess.Popen(
-            [*COMMAND, *arguments],
+            [*COMMAND, *last_of_each(arguments)],
             cwd=cwd,
             env={**environment(), **(env or {})},
             stdout=subprocess.PIPE,

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
+import tpbench
 from tpbench.files import explained
 from tpbench.launcher.options import COMMANDS
 from tpbench.settings import JobError
@@ -73,6 +74,9 @@ def _run(arguments: Sequence[str]) -> int | None:
         of_command = list(arguments) if name in ("test", "profile") else rest  # one module has both
         code: int = importlib.import_module(COMMANDS[name]).main(of_command)
         return code
+    if arguments == ["--version"]:
+        print(f"tpbench {tpbench.__version__}")
+        return 0
     if {"-h", "--help"} & set(arguments) or name == "help":
         print(HELP, end="")
         return 0

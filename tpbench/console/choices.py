@@ -117,7 +117,7 @@ def _commented(group: str) -> list[Entry]:
     """Return the choices of a group. The summary of a choice is the first comment in its file."""
     entries = []
     for name in names(group):
-        lines = choice_file(group, name).read_text(encoding="utf-8").splitlines()
+        lines = choice_file(group, name).read_text(encoding="utf-8-sig").splitlines()
         comments = (line.lstrip("# ") for line in lines if line.startswith("#") and "@package" not in line)
         entries.append(Entry(name, next(comments, "")))
     return entries

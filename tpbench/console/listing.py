@@ -11,8 +11,7 @@ from tpbench import packages
 from tpbench.console import choices
 from tpbench.console.choices import Entry, choice, names, sections_of, shapes
 from tpbench.job import Job, parse_job, unsupported_reason
-from tpbench.launcher.options import CONF, GROUPS, SweepOptions, store_defaults
-from tpbench.launcher.slurm.cluster import SlurmSettings
+from tpbench.launcher.options import CONF, GROUPS, SlurmSettings, SweepOptions, store_defaults
 from tpbench.measure import machine
 from tpbench.measure.session import MeasureSettings
 from tpbench.settings import JobError, spelled
@@ -169,7 +168,7 @@ def description(group: str, name: str, gpus: int) -> str:
         lines = _of_variant(name, *variants()[name], gpus)
     else:
         file = choices.choice_file(group, name)
-        text = file.read_text(encoding="utf-8").splitlines()
+        text = file.read_text(encoding="utf-8-sig").splitlines()
         lines = [*(f"  {line}".rstrip() for line in text if "@package" not in line), "", f"This is {file}."]
     return "\n".join([f"{group}={name}", *lines]) + "\n"
 

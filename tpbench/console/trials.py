@@ -47,7 +47,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _sweep(*arguments: str) -> int:
-    return subprocess.run([sys.executable, "-m", "tpbench", "-m", *arguments], stdout=sys.stderr).returncode
+    """Run a sweep. Of several arguments for one name the last counts."""
+    last = {argument.partition("=")[0]: argument for argument in arguments}
+    return subprocess.run([sys.executable, "-m", "tpbench", "-m", *last.values()], stdout=sys.stderr).returncode
 
 
 def _test(names: Sequence[str], overrides: Sequence[str]) -> int:

@@ -5,15 +5,19 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
+from hydra.plugins.config_source import ConfigSource
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -24,17 +28,25 @@ from tpbench.launcher.attempt import FAILURES
 from tpbench.launcher.command_line import arguments
 from tpbench.launcher.command_line.outside_choices import command_line_variants
 from tpbench.launcher.host import Host
-from tpbench.launcher.options import CODE, GROUPS, SweepOptions, command_line_names, store_defaults
+from tpbench.launcher.options import CODE, GROUPS, SlurmSettings, SweepOptions, command_line_names, store_defaults
 from tpbench.launcher.planning.plan import Request, plan, sweep_options
 from tpbench.launcher.planning.resume import decide
 from tpbench.launcher.runner import Runner, run_sweep
-from tpbench.launcher.slurm.cluster import SlurmSettings
 from tpbench.settings import JobError, defaults, job_error
 from tpbench.suggestions import unknown
 from tpbench.workloads import variants
 
 HYDRA_MODULE = "hydra_plugins.tpbench"
 """Module name of the plugins for Hydra, which accepts only plugins in the package `hydra_plugins`."""
+
+NOT_OF_HYDRA: dict[str, Any] = {
+    "run.dir": "${hydra.sweep.dir}",
+    "sweep.dir": "${tpbench.writable:${output_dir},${dry_run}}/sweeps/${tpbench.sweep_id:}",
+    "sweep.subdir": "${hydra.job.num}",
+    **dict.fromkeys(("job.chdir", "job.env_set", "job.env_copy", "callbacks", "output_subdir", "verbose")),
+    "sweeper.max_batch_size": None,
+}
+"""Settings of Hydra that would have no effect, with the values in conf/config.yaml, if any."""
 
 store_defaults()
 # A command line adds to `sbatch` as to a mapping.
@@ -67,13 +79,13 @@ class TorchrunLauncher(Launcher):
     def _requests(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[Request]:
         """Compose every job before the first one runs, so that a mistake in the last one is reported at once."""
         _check_roots(self.config, self.config.hydra.runtime.choices)
-        if self.config.hydra.job.chdir:
-            raise JobError("hydra.job.chdir=true: every path counts from the folder in which tpbench starts")
-        # A field that an experiment sweeps, and that the command line sets too, has two overrides: the last one counts.
-        single = ({line.lstrip("+").partition("=")[0]: line for line in lines} for lines in job_overrides)
-        forced = [arguments.accepted_by_hydra([*lines.values()]) for lines in single]
-        arguments.check_each(arguments.parse_overrides(list(dict.fromkeys(line for lines in forced for line in lines))))
-        jobs = dict.fromkeys(job for lines in forced for job in self.composer.variants_of(lines))
+        _check_hydra(OmegaConf.to_container(self.config.hydra))
+        arguments.check_each(
+            arguments.parse_overrides(list(dict.fromkeys(line for lines in job_overrides for line in lines)))
+        )
+        jobs = dict.fromkeys(job for lines in job_overrides for job in self.composer.variants_of(lines))
+        if not jobs:
+            raise JobError("the sweep has no cells: some name has no values")
         requests = [
             Request(
                 index,
@@ -131,6 +143,11 @@ def register() -> None:
     vars(parent)["tpbench"] = sys.modules[HYDRA_MODULE] = sys.modules[__name__]
     for plugin in (TorchrunLauncher, TorchrunSlurmLauncher):
         plugins.register(plugin)
+    header: Any = ConfigSource._get_header_dict  # of a file that may begin with a byte-order mark
+    setattr(ConfigSource, "_get_header_dict", staticmethod(lambda text: header(text.lstrip("\ufeff"))))  # noqa: B010
+    # What an experiment sweeps is forced and quoted as arguments are, which then replace it.
+    of_experiment = BasicSweeper._parse_config
+    setattr(BasicSweeper, "_parse_config", lambda sweeper: arguments.accepted_by_hydra(of_experiment(sweeper)))  # noqa: B010
 
 
 class SweepComposer:
@@ -189,6 +206,13 @@ def _check_roots(config: Any, choices: Mapping[str, Any]) -> None:
             raise JobError(f"{group}={choices.get(group)}: its file must begin with the line `# @package _global_`")
         if config.get(group) not in (None, choices.get(group)):
             raise JobError(f"`{group}:` at the root of a file selects nothing: choose it in the file's `defaults:`")
+
+
+def _check_hydra(node: Any) -> None:
+    """Raise JobError for settings of Hydra that a configuration file sets and that have no effect."""
+    for name, default in NOT_OF_HYDRA.items():
+        if reduce(getitem, name.split("."), node) not in (default, None, False, {}, []):
+            raise JobError(f"in a configuration file: hydra.{name} has no effect (output_dir=DIR takes rows and logs)")
 
 
 def _check_names(names: Iterable[str]) -> None:

@@ -9,8 +9,7 @@ from tests.support.composed_jobs import job
 from tpbench.console import HELP, choices, information, listing
 from tpbench.console.listing import WIDTH
 from tpbench.job import field_names, unsupported_reason
-from tpbench.launcher.options import COMMANDS, SWEEP_OPTION_NAMES
-from tpbench.launcher.slurm.cluster import SlurmSettings
+from tpbench.launcher.options import COMMANDS, SWEEP_OPTION_NAMES, SlurmSettings
 from tpbench.workloads import variants
 
 CONF = Path(__file__).parents[3] / "conf"

@@ -35,12 +35,16 @@ CONF = Path(__file__).resolve().parents[3] / "conf"
         ("tokens=64,128", "++tokens=64,128"),
         ("-m", "-m"),
         ("--config-dir=x", "--config-dir=x"),
-        ("hydra.sweep.dir=x", "hydra.sweep.dir=x"),
+        ("hydra.launcher.account=12e3", "hydra.launcher.account='12e3'"),
+        ("hydra.launcher.poll_s=0.5", "hydra.launcher.poll_s=0.5"),
+        ("output_dir=1.10,true,null,rows/a", "++output_dir='1.10','true','null',rows/a"),
+        ("++dtype='1 2',3,${x}", "++dtype='1 2',3,${x}"),
+        ("model_dir=null,a b/c=1", "++model_dir=null,'a b/c=1'"),
         ("~width", "~width"),
         ("+experiment=peers", "+experiment=peers"),
     ],
 )
-def test_numbers_that_name_a_choice_are_quoted_for_hydra_and_fields_are_forced(argument: str, accepted: str) -> None:
+def test_texts_are_quoted_for_hydra_and_fields_are_forced(argument: str, accepted: str) -> None:
     assert accepted_by_hydra([argument]) == [accepted]
 
 
@@ -148,6 +152,10 @@ def test_what_an_experiment_must_not_sweep(line: str) -> None:
         ("loss=null", "loss=null is no choice"),
         ("variant={a: 1}", "variant={a: 1} is no choice"),
         ("experiment=tp_entropy_loss", r"with a plus: \+experiment=tp_entropy_loss"),
+        ("+experiment=[peers,profile]", "experiments run one after the other"),
+        ("seed=range(3,3)", r"seed=range\(3,3\) has no values"),
+        ("hydra.verbose=true", "hydra.verbose=true has no effect"),
+        ("+hydra.job.env_set.X=7", "has no effect"),
     ],
 )
 def test_an_override_that_hydra_would_accept_is_refused_if_it_can_mean_nothing(argument: str, message: str) -> None:
@@ -182,6 +190,7 @@ def test_names_of_the_older_benchmark(line: str, fields: dict[str, object]) -> N
         ),
         ("-m seed=1 --tokens=5 --dry-run", "-m seed=1 tokens=5 dry_run=true"),
         ("--impl autotp,fsdp", "-m impl=autotp,fsdp"),
+        ("--tp 2 --dtype float16", "tp_size=2 dtype=float16"),
     ],
 )
 def test_dashes_are_answered_with_the_whole_right_line(line: str, right: str) -> None:
@@ -199,6 +208,8 @@ def test_steps_of_the_older_benchmark_include_the_warm_up(steps: str) -> None:
     ("line", "message"),
     [
         ("impl=fsdp variant=ddp", "variant=ddp and impl=fsdp both set variant: leave out one of them"),
+        ("seed=1 +seed=1", r"seed=1 and \+seed=1 both set seed: leave out one of them"),
+        ("no_vocab_parallel", "no_vocab_parallel has no value: write no_vocab_parallel=VALUE"),
         (
             "use_vocab_parallel=true no_vocab_parallel=true",
             "use_vocab_parallel=true and no_vocab_parallel=true both set vocab_parallel: leave out one of them",
@@ -235,8 +246,8 @@ EXPLANATIONS = {
     "list": "list is a command: write it first, as python -m tpbench list ...",
     "variant = a": f"variant = a: {RIGHT} variant=a",
     "tokens==64": f"tokens==64: {RIGHT} tokens=64",
-    "output_dir=a=b": "output_dir=a=b: brackets and quotation marks must match, and a value with other characters of "
-    "special meaning is quoted twice: \"output_dir='a=b'\"",
+    "seed=a=b": "seed=a=b: brackets and quotation marks must match, and a value with other characters of "
+    "special meaning is quoted twice: \"seed='a=b'\"",
     "-m seed=1,2": "'-m seed=1,2' is one argument, because of the quotes: write 2 arguments, -m seed=1,2",
 }
 

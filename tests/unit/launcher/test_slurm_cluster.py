@@ -7,7 +7,8 @@ import pytest
 
 from tests.support.planned_jobs import job
 from tests.support.slurm_commands import SlurmCommands
-from tpbench.launcher.slurm.cluster import Layout, Partition, SlurmSettings, rejection_message, states
+from tpbench.launcher.options import SlurmSettings
+from tpbench.launcher.slurm.cluster import Layout, Partition, rejection_message, states
 from tpbench.settings import JobError
 
 

@@ -12,9 +12,8 @@ from tpbench.launcher import interrupts
 from tpbench.launcher.attempt import Attempt, abandon
 from tpbench.launcher.display import Display
 from tpbench.launcher.interrupts import Terminated
-from tpbench.launcher.options import SweepOptions
+from tpbench.launcher.options import SlurmSettings, SweepOptions
 from tpbench.launcher.slurm import submitted
-from tpbench.launcher.slurm.cluster import SlurmSettings
 from tpbench.launcher.slurm.jobs import Slurm
 from tpbench.launcher.slurm.submitted import close_if_ended, is_wanted, left_behind, record
 from tpbench.results.compact import compact

@@ -12,7 +12,8 @@ from omegaconf import OmegaConf
 import tpbench.launcher.sweep  # noqa: F401  it stores the defaults
 from tests.support.command import ROOT
 from tpbench.launcher.command_line.arguments import check_overrides
-from tpbench.launcher.slurm.cluster import SlurmSettings, drop_client_variables
+from tpbench.launcher.options import SlurmSettings
+from tpbench.launcher.slurm.cluster import drop_client_variables
 from tpbench.settings import JobError
 
 

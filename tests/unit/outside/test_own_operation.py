@@ -16,7 +16,7 @@ from tpbench.console import information
 from tpbench.job import Job, parse_job
 from tpbench.launcher.attempt import new_task, store
 from tpbench.launcher.command_line import outside_choices
-from tpbench.launcher.command_line.arguments import rewritten
+from tpbench.launcher.command_line.arguments import accepted_by_hydra, rewritten
 from tpbench.launcher.options import command_line_names
 from tpbench.outside.variant import from_file
 from tpbench.report.analysis.grid import arrange_rows
@@ -96,6 +96,21 @@ def parsed(chosen: Sequence[str] = (), **fields: Any) -> Job:
     """Return the job of the file's variant, which the command line has named."""
     values = {"variant": "my_op.py:copies", "tp_size": 2, "device": "cpu", **fields}
     return parse_job(values, chosen, outside=outside_choices.command_line_variants)
+
+
+def test_fields_that_are_text_take_what_was_typed(folder: Path) -> None:
+    """Also choices that Hydra would take for truth values, and a path with a comma."""
+    choice = 'way: Literal["true", "1e3"] = setting("true", help="choice")\n    how: str'
+    (folder / "a,b").mkdir()
+    text = FILE.replace("how: str", choice).replace("import torch", "from typing import Literal\nimport torch")
+    (folder / "a,b/my_op.py").write_text(text)
+    typed = [f"variant={folder}/a,b/my_op.py:copies", "how=1.10,true,null", "way=true,1e3", "tokens=8,16"]
+    written = rewritten(typed)
+    assert written == ["variant=my_op.py:copies", *typed[1:], "shape=my_copy"]
+    assert accepted_by_hydra(written)[1:4] == [
+        "++how='1.10','true','null'", "++way='true','1e3'", "++tokens=8,16",
+    ]  # fmt: skip
+    assert parsed(how="1.10", way=True).flat()["way"] == "true"
 
 
 def test_a_file_declares_fields_variants_and_columns(folder: Path) -> None:

@@ -6,6 +6,7 @@ The names of fields are checked where jobs are made of them (`tpbench.job.parse_
 import math
 import re
 import shlex
+import typing
 from argparse import Namespace
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override, RangeSweep
 from hydra.errors import OverrideParseException
 
+from tpbench.job import Job
 from tpbench.launcher.command_line.outside_choices import command_line_variants, name_in_rows
 from tpbench.launcher.options import (
     CODE,
@@ -23,12 +25,16 @@ from tpbench.launcher.options import (
     CONF,
     GROUPS,
     SWEEP_OPTION_NAMES,
+    SlurmSettings,
+    SweepOptions,
     aliases,
     command_line_names,
     read_choice,
 )
-from tpbench.settings import JobError, user_path
-from tpbench.suggestions import nearest, printable
+from tpbench.measure.session import MeasureSettings
+from tpbench.settings import JobError, is_text, user_path
+from tpbench.suggestions import SYNONYMS, nearest, printable
+from tpbench.workloads import workloads
 
 typed: list[str] = []
 """The command line as the user typed it. `sys.argv` holds the one that Hydra gets."""
@@ -44,9 +50,15 @@ _SEVERAL = re.compile(r"\s+(?=[+~]*[\w./]+=)")
 _ENVIRONMENT = re.compile(r"\$\{\s*oc\.(env|\$)")
 _CHOICE = re.compile(r"""[^,()\[\]{}'"\\]+""")
 """A value among several: what Hydra's grammar separates by commas, brackets and quotation marks."""
+_WITH_COMMA = re.compile(r"(/[^'\"]*?,[^'\"]*?\.py):\w+")
 _THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})*,0\d\d(?:,\d{3})*")
 """A number with commas. No list of values has one that begins with 0."""
-_BARE_NUMBER = re.compile(r"(?<![\w'\".])(\d+)(?![\w'\".])")
+_ELEMENT = re.compile(r"""'[^']*'|"[^"]*"|[^,'"]+""")
+"""A text of several, with its quotation marks."""
+_PLAIN = re.compile(r"(?!(?:true|false|null|inf|nan)$)[A-Z_/][A-Z0-9_./:-]*", re.IGNORECASE)
+"""A text that Hydra takes as it is: no number, no truth value, nothing with a meaning in Hydra's grammar."""
+_OF_HYDRA = re.compile(r"hydra[./]launcher\b|hydra\.(searchpath|mode)$")
+"""Settings of Hydra that count here."""
 
 
 def for_hydra(arguments: Sequence[str]) -> list[str]:
@@ -72,12 +84,14 @@ def parse_options(arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
 def without_aliases(arguments: Sequence[str]) -> list[str]:
     """Write other names of fields, which workloads declare, as the names here.
 
-    Raises JobError if two arguments set one field by different names.
+    Raises JobError if one has no value, or if two arguments set one field by different names.
     """
     given = {argument.partition("=")[0].lstrip("+"): argument for argument in arguments}
     words: list[str] = []
     for argument in arguments:
         name, _, value = argument.partition("=")
+        if name in aliases() and not value:
+            raise JobError(f"{name} has no value: write {name}=VALUE")
         for meaning in aliases().get(name, "").split():
             field, _, template = meaning.partition("=")
             if field not in given:
@@ -98,6 +112,7 @@ def refuse_dashes(arguments: Sequence[str]) -> None:
     for argument in arguments:
         name, equals, value = argument.partition("=")
         field = name.removeprefix("--").replace("-", "_")
+        field = SYNONYMS.get(field, field)
         if name.startswith("--") and field in names:
             words.append(f"{field}{equals}{value}")
             has_dashes = True
@@ -136,11 +151,11 @@ def rewritten(arguments: Sequence[str]) -> list[str]:
         name, equals, value = argument.partition("=")
         if name in ("model", "model_dir", "output_dir"):  # Hydra's grammar has no ~
             value = ",".join(str(user_path(path)) if path.startswith("~") else path for path in value.split(","))
-        if name in GROUPS:  # Hydra's sweeper takes numbers in choice(...) for no choices
-            value = re.sub(r"^choice\(([^()]*)\)$", r"\1", value)
-        elif _THOUSANDS.fullmatch(value):
+        value = re.sub(r"^choice\(([^()]*)\)$", r"\1", value)
+        if name not in GROUPS and _THOUSANDS.fullmatch(value):
             raise JobError(f"{argument}: a number has no comma: write {name}={value.replace(',', '')}")
         if name == "variant":
+            value = _WITH_COMMA.sub(lambda path: name_in_rows(path[0]) if Path(path[1]).is_file() else path[0], value)
             value = _CHOICE.sub(lambda choice: name_in_rows(choice[0]), value)
         if name == "model" and ("/" in value or ".py:" in value):
             words += _model_and_folders(value, arguments)
@@ -203,6 +218,10 @@ def check_overrides(arguments: Sequence[str]) -> None:
             "\n".join(f"no such option: {each} (python -m tpbench --help lists them)" for each in unrecognised)
         )
     overrides = parse_overrides(parsed.overrides)
+    given: dict[str, str] = {}
+    for each in overrides:
+        if (first := given.setdefault(each.key_or_group, str(each.input_line))) is not each.input_line:
+            raise JobError(f"{first} and {each.input_line} both set {each.key_or_group}: leave out one of them")
     # An experiment is a sweep without -m.
     sweeps = parsed.multirun or any(each.key_or_group in ("experiment", "hydra.mode") for each in overrides)
     check_each(overrides, sweeps)
@@ -222,7 +241,8 @@ def parse_overrides(arguments: Sequence[str]) -> list[Override]:
     overrides, errors = [], []
     for argument in arguments:
         try:
-            overrides += parser.parse_overrides([argument])
+            overrides += parser.parse_overrides(accepted_by_hydra([argument]))
+            overrides[-1].input_line = argument
         except OverrideParseException:
             errors.append(_explanation(argument))
     if errors:
@@ -233,7 +253,7 @@ def parse_overrides(arguments: Sequence[str]) -> list[Override]:
 def _explanation(argument: str) -> str:
     """Return what is wrong with an argument, and an argument that would be right."""
     name, equals, value = argument.partition("=")
-    if len(parts := _SEVERAL.split(argument.strip())) > 1:
+    if len(parts := _several(argument)) > 1:
         separate = " ".join(map(shlex.quote, parts))
         return f"'{argument}' is one argument, because of the quotes: write {len(parts)} arguments, {separate}"
     if not equals:
@@ -258,6 +278,9 @@ def _errors(override: Override, sweeps: bool) -> list[str]:
     """Return what is wrong with an override. `sweeps`: its command line may have several values of a name."""
     line, key, errors = str(override.input_line), str(override.key_or_group), []
     of_hydra = key.startswith("hydra")
+    if of_hydra and not _OF_HYDRA.match(key):
+        settings = "of Hydra's settings hydra/launcher, hydra.launcher.NAME and hydra.searchpath have one"
+        errors.append(f"{printable(line)} has no effect: {settings}")
     if CODE in line:
         errors.append(f"{printable(line)}: {CODE} names Python code, which the command line may not")
     if _ENVIRONMENT.search(line) and key != "output_dir" and not of_hydra:
@@ -270,7 +293,9 @@ def _errors(override: Override, sweeps: bool) -> list[str]:
     if key == "workload":
         errors.append("a workload is chosen by its variant and shape (python -m tpbench list WORKLOAD shows them)")
     value = override.value()
-    if key in GROUPS and isinstance(value, list):
+    if key == "experiment" and (override.is_sweep_override() or isinstance(value, list)):
+        errors.append(f"{line}: experiments run one after the other, each with a command of its own")
+    elif key in GROUPS and isinstance(value, list):
         several = ",".join(map(str, value))
         errors.append(f"{line}: write several values as -m {key}={several} (in an experiment: {key}: {several})")
     elif key in GROUPS and (value is None or isinstance(value, dict)):
@@ -281,6 +306,8 @@ def _errors(override: Override, sweeps: bool) -> list[str]:
         errors.append(f"{line}: no field has a dot in its name: write {key.rpartition('.')[2]}=VALUE")
     if key == "experiment" and not override.is_add():
         errors.append(f"experiments are added, with a plus: +{line.lstrip('+')}")
+    if _count(override) == 0:
+        errors.append(f"{line} has no values")
     return errors
 
 
@@ -288,23 +315,55 @@ def _count(override: Override) -> int:
     """Return the number of values of an override, without making them."""
     value = override.value()
     if isinstance(value, RangeSweep):
-        return max(1, math.ceil(((value.stop or 0) - (value.start or 0)) / (value.step or 1)))
-    return max(1, len(value.list)) if isinstance(value, ChoiceSweep) else 1
+        return max(0, math.ceil(((value.stop or 0) - (value.start or 0)) / (value.step or 1)))
+    return len(value.list) if isinstance(value, ChoiceSweep) else 1
 
 
 def accepted_by_hydra(arguments: Sequence[str]) -> list[str]:
     """Return the arguments as Hydra accepts them: `block_cap='4096'` and `++width=64`.
 
-    Names of choices must be strings. Fields are forced, because Hydra first composes a job of the default variant,
-    which may not have the field; `parse_job` checks their names.
+    Texts that Hydra would take for numbers, or not at all, are quoted. Fields are forced, because Hydra first composes
+    a job of the default variant, which may not have the field; `parse_job` checks their names.
     """
+    texts = _text_fields()
     words = []
     for argument in arguments:
-        if argument.partition("=")[0].lstrip("+~") in GROUPS:
-            words.append(_BARE_NUMBER.sub(r"'\1'", argument))
-        else:
-            words.append(f"++{argument}" if re.match(r"(?!hydra)\w[\w.]*=", argument) else argument)
+        name, equals, value = argument.partition("=")
+        key = name.lstrip("+")
+        if key in texts and not re.search(r"[(\[{\\]", value) and len(_several(argument)) == 1:
+            value = _ELEMENT.sub(lambda text: _quoted(text[0], texts[key]), value)  # noqa: B023
+        is_field = re.fullmatch(r"(?!hydra)\w[\w.]*", key) and key not in GROUPS
+        words.append(f"{f'++{key}' if is_field and equals else name}{equals}{value}")
     return words
+
+
+def _quoted(text: str, may_be_null: bool) -> str:
+    """Return a value of a text field in quotation marks, unless it has them, is null, or needs none."""
+    plain = text.strip()
+    is_null = may_be_null and plain.lower() == "null"
+    return text if not plain or plain[0] in "'\"" or is_null or _PLAIN.fullmatch(plain) else f"'{plain}'"
+
+
+def _text_fields() -> dict[str, bool]:
+    """Return the names whose values are text, such as choices and paths, each with True if it may be null."""
+    problems = [workload.problem for workload in workloads().values()]
+    problems += [variant.of_workload.problem for variant in command_line_variants.values()]
+    texts, others = dict.fromkeys(GROUPS, True), set()
+    for cls in (Job, MeasureSettings, SweepOptions, SlurmSettings, *problems):
+        for name, hint in typing.get_type_hints(cls).items():
+            name = f"hydra.launcher.{name}" if cls is SlurmSettings else name
+            if is_text(hint):
+                texts[name] = texts.get(name, False) or type(None) in typing.get_args(hint)
+            else:
+                others.add(name)
+    return {name: may_be_null for name, may_be_null in texts.items() if name in GROUPS or name not in others}
+
+
+def _several(argument: str) -> list[str]:
+    """Return the arguments that stand in one, because of quotes around all of them."""
+    parts = _SEVERAL.split(argument.strip())
+    following = {part.partition("=")[0].lstrip("+~") for part in parts[1:]}
+    return [argument] if following.isdisjoint(command_line_names() | set(GROUPS)) else parts
 
 
 def chosen_fields(overrides: Sequence[str]) -> list[str]:
@@ -315,11 +374,11 @@ def chosen_fields(overrides: Sequence[str]) -> list[str]:
 
 def overrides_of_cell(lines: Sequence[str]) -> str:
     """Return the overrides of one cell as a user types them, for a shell. Options of the whole sweep are left out."""
-    words = []
+    words, texts = [], _text_fields()
     for line in lines:
         name, _, value = line.removeprefix("++").partition("=")
-        if name in GROUPS:
-            value = re.sub(r"^'(\d+)'$", r"\1", value)
+        if name in texts:
+            value = re.sub(r"""^'([^'",\\()\[\]{}]*)'$""", r"\1", value)
         if name == "variant" and value in command_line_variants:
             value = f"{command_line_variants[value].path}:{command_line_variants[value].function}"
         if name == "model_dir" and value in model_files:

@@ -33,7 +33,7 @@ def name_in_rows(choice: str) -> str:
 
     Hydra then knows it as a choice of the group `variant`. Raises JobError for a variant that cannot be used.
     """
-    if choice in variants() or (outside := find_outside(choice)) is None:
+    if choice in variants() or choice in command_line_variants or (outside := find_outside(choice)) is None:
         return choice
     known = command_line_variants.setdefault(outside.name, outside)
     if known != outside:

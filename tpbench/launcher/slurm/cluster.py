@@ -1,99 +1,25 @@
-"""A Slurm cluster: the settings of its jobs, its commands, and a partition with room for the cells.
+"""A Slurm cluster: its commands, and a partition with room for the cells.
 
 Tensor-parallel ranks share a node; replicas may be on several.
 """
 
 import contextlib
-import math
 import os
 import re
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, Self
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Self
 
 from tpbench.job import Job
 from tpbench.launcher import interrupts
+from tpbench.launcher.options import SlurmSettings
 from tpbench.launcher.planning.plan import PlanningTarget
 from tpbench.measure import machine
-from tpbench.settings import JobError, parse, setting
+from tpbench.settings import JobError
 from tpbench.suggestions import printable, unknown
-
-_OWN_ARGUMENTS = frozenset(
-    ("array", "error", "nodes", "no-requeue", "ntasks", "ntasks-per-node", "open-mode", "output", "parsable", "requeue",
-     "signal", "test-only", "time", "wait", "wrap")
-)  # fmt: skip
-"""Arguments of sbatch on which the planning of jobs and the reading of their answers depend."""
-
-
-@dataclass(frozen=True)
-class SlurmSettings:
-    """Settings of a whole sweep."""
-
-    partition: str | None = setting(None, help="partition that the jobs go to; null: the cluster's default")
-    account: str | None = setting(None, help="account that is charged")
-    qos: str | None = setting(None, help="quality of service")
-    constraint: str | None = setting(None, help="features that a node must have, such as h100")
-    time_limit_min: int | None = setting(
-        None, help="minutes of a job; null: ten, and timeout_s or twice what several cells will need", low=1
-    )
-    gpus_per_node: int | None = setting(
-        None, help="GPUs of a node, for jobs on CPUs the ranks of a node; null: as sinfo reports the partition", low=1
-    )
-    cpus_per_task: int | None = setting(
-        None, help="cores for all ranks of a node; null: the cluster's default, on CPUs one for each rank", low=1
-    )
-    mem_gib: float | None = setting(
-        None, help="main memory of a node that a job may use; null: the cluster's default", low=0.1
-    )
-    array_parallelism: int = setting(256, help="jobs of an array that may run at once", low=1)
-    cells_per_job: int | None = setting(
-        1, help="cells that a job runs one after the other; all: every cell with equal resources", low=1
-    )
-    requeues: int = setting(
-        3, help="times that a job is requeued after Slurm's time limit; a preempted job is always requeued", low=0
-    )
-    signal_delay_s: int = setting(90, help="seconds before the time limit at which Slurm signals the job", low=1)
-    poll_s: float = setting(2.0, help="seconds between two queries of the queue", low=0.1)
-    setup: tuple[str, ...] = setting(
-        (), help='shell lines to run beforehand, such as ["module load cuda"]; one that fails ends the job'
-    )
-    sbatch: tuple[tuple[str, str | bool], ...] = setting(
-        (),
-        help="further arguments of sbatch, with a plus: '+hydra.launcher.sbatch={mail-type: END, reservation: tests}'",
-    )
-
-    @classmethod
-    def parse(cls, values: Mapping[str, Any]) -> Self:
-        """Return the settings with these values. Raises JobError for an unknown name or an invalid value."""
-        valid = {field.name for field in fields(cls)}
-        if errors := [unknown("option of torchrun_slurm", name, valid) for name in values if name not in valid]:
-            raise JobError("\n".join(errors))
-        setup, sbatch = values.get("setup") or [], values.get("sbatch") or {}
-        texts = [setup] if isinstance(setup, str) else setup
-        if not isinstance(texts, list) or {*map(type, texts)} - {str} or not isinstance(sbatch, Mapping):
-            raise JobError("setup must be a list of shell lines, sbatch a mapping such as {mail-type: END}")
-        if reserved := sorted({str(name).replace("_", "-") for name in sbatch} & _OWN_ARGUMENTS):
-            raise JobError(
-                f"sbatch cannot set {', '.join(reserved)}: tpbench does (time: hydra.launcher.time_limit_min)"
-            )
-        others = {name: value for name, value in values.items() if name not in ("setup", "sbatch")}
-        cells = others.get("cells_per_job", 1)
-        plain: Self = parse(cls, {**others, "cells_per_job": None if cells == "all" else cells})
-        if plain.signal_delay_s >= 60 * (plain.time_limit_min or math.inf):
-            raise JobError(
-                f"hydra.launcher.signal_delay_s={plain.signal_delay_s} must be less than the {plain.time_limit_min} "
-                "minutes of time_limit_min: Slurm signals the job so many seconds before"
-            )
-        # submitit writes an argument whose value is true without one, as in `--exclusive`.
-        given = {str(name): value for name, value in sbatch.items() if value is not False and value is not None}
-        arguments = tuple((name, value if value is True else str(value)) for name, value in given.items())
-        # A text of several lines would hide that one before the last fails, and a comment alone isn't a command.
-        lines = tuple(line for text in texts for line in text.splitlines() if line.partition("#")[0].strip())
-        return replace(plain, setup=lines, sbatch=arguments)
-
 
 ENDED = frozenset(
     ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE",

@@ -19,12 +19,12 @@ from tpbench.launcher import interrupts, torchrun
 from tpbench.launcher.attempt import JOB_FILE, Attempt, abandon
 from tpbench.launcher.display import Display
 from tpbench.launcher.host import Host
-from tpbench.launcher.options import SweepOptions
+from tpbench.launcher.options import SlurmSettings, SweepOptions
 from tpbench.launcher.planning.forecast import expected_seconds, measured_seconds
 from tpbench.launcher.planning.plan import Cell
 from tpbench.launcher.runner import Runner
 from tpbench.launcher.slurm import cluster
-from tpbench.launcher.slurm.cluster import ENDED, Layout, Partition, SlurmSettings
+from tpbench.launcher.slurm.cluster import ENDED, Layout, Partition
 from tpbench.launcher.slurm.submitted import SUBMITIT, close_if_ended, is_wanted, job_of, left_behind, record
 from tpbench.launcher.torchrun import LOOPBACK, Rendezvous
 from tpbench.measure import machine
