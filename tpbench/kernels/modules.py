@@ -15,7 +15,7 @@ from torch._compile import _disable_dynamo
 from tpbench.kernels import checks
 from tpbench.kernels.entropy import entropy_loss
 from tpbench.kernels.linear.function import linear_entropy_loss
-from tpbench.kernels.row_loss import TopK, fp16_gradient_scale
+from tpbench.kernels.row_loss import Options, TopK, Vocabulary, fp16_gradient_scale
 from tpbench.kernels.two_pass.launch import scale_rows
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -38,17 +38,24 @@ class _LossModule(torch.nn.Module):
 
     The losses have first derivatives in reverse mode only, and none by a target: backward under create_graph=True,
     tensors with a tangent and targets that require a gradient raise NotImplementedError.
+
+    The first call checks that the columns of the ranks fit together (collective). Logits, weight and bias may be a
+    DTensor that the group shards along the vocabulary.
     """
 
     def __init__(self, function: Callable[..., Any], made: set[str], settings: dict[str, Any]) -> None:
         super().__init__()
         parameters = inspect.signature(function).parameters.values()
-        made |= {"row_grad", "entropy_grad", *checks.POLICY_TENSORS}
-        known = {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY} - made
+        defaults = {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
+        known = defaults.keys() - made - {"row_grad", "entropy_grad", *checks.POLICY_TENSORS}
         if unknown := sorted(settings.keys() - known):
             name = type(self).__name__
             raise TypeError(f"{name} has no setting {', '.join(unknown)}; there are {', '.join(sorted(known))}")
         self.settings = settings
+        self.options = Options.of_arguments(defaults | settings)
+        checks.options(self.options)
+        self.columns: int | None = None
+        """This rank's columns, once it is known that they fit to those of the other ranks."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _LossModule:
         """Return the module itself: it has no state, and a process group cannot be copied."""
@@ -64,16 +71,42 @@ class _LossModule(torch.nn.Module):
         targets = _tensors_of(target) | {name: tensor for name, tensor in rows.items() if tensor is not None}
         given = {name: each for name, each in (inputs | targets).items() if each is not None or name != "bias"}
         for name, tensor in given.items():
-            if name == "weight" and hasattr(tensor, "to_local"):
-                raise TypeError(
-                    "weight must be this rank's tensor, got a DTensor: pass weight.to_local() if the group shards it. "
-                    "If FSDP does, call the loss in the forward of the FSDP unit that holds the weight"
-                )
             checks.memory(name, tensor)  # torch.func would raise another error before the function's checks
         learns = [name for name, tensor in given.items() if torch.is_grad_enabled() and tensor.requires_grad]
         for name in targets.keys() & learns:
             raise NotImplementedError(f"{name} requires a gradient, which the losses don't have: detach() it")
         return bool(learns)
+
+    def local(self, name: str, value: Any, dimension: int) -> Any:
+        """Return this rank's tensor of a DTensor that the module's group shards along the vocabulary."""
+        if not hasattr(value, "to_local"):
+            return value
+        mesh, group = value.device_mesh, self.options.group
+        is_sharded = mesh.ndim == 1 and value.placements[0].is_shard(dimension)
+        if not is_sharded or group is None or mesh.get_group().group_name != group.group_name:
+            raise TypeError(
+                f"{name} must be this rank's tensor, or sharded by the loss's group alone along dimension {dimension}, "
+                f"got a DTensor: pass {name}.to_local() if that is this rank's tensor. If FSDP shards the {name}, call "
+                "the loss in the forward of the FSDP unit that holds it"
+            )
+        return value.to_local()
+
+    def check_columns(self, name: str, columns: int, device: torch.device) -> None:
+        """In a first call, raise ValueError on all ranks if their columns don't fit together. Collective then.
+
+        Without vocab_start and vocab_size the function checks this in each call.
+        """
+        options = self.options
+        if options.group is None or options.vocab_start is None or options.vocab_size is None:
+            return
+        if self.columns is None and not (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+            Vocabulary.of_shard(options, columns, device, name, check=True)
+            self.columns = columns
+        elif self.columns not in (None, columns):
+            raise ValueError(
+                f"{name} must have {self.columns} columns, as in the first call, got {columns}: with vocab_start and "
+                "vocab_size a module takes one size"
+            )
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
@@ -111,7 +144,10 @@ class EntropyLoss(_LossModule):
         logits: (rows, local vocab). target: as for `entropy_loss`. rows: for loss="policy" its tensors, old_logprobs,
         advantages, and perhaps ref_logprobs, row_weight and sequences. They get no gradient.
         """
-        if not self.check(target, rows, logits=logits):
+        logits = self.local("logits", logits, 1)
+        learns = self.check(target, rows, logits=logits)
+        self.check_columns("logits", logits.shape[-1] if logits.dim() else 0, logits.device)
+        if not learns:
             return entropy_loss(logits, target, grad="none", **rows, **self.settings).loss
         if rows.get("sequences") is not None and self.settings.get("reduction") == "none":
             raise ValueError("reduction must be 'mean' or 'sum' with sequences: each row's loss depends on other rows")
@@ -166,6 +202,7 @@ class LinearEntropyLoss(_LossModule):
         loss="logprob" returns log-probabilities and entropies, (rows,) each, unless other settings are chosen.
         hidden: (rows, h). weight: (local vocab, h). bias: (local vocab,). rows: as for `EntropyLoss`.
         """
+        weight, bias = self.local("weight", weight, 0), self.local("bias", bias, 0)
         learns = self.check(target, rows, hidden=hidden, weight=weight, bias=bias)
         device, settings = hidden.device.type, self.settings
         if torch.is_autocast_enabled(device):
@@ -175,6 +212,7 @@ class LinearEntropyLoss(_LossModule):
             hidden, weight, bias = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
             with torch.autocast(device, enabled=False):
                 return self.forward(hidden, weight, target, bias, **rows)
+        self.check_columns("weight", len(weight) if weight.dim() else 0, weight.device)
         if not learns:
             return _losses(hidden, weight, bias, target, {**rows, **settings})
         recompute = settings.get("reduction", "mean") == "none" or settings.get("entropy")

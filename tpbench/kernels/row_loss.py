@@ -116,23 +116,30 @@ class Vocabulary:
         return min(max(self.size - self.start, 0), self.columns)
 
     @classmethod
-    def of_shard(cls, options: Options, columns: int, device: torch.device, name: str) -> Vocabulary:
-        """Return this rank's columns. Collective, unless start and size are given or there is one rank.
+    def of_shard(
+        cls, options: Options, columns: int, device: torch.device, name: str, check: bool = False
+    ) -> Vocabulary:
+        """Return this rank's columns. Collective, unless there is one rank, or start and size are given without check.
 
-        name: the argument that has the columns. Raises ValueError if the ranks' columns do not fit together.
+        name: the argument that has the columns. Raises ValueError on all ranks if their columns do not fit together.
         """
         group, start, size = options.group, options.vocab_start, options.vocab_size
         world_size, rank = (1, 0) if group is None else (group.size(), group.rank())
         total, widest, first = columns, columns, 0
         if group is not None and world_size > 1:
-            if start is not None and size is not None:
+            if start is not None and size is not None and not check:
                 return cls(start, size, columns, None, world_size, rank)
             # Not cached by local size: if it changed on some ranks only, those would gather alone.
-            shard = torch.tensor([columns, -1 if start is None else start], device=device)
-            sizes, given = gather_by_rank(shard, group, world_size).T.tolist()
+            shard = torch.tensor([columns, *(-1 if each is None else each for each in (start, size))], device=device)
+            sizes, given, totals = gather_by_rank(shard, group, world_size).T.tolist()
+            if len(set(totals)) > 1 or (size is not None and -1 in given and max(given) >= 0):
+                raise ValueError(
+                    "vocab_start and vocab_size must be given on all ranks or on none, and vocab_size must be equal; "
+                    f"got {given} and {totals} by rank, where -1 is None"
+                )
             starts = [0, *itertools.accumulate(sizes)]
             wrong = [member for member, start in enumerate(given) if start not in (-1, starts[member])]
-            if wrong:  # on all ranks alike
+            if wrong:
                 raise ValueError(
                     "vocab_start must be where the columns of the ranks before end: "
                     + ", ".join(f"{starts[member]} on rank {member}, got {given[member]}" for member in wrong)

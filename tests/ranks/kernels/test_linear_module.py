@@ -9,11 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.support.command import ROOT
-from tests.support.kernel_reference import DEVICE, assert_near, linear_reference, make_linear
+from tests.support.kernel_reference import DEVICE, assert_near, linear_reference, make_linear, on_ranks
 from tests.support.ranks import Rank, ranks_here, run_on_ranks
 from tpbench.kernels import EntropyLoss, LinearEntropyLoss
 
@@ -104,6 +106,35 @@ def test_a_toy_model_trains_as_with_torch(reduction: Any, autocast: bool) -> Non
     assert losses == pytest.approx(expected, rel=2**-6 if autocast else 1e-5)
 
 
+def _train_by_lines(rank: Rank, page: str, module: str) -> list[float]:
+    """Train with the lines of a page. Over ranks the head's weight is a DTensor, as after ColwiseParallel."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    imports = "".join(re.findall(r"^from tpbench\.kernels import .*\n", "".join(blocks), re.MULTILINE))
+    lines = imports + next(block for block in blocks if f" {module}" in block)
+    names: dict[str, Any] = {"tp_group": rank.group, "tp_rank": rank.rank, "tp": rank.world_size}
+    names |= {"vocab": VOCAB, "padded_vocab": VOCAB}
+    body, head = _model(rank.device)
+    if rank.group is not None:
+        parallelize_module(head, DeviceMesh.from_group(rank.group, rank.device.type), ColwiseParallel())
+        assert len(head.weight) == VOCAB
+    if module == "EntropyLoss(":  # a whole training loop
+        names |= {"losses": [], "model": torch.nn.Sequential(body, torch.nn.Tanh(), head)}
+        names["batches"] = [(tokens[None], labels[None]) for tokens, labels in _batches(rank.device)]
+        names["optimizer"] = torch.optim.SGD(names["model"].parameters(), lr=0.5 * 0.7)  # the factor of `_train`
+        exec(lines.replace("    optimizer.step()", "    losses.append(float(loss))\n    optimizer.step()"), names)
+        losses: list[float] = names["losses"]
+        return losses
+
+    def loss_of(hidden: Tensor, head: torch.nn.Linear, labels: Tensor) -> Tensor:
+        here = {**names, "head": head, "hidden": hidden[None], "labels": labels[None]}
+        exec(lines.rstrip().removesuffix("loss.backward()"), here)  # `_train` calls it
+        loss: Tensor = here["loss"]
+        return loss
+
+    return _train(rank.device, loss_of, body, head)
+
+
+@pytest.mark.parametrize("world_size", sorted({1, ranks_here(2)}))
 @pytest.mark.parametrize(
     ("page", "module"),
     [
@@ -112,32 +143,40 @@ def test_a_toy_model_trains_as_with_torch(reduction: Any, autocast: bool) -> Non
         ("tpbench/docs/linear_loss.md", "LinearEntropyLoss("),
     ],
 )
-def test_the_lines_of_a_page_train_as_with_torch(page: str, module: str) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
-    imports = "".join(re.findall(r"^from tpbench\.kernels import .*\n", "".join(blocks), re.MULTILINE))
-    lines = imports + next(block for block in blocks if f" {module}" in block)
-    names: dict[str, Any] = {"tp_group": None, "tp_rank": 0, "tp": 1, "vocab": VOCAB, "padded_vocab": VOCAB}
-    if module == "EntropyLoss(":  # a whole training loop
-        body, head = _model(DEVICE)
-        names |= {"losses": [], "model": torch.nn.Sequential(body, torch.nn.Tanh(), head)}
-        names["batches"] = [(tokens[None], labels[None]) for tokens, labels in _batches(DEVICE)]
-        names["optimizer"] = torch.optim.SGD(names["model"].parameters(), lr=0.5 * 0.7)  # the factor of `_train`
-        exec(lines.replace("    optimizer.step()", "    losses.append(float(loss))\n    optimizer.step()"), names)
-        torch.testing.assert_close(names["losses"], _torch_losses(), rtol=1e-5, atol=1e-6)
-        return
-
-    def loss_of(hidden: Tensor, head: torch.nn.Linear, labels: Tensor) -> Tensor:
-        head.bias.data.zero_()
-        here = {**names, "head": head, "hidden": hidden[None], "labels": labels[None]}
-        exec(lines.rstrip().removesuffix("loss.backward()"), here)  # `_train` calls it
-        loss: Tensor = here["loss"]
-        return loss
-
-    def torch_loss(hidden: Tensor, head: torch.nn.Linear, labels: Tensor) -> Tensor:
+def test_the_lines_of_a_page_train_as_with_torch(page: str, module: str, world_size: int) -> None:
+    def without_bias(hidden: Tensor, head: torch.nn.Linear, labels: Tensor) -> Tensor:
         return F.cross_entropy(hidden @ head.weight.t(), labels, ignore_index=-100)
 
-    ours, theirs = (_train(DEVICE, each, *_model(DEVICE)) for each in (loss_of, torch_loss))
-    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    theirs = _torch_losses() if module == "EntropyLoss(" else _train(DEVICE, without_bias, *_model(DEVICE))
+    for losses in on_ranks(world_size, _train_by_lines, page, module):
+        torch.testing.assert_close(losses, theirs, rtol=1e-5, atol=1e-6)
+
+
+MISFITS: dict[str, Any] = {
+    f"{VOCAB // 2} on rank 1, got {VOCAB}": lambda rank: {"vocab_start": rank * VOCAB, "vocab_size": VOCAB},
+    "vocab_size must be at most": lambda rank: {"vocab_start": rank * VOCAB // 2, "vocab_size": 2 * VOCAB},
+    "vocab_size must be equal": lambda rank: {"vocab_start": rank * VOCAB // 2, "vocab_size": VOCAB - rank},
+    "given on all ranks or on none": lambda rank: {"vocab_size": VOCAB} | ({"vocab_start": 0} if rank == 0 else {}),
+}
+"""Parts of errors, and the settings of each of two ranks that raise them."""
+
+
+def _misfits(rank: Rank) -> None:
+    hidden, weight, labels = (each.to(rank.device) for each in make_linear(vocab=VOCAB))
+    weight = weight.chunk(2)[rank.rank]
+    for words, settings in MISFITS.items():
+        for module, inputs in ((LinearEntropyLoss, (hidden, weight)), (EntropyLoss, (hidden @ weight.t(),))):
+            with pytest.raises(ValueError, match=words):
+                module(group=rank.group, **settings(rank.rank))(*inputs, labels)
+    module = LinearEntropyLoss(group=rank.group, vocab_start=rank.rank * VOCAB // 2, vocab_size=VOCAB)
+    module(hidden, weight, labels)
+    with pytest.raises(ValueError, match="weight must have 48 columns, as in the first call, got 40"):
+        module(hidden, weight[:40], labels)
+
+
+@pytest.mark.skipif(ranks_here(2) < 2, reason="needs two GPUs")
+def test_columns_that_do_not_fit_together_are_refused_on_all_ranks() -> None:
+    run_on_ranks(2, _misfits)
 
 
 def _train_shard(rank: Rank, sharded: bool) -> list[float]:
