@@ -42,7 +42,8 @@ def choice(name: str, value: object, *valid: str) -> None:
 def number(name: str, value: object, *, low: float = 0.0, positive: bool = False, high: float = math.inf) -> None:
     """TypeError unless a plain number; ValueError unless finite in fp32, >= `low` (`positive`: > 0) and <= `high`."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
+        advice = f": pass float({name})" if hasattr(value, "__float__") and not isinstance(value, bool) else ""
+        raise TypeError(f"{name} must be an int or a float of Python, got {type(value).__name__}{advice}")
     if not -FP32_MAX <= value <= FP32_MAX or value < low or value > high or (positive and value == 0):
         limits = " and greater than 0" if positive else f" and at least {low:g}" if low > -math.inf else ""
         limits += "" if high == math.inf else f" and at most {high:g}"
@@ -82,9 +83,7 @@ def options(given: Options) -> None:
         if value != default and loss not in declared["losses"]:
             raise ValueError(f"{name} {declared['role']}: it must be {default:g} for loss={loss!r}, got {value}")
     if loss == "jsd" and given.beta >= 1.0:
-        raise ValueError(
-            f"beta must be less than 1 for loss='jsd' (its limits are forward_kl, reverse_kl): {given.beta}"
-        )
+        raise ValueError(f"beta must be less than 1 for loss='jsd', which is 0 for beta=0 and beta=1: {given.beta}")
     if not isinstance(given.clip, (tuple, list)) or len(given.clip) != 2:
         raise TypeError(f"clip must be two numbers, how far the ratio may fall below 1 and rise above: {given.clip!r}")
     for limit in given.clip:

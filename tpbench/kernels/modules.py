@@ -62,7 +62,10 @@ class _LossModule(torch.nn.Module):
         return self
 
     def check(self, target: Any, rows: dict[str, Any], **inputs: Any) -> bool:
-        """Return true if one of `inputs` needs a gradient. Raise if one has no memory, or if a target needs one."""
+        """Return true if one of `inputs` needs a gradient. Raise if one has no memory, or if a target needs one.
+
+        Masks and other tensors of `rows` that the kernels read in fp32 become that.
+        """
         if wrong := sorted(rows.keys() - checks.POLICY_TENSORS):
             raise TypeError(
                 f"a call has no argument {', '.join(wrong)}: {type(self).__name__}() takes settings, and a call the "
@@ -75,6 +78,8 @@ class _LossModule(torch.nn.Module):
         learns = [name for name, tensor in given.items() if torch.is_grad_enabled() and tensor.requires_grad]
         for name in targets.keys() & learns:
             raise NotImplementedError(f"{name} requires a gradient, which the losses don't have: detach() it")
+        read = {name: tensor.float() for name, tensor in rows.items() if tensor is not None and name != "sequences"}
+        rows.update(read)
         return bool(learns)
 
     def local(self, name: str, value: Any, dimension: int) -> Any:

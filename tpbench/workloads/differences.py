@@ -215,7 +215,7 @@ class Comparison:
         at = tuple(int(position) for position in torch.unravel_index(torch.tensor(index), ratio.shape))
         place = f", most at {[at[0] + first_row, *at[1:]]}" if at else ""
         expected, wrong = float(right[at]), float(got[at])
-        why = " (nan: memory that was never written)" if math.isnan(wrong) else ""
+        why = " (nan: computed, or memory that was never written)" if math.isnan(wrong) else ""
         why = " (the reference itself is nan)" if math.isnan(expected) else why
         findings[name] = Finding(largest, f"{place}: expected {expected:.6g}, got {wrong:.6g}{why}")
 

@@ -127,7 +127,7 @@ WRONG = {
     "one row": r"^output_error [\d.]+ is above 0\.0156 \(bfloat16\): "
     r"rank 1: 2 of 384 elements of y differ, most at \[3, [56]\]: expected \S+, got \S+$",
     "later": r"^the last iteration of the wall clock, after a correct first one: .* most at \[0, \d+\]: ",
-    "unwritten": r"rank 0: 384 of 384 elements .* got nan \(nan: memory that was never written\)$",
+    "unwritten": r"rank 0: 384 of 384 elements .* got nan \(nan: computed, or memory that was never written\)$",
     "overwritten": "^mine overwrites its inputs",
     "overwritten unseen": "^mine overwrites its inputs",
     "replaced": "^output_error ",
