@@ -6,6 +6,7 @@ import copy
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -168,6 +169,11 @@ def test_tensors_without_memory_are_refused_by_name(name: str) -> None:
 def test_settings_are_those_of_the_function() -> None:
     with pytest.raises(TypeError, match="no setting zloss; there are algorithm, beta, block_cap, "):
         EntropyLoss(zloss=0.5)
+    for wrong in ({"loss": "ce"}, {"reduction": "avg"}, {"clip": 0.2}, {"block_cap": 1000}, {"vocab_size": 0}):
+        with pytest.raises((TypeError, ValueError), match=f"^{next(iter(wrong))} must be"):
+            EntropyLoss(**wrong)
+    with pytest.raises(TypeError, match=r"got float32: pass float\(temperature\)$"):
+        LinearEntropyLoss(temperature=np.float32(0.5))
     loss = EntropyLoss(z_loss=0.5, in_place=True)
     assert repr(loss) == "EntropyLoss(z_loss=0.5, in_place=True)"
     for module, tensors in ((loss, (LOGITS,)), (LinearEntropyLoss(), (HIDDEN, WEIGHT))):

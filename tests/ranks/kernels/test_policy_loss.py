@@ -204,19 +204,24 @@ def test_the_linear_loss(world_size: int) -> None:
 def test_the_modules_gradients(
     module: Any, reduction: str, dtype: torch.dtype, with_sequences: bool, device: torch.device
 ) -> None:
-    """The loss and the gradient of the weight are those of torch's recipe."""
+    """The loss and the gradient of the weight are those of torch's recipe, also for a mask and bf16 advantages."""
     if module is EntropyLoss and reduction == "none" and with_sequences:
         pytest.skip("is refused")
     hidden, weight, target = (each.to(device) for each in make_linear(rows=9))
     rows = {name: each for name, each in make_policy(9).items() if torch.is_tensor(each)}
     rows |= {"sequences": SEQUENCES} if with_sequences else {}
+    rows |= {"row_weight": rows["row_weight"] > 0, "advantages": rows["advantages"].bfloat16()}
     options: dict[str, Any] = {"kl_weight": 0.1, "clip": (0.2, 0.3), "reduction": reduction}
     upstream = torch.linspace(-1, 2, 9) if reduction == "none" else torch.tensor(1.5)
     ours, theirs = (weight.clone().requires_grad_() for _ in range(2))
     logits = ((hidden @ ours.t()).to(dtype),) if module is EntropyLoss else (hidden.to(dtype), ours.to(dtype))
     loss = module(loss="policy", **options)(*logits, target, **on_device(rows, device))
     recipe = policy_reference(
-        (hidden @ theirs.t()).double().cpu(), target.cpu(), row_grad=upstream.expand(9), **options, **rows
+        (hidden @ theirs.t()).double().cpu(),
+        target.cpu(),
+        row_grad=upstream.expand(9),
+        **options,
+        **rows | {name: rows[name].float() for name in ("row_weight", "advantages")},
     )
     close = {"rtol": 4 * TOLERANCE[dtype], "atol": 4 * TOLERANCE[dtype]}
     torch.testing.assert_close(loss.double().cpu(), recipe.loss, **close)
