@@ -12,6 +12,8 @@ from tpbench.workloads.train_step.problem import TrainStep
 
 ZERO_BUFFER_ELEMENTS = 500_000_000
 """Elements of each of the two buffers in which DeepSpeed's ZeRO reduces gradients (DeepSpeed's default)."""
+LINEAR_CHUNK_BYTES = 2**29
+"""Memory for the logits of a chunk of the linear loss: `AUTO_GIB` of the kernels, whose module needs torch."""
 
 
 @dataclass(frozen=True)
@@ -137,8 +139,13 @@ def _layers_bytes(problem: TrainStep, distribution: Distribution, tp_size: int) 
 
 
 def _logits_bytes(problem: TrainStep, distribution: Distribution, tp_size: int) -> int:
-    columns = problem.vocab / (tp_size if problem.vocab_parallel else 1)
-    per_token = columns * 2 * ITEM_BYTES[problem.dtype]  # logits and their gradient
+    columns, item = problem.vocab / (tp_size if problem.vocab_parallel else 1), ITEM_BYTES[problem.dtype]
+    if problem.train_loss == "tpbench_linear" or (problem.train_loss == "liger" and tp_size == 1):
+        # The logits of a chunk of tokens, and the gradients of hidden states and weight from the forward pass on.
+        tokens = problem.tokens / (tp_size if distribution.sequence_parallel else 1)
+        chunk = min(problem.tokens * columns * item, LINEAR_CHUNK_BYTES)
+        return round(chunk + (columns + tokens) * problem.hidden_size * item)
+    per_token = columns * 2 * item  # logits and their gradient
     if problem.train_loss == "torch":  # in fp32: log-probabilities and their gradient; with DTensor, one copy more
         per_token += columns * (12 if problem.vocab_parallel and distribution.dtensor_logits else 8)
     return round(problem.tokens * per_token)

@@ -35,13 +35,8 @@ from tpbench.workloads.train_step.model import models
 from tpbench.workloads.train_step.model.inputs import micro_batch, model_inputs, replica_batches
 from tpbench.workloads.train_step.model.models import allocate, fill, place_buffers
 from tpbench.workloads.train_step.problem import TrainStep
-from tpbench.workloads.train_step.training.trainer import (
-    TorchTrainer,
-    Trainer,
-    autocast,
-    local_shard,
-    torch_loss,
-)
+from tpbench.workloads.train_step.training.losses import local_shard, torch_loss
+from tpbench.workloads.train_step.training.trainer import TorchTrainer, Trainer, autocast
 
 STEPS = 3
 UNCHECKED = "; later steps are not checked"

@@ -75,8 +75,11 @@ class TrainStep:
     vocab_parallel: bool = setting(
         True, help="head and loss use the sharded vocabulary; false: gather all logits", option="ignored"
     )
-    train_loss: Literal["torch", "tpbench"] = setting(
-        "torch", help="cross-entropy: the variant's own, or tpbench's", option="skipped"
+    train_loss: Literal["torch", "compiled", "liger", "tpbench", "tpbench_linear"] = setting(
+        "torch",
+        help="cross-entropy: the variant's own (torch), compiled by torch.compile, or of liger or tpbench; "
+        "tpbench_linear: of head and loss, without logits",
+        option="skipped",
     )
 
     phase_steps: int = setting(

@@ -79,7 +79,7 @@ def _register(name: str, function: str, summary: str, options: Iterable[str], **
         f"training.{function}",
         summary,
         options=(*ALWAYS, *options),
-        uses_triton=lambda problem: problem.train_loss != "torch",
+        uses_triton=lambda problem: problem.train_loss not in ("torch", "compiled"),
         **{"requires": ("transformers",), "no_graph_reason": no_graph_reason, **traits},
     )
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from tpbench import packages
 from tpbench.columns import Column
+from tpbench.settings import spelled
 from tpbench.workloads import Pivot, Study, Workload
 from tpbench.workloads.train_step.documents import json_document
 from tpbench.workloads.train_step.estimates import MemoryEstimate, TrainVariant, estimate_memory, parameters
@@ -26,6 +27,13 @@ no other model is named."""
 LARGEST_ESTIMATE = 1.15
 """Most that an estimate of the memory exceeds the peak that is measured, as a factor: 1.13 in 31 measured cells."""
 MEMORY_PARTS = MemoryEstimate._fields[:-1]
+NEEDS_GPU = {
+    "compile=true": "", "nccl=symmetric": "", "nccl=copy_engine": "", "attention=flash_attention_2": "flash_attn",
+    "train_loss=compiled": "", "train_loss=liger": "liger_kernel",
+}  # fmt: skip
+"""Values that need a GPU, each with the package that it needs, too, or nothing."""
+PLAIN_LOGITS = ("llama", "qwen2", "qwen3", "mistral", "olmo", "phi")
+"""Beginnings of the model types whose logits are those of the head. Others change them, as by a factor."""
 SHOWN_FIRST = (
     "tokens_per_s_per_gpu", "mfu", "bound", "communication_share", "idle_share", "time_ms", "device_ms", "peak_gib",
     "loss_value",
@@ -65,6 +73,21 @@ COLUMNS = (
 )
 
 
+def unsupported_loss(problem: TrainStep, tp_size: int) -> str | None:
+    """Return why the problem's `train_loss` cannot be trained on tp_size ranks, or None."""
+    choice = f"train_loss={problem.train_loss}"
+    if problem.train_loss not in ("liger", "tpbench_linear"):
+        return None
+    if tp_size > 1 and not problem.vocab_parallel:
+        return f"{choice} needs vocab_parallel=true: it is of one head, or of shards of it"
+    if problem.train_loss == "liger" and problem.vocab % tp_size:
+        return f"{choice} needs equal shards: tp_size={tp_size} must divide vocab={problem.vocab}"
+    is_linear = problem.train_loss == "tpbench_linear" or tp_size == 1
+    if is_linear and not problem.architecture.startswith(PLAIN_LOGITS):
+        return f"{choice} gets no logits, which {problem.architecture} may change: train_loss=tpbench gets them"
+    return None
+
+
 class TrainStepWorkload(Workload):
     """The train step: its model is resolved, and its memory estimated, before a cell runs."""
 
@@ -92,14 +115,15 @@ class TrainStepWorkload(Workload):
     def unsupported_reason(self, job: Any) -> str | None:
         """Return why the job's device, its model or the installed packages do not support its options, or None."""
         problem: TrainStep = job.problem
-        if job.device == "cpu" and (problem.compile or problem.nccl != "default"):
-            return f"{'compile=true' if problem.compile else f'nccl={problem.nccl}'} needs a CUDA GPU"
-        if problem.attention == "flash_attention_2":
+        for choice, package in NEEDS_GPU.items():
+            name, _, value = choice.partition("=")
+            if spelled(getattr(problem, name)) != value:
+                continue
             if job.device == "cpu":
-                return "attention=flash_attention_2 needs a CUDA GPU"
-            if not packages.installed("flash_attn"):
-                return f"attention=flash_attention_2 {packages.not_installed(['flash_attn'])}"
-        return None
+                return f"{choice} needs a CUDA GPU"
+            if package and not packages.installed(package):
+                return f"{choice} {packages.not_installed([package])}"
+        return unsupported_loss(problem, job.tp_size)
 
     def least_gib(self, job: Any) -> float:
         """Return the expected memory of a rank in GiB, divided by the largest error of the estimate."""

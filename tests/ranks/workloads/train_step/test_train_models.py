@@ -23,7 +23,7 @@ from tpbench.workloads.train_step.model.configuration import model_configuration
 from tpbench.workloads.train_step.model.inputs import micro_batch, model_inputs
 from tpbench.workloads.train_step.model.models import build, materialise
 from tpbench.workloads.train_step.model.resolve import resolve
-from tpbench.workloads.train_step.training.trainer import torch_loss
+from tpbench.workloads.train_step.training.losses import torch_loss
 
 
 def test_initial_weights_of_a_seed_never_change_and_are_normal() -> None:

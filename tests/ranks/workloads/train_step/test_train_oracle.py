@@ -22,7 +22,7 @@ from tpbench.workloads.train_step.estimates import step_flops
 from tpbench.workloads.train_step.problem import PHASES
 from tpbench.workloads.train_step.sharding import by_modules
 from tpbench.workloads.train_step.training import fsdp
-from tpbench.workloads.train_step.training.trainer import local_shard
+from tpbench.workloads.train_step.training.losses import local_shard
 
 pytestmark = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
 

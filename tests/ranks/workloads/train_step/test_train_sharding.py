@@ -22,7 +22,7 @@ from tpbench.packages import installed
 from tpbench.workloads.train_step import WORKLOAD
 from tpbench.workloads.train_step.estimates import parameters_per_rank
 from tpbench.workloads.train_step.model.models import build, materialise
-from tpbench.workloads.train_step.training.trainer import local_shard
+from tpbench.workloads.train_step.training.losses import local_shard
 
 needs_two_gpus = pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
 

@@ -43,11 +43,16 @@ CASES: list[tuple[int, str, int, dict[str, Any]]] = [
     *((4, "autotp", 2, {"tied": stage == 1, "accumulate": 2, "zero_stage": stage}) for stage in (1, 2)),
     # Llama's layout with its rotary scaling, and a vocabulary that two ranks do not divide.
     *((2, name, 2, {"architecture": "llama", "rope_factor": 8.0, "vocab": 97}) for name in SHARDED),
-    # tpbench's loss, over the sharded and the whole vocabulary.
+    # tpbench's losses, over the sharded and the whole vocabulary.
     *((2, name, 2, {"train_loss": "tpbench", "tied": True}) for name in SHARDED),
     (2, "fsdp_dtensor", 2, {"train_loss": "tpbench", "vocab_parallel": False}),
     (2, "ddp", 1, {"train_loss": "tpbench", "max_grad_norm": None}),
-    (2, "fsdp_dtensor", 2, {"train_loss": "tpbench", **EAGER, **BOTH}),
+    *((2, name, 2, {"train_loss": "tpbench_linear", "tied": True, "vocab": 97}) for name in SHARDED),
+    *((2, name, 1, {"train_loss": "tpbench_linear", **BOTH}) for name in ALONE),
+    (4, "fsdp_dtensor", 2, {"train_loss": "tpbench_linear", **EAGER, **BOTH}),
+    (4, "autotp", 2, {"train_loss": "tpbench_linear"}),
+    # A head with a bias.
+    (2, "fsdp_dtensor", 2, {"train_loss": "tpbench_linear", "architecture": "phi", "ffn_matrices": 2}),
     *((4, name, 2, BOTH) for name in SHARDED),
     # Other architectures, by their own plans.
     *((2, name, 2, each) for name in SHARDED for each in ARCHITECTURES),
@@ -135,11 +140,24 @@ def compare_captured(here: Rank, name: str, tp_size: int, fields: dict[str, Any]
 @pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
 @pytest.mark.parametrize(
     ("name", "tp_size", "fields"),
-    [("fsdp_dtensor", 2, {}), ("fsdp_dtensor", 2, BOTH), ("fsdp", 1, {})],
+    [
+        ("fsdp_dtensor", 2, {}),
+        ("fsdp_dtensor", 2, BOTH),
+        ("fsdp", 1, {}),
+        *((name, 2, {"compile": False, "train_loss": "compiled", "vocab": 97}) for name in SHARDED),
+        ("ddp", 1, {"compile": False, "train_loss": "compiled"}),
+    ],
 )
-def test_layers_are_captured_by_torch_compile(name: str, tp_size: int, fields: dict[str, Any]) -> None:
+def test_layers_and_losses_are_captured_by_torch_compile(name: str, tp_size: int, fields: dict[str, Any]) -> None:
     for errors in run_on_ranks(2, compare_captured, name, tp_size, fields, timeout_s=600.0):
         check_errors(errors)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="Liger's kernels need a GPU")
+@pytest.mark.parametrize(("name", "tp_size"), [*((name, 2) for name in SHARDED), ("ddp", 1)])
+def test_ligers_losses(name: str, tp_size: int) -> None:
+    pytest.importorskip("liger_kernel")
+    test_a_variant_equals_one_process(2, name, tp_size, {"train_loss": "liger", "accumulate": 2})
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="compile=true needs a GPU")

@@ -14,6 +14,7 @@ from tpbench.settings import JobError
 from tpbench.workloads.train_step import WORKLOAD
 from tpbench.workloads.train_step.model.resolve import resolve
 from tpbench.workloads.train_step.training.autotp import deepspeed_configuration
+from tpbench.workloads.train_step.workload import unsupported_loss
 
 
 @pytest.mark.parametrize(
@@ -46,6 +47,25 @@ def test_ranks_share_heads_and_columns(name: str, fields: dict[str, Any], said: 
     problem = tiny_problem(**fields)
     assert not problem.check(4, 1)
     reason = WORKLOAD.variants[name].unsupported_reason(problem, 4)
+    assert reason is None if said is None else reason is not None and said in reason
+
+
+@pytest.mark.parametrize(
+    ("fields", "tp_size", "said"),
+    [
+        ({"train_loss": "tpbench_linear"}, 2, None),
+        ({"train_loss": "liger", "vocab": 97}, 1, None),
+        (
+            {"train_loss": "liger", "vocab": 97},
+            2,
+            "train_loss=liger needs equal shards: tp_size=2 must divide vocab=97",
+        ),
+        ({"train_loss": "tpbench_linear", "vocab_parallel": False}, 2, "needs vocab_parallel=true"),
+        ({"train_loss": "tpbench_linear", "architecture": "gemma2"}, 1, "gets no logits, which gemma2 may change"),
+    ],
+)
+def test_a_loss_that_a_model_cannot_have_is_skipped(fields: dict[str, Any], tp_size: int, said: str | None) -> None:
+    reason = unsupported_loss(tiny_problem(**fields), tp_size)
     assert reason is None if said is None else reason is not None and said in reason
 
 

@@ -9,7 +9,8 @@ import torch
 
 from tests.support.train_step import CPU, single_context, tiny_problem
 from tpbench.workloads.train_step.model.inputs import micro_batch
-from tpbench.workloads.train_step.training.trainer import TorchTrainer, adamw, torch_loss
+from tpbench.workloads.train_step.training.losses import torch_loss
+from tpbench.workloads.train_step.training.trainer import TorchTrainer, adamw
 
 
 def test_tokens_of_a_seed_never_change() -> None:

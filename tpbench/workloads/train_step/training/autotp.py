@@ -16,7 +16,8 @@ from tpbench.workloads.train_step.model import models
 from tpbench.workloads.train_step.model.inputs import Batch, model_inputs
 from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.sharding.plan import Block, blocks
-from tpbench.workloads.train_step.training.trainer import Loss, MarkPhase, adamw, ignore_phase, loss_of
+from tpbench.workloads.train_step.training.losses import Loss, loss_of
+from tpbench.workloads.train_step.training.trainer import MarkPhase, adamw, ignore_phase
 
 _PARTITION_TYPES = {"colwise": "column", "rowwise": "row", "replicated": "skip"}
 
@@ -106,14 +107,14 @@ def import_deepspeed(device: torch.device) -> Any:
 
 
 def _loss(problem: TrainStep, model: Any) -> Loss:
-    """Return the loss of whole logits or, if the head is sharded, DeepSpeed's or tpbench's vocabulary-parallel loss."""
+    """Return the loss of whole logits or, if the head is sharded, DeepSpeed's or another vocabulary-parallel loss."""
     from deepspeed.module_inject.layers import VocabParallelLinear
 
     head = next((module for module in model.modules() if isinstance(module, VocabParallelLinear)), None)
     if head is None:
-        return loss_of(problem)
+        return loss_of(problem, model)
     if problem.train_loss != "torch":
-        return loss_of(problem, head.mp_group, head.vocab_start_index)
+        return loss_of(problem, model, head.mp_group, head.vocab_start_index)
 
     return lambda logits, labels: model.loss_function(logits, shift_labels=labels)  # type: ignore[no-any-return]
 

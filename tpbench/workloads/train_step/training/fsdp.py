@@ -19,7 +19,8 @@ from tpbench.workloads.train_step.model import models
 from tpbench.workloads.train_step.model.models import decoder_layers, make_parts, place_buffers
 from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.sharding import by_dtensor, by_modules
-from tpbench.workloads.train_step.training.trainer import TorchTrainer, loss_of
+from tpbench.workloads.train_step.training.losses import loss_of
+from tpbench.workloads.train_step.training.trainer import TorchTrainer
 
 
 def fsdp_dtensor(problem: TrainStep, context: Context, sharding: ModuleType = by_modules) -> TorchTrainer:
@@ -38,7 +39,8 @@ def fsdp_dtensor(problem: TrainStep, context: Context, sharding: ModuleType = by
     shard_over_replicas(model, mesh["dp"], context.device, problem.seed)
     sharded_logits = context.tp_size > 1 and problem.vocab_parallel
     vocab_start = context.tp_rank * -(-problem.vocab // context.tp_size)
-    loss = loss_of(problem, context.tp_group, vocab_start) if sharded_logits else loss_of(problem)
+    shard = (context.tp_group, vocab_start) if sharded_logits else ()
+    loss = loss_of(problem, model, *shard, hidden_sharded=sharded_logits and sharding is by_modules)
     reduce_gradients = sharding.gradient_reduction(model, context.tp_group) if context.tp_size > 1 else None
 
     @contextlib.contextmanager
@@ -87,7 +89,7 @@ def ddp(problem: TrainStep, context: Context) -> TorchTrainer:
     """Train with torch's DistributedDataParallel. Gradients are averaged only in the last micro-batch of a step."""
     model = models.build(problem)
     models.materialise(model, context.device, problem.seed)
-    loss = loss_of(problem)
+    loss = loss_of(problem, model)
     devices = [context.device.index] if context.device.type == "cuda" else None
     wrapped = DistributedDataParallel(
         model, device_ids=devices, process_group=context.dp_group, gradient_as_bucket_view=True

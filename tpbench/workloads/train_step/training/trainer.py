@@ -1,4 +1,4 @@
-"""The interface between a variant and the session, the trainer of plain torch, and the losses of all trainers."""
+"""The interface between a variant and the session, and the trainer of plain torch."""
 
 import contextlib
 from collections import defaultdict
@@ -8,43 +8,13 @@ from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 
 from tpbench.measure.session import Context
 from tpbench.workloads.train_step.model.inputs import Batch, model_inputs
 from tpbench.workloads.train_step.problem import TrainStep
-
-Loss = Callable[[Tensor, Tensor], Tensor]
-"""Mean cross-entropy, a scalar, of logits (batch, sequence, vocabulary or a shard of it) and labels (batch,
-sequence)."""
-
-
-def loss_of(problem: TrainStep, group: Any = None, vocab_start: int = 0) -> Loss:
-    """Return the problem's loss: torch's or tpbench's, whose gradient overwrites the logits.
-
-    `group` shards the vocabulary, or is None; `vocab_start` is the first column on this rank.
-    """
-    if problem.train_loss == "torch":
-        return torch_loss
-    from tpbench.kernels import EntropyLoss
-
-    # exchange="nccl" because FSDP's collectives run at the same time.
-    module = EntropyLoss(in_place=True, group=group, vocab_start=vocab_start, vocab_size=problem.vocab, exchange="nccl")
-    return lambda logits, labels: module(local_shard(logits).flatten(0, 1), labels.flatten())
-
-
-def torch_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Compute torch's cross-entropy in fp32. Under torch's `loss_parallel()`, the logits may be a DTensor that is
-    sharded over the vocabulary."""
-    return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
-
-
-def local_shard(value: Tensor) -> Tensor:
-    """Return this rank's shard of a DTensor; any other tensor is returned as it is."""
-    return value.to_local() if isinstance(value, DTensor) else value
-
+from tpbench.workloads.train_step.training.losses import Loss, local_shard
 
 MarkPhase = Callable[[str], None]
 """Callback at the beginning of a phase, with its name."""
