@@ -66,12 +66,14 @@ def defaults(cls: type) -> dict[str, Any]:
 
 
 def spelled(value: Any) -> str:
-    """Return a value as a command line spells it."""
+    """Return a value as a command line spells it, with all digits that tell it from others."""
     if value is None:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    return short if float(short := f"{value:g}") == value else repr(float(value))
 
 
 def parse(cls: type, values: Mapping[str, Any]) -> Any:

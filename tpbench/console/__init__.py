@@ -49,6 +49,8 @@ def information(arguments: Sequence[str]) -> int | None:
     """
     if sys.stdout is None:  # the shell has closed it: `>&-`
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
+    if not os.environ.get("COLUMNS", "").strip("0"):  # no width: rich would print nothing
+        os.environ.pop("COLUMNS", None)
     warnings.formatwarning = lambda message, *_: f"tpbench: warning: {message}\n"  # those of sweeps, too
     try:
         code = _run(arguments)

@@ -102,7 +102,7 @@ def _pivot(frame: pd.DataFrame, options: argparse.Namespace) -> Document:
 
 def _cells(frame: pd.DataFrame, options: argparse.Namespace) -> Document:
     columns = [] if options.columns is None else [*map(str.strip, options.columns.split(","))]
-    check_columns(columns)
+    check_columns(columns, frame)
     return study_document(frame, options.study, columns)
 
 

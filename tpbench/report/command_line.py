@@ -17,7 +17,7 @@ from tpbench.report.analysis.records import json_object, value_text
 from tpbench.report.plots import render
 from tpbench.results.read import load
 from tpbench.results.schema import COLUMN_LIST, all_columns
-from tpbench.settings import JobError, path_argument, user_path
+from tpbench.settings import JobError, path_argument, spelled, user_path
 from tpbench.suggestions import SYNONYMS, nearest, unknown
 from tpbench.tables import Document
 from tpbench.workloads.study_data import Picture
@@ -125,14 +125,17 @@ def selected_rows(options: argparse.Namespace) -> pd.DataFrame:
             if name in all_columns():
                 raise JobError(f"none of these rows has the column {name}, which is of another workload")
             raise JobError(unknown("column", name, all_columns(), COLUMN_LIST))
-        texts = frame[name].map(value_text)
-        wanted = [value] if value in set(texts) else value.split(",")  # a value may contain a comma
-        for text in wanted:
-            if text not in set(texts):
-                present = set(texts[frame[name].notna()])
-                place = f"--columns {name}" if len(present) > 60 else ""  # a list of sizes may fill the screen
-                raise JobError(f"in these rows, {unknown(name, text, present, place)}")
-        frame = frame[texts.isin(wanted)]
+        values = [
+            None if is_missing else value for value, is_missing in zip(frame[name], frame[name].isna(), strict=True)
+        ]
+        spellings = [{value_text(value), spelled(value), str(value)} for value in values]
+        known = set().union(*spellings)
+        wanted = {value} if value in known else set(value.split(","))  # a value may contain a comma
+        for text in sorted(wanted - known):
+            present = {value_text(value) for value in values if value is not None}
+            place = f"--columns {name}" if len(present) > 60 else ""  # a list of sizes may fill the screen
+            raise JobError(f"in these rows, {unknown(name, text, present, place)}")
+        frame = frame[[not wanted.isdisjoint(texts) for texts in spellings]]
     return frame
 
 

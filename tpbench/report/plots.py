@@ -17,9 +17,8 @@ from tpbench import packages
 from tpbench.report.analysis.comparison import value_of
 from tpbench.report.analysis.grid import Key, RecordGrid, heading
 from tpbench.report.analysis.metrics import TITLES, metric
-from tpbench.report.analysis.records import column_label, sort_key, value_text
+from tpbench.report.analysis.records import column_label, short_text, sort_key, value_text
 from tpbench.settings import JobError
-from tpbench.suggestions import printable
 from tpbench.workloads.study_data import Panel, Picture, Series
 
 if TYPE_CHECKING:
@@ -188,7 +187,7 @@ def draw_panels(picture: Picture) -> Figure:
     labels = picture.labels or sorted(series)
     across = min(PER_ROW, len(picture.panels))
     down = -(-len(picture.panels) // across)
-    legend = 0.07 * max((len(printable(label, NAME_LETTERS)) for label in series), default=1) + 0.6  # inches
+    legend = 0.07 * max((len(_legend_text(label)) for label in series), default=1) + 0.6  # inches
     width = max(5.2, PANEL_WIDTH * across, legend)  # a narrower figure would cut the longest name
     letters = int(width / across / INCHES_PER_LETTER) - 6
     if len(picture.panels) > 1:
@@ -220,11 +219,16 @@ def draw_panels(picture: Picture) -> Figure:
     return figure
 
 
+def _legend_text(label: str) -> str:
+    """Return a label as a legend has it. matplotlib leaves out those that begin with an underscore."""
+    return re.sub("^_", " _", short_text(label, NAME_LETTERS))
+
+
 def _draw_panel(axes: Axes, panel: Panel, labels: Sequence[str], *, joined: bool) -> None:
     """Draw the series of one panel. The index of a label in `labels` chooses the colour and the marker."""
     cross_height = 0.99
     for line in panel.lines:
-        index, label = labels.index(line.label), printable(line.label, NAME_LETTERS)
+        index, label = labels.index(line.label), _legend_text(line.label)
         colour = LIGHT[index % len(LIGHT)]
         marker = MARKERS[index % len(MARKERS)]  # for readers who cannot distinguish the colours
         if line.points:

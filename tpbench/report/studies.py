@@ -4,6 +4,7 @@ A workload may also compute the tables and the picture of a study itself (`Study
 """
 
 import importlib
+import itertools
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -36,12 +37,12 @@ def studies() -> dict[str, dict[str, Study]]:
     return by_name
 
 
-def check_columns(names: Sequence[str]) -> None:
-    """Raise JobError that names an unknown column. A name may be a ratio such as time_ms/device_ms."""
-    for name in names:
-        for part in name.split("/", 1):
-            if part not in all_columns():
-                raise JobError(unknown("column", part, all_columns(), COLUMN_LIST))
+def check_columns(names: Sequence[str], frame: pd.DataFrame) -> None:
+    """Raise JobError that names a column of no row. A name may be a ratio such as time_ms/device_ms."""
+    known = {*all_columns(), *frame.columns}  # a row may have a field that its operation has no more
+    for part in itertools.chain.from_iterable(name.split("/", 1) for name in names):
+        if part not in known:
+            raise JobError(unknown("column", part, known, COLUMN_LIST))
 
 
 def study_document(frame: pd.DataFrame, study: str | None, columns: Sequence[str] = ()) -> Document:

@@ -36,7 +36,7 @@ from tpbench.results.write import row_path, row_table
 from tpbench.settings import defaults, spelled
 from tpbench.suggestions import printable, unknown
 from tpbench.workloads import Workload, cached_until_registered, variants, workloads
-from tpbench.workloads.definition import register_stored
+from tpbench.workloads.definition import register_stored, workload_of
 from tpbench.workloads.study_data import oldest_first
 
 _ORDER = ("started_at", "cell", "row_id")
@@ -267,10 +267,19 @@ def column_defaults() -> dict[str, dict[str, Any]]:
 
 
 def with_defaults(table: pa.Table) -> pa.Table:
-    """Return the table with the defaults of fields that rows lack."""
+    """Return the table with the defaults of fields that rows lack.
+
+    A row of a user's operation whose problem has another form since gets none: nobody ran that default.
+    """
+    known, places = workloads(), table.select(["workload", DEFINITION]).to_pylist()
+    of_other_form = [
+        row[DEFINITION] is not None and workload_of(row) is not known.get(row["workload"]) for row in places
+    ]
     for workload, fields in column_defaults().items():
         lacking = [name for name in fields if name in table.column_names and table.column(name).null_count]
         of_workload = pc.fill_null(pc.equal(table.column("workload"), workload), False) if lacking else None
+        if of_workload is not None and any(of_other_form):
+            of_workload = pc.and_not(of_workload, pa.array(of_other_form))
         for name in lacking if of_workload is not None and pc.any(of_workload).as_py() else ():
             column, value = table.column(name), fields[name]
             if pa.types.is_null(column.type):  # of a user's workload, no row of which has the field

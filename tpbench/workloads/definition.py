@@ -5,10 +5,13 @@ Rows carry it, so that reports never load the file.
 
 import contextlib
 import dataclasses
+import functools
+import inspect
 import json
 import types
 import typing
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 from tpbench.columns import declared
@@ -22,8 +25,10 @@ def definition_of(workload: Workload) -> dict[str, Any]:
     """Return what rows carry. Raises ValueError in one line for a field that a command line could not set."""
     hints = typing.get_type_hints(workload.problem)
     columns = {column.name: column.doc for column in declared(workload.columns)}
+    code = getattr(inspect.unwrap(next(iter(workload.functions.values()), definition_of)), "__code__", None)
     return {
         "name": workload.name,
+        "file": Path(code.co_filename).name if code else "",
         "title": workload.summary,
         "costs": not workload.functions.keys().isdisjoint(("costs", "session")),
         "fields": [_field(field, hints[field.name]) for field in dataclasses.fields(workload.problem)],
@@ -64,6 +69,12 @@ def known(definition: Mapping[str, Any]) -> Workload:
     present = workloads().get(str(definition.get("name")))
     if present is not None and present.definition == definition:
         return present
+    workload = _made(definition)
+    register(workload)
+    return workload
+
+
+def _made(definition: Mapping[str, Any]) -> Workload:
     if definition["name"] in NAMES or not definition["name"].isidentifier():
         raise ValueError(f"{definition['name']} is the name of a workload of tpbench")
     fields = []
@@ -75,7 +86,7 @@ def known(definition: Mapping[str, Any]) -> Workload:
     problem = dataclasses.make_dataclass(
         str(definition["name"]), fields, frozen=True, namespace={"check": lambda self, tp_size, dp_size: []}
     )
-    workload = Workload(
+    return Workload(
         problem,
         str(definition["title"]),
         name=definition["name"],
@@ -84,8 +95,36 @@ def known(definition: Mapping[str, Any]) -> Workload:
         scheduled=definition.get("scheduled") is True,
         definition=definition,
     )
-    register(workload)
-    return workload
+
+
+def workload_of(row: Mapping[str, Any]) -> Workload | None:
+    """Return the workload of a row, or None for one that this process doesn't know.
+
+    A user may edit an operation, and two files may use one name. If the form in which the row was measured has a field
+    that the registered one lacks, or is of another file, its problem is another one: its own form is returned.
+    """
+    present = workloads().get(row["workload"])
+    if present is None or present.definition is None:
+        return present
+    with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):  # it may be any text
+        own = _stored(row["workload_definition"])
+        if own.name == present.name and not _extends(present.definition, own.definition or {}):
+            return own
+    return present
+
+
+@functools.lru_cache(1000)
+def _stored(text: str) -> Workload:
+    return _made(json.loads(text))
+
+
+def _extends(definition: Mapping[str, Any], older: Mapping[str, Any]) -> bool:
+    """Return true if the definition has the fields of the older one, and further ones with defaults only."""
+    names = {field["name"] for field in older["fields"]}
+    added = [field for field in definition["fields"] if field["name"] not in names]
+    files = {text for text in (definition.get("file"), older.get("file")) if text}  # rows of older versions have none
+    extends = len(names) + len(added) == len(definition["fields"]) and all("default" in field for field in added)
+    return extends and len(files) < 2
 
 
 def register_stored(definitions: Iterable[Any]) -> None:

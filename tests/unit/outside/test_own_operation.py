@@ -19,6 +19,7 @@ from tpbench.launcher.command_line import outside_choices
 from tpbench.launcher.command_line.arguments import accepted_by_hydra, rewritten
 from tpbench.launcher.options import command_line_names
 from tpbench.outside.variant import from_file
+from tpbench.report.analysis.changes import pair_cells
 from tpbench.report.analysis.grid import arrange_rows
 from tpbench.results.schema import workload_columns
 from tpbench.settings import JobError
@@ -79,6 +80,15 @@ MISTAKES = {
     ),
     "my_op.py: the field seed of my_copy has a name that tpbench or a field uses": ("how: str", "seed: str"),
     "my_op.py: the field tokens of my_copy has a name that tpbench": ("tokens: int", "tokens: float"),
+    "my_op.py: the field layers of my_copy has a name that tpbench": ("how: str", "layers: str"),
+    "my_op.py: the field hidden of my_copy has a name that tpbench": ("delay_ms: float", "hidden: float"),
+    "my_op.py: the column entropy of my_copy has a name that tpbench": (
+        '"a copy")', '"a copy", columns={"entropy": "of the outputs"})',
+    ),
+    "my_op.py: the column mfu of my_copy has a name that tpbench": ('"a copy")', '"a copy", columns={"mfu": "share"})'),
+    "my_op.py: the field hardware of my_copy has a name that tpbench": ("how: str", "hardware: str"),
+    "my_op.py: the field tp of my_copy has a name that tpbench": ("how: str", "tp: str"),
+    "my_op.py: the field dp of my_copy has a name that tpbench": ("how: str", "dp: str"),
     "no variant in my_op.py is called copies, did you mean copied? (valid: copied)": ("def copies", "def copied"),
 }  # fmt: skip
 """Messages, each with a change of the file that causes it."""
@@ -144,22 +154,60 @@ def test_a_mistake_is_one_line(message: str, folder: Path) -> None:
     assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
 
 
-def test_rows_are_read_without_the_file_in_the_newest_form_of_its_workload(folder: Path) -> None:
-    for version, tokens in enumerate(("8", "9")):
-        outside_choices.command_line_variants.clear()
-        rewritten(["variant=my_op.py:copies"])
-        job = parsed(tokens=tokens, output_dir=str(folder / "outputs"))
-        task = new_task(job, folder / str(version), cell=version, **FACTS)
-        store(task.result("ok", None, time_ms=1.0, output_error=0.0), job, task.folder)
-        (folder / "my_op.py").write_text(
-            FILE.replace('how: str = setting("plain", help="way")', 'more: int = setting(3, help="factor")')
-        )
-        forget()
-    (folder / "my_op.py").unlink()
+def run(folder: Path, text: str, cell: int, file: str = "my_op.py", **fields: Any) -> None:
+    """Store a row of the file's variant, as a process of its own does. The file is gone then."""
+    (folder / file).write_text(text)
+    outside_choices.command_line_variants.clear()
+    rewritten([f"variant={file}:copies"])
+    job = parsed(variant=f"{file}:copies", output_dir=str(folder / "outputs"), **fields)
+    task = new_task(job, folder / str(cell), cell=cell, **FACTS)
+    store(task.result("ok", None, time_ms=1.0 + cell, output_error=0.0), job, task.folder)
+    (folder / file).unlink()
+    forget()
+
+
+HOW = '    how: str = setting("plain", help="way")\n'
+MORE = '    more: int = setting(3, help="factor")\n'
+
+
+def test_a_row_older_than_a_field_has_its_default(folder: Path) -> None:
+    run(folder, FILE, 0, tokens=8)
+    run(folder, FILE.replace(HOW, HOW + MORE), 1, tokens=9)
     rows = tpbench.load(folder / "outputs")
-    assert list(rows["tokens"]) == [8, 9] and list(rows["more"]) == [3, 3] and list(rows["delay_ms"]) == [0.5, 0.5]
-    assert rows["how"][0] == "plain" and list(rows["label"]) == ["my_op.py:copies"] * 2
+    assert list(rows["tokens"]) == [8, 9] and list(rows["more"]) == [3, 3] and list(rows["how"]) == ["plain"] * 2
+    assert list(rows["label"]) == ["my_op.py:copies"] * 2 and len(arrange_rows(rows)) == 1
     assert (workload_columns()["my_copy"]["delay_ms"].unit, rows["workload"][0]) == ("ms", "my_copy")
+
+
+@pytest.mark.parametrize(
+    ("text", "file"),
+    [
+        (FILE.replace(HOW, MORE), "my_op.py"),  # renamed
+        (FILE.replace(HOW, ""), "my_op.py"),  # removed
+        (
+            FILE.replace("    tokens", '    more: int = setting(help="factor")\n    tokens', 1),
+            "my_op.py",
+        ),  # added, without a default
+        (FILE, "other.py"),
+    ],
+    ids=["renamed", "removed", "required", "another file"],
+)
+def test_a_row_of_another_form_of_its_operation_is_another_problem(text: str, file: str, folder: Path) -> None:
+    for cell, delay in enumerate((1.0, 2.0)):
+        run(folder, FILE, cell, delay_ms=delay)
+    run(folder, text, 2, file, delay_ms=2.0, **({"more": 7} if "more" in text else {}))
+    rows = tpbench.load(folder / "outputs")
+    assert "more" not in rows or list(rows["more"].isna()) == [True, True, False]
+    assert list(rows["how"].fillna("")) == ["plain", "plain", "plain" if HOW in text else ""]
+    today, older = arrange_rows(rows)
+    assert (
+        len(older.lines) == 2
+        and len(today.lines) == 1
+        and older.facts["form"] == "tokens, delay_ms, how, seed (my_op.py)"
+    )
+    pairs = pair_cells(rows[:2], rows[2:])
+    assert len(pairs) == 3 and not any(pair.before and pair.after for pair in pairs)
+    assert information(["report", "outputs", "--columns", "how,delay_ms", "--only", "delay_ms=1"]) == 0
 
 
 def test_a_file_is_known_when_rows_of_others_are_read(folder: Path) -> None:

@@ -53,6 +53,14 @@ def test_every_format_is_written(tmp_path, capsys):
     assert "no format has the suffix .html: use .txt, .md, .csv, .png, .svg" in capsys.readouterr().err
 
 
+def test_a_screen_without_columns_and_values_beyond_any_ratio(tmp_path, capsys, monkeypatch):
+    place = write(tmp_path, [1e-300, 1e300])
+    monkeypatch.setenv("COLUMNS", "0")
+    assert main(["history", place]) == 1 and "slower" in capsys.readouterr().out
+    monkeypatch.setenv("COLUMNS", "00")
+    assert main([place]) == 0 and "triton_tp" in capsys.readouterr().out
+
+
 def test_a_faster_level_passes_and_a_failure_does_not(tmp_path, capsys):
     place = write(tmp_path, [1.2] * 6 + [1.0] * 6, git_commit="b" * 40)
     assert main(["history", place]) == 0

@@ -1,8 +1,14 @@
 """Every row is in one cell, nothing that differs is merged, and the numbers are the rows'."""
 
+import csv
+import io
+
 import pytest
 
+from tests.support.commands import report as main
 from tests.unit.report.conftest import CPU
+from tpbench.report import plots
+from tpbench.report.analysis.grid import arrange_rows
 from tpbench.report.pivot import pivot
 from tpbench.settings import JobError
 from tpbench.tables import as_csv, as_text
@@ -37,6 +43,26 @@ def test_variants_side_by_side(add, frame):
     }
     assert report.tables[0].heading == "entropy_loss, cross_entropy, bfloat16, NVIDIA H200, cuda, tokens=4096"
     assert [note.text for note in report.notes] == ["oom: pytorch_gather vocab=131072 tp=8: asked for 4 GiB"]
+
+
+def test_values_that_print_alike_stay_apart(add, frame, tmp_path, capsys):
+    """Identity comes from values. Texts are cut after 60 letters, have single spaces and once had six digits."""
+    names = [f"{'a' * 30}_{middle}_{'b' * 60}.py:fast" for middle in ("one", "two")]
+    for variant in names:
+        for temperature in (0.1234567, 0.1234568):
+            add(variant, 1.0 + temperature, temperature=temperature, dtype="a  b")
+    add(names[0], 9.0, dtype="a b")
+    report = pivot(frame())
+    assert [len(table.rows) for table in report.tables] == [2, 1] and len(set(report.tables[0].columns)) == 6
+    for transposed in (False, True):
+        lines = list(csv.DictReader(io.StringIO(as_csv(pivot(frame(), transpose=transposed)))))
+        times = [value for line in lines for name, value in line.items() if name.endswith("time_ms") and value]
+        assert len(times) == 5
+    for stored in (f"variant={names[0]}", "temperature=0.1234567", "dtype=a  b", "time_ms=1.1234567"):
+        assert main([str(tmp_path), "--only", stored, "--format", "csv"]) == 0, stored
+    (panel,) = plots.by_size(arrange_rows(frame())[0], "time_ms").panels
+    assert panel.categories == ("0.1234567", "0.1234568")
+    capsys.readouterr()
 
 
 def test_a_report_names_the_traces_of_its_rows(add, frame):

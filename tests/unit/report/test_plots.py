@@ -42,6 +42,15 @@ def test_the_lines_are_the_rows(rows, grid):
     assert "pytorch_gather: out of memory" in [line.get_label() for line in failed.get_lines()]
 
 
+def test_every_line_has_its_name(add, frame):
+    """matplotlib leaves out names that begin with an underscore, and the end of a long name is cut."""
+    names = ["_mine.py:fast", "__x.py:_f", f"{'a' * 99}1.py:f", f"{'a' * 99}1{'b' * 99}.py:f"]
+    for variant in names:
+        add(variant, 1.0)
+    (legend,) = plots.draw_panels(plots.by_size(*arrange_rows(frame()), "time_ms")).legends
+    assert len({text.get_text() for text in legend.texts}) == 4 and " _mine.py:fast" in str(legend.texts)
+
+
 def test_keys_that_change_together_are_panels(add, frame):
     """Models of several sizes, each by its tokens, do not become three panels with a dot each."""
     for vocab, tp_size in ((1000, 1), (2000, 2)):

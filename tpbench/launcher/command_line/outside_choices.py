@@ -13,12 +13,14 @@ from tpbench.launcher.options import GROUPS, SWEEP_OPTION_NAMES, aliases
 from tpbench.measure.session import MeasureSettings
 from tpbench.outside.variant import OutsideVariant, from_file, names_in
 from tpbench.results.read import LABEL
-from tpbench.results.schema import COMMON_COLUMNS
+from tpbench.results.schema import COMMON_COLUMNS, workload_columns
 from tpbench.settings import JobError, user_path
-from tpbench.workloads import variants
+from tpbench.workloads import NAMES, variants
 
 SHARED_COLUMNS = {"seed": int, "tokens": int, "vocab": int, "dtype": str}
-"""Columns that hold fields of several workloads' problems, with their types."""
+"""Columns of every row that hold fields of several workloads' problems, with their types."""
+REPORT_NAMES = frozenset({"hardware", "tp", "dp", "floor", "form", "notes", "when", "where", "columns", LABEL})
+"""Names of which reports and `tpbench.load` make something else."""
 
 _FILE = re.compile(r"(?P<path>.*\.py)(?::(?P<function>.*))?")
 FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.py")
@@ -81,10 +83,13 @@ def _require_free_names(variant: OutsideVariant) -> None:
     """Raise JobError if a field or column of the variant's workload has the name of another field, option or column."""
     file = Path(variant.path).name
     taken = {field.name for cls in (Job, MeasureSettings) for field in fields(cls)} | SWEEP_OPTION_NAMES
-    taken |= {*GROUPS, *aliases(), LABEL, *COMMON_COLUMNS} - SHARED_COLUMNS.keys()
+    taken |= {*GROUPS, *aliases(), *REPORT_NAMES, *COMMON_COLUMNS} - SHARED_COLUMNS.keys()
     types = {field.name: type_of_hint(field.type) for field in fields(variant.of_workload.problem)}
-    wrong = [name for name, kind in types.items() if name in taken or kind != SHARED_COLUMNS.get(name, kind)]
-    for name in wrong or variant.of_workload.column_types().keys() & {LABEL, *COMMON_COLUMNS, *types}:
+    typed = {
+        name: column.type for other in NAMES for name, column in workload_columns()[other].items()
+    } | SHARED_COLUMNS
+    wrong = [name for name, kind in types.items() if name in taken or kind != typed.get(name, kind)]
+    for name in wrong or variant.of_workload.column_types().keys() & {*REPORT_NAMES, *COMMON_COLUMNS, *typed, *types}:
         what = "field" if name in wrong else "column"
         raise JobError(
             f"{file}: the {what} {name} of {variant.workload} has a name that tpbench or a field uses: rename it"

@@ -17,6 +17,7 @@ from tpbench.report.analysis.metrics import Metric
 from tpbench.report.analysis.records import Record, is_measurement, named, row_records, value_text
 from tpbench.results.current_rows import replaced_rows
 from tpbench.workloads import workloads
+from tpbench.workloads.definition import workload_of
 
 CellIdentity: TypeAlias = tuple[tuple[str, Any], ...]
 
@@ -235,7 +236,7 @@ def rows_by_cell(frame: pd.DataFrame) -> dict[CellIdentity, dict[Any, list[Recor
 
 def _identity(record: Record) -> CellIdentity:
     """Return the whole problem of a cell, options included. It does not depend on the defaults of the configuration."""
-    workload = workloads().get(record["workload"])
+    workload = workload_of(record)
     problem = records.problem_fields(workload) or dict.fromkeys(_NAMED_FIRST)
     defaults = dict.fromkeys(_ALWAYS) | problem | {"dp_size": 1, "nodes": 1, "graph": False, "fresh": False}
     values = {name: default if record.get(name) is None else record[name] for name, default in defaults.items()}

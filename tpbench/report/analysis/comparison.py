@@ -9,6 +9,7 @@ of two rows is always that of their printed values.
 
 import itertools
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean
@@ -42,9 +43,9 @@ METHOD = (
 TRIMMED = 0.2
 """Share of the rounds at each end that a trimmed mean leaves out."""
 INTERLEAVED_METHOD = (
-    f"the ratio of the medians of cells that were measured interleaved, A B B A. The interval follows from the ratios of "
-    f"single rounds, from {2 * FEWEST} rounds on: a t test of the logarithms' trimmed mean, with its distance to the "
-    f"ratio of the medians, and {SETUP_SCATTER:.1%} for the set-up. Drift that is steady over four rounds cancels"
+    "the ratio of the medians of cells that were measured interleaved, A B B A. The interval follows from the ratios "
+    f"of single rounds, from {2 * FEWEST} rounds on: a t test of the logarithms' trimmed mean, with its distance to "
+    f"the ratio of the medians, and {SETUP_SCATTER:.1%} for the set-up. Drift that is steady over four rounds cancels"
 )
 _NORMAL_5_TO_95 = 2 * NormalDist().inv_cdf(0.95)
 
@@ -121,7 +122,7 @@ def compare(before: Sequence[Row], after: Sequence[Row], shown: Metric, scatter:
             return by_rounds
     if all(observation.known for observation in (*bottom, *top)) or min(len(bottom), len(top)) >= FEWEST_ROWS:
         return _tested(bottom, top, scatter or Scatter.of(shown, ()))
-    return Ratio(geometric_mean(top) / geometric_mean(bottom))
+    return Ratio(_exp(_mean_log(top) - _mean_log(bottom)))
 
 
 def ratios_to_best(records: Sequence[Record | None], shown: Metric) -> list[Ratio | None]:
@@ -177,7 +178,16 @@ def observations(rows: Iterable[Row], shown: Metric) -> list[Observation]:
 
 def geometric_mean(observed: Sequence[Observation]) -> float:
     """Return the geometric mean of the values."""
-    return math.exp(fmean([observation.log for observation in observed]))
+    return _exp(_mean_log(observed))
+
+
+def _mean_log(observed: Sequence[Observation]) -> float:
+    return fmean(observation.log for observation in observed)
+
+
+def _exp(log: float) -> float:
+    """Return the number of a logarithm: infinity if it is too large, as a ratio of extreme values may be."""
+    return math.exp(log) if log < math.log(sys.float_info.max) else math.inf
 
 
 def _ratio(log: float, error: float, freedom: float, *, interleaved: bool = False) -> Ratio:
@@ -185,7 +195,7 @@ def _ratio(log: float, error: float, freedom: float, *, interleaved: bool = Fals
 
     reach = float(special.stdtrit(freedom, (1 + CONFIDENCE) / 2)) * error
     p = 2 * float(special.stdtr(freedom, -abs(log) / error)) if error else float(not log)
-    return Ratio(math.exp(log), math.exp(log - reach), math.exp(log + reach), interleaved, p)
+    return Ratio(_exp(log), _exp(log - reach), _exp(log + reach), interleaved, p)
 
 
 def _ratio_of_rounds(before: Row, after: Row, name: str, log: float) -> Ratio | None:
@@ -232,7 +242,7 @@ def _tested(before: Sequence[Observation], after: Sequence[Observation], scatter
     if min(counts) < 2:
         variance = max(variance, assumed)
     error = math.sqrt(variance * sum(1 / count for count in counts))
-    return _ratio(math.log(geometric_mean(after) / geometric_mean(before)), error, freedom)
+    return _ratio(_mean_log(after) - _mean_log(before), error, freedom)
 
 
 def _finite(samples: Sequence[float] | None) -> Array:

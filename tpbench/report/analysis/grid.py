@@ -14,6 +14,7 @@ from tpbench.report.analysis.records import (
     column_label,
     is_measurement,
     named,
+    problem_fields,
     problem_identity,
     row_records,
     sort_key,
@@ -23,6 +24,7 @@ from tpbench.results.current_rows import newest
 from tpbench.results.read import chosen_options
 from tpbench.tables import MISSING
 from tpbench.workloads import Pivot, Workload, workloads
+from tpbench.workloads.definition import workload_of
 
 Key: TypeAlias = tuple[Any, ...]
 _EARLIEST = datetime.min.replace(tzinfo=UTC)
@@ -81,23 +83,30 @@ def arrange_rows(frame: pd.DataFrame) -> list[RecordGrid]:
     column of its own. Settings of the measurement split nothing: of several rows in one place the newest measurement
     stays.
     """
-    known = workloads()
+    positions = {name: position for position, name in enumerate(workloads())}
     groups: dict[Key, list[Record]] = defaultdict(list)
     for record in row_records(newest(frame)):
-        workload = known.get(record["workload"])
+        workload = workload_of(record)
         pivot = workload.pivot if workload else Pivot()
         for name, compute in pivot.derived.items():
             try:
                 record[name] = compute(record)
             except (TypeError, ZeroDivisionError):  # the row lacks a value from which it is computed
                 record[name] = None
-        groups[tuple(record[name] for name in ("workload", "device", "hardware", *pivot.sections))].append(record)
-    positions = {name: position for position, name in enumerate(known)}
+        place = tuple(record[name] for name in ("workload", "device", "hardware", *pivot.sections))
+        groups[*place, form_of(workload)].append(record)
     ordered = sorted(
         groups,
         key=lambda key: (positions.get(key[0], len(positions)), key[1] == "cpu", [sort_key(value) for value in key]),
     )
-    return [_grid(groups[key], known.get(key[0])) for key in ordered]
+    return [_grid(groups[key], workload_of(groups[key][0])) for key in ordered]
+
+
+def form_of(workload: Workload | None) -> str:
+    """Return the fields of a form that a user's operation has no more, and its file. Empty for any other workload."""
+    if workload is None or workload.definition is None or workload is workloads().get(workload.name):
+        return ""
+    return f"{', '.join(problem_fields(workload))} ({workload.definition.get('file') or 'unknown file'})"
 
 
 def _grid(records: list[Record], workload: Workload | None) -> RecordGrid:
@@ -151,6 +160,8 @@ def _split(records: list[Record], workload: Workload | None) -> tuple[dict[str, 
     facts = {name: value_text(records[0][name]) for name in ("workload", *pivot.sections, "hardware", "device")}
     if records[0]["hardware"] is None:
         facts["hardware"] = "unknown hardware"
+    if form := form_of(workload):
+        facts["form"] = value_text(form)
     for name, default in free.items():
         if len(values[name]) == 1 and values[name] != {default}:
             facts[column_label(name)] = value_text(*values[name])

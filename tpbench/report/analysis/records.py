@@ -1,6 +1,7 @@
 """Records: rows of a frame as plain dictionaries, with the texts of their values and the marks beside them."""
 
 import dataclasses
+import hashlib
 import json
 import math
 from collections.abc import Collection, Mapping
@@ -141,7 +142,7 @@ def mark_meanings(text: str) -> tuple[str, ...]:
 
 def column_label(name: str) -> str:
     """Return the name of a column as a report prints it."""
-    return _LABELS.get(name, printable(name, 40))
+    return _LABELS.get(name, short_text(name, 40))
 
 
 def named(name: str, value: Any) -> str:
@@ -153,7 +154,13 @@ def value_text(value: Any) -> str:
     """Return a value as a command line spells it."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return MISSING
-    return printable(spelled(value), 60)
+    return short_text(spelled(value), 60)
+
+
+def short_text(text: str, limit: int) -> str:
+    """Return a text that is safe to print. If letters are missing, a hash tells it from other long texts."""
+    line = printable(text, limit)
+    return line if line == text else f"{line} ~{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:4]}"
 
 
 def sort_key(value: Any) -> tuple[int, float, str]:

@@ -21,7 +21,8 @@ from tpbench.report.analysis.records import (
     value_text,
 )
 from tpbench.suggestions import printable
-from tpbench.workloads import Workload, workloads
+from tpbench.workloads import Workload
+from tpbench.workloads.definition import workload_of
 
 DOUBTS = {
     "undecided": "two runs scatter as much as the fastest and the runner-up differ, or samples are too few to tell",
@@ -150,12 +151,13 @@ def disagreements(rows: Iterable[Record]) -> dict[str, frozenset[str]]:
     """
     problems: dict[tuple[object, ...], list[Record]] = defaultdict(list)
     for row in rows:
-        workload = workloads().get(row["workload"])
+        workload = workload_of(row)
         if row["status"] == "ok" and row["loss_value"] is not None and workload:
-            problems[(workload.name, *(row[name] for name in problem_identity(workload)))].append(row)
+            problems[(workload.name, *((name, row[name]) for name in problem_identity(workload)))].append(row)
     sentences = {}
-    for (name, *_), equal_rows in problems.items():
-        workload = workloads()[str(name)]
+    for equal_rows in problems.values():
+        workload = workload_of(equal_rows[0])
+        assert workload
         tolerance = workload.pivot.loss_tolerance.get(equal_rows[0]["dtype"], 1e-4)
         if difference := _far_apart(equal_rows, tolerance):
             problem = name_of_problem(equal_rows[0], workload)

@@ -35,6 +35,7 @@ from tpbench.settings import JobError
 from tpbench.suggestions import printable
 from tpbench.tables import MISSING, Table, TableCell, number_cell
 from tpbench.workloads import workloads
+from tpbench.workloads.definition import workload_of
 
 MACHINE_FACTS = (
     "gpu_name", "gpu_count", "nodes", "driver_version", "cuda_version", "nccl_version", "torch_version",
@@ -205,10 +206,9 @@ def _machines_side_by_side(verdicts: Sequence[ProblemVerdict]) -> Table | None:
     """
     by_problem: dict[str, dict[str, TableCell]] = defaultdict(dict)
     for verdict in verdicts:
-        workload = workloads().get(verdict.grid.workload)
-        if verdict.fastest is None or workload is None:
-            continue
         record = verdict.fastest
+        if record is None or (workload := workload_of(record)) is None:
+            continue
         nodes = f" nodes={record['nodes']}" if (record["nodes"] or 1) > 1 else ""
         problem = f"{name_of_problem(record, workload)} tp={value_text(record['tp_size'])}{nodes}"
         _, fastest, time, behind, *_ = _verdict_cells(verdict)
