@@ -213,17 +213,17 @@ class PolicyReference:
 def policy_reference(
     logits: Tensor, target: Tensor, *, old_logprobs: Tensor, advantages: Tensor, clip: tuple[float, float] = (0.2, 0.2),
     ref_logprobs: Tensor | None = None, kl_weight: float = 0.0, entropy_weight: float = 0.0,
-    cross_entropy_weight: float = 0.0, row_weight: Tensor | None = None, sequences: Tensor | None = None,
-    vocab_size: int | None = None, reduction: str = "mean", ignore_index: int = -100, logits_scale: float = 1.0,
-    temperature: float = 1.0, z_loss: float = 0.0, softcap: float | None = None, row_grad: Tensor | None = None,
-    entropy_grad: Tensor | None = None,
+    row_weight: Tensor | None = None, vocab_size: int | None = None, reduction: str = "mean", ignore_index: int = -100,
+    logits_scale: float = 1.0, temperature: float | Tensor = 1.0, z_loss: float = 0.0, softcap: float | None = None,
+    row_grad: Tensor | None = None, entropy_grad: Tensor | None = None,
 ) -> PolicyReference:  # fmt: skip
     """Compute the policy loss of float64 logits with `entropy_loss`'s parameters, as torch's recipe does."""
     vocab = vocab_size or logits.shape[1]
     counts = (target != ignore_index) & (target >= 0) & (target < vocab)
     if row_weight is not None:
         counts &= row_weight != 0
-    x = _capped(logits[counts, :vocab], softcap) * (logits_scale / temperature)
+    of_rows = temperature.double()[counts][:, None] if isinstance(temperature, Tensor) else temperature
+    x = _capped(logits[counts, :vocab], softcap) * (logits_scale / of_rows)
 
     def of_counted(values: Tensor | None) -> Tensor:
         return torch.ones(len(logits)).double()[counts] if values is None else values.double()[counts]
@@ -236,18 +236,12 @@ def policy_reference(
     zero = log_p == -torch.inf
     entropy = -(log_p.masked_fill(zero, 0.0).exp() * log_p.masked_fill(zero, 0.0)).masked_fill(zero, 0.0).sum(-1)
     weight, advantage = of_counted(row_weight), of_counted(advantages)
-    log_ratio = logp - of_counted(old_logprobs)
-    if sequences is not None:
-        same = sequences[counts][:, None] == sequences[counts][None, :]
-        log_ratio = (same * log_ratio).sum(1) / same.sum(1).clamp(min=1)
-    ratio = log_ratio.exp()
+    ratio = (logp - of_counted(old_logprobs)).exp()
     bounded = ratio.clamp(1 - clip[0], 1 + clip[1])
     loss = -torch.minimum(ratio * advantage, bounded * advantage)
     if kl_weight:
         difference = of_counted(ref_logprobs) - logp
         loss = loss + kl_weight * (difference.exp() - difference - 1)
-    if cross_entropy_weight:
-        loss = loss - cross_entropy_weight * logp
     loss = loss - entropy_weight * entropy + z_loss * x.logsumexp(-1).square()
     loss = weight * loss
     scale = 1.0
@@ -270,5 +264,5 @@ def make_policy(rows: int, seed: int = 0, **changes: Any) -> dict[str, Any]:
     old, ref, advantages, weight = torch.randn(4, rows, generator=generator)
     return {
         "loss": "policy", "old_logprobs": old - 6, "advantages": advantages, "ref_logprobs": ref - 6,
-        "row_weight": weight.abs() * (weight > -1), "kl_weight": 0.1, "cross_entropy_weight": 0.2, **changes,
+        "row_weight": weight.abs() * (weight > -1), "kl_weight": 0.1, **changes,
     }  # fmt: skip

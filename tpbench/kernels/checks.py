@@ -14,10 +14,11 @@ from torch.autograd import forward_ad
 
 from tpbench.kernels import KERNEL_LOSSES, LABEL_LOSSES
 from tpbench.kernels.cached_launch import INTERPRETED
+from tpbench.kernels.objective import agree
 from tpbench.kernels.row_loss import Options, TopK
 from tpbench.kernels.row_terms import RowInputs
 
-POLICY_TENSORS = ("old_logprobs", "advantages", "ref_logprobs", "row_weight", "sequences")
+POLICY_TENSORS = ("old_logprobs", "advantages", "ref_logprobs")
 """The tensors of rows that only loss="policy" has."""
 LINEAR_INPUTS = ("hidden", "weight", "bias")
 """The inputs of a linear loss that have gradients."""
@@ -61,7 +62,8 @@ def whole(name: str, value: object, low: int = -(2**63), high: int = 2**63 - 1) 
 def options(given: Options) -> None:
     """Raise unless the options that concern no tensor are valid and fit together."""
     loss, group, algorithm, exchange = given.loss, given.group, given.algorithm, given.exchange
-    choice("loss", loss, *KERNEL_LOSSES)
+    if loss not in KERNEL_LOSSES:
+        raise ValueError(f"loss must be one of {', '.join(KERNEL_LOSSES)} or a function; got {loss!r}")
     choice("reduction", given.reduction, "mean", "sum", "none")
     choice("exchange", exchange, "auto", "nccl", "symmetric")
     choice("algorithm", algorithm, "auto", "two_reads", "two_kernels", "one_read")
@@ -78,10 +80,16 @@ def options(given: Options) -> None:
             raise ValueError(f"block_cap must be 'auto' or a power of two from 16 to {MAX_BLOCK}, got {cap}")
     for name, default, declared in _NUMBERS:
         value = getattr(given, name)
+        if name == "temperature" and isinstance(value, Tensor):
+            if loss not in ("logprob", "policy"):
+                raise TypeError(f"temperature must be a number for loss={loss!r}; it is a tensor for those of log p")
+            continue
         if value is not None or default is not None:
             number(name, value, **declared["limits"])
         if value != default and loss not in declared["losses"]:
-            raise ValueError(f"{name} {declared['role']}: it must be {default:g} for loss={loss!r}, got {value}")
+            raise ValueError(
+                f"{name} {declared['role']}: it must be {default:g} for loss={given.shown_loss}, got {value}"
+            )
     if loss == "jsd" and given.beta >= 1.0:
         raise ValueError(f"beta must be less than 1 for loss='jsd', which is 0 for beta=0 and beta=1: {given.beta}")
     if not isinstance(given.clip, (tuple, list)) or len(given.clip) != 2:
@@ -172,24 +180,48 @@ def _target(value: Any, given: Options, rows: int, columns: int, device: torch.d
         tensor("target", value, (rows, columns), FLOATS, device)
 
 
-def row_tensors(given: Options, inputs: RowInputs, sequences: Any, rows: int, device: torch.device) -> None:
+def row_tensors(given: Options, inputs: RowInputs, rows: int, device: torch.device) -> None:
     """Raise unless each tensor of rows is None or contiguous, of shape (rows,), and one of the loss."""
-    named = {name: value for name, value in {**inputs._asdict(), "sequences": sequences}.items() if value is not None}
+    named = {name: value for name, value in inputs._asdict().items() if value is not None}
     for name, value in named.items():
-        tensor(name, value, (rows,), (torch.int32 if name == "sequences" else torch.float32,), device)
+        name = "temperature" if name == "row_temperature" else name
+        tensor(name, value, (rows,), (torch.float32,), device)
         if not value.is_contiguous():
             raise ValueError(f"{name} must be contiguous, got stride {value.stride()}")
         if name in POLICY_TENSORS and given.loss != "policy":
-            raise ValueError(f"{name} belongs to loss='policy': it must be None for loss={given.loss!r}")
+            where = "" if given.objective is None else ". A function gets its tensors of rows by row_inputs"
+            raise ValueError(f"{name} belongs to loss='policy': it must be None for loss={given.shown_loss}{where}")
     if "entropy_grad" in named and not (given.entropy or given.entropy_weight):
         raise ValueError("entropy_grad needs entropy=True")
     if given.loss == "policy":
         for name in ("old_logprobs", "advantages", *(["ref_logprobs"] if given.kl_weight else [])):
             if name not in named:
                 raise TypeError(f"{name} must be a tensor for loss='policy'{' with kl_weight' * (name[0] == 'r')}")
-    needs = "sequences need" if sequences is not None else "loss='jsd' needs" if given.loss == "jsd" else None
-    if needs and (given.algorithm not in ("auto", "two_kernels") or given.exchange == "symmetric"):
-        raise ValueError(f"{needs} algorithm='two_kernels' or 'auto', and exchange='nccl' or 'auto'")
+    one_pass = given.algorithm not in ("auto", "two_kernels") or given.exchange == "symmetric"
+    if one_pass and (given.loss == "jsd" or given.objective is not None):
+        needs = f"loss={given.shown_loss} needs algorithm='two_kernels' or 'auto'"
+        raise ValueError(f"{needs}, and exchange='nccl' or 'auto'")
+
+
+def divisor(given: Options, value: Any, device: torch.device) -> None:
+    """Raise unless `value` is None, or a number or a tensor on the device that divides the sum of losses."""
+    if value is None:
+        return
+    if given.reduction != "sum":
+        raise ValueError(f"divisor divides a sum: it needs reduction='sum', got {given.reduction!r}")
+    if isinstance(value, Tensor):
+        tensor("divisor", value, (), (*FLOATS, torch.float64, torch.int32, torch.int64), device)
+    else:
+        number("divisor", value, positive=True)
+
+
+def objective(given: Options, row_inputs: Any, lengths: Any, rows: int, device: torch.device) -> None:
+    """Raise unless the tensors of rows fit a function as the loss. A named loss has none. See `objective.agree`."""
+    if given.objective is not None:
+        agree(given.objective, row_inputs or {}, rows, lengths, device, given.group)
+    for name, value in {"row_inputs": row_inputs, "sequence_lengths": lengths}.items():
+        if value is not None and given.objective is None:
+            raise ValueError(f"{name} must be None for loss={given.loss!r}: it is for a function as the loss")
 
 
 def _runnable(name: str, value: Tensor) -> None:

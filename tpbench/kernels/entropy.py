@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -13,8 +14,7 @@ from tpbench.kernels import KernelLoss, checks
 from tpbench.kernels.launch_rows import launch_rows
 from tpbench.kernels.repeated_call import repeating
 from tpbench.kernels.row_loss import LaunchRecord, LossResult, Options, RowLoss, Rows, TopK, kernel_target
-from tpbench.kernels.row_terms import RowInputs
-from tpbench.kernels.two_pass.launch import reduced
+from tpbench.kernels.two_pass.launch import inverse_row_count, reduced
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,14 @@ def entropy_loss(
     logits: Tensor,
     target: Tensor | TopK,
     *,
-    loss: KernelLoss = "cross_entropy",
+    loss: KernelLoss | Callable[..., Any] = "cross_entropy",
     group: dist.ProcessGroup | None = None,
     vocab_start: int | None = None,
     vocab_size: int | None = None,
     reduction: Literal["mean", "sum", "none"] = "mean",
     ignore_index: int = -100,
     logits_scale: float = 1.0,
-    temperature: float = 1.0,
+    temperature: float | Tensor = 1.0,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     softcap: float | None = None,
@@ -54,10 +54,11 @@ def entropy_loss(
     ref_logprobs: Tensor | None = None,
     kl_weight: float = 0.0,
     entropy_weight: float = 0.0,
-    cross_entropy_weight: float = 0.0,
     beta: float = 0.5,
     row_weight: Tensor | None = None,
-    sequences: Tensor | None = None,
+    row_inputs: Mapping[str, Tensor] | None = None,
+    sequence_lengths: Sequence[int] | None = None,
+    divisor: float | Tensor | None = None,
     block_cap: int | Literal["auto"] = "auto",
     exchange: Literal["auto", "nccl", "symmetric"] = "auto",
     algorithm: Literal["auto", "two_reads", "two_kernels", "one_read"] = "auto",
@@ -80,16 +81,16 @@ def entropy_loss(
       (1 - beta) * p * (log p - log m - KL(p || m)).
     - logprob: no loss but log p[label], the label's log-probability, with x = logits_scale / temperature * logits.
       Gradient by x: onehot(label) - p.
-    - policy: row_weight * (-min(ratio * A, clip(ratio) * A) + kl_weight * (exp(r) - r - 1) - entropy_weight * entropy
-      - cross_entropy_weight * log p[label]), with the ratio exp(log p[label] - old_logprobs), A = advantages, the ratio
-      clipped to [1 - clip[0], 1 + clip[1]], and r = ref_logprobs - log p[label] (PPO, arXiv:1707.06347; GRPO,
-      arXiv:2402.03300). With `sequences` all rows of a sequence have one ratio, exp of the mean of
-      log p[label] - old_logprobs over those that count (GSPO, arXiv:2507.18071).
+    - policy: -min(ratio * A, clip(ratio) * A) + kl_weight * (exp(r) - r - 1) - entropy_weight * entropy, with the ratio
+      exp(log p[label] - old_logprobs), A = advantages, the ratio clipped to [1 - clip[0], 1 + clip[1]], and
+      r = ref_logprobs - log p[label] (PPO, arXiv:1707.06347; GRPO, arXiv:2402.03300).
       x = logits_scale / temperature * logits, as for logprob.
 
     Against a `TopK`, with K the k columns, soft_cross_entropy and forward_kl have q = softmax(t over K), which is 0
     elsewhere. reverse_kl compares softmax(x over K) with that q. With tail="bucket" the values are log q as they are,
     and the columns outside of K are one more column: p and q of it are 1 - sum over K, but at least 2^-24.
+
+    A function as the loss makes the row's loss of log p[label] and the row's entropy: see tpbench/docs/objectives.md.
 
     The entropy of a row is -sum(p log p). Its gradient by x is -p * (log p + entropy).
 
@@ -115,7 +116,8 @@ def entropy_loss(
         vocab_size: columns of the whole vocabulary. Columns at or past it are padding: outside the softmax, and with a
             zero gradient. By default all columns of all ranks.
         reduction: of the rows' losses: "mean" over the rows that count (0 if none does), "sum" or "none".
-        logits_scale, temperature: positive. The temperature softens the target logits only, or for logprob the logits.
+        logits_scale, temperature: positive. The temperature softens the target logits only. It divides the logits for
+            logprob, policy and a function, and may be (rows,) fp32 for these, equal on all ranks.
         softcap: positive, or None for no cap. It does not apply to target logits.
         entropy: also compute each row's entropy.
         grad: "new" allocates a tensor like the logits. "in_place" overwrites the logits. "none" computes no gradient. A
@@ -124,11 +126,14 @@ def entropy_loss(
         grad_scale: factor on the gradient (not on the loss), for example of a loss scaler or of gradient accumulation.
         row_grad, entropy_grad: (rows,) fp32: factors of each row on the gradient of its loss (1 by default) and of its
             entropy (0 by default, without the factor of the reduction), such as upstream gradients.
-        old_logprobs, advantages, ref_logprobs, row_weight, sequences, clip, kl_weight, entropy_weight,
-            cross_entropy_weight: of loss="policy" only. Tensors are (rows,), fp32 but for sequences (int32), and equal
-            on all ranks. row_weight: a mask, or 1 / length of the sequence, 1 by default. A row with the weight 0 does
-            not count. The mean divides by the sum over the rows that count, and is 0 if that sum is 0. sequences: any
-            number for each sequence. Two kernels compute it, and the mean over sequences between them.
+        old_logprobs, advantages, ref_logprobs, clip, kl_weight, entropy_weight: of loss="policy" only. Tensors are
+            (rows,) fp32, and equal on all ranks.
+        row_weight: (rows,) fp32, equal on all ranks, a factor on each row's loss, 1 by default: a mask, or 1 / length
+            of the sequence. The mean divides by its sum over the rows that count, and is 0 if that sum is 0. A row of
+            weight 0 does not count, and is not read.
+        row_inputs, sequence_lengths: of a function as the loss only. The tensors of rows that it takes, by name, (rows,
+            ...) of any dtype, and the lengths of the sequences that it needs whole, in the order of rows.
+        divisor: a number or a 0-dim tensor, for reduction="sum". It divides the loss and, in fp32, the gradient.
         beta: the weight of q in the mixture of loss="jsd", above 0 and below 1. The mixture needs both softmaxes: three
             kernels read the logits, with an exchange after the first and the second.
         block_cap: the largest column block of a kernel, a power of two; a block has at least 16 bytes for each thread.
@@ -144,9 +149,10 @@ def entropy_loss(
               the whole GPU until all ranks have answered, and a collective that only one rank started would block it.
             - "auto": symmetric if the ranks are GPUs of one machine that reach each other's memory, else nccl.
 
-            Two kernels run, for any exchange, with jsd, label_smoothing, softcap, entropies, sequences, a grad to
-            accumulate into, targets of another dtype, very long rows, or a rank with far more columns than its share.
-            If vocab_start and vocab_size are given, ranks do not know each other's columns, and such a rank raises.
+            Two kernels run, for any exchange, with jsd, a function as the loss, label_smoothing, softcap, entropies, a
+            grad to accumulate into, targets of another dtype, very long rows, or a rank with far more columns than its
+            share. If vocab_start and vocab_size are given, ranks do not know each other's columns, and such a rank
+            raises.
         algorithm: the kernels.
 
             - "two_reads": one kernel whose programs read their row twice, for its statistics and for its gradient. On
@@ -167,23 +173,35 @@ def entropy_loss(
     """
     arguments = locals()  # before any other variable exists
     options = Options.of_arguments(arguments)
-    inputs = RowInputs(*map(arguments.get, RowInputs._fields))
+    inputs = options.row_inputs(arguments)
     checks.options(options)
     checks.entropy_tensors(logits, target, options, grad)
-    checks.row_tensors(options, inputs, sequences, len(logits), logits.device)
+    n_rows, device = len(logits), logits.device
+    checks.row_tensors(options, inputs, n_rows, device)
+    checks.divisor(options, divisor, device)
+    checks.objective(options, row_inputs, sequence_lengths, n_rows, device)
 
     logits = logits.detach()
-    changes = {} if sequences is None else {"algorithm": "two_kernels"}
-    loss_of_row = RowLoss.of_call(options, logits.shape[1], logits.device, "logits", target, **changes)
-    rows = Rows.of_call(
-        loss_of_row, len(logits), logits.device, inputs, sequences, _gradient(logits, grad), isinstance(grad, Tensor)
-    )
-    if len(logits):
-        how = launch_rows(loss_of_row, logits, kernel_target(target, loss_of_row), rows)
+    loss_of_row = RowLoss.of_call(options, logits.shape[1], device, "logits", target)
+    rows = Rows.of_call(loss_of_row, n_rows, device, inputs, divisor, _gradient(logits, grad), isinstance(grad, Tensor))
+    of_target = kernel_target(target, loss_of_row)
+    launched = rows
+    if options.objective is not None:
+        assert isinstance(of_target, Tensor)
+        ignored = loss_of_row.ignored(of_target, row_weight)
+        of_target = of_target.masked_fill(ignored, -1)
+        if rows.count and rows.inverse_count is None:
+            rows = replace(rows, inverse_count=inverse_row_count(of_target, row_weight, loss_of_row))
+        launched = rows.of_objective(loss_of_row, row_inputs or {}, ignored, sequence_lengths)
+    elif rows.inverse_count is not None:  # the kernels then leave the sum to `reduced`
+        launched = replace(rows, total=None)
+    if n_rows:
+        how = launch_rows(loss_of_row, logits, of_target, launched)
     else:
         how = LaunchRecord(loss_of_row.two_pass_algorithm, 0)
-    total = rows.total if len(logits) and rows.total is not None else reduced(rows, None)
-    return EntropyLossResult(total, *rows.outputs, rows.grad, how)
+    total = launched.total if n_rows and launched.total is not None else reduced(rows, rows.inverse_count)
+    metrics = None if launched.objective is None else launched.objective.metrics
+    return EntropyLossResult(total, *rows.outputs, rows.grad, how, metrics=metrics)
 
 
 def _gradient(logits: Tensor, grad: str | Tensor) -> Tensor | None:

@@ -40,6 +40,8 @@ def _one_pass(
     """Launch the kernel that reads each logit once, or return the reason why none can do it."""
     if loss.wants_entropy or rows.accumulate or loss.label_smoothing or loss.softcap or loss.target_softcap:
         return "it has no label_smoothing, no softcap, no entropy, and accumulates into no tensor"
+    if rows.inputs.row_temperature is not None:
+        return "it has one temperature for all rows"
     if loss.top[0] > MOST_TOP_K:
         return f"it has room for {MOST_TOP_K} columns of a teacher's top k"
     of_target = form(target if isinstance(target, Tensor) else target.indices)

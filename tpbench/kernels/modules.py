@@ -19,6 +19,8 @@ from tpbench.kernels.row_loss import Options, TopK, Vocabulary, fp16_gradient_sc
 from tpbench.kernels.two_pass.launch import scale_rows
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+_OF_EVERY_LOSS = ("row_weight", "temperature", "divisor", "sequence_lengths")
+"""What a call may have beside its target and the tensors of rows of its loss."""
 
 
 def _outside_of_graphs(function: Function) -> Function:
@@ -47,15 +49,28 @@ class _LossModule(torch.nn.Module):
         super().__init__()
         parameters = inspect.signature(function).parameters.values()
         defaults = {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
-        known = defaults.keys() - made - {"row_grad", "entropy_grad", *checks.POLICY_TENSORS}
+        made |= {"row_grad", "entropy_grad", "row_inputs", *_OF_EVERY_LOSS, *checks.POLICY_TENSORS} - {"temperature"}
+        known = defaults.keys() - made
         if unknown := sorted(settings.keys() - known):
             name = type(self).__name__
             raise TypeError(f"{name} has no setting {', '.join(unknown)}; there are {', '.join(sorted(known))}")
         self.settings = settings
         self.options = Options.of_arguments(defaults | settings)
         checks.options(self.options)
+        if self.options.objective is not None:
+            self.settings = {**settings, "loss": self.options.objective}
         self.columns: int | None = None
         """This rank's columns, once it is known that they fit to those of the other ranks."""
+        self.metrics: dict[str, Tensor] | None = None
+        """What a function as the loss returned beside its losses in the last call, (rows,) each."""
+
+    def arguments(self, rows: dict[str, Any]) -> dict[str, Any]:
+        """Return the settings and what a call got beside its target, as arguments of the module's function."""
+        if self.options.objective is None:
+            return {**self.settings, **rows}
+        of_function = {name: values for name, values in rows.items() if name not in _OF_EVERY_LOSS}
+        others = {name: value for name, value in rows.items() if name in _OF_EVERY_LOSS}
+        return {**self.settings, **others, "row_inputs": of_function}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _LossModule:
         """Return the module itself: it has no state, and a process group cannot be copied."""
@@ -66,20 +81,22 @@ class _LossModule(torch.nn.Module):
 
         Masks and other tensors of `rows` that the kernels read in fp32 become that.
         """
-        if wrong := sorted(rows.keys() - checks.POLICY_TENSORS):
+        takes = (*_OF_EVERY_LOSS, *checks.POLICY_TENSORS)
+        wrong = sorted(rows.keys() - takes)
+        if wrong and self.options.objective is None:
             raise TypeError(
-                f"a call has no argument {', '.join(wrong)}: {type(self).__name__}() takes settings, and a call the "
-                f"tensors of rows {', '.join(checks.POLICY_TENSORS)}"
+                f"a call has no argument {', '.join(wrong)}: {type(self).__name__}() takes settings, and a call "
+                f"{', '.join(takes)}"
             )
-        targets = _tensors_of(target) | {name: tensor for name, tensor in rows.items() if tensor is not None}
+        targets = _tensors_of(target) | {name: value for name, value in rows.items() if isinstance(value, Tensor)}
         given = {name: each for name, each in (inputs | targets).items() if each is not None or name != "bias"}
         for name, tensor in given.items():
             checks.memory(name, tensor)  # torch.func would raise another error before the function's checks
         learns = [name for name, tensor in given.items() if torch.is_grad_enabled() and tensor.requires_grad]
         for name in targets.keys() & learns:
             raise NotImplementedError(f"{name} requires a gradient, which the losses don't have: detach() it")
-        read = {name: tensor.float() for name, tensor in rows.items() if tensor is not None and name != "sequences"}
-        rows.update(read)
+        of_kernels = ("row_weight", "temperature", *(() if self.options.objective else checks.POLICY_TENSORS))
+        rows.update({name: rows[name].float() for name in of_kernels if isinstance(rows.get(name), Tensor)})
         return bool(learns)
 
     def local(self, name: str, value: Any, dimension: int) -> Any:
@@ -146,30 +163,37 @@ class EntropyLoss(_LossModule):
     def forward(self, logits: Tensor, target: Tensor | TopK, **rows: Any) -> Tensor:
         """Return the loss, an fp32 scalar, or (rows,) with reduction="none".
 
-        logits: (rows, local vocab). target: as for `entropy_loss`. rows: for loss="policy" its tensors, old_logprobs,
-        advantages, and perhaps ref_logprobs, row_weight and sequences. They get no gradient.
+        logits: (rows, local vocab). target: as for `entropy_loss`. rows: row_weight, temperature, divisor, for
+        loss="policy" its tensors, old_logprobs, advantages, and perhaps ref_logprobs, and for a function the tensors
+        that it takes, and perhaps sequence_lengths. They get no gradient.
         """
         logits = self.local("logits", logits, 1)
         learns = self.check(target, rows, logits=logits)
         self.check_columns("logits", logits.shape[-1] if logits.dim() else 0, logits.device)
         if not learns:
-            return entropy_loss(logits, target, grad="none", **rows, **self.settings).loss
-        if rows.get("sequences") is not None and self.settings.get("reduction") == "none":
-            raise ValueError("reduction must be 'mean' or 'sum' with sequences: each row's loss depends on other rows")
+            result = entropy_loss(logits, target, grad="none", **self.arguments(rows))
+            self.metrics = result.metrics
+            return result.loss
+        if rows.get("sequence_lengths") is not None and self.options.reduction == "none":
+            raise ValueError("reduction must be 'mean' or 'sum' with sequence_lengths: a loss depends on other rows")
         return _GradientsInForward.apply(functools.partial(self._with_gradient, rows), logits, target)
 
     def _with_gradient(
         self, rows: dict[str, Any], logits: Tensor, target: Tensor | TopK
     ) -> tuple[Tensor, tuple[Tensor | None, ...], float]:
-        settings, stored_scale = dict(self.settings), 1.0
+        settings, stored_scale = self.arguments(rows), 1.0
         if logits.dtype == torch.float16 and settings.get("reduction", "mean") == "mean":
             factors = {name: settings.get(name, 1.0) for name in ("grad_scale", "logits_scale")}
             checks.tensor("logits", logits, ("rows", "local vocab"))
             for name, factor in factors.items():
                 checks.number(name, factor, low=-math.inf)
-            stored_scale = fp16_gradient_scale(len(logits), settings.get("loss", ""), *factors.values())
+            loss = settings.get("loss", "")
+            stored_scale = fp16_gradient_scale(
+                len(logits), loss if isinstance(loss, str) else "policy", *factors.values()
+            )  # fmt: skip
             settings["grad_scale"] = factors["grad_scale"] * stored_scale
-        result = entropy_loss(logits, target, grad="in_place" if self.in_place else "new", **rows, **settings)
+        result = entropy_loss(logits, target, grad="in_place" if self.in_place else "new", **settings)
+        self.metrics = result.metrics
         return result.loss, (result.grad, None), stored_scale
 
 
@@ -219,18 +243,24 @@ class LinearEntropyLoss(_LossModule):
                 return self.forward(hidden, weight, target, bias, **rows)
         self.check_columns("weight", len(weight) if weight.dim() else 0, weight.device)
         if not learns:
-            return _losses(hidden, weight, bias, target, {**rows, **settings})
+            return self._losses(hidden, weight, bias, target, rows)
         recompute = settings.get("reduction", "mean") == "none" or settings.get("entropy")
         if recompute or hidden.dtype == torch.float16:
-            return _GradientsInBackward.apply(hidden, weight, bias, target, {**rows, **settings})
+            return _GradientsInBackward.apply(self, hidden, weight, bias, target, *rows, *rows.values())
         return _GradientsInForward.apply(functools.partial(self._with_gradients, rows), hidden, weight, bias, target)
 
     def _with_gradients(
         self, rows: dict[str, Any], hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Any
     ) -> tuple[Tensor, tuple[Tensor | None, ...], float]:
         inputs = _inputs_with_gradients(hidden, weight, bias)
-        result = linear_entropy_loss(hidden, weight, target, bias=bias, grad=inputs, **rows, **self.settings)
+        result = linear_entropy_loss(hidden, weight, target, bias=bias, grad=inputs, **self.arguments(rows))
+        self.metrics = result.metrics
         return result.loss, (result.grad_hidden, result.grad_weight, result.grad_bias, None), 1.0
+
+    def _losses(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Any, rows: dict[str, Any]) -> Any:
+        result = linear_entropy_loss(hidden, weight, target, bias=bias, grad=False, **self.arguments(rows))
+        self.metrics = result.metrics
+        return (result.loss, result.entropy) if self.settings.get("entropy") else result.loss
 
 
 def _tensors_of(target: Any) -> dict[str, Any]:
@@ -252,11 +282,6 @@ def _refuse_second_derivatives() -> None:
     """Raise if this backward is to be differentiated: autograd would take its results for constants."""
     if torch.is_grad_enabled():
         raise NotImplementedError("this loss has no second derivatives, which create_graph=True asks for")
-
-
-def _losses(hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Any, settings: dict[str, Any]) -> Any:
-    result = linear_entropy_loss(hidden, weight, target, bias=bias, grad=False, **settings)
-    return (result.loss, result.entropy) if settings.get("entropy") else result.loss
 
 
 class _GradientsInForward(torch.autograd.Function):
@@ -287,26 +312,41 @@ class _GradientsInBackward(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Any, settings: dict[str, Any]
+        ctx: Any,
+        module: LinearEntropyLoss,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        target: Any,
+        *rows: Any,
     ) -> Any:
-        ctx.settings = settings
+        """`rows`: the names of a call's further arguments, then their values."""
+        named = dict(zip(rows[: len(rows) // 2], rows[len(rows) // 2 :], strict=True))
+        ctx.module, ctx.given = module, len(rows)
         ctx.tail = target.tail if isinstance(target, TopK) else None
-        ctx.save_for_backward(hidden, weight, bias, *_tensors_of(target).values())
-        return _losses(hidden, weight, bias, target, settings)
+        targets = list(_tensors_of(target).values())
+        ctx.targets = len(targets)
+        # Autograd then raises an error if one of them is changed before backward.
+        tensors = {name: value for name, value in named.items() if isinstance(value, Tensor)}
+        ctx.of_rows, ctx.others = list(tensors), {name: named[name] for name in named.keys() - tensors.keys()}
+        ctx.save_for_backward(hidden, weight, bias, *targets, *tensors.values())
+        return module._losses(hidden, weight, bias, target, named)
 
     @staticmethod
     @_outside_of_graphs
     def backward(ctx: Any, upstream: Tensor, *entropy_upstream: Tensor) -> tuple[Tensor | None, ...]:
         _refuse_second_derivatives()
-        hidden, weight, bias, *targets = ctx.saved_tensors
-        sharded = ctx.settings.get("hidden_sharded") and ctx.settings.get("group") is not None
+        hidden, weight, bias, *others = ctx.saved_tensors
+        targets, of_rows = others[: ctx.targets], others[ctx.targets :]
+        settings = ctx.module.arguments({**ctx.others, **dict(zip(ctx.of_rows, of_rows, strict=True))})
+        sharded = settings.get("hidden_sharded") and settings.get("group") is not None
         target: Any = targets[0] if len(targets) == 1 else tuple(targets)
         if ctx.tail is not None:
             target = TopK(targets[0], targets[1], ctx.tail)
-        rows = len(hidden) * (ctx.settings["group"].size() if sharded else 1)
+        rows = len(hidden) * (settings["group"].size() if sharded else 1)
         upstreams: dict[str, Any] = {"row_grad": upstream.float().expand(rows).contiguous()}
         if entropy_upstream:
             upstreams["entropy_grad"] = entropy_upstream[0].float().contiguous()
         inputs = _inputs_with_gradients(hidden, weight, bias)
-        result = linear_entropy_loss(hidden, weight, target, bias=bias, grad=inputs, **upstreams, **ctx.settings)
-        return result.grad_hidden, result.grad_weight, result.grad_bias, None, None
+        result = linear_entropy_loss(hidden, weight, target, bias=bias, grad=inputs, **upstreams, **settings)
+        return None, result.grad_hidden, result.grad_weight, result.grad_bias, *(None,) * (1 + ctx.given)

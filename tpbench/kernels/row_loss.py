@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tpbench.kernels import KERNEL_LOSSES, LABEL_LOSSES
 from tpbench.kernels.distributed import gather_by_rank
+from tpbench.kernels.objective import Objective, RowObjective
 from tpbench.kernels.row_terms import RowInputs, RowOutputs, Scales
 
 
@@ -28,9 +29,11 @@ class LossResult:
     entropy: Tensor | None
     """(rows,) fp32: entropy of each row's p in nats. None without `entropy=True`."""
     logprobs: Tensor | None
-    """(rows,) fp32: log-probability of each label for loss="policy". Else None."""
+    """(rows,) fp32: log-probability of each label for loss="policy" and for a function. Else None."""
     clipped: Tensor | None
     """(rows,) bool: for loss="policy" true where the clip decides the loss, so that the ratio has no gradient."""
+    metrics: dict[str, Tensor] | None = field(default=None, kw_only=True)
+    """(rows,) each: for a function what it returned beside its losses, 0 for a row that does not count. Else None."""
 
 
 @dataclass(frozen=True)
@@ -183,21 +186,36 @@ class Options:
     clip: tuple[float, float]
     entropy: bool
     algorithm: str = "auto"
+    objective: Objective | None = None
+    """The function that was given as the loss. It is one of log-probabilities: `loss` is "logprob" then."""
     logits_scale: float = _number(1.0, positive=True)
-    temperature: float = _number(1.0, "softens target logits", _EXCEPT["cross_entropy"], positive=True)
+    temperature: float | Tensor = _number(1.0, "softens target logits", _EXCEPT["cross_entropy"], positive=True)
     label_smoothing: float = _number(0.0, "smooths labels", ("cross_entropy",), high=1.0)
     z_loss: float = _number(0.0, "is a term of a loss", _EXCEPT["logprob"])
     softcap: float | None = _number(None, positive=True)
     grad_scale: float = _number(1.0, low=-math.inf)
     kl_weight: float = _number(0.0, "is a term of loss='policy'", ("policy",), low=-math.inf)
     entropy_weight: float = _number(0.0, "is a term of loss='policy'", ("policy",), low=-math.inf)
-    cross_entropy_weight: float = _number(0.0, "is a term of loss='policy'", ("policy",), low=-math.inf)
     beta: float = _number(0.5, "is the target's weight in the mixture of loss='jsd'", ("jsd",), positive=True)
 
     @classmethod
     def of_arguments(cls, arguments: Mapping[str, Any]) -> Options:
-        """Return the options among the arguments of a function by name."""
-        return cls(**{name: arguments[name] for name in cls.__dataclass_fields__ if name in arguments})
+        """Return the options among the arguments of a function by name. Raises if the loss is a wrong function."""
+        options = {name: arguments[name] for name in cls.__dataclass_fields__ if name in arguments}
+        if not isinstance(options["loss"], str):
+            options |= {"objective": Objective.of(options["loss"]), "loss": "logprob"}
+        return cls(**options)
+
+    def row_inputs(self, arguments: Mapping[str, Any]) -> RowInputs:
+        """Return the tensors of rows that kernels receive, among the arguments of a function by name."""
+        values = {name: arguments.get(name) for name in RowInputs._fields}
+        values["row_temperature"] = self.temperature if isinstance(self.temperature, Tensor) else None
+        return RowInputs(**values)
+
+    @property
+    def shown_loss(self) -> str:
+        """The loss as errors name it."""
+        return repr(self.objective or self.loss)
 
 
 @dataclass(kw_only=True)
@@ -220,15 +238,12 @@ class RowLoss(Options):
             k = target.values.shape[1]
             changes["top"] = (k, 1 << (k - 1).bit_length(), loss, target.tail == "bucket")
         if loss in ("logprob", "policy"):  # the temperature is that of the logits
-            changes |= {"logits_scale": options.logits_scale / options.temperature, "temperature": 1.0}
-        elif loss == "jsd":
+            temperature = 1.0 if isinstance(options.temperature, Tensor) else options.temperature
+            changes |= {"logits_scale": options.logits_scale / temperature, "temperature": 1.0}
+        if loss == "jsd" or options.objective is not None:
             changes["algorithm"] = "two_kernels"
         vocabulary = Vocabulary.of_shard(options, columns, device, name)
         return cls(**{**vars(options), **changes}, vocabulary=vocabulary)
-
-    def of_logprobs(self) -> RowLoss:
-        """Return the log-probabilities of the labels in place of this loss."""
-        return replace(self, loss="logprob", label_smoothing=0.0, z_loss=0.0, entropy=False, entropy_weight=0.0)
 
     @property
     def has_labels(self) -> bool:
@@ -239,9 +254,15 @@ class RowLoss(Options):
         """Return the fp32 numbers of a row's state that a rank sends (see `row_terms.numbers_of`)."""
         return (6 if self.top[0] else 3 if self.has_labels and not self.label_smoothing else 5) + entropy
 
+    def ignored(self, labels: Tensor, row_weight: Tensor | None) -> Tensor:
+        """Return which rows do not count, (rows,) bool."""
+        ignored = (labels == self.ignore_index) | (labels < 0) | (labels >= self.vocabulary.size)
+        return ignored if row_weight is None else ignored | (row_weight == 0.0)
+
     @property
     def wants_entropy(self) -> bool:
-        return self.entropy or self.entropy_weight != 0.0
+        objective = self.objective
+        return self.entropy or self.entropy_weight != 0.0 or (objective is not None and "entropy" in objective.computed)
 
     @property
     def formula(self) -> str:
@@ -255,7 +276,7 @@ class RowLoss(Options):
     def scales(self, rows: Rows, unit: float = 1.0) -> Scales:
         """Return the factors that kernels receive. unit: of exponents, in nats."""
         grad = self.grad_scale * self.logits_scale
-        label = {"logprob": 1.0, "policy": -self.cross_entropy_weight}.get(self.loss, self.label_smoothing - 1.0)
+        label = {"logprob": 1.0, "policy": 0.0}.get(self.loss, self.label_smoothing - 1.0)
         return Scales(
             self.logits_scale / unit, self.logits_scale / self.temperature / unit, grad * rows.mean, grad, rows.mean,
             label, self.label_smoothing, self.label_smoothing / self.vocabulary.size, self.z_loss, 1.0 - self.clip[0],
@@ -283,8 +304,6 @@ class Rows:
 
     outputs: RowOutputs
     inputs: RowInputs = RowInputs()
-    sequences: Tensor | None = None
-    """(rows,) int32: the sequence of each row. Only the two kernels compute `log_ratio` from it."""
     grad: Tensor | None = None
     """(rows, local vocab), or None if no gradient is wanted. It may be the logits."""
     accumulate: bool = False
@@ -296,11 +315,13 @@ class Rows:
     count: bool = False
     """Divide both by the number of rows that count, which the device counts."""
     inverse_count: Tensor | None = None
-    """(1,) fp32: 1 / that number, if it was counted before, over other rows than these."""
+    """(1,) fp32: 1 / that number, if it was counted before, over other rows than these, or 1 / a divisor."""
+    objective: RowObjective | None = None
+    """A function as the loss, with its tensors. The two kernels call it."""
 
     @classmethod
     def of_call(
-        cls, loss: RowLoss, rows: int, device: torch.device, inputs: RowInputs, sequences: Tensor | None,
+        cls, loss: RowLoss, rows: int, device: torch.device, inputs: RowInputs, divisor: float | Tensor | None,
         grad: Tensor | None = None, accumulate: bool = False,
     ) -> Rows:  # fmt: skip
         """Return all rows of a call, with new memory for their results. With reduction="none" there is no total."""
@@ -310,13 +331,39 @@ class Rows:
 
         policy = loss.loss == "policy"
         outputs = RowOutputs(
-            empty(True, rows), empty(loss.wants_entropy, rows), empty(policy, rows),
+            empty(True, rows), empty(loss.wants_entropy, rows), empty(policy or loss.objective is not None, rows),
             empty(policy, rows, dtype=torch.bool),
         )  # fmt: skip
         is_mean = loss.reduction == "mean" and rows > 0
-        count = is_mean and loss.has_labels
+        count = is_mean and (loss.has_labels or inputs.row_weight is not None)
         mean = 1.0 / rows if is_mean and not count else 1.0
-        return cls(outputs, inputs, sequences, grad, accumulate, empty(loss.reduction != "none"), mean, count)
+        inverse_count = None
+        if isinstance(divisor, Tensor):
+            count, inverse_count = True, divisor.detach().float().reciprocal().view(1)
+        elif divisor is not None:
+            mean = 1.0 / divisor
+        elif count and not loss.has_labels:
+            weights = inputs.row_weight.sum(0, keepdim=True)
+            inverse_count = torch.where(weights == 0.0, 0.0, weights.reciprocal())
+        return cls(
+            outputs, inputs, grad, accumulate, empty(loss.reduction != "none"), mean, count, inverse_count
+        )  # fmt: skip
+
+    def of_objective(
+        self, loss: RowLoss, row_inputs: Mapping[str, Tensor], ignored: Tensor, lengths: Sequence[int] | None
+    ) -> Rows:
+        """Return the rows whose losses a function computes. It gets the factors of the reduction, the kernels don't.
+
+        ignored: (rows,) bool, the rows that do not count. Their labels are `ignore_index`.
+        """
+        assert loss.objective is not None
+        objective = RowObjective.of_call(
+            loss.objective, row_inputs, ignored, self.inputs, lengths, self.mean, self.inverse_count
+        )
+        inputs = RowInputs(row_grad=self.inputs.row_grad, row_temperature=self.inputs.row_temperature)
+        return replace(
+            self, inputs=inputs, objective=objective, total=None, mean=1.0, count=False, inverse_count=None
+        )  # fmt: skip
 
 
 def fp16_gradient_scale(rows: int, loss: str, *factors: float) -> float:

@@ -97,13 +97,11 @@ class RowInputs(NamedTuple):
     old_logprobs: Any = None
     advantages: Any = None
     ref_logprobs: Any = None
-    log_ratio: Any = None
-    """The mean log-ratio of each row's sequence. None: each row has its own ratio."""
-    ratio_slope: Any = None
-    """With `log_ratio` and gradients: the mean slope of the losses of the row's sequence by it."""
     divergence_p: Any = None
     """For jsd: KL(p || mixture). `divergence_q`: KL(q || mixture)."""
     divergence_q: Any = None
+    row_temperature: Any = None
+    """What divides the logits, if it differs between rows."""
 
 
 class RowOutputs(NamedTuple):
@@ -315,7 +313,7 @@ def row_terms(softmax, teacher, inputs, values, scale, scales, SPEC: tl.constexp
     softmax: their `RowSoftmax`. teacher: their `Teacher`, if they have one. values: what `load_inputs` returned. scale:
     factor on the gradient. scales: `Scales`.
     """
-    row_grad, entropy_grad, row_weight, old_logprobs, advantages, ref_logprobs, log_ratio, ratio_slope = values[:8]
+    row_grad, entropy_grad, row_weight, old_logprobs, advantages, ref_logprobs, divergence_p, divergence_q, _ = values
     on_z = 0.0
     if SPEC.Z_LOSS:
         on_z = 2.0 * scales.z_loss * softmax.log_z
@@ -337,12 +335,9 @@ def row_terms(softmax, teacher, inputs, values, scale, scales, SPEC: tl.constexp
         loss = weigh(scales.label, softmax.log_p)
         slope = scales.label  # the derivative of the loss by log p[label]
         if inputs.advantages is not None:
-            if inputs.log_ratio is None:
-                log_ratio = softmax.log_p - old_logprobs
-            policy, of_ratio, clipped = policy_terms(log_ratio, advantages, scales)
+            policy, of_ratio, clipped = policy_terms(softmax.log_p - old_logprobs, advantages, scales)
             loss += policy
-            if inputs.ratio_slope is None:
-                slope = slope + of_ratio
+            slope = slope + of_ratio
             if inputs.ref_logprobs is not None:
                 difference = ref_logprobs - softmax.log_p
                 ratio = tl.exp(difference)
@@ -358,9 +353,9 @@ def row_terms(softmax, teacher, inputs, values, scale, scales, SPEC: tl.constexp
         on_p = 1.0
         on_target = softmax.mean - on_z
     elif SPEC.LOSS == "jsd":
-        loss = SPEC.BETA * values[9] + (1.0 - SPEC.BETA) * values[8]
+        loss = SPEC.BETA * divergence_q + (1.0 - SPEC.BETA) * divergence_p
         on_p = 1.0 - SPEC.BETA
-        on_target = values[8] - on_z / on_p
+        on_target = divergence_p - on_z / on_p
     else:
         loss = softmax.log_s - softmax.mean
         if SPEC.LOSS == "forward_kl":
@@ -377,9 +372,6 @@ def row_terms(softmax, teacher, inputs, values, scale, scales, SPEC: tl.constexp
         on_entropy += entropy_grad * scales.entropy
     if inputs.row_weight is not None:
         loss = loss * row_weight
-    if inputs.ratio_slope is not None:
-        on_p -= ratio_slope * scale
-        on_target -= ratio_slope * scale
     return RowTerms(loss, on_p, on_target, on_column, on_entropy, clipped, on_top)
 
 

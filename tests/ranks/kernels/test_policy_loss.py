@@ -26,8 +26,6 @@ from tpbench.kernels import EntropyLoss, LinearEntropyLoss, entropy_loss, linear
 
 OURS = ("algorithm", "block_cap", "exchange", "loss", "entropy", "workspace_gib", "hidden_sharded", "grad")
 Case = tuple[torch.Tensor, torch.Tensor, dict[str, Any]]
-SEQUENCES = torch.tensor([3, 3, 3, -(2**31), 0, 0, 0, 2**31 - 1, 3], dtype=torch.int32)
-"""Sequences whose rows are neighbours, sequences of one row with the extreme numbers, and one whose rows lie apart."""
 
 
 def right(logits: torch.Tensor, target: torch.Tensor, options: dict[str, Any]) -> tuple[Any, torch.Tensor]:
@@ -61,14 +59,17 @@ def check(result: Any, logits: torch.Tensor, target: torch.Tensor, options: dict
 
 
 CASES: dict[str, dict[str, Any]] = {
-    "the plain loss": {"ref_logprobs": None, "row_weight": None, "kl_weight": 0.0, "cross_entropy_weight": 0.0},
+    "the plain loss": {"ref_logprobs": None, "row_weight": None, "kl_weight": 0.0},
     "all terms": {"entropy_weight": 0.3, "z_loss": 1e-2, "temperature": 0.7, "logits_scale": 1.3, "clip": (0.3, 0.1)},
     "sum": {"reduction": "sum", "softcap": 3.0},
+    "temperatures": {
+        "temperature": torch.linspace(0.5, 2, 9),
+        "logits_scale": 1.3,
+        "entropy_weight": 0.3,
+        "softcap": 4.0,
+    },
     "none": {"reduction": "none", "entropy": True},
     "upstream": {"row_grad": torch.linspace(-1, 2, 9), "entropy_grad": torch.linspace(1, -2, 9), "entropy": True},
-    "sequences": {"sequences": SEQUENCES, "entropy_weight": 0.1},
-    "one row a sequence": {"sequences": torch.arange(9, dtype=torch.int32), "row_weight": None},
-    "sequences with upstream": {"sequences": SEQUENCES, "row_grad": torch.linspace(-1, 2, 9), "reduction": "sum"},
     "no advantages": {"advantages": torch.zeros(9)},
     "all clipped": {"old_logprobs": torch.full((9,), -60.0), "advantages": torch.ones(9)},
     "no weights": {"row_weight": torch.zeros(9)},
@@ -82,8 +83,6 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_every_option(case: str, device: torch.device, algorithm: dict[str, Any]) -> None:
     options = make_policy(9, **CASES[case])
-    if "sequences" in options:
-        algorithm = {}
     for dtype, block_cap in itertools.product(DTYPES if case == "all terms" else DTYPES[:1], (32, "auto")):
         logits, target = make("cross_entropy", dtype=dtype, device=device)
         target[4] = -100
@@ -98,7 +97,7 @@ def test_edges(device: torch.device, algorithm: dict[str, Any]) -> None:
     logits[:, 10:40] = -torch.inf
     target = target.clamp(max=69)
     target[:2] = torch.tensor([20, 99])
-    options = make_policy(9, ref_logprobs=None, kl_weight=0.0, cross_entropy_weight=0.0, vocab_size=70)
+    options = make_policy(9, ref_logprobs=None, kl_weight=0.0, vocab_size=70)
     check(entropy_loss(logits, target, **on_device(options, device), **algorithm), logits, target, options)
     nothing = entropy_loss(logits, torch.full_like(target, -100), **on_device(options, device), **algorithm)
     assert nothing.loss == 0 and nothing.grad is not None and not nothing.grad.any()
@@ -110,14 +109,6 @@ def test_edges(device: torch.device, algorithm: dict[str, Any]) -> None:
     options["advantages"][3], options["row_weight"] = -1.0, None
     result = entropy_loss(logits, target, **on_device(options, device), **algorithm)
     assert result.row_loss[3] == torch.inf and result.row_loss[4:].isfinite().all()
-
-
-def test_many_rows_and_sequences(device: torch.device) -> None:
-    """More rows than a program of the mean over sequences goes over at a time, in sequences that are not neighbours."""
-    logits, target = make("cross_entropy", rows=5000, vocab=40, device=device)
-    for sequences in (torch.arange(5000) // 700, torch.arange(5000) % 7):
-        options = make_policy(5000, sequences=sequences.int())
-        check(entropy_loss(logits, target, **on_device(options, device)), logits, target, options)
 
 
 def _on_rank(rank: Rank, cases: list[Case]) -> list[dict[str, Any]]:
@@ -161,16 +152,15 @@ def _linear_on_rank(rank: Rank, cases: list[tuple[Any, ...]]) -> list[dict[str, 
 
 @pytest.mark.parametrize("world_size", sorted({1, ranks_here(2), ranks_here(3)}))
 def test_the_linear_loss(world_size: int) -> None:
-    """Sequences over several chunks, and over the ranks' parts of the rows."""
+    """Rows in several chunks, and of several ranks."""
     cases = []
-    sequences = torch.tensor([1, 1, 1, 1, 1, 1, 1, 2, 2, 9, 9, 1], dtype=torch.int32)
     for dtype, rows, number in itertools.product(DTYPES if world_size < 3 else DTYPES[:1], (12, 5), range(3)):
         hidden, weight, target = make_linear(rows=12, vocab=101, dtype=dtype)
         target[3] = -100
         more: dict[str, Any] = [
-            {"entropy_weight": 0.2, "temperature": 1.3},
-            {"sequences": sequences, "z_loss": 1e-3, "row_grad": torch.linspace(-1, 2, 12)},
-            {"grad": False, "sequences": sequences, "reduction": "none", "entropy": True},
+            {"entropy_weight": 0.2, "temperature": torch.linspace(0.5, 2, 12)},
+            {"z_loss": 1e-3, "row_grad": torch.linspace(-1, 2, 12)},
+            {"grad": False, "reduction": "none", "entropy": True},
         ][number]
         options = make_policy(12, hidden_sharded=world_size > 1 and number != 0, exchange="nccl", **more)
         hide_masked(hidden, options, torch.finfo(dtype).max)  # its logits overflow
@@ -197,19 +187,13 @@ def test_the_linear_loss(world_size: int) -> None:
             assert_near(torch.cat([each["grad_weight"] for each in shards]), leaves[1].grad, hidden.dtype, options)
 
 
-@pytest.mark.parametrize("with_sequences", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES[:2])
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("module", [EntropyLoss, LinearEntropyLoss])
-def test_the_modules_gradients(
-    module: Any, reduction: str, dtype: torch.dtype, with_sequences: bool, device: torch.device
-) -> None:
+def test_the_modules_gradients(module: Any, reduction: str, dtype: torch.dtype, device: torch.device) -> None:
     """The loss and the gradient of the weight are those of torch's recipe, also for a mask and bf16 advantages."""
-    if module is EntropyLoss and reduction == "none" and with_sequences:
-        pytest.skip("is refused")
     hidden, weight, target = (each.to(device) for each in make_linear(rows=9))
     rows = {name: each for name, each in make_policy(9).items() if torch.is_tensor(each)}
-    rows |= {"sequences": SEQUENCES} if with_sequences else {}
     rows |= {"row_weight": rows["row_weight"] > 0, "advantages": rows["advantages"].bfloat16()}
     options: dict[str, Any] = {"kl_weight": 0.1, "clip": (0.2, 0.3), "reduction": reduction}
     upstream = torch.linspace(-1, 2, 9) if reduction == "none" else torch.tensor(1.5)
@@ -227,11 +211,3 @@ def test_the_modules_gradients(
     torch.testing.assert_close(loss.double().cpu(), recipe.loss, **close)
     (grad,) = torch.autograd.grad(loss, ours, upstream.to(device))
     assert_near(grad, torch.autograd.grad(recipe.objective, theirs)[0].cpu(), dtype)
-
-
-def test_a_loss_for_each_row_has_no_upstream_gradients_with_sequences() -> None:
-    logits, target = make("cross_entropy")
-    rows = {name: each for name, each in make_policy(9).items() if torch.is_tensor(each)}
-    module = EntropyLoss(loss="policy", reduction="none")
-    with pytest.raises(ValueError, match="reduction must be 'mean' or 'sum' with sequences"):
-        module(logits.requires_grad_(), target, **rows, sequences=SEQUENCES)

@@ -7,6 +7,8 @@ started on some ranks only would never end then.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -27,21 +29,34 @@ _MULTIPLE = 128
 
 @dataclass(frozen=True)
 class Chunks:
-    """Equal chunks of rows, the last one perhaps smaller. Rows that ranks share are taken from all ranks' parts."""
+    """Chunks of rows. Rows that ranks share are taken from all ranks' parts."""
 
-    rows: int
-    """Rows of the problem."""
-    most: int
-    """Rows of a chunk."""
+    ends: tuple[int, ...]
+    """The row after each chunk."""
     shards: int
     """Ranks that hold rows / shards of the hidden states each. 1: each rank holds all rows."""
+    lengths: tuple[tuple[int, ...], ...] = ()
+    """The lengths of the sequences of each chunk, if chunks have whole sequences."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of the problem."""
+        return self.ends[-1] if self.ends else 0
+
+    @property
+    def most(self) -> int:
+        """Rows of the largest chunk."""
+        return max((rows.stop - rows.start for rows in map(self.__getitem__, range(len(self)))), default=0)
 
     def __len__(self) -> int:
-        return -(-self.rows // self.most) if self.rows else 0
+        return len(self.ends)
 
     def __getitem__(self, index: int) -> slice:
         """Return the rows of a chunk, in the order of chunks."""
-        return slice(index * self.most, min((index + 1) * self.most, self.rows))
+        return slice(self.ends[index - 1] if index else 0, self.ends[index])
+
+    def lengths_of(self, index: int) -> tuple[int, ...]:
+        return self.lengths[index] if self.lengths else ()
 
     def part(self, index: int) -> slice:
         """Return the rows of a chunk, as rows of one rank's part."""
@@ -58,6 +73,7 @@ class Chunks:
         """Return a tensor of all rows, or None, in the order of chunks, contiguous."""
         if values is None or self.shards == 1 or not self.rows:
             return values if values is None else values.contiguous()
+        values = values.contiguous()
         return torch.cat([self.take(values, index) for index in range(len(self))])
 
     def in_rows(self, values: Any) -> Any:
@@ -74,22 +90,37 @@ class Chunks:
         return values.view(self.shards, self.rows // self.shards, *values.shape[1:])
 
 
-def chunks_of(rows: int, shards: int, row_bytes: int, workspace_gib: float | Literal["auto"]) -> Chunks:
+def chunks_of(
+    rows: int, shards: int, row_bytes: int, workspace_gib: float | Literal["auto"], lengths: Sequence[int] | None = None
+) -> Chunks:
     """Return as few chunks as the workspace allows, of about equal size. The least chunk is a row of each shard.
 
-    row_bytes: must be the same on all ranks, since chunks are.
+    row_bytes: must be the same on all ranks, since chunks are. lengths: of sequences, which stay whole. A sequence that
+    is longer than a chunk is one.
     """
     gib = AUTO_GIB if workspace_gib == "auto" else workspace_gib
     allowed = max(int(gib * 2**30 / max(1, row_bytes)), AUTO_ROWS if workspace_gib == "auto" else 1)
+    if lengths is not None:
+        return _whole_sequences(lengths, allowed)
     if rows <= allowed:
-        return Chunks(rows, max(rows, shards), shards)
+        return Chunks((rows,) if rows else (), shards)
     number = -(-rows // allowed)
     most = -(-rows // number)
     unit = shards * (_MULTIPLE if most > _MULTIPLE * shards else 1)
     rounded = -(-most // unit) * unit
     if rounded > allowed:
         rounded = max(allowed // unit, 1) * unit
-    return Chunks(rows, rounded, shards)
+    return Chunks((*range(rounded, rows, rounded), rows), shards)
+
+
+def _whole_sequences(lengths: Sequence[int], allowed: int) -> Chunks:
+    chunks: list[list[int]] = []
+    for length in lengths:
+        if not chunks or sum(chunks[-1]) + length > allowed:
+            chunks.append([])
+        chunks[-1].append(length)
+    ends = itertools.accumulate(map(sum, chunks))
+    return Chunks(tuple(ends), 1, tuple(map(tuple, chunks)))
 
 
 class HiddenStates:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpbench.kernels import LABEL_LOSSES, KernelLoss, checks
+from tpbench.kernels.distributed import gather_by_rank
 from tpbench.kernels.launch_rows import launch_rows
 from tpbench.kernels.linear.chunks import HiddenStates, WeightGradient, chunks_of, multiply
 from tpbench.kernels.linear.statistics import LossesOfLabels, is_supported
@@ -28,7 +29,7 @@ from tpbench.kernels.row_loss import (
     labels_of,
 )
 from tpbench.kernels.row_terms import RowInputs, RowOutputs
-from tpbench.kernels.two_pass.launch import inverse_row_count, reduced, with_sequence_means
+from tpbench.kernels.two_pass.launch import inverse_row_count, reduced
 
 
 @dataclass(frozen=True)
@@ -70,14 +71,14 @@ def linear_entropy_loss(
     weight: Tensor,
     target: Tensor | TopK | tuple[Tensor, Tensor],
     *,
-    loss: KernelLoss = "cross_entropy",
+    loss: KernelLoss | Callable[..., Any] = "cross_entropy",
     group: dist.ProcessGroup | None = None,
     vocab_start: int | None = None,
     vocab_size: int | None = None,
     reduction: Literal["mean", "sum", "none"] = "mean",
     ignore_index: int = -100,
     logits_scale: float = 1.0,
-    temperature: float = 1.0,
+    temperature: float | Tensor = 1.0,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     softcap: float | None = None,
@@ -93,10 +94,11 @@ def linear_entropy_loss(
     ref_logprobs: Tensor | None = None,
     kl_weight: float = 0.0,
     entropy_weight: float = 0.0,
-    cross_entropy_weight: float = 0.0,
     beta: float = 0.5,
     row_weight: Tensor | None = None,
-    sequences: Tensor | None = None,
+    row_inputs: Mapping[str, Tensor] | None = None,
+    sequence_lengths: Sequence[int] | None = None,
+    divisor: float | Tensor | None = None,
     weight_grad: Tensor | None = None,
     hidden_sharded: bool = False,
     workspace_gib: float | Literal["auto"] = "auto",
@@ -129,7 +131,8 @@ def linear_entropy_loss(
             (teacher_hidden, teacher_weight), sharded like hidden and weight: the teacher's logits are computed in
             chunks too. The teacher has no bias and gets no gradient. A softcap applies to its logits, too.
         loss and all arguments that are not listed here: as for `entropy_loss`. grad_scale is a factor on all gradients.
-            With sequences, the logits of all chunks are computed once more before, for the ratios.
+            A function as the loss is called for each chunk. With sequence_lengths chunks end where sequences end, and a
+            sequence that is longer than a chunk gets a larger one. Sharded hidden states are all gathered before then.
         bias: (local vocab,) in the dtype of the weight, or None.
         grad: False computes no gradients. Names, such as ("hidden",), compute the gradients of these inputs alone, and
             skip the products of the others, as for a frozen head. All ranks must pass the same.
@@ -151,12 +154,14 @@ def linear_entropy_loss(
     """
     arguments = locals()  # before any other variable exists
     options = Options.of_arguments(arguments)
-    row_inputs = RowInputs(*map(arguments.get, RowInputs._fields))
+    numbers = options.row_inputs(arguments)
     checks.options(options)
     shards = 1 if group is None or not hidden_sharded else group.size()
     checks.linear_tensors(hidden, weight, target, options, bias, weight_grad, grad, shards)
     n_rows, device = len(hidden) * shards, hidden.device
-    checks.row_tensors(options, row_inputs, sequences, n_rows, device)
+    checks.row_tensors(options, numbers, n_rows, device)
+    checks.divisor(options, divisor, device)
+    checks.objective(options, row_inputs, sequence_lengths, n_rows, device)
     if workspace_gib != "auto":
         checks.number("workspace_gib", workspace_gib, positive=True)
 
@@ -165,37 +170,42 @@ def linear_entropy_loss(
     kernels_target: Any = target if isinstance(target, (tuple, list)) else kernel_target(target, loss_of_row)
     wanted: Sequence[str] = (checks.LINEAR_INPUTS if grad else ()) if isinstance(grad, bool) else grad
     inputs = tuple(name for name in wanted if name != "bias" or bias is not None)
+    ignored = None
+    if options.objective is not None:
+        ignored = loss_of_row.ignored(kernels_target, row_weight)
+        kernels_target = kernels_target.masked_fill(ignored, -1)
+    # Sequences do not end where the rows of ranks end.
+    if group is not None and shards > 1 and sequence_lengths is not None:
+        part = slice(group.rank() * len(hidden), (group.rank() + 1) * len(hidden))
+        whole = gather_by_rank(hidden.contiguous(), group, shards).flatten(0, 1)
+        result = linear_entropy_loss(**{**arguments, "hidden": whole, "hidden_sharded": False})
+        return result if result.grad_hidden is None else replace(result, grad_hidden=result.grad_hidden[part].clone())
     given = (hidden, weight, bias, kernels_target, shards, workspace_gib)
 
-    def call(loss: RowLoss, inputs: tuple[str, ...]) -> _WithLogits | LossesOfLabels:
-        if (
-            not inputs
-            and loss.loss in LABEL_LOSSES
-            and loss.label_smoothing == 0
-            and len(hidden)
-            and is_supported(hidden)
-        ):
-            return LossesOfLabels(*given, loss)
-        return _WithLogits(*given, loss, weight_grad, inputs)
-
-    if sequences is not None and n_rows:
-        before = call(loss_of_row.of_logprobs(), ())
-        logprobs = torch.empty(n_rows, dtype=torch.float32, device=device)
-        before.run(Rows(RowOutputs(logprobs)))
-        rows = Rows(RowOutputs(logprobs), row_inputs, sequences)
-        logprobs = before.chunks.in_rows(logprobs)
-        row_inputs = with_sequence_means(loss_of_row, kernels_target, logprobs, rows, gradient=bool(inputs)).inputs
-    main = call(loss_of_row, inputs)
-    rows = Rows.of_call(loss_of_row, n_rows, device, RowInputs(*map(main.chunks.in_order, row_inputs)), None)
-    if rows.count:
+    main: _WithLogits | LossesOfLabels
+    of_labels = options.loss in LABEL_LOSSES and options.label_smoothing == 0 and options.objective is None
+    of_labels = of_labels and numbers.row_temperature is None
+    if of_labels and not inputs and len(hidden) and is_supported(hidden):
+        main = LossesOfLabels(*given, loss_of_row)
+    else:
+        main = _WithLogits(*given, loss_of_row, weight_grad, inputs, sequence_lengths)
+    in_order, in_rows = main.chunks.in_order, main.chunks.in_rows
+    rows = Rows.of_call(loss_of_row, n_rows, device, RowInputs(*map(in_order, numbers)), divisor)
+    if rows.count and rows.inverse_count is None:
         rows = replace(rows, inverse_count=inverse_row_count(labels_of(kernels_target), row_weight, loss_of_row))
-    how, sent = main.run(rows)
-    outputs = map(main.chunks.in_rows, rows.outputs)
+    computed, metrics = rows, None
+    if ignored is not None:
+        tensors = {name: in_order(values) for name, values in (row_inputs or {}).items()}
+        computed = rows.of_objective(loss_of_row, tensors, in_order(ignored), sequence_lengths)
+    how, sent = main.run(computed)
+    if computed.objective is not None:
+        metrics = {name: in_rows(values) for name, values in computed.objective.metrics.items()}
+    outputs = map(in_rows, rows.outputs)
     record = LinearLaunchRecord(len(main.chunks), main.chunks.most, main.workspace / 2**30, how, sent)
     rows = replace(rows, outputs=RowOutputs(*outputs))
     return LinearEntropyLossResult(
         reduced(rows, rows.inverse_count), *rows.outputs, main.grad_hidden, main.weight_gradient.weight,
-        main.weight_gradient.bias, record,
+        main.weight_gradient.bias, record, metrics=metrics,
     )  # fmt: skip
 
 
@@ -229,13 +239,14 @@ class _WithLogits:
     def __init__(
         self, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Any, shards: int,
         workspace_gib: float | Literal["auto"], loss: RowLoss, weight_grad: Tensor | None, inputs: tuple[str, ...],
+        lengths: Sequence[int] | None,
     ) -> None:  # fmt: skip
         """`target`: labels, logits, a top k, or the teacher's hidden states and weight."""
         self.weight, self.loss, self.has_gradient = weight, loss, bool(inputs)
         teacher = None if isinstance(target, (Tensor, TopTarget)) else target
         matrices = [hidden] if teacher is None else [hidden, teacher[0]]
         row_bytes = sum(loss.vocabulary.share * states.itemsize for states in matrices)
-        self.chunks = chunks_of(len(hidden) * shards, shards, row_bytes, workspace_gib)
+        self.chunks = chunks_of(len(hidden) * shards, shards, row_bytes, workspace_gib, lengths)
         self.grad_hidden = None
         if "hidden" in inputs:
             self.grad_hidden = torch.empty(hidden.shape, dtype=hidden.dtype, device=hidden.device)
@@ -297,14 +308,18 @@ class _WithLogits:
             [None if values is None else values[chunk] for values in numbers] for numbers in (rows.inputs, rows.outputs)
         )
         grad = logits if self.has_gradient else None
-        return replace(rows, inputs=RowInputs(*inputs), outputs=RowOutputs(*outputs), grad=grad, total=None)
+        objective = rows.objective and rows.objective.part(chunk, self.chunks.lengths_of(index))
+        return replace(
+            rows, inputs=RowInputs(*inputs), outputs=RowOutputs(*outputs), grad=grad, total=None, objective=objective
+        )  # fmt: skip
 
     def _stored_scale(self, rows: Rows) -> float:
         """Return the factor on the gradient of the logits in memory, by which its products are divided.
 
         It is not 1 for the fp16 gradient of a mean (see `fp16_gradient_scale`).
         """
-        is_mean = rows.count or rows.mean != 1.0
-        if self.weight.dtype != torch.float16 or not is_mean or rows.inputs.row_grad is not None:
+        loss = self.loss
+        if self.weight.dtype != torch.float16 or loss.reduction != "mean" or rows.inputs.row_grad is not None:
             return 1.0
-        return fp16_gradient_scale(self.chunks.rows, self.loss.loss, self.loss.grad_scale, self.loss.logits_scale)
+        name = loss.loss if loss.objective is None else "policy"
+        return fp16_gradient_scale(self.chunks.rows, name, loss.grad_scale, loss.logits_scale)

@@ -126,9 +126,11 @@ def _columns_of(label, walk):
 
 @gluon.jit
 def rows_that_count(walk, row, label, SPEC: gl.constexpr):
-    """Return which rows have a loss: those that exist and whose labels count."""
+    """Return which rows have a loss: those that exist, whose labels count and whose weight is not 0."""
     if has_labels(SPEC):
         return _columns_of(label, walk) >= 0
+    elif walk.row_weight is not None:
+        return gl.load(walk.row_weight + row, mask=row < walk.n_rows, other=0.0) != 0.0
     else:
         return row < walk.n_rows
 
@@ -152,7 +154,7 @@ def load_own_label(walk, row, label, SPEC: gl.constexpr):
         logit = gl.load(logits.pointer + at, mask=held, other=0.0).to(gl.float32)
         return counts, OwnLabel(local, held, logit)
     else:
-        return row < walk.n_rows, OwnLabel(row, row, row)
+        return rows_that_count(walk, row, label, SPEC), OwnLabel(row, row, row)
 
 
 @gluon.jit

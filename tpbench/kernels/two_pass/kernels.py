@@ -16,7 +16,6 @@ import triton.language as tl
 from tpbench.kernels.row_terms import (
     load_inputs,
     numbers_of,
-    policy_terms,
     reference,
     row_terms,
     softmax_of_rows,
@@ -31,6 +30,8 @@ from tpbench.kernels.two_pass.state import (
     load_teacher,
     round_to,
     rows_of_program,
+    scaled,
+    scales_of_rows,
     shard_state,
     top_columns,
 )
@@ -47,9 +48,12 @@ class Shard(NamedTuple):
 
 
 @triton.jit
-def statistics_kernel(logits, target, statistics, row_weight, n_rows, strides, shard, scales, SPEC: tl.constexpr):
+def statistics_kernel(
+    logits, target, statistics, row_weight, temperature, n_rows, strides, shard, scales, SPEC: tl.constexpr
+):
     """Write the numbers of the shard's state that the loss needs to `statistics`, (numbers, n_rows) fp32."""
     row, exists, counts, label = rows_of_program(target, row_weight, n_rows, shard.vocab_size, shard.ignore_index, SPEC)
+    scales = scales_of_rows(scales, temperature, row, exists)
     state = shard_state(logits, target, row, counts, label, strides, shard, scales, SPEC)
     numbers = numbers_of(state, SPEC)
     for number in tl.static_range(len(numbers)):
@@ -67,11 +71,13 @@ def to_mixture(log_p, log_q, BETA: tl.constexpr):
 
 @triton.jit
 def mixture_kernel(
-    logits, target, gathered, divergences, n_rows, world_size, strides, shard, scales, WIDTH: tl.constexpr,
+    logits, target, gathered, row_weight, divergences, n_rows, world_size, strides, shard, scales, WIDTH: tl.constexpr,
     SPEC: tl.constexpr,
 ):  # fmt: skip
     """Store the shard's part of KL(p || mixture) and KL(q || mixture) of each row to `divergences`, (2, n_rows)."""
-    row, exists, counts, _label = rows_of_program(target, None, n_rows, shard.vocab_size, shard.ignore_index, SPEC)
+    row, exists, counts, _label = rows_of_program(
+        target, row_weight, n_rows, shard.vocab_size, shard.ignore_index, SPEC
+    )
     state = gathered_state(gathered, row, exists, n_rows, world_size, WIDTH, SPEC)
     softmax = softmax_of_rows(state, state.m, 1.0, SPEC)
     of_p = state.s * 0.0
@@ -125,6 +131,7 @@ def loss_and_gradient_kernel(
     row, exists, counts, label = rows_of_program(
         target, inputs.row_weight, n_rows, shard.vocab_size, shard.ignore_index, SPEC
     )
+    scales = scales_of_rows(scales, inputs.row_temperature, row, exists)
     if gathered is None:
         state = shard_state(logits, target, row, counts, label, strides, shard, scales, SPEC)
     else:
@@ -172,7 +179,7 @@ def loss_and_gradient_kernel(
             column = block_columns(start, SPEC.WIDE, SPEC.BLOCK)
             mask = counts[:, None] & (column < shard.n_valid)[None, :]
             value = load_capped(logits, row * strides.logits_row, column * strides.logits_column, mask, SPEC.SOFTCAP)
-            x = value * scales.logits - reference_x
+            x = scaled(value, scales.logits, SPEC) - reference_x
             exp_x = tl.exp(x)
             g = exp_x * on_exp
             if SPEC.LOSS == "cross_entropy":
@@ -238,81 +245,6 @@ def inverse_count_kernel(labels, row_weight, inverse_count, n_rows, vocab_size, 
         total += tl.where(label_counts(label, vocab_size, ignore_index), weight, 0.0)
     total = tl.sum(total, axis=0)
     tl.store(inverse_count, tl.where(total == 0.0, 0.0, 1.0 / total))
-
-
-@triton.jit
-def sequence_range_kernel(sequences, ranges, n_rows, BLOCK: tl.constexpr):
-    """Store the least and the largest sequence of each block of rows, (2, blocks)."""
-    block = tl.program_id(0)
-    row = block * BLOCK + tl.arange(0, BLOCK)
-    sequence = tl.load(sequences + tl.minimum(row, n_rows - 1))
-    tl.store(ranges + block, tl.min(sequence, axis=0))
-    tl.store(ranges + tl.num_programs(0) + block, tl.max(sequence, axis=0))
-
-
-@triton.jit
-def _members(sequence, other, sequences, labels, inputs, n_rows, vocab_size, ignore_index):
-    """Return which rows `other` are of each sequence (BLOCK,), count and have a weight, and some of their inputs."""
-    exists = other < n_rows
-    of_other = tl.load(sequences + other, mask=exists, other=0)
-    label = tl.load(labels + other, mask=exists, other=-1).to(tl.int64)
-    counts = exists & label_counts(label, vocab_size, ignore_index)
-    row_grad, _, row_weight, old_logprobs, advantages, _, _, _, _, _ = load_inputs(inputs, other, exists)
-    if inputs.row_weight is not None:
-        counts = counts & (row_weight != 0.0)
-    same = counts[None, :] & (sequence[:, None] == of_other[None, :])
-    return same, row_grad, row_weight, old_logprobs, advantages
-
-
-@triton.jit
-def sequence_mean_kernel(
-    sequences, ranges, labels, logprobs, inputs, log_ratio, ratio_slope, n_rows, n_blocks, vocab_size, ignore_index,
-    scales, BLOCK: tl.constexpr, OTHERS: tl.constexpr,
-):  # fmt: skip
-    """Store for each row the mean log-ratio of its sequence and, unless it is None, the mean slope by it.
-
-    A mean is that over the rows of a sequence that count and whose weight is not 0. Slopes of losses are weighted. A
-    program of BLOCK rows sums over all rows in their order, OTHERS at a time: the same bits on every rank. Rows of a
-    sequence are often neighbours, so it starts and ends with blocks that may have one of its sequences, by `ranges`.
-    """
-    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    sequence = tl.load(sequences + tl.minimum(row, n_rows - 1))
-    begin = n_blocks
-    end = 0
-    for start in range(0, n_blocks, OTHERS):
-        block = start + tl.arange(0, OTHERS)
-        least = tl.load(ranges + block, mask=block < n_blocks, other=0)
-        largest = tl.load(ranges + n_blocks + block, mask=block < n_blocks, other=0)
-        meets = (block < n_blocks) & (least <= tl.max(sequence, axis=0)) & (largest >= tl.min(sequence, axis=0))
-        begin = tl.minimum(begin, tl.min(tl.where(meets, block, n_blocks), axis=0))
-        end = tl.maximum(end, tl.max(tl.where(meets, block + 1, 0), axis=0))
-    total = tl.zeros([BLOCK], dtype=tl.float32)
-    count = tl.zeros([BLOCK], dtype=tl.float32)
-    for number in range(begin, end):
-        other = number * OTHERS + tl.arange(0, OTHERS)
-        same, _, _, old_logprobs, _ = _members(
-            sequence, other, sequences, labels, inputs, n_rows, vocab_size, ignore_index
-        )
-        value = tl.load(logprobs + other, mask=other < n_rows, other=0.0) - old_logprobs
-        total += tl.sum(tl.where(same, value[None, :], 0.0), axis=1)
-        count += tl.sum(tl.where(same, 1.0, 0.0), axis=1)
-    count = tl.maximum(count, 1.0)
-    mean = total / count
-    tl.store(log_ratio + row, mean, mask=row < n_rows)
-    if ratio_slope is not None:
-        total = tl.zeros([BLOCK], dtype=tl.float32)
-        for number in range(begin, end):
-            other = number * OTHERS + tl.arange(0, OTHERS)
-            same, row_grad, row_weight, _, advantages = _members(
-                sequence, other, sequences, labels, inputs, n_rows, vocab_size, ignore_index
-            )
-            _, slope, _ = policy_terms(mean[:, None], advantages[None, :], scales)
-            if inputs.row_grad is not None:
-                slope = slope * row_grad[None, :]
-            if inputs.row_weight is not None:
-                slope = slope * row_weight[None, :]
-            total += tl.sum(tl.where(same, slope, 0.0), axis=1)
-        tl.store(ratio_slope + row, total / count, mask=row < n_rows)
 
 
 @triton.jit

@@ -13,7 +13,6 @@ from tpbench.kernels.block_caps import measured_cap
 from tpbench.kernels.cached_launch import INTERPRETED, cached_launch, launching
 from tpbench.kernels.distributed import gather_by_rank
 from tpbench.kernels.row_loss import KernelTarget, LaunchRecord, RowLoss, Rows, Strides, labels_of
-from tpbench.kernels.row_terms import RowOutputs
 from tpbench.kernels.two_pass.kernels import (
     Shard,
     inverse_count_kernel,
@@ -22,8 +21,6 @@ from tpbench.kernels.two_pass.kernels import (
     reduce_kernel,
     row_loss_kernel,
     scale_kernel,
-    sequence_mean_kernel,
-    sequence_range_kernel,
     statistics_kernel,
 )
 from tpbench.kernels.two_pass.state import TwoPassSpec
@@ -67,6 +64,7 @@ def launch(loss: RowLoss, logits: Tensor, target: KernelTarget, rows: Rows) -> L
     spec = _spec(loss, entropy, tile_rows)._replace(
         BLOCK=block, SOFTCAP=loss.softcap or 0.0, TARGET_SOFTCAP=loss.target_softcap or 0.0,
         WIDE=is_wide(columns, block, logits.stride(), of_target, of_grad),
+        TEMPERATURES=rows.inputs.row_temperature is not None,
     )  # fmt: skip
     kernels = []
     gathered = None
@@ -75,21 +73,21 @@ def launch(loss: RowLoss, logits: Tensor, target: KernelTarget, rows: Rows) -> L
         states = cached_launch(statistics_kernel, SPEC=spec, **options)
         # Strides of the gradient would only specialise the kernel.
         strides = Strides._make((*of_read, 0, 0))
-        pointers = (logits, target, statistics, rows.inputs.row_weight)
+        pointers = (logits, target, statistics, rows.inputs.row_weight, rows.inputs.row_temperature)
         kernels.append(states(programs, pointers, (n_rows, strides, shard), scales))
         gathered = gather_by_rank(statistics, loss.group, vocabulary.world_size)
-        if rows.sequences is not None:
-            logprobs = torch.empty_like(rows.outputs.loss)
-            losses_of_statistics(loss.of_logprobs(), gathered, target, Rows(RowOutputs(logprobs)))
-            rows = with_sequence_means(loss, labels_of(target), logprobs, rows, gradient=grad is not None)
         if loss.loss == "jsd":
             part = torch.empty((2, n_rows), dtype=torch.float32, device=logits.device)
             mixture = cached_launch(mixture_kernel, WIDTH=width, SPEC=spec, **options)
             integers = (n_rows, vocabulary.world_size, strides, shard)
-            kernels.append(mixture(programs, (logits, target, gathered, part), integers, scales))
+            pointers = (logits, target, gathered, rows.inputs.row_weight, part)
+            kernels.append(mixture(programs, pointers, integers, scales))
             of_p, of_q = gather_by_rank(part, loss.group, vocabulary.world_size).sum(0)
             rows = replace(rows, inputs=rows.inputs._replace(divergence_p=of_p, divergence_q=of_q))
         losses_of_statistics(loss, gathered, target, rows)
+        if rows.objective is not None:
+            factors = rows.objective.run(rows.outputs, grad is not None)
+            rows = replace(rows, inputs=factors._replace(row_temperature=rows.inputs.row_temperature))
     if gathered is None or grad is not None:
         spec = spec._replace(ACCUMULATE=rows.accumulate)
         gradient = cached_launch(loss_and_gradient_kernel, WIDTH=width, SPEC=spec, **options)
@@ -135,7 +133,7 @@ def is_wide(columns: int, block: int, *strides: tuple[int, ...]) -> bool:
 
 
 def inverse_row_count(labels: Tensor, row_weight: Tensor | None, loss: RowLoss) -> Tensor:
-    """Return 1 / the number of rows that count, or 1 / the sum of their weights, (1,) fp32 on the device.
+    """Return 1 / the number of rows whose labels count, or 1 / the sum of their weights, (1,) fp32 on the device.
 
     Labels and weights are equal on all ranks, so nothing is exchanged.
     """
@@ -144,27 +142,6 @@ def inverse_row_count(labels: Tensor, row_weight: Tensor | None, loss: RowLoss) 
     with launching(labels.device):
         count(1, (labels, row_weight, inverse), (labels.shape[0], loss.vocabulary.size, loss.ignore_index))
     return inverse
-
-
-def with_sequence_means(loss: RowLoss, labels: Tensor, logprobs: Tensor, rows: Rows, gradient: bool) -> Rows:
-    """Return the rows with `log_ratio` and, for a gradient, `ratio_slope` of their sequences as inputs.
-
-    logprobs: (rows,) fp32, equal on all ranks.
-    """
-    block, others = (256, 4096) if INTERPRETED else (16, 512)
-    blocks = -(-len(labels) // others)
-    ranges = torch.empty((2, blocks), dtype=torch.int32, device=labels.device)
-    log_ratio = torch.empty_like(logprobs)
-    ratio_slope = torch.empty_like(logprobs) if gradient else None
-    mean = cached_launch(sequence_mean_kernel, BLOCK=block, OTHERS=others, num_warps=4)
-    with launching(labels.device):
-        cached_launch(sequence_range_kernel, BLOCK=others)(blocks, (rows.sequences, ranges), (len(labels),))
-        mean(
-            -(-len(labels) // block), (rows.sequences, ranges, labels, logprobs, rows.inputs, log_ratio, ratio_slope),
-            (len(labels), blocks, loss.vocabulary.size, loss.ignore_index), loss.scales(rows),
-        )  # fmt: skip
-    rows = replace(rows, inputs=rows.inputs._replace(log_ratio=log_ratio, ratio_slope=ratio_slope))
-    return replace(rows, sequences=None)
 
 
 def reduced(rows: Rows, inverse_count: Tensor | None) -> Tensor:

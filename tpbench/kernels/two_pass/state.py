@@ -13,7 +13,7 @@ import triton.language as tl
 
 from tpbench.kernels.cached_launch import INTERPRETED
 from tpbench.kernels.row_loss import TopTarget
-from tpbench.kernels.row_terms import LEAST_REST, Teacher, reference, shifted, state_of, weigh
+from tpbench.kernels.row_terms import LEAST_REST, Scales, Teacher, reference, shifted, state_of, weigh
 
 
 class TwoPassSpec(NamedTuple):
@@ -42,6 +42,8 @@ class TwoPassSpec(NamedTuple):
     """A power of two, at least TOP_K."""
     TOP_LOSS: str = ""
     BUCKET: bool = False
+    TEMPERATURES: bool = False
+    """Rows have their own temperatures: `Scales` of a program has (ROWS,) factors (see `scales_of_rows`)."""
     """The columns outside of the top k are one more column."""
 
 
@@ -260,6 +262,29 @@ def top_columns(logits, teacher, row, strides, shard, scales, SPEC: tl.constexpr
 
 
 @triton.jit
+def scales_of_rows(scales, temperature, row, exists):
+    """The `Scales` of rows, with those temperatures of the logits unless there are none."""
+    if temperature is None:
+        return scales
+    else:
+        factor = 1.0 / tl.load(temperature + row, mask=exists, other=1.0)
+        return Scales(
+            scales.logits * factor, scales.target, scales.grad * factor, scales.entropy * factor, scales.total,
+            scales.label, scales.smoothing, scales.column, scales.z_loss, scales.clip_low, scales.clip_high, scales.kl,
+            scales.entropy_term,
+        )  # fmt: skip
+
+
+@triton.jit
+def scaled(tile, scale, SPEC: tl.constexpr):
+    """A tile, (ROWS, BLOCK), times a factor of all rows or of each."""
+    if SPEC.TEMPERATURES:
+        return tile * scale[:, None]
+    else:
+        return tile * scale
+
+
+@triton.jit
 def shard_state(logits, target, row, counts, label, strides, shard, scales, SPEC: tl.constexpr):
     """The state of the columns of each row that this rank holds. Rows that do not count are not read.
 
@@ -270,7 +295,7 @@ def shard_state(logits, target, row, counts, label, strides, shard, scales, SPEC
         column = block_columns(start, SPEC.WIDE, SPEC.BLOCK)
         mask = counts[:, None] & (column < shard.n_valid)[None, :]
         x = load_capped(logits, row * strides.logits_row, column * strides.logits_column, mask, SPEC.SOFTCAP)
-        x = x * scales.logits
+        x = scaled(x, scales.logits, SPEC)
         t = x
         if SPEC.LOSS != "cross_entropy":
             t = load_capped(target, row * strides.target_row, column * strides.target_column, mask, SPEC.TARGET_SOFTCAP)

@@ -1,0 +1,271 @@
+"""A user's own loss: a function of log-probabilities, which autograd differentiates between two kernels.
+
+The first kernel gives each row's log-probability and entropy. The function makes the row's loss of them, in torch
+operations over (rows,). Autograd returns two factors for each row, and the second kernel carries them on to the logits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tpbench.kernels.distributed import gather_values
+from tpbench.kernels.row_terms import RowInputs, RowOutputs
+
+COMPUTED = ("logprobs", "entropy", "sequences")
+"""The parameters that the kernels and the call compute."""
+RESERVED = ("hidden", "logits", "weight", "target", "bias", "divisor", "temperature", "row_weight", "sequence_lengths")
+"""Arguments of a call, which no parameter of a function may be called."""
+_MOST_AGREED = 256
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A function that returns the loss of each row, and the names of its parameters."""
+
+    function: Callable[..., Any]
+    name: str
+    needed: tuple[str, ...]
+    """The tensors of rows that a call must pass. `optional`: those with a default."""
+    optional: tuple[str, ...]
+    computed: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return self.name
+
+    @classmethod
+    def of(cls, function: Any) -> Objective:
+        """Return the objective of a function. Raises TypeError or ValueError if its parameters don't fit."""
+        if isinstance(function, Objective):
+            return function
+        name = getattr(function, "__name__", type(function).__name__)
+        try:
+            parameters = list(inspect.signature(function).parameters.values())
+        except (TypeError, ValueError):
+            raise TypeError(f"loss must be the name of a loss or a function, got {function!r}") from None
+        for parameter in parameters:
+            if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+                raise TypeError(f"the loss {name} must have parameters that are passed by name, got {parameter}")
+            if parameter.name in RESERVED:
+                raise ValueError(f"the loss {name} has a parameter {parameter.name}, which is an argument of the call")
+        computed = tuple(parameter.name for parameter in parameters if parameter.name in COMPUTED)
+        if not {"logprobs", "entropy"} & set(computed):
+            raise ValueError(f"the loss {name} must have a parameter logprobs or entropy, to have a gradient")
+        tensors = [parameter for parameter in parameters if parameter.name not in COMPUTED]
+        needed = tuple(parameter.name for parameter in tensors if parameter.default is parameter.empty)
+        optional = tuple(parameter.name for parameter in tensors if parameter.name not in needed)
+        return cls(function, name, needed, optional, computed)
+
+    def check(
+        self, row_inputs: Mapping[str, Any], rows: int, lengths: Sequence[int] | None, device: torch.device
+    ) -> None:
+        """Raise unless `row_inputs` are the tensors of rows that the function needs, and `lengths` add up to `rows`."""
+        takes = f"the loss {self.name} takes {', '.join((*self.needed, *self.optional)) or 'no tensors of rows'}"
+        if missing := [name for name in self.needed if name not in row_inputs]:
+            raise TypeError(f"{takes}: {', '.join(missing)} must be given")
+        if unknown := sorted(row_inputs.keys() - {*self.needed, *self.optional}):
+            raise TypeError(f"{takes}: it has no parameter {', '.join(unknown)}")
+        for name, values in row_inputs.items():
+            if not isinstance(values, Tensor):
+                raise TypeError(
+                    f"{name} must be a tensor of rows for the loss {self.name}, got {type(values).__name__}"
+                )
+            if values.dim() == 0 or len(values) != rows:
+                raise ValueError(f"{name} must have shape ({rows}, ...), got {tuple(values.shape)}")
+            if values.device != device:
+                raise ValueError(f"{name} must be on {device}, got {values.device}")
+        if lengths is None and "sequences" in self.computed:
+            raise ValueError(f"sequence_lengths must be given, because the loss {self.name} takes sequences")
+        if lengths is not None:
+            is_whole = all(isinstance(length, int) and length > 0 for length in lengths)
+            if not is_whole or sum(lengths) != rows:
+                raise ValueError(
+                    f"sequence_lengths must be positive ints whose sum is {rows}, the rows; got {lengths!r:.80}"
+                )
+
+    def call(self, rows: int, given: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the function's losses, (rows,) fp32, and its metrics.
+
+        Raises RuntimeError if the function raises an error, and ValueError if it changes its arguments or returns
+        something else.
+        """
+        versions = {name: _version(values) for name, values in given.items()}
+        try:
+            result = self.function(**given)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            raise RuntimeError(f"the loss {self.name} raised {type(error).__name__}: {error}") from error
+        if changed := [name for name, values in given.items() if _version(values) != versions[name]]:
+            raise ValueError(f"the loss {self.name} must not change its arguments, but changed {', '.join(changed)}")
+        losses, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
+        if not isinstance(metrics, dict):
+            raise ValueError(f"the loss {self.name} must return metrics as a dict, got {type(metrics).__name__}")
+        for name, values in {"losses": losses, **metrics}.items():
+            shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+            if shape != (rows,):
+                raise ValueError(f"the loss {self.name} must return {name} of shape ({rows},), got {shape}")
+        if not losses.is_floating_point():
+            raise ValueError(f"the loss {self.name} must return losses in float32, got {losses.dtype}")
+        if torch.is_grad_enabled() and not losses.requires_grad:
+            raise ValueError(f"the loss {self.name} must return losses that depend on logprobs or entropy")
+        return losses.float(), {name: values.detach() for name, values in metrics.items()}
+
+
+def _version(values: Tensor) -> int:
+    return 0 if values.is_inference() else values._version
+
+
+@contextlib.contextmanager
+def _recording(wanted: bool) -> Iterator[None]:
+    """Let autograd record operations, if wanted. Hooks on saved tensors, such as checkpointing's, don't see them."""
+    with torch.set_grad_enabled(wanted), torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+        yield
+
+
+@dataclass(frozen=True)
+class RowObjective:
+    """An objective with the tensors of all rows of a call."""
+
+    objective: Objective
+    inputs: Mapping[str, Tensor]
+    ignored: Tensor
+    """(rows,) bool: the rows that do not count."""
+    row_weight: Tensor | None
+    upstream: Tensor
+    """(rows,) fp32: the factor on the gradient of each row's loss, 0 for a row that does not count."""
+    entropy_grad: Tensor | None
+    """(rows,) fp32: the gradient of each row's entropy beside that of its loss, or None."""
+    lengths: tuple[int, ...]
+    """The lengths of the sequences of the rows that `run` works on."""
+    rows: slice
+    """The rows that `run` works on."""
+    metrics: dict[str, Tensor] = field(default_factory=dict)
+    """The function's metrics, (rows,) each, which `run` stores."""
+
+    @classmethod
+    def of_call(
+        cls, objective: Objective, row_inputs: Mapping[str, Tensor], ignored: Tensor, inputs: RowInputs,
+        lengths: Sequence[int] | None, mean: float, inverse_count: Tensor | None,
+    ) -> RowObjective:  # fmt: skip
+        """Return the objective of a call. mean, inverse_count: the factors of the reduction, as in `row_loss.Rows`."""
+        upstream = (~ignored).float() * mean
+        for factor in (inverse_count, inputs.row_weight, inputs.row_grad):
+            upstream = upstream if factor is None else upstream * factor
+        given = {name: values.detach() for name, values in row_inputs.items()}
+        return cls(
+            objective, given, ignored, inputs.row_weight, upstream, inputs.entropy_grad, tuple(lengths or ()),
+            slice(0, len(ignored)),
+        )  # fmt: skip
+
+    def part(self, rows: slice, lengths: tuple[int, ...]) -> RowObjective:
+        """Return the same for some of the rows, whose sequences have these lengths."""
+        return replace(self, rows=rows, lengths=lengths)
+
+    def run(self, outputs: RowOutputs, gradient: bool) -> RowInputs:
+        """Replace the rows' losses in `outputs` by the function's, and store its metrics.
+
+        Return the factors of the gradient, if one is wanted. outputs: of these rows, with their log-probabilities and,
+        if the function takes them, entropies.
+        """
+        objective, rows, ignored = self.objective, self.rows, self.ignored[self.rows]
+        given = {name: values[rows] for name, values in self.inputs.items()}
+        if "sequences" in objective.computed:
+            given["sequences"] = sequence_numbers(self.lengths, ignored.device)
+        computed = {"logprobs": outputs.logprobs, "entropy": outputs.entropy}
+        names = [name for name in computed if name in objective.computed]
+        leaves = [computed[name].detach().requires_grad_(gradient) for name in names]
+        factors: dict[str, Tensor | None] = {}
+        with _recording(gradient):
+            losses, metrics = objective.call(len(ignored), {**dict(zip(names, leaves, strict=True)), **given})
+            if gradient:
+                grads = torch.autograd.grad(losses, leaves, self.upstream[rows], allow_unused=True)
+                factors = dict(zip(names, grads, strict=True))
+        losses = losses.detach() if self.row_weight is None else losses.detach() * self.row_weight[rows]
+        outputs.loss.copy_(losses.masked_fill(ignored, 0.0))
+        for name, values in metrics.items():
+            if name not in self.metrics:
+                self.metrics[name] = values.new_zeros(len(self.ignored))
+            self.metrics[name][rows] = values.masked_fill(ignored, 0)
+        of_logprobs, of_entropy = factors.get("logprobs"), factors.get("entropy")
+        if self.entropy_grad is not None:
+            given_grad = self.entropy_grad[rows]
+            of_entropy = given_grad if of_entropy is None else of_entropy + given_grad
+        return RowInputs(
+            torch.zeros_like(outputs.loss) if of_logprobs is None else of_logprobs.contiguous(),
+            None if of_entropy is None else of_entropy.contiguous(),
+        )
+
+
+@functools.lru_cache(maxsize=16)
+def sequence_numbers(lengths: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return the number of each row's sequence, (rows,) int64. It is remembered, as a CUDA graph cannot copy lists."""
+    return torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths)).to(device)
+
+
+_agreed: set[Any] = set()
+"""The forms of calls whose tensors of rows the ranks have compared."""
+
+
+def agree(
+    objective: Objective, row_inputs: Mapping[str, Any], rows: int, lengths: Sequence[int] | None, device: torch.device,
+    group: dist.ProcessGroup | None,
+) -> None:  # fmt: skip
+    """Raise unless the tensors of rows fit the function, on every rank of the group if one rank's don't.
+
+    The first call of a function with this number of rows is collective. In it ranks try the function, and compare the
+    shapes and dtypes of its tensors. Later an error is raised on its own rank alone, as other errors of arguments are.
+    """
+    several = group is not None and group.size() > 1
+    form_of_call = (objective.name, objective.needed, objective.optional, rows, group)
+    is_new = several and form_of_call not in _agreed
+    error: Exception | None = None
+    forms: dict[str, Any] = {}
+    try:
+        objective.check(row_inputs, rows, lengths, device)
+        if is_new and rows:
+            forms = {name: [str(values.dtype), *values.shape] for name, values in sorted(row_inputs.items())}
+            forms["sequence_lengths"] = lengths and list(lengths)
+            _try(objective, row_inputs, rows, lengths, device)
+    except (RuntimeError, TypeError, ValueError) as raised:
+        error = raised
+    if is_new:
+        assert group is not None
+        of_ranks = gather_values(["" if error is None else str(error), forms], group, device)
+        for rank, (text, forms_there) in enumerate(of_ranks):
+            if error is None and (text or forms_there != of_ranks[0][1]):
+                error = ValueError(
+                    f"on rank {rank}: {text}" if text else _difference(of_ranks[0][1], rank, forms_there)
+                )
+        if len(_agreed) >= _MOST_AGREED:
+            _agreed.clear()
+        _agreed.update([form_of_call] if error is None else [])
+    if error is not None:
+        raise error
+
+
+def _try(
+    objective: Objective, row_inputs: Mapping[str, Tensor], rows: int, lengths: Sequence[int] | None,
+    device: torch.device,
+) -> None:  # fmt: skip
+    """Call the function once, with copies of its tensors and with log-probabilities of 0."""
+    given = {name: values.clone() for name, values in row_inputs.items()}
+    for name in objective.computed:
+        given[name] = torch.zeros(rows, device=device, requires_grad=True)
+    if "sequences" in objective.computed:
+        given["sequences"] = sequence_numbers(tuple(lengths or ()), device)
+    with _recording(True):
+        objective.call(rows, given)
+
+
+def _difference(forms: dict[str, Any], rank: int, forms_there: dict[str, Any]) -> str:
+    name = next(name for name in forms_there.keys() | forms.keys() if forms.get(name) != forms_there.get(name))
+    return f"{name} differs between ranks: {forms.get(name)} on rank 0, {forms_there.get(name)} on rank {rank}"
