@@ -90,6 +90,8 @@ def options(given: Options) -> None:
             raise ValueError(
                 f"{name} {declared['role']}: it must be {default:g} for loss={given.shown_loss}, got {value}"
             )
+    if given.correct and loss not in LABEL_LOSSES:
+        raise ValueError(f"correct needs labels: it must be False for loss={loss!r}")
     if loss == "jsd" and given.beta >= 1.0:
         raise ValueError(f"beta must be less than 1 for loss='jsd', which is 0 for beta=0 and beta=1: {given.beta}")
     if not isinstance(given.clip, (tuple, list)) or len(given.clip) != 2:

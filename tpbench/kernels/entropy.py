@@ -44,6 +44,7 @@ def entropy_loss(
     z_loss: float = 0.0,
     softcap: float | None = None,
     entropy: bool = False,
+    correct: bool = False,
     grad: Literal["new", "in_place", "none"] | Tensor = "new",
     grad_scale: float = 1.0,
     row_grad: Tensor | None = None,
@@ -119,7 +120,8 @@ def entropy_loss(
         logits_scale, temperature: positive. The temperature softens the target logits only. It divides the logits for
             logprob, policy and a function, and may be (rows,) fp32 for these, equal on all ranks.
         softcap: positive, or None for no cap. It does not apply to target logits.
-        entropy: also compute each row's entropy.
+        entropy: also compute each row's entropy. correct: for losses of labels, also compute whether the label has the
+            largest logit of its row. Equal logits count as correct.
         grad: "new" allocates a tensor like the logits. "in_place" overwrites the logits. "none" computes no gradient. A
             tensor shaped like the logits, of any supported dtype, is added to in fp32. Autograd records the
             overwriting. A later backward that needs the overwritten values raises RuntimeError.

@@ -63,6 +63,8 @@ class _LossModule(torch.nn.Module):
         """This rank's columns, once it is known that they fit to those of the other ranks."""
         self.metrics: dict[str, Tensor] | None = None
         """What a function as the loss returned beside its losses in the last call, (rows,) each."""
+        self.correct: Tensor | None = None
+        """With correct=True: whether each row's label had the largest logit in the last call, (rows,) bool."""
 
     def arguments(self, rows: dict[str, Any]) -> dict[str, Any]:
         """Return the settings and what a call got beside its target, as arguments of the module's function."""
@@ -172,7 +174,7 @@ class EntropyLoss(_LossModule):
         self.check_columns("logits", logits.shape[-1] if logits.dim() else 0, logits.device)
         if not learns:
             result = entropy_loss(logits, target, grad="none", **self.arguments(rows))
-            self.metrics = result.metrics
+            self.metrics, self.correct = result.metrics, result.correct
             return result.loss
         if rows.get("sequence_lengths") is not None and self.options.reduction == "none":
             raise ValueError("reduction must be 'mean' or 'sum' with sequence_lengths: a loss depends on other rows")
@@ -193,7 +195,7 @@ class EntropyLoss(_LossModule):
             )  # fmt: skip
             settings["grad_scale"] = factors["grad_scale"] * stored_scale
         result = entropy_loss(logits, target, grad="in_place" if self.in_place else "new", **settings)
-        self.metrics = result.metrics
+        self.metrics, self.correct = result.metrics, result.correct
         return result.loss, (result.grad, None), stored_scale
 
 
@@ -254,12 +256,12 @@ class LinearEntropyLoss(_LossModule):
     ) -> tuple[Tensor, tuple[Tensor | None, ...], float]:
         inputs = _inputs_with_gradients(hidden, weight, bias)
         result = linear_entropy_loss(hidden, weight, target, bias=bias, grad=inputs, **self.arguments(rows))
-        self.metrics = result.metrics
+        self.metrics, self.correct = result.metrics, result.correct
         return result.loss, (result.grad_hidden, result.grad_weight, result.grad_bias, None), 1.0
 
     def _losses(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Any, rows: dict[str, Any]) -> Any:
         result = linear_entropy_loss(hidden, weight, target, bias=bias, grad=False, **self.arguments(rows))
-        self.metrics = result.metrics
+        self.metrics, self.correct = result.metrics, result.correct
         return (result.loss, result.entropy) if self.settings.get("entropy") else result.loss
 
 

@@ -98,7 +98,7 @@ class RepeatedCall:
         self.inputs = [name for name in RowInputs._fields if name in named]
         self.device = result.row_loss.device
         total = None if result.loss is result.row_loss else result.loss
-        outputs = (result.row_loss, result.entropy, result.logprobs, result.clipped)
+        outputs = (result.row_loss, result.entropy, result.logprobs, result.clipped, result.correct)
         self.forms = [
             tensor if tensor is None else (tuple(tensor.shape), tensor.stride(), tensor.dtype)
             for tensor in (result.grad, total, *outputs)

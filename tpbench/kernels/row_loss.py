@@ -32,6 +32,8 @@ class LossResult:
     """(rows,) fp32: log-probability of each label for loss="policy" and for a function. Else None."""
     clipped: Tensor | None
     """(rows,) bool: for loss="policy" true where the clip decides the loss, so that the ratio has no gradient."""
+    correct: Tensor | None
+    """(rows,) bool: with `correct=True` whether the label's logit is the largest of its row, or one of several."""
     metrics: dict[str, Tensor] | None = field(default=None, kw_only=True)
     """(rows,) each: for a function what it returned beside its losses, 0 for a row that does not count. Else None."""
 
@@ -185,6 +187,7 @@ class Options:
     exchange: str
     clip: tuple[float, float]
     entropy: bool
+    correct: bool
     algorithm: str = "auto"
     objective: Objective | None = None
     """The function that was given as the loss. It is one of log-probabilities: `loss` is "logprob" then."""
@@ -332,7 +335,7 @@ class Rows:
         policy = loss.loss == "policy"
         outputs = RowOutputs(
             empty(True, rows), empty(loss.wants_entropy, rows), empty(policy or loss.objective is not None, rows),
-            empty(policy, rows, dtype=torch.bool),
+            empty(policy, rows, dtype=torch.bool), empty(loss.correct, rows, dtype=torch.bool),
         )  # fmt: skip
         is_mean = loss.reduction == "mean" and rows > 0
         count = is_mean and (loss.has_labels or inputs.row_weight is not None)

@@ -111,7 +111,8 @@ class RowOutputs(NamedTuple):
     entropy: Any = None
     logprobs: Any = None
     clipped: Any = None
-    """bool."""
+    """bool. `correct`: bool, the label's logit is the largest of the row."""
+    correct: Any = None
 
 
 LN_2 = tl.constexpr(math.log(2.0))
@@ -376,7 +377,7 @@ def row_terms(softmax, teacher, inputs, values, scale, scales, SPEC: tl.constexp
 
 
 @triton.jit
-def store_rows(outputs, row, softmax, terms, exists, counts):
+def store_rows(outputs, row, softmax, terms, is_correct, exists, counts):
     """Store the results of rows, 0 for those that do not count. outputs: `RowOutputs`."""
     tl.store(outputs.loss + row, tl.where(counts, terms.loss, 0.0), mask=exists)
     if outputs.entropy is not None:
@@ -385,3 +386,5 @@ def store_rows(outputs, row, softmax, terms, exists, counts):
         tl.store(outputs.logprobs + row, tl.where(counts, softmax.log_p, 0.0), mask=exists)
     if outputs.clipped is not None:
         tl.store(outputs.clipped + row, counts & terms.clipped, mask=exists)
+    if outputs.correct is not None:
+        tl.store(outputs.correct + row, counts & is_correct, mask=exists)

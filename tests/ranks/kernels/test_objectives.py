@@ -263,3 +263,26 @@ def test_a_weight_of_each_row(loss: Any, algorithm: dict[str, Any]) -> None:
         torch.testing.assert_close(result.grad, right.grad / scale)
         if reduction != "none":
             torch.testing.assert_close(result.loss, (right.row_loss * weight).sum() / scale)
+
+
+def _correct(rank: Rank) -> list[Tensor | None]:
+    hidden, head, labels = (each.to(rank.device) for each in make_linear(dtype=torch.bfloat16, vocab=VOCAB))
+    logits = hidden @ head.t()
+    labels[::2] = logits.argmax(-1)[::2]
+    logits[4, (labels[4] + 1) % VOCAB] = logits[4, labels[4]]  # a tie
+    labels[6] = -100
+    own = columns_of(rank, VOCAB)
+    options: dict[str, Any] = {"group": rank.group, "correct": True, "logits_scale": 0.7, "softcap": 9.0}
+    calls = [entropy_loss(logits[:, own], labels, **options)]
+    calls += [linear_entropy_loss(hidden, head[own], labels, grad=grad, **options) for grad in (True, False)]
+    module = LinearEntropyLoss(**options)
+    module(hidden, head[own], labels)
+    return [*(call.correct for call in calls), module.correct]
+
+
+@pytest.mark.parametrize("world_size", sorted({1, ranks_here(2)}))
+def test_which_labels_have_the_largest_logit(world_size: int) -> None:
+    right = torch.tensor([True, False, True, False, True, False, False, False, True])
+    for results in on_ranks(world_size, _correct):
+        for correct in results:
+            assert correct is not None and torch.equal(correct.cpu(), right)

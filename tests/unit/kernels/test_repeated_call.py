@@ -34,7 +34,7 @@ class Loss:
         self.first_calls += 1
         row_loss = torch.zeros(len(logits))
         return EntropyLossResult(
-            row_loss if reduction == "none" else row_loss.sum(), row_loss, None, row_loss.clone(), None,
+            row_loss if reduction == "none" else row_loss.sum(), row_loss, None, row_loss.clone(), None, None,
             None if grad == "none" else torch.empty_like(logits), LaunchRecord("one_read", 16, relaunch=self.relaunch),
         )  # fmt: skip
 

@@ -84,6 +84,7 @@ def linear_entropy_loss(
     softcap: float | None = None,
     bias: Tensor | None = None,
     entropy: bool = False,
+    correct: bool = False,
     grad: bool | Sequence[Literal["hidden", "weight", "bias"]] = True,
     grad_scale: float = 1.0,
     row_grad: Tensor | None = None,

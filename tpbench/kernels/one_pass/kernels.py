@@ -177,7 +177,7 @@ def one_pass_kernel(
         x_label = gl.fma(state.x_label, scales.logits, 0.0 - reference(state.m))
         softmax = softmax_of_rows(state, x_label, LN_2, SPEC)  # (ROWS,)
         terms = row_terms(softmax, teacher, inputs, values, scale, scales, SPEC)
-        store_results(outputs, softmax, terms, walk, row, counts, SPEC)
+        store_results(outputs, state, softmax, terms, scales, walk, row, counts, SPEC)
         if SPEC.REDUCE or EXCHANGE:
             if step == walk.steps - 1:
                 # The other programs need nothing more of this one: they need not wait for its last gradient.
@@ -286,7 +286,7 @@ def whole_row_kernel(
         x_label = gl.fma(state.x_label, scales.logits, 0.0 - reference(state.m))
         softmax = softmax_of_rows(state, x_label, LN_2, SPEC)  # (ROWS,)
         terms = row_terms(softmax, own_label, inputs, values, scale, scales, SPEC)
-        store_results(outputs, softmax, terms, walk, row, counts, SPEC)
+        store_results(outputs, state, softmax, terms, scales, walk, row, counts, SPEC)
         if SPEC.REDUCE:
             if step == walk.steps - 1:
                 # The last program needs nothing more of this one: it need not wait for this one's last gradient.
@@ -399,7 +399,7 @@ def shared_rows_kernel(
         x_label = gl.fma(state.x_label, scales.logits, 0.0 - reference(state.m))
         softmax = softmax_of_rows(state, x_label, LN_2, SPEC)  # (ROWS,)
         terms = row_terms(softmax, own_label, inputs, values, scale, scales, SPEC)
-        store_results(outputs, softmax, terms, walk, row, counts, SPEC)
+        store_results(outputs, state, softmax, terms, scales, walk, row, counts, SPEC)
         if step == walk.steps - 1:
             # The other programs need nothing more of this one: they need not wait for its last gradient.
             barrier()

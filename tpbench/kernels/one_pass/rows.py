@@ -189,12 +189,13 @@ def load_values(inputs, walk, row, SPEC: gl.constexpr):
 
 
 @gluon.jit
-def store_results(outputs, softmax, terms, walk, row, counts, SPEC: gl.constexpr):
+def store_results(outputs, state, softmax, terms, scales, walk, row, counts, SPEC: gl.constexpr):
     """Store the results of rows, which are in `state_layout`, in the programs of the first part."""
     if walk.part_number == 0:
         layout: gl.constexpr = state_layout(SPEC)
         at = gl.convert_layout(row, layout)
-        store_rows(outputs, at, softmax, terms, at < walk.n_rows, gl.convert_layout(counts, layout))
+        is_correct = state.x_label * scales.logits >= state.m
+        store_rows(outputs, at, softmax, terms, is_correct, at < walk.n_rows, gl.convert_layout(counts, layout))
 
 
 @gluon.jit

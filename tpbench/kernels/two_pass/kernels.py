@@ -114,7 +114,7 @@ def row_loss_kernel(
     if SPEC.TOP_K:
         _columns, teacher = load_teacher(target, row, counts, shard, scales, SPEC)
     terms = row_terms(softmax, teacher, inputs, load_inputs(inputs, row, exists), 1.0, scales, SPEC)
-    store_rows(outputs, row, softmax, terms, exists, counts)
+    store_rows(outputs, row, softmax, terms, state.x_label >= state.m, exists, counts)
 
 
 @triton.jit
@@ -145,7 +145,7 @@ def loss_and_gradient_kernel(
         columns, teacher = load_teacher(target, row, counts, shard, scales, SPEC)
     terms = row_terms(softmax, teacher, inputs, load_inputs(inputs, row, exists), scale, scales, SPEC)
     if gathered is None:
-        store_rows(outputs, row, softmax, terms, exists, counts)
+        store_rows(outputs, row, softmax, terms, state.x_label >= state.m, exists, counts)
     if grad is not None:
         # Exponentials are relative to the maximum: their factors are divided by the sum. The gradient is rounded once.
         reference_x = reference(state.m)[:, None]
