@@ -160,7 +160,8 @@ def memory(name: str, value: Any) -> None:
             f"{name} must have memory of its own, got {type(value).__name__}{waiting}. Tensors of torch.func and "
             "parameters that FSDP has freed, outside of their module's forward, have none"
         )
-    if forward_ad.unpack_dual(value).tangent is not None:  # type: ignore[no-untyped-call]
+    is_dual = forward_ad._current_level >= 0 and forward_ad.unpack_dual(value).tangent is not None  # type: ignore[no-untyped-call]
+    if is_dual:
         raise NotImplementedError(f"{name} has a tangent, but the losses have no forward-mode derivatives")
 
 
@@ -272,6 +273,11 @@ def entropy_tensors(logits: Any, target: Any, given: Options, grad: Any) -> None
     _writable(name, written)
     if name == "grad" and _share_memory(written, logits):
         raise ValueError("grad must not share the logits' memory; to write over the logits say grad='in_place'")
+    overwritten(name, written, target)
+
+
+def overwritten(name: str, written: Tensor, target: Tensor | TopK) -> None:
+    """ValueError if the target shares memory with a tensor that is written over, unless it is that tensor."""
     for read in (target.values, target.indices) if isinstance(target, TopK) else (target,):
         if _share_memory(written, read) and not written.is_set_to(read):
             raise ValueError(f"target must not share memory with {name}, which are written over, unless it is the same")

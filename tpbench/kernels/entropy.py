@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tpbench.kernels import KernelLoss, checks
 from tpbench.kernels.launch_rows import launch_rows
-from tpbench.kernels.repeated_call import repeating
+from tpbench.kernels.repeated_call import overwrite, repeating
 from tpbench.kernels.row_loss import LaunchRecord, LossResult, Options, RowLoss, Rows, TopK, kernel_target
 from tpbench.kernels.two_pass.launch import inverse_row_count, reduced
 
@@ -209,8 +209,5 @@ def entropy_loss(
 def _gradient(logits: Tensor, grad: str | Tensor) -> Tensor | None:
     if isinstance(grad, str) and grad == "new":
         return torch.empty_like(logits, memory_format=torch.contiguous_format)
-    out = grad.detach() if isinstance(grad, Tensor) else logits if grad == "in_place" else None
-    if out is not None:
-        # Else autograd would not notice that a tensor saved for an earlier operation's backward was overwritten.
-        torch.autograd.graph.increment_version(out)
-    return out
+    out = grad if isinstance(grad, Tensor) else logits if grad == "in_place" else None
+    return out if out is None else overwrite(out)

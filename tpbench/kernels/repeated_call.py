@@ -2,7 +2,7 @@
 
 Two calls have one form if the same arguments are given, options are equal, and tensors have equal shapes, strides,
 dtypes, devices and alignments. All arguments of a first call are checked. A repeated call skips checks, choices and
-torch's dispatcher. Only calls that one kernel does, and that write a new gradient or none, are repeated this way.
+torch's dispatcher. Only calls that one kernel does, and that accumulate into no tensor, are repeated this way.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.autograd import forward_ad
 
 from tpbench.kernels import LABEL_LOSSES
 from tpbench.kernels.cached_launch import MOST_REMEMBERED, launching
-from tpbench.kernels.checks import is_traced
+from tpbench.kernels.checks import is_traced, overwritten
 from tpbench.kernels.one_pass.launch import form
 from tpbench.kernels.row_loss import TopK, TopTarget
 from tpbench.kernels.row_terms import RowInputs, RowOutputs
@@ -80,7 +80,7 @@ def _is_repeatable(
     vocab_start: int | None = None, vocab_size: int | None = None, **_: Any,
 ) -> bool:  # fmt: skip
     """Return whether a call did nothing but launch one kernel, which it can launch again."""
-    if result.how.relaunch is None or grad not in ("new", "none"):  # memory to overwrite is always checked
+    if result.how.relaunch is None or not isinstance(grad, str):
         return False
     if group is not None and (vocab_start is None or vocab_size is None):  # ranks exchange their sizes in each call
         return False
@@ -89,19 +89,29 @@ def _is_repeatable(
     return loss not in LABEL_LOSSES or target.is_contiguous()
 
 
+def overwrite(tensor: Tensor) -> Tensor:
+    """Return the tensor's memory, to be overwritten by a kernel.
+
+    Autograd notices it if the tensor was saved for an earlier operation's backward.
+    """
+    torch.autograd.graph.increment_version(tensor)
+    return tensor.detach()
+
+
 class RepeatedCall:
     """Repeats a call for other tensors of the same form."""
 
     def __init__(self, result: Any, named: dict[str, Any]) -> None:
         """`result`: of the first call, with the launch of its kernel. `named`: its arguments by name."""
         self.result, self.how, self.relaunch = type(result), result.how, result.how.relaunch
+        self.in_place = named.get("grad") == "in_place"
         self.inputs = [name for name in RowInputs._fields if name in named]
         self.device = result.row_loss.device
         total = None if result.loss is result.row_loss else result.loss
         outputs = (result.row_loss, result.entropy, result.logprobs, result.clipped, result.correct)
         self.forms = [
             tensor if tensor is None else (tuple(tensor.shape), tensor.stride(), tensor.dtype)
-            for tensor in (result.grad, total, *outputs)
+            for tensor in (None if self.in_place else result.grad, total, *outputs)
         ]
         # This function skips the parsing of arguments and the dispatcher, where torch.empty_strided spends most of its
         # time. Compiled code of torch calls the same function. It allocates on the current device.
@@ -112,11 +122,15 @@ class RepeatedCall:
 
     def __call__(self, logits: Tensor, target: Any, named: dict[str, Any]) -> Any:
         """Queue the kernel on the current stream. Return the result of `entropy_loss`."""
+        if self.in_place:
+            overwritten("logits", logits, target)
         if type(target) is TopK:
             target = TopTarget(target.indices, target.values)
         inputs = RowInputs(**{name: named[name] for name in self.inputs}) if self.inputs else _NO_INPUTS
         with launching(self.device):
             grad, total, *rows = [form if form is None else self.empty(*form) for form in self.forms]
+            if self.in_place:
+                grad = overwrite(logits)
             outputs = RowOutputs(*rows)
             self.relaunch(logits, target, grad, inputs, outputs, total)
         return self.result(outputs.loss if total is None else total, *outputs, grad, self.how)

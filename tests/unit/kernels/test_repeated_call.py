@@ -30,12 +30,13 @@ class Loss:
     def _launch(self, *tensors: Any) -> None:
         self.launches.append(tensors)
 
-    def _first(self, logits: Tensor, target: Any, *, grad: str = "new", reduction: str = "mean", **_: Any) -> Any:
+    def _first(self, logits: Tensor, target: Any, *, grad: Any = "new", reduction: str = "mean", **_: Any) -> Any:
         self.first_calls += 1
         row_loss = torch.zeros(len(logits))
         return EntropyLossResult(
             row_loss if reduction == "none" else row_loss.sum(), row_loss, None, row_loss.clone(), None, None,
-            None if grad == "none" else torch.empty_like(logits), LaunchRecord("one_read", 16, relaunch=self.relaunch),
+            {"none": None, "in_place": logits}.get(grad, torch.empty_like(logits)),
+            LaunchRecord("one_read", 16, relaunch=self.relaunch),
         )  # fmt: skip
 
 
@@ -43,7 +44,7 @@ def same(one: Tensor | None, other: Tensor | None) -> bool:
     return one is other or (one is not None and other is not None and one.data_ptr() == other.data_ptr())
 
 
-@pytest.mark.parametrize("options", [{}, {"grad": "none"}, {"reduction": "none"}])
+@pytest.mark.parametrize("options", [{}, {"grad": "none"}, {"grad": "in_place"}, {"reduction": "none"}])
 def test_a_repeated_call_launches_the_kernel_for_its_own_tensors(options: dict[str, Any]) -> None:
     loss = Loss()
     first, *later = [loss.call(LOGITS[x], LABELS[6 * x :][:6], row_grad=ROWS[x, :6], **options) for x in (0, 1, 0)]
@@ -52,6 +53,7 @@ def test_a_repeated_call_launches_the_kernel_for_its_own_tensors(options: dict[s
         logits, target, grad, inputs, outputs, total = launch
         assert same(logits, LOGITS[x]) and same(target, LABELS[6 * x :]) and same(inputs.row_grad, ROWS[x])
         assert inputs == RowInputs(row_grad=inputs.row_grad) and same(grad, result.grad)
+        assert same(grad, logits) == ("in_place" in options.values())
         assert outputs == RowOutputs(result.row_loss, None, result.logprobs, None)
         assert same(total, None if "reduction" in options else result.loss) and result.how == first.how
         for name, tensor in vars(first).items():
@@ -59,6 +61,18 @@ def test_a_repeated_call_launches_the_kernel_for_its_own_tensors(options: dict[s
                 new = getattr(result, name)
                 assert (new.shape, new.dtype, new.stride()) == (tensor.shape, tensor.dtype, tensor.stride())
     assert len({result.row_loss.data_ptr() for result in (first, *later)}) == 3
+
+
+def test_what_a_repeated_call_overwrites_is_noticed() -> None:
+    """By autograd, which may have saved the logits, and by a check of the target, whose values decide this."""
+    loss, logits = Loss(), torch.zeros(8, 32)
+    for _ in range(2):
+        loss.call(logits[:6], LOGITS[0].float(), grad="in_place")
+    assert logits._version == 1  # by the repeated call: the first one is a stand-in
+    loss.call(logits[:6], logits[:6], grad="in_place")
+    with pytest.raises(ValueError, match="target must not share memory with logits"):
+        loss.call(logits[:6], logits[2:], grad="in_place")
+    assert loss.first_calls == 1
 
 
 def test_a_top_k_is_repeated() -> None:
@@ -87,7 +101,7 @@ def test_another_form_is_another_first_call(changes: dict[str, Any]) -> None:
 
 
 NEVER: list[dict[str, Any]] = [
-    {"grad": "in_place"},
+    {"grad": torch.zeros(6, 32)},
     {"target": LABELS[::2]},  # labels are copied
     {"group": object()},
     {"block_cap": [16]},

@@ -266,13 +266,14 @@ def scale_kernel(
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Multiply values by factor in fp32, rounded once. Rows with the factor 1, which is common, are not written."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    by = tl.load(factor + row * PER_ROW, mask=row < n_rows, other=1.0).to(tl.float32)
-    changed = (by != 1.0) & (row < n_rows)
-    if tl.max(changed.to(tl.int32), axis=0) > 0:
-        for start in range(0, n_columns, BLOCK):
-            column = block_columns(start, WIDE, BLOCK)
-            mask = changed[:, None] & (column < n_columns)[None, :]
-            place = values + (row * values_row)[:, None] + (column * values_column)[None, :]
-            scaled = tl.load(place, mask=mask, other=0.0).to(tl.float32) * by[:, None]
-            tl.store(place, round_to(scaled, values.dtype.element_ty), mask=mask)
+    for tile in range(tl.program_id(0), tl.cdiv(n_rows, ROWS), tl.num_programs(0)):
+        row = tile * ROWS + tl.arange(0, ROWS).to(tl.int64)
+        by = tl.load(factor + row * PER_ROW, mask=row < n_rows, other=1.0).to(tl.float32)
+        changed = (by != 1.0) & (row < n_rows)
+        if tl.max(changed.to(tl.int32), axis=0) > 0:
+            for start in range(0, n_columns, BLOCK):
+                column = block_columns(start, WIDE, BLOCK)
+                mask = changed[:, None] & (column < n_columns)[None, :]
+                place = values + (row * values_row)[:, None] + (column * values_column)[None, :]
+                scaled = tl.load(place, mask=mask, other=0.0).to(tl.float32) * by[:, None]
+                tl.store(place, round_to(scaled, values.dtype.element_ty), mask=mask)

@@ -29,6 +29,9 @@ _INTERPRETED_TILE = 2**20
 """Elements of a tile in the interpreter, the most that Triton allows: the cost is per operation, not per element."""
 _INTERPRETED_CAP = 16384
 _REDUCE_BLOCK = 4096
+_SCALE_BLOCK = 4096
+_SCALE_PROGRAMS = 512
+"""Few and small programs start and end quickly where the factor is 1."""
 
 
 def column_block(
@@ -164,9 +167,10 @@ def scale_rows(grad: Tensor, factor: Tensor) -> None:
     """Multiply (rows, columns) by a factor, () or (rows,), in place. Rows whose factor is 1 are not written."""
     rows, columns = grad.shape
     if grad.numel():
-        block = column_block(columns)
+        block = column_block(columns, _INTERPRETED_CAP if INTERPRETED else _SCALE_BLOCK)
         tile_rows, options = tile(rows, block)
         wide = is_wide(columns, block, grad.stride())
         scale = cached_launch(scale_kernel, PER_ROW=factor.dim(), WIDE=wide, ROWS=tile_rows, BLOCK=block, **options)
+        programs = min(-(-rows // tile_rows), _SCALE_PROGRAMS)
         with launching(grad.device):
-            scale(-(-rows // tile_rows), (grad, factor), (rows, columns, *grad.stride()))
+            scale(programs, (grad, factor), (rows, columns, *grad.stride()))
