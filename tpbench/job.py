@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 from tpbench.measure.kernels_version import kernels_version
+from tpbench.measure.machine import visible_gpus
 from tpbench.measure.session import Context, MeasureSettings, Session
 from tpbench.outside.variant import OutsideVariant
 from tpbench.packages import versions
@@ -281,12 +282,16 @@ def _parsed(
 
 
 def _with_ranks(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Replace tp_size=auto by world_size / dp_size. Check that a given world_size is equal to tp_size x dp_size."""
+    """Replace tp_size=auto by world_size / dp_size. Check that a given world_size is equal to tp_size x dp_size.
+
+    Without a world_size, `auto` means all visible GPUs of this host.
+    """
     tp_size, dp_size, world_size = (values.get(name) for name in ("tp_size", "dp_size", "world_size"))
     if world_size is None:
-        if tp_size == "auto":
-            raise JobError("tp_size=auto needs world_size=N; it is then N / dp_size")
-        return values
+        if tp_size != "auto":
+            return values
+        if not (world_size := len(visible_gpus())):
+            raise JobError("tp_size=auto needs world_size=N where no GPU is visible; it is then N / dp_size")
     try:
         ranks, replicas = int(world_size), int(1 if dp_size is None else dp_size)
         tensor = ranks // replicas if tp_size == "auto" else int(str(tp_size))

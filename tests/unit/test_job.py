@@ -69,6 +69,11 @@ def test_ranks_are_counted(ranks: dict[str, object], sizes: tuple[int, int] | st
     assert "world_size" not in job.flat()
 
 
+def test_auto_means_all_visible_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tpbench.job.visible_gpus", lambda: [("GPU-0", "0"), ("GPU-1", "1")])
+    assert parse_job({**TINY, "tp_size": "auto"}).tp_size == 2
+
+
 @given(
     tokens=st.integers(1, 10**6),
     vocab=st.integers(64, 10**6),

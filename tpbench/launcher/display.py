@@ -29,6 +29,8 @@ class Display:
         self.running: dict[int, tuple[Cell, str, float]] = {}
         """Running cells by index, with their status and the time at which they began."""
         self.blocked_printed = False
+        self.followed: dict[Path, int] = {}
+        """Files that are followed, each with the number of its characters that were printed."""
         self.live = Live(console=self.console, auto_refresh=False, transient=True) if self.console.is_terminal else None
 
     def __enter__(self) -> Self:
@@ -55,6 +57,15 @@ class Display:
     def note(self, line: str, max_length: int = 200) -> None:
         """Print a line."""
         self.console.print(printable(line, max_length), markup=False, highlight=False, soft_wrap=True)
+
+    def follow(self, file: Path) -> None:
+        """Print the lines of a file, if it exists, that were added since the last call."""
+        with contextlib.suppress(FileNotFoundError):
+            text = file.read_text(encoding="utf-8")
+            whole_lines = text[: text.rfind("\n") + 1]
+            for line in whole_lines[self.followed.get(file, 0) :].splitlines():
+                self.note(line)
+            self.followed[file] = len(whole_lines)
 
     def tick(self) -> None:
         """Redraw the running cells and the time left, if there is a terminal."""

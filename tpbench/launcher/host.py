@@ -15,6 +15,7 @@ from tpbench.launcher.planning.plan import Cell, ThisHost
 from tpbench.launcher.runner import Runner
 from tpbench.launcher.torchrun import LOOPBACK, Rendezvous, Torchrun, shared_needs
 from tpbench.measure import machine
+from tpbench.measure.session import STEPS_FILE
 from tpbench.settings import JobError
 
 
@@ -52,6 +53,8 @@ class Host(Runner):
                 while torchrun.running:
                     if removed := [attempt.folder for attempt in torchrun.running if not attempt.folder.exists()]:
                         raise JobError(f"{removed[0]} was removed while its job ran: run the sweep with resume=true")
+                    for attempt in torchrun.running:
+                        display.follow(attempt.folder / STEPS_FILE)
                     yield from torchrun.poll()
                     waiting[:0], torchrun.unfinished = torchrun.unfinished, []
                     if not torchrun.running and (following := self._following(torchrun, waiting)):

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from tpbench.settings import setting
 
+STEPS_FILE = "steps.log"
+"""Name of a file in the folder of a cell. A sweep prints the lines that a workload appends to it while it runs."""
+
 
 @dataclass(frozen=True)
 class MeasureSettings:

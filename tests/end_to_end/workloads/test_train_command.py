@@ -77,7 +77,9 @@ def test_progress_and_traces_are_beside_the_logs(rows: list[dict[str, Any]], swe
     folder = Path(rows[0]["log_dir"])
     folder = folder if folder.is_absolute() else swept[0] / "outputs" / folder
     said = "".join(log.read_text() for log in folder.glob("**/0/stderr.log"))
-    assert f"step 4/8: loss {rows[0]['losses'][3]:.4f}, " in said and "tokens/s" in said
+    line = f"step 4/8: loss {rows[0]['losses'][3]:.4f}, "
+    assert line in said and "tokens/s" in said
+    assert line in swept[1].stdout and swept[1].stdout.count("step 4/8: ") == 2  # of either cell, also on the screen
     assert said.count("step 8/8:") == 1 and "step 10/8:" not in said
     assert len(list(folder.glob("trace_rank*.json.gz"))) == 2
 

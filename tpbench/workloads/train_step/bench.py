@@ -15,7 +15,7 @@ from tpbench.kernels.distributed import forbid_multicast
 from tpbench.measure import cuda_graph, rank_memory
 from tpbench.measure.ranks import gather_number
 from tpbench.measure.rates import compute_ms, gemm_tflops
-from tpbench.measure.session import Context, Costs, IterationSchedule, Session, Verdict
+from tpbench.measure.session import STEPS_FILE, Context, Costs, IterationSchedule, Session, Verdict
 from tpbench.measure.timers import Stopwatch, ms_between
 from tpbench.workloads.sizes import ITEM_BYTES
 from tpbench.workloads.step import require
@@ -188,17 +188,21 @@ class TrainStepSession(Session):
         return result
 
     def _report(self) -> None:
-        """Write a line of progress on rank 0, if one is due: the loss, and tokens/s of wall time since the last line.
+        """Write a line of progress on rank 0, if one is due: loss, and time of a step and tokens/s since the last line.
 
-        Lines are written between steps. A step after the measured ones, for a profile, gets none.
+        Times are wall times. Lines are written between steps. A step after the measured ones, for a profile, gets none.
         """
         problem, done, now_s = self.problem, len(self.losses), time.perf_counter()
         last, interval = problem.warmup_steps + problem.steps, 0 if self.context.rank else problem.log_interval
         if not interval or done % interval or not self.reported_steps < done <= last:
             return
-        tokens = interval * problem.tokens * problem.accumulate * self.context.dp_size
-        rate = tokens / (now_s - self.reported_at_s)
-        self.context.say(f"step {done}/{last}: loss {float(self.losses[-1]):.4f}, {rate:.0f} tokens/s")
+        step_s = (now_s - self.reported_at_s) / interval
+        rate = problem.tokens * problem.accumulate * self.context.dp_size / step_s
+        line = f"step {done}/{last}: loss {float(self.losses[-1]):.4f}, {step_s * 1e3:.1f} ms, {rate:.0f} tokens/s"
+        self.context.say(line)
+        # A full disk must not cost the measurement too.
+        with contextlib.suppress(OSError), (self.context.folder / STEPS_FILE).open("a") as file:
+            file.write(f"{line}\n")
         self.reported_steps, self.reported_at_s = done, now_s
 
 

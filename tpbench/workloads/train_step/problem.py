@@ -5,7 +5,7 @@ from typing import Literal
 
 from tpbench.settings import setting
 
-Dtype = Literal["bfloat16", "float32"]
+Dtype = Literal["bfloat16", "float16", "float32"]
 PHASES = ("forward", "backward", "optimizer")
 """The phases of a step."""
 ARCHITECTURE = (
@@ -56,7 +56,9 @@ class TrainStep:
     learning_rate: float = setting(1e-5, help="AdamW's learning rate, constant", low=0.0)
     weight_decay: float = setting(0.01, help="AdamW's decay, of all parameters", low=0.0)
     max_grad_norm: float | None = setting(1.0, help="gradients are scaled down to this norm; null: never", low=1e-6)
-    dtype: Dtype = setting("bfloat16", help="dtype of parameters, gradients, optimizer states and computation")
+    dtype: Dtype = setting(
+        "bfloat16", help="dtype of parameters, gradients, states and computation; float16 sets autocast"
+    )
     autocast: bool = setting(False, help="parameters and states in fp32, matrix products in dtype by torch.autocast")
     seed: int = setting(42, help="seed of initial weights and tokens", low=0, high=2**31 - 1)
 
@@ -109,7 +111,11 @@ class TrainStep:
             (self.depth > self.layers, f"num_layers={self.num_layers} is more than the {self.layers} of {self.model}"),
             (self.head_dim % 2, f"head_dim={self.head_dim} must be even: rotary embeddings rotate pairs of numbers"),
             (self.compile and self.nccl != "default", f"nccl={self.nccl} needs compile=false"),
-            (self.autocast and self.dtype == "float32", "autocast=true needs dtype=bfloat16: there is nothing to cast"),
+            (self.autocast and self.dtype == "float32", "autocast=true needs dtype=bfloat16 or float16"),
+            (
+                self.dtype == "float16" and not self.autocast,
+                "dtype=float16 needs autocast=true: AdamW's second moments would round to 0",
+            ),
             (
                 self.attention == "flash_attention_2" and self.dtype == "float32",
                 "attention=flash_attention_2 has no float32",

@@ -66,6 +66,13 @@ def not_shared(tokens: str, problem: TrainStep, tp_size: int) -> str | None:
     return reason
 
 
+def not_by_deepspeed(problem: TrainStep, tp_size: int) -> str | None:
+    """Return why `autotp` cannot train a problem, or None."""
+    if problem.dtype == "float16" and not problem.zero_stage:
+        return "DeepSpeed keeps fp32 parameters beside float16 only with zero_stage 1 or 2"
+    return not_shared("", problem, tp_size)
+
+
 def not_by_dtensor(problem: TrainStep, tp_size: int) -> str | None:
     """Return why `dtensor_tp` cannot train a problem, or None."""
     if tp_size == 1:
@@ -91,7 +98,7 @@ _register(
     ("compile", "vocab_parallel", "zero_stage", "overlap"),
     requires=("transformers", "deepspeed"),
     no_graph_reason="DeepSpeed reads the gradient norm on the host in each update",
-    unsupported_reason=partial(not_shared, ""),
+    unsupported_reason=not_by_deepspeed,
     distribution=Distribution("zero", sequence_parallel=False),
 )
 _register(

@@ -168,6 +168,18 @@ def test_compiled_variants(ranks: int, name: str, tp_size: int, fields: dict[str
 
 
 @pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
+@pytest.mark.parametrize(
+    ("name", "tp_size", "train_loss"),
+    [*((name, 2, "torch") for name in SHARDED), ("fsdp_dtensor", 2, "tpbench_linear"), ("ddp", 1, "tpbench")],
+)
+def test_float16_with_a_scaled_loss(name: str, tp_size: int, train_loss: str) -> None:
+    fields = {"dtype": "float16", "autocast": True, "accumulate": 2, "train_loss": train_loss}
+    errors = run_on_ranks(2, compare, name, tp_size, fields)[0]
+    assert errors["loss"] < LOSS_TOLERANCE["float16"]
+    assert errors["norm"] < NORM_TOLERANCE["float16"]
+
+
+@pytest.mark.skipif(not enough_gpus(2), reason="needs 2 GPUs, or none")
 @pytest.mark.parametrize("name", SHARDED)
 @pytest.mark.parametrize("fields", [{}, {"autocast": True}], ids=["bfloat16", "autocast"])
 def test_bfloat16_within_the_oracles_tolerance(name: str, fields: dict[str, Any]) -> None:

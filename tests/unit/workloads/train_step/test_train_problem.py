@@ -23,7 +23,8 @@ from tpbench.workloads.train_step.workload import unsupported_loss
         ({"heads": 3, "kv_heads": 2}, 1, "kv_heads=2 must divide heads=3"),
         ({"head_dim": 3}, 1, "head_dim=3 must be even"),
         ({"num_layers": 3}, 1, "num_layers=3 is more than the 2 of tiny"),
-        ({"autocast": True}, 1, "autocast=true needs dtype=bfloat16"),
+        ({"autocast": True}, 1, "autocast=true needs dtype=bfloat16 or float16"),
+        ({"dtype": "float16"}, 1, "dtype=float16 needs autocast=true"),
         ({"attention": "flash_attention_2"}, 1, "has no float32"),
         ({"compile": True, "nccl": "symmetric"}, 1, "nccl=symmetric needs compile=false"),
     ],
@@ -75,6 +76,13 @@ def test_changed_fields_are_part_of_the_models_name(tmp_path: Path) -> None:
     assert resolve(problem, frozenset({"vocab", "heads", "model"})).model == "tiny[heads=8,vocab=96]"
     with pytest.raises(JobError, match="says what the model is: not vocab too"):
         resolve(tiny_problem(model_dir=str(tmp_path)), frozenset({"vocab"}))
+
+
+def test_float16_is_trained_by_autocast() -> None:
+    problem = tiny_problem(dtype="float16")
+    assert resolve(problem).autocast and not resolve(problem, frozenset({"autocast"})).autocast
+    reason = WORKLOAD.variants["autotp"].unsupported_reason(replace(resolve(problem), zero_stage=0), 2)
+    assert reason == "DeepSpeed keeps fp32 parameters beside float16 only with zero_stage 1 or 2"
 
 
 def test_deepspeeds_configuration_has_the_overlap() -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from tests.support.train_step import CPU, single_context, tiny_problem
-from tpbench.workloads.train_step.model.inputs import micro_batch
+from tpbench.workloads.train_step.model.inputs import Batch, micro_batch
 from tpbench.workloads.train_step.training.losses import torch_loss
-from tpbench.workloads.train_step.training.trainer import TorchTrainer, adamw
+from tpbench.workloads.train_step.training.trainer import FIRST_LOSS_SCALE, TorchTrainer, adamw
 
 
 def test_tokens_of_a_seed_never_change() -> None:
@@ -45,6 +48,25 @@ def test_gradients_of_a_larger_norm_are_divided() -> None:
         assert float(trainer.update()) == pytest.approx(4.0)
         scale = getattr(trainer.optimizer, "grad_scale", None)
         assert (None if scale is None else float(scale)) == (divisor and pytest.approx(divisor))
+
+
+def test_a_step_whose_gradients_overflow_is_skipped() -> None:
+    """The loss scale stays on the device, so the update itself is a kernel that does nothing."""
+    model: Any = torch.nn.Linear(2, 1, bias=False)
+    model.forward = lambda input_ids, **_: SimpleNamespace(logits=input_ids.float() @ model.weight.t())
+    factors = iter([2.0**-4, 1e30, 2.0**-4])  # gradients are in fp16
+    problem = tiny_problem(dtype="float16", autocast=True, learning_rate=0.1, weight_decay=0.0)
+    trainer = TorchTrainer(
+        problem, model, single_context(), lambda logits, labels: logits.float().mean() * next(factors)
+    )
+    weights, norms = [], []
+    for _ in range(3):
+        trainer.accumulate([Batch(torch.ones(3, 2), torch.zeros(3))])
+        norms.append(float(trainer.update()))
+        weights.append(model.weight.detach().clone())
+    assert norms == [pytest.approx(math.sqrt(2) / 16), math.inf, pytest.approx(math.sqrt(2) / 16)]
+    assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[1], weights[2])
+    assert trainer.loss_scale == FIRST_LOSS_SCALE / 2
 
 
 def test_all_weights_decay() -> None:

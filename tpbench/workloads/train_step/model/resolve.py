@@ -29,6 +29,8 @@ def resolve(problem: TrainStep, chosen: frozenset[str] = frozenset()) -> TrainSt
     if computed := [name for name in ("config_hash", "ffn_matrices") if name in chosen]:
         raise JobError(f"{computed[0]} follows from the model: it cannot be set")
     problem = replace(problem, ffn_matrices=TrainStep.ffn_matrices)
+    if problem.dtype == "float16" and "autocast" not in chosen:
+        problem = replace(problem, autocast=True)
     changed = [name for name in ARCHITECTURE if name in chosen]
     if problem.model_dir:
         if changed:

@@ -66,9 +66,11 @@ class DeepSpeedTrainer:
 
     def update(self, mark: MarkPhase = ignore_phase) -> Tensor:
         mark("optimizer")
-        norm = None if self.problem.zero_stage else self._norm_without_zero()
+        norm: Any = None if self.problem.zero_stage else self._norm_without_zero()
         self.engine.step()
         norm = self.engine.get_global_grad_norm() if norm is None else norm
+        if getattr(self.engine.optimizer, "overflow", False):
+            norm = torch.inf  # of fp16 gradients: there was no update
         return torch.as_tensor(norm, dtype=torch.float32, device=self.context.device)
 
     def _norm_without_zero(self) -> Tensor:
@@ -102,6 +104,9 @@ def import_deepspeed(device: torch.device) -> Any:
     if device.type == "cuda":
         # DeepSpeed's own function passes entries of CUDA_VISIBLE_DEVICES to NVML as numbers, but they may be names.
         deepspeed.get_accelerator().available_memory = lambda index=None: torch.cuda.mem_get_info(index)[0]
+    else:
+        # DeepSpeed refuses fp16 on CPUs without instructions for it. torch computes it on every CPU.
+        deepspeed.get_accelerator().is_fp16_supported = lambda: True
     deepspeed.utils.logger.setLevel(logging.WARNING)
     return deepspeed
 
@@ -150,6 +155,8 @@ def deepspeed_configuration(problem: TrainStep, context: Context, plan: Mapping[
 
 
 def _dtype_settings(problem: TrainStep) -> dict[str, Any]:
+    if problem.dtype == "float16":  # the optimizer has the parameters in fp32, and DeepSpeed computes with a copy
+        return {"fp16": {"enabled": True, "hysteresis": 1}}
     if problem.autocast:
         return {"torch_autocast": {"enabled": True, "dtype": problem.dtype}}
     if problem.dtype == "float32":

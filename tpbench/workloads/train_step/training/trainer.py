@@ -16,6 +16,10 @@ from tpbench.workloads.train_step.model.inputs import Batch, model_inputs
 from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.training.losses import Loss, local_shard
 
+FIRST_LOSS_SCALE, STEPS_TO_DOUBLE = 2.0**16, 2000
+"""The factor on an fp16 loss at first, and the steps without an overflow after which it doubles, as torch's GradScaler
+has them. After an overflow it is halved."""
+
 MarkPhase = Callable[[str], None]
 """Callback at the beginning of a phase, with its name."""
 
@@ -67,6 +71,11 @@ class TorchTrainer:
         ]
         self.optimizer: Any = adamw(self.shards, problem, context)
         self.inputs = model_inputs(problem, context.device)
+        self.loss_scale: Tensor | None = None
+        """Factor on the loss, by which small fp16 gradients don't round to 0 (arXiv:1710.03740, section 3.2)."""
+        if problem.dtype == "float16":
+            self.loss_scale = torch.full((), FIRST_LOSS_SCALE, device=context.device)
+            self.steps_without_overflow = torch.zeros((), dtype=torch.int32, device=context.device)
 
     def accumulate(self, batches: Sequence[Batch], mark: MarkPhase = ignore_phase) -> Tensor:
         total = torch.zeros((), dtype=torch.float32, device=self.context.device)
@@ -77,17 +86,28 @@ class TorchTrainer:
                     logits = self.model(input_ids=batch.tokens, **self.inputs).logits
                     loss = self.loss(logits, batch.labels) / len(batches)
                 mark("backward")
-                loss.backward()
+                (loss if self.loss_scale is None else loss * self.loss_scale).backward()
             total += local_shard(loss.detach())
         return total
 
     @torch.no_grad()
     def update(self, mark: MarkPhase = ignore_phase) -> Tensor:
         mark("optimizer")
-        norm = total_norm(self.parameters, self.context.device)
+        norm, scale = total_norm(self.parameters, self.context.device), self.loss_scale
+        divisor = None if scale is None else scale.clone()
+        if divisor is not None:
+            norm = norm / divisor
         if (most := self.problem.max_grad_norm) is not None:
-            # The optimizer divides while it updates. A pass over the gradients would cost a third of the update.
-            self.optimizer.grad_scale = ((norm + 1e-6) / most).clamp(min=1.0)
+            clipped = ((norm + 1e-6) / most).clamp(min=1.0)
+            divisor = clipped if divisor is None else clipped * divisor
+        # The optimizer divides while it updates. A pass over the gradients would cost a third of the update.
+        self.optimizer.grad_scale = divisor
+        if scale is not None:
+            # All ranks have this norm, so they skip the same updates: the optimizer's kernel reads `found_inf`.
+            self.optimizer.found_inf = torch.logical_not(norm.isfinite()).float()
+            torch._amp_update_scale_(
+                scale, self.steps_without_overflow, self.optimizer.found_inf, 2.0, 0.5, STEPS_TO_DOUBLE
+            )
         for parameter, shard in zip(self.parameters, self.shards, strict=True):
             shard.grad = None if parameter.grad is None else local_shard(parameter.grad)
         self.optimizer.step()
