@@ -38,7 +38,8 @@ def compile_kernel(loss: str, columns: int, world_size: int, top_loss: str = "")
         launch_once = OnePassLaunch(
             prepared, Workspace(logits.device), logits.device, Scales(*len(Scales._fields) * (1.0,))
         )
-        launch_once(logits, labels, logits, RowInputs(row_weight=row_loss), RowOutputs(row_loss), row_loss)
+        inputs = RowInputs(row_weight=row_loss if world_size > 1 else None)
+        launch_once(logits, labels, logits, inputs, RowOutputs(row_loss), row_loss)
     options = {name: value for name, value in prepared.kernel.constants.items() if name != "SPEC"}
     compiled = compile_for(gpu.compiled[-1].src, target=GPUTarget("cuda", 90, 32), options=options)
     return prepared.kernel.kernel.__name__, compiled.asm["ptx"], compiled.metadata.shared

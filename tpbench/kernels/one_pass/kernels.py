@@ -102,16 +102,16 @@ def one_pass_kernel(
     HELD: gl.constexpr = TILES - 1  # tiles that stay in shared memory, with a place for this row and one for the next
     LAST: gl.constexpr = TILES - 1  # the tile that passes on to registers
     FIRST_LOOK: gl.constexpr = AHEAD - 1 if AHEAD > 0 else 0
-    walk = open_walk(logits, target, grad, inputs.row_weight, strides, n_rows, n_columns, n_parts, part_columns,
-                     n_valid, vocab_start, vocab_size, ignore_index, 2, 1, SPEC)  # fmt: skip
+    walk = open_walk(logits, target, grad, strides, n_rows, n_columns, n_parts, part_columns, n_valid, vocab_start,
+                     vocab_size, ignore_index, 2, 1, SPEC)  # fmt: skip
     epoch = 0
     if EXCHANGE:
         epoch = gl.load(mailbox.control) + 1
 
     # Copies of the first tiles start before anything else.
     row = rows_of_step(walk, 0, SPEC)  # (ROWS,)
-    first_label = load_labels(walk, row, 0, SPEC)
-    next_label = load_labels(walk, row, 1, SPEC)
+    first_label = load_labels(inputs, walk, row, 0, SPEC)
+    next_label = load_labels(inputs, walk, row, 1, SPEC)
     counts = rows_that_count(walk, row, first_label, SPEC)
     for tile_of_row in gl.static_range(HELD):
         copy_tile(walk, 0, row, counts, tile_of_row, tile_of_row, SPEC)
@@ -126,7 +126,7 @@ def one_pass_kernel(
 
     # Labels of this row and of the next two rows. Each label is loaded a step before its first use.
     this_label = first_label
-    later_label = load_labels(walk, next_row, 1, SPEC)
+    later_label = load_labels(inputs, walk, next_row, 1, SPEC)
     if SPEC.TOP_K:
         this_top = load_top(walk, rows_of_step(walk, 0, SPEC), SPEC)
     if EXCHANGE:
@@ -146,7 +146,7 @@ def one_pass_kernel(
             own_label = load_own_top(walk, row, counts, this_top, scales, SPEC)
             this_top = load_top(walk, rows_after(walk, row, 1, SPEC), SPEC)
         values = load_values(inputs, walk, row, SPEC)
-        last_label = load_labels(walk, row, 3, SPEC)
+        last_label = load_labels(inputs, walk, row, 3, SPEC)
         await_copies(HELD)
         x, t = load_tile(walk, 0, LAST, HELD, SPEC)  # (ROWS, REPEATS, LANES, VECTOR) each
         # The tile is in registers: its place is free for the next row's.
@@ -236,13 +236,13 @@ def whole_row_kernel(
     LAST: gl.constexpr = TILES - 1
     # Tiles of the next row whose copies have started when the last tile's starts.
     COPIED: gl.constexpr = _end_of_read(HELD - LAG - 1, HELD)
-    walk = open_walk(logits, target, grad, inputs.row_weight, strides, n_rows, n_columns, n_parts, part_columns,
-                     n_valid, vocab_start, vocab_size, ignore_index, 1, 1, SPEC)  # fmt: skip
+    walk = open_walk(logits, target, grad, strides, n_rows, n_columns, n_parts, part_columns, n_valid, vocab_start,
+                     vocab_size, ignore_index, 1, 1, SPEC)  # fmt: skip
 
     # Copies of the first tiles start before anything else.
     row = rows_of_step(walk, 0, SPEC)  # (ROWS,)
-    first_label = load_labels(walk, row, 0, SPEC)
-    next_label = load_labels(walk, row, 1, SPEC)
+    first_label = load_labels(inputs, walk, row, 0, SPEC)
+    next_label = load_labels(inputs, walk, row, 1, SPEC)
     counts = rows_that_count(walk, row, first_label, SPEC)
     copy_tile(walk, 0, row, counts, FIRST, HELD, SPEC)
     for tile_of_row in gl.static_range(HELD):
@@ -259,7 +259,7 @@ def whole_row_kernel(
 
     # Labels of this row and of the next two rows. Each label is loaded a step before its first use.
     this_label = first_label
-    later_label = load_labels(walk, next_row, 1, SPEC)
+    later_label = load_labels(inputs, walk, next_row, 1, SPEC)
 
     # The state of the row's tiles that have arrived.
     held = first_tile.state
@@ -272,7 +272,7 @@ def whole_row_kernel(
         exists = row < n_rows
         counts, own_label = load_own_label(walk, row, this_label, SPEC)
         values = load_values(inputs, walk, row, SPEC)
-        last_label = load_labels(walk, row, 3, SPEC)
+        last_label = load_labels(inputs, walk, row, 3, SPEC)
         await_copies(HELD - COPIED)
         x, t = load_tile(walk, 0, LAST, HELD, SPEC)  # (ROWS, REPEATS, LANES, VECTOR) each
         # The tile is in registers: its place is free for the next row's.
@@ -351,14 +351,14 @@ def shared_rows_kernel(
     gl.static_assert(SPEC.SLOTS > 0 and not SPEC.TOP_K)
     TILES: gl.constexpr = SPEC.TILES
     ROWS: gl.constexpr = SPEC.ROWS
-    walk = open_walk(logits, target, grad, inputs.row_weight, strides, n_rows, n_columns, n_parts, part_columns,
-                     n_valid, vocab_start, vocab_size, ignore_index, 2, 2, SPEC)  # fmt: skip
+    walk = open_walk(logits, target, grad, strides, n_rows, n_columns, n_parts, part_columns, n_valid, vocab_start,
+                     vocab_size, ignore_index, 2, 2, SPEC)  # fmt: skip
     epoch = gl.load(mailbox.control) + 1
 
     # Copies of the first two rows start before anything else.
     row = rows_of_step(walk, 0, SPEC)  # (ROWS,)
-    this_label = load_labels(walk, row, 0, SPEC)
-    next_label = load_labels(walk, row, 1, SPEC)
+    this_label = load_labels(inputs, walk, row, 0, SPEC)
+    next_label = load_labels(inputs, walk, row, 1, SPEC)
     counts = rows_that_count(walk, row, this_label, SPEC)
     for tile_of_row in gl.static_range(TILES):
         copy_tile(walk, 0, row, counts, tile_of_row, tile_of_row, SPEC)
@@ -369,7 +369,7 @@ def shared_rows_kernel(
 
     inverse = inverse_count(walk, inputs, loss, SPEC)
     scale = scales.grad * inverse
-    later_label = load_labels(walk, next_row, 1, SPEC)
+    later_label = load_labels(inputs, walk, next_row, 1, SPEC)
     exchange = open_exchange(mailbox, epoch, capacity, half, rank, walk.part_number, n_parts, SPEC)
     limits = wait_limits(limit_ns, SPEC)
 
@@ -385,7 +385,7 @@ def shared_rows_kernel(
         # The label's logit is loaded before the wait for copies, to arrive meanwhile.
         next_counts, next_own = load_own_label(walk, next_row, next_label, SPEC)
         values = load_values(inputs, walk, row, SPEC)
-        last_label = load_labels(walk, row, 3, SPEC)
+        last_label = load_labels(inputs, walk, row, 3, SPEC)
 
         held = reduce_tiles(no_columns(SPEC), walk, (step + 1) % 2, 0, TILES, 0, scales, SPEC)
         state = state_of_rows(held, next_own.logit, SPEC)

@@ -36,13 +36,12 @@ class Walk(NamedTuple):
     n_rows: Any
     vocab_size: Any
     ignore_index: Any
-    row_weight: Any
 
 
 @gluon.jit
 def open_walk(
-    logits, target, grad, row_weight, strides, n_rows, n_columns, n_parts, part_columns, n_valid, vocab_start,
-    vocab_size, ignore_index, PLACES: gl.constexpr, LAST_PLACES: gl.constexpr, SPEC: gl.constexpr,
+    logits, target, grad, strides, n_rows, n_columns, n_parts, part_columns, n_valid, vocab_start, vocab_size,
+    ignore_index, PLACES: gl.constexpr, LAST_PLACES: gl.constexpr, SPEC: gl.constexpr,
 ):  # fmt: skip
     """Return the `Walk` of this program. PLACES, LAST_PLACES: see `tiles.allocate`."""
     part_number = gl.program_id(0) % n_parts
@@ -65,7 +64,6 @@ def open_walk(
         n_rows,
         vocab_size,
         ignore_index,
-        row_weight,
     )
 
 
@@ -102,19 +100,18 @@ def labels_at(walk, row, SPEC: gl.constexpr):
 
 
 @gluon.jit
-def load_labels(walk, row, STEPS: gl.constexpr, SPEC: gl.constexpr):
+def load_labels(inputs, walk, row, STEPS: gl.constexpr, SPEC: gl.constexpr):
     """Load the labels, (ROWS,), of the rows that follow `row` after STEPS steps.
 
-    Rows past the last, and rows with the weight 0, have the label -1. Without labels return numbers that nothing reads.
+    Rows past the last, and rows with the weight 0, have the label -1. Without labels other rows have any label from 0.
     """
+    row = rows_after(walk, row, STEPS, SPEC)
+    label = walk.row_in_tile
     if has_labels(SPEC):
-        row = rows_after(walk, row, STEPS, SPEC)
         label = labels_at(walk, row, SPEC)
-        if walk.row_weight is not None:
-            label = gl.where(gl.load(walk.row_weight + row, mask=row < walk.n_rows, other=0.0) == 0.0, -1, label)
-        return label
-    else:
-        return walk.row_in_tile
+    if inputs.row_weight is not None:
+        label = gl.where(gl.load(inputs.row_weight + row, mask=row < walk.n_rows, other=0.0) == 0.0, -1, label)
+    return label
 
 
 @gluon.jit
@@ -129,10 +126,8 @@ def rows_that_count(walk, row, label, SPEC: gl.constexpr):
     """Return which rows have a loss: those that exist, whose labels count and whose weight is not 0."""
     if has_labels(SPEC):
         return _columns_of(label, walk) >= 0
-    elif walk.row_weight is not None:
-        return gl.load(walk.row_weight + row, mask=row < walk.n_rows, other=0.0) != 0.0
     else:
-        return row < walk.n_rows
+        return (row < walk.n_rows) & (label >= 0)
 
 
 @gluon.jit
