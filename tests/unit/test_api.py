@@ -17,7 +17,8 @@ NAMES = {
     entropy_loss: "IGNORED EntropyLoss Output Shard Step variant",
     linear_loss: "IGNORED LinearLoss Output Shard Step variant",
     embedding_grad: "EmbeddingGrad Exchange ExchangeContext Phase variant",
-    tp_block: "BlockContext Pending PlainSchedule PreparedBlock Schedule TpBlock prepare variant",
+    tp_block: "Attention BlockContext ColumnParallelLinear Mlp Pending PlainSchedule PreparedBlock RMSNorm "
+    "RowParallelLinear Schedule TpBlock TransformerBlock prepare variant",
     models: "BaseModelBuilder ModelConfig register_model",
     train_step: "Context TorchTrainer TrainStep Trainer models torch_loss variant",
 }

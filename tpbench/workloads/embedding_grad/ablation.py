@@ -11,7 +11,7 @@ from tpbench.workloads.embedding_grad.crossover import comparable
 from tpbench.workloads.embedding_grad.problem import WORKLOAD, expected_density
 from tpbench.workloads.sizes import ITEM_BYTES
 
-INDEXES = ("none", "late", "early", "device")
+INDEXES = ("none", "late", "pinned", "early", "device")
 ORDERS = {"alone": "no other transfers"} | {name: f"order {name}" for name in ("passes", "first", "between", "last")}
 STEP = ("hardware", "dtype", "table_rows", "width", "tokens", "dp_size", "overlap_ms")
 """Columns that must agree for steps to be compared, if their tokens are bigrams of a text."""

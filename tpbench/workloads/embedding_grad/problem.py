@@ -31,11 +31,10 @@ class EmbeddingGrad:
         help="length of a stand-in backward, after a forward of half that length; transfers run beside both",
         low=0.0,
     )
-    index: Literal["none", "early", "late", "device"] = setting(
+    index: Literal["none", "late", "pinned", "early", "device"] = setting(
         "none",
-        help="hashed index of the stand-in forward (distribution=zipf_bigram): none (left out), early (hashed on the "
-        "CPU into pinned memory and copied one step ahead), late (hashed on the CPU when the forward needs it, copied "
-        "from pageable memory), device (hashed on the GPU in the forward)",
+        help="hashed index of the stand-in forward (distribution=zipf_bigram): none, late (hashed on the CPU when the "
+        "forward needs it), pinned (late, but in pinned memory), early (pinned, one step ahead), device (on the GPU)",
     )
     other_mib: float = setting(
         0.0, help="size of each other parameter whose transfers run in the same step, MiB; 0: none", low=0.0
@@ -155,8 +154,8 @@ WORKLOAD = Workload(
 
 
 def _host_work(problem: EmbeddingGrad) -> str:
-    early_or_late = problem.index in ("early", "late")
-    return f"with index={problem.index} the host computes the index" if early_or_late else ""
+    on_host = problem.index not in ("none", "device")
+    return f"with index={problem.index} the host computes the index" if on_host else ""
 
 
 WORKLOAD.variant_of(

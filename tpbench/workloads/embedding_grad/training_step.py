@@ -75,9 +75,9 @@ class StandIn:
 class ForwardIndex:
     """The table row of each token, which the forward pass reads. Later work of the current stream has it.
 
-    With index=early the CPU hashes into pinned memory and copies on a stream, both during the step before. With
-    index=late it hashes right before the forward pass, and the host waits for the copy from pageable memory. With
-    index=device the tokens are on the GPU, which hashes in the forward pass.
+    With index=late the CPU hashes right before the forward pass, and the host waits for the copy from pageable memory.
+    With index=pinned it hashes then, too, into pinned memory, and waits for nothing. With index=early it hashes into
+    pinned memory and copies on a stream during the step before. With index=device the GPU hashes in the forward pass.
     """
 
     def __init__(self, inputs: EmbeddingGradInputs) -> None:
@@ -89,9 +89,9 @@ class ForwardIndex:
         """(accumulate, tokens) int32 on the device."""
         self.ring: PinnedRing | None = None
         self.passes_end: Any = None
-        is_early = problem.index == "early"
-        self.stream = torch.cuda.Stream(self.device) if is_early and self.device.type == "cuda" else None
-        if is_early:
+        self.is_early = problem.index == "early"
+        self.stream = torch.cuda.Stream(self.device) if self.is_early and self.device.type == "cuda" else None
+        if problem.index in ("pinned", "early"):
             self.ring = PinnedRing(self.tokens.numel(), self.device)
             self.copied = [torch.empty_like(self.tokens, device=self.device) for _ in range(2)]
         self.prepare_next_step()
@@ -101,23 +101,28 @@ class ForwardIndex:
         if self.ring is None:
             self.rows = bigram_rows(self.tokens, self.table_rows).to(self.device)
             return
+        if not self.is_early:
+            self._upload(self.ring)
         self.rows = self.copied[self.ring.slot]
         if self.stream is not None:
             torch.cuda.current_stream(self.device).wait_event(self.ring.copy_ends[self.ring.slot])
 
     def prepare_next_step(self) -> None:
         """Begin the index of the next step. The host calls this after it has queued both passes of this step."""
-        if self.ring is None:
+        if self.ring is None or not self.is_early:
             return
         with torch.cuda.stream(self.stream):
             if self.stream is not None and self.passes_end is not None:
                 self.stream.wait_event(self.passes_end)  # the passes of the step before have read what is overwritten
-            self.ring.upload(
-                lambda buffer: bigram_rows(self.tokens, self.table_rows, out=buffer.view_as(self.tokens)),
-                self.copied[1 - self.ring.slot].view(-1),
-            )
+            self._upload(self.ring)
         if self.stream is not None:
             self.passes_end = torch.cuda.current_stream(self.device).record_event()
+
+    def _upload(self, ring: PinnedRing) -> None:
+        ring.upload(
+            lambda buffer: bigram_rows(self.tokens, self.table_rows, out=buffer.view_as(self.tokens)),
+            self.copied[1 - ring.slot].view(-1),
+        )
 
     def run_alone(self) -> None:
         """Compute the index of one step, without the passes."""

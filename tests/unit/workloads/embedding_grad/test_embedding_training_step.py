@@ -100,7 +100,7 @@ def test_the_exchange_has_its_place_among_other_transfers(
     assert log.lines == [line for line in expected if device == "cuda" or "waits for" not in line]
 
 
-@pytest.mark.parametrize("kind", ["early", "late", "device"])
+@pytest.mark.parametrize("kind", ["early", "late", "pinned", "device"])
 def test_the_forward_pass_gets_the_index_of_each_step(kind: str) -> None:
     index: Any = ForwardIndex(EmbeddingGradInputs(replace(TEXT, index=kind), context(rank=1)))
     for _ in range(4):
