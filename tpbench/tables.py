@@ -6,6 +6,7 @@ meaning in their format.
 
 import csv
 import io
+import itertools
 import json
 import math
 import re
@@ -41,8 +42,8 @@ class TableCell:
     """CSV has it in place of the text: for example the number with all digits, by which a page sorts."""
     kind: str = ""
     """A name of `STYLES`, or nothing."""
-    ratio: float | None = None
-    """How many times worse than the best cell of its row. CSV has a column of these."""
+    ratio: tuple[float | None, ...] = ()
+    """How many times worse than the best cell of its row, with an interval. CSV has a column of each."""
     note: str = ""
     """Words that CSV adds about the number. Text and pages have marks instead."""
     detail: str = ""
@@ -62,13 +63,13 @@ class Table:
     heading: str
     columns: Sequence[str] = ()
     rows: Sequence[Sequence[TableCell | str]] = ()
-    facts: Mapping[str, str] = field(default_factory=dict)
+    facts: Mapping[str, float | str] = field(default_factory=dict)
     """Values that hold for all rows, by name: further columns of a CSV file."""
     notes: Sequence[str] = ()
     keys: int = 0
     """How many leading columns say what a row is about."""
     quantity: str = ""
-    """The metric of all other columns. CSV then has two columns for each of them: its number and its ratio."""
+    """The metric of all other columns. CSV then has four columns for each: its number, its ratio, and the interval."""
 
     @property
     def cells(self) -> list[list[TableCell]]:
@@ -193,7 +194,7 @@ def _bullets(notes: Sequence[str]) -> str:
 def as_csv(document: Document) -> str:
     """Return one CSV table of all tables: their facts, their keys, then the other columns, without empty ones.
 
-    With a `quantity` a column becomes two, and the last column has the notes of cells and the document's warnings.
+    With a `quantity` a column becomes up to four. The last column has the notes of cells and the document's warnings.
     """
     tables = document.tables
     rows = [{name: _csv_item(value) for name, value in values.items()} for table in tables for values in _values(table)]
@@ -219,7 +220,9 @@ def _values(table: Table) -> list[dict[str, float | str]]:
             is_quantity = bool(table.quantity) and at >= table.keys
             name = f"{column} {table.quantity}" if is_quantity else column
             values[name] = cell.text if cell.value is None else cell.value
-            values |= {f"{column} x": MISSING if cell.ratio is None else cell.ratio} if is_quantity else {}
+            ends = ("x", "x low", "x high") if is_quantity else ()
+            for end, ratio in itertools.zip_longest(ends, cell.ratio if is_quantity else ()):
+                values[f"{column} {end}"] = MISSING if ratio is None else ratio
         notes = [f"{column}: {cell.note}" for column, cell in zip(table.columns, cells, strict=True) if cell.note]
         lines.append(values | {"notes": "; ".join(notes)})
     return lines
@@ -232,7 +235,17 @@ def _csv_item(value: float | str) -> str:
 
 
 def as_json(document: Document) -> str:
-    """Return the rows of all tables as objects, with all digits of their numbers and without missing values."""
-    rows = [values for table in document.tables for values in _values(table)]
-    objects = [{name: value for name, value in values.items() if value not in (MISSING, "")} for values in rows]
+    """Return the rows of all tables as objects, with all digits of their numbers and without missing values.
+
+    Infinite numbers and NaN, which JSON doesn't have, are texts.
+    """
+    objects = [
+        {
+            name: value if isinstance(value, str) or math.isfinite(value) else str(value)
+            for name, value in values.items()
+            if value not in (MISSING, "")
+        }
+        for table in document.tables
+        for values in _values(table)
+    ]
     return json.dumps(objects, indent=2) + "\n"

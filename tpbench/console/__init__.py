@@ -25,7 +25,7 @@ and smallest on your machines, and how close is it to the hardware limit?
   python -m tpbench -m +experiment=tp_entropy_loss                 a whole table
   python -m tpbench report outputs                            what was measured
   python -m tpbench docs [PAGE]   the guides
-  Also: compare, history, predict, collect, compact, profile; each has --help.
+  Also: compare, history, predict, collect, compact, rows, profile (--help).
 
 Write NAME=VALUE; with -m, NAME=VALUE1,VALUE2 makes a job of each combination.
   variant shape model loss block_cap measure     groups: `list` shows values

@@ -25,6 +25,7 @@ from typing import Any, Self
 
 from tpbench.job import Job
 from tpbench.launcher.planning.plan import Cell
+from tpbench.measure.machine import user_commit
 from tpbench.results.read import load_row
 from tpbench.results.schema import COMMON_COLUMNS, RowError, all_columns
 from tpbench.results.write import RowExists, row_path, write_row
@@ -168,6 +169,7 @@ def new_task(job: Job, folder: Path, **columns: Any) -> Task:
         "world_size": job.world_size,
         "interpreted": job.interpreted,
         **job.software,
+        "user_commit": user_commit(Path(job.outside.path).parent if job.outside else Path.cwd()),
         "workload_definition": json.dumps(job.workload.definition) if job.workload.definition else None,
         "job": json.dumps(flat, sort_keys=True),
         **job.workload.planned_columns(job),

@@ -120,6 +120,7 @@ COMMANDS = {
     "predict": "tpbench.predict.command",
     "collect": "tpbench.launcher.slurm.submitted",
     "compact": "tpbench.results.compact",
+    "rows": "tpbench.report.rows",
     "list": "tpbench.console.listing",
     "doctor": "tpbench.console.doctor",
     "docs": "tpbench.console.docs",

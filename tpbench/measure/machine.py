@@ -160,13 +160,25 @@ def _cpu_model() -> str:
 def _git() -> dict[str, Any]:
     """The git commit of the checkout that contains this package, if there is one."""
     root = Path(tpbench.__file__).resolve().parents[1]
-    if not (root / ".git").exists():
-        return {}
+    return _state(root) if (root / ".git").exists() else {}
+
+
+@functools.cache
+def user_commit(folder: Path) -> str | None:
+    """Return the commit of the git repository of a folder, or None if it is in none, or in the checkout of tpbench."""
+    if folder.resolve().is_relative_to(Path(tpbench.__file__).resolve().parents[1]):
+        return None
+    state = _state(folder, "--untracked-files=no")
+    return f"{state['git_commit']}{' and changes' * state['git_dirty']}" if state else None
+
+
+def _state(root: Path, *options: str) -> dict[str, Any]:
     # A git hook has variables such as GIT_DIR, of another repository.
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     git = functools.partial(subprocess.check_output, cwd=root, env=env, stderr=subprocess.DEVNULL, text=True)
     try:
-        commit, status = git(["git", "rev-parse", "HEAD"]), git(["git", "--no-optional-locks", "status", "--porcelain"])
+        commit = git(["git", "rev-parse", "HEAD"])
+        status = git(["git", "--no-optional-locks", "status", "--porcelain", *options])
     except (OSError, subprocess.CalledProcessError):
         return {}
     return {"git_commit": commit.strip(), "git_dirty": bool(status.strip())}

@@ -15,7 +15,7 @@ from tpbench import tables
 from tpbench.report.analysis.metrics import METRICS, metric, metrics_of_all
 from tpbench.report.analysis.records import json_object, value_text
 from tpbench.report.plots import render
-from tpbench.results.read import load
+from tpbench.results.read import load, plain_rows
 from tpbench.results.schema import COLUMN_LIST, all_columns
 from tpbench.settings import JobError, path_argument, spelled, user_path
 from tpbench.suggestions import SYNONYMS, nearest, unknown
@@ -110,9 +110,12 @@ def rows_of(place: str) -> str:
     return str(reference)
 
 
-def selected_rows(options: argparse.Namespace) -> pd.DataFrame:
-    """Return the rows that the filters select. Raises JobError for a filter that no row passes."""
-    frame = read_rows([rows_of(place) for place in options.where])
+def selected_rows(options: argparse.Namespace, places: Sequence[str] = ()) -> pd.DataFrame:
+    """Return the rows that the filters select, in the places of the options or in these.
+
+    Raises JobError for a filter that no row passes.
+    """
+    frame = read_rows(places or [rows_of(place) for place in options.where])
     filters = [f"{name}={getattr(options, name)}" for name in FILTERS if getattr(options, name) is not None]
     for condition in [*filters, *options.only]:
         name, equals, value = condition.partition("=")
@@ -125,9 +128,7 @@ def selected_rows(options: argparse.Namespace) -> pd.DataFrame:
             if name in all_columns():
                 raise JobError(f"none of these rows has the column {name}, which is of another workload")
             raise JobError(unknown("column", name, all_columns(), COLUMN_LIST))
-        values = [
-            None if is_missing else value for value, is_missing in zip(frame[name], frame[name].isna(), strict=True)
-        ]
+        values = [row[name] for row in plain_rows(frame[[name]])]
         spellings = [{value_text(value), spelled(value), str(value)} for value in values]
         known = set().union(*spellings)
         wanted = {value} if value in known else set(value.split(","))  # a value may contain a comma

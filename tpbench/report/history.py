@@ -6,6 +6,7 @@ of a cell is compared with the one before it by the test of `tpbench compare`.
 
 import argparse
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -48,7 +49,15 @@ def main(arguments: Sequence[str]) -> int:
     content = _picture(history, comparison) if is_picture else _document(history, comparison, form in ("csv", "json"))
     command_line.write(content, form, options.output, "history")
     if not any(change.is_decided for change in comparison.changes):
-        raise JobError("no cell was measured twice, so nothing was compared")
+        notes = Counter("; ".join(change.notes) for change in comparison.changes).most_common(1)
+        others = len(frame) - sum(len(level) for _, levels in history for level in levels)
+        why = (
+            notes[0][0]
+            if notes
+            else "no cell was measured twice"
+            + (f" ({counted(others, 'row')} beside other jobs or without {shown.name} left out)" if others else "")
+        )
+        raise JobError(f"nothing was compared: {why}")
     return int(any(change.fails for change in comparison.changes))
 
 
@@ -82,11 +91,13 @@ def _lines(name: str, levels: Sequence[Level], change: CellChange | None, shown:
         newest, value = change if level is levels[-1] else None, changes.level(level, shown)
         old = changes.level(before, shown) if before else None
         notes = newest.notes if newest else remarks(before, level, ACROSS) if before else ()
-        commit, changed = printable(value_text(level[-1]["git_commit"])), " and changes" * bool(level[-1]["git_dirty"])
+        of_tpbench = value_text(level[-1]["git_commit"]) + " and changes" * bool(level[-1]["git_dirty"])
+        commit = printable(level[-1]["user_commit"] or of_tpbench)
         started = level[0]["started_at"]
         lines.append([
             printable(name), f"{started:%Y-%m-%d %H:%M}" if started else MISSING,
-            TableCell(commit[:8] + changed, commit + changed), str(len(level)), number_cell(value, shown.write),
+            TableCell(" ".join([commit[:8], *commit.split()[1:]]), commit), TableCell(str(len(level)), len(level)),
+            number_cell(value, shown.write),
             number_cell(value / old if value and old else None, "{:.3f}".format),
             number_cell(newest.p if newest else None, "{:.2g}".format),
             TableCell(newest.verdict, kind="bad" if newest.fails else "") if newest else MISSING,

@@ -16,6 +16,7 @@ from tpbench.report.analysis.records import (
     mark_meanings,
     mark_word,
     marks,
+    value_cell,
     value_text,
 )
 from tpbench.report.analysis.verdicts import disagreements, mixing_note
@@ -68,7 +69,7 @@ def metric_table(grid: RecordGrid, shown: Metric, *, floor: bool = False) -> Tab
     rows: list[list[TableCell | str]] = []
     for key, line in grid.lines.items():
         ratios = ratios_to_best(line, shown)
-        rows.append([*map(value_text, key), *_cells(line, ratios, shown), *([_floor(line, ratios)] if floor else [])])
+        rows.append([*map(value_cell, key), *_cells(line, ratios, shown), *([_floor(line, ratios)] if floor else [])])
     return Table(
         heading=heading(grid.facts),
         columns=(*map(column_label, grid.key_names), *grid.columns, *([FLOOR] if floor else [])),
@@ -104,12 +105,13 @@ def _cell(record: Record, shown: Metric, ratio: Ratio | None, *, wins: bool) -> 
     undecided = "" if not ratio or ratio.decided else UNDECIDED
     if ratio and ratio.interleaved and ratio.low and ratio.high:
         text += f" ({number(ratio.value)}x{undecided}, {number(ratio.low)} to {number(ratio.high)})"
-        notes.insert(0, f"{ratio.value!r}x interleaved, {ratio.low!r} to {ratio.high!r}")
+        notes.insert(0, "interleaved")
     elif ratio:
         text += f" ({ratio_text(ratio.value)}{undecided})"
     notes += ["undecided"] if undecided else []
     kind = "best" if ratio and ratio.value == 1 and wins else ""
-    return TableCell(text, float(value), kind, ratio.value if ratio else None, ", ".join(notes))
+    numbers = (ratio.value, ratio.low, ratio.high) if ratio else ()
+    return TableCell(text, float(value), kind, numbers, ", ".join(notes))
 
 
 def _floor(line: Sequence[Record | None], ratios: Sequence[Ratio | None]) -> TableCell:

@@ -16,7 +16,14 @@ from tpbench.report.analysis import records
 from tpbench.report.analysis.comparison import ratios_to_best
 from tpbench.report.analysis.grid import RecordGrid, arrange_rows, heading
 from tpbench.report.analysis.metrics import metric, number, ratio_text
-from tpbench.report.analysis.records import Record, column_label, is_measurement, value_text
+from tpbench.report.analysis.records import (
+    Record,
+    column_label,
+    is_measurement,
+    value_cell,
+    value_item,
+    value_text,
+)
 from tpbench.report.analysis.verdicts import disagreements
 from tpbench.report.pivot import FAILED
 from tpbench.results.current_rows import newest
@@ -90,7 +97,7 @@ def _printable(table: Table) -> Table:
         heading=printable(table.heading, 400),
         columns=tuple(map(printable, table.columns)),
         rows=[[replace(cell, text=printable(cell.text)) for cell in row] for row in table.cells],
-        facts={name: printable(value) for name, value in table.facts.items()},
+        facts={name: printable(value) if isinstance(value, str) else value for name, value in table.facts.items()},
         notes=[printable(note, 400) for note in table.notes],
     )
 
@@ -109,14 +116,14 @@ def cell_table(grid: RecordGrid, study: Study) -> Table:
         del columns["status"]
         notes = tuple(f"All cells: {note}" for note in notes)
     columns |= compared_with_best(grid, study)
-    columns |= {name: [value_cell(name, record) for record in lines] for name in names if name != "status"}
+    columns |= {name: [column_cell(name, record) for record in lines] for name in names if name != "status"}
     facts, keys = dict(grid.facts), dict[str, list[TableCell]]()
     for at, name in enumerate(grid.key_names):
         values = {record.key[at] for record in lines}
         if len(values) > 1:
-            keys[column_label(name)] = [TableCell(value_text(record.key[at])) for record in lines]
+            keys[column_label(name)] = [value_cell(record.key[at]) for record in lines]
         elif values != {None}:
-            facts[column_label(name)] = value_text(*values)
+            facts[column_label(name)] = value_item(*values)
     rows = [*zip(*keys.values(), *columns.values(), strict=True)]
     return Table(heading(facts), [*keys, *columns], rows, facts, notes, keys=len(keys) + 1)
 
@@ -130,10 +137,10 @@ def _status_cell(record: Record, names: Sequence[str]) -> TableCell:
 
 def filled_columns(grid: RecordGrid, names: Sequence[str]) -> tuple[str, ...]:
     """Return the columns, or ratios of two, that some record of the grid has."""
-    return tuple(name for name in names if any(value_cell(name, record).text != MISSING for record in grid.records))
+    return tuple(name for name in names if any(column_cell(name, record).text != MISSING for record in grid.records))
 
 
-def value_cell(name: str, record: Record) -> TableCell:
+def column_cell(name: str, record: Record) -> TableCell:
     """Return a value of a row, or the ratio of two values, named A/B, as "2.00x"."""
     above, _, below = name.partition("/")
     if below:
@@ -145,8 +152,7 @@ def value_cell(name: str, record: Record) -> TableCell:
     if isinstance(value, float):
         column = all_columns().get(name)
         return TableCell(f"{100 * value:.1f}%" if column and column.percent else number(value), value)
-    is_count = isinstance(value, int) and not isinstance(value, bool)
-    return TableCell(value_text(value), value if is_count else None)
+    return value_cell(value)
 
 
 def compared_with_best(grid: RecordGrid, study: Study) -> dict[str, list[TableCell]]:

@@ -7,5 +7,5 @@ The modules, in the order of a first reading:
 - Reading: `row_files` finds and checks files, and `read` has `tpbench.load`, with the columns that no file has, or
   that a file may lack.
 - Meaning: `current_rows` chooses the row that holds for a cell.
-- Merging: `compact` makes one file of many.
+- Merging: `compact` makes one file of many, and deletes or copies rows.
 """

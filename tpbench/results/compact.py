@@ -10,7 +10,7 @@ import os
 import re
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from tpbench.files import replace_file, sync_folder
 from tpbench.results.read import read_table
-from tpbench.results.row_files import row_files
+from tpbench.results.row_files import Where, row_files
 from tpbench.results.write import parquet_bytes
 from tpbench.settings import JobError, path_argument
 
@@ -48,11 +48,37 @@ def compact(output_dir: str | os.PathLike[str]) -> MergeCounts:
     names = set(table["row_id"].to_pylist())
     going = [path for path in read if _MERGED.fullmatch(path.stem) or path.stem in names]
     if len(going) > 1:
-        replace_file(rows / f"merged-{secrets.token_hex(8)}.parquet", parquet_bytes(table, compressed=True))
+        _write_merged(table, rows)
         for path in going:
             path.unlink(missing_ok=True)
         sync_folder(rows)
     return MergeCounts(len(table), len(files), len(files) - max(0, len(going) - 1), complaints)
+
+
+def remove_rows(where: Where, row_ids: Collection[str]) -> None:
+    """Delete the rows of these names. The other rows of their files go to files of their own first."""
+    for path in row_files(where):
+        table, read, _ = read_table(path)
+        gone = pc.fill_null(pc.is_in(table["row_id"], pa.array(row_ids)), False)
+        if read and pc.any(gone).as_py():
+            if len(others := table.filter(pc.invert(gone))):
+                _write_merged(others, path.parent)
+            path.unlink(missing_ok=True)
+            sync_folder(path.parent)
+
+
+def copy_rows(where: Where, row_ids: Collection[str], output_dir: Path) -> Path:
+    """Write the rows of these names to one file of another output folder, and return its path."""
+    table, *_ = read_table(where)
+    folder = output_dir / "rows"
+    folder.mkdir(parents=True, exist_ok=True)
+    return _write_merged(table.filter(pc.is_in(table["row_id"], pa.array(row_ids))), folder)
+
+
+def _write_merged(table: pa.Table, folder: Path) -> Path:
+    file = folder / f"merged-{secrets.token_hex(8)}.parquet"
+    replace_file(file, parquet_bytes(table, compressed=True))
+    return file
 
 
 def main(arguments: Sequence[str]) -> int:

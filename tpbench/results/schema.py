@@ -113,8 +113,9 @@ COLUMNS = (
     Column("variant_version", str, "hash of the file of a variant from outside tpbench; null: a variant of tpbench"),
     Column("workload_definition", str, "JSON of a user's workload: title and fields; null: a workload of tpbench"),
     Column("package_versions", str, "packages that the variant requires, with their versions; null: none"),
-    Column("git_commit", str, "commit of the checkout"),
-    Column("git_dirty", bool, "true if the checkout had uncommitted changes"),
+    Column("git_commit", str, "commit of the checkout of tpbench"),
+    Column("git_dirty", bool, "true if the checkout of tpbench had uncommitted changes"),
+    Column("user_commit", str, "commit of the git repository with the variant's file, or in which the command ran"),
     # Hardware and software.
     Column("host", str, "name of the first node"),
     Column("nodes", int, "number of nodes"),

@@ -5,7 +5,7 @@ from typing import Any
 
 from tpbench.measure.clocks import LATE_MS
 from tpbench.settings import spelled
-from tpbench.tables import Table
+from tpbench.tables import Table, TableCell, number_cell
 from tpbench.workloads import workloads
 from tpbench.workloads.study_data import Panel, Picture, Series, oldest_first
 
@@ -33,11 +33,11 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
     """Return two tables of each problem: the other ranks' time, and that of products beside it."""
     made = []
     for problem, lines in _by_problem(rows).items():
-        waits = [(line, *(f"{ms:.3f}" for ms in row["late_ms"])) for line, row in lines.items()]
+        waits = [[TableCell(line), *map(_ms, row["late_ms"])] for line, row in lines.items()]
         heading = f"time of the other ranks, minus the delay of the late one, ms: {problem}"
         made.append(Table(heading, ("variant", *_DELAYS), waits))
         beside = [
-            (line, f"{row['beside_alone_ms']:.3f}", *(f"{ms:.3f}" for ms in row["beside_ms"]))
+            [TableCell(line), *map(_ms, (row["beside_alone_ms"], *row["beside_ms"]))]
             for line, row in lines.items()
             if row.get("beside_ms") is not None
         ]
@@ -45,6 +45,10 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
             heading = f"time of three products of 4096^3 on another stream of the other ranks, ms: {problem}"
             made.append(Table(heading, ("variant", "alone", *_DELAYS), beside))
     return made
+
+
+def _ms(value: float) -> TableCell:
+    return number_cell(value, "{:.3f}".format)
 
 
 def picture(rows: Sequence[Mapping[str, Any]]) -> Picture | None:

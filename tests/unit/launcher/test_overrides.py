@@ -242,7 +242,7 @@ EXPLANATIONS = {
     "write 2 arguments, variant=triton_tp shape=tiny_tp2",
     "tokens": "tokens has no value: write tokens=VALUE",
     "lst": "'lst' has no value, did you mean list? (write NAME=VALUE, or several values as -m NAME=VALUE1,VALUE2; "
-    "commands: report, compare, history, predict, collect, compact, list, doctor, docs, new, test, profile)",
+    "commands: report, compare, history, predict, collect, compact, rows, list, doctor, docs, new, test, profile)",
     "list": "list is a command: write it first, as python -m tpbench list ...",
     "variant = a": f"variant = a: {RIGHT} variant=a",
     "tokens==64": f"tokens==64: {RIGHT} tokens=64",

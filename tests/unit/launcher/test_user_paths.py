@@ -21,6 +21,7 @@ LINES = {
     "predict": ["predict --tokens 4 --vocab 8 --tp 1 --rows PATH"],
     "collect": ["collect PATH"],
     "compact": ["compact PATH"],
+    "rows": ["rows PATH --delete", "rows outputs --into PATH"],
     "new": ["new PATH"],
     "doctor": ["doctor output_dir=PATH"],
 }

@@ -128,3 +128,7 @@ def test_a_checkout_with_changes_is_dirty(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))  # as in a hook of another repository
     (tmp_path / "new").touch()
     assert machine._git() == {**found, "git_dirty": True}
+    assert machine.user_commit(tmp_path) is None  # the checkout of tpbench itself
+    monkeypatch.setattr(tpbench, "__file__", "/elsewhere/tpbench/__init__.py")
+    machine.user_commit.cache_clear()
+    assert machine.user_commit(tmp_path) == found["git_commit"]  # a new file may be a row

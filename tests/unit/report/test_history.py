@@ -77,8 +77,20 @@ def test_the_newest_row_is_a_level_if_all_rows_have_the_same_code(tmp_path, caps
 
 
 def test_a_check_of_nothing_does_not_pass(tmp_path, capsys):
-    assert main(["history", write(tmp_path, [1.0])]) == 2
-    assert "no cell was measured twice" in capsys.readouterr().err
+    """The message says why: rows that count for nothing, and samples that are too few, were "not measured twice"."""
+    assert main(["history", write(tmp_path / "once", [1.0])]) == 2
+    assert "no cell was measured twice\n" in capsys.readouterr().err
+    assert main(["history", write(tmp_path / "beside", [1.0] * 2, beside="another sweep")]) == 2
+    assert "twice (2 rows beside other jobs or without time_ms left out)" in capsys.readouterr().err
+    few = write(tmp_path / "few", [1.0, 2.0], samples_ms=[2.0], time_ms=2.0)
+    assert main(["history", few]) == 2
+    assert "nothing was compared: too few samples to tell: measure=default" in capsys.readouterr().err
+
+
+def test_the_commit_is_that_of_the_user_s_repository(tmp_path, capsys):
+    place = write(tmp_path, [1.0] * 2 + [1.5] * 2, user_commit=f"{'c' * 40} and changes")
+    assert main(["history", place]) == 1
+    assert "cccccccc and changes" in capsys.readouterr().out
 
 
 @pytest.fixture

@@ -76,7 +76,7 @@ def test_columns_and_ratios_of_each_cell(add, frame):
         ["32768", "16384", "pytorch_gather", "oom", "-", "-", "-", "-"],
         ["65536", "32768", "pytorch_gather", "ok", "1.700", "1.00x", "-", "-"],
     ]
-    assert table.heading.endswith(", tp=2") and table.facts["tp"] == "2"
+    assert table.heading.endswith(", tp=2") and table.facts["tp"] == 2
     (table,) = study_document(frame(), None, ("status", "peak_gib")).tables
     assert tuple(table.columns) == ("vocab", "shard", "variant", "status", "peak_gib")
 

@@ -2,13 +2,15 @@
 
 import csv
 import io
+import json
+import math
 
 import pytest
 from rich.console import Console
 
 from tpbench.report.pivot import pivot
 from tpbench.report.studies import study_document
-from tpbench.tables import Document, Table, TableCell, as_csv, as_markdown, as_text, show
+from tpbench.tables import Document, Table, TableCell, as_csv, as_json, as_markdown, as_text, show
 
 HOSTILE = (
     "=cmd|'/c calc'!A1 \x1b[31m\x1b]0;owned\x07[bold]x[/] <script>alert(1)</script> **b** `c` \u202e\r\n"
@@ -64,8 +66,10 @@ def test_csv_has_facts_and_all_digits():
 
 
 def test_csv_of_a_quantity_has_ratios_and_notes():
-    cells = [TableCell("1.0 ms", 1.0, ratio=1.0), TableCell("OOM", "oom", note="oom, no room")]
+    cells = [TableCell("1.0 ms", 1.0, ratio=(1.0, None, None)), TableCell("OOM", "oom", note="oom, no room")]
     table = Table("", ("vocab", "a", "b"), [["7", *cells]], keys=1, quantity="time_ms")
+    extreme = Table("", ("rows", "a"), [[TableCell("7", 7), TableCell("inf", math.inf)]], {"tokens": 64, "name": "64"})
+    assert json.loads(as_json(Document([extreme]))) == [{"tokens": 64, "name": "64", "rows": 7, "a": "inf"}]
     assert as_csv(Document([table], warnings=["careful"])).splitlines() == [
         "vocab,a time_ms,a x,b time_ms,notes",
         '7,1.0,1.0,oom,"b: oom, no room"',

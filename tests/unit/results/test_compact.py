@@ -55,6 +55,27 @@ def test_a_renamed_file_and_files_of_other_folders_stay(tmp_path: Path) -> None:
     assert (tmp_path / "rows/kept.parquet").exists() and (tmp_path / "rows/inner" / second.name).exists()
 
 
+def test_rows_are_copied_and_deleted_also_from_a_merged_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, both = tmp_path / "first", tmp_path / "both"
+    fill(first, 4)
+    compact(first)
+    fill(first, 2, seed=10)
+    (first / "reference").mkdir()
+    assert information(["rows", str(first), "--only", "seed=1,10", "--into", str(both)]) == 0
+    fill(both, 1, seed=20)
+    assert seeds(both) == [1, 10, 20] and seeds(first) == [0, 1, 2, 3, 10, 11]
+    one = ["rows", str(first), "--only", "seed=1,10", "--delete"]
+    assert information(one) == 2 and "add --yes where nobody" in capsys.readouterr().err
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    for answer, code, left in (("", 1, [0, 1, 2, 3, 10, 11]), ("y", 0, [0, 2, 3, 11])):
+        monkeypatch.setattr("builtins.input", lambda question, answer=answer: answer)
+        assert information(one) == code and seeds(first) == left
+    assert "deleted 2 rows of " in capsys.readouterr().out
+    assert information([*one[:2], "--delete", "--yes"]) == 0 and not list((first / "rows").iterdir())
+
+
 def test_a_folder_without_rows_is_a_wrong_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert information(["compact", str(tmp_path)]) == 2
     assert f"no such folder or file: {tmp_path}/rows: name the output_dir" in capsys.readouterr().err

@@ -383,5 +383,7 @@ def overrides_of_cell(lines: Sequence[str]) -> str:
             value = f"{command_line_variants[value].path}:{command_line_variants[value].function}"
         if name == "model_dir" and value in model_files:
             name = "model"
+        elif name == "model_dir" and value != "null":
+            value = str(user_path(value).resolve())
         words += [f"{name}={value}"] if name not in SWEEP_OPTION_NAMES else []
     return shlex.join(words)

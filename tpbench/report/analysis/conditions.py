@@ -18,7 +18,7 @@ BESIDE = "beside"
 """Column with the jobs that ran on the host at the same time. Two rows are compared only if both ran alone."""
 ACROSS = (*MUST_AGREE, BESIDE)
 """Columns whose difference a user may allow."""
-_CODE = ("tpbench_version", "kernels_version", "variant_version", "git_commit", "git_dirty")
+_CODE = ("tpbench_version", "kernels_version", "variant_version", "git_commit", "git_dirty", "user_commit")
 _NOTED = ("host", "gpu_count", "cpu_count", "package_versions", *_CODE)
 """Columns whose difference is noted but permitted. So are the recorded variables of the environment."""
 _STACK = (*(name for name in ACROSS if name != "memory_limit_gib"), "package_versions", "host", *_CODE)

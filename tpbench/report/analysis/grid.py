@@ -18,6 +18,7 @@ from tpbench.report.analysis.records import (
     problem_identity,
     row_records,
     sort_key,
+    value_item,
     value_text,
 )
 from tpbench.results.current_rows import newest
@@ -35,8 +36,8 @@ class RecordGrid:
     """Records of one workload on one kind of hardware: a line for each problem, a column for each variant."""
 
     workload: str
-    facts: dict[str, str]
-    """Values that all records share, by name. They are safe to print."""
+    facts: dict[str, float | str]
+    """Values that all records share, by name: numbers, and texts that are safe to print."""
     key_names: tuple[str, ...]
     """Fields that are the keys of a problem."""
     columns: tuple[str, ...]
@@ -70,10 +71,10 @@ class RecordGrid:
         return " ".join(named(self.key_names[at], key[at]) for at in indices or self.independent)
 
 
-def heading(facts: dict[str, str]) -> str:
+def heading(facts: Mapping[str, float | str]) -> str:
     """Return facts as one line. Names and kinds stand alone, numbers with their name."""
     bare = {"workload", "device", "hardware", "loss", "dtype"}
-    return ", ".join(value if name in bare else f"{name}={value}" for name, value in facts.items())
+    return ", ".join(str(value) if name in bare else f"{name}={value_text(value)}" for name, value in facts.items())
 
 
 def arrange_rows(frame: pd.DataFrame) -> list[RecordGrid]:
@@ -130,7 +131,7 @@ def _grid(records: list[Record], workload: Workload | None) -> RecordGrid:
         ),
     )  # fmt: skip
     return RecordGrid(
-        workload=facts["workload"],
+        workload=str(facts["workload"]),
         facts={name: text for name, text in facts.items() if text != MISSING},
         key_names=tuple(keys),
         columns=tuple(map(_column_name, columns)),
@@ -142,7 +143,7 @@ def _grid(records: list[Record], workload: Workload | None) -> RecordGrid:
     )
 
 
-def _split(records: list[Record], workload: Workload | None) -> tuple[dict[str, str], list[str]]:
+def _split(records: list[Record], workload: Workload | None) -> tuple[dict[str, float | str], list[str]]:
     """Return the facts that all rows of a grid share, and the keys that split these rows into problems.
 
     A field of the problem that varies is a key. Options of a variant split columns instead, and settings of the
@@ -157,14 +158,14 @@ def _split(records: list[Record], workload: Workload | None) -> tuple[dict[str, 
         name: {record[name] for record in records} - (set() if default is None else {None})
         for name, default in free.items()
     }
-    facts = {name: value_text(records[0][name]) for name in ("workload", *pivot.sections, "hardware", "device")}
+    facts = {name: value_item(records[0][name]) for name in ("workload", *pivot.sections, "hardware", "device")}
     if records[0]["hardware"] is None:
         facts["hardware"] = "unknown hardware"
     if form := form_of(workload):
         facts["form"] = value_text(form)
     for name, default in free.items():
         if len(values[name]) == 1 and values[name] != {default}:
-            facts[column_label(name)] = value_text(*values[name])
+            facts[column_label(name)] = value_item(*values[name])
     return facts, [*pivot.rows, *(name for name in free if len(values[name]) > 1)]
 
 

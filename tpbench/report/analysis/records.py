@@ -15,7 +15,7 @@ from tpbench.results.current_rows import hardware
 from tpbench.results.read import plain_rows
 from tpbench.settings import spelled
 from tpbench.suggestions import printable
-from tpbench.tables import MISSING
+from tpbench.tables import MISSING, TableCell
 from tpbench.workloads import Workload
 
 
@@ -155,6 +155,16 @@ def value_text(value: Any) -> str:
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return MISSING
     return short_text(spelled(value), 60)
+
+
+def value_item(value: Any) -> float | str:
+    """Return a number as it is, and any other value as a text that is safe to print."""
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else value_text(value)
+
+
+def value_cell(value: Any) -> TableCell:
+    """Return the cell of a value, with the number behind its text."""
+    return TableCell(value_text(value), value_item(value))
 
 
 def short_text(text: str, limit: int) -> str:

@@ -100,7 +100,7 @@ def answers(all_verdicts: Sequence[ProblemVerdict]) -> list[str]:
     """Return a sentence for each machine. Machines are judged apart: the order on a CPU says nothing about GPUs."""
     by_machine: dict[str, list[ProblemVerdict]] = defaultdict(list)
     for verdict in all_verdicts:
-        by_machine[verdict.grid.facts["hardware"]].append(verdict)
+        by_machine[str(verdict.grid.facts["hardware"])].append(verdict)
     if len(by_machine) == 1:
         return [answer(all_verdicts)]
     return [f"{machine}: {answer(of_machine)}" for machine, of_machine in by_machine.items()]

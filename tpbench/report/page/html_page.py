@@ -213,7 +213,7 @@ def _machines_side_by_side(verdicts: Sequence[ProblemVerdict]) -> Table | None:
         problem = f"{name_of_problem(record, workload)} tp={value_text(record['tp_size'])}{nodes}"
         _, fastest, time, behind, *_ = _verdict_cells(verdict)
         cell = TableCell(f"{fastest.text} {time.text}", verdict.time_ms, "first", detail=behind.text)
-        by_problem[problem].setdefault(verdict.grid.facts["hardware"], cell)
+        by_problem[problem].setdefault(str(verdict.grid.facts["hardware"]), cell)
     shared = {problem: cells for problem, cells in by_problem.items() if len(cells) > 1}
     machines = sorted({machine for cells in shared.values() for machine in cells})
     rows = [[problem, *(cells.get(machine, MISSING) for machine in machines)] for problem, cells in shared.items()]
