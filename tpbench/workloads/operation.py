@@ -44,6 +44,7 @@ class OperationSession(AuditedSession):
         make = workload.functions["inputs"]
         self.inputs: Any = _computed(make, problem, self.rank) if twice else make(problem, self.rank)
         tensors = tensors_of(self.inputs)
+        _require_changeable(make, self.inputs, tensors)
         self.versions, self.checksums = _versions(tensors), _checksums(tensors) if self.confined else []
         self.dtype = least_precise(tensors)
         """The least precise dtype of the inputs, whose tolerance holds for all outputs."""
@@ -194,6 +195,8 @@ class OperationSession(AuditedSession):
                 raise WrongReturn(self.variant, f"the output {name} of {self.variant.name} lies in memory of an input")
         reference = self.workload.functions["reference"]
         right = _computed(reference, self.problem, self.inputs, self.rank, twice=not self.compared)
+        if not any(gather_objects(sum(tensor.numel() for tensor in right.values()))):
+            raise WrongReturn(reference, f"{reference.__name__} must return something to compare, got no elements")
         self.compared = True
         got, right = _as_real(got), _as_real(right)
         names = [", ".join(sorted(map(str, outputs))) or "none" for outputs in (got, right)]
@@ -381,11 +384,30 @@ def _computed(function: Callable[..., Any], *arguments: Any, twice: bool = True)
 def _tensors(function: Callable[..., Any], *arguments: Any) -> dict[str, Tensor]:
     values = function(*arguments)
     if isinstance(values, dict) and all(isinstance(value, Tensor) for value in values.values()):
+        for name, value in values.items():
+            if why := _not_dense(value):
+                raise WrongReturn(function, f"{function.__name__} returns {name}, which {why}")
         return values
     kind = type(values).__name__
     if isinstance(values, dict):
         kind = f"a dictionary with {', '.join(sorted({type(value).__name__ for value in values.values()}))}"
     raise WrongReturn(function, f"{function.__name__} must return a dictionary of tensors, not {kind}")
+
+
+def _require_changeable(make: Callable[..., Any], inputs: Any, tensors: Iterable[Tensor]) -> None:
+    """Raise WrongReturn for a tensor of the inputs that the check for stale results cannot change in place."""
+    names = {id(value): f"the input {name}" for name, value in inputs.items()} if isinstance(inputs, dict) else {}
+    for tensor in tensors:
+        why = _not_dense(tensor)
+        if not why and any(size > 1 and not tensor.stride(dim) for dim, size in enumerate(tensor.shape)):
+            why = "has elements that share memory, as after expand(): return a contiguous() one"
+        if why:
+            raise WrongReturn(make, f"{make.__name__} returns {names.get(id(tensor), 'a tensor')}, which {why}")
+
+
+def _not_dense(tensor: Tensor) -> str:
+    """Return what is wrong with a tensor whose layout is not strided, or an empty text."""
+    return "" if tensor.layout == torch.strided else f"is {tensor.layout}: return its parts as dense tensors"
 
 
 def _same_bits(left: Tensor, right: Tensor) -> bool:

@@ -132,14 +132,39 @@ def test_an_output_of_one_column_is_compared_with_the_size_of_all_its_rows() -> 
     assert torch.equal(errors.squeeze(1), relative_errors(right.squeeze(1).float() + 1e-7, right.squeeze(1)))
 
 
-def complaint(got: torch.Tensor, right: torch.Tensor) -> str | None:
+def complaint(got: torch.Tensor, right: torch.Tensor, **inputs: torch.Tensor) -> str | None:
     """Return why the output of a variant is wrong."""
-    functions = {"inputs": lambda problem, rank: {}, "reference": lambda problem, inputs, rank: {"y": right}}
+    functions = {"inputs": lambda problem, rank: inputs, "reference": lambda problem, inputs, rank: {"y": right}}
     workload = Workload(EntropyLoss, functions=functions, tolerances={"float8_e4m3fn": 0.07})
     variant = Variant("mine", "returns this", lambda problem, inputs, rank: lambda: {"y": got})
     session = OperationSession(workload, problem(), variant, context())
     session.step()
     return session.check().wrong
+
+
+@pytest.mark.parametrize(
+    ("mask", "why"),
+    [
+        (torch.eye(2).to_sparse(), "is torch.sparse_coo: return its parts as dense tensors"),
+        (torch.eye(2).to_sparse_csr(), "is torch.sparse_csr: return its parts"),
+        (torch.eye(4).to_sparse_bsr((2, 2)), "is torch.sparse_bsr: return its parts"),
+        (torch.ones(2, 1).expand(2, 3), r"has elements that share memory, as after expand\(\)"),
+        (torch.ones(()).expand(4), "has elements that share memory"),
+    ],
+)
+def test_an_input_that_cannot_change_is_named(mask: torch.Tensor, why: str) -> None:
+    with pytest.raises(WrongReturn, match=f"returns (the input )?mask, which {why}"):
+        complaint(torch.ones(2), torch.ones(2), mask=mask)
+
+
+def test_a_reference_has_something_dense_to_compare() -> None:
+    for shape in ((0,), (3, 0)):
+        with pytest.raises(WrongReturn, match="must return something to compare, got no elements"):
+            complaint(torch.ones(shape), torch.ones(shape))
+    with pytest.raises(WrongReturn, match=r"returns y, which is torch\.sparse_csr"):
+        complaint(torch.eye(2), torch.eye(2).to_sparse_csr())
+    with pytest.raises(WrongReturn, match="must return something to compare"):
+        own_session(reference=lambda problem, inputs, rank: {})._against_reference({})
 
 
 def test_a_lost_column_of_small_elements_is_wrong() -> None:
