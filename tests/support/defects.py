@@ -6,10 +6,13 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 SEEDS = int(os.environ.get("CAMPAIGN_DEFECT_SEEDS", "5"))
 """Seeds of each problem, from 0 on. `scripts/campaign --defects N` sets it."""
+LARGE_SEEDS = 1 if torch.cuda.is_available() else 20
+"""Problems with real numbers of columns, which take long on CPUs, have a fraction of the seeds: one in so many."""
 
 
 def _zero(*place: slice | int) -> Callable[[Tensor], Tensor]:

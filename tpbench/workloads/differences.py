@@ -60,22 +60,15 @@ class Comparison:
             self.errors[self.columns[name]].fill_(math.inf)
         self.got = {name: output.value for name, output in outputs.items() if name not in self.malformed}
         """The outputs that are of the right type on every rank."""
-        self.counts: dict[str, tuple[int, int]] = {}
-        """By output, how many elements of this rank differ by more than its error may be, and how many it has."""
-        self.outside: dict[str, tuple[int, int]] = {}
-        """By output, how many elements of this rank are outside their bounds, and how many have one."""
-        self.worst: dict[str, Finding] = {}
-        """By output, the element that differs most from the right one for its limit."""
-        self.most_outside: dict[str, Finding] = {}
-        """By output, the element that is furthest outside its bound."""
-        self.worst_groups: dict[str, Finding] = {}
-        """By output, the row, column or other group with the largest error for its limit."""
-        self.ratios: dict[str, float] = {}
-        """By output and way of judging it, the largest error on this rank in units of the allowed one."""
+        self.counts: dict[tuple[str, str], tuple[int, int]] = {}
+        """By output and way of judging it, how many elements of this rank have too large an error, and how many are
+        judged."""
+        self.worst: dict[tuple[str, str], Finding] = {}
+        """By output and way of judging it, the largest error on this rank that is too large."""
 
     def elements(self, name: str, error: Tensor, right: Tensor) -> None:
         """Record the error of each element of an output of `got`. Right: of the same shape."""
-        self._record(name, error, self.got[name], right, lambda limit: _ratio(error, limit), 0)
+        self._record(name, error, _ratio(error, self.limits[self.columns[name]]), self.got[name], right)
 
     def bounds(
         self, name: str, right: Tensor, allowed: Tensor, *, got: Tensor | None = None, first_row: int = 0
@@ -86,10 +79,7 @@ class Comparison:
         got: that part of the output in float64, if it isn't the whole one.
         """
         got = self.got[name] if got is None else got
-        ratio = _ratio((got.double() - right).abs_(), allowed)
-        count, of = self.outside.get(name, (0, 0))
-        self.outside[name] = count + int((ratio > 1).sum()), of + ratio.numel()
-        self._keep_worst(self.most_outside, name, "element", ratio, got, right, first_row)
+        self._judge(name, "bound", _ratio((got.double() - right).abs_(), allowed), got, right, first_row)
 
     def groups(
         self, name: str, kind: str, errors: Tensor, allowed: Tensor | float, *, first: int = 0, what: str = "the error"
@@ -104,18 +94,13 @@ class Comparison:
             what: What the number is, for the reason.
         """
         errors = errors.abs()
-        ratio = _ratio(errors, allowed)
-        if not ratio.numel():
-            return
-        at = int(ratio.argmax())
-        largest = float(ratio.flatten()[at])
-        key = f"{name} {kind} {what}"
-        self.ratios[key] = max(self.ratios.get(key, 0.0), largest)
-        if largest > 1 and largest > self.worst_groups.get(name, Finding(0.0, "")).ratio:
+
+        def text(at: int) -> str:
             most = float(torch.as_tensor(allowed, device=errors.device).expand_as(errors).flatten()[at])
             place = f"{kind} {at + first}" if errors.dim() else kind
-            error = float(errors.flatten()[at])
-            self.worst_groups[name] = Finding(largest, f"{place} of {name} has {what} {error:.3g}, above {most:.3g}")
+            return f"{place} of {name} has {what} {float(errors.flatten()[at]):.3g}, above {most:.3g}"
+
+        self._keep_worst(name, "group", _ratio(errors, allowed), text)
 
     def rows(
         self,
@@ -126,8 +111,6 @@ class Comparison:
         first_row: int,
         *,
         least: Tensor | None = None,
-        lenience: float | None = None,
-        whole_columns: int | None = None,
         over_ranks: Callable[[Tensor], Tensor] = lambda sums: sums,
     ) -> None:
         """Record the error of each row of a part of an output by norm: ||got - right|| / ||right||, in float64.
@@ -136,140 +119,112 @@ class Comparison:
 
         Args:
             least: The least ||right||.
-            lenience: Compare each row also without its largest element, on each rank. The error may then be so many
-                times larger than the limit of the output.
-            whole_columns: The columns over all ranks, if each rank holds a part of every row.
-            over_ranks: Returns the sum over these ranks.
+            over_ranks: Returns the sum over the ranks that hold parts of the same rows.
         """
         error = torch.where(right == 0, got.abs(), ((got - right).abs_() - slack).clamp_(min=0.0))
-        columns = whole_columns or right.shape[1]
+        columns = right.new_full((len(right),), right.shape[1])
+        sums = over_ranks(torch.stack((error.square().sum(-1), right.square().sum(-1), columns)))
+        (error_norm, norm), columns = sums[:2].sqrt(), sums[2]
+        norm = norm if least is None else norm.clamp(min=least)
+        relative, limit = _ratio(error_norm, norm), self.limits[self.columns[name]]
+        # A row above the limit has an element above this one.
+        ratio = _ratio(error, (limit * norm / columns.sqrt())[:, None]).where((relative > limit)[:, None], 0.0)
+        self._record(name, relative, ratio, got, right, first_row)
 
-        def by_norm(error: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-            """Return each row's error and the root mean square of its elements."""
-            error_norm, norm = over_ranks(torch.stack((error.square().sum(-1), right.square().sum(-1)))).sqrt()
-            norm = norm if least is None else norm.clamp(min=least)
-            relative = torch.where(norm > 0, error_norm / norm, torch.where(error_norm == 0, 0.0, math.inf))
-            return relative.nan_to_num(nan=math.inf, posinf=math.inf), norm[:, None] / math.sqrt(columns)
-
-        relative, share = by_norm(error, right)
-        if lenience is not None:
-            largest = right.abs().topk(min(1, right.shape[1])).indices  # none on a rank without columns
-            of_rest, share_of_rest = by_norm(*(matrix.scatter(-1, largest, 0.0) for matrix in (error, right)))
-            relative, share = relative.maximum(of_rest / lenience), share.minimum(lenience * share_of_rest)
-
-        def ratio(limit: float) -> Tensor:
-            # A row above the limit has an element above this one.
-            return _ratio(error, limit * share).where(~(relative <= limit)[:, None], 0.0)
-
-        self._record(name, relative, got, right, ratio, first_row)
-
-    def matrix(self, name: str, right: Tensor, slack: float) -> None:
+    def matrix(self, name: str, right: Tensor, slack: float, got: Tensor | None = None) -> None:
         """Record the error of each row of an output of `got`, as `rows` does. A vector is one row.
 
         ||right|| counts as the root mean square of all rows at least. Smaller rows, such as those of sums that cancel,
         can be smaller than the rounding errors of what they are computed from.
         """
-        got, right = (matrix.reshape(-1, matrix.shape[-1]) for matrix in (self.got[name], right))
+        got = self.got[name] if got is None else got
+        got, right = (matrix.reshape(-1, matrix.shape[-1]) for matrix in (got, right))
         usual = right.norm(dim=-1).square().mean().sqrt()
         step = max(1, CHUNK[right.device.type] // right.shape[1])
         for first in range(0, len(right), step):
             part = slice(first, first + step)
             self.rows(name, got[part].double(), right[part], slack, first, least=usual)
 
-    def _record(
-        self,
-        name: str,
-        error: Tensor,
-        got: Tensor,
-        right: Tensor,
-        ratio_above: Callable[[float], Tensor],
-        first_row: int,
-    ) -> None:
-        """Record the errors of a column. ratio_above: returns each element's error in units of what a limit allows."""
+    def _record(self, name: str, error: Tensor, ratio: Tensor, got: Tensor, right: Tensor, first_row: int = 0) -> None:
+        """Record the errors of a column, and judge each element by its error in units of what the limit allows."""
         column = self.columns[name]
         if error.numel():
             self.errors[column] = torch.maximum(self.errors[column], error.max())
-        ratio = ratio_above(self.limits[column])
-        count, of = self.counts.get(name, (0, 0))
-        self.counts[name] = count + int((ratio > 1).sum()), of + ratio.numel()
-        self._keep_worst(self.worst, name, column, ratio, got, right, first_row)
+        self._judge(name, "limit", ratio, got, right, first_row)
 
-    def _keep_worst(
-        self,
-        findings: dict[str, Finding],
-        name: str,
-        kind: str,
-        ratio: Tensor,
-        got: Tensor,
-        right: Tensor,
-        first_row: int,
-    ) -> None:
+    def _judge(self, name: str, way: str, ratio: Tensor, got: Tensor, right: Tensor, first_row: int) -> None:
+        count, of = self.counts.get((name, way), (0, 0))
+        self.counts[name, way] = count + int((ratio > 1).sum()), of + ratio.numel()
+
+        def text(index: int) -> str:
+            at = tuple(int(position) for position in torch.unravel_index(torch.tensor(index), ratio.shape))
+            place = f", most at {[at[0] + first_row, *at[1:]]}" if at else ""
+            expected, wrong = float(right[at]), float(got[at])
+            why = " (nan: computed, or memory that was never written)" if math.isnan(wrong) else ""
+            why = " (the reference itself is nan)" if math.isnan(expected) else why
+            return f"{place}: expected {expected:.6g}, got {wrong:.6g}{why}"
+
+        self._keep_worst(name, way, ratio, text)
+
+    def _keep_worst(self, name: str, way: str, ratio: Tensor, text: Callable[[int], str]) -> None:
+        """Keep the largest error that is above 1 in units of the allowed one. text: describes that of an index."""
         if not ratio.numel():
             return
         index = int(ratio.argmax())
         largest = float(ratio.flatten()[index])
-        key = f"{name} {kind}"
-        self.ratios[key] = max(self.ratios.get(key, 0.0), largest)
-        if largest <= 1 or largest <= findings.get(name, Finding(0.0, "")).ratio:
-            return
-        at = tuple(int(position) for position in torch.unravel_index(torch.tensor(index), ratio.shape))
-        place = f", most at {[at[0] + first_row, *at[1:]]}" if at else ""
-        expected, wrong = float(right[at]), float(got[at])
-        why = " (nan: computed, or memory that was never written)" if math.isnan(wrong) else ""
-        why = " (the reference itself is nan)" if math.isnan(expected) else why
-        findings[name] = Finding(largest, f"{place}: expected {expected:.6g}, got {wrong:.6g}{why}")
+        if largest > max(1.0, self.worst.get((name, way), Finding(0.0, "")).ratio):
+            self.worst[name, way] = Finding(largest, text(index))
 
     def verdict(self) -> Verdict:
         """Return the largest errors of all ranks, and why the outputs are wrong. Equal on every rank."""
         by_rank = self.gather({column: float(error) for column, error in self.errors.items()})
         errors = {column: max(rank[column] for rank in by_rank) for column in self.limits}
-
-        def places(findings: dict[str, Finding], counts: dict[str, tuple[int, int]], verb: str) -> dict[str, str]:
-            texts = {}
-            for name, finding in findings.items():
-                count, of = counts[name]
-                text = f"{count} of {of} elements of {name} {verb}{finding.text}"
-                texts[name] = finding._replace(text=text)
-            return self._of_worst_rank(texts)
-
-        differing = {**places(self.worst, self.counts, "differ"), **self.malformed}
-        outside = places(self.most_outside, self.outside, "differ by more than rounding")
-        groups = self._of_worst_rank(self.worst_groups)
+        findings = {}
+        for (name, way), finding in self.worst.items():
+            count, of = self.counts.get((name, way), (0, 0))
+            what = "differ by more than rounding" if way == "bound" else "differ"
+            text = f"{count} of {of} elements of {name} {what}{finding.text}" if of else finding.text
+            findings[f"{name} {way}"] = finding._replace(text=text)
+        places = self._of_worst_rank(findings)
         reasons = []
         for column, limit in self.limits.items():
-            names = [name for name, of in self.columns.items() if of == column]
-            malformed = [self.malformed[name] for name in names if name in self.malformed]
-            found: dict[str, str] = differing if not errors[column] <= limit else {}
-            where = [(found | groups | outside)[name] for name in names if name in found | groups | outside]
-            if malformed:
+            names = [name for name, of_column in self.columns.items() if of_column == column]
+            if malformed := [self.malformed[name] for name in names if name in self.malformed]:
                 reasons.append("; ".join(malformed))
-            elif not errors[column] <= limit:
-                reasons.append(
-                    ": ".join([f"{column} {errors[column]:.3g} is above {limit:.3g} ({self.dtype})", *where])
-                )
+                continue
+            is_above = not errors[column] <= limit
+            ways = ("bound", "group", "limit")[: 3 if is_above else 2]
+            found = [[places[f"{name} {way}"] for way in ways if f"{name} {way}" in places] for name in names]
+            where = ": ".join(texts[0] for texts in found if texts)
+            if is_above:
+                where = f"{column} {errors[column]:.3g} is above {limit:.3g} ({self.dtype})" + (where and f": {where}")
             elif where:
-                reasons.append(f"{': '.join(where)} ({self.dtype})")
+                where += f" ({self.dtype})"
+            reasons += [where] if where else []
         return Verdict(errors, " and ".join(reasons) or None)
 
     def _of_worst_rank(self, findings: Mapping[str, Finding]) -> dict[str, str]:
-        """Return the text of the rank with the largest error, and of these the first, by name of an output."""
+        """Return the text of the rank with the largest error, and of these the first, by key."""
         worst: dict[str, Finding] = {}
-        for rank, of_rank in enumerate(self.gather({name: [*finding] for name, finding in findings.items()})):
-            for name, (ratio, text) in of_rank.items():
-                if name not in worst or ratio > worst[name].ratio:
-                    worst[name] = Finding(ratio, f"rank {rank}: {text}")
-        return {name: finding.text for name, finding in worst.items()}
+        for rank, of_rank in enumerate(self.gather({key: [*finding] for key, finding in findings.items()})):
+            for key, (ratio, text) in of_rank.items():
+                if key not in worst or ratio > worst[key].ratio:
+                    worst[key] = Finding(ratio, f"rank {rank}: {text}")
+        return {key: finding.text for key, finding in worst.items()}
 
 
 def rounding(right: Tensor, dtype: torch.dtype, *, times: int = 2) -> Tensor:
     """Return how far elements may be from the right ones after so many roundings to a dtype.
 
-    It is half a unit in the last place, relative to the element, or half the dtype's smallest number for each. Devices
-    may flush numbers below the smallest normal one of fp32 to zero.
+    It is half a unit in the last place, relative to the element, or half the `smallest` number for each.
     """
+    return right.abs().mul_(torch.finfo(dtype).eps / 2).clamp_(min=smallest(dtype) / 2).mul_(times)
+
+
+def smallest(dtype: torch.dtype) -> float:
+    """Return the smallest number of a dtype. Devices may flush those below the smallest normal one of fp32 to zero."""
     kind = torch.finfo(dtype)
-    least = max(kind.smallest_normal * kind.eps / 2, torch.finfo(torch.float32).smallest_normal / 2)
-    return right.abs().mul_(kind.eps / 2).clamp_(min=least).mul_(times)
+    return max(kind.smallest_normal * kind.eps, torch.finfo(torch.float32).smallest_normal)
 
 
 def _ratio(error: Tensor, allowed: Tensor | float) -> Tensor:

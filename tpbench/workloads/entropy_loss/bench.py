@@ -1,6 +1,6 @@
 """The entropy loss on a rank: its shard, its unavoidable bytes, and the comparison with the float64 oracle."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.distributed as dist
@@ -12,7 +12,8 @@ from tpbench.workloads.differences import Compared, Comparison, rounding
 from tpbench.workloads.entropy_loss.inputs import Output, Shard, make_shard
 from tpbench.workloads.entropy_loss.problem import WORKLOAD, EntropyLoss
 from tpbench.workloads.losses import bytes_of_rows
-from tpbench.workloads.losses.oracle import Blocks, LossOracle, with_policy_rows
+from tpbench.workloads.losses.inputs import EDGE_LOGIT, edges
+from tpbench.workloads.losses.oracle import Blocks, LossOracle, renew_policy_rows, with_policy_rows
 from tpbench.workloads.operation import TOLERANCES
 from tpbench.workloads.sizes import ITEM_BYTES
 
@@ -25,11 +26,8 @@ ARITHMETIC = 2.0**-20
 
 ELEMENT_ARITHMETIC = 2.0**-17
 """The largest error of an element by arithmetic in fp32, relative to the sum of its absolute terms. An exponential of a
-difference d of logits has about |d| * 2^-23, and logits differ by less than 64."""
-
-REST_TOLERANCE = 2.0**-3
-"""Tolerance of a row's gradient without its largest element. Over many columns the label's element has almost the whole
-norm, so that the tolerance of the row would allow any error of the softmax."""
+difference d of logits has about |d| * 2^-23. Logits differ by less than 16, times their scale: up to a scale of 4, by
+less than 64. A larger scale makes all errors of arithmetic larger (`Oracle._steep`)."""
 
 LOGITS_DTYPE_TOLERANCE = {
     "bfloat16": (2.0**-5, 2.0**-4),
@@ -51,10 +49,6 @@ LOGITS_DTYPE_ELEMENT = {"bfloat16": 2.0**-3, "float16": 2.0**-6, "float32": 2.0*
 
 LOGITS_DTYPE_LEAST = 2.0**-40
 
-EDGE_LOGIT = 16.0
-"""The scaled logit of a shard's first and last column in some rows of changed inputs: about half of the probability of
-2^17 columns, and almost all of 2^10. Otherwise hardly any logit would depend on whether a softmax has that column."""
-
 
 class Oracle(LossOracle):
     """The correct result of one problem."""
@@ -66,41 +60,42 @@ class Oracle(LossOracle):
         target = self.shard.target[rows].double() if self.problem.matrices == 2 else None
         return self.shard.logits[rows].double(), target
 
-    def limits(self) -> dict[str, float]:
-        loss, gradient = LOSS_TOLERANCE, TOLERANCES[self.problem.dtype]
+    def limits(self, output: Output) -> dict[str, float]:
+        dtype, steep = self.problem.dtype, self._steep
+        loss, gradient = LOSS_TOLERANCE * steep, max(TOLERANCES[dtype], TOLERANCES["float32"] * steep)
         if self.problem.compute_dtype == "logits":
-            loss, gradient = LOGITS_DTYPE_TOLERANCE[self.problem.dtype]
+            loss, gradient = (tolerance * steep for tolerance in LOGITS_DTYPE_TOLERANCE[dtype])
         return {"loss_error": loss, "grad_error": gradient}
+
+    @property
+    def _steep(self) -> float:
+        """Return how much larger errors of arithmetic may be because of a factor on the logits."""
+        return float(max(1.0, self.problem.largest_scale / (1 if self.problem.compute_dtype == "logits" else 4)))
 
     def gradients(self, output: Output) -> dict[str, Compared]:
         logits = self.shard.logits
         return {"grad": Compared(output.grad, tuple(logits.shape), logits.dtype, "grad_error")}
 
     def compare_gradients(self, comparison: Comparison, output: Output, blocks: Blocks) -> None:
-        """Record the error of whole rows, of all ranks' columns, and of rows without each rank's largest element.
+        """Record the errors of whole rows, of all ranks' columns, and judge each element.
 
         Errors below half the smallest number of the dtype do not count: a variant cannot avoid underflow. Neither do
-        errors of fp32 arithmetic, where the terms of a row cancel. A row that does not count must be exactly zero. Each
-        element has a bound, too: two roundings to the dtype, and the arithmetic of its terms.
+        errors of fp32 arithmetic, where the terms of a row cancel. A row that does not count must be exactly zero.
+
+        The bound of an element is two roundings to the dtype, and the arithmetic of its terms. Over many columns the
+        label's element has almost the whole norm of a row: the error of the row would allow any error of the softmax.
         """
         dtype = self.shard.logits.dtype
         kind = torch.finfo(dtype)
         slack = kind.smallest_normal * kind.eps / 2
-        limit = comparison.limits["grad_error"]
         # With compute_dtype=logits, terms that cancel are rounded to the dtype before.
-        rounds_terms = self.problem.compute_dtype == "logits"
-        arithmetic = max(ARITHMETIC, kind.eps if rounds_terms else 0.0) / limit
-        whole: Any = {
-            "lenience": REST_TOLERANCE / limit,
-            "whole_columns": self.problem.vocab,
-            "over_ranks": self.sum,
-        }
+        arithmetic = max(ARITHMETIC, kind.eps if self.problem.compute_dtype == "logits" else 0.0) * self._steep
         for rows, right, (slopes, shares) in blocks:
             terms = slopes.add_(shares)
             if "grad" in comparison.got:
                 got = output.grad[rows].double() * output.grad_factor
-                least = arithmetic * self.sum(terms.square().sum(-1)).sqrt()
-                comparison.rows("grad", got, right, slack, rows.start, least=least, **whole)
+                least = self.sum(terms.square().sum(-1)).sqrt() * (arithmetic / comparison.limits["grad_error"])
+                comparison.rows("grad", got, right, slack, rows.start, least=least, over_ranks=self.sum)
                 allowed = rounding(right, dtype).add_(self._arithmetic(terms))
                 comparison.bounds("grad", right, allowed, got=got, first_row=rows.start)
 
@@ -109,10 +104,12 @@ class Oracle(LossOracle):
         largest = self.reduce(terms.amax(-1), dist.ReduceOp.MAX)[:, None]
         if self.problem.compute_dtype != "logits":
             # Against a top k, other columns may get the rounding errors of a sum over the k, times their p.
-            return (terms + largest if self.problem.top_k else terms) * ELEMENT_ARITHMETIC
+            bound = (terms + largest if self.problem.top_k else terms) * (ELEMENT_ARITHMETIC * self._steep)
+            return bound.add_(64 * self._steep * torch.finfo(torch.float32).smallest_normal)  # a flushed probability
         kind = torch.finfo(self.shard.logits.dtype)
-        subnormal = 16 * kind.smallest_normal * kind.eps
-        return (terms * LOGITS_DTYPE_ELEMENT[self.problem.dtype]).add_(largest * LOGITS_DTYPE_LEAST + subnormal)
+        subnormal = 16 * kind.smallest_normal * kind.eps * self._steep
+        relative = LOGITS_DTYPE_ELEMENT[self.problem.dtype] * self._steep
+        return (terms * relative).add_(largest * LOGITS_DTYPE_LEAST + subnormal)
 
 
 @WORKLOAD.inputs
@@ -126,13 +123,13 @@ def inputs(problem: EntropyLoss, context: Context) -> Shard:
 def refresh(problem: EntropyLoss, shard: Shard, rank: Context) -> None:
     """Give the first and last column of each shard a large logit in some rows of changed inputs.
 
-    Target logits have it in other rows. Labels stay as they are.
+    Target logits have it in other rows. Labels stay as they are, and the rows of a policy follow the logits.
     """
     targets = [] if problem.matrices == 1 else [(shard.target, problem.target_scale)]
     for which, (logits, scale) in enumerate([(shard.logits, problem.scale), *targets]):
-        for place, column in enumerate((0, shard.columns - 1)):
-            row = (2 * shard.tp_rank + place + which) % problem.tokens
+        for row, column in edges(shard, problem.tokens, which):
             logits[row, column] = EDGE_LOGIT / scale
+    renew_policy_rows(problem, shard, Oracle)
 
 
 @WORKLOAD.costs

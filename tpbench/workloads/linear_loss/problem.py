@@ -39,6 +39,11 @@ class LinearLoss(losses.LossProblem):
         option="ignored",
     )
 
+    @property
+    def rounded_to(self) -> str:
+        """The dtype to which a right variant may round the logits that it computes with."""
+        return self.dtype
+
     def check(self, tp_size: int, dp_size: int) -> list[str]:
         """Return a complaint for each combination of fields that is invalid."""
         complaints = super().check(tp_size, dp_size)
@@ -72,8 +77,8 @@ WORKLOAD = LinearLossWorkload(
     columns=(
         Column("loss_identical", bool, "true if all ranks had the same bits in every loss"),
         Column("entropy_error", float, "largest error of a row's entropy against the float64 oracle"),
-        Column("hidden_grad_error", float, "largest ||row - right|| / ||right|| of the hidden states' gradient"),
-        Column("weight_grad_error", float, "the same of the weight's gradient, ||right|| at least the rows' RMS"),
+        Column("hidden_grad_error", float, "of the hidden states' gradient the largest ||row - right|| / ||right||"),
+        Column("weight_grad_error", float, "the same of the weight's gradient; ||right|| is at least the RMS of rows"),
         Column("products_ms", float, "the matrix products alone, alternately with the step", better=0, **_STUDIED),
         Column("over_products", float, "the step's time over products_ms, timed alternately", better=-1, **_STUDIED),
         Column("over_products_alone", float, "the same, each timed alone, so at its own clock", better=-1, **_STUDIED),

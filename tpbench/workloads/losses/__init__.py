@@ -13,6 +13,10 @@ from tpbench.kernels import LABEL_LOSSES, KernelLoss
 from tpbench.settings import setting
 from tpbench.workloads import Workload
 
+LARGEST_SCALE = {"bfloat16": 4.0, "float16": 32.0, "float32": 1024.0}
+"""By the dtype to which variants may round logits, the largest factor on them. Beyond it, rounding alone changes some
+log-probabilities so much that the oracle could not tell a right result from a wrong one."""
+
 
 @dataclass(frozen=True)
 class LossProblem:
@@ -60,9 +64,25 @@ class LossProblem:
         """Factor on the logits. A temperature divides them only if there are no target logits."""
         return self.target_scale if self.from_labels else self.logits_scale
 
+    @property
+    def largest_scale(self) -> float:
+        """The larger factor on the logits and on the target logits: rounding errors of both grow with it."""
+        return max(self.scale, self.target_scale)
+
+    @property
+    def rounded_to(self) -> str:
+        """The dtype to which a right variant may round the logits that it computes with."""
+        return "float32" if self.compute_dtype == "float32" else self.dtype
+
     def check(self, tp_size: int, dp_size: int) -> list[str]:
         """Return a complaint for each combination of fields that is invalid."""
         complaints, loss = [], self.loss
+        if self.largest_scale > (most := LARGEST_SCALE[self.rounded_to]):
+            complaints.append(
+                f"temperature={self.temperature} and logits_scale={self.logits_scale} multiply logits by "
+                f"{self.largest_scale:g}, which must be at most {most:g} where they are rounded to {self.rounded_to}: "
+                "the errors of rounding grow alike, and a right result could not be told from a wrong one"
+            )
         if self.vocab < tp_size:
             complaints.append(f"vocab={self.vocab} cannot be sharded over {tp_size=}: some rank would hold nothing")
         if loss == "cross_entropy" and self.temperature != 1.0:

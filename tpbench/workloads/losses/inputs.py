@@ -92,8 +92,9 @@ def policy_rows(problem: Any, logprob: Tensor) -> dict[str, Tensor]:
     """Return the tensors of rows of the policy loss, (tokens,) fp32, near the log-probabilities of the labels.
 
     The ratios' logarithms are -0.5, 0 and 0.5, so that the clip decides some of them, and that no rounding of logits
-    moves a ratio over a limit of the clip. The reference is 1 lower or higher. Advantages, positive and negative, are
-    between 1 and 2. So the terms of a gradient don't cancel for a kl_weight up to 0.3.
+    moves a ratio over a limit of the clip. Where rounding may move them by more than an eighth, they are -1 and 1. The
+    reference is 1 lower or higher. Advantages, positive and negative, are between 1 and 2. So the terms of a gradient
+    don't cancel for a kl_weight up to 0.3.
     """
     row, of_sequence = (
         hash_index(problem.seed, stream, torch.arange(count, device=logprob.device))
@@ -101,7 +102,10 @@ def policy_rows(problem: Any, logprob: Tensor) -> dict[str, Tensor]:
     )
     advantages = (1.0 + (of_sequence >> 1) % 5 / 4) * (of_sequence % 2 * 2 - 1)
     advantages = advantages.float().repeat_interleave(SEQUENCE)[: len(logprob)].contiguous()
-    rows = {"old_logprobs": (logprob + (row % 3 - 1) * 0.5).float(), "advantages": advantages}
+    side, distance = row % 3 - 1, 0.5
+    if problem.scale * torch.finfo(getattr(torch, problem.rounded_to)).eps > 2.0**-7:
+        side, distance = torch.where(side == 0, advantages.sign().long(), side), 1.0  # 0: where no clip is near
+    rows = {"old_logprobs": (logprob + side * distance).float(), "advantages": advantages}
     if problem.kl_weight:
         rows["ref_logprobs"] = (logprob + (row // 3 % 2 * 2 - 1)).float()
     return rows
@@ -115,6 +119,16 @@ def kernel_options(problem: Any, shard: Any) -> dict[str, Any]:
     if problem.loss == "policy":
         options |= {**shard.rows, "clip": CLIP, "kl_weight": problem.kl_weight}
     return options
+
+
+EDGE_LOGIT = 16.0
+"""The scaled logit of a shard's first and last column in some rows of changed inputs: about half of the probability of
+2^17 columns, and almost all of 2^10. Otherwise hardly any logit would depend on whether a softmax has that column."""
+
+
+def edges(shard: LossShard, rows: int, which: int) -> list[tuple[int, int]]:
+    """Return a row and a column of each edge of a shard, for its logits (which=0) or target logits (which=1)."""
+    return [((2 * shard.tp_rank + at + which) % rows, column) for at, column in enumerate((0, shard.columns - 1))]
 
 
 def normal_matrix(

@@ -51,8 +51,8 @@ class LossOracle(ABC):
         float64."""
 
     @abstractmethod
-    def limits(self) -> dict[str, float]:
-        """Return the largest error of a correct row, by column."""
+    def limits(self, output: Any) -> dict[str, float]:
+        """Return the largest error of a correct row of an output, by column."""
 
     @abstractmethod
     def gradients(self, output: Any) -> dict[str, Compared]:
@@ -70,7 +70,7 @@ class LossOracle(ABC):
             outputs["row_loss"] = Compared(output.row_loss, shape, None, "loss_error")
         if problem.entropy:
             outputs["entropy"] = Compared(output.entropy, shape, None, "entropy_error")
-        comparison = Comparison(outputs, self.limits(), self.gather, self.shard.device, problem.dtype)
+        comparison = Comparison(outputs, self.limits(output), self.gather, self.shard.device, problem.dtype)
         row_loss = torch.zeros(shape, dtype=torch.float64, device=self.shard.device)
         entropy = torch.zeros_like(row_loss)
 
@@ -156,7 +156,7 @@ class LossOracle(ABC):
     def _of_target_logits(self, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         p, q = log_p.exp(), log_q.exp()
         if self.problem.loss == "jsd":
-            log_mixture = (JSD_BETA * q + (1 - JSD_BETA) * p).log()
+            log_mixture = torch.logaddexp(log_q + math.log(JSD_BETA), log_p + math.log1p(-JSD_BETA))
             slopes = (1 - JSD_BETA) * weighted(p, log_p - log_mixture)
             of_p = self.sum(slopes.sum(-1))
             return of_p + self.sum(JSD_BETA * weighted(q, log_q - log_mixture).sum(-1)), slopes, of_p[:, None] * p
@@ -238,6 +238,16 @@ def with_policy_rows(problem: Any, shard: Any, oracle: type[LossOracle]) -> Any:
         return shard
     logprob = -oracle(replace(problem, loss="cross_entropy"), shard).row_loss
     return replace(shard, rows=policy_rows(problem, logprob))
+
+
+def renew_policy_rows(problem: Any, shard: Any, oracle: type[LossOracle]) -> None:
+    """Write the rows of a policy loss anew, near the log-probabilities of changed logits. Collective.
+
+    Otherwise some ratios overflow, the rounding of logits decides whether others are clipped, and terms cancel.
+    """
+    if problem.loss == "policy":
+        for name, values in with_policy_rows(problem, shard, oracle).rows.items():
+            shard.rows[name].data.copy_(values)
 
 
 def weighted(weight: Tensor, value: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ def cells(name: str, tp_size: int) -> list[EntropyLoss]:
     found += [problem(ignored=share, seed=3, logits_scale=scale) for share in (0.4, 1.0) for scale in (1.0, 1.3)]
     found += [problem(vocab=996, dtype=dtype) for dtype in dtypes]  # for those that need shards of one size
     found += [problem(loss=loss, logits_scale=0.7, temperature=1.9) for loss in LOSSES[1:]]
+    found += [problem(loss=loss, logits_scale=8.0, temperature=0.05) for loss in LOSSES[1:]]
     found += [problem(loss="policy", kl_weight=0.1, ignored=0.4, dtype=dtype) for dtype in dtypes]
     found += [
         problem(loss=loss, top_k=7, temperature=0.8) for loss in ("soft_cross_entropy", "forward_kl", "reverse_kl")

@@ -45,6 +45,7 @@ def cells(name: str, tp_size: int) -> list[LinearLoss]:
     found += [problem(loss=loss, top_k=7) for loss in ("soft_cross_entropy", "forward_kl", "reverse_kl")]
     found += [problem(ignored=share, seed=3) for share in (0.4, 1.0)]
     found += [problem(vocab=96), problem(loss="reverse_kl", temperature=1.9)]
+    found += [problem(loss=loss, temperature=0.1, dtype="float16") for loss in KERNEL_LOSSES if loss != "cross_entropy"]
     found += [problem(loss="logprob", temperature=1.9, ignored=0.4, **sizes) for sizes in ({}, WIDE)]
     found += [problem(**WIDE, **fields) for fields in ({}, {"ignored": 0.4}, {"mode": "forward"})]
     if name == "linear_gather":  # rows of the weight's gradient come from few logits, of up to 20

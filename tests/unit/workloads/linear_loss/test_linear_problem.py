@@ -36,6 +36,14 @@ def test_the_experiment_makes_jobs() -> None:
         ({"dp_size": 2}, "dp_size=2 must be 1"),
         ({"sequence_parallel": True, "tokens": 7, "tp_size": 2}, "tokens=7 to be a multiple of tp_size=2"),
         ({"main_grad": True, "mode": "forward"}, "main_grad=true needs mode=train"),
+        (
+            {"loss": "policy", "temperature": 0.1},
+            "multiply logits by 10, which must be at most 4 where",
+        ),
+        (
+            {"loss": "jsd", "temperature": 1e-4, "dtype": "float32"},
+            "must be at most 1024 where they are rounded to float32",
+        ),
     ],
 )
 def test_fields_that_do_not_fit_are_errors(changes: dict[str, object], said: str) -> None:
