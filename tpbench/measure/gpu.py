@@ -1,4 +1,7 @@
-"""Clocks of this rank's GPU, and why they were lowered, as NVML reports them. Without NVML nothing is known."""
+"""Clocks of this rank's GPU, why they were lowered, and work on other GPUs of the host, as NVML reports them.
+
+Without NVML nothing is known.
+"""
 
 import time
 from collections import Counter
@@ -6,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tpbench.measure.machine import load_nvml
+from tpbench.measure.machine import gpu_handles, load_nvml, visible_gpus
 from tpbench.measure.ranks import gather_numbers
 from tpbench.measure.session import Context
 
@@ -18,7 +21,7 @@ THROTTLED_SHARE = 0.01
 
 
 class ClockWatch:
-    """Watches a GPU's clocks inside its `with` blocks, which enclose timed iterations and nothing else."""
+    """Watches the GPUs of a host inside its `with` blocks, which enclose timed iterations and nothing else."""
 
     def __init__(self, device: torch.device) -> None:
         self.nvml: Any = load_nvml() if device.type == "cuda" else None
@@ -26,6 +29,11 @@ class ClockWatch:
             self.handle = self._ask("DeviceGetHandleByUUID", f"GPU-{torch.cuda.get_device_properties(device).uuid}")
         self.clocks_mhz: dict[str, Any] = {}
         """Columns of the clocks at the end of the last block. Empty if NVML does not know them."""
+        self.beside = False
+        """True if GPUs of this host that this process may not use had work at the end of a block."""
+        own = {uuid for uuid, _ in visible_gpus()} if self.nvml is not None else set()
+        handles = gpu_handles(self.nvml) if own and not any(uuid.startswith("MIG-") for uuid in own) else []
+        self._others = [handle for handle in handles if self._ask("DeviceGetUUID", handle) not in own]
         self._watched_s = 0.0
         self._violated_ns: Counter[str] = Counter()
 
@@ -34,6 +42,7 @@ class ClockWatch:
 
     def __exit__(self, *error: object) -> None:
         self._watched_s += time.monotonic() - self._began_s
+        self.beside = self.beside or any(map(self._has_work, self._others))
         after_ns = self._violations_ns()
         self._violated_ns.update({reason: ns - self._before_ns.get(reason, ns) for reason, ns in after_ns.items()})
         kinds = {"sm_clock_mhz": "SM", "memory_clock_mhz": "MEM"}
@@ -41,17 +50,24 @@ class ClockWatch:
         self.clocks_mhz = {} if None in clocks.values() else clocks
 
     def columns(self, context: Context) -> dict[str, Any]:
-        """Return the clocks of this rank after the timed iterations, and why those of any rank were lowered.
+        """Return the clocks of this rank after the timed iterations, why those of any rank were lowered, and `beside`.
 
         A policy is a reason if its violation time grew by `THROTTLED_SHARE` of the watched time. Collective.
         """
         least_ns = THROTTLED_SHARE * self._watched_s * 1e9
         applied = [self._violated_ns[reason] > least_ns for reason in THROTTLE_REASONS]
-        *on_ranks, knows = gather_numbers([*applied, bool(self._violated_ns)], context)
+        *on_ranks, knows, beside = gather_numbers([*applied, bool(self._violated_ns), self.beside], context)
+        columns = self.clocks_mhz | ({"beside": "another-sweep"} if beside.any() else {})
         if not knows.all():
-            return self.clocks_mhz
+            return columns
         names = [name for name, ranks in zip(THROTTLE_REASONS, on_ranks, strict=True) if ranks.any()]
-        return self.clocks_mhz | {"throttle_reasons": " ".join(names) or "none"}
+        return columns | {"throttle_reasons": " ".join(names) or "none"}
+
+    def _has_work(self, handle: Any) -> bool:
+        """Return whether another GPU has processes, which NVML may not name in a container, or computes."""
+        utilization = self._ask("DeviceGetUtilizationRates", handle)
+        busy = utilization is not None and utilization.gpu > 0
+        return busy or bool(self._ask("DeviceGetComputeRunningProcesses", handle))
 
     def _violations_ns(self) -> dict[str, int]:
         """Return for each reason the time in ns during which it has lowered the clocks, where NVML counts it."""

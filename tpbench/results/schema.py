@@ -136,7 +136,7 @@ COLUMNS = (
     Column("memory_clock_mhz", float, "clock of the GPU's memory while it measured", "MHz"),
     Column("throttle_reasons", str, "why a rank's GPU lowered its clocks while it measured, or none; null: unknown"),
     # How the cell ran.
-    Column("beside", str, "another-sweep if another sweep had GPUs of this host"),
+    Column("beside", str, "another-sweep if another sweep had GPUs of this host, or other GPUs of it had work"),
     Column("interleaved", str, "name of the group of cells that were interleaved with this one"),
     Column("interleaved_cells", int, "number of cells that were interleaved in one torchrun"),
     Column("not_interleaved", str, "why a cell of an order=interleaved sweep was not interleaved"),

@@ -24,6 +24,8 @@ class FakeNvml:
         """`unknown`: calls that the GPU does not know."""
         self.unknown = unknown
         self.violations_ns: dict[int, int] = {}
+        self.busy: dict[str, tuple[int, list[int]]] = {}
+        """By GPU its utilization and its processes."""
 
     def __getattr__(self, name: str) -> object:
         return getattr(pynvml, name)  # constants
@@ -32,6 +34,21 @@ class FakeNvml:
         if uuid != "GPU-abc":
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
         return "handle"
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 3
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
+        return f"GPU-{'abc'[index:]}"
+
+    def nvmlDeviceGetUUID(self, handle: str) -> str:
+        return handle
+
+    def nvmlDeviceGetUtilizationRates(self, handle: str) -> SimpleNamespace:
+        return SimpleNamespace(gpu=self.busy.get(handle, (0, []))[0])
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[int]:
+        return self.busy.get(handle, (0, list[int]()))[1]
 
     def nvmlDeviceGetClockInfo(self, handle: object, kind: int) -> int:
         self._called("nvmlDeviceGetClockInfo")
@@ -53,6 +70,7 @@ def fake_watch(
     """Return the watch of a GPU of such an NVML, with that NVML."""
     nvml = FakeNvml(*unknown)
     monkeypatch.setattr(gpu, "load_nvml", lambda: nvml)
+    monkeypatch.setattr(gpu, "visible_gpus", lambda: [("GPU-abc", "0"), ("GPU-bc", "1")])
     monkeypatch.setattr(gpu, "time", time)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid=uuid))
     return ClockWatch(torch.device("cuda")), nvml
@@ -96,6 +114,26 @@ def test_reasons_are_those_of_the_watched_time(
             for policy, ns in violated_ns.items():
                 nvml.violations_ns[policy] += ns // 2
     assert watch.columns(context) == CLOCKS | ({} if reasons is None else {"throttle_reasons": reasons})
+
+
+@pytest.mark.parametrize(
+    ("busy", "beside"),
+    [
+        ({}, False),
+        ({"GPU-abc": (99, [1]), "GPU-bc": (99, [1])}, False),  # the job's own GPUs
+        ({"GPU-c": (3, [])}, True),  # NVML names no processes of other containers
+        ({"GPU-c": (0, [77])}, True),
+    ],
+)
+def test_work_on_a_gpu_that_the_job_does_not_have_is_noted(
+    busy: dict[str, tuple[int, list[int]]], beside: bool, context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch, nvml = fake_watch(monkeypatch, SimulatedTime())
+    with watch:
+        nvml.busy = busy
+    with watch:  # it is noted although it ends before the measurement does
+        nvml.busy = {}
+    assert watch.columns(context).get("beside") == ("another-sweep" if beside else None)
 
 
 def test_without_nvml_or_a_gpu_of_this_uuid_nothing_is_known(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
