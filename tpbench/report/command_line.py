@@ -65,17 +65,25 @@ def add_filters(parser: argparse.ArgumentParser) -> None:
 
 def add_test(parser: argparse.ArgumentParser, threshold: float) -> None:
     """Add the metric that is tested and the smallest change that counts."""
-    parser.add_argument("--metric", default="time_ms", metavar="NAME", help=f"one of: {', '.join(METRICS)} (time_ms)")
+    usual = "device_ms where all rows have it, else time_ms"
+    parser.add_argument("--metric", metavar="NAME", help=f"one of: {', '.join(METRICS)} ({usual})")
     smallest = f"smallest change that counts ({threshold})"
     parser.add_argument("--threshold", type=share, default=threshold, metavar="SHARE", help=smallest)
 
 
 def share(text: str) -> float:
     """Return the share that an option has as text. argparse names this function if the text isn't a number."""
-    value = float(text)
+    value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"{text} must be a share from 0 to 1, say 0.03")
+        raise argparse.ArgumentTypeError(f"{text} must be a share from 0 to 1, say 0.03 or 3%")
     return value
+
+
+def default_time(frame: pd.DataFrame) -> str:
+    """Return the time by which rows are compared: that of the device, which scatters least, if all of them have it."""
+    measured = frame[frame["status"] == "ok"]
+    on_device = not measured.empty and "device_ms" in measured and measured["device_ms"].notna().all()
+    return "device_ms" if on_device else "time_ms"
 
 
 def add_output(parser: argparse.ArgumentParser, formats: Sequence[str]) -> None:

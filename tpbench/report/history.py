@@ -40,7 +40,8 @@ def main(arguments: Sequence[str]) -> int:
     """
     options = _parser().parse_args(arguments)
     form = command_line.output_format(options, FORMATS)
-    frame, shown = command_line.selected_rows(options), metric(options.metric)
+    frame = command_line.selected_rows(options)
+    shown = metric(options.metric or command_line.default_time(frame))
     command_line.require_values(frame, shown.name)
     history = all_levels(frame, shown)
     pairs = [CellPair(name, *levels[-2:]) for name, levels in history if len(levels) > 1]

@@ -4,6 +4,7 @@ import csv
 import io
 import shutil
 
+import numpy as np
 import pytest
 
 from tests.support import synthetic
@@ -51,6 +52,52 @@ def test_slower_faster_and_same(compare):
     assert next(iter(lines)) == "triton_tp vocab=32768"  # what fails comes first
     assert compare([], [], "--metric", "device_ms", "--threshold", "0.9")[0] == 1
     assert compare(cells(), cells(run="again"))[0] == 0
+
+
+def run_of(name, factor=1.0, count=8, host="a"):
+    """Return a sweep of several cells, which scatter by half a per cent, on a host that scatters by a thousandth."""
+    random = np.random.default_rng(sum(map(ord, name)))
+    run = 1 + 0.001 * random.standard_normal()
+    shifts = factor * run * (1 + 0.005 * random.standard_normal(count))
+    return [
+        synthetic.cell("triton_tp", 32768 + 64 * at, 4, factor=shift, run=name, sweep_id=name, host=host)
+        for at, shift in enumerate(shifts)
+    ]
+
+
+def test_a_slowdown_that_all_cells_have_in_common_is_found(compare):
+    code, lines, _ = compare(run_of("a"), run_of("b", 1.025))
+    together = lines.pop("all cells")
+    assert code == 1 and together["verdict"] == "slower" and verdicts(lines) <= {"same", "unclear", "slower"}
+    assert float(together["low"]) < 1.025 < float(together["high"]) < 1.05
+    code, lines, _ = compare(run_of("a"), run_of("c"))
+    assert code == 0 and lines["all cells"]["verdict"] == "same"
+    code, lines, _ = compare(run_of("a"), [*run_of("b", 1.025), *run_of("d", 1.025, host="b")])
+    assert lines["host b"]["verdict"] == "unclear"  # hosts differ as much
+    assert lines["run b"]["verdict"] == "slower" == lines["host a"]["verdict"]
+
+
+def test_a_comparison_that_could_not_have_seen_five_per_cent_is_no_pass(compare, tmp_path, capsys):
+    """One's own operation takes 2.3 times as long on a noisy machine."""
+    noisy = np.random.default_rng(3).lognormal(0, 0.5, 40)
+    before = cells(device="cpu", samples_ms=noisy, time_ms=1.0, device_ms=None)
+    after = cells(device="cpu", samples_ms=2.3 * noisy, time_ms=2.3, device_ms=None)
+    code, lines, _ = compare(before, after)
+    assert code == 3 and verdicts(lines) == {"unclear"} and all(float(line["sees"]) > 1 for line in lines.values())
+    assert main(["compare", str(tmp_path / "before"), str(tmp_path / "after")]) == 3
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith("This comparison could not have seen a change of 5% in 2 of 2 cells")
+    assert compare([], [], "--threshold", "0.9")[0] == 3
+    assert compare(cells(), cells(run="again"))[0] == 0
+
+
+def test_rows_say_how_well_they_find_a_change(compare):
+    code, lines, _ = compare(run_of("a"), run_of("b"), "--simulate", "5%")
+    assert code == 0 and all(float(line["found"]) > 0.9 for line in lines.values())
+    _, small, _ = compare([], [], "--simulate", "0.01")
+    assert all(float(line["found"]) < 0.3 for line in small.values())
+    with pytest.raises(SystemExit):
+        compare([], [], "--simulate", "5")
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ def write(folder, factors, **of_last_half):
         for variant, time_ms in (("triton_tp", factor), ("pytorch_gather", 1.0)):
             samples = time_ms * (1 + 0.003 * random.standard_normal(30))
             row = synthetic.cell(variant, 32768, 2, git_commit="a" * 40, samples_ms=samples, floor_ms=0.1)
-            row |= {"time_ms": float(np.median(samples)), "cell": 0} | later
+            row |= {"time_ms": float(np.median(samples)), "cell": 0, "device_ms": None} | later
             moment = synthetic.START + datetime.timedelta(days=at)
             write_row({"started_at": moment, "finished_at": moment, **row}, folder, f"{variant}{at}")
     return str(folder)

@@ -4,7 +4,8 @@ import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,6 +15,7 @@ from tpbench.report.analysis import comparison, records
 from tpbench.report.analysis.comparison import Ratio, Scatter, compare, value_of
 from tpbench.report.analysis.conditions import differences, remarks, stack
 from tpbench.report.analysis.metrics import Metric
+from tpbench.report.analysis.power import SURE, CommonFactor, Test, common_factors, with_rows
 from tpbench.report.analysis.records import Record, is_measurement, named, row_records, value_text
 from tpbench.results.current_rows import replaced_rows
 from tpbench.workloads import workloads
@@ -22,6 +24,10 @@ from tpbench.workloads.definition import workload_of
 CellIdentity: TypeAlias = tuple[tuple[str, Any], ...]
 
 ALPHA = 0.05
+COMMON_ALPHA = 0.01
+"""Part of `ALPHA` for the common factor of all cells. The rest is for the single cells."""
+TO_SEE = 5 / 3
+"""A comparison must be able to see a change of so many thresholds: 5% with the default threshold."""
 RESOLUTION_GIB = 2**-10
 """A smaller difference of two memory sizes never counts, because allocators round."""
 SAME, UNCLEAR, INCOMPARABLE = "same", "unclear", "not comparable"
@@ -89,23 +95,82 @@ class Comparison:
     metric: Metric
     threshold: float
     changes: tuple[CellChange, ...] = ()
-    scatter: Scatter = field(default_factory=Scatter)
+    scatter: Scatter | None = None
+    common: tuple[CommonFactor, ...] = ()
+    """The common factor of all cells, then those of hosts and runs."""
+
+    @property
+    def tested(self) -> list[CellChange]:
+        """The cells that were tested."""
+        return [change for change in self.changes if change.p is not None]
+
+    @property
+    def test(self) -> Test:
+        """The test of a cell, whose false-alarm rate all tested cells share."""
+        return Test((ALPHA - COMMON_ALPHA) / max(1, len(self.tested)), self.threshold)
+
+    @property
+    def common_test(self) -> Test:
+        """The test of the common factor, for which half of the threshold counts."""
+        return Test(COMMON_ALPHA, self.threshold / 2)
+
+    def smallest_seen(self, change: CellChange) -> float | None:
+        """Return the smallest change of a cell, as a share, that would surely have been found. None: not tested."""
+        return self.test.smallest(change.ratio) if change.ratio and change.p is not None else None
+
+    @property
+    def seen(self) -> list[bool]:
+        """For each cell with a ratio whether a change of `TO_SEE` thresholds would surely have been found."""
+        smallest = [self.smallest_seen(change) for change in self.changes if change.ratio]
+        return [change is not None and change <= TO_SEE * self.threshold for change in smallest]
+
+    @property
+    def is_blind(self) -> bool:
+        """True if such a change would not surely have been found in nine of ten cells."""
+        return sum(self.seen) < SURE * len(self.seen)
+
+    def chance(self, change: float, rows: int | None = None) -> float:
+        """Return the mean probability with which a change of one cell is found, with so many rows on each side."""
+        ratios = [cell.ratio for cell in self.tested if cell.ratio]
+        if rows is not None and self.scatter:
+            ratios = [with_rows(ratio, rows, self.scatter.assumed) for ratio in ratios]
+        return fmean(self.test.chance(ratio, change) for ratio in ratios)
+
+    def verdict_on(self, common: CommonFactor) -> str:
+        """Return the verdict on a common factor."""
+        is_small = abs(common.ratio.value - 1) <= self.common_test.threshold
+        if (common.ratio.p or 0.0) >= COMMON_ALPHA:
+            return SAME if is_small else UNCLEAR
+        return SAME if is_small else verdict_words(self.metric)[common.ratio.value < 1]
+
+    @property
+    def fails(self) -> bool:
+        """True if a cell, or all cells together, got worse."""
+        together = any(self.verdict_on(common) in (SLOWER, WORSE) for common in self.common[:1])
+        return together or any(change.fails for change in self.changes)
 
     def method(self) -> list[str]:
         """Return what the verdicts mean, how runs scatter, and the false-alarm rate, as sentences."""
         above, below = verdict_words(self.metric)
-        tested = sum(change.p is not None for change in self.changes)
         words = (
             f"{above}, {below}: {self.metric.name} differs by more than {100 * self.threshold:.3g}%, and a t test of "
-            f"its logarithm has p < {ALPHA} after Holm's correction for the {tested} cells tested. {SAME}: it differs "
-            f"by less. {UNCLEAR}: runs may scatter that much, or the interval reaches beyond {_SAME_REACH} times that "
-            f"difference. ratio: after over before; low, high: its {comparison.CONFIDENCE:.0%} interval."
+            f"its logarithm has p < {ALPHA - COMMON_ALPHA} after Holm's correction for the {len(self.tested)} cells "
+            f"tested. {SAME}: it differs by less. {UNCLEAR}: runs may scatter that much, or the interval reaches "
+            f"beyond {_SAME_REACH} times that difference. ratio: after over before; low, high: its "
+            f"{comparison.CONFIDENCE:.0%} interval, for this cell alone."
         )
-        repeated = (
-            f" Repeated rows of a cell ({self.scatter.freedom} more than one a side) scatter "
-            f"{self.scatter.factor**0.5:.2g} times as much as samples let assume, which is taken into account."
+        together = (
+            "sees: the smallest change that nine of ten such comparisons find. all cells: the median of their ratios; "
+            f"more than {50 * self.threshold:.3g}% and p < {COMMON_ALPHA} count. Its interval says how much a whole "
+            "run may differ from the next."
         )
-        return [words, f"{FALSE_ALARMS}.{repeated if self.scatter.freedom else ''}"]
+        repeated = ""
+        if self.scatter and self.scatter.freedom:
+            repeated = (
+                f" Repeated rows of a cell ({self.scatter.freedom} more than one a side) scatter "
+                f"{self.scatter.factor**0.5:.2g} times as much as assumed, which is taken into account."
+            )
+        return [words, *([together] if self.common else []), f"{FALSE_ALARMS}.{repeated}"]
 
 
 def verdict_words(shown: Metric) -> tuple[str, str]:
@@ -126,6 +191,14 @@ def compare_cells(
     corrected = iter(holm([change.p for change in changes if change.p is not None]))
     concluded = (change if change.p is None else _conclude(change, next(corrected), made) for change in changes)
     return replace(made, changes=tuple(concluded))
+
+
+def with_common_factors(made: Comparison, pairs: Sequence[CellPair]) -> Comparison:
+    """Return the comparison of these pairs with the common factors of the tested cells."""
+    sides = [
+        (pair.before, pair.after) for pair, change in zip(pairs, made.changes, strict=True) if change.p is not None
+    ]
+    return replace(made, common=tuple(common_factors(sides, made.metric)))
 
 
 def _change(pair: CellPair, made: Comparison, allowed: Collection[str]) -> CellChange:
@@ -194,7 +267,9 @@ def _conclude(change: CellChange, p: float, made: Comparison) -> CellChange:
         return replace(change, verdict=UNCLEAR if is_vague else SAME)
     if _is_small(change, made.metric):
         return replace(change, notes=(*change.notes, f"less than {RESOLUTION_GIB * 1024:g} MiB never counts"))
-    return replace(change, verdict=UNCLEAR if p >= ALPHA else verdict_words(made.metric)[ratio.value < 1])
+    return replace(
+        change, verdict=UNCLEAR if p >= ALPHA - COMMON_ALPHA else verdict_words(made.metric)[ratio.value < 1]
+    )
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -218,10 +293,11 @@ def pair_cells(before: pd.DataFrame, after: pd.DataFrame) -> list[CellPair]:
 
 
 def _repeated(rows: Sequence[Record]) -> tuple[Record, ...]:
-    """Return the newest of some rows, after the rows that it repeats."""
+    """Return the newest of some rows, after the rows that it repeats, on any host of the same kind."""
     *older, newest = rows
     measured = filter(is_measurement, older if is_measurement(newest) else ())
-    return (*(row for row in measured if stack(row) == stack(newest)), newest)
+    wanted = stack(newest, on_any_host=True)
+    return (*(row for row in measured if stack(row, on_any_host=True) == wanted), newest)
 
 
 def rows_by_cell(frame: pd.DataFrame) -> dict[CellIdentity, dict[Any, list[Record]]]:

@@ -1,8 +1,8 @@
 """The comparison of two groups of rows in one metric: a ratio with its interval. All reports use this one.
 
 The samples of one process are not independent of each other: a run as a whole may be faster or slower than the next. So
-a row counts as one observation. Its uncertainty is the spread of its samples, at least `LEAST_SPREAD`. Repeated rows of
-a cell show how far runs really scatter, and refine this assumption. For two cells that were measured interleaved, the
+a row counts as one observation. How far runs scatter follows from committed rows (`RunSpread`). Repeated rows of a cell
+show how far they really do, and refine this assumption. For two cells that were measured interleaved, the
 uncertainty follows from their rounds instead, with `SETUP_SCATTER` on top. All tests are t tests of logarithms. A ratio
 of two rows is always that of their printed values.
 """
@@ -17,28 +17,23 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from tpbench.measure.clocks import DEVICE, STATISTICS, TIMED, WALL
+from tpbench.measure.clocks import CHAINED, DEVICE, STATISTICS, TIMED, WALL, Clock
+from tpbench.measure.statistics import median_interval
 from tpbench.report.analysis.metrics import Metric
 from tpbench.report.analysis.records import Record, is_measurement
 
 CONFIDENCE = 0.95
-LEAST_SPREAD = 0.01
-"""Least standard deviation that is assumed between two runs of a cell, as a share of the value."""
 SETUP_SCATTER = 0.004
 """Standard deviation of the ratio of two interleaved cells that do the same work, apart from the scatter of rounds. It
 stays as long as both are set up, for unknown reasons. Of 34 such pairs of block caps on an H100 and an H200, 10
 intervals by device time exclude a tie without it, and one does with it."""
-PRIOR, PRIOR_OF_DEVICE = 4, 10
-"""Degrees of freedom of the assumption. It weighs as much as the differences of five repeated rows.
-
-Wall times have more outliers between runs than device times and counts have."""
 FEWEST = 6
 """Fewest samples of a row, or pairs of rounds, whose spread is known."""
 FEWEST_ROWS = 3
 """Fewest rows on each side that can be compared if they have too few samples."""
 METHOD = (
     f"{CONFIDENCE:.0%} interval of a ratio: a t test of logarithms. Each row is one observation, because a run as a "
-    f"whole may be faster than the next; the spread of its samples, at least {LEAST_SPREAD:.0%}, stands for that"
+    "whole may be faster than the next. How far runs scatter is known from repeated runs of committed rows"
 )
 TRIMMED = 0.2
 """Share of the rounds at each end that a trimmed mean leaves out."""
@@ -48,9 +43,42 @@ INTERLEAVED_METHOD = (
     f"the ratio of the medians, and {SETUP_SCATTER:.1%} for the set-up. Drift that is steady over four rounds cancels"
 )
 _NORMAL_5_TO_95 = 2 * NormalDist().inv_cdf(0.95)
+_NORMAL_INTERVAL = 2 * NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 
 Row: TypeAlias = Mapping[str, Any]
 Array: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
+
+
+@dataclass(frozen=True)
+class RunSpread:
+    """Assumed standard deviations between runs of a cell, of the logarithm of its value.
+
+    They were fitted to all rows in the history of these pages that repeat a cell with the same code on the same host:
+    59 cells with 124 runs (53 with 114 by the chained clock). Between hosts, 102 pairs of sweeps were compared.
+    """
+
+    least: float
+    of_interval: float = 0.0
+    """Multiple of the standard error of the median, as its interval says it: samples of a run are not independent."""
+    of_spread: float = 0.0
+    """Multiple of the spread of single samples, from percentile 5 to 95."""
+    freedom: int = 4
+    """Degrees of freedom. The more, the fewer cells scatter much more than others."""
+    between_runs: float = 0.0
+    """That of a sweep as a whole, against other sweeps on the same host."""
+    between_hosts: float = 0.0
+    """That of a host as a whole."""
+
+
+SPREADS = {
+    DEVICE: RunSpread(0.002, of_interval=2.5, between_runs=0.002, between_hosts=0.008),
+    CHAINED: RunSpread(0.002, of_interval=2.5, between_runs=0.03, between_hosts=0.03),
+    WALL: RunSpread(0.004, of_spread=0.5, freedom=6, between_runs=0.03, between_hosts=0.03),
+}
+ON_CPU = RunSpread(0.01, of_spread=1.0, between_runs=0.03, between_hosts=0.03)
+"""Runs on CPU cores that other programs use, too."""
+COUNTED = RunSpread(0.003, freedom=10)
+"""Numbers of bytes and operations are equal in nearly all runs: 66 cells differ by at most 0.3%."""
 
 
 @dataclass(frozen=True)
@@ -65,14 +93,16 @@ class Observation:
     """False if there are too few samples to see their spread."""
     started: float = 0.0
     """Start of the job, in seconds since 1970. 0: unknown."""
+    host: str | None = None
+    run: str | None = None
+    """The sweep that measured it."""
 
 
 @dataclass(frozen=True)
 class Scatter:
-    """Scatter of repeated rows of all cells, as a multiple of the variance that their samples let assume."""
+    """Scatter of repeated rows of all cells, as a multiple of the variance that is assumed."""
 
-    prior: int = PRIOR
-    """Degrees of freedom of the assumption."""
+    assumed: RunSpread
     factor: float = 1.0
     freedom: int = 0
     """Degrees of freedom: repeated rows minus one for each side of a cell. 0: no cell has repeated rows."""
@@ -80,11 +110,13 @@ class Scatter:
     @classmethod
     def of(cls, shown: Metric, groups: Iterable[Sequence[Row]]) -> "Scatter":
         """Return the scatter of repeated rows. A group is one cell on one side."""
-        prior = PRIOR_OF_DEVICE if shown.is_counted or shown.name.startswith("device") else PRIOR
+        groups = [*groups]
+        assumed = run_spread(next(itertools.chain.from_iterable(groups), {}), shown)
+        prior = assumed.freedom
         repeated = [seen for group in groups if len(seen := observations(group, shown)) > 1]
         freedom = sum(len(group) - 1 for group in repeated)
         total = sum(_squares(group) / _assumed(group) for group in repeated)
-        return cls(prior, (prior + total) / (prior + freedom), freedom)
+        return cls(assumed, (prior + total) / (prior + freedom), freedom)
 
 
 @dataclass(frozen=True)
@@ -98,6 +130,10 @@ class Ratio:
     """True if the interval follows from the rounds of two cells."""
     p: float | None = None
     """p value of the hypothesis that both are equal. None: not tested."""
+    error: float = 0.0
+    """Standard error of the logarithm."""
+    freedom: float = 1.0
+    """Degrees of freedom of the t test."""
 
     @property
     def decided(self) -> bool:
@@ -121,7 +157,7 @@ def compare(before: Sequence[Row], after: Sequence[Row], shown: Metric, scatter:
         if by_rounds := _ratio_of_rounds(before[0], after[0], shown.name, log):
             return by_rounds
     if all(observation.known for observation in (*bottom, *top)) or min(len(bottom), len(top)) >= FEWEST_ROWS:
-        return _tested(bottom, top, scatter or Scatter.of(shown, ()))
+        return tested(bottom, top, scatter or Scatter(run_spread(before[0], shown)))
     return Ratio(_exp(_mean_log(top) - _mean_log(bottom)))
 
 
@@ -155,25 +191,47 @@ def value_of(row: Row, shown: Metric) -> float | None:
     return float(value) if value is not None and 0 < value < math.inf else None
 
 
+def _clock(row: Row, shown: Metric) -> Clock:
+    """Return the clock of a metric. Rates are by the device's clock if it was measured."""
+    of_name = (clock for clock in TIMED if shown.name in map(clock.statistic, STATISTICS))
+    return next(of_name, DEVICE if shown.better > 0 and row.get(DEVICE.samples) is not None else WALL)
+
+
+def run_spread(row: Row, shown: Metric) -> RunSpread:
+    """Return how runs on this row's device are assumed to scatter in a metric."""
+    if shown.is_counted:
+        return COUNTED
+    return ON_CPU if row.get("device") == "cpu" else SPREADS[_clock(row, shown)]
+
+
 def observations(rows: Iterable[Row], shown: Metric) -> list[Observation]:
     """Return what rows say about a metric. Rows without a positive value say nothing."""
     observed = []
     for row in rows:
         if (value := value_of(row, shown)) is None:
             continue
-        variance, known = LEAST_SPREAD**2, True
-        if not shown.is_counted:
-            clock = next((clock for clock in TIMED if shown.name in map(clock.statistic, STATISTICS)), WALL)
-            if shown.better > 0 and row.get(DEVICE.samples) is not None:
-                clock = DEVICE  # rates are by the device's clock if it was measured
-            samples = _finite(row.get(clock.samples))
-            known = len(samples) >= FEWEST and samples.min() > 0
-            if known:
-                low, high = np.percentile(np.log(samples), [5, 95])
-                variance += float((high - low) / _NORMAL_5_TO_95) ** 2
+        variance, known = _assumed_variance(row, shown)
         started = row["started_at"].timestamp() if row.get("started_at") else 0.0
-        observed.append(Observation(math.log(value), variance, known, started))
+        place = row.get("host"), row.get("sweep_id")
+        observed.append(Observation(math.log(value), variance, known, started, *place))
     return observed
+
+
+def _assumed_variance(row: Row, shown: Metric) -> tuple[float, bool]:
+    """Return the variance between runs that is assumed for a metric, and false without enough samples to know it."""
+    spread, clock = run_spread(row, shown), _clock(row, shown)
+    if shown.is_counted:
+        return spread.least**2, True
+    samples = _finite(row.get(clock.samples))
+    if len(samples) < FEWEST or samples.min() <= 0:
+        return spread.least**2, False
+    logs = np.log(samples)
+    low, high = np.percentile(logs, [5, 95])
+    # Other statistics than medians, such as percentiles, scatter as much as single samples.
+    is_median = shown.name == clock.column or shown.better > 0
+    of_spread = (spread.of_spread if is_median else 1.0) * float(high - low) / _NORMAL_5_TO_95
+    begin, end = median_interval(logs.tolist()) or (0.0, 0.0)
+    return spread.least**2 + of_spread**2 + (spread.of_interval * (end - begin) / _NORMAL_INTERVAL) ** 2, True
 
 
 def geometric_mean(observed: Sequence[Observation]) -> float:
@@ -195,7 +253,7 @@ def _ratio(log: float, error: float, freedom: float, *, interleaved: bool = Fals
 
     reach = float(special.stdtrit(freedom, (1 + CONFIDENCE) / 2)) * error
     p = 2 * float(special.stdtr(freedom, -abs(log) / error)) if error else float(not log)
-    return Ratio(_exp(log), _exp(log - reach), _exp(log + reach), interleaved, p)
+    return Ratio(_exp(log), _exp(log - reach), _exp(log + reach), interleaved, p, error, freedom)
 
 
 def _ratio_of_rounds(before: Row, after: Row, name: str, log: float) -> Ratio | None:
@@ -224,7 +282,7 @@ def _ratio_of_rounds(before: Row, after: Row, name: str, log: float) -> Ratio | 
     return _ratio(log, error, len(kept) - 1, interleaved=True)
 
 
-def _tested(before: Sequence[Observation], after: Sequence[Observation], scatter: Scatter) -> Ratio:
+def tested(before: Sequence[Observation], after: Sequence[Observation], scatter: Scatter) -> Ratio:
     """Return the ratio of after over before with its interval and p value, by a t test.
 
     Its variance is the assumed one times the scatter of all cells, moderated by the cell's own repeated rows (Smyth,
@@ -234,15 +292,22 @@ def _tested(before: Sequence[Observation], after: Sequence[Observation], scatter
     order = sorted((observation.started, at) for at, side in enumerate((before, after)) for observation in side)
     blocks = [side for side, _ in itertools.groupby(side for _, side in order)]  # A B A B: two blocks a side
     counts = blocks.count(0), blocks.count(1)
-    freedom = scatter.prior + sum(counts) - 2
+    prior = scatter.assumed.freedom
+    freedom = prior + sum(counts) - 2
     assumed = (_assumed(before) + _assumed(after)) / 2
     squares = _squares(before) + _squares(after)
     repeated = len(before) + len(after) - 2
-    variance = (scatter.prior * scatter.factor * assumed + squares) / (scatter.prior + repeated)
+    variance = (prior * scatter.factor * assumed + squares) / (prior + repeated)
     if min(counts) < 2:
         variance = max(variance, assumed)
-    error = math.sqrt(variance * sum(1 / count for count in counts))
+    error = math.sqrt(variance * sum(1 / count for count in counts) + host_variance(before, after, scatter.assumed))
     return _ratio(_mean_log(after) - _mean_log(before), error, freedom)
+
+
+def host_variance(before: Sequence[Observation], after: Sequence[Observation], assumed: RunSpread) -> float:
+    """Return the variance of a ratio of two sides because they ran on different hosts. It is 0 on the same ones."""
+    hosts = [{observation.host for observation in side} for side in (before, after)]
+    return 0.0 if hosts[0] == hosts[1] else assumed.between_hosts**2 * sum(1 / len(side) for side in hosts)
 
 
 def _finite(samples: Sequence[float] | None) -> Array:

@@ -27,9 +27,9 @@ _SPEEDS, _SPEED_SHARE = ("copy_gb_per_s", "sm_clock_mhz", "memory_clock_mhz"), 0
 """Columns of speeds, and the smallest difference that is noted."""
 
 
-def stack(row: Record) -> tuple[Any, ...]:
+def stack(row: Record, *, on_any_host: bool = False) -> tuple[Any, ...]:
     """Return the code, the packages and the machine of a row. Rows with the same ones repeat each other."""
-    return tuple(row.get(name) for name in _STACK)
+    return tuple(row.get(name) for name in _STACK if not (on_any_host and name == "host"))
 
 
 def differences(before: Record, after: Record, allowed: Iterable[str] = ()) -> list[str]:
