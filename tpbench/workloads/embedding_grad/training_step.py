@@ -58,13 +58,10 @@ class StandIn:
 
     def forward(self, part: int = 0, parts: int = 1) -> None:
         """Run one of the equal parts of the forward pass; on a GPU only queue it."""
-        self._run_part(FORWARD, part, parts)
+        self.backward(part, parts, FORWARD)
 
-    def backward(self, part: int = 0, parts: int = 1) -> None:
-        """Run one of the equal parts of the backward pass; on a GPU only queue it."""
-        self._run_part(1.0, part, parts)
-
-    def _run_part(self, length: float, part: int, parts: int) -> None:
+    def backward(self, part: int = 0, parts: int = 1, length: float = 1.0) -> None:
+        """Run one of the equal parts of the backward pass, or of `length` times it; on a GPU only queue it."""
         if self.device.type == "cpu":
             time.sleep(length * self.seconds / parts)
         products = round(length * self.products)  # whole, so that all parts of a pass are as long as the pass

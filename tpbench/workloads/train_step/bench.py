@@ -27,21 +27,11 @@ from tpbench.workloads.train_step.training.trainer import Trainer, ignore_phase
 from tpbench.workloads.train_step.workload import WORKLOAD
 
 PEAK_TFLOPS = {
-    "H100 PCIe": (756, 378),
-    "H100 NVL": (835, 418),
-    "H100": (989, 495),
-    "H200": (989, 495),
-    "H800": (989, 495),
-    "H20": (148, 74),
-    "GH200": (989, 495),
-    "A100": (312, 156),
-    "A800": (312, 156),
-    "B200": (2250, 1100),
-    "B100": (1800, 900),
-    "L40S": (362, 183),
-    "A10": (125, 62),
-}
-"""Dense peaks of NVIDIA's datasheets in TFLOP/s, by GPU: (bf16, TF32).
+    "H100 PCIe": (756, 378), "H100 NVL": (835, 418), **dict.fromkeys(("H100", "H200", "H800", "GH200"), (989, 495)),
+    "H20": (148, 74), **dict.fromkeys(("A100", "A800"), (312, 156)), "B200": (2250, 1100), "B100": (1800, 900),
+    "L40S": (362, 183), "A10": (125, 62),
+}  # fmt: skip
+"""Dense peaks of NVIDIA's datasheets in TFLOP/s, by GPU: (bf16 and fp16, TF32).
 
 TF32 stands for float32, although torch does not use it by default. The first entry that matches a GPU's name applies.
 """

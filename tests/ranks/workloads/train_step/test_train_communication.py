@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.support.ranks import Rank, enough_gpus, run_on_ranks
-from tests.support.train_step import SHARDED, batches_here, mesh_context, prepared, tiny_problem
+from tests.support.train_step import batches_here, mesh_context, prepared, tiny_problem
 from tpbench.workloads.train_step import WORKLOAD
 from tpbench.workloads.train_step.estimates import bytes_communicated, step_flops
 
@@ -83,9 +83,10 @@ def sent_and_counted(here: Rank, name: str, tp_size: int, fields: dict[str, Any]
 AGAIN = {"activation_checkpointing": True, "accumulate": 2}
 AUTOCAST = {"dtype": "bfloat16", "autocast": True}
 CASES: list[tuple[int, str, int, dict[str, Any]]] = [
-    *((2, name, 2, each) for name in SHARDED for each in (
-        {}, {"tied": True}, AGAIN, {"vocab_parallel": False}, {"vocab_parallel": False, "tied": True}, AUTOCAST,
+    *((2, name, 2, each) for name in ("fsdp_dtensor", "autotp") for each in (
+        {}, {"tied": True, **AGAIN}, {"vocab_parallel": False}, {"vocab_parallel": False, "tied": True}, AUTOCAST,
     )),
+    (2, "dtensor_tp", 2, AGAIN),
     *((2, name, 1, each) for name in ("ddp", "fsdp") for each in ({}, {"tied": True, "accumulate": 2}, AUTOCAST)),
     *((2, "autotp", 1, {"zero_stage": stage, "accumulate": 2}) for stage in (0, 1, 2)),
     *((2, "autotp", 1, {"zero_stage": stage, **AUTOCAST}) for stage in (0, 1)),

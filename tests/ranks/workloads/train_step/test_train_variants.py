@@ -53,7 +53,6 @@ CASES: list[tuple[int, str, int, dict[str, Any]]] = [
     (4, "autotp", 2, {"train_loss": "tpbench_linear"}),
     # A head with a bias.
     (2, "fsdp_dtensor", 2, {"train_loss": "tpbench_linear", "architecture": "phi", "ffn_matrices": 2}),
-    *((4, name, 2, BOTH) for name in SHARDED),
     # Other architectures, by their own plans.
     *((2, name, 2, each) for name in SHARDED for each in ARCHITECTURES),
     (2, "fsdp_dtensor", 2, {"architecture": "olmo"}),  # norms without weights
@@ -95,8 +94,15 @@ def test_a_variant_equals_one_process(ranks: int, name: str, tp_size: int, field
     ("content", "fields"),
     [
         # A rank adds the bias of a row-parallel layer to its tokens.
-        ({"model_type": "llama", "attention_bias": True, "mlp_bias": True}, {}),
-        ({"model_type": "llama", "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, {}),
+        (
+            {
+                "model_type": "llama",
+                "attention_bias": True,
+                "mlp_bias": True,
+                "rope_scaling": {"rope_type": "dynamic", "factor": 2.0},
+            },
+            {},
+        ),
         # Transformers takes a rank's tokens, here two sequences, for one sequence that is longer than the window.
         ({"model_type": "mistral", "sliding_window": 16}, {"batch_size": 4}),
     ],
