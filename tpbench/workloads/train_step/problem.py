@@ -73,7 +73,6 @@ class TrainStep:
     overlap: bool = setting(
         False, help="DeepSpeed's overlap of tensor-parallel all-reduces with products (autotp)", option="ignored"
     )
-    nccl: Literal["default", "symmetric", "copy_engine"] = setting("default", help="how NCCL gathers", option="skipped")
     vocab_parallel: bool = setting(
         True, help="head and loss use the sharded vocabulary; false: gather all logits", option="ignored"
     )
@@ -110,7 +109,6 @@ class TrainStep:
             (self.heads % self.kv_heads, f"kv_heads={self.kv_heads} must divide heads={self.heads}"),
             (self.depth > self.layers, f"num_layers={self.num_layers} is more than the {self.layers} of {self.model}"),
             (self.head_dim % 2, f"head_dim={self.head_dim} must be even: rotary embeddings rotate pairs of numbers"),
-            (self.compile and self.nccl != "default", f"nccl={self.nccl} needs compile=false"),
             (self.autocast and self.dtype == "float32", "autocast=true needs dtype=bfloat16 or float16"),
             (
                 self.dtype == "float16" and not self.autocast,

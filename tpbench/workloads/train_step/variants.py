@@ -12,7 +12,7 @@ from tpbench.workloads.train_step.model.resolve import KNOWN_ARCHITECTURES, ask
 from tpbench.workloads.train_step.problem import TrainStep
 from tpbench.workloads.train_step.workload import WORKLOAD
 
-ALWAYS = field_traits(TrainStep, "option").keys() - {"compile", "vocab_parallel", "zero_stage", "overlap", "nccl"}
+ALWAYS = field_traits(TrainStep, "option").keys() - {"compile", "vocab_parallel", "zero_stage", "overlap"}
 """Options that every variant supports."""
 DDP_WARMUP_STEPS = 11
 """Steps before DistributedDataParallel can be captured: it times its first ten by events (torch's notes on CUDA)."""
@@ -105,7 +105,7 @@ _register(
     "fsdp_dtensor",
     "fsdp.fsdp_dtensor",
     "FSDP2 over replicas, tpbench's sharded layers with sequence parallelism within them",
-    ("compile", "vocab_parallel", "nccl"),
+    ("compile", "vocab_parallel"),
     unsupported_reason=partial(not_shared, "tokens"),
     distribution=Distribution(dtensor_logits=True),
 )
@@ -122,7 +122,7 @@ _register(
     "fsdp",
     "fsdp.fsdp_dtensor",
     "no tensor parallelism: FSDP2, parameters sharded over replicas",
-    ("compile", "nccl"),
+    ("compile",),
     unsupported_reason=not_alone,
 )
 _register(

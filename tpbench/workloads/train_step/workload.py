@@ -28,8 +28,8 @@ LARGEST_ESTIMATE = 1.15
 """Most that an estimate of the memory exceeds the peak that is measured, as a factor: 1.13 in 31 measured cells."""
 MEMORY_PARTS = MemoryEstimate._fields[:-1]
 NEEDS_GPU = {
-    "compile=true": "", "nccl=symmetric": "", "nccl=copy_engine": "", "attention=flash_attention_2": "flash_attn",
-    "train_loss=compiled": "", "train_loss=liger": "liger_kernel",
+    "compile=true": "", "train_loss=compiled": "", "train_loss=liger": "liger_kernel",
+    "attention=flash_attention_2": "flash_attn",
 }  # fmt: skip
 """Values that need a GPU, each with the package that it needs, too, or nothing."""
 PLAIN_LOGITS = ("llama", "qwen2", "qwen3", "mistral", "olmo", "phi")
@@ -144,7 +144,7 @@ WORKLOAD = TrainStepWorkload(
     scheduled=True,
     reusable_process=False,
     columns=COLUMNS,
-    former_fields={"optimizer": "torch"},
+    former_fields={"optimizer": "torch", "nccl": "default"},
     pivot=Pivot(
         rows=("model", "num_layers", "seq_length", "dp_size", "tp_size"),
         sections=("dtype",),

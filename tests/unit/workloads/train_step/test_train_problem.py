@@ -26,7 +26,6 @@ from tpbench.workloads.train_step.workload import unsupported_loss
         ({"autocast": True}, 1, "autocast=true needs dtype=bfloat16 or float16"),
         ({"dtype": "float16"}, 1, "dtype=float16 needs autocast=true"),
         ({"attention": "flash_attention_2"}, 1, "has no float32"),
-        ({"compile": True, "nccl": "symmetric"}, 1, "nccl=symmetric needs compile=false"),
     ],
 )
 def test_fields_that_cannot_be_trained_are_refused(fields: dict[str, Any], tp_size: int, said: str) -> None:

@@ -8,12 +8,10 @@ from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.parallel import DistributedDataParallel
 
-from tpbench.comm.collectives import windows_of
 from tpbench.measure.session import Context
 from tpbench.workloads.train_step.model import models
 from tpbench.workloads.train_step.model.models import decoder_layers, make_parts, place_buffers
@@ -77,12 +75,6 @@ def shard_over_replicas(model: Any, dp: DeviceMesh, device: torch.device, seed: 
         # The forward pass needs these last and the backward pass first, so they are not freed in between.
         fully_shard([model.get_submodule(model.parts.norm), model.lm_head], mesh=dp, reshard_after_forward=False)
     fully_shard(model, mesh=dp)
-    if windows := windows_of.get(dp.get_group()):
-        gather: Any = DefaultAllGather()
-        gather.allocate = windows.new_empty
-        for module in model.modules():
-            if isinstance(module, FSDPModule):
-                module.set_custom_all_gather(gather)
 
 
 def ddp(problem: TrainStep, context: Context) -> TorchTrainer:
