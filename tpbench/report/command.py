@@ -3,9 +3,9 @@
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import pandas as pd
 
@@ -26,20 +26,18 @@ from tpbench.workloads import workloads
 from tpbench.workloads.study_data import Picture
 
 FORMATS = (*TABLES, "html", *PICTURES)
-Maker: TypeAlias = Callable[[pd.DataFrame, argparse.Namespace], Document | Picture | str | None]
-"""Makes the content of a report from rows and options, or None if it has written files."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command. The exit code is 0. Raises JobError or OSError for a wrong request."""
     options = _parser().parse_args(arguments)
     form = command_line.output_format(options, FORMATS)
-    make = _maker(options, form)
+    _check(options, form)
     frame = command_line.selected_rows(options)
     if options.metric is not None:
         command_line.require_values(frame, options.metric)
-    content = make(frame, options)
-    if make is not _command and (older := len(frame) - len(newest(frame))):
+    content = _content(frame, options, form)
+    if options.repeat is None and (older := len(frame) - len(newest(frame))):
         left_out = f"{older} older {'row is' if older == 1 else 'rows are'} not shown"
         print(f"report: {left_out}, because a newer one is of the same cell: see --only sweep_id=ID", file=sys.stderr)
     if content is not None:
@@ -70,8 +68,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _maker(options: argparse.Namespace, form: str) -> Maker:
-    """Return what makes the content that the options ask for. Raises JobError for options that don't fit together."""
+def _check(options: argparse.Namespace, form: str) -> None:
+    """Raise JobError for options that don't fit together."""
     is_picture, of_cells = form in PICTURES, options.study is not None or options.columns is not None
     for what, valid in (("metric", [*metrics_of_all()]), ("study", [*studies()]), ("plot", [*PLOTS])):
         name = getattr(options, what)
@@ -87,46 +85,28 @@ def _maker(options: argparse.Namespace, form: str) -> Maker:
         raise JobError(f"--floor and --transpose are for tables of one metric, as --format {', '.join(TABLES)}")
     if form in ("png", "html") and options.output is None and sys.stdout.isatty():
         raise JobError(f"--format {form} is for a file: say -o report.{form}")
+
+
+def _content(frame: pd.DataFrame, options: argparse.Namespace, form: str) -> Document | Picture | str | None:
+    """Return what the options ask for, or None if it was written to several files."""
     if options.repeat is not None:
-        return _command
+        return f"{row_command(frame, options.repeat)}\n"
+    if form == "html":
+        from tpbench.report.page.html_page import page
+
+        return page(frame, options.metric)
+    if form in PICTURES:
+        return study_picture(frame, options.study) if options.study else plot(arrange_rows(frame), options.plot)
     if form == "json" and options.output and not options.output.suffix:
-        return _documents
-    if form == "json" and not of_cells and options.metric is None:
-        return _rows
-    return _page if form == "html" else _picture if is_picture else _cells if of_cells else _pivot
-
-
-def _pivot(frame: pd.DataFrame, options: argparse.Namespace) -> Document:
+        return write_documents(newest(frame), options.output)
+    if options.study is not None or options.columns is not None:
+        columns = [] if options.columns is None else [*map(str.strip, options.columns.split(","))]
+        check_columns(columns, frame)
+        return study_document(frame, options.study, columns)
+    if form == "json" and options.metric is None:
+        rows = newest(frame).dropna(axis="columns", how="all")
+        return f"{rows.to_json(orient='records', indent=2, date_format='iso', double_precision=15)}\n"
     return pivot(frame, options.metric or "time_ms", floor=options.floor, transpose=options.transpose)
-
-
-def _cells(frame: pd.DataFrame, options: argparse.Namespace) -> Document:
-    columns = [] if options.columns is None else [*map(str.strip, options.columns.split(","))]
-    check_columns(columns, frame)
-    return study_document(frame, options.study, columns)
-
-
-def _rows(frame: pd.DataFrame, options: argparse.Namespace) -> str:
-    rows = newest(frame).dropna(axis="columns", how="all")
-    return f"{rows.to_json(orient='records', indent=2, date_format='iso', double_precision=15)}\n"
-
-
-def _command(frame: pd.DataFrame, options: argparse.Namespace) -> str:
-    return f"{row_command(frame, options.repeat)}\n"
-
-
-def _documents(frame: pd.DataFrame, options: argparse.Namespace) -> None:
-    write_documents(newest(frame), options.output)
-
-
-def _page(frame: pd.DataFrame, options: argparse.Namespace) -> str:
-    from tpbench.report.page.html_page import page
-
-    return page(frame, options.metric)
-
-
-def _picture(frame: pd.DataFrame, options: argparse.Namespace) -> Picture:
-    return study_picture(frame, options.study) if options.study else plot(arrange_rows(frame), options.plot)
 
 
 def write_documents(frame: pd.DataFrame, folder: Path) -> None:

@@ -12,7 +12,6 @@ import secrets
 import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -29,17 +28,11 @@ KEPT = ("error", "timeout")
 """Statuses of rows that stay in files of their own."""
 
 
-class MergeCounts(NamedTuple):
-    """Counts of a merge, and complaints about files."""
+def compact(output_dir: str | os.PathLike[str]) -> tuple[str, list[str]]:
+    """Merge the rows of OUTPUT_DIR into one file. Return a sentence, and complaints about files.
 
-    rows: int
-    files_before: int
-    files_after: int
-    complaints: list[str]
-
-
-def compact(output_dir: str | os.PathLike[str]) -> MergeCounts:
-    """Merge the rows of OUTPUT_DIR into one file. Raises FileNotFoundError if there are no rows."""
+    Raises FileNotFoundError if there are no rows.
+    """
     rows = Path(output_dir, "rows")
     files = [path for path in row_files(rows) if path.parent == rows.absolute()]
     table, read, complaints = read_table(files)
@@ -52,7 +45,8 @@ def compact(output_dir: str | os.PathLike[str]) -> MergeCounts:
         for path in going:
             path.unlink(missing_ok=True)
         sync_folder(rows)
-    return MergeCounts(len(table), len(files), len(files) - max(0, len(going) - 1), complaints)
+    left = len(files) - max(0, len(going) - 1)
+    return f"{len(table)} rows merged; {len(files)} files before, {left} now", complaints
 
 
 def remove_rows(where: Where, row_ids: Collection[str]) -> None:
@@ -89,10 +83,10 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("output_dir", type=path_argument, nargs="?", default="outputs", help="default: outputs")
     try:
-        counts = compact(parser.parse_args(arguments).output_dir)
+        done, complaints = compact(parser.parse_args(arguments).output_dir)
     except FileNotFoundError as error:
         raise JobError(f"{error}: name the output_dir of a sweep") from None
-    for complaint in counts.complaints:
+    for complaint in complaints:
         print(f"tpbench: {complaint}", file=sys.stderr)
-    print(f"{counts.rows} rows merged; {counts.files_before} files before, {counts.files_after} now")
+    print(done)
     return 0

@@ -47,20 +47,13 @@ COLUMNS = (
     Column("fresh", bool, "true if the inputs changed before every timed iteration"),
     # The times of an iteration.
     *statistics_columns(),
-    Column(
-        "launch_ms",
-        float,
-        "host time of a step's call on the slowest rank, with its waits, median; null on CPUs",
-        better=-1,
-    ),
+    Column("launch_ms", float, "host time of a step's call on the slowest rank, median; null on CPUs", better=-1),
     Column("skew_ms", float, "slowest minus fastest rank of an iteration, median", better=0),
     Column("iterations", int, "iterations timed by wall clock", better=0),
     Column("chained_copies", int, "copies of the inputs through which the iterations of chained_ms rotate"),
     Column("not_chained", str, "why there is no chained_ms"),
-    Column(
-        "triton_compile_s", float, "time in Triton's compiler before the timed iterations, on the slowest rank", "s"
-    ),
-    Column("torch_compile_s", float, "time in torch.compile before the timed iterations, on the slowest rank", "s"),
+    Column("triton_compile_s", float, "time in Triton's compiler before the iterations, on the slowest rank", "s"),
+    Column("torch_compile_s", float, "time in torch.compile before the iterations, on the slowest rank", "s"),
     Column("warmed_up", bool, "false: one pass served as warm-up, check and time"),
     # Hardware limits.
     Column("floor_ms", float, "least time of the unavoidable bytes, FLOPs and transfers, at measured rates", better=0),
@@ -71,21 +64,9 @@ COLUMNS = (
     Column("bytes_communicated", int, "bytes that the busiest rank sends in an iteration, counted", "bytes", better=-1),
     Column("flops", int, "floating-point operations of the busiest rank in an iteration, counted", "FLOP", better=0),
     # Bottleneck of an iteration, from a trace after the timed iterations. Null on a CPU.
-    Column(
-        "compute_share", float, "share of time_ms in which a kernel or copy runs that is no communication", percent=True
-    ),
-    Column(
-        "communication_share",
-        float,
-        "share of time_ms in which the device only communicates or waits for peers",
-        percent=True,
-    ),
-    Column(
-        "idle_share",
-        float,
-        "share of time_ms in which the device runs nothing; without a trace by device_ms",
-        percent=True,
-    ),
+    Column("compute_share", float, "share of time_ms with a kernel or copy that isn't communication", percent=True),
+    Column("communication_share", float, "share of time_ms with only communication or waits for peers", percent=True),
+    Column("idle_share", float, "share of time_ms without work; without a trace by device_ms", percent=True),
     Column("bound", str, "bottleneck: host, wire, compute or memory"),
     # Memory.
     Column("peak_gib", float, "extra peak memory of an iteration, maximum over ranks", better=-1),
