@@ -48,6 +48,10 @@ class TableCell:
     """Words that CSV adds about the number. Text and pages have marks instead."""
     detail: str = ""
     """Text in a second line of a page."""
+    hover: str = ""
+    """Text that a page shows under the mouse."""
+    anchor: str = ""
+    """Name by which a link to a page finds the cell."""
 
     @property
     def sort_value(self) -> float | None:

@@ -94,6 +94,11 @@ def test_it_opens_and_fits(chromium, report, width, dark):
     assert 0 < max(chromium.execute_script(ends)) <= width  # the last column is on the screen, too
     assert chromium.get_log("browser") == []
     assert chromium.execute_script("return document.documentElement.scrollWidth") <= width
+    if width < 400:  # nothing to scroll to, also inside
+        right = (
+            "return Math.max(...Array.from(document.querySelectorAll('main *'), e => e.getBoundingClientRect().right))"
+        )
+        assert chromium.execute_script(right) <= width
     assert not chromium.execute_script("return window.owned")
     assert chromium.execute_script("return performance.getEntriesByType('resource').length") == 0
     assert chromium.execute_script("return document.querySelectorAll('figure svg').length") >= 2
@@ -114,6 +119,17 @@ def test_the_first_screen_is_an_answer_and_the_rest_is_drawn_when_opened(chromiu
     unfold(chromium, "#s0")
     assert chromium.execute_script(drawn, "#s0 .sheet") >= 4
     assert chromium.execute_script("return document.documentElement.scrollWidth") <= 1280
+
+
+def test_a_link_opens_and_shows_a_row(chromium, report):
+    look(chromium, report, 1280)
+    ids = chromium.execute_script("return Array.from(document.querySelectorAll('td[id]'), cell => cell.id)")
+    assert len(ids) == len(set(ids)) > 50
+    chromium.execute_script("document.querySelectorAll('details').forEach(part => { part.open = false; })")
+    chromium.execute_script("location.hash = arguments[0]", ids[-1])
+    chromium.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
+    cell = chromium.find_element("css selector", "td:target")
+    assert cell.is_displayed() and f"row {ids[-1]}" in cell.get_attribute("title")
 
 
 def test_the_meaning_of_a_mark_opens_by_keyboard(chromium, report):

@@ -98,7 +98,8 @@ def _content(frame: pd.DataFrame, options: argparse.Namespace, form: str) -> Doc
     if form in PICTURES:
         return study_picture(frame, options.study) if options.study else plot(arrange_rows(frame), options.plot)
     if form == "json" and options.output and not options.output.suffix:
-        return write_documents(newest(frame), options.output)
+        write_documents(newest(frame), options.output)
+        return None
     if options.study is not None or options.columns is not None:
         columns = [] if options.columns is None else [*map(str.strip, options.columns.split(","))]
         check_columns(columns, frame)

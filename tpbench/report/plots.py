@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import colorsys
 import io
 import math
 import re
@@ -14,10 +15,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tpbench import packages
+from tpbench.measure.clocks import TIMED
 from tpbench.report.analysis.comparison import value_of
 from tpbench.report.analysis.grid import Key, RecordGrid, heading
 from tpbench.report.analysis.metrics import TITLES, metric
-from tpbench.report.analysis.records import column_label, short_text, sort_key, value_text
+from tpbench.report.analysis.records import column_label, hover_text, short_text, sort_key, value_text
 from tpbench.settings import JobError
 from tpbench.workloads.study_data import Panel, Picture, Series
 
@@ -25,18 +27,29 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-LIGHT = (
+_LIGHT = (
     "#1668b8", "#c4420c", "#1b7f4d", "#8b3fb0", "#a8730a", "#c2185b", "#00808a", "#6b5b4b", "#6a7d00", "#4a3fb5",
     "#7a1f2b", "#51606e",
 )  # fmt: skip
-DARK = (
+_DARK = (
     "#6cb2ff", "#ff9a66", "#5fd39b", "#d6a1f5", "#ecc04d", "#ff86b4", "#4fd6e0", "#cbbba8", "#b9cf3f", "#a39bff",
     "#e07a86", "#aab8c6",
 )  # fmt: skip
+
+
+def _extended(colours: Sequence[str], *lightness: float) -> tuple[str, ...]:
+    """Return the colours, and 36 further ones around the colour wheel."""
+    wheel = [colorsys.hls_to_rgb((0.5 + 0.618 * at) % 1, lightness[at % len(lightness)], 0.6) for at in range(36)]
+    return (*colours, *("#" + "".join(f"{round(255 * part):02x}" for part in colour) for colour in wheel))
+
+
+LIGHT, DARK = _extended(_LIGHT, 0.42, 0.28, 0.35), _extended(_DARK, 0.72, 0.82, 0.62)
 """Colours of series on a light and on a dark background."""
 MARKERS = "os^DvP<"  # one fewer than colours, so that the pairs repeat late
 INK, FAINT, GROUND = "#222222", "#b3b3b3", "#ffffff"
 """Colours of text and of lines that belong to no series, of grid lines and of the background."""
+HOVER = "hover: "
+"""Beginning of the name of a group of an svg whose rest is a title."""
 PER_ROW = 3
 """Most panels side by side."""
 PANEL_WIDTH, PANEL_HEIGHT = 3.3, 3.2
@@ -49,12 +62,13 @@ PLOTS = {"time": "time_ms", "device_time": "device_ms", "chained_time": "chained
 """Every plot by its name on the command line, with its metric by the size of the problem."""
 
 
-def by_size(grid: RecordGrid, name: str, *, at_two_sizes: bool = False) -> Picture | None:
+def by_size(grid: RecordGrid, name: str, *, for_page: bool = False) -> Picture | None:
     """Return a metric: a panel for each world size, a line for each column, and the floor of times.
 
-    `at_two_sizes` leaves out panels in which no column has two sizes. Return None if no cell has the metric.
+    `for_page` adds error bars and what the mouse shows, and leaves out panels in which no column has two sizes. Return
+    None if no cell has the metric, or no panel is left.
     """
-    shown = metric(name)
+    shown, clock = metric(name), next((clock for clock in TIMED if clock.column == name), None)
     if all(value_of(record, shown) is None for record in grid.records):
         return None
     axis, panels = _size_axis(grid), []
@@ -64,10 +78,20 @@ def by_size(grid: RecordGrid, name: str, *, at_two_sizes: bool = False) -> Pictu
         lines = []
         for index, column in enumerate(grid.columns):
             cells = [(position[key[axis]], grid.lines[key][index]) for key in keys]
-            points = sorted((at, value) for at, record in cells if record and (value := value_of(record, shown)))
-            crosses = tuple(at for at, record in cells if record and record["status"] == "oom")
-            lines.append(Series(column, tuple(points), crosses=crosses))
-        if max(len(line.points) + len(line.crosses) for line in lines) > at_two_sizes:
+            measured = [(at, record) for at, record in cells if record and value_of(record, shown)]
+            measured.sort(key=lambda cell: (cell[0], cell[1][name]))
+            line = Series(
+                column,
+                tuple((at, float(record[name])) for at, record in measured),
+                crosses=tuple(at for at, record in cells if record and record["status"] == "oom"),
+            )
+            if for_page:
+                ends = clock.interval if clock else (name, name)
+                intervals = ([record[end] or record[name] for end in ends] for _, record in measured)
+                hovers = tuple(hover_text(record) for _, record in measured)
+                line = replace(line, hovers=hovers, intervals=tuple((low, high) for low, high in intervals))
+            lines.append(line)
+        if max(len(line.points) + len(line.crosses) for line in lines) > for_page:
             floor = tuple((position[size], floor) for size, floor in lowest.items() if floor < math.inf)
             floor = floor if shown.is_time else ()
             panels.append(Panel(title, tuple(lines), floor=floor, categories=tuple(map(value_text, position))))
@@ -159,7 +183,7 @@ def render(picture: Picture, name: str, form: str) -> bytes:
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(settings)
-        figure = draw_panels(picture)
+        figure = draw_panels(picture, legend=form != "inline")
         if picture.heading:
             figure.suptitle(picture.heading, fontsize=8)
         if form == "png":
@@ -173,30 +197,34 @@ def render(picture: Picture, name: str, form: str) -> bytes:
     text = re.sub(r' height="[\d.]+pt"', "", text[text.index("<svg") :], count=1)
     # Identifiers of groups: every figure has the same ones, and nothing refers to them.
     text = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", text)
+    text = re.sub(rf'<g id="{HOVER}([^"]*)">', r"<g><title>\1</title>", text)
     names = {value: f"s{at}" for at, value in enumerate(LIGHT)} | {INK: "ink", FAINT: "faint", GROUND: "ground"}
     for value, variable in names.items():
         text = text.replace(value, f"var(--{variable})")
     return text.encode()
 
 
-def draw_panels(picture: Picture) -> Figure:
-    """Draw a picture. Series with the same label have the same colour and marker in all panels."""
+def draw_panels(picture: Picture, *, legend: bool = True) -> Figure:
+    """Draw a picture. Series with the same label have the same colour and marker in all panels.
+
+    Without a legend its panels have the width of a phone.
+    """
     from matplotlib.figure import Figure
 
     series = {line.label for panel in picture.panels for line in panel.lines}
     labels = picture.labels or sorted(series)
     across = min(PER_ROW, len(picture.panels))
     down = -(-len(picture.panels) // across)
-    legend = 0.07 * max((len(_legend_text(label)) for label in series), default=1) + 0.6  # inches
-    width = max(5.2, PANEL_WIDTH * across, legend)  # a narrower figure would cut the longest name
+    longest = 0.07 * max((len(_legend_text(label)) for label in series), default=1) + 0.6  # inches
+    width = max(5.2, PANEL_WIDTH * across, longest)  # a narrower figure would cut the longest name
     letters = int(width / across / INCHES_PER_LETTER) - 6
     if len(picture.panels) > 1:
         place: Any = "outside lower center"
-        columns = max(1, min(3, int(width / legend)))
+        columns = max(1, min(3, int(width / longest)))
         height = PANEL_HEIGHT * down + 0.2 * -(-len(series) // columns)
     else:
         place, columns = "outside right center", 1  # below the heading, which may be as wide as the figure
-        width, height = 5.2 + legend, max(PANEL_HEIGHT, 0.2 * len(series))
+        width, height = (5.2 + longest, max(PANEL_HEIGHT, 0.2 * len(series))) if legend else (3.8, PANEL_HEIGHT)
     figure = Figure(figsize=(width, height), layout="constrained")
     grid = figure.subplots(down, across, sharey=True, squeeze=False)
     for axes in grid.flat[len(picture.panels) :]:
@@ -215,7 +243,8 @@ def draw_panels(picture: Picture) -> Figure:
     handles: dict[str, Any] = {}
     for axes in grid.flat:
         handles |= {text: handle for handle, text in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles.keys(), loc=place, ncols=columns)
+    if legend:
+        figure.legend(handles.values(), handles.keys(), loc=place, ncols=columns)
     return figure
 
 
@@ -237,6 +266,10 @@ def _draw_panel(axes: Axes, panel: Panel, labels: Sequence[str], *, joined: bool
                 marker=marker, linestyle="--" if line.dashed else "-" if joined else "",
                 clip_on=joined,  # a point on an axis is drawn whole
             )  # fmt: skip
+        if line.intervals:
+            axes.vlines([x for x, _ in line.points], *zip(*line.intervals, strict=True), color=colour, linewidth=2.5)
+        for at, text in zip(line.points, line.hovers, strict=False):
+            axes.plot(*at, color=colour, marker=marker, gid=f"{HOVER}{text}")
         for at, text in zip(line.points, line.texts, strict=False):
             axes.annotate(text, at, (4, 3), textcoords="offset points", fontsize=6)
         if line.crosses:

@@ -24,6 +24,10 @@ class Series:
     """Text beside each point. May be empty."""
     crosses: tuple[float, ...] = ()
     """Values of x at which memory ran out. Each has a cross at the top."""
+    intervals: tuple[tuple[float, float], ...] = ()
+    """Lower and upper end of each point's error bar. May be empty."""
+    hovers: tuple[str, ...] = ()
+    """What a browser shows of each point under the mouse. May be empty."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from tests.support.commands import report as main
 from tests.unit.report.test_tables import HOSTILE
 from tests.unit.report.test_verdicts import measured
 from tpbench import packages
+from tpbench.report import plots
 from tpbench.report.analysis.grid import arrange_rows
 from tpbench.report.analysis.verdicts import verdicts_of
 from tpbench.report.page.html_page import failure_table, page, verdict_table
@@ -157,6 +158,27 @@ def test_pictures_have_the_colours_of_the_page_and_texts_of_rows_do_nothing(add,
     assert not re.search("#[0-9a-f]{6}", "".join(pictures))
     ids = [set(re.findall(' id="(.*?)"', svg)) for svg in pictures]
     assert not ids[0] & ids[1] and made.count("<script>") == 1
+
+
+def test_pictures_of_device_and_loop_have_error_bars_hovers_and_a_colour_for_each_variant(add, frame):
+    for at in range(30):
+        for vocab in (1000, 2000):
+            loop = {"chained_ms": 2.0, "device_ci_low_ms": 0.9, "device_ci_high_ms": 1.2, "peak_gib": 2.0 - at / 30}
+            add(f"v{at}", **measured(1.0 + at, vocab=vocab, **loop))
+    add("alone", **measured(3.0, tokens=64, loss="forward_kl"))
+    add("other", **measured(6.0, tokens=64, loss="forward_kl"))
+    made = page(frame())
+    device, loop = re.findall("<svg.*?</svg>", made, re.DOTALL)
+    assert "device time" in device and "time in a loop" in loop
+    assert {*re.findall(r"var\(--s\d+\)", device)} == {f"var(--s{at})" for at in range(30)}
+    assert len(set(re.findall(r"--s\d+: (#\w+)", made))) == len(set(plots.LIGHT)) + len(set(plots.DARK)) == 96
+    assert (
+        "<title>v7: ok, time_ms 8.100, device_ms 8.000 (0.900 to 1.200), chained_ms 2.000, peak_gib 1.767, row r"
+        in device
+    )
+    assert "Time in a loop by size" in Page(made).text
+    assert re.findall(r"width: ([\d.]+)%", made)[-2:] == ["50.0", "100.0"]  # bars of a single problem
+    assert "Least memory: v29, with 52% of the fastest variant's." in Page(made).text
 
 
 @pytest.fixture

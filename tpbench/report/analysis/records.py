@@ -9,8 +9,9 @@ from typing import Any
 
 import pandas as pd
 
+from tpbench.measure.clocks import TIMED
 from tpbench.measure.statistics import is_host_bound
-from tpbench.report.analysis.metrics import metric, metrics_of_all
+from tpbench.report.analysis.metrics import metric, metrics_of_all, number
 from tpbench.results.current_rows import hardware
 from tpbench.results.read import plain_rows
 from tpbench.settings import spelled
@@ -171,6 +172,19 @@ def short_text(text: str, limit: int) -> str:
     """Return a text that is safe to print. If letters are missing, a hash tells it from other long texts."""
     line = printable(text, limit)
     return line if line == text else f"{line} ~{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:4]}"
+
+
+def hover_text(record: Record) -> str:
+    """Return the main numbers of a row with their intervals, its status, and its name, as one line."""
+    words = [f"{record.column}: {value_text(record['status'])}"]
+    for clock in TIMED:
+        low, high = (record[name] for name in clock.interval)
+        if record[clock.column] is not None:
+            interval = f" ({number(low)} to {number(high)})" if low is not None and high is not None else ""
+            words.append(f"{clock.column} {number(record[clock.column])}{interval}")
+    for name in ("fraction_of_floor", "peak_gib"):
+        words += [f"{name} {number(record[name])}"] if record[name] is not None else []
+    return ", ".join([*words, f"row {value_text(record['row_id'])}"])
 
 
 def sort_key(value: Any) -> tuple[int, float, str]:

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from tpbench import packages
-from tpbench.measure.clocks import DECIDING, DEVICE, WALL
+from tpbench.measure.clocks import CHAINED, DECIDING, DEVICE, WALL
 from tpbench.report import plots
-from tpbench.report.analysis.comparison import INTERLEAVED_METHOD, METHOD
+from tpbench.report.analysis.comparison import INTERLEAVED_METHOD, METHOD, value_of
 from tpbench.report.analysis.grid import RecordGrid, arrange_rows, heading
 from tpbench.report.analysis.metrics import TITLES, counted, metric, number, ratio_text
-from tpbench.report.analysis.records import Record, value_text
+from tpbench.report.analysis.records import Record, hover_text, value_text
 from tpbench.report.analysis.verdicts import (
     DOUBTS,
     GOOD,
@@ -43,6 +43,8 @@ MACHINE_FACTS = (
     "git_commit", "git_dirty", "host",
 )  # fmt: skip
 """Columns of rows that describe the machine and its software."""
+GLYPHS = "●■▲◆▼✚◀"
+"""The markers of pictures, as letters of a legend."""
 
 
 class Section(NamedTuple):
@@ -148,11 +150,12 @@ def _section(section: Section, name: str, metric_name: str | None) -> dict[str, 
     anchor, grid, verdicts = section
     filled = [name for name in TITLES if any(record[name] is not None for record in grid.records)]
     clock = next((clock.column for clock in DECIDING if clock.column in filled), WALL.column)
-    picture = plots.by_size(grid, clock, at_two_sizes=True) if packages.installed("matplotlib") else None
-    svg = plots.render(picture, f"{clock} {anchor}", "inline").decode() if picture else None
-    pivots = []
+    pivots: list[tuple[str, Table]] = []
     for shown in map(metric, dict.fromkeys((metric_name or clock, *filled))):
         table = metric_table(grid, shown)
+        if not pivots:  # the first table of a section is the place of its rows
+            lines = zip(table.rows, grid.lines.values(), strict=True)
+            table = replace(table, rows=[_with_rows(cells, line) for cells, line in lines])
         title = f"{TITLES[shown.name]} ({shown.name})" if shown.name in TITLES else shown.name
         pivots.append((title, replace(table, notes=[*table.notes, *legend([table], shown)])))
     return {
@@ -162,8 +165,43 @@ def _section(section: Section, name: str, metric_name: str | None) -> dict[str, 
         "verdicts": verdict_table(verdicts),
         "size": f"{counted(len(grid.lines), 'problem')}, {counted(len(grid.columns), 'variant')} with options",
         "pivots": pivots,
-        "figure": (f"{TITLES[clock]} by size, with its floor", svg) if svg else None,
+        "figures": [_figure(grid, name, anchor) for name in dict.fromkeys((clock, CHAINED.column)) if name in filled],
+        "legend": [(at % len(plots.LIGHT), GLYPHS[at % len(GLYPHS)], name) for at, name in enumerate(grid.columns)],
     }
+
+
+def _with_rows(cells: Sequence[TableCell | str], line: Sequence[Record | None]) -> list[TableCell | str]:
+    """Return the cells of a table's line with what the mouse shows of their rows, and with anchors of the rows."""
+    keys = len(cells) - len(line)
+    return [*cells[:keys]] + [
+        replace(cell, hover=hover_text(record), anchor=value_text(record["row_id"]))
+        if record and isinstance(cell, TableCell)
+        else cell
+        for cell, record in zip(cells[keys:], line, strict=True)
+    ]
+
+
+def _figure(grid: RecordGrid, name: str, anchor: str) -> dict[str, Any]:
+    """Return the pictures of a metric: a panel for each world size, or bars of each problem without a second size."""
+    shown = metric(name)
+    picture = plots.by_size(grid, name, for_page=True) if packages.installed("matplotlib") else None
+    if picture:
+        panels = [
+            plots.render(replace(picture, panels=(panel,)), f"{name} {anchor} {at}", "inline").decode()
+            for at, panel in enumerate(picture.panels)
+        ]
+        return {"title": f"{TITLES[name]} by size, with its floor", "panels": panels, "bars": []}
+    bars = []
+    for key, line in grid.lines.items():
+        values = [(at, record, value_of(record, shown)) for at, record in enumerate(line) if record]
+        longest = max((value for *_, value in values if value), default=0.0)
+        lengths = [
+            (at, record.column, shown.write(value), 100 * value / longest, hover_text(record))
+            for at, record, value in values
+            if value
+        ]
+        bars += [(grid.problem_text(key, grid.varying), lengths)] if lengths else []
+    return {"title": TITLES[name], "panels": [], "bars": bars}
 
 
 def verdict_table(verdicts: Sequence[ProblemVerdict]) -> Table:

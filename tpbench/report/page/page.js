@@ -84,11 +84,16 @@ function openVisible() {
 }
 
 document.addEventListener("toggle", openVisible, true);
-// A link to a folded section opens it.
+// A link to a folded section, or to a row inside it, opens it. A click on a row's cell makes its link.
 function openTarget() {
-  const target = location.hash.length > 1 && document.getElementById(location.hash.slice(1));
-  if (target instanceof HTMLDetailsElement) target.open = true;
+  const target = location.hash.length > 1 && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  for (let part = target; part; part = part.parentElement) if (part instanceof HTMLDetailsElement) part.open = true;
+  if (target) target.scrollIntoView({ block: target.tagName === "TD" ? "center" : "start" });
 }
+document.addEventListener("click", (event) => {
+  const cell = event.target.closest("td[id]");
+  if (cell) location.hash = cell.id;
+});
 window.addEventListener("hashchange", openTarget);
 openTarget();
 openVisible();
