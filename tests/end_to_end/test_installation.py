@@ -14,7 +14,9 @@ PYTHON_STUB = """#!/usr/bin/env bash
 # Stands for Python. As `-m venv DIR` it copies itself, and as `-m pip` it prints as much as pip does.
 case "$1 ${2:-}" in
 "-m venv") mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
-"-m pip") echo "arguments: $*"; echo "WARNING: noise" >&2; echo "ERROR: the last line"; exit "${PIP_EXIT_CODE:-0}" ;;
+"-m pip")
+    echo "arguments: $*"; echo "WARNING: noise" >&2; /bin/sleep "${PIP_SECONDS:-0}"; echo "ERROR: the last line"
+    exit "${PIP_EXIT_CODE:-0}" ;;
 "-m tpbench") echo "started: $*" ;;
 esac
 """
@@ -86,8 +88,11 @@ def test_an_installation_prints_one_line_and_writes_a_log(checkout: Path, tmp_pa
     assert (failed.returncode, failed.stdout) == (1, "")
     assert "ERROR: the last line" in failed.stderr and str(log) in failed.stderr
 
-    done = scripts_run(checkout, tmp_path, "list")
-    (line,) = done.stderr.splitlines()
+    (tmp_path / "sleep").write_text("#!/bin/sh\nexec /bin/sleep 0.2\n")  # in place of the 15 s between two lines
+    (tmp_path / "sleep").chmod(0o755)
+    done = scripts_run(checkout, tmp_path, "list", PIP_SECONDS="1")
+    line, *steps = done.stderr.splitlines()
+    assert "  WARNING: noise" in steps
     assert str(checkout / ".venv") in line and "some minutes, once" in line
     assert (done.returncode, done.stdout) == (0, "started: -m tpbench list\n")
     assert "WARNING: noise" in log.read_text() and f"--editable {checkout}[report]" in log.read_text()

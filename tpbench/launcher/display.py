@@ -1,4 +1,7 @@
-"""Progress of a running sweep: a line for each cell that has ended and, on a terminal, the cells that run now."""
+"""Progress of a running sweep: a line for each cell that has ended, and the cells that run or wait now.
+
+A terminal shows the latter all the time. Elsewhere, as in a log, they are a line whenever nothing was printed for long.
+"""
 
 import contextlib
 import shlex
@@ -16,6 +19,10 @@ from tpbench.launcher.attempt import Attempt
 from tpbench.launcher.planning.plan import Cell
 from tpbench.suggestions import printable
 
+QUIET_S = 15.0
+"""Longest time without a line where there is no terminal."""
+DRAWN_S = 0.1
+"""Least time between two drawings of a terminal."""
 MAX_REASON, MAX_LENGTH = 600, 2000
 """Most characters of a reason, whose first third names the failed line, and of a line with a path."""
 
@@ -28,9 +35,10 @@ class Display:
         self.done, self.ran, self.began = 0, 0, time.monotonic()
         self.running: dict[int, tuple[Cell, str, float]] = {}
         """Running cells by index, with their status and the time at which they began."""
-        self.blocked_printed = False
         self.followed: dict[Path, int] = {}
         """Files that are followed, each with the number of its characters that were printed."""
+        self.printed = self.began
+        """When a line was printed, or the terminal drawn."""
         self.live = Live(console=self.console, auto_refresh=False, transient=True) if self.console.is_terminal else None
 
     def __enter__(self) -> Self:
@@ -44,18 +52,19 @@ class Display:
 
     def show(self, cell: Cell, status: str = "running") -> None:
         """Show a cell that begins, or its new status."""
-        _, _, began = self.running.get(cell.index, (cell, status, time.monotonic()))
-        self.running[cell.index] = (cell, status, began)
+        waiting = self.running.get(cell.index) if status != "running" else None
+        self.running[cell.index] = (cell, status, waiting[2] if waiting else time.monotonic())
 
     def blocked(self, cell: Cell) -> None:
-        """Print once that no cell can run, because other processes have the GPUs."""
-        if not self.blocked_printed:
-            self.blocked_printed = True
-            self.note(f"waiting: other jobs on this host use the GPUs that {cell} needs")
-        self.tick()
+        """Show that no cell can run, because other processes have the GPUs."""
+        waiting = "waits for GPUs that other jobs on this host use"
+        if cell.index not in self.running or self.running[cell.index][1] != waiting:
+            self.note(f"{cell} {waiting}")
+        self.show(cell, waiting)
 
     def note(self, line: str, max_length: int = 200) -> None:
         """Print a line."""
+        self.printed = time.monotonic()
         self.console.print(printable(line, max_length), markup=False, highlight=False, soft_wrap=True)
 
     def follow(self, file: Path) -> None:
@@ -68,14 +77,20 @@ class Display:
             self.followed[file] = len(whole_lines)
 
     def tick(self) -> None:
-        """Redraw the running cells and the time left, if there is a terminal."""
-        if self.live:
+        """Draw the running cells and the time left on a terminal. Elsewhere print them after a long silence."""
+        silent_s = time.monotonic() - self.printed
+        if self.live and silent_s > DRAWN_S:
+            self.printed = time.monotonic()
             self.live.update(Text(self.text(), no_wrap=True, overflow="ellipsis"), refresh=True)
+        elif not self.live and silent_s > QUIET_S:
+            *cells, sweep = self.text().splitlines()
+            others = f" and {len(self.running) - 1} more" if len(self.running) > 1 else ""
+            self.note(f"{sweep}; {cells[0]}{others}" if cells else sweep, MAX_LENGTH)
 
     def text(self) -> str:
         """Return a line for each running cell, and one for the sweep."""
         now = time.monotonic()
-        lines = [f"{cell}  {status}  {now - began:.0f} s" for cell, status, began in self.running.values()]
+        lines = [f"{cell}: {status} for {now - began:.0f} s" for cell, status, began in self.running.values()]
         minutes = (now - self.began) / 60  # cells that were skipped, or measured before, took none of them
         rest = f", about {minutes / self.ran * (self.total - self.done):.1f} min left" if self.ran else ""
         return "\n".join([*lines[:12], f"{self.done} of {self.total} cells in {minutes:.1f} min{rest}"])

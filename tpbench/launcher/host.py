@@ -59,7 +59,6 @@ class Host(Runner):
                     waiting[:0], torchrun.unfinished = torchrun.unfinished, []
                     if not torchrun.running and (following := self._following(torchrun, waiting)):
                         torchrun.submit(self._begin(following, lease, display))
-                    display.tick()
                     interrupts.sleep(0.02)
 
     def _following(self, torchrun: Torchrun, waiting: list[list[Attempt]]) -> list[Attempt]:

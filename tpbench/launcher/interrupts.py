@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -17,6 +17,7 @@ EXIT_CODE = 130
 """Exit code of an interrupted process, as shells have it for Ctrl-C."""
 
 _received: list[int] = []
+_meanwhile: list[Callable[[], None]] = []
 
 
 class Terminated(BaseException):
@@ -31,8 +32,11 @@ def exit_at_once() -> None:
 
 
 @contextlib.contextmanager
-def noted() -> Iterator[None]:
-    """Only note signals in this block, for `check`. A second signal ends this process at once."""
+def noted(meanwhile: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Only note signals in this block, for `check`. A second signal ends this process at once.
+
+    `meanwhile`: what each `check` calls, so that whoever waits shows what for.
+    """
 
     def note(number: int, frame: FrameType | None) -> None:
         if _received:
@@ -41,6 +45,7 @@ def noted() -> Iterator[None]:
         _received.append(number)
 
     _received.clear()
+    _meanwhile.append(meanwhile)
     before = {number: signal.getsignal(number) for number in SIGNALS}
     for number, handler in before.items():
         if handler != signal.SIG_IGN:
@@ -48,6 +53,7 @@ def noted() -> Iterator[None]:
     try:
         yield
     finally:
+        _meanwhile.remove(meanwhile)
         for number, handler in before.items():
             signal.signal(number, handler)
 
@@ -57,6 +63,8 @@ def check() -> None:
     if _received and _received[0]:
         _received[0] = 0
         raise Terminated
+    for call in _meanwhile:
+        call()
 
 
 def sleep(seconds: float) -> None:

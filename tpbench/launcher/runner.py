@@ -52,7 +52,7 @@ def run_sweep(cells: Sequence[Cell], folder: Path, options: SweepOptions, runner
     output_dirs = sorted({cell.job.output_dir for cell in cells})
     for path in (folder, *(Path(output_dir, "rows") for output_dir in output_dirs)):
         path.mkdir(parents=True, exist_ok=True)
-    with interrupts.noted(), Display(len(cells), folder) as display:
+    with Display(len(cells), folder) as display, interrupts.noted(display.tick):
         for line in notes(cells):
             display.note(line)
         sweep = _Sweep(cells, folder, runner, CellLocks(output_dirs), display)
@@ -95,7 +95,6 @@ class _Sweep:
         for cell in busy:  # another sweep runs it; if that one leaves no row, this sweep runs it
             self.display.show(cell, "runs in another sweep")
             while not self.locks.acquire(cell.job):
-                self.display.tick()
                 interrupts.sleep(0.1)
             self._run_missing([cell])
 

@@ -3,6 +3,7 @@
 import contextlib
 import shutil
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
@@ -27,6 +28,7 @@ from tpbench import packages
 from tpbench.launcher.attempt import FAILURES
 from tpbench.launcher.command_line import arguments
 from tpbench.launcher.command_line.outside_choices import command_line_variants
+from tpbench.launcher.display import QUIET_S
 from tpbench.launcher.host import Host
 from tpbench.launcher.options import CODE, GROUPS, SlurmSettings, SweepOptions, command_line_names, store_defaults
 from tpbench.launcher.planning.plan import Request, plan, sweep_options
@@ -86,15 +88,14 @@ class TorchrunLauncher(Launcher):
         jobs = dict.fromkeys(job for lines in job_overrides for job in self.composer.variants_of(lines))
         if not jobs:
             raise JobError("the sweep has no cells: some name has no values")
-        requests = [
-            Request(
-                index,
-                self.composer.values(lines, index),
-                arguments.chosen_fields(lines),
-                arguments.overrides_of_cell(lines),
-            )
-            for index, lines in enumerate(jobs, start=initial_job_idx)
-        ]
+        requests: list[Request] = []
+        printed = time.monotonic()
+        for index, lines in enumerate(jobs, start=initial_job_idx):
+            values, chosen = self.composer.values(lines, index), arguments.chosen_fields(lines)
+            requests.append(Request(index, values, chosen, arguments.overrides_of_cell(lines)))
+            if time.monotonic() - printed > QUIET_S:
+                printed = time.monotonic()
+                print(f"{len(requests)} of {len(jobs)} cells are composed", file=sys.stderr, flush=True)
         _check_names(dict.fromkeys(name for one in requests for name in one.values if name not in one.chosen))
         return requests
 

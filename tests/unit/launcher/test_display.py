@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.launcher_rows import cell
-from tpbench.launcher import display
+from tpbench.launcher import display, interrupts
 from tpbench.launcher.attempt import Attempt
 from tpbench.launcher.planning.plan import Cell, distinguish
 
@@ -41,6 +41,25 @@ def test_the_time_left_counts_only_cells_that_ran(tmp_path: Path) -> None:
     shown.show(cells[2])
     shown.finish(ended(cells[2], tmp_path), quietly=True)
     assert shown.text() == "3 of 4 cells in 1.0 min, about 1.0 min left"
+
+
+def test_without_a_terminal_a_line_says_what_a_sweep_waits_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also while Slurm is asked: whatever sleeps calls it."""
+    cells = [cell(at, tmp_path, seed=at) for at in range(2)]
+    with display.Display(2, tmp_path) as shown, interrupts.noted(shown.tick):
+        for of in cells:
+            shown.show(of, "job 7: PENDING (Resources)")
+        interrupts.check()
+        assert not capsys.readouterr().out
+        shown.printed -= display.QUIET_S
+        interrupts.sleep(0)
+        interrupts.check()
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("0 of 2 cells in 0.0 min; triton_tp ") and line.endswith(
+        ": job 7: PENDING (Resources) for 0 s and 1 more"
+    )
 
 
 def test_submitted_jobs_are_collected_from_their_own_sweeps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -169,7 +169,6 @@ class Slurm(Runner):
                 if (attempt.has_row or has_ended) and (done := close_if_ended(attempt, state)):
                     del waiting[index]
                     yield done
-            display.tick()
             interrupts.sleep(0.2)
 
 
@@ -232,7 +231,8 @@ class NodeTask:
                 attempt = attempt.with_columns(not_interleaved="its job has several nodes")
             attempts.append(replace(attempt, folder=folder / logs))
         try:
-            with interrupts.noted(), Display(len(attempts), Path(self.folders[0]).parent) as display:
+            folder = Path(self.folders[0]).parent
+            with Display(len(attempts), folder) as display, interrupts.noted(display.tick):
                 for ended in host.run(attempts, display):
                     display.finish(ended)
         except interrupts.Terminated:
