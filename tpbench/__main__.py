@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import sys
 import tempfile
 import time
@@ -21,7 +22,7 @@ with packages.explain_missing():
     from tpbench.files import explained
     from tpbench.launcher import interrupts, sweep
     from tpbench.launcher.command_line import arguments as command_line
-    from tpbench.launcher.options import CONF, SlurmSettings, unknown_choice
+    from tpbench.launcher.options import COMMANDS, CONF, SlurmSettings, unknown_choice
     from tpbench.settings import JobError, job_error, user_path
     from tpbench.suggestions import printable, unknown
 
@@ -48,6 +49,8 @@ def _hydra_main(config: DictConfig) -> None:
 @packages.explain_missing()
 def main() -> None:
     """Run the command line. Exit with 0 unless the input is invalid or a cell ends as error, timeout or wrong."""
+    if "TORCHELASTIC_RUN_ID" in os.environ and not _leave_torchrun():
+        return
     command_line.typed[:] = sys.argv[1:]
     if (code := console.information(sys.argv[1:])) is not None:
         sys.exit(code)
@@ -74,6 +77,20 @@ def main() -> None:
         if _passed_through_tpbench(error):
             raise
         sys.exit(_message(f"Hydra cannot use this configuration: {type(error).__name__}: {error}"))
+
+
+def _leave_torchrun() -> bool:
+    """Return True if this is rank 0 of a torchrun. It does the work, as without torchrun, and the others end."""
+    if is_first := os.environ["RANK"] == "0":
+        if sys.argv[1:] and sys.argv[1] not in COMMANDS:
+            sys.argv[1:] = command_line.without_dashes(sys.argv[1:])
+        line = printable(shlex.join(sys.argv[1:]), 2000)
+        print(
+            f"tpbench starts its ranks itself, so rank 0 does the work: write python -m tpbench {line}", file=sys.stderr
+        )
+    for name in [name for name in os.environ if name.startswith("TORCHELASTIC_")]:
+        del os.environ[name]
+    return is_first
 
 
 def _hydra_message(error: HydraException) -> str:

@@ -209,13 +209,9 @@ def parse_job(
         required = workload.graph_options.items()
         options |= {name: value for name, value in required if name in variant.options and name not in chosen}
     job = replace(job, problem=workload.resolve(replace(job.problem, **options), frozenset(chosen)))
-    if complaints := job.problem.check(job.tp_size, job.dp_size):
-        raise JobError("\n".join(complaints))
     fewest, most = job.measure.min_iterations, job.measure.max_iterations
     if fewest > most and "min_iterations" in chosen:  # max_iterations alone limits the default of the other, too
         raise JobError(f"min_iterations={fewest} must be at most max_iterations={most}")
-    if job.measure.profile and job.measure.profiler:
-        raise JobError(f"profile=true and profiler={job.measure.profiler}: only one profiler can use a GPU, choose one")
     return job
 
 
@@ -303,8 +299,12 @@ def _with_ranks(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def unsupported_reason(job: Job) -> str | None:
-    """Return why the job's variant cannot run the (valid) job on any machine, or None if it can."""
+    """Return why the job's fields don't fit together, or why its variant cannot run it on any machine, or None."""
     variant = job.implementation
+    if complaints := job.problem.check(job.tp_size, job.dp_size):
+        return "; ".join(complaints)
+    if job.measure.profile and job.measure.profiler:
+        return f"profile=true and profiler={job.measure.profiler}: only one profiler can use a GPU, choose one"
     for name, value in job.chosen_options().items():
         if name not in variant.options:
             others = [other.name for other in job.workload.variants.values() if name in other.options]

@@ -162,6 +162,13 @@ def test_commands_that_measure_nothing(tmp_path: Path) -> None:
     assert [re.findall(r"model=(\w+)", each) for each in planned.splitlines()[1:3]] == [["tiny_qwen3"], ["mine"]]
 
 
+def test_started_by_torchrun_rank_0_does_the_work(tmp_path: Path) -> None:
+    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "tpbench")
+    done = tpbench("--variant", "pytorch_gather", "--dry-run", "device=cpu", cwd=tmp_path, program=torchrun)
+    assert done.returncode == 0 and done.stdout.count("Nothing was run") == 1, done.stderr
+    assert done.stderr.count("write python -m tpbench variant=pytorch_gather dry_run=true device=cpu") == 1
+
+
 def test_a_folder_that_is_gone_is_named(tmp_path: Path) -> None:
     line = f"mkdir gone; cd gone; rmdir ../gone; {sys.executable} -m tpbench dry_run=true device=cpu"
     done = subprocess.run(line, shell=True, cwd=tmp_path, env=environment(), capture_output=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -25,19 +26,28 @@ TINY = {"variant": "triton_tp", "tp_size": 2, "tokens": 64, "vocab": 1000}
         ({"loss": "revers_kl"}, "loss=revers_kl does not exist, did you mean reverse_kl.*valid: cross_entropy"),
         ({"dtype": "bf16"}, "dtype=bf16 .*valid: bfloat16, float16, float32"),
         ({"tp_size": -1}, "tp_size=-1 must be at least 1"),
-        ({"vocab": 1}, "vocab=1 cannot be sharded over tp_size=2"),
-        ({"temperature": 2}, "temperature=2.0 .* loss=cross_entropy has none"),
-        ({"logits_scale": 2000}, "multiply logits by 2000, which must be at most 1024 where"),
-        ({"logits_scale": 8, "compute_dtype": "logits"}, "at most 4 where they are rounded to bfloat16"),
-        ({"loss": "reverse_kl", "ignored": 0.5}, "ignored=0.5 needs labels"),
         ({"shape_workload": "train_step"}, "shape is of train_step: python -m tpbench list entropy_loss shows"),
         ({"variant": {"triton_tp": 1}}, "no variant is called .'triton_tp': 1"),
-        ({"profile": True, "profiler": "ncu"}, "profile=true and profiler=ncu: only one profiler can use a GPU"),
     ],
 )
 def test_a_wrong_value_is_named_with_the_valid_ones(wrong: dict[str, object], message: str) -> None:
     with pytest.raises(JobError, match=message):
         parse_job({**TINY, **wrong})
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"vocab": 1}, "vocab=1 cannot be sharded over tp_size=2"),
+        ({"temperature": 2}, "temperature=2.0 .* loss=cross_entropy has none"),
+        ({"logits_scale": 2000}, "multiply logits by 2000, which must be at most 1024 where"),
+        ({"logits_scale": 8, "compute_dtype": "logits"}, "at most 4 where they are rounded to bfloat16"),
+        ({"loss": "reverse_kl", "ignored": 0.5}, "ignored=0.5 needs labels"),
+        ({"profile": True, "profiler": "ncu"}, "profile=true and profiler=ncu: only one profiler can use a GPU"),
+    ],
+)
+def test_fields_that_do_not_fit_together_are_a_reason_to_skip_the_cell(values: dict[str, object], reason: str) -> None:
+    assert re.match(reason, str(unsupported_reason(parse_job({**TINY, **values}))))
 
 
 def test_more_iterations_than_allowed_are_refused() -> None:

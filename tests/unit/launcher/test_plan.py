@@ -69,6 +69,14 @@ def test_equal_cells_run_once() -> None:
         cells({"output_dir": "a"}, {"output_dir": "b"}, gpus=0)
 
 
+def test_a_combination_of_fields_that_do_not_fit_is_skipped_unless_none_fits() -> None:
+    wrong = {"temperature": 2}
+    skipped, runs = cells(wrong, {**wrong, "loss": "reverse_kl"}, gpus=0)
+    assert "loss=cross_entropy has none" in str(skipped.skip_reason) and runs.skip_reason is None
+    with pytest.raises(JobError, match="loss=cross_entropy has none"):
+        cells(wrong, {**wrong, "seed": 3}, gpus=0)
+
+
 EMBEDDING = {"variant": "dense_reduce_scatter", "table_rows": 64, "width": 8, "tp_size": 1, "dp_size": 2}
 
 

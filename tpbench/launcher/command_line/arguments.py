@@ -63,7 +63,8 @@ _OF_HYDRA = re.compile(r"hydra[./]launcher\b|hydra\.(searchpath|mode)$")
 
 def for_hydra(arguments: Sequence[str]) -> list[str]:
     """Return the command line as Hydra gets it. Raises JobError with a line for each mistake."""
-    refuse_dashes(arguments)
+    if (right := without_dashes(arguments)) != list(arguments):
+        raise JobError(f"fields have no dashes in front: write python -m tpbench {shlex.join(right)}")
     arguments = rewritten(options_first(without_aliases(arguments)))
     check_overrides(arguments)
     return [*accepted_by_hydra(arguments), "hydra.mode=MULTIRUN"]  # also for one job
@@ -104,8 +105,8 @@ def without_aliases(arguments: Sequence[str]) -> list[str]:
     return words
 
 
-def refuse_dashes(arguments: Sequence[str]) -> None:
-    """Raise JobError with the right command line if fields have dashes in front, as in `--tokens 64`."""
+def without_dashes(arguments: Sequence[str]) -> list[str]:
+    """Return the command line that is meant if fields have dashes in front, as in `--tokens 64`."""
     names = aliases().keys() | command_line_names() | set(GROUPS)
     words: list[str] = []
     has_dashes = False
@@ -121,11 +122,10 @@ def refuse_dashes(arguments: Sequence[str]) -> None:
         else:
             words.append(argument)
     if not has_dashes:
-        return
-    right = shlex.join(f"{word}=true" if word in names else word for word in words)
-    if "," in right and not {"-m", "--multirun"} & {*words}:
-        right = f"-m {right}"
-    raise JobError(f"fields have no dashes in front: write python -m tpbench {right}")
+        return list(arguments)
+    words = [f"{word}=true" if word in names else word for word in words]
+    several = any("," in word for word in words) and not {"-m", "--multirun"} & {*words}
+    return ["-m", *words] if several else words
 
 
 def options_first(arguments: Sequence[str]) -> list[str]:
