@@ -9,6 +9,7 @@ import time
 import traceback
 import uuid
 from pathlib import Path
+from typing import NoReturn
 
 from tpbench import packages
 
@@ -32,9 +33,14 @@ def _sweep_id() -> str:
     return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:6]}"
 
 
+_outputs: list[Path] = []
+"""The output folders that the command line has named."""
+
+
 def _writable(output_dir: object, dry_run: object) -> str:
     """Return the parent of the folder into which Hydra writes. That of a dry run is temporary."""
     path = user_path(output_dir, "output_dir")
+    _outputs.append(path)
     return f"{tempfile.gettempdir()}/tpbench-{uuid.uuid4().hex}" if dry_run is True else str(path)
 
 
@@ -48,7 +54,7 @@ def _hydra_main(config: DictConfig) -> None:
 
 @packages.explain_missing()
 def main() -> None:
-    """Run the command line. Exit with 0 unless the input is invalid or a cell ends as error, timeout or wrong."""
+    """Run the command line. The exit code is 1 if a cell ends as error, timeout or wrong, and 2 for invalid input."""
     if "TORCHELASTIC_RUN_ID" in os.environ and not _leave_torchrun():
         return
     command_line.typed[:] = sys.argv[1:]
@@ -63,20 +69,23 @@ def main() -> None:
         if not {"-sc", "--shell-completion"} & set(sys.argv):  # then Hydra has arguments of its own
             sys.argv[1:] = command_line.for_hydra(sys.argv[1:])
         _hydra_main()
-    except (JobError, HydraException) as error:
-        sys.exit(_message(_hydra_message(error) if isinstance(error, HydraException) else str(error)))
+    except JobError as error:
+        _exit(str(error), error.exit_code)
+    except HydraException as error:
+        _exit(_hydra_message(error))
     except OSError as error:  # Hydra creates folders, which fails on a full disk or without permission
-        folder, of_sweep, _ = str(error.filename).partition("/sweeps/")
-        why = f"output_dir={folder} cannot be written: {error.strerror}" if of_sweep else explained(error)
-        sys.exit(_message(why))
+        failed = error.filename and Path(error.filename).absolute()
+        paths = [(path, path.absolute()) for path in _outputs if failed]
+        folders = [path for path, whole in paths if failed.is_relative_to(whole) or whole.is_relative_to(failed)]
+        _exit(f"output_dir={folders[0]} cannot be written: {error.strerror}" if folders else explained(error))
     except interrupts.Terminated:
         sys.exit(interrupts.EXIT_CODE)
     except Exception as error:
         if refused := job_error(error):
-            sys.exit(_message(str(refused)))
+            _exit(str(refused))
         if _passed_through_tpbench(error):
             raise
-        sys.exit(_message(f"Hydra cannot use this configuration: {type(error).__name__}: {error}"))
+        _exit(f"Hydra cannot use this configuration: {type(error).__name__}: {error}")
 
 
 def _leave_torchrun() -> bool:
@@ -107,9 +116,10 @@ def _hydra_message(error: HydraException) -> str:
     return f"{error}\n{error.__cause__}" if isinstance(error.__cause__, OmegaConfBaseException) else str(error)
 
 
-def _message(text: str) -> str:
-    """Return an error message for the terminal. Each line is printable and not too long."""
-    return "tpbench: " + "\n".join(printable(line, 2000) for line in text.splitlines())
+def _exit(text: str, code: int = JobError.exit_code) -> NoReturn:
+    """End with an error message, of which each line is printable and not too long."""
+    print("tpbench: " + "\n".join(printable(line, 2000) for line in text.splitlines()), file=sys.stderr)
+    sys.exit(code)
 
 
 def _passed_through_tpbench(error: Exception) -> bool:

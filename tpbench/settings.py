@@ -16,6 +16,14 @@ from tpbench.suggestions import nearest
 class JobError(ValueError):
     """The configuration is invalid. The message is for the user."""
 
+    exit_code = 2
+
+
+class SweepError(JobError):
+    """A sweep has begun, and its cells failed or could not be stored."""
+
+    exit_code = 1
+
 
 def job_error(error: BaseException | None) -> JobError | None:
     """Return the JobError that caused another error, or None: OmegaConf wraps those that its resolvers raise."""

@@ -44,6 +44,12 @@ def unknown(what: str, name: object, valid: Iterable[str], where: str = "") -> s
     return f"no {what} is called {name!s}{nearest(str(name), valid)} (valid: {', '.join(valid)})"
 
 
+def memory_text(gib: float) -> str:
+    """Return an amount of memory in a unit of which it has at least one: `20 KiB` in place of 1.91e-05 GiB."""
+    exponent = next((power for power in range(3) if gib * 1024**power >= 1), 2)
+    return f"{gib * 1024**exponent:.3g} {('GiB', 'MiB', 'KiB')[exponent]}"
+
+
 def message(error: BaseException) -> str:
     """Return the message of an error. A class of a user may fail to make one."""
     try:

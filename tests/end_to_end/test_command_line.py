@@ -32,6 +32,8 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["-m", "+experiment=peers,distillation"], ["experiments run one after the other"]),
     (["-m", "variant=triton_tp", "variant=quack"], ["variant=triton_tp and variant=quack both set variant"]),
     (["-m", "variant=glob(nothing*)"], ["the sweep has no cells"]),
+    (["output_dir=/proc/nope"], ["tpbench: output_dir=/proc/nope cannot be written: No such file or directory"]),
+    (["precision=2"], ["precision=2 must be at least 0.0 and at most 1.0"]),
     (["shape=1e3", "measure=true"], ["no shape is called 1e3"]),
     (["block_cap=1000"], ["no block_cap is called 1000", "auto", "32768"]),
     (["~vocab", "--cfg", "job"], ["~vocab removes what every job needs: write vocab=VALUE"]),
@@ -172,4 +174,4 @@ def test_started_by_torchrun_rank_0_does_the_work(tmp_path: Path) -> None:
 def test_a_folder_that_is_gone_is_named(tmp_path: Path) -> None:
     line = f"mkdir gone; cd gone; rmdir ../gone; {sys.executable} -m tpbench dry_run=true device=cpu"
     done = subprocess.run(line, shell=True, cwd=tmp_path, env=environment(), capture_output=True)
-    assert done.returncode == 1 and done.stderr.startswith(b"tpbench: the working folder was deleted")
+    assert done.returncode == 2 and done.stderr.startswith(b"tpbench: the working folder was deleted")

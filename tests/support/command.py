@@ -105,7 +105,7 @@ def refused(cases: Sequence[tuple[Sequence[str], Sequence[str]]], folder: Path, 
     ended = forked([arguments for arguments, _ in cases], folder, imports)
     for (code, each), (arguments, messages) in zip(ended, cases, strict=True):
         errors = (each / "stderr").read_text()
-        assert code == 1, arguments
+        assert code == 2, arguments
         assert [message for message in messages if message not in errors] == [], errors
         assert "Traceback" not in errors
     assert not list(folder.rglob("sweeps"))

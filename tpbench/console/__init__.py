@@ -58,7 +58,7 @@ def information(arguments: Sequence[str]) -> int | None:
         return code
     except JobError as error:
         print(f"tpbench: {error}", file=sys.stderr)
-        return 2
+        return error.exit_code
     except OSError as error:
         if error.filename is not None:
             print(f"tpbench: {explained(error)}", file=sys.stderr)

@@ -8,17 +8,19 @@ import tempfile
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 
-from tpbench.console.choices import sections_of
+from tpbench.console.choices import Entry, availability, sections_of
+from tpbench.launcher.command_line.outside_choices import find_outside
 from tpbench.measure import machine
 from tpbench.report.command import main as report
 from tpbench.results.read import load
-from tpbench.settings import user_path
+from tpbench.settings import JobError, user_path
 from tpbench.suggestions import printable, unknown
 from tpbench.tables import aligned_lines
-from tpbench.workloads import workloads
+from tpbench.workloads import Workload, workloads
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -31,19 +33,47 @@ def main(arguments: Sequence[str]) -> int:
     overrides = [argument for argument in rest if "=" in argument]
     if command == "profile":
         parser.description = "Train blocks without parallelism, with it, and with two kinds of overlap: loss and costs."
+        if files := [word for word in words if ".py:" in word]:
+            parser.error(f"a trace of another variant is: python -m tpbench variant={files[0]} profile=true")
         parser.parse_args(words)
         return _profile(overrides)
     parser.description = "Check every variant that can run here against the oracle, on tiny shapes."
-    parser.add_argument("workload", nargs="*", help=f"of {', '.join(workloads())} (all)")
-    names = parser.parse_args(words).workload
-    for name in names:
-        if name not in workloads():
-            parser.error(unknown("workload", name, workloads()))
+    parser.add_argument("workload", nargs="*", help=f"of {', '.join(workloads())} (all); or FILE.py:FUNCTION")
     fixed = [text for text in overrides if text.startswith(("variant=", "shape=", "output_dir="))]
     if fixed:
         only = f"leave out {' '.join(fixed)}: it runs every variant on tiny shapes and writes to a temporary folder"
         parser.error(f"{only}; a sweep of one variant checks it, too: -m variant=NAME")
-    return _test(names or list(workloads()), overrides)
+    gpus = machine.gpu_count()
+    names = parser.parse_args(words).workload or list(workloads())
+    return _test([_outside(name, gpus) or _of_workload(name, gpus) for name in names], gpus, overrides)
+
+
+class Trial(NamedTuple):
+    """Variants of a workload that are tested together."""
+
+    workload: Workload
+    entries: Sequence[Entry]
+    """The variants by their names in rows."""
+    arguments: Sequence[str]
+    """The problems that they run, and the variant if it is of a file."""
+
+
+def _of_workload(name: str, gpus: int) -> Trial:
+    """Return all variants of a workload on its tiny shapes. Raises JobError if there is no such workload."""
+    if name not in workloads():
+        raise JobError(unknown("workload", name, workloads()))
+    (_, entries), (_, shapes) = sections_of(name, gpus)
+    return Trial(workloads()[name], entries, [f"shape={','.join(each.name for each in shapes if 'tiny' in each.name)}"])
+
+
+def _outside(name: str, gpus: int) -> Trial | None:
+    """Return the variant of a user's file, or None for another name."""
+    if (variant := find_outside(name)) is None:
+        return None
+    workload = variant.of_workload
+    runs = availability(variant.variant, gpus, workload.option_defaults)
+    problem = ["tp_size=2"] if workload.definition else _of_workload(workload.name, gpus).arguments
+    return Trial(workload, [Entry(variant.name, "", runs)], [*problem, f"variant={name}"])
 
 
 def _sweep(*arguments: str) -> int:
@@ -52,20 +82,16 @@ def _sweep(*arguments: str) -> int:
     return subprocess.run([sys.executable, "-m", "tpbench", "-m", *last.values()], stdout=sys.stderr).returncode
 
 
-def _test(names: Sequence[str], overrides: Sequence[str]) -> int:
-    gpus = machine.gpu_count()
+def _test(trials: Sequence[Trial], gpus: int, overrides: Sequence[str]) -> int:
     folder = tempfile.mkdtemp(prefix="tpbench-test-")
     lines: list[list[str]] = []
-    for name in names:
-        (_, entries), (_, shapes) = sections_of(name, gpus)
+    for number, (workload, entries, arguments) in enumerate(trials):
         missing = {entry.name: entry.availability for entry in entries if entry.availability.startswith("no")}
         variants = ",".join(entry.name for entry in entries if entry.name not in missing)
-        tiny = ",".join(shape.name for shape in shapes if "tiny" in shape.name)
         sizes = ["tp_size=1", "dp_size=1"] if gpus == 1 else []
-        scheduled = workloads()[name].scheduled is True
-        quick = ["steps=4"] if scheduled else ["measure=quick", "time_budget_s=0", "min_iterations=1"]
-        output_dir = Path(folder, name)
-        line = [f"shape={tiny}", *sizes, *quick, "reuse=true", f"output_dir={output_dir}", *overrides]
+        quick = ["steps=4"] if workload.scheduled is True else ["measure=quick", "time_budget_s=0", "min_iterations=1"]
+        output_dir = Path(folder, str(number))
+        line = [*arguments, *sizes, *quick, "reuse=true", f"output_dir={output_dir}", *overrides]
         code = _sweep(f"variant={variants}", *line)
         if not (output_dir / "rows").is_dir():  # the sweep was refused, and has said why, or it was a dry run
             shutil.rmtree(folder)
@@ -75,12 +101,13 @@ def _test(names: Sequence[str], overrides: Sequence[str]) -> int:
             ran = rows.loc[rows["status"] != "skipped", "variant"]
             alone = [] if sizes else sorted({*rows["variant"]} - {*ran})
             if alone:  # some are for one GPU
-                _sweep(f"variant={','.join(alone)}", *line, "tp_size=1", "dp_size=1")
+                names = [text for text in arguments if text.startswith("variant=")] or [f"variant={','.join(alone)}"]
+                _sweep(*line, *names, "tp_size=1", "dp_size=1")
                 rows = load(output_dir)
         for entry in entries:
             result, error, reason = _result(rows[rows["variant"] == entry.name], missing.get(entry.name))
             reason = "with tp_size=1" if result == "pass" and entry.name in alone else reason
-            lines.append([name, entry.name, result, error, reason])
+            lines.append([workload.name, entry.name, result, error, reason])
     print(*aligned_lines(("workload", "variant", "result", "error", "reason"), lines), sep="\n")
     failed = sum(line[2] == "FAIL" for line in lines)
     if failed:
@@ -100,7 +127,7 @@ def _result(cells: pd.DataFrame, missing: str | None) -> tuple[str, str, str]:
         return "FAIL", "", "no row: see the messages above"
     if len(wrong):
         return "FAIL", "", printable(str(wrong["reason"].iloc[0]))
-    errors = ran["grad_error"].fillna(ran["loss_error"])
+    errors = ran.reindex(columns=["grad_error", "loss_error", "output_error"]).bfill(axis="columns").iloc[:, 0]
     return "pass", "" if errors.isna().all() else f"{errors.max():.1e}", ""
 
 

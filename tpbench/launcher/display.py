@@ -105,7 +105,10 @@ class Display:
             place, cell = f"[{self.done}/{self.total}]", printable(str(attempt.cell))
             self.note(f"{place} {cell}: {_result(attempt)} ({seconds:.0f} s)", MAX_LENGTH)
             if attempt.row is not None and attempt.status in ("error", "timeout"):
-                self.note(f"the logs are in {attempt.row['log_dir']}", MAX_LENGTH)
+                folder = Path(attempt.row["log_dir"])
+                if not any(folder.rglob("*.log")):  # a Slurm job whose set-up failed has started no rank
+                    folder = self.folder / "slurm"
+                self.note(f"the logs are in {folder}", MAX_LENGTH)
         self.tick()
 
     def interrupted(self, finished: int, arguments: Sequence[str]) -> None:

@@ -36,7 +36,8 @@ def describe(code: int | None, timeout_s: float, folder: Path) -> tuple[str, str
     if code is None:
         # The calls stand together at the beginning: a terminal shows the ends of a long reason.
         calls = [f"\nrank {rank}: {place}" for rank in sorted(logs) if (place := _innermost_calls(logs[rank]))]
-        lines = "\n".join(f"rank {rank}: {_last_words(logs[rank], 1 if calls else 3)}" for rank in sorted(logs))
+        words = {rank: _last_words(logs[rank], 1 if calls else 3) for rank in sorted(logs)}
+        lines = "\n".join(f"rank {rank}: {text}" for rank, text in words.items() if text)
         sentence = f"still running after timeout_s={timeout_s:g}{':' if calls else ''}"
         return "timeout", _join("".join([sentence, *calls]), lines)
     failures = _failures(folder)
@@ -71,9 +72,9 @@ def _failures(folder: Path) -> list[RankFailure]:
 
 
 def last_lines(folder: Path) -> str:
-    """Return the last line of each rank that left logs anywhere in the folder."""
-    logs = sorted(folder.rglob("attempt_0/*/stderr.log"))
-    return "\n".join(f"rank {log.parent.name} ({log.parents[2].name}): {tail(log, lines=1)}" for log in logs)
+    """Return the last line of each rank that wrote one into a log anywhere in the folder."""
+    logs = {log: tail(log, lines=1) for log in sorted(folder.rglob("attempt_0/*/stderr.log"))}
+    return "\n".join(f"rank {log.parent.name} ({log.parents[2].name}): {line}" for log, line in logs.items() if line)
 
 
 def tail(file: Path, lines: int = TAIL_LINES) -> str:

@@ -34,7 +34,7 @@ from tpbench.launcher.options import CODE, GROUPS, SlurmSettings, SweepOptions, 
 from tpbench.launcher.planning.plan import Request, plan, sweep_options
 from tpbench.launcher.planning.resume import decide
 from tpbench.launcher.runner import Runner, run_sweep
-from tpbench.settings import JobError, defaults, job_error
+from tpbench.settings import JobError, SweepError, defaults, job_error
 from tpbench.suggestions import unknown
 from tpbench.workloads import variants
 
@@ -112,10 +112,13 @@ class TorchrunLauncher(Launcher):
             return
         if not packages.installed("torch"):  # the ranks import it, and this process does not
             raise ModuleNotFoundError(name="torch")
-        attempts = run_sweep(cells, folder, options, runner)
+        try:
+            attempts = run_sweep(cells, folder, options, runner)
+        except JobError as error:
+            raise SweepError(str(error)) from None
         if failed := Counter(attempt.status for attempt in attempts if attempt.status in FAILURES):
             counts = ", ".join(f"{status}: {count}" for status, count in failed.items())
-            raise JobError(f"{failed.total()} of {len(attempts)} cells failed ({counts})")
+            raise SweepError(f"{failed.total()} of {len(attempts)} cells failed ({counts})")
 
 
 class TorchrunSlurmLauncher(TorchrunLauncher):

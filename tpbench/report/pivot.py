@@ -52,10 +52,10 @@ def pivot(
         names = [*dict.fromkeys(cells)]  # cells of different tables may have one name
         shortened = ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
         notes.append(TableCell(f"{status}: {shortened}: {reason or 'no reason given'}", kind=FAILED.get(status, "")))
-    for record in records:
-        if record["trace"]:
-            line = f"trace of {record['label'] or record['variant']}: {record['log_dir']}/{record['trace']}"
-            notes.append(TableCell(line, kind="dim"))
+    traced = [(grid, record) for grid in grids for record in grid.records if record["trace"]]
+    for grid, record in traced:
+        place = f"{record['log_dir']}/{record['trace']}"
+        notes.append(TableCell(f"trace of {record.column} {grid.problem_text(record.key)}: {place}", kind="dim"))
     if transpose:
         tables = [_transposed(table, grid) for table, grid in zip(tables, grids, strict=True)]
     unit = f", in {shown.unit}" if shown.unit else ""

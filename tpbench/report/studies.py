@@ -5,6 +5,7 @@ A workload may also compute the tables and the picture of a study itself (`Study
 
 import importlib
 import itertools
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -197,18 +198,20 @@ def _points(grid: RecordGrid, study: Study) -> Picture | None:
     """
     across = [at for at, name in enumerate(grid.key_names) if name in study.compared_across]
     others = [at for at in range(len(grid.key_names)) if at not in across]
+    options = re.compile(rf" (?:{'|'.join(study.compared_across)})=\S+")
     panels: dict[tuple[int, str], dict[str, list[tuple[float, float, str]]]] = defaultdict(lambda: defaultdict(list))
     for record in grid.records:
         x, y = (record[name] for name in study.axes)
         if is_measurement(record) and x is not None and y is not None:
             ranks = record["tp_size"] * record["dp_size"]
             beside = " x ".join(value_text(record.key[at]) for at in across)
-            panels[ranks, grid.problem_text(record.key, others)][record.column].append((float(x), float(y), beside))
+            column = options.sub("", record.column)
+            panels[ranks, grid.problem_text(record.key, others)][column].append((float(x), float(y), beside))
     drawn = []
     for (ranks, problem), by_column in sorted(panels.items(), key=lambda item: item[0][0]):
         lines = [
             Series(column, tuple((x, y) for x, y, _ in points), texts=tuple(text for *_, text in points))
-            for column, points in by_column.items()
+            for column, points in ((column, sorted(points)) for column, points in by_column.items())
         ]
         drawn.append(Panel(f"{problem}, {ranks} ranks", tuple(lines)))
     beside = " x ".join(column_label(grid.key_names[at]) for at in across)

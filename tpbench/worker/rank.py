@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import tpbench
 from tpbench import packages
-from tpbench.suggestions import message
+from tpbench.suggestions import memory_text, message
 from tpbench.worker.process import begin_tasks, device_of_rank, reason_to_end, reset_random_numbers, torch_columns
 from tpbench.worker.start import AGENT, ERROR, PEER_LOST, STACK_SIGNAL, die_with_parent, import_once
 from tpbench.worker.task import PROGRESS_FILE, TASK_FILE, JsonLines, Task
@@ -272,7 +272,7 @@ def _save_failure(task: Task, error: BaseException) -> None:
     rank_memory.lift_limit()
     shortage, text = rank_memory.shortage(error), message(error)
     if shortage is not None:
-        asked = f" asking for {shortage / 2**30:.3g} GiB" if shortage else ""
+        asked = f" asking for {memory_text(shortage / 2**30)}" if shortage else ""
         _save(task, "oom", f"rank {RANK} ran out of memory{asked}", oom_rank=RANK, oom_bytes=shortage or None)
         return
     name = " in ".join(filter(None, [type(error).__name__, location(error, task.job.outside)]))

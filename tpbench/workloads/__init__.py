@@ -108,7 +108,7 @@ class Study:
     best_by: tuple[str, ...] = ()
     """Columns to compare a cell with the best one of its problem. The first that a row has is used."""
     compared_across: tuple[str, ...] = ()
-    """Keys in which compared cells may differ."""
+    """Keys in which compared cells may differ, and options that do not divide the points of a picture."""
     axes: tuple[str, ...] = ()
     """Columns along x and y of the study's picture, a point for each cell. Empty: no picture, or the module's."""
 

@@ -54,6 +54,6 @@ def test_full_disk_loses_no_measurement(tmp_path: Path, disk: Path) -> None:
 def test_outputs_that_cannot_be_written_are_refused_before_anything_runs(tmp_path: Path) -> None:
     (tmp_path / "outputs").write_text("a file, not a folder")
     done = tpbench(*SINGLE, cwd=tmp_path)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "output_dir=outputs cannot be written: Not a directory" in done.stderr
     assert "Traceback" not in done.stderr

@@ -68,7 +68,9 @@ def test_values_that_print_alike_stay_apart(add, frame, tmp_path, capsys):
 def test_a_report_names_the_traces_of_its_rows(add, frame):
     add("triton_tp", 1.0, trace="trace_rank*.json.gz", log_dir="sweeps/one/3")
     add("pytorch_gather", 2.0)
-    assert [note.text for note in pivot(frame()).notes] == ["trace of triton_tp: sweeps/one/3/trace_rank*.json.gz"]
+    assert [note.text for note in pivot(frame()).notes] == [
+        "trace of triton_tp vocab=32768 tp=2: sweeps/one/3/trace_rank*.json.gz"
+    ]
 
 
 def test_options_are_columns(add, frame):

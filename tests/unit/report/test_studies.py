@@ -96,6 +96,14 @@ def test_a_mark_belongs_to_the_columns_that_are_shown(add, frame):
     assert ",ok," in as_csv(document) and "status: host-bound" in as_csv(document)
 
 
+def test_the_picture_of_block_caps_has_a_line_for_each_algorithm(add, frame):
+    for cap, device_ms in ((16384, 0.3), (4096, 0.2)):
+        add("triton_tp", 1.0, algorithm="two_reads", block_cap=str(cap), block_used=cap, device_ms=device_ms)
+    (panel,) = study_picture(frame(), "block_cap").panels
+    (series,) = panel.lines
+    assert (series.label, series.points) == ("triton_tp algorithm=two_reads", ((4096.0, 0.2), (16384.0, 0.3)))
+
+
 def test_with_a_study_cells_are_compared_and_other_workloads_left_out(add, frame):
     add("triton_tp", 0.2)
     for variant, tokens in (("fsdp", 9000.0), ("ddp", 4500.0)):
@@ -110,7 +118,7 @@ def test_with_a_study_cells_are_compared_and_other_workloads_left_out(add, frame
     ("arguments", "message"),
     [
         (["--study", "block_caps"], "no study is called block_caps, did you mean block_cap?"),
-        (["--study", "block_cap", "--format", "svg"], "the study block_cap has no picture"),
+        (["--study", "profile", "--format", "svg"], "the study profile has no picture"),
         (
             ["--study", "block_cap", "--format", "html", "-o", "x"],
             "--columns and --study make tables: choose --format text, markdown, csv, json",

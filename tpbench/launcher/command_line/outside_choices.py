@@ -33,8 +33,12 @@ command_line_variants: dict[str, OutsideVariant] = {}
 def name_in_rows(choice: str) -> str:
     """Return the name in rows of a value of `variant=`. Remember the variant if it is from outside this package.
 
-    Hydra then knows it as a choice of the group `variant`. Raises JobError for a variant that cannot be used.
+    `FILE.py:all` means all variants of a file. Hydra then knows each as a choice of the group `variant`. Raises
+    JobError for a variant that cannot be used.
     """
+    file, _, function = choice.strip().rpartition(":")
+    if function == "all" and file.endswith(".py") and "all" not in (names := names_in(user_path(file))):
+        return ",".join(name_in_rows(f"{file}:{name}") for name in names)
     if choice in variants() or choice in command_line_variants or (outside := find_outside(choice)) is None:
         return choice
     known = command_line_variants.setdefault(outside.name, outside)

@@ -9,6 +9,7 @@ from tpbench.launcher.planning.plan import Cell, PlanningTarget, is_long_on_cpu,
 from tpbench.launcher.planning.resume import ResumeDecision
 from tpbench.predict.target import RESERVE_GIB
 from tpbench.results.read import load
+from tpbench.suggestions import memory_text
 from tpbench.tables import aligned_lines
 
 START_S = {"cuda": 25.0, "cpu": 10.0}
@@ -49,8 +50,8 @@ def shortage(job: Job, gpu_gib: float | None, cpu_gib: float | None) -> str | No
     free_gib, least_gib = job.memory_limit_gib or free_gib, job.workload.least_gib(job)
     if not (free_gib and least_gib and least_gib > free_gib):
         return None
-    needed = job.workload.expected_memory(job) or f"a rank needs at least {least_gib:.3g} GiB"
-    return f"runs out of memory: {needed}, {free_gib:.3g} GiB free"
+    needed = job.workload.expected_memory(job) or f"a rank needs at least {memory_text(least_gib)}"
+    return f"runs out of memory: {needed}, {memory_text(free_gib)} free"
 
 
 def dry_run_text(

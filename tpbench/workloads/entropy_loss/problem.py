@@ -99,6 +99,8 @@ WORKLOAD = EntropyLossWorkload(
             "why is one block cap slow?",
             best_by=("device_ms", "time_ms"),
             columns=("time_ms", "device_ms", "chained_ms", "gb_per_s", "fraction_of_floor", "peak_gib"),
+            compared_across=("block_cap",),
+            axes=("block_used", "device_ms"),
         )
     },
 )
